@@ -26,8 +26,11 @@ time.monotonic = lambda: _NOW[0]
 time.sleep = lambda _seconds: None
 
 from sglang_tuning_exporter.config import Config
-from sglang_tuning_exporter.config.values import Address
 
+try:
+    from sglang_tuning_exporter.config.values import Address
+except ImportError:  # a revision in which `config` was one module
+    from sglang_tuning_exporter.config import Address  # type: ignore[attr-defined]
 try:
     from sglang_tuning_exporter.collect import scrape
     from sglang_tuning_exporter.collect.sidecar import Sidecar

@@ -198,7 +198,9 @@ def check_request(data: bytes) -> None:
     names = {name for name, _ in headers}
     if status != 401:
         assert _is_right(given), given
-        assert status == 405 or (status == 200) == (method.decode("latin-1") in METHODS and not _is_heavy(headers))
+        assert status == 405 or (status == 200) == (
+            method.decode("latin-1") in METHODS and not _has_large_body(headers)
+        )
     else:
         assert any(name == b"www-authenticate" for name, _ in said)
         assert given not in {_basic(*each) for each in _PASSWORDS.items()}
@@ -216,7 +218,7 @@ def _is_right(given: bytes) -> bool:
     return given[:6].lower() == b"basic " and word != b"" and password[:_BCRYPT_BYTES] == word[:_BCRYPT_BYTES]
 
 
-def _is_heavy(headers: list[tuple[bytes, bytes]]) -> bool:
+def _has_large_body(headers: list[tuple[bytes, bytes]]) -> bool:
     first: dict[bytes, bytes] = {}
     for name, value in headers:
         first.setdefault(name, value)

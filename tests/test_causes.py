@@ -207,5 +207,5 @@ def test_what_goes_on_comes_before_what_is_over() -> None:
 
 def test_only_what_a_past_can_date_is_in_the_past_tense() -> None:
     for row in DIAGNOSES:
-        assert bool(row.summary_past) <= bool(row.condition.traces), row.id
+        assert bool(row.summary_past) <= bool(row.condition.measured_by), row.id
         assert "{until}" in (row.summary_past or "{until}"), row.id

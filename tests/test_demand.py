@@ -129,7 +129,7 @@ def reserved(length: float, *, in_full: bool) -> Past:
     """A server whose answers all have that length: of requests that keep all of it free, or by the ratio."""
     past = balanced(asked=length, used=length / 2, ratio=1.0 if in_full else 0.1)
     past.recent.counts["new_token_ratio"] = 0.4
-    return replace(past, fixed_answer=length)
+    return replace(past, fixed_answer_tokens=length)
 
 
 @pytest.mark.parametrize("length", [100.0, 600.0, 2000.0])
@@ -141,7 +141,7 @@ def test_requests_that_ignore_the_end_of_sequence_are_distinguished_from_those_k
 
 
 def test_answers_of_different_lengths_are_not_reserved_in_full() -> None:
-    assert not is_reserved_in_full(replace(reserved(600.0, in_full=True), fixed_answer=None))
+    assert not is_reserved_in_full(replace(reserved(600.0, in_full=True), fixed_answer_tokens=None))
 
 
 def test_a_flag_above_its_ceiling_goes_back_to_the_usual() -> None:
@@ -194,7 +194,7 @@ def test_figures_of_the_time_held_back_are_counted_apart() -> None:
     state.advance(120.0)
     past = past_of(state, 120.0)
     assert past.recent.mean("usage") == pytest.approx(0.21, abs=0.01)
-    assert (past.at_balance("running"), past.at_balance("usage")) == pytest.approx((15, 0.4))
+    assert (past.mean_while_held_back("running"), past.mean_while_held_back("usage")) == pytest.approx((15, 0.4))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from sglang_tuning_exporter.capacity.estimate import BETWEEN, Estimate
 from sglang_tuning_exporter.capacity.model import RankCapacity
-from sglang_tuning_exporter.capacity.prediction import at, largest_within, predict, throughput
+from sglang_tuning_exporter.capacity.prediction import at, largest_batch_within, predict, throughput
 from sglang_tuning_exporter.capacity.prefill import Prefill
 from sglang_tuning_exporter.capacity.step_time import StepLine, StepTime
 from sglang_tuning_exporter.diagnosis.advice import Advice, advise
@@ -112,9 +112,9 @@ def test_schedulers_add_up_and_one_unknown_makes_all_unknown() -> None:
 
 def test_the_largest_batch_within_a_time_is_on_the_line() -> None:
     rank = measured()
-    assert largest_within(rank, 0.0084) == pytest.approx(22.0)
-    assert largest_within(rank, 0.001) == 0.0
-    assert largest_within(RankCapacity(None), 1.0) is None
+    assert largest_batch_within(rank, 0.0084) == pytest.approx(22.0)
+    assert largest_batch_within(rank, 0.001) == 0.0
+    assert largest_batch_within(RankCapacity(None), 1.0) is None
 
 
 def test_raising_the_limit_says_what_it_brings() -> None:

@@ -115,9 +115,9 @@ def test_a_few_retractions_do_not_hide_shared_prefixes() -> None:
 def test_the_evidence_has_all_that_was_cached_and_what_came_back() -> None:
     past = lived(MANY + repeated(retraction(), 65.0, end=END))
     [found] = [finding for finding in judge(past).findings if finding.diagnosis.id == UNUSED]
-    proven, cached, returned = found.evidence
+    proven, cached, from_own_runs = found.evidence
     assert cached.value == pytest.approx(0.6)
-    assert proven.value == pytest.approx(cached.value - returned.value)
+    assert proven.value == pytest.approx(cached.value - from_own_runs.value)
     assert proven.name == "share of prompt tokens from the prefix cache, computed by other requests"
 
 
@@ -131,7 +131,7 @@ def test_from_0_5_9_on_the_counter_of_cached_tokens_leaves_out_requests_that_cam
     assert sharing(lived(story, "0.5.9", enable_priority_scheduling=True)) == PrefixSharing(0.4, 0.0)
     older = sharing(lived(story, "0.5.5"))
     assert older is not None
-    assert older.returned
+    assert older.from_own_runs
 
 
 def samples(repeated_batches: int, new: int = 0) -> Story:
@@ -160,7 +160,7 @@ def test_a_prompt_that_goes_on_in_another_chunk_did_not_come_back() -> None:
     past = lived(story, "0.5.5", enable_priority_scheduling=True)
     shared = sharing(past)
     assert shared is not None
-    assert shared.returned == 0.0
+    assert shared.from_own_runs == 0.0
 
 
 def test_without_a_radix_cache_nothing_is_known_of_sharing() -> None:

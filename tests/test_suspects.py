@@ -16,7 +16,7 @@ from sglang_tuning_exporter.diagnosis.command import command_line
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.diagnosis.suspect_flags import SUSPECTS
-from sglang_tuning_exporter.diagnosis.suspect_proofs import air
+from sglang_tuning_exporter.diagnosis.suspect_proofs import empty_page_share
 from sglang_tuning_exporter.diagnosis.suspects import suspects, troubles, waits_beside_room
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.sglang.args.flags import flag_of, releases
@@ -453,7 +453,7 @@ def test_no_default_of_any_release_is_a_suspect() -> None:
     for suspect in SUSPECTS:
         for release in releases():
             flag = flag_of(suspect.arg, release)
-            assert flag is None or not suspect.suits(flag.default), (suspect.arg, release)
+            assert flag is None or not suspect.is_suspicious(flag.default), (suspect.arg, release)
 
 
 def test_dropping_a_suspect_takes_its_flag_out_of_the_command_line() -> None:
@@ -465,7 +465,7 @@ def test_dropping_a_suspect_takes_its_flag_out_of_the_command_line() -> None:
 
 @given(st.sampled_from([1, 16, 64, 512]), st.floats(1, 100_000))
 def test_empty_space_in_pages_is_a_share_below_one_page(page: int, request: float) -> None:
-    share = air(page, request)
+    share = empty_page_share(page, request)
     assert 0.0 <= share < 1.0
     assert share * (request / (1 - share)) <= page + 1e-6
 

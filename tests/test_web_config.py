@@ -24,7 +24,7 @@ from sglang_tuning_exporter.serve import server
 from sglang_tuning_exporter.serve.probe import is_alive
 from sglang_tuning_exporter.serve.security.active_config import ActiveConfig
 from sglang_tuning_exporter.serve.security.guard import TokenBucket
-from sglang_tuning_exporter.serve.security.passwords import MOST_REMEMBERED, Passwords, credentials
+from sglang_tuning_exporter.serve.security.passwords import MOST_CACHED, Passwords, credentials
 from sglang_tuning_exporter.serve.security.web_config import CURVES, HEADERS, SUITES, WebConfigError, parse
 from web_access import (
     Certificates,
@@ -559,22 +559,22 @@ def test_a_bucket_fills_again_up_to_its_burst_and_is_full_under_a_new_limit() ->
 
 def test_a_right_password_is_remembered_while_its_hash_is_the_same_and_a_wrong_one_never() -> None:
     passwords, users = Passwords(), {"a": HASH}
-    assert not passwords.remembers(users, "a", b"right")
+    assert not passwords.is_cached(users, "a", b"right")
     assert passwords.verify(users, "a", b"right")
-    assert passwords.remembers(users, "a", b"right")
+    assert passwords.is_cached(users, "a", b"right")
     assert not passwords.verify(users, "a", b"wrong")
-    assert not passwords.remembers(users, "a", b"wrong")
-    assert not passwords.remembers({"a": hashed("right")}, "a", b"right")
-    assert not passwords.remembers({}, "a", b"right")
+    assert not passwords.is_cached(users, "a", b"wrong")
+    assert not passwords.is_cached({"a": hashed("right")}, "a", b"right")
+    assert not passwords.is_cached({}, "a", b"right")
     assert credentials(None) is None
 
 
 def test_no_more_than_a_hundred_passwords_are_remembered_and_none_of_them_in_clear() -> None:
     passwords = Passwords()
-    users = {str(number): HASH for number in range(MOST_REMEMBERED + 5)}
+    users = {str(number): HASH for number in range(MOST_CACHED + 5)}
     for name in users:
         assert passwords.verify(users, name, b"right")
-    remembered = [name for name in users if passwords.remembers(users, name, b"right")]
+    remembered = [name for name in users if passwords.is_cached(users, name, b"right")]
     assert remembered == list(users)[5:]
     assert b"right" not in b"".join(passwords._right)
 

@@ -71,7 +71,7 @@ def at(ranks: Sequence[RankCapacity], batches: Sequence[float]) -> Prediction | 
     return Prediction(requests, together, token, requests / together.value)
 
 
-def largest_within(rank: RankCapacity, seconds: float) -> float | None:
+def largest_batch_within(rank: RankCapacity, seconds: float) -> float | None:
     """Return the largest batch whose step takes at most `seconds`; 0 where even one request takes longer, None without a line."""
     step = rank.step
     if step is None or step.line is None:

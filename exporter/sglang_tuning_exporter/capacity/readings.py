@@ -64,7 +64,7 @@ class Readings:
         if last is None:
             self.last = reading
             return True
-        if last.at - BACKWARDS_SECONDS <= reading.at < last.at + LEAST_SECONDS and not _fell(last, reading):
+        if last.at - BACKWARDS_SECONDS <= reading.at < last.at + LEAST_SECONDS and not _decreased(last, reading):
             return reading.at > last.at
         interval = _between(last, reading)
         if interval is None:
@@ -78,7 +78,7 @@ class Readings:
         return True
 
 
-def _fell(last: Counters, new: Counters) -> bool:
+def _decreased(last: Counters, new: Counters) -> bool:
     return (
         new.prefill_tokens < last.prefill_tokens
         or new.prefill_seconds < last.prefill_seconds
@@ -88,7 +88,7 @@ def _fell(last: Counters, new: Counters) -> bool:
 
 def _between(last: Counters, new: Counters) -> Interval | None:
     """Return the difference; None where the counters restarted."""
-    if new.at <= last.at or _fell(last, new):
+    if new.at <= last.at or _decreased(last, new):
         return None
     decode = new.decode.minus(last.decode)
     # After months of uptime the sums lose their last digits, and the spread of a few steps may be negative.

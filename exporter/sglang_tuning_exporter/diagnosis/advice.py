@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sglang_tuning_exporter.diagnosis.acceptance import by_release, objection_to
 from sglang_tuning_exporter.diagnosis.expectation import with_expectation
 from sglang_tuning_exporter.diagnosis.sizing.case import AdvisedValue, SizingInput
-from sglang_tuning_exporter.diagnosis.suspects import explaining, replaces_advice, unexplained
+from sglang_tuning_exporter.diagnosis.suspects import likely_suspects, replaces_advice, suspects_explaining
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.diagnosis.variants import TAKES_MEMORY, variant
 
@@ -105,10 +105,10 @@ def advise(diagnosis_id: str, case: SizingInput) -> list[Advice]:
     """
     row = BY_ID[diagnosis_id]
     if row.names_suspects:
-        return [] if _is_explained(case) else _suspects(unexplained(case.past), case)
+        return [] if _has_flag_to_set(case) else _suspects(likely_suspects(case.past), case)
     values = [AdvisedValue(None, case.present(row.remedy.arg))] if row.sizes is None else row.sizes(case)
     own = [with_expectation(advice, case) for value in values for advice in _accepted(row, value, case)]
-    named = explaining(diagnosis_id, case.past)
+    named = suspects_explaining(diagnosis_id, case.past)
     if not named:
         return own
     first = _suspects(named, case)
@@ -118,7 +118,7 @@ def advise(diagnosis_id: str, case: SizingInput) -> list[Advice]:
     return first + [advice for advice in own if advice.arg not in args]
 
 
-def _is_explained(case: SizingInput) -> bool:
+def _has_flag_to_set(case: SizingInput) -> bool:
     """Return whether a row that can be the verdict has a flag to set; late answers can have several causes."""
     limits = (row for row in case.held if BY_ID[row].is_limit and BY_ID[row].condition.is_whole_cause)
     return any(advice.flag for row in limits for advice in advise(row, case))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from sglang_tuning_exporter.diagnosis.conditions import Samples
 from sglang_tuning_exporter.diagnosis.conditions.condition import SERVING_SECONDS, WINDOW
-from sglang_tuning_exporter.diagnosis.promql import ON, known, one_of
+from sglang_tuning_exporter.diagnosis.promql import ON, last_known, one_of
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ def expression(row: Diagnosis) -> list[str]:
     """Return the PromQL of the rule, as lines."""
     lines = row.condition.promql()
     if row.profiles:
-        served = known(f"sglang_tuning_server_info{{{one_of('profile', row.profiles)}}}")
+        served = last_known(f"sglang_tuning_server_info{{{one_of('profile', row.profiles)}}}")
         lines.append(f"and {ON} {served}")
     if row.needs_advice:
         # If the flag already has its best value, or a more urgent finding changes it, there is nothing to notify.
         active = f'max_over_time(sglang_tuning_diagnosis_active{{diagnosis="{row.id}"}}[{WINDOW}])'
         lines.append(f"unless {ON} {active} == 0")
-    excuses = dict.fromkeys(tuple(BY_ID[other].condition.excuse(row.condition)) for other in row.unless)
-    return lines + [line for excuse in excuses for line in (f"unless {ON} (", *("  " + each for each in excuse), ")")]
+    causes = dict.fromkeys(tuple(BY_ID[other].condition.promql_as_cause(row.condition)) for other in row.unless)
+    return lines + [line for cause in causes for line in (f"unless {ON} (", *("  " + each for each in cause), ")")]
 
 
 def query(row: Diagnosis, serving_seconds: float = SERVING_SECONDS) -> str:
@@ -48,6 +48,6 @@ def fires(row: Diagnosis, samples: JudgedSamples) -> bool:
     """Evaluate the rule over the samples of a log."""
     if not row.condition.fires(samples):
         return False
-    if any(BY_ID[other].condition.excuses(row.condition, samples) for other in row.unless):
+    if any(BY_ID[other].condition.holds_as_cause(row.condition, samples) for other in row.unless):
         return False
     return not row.needs_advice or samples.found(row)  # a full judgement costs the most

@@ -20,7 +20,7 @@ def at_least(past: Past) -> str:
     As many run as fit at the profile's token usage, at most the running limit; no more wait than `--max-queued-
     requests`.
     """
-    running, lowest, fit = past.total("running"), past.profile.queue_lower, fitting(past)
+    running, lowest, fit = past.total("running"), past.profile.queue_lower, most_running_requests(past)
     if not running or fit is None or lowest is None:
         return ""
     running *= past.facts.micro_batches
@@ -28,7 +28,7 @@ def at_least(past: Past) -> str:
     most = past.facts.arg("max_queued_requests")
     if most is not None:
         waiting = min(waiting, past.serving_ranks * most)
-    fit, now = _about(fit), round(running + (past.total("queued") or 0.0))
+    fit, now = _rounded_down(fit), round(running + (past.total("queued") or 0.0))
     wanted = fit + round(waiting)
     if wanted <= now:
         return ""
@@ -38,13 +38,13 @@ def at_least(past: Past) -> str:
     )
 
 
-def _about(requests: float) -> int:
+def _rounded_down(requests: float) -> int:
     """Return two significant digits, rounded down: more would change with every scrape."""
     digit = 10.0 ** max(len(f"{requests:.0f}") - 2, 0)
     return int(requests // digit * digit)
 
 
-def fitting(past: Past) -> float | None:
+def most_running_requests(past: Past) -> float | None:
     """Return how many requests can run at once, at the profile's token usage and within the running limit."""
     running, usage, facts = past.total("running"), past.recent.mean("usage"), past.facts
     if not running or not usage:
@@ -75,7 +75,7 @@ def at_most(past: Past) -> str:
             f"SGLang starts about {rate:.2g} requests/s, and none should wait longer than {wait:g} s",
         )
     running *= past.facts.micro_batches
-    wanted, now = _about(running) + int(waiting), round(running + queued)
+    wanted, now = _rounded_down(running) + int(waiting), round(running + queued)
     if not 0 < wanted < now:
         return ""
     return f"send at most {wanted:,} requests at once (now about {now:,}), or add a replica: {because}"

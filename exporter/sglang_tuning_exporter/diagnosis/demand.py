@@ -39,7 +39,7 @@ def held_tokens(past: Past, mean: Callable[[Literal["usage", "running"]], float 
 
 # Times the duration of the slowest answers. Answers are counted when they end, so before that the long ones are
 # missing.
-WATCHED_LONG = 2.0
+LEAST_ANSWER_DURATIONS = 2.0
 
 
 def longest_answer(past: Past) -> float | None:
@@ -48,7 +48,7 @@ def longest_answer(past: Past) -> float | None:
     waited = past.latency.get("time_to_first_token") or past.latency.get("queue")  # without streaming: the longer one
     if slowest is None:
         return None
-    if past.served_seconds < WATCHED_LONG * (slowest.p99_seconds - (waited.p50_seconds if waited else 0.0)):
+    if past.served_seconds < LEAST_ANSWER_DURATIONS * (slowest.p99_seconds - (waited.p50_seconds if waited else 0.0)):
         return None
     return past.longest_answer
 
@@ -57,11 +57,11 @@ def longest_answer(past: Past) -> float | None:
 # 0.3), so a low flag leads to bursts of retractions and slow recovery.
 USED_LITTLE = 0.21
 # How close answers of one length must be to the full reservation.
-ALIKE = 1.5
+SIMILAR_LENGTH = 1.5
 # Share of prompt tokens from the prefix cache. Above it a request's own tokens are not known.
 MOSTLY_SHARED = 0.5
 # Estimates with bounds further apart are not shown.
-SHARP = 1.5
+PRECISE = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,9 @@ class Demand:
         return min(self.used / self.asked, 1.0)
 
     @property
-    def is_sharp(self) -> bool:
+    def is_precise(self) -> bool:
         """Whether the bounds are close enough to show a figure."""
-        return self.most <= SHARP * self.asked
+        return self.most <= PRECISE * self.asked
 
 
 def demand(past: Past) -> Demand | None:
@@ -94,7 +94,7 @@ def demand(past: Past) -> Demand | None:
     shared.
     """
     ratio = past.new_token_ratio
-    return None if ratio is None else _balance(past, ratio)
+    return None if ratio is None else _demand_at_ratio(past, ratio)
 
 
 def is_reserved_in_full(past: Past) -> bool:
@@ -104,10 +104,10 @@ def is_reserved_in_full(past: Past) -> bool:
     srt/managers/schedule_policy.py). Then answers have one length, and the balance without the ratio gives that
     length.
     """
-    length, by_ratio, in_full = past.fixed_answer, demand(past), _balance(past, 1.0)
+    length, by_ratio, in_full = past.fixed_answer_tokens, demand(past), _demand_at_ratio(past, 1.0)
     if length is None or by_ratio is None or in_full is None:
         return False
-    return _near(in_full, length) and not _near(by_ratio, length)
+    return _is_near(in_full, length) and not _is_near(by_ratio, length)
 
 
 # SGLang reserves at most so many tokens for one request (CLIP_MAX_NEW_TOKENS, srt/managers/schedule_policy.py).
@@ -121,7 +121,7 @@ FREE_BESIDE_A_QUEUE = 2.0
 
 def could_not_reserve(past: Past) -> bool:
     """Return whether more is free than SGLang can reserve for running requests and the next ones: then they wait for another reason."""
-    running, usage, prompt = past.at_balance("running"), past.at_balance("usage"), mean_prompt(past)
+    running, usage, prompt = past.mean_while_held_back("running"), past.mean_while_held_back("usage"), mean_prompt(past)
     pools = past.facts.kv_pool_tokens.values()
     if not running or usage is None or not pools or prompt is None:
         return False
@@ -129,13 +129,13 @@ def could_not_reserve(past: Past) -> bool:
     return (1.0 - usage) * min(pools) > kept + FREE_BESIDE_A_QUEUE * (prompt + MOST_RESERVED)
 
 
-def _near(found: Demand, length: float) -> bool:
-    return found.asked / ALIKE <= length <= found.most * ALIKE
+def _is_near(found: Demand, length: float) -> bool:
+    return found.asked / SIMILAR_LENGTH <= length <= found.most * SIMILAR_LENGTH
 
 
-def _balance(past: Past, ratio: float) -> Demand | None:
+def _demand_at_ratio(past: Past, ratio: float) -> Demand | None:
     counts, facts = past.recent.counts, past.facts
-    running, usage, prompt = past.at_balance("running"), past.at_balance("usage"), mean_prompt(past)
+    running, usage, prompt = past.mean_while_held_back("running"), past.mean_while_held_back("usage"), mean_prompt(past)
     pools, tokens = facts.kv_pool_tokens.values(), counts["cached_tokens"] + counts["computed_tokens"]
     shared = counts["cached_tokens"] / tokens if tokens else 0.0
     if not running or not usage or not pools or prompt is None or shared > MOSTLY_SHARED:

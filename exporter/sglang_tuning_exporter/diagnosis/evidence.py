@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 WATCHDOG: LivenessKind = "watchdog_timeout"
 RESERVE, UNRECOGNISED = "reserve", "unrecognised"
-LOOP_SECONDS = 1800.0
-CONSTANT = 0.8  # of the time with one batch size; docs/decisions.md
+RESTART_LOOP_SECONDS = 1800.0
+CONSTANT_BATCH_SHARE = 0.8  # of the time with one batch size; docs/decisions.md
 # What was not seen for so long is reported in the past tense: the rules' short window.
-OVER_SECONDS = 120.0
+PAST_TENSE_SECONDS = 120.0
 # Other ranks continue for so long after one of them failed.
-AFTERLIFE_SECONDS = 10.0
+RANKS_OUTLIVE_SECONDS = 10.0
 # How the log shows that a server ended, by `LivenessKind`.
 _ENDED = {
     "process_died": "its log says that one of its processes died",
@@ -121,7 +121,7 @@ class Past:
     `recent` is the sum over the schedulers (DP ranks), so its seconds may be a multiple of `watched_seconds`;
     `by_rank` has each. `marks` counts failures by phase and liveness events, `starts` the starts of the last half
     hour. `troubles` are ids of `SourceTrouble` rows that the exporter sees. `longest_answer` is the 99th percentile
-    of answer tokens, `fixed_answer` the length where nearly all answers have the same. `last_seen` returns when an
+    of answer tokens, `fixed_answer_tokens` the length where nearly all answers have the same. `last_seen` returns when an
     event (by name) or a state (by signal and state) was last seen, on the clock of `now`. `knows_waits`: the rate at
     which requests start is known, and so the wait. `left_in_vain`: clients gave up requests, and no output has come
     since.
@@ -138,7 +138,7 @@ class Past:
     latency: Mapping[Latency, RecentLatency] = field(default_factory=dict)
     troubles: frozenset[str] = frozenset()
     longest_answer: float | None = None
-    fixed_answer: float | None = None
+    fixed_answer_tokens: float | None = None
     now: float = 0.0
     last_seen: Callable[[Hashable], float | None] = _never
     knows_waits: bool = False
@@ -213,7 +213,7 @@ class Past:
         return self.recent.counts.get("finished_requests")
 
     @property
-    def good_queues(self) -> tuple[str, ...]:
+    def healthy_queue_states(self) -> tuple[str, ...]:
         """The states of a healthy queue.
 
         For throughput: the guide's range and below. For latency: an empty queue, or one whose wait is known to be
@@ -242,14 +242,14 @@ class Past:
 
     @property
     def new_token_ratio(self) -> float | None:
-        """Its mean while requests were held back (`at_balance`): after a start or a retraction it falls for minutes."""
+        """Its mean while requests were held back (`mean_while_held_back`): after a start or a retraction it falls for minutes."""
         for name in ("held_back_new_token_ratio", "new_token_ratio"):
             count = self.recent.counts[f"{name}_told"]
             if count:
                 return self.recent.counts[name] / count
         return None
 
-    def at_balance(self, figure: Literal["usage", "running"]) -> float | None:
+    def mean_while_held_back(self, figure: Literal["usage", "running"]) -> float | None:
         """Return the mean of a figure while requests were held back, else over all serving time.
 
         Only while a request waits does the free KV cache show what SGLang reserves.
@@ -308,7 +308,7 @@ def past_of(
         state.facts,
         profile,
         {rank.dp: rank.window.recent(now, rank.totals, seconds) for rank in state.schedulers},
-        state.recent_marks(now, LOOP_SECONDS)[START],
+        state.recent_marks(now, RESTART_LOOP_SECONDS)[START],
         state.hang(now),
         state.latencies(now, seconds),
         troubles | ({"server_down"} if died else frozenset()),
@@ -327,26 +327,26 @@ def past_of(
     )
 
 
-def explained(past: Past) -> Past:
+def with_waits_explained(past: Past) -> Past:
     """Return the past with the waits explained that one moment alone cannot explain.
 
     If all free KV cache is reserved for running requests that will use it, the KV cache is full. If the running limit
     is not known, a batch of nearly constant size is at a limit.
     """
     if is_reserved_in_full(past):
-        return _instead_of_held_back(past, "pool_full")
+        return _held_back_counted_as(past, "pool_full")
     if prefill_takes_most(past):
-        return _instead_of_held_back(past, "prefill_bound")
+        return _held_back_counted_as(past, "prefill_bound")
     if could_not_reserve(past):
-        return _instead_of_held_back(past, "unknown")
+        return _held_back_counted_as(past, "unknown")
     sizes = past.recent.running_seconds
     unknown = all(past.facts.running_limit(dp) is None for dp in past.by_rank or (None,))
-    if unknown and sizes and max(sizes.values()) > CONSTANT * sum(sizes.values()):
-        return _instead_of_held_back(past, "unknown")
+    if unknown and sizes and max(sizes.values()) > CONSTANT_BATCH_SHARE * sum(sizes.values()):
+        return _held_back_counted_as(past, "unknown")
     return past
 
 
-def _instead_of_held_back(past: Past, state: str) -> Past:
+def _held_back_counted_as(past: Past, state: str) -> Past:
     recent = past.recent.copy()
     recent.seconds["admission", state] += recent.seconds.pop(("admission", "held_back"), 0.0)
     return replace(past, recent=recent)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.capacity.prediction import Prediction, predict
-from sglang_tuning_exporter.diagnosis.clients import fitting
+from sglang_tuning_exporter.diagnosis.clients import most_running_requests
 from sglang_tuning_exporter.diagnosis.demand import demand, held_tokens
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _runs_more(advice: Advice) -> bool:
     return advice.raises or advice.direction == "speed up"
 
 
-def _wanted(case: SizingInput) -> float | None:
+def _all_waiting_run(case: SizingInput) -> float | None:
     """Return the factor by which the batch would grow if all waiting requests ran."""
     running, queued = case.past.total("running"), case.past.total("queued")
     return None if not running or queued is None else (running + queued) / running
@@ -134,25 +134,29 @@ def _least(*bounds: float | None) -> float | None:
     return None if len(known) < len(bounds) else min(known)
 
 
-def _other_limit(advice: Advice, case: SizingInput) -> float | None:
+def _changed_running_limit(advice: Advice, case: SizingInput) -> float | None:
     """Return the factor for a running limit: up to what fits and what waits, or down to the limit."""
     suggested, running = advice.suggested, case.recent.mean("running")
     if not isinstance(suggested, float) or not running:
         return None
     limit = suggested / case.facts.limit_shared_by / running
-    return min(limit, 1.0) if not advice.raises else _least(limit, _room(case), _wanted(case))
+    return min(limit, 1.0) if not advice.raises else _least(limit, _room(case), _all_waiting_run(case))
 
 
-def _less_careful(advice: Advice, case: SizingInput) -> float | None:
+def _lower_conservativeness(advice: Advice, case: SizingInput) -> float | None:
     """Return the factor for a lower conservativeness, by the balance of admission with less reserved."""
-    asking, ratio, held = demand(case.past), case.past.new_token_ratio, held_tokens(case.past, case.past.at_balance)
+    asking, ratio, held = (
+        demand(case.past),
+        case.past.new_token_ratio,
+        held_tokens(case.past, case.past.mean_while_held_back),
+    )
     current, suggested = advice.current, advice.suggested
     if asking is None or ratio is None or held is None or advice.raises:
         return None
     if not isinstance(current, (int, float)) or not isinstance(suggested, float) or not current:
         return None
     kept, then = asking.asked - asking.used, ratio * suggested / current
-    return _least((held + ratio * kept) / (held + then * kept), _room(case), _wanted(case))
+    return _least((held + ratio * kept) / (held + then * kept), _room(case), _all_waiting_run(case))
 
 
 def _larger_pool(advice: Advice, case: SizingInput) -> float | None:
@@ -163,21 +167,21 @@ def _larger_pool(advice: Advice, case: SizingInput) -> float | None:
     running, limits = case.recent.mean("running"), list(case.facts.running_limits.values())
     limit = min((each for each in limits if each), default=None)
     bound = times if not running or limit is None else min(times, limit / running)
-    return _least(max(bound, 1.0), _wanted(case))
+    return _least(max(bound, 1.0), _all_waiting_run(case))
 
 
-def _more_at_once(_: Advice, case: SizingInput) -> float | None:
+def _more_from_clients(_: Advice, case: SizingInput) -> float | None:
     """Return the factor for clients that send more at once, up to what fits and may run."""
-    running, fit = case.past.total("running"), fitting(case.past)
+    running, fit = case.past.total("running"), most_running_requests(case.past)
     return None if not running or fit is None else fit / (running * case.facts.micro_batches)
 
 
 BATCHES: dict[str, Callable[[Advice, SizingInput], float | None]] = {
-    "max_running_requests": _other_limit,
-    "schedule_conservativeness": _less_careful,
+    "max_running_requests": _changed_running_limit,
+    "schedule_conservativeness": _lower_conservativeness,
     "max_total_tokens": _larger_pool,
     "kv_cache_dtype": _larger_pool,
-    "speed up": _more_at_once,
+    "speed up": _more_from_clients,
 }
 
 

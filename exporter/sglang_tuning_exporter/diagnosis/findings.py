@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from sglang_tuning_exporter.diagnosis.acceptance import objection_to
 from sglang_tuning_exporter.diagnosis.advice import Advice, SizingInput, advise
-from sglang_tuning_exporter.diagnosis.evidence import OVER_SECONDS, Evidence, Past, explained
-from sglang_tuning_exporter.diagnosis.profile_settings import differing
+from sglang_tuning_exporter.diagnosis.evidence import PAST_TENSE_SECONDS, Evidence, Past, with_waits_explained
+from sglang_tuning_exporter.diagnosis.profile_settings import differing_settings
 from sglang_tuning_exporter.diagnosis.row import URGENCY, Diagnosis
 from sglang_tuning_exporter.diagnosis.sizing.admission import tolerated
 from sglang_tuning_exporter.diagnosis.suspects import OFTEN, replaces_advice, waits_beside_room
@@ -42,7 +42,7 @@ class Finding:
     @property
     def is_over(self) -> bool:
         """Whether it was not seen for so long that it is reported in the past tense."""
-        return bool(self.diagnosis.summary_past) and self.ago is not None and self.ago > OVER_SECONDS
+        return bool(self.diagnosis.summary_past) and self.ago is not None and self.ago > PAST_TENSE_SECONDS
 
     def summary(self, last: float | None) -> str:
         """Return one sentence; `last` is when it was last seen, in unix seconds."""
@@ -107,7 +107,7 @@ def time_of_day(moment: float) -> str:
 
 def judge(past: Past) -> Judgement:
     """Evaluate every row that the profile uses."""
-    past = explained(past)
+    past = with_waits_explained(past)
     checks = tuple(
         Check(row, row.condition.measure(past))
         for row in DIAGNOSES
@@ -135,23 +135,23 @@ def causes_of(row: str, held: Mapping[str, Evidence]) -> list[str]:
 def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
     """Return the diagnoses that hold, causes first, without those that another row explains better. No flag is set two ways."""
     found: dict[str, Finding] = {}
-    turned: dict[str, float | str | None] = {}
+    advised_values: dict[str, float | str | None] = {}
     changes: dict[str, object] = {}  # all changes advised together
     case = SizingInput(past, frozenset(held))
     in_order = causes_first(held, lambda row: causes_of(row, held))
     # Chances last: a flag that cures a fault is named with the fault, and belongs to the combined command line.
     for row in sorted(map(BY_ID.__getitem__, in_order), key=lambda row: row.is_chance):
-        if not held.keys().isdisjoint(row.unless) or row.repeats in found:
+        if not held.keys().isdisjoint(row.unless) or row.superseded_by in found:
             continue
         if row.condition.can_be_tolerated and tolerated(case) and not replaces_advice(row.id, past):
             continue  # the best advice is to change nothing
         because = tuple(cause for cause in causes_of(row.id, held) if cause in found)
         advice = (
-            _borrowed(row, [found[cause] for cause in because])
-            or _of_the_waits(row, held, past, turned, changes)
-            or _own(row, held, case, turned, changes)
+            _advice_of_causes(row, [found[cause] for cause in because])
+            or _advice_by_wait_time(row, held, past, advised_values, changes)
+            or _own_advice(row, held, case, advised_values, changes)
         )
-        turned.update((a.arg, a.suggested) for a in advice if a.arg)
+        advised_values.update((a.arg, a.suggested) for a in advice if a.arg)
         # Without advice the flag has its best value already, or a more urgent finding sets it. Then there is nothing to
         # report, unless the evidence is a fault in itself.
         if advice or not row.needs_advice:
@@ -163,25 +163,25 @@ def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
     return sorted(found.values(), key=lambda finding: (finding.diagnosis.is_chance, finding.is_over))
 
 
-def _own(
+def _own_advice(
     row: Diagnosis,
     held: dict[str, Evidence],
     case: SizingInput,
-    turned: dict[str, float | str | None],
+    advised_values: dict[str, float | str | None],
     changes: dict[str, object],
 ) -> tuple[Advice, ...]:
     """Return the row's own advice, without flags that another finding sets; adds it to the `changes` unless it is a chance."""
     # A row that would ask people to send less may repeat the flag of its cause.
-    again = turned.items() if row.borrows else ()
+    again = advised_values.items() if row.uses_advice_of_causes else ()
     advice = tuple(
         each
         for each in advise(row.id, case)
-        if (each.arg not in turned or (each.arg, each.suggested) in again) and _may_turn(each, held, case)
+        if (each.arg not in advised_values or (each.arg, each.suggested) in again) and _is_allowed(each, held, case)
     )
-    return advice if row.is_chance else _accepted_beside(changes, advice, case)
+    return advice if row.is_chance else _accepted_together(changes, advice, case)
 
 
-def _accepted_beside(changes: dict[str, object], advice: tuple[Advice, ...], case: SizingInput) -> tuple[Advice, ...]:
+def _accepted_together(changes: dict[str, object], advice: tuple[Advice, ...], case: SizingInput) -> tuple[Advice, ...]:
     """Return the advice that the release accepts beside `changes`, and add it to them."""
     accepted = []
     flags = {a.arg: a.setting for a in advice if a.is_set}
@@ -195,27 +195,27 @@ def _accepted_beside(changes: dict[str, object], advice: tuple[Advice, ...], cas
     return tuple(accepted)
 
 
-def _borrowed(row: Diagnosis, causes: list[Finding]) -> tuple[Advice, ...]:
-    """Return the advice of the first cause with a flag to set, else of the first with any; empty if the row does not borrow."""
-    if not row.borrows:
+def _advice_of_causes(row: Diagnosis, causes: list[Finding]) -> tuple[Advice, ...]:
+    """Return the advice of the first cause with a flag to set, else of the first with any; empty if the row has its own."""
+    if not row.uses_advice_of_causes:
         return ()
     given = [cause.advice for cause in causes if cause.advice and not cause.diagnosis.is_chance]
     flags = [flags for advice in given if (flags := tuple(each for each in advice if each.flag))]
     return next(iter(flags or given), ())
 
 
-def _of_the_waits(
+def _advice_by_wait_time(
     row: Diagnosis,
     held: dict[str, Evidence],
     past: Past,
-    turned: dict[str, float | str | None],
+    advised_values: dict[str, float | str | None],
     changes: dict[str, object],
 ) -> tuple[Advice, ...]:
-    """Return the flags of the cause that holds for most of the time in which requests waited; empty if the row does not borrow.
+    """Return the flags of the cause that holds for most of the time in which requests waited; empty if the row has its own.
 
     After a burst the cause may hold for too little of all serving time to be a finding, and its flag is still the cure.
     """
-    if not row.borrows:
+    if not row.uses_advice_of_causes:
         return ()
     recent = past.recent.copy()
     recent.seconds.pop(("admission", "no_queue"), None)
@@ -224,28 +224,28 @@ def _of_the_waits(
         evidence = cause.condition.measure(waits)
         if evidence is not None and evidence.holds and held.keys().isdisjoint(cause.unless):
             case = SizingInput(waits, frozenset({*held, cause.id}))
-            return tuple(each for each in _own(cause, held, case, turned, changes) if each.flag)
+            return tuple(each for each in _own_advice(cause, held, case, advised_values, changes) if each.flag)
     return ()
 
 
-def _may_turn(advice: Advice, held: dict[str, Evidence], case: SizingInput) -> bool:
+def _is_allowed(advice: Advice, held: dict[str, Evidence], case: SizingInput) -> bool:
     """Return whether the advice may stand beside what else holds.
 
     After an out-of-memory failure nothing takes more memory. While requests are retracted, or a large batch slows
     each step, nothing lets more requests run.
     """
-    if advice.takes_memory and _is_spared("memory", held, case):
+    if advice.takes_memory and _is_protected("memory", held, case):
         return False
-    return not _lets_more_run(advice) or not _is_spared("requests", held, case)
+    return not _admits_more(advice) or not _is_protected("requests", held, case)
 
 
-def _is_spared(what: Resource, held: dict[str, Evidence], case: SizingInput) -> bool:
-    """Return whether a row holds that spares this resource; a row that needs advice must have some."""
-    sparing = (BY_ID[other] for other in held if BY_ID[other].condition.spares == what)
+def _is_protected(what: Resource, held: dict[str, Evidence], case: SizingInput) -> bool:
+    """Return whether a row holds that protects this resource; a row that needs advice must have some."""
+    sparing = (BY_ID[other] for other in held if BY_ID[other].condition.protects == what)
     return any(not row.needs_advice or advise(row.id, case) for row in sparing)
 
 
-def _lets_more_run(advice: Advice) -> bool:
+def _admits_more(advice: Advice) -> bool:
     if advice.arg == "max_running_requests":
         return advice.raises
     return advice.arg == "schedule_conservativeness" and not advice.raises
@@ -268,14 +268,14 @@ def _verdict(found: list[Finding], held: dict[str, Evidence], past: Past) -> Ver
         # A condition that holds without advice left is not healthy; one of severity info, only if it holds most of
         # the time. Nor is a queue that is too long for less of the time than a finding needs.
         pressed = (
-            any(setting.needed for setting in differing(past))
+            any(setting.needed for setting in differing_settings(past))
             or waits_beside_room(past)
             or any(
                 BY_ID[row].is_limit and (BY_ID[row].severity != "info" or evidence.value > past.profile.frequent_share)
                 for row, evidence in held.items()
             )
         )
-        fine = past.recent.share_of("queue", past.good_queues) or 0.0
+        fine = past.recent.share_of("queue", past.healthy_queue_states) or 0.0
         return HEALTHY if fine > 1.0 - OFTEN and not pressed else NO_CLEAR_BOTTLENECK
     # Too little load to judge is not idle.
     idle = past.idle_seconds > 0 and past.idle_seconds >= past.served_seconds and not past.serves

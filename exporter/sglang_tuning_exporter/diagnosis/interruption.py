@@ -18,22 +18,22 @@ LONG_PREFILL = 512.0
 
 
 # Share of the time in which answers pause for prefill. Above it, prefill is what requests wait for.
-MOSTLY = 0.5
+MOST_OF_THE_TIME = 0.5
 
 
 # Times the error budget: of the slow burn-rate alert, and of the row about prefill between decode steps.
 SLOW_BURN_TIMES = 6.0
 
 
-def steps_between(profile: Profile) -> float:
+def decode_steps_per_chunk(profile: Profile) -> float:
     """Return the decode steps after each chunk that keep late gaps rare enough; 0 without an objective."""
     return 0.0 if profile.inter_token_seconds is None else float(ceil(1.0 / profile.late_bound(SLOW_BURN_TIMES)))
 
 
 def prefill_takes_most(past: Past) -> bool:
     """Return whether prefill takes most of the time or of the steps: then waiting requests wait for prefill too."""
-    paused = (standing_still(past) or 0.0) > MOSTLY and (tokens_for_each_late_gap(past) or 0.0) >= LONG_PREFILL
-    return paused or (_full_prefill_share(past) or 0.0) > MOSTLY
+    paused = (pause_share(past) or 0.0) > MOST_OF_THE_TIME and (tokens_for_each_late_gap(past) or 0.0) >= LONG_PREFILL
+    return paused or (_full_prefill_share(past) or 0.0) > MOST_OF_THE_TIME
 
 
 def _full_prefill_share(past: Past) -> float | None:
@@ -50,7 +50,7 @@ def _full_prefill_share(past: Past) -> float | None:
     return min(full / steps, 1.0) if past.facts.arg("enable_mixed_chunk") else full / (full + steps)
 
 
-def standing_still(past: Past) -> float | None:
+def pause_share(past: Past) -> float | None:
     """Return the share of the time in which running answers wait longer than a usual step, 0-1; None if not exposed."""
     gaps = past.latency.get("inter_token")
     if gaps is None or not gaps.mean_seconds:
@@ -94,7 +94,7 @@ def prefill_pace(past: Past) -> float | None:
 
     Other causes of pauses make this a lower bound.
     """
-    still, tokens = standing_still(past), computed_tokens(past)
+    still, tokens = pause_share(past), computed_tokens(past)
     seconds = past.recent.serving_seconds() * (still or 0.0)
     return tokens / seconds if tokens and seconds > 0 else None
 

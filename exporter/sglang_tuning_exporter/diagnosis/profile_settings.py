@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.state.profiles import Setting
 
 
-def differing(past: Past) -> list[Setting]:
+def differing_settings(past: Past) -> list[Setting]:
     """Return the settings that differ and that the profile needs, or that can cure the trouble seen."""
     facts, seen = past.facts, troubles(past)
     found = []
@@ -33,11 +33,13 @@ def differing(past: Past) -> list[Setting]:
     return found
 
 
-def how_many_differ(past: Past) -> Evidence | None:
+def differing_evidence(past: Past) -> Evidence | None:
     """Count the settings that differ; None if the server's arguments are not known."""
     if not past.facts.args:
         return None
-    return Evidence("settings that differ from the guide's for this profile", float(len(differing(past))), 0.0, "count")
+    return Evidence(
+        "settings that differ from the guide's for this profile", float(len(differing_settings(past))), 0.0, "count"
+    )
 
 
 def values(case: SizingInput) -> list[AdvisedValue]:
@@ -51,5 +53,5 @@ def values(case: SizingInput) -> list[AdvisedValue]:
             ("add it" if setting.value else "start without it") if setting.is_switch else "",
             is_switch=setting.is_switch,
         )
-        for setting in differing(case.past)
+        for setting in differing_settings(case.past)
     ]

@@ -37,7 +37,7 @@ class RecommendedSince(NamedTuple):
 
 
 # Share by which a predicted gain, and a figure in advice to people, may change before the words do.
-HARDLY_CHANGED, HARDLY_OTHER = 0.1, 0.2
+SAME_GAIN_WITHIN, SAME_FIGURE_WITHIN = 0.1, 0.2
 _FIGURE = re.compile(r"[0-9][0-9,]*(?:\.[0-9]+)?")
 
 
@@ -76,7 +76,7 @@ def since(
         if same is None:
             found[each] = RecommendedSince(now, expected)
         else:
-            found[same] = RecommendedSince(before[same].since, _steady(before[same], expected))
+            found[same] = RecommendedSince(before[same].since, _keep_similar(before[same], expected))
     return found
 
 
@@ -88,13 +88,13 @@ def _is_alike(before: Recommendation, now: Recommendation) -> bool:
         return False
     figures = zip(_FIGURE.findall(before.suggested), _FIGURE.findall(now.suggested), strict=True)
     pairs = [(float(old.replace(",", "")), float(new.replace(",", ""))) for old, new in figures]
-    return all(abs(old - new) <= HARDLY_OTHER * max(old, new) for old, new in pairs)
+    return all(abs(old - new) <= SAME_FIGURE_WITHIN * max(old, new) for old, new in pairs)
 
 
-def _steady(known: RecommendedSince, expected: Expected | None) -> Expected | None:
+def _keep_similar(known: RecommendedSince, expected: Expected | None) -> Expected | None:
     if known.expected is None or expected is None:
         return known.expected or expected
-    moved = abs(expected.gain - known.expected.gain) > HARDLY_CHANGED * (1.0 + known.expected.gain)
+    moved = abs(expected.gain - known.expected.gain) > SAME_GAIN_WITHIN * (1.0 + known.expected.gain)
     return expected if moved else known.expected
 
 

@@ -58,9 +58,9 @@ class Diagnosis:
     unless: rows that explain the same evidence better.
     causes: rows that this one can be a consequence of. It is listed after them, and not notified while one of them is,
         except where it is `notified_beside` them.
-    borrows: takes the advice of a cause that has some.
-    repeats: the row that says the same more urgently; while that one is found, this one is not.
-    hides: while it fires, no alert of the same server up to this severity is notified, except its own causes.
+    uses_advice_of_causes: takes the advice of a cause that has some.
+    superseded_by: the row that says the same more urgently; while that one is found, this one is not.
+    inhibits: while it fires, no alert of the same server up to this severity is notified, except its own causes.
     about: what the alert is about. An alert about a job has no instance; one about the exporter has none to serve its page.
     kind: the condition's, where None.
     names_suspects: its advice is the flags that differ from their defaults (`diagnosis.suspects`).
@@ -86,9 +86,9 @@ class Diagnosis:
     unless: tuple[str, ...] = ()
     causes: tuple[str, ...] = ()
     notified_beside: bool = False
-    borrows: bool = False
-    repeats: str = ""
-    hides: Severity | None = None
+    uses_advice_of_causes: bool = False
+    superseded_by: str = ""
+    inhibits: Severity | None = None
     about: Literal["server", "exporter", "job"] = "server"
     kind: Kind | None = None
     names_suspects: bool = False
@@ -118,7 +118,7 @@ class Diagnosis:
         """The words of a notification's title."""
         words = self.headline
         words = words if words[:2].isupper() else words[:1].lower() + words[1:]
-        return self.title or Title(words, self.condition.figure_of)
+        return self.title or Title(words, self.condition.title_unit)
 
     @property
     def why_no_alert(self) -> str:

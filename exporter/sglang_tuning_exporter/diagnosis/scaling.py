@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from sglang_tuning_exporter.capacity.prediction import at, largest_within, predict
+from sglang_tuning_exporter.capacity.prediction import at, largest_batch_within, predict
 from sglang_tuning_exporter.diagnosis.findings import HEALTHY, IDLE, NO_CLEAR_BOTTLENECK
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 
@@ -97,7 +97,7 @@ def _generation(past: Past, busy: float) -> DemandRatio | None:
     running = [past.by_rank[rank.dp].mean("running") if rank.dp in past.by_rank else None for rank in ranks]
     most: list[float] = []
     for rank in ranks:
-        in_time = None if objective is None else largest_within(rank, objective)
+        in_time = None if objective is None else largest_batch_within(rank, objective)
         if rank.most_requests is None or in_time == 0:
             return None
         most.append(min(rank.most_requests, in_time or rank.most_requests))

@@ -30,12 +30,12 @@ class PrefixSharing:
     """Shares of all prompt tokens: from the cache, and at most this part from requests' own prompts (None: not known)."""
 
     cached: float
-    returned: float | None
+    from_own_runs: float | None
 
     @property
     def proven(self) -> float | None:
         """The least share of prefixes that other requests computed; None if not known."""
-        return None if self.returned is None else max(self.cached - self.returned, 0.0)
+        return None if self.from_own_runs is None else max(self.cached - self.from_own_runs, 0.0)
 
 
 def sharing(past: Past) -> PrefixSharing | None:
@@ -53,8 +53,8 @@ def sharing(past: Past) -> PrefixSharing | None:
     repeated = share * _repeated(past)
     if ended and release is not None and not is_before(release, COUNTED_ONCE):
         return PrefixSharing(share, repeated)
-    came_back = _came_back(past)
-    length = _length(past) if came_back else 0.0
+    came_back = _restarted_requests(past)
+    length = _restarted_tokens(past) if came_back else 0.0
     if came_back is None or length is None:
         return PrefixSharing(share, None)
     return PrefixSharing(share, min(repeated + came_back * length / prompts, share))
@@ -74,7 +74,7 @@ def _repeated(past: Past) -> float:
     return 1.0 if ended and posted is not None and ended >= SEVERAL_ANSWERS * posted else 0.0
 
 
-def _came_back(past: Past) -> float | None:
+def _restarted_requests(past: Past) -> float | None:
     """Return how many requests started again, at most; None if nothing counts them."""
     counts, facts = past.recent.counts, past.facts
     retracted = max(counts["log_retracted_requests"], counts["native_retracted_requests"])
@@ -87,7 +87,7 @@ def _came_back(past: Past) -> float | None:
     return max(counts["new_sequences"] - started, retracted)
 
 
-def _length(past: Past) -> float | None:
+def _restarted_tokens(past: Past) -> float | None:
     """Return the tokens that a request may find of its own: prompt and answer so far, as the KV cache held them."""
     counts, lengths = past.recent.counts, []
     if (prompt := mean_prompt(past)) is not None:

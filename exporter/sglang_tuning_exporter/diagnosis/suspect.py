@@ -51,13 +51,13 @@ Proof: TypeAlias = Callable[["Suspect", "float | str", "ObservedLoad"], "NamedSu
 class Suspect:
     """A flag, the side on which it is suspicious, and what it can cause.
 
-    `suits`: whether a value is on the suspicious side. `proof`: a test of `suspect_proofs`; an `only_proven` suspect
+    `is_suspicious`: whether a value is on the suspicious side. `proof`: a test of `suspect_proofs`; an `only_proven` suspect
     needs one. `suggested` None: the release's default. `forced_by`: arguments (with these values, or any) for which
     SGLang sets the flag by itself. `only_with`: counts that must be above 1.
     """
 
     arg: str
-    suits: Side
+    is_suspicious: Side
     troubles: tuple[Trouble, ...]
     why: str
     will_not_help_if: str
@@ -73,7 +73,7 @@ class Suspect:
     @property
     def is_switch(self) -> bool:
         """Whether the flag is set without a value."""
-        return self.suits is is_on
+        return self.is_suspicious is is_on
 
 
 Place: TypeAlias = Literal["instead", "before"]

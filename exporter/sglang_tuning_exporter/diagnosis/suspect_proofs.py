@@ -10,9 +10,9 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.demand import USED_LITTLE, demand, held_tokens, mean_prompt
-from sglang_tuning_exporter.diagnosis.interruption import LONG_PREFILL, chunks_of_a_prompt, steps_between
+from sglang_tuning_exporter.diagnosis.interruption import LONG_PREFILL, chunks_of_a_prompt, decode_steps_per_chunk
 from sglang_tuning_exporter.diagnosis.sizing.pools import IN_FORCE
-from sglang_tuning_exporter.diagnosis.sizing.prefill import WHOLE_PASS
+from sglang_tuning_exporter.diagnosis.sizing.prefill import LEAST_USEFUL_CHUNK
 from sglang_tuning_exporter.diagnosis.suspect import NamedSuspect, Suspect
 from sglang_tuning_exporter.sglang.args.flags import flag_of
 from sglang_tuning_exporter.state.profiles import Trouble
@@ -28,16 +28,16 @@ TINY_CHUNK = 512.0
 USUAL_CHUNK = 4096.0
 LONG_PROMPT = 1024.0
 FEW_PROMPTS = 4.0  # in one prefill batch
-AIR = 0.25
+EMPTY_PAGE_SHARE = 0.25
 CAPPED = "the KV cache has all that this flag allows; where less fits into memory, SGLang takes what fits"
 PAGE_SIZES = (64, 32, 16, 1)
-AIR_ALLOWED = 0.1
+EMPTY_PAGE_SHARE_ALLOWED = 0.1
 LEAST_HELD = 0.5
 LARGE_BATCH = 32.0
 MOST_CONSERVATIVE = 1.3  # the guide's value against retractions
-CAUTIOUS = MOST_CONSERVATIVE - 0.01  # 4.33 x 0.3 under DP attention is 1.299
+NEARLY_MOST_CONSERVATIVE = MOST_CONSERVATIVE - 0.01  # 4.33 x 0.3 under DP attention is 1.299
 
-_WANT_ROOM: frozenset[Trouble] = frozenset({"pool", "held", "retracting", "waiting"})
+_NEED_KV_CACHE: frozenset[Trouble] = frozenset({"pool", "held", "retracting", "waiting"})
 _WAITING_ROWS = frozenset({"queue_too_long", "latency_queue"})
 _POOL_ROWS = _WAITING_ROWS | {"running_far_below_limit", "conservativeness_ineffective"}
 _PREFILL_ROWS = _WAITING_ROWS | {"prefill_bound", "admission_too_conservative", "latency_long_prompts"}
@@ -52,7 +52,7 @@ class ObservedLoad:
     typed: Mapping[str, object]
 
 
-def usual(suspect: Suspect, release: str) -> float | str | None:
+def default_value(suspect: Suspect, release: str) -> float | str | None:
     """Return the flag's value if it is not set; None if that is no value to type."""
     if suspect.is_switch:
         return 0.0
@@ -91,13 +91,13 @@ def radix_cache(suspect: Suspect, current: float | str, load: ObservedLoad) -> N
 def prefill_limit(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
     """A prefill batch ends at this many tokens, so it is the limit beside a larger chunk."""
     chunk = load.typed.get("chunked_prefill_size")
-    default = usual(suspect, load.past.facts.release or "")
+    default = default_value(suspect, load.past.facts.release or "")
     if not isinstance(current, float) or not isinstance(default, float):
         return None
     wanted = float(chunk) if isinstance(chunk, (int, float)) and chunk > 0 else default
     prompt = mean_prompt(load.past)
     # If many prompts fit into a batch, this limit is not the cause.
-    fit = current / (WHOLE_PASS if prompt is None else max(prompt, 1.0))
+    fit = current / (LEAST_USEFUL_CHUNK if prompt is None else max(prompt, 1.0))
     late = not {"tokens", "first_tokens"}.isdisjoint(load.seen) and fit <= FEW_PROMPTS
     if current >= wanted or not ("prefill" in load.seen or late or ("held" in load.seen and fit <= FEW_PROMPTS / 2)):
         return None
@@ -116,7 +116,7 @@ def small_chunk(suspect: Suspect, current: float | str, load: ObservedLoad) -> N
     chunk, seen = current / ranks, load.seen
     is_tiny = chunk < TINY_CHUNK
     late = {"prefill", "first_tokens", "tokens"} if is_tiny else {"prefill", "first_tokens"}
-    if chunk >= WHOLE_PASS or late.isdisjoint(seen):
+    if chunk >= LEAST_USEFUL_CHUNK or late.isdisjoint(seen):
         return None
     taken = chunks_of_a_prompt(load.past, chunk)
     if taken is None and prompt is not None:
@@ -128,7 +128,7 @@ def small_chunk(suspect: Suspect, current: float | str, load: ObservedLoad) -> N
     rows = _PREFILL_ROWS - {"admission_too_conservative"} | {"latency_batch_too_large"}
     if is_tiny:  # a larger chunk takes no longer, so decode steps between more of them only delay the prompts
         rows |= {"latency_prefill_between"}
-    return NamedSuspect(suspect, current, float(WHOLE_PASS) * ranks, gain, rows, "instead")
+    return NamedSuspect(suspect, current, float(LEAST_USEFUL_CHUNK) * ranks, gain, rows, "instead")
 
 
 def no_chunks(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
@@ -150,7 +150,7 @@ def _ranks(typed: Mapping[str, object]) -> float:
     return 1.0
 
 
-def air(page: float, request: float) -> float:
+def empty_page_share(page: float, request: float) -> float:
     """Return the share of its pages that a request of so many tokens leaves empty, 0-1."""
     return 1.0 - request / (ceil(request / page) * page) if request > 0 else 0.0
 
@@ -158,15 +158,17 @@ def air(page: float, request: float) -> float:
 def pages(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
     """Requests leave much of their last pages empty."""
     request = _request_tokens(load.past)
-    wants_room = bool(_WANT_ROOM & load.seen)
+    wants_room = bool(_NEED_KV_CACHE & load.seen)
     # At the running limit a smaller page helps only after the limit was raised.
     if not isinstance(current, float) or request is None or not (wants_room or "limit" in load.seen):
         return None
     # Lengths differ: the last page of a request is half empty on average.
-    wasted = max(air(current, request), current / 2 / (request + current / 2))
-    if wasted < AIR:
+    wasted = max(empty_page_share(current, request), current / 2 / (request + current / 2))
+    if wasted < EMPTY_PAGE_SHARE:
         return None
-    smaller = [size for size in PAGE_SIZES if size < current and size / 2 / (request + size / 2) <= AIR_ALLOWED]
+    smaller = [
+        size for size in PAGE_SIZES if size < current and size / 2 / (request + size / 2) <= EMPTY_PAGE_SHARE_ALLOWED
+    ]
     gain = (
         f"about {100 * wasted:.0f} % of the KV cache is empty space in pages: a request has some {request:,.0f} tokens"
     )
@@ -186,21 +188,25 @@ def pool_cap(suspect: Suspect, current: float | str, load: ObservedLoad) -> Name
     """The KV cache is as large as the flag allows, and is full or reserved."""
     pool = max(load.past.facts.kv_pool_tokens.values(), default=None)
     seen, past = load.seen, load.past
-    is_full = "pool" in seen or ("held" in seen and _is_promised(past))
+    is_full = "pool" in seen or ("held" in seen and _will_use_reservation(past))
     # Some requests wait while others are retracted, and the flag is as high as it helps.
-    if "retracting" in seen and {"held", "waiting"} & seen and (past.facts.conservativeness or 0.0) > CAUTIOUS:
+    if (
+        "retracting" in seen
+        and {"held", "waiting"} & seen
+        and (past.facts.conservativeness or 0.0) > NEARLY_MOST_CONSERVATIVE
+    ):
         is_full = True
     if not isinstance(current, float) or pool is None or pool < IN_FORCE * current or not is_full:
         return None
     return NamedSuspect(suspect, current, 2 * current, CAPPED, _POOL_ROWS)
 
 
-def _is_promised(past: Past) -> bool:
+def _will_use_reservation(past: Past) -> bool:
     """Return whether running requests will use what is reserved for them, and the flag is at most 1.3.
 
     Halfway through their answers, requests that will fill the KV cache hold at least half of it.
     """
-    kept, asking, usage = past.facts.conservativeness, demand(past), past.at_balance("usage")
+    kept, asking, usage = past.facts.conservativeness, demand(past), past.mean_while_held_back("usage")
     if kept is None or kept > MOST_CONSERVATIVE or asking is None or usage is None:
         return False
     return usage >= LEAST_HELD and asking.share > USED_LITTLE
@@ -229,7 +235,7 @@ def decode_interval(suspect: Suspect, current: float | str, load: ObservedLoad) 
     """After long prompts the decode steps that the objective needs are not suspicious."""
     if not isinstance(current, float) or "held" not in load.seen:
         return None
-    if (mean_prompt(load.past) or 0.0) >= LONG_PREFILL and current <= steps_between(load.past.profile):
+    if (mean_prompt(load.past) or 0.0) >= LONG_PREFILL and current <= decode_steps_per_chunk(load.past.profile):
         return None
     gain = f"after each prefill batch no request starts for {current:g} decode steps"
     return NamedSuspect(suspect, current, 0.0, gain, _WAITING_ROWS, "instead")
@@ -261,7 +267,7 @@ def watchdog(suspect: Suspect, current: float | str, load: ObservedLoad) -> Name
     if "hang" not in load.seen:
         return None
     return NamedSuspect(
-        suspect, current, usual(suspect, load.past.facts.release or ""), "", frozenset({"scheduler_stuck"})
+        suspect, current, default_value(suspect, load.past.facts.release or ""), "", frozenset({"scheduler_stuck"})
     )
 
 

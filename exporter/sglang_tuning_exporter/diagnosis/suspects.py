@@ -15,7 +15,7 @@ from sglang_tuning_exporter.diagnosis.command import typed_args
 from sglang_tuning_exporter.diagnosis.evidence import WATCHDOG, Evidence, Past
 from sglang_tuning_exporter.diagnosis.suspect import NamedSuspect
 from sglang_tuning_exporter.diagnosis.suspect_flags import SUSPECTS
-from sglang_tuning_exporter.diagnosis.suspect_proofs import ObservedLoad, admission_share, usual
+from sglang_tuning_exporter.diagnosis.suspect_proofs import ObservedLoad, admission_share, default_value
 from sglang_tuning_exporter.state.profiles import Trouble
 from sglang_tuning_exporter.state.signals import AT_LIMIT_SHARE
 
@@ -32,26 +32,26 @@ OFTEN = 0.25  # of the serving time; less than for a finding
 LATE_TIMES = 10.0
 
 
-def explaining(row: str, past: Past) -> list[NamedSuspect]:
+def suspects_explaining(row: str, past: Past) -> list[NamedSuspect]:
     """Return the suspects that explain a row by its figures, most likely first."""
-    return _instead([named for named in suspects(past, troubles(past)) if row in named.rows])
+    return _only_decisive([named for named in suspects(past, troubles(past)) if row in named.rows])
 
 
 def replaces_advice(row: str, past: Past) -> bool:
     """Return whether a suspect explains the row so well that its flag is advised instead of the row's own."""
-    return any(named.place == "instead" for named in explaining(row, past))
+    return any(named.place == "instead" for named in suspects_explaining(row, past))
 
 
-def unexplained(past: Past) -> list[NamedSuspect]:
+def likely_suspects(past: Past) -> list[NamedSuspect]:
     """Return the suspects that can cause the trouble seen, most likely first; empty without trouble."""
     seen = troubles(past)
-    if _is_served(past, seen):
+    if _is_healthy(past, seen):
         return []
     named = [each for each in suspects(past, seen) if each.rows or not seen.isdisjoint(each.suspect.troubles)]
-    return _instead(sorted(named, key=lambda each: not each.rows))[:MOST_NAMED]
+    return _only_decisive(sorted(named, key=lambda each: not each.rows))[:MOST_NAMED]
 
 
-def _instead(named: list[NamedSuspect]) -> list[NamedSuspect]:
+def _only_decisive(named: list[NamedSuspect]) -> list[NamedSuspect]:
     """Leave out suspects that have no effect while another one is set."""
     first = [each for each in named if each.rows and each.place == "instead"]
     return first or named
@@ -67,7 +67,7 @@ def suspects(past: Past, seen: frozenset[Trouble]) -> tuple[NamedSuspect, ...]:
     found = []
     for suspect in SUSPECTS:
         value = typed.get(suspect.arg)
-        if not isinstance(value, (int, float, str)) or not suspect.suits(value):
+        if not isinstance(value, (int, float, str)) or not suspect.is_suspicious(value):
             continue
         if _is_forced(suspect, facts) or facts.flag(suspect.arg) is None:
             continue
@@ -78,7 +78,7 @@ def suspects(past: Past, seen: frozenset[Trouble]) -> tuple[NamedSuspect, ...]:
                 found.append(proven)
                 continue
         if not suspect.only_proven:
-            found.append(NamedSuspect(suspect, current, usual(suspect, facts.release)))
+            found.append(NamedSuspect(suspect, current, default_value(suspect, facts.release)))
     return tuple(found)
 
 
@@ -129,7 +129,7 @@ def waits_beside_room(past: Past) -> bool:
     return is_known and waited > past.profile.frequent_share and running < AT_LIMIT_SHARE * min(limits, default=inf)
 
 
-def _is_served(past: Past, seen: frozenset[Trouble]) -> bool:
+def _is_healthy(past: Past, seen: frozenset[Trouble]) -> bool:
     """Return whether nothing is wrong: a full KV cache with a healthy queue is normal under load."""
     return not seen or (seen == {"pool"} and _unhealthy_queue(past) <= past.profile.frequent_share)
 
@@ -138,14 +138,14 @@ def _unhealthy_queue(past: Past) -> float:
     """Return the share of the time with a queue that is not healthy."""
     if not past.recent.serving_seconds("queue"):
         return 0.0
-    return 1.0 - (past.recent.share_of("queue", past.good_queues) or 0.0)
+    return 1.0 - (past.recent.share_of("queue", past.healthy_queue_states) or 0.0)
 
 
-def how_many(past: Past) -> Evidence | None:
+def suspects_evidence(past: Past) -> Evidence | None:
     """Count the suspects for the trouble seen; None without trouble."""
-    if _is_served(past, troubles(past)):
+    if _is_healthy(past, troubles(past)):
         return None
-    return Evidence("flags that differ from SGLang's defaults", float(len(unexplained(past))), 0.0, "count")
+    return Evidence("flags that differ from SGLang's defaults", float(len(likely_suspects(past))), 0.0, "count")
 
 
 def late_share(latency: Latency, past: Past, budgets: float = LATE_TIMES) -> Evidence | None:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.diagnosis.expectation import is_predictable
-from sglang_tuning_exporter.diagnosis.promql import asked, otherwise
+from sglang_tuning_exporter.diagnosis.promql import if_found, query_in_template
 from sglang_tuning_exporter.mixin.boards.common import FLEET, SERVER
 from sglang_tuning_exporter.state.profiles import DEFAULT, GIGABYTE, LONG_QUEUE, LONG_WAIT
 
@@ -49,21 +49,21 @@ def _living(row: Diagnosis, metric: str) -> str:
     """Write the query of a series of the exporter that serves an alert's page; where it is down, of any other."""
     if row.about == "exporter":
         return f'printf "{metric}{{job=%q}}" $labels.job | query'
-    return f'query "{metric}"' if row.about == "job" else asked(metric)
+    return f'query "{metric}"' if row.about == "job" else query_in_template(metric)
 
 
 def _instance(row: Diagnosis) -> str:
     """Write the `instance` of that exporter."""
     if row.about not in {"exporter", "job"}:
         return _OWN
-    return otherwise(_living(row, "sglang_tuning_build_info"), '{{ . | first | label "instance" }}', _OWN)
+    return if_found(_living(row, "sglang_tuning_build_info"), '{{ . | first | label "instance" }}', _OWN)
 
 
 def _exporter(row: Diagnosis) -> str:
     """Write the address of that exporter: its `--external-url`, else the one that Prometheus scrapes."""
     scraped = '{{ $web | label "scheme" }}://{{ $web | label "instance" }}'
     known = f'{{{{ $web := . | first }}}}{{{{ with $web | label "external_url" }}}}{{{{ . }}}}{{{{ else }}}}{scraped}{{{{ end }}}}'
-    return otherwise(_living(row, "sglang_tuning_web_info"), known, f"http://{_instance(row)}")
+    return if_found(_living(row, "sglang_tuning_web_info"), known, f"http://{_instance(row)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,8 @@ def in_force() -> dict[str, str]:
     return (
         figures
         | {
-            name: otherwise(
-                asked("sglang_tuning_threshold", scale, signal=signal, bound=bound),
+            name: if_found(
+                query_in_template("sglang_tuning_threshold", scale, signal=signal, bound=bound),
                 "{{ . | first | value }}",
                 figures[name],
             )
@@ -134,9 +134,13 @@ def in_force() -> dict[str, str]:
 def _queue_limit() -> str:
     """Write what a queue that is too long means to the server's profile."""
     value, limit = "{{ . | first | value }}", DEFAULT.figures["queue_limit"]
-    length = otherwise(asked("sglang_tuning_threshold", signal="queue", bound="upper"), LONG_QUEUE.format(value), limit)
-    return otherwise(
-        asked("sglang_tuning_threshold", signal="queue", bound="wait_seconds"), LONG_WAIT.format(value), length
+    length = if_found(
+        query_in_template("sglang_tuning_threshold", signal="queue", bound="upper"), LONG_QUEUE.format(value), limit
+    )
+    return if_found(
+        query_in_template("sglang_tuning_threshold", signal="queue", bound="wait_seconds"),
+        LONG_WAIT.format(value),
+        length,
     )
 
 
@@ -148,12 +152,12 @@ def alert_annotations(row: Diagnosis, links: Links) -> dict[str, str]:
     """
     remedy, is_computed = row.remedy.filled(in_force()), not row.condition.is_advice_fixed
     own_flag = f"--{remedy.arg.replace('_', '-')}" if remedy.arg else ""
-    has_flag = bool(own_flag or row.borrows)
+    has_flag = bool(own_flag or row.uses_advice_of_causes)
     # The newest series, where the advice changed within the last minutes.
-    series = asked("sglang_tuning_recommendation_timestamp_seconds", newest=True, diagnosis=row.id)
+    series = query_in_template("sglang_tuning_recommendation_timestamp_seconds", newest=True, diagnosis=row.id)
 
     def advised(label: str, words: str) -> str:
-        return otherwise(series, f'{{{{ . | first | label "{label}" }}}}', words) if is_computed else words
+        return if_found(series, f'{{{{ . | first | label "{label}" }}}}', words) if is_computed else words
 
     def of_own_flag(words: str, else_words: str = "") -> str:
         """Return words about the row's own flag; where the exporter advises another flag, `else_words`."""
@@ -163,7 +167,7 @@ def alert_annotations(row: Diagnosis, links: Links) -> dict[str, str]:
         is_own = f'match "^({own_flag}.*)?$" $flag' if own_flag else 'eq $flag ""'
         return f"{flag}{{{{ if {is_own} }}}}{words}{{{{ else }}}}{else_words}{{{{ end }}}}"
 
-    seen = row.sentence(row.condition.seen_as, in_force())
+    seen = row.sentence(row.condition.annotation_value, in_force())
     found = {
         "summary": row.summary,
         "description": f"{{{{ $labels.{'job' if row.about == 'job' else 'instance'} }}}}: {seen}.",
@@ -188,5 +192,5 @@ def _current(row: Diagnosis) -> str:
     if not arg or row.remedy.direction in _SWITCHED:
         return ""
     if arg in _IN_FORCE:
-        default = otherwise(asked(_IN_FORCE[arg]), value + " (default)", default)
-    return otherwise(asked("sglang_tuning_server_arg", arg=arg), value, default)
+        default = if_found(query_in_template(_IN_FORCE[arg]), value + " (default)", default)
+    return if_found(query_in_template("sglang_tuning_server_arg", arg=arg), value, default)

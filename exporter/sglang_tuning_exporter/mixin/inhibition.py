@@ -26,7 +26,7 @@ def is_hidden_by(row: Diagnosis, other: Diagnosis) -> bool:
         return False
     if other.id in row.causes:
         return not row.notified_beside
-    return other.hides is not None and row.hides is None and URGENCY[row.severity] <= URGENCY[other.hides]
+    return other.inhibits is not None and row.inhibits is None and URGENCY[row.severity] <= URGENCY[other.inhibits]
 
 
 def inhibitions() -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:

@@ -15,7 +15,7 @@ ON = ", ".join(PLACE)
 # Without a successful scrape for this long, the exporter is down; enough for scrapes two minutes apart.
 SILENT = "2m"
 LOOK_STEP = "1m"  # resolution of the times at which series start and end
-EVER = "1d:5m"  # how far back a target was an exporter, in steps of five minutes
+LONGEST_LOOKBACK = "1d:5m"  # how far back a target was an exporter, in steps of five minutes
 # Urgency of a verdict: by the severity of its diagnosis, without a diagnosis, and of a healthy or idle server.
 URGENCY = {"critical": 4, "warning": 3, "info": 2, "none": 1, "well": 0}
 VERDICT = "sglang_tuning_verdict"
@@ -57,7 +57,7 @@ def native(metric: str, *matchers: str) -> str:
 def threshold(signal: str, bound: str) -> str:
     """Return the threshold in force, as last known; no sample where the profile has no such bound."""
     series = own("sglang_tuning_threshold", f'signal="{signal}"', f'bound="{bound}"')
-    return f"max({promql.known(series)})"
+    return f"max({promql.last_known(series)})"
 
 
 def drawn_threshold(signal: str, bound: str) -> str:
@@ -71,23 +71,23 @@ def rate(selector: str, window: str = "$__rate_interval") -> str:
     return f"rate({selector}[{window}])"
 
 
-def known(selector: str) -> str:
+def last_known(selector: str) -> str:
     """Select a gauge, as last known while a scrape of its exporter is missing: a tile must not go blank for that."""
-    return f"({selector} or ({promql.known(selector)} unless on ({ON}) sglang_tuning_build_info))"
+    return f"({selector} or ({promql.last_known(selector)} unless on ({ON}) sglang_tuning_build_info))"
 
 
 def shown(selector: str) -> str:
-    """Select a gauge for a tile: as `known`, and where the data ended before the time shown does, its last value.
+    """Select a gauge for a tile: as `last_known`, and where the data ended before the time shown does, its last value.
 
     A server that is down, or was at the end, has none: old figures would look like present ones.
     """
     ended = f"{_last(selector)} unless on () {_EXPORTERS} unless on ({ON}) {_WAS_DOWN}"
-    return f"({while_there(known(selector))} or ({ended}))"
+    return f"({while_there(last_known(selector))} or ({ended}))"
 
 
 def latest(selector: str) -> str:
     """As `shown`, of a server that is down too; only series that were still there when the data ended."""
-    return f"({known(selector)} or {_at_the_end(selector)})"
+    return f"({last_known(selector)} or {_at_the_end(selector)})"
 
 
 def _at_the_end(selector: str) -> str:
@@ -107,7 +107,7 @@ def _last_seen(selector: str) -> str:
 
 # The targets at the end of the time shown that were exporters in it: none where a back-filled log ended before.
 _EXPORTERS = (
-    f"(last_over_time({own('up')}[{promql.KNOWN}])"
+    f"(last_over_time({own('up')}[{promql.LOOKBACK}])"
     f" and on ({ON}) last_over_time({own('sglang_tuning_build_info')}[$__range]))"
 )
 # The last sample of each server.
@@ -194,7 +194,7 @@ def present_retractions(*by: str) -> str:
     """Return retractions per minute for a tile: the figure of their diagnosis while it holds, so that both agree."""
     found = (is_("diagnosis", "retracting_too_often"), is_("unit", "per_minute"))
     labels = ", ".join(by)
-    return f"max by ({labels}) ({known(own('sglang_tuning_diagnosis_evidence', *found))}) or on ({labels}) {retractions(*by)}"
+    return f"max by ({labels}) ({last_known(own('sglang_tuning_diagnosis_evidence', *found))}) or on ({labels}) {retractions(*by)}"
 
 
 # --- tokens ----------------------------------------------------------------------------------------------------------
@@ -224,8 +224,8 @@ def generated_tokens(window: str = "$__rate_interval") -> str:
     serving = ranked("sglang_tuning_state", is_("signal", "activity"), is_("state", "serving"))
     others = own("sglang_tuning_server_info", 'model_name!~"$model"')
     logged = (
-        f"{known(ranked('sglang_tuning_generation_tokens_per_second'))}"
-        f" and on ({ON}, dp_rank) {known(serving)} == 1"
+        f"{last_known(ranked('sglang_tuning_generation_tokens_per_second'))}"
+        f" and on ({ON}, dp_rank) {last_known(serving)} == 1"
         f" unless on ({ON}) present_over_time({own(total, of_rank)}[1h])"
         f" unless on ({ON}) {others}"
     )
@@ -241,7 +241,7 @@ def down() -> str:
     firing = own("ALERTS", alert, is_("alertstate", "firing"))
     return (
         f"({up} == 0 unless on ({ON}) max_over_time({up}[{SILENT}]) > 0"
-        f" and on ({ON}) (max_over_time({own('sglang_tuning_build_info')}[{EVER}]) or on ({ON}) {firing}))"
+        f" and on ({ON}) (max_over_time({own('sglang_tuning_build_info')}[{LONGEST_LOOKBACK}]) or on ({ON}) {firing}))"
     )
 
 
@@ -270,7 +270,7 @@ def verdict(*, ended: bool = False) -> str:
     fired = f"({_fired(ended=ended)} - 0.1)"
     found = own(VERDICT, 'severity!="none"')
     every = (
-        f"{_urgency((latest if ended else known)(own(VERDICT)))}"
+        f"{_urgency((latest if ended else last_known)(own(VERDICT)))}"
         f' or label_replace({fired}, "verdict", "$1", "diagnosis", "(.+)") unless on ({ON}) {found}'
         f" or 0 * max by ({ON}, verdict) ({found}) + on ({ON}) group_left () max by ({ON}) ({fired})"
         f' or label_replace({down()}, "verdict", "{_EXPORTER_DOWN.id}", "", "") + {URGENCY[_EXPORTER_DOWN.severity]}'
@@ -303,7 +303,7 @@ def until() -> str:
 
 # The unit of an evidence -> how it is written.
 _FIGURES = {"share": " %", "time": " % of the time", "per_minute": "/min", "seconds": " s", "GB": " GB"}
-_SHARES_OF_TIME = "|".join(row.id for row in DIAGNOSES if row.condition.figure_of == "of the time")
+_SHARES_OF_TIME = "|".join(row.id for row in DIAGNOSES if row.condition.title_unit == "of the time")
 
 
 def with_figure(verdicts: str) -> str:
@@ -358,7 +358,7 @@ def ended() -> str:
 
 def while_there(expr: str, on: str = ON) -> str:
     """Drop the samples of a server that is down: old figures would look like present ones."""
-    return f"({expr} unless on ({on}) {known(own(VERDICT, is_('verdict', 'server_down')))})"
+    return f"({expr} unless on ({on}) {last_known(own(VERDICT, is_('verdict', 'server_down')))})"
 
 
 def alerts() -> str:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.diagnosis.promql import KNOWN, LATELY, LONG, SHORT, known, widened
+from sglang_tuning_exporter.diagnosis.promql import (
+    LONG_WINDOWS,
+    LOOKBACK,
+    RECENT_WINDOWS,
+    SHORT_WINDOWS,
+    last_known,
+    over_windows,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -37,16 +44,19 @@ def records() -> Iterator[Record]:
     """Yield every recording rule, each after those that it uses."""
     yield Record(
         "instance:sglang_tuning_threshold:last5m",
-        [f"max by (job, instance, signal, bound) ({known('sglang_tuning_threshold')})"],
-        comment=f"As last known, for {KNOWN} after a missed scrape. One series for each server, whatever other labels its target had.",
+        [f"max by (job, instance, signal, bound) ({last_known('sglang_tuning_threshold')})"],
+        comment=f"As last known, for {LOOKBACK} after a missed scrape. One series for each server, whatever other labels its target had.",
     )
     yield Record(
         "instance:sglang_tuning_server_arg:last5m",
-        [f"max by (job, instance, arg) ({known('sglang_tuning_server_arg')})"],
+        [f"max by (job, instance, arg) ({last_known('sglang_tuning_server_arg')})"],
     )
     for windows, comment in (
-        (LONG, "Shares of serving time. Where a window has fewer than two samples, the next longer one is taken."),
-        (LATELY, ""),
+        (
+            LONG_WINDOWS,
+            "Shares of serving time. Where a window has fewer than two samples, the next longer one is taken.",
+        ),
+        (RECENT_WINDOWS, ""),
     ):
         yield from _shares(windows, comment)
     yield from _rates()
@@ -58,7 +68,7 @@ def _shares(windows: tuple[str, ...], comment: str) -> Iterator[Record]:
     name = windows[0]
     yield Record(
         f"instance:sglang_tuning_state_seconds:increase{name}",
-        widened(f"sum without (dp_rank) (increase({_SECONDS}[{{window}}]))", windows),
+        over_windows(f"sum without (dp_rank) (increase({_SECONDS}[{{window}}]))", windows),
         comment=comment,
     )
     serving = f"instance:sglang_tuning_state_seconds:increase{name}{{{_SERVING}}}"
@@ -66,10 +76,10 @@ def _shares(windows: tuple[str, ...], comment: str) -> Iterator[Record]:
         f"instance:sglang_tuning_state:share{name}",
         [serving, f"/ ignoring (state) group_left () (sum without (state) ({serving}) > 0)"],
     )
-    if windows == LONG:
+    if windows == LONG_WINDOWS:
         yield Record(
             f"instance:sglang_tuning_serving_seconds:increase{name}",
-            widened(
+            over_windows(
                 f"max without (dp_rank) (sum without (state) (increase({_SECONDS}{{{_SERVING}}}[{{window}}])))", windows
             ),
             comment="Seconds in which the busiest DP rank served: eight ranks that are busy for eight seconds are not a minute of load.",
@@ -80,7 +90,7 @@ def _shares(windows: tuple[str, ...], comment: str) -> Iterator[Record]:
     of_rank = "sum by (job, instance, dp_rank)"
     yield Record(
         f"rank:sglang_tuning_waiting:share{name}",
-        widened(f"{of_rank} (increase({waited})) / {of_rank} (increase({watched}))", windows),
+        over_windows(f"{of_rank} (increase({waited})) / {of_rank} (increase({watched}))", windows),
         comment="Share of the time watched in which requests of a DP rank waited, idle time included: an idle rank has room.",
     )
 
@@ -89,14 +99,14 @@ def _rates() -> Iterator[Record]:
     events, requests = "sglang_tuning_retraction_events_total", "sglang_tuning_retracted_requests_total"
     for windows, comment in (
         (
-            LONG,
+            LONG_WINDOWS,
             "Per minute. Retraction events from the log; retracted requests where only the metrics have them, or the log is unreadable.",
         ),
-        (SHORT, ""),
-        (LATELY, ""),
+        (SHORT_WINDOWS, ""),
+        (RECENT_WINDOWS, ""),
     ):
         by_counter = [
-            widened(f"sum without (dp_rank) (increase({counter}[{{window}}])) / {{minutes}}", windows)
+            over_windows(f"sum without (dp_rank) (increase({counter}[{{window}}])) / {{minutes}}", windows)
             for counter in (events, requests)
         ]
         yield Record(
@@ -109,10 +119,10 @@ def _rates() -> Iterator[Record]:
             ],
             comment=comment,
         )
-        for counter, kind in _REJECTED if windows != SHORT else ():
+        for counter, kind in _REJECTED if windows != SHORT_WINDOWS else ():
             yield Record(
                 f"instance:sglang_tuning_rejections:rate{windows[0]}",
-                widened(f"increase({counter}[{{window}}]) / {{minutes}}", windows),
+                over_windows(f"increase({counter}[{{window}}]) / {{minutes}}", windows),
                 {"kind": kind},
                 "Refusals (503) come from the access log, requests given up from the server's counter."
                 if comment and kind == "rejected"
@@ -122,7 +132,7 @@ def _rates() -> Iterator[Record]:
     started = "increase(sglang_tuning_started_requests_total[{window}])"
     yield Record(
         "instance:sglang_tuning_given_up:ratio10m",
-        widened(f"{given_up} / ({given_up} + ({started} or 0 * {given_up}))", LONG),
+        over_windows(f"{given_up} / ({given_up} + ({started} or 0 * {given_up}))", LONG_WINDOWS),
         comment="Share of requests that their clients gave up, of all that were given up or got a first token.",
     )
 
@@ -132,12 +142,12 @@ def _latencies() -> Iterator[Record]:
         "Observations above the profile's objective, over the windows of burn rates and findings. No ratio without requests or without an"
         " objective."
     )
-    for windows in (SHORT, LONG, ("30m",), ("1h",), ("6h",)):
+    for windows in (SHORT_WINDOWS, LONG_WINDOWS, ("30m",), ("1h",), ("6h",)):
         name = windows[0]
         for counted in ("observations", "breaches"):
             yield Record(
                 f"instance:sglang_tuning_latency_{counted}:increase{name}",
-                widened(f"increase(sglang_tuning_latency_{counted}_total[{{window}}])", windows),
+                over_windows(f"increase(sglang_tuning_latency_{counted}_total[{{window}}])", windows),
                 comment=comment,
             )
             comment = ""
@@ -156,7 +166,7 @@ WANTED_RATIO, MOST_RATIO = 0.8, 1.6
 def _demand() -> Iterator[Record]:
     """Yield the demand of each server in replicas, and that of each model and job, for autoscalers."""
     ratio, helps, servers = (
-        f"max by (job, instance) ({known(f'sglang_tuning_{name}')})"
+        f"max by (job, instance) ({last_known(f'sglang_tuning_{name}')})"
         for name in ("capacity_ratio", "scale_out_helps", "build_info")
     )
     yield Record(
@@ -170,7 +180,7 @@ def _demand() -> Iterator[Record]:
     yield from _wanted("job:sglang_tuning_demand:sum5m", "job", "instance:sglang_tuning_demand:last5m", servers)
     yield Record("job:sglang_tuning_scale_out_helps:max5m", [f"max by (job) ({helps})"])
     selector = 'sglang_tuning_server_info{model_name!=""}'
-    named = f"max by (job, instance, model_name) ({known(selector)})"
+    named = f"max by (job, instance, model_name) ({last_known(selector)})"
     of_model = f"instance:sglang_tuning_demand:last5m * on (job, instance) group_left (model_name) {named}"
     yield from _wanted("model:sglang_tuning_demand:sum5m", "job, model_name", of_model, named)
 

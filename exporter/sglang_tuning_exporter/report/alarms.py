@@ -15,7 +15,7 @@ from sglang_tuning_exporter.diagnosis.alerting import fires, is_evaluated
 from sglang_tuning_exporter.diagnosis.conditions.condition import WINDOW
 from sglang_tuning_exporter.diagnosis.evidence import UNRECOGNISED, past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
-from sglang_tuning_exporter.diagnosis.promql import KNOWN, duration
+from sglang_tuning_exporter.diagnosis.promql import LOOKBACK, duration
 from sglang_tuning_exporter.diagnosis.table import ALERTS
 from sglang_tuning_exporter.report.samples import COUNTED, EVALUATION_SECONDS, SampleSeries, Shares, increase_of
 from sglang_tuning_exporter.state.journal import REJECTION, RETRACTION, START
@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 GAP_SECONDS = 86_400.0
 # What was found is looked for again after so long: a full judgement costs the most.
 JUDGED_SECONDS = 60.0
-_LONGEST, _KNOWN = duration(WINDOW), duration(KNOWN)
+_LONGEST, _KNOWN = duration(WINDOW), duration(LOOKBACK)
 _COUNTED_SECONDS = itemgetter(*COUNTED)
 
 
@@ -67,7 +67,7 @@ class _Alert:
         self._fired: float | None = None
         # What must have moved in the samples for its condition to hold; None: it may hold at any time.
         self.needs: Collection[Hashable] | None = {
-            "states": row.condition.traces,
+            "states": row.condition.measured_by,
             "events": [event for event, _ in row.condition.counted],
             "anything": None,
         }[row.condition.fires_on]

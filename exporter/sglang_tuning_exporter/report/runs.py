@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.diagnosis.evidence import LOOP_SECONDS, past_of
+from sglang_tuning_exporter.diagnosis.evidence import RESTART_LOOP_SECONDS, past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.report.chapters import memory_document
 from sglang_tuning_exporter.report.comparison import ArgumentChanges, RunFigures, changed_args, compare, figures_of
@@ -144,9 +144,9 @@ class Runs:
     def _starts_before(self, end: float) -> int:
         """Return the starts of the half hour up to the last one; none if that one has lasted for longer."""
         began = None if self._course.run is None else self._course.run.start
-        if began is None or (end - began > LOOP_SECONDS and not self._state.life.died):
+        if began is None or (end - began > RESTART_LOOP_SECONDS and not self._state.life.died):
             return 0
-        return self._state.recent_marks(began, LOOP_SECONDS)[START]
+        return self._state.recent_marks(began, RESTART_LOOP_SECONDS)[START]
 
     def _gained(self) -> dict[int | None, Totals]:
         """Return the totals of this run for each scheduler that had work; those of other starts had none."""

@@ -59,7 +59,7 @@ class Sightings:
     def of(self, finding: Finding) -> tuple[float | None, float | None]:
         """Return when the evidence of a finding was first and last printed."""
         self._take_apart()
-        keys = finding.diagnosis.condition.traces
+        keys = finding.diagnosis.condition.measured_by
         first = [self._first[key] for key in keys if key in self._first]
         last = [self._last[key] for key in keys if key in self._last]
         return min(first, default=None), max(last, default=None)

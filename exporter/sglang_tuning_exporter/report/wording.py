@@ -72,7 +72,7 @@ def summary(document: Document, finding: Document) -> str:
     if row.condition.is_end:
         crash = next((each for each in reversed(document["phases"]) if each["phase"] == "crash"), None)
         return said if crash is None else f"SGLang crashed at {moment(crash)}: {crash['detail']}."
-    last, end, rests_on = finding["last_seen"], document["judged"]["end"], row.condition.traces
+    last, end, rests_on = finding["last_seen"], document["judged"]["end"], row.condition.measured_by
     is_past = bool(row.summary_past) and said != row.summary
     if is_past or last is None or end is None or not _LASTING.isdisjoint(rests_on):
         return said

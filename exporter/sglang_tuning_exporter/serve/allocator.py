@@ -9,7 +9,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _LARGE = 64 << 10  # bytes
 
 
-def give_back() -> bool:
+def return_freed_memory() -> bool:
     """Return freed memory to the system, from all threads; False where the C library has no such setting.
 
     By default glibc keeps a heap for each thread, and keeps freed blocks up to the largest one so far. Call it before

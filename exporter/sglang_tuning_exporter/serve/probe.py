@@ -22,14 +22,14 @@ def is_alive(host: str, port: int, seconds: float = SECONDS) -> bool:
     try:
         return _status(connection) in ALIVE
     except (http.client.BadStatusLine, ConnectionResetError, BrokenPipeError):
-        return _shakes_hands(host, port, seconds)  # it closes connections that do not start with a handshake
+        return _completes_handshake(host, port, seconds)  # it closes connections that do not start with a handshake
     except (http.client.HTTPException, OSError):
         return False
     finally:
         connection.close()
 
 
-def _shakes_hands(host: str, port: int, seconds: float) -> bool:
+def _completes_handshake(host: str, port: int, seconds: float) -> bool:
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     # On loopback, and nothing secret is sent.
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE

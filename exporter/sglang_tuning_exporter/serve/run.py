@@ -33,7 +33,7 @@ def serve(config: Config) -> int:
     """Run until SIGINT or SIGTERM. Returns the exit status."""
     web_config = _web_config(config)
     listener = bind(config.listen_address)
-    allocator.give_back()
+    allocator.return_freed_memory()
     sidecar = Sidecar(config)
     server = ExporterServer(uvicorn_config(make_app(sidecar, web_config), web_config), sidecar, web_config)
     server.handle_hang_up()

@@ -39,7 +39,7 @@ TICK_SECONDS = 1.0
 GRACE_SECONDS = 1  # for running responses at the end
 TROUBLE_SECONDS = 60.0
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_moments = count()
+_sequence = count()
 
 logger = logging.getLogger("sglang_tuning_exporter")
 
@@ -51,15 +51,15 @@ class Connection(H11Protocol):
     its place. A scraper whose idle connection was closed opens a new one.
     """
 
-    asked_at = 0  # order of complete requests and of new connections
+    last_request = 0  # order of complete requests and of new connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it alike
         """Accept it, and close another one if there are too many."""
-        self.asked_at = next(_moments)
+        self.last_request = next(_sequence)
         super().connection_made(transport)
         others = [each for each in self.connections if isinstance(each, Connection)]
         if len(others) > MOST_CONNECTIONS:
-            oldest = min(others, key=lambda each: each.asked_at)
+            oldest = min(others, key=lambda each: each.last_request)
             self.connections.discard(oldest)  # the loop may accept several before it reports this one as closed
             oldest.transport.abort()
 
@@ -68,7 +68,7 @@ class Connection(H11Protocol):
         before = self.cycle
         super().handle_events()
         if self.cycle is not before:
-            self.asked_at = next(_moments)
+            self.last_request = next(_sequence)
 
     def send_400_response(self, msg: str) -> None:
         """Respond `400` with our headers, and close the connection."""
@@ -123,14 +123,14 @@ class ExporterServer(uvicorn.Server):
         super().__init__(config)
         self._sidecar, self._web_config = sidecar, web_config
         self._wake: Callable[[], object] = lambda: None
-        self._troubled_at = -math.inf
+        self._warned_at = -math.inf
         self._has_terminal: bool | None = None
 
     def handle_hang_up(self) -> None:
         """Handle SIGHUP from now on, unless it is ignored already (nohup). For the main thread only."""
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
             self._has_terminal = _has_terminal()
-            signal.signal(signal.SIGHUP, lambda *_: self._hung_up())
+            signal.signal(signal.SIGHUP, lambda *_: self._on_hang_up())
 
     async def main_loop(self) -> None:
         """Run until the end."""
@@ -153,9 +153,9 @@ class ExporterServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen."""
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(self._trouble)
+        loop.set_exception_handler(self._on_loop_error)
         if self._has_terminal is not None:
-            loop.add_signal_handler(signal.SIGHUP, self._hung_up)
+            loop.add_signal_handler(signal.SIGHUP, self._on_hang_up)
         if self.config.ssl is not None:
             # asyncio allows a minute for a handshake, and uvicorn has no setting for it.
             create = functools.partial(loop.create_server, ssl_handshake_timeout=HANDSHAKE_SECONDS)
@@ -185,19 +185,19 @@ class ExporterServer(uvicorn.Server):
         if connection in self.server_state.connections:
             connection.shutdown()
 
-    def _trouble(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Log once a minute that no connection can be accepted; asyncio tries again every second."""
         error = context.get("exception")
         if not (isinstance(error, OSError) and error.errno in _EXHAUSTED):
             loop.default_exception_handler(context)
-        elif time.monotonic() - self._troubled_at >= TROUBLE_SECONDS:
-            self._troubled_at = time.monotonic()
+        elif time.monotonic() - self._warned_at >= TROUBLE_SECONDS:
+            self._warned_at = time.monotonic()
             logger.warning(
                 "cannot accept a connection: %s; raise the limit of open files (ulimit -n, LimitNOFILE=)",
                 error.strerror,
             )
 
-    def _hung_up(self) -> None:
+    def _on_hang_up(self) -> None:
         """Shut down where the terminal is gone; continue as a service, where SIGHUP usually means reload."""
         if self._has_terminal:
             self.end()

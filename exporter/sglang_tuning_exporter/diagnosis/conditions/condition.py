@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias
 
-from sglang_tuning_exporter.diagnosis.promql import LATELY, LONG, SHORT
+from sglang_tuning_exporter.diagnosis.promql import LONG_WINDOWS, RECENT_WINDOWS, SHORT_WINDOWS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable
@@ -20,7 +20,7 @@ Kind: TypeAlias = Literal["limit", "chance", "remark"]
 # What no advice may take while a condition holds: GPU memory, or capacity for more requests at once.
 Resource: TypeAlias = Literal["memory", "requests"]
 # Windows of rules and report: of a share or a rate, half of it, and the short one that shows that it continues.
-WINDOW, HALF, RECENTLY = LONG[0], SHORT[0], LATELY[0]
+WINDOW, HALF, RECENTLY = LONG_WINDOWS[0], SHORT_WINDOWS[0], RECENT_WINDOWS[0]
 # With less serving time in ten minutes no share is judged. In PromQL the name stands in its place, because a stack
 # whose time runs faster has fewer seconds.
 SERVING_SECONDS = 60.0
@@ -68,7 +68,7 @@ class Condition(ABC):
     is_event: ClassVar[bool] = False
     is_only_advice: ClassVar[bool] = False
     # What must have happened in the window for its rule to fire: one of its `counted` events, or a second in a state of its
-    # `traces`. A report evaluates it only then.
+    # `measured_by`. A report evaluates it only then.
     fires_on: ClassVar[Literal["anything", "events", "states"]] = "anything"
     # The best advice may be to change nothing (`sizing.admission.tolerated`): then it is no finding.
     can_be_tolerated: ClassVar[bool] = False
@@ -78,7 +78,7 @@ class Condition(ABC):
     is_advice_fixed: ClassVar[bool] = False
     has_figure: ClassVar[bool] = True  # compared with a threshold
     figure: ClassVar[str] = "{{ $value }}"  # the rule's value in an annotation
-    figure_of: ClassVar[str] = ""  # words after the figure in a title; empty if a title has no figure
+    title_unit: ClassVar[str] = ""  # words after the figure in a title; empty if a title has no figure
 
     @property
     def is_end(self) -> bool:
@@ -86,7 +86,7 @@ class Condition(ABC):
         return False
 
     @property
-    def spares(self) -> Resource | None:
+    def protects(self) -> Resource | None:
         """What no advice may take while it holds."""
         return None
 
@@ -101,7 +101,7 @@ class Condition(ABC):
         return self.is_measured
 
     @property
-    def seen_as(self) -> str:
+    def annotation_value(self) -> str:
         """The value of an alert's description, as a Prometheus template."""
         return self.figure
 
@@ -115,13 +115,13 @@ class Condition(ABC):
         """Return the figure that decides, with its threshold; None if not known, or too little was seen."""
 
     @property
-    def traces(self) -> tuple[Hashable, ...]:
+    def measured_by(self) -> tuple[Hashable, ...]:
         """Events (by name) and states (by signal and state) that it is measured by, as in `Past.last_seen`."""
         return ()
 
     def last_seen(self, past: Past) -> float | None:
         """Return when its evidence was last seen, on the past's clock; None if not known."""
-        seen = (past.last_seen(trace) for trace in self.traces)
+        seen = (past.last_seen(trace) for trace in self.measured_by)
         return max((at for at in seen if at is not None), default=None)
 
     def supporting(self, past: Past) -> list[Evidence]:
@@ -132,7 +132,7 @@ class Condition(ABC):
         """Return its PromQL, in lines; empty if it has no alert."""
         return []
 
-    def excuse(self, other: Condition) -> list[str]:
+    def promql_as_cause(self, other: Condition) -> list[str]:
         """Return the PromQL for explaining the evidence of `other`."""
         return self.promql()
 
@@ -145,13 +145,13 @@ class Condition(ABC):
         """Evaluate its PromQL over samples."""
         return False
 
-    def excuses(self, other: Condition, samples: Samples) -> bool:
-        """Evaluate the PromQL of `excuse` over samples."""
+    def holds_as_cause(self, other: Condition, samples: Samples) -> bool:
+        """Evaluate the PromQL of `promql_as_cause` over samples."""
         return self.fires(samples)
 
     @property
     @abstractmethod
-    def described(self) -> str:
+    def description(self) -> str:
         """What must be seen, for the table of diagnoses."""
 
     def bound(self, profile: Profile) -> tuple[str, str]:

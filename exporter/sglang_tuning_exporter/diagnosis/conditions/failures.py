@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.conditions.condition import WINDOW, Condition, Samples
 from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past
-from sglang_tuning_exporter.diagnosis.promql import one_of, risen
+from sglang_tuning_exporter.diagnosis.promql import events_increased, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -21,13 +21,13 @@ COUNT = '{{ $value | printf "%.0f" }}'
 def out_of_memory(*phases: OutOfMemoryPhase) -> list[str]:
     """Return PromQL: memory ran out in one of these phases."""
     counter = f"sglang_tuning_out_of_memory_total{{{one_of('phase', phases)}}}"
-    return risen(counter, "sglang_tuning_out_of_memory_age_seconds", "phase")
+    return events_increased(counter, "sglang_tuning_out_of_memory_age_seconds", "phase")
 
 
 def logged(*events: LivenessKind) -> list[str]:
     """Return PromQL: one of these liveness events was logged."""
     counter = f"sglang_tuning_liveness_events_total{{{one_of('event', events)}}}"
-    return risen(counter, "sglang_tuning_liveness_event_age_seconds", "event")
+    return events_increased(counter, "sglang_tuning_liveness_event_age_seconds", "event")
 
 
 def happened(samples: Samples, *events: str, window: str = WINDOW) -> bool:
@@ -39,7 +39,7 @@ def happened(samples: Samples, *events: str, window: str = WINDOW) -> bool:
 class Failures(Condition):
     """The server ran out of memory in one of these phases within the window."""
 
-    spares = "memory"
+    protects = "memory"
     figure = COUNT
     is_event = True
     fires_on = "events"
@@ -52,7 +52,7 @@ class Failures(Condition):
         return Evidence("out-of-memory failures", float(count), 0.0, "count", last_seen=self.last_seen(past))
 
     @property
-    def traces(self) -> tuple[Hashable, ...]:
+    def measured_by(self) -> tuple[Hashable, ...]:
         return self.phases
 
     def promql(self) -> list[str]:
@@ -66,7 +66,7 @@ class Failures(Condition):
         return happened(samples, *self.phases)
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return f"out of memory in {', '.join(self.phases)}, ten minutes"
 
     def bound(self, profile: Profile) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from sglang_tuning_exporter.diagnosis.conditions.condition import WINDOW, Condit
 from sglang_tuning_exporter.diagnosis.conditions.failures import happened, out_of_memory
 from sglang_tuning_exporter.diagnosis.conditions.reserve import MEMORY, memory_limit
 from sglang_tuning_exporter.diagnosis.evidence import RESERVE, Evidence, Past
-from sglang_tuning_exporter.diagnosis.promql import ON, known
+from sglang_tuning_exporter.diagnosis.promql import ON, last_known
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.sglang.events import OutOfMemoryPhase
@@ -21,10 +21,10 @@ _CAPTURE: OutOfMemoryPhase = "graph_capture"
 class GraphMemory(Condition):
     """Graph capture ran out of memory within the window, or left almost nothing."""
 
-    described = "failures in graph capture, or `available_gpu_memory_bytes` below `reserve_least_gb`"
+    description = "failures in graph capture, or `available_gpu_memory_bytes` below `reserve_least_gb`"
     counted = ((_CAPTURE, WINDOW),)
-    traces = (_CAPTURE, RESERVE)
-    spares = "memory"
+    measured_by = (_CAPTURE, RESERVE)
+    protects = "memory"
     is_event = True
     needs = "a log"
 
@@ -43,7 +43,7 @@ class GraphMemory(Condition):
             f"or min without (dp_rank) ({MEMORY})",
             f"  < {memory_limit('least')}",
             # Without CUDA graphs they cannot have taken the memory.
-            f"  unless {ON} {known('sglang_tuning_cuda_graph_off')} == 1",
+            f"  unless {ON} {last_known('sglang_tuning_cuda_graph_off')} == 1",
         ]
 
     def fires(self, samples: Samples) -> bool:

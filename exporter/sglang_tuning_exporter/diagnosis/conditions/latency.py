@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from sglang_tuning_exporter.diagnosis.conditions.condition import Condition, Resource
 from sglang_tuning_exporter.diagnosis.conditions.share import PERCENT
 from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past
-from sglang_tuning_exporter.diagnosis.interruption import LONG_PREFILL, standing_still, tokens_for_each_late_gap
-from sglang_tuning_exporter.diagnosis.promql import ON, WHILE, above, before, threshold
+from sglang_tuning_exporter.diagnosis.interruption import LONG_PREFILL, pause_share, tokens_for_each_late_gap
+from sglang_tuning_exporter.diagnosis.promql import ON, OUTAGE_LOOKBACK, above, largest_before, threshold
 from sglang_tuning_exporter.diagnosis.suspects import LATE_TIMES, late_share
 from sglang_tuning_exporter.state.journal import START
 
@@ -47,7 +47,7 @@ class ObjectiveMissed(Condition):
         return f"load, SGLang's metrics, and an objective of the profile for the {_NAMES[self.latency]}"
 
     @property
-    def spares(self) -> Resource | None:
+    def protects(self) -> Resource | None:
         return "requests" if self.because == "batch" else None
 
     def measure(self, past: Past) -> Evidence | None:
@@ -71,7 +71,7 @@ class ObjectiveMissed(Condition):
 
     def supporting(self, past: Past) -> list[Evidence]:
         gaps, objective = past.latency.get("inter_token"), past.profile.inter_token_seconds
-        still, tokens = standing_still(past), tokens_for_each_late_gap(past)
+        still, tokens = pause_share(past), tokens_for_each_late_gap(past)
         if self.because != "prefill" or gaps is None or objective is None or still is None or tokens is None:
             return []
         return [
@@ -83,7 +83,7 @@ class ObjectiveMissed(Condition):
         ]
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return f"more than {self.times:g} times the error budget of the {_NAMES[self.latency]} missed, because of {_CAUSES[self.because]}"
 
 
@@ -133,12 +133,12 @@ class BurnRate(Condition):
             f"{missed}{self.long}{of} {above(budget)}",
             f"and {ON} ({missed}{self.short}{of} {above(budget)})",
             f'and {ON} {asked}{{latency="time_to_first_token"}} >= {ENOUGH_REQUESTS}',
-            f"and {ON} {before('sglang_tuning_latency_observations_total' + of, self.settled, WHILE)}",
+            f"and {ON} {largest_before('sglang_tuning_latency_observations_total' + of, self.settled, OUTAGE_LOOKBACK)}",
             f"unless {ON} increase(sglang_tuning_server_starts_total[{self.settled}]) > 0",
         ]
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return f"error budget of the {_NAMES[self.latency]} used up {self.times:g} times too fast, over {self.long} and {self.short}"
 
     def bound(self, profile: Profile) -> tuple[str, str]:

@@ -29,9 +29,9 @@ class Rejections(Condition):
     A reason: requests waited too long, or more than `times` the error budget of first tokens came late.
     """
 
-    described = "requests/min rejected or abandoned above `rejections_per_minute`, five minutes"
+    description = "requests/min rejected or abandoned above `rejections_per_minute`, five minutes"
     counted = ((REJECTION, WINDOW),)
-    traces = (REJECTION, ABORTED)
+    measured_by = (REJECTION, ABORTED)
     figure = RATE
     is_event = True
     fires_on = "events"

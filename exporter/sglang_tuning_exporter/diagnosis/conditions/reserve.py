@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Literal
 
 from sglang_tuning_exporter.diagnosis.conditions.condition import Condition, Samples
 from sglang_tuning_exporter.diagnosis.evidence import RESERVE, Evidence, Past
-from sglang_tuning_exporter.diagnosis.promql import ON, known, threshold
+from sglang_tuning_exporter.diagnosis.promql import ON, last_known, threshold
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.state.profiles import Profile
 
-MEMORY = known("sglang_tuning_available_gpu_memory_bytes")
+MEMORY = last_known("sglang_tuning_available_gpu_memory_bytes")
 
 
 def memory_limit(bound: str) -> str:
@@ -24,8 +24,8 @@ def memory_limit(bound: str) -> str:
 class Reserve(Condition):
     """GPU memory left after the start is on this side of the profile's range."""
 
-    described = "`available_gpu_memory_bytes` against `reserve_lower_gb`, `reserve_upper_gb`"
-    traces = (RESERVE,)
+    description = "`available_gpu_memory_bytes` against `reserve_lower_gb`, `reserve_upper_gb`"
+    measured_by = (RESERVE,)
     figure = "{{ $value | humanize1024 }}B"
     needs = "the start in the log, or its memory in SGLang's /server_info"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.conditions.condition import HALF, RECENTLY, WINDOW, Condition, Samples
 from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past, full_cache
-from sglang_tuning_exporter.diagnosis.promql import ON, above, argument, before, threshold
+from sglang_tuning_exporter.diagnosis.promql import ON, above, argument, largest_before, threshold
 from sglang_tuning_exporter.state.journal import RETRACTION
 from sglang_tuning_exporter.state.profiles import ONE_MORE
 
@@ -32,8 +32,8 @@ class RetractionRate(Condition):
     """
 
     counted = ((RETRACTION, WINDOW),)
-    traces = (RETRACTION,)
-    spares = "requests"
+    measured_by = (RETRACTION,)
+    protects = "requests"
     figure = RATE
     is_event = True
     fires_on = "events"
@@ -66,7 +66,7 @@ class RetractionRate(Condition):
             # It continues, and was not a single burst. Not "> limit": at 1.5 a minute every other window of two
             # minutes has two, and `for` would never end.
             f"and {ON} {_RATE}{RECENTLY} > 0",
-            f"and {ON} {before(_RATE + HALF, HALF)} > 0",
+            f"and {ON} {largest_before(_RATE + HALF, HALF)} > 0",
             *([f"and {ON} {_CAPPED}"] if self.capped else []),
         ]
 
@@ -76,16 +76,16 @@ class RetractionRate(Condition):
         going_on = samples.increase(RETRACTION, RECENTLY) > 0 and samples.increase(RETRACTION, HALF, HALF) > 0
         return going_on and (_is_capped(samples) or not self.capped)
 
-    def excuse(self, other: Condition) -> list[str]:
+    def promql_as_cause(self, other: Condition) -> list[str]:
         return [_CAPPED] if other == replace(self, capped=False) else [f"{_RATE}{WINDOW} {above(_LIMIT)}"]
 
-    def excuses(self, other: Condition, samples: Samples) -> bool:
+    def holds_as_cause(self, other: Condition, samples: Samples) -> bool:
         if other == replace(self, capped=False):
             return _is_capped(samples)
         return self._rate(samples) > samples.limits.retractions_per_minute
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         beyond = f" with conservativeness above {CONSERVATIVENESS_CEILING}" if self.capped else ""
         return f"more than `retractions_per_minute`{beyond}, five minutes"
 

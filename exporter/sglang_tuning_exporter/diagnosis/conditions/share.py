@@ -79,7 +79,7 @@ class Share(Condition):
     """More than the profile's frequent share of the serving time was spent in one of these states."""
 
     figure = PERCENT
-    figure_of = "of the time"
+    title_unit = "of the time"
     fires_on = "states"
 
     signal: Signal
@@ -104,7 +104,7 @@ class Share(Condition):
         )
 
     @property
-    def traces(self) -> tuple[Hashable, ...]:
+    def measured_by(self) -> tuple[Hashable, ...]:
         return tuple((self.signal, state) for state in self.states)
 
     def supporting(self, past: Past) -> list[Evidence]:
@@ -152,7 +152,7 @@ class Share(Condition):
         return not any(other.fires(samples) for other in self.unless)
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return f"share of `{self.signal}` in {' or '.join(f'`{state}`' for state in self.states)}"
 
     def bound(self, profile: Profile) -> tuple[str, str]:

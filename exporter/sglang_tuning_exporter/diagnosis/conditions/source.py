@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.conditions.condition import WINDOW, Condition, Samples
 from sglang_tuning_exporter.diagnosis.conditions.failures import happened
-from sglang_tuning_exporter.diagnosis.evidence import AFTERLIFE_SECONDS, Evidence, Past
-from sglang_tuning_exporter.diagnosis.promql import asked, otherwise
+from sglang_tuning_exporter.diagnosis.evidence import RANKS_OUTLIVE_SECONDS, Evidence, Past
+from sglang_tuning_exporter.diagnosis.promql import if_found, query_in_template
 from sglang_tuning_exporter.sglang.events import ENDS
 from sglang_tuning_exporter.state.journal import START, WORK
 
@@ -25,7 +25,7 @@ class SourceTrouble(Condition):
     seen. `events` are what a log alone can count, within `window`.
     """
 
-    traces = ENDS
+    measured_by = ENDS
     kind = "remark"
     is_event = True
     fires_on = "events"
@@ -40,7 +40,7 @@ class SourceTrouble(Condition):
     window: str = WINDOW
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return self.words or "state of the data sources"
 
     @property
@@ -56,20 +56,20 @@ class SourceTrouble(Condition):
         return bool(self.events)
 
     @property
-    def seen_as(self) -> str:
+    def annotation_value(self) -> str:
         if not self.is_end:
             return self.words
-        return otherwise(asked("sglang_tuning_end_info"), '{{ . | first | label "how" }}', self.words)
+        return if_found(query_in_template("sglang_tuning_end_info"), '{{ . | first | label "how" }}', self.words)
 
     def measure(self, past: Past) -> Evidence | None:
         if not self.trouble:
             return None
         worked = max(filter(None, (past.last_seen(WORK), past.last_seen(START))), default=None)
-        since = -inf if worked is None else worked - AFTERLIFE_SECONDS
+        since = -inf if worked is None else worked - RANKS_OUTLIVE_SECONDS
         words = past.words.get(self.trouble) or self.words
         crash = f"SGLang has ended: {past.crash}." if past.crash and self.is_end else ""
         held = float(self.trouble in past.troubles)
-        return Evidence(words or self.described, held, 0.0, "count", since=since, text=words, headline=crash)
+        return Evidence(words or self.description, held, 0.0, "count", since=since, text=words, headline=crash)
 
     def promql(self) -> list[str]:
         return self.expression.splitlines()

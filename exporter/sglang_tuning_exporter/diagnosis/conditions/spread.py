@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Spread(Condition):
     """Requests wait on one DP rank for more than the frequent share of the time, and hardly ever on another."""
 
-    described = "share of the time with requests waiting: fullest DP rank above `frequent_share`, emptiest below a tenth; ten minutes"
+    description = "share of the time with requests waiting: fullest DP rank above `frequent_share`, emptiest below a tenth; ten minutes"
     figure = PERCENT
     needs = "load, and two DP ranks or more"
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.conditions.condition import Condition, Samples
 from sglang_tuning_exporter.diagnosis.conditions.failures import COUNT
-from sglang_tuning_exporter.diagnosis.evidence import LOOP_SECONDS, Evidence, Past
+from sglang_tuning_exporter.diagnosis.evidence import RESTART_LOOP_SECONDS, Evidence, Past
 from sglang_tuning_exporter.state.journal import START
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.state.profiles import Profile
 
-_WINDOW = f"{LOOP_SECONDS / 60:.0f}m"
+_WINDOW = f"{RESTART_LOOP_SECONDS / 60:.0f}m"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Starts(Condition):
     """The server started at least so many times within half an hour."""
 
     counted = ((START, _WINDOW),)
-    traces = (START,)
+    measured_by = (START,)
     figure = COUNT
     is_event = True
     fires_on = "events"
@@ -30,7 +30,7 @@ class Starts(Condition):
     at_least: int
 
     def measure(self, past: Past) -> Evidence | None:
-        since = past.now - LOOP_SECONDS
+        since = past.now - RESTART_LOOP_SECONDS
         return Evidence("starts in 30 minutes", past.starts, self.at_least - 1, "count", since=since)
 
     def promql(self) -> list[str]:
@@ -47,7 +47,7 @@ class Starts(Condition):
         return samples.increase(START, _WINDOW) > self.at_least - 0.5
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return f"{self.at_least} starts in 30 minutes"
 
     def bound(self, profile: Profile) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sglang_tuning_exporter.diagnosis.conditions.condition import WINDOW, Condition, Samples
 from sglang_tuning_exporter.diagnosis.conditions.failures import happened, logged
 from sglang_tuning_exporter.diagnosis.evidence import WATCHDOG, Evidence, Past
-from sglang_tuning_exporter.diagnosis.promql import ON, asked, firing, known, otherwise
+from sglang_tuning_exporter.diagnosis.promql import ON, firing, if_found, last_known, query_in_template
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.state.profiles import Profile
@@ -21,10 +21,10 @@ _SPOKEN = "a watchdog saw no progress for --watchdog-timeout seconds"
 class Stuck(Condition):
     """Requests run or wait and nothing moves, or SGLang's own watchdog timed out within the window."""
 
-    described = "`stuck_stage` of the tokenizer, scheduler or detokenizer, or a watchdog timeout in the log"
+    description = "`stuck_stage` of the tokenizer, scheduler or detokenizer, or a watchdog timeout in the log"
     counted = ((WATCHDOG, WINDOW),)
-    traces = (WATCHDOG,)
-    figure = otherwise(asked("sglang_tuning_stuck_stage", comparison=" == 1"), _HANGS, _SPOKEN)
+    measured_by = (WATCHDOG,)
+    figure = if_found(query_in_template("sglang_tuning_stuck_stage", comparison=" == 1"), _HANGS, _SPOKEN)
     is_event = True
     has_figure = False
     needs = "a log or metrics"
@@ -46,9 +46,9 @@ class Stuck(Condition):
         timed_out, *rest = logged(WATCHDOG)
         # A server that hung and then died has not recovered: the alert fires until the one about its end does.
         fired = f"max without (alertname, alertstate, severity, diagnosis) ({firing('SGLangSchedulerStuck')})"
-        died = f"{fired} and {ON} {known('sglang_tuning_up')} == 0"
+        died = f"{fired} and {ON} {last_known('sglang_tuning_up')} == 0"
         return [
-            f"max without (stage) ({known('sglang_tuning_stuck_stage')}) == 1",
+            f"max without (stage) ({last_known('sglang_tuning_stuck_stage')}) == 1",
             "or " + timed_out,
             *rest,
             f"or ({died} unless {ON} {firing('SGLangServerDown')})",

@@ -40,7 +40,7 @@ _FROM_CACHE = "share of prompt tokens from the prefix cache"
 class Suitability(Condition):
     """A change of set-up would suit this server, by a test. `figures` returns what the test is based on."""
 
-    described = "a test of the server's set-up and load: `diagnosis/conditions/suitability.py`"
+    description = "a test of the server's set-up and load: `diagnosis/conditions/suitability.py`"
     kind = "chance"
     is_only_advice = True
     needs = "the server's arguments, and load"
@@ -74,7 +74,7 @@ def shared_prefixes_unused(past: Past) -> Evidence | None:
         return None
     if shared.proven is None:
         return None
-    name = _FROM_CACHE + (", computed by other requests" if shared.returned else "")
+    name = _FROM_CACHE + (", computed by other requests" if shared.from_own_runs else "")
     return Evidence(name, shared.proven, SHARING[0], "share")
 
 
@@ -88,16 +88,16 @@ def prefix_policy_wasted(past: Past) -> Evidence | None:
     return Evidence(_FROM_CACHE, shared.cached, NO_SHARING, "share", below=True)
 
 
-def returned_prefixes(past: Past) -> list[Evidence]:
+def own_prefixes(past: Past) -> list[Evidence]:
     """Return what came from the cache, and how much of it requests had left there themselves."""
     shared = _sharing(past)
-    if shared is None or not shared.returned:
+    if shared is None or not shared.from_own_runs:
         return []
     return [
         Evidence(_FROM_CACHE, shared.cached, SHARING[0], "share"),
         Evidence(
             "share from their own earlier run (retracted) or first answer (n above 1), at most",
-            shared.returned,
+            shared.from_own_runs,
             0.0,
             "share",
         ),

@@ -7,7 +7,7 @@ from sglang_tuning_exporter.diagnosis.conditions import ObjectiveMissed, Suitabi
 from sglang_tuning_exporter.diagnosis.row import Diagnosis, Remedy
 from sglang_tuning_exporter.diagnosis.rows.scheduling import WHY_REQUESTS_WAIT
 from sglang_tuning_exporter.diagnosis.sizing import admission, case, layout, limits, pools, prefill
-from sglang_tuning_exporter.diagnosis.suspects import how_many
+from sglang_tuning_exporter.diagnosis.suspects import suspects_evidence
 
 _BURN_RATE_ALERTS = "the burn-rate alerts of the latency objectives notify; this row names the flag to change"
 
@@ -67,9 +67,9 @@ LATENCY_DIAGNOSES: tuple[Diagnosis, ...] = (
             "another finding names why requests wait: change its flag first",
         ),
         causes=(*WHY_REQUESTS_WAIT, "queue_too_long"),
-        borrows=True,
+        uses_advice_of_causes=True,
         no_alert=_BURN_RATE_ALERTS,
-        sizes=admission.at_once(clients.at_most),
+        sizes=admission.to_clients(clients.at_most),
         scale_out="replica",
     ),
     Diagnosis(
@@ -97,7 +97,7 @@ LATENCY_DIAGNOSES: tuple[Diagnosis, ...] = (
 CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
     Diagnosis(
         id="shared_prefixes_unused",
-        condition=Suitability(suitability.shared_prefixes_unused, suitability.returned_prefixes),
+        condition=Suitability(suitability.shared_prefixes_unused, suitability.own_prefixes),
         summary="Waiting requests share prefixes, but --schedule-policy fcfs does not group them.",
         seen="{value} of the prompt tokens came from the prefix cache under fcfs",
         guide="SGLang's tuning guide: with many shared prefixes set --schedule-policy lpm (the default of early releases)",
@@ -113,7 +113,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
     ),
     Diagnosis(
         id="prefix_policy_wasted",
-        condition=Suitability(suitability.prefix_policy_wasted, suitability.returned_prefixes),
+        condition=Suitability(suitability.prefix_policy_wasted, suitability.own_prefixes),
         summary="--schedule-policy lpm orders requests by shared prefixes, but they share none.",
         seen="{value} of the prompt tokens came from the prefix cache under lpm",
         guide="SGLang's tuning guide, first edition: without shared prefixes fcfs costs less than lpm",
@@ -124,11 +124,11 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
             "Searching the longest common prefix costs time for every waiting request.",
             "prefixes will be shared later in the day",
         ),
-        sizes=case.word("schedule_policy", "fcfs"),
+        sizes=case.set_to("schedule_policy", "fcfs"),
     ),
     Diagnosis(
         id="flags_away_from_defaults",
-        condition=Suitability(how_many),
+        condition=Suitability(suspects_evidence),
         names_suspects=True,
         summary="Flags that differ from SGLang's defaults can delay requests.",
         seen="{value} flag{s} with a value other than the default that can cause this",
@@ -207,7 +207,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
     ),
     Diagnosis(
         id="profile_settings",
-        condition=Suitability(profile_settings.how_many_differ),
+        condition=Suitability(profile_settings.differing_evidence),
         summary="SGLang's guide recommends other settings for this profile.",
         seen="{value} setting{s} other than what the guide recommends for this profile",
         guide="SGLang's tuning guide, newest edition: settings for online, offline, long-context and multi-turn servers",
@@ -252,7 +252,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
             "the GPU has no FP8 (Ada, Hopper and newer have it), or answers must not lose any accuracy",
             cost="A little accuracy.",
         ),
-        sizes=case.word("quantization", "fp8"),
+        sizes=case.set_to("quantization", "fp8"),
     ),
     Diagnosis(
         id="expert_parallel_candidate",

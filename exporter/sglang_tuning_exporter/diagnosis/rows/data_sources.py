@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from sglang_tuning_exporter.diagnosis.conditions import SourceTrouble
 from sglang_tuning_exporter.diagnosis.evidence import UNRECOGNISED
-from sglang_tuning_exporter.diagnosis.promql import EVER, EXCUSED, KNOWN, ON, before, firing, known
+from sglang_tuning_exporter.diagnosis.promql import (
+    LONGEST_LOOKBACK,
+    LOOKBACK,
+    ON,
+    SHORT_LOOKBACK,
+    firing,
+    largest_before,
+    last_known,
+)
 from sglang_tuning_exporter.diagnosis.row import Diagnosis, Remedy
 from sglang_tuning_exporter.diagnosis.rows.liveness import disabled
 
@@ -16,7 +24,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="metrics_disabled",
         alert="SGLangMetricsDisabled",
         condition=SourceTrouble(
-            f"{disabled(KNOWN)} == 1\nunless {ON} {firing('SGLangServerDown')}",
+            f"{disabled(LOOKBACK)} == 1\nunless {ON} {firing('SGLangServerDown')}",
             trouble="metrics_disabled",
         ),
         summary="SGLang runs without metrics: only its log is available.",
@@ -38,7 +46,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         severity="warning",
         condition=SourceTrouble(
             # Work that the metrics show long after the last batch line. It fires until a line comes.
-            f"{known('sglang_tuning_log_up', EXCUSED)} == 0\nor {known('sglang_tuning_log_silent_seconds', EXCUSED)} > 60",
+            f"{last_known('sglang_tuning_log_up', SHORT_LOOKBACK)} == 0\nor {last_known('sglang_tuning_log_silent_seconds', SHORT_LOOKBACK)} > 60",
             trouble="log_silent",
             words="the log has no new batch lines",
         ),
@@ -59,7 +67,9 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="sources_disagree",
         alert="SGLangSourcesDisagree",
         severity="warning",
-        condition=SourceTrouble(f"max without (fact) ({known('sglang_tuning_sources_disagree', EXCUSED)}) == 1"),
+        condition=SourceTrouble(
+            f"max without (fact) ({last_known('sglang_tuning_sources_disagree', SHORT_LOOKBACK)}) == 1"
+        ),
         summary="SGLang's log and its metrics disagree.",
         seen="KV cache size or retractions differ between log and metrics",
         guide="not in SGLang's guide: figures of two servers, or an incomplete log, lead to wrong advice",
@@ -77,7 +87,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         alert="SGLangFormatDrift",
         condition=SourceTrouble(
             "sum without (kind) (increase(sglang_tuning_log_unrecognised_total[1h])) > 0\n"
-            f"or {known('sglang_tuning_metrics_unrecognised_families')} > 0",
+            f"or {last_known('sglang_tuning_metrics_unrecognised_families')} > 0",
             events=(UNRECOGNISED,),
             window="1h",
         ),
@@ -100,7 +110,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         condition=SourceTrouble(
             # Not `up == 0`: an exporter that answers every other scrape is useless too. It fires until the exporter
             # answers again.
-            f"avg_over_time(up[5m]) < 0.5\nand {ON} ({known('sglang_tuning_build_info', EVER)} or {firing('SGLangTuningExporterDown')})"
+            f"avg_over_time(up[5m]) < 0.5\nand {ON} ({last_known('sglang_tuning_build_info', LONGEST_LOOKBACK)} or {firing('SGLangTuningExporterDown')})"
         ),
         summary="Prometheus cannot scrape the SGLang exporter.",
         seen="most scrapes of the exporter's /metrics fail",
@@ -114,16 +124,16 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
             "server and exporter were taken out of service together",
         ),
         about="exporter",
-        hides="warning",
+        inhibits="warning",
     ),
     Diagnosis(
         id="exporter_gone",
         alert="SGLangTuningExporterGone",
         severity="critical",
         condition=SourceTrouble(
-            f"count by (job) (last_over_time(sglang_tuning_build_info[{EVER}] offset {KNOWN})) > 0\n"
-            f"unless on (job) group by (job) ({known('sglang_tuning_build_info')})\n"
-            f"unless on (job) group by (job) ({known('up')})"
+            f"count by (job) (last_over_time(sglang_tuning_build_info[{LONGEST_LOOKBACK}] offset {LOOKBACK})) > 0\n"
+            f"unless on (job) group by (job) ({last_known('sglang_tuning_build_info')})\n"
+            f"unless on (job) group by (job) ({last_known('up')})"
         ),
         summary="Prometheus has no SGLang exporter left to scrape in this job.",
         seen="the last target left service discovery within the last day",
@@ -144,8 +154,8 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
             # Failed scrapes count: this is about the interval.
             f"count_over_time(up[30m]) < {FEWEST_SCRAPES}\n"
             # The same target with the same labels for as long.
-            f"and {before('up', '30m')} >= 0\n"
-            f"and {known('up', '10m')} >= 0\nand {ON} {known('sglang_tuning_build_info', EVER)}"
+            f"and {largest_before('up', '30m')} >= 0\n"
+            f"and {last_known('up', '10m')} >= 0\nand {ON} {last_known('sglang_tuning_build_info', LONGEST_LOOKBACK)}"
         ),
         summary="Prometheus scrapes the exporter too rarely for its alerts.",
         seen="more than two minutes between two scrapes",

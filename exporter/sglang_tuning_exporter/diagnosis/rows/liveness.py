@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from sglang_tuning_exporter.diagnosis.conditions import SourceTrouble, Starts, Stuck
 from sglang_tuning_exporter.diagnosis.conditions.failures import logged
-from sglang_tuning_exporter.diagnosis.promql import EXCUSED, ON, WHILE, before, firing, known
+from sglang_tuning_exporter.diagnosis.promql import (
+    ON,
+    OUTAGE_LOOKBACK,
+    SHORT_LOOKBACK,
+    firing,
+    largest_before,
+    last_known,
+)
 from sglang_tuning_exporter.diagnosis.row import Diagnosis, Remedy, Title
 from sglang_tuning_exporter.sglang.events import ENDS
 
@@ -18,32 +25,30 @@ def disabled(window: str) -> str:
 
     Not if it had metrics within the hour and did not restart: then a proxy answers 404 in its place.
     """
-    answers = known('sglang_tuning_scrape_error_info{reason="metrics_disabled"}', window)
+    answers = last_known('sglang_tuning_scrape_error_info{reason="metrics_disabled"}', window)
     return f"({answers} unless {ON} ({_WITHOUT_RESTART}))"
 
 
-_NOT_READY = known('sglang_tuning_scrape_error_info{reason="not_ready"}', EXCUSED)
+_NOT_READY = last_known('sglang_tuning_scrape_error_info{reason="not_ready"}', SHORT_LOOKBACK)
 # The exporter allows a model half an hour to load; a proxy may answer 503 for ever.
 _LONGEST_START = "35m"
 _DOWN = (
-    f"{known(_UP)} == 0",
+    f"{last_known(_UP)} == 0",
     # After a relabelling the old labels still show a server that was down.
-    f"unless {ON} {known(_UP)} == 1",
-    # An excuse ends when the alert fired: then only an answer ends it.
-    f"unless {ON} ({disabled(EXCUSED)} unless {ON} {_FIRED})",
+    f"unless {ON} {last_known(_UP)} == 1",
+    # The exception ends when the alert fired: then only an answer ends it.
+    f"unless {ON} ({disabled(SHORT_LOOKBACK)} unless {ON} {_FIRED})",
     # A server that loads its model is not down. Counting starts would also hide a start that failed.
     f"unless {ON} (",
-    f"  {_NOT_READY} unless {ON} ({_FIRED} or max_over_time({_UP}[{_LONGEST_START}]) == 0 and {ON} {before(_UP, _LONGEST_START)} >= 0)",
+    f"  {_NOT_READY} unless {ON} ({_FIRED} or max_over_time({_UP}[{_LONGEST_START}]) == 0 and {ON} {largest_before(_UP, _LONGEST_START)} >= 0)",
     ")",
     # A start that was logged before the exporter's first scrape is no increase, so a new exporter waits as long.
-    f"and {ON} (max_over_time({_UP}[15m]) == 1 or {before(_UP, '15m')} >= 0 or {_FIRED})",
+    f"and {ON} (max_over_time({_UP}[15m]) == 1 or {largest_before(_UP, '15m')} >= 0 or {_FIRED})",
     # While the exporter is down, an alert that fired is not resolved.
-    f"or last_over_time({_UP}[1h]) == 0 and {ON} {_FIRED} unless {ON} {known(_UP)}",
+    f"or last_over_time({_UP}[1h]) == 0 and {ON} {_FIRED} unless {ON} {last_known(_UP)}",
 )
 # Three outages or more: one is SGLangServerDown, two are somebody who tries a flag and reverts it.
-_OFTEN_DOWN = (
-    f"1 - avg_over_time({_UP}[2h]) > 0.1\nand {ON} resets({_UP}[2h]) > 2.5\nand {ON} {before(_UP, '1h', WHILE)} >= 0"
-)
+_OFTEN_DOWN = f"1 - avg_over_time({_UP}[2h]) > 0.1\nand {ON} resets({_UP}[2h]) > 2.5\nand {ON} {largest_before(_UP, '1h', OUTAGE_LOOKBACK)} >= 0"
 
 WHAT_KILLS = (
     "scheduler_stuck",
@@ -75,7 +80,7 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         ),
         causes=(*WHAT_KILLS, "crashed", "restart_loop"),
         notified_beside=True,
-        hides="critical",
+        inhibits="critical",
         kind="limit",
         scale_out="neither",
     ),

@@ -52,7 +52,7 @@ OBJECTIVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         remedy=_FIRST_TOKEN,
         hold="2m",
         causes=FIRST_TOKEN_CAUSES,
-        borrows=True,
+        uses_advice_of_causes=True,
         scale_out="replica",
     ),
     Diagnosis(
@@ -68,8 +68,8 @@ OBJECTIVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         remedy=_FIRST_TOKEN,
         hold="15m",
         causes=("time_to_first_token_burning_fast", *FIRST_TOKEN_CAUSES),
-        borrows=True,
-        repeats="time_to_first_token_burning_fast",
+        uses_advice_of_causes=True,
+        superseded_by="time_to_first_token_burning_fast",
         scale_out="replica",
     ),
     Diagnosis(
@@ -85,7 +85,7 @@ OBJECTIVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         remedy=_NEXT_TOKEN,
         hold="2m",
         causes=INTER_TOKEN_CAUSES,
-        borrows=True,
+        uses_advice_of_causes=True,
         scale_out="replica",
     ),
     Diagnosis(
@@ -101,8 +101,8 @@ OBJECTIVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         remedy=_NEXT_TOKEN,
         hold="15m",
         causes=("inter_token_latency_burning_fast", *INTER_TOKEN_CAUSES),
-        borrows=True,
-        repeats="inter_token_latency_burning_fast",
+        uses_advice_of_causes=True,
+        superseded_by="inter_token_latency_burning_fast",
         scale_out="replica",
     ),
 )

@@ -45,7 +45,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         keep_firing="5m",
         causes=("scheduler_stuck", *WHY_REQUESTS_WAIT, "cuda_graph_not_covering", "cuda_graph_off"),
         notified_beside=True,
-        borrows=True,
+        uses_advice_of_causes=True,
         scale_out="replica",
     ),
     Diagnosis(
@@ -119,7 +119,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         ),
         keep_firing="5m",
         causes=(*_RETRACTING, "dp_imbalanced"),
-        sizes=pools.hybrid,
+        sizes=pools.fuller_second_cache,
         scale_out="flag_first",
     ),
     Diagnosis(
@@ -300,8 +300,8 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         ),
         keep_firing="5m",
         causes=WHY_REQUESTS_WAIT,
-        borrows=True,
-        sizes=admission.at_once(clients.at_most),
+        uses_advice_of_causes=True,
+        sizes=admission.to_clients(clients.at_most),
         scale_out="replica",
     ),
     Diagnosis(
@@ -352,7 +352,7 @@ CLIENT_DIAGNOSES: tuple[Diagnosis, ...] = (
         keep_firing="5m",
         profiles=("offline",),
         unless=("requests_rejected",),
-        sizes=admission.at_once(clients.at_least),
+        sizes=admission.to_clients(clients.at_least),
         scale_out="neither",
     ),
 )

@@ -37,7 +37,7 @@ CHEAP = (
     " tokens they cost little, and fewer requests at once would cost more"
 )
 # Retractions for each started request; docs/decisions.md.
-TOLERATED, OFTEN_TAKEN_BACK = 0.05, 0.5
+TOLERATED, OFTEN_RETRACTED = 0.05, 0.5
 # Tokens; docs/decisions.md.
 LONG_PROMPT = 1000.0
 RECOVERS = (
@@ -81,14 +81,14 @@ def retracting(case: SizingInput) -> list[AdvisedValue]:
     return ineffective(case)
 
 
-def _why_not_fewer(case: SizingInput) -> str:
+def _cheaper_than_fewer_requests(case: SizingInput) -> str:
     """Return why fewer requests at once would cost more than they save; empty if they may help."""
-    usage, share, prompt = case.recent.mean("usage"), _taken_back(case), mean_prompt(case.past)
+    usage, share, prompt = case.recent.mean("usage"), _retractions_per_request(case), mean_prompt(case.past)
     flags = larger_pool_flags(case)
     if usage is not None and usage < case.profile.token_usage_target:
         # Fewer requests would prevent the peaks only, and wait for the limit instead.
         return PEAKS.format(flags=flags, usage=usage)
-    if share is not None and share < OFTEN_TAKEN_BACK:
+    if share is not None and share < OFTEN_RETRACTED:
         return FEW.format(flags=flags, share=100 * share)
     if share is not None and prompt is not None and prompt < LONG_PROMPT:
         return CHEAP.format(flags=flags, share=share, prompt=prompt)
@@ -102,14 +102,14 @@ def tolerated(case: SizingInput) -> bool:
     would be lowered again for the queue.
     """
     current, factor = _conservativeness(case)
-    share = _taken_back(case)
+    share = _retractions_per_request(case)
     if current is None or share is None or share >= TOLERATED:
         return False
     flag = current * factor + 0.01
     return flag >= RAISED_CONSERVATIVENESS or LOWERED_CONSERVATIVENESS <= flag < USUAL_CONSERVATIVENESS
 
 
-def _taken_back(case: SizingInput) -> float | None:
+def _retractions_per_request(case: SizingInput) -> float | None:
     """Return retractions for each started request; None if not known."""
     started = case.past.started_requests
     return case.past.retractions_per_minute / case.past.per_minute(started) if started else None
@@ -122,7 +122,7 @@ def ineffective(case: SizingInput) -> list[AdvisedValue]:
     larger = larger_pool(case)
     if larger is not None:
         return [larger]
-    words = _why_not_fewer(case)
+    words = _cheaper_than_fewer_requests(case)
     if words:
         return people(words, "larger_pool")
     fewer = run_fewer(case, 0.5, LOWERED_LIMIT)
@@ -152,7 +152,7 @@ def too_conservative(case: SizingInput) -> list[AdvisedValue]:
 def _smaller_requests(case: SizingInput) -> list[AdvisedValue]:
     """Return how many max_new_tokens are enough; nothing if clients ask for little more than they use."""
     asking, longest = demand(case.past), longest_answer(case.past)
-    if longest is None or asking is None or not asking.is_sharp:
+    if longest is None or asking is None or not asking.is_precise:
         return people(SMALLER_REQUESTS.format(FEWER_TOKENS), "smaller_requests")
     enough = TOKENS_STEP * ceil(longest / TOKENS_STEP)
     if enough > MOSTLY_NEEDED * asking.asked:
@@ -170,7 +170,7 @@ def recovering(case: SizingInput) -> list[AdvisedValue]:
     return [AdvisedValue(round(USUAL_CONSERVATIVENESS / factor, 2), current)]
 
 
-def at_once(words: Callable[[Past], str]) -> Callable[[SizingInput], list[AdvisedValue]]:
+def to_clients(words: Callable[[Past], str]) -> Callable[[SizingInput], list[AdvisedValue]]:
     """Advise clients, with a figure if there is one."""
     return lambda case: people(words(case.past))
 

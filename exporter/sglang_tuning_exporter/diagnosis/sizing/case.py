@@ -93,7 +93,7 @@ def people(words: str, variant: str = "") -> list[AdvisedValue]:
     return [person(words, variant)]
 
 
-def word(arg: str, value: str) -> Callable[[SizingInput], list[AdvisedValue]]:
+def set_to(arg: str, value: str) -> Callable[[SizingInput], list[AdvisedValue]]:
     """Set an argument to a word; nothing if it has that value."""
     return lambda case: [] if case.present(arg) == value else [AdvisedValue(value, case.present(arg))]
 

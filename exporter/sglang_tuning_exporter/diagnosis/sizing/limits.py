@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.capacity.prediction import largest_within, predict
+from sglang_tuning_exporter.capacity.prediction import largest_batch_within, predict
 from sglang_tuning_exporter.diagnosis.sizing.case import AdvisedValue
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def batch_within_objective(case: SizingInput) -> float | None:
         return None
     mean = None if recent is None else recent.mean_seconds
     slower = max(mean / now.inter_token_mean_seconds, 1.0) if mean else 1.0
-    fitting = [largest_within(rank, objective / slower) for rank in ranks]
+    fitting = [largest_batch_within(rank, objective / slower) for rank in ranks]
     return min((each for each in fitting if each is not None), default=None)
 
 

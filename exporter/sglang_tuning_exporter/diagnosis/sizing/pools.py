@@ -61,7 +61,7 @@ def larger_pool_flags(case: SizingInput) -> str:
     return f"--mem-fraction-static, --kv-cache-dtype {kind}" if kind else "--mem-fraction-static"
 
 
-def hybrid(case: SizingInput) -> list[AdvisedValue]:
+def fuller_second_cache(case: SizingInput) -> list[AdvisedValue]:
     """Name the cache that is full, and the flag that gives it more memory if this release has one."""
     pool = case.past.fullest_pool
     arg = {"swa": "swa_full_tokens_ratio", "mamba": "mamba_full_memory_ratio"}.get(pool, "")

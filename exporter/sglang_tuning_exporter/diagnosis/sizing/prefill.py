@@ -7,7 +7,11 @@ from math import floor, log2
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.demand import mean_prompt
-from sglang_tuning_exporter.diagnosis.interruption import first_token_with_steps_between, prefill_pace, steps_between
+from sglang_tuning_exporter.diagnosis.interruption import (
+    decode_steps_per_chunk,
+    first_token_with_steps_between,
+    prefill_pace,
+)
 from sglang_tuning_exporter.diagnosis.sizing.case import AdvisedValue, people, person
 
 if TYPE_CHECKING:
@@ -16,8 +20,8 @@ if TYPE_CHECKING:
 # For one rank: the guide's sizes, and SGLang's largest default. Reasons: docs/decisions.md.
 LARGEST_CHUNK, SMALL_CHUNK, LEAST_CHUNK = 16384, 4096, 2048
 SHORT_PROMPT = 0.125  # of a chunk: at most one prompt in eight fills it
-SURELY = 0.5  # of the estimated pace, which assumes full chunks
-WHOLE_PASS = 1024  # tokens: a smaller chunk takes about as long
+CERTAIN_PACE_SHARE = 0.5  # of the estimated pace, which assumes full chunks
+LEAST_USEFUL_CHUNK = 1024  # tokens: a smaller chunk takes about as long
 NO_SMALLER = "separate prefill and decode (disaggregation), or add a replica"
 ELSEWHERE = "reuse more prefixes, separate prefill and decode, or add a replica"
 NO_MEMORY = "lower --mem-fraction-static first: a larger chunk needs memory that is not left"
@@ -75,7 +79,7 @@ def between(case: SizingInput) -> list[AdvisedValue]:
         return [replace(shorter, otherwise=(elsewhere,)) if shorter else elsewhere]
     mixed = AdvisedValue(1.0, 0.0, arg="enable_mixed_chunk", words="add it", is_switch=True)
     together = replace(mixed, beside=() if shorter is None else (shorter,))
-    steps = steps_between(case.profile)
+    steps = decode_steps_per_chunk(case.profile)
     current = case.facts.arg("prefill_decode_interval") or 0.0
     if current >= steps:
         return [elsewhere]
@@ -102,8 +106,8 @@ def _chunk_within_objective(case: SizingInput) -> AdvisedValue | None:
     objective = case.profile.inter_token_seconds
     if current is None or pace is None or objective is None:
         return None
-    fits = 2.0 ** floor(log2(max(SURELY * pace * objective, 1.0)))
-    if fits < WHOLE_PASS or 0 < current <= fits * ranks:
+    fits = 2.0 ** floor(log2(max(CERTAIN_PACE_SHARE * pace * objective, 1.0)))
+    if fits < LEAST_USEFUL_CHUNK or 0 < current <= fits * ranks:
         return None
     return AdvisedValue(_whole_pages(case, int(fits * ranks), ranks), current, arg="chunked_prefill_size")
 

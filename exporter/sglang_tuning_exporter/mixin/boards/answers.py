@@ -149,7 +149,7 @@ _COLOURS = dict(STATE_WORDS.values()) | {
 
 
 def _is(signal: Signal, state: str) -> tuple[str, str]:
-    held = q.known(q.ranked("sglang_tuning_state", f'signal="{signal}"', f'state="{state}"'))
+    held = q.last_known(q.ranked("sglang_tuning_state", f'signal="{signal}"', f'state="{state}"'))
     return f"max({held}) == 1", STATE_WORDS[state][0]
 
 
@@ -213,7 +213,7 @@ def _usage() -> p.Json:
 
 def _graphs() -> p.Json:
     ratio = q.ranked("sglang_tuning_cuda_graph_coverage_ratio")
-    covered = f"avg({q.known(ratio)})"
+    covered = f"avg({q.last_known(ratio)})"
     lower = q.threshold("cuda_graph", "lower")
 
     def was(states: str) -> str:
@@ -243,7 +243,7 @@ def _graphs() -> p.Json:
 
 def _memory() -> p.Json:
     available = q.ranked("sglang_tuning_available_gpu_memory_bytes")
-    memory = f"min({q.known(available)})"
+    memory = f"min({q.last_known(available)})"
     low, high = (q.threshold("available_gpu_memory_bytes", bound) for bound in ("lower", "upper"))
     return _figure(
         "GPU memory left",
@@ -288,8 +288,8 @@ def _retractions() -> p.Json:
 def _answers() -> p.Json:
     return p.stat(
         "Data sources",
-        p.Query(f"min({q.known(q.own('sglang_tuning_up'))})", "metrics"),
-        p.Query(f"min({q.known(q.own('sglang_tuning_log_up'))})", "log"),
+        p.Query(f"min({q.last_known(q.own('sglang_tuning_up'))})", "metrics"),
+        p.Query(f"min({q.last_known(q.own('sglang_tuning_log_up'))})", "log"),
         no_value=NO_EXPORTER,
         mappings=p.texts({"1": ("up", p.NEUTRAL), "0": ("down", p.BAD)}),
         sizes={"titleSize": 14, "valueSize": 20},

@@ -52,7 +52,7 @@ def board() -> p.Json:
 def _servers_by_level() -> p.Json:
     counted = f'count_values("level", topk by (instance) (1, {q.verdict(ended=True)}))'
     # a tile for every level, in this order, unless there was never an exporter
-    seen = f"max_over_time({q.own('sglang_tuning_build_info')}[{q.EVER}])"
+    seen = f"max_over_time({q.own('sglang_tuning_build_info')}[{q.LONGEST_LOOKBACK}])"
     tiles = " or ".join(f'label_replace(0 * group by (job) ({seen}), "level", "{level}", "", "")' for level in LEVELS)
     counted = f"sum by (level) ({tiles} or {counted})"
     return p.stat(

@@ -93,7 +93,7 @@ def _shares() -> PanelRow:
 
 def _memory() -> p.Json:
     def gigabytes(metric: str, of: str = "max") -> str:
-        return f"{of}({q.known(q.own(f'sglang_tuning_{metric}_bytes'))}) / {GIGABYTE}"
+        return f"{of}({q.last_known(q.own(f'sglang_tuning_{metric}_bytes'))}) / {GIGABYTE}"
 
     return p.bars(
         "Where the GPU memory went",

@@ -125,7 +125,7 @@ def _health() -> PanelRow:
     )
     age = p.stat(
         "Last log line",
-        p.Query(f"time() - max({q.known(q.own('sglang_tuning_log_last_line_timestamp_seconds'))})", "ago"),
+        p.Query(f"time() - max({q.last_known(q.own('sglang_tuning_log_last_line_timestamp_seconds'))})", "ago"),
         unit="s",
         text="value",
         no_value="No log is read",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.scaling import DEMAND_SECONDS, capacity_ratio, demands, scale_out_helps
-from sglang_tuning_exporter.serve.metrics.families import brief, gauge, single
+from sglang_tuning_exporter.serve.metrics.families import gauge, shortened, single
 from sglang_tuning_exporter.state.stages import STAGES
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def findings(sidecar: SidecarView, now: float) -> Iterable[Family]:
     yield stuck.filled((stage, float(stage == judgement.past.stage)) for stage in STAGES)
     end = gauge("end_info", "How the log says that the server ended; absent while the server may run.", "how")
     how = judgement.past.words.get("server_down") if sidecar.state.life.died else None
-    yield end.filled([(brief(how), 1.0)] if how else [])
+    yield end.filled([(shortened(how), 1.0)] if how else [])
     recommended = gauge(
         "recommendation_timestamp_seconds",
         "Since when the first advice of a diagnosis that holds has been the same, in unix seconds. Flag as typed for the running"
@@ -41,7 +41,7 @@ def findings(sidecar: SidecarView, now: float) -> Iterable[Family]:
     )
     for words_of, given in sidecar.recommended_since.items():
         expected = "" if given.expected is None else given.expected.words
-        recommended.add_metric([brief(word) for word in (*words_of, expected)], given.since)
+        recommended.add_metric([shortened(word) for word in (*words_of, expected)], given.since)
     yield recommended
     active = gauge("diagnosis_active", "1 while this diagnosis holds over the last 10 minutes.", "diagnosis")
     found = {finding.diagnosis.id for finding in judgement.findings}

@@ -114,7 +114,7 @@ def printable(text: str | None) -> str:
     return clean(text or "")
 
 
-def brief(text: str | None) -> str:
+def shortened(text: str | None) -> str:
     """Return at most `LONGEST_LABEL` characters: a very long name would cost memory in every Prometheus."""
     words = text or ""
     return printable(words if len(words) <= LONGEST_LABEL else words[: LONGEST_LABEL - 1] + "…")

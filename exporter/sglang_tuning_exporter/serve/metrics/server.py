@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, get_args
 
-from sglang_tuning_exporter.serve.metrics.families import brief, counter, gauge, info, single
+from sglang_tuning_exporter.serve.metrics.families import counter, gauge, info, shortened, single
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES, LivenessKind
 from sglang_tuning_exporter.state.latency import Latency
 from sglang_tuning_exporter.state.profiles import GIGABYTE
@@ -29,7 +29,7 @@ def server(sidecar: SidecarView, now: float) -> Iterable[Family]:
     yield info(
         "server",
         "Release, model and engine as the server reports them (empty: not reported), and the profile in force.",
-        {name: brief(getattr(facts, name)) for name in ("version", "model_name", "engine_type")}
+        {name: shortened(getattr(facts, name)) for name in ("version", "model_name", "engine_type")}
         | {"profile": sidecar.profile.name},
     )
     words = "A numeric argument of the running server, as resolved by it (switches are 0 or 1)."

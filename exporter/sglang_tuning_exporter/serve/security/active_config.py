@@ -67,14 +67,14 @@ def read(path: Path) -> LoadedConfig:
 
 def _status(files: tuple[Path, ...]) -> _Status:
     """Return the status of each file, which changes when it is written; None for a missing one."""
-    looks: list[tuple[int, ...] | None] = []
+    found: list[tuple[int, ...] | None] = []
     for file in files:
         try:
             status = file.stat()
-            looks.append((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+            found.append((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
         except (OSError, ValueError):
-            looks.append(None)
-    return tuple(looks)
+            found.append(None)
+    return tuple(found)
 
 
 def _need_bcrypt() -> None:
@@ -141,10 +141,10 @@ class ActiveConfig:
         try:
             loaded = read(self._path)
         except WebConfigError as error:
-            self._complain(str(error))
+            self._report_problem(str(error))
             return False
         if (loaded.context is None) is self.is_tls:
-            self._complain("tls_server_config: restart the exporter to turn TLS on or off")
+            self._report_problem("tls_server_config: restart the exporter to turn TLS on or off")
             return False
         self.loaded, self._seen, self._problem = loaded, loaded.status, ""
         logger.info("%s: reloaded: %s", self._path, _summary(loaded.config))
@@ -155,7 +155,7 @@ class ActiveConfig:
             if self.reload():
                 on_change()
 
-    def _complain(self, problem: str) -> None:
+    def _report_problem(self, problem: str) -> None:
         if problem != self._problem:
             logger.error("%s: invalid, keeping the previous configuration: %s", self._path, problem)
         self._problem = problem

@@ -65,12 +65,12 @@ class Guard:
 
     async def _refusal(self, scope: Scope) -> PlainTextResponse | None:
         given = {name: value.decode("latin-1") for name, value in reversed(scope["headers"])}
-        closing = {"Connection": "close"} if _is_heavy(given) else {}
+        closing = {"Connection": "close"} if _has_large_body(given) else {}
         if self._web_config is not None:
             config = self._web_config.loaded.config
             if config.rate_limit is not None and not self._bucket.take(config.rate_limit, self._clock()):
                 return PlainTextResponse("Too Many Requests\n", 429, headers=closing)
-            if config.users and not await self._is_known(config.users, given.get(b"authorization")):
+            if config.users and not await self._is_authenticated(config.users, given.get(b"authorization")):
                 asking = {"WWW-Authenticate": 'Basic realm="sglang-tuning-exporter", charset="UTF-8"'}
                 return PlainTextResponse("Unauthorized\n", 401, headers=asking | closing)
         if scope["method"] not in METHODS:
@@ -79,9 +79,9 @@ class Guard:
             return PlainTextResponse("Content Too Large\n", 413, headers=closing)
         return None
 
-    async def _is_known(self, users: Mapping[str, str], header: str | None) -> bool:
+    async def _is_authenticated(self, users: Mapping[str, str], header: str | None) -> bool:
         given = credentials(header)
-        if given is None or self._passwords.remembers(users, *given):
+        if given is None or self._passwords.is_cached(users, *given):
             return given is not None
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._verifier, self._passwords.verify, users, *given)
@@ -106,7 +106,7 @@ class TokenBucket:
         return True
 
 
-def _is_heavy(given: Mapping[bytes, str]) -> bool:
+def _has_large_body(given: Mapping[bytes, str]) -> bool:
     """Whether a request's body is too large, or of unknown length."""
     length = given.get(b"content-length", "0")
     # int() accepts at most 4,300 digits.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-MOST_REMEMBERED = 100
+MOST_CACHED = 100
 BCRYPT_BYTES = 72  # of a password that bcrypt uses; tools that hash longer ones cut them here
 
 
@@ -26,7 +26,7 @@ class Passwords:
         self._lock = threading.Lock()  # never held during a bcrypt: cached users do not wait for guesses
         self._nobody: dict[int, bytes] = {}
 
-    def remembers(self, users: Mapping[str, str], name: str, password: bytes) -> bool:
+    def is_cached(self, users: Mapping[str, str], name: str, password: bytes) -> bool:
         """Return whether this password was found right before; else bcrypt has to decide."""
         known = self._digest(name, users.get(name, ""), password)
         with self._lock:
@@ -40,7 +40,7 @@ class Passwords:
         import bcrypt  # noqa: PLC0415 - only where passwords are set
 
         hashed = users.get(name)
-        against = hashed.encode() if hashed is not None else self._hash_of_nobody(users)
+        against = hashed.encode() if hashed is not None else self._dummy_hash(users)
         try:
             is_right = bcrypt.checkpw(password[:BCRYPT_BYTES], against)
         except ValueError:  # a NUL, which bcrypt refuses
@@ -49,7 +49,7 @@ class Passwords:
             return False
         with self._lock:
             self._right[self._digest(name, hashed, password)] = None
-            if len(self._right) > MOST_REMEMBERED:
+            if len(self._right) > MOST_CACHED:
                 self._right.popitem(last=False)
         return True
 
@@ -60,7 +60,7 @@ class Passwords:
             digest.update(len(part).to_bytes(8, "big") + part)
         return digest.digest()
 
-    def _hash_of_nobody(self, users: Mapping[str, str]) -> bytes:
+    def _dummy_hash(self, users: Mapping[str, str]) -> bytes:
         """Return a hash with the highest cost of all users' hashes, which no password matches."""
         import bcrypt  # noqa: PLC0415 - as above
 

@@ -187,7 +187,7 @@ class _Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _written(cls, content: Any) -> Any:
+    def _check_keys(cls, content: Any) -> Any:
         if isinstance(content, str) and content in _BLANK:
             return {}
         if not isinstance(content, dict):
@@ -219,7 +219,7 @@ class TLS(_Section):
     curve_preferences: Annotated[tuple[Annotated[str, AfterValidator(_curve)], ...], AfterValidator(_one_curve)] = ()
 
     @model_validator(mode="after")
-    def _agrees(self) -> TLS:
+    def _check_together(self) -> TLS:
         given = self.model_fields_set
         for kind in ("cert", "key", "client_ca"):
             if {kind, f"{kind}_file"} <= given:
@@ -256,7 +256,7 @@ class RateLimit(_Section):
     burst: Annotated[int, BeforeValidator(_count)] = 0
 
     @model_validator(mode="after")
-    def _agrees(self) -> RateLimit:
+    def _check_together(self) -> RateLimit:
         if self.interval and not self.burst:
             raise ValueError(".burst: missing; say how many requests may come at once, such as 10")
         return self
