@@ -259,9 +259,8 @@ class Scrape:
     finished_requests: float | None = None
     finished_prompt_tokens: float | None = None  # of the requests that ended, as the next two
     finished_answer_tokens: float | None = None
-    finished_cached_tokens: float | None = (
-        None  # of prompts; up to 0.5.8 counted again when a request is computed again
-    )
+    # Of prompts; up to 0.5.8 counted again when a request is computed again.
+    finished_cached_tokens: float | None = None
     posted_requests: float | None = None  # over HTTP
     answered_requests: float | None = None  # over HTTP, with status 200
     refused_requests: float | None = None  # over HTTP, with status 503

@@ -93,12 +93,8 @@ def _is_timely(text: bytes, time: float | None) -> bool:
     match = _CHECK_TIMES.match(text)
     if match is None or time is None:
         return False
-    lasted, began, beat = (
-        int(match[1]),
-        clock_seconds(match[2], match[3], match[4], None),
-        clock_seconds(match[5], match[6], match[7], None),
-    )
-    off = (time % DAY - began - lasted + DAY / 2) % DAY - DAY / 2
+    began, beat = (clock_seconds(*match.group(at, at + 1, at + 2)) for at in (2, 5))
+    off = (time % DAY - began - int(match[1]) + DAY / 2) % DAY - DAY / 2
     return abs(off) <= _CHECK_OFF and (began - beat) % DAY < DAY / 2
 
 

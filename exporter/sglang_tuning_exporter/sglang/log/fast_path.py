@@ -299,12 +299,9 @@ class FastPath:
         self.others += 1
         return True
 
-    def _read_run(  # noqa: C901, PLR0912 - one loop, all in its own names: all batch lines of a log pass here
-        self, first: int, prefix: bytes, origin: Origin, events: list[_Any]
-    ) -> int:
+    def _read_run(self, first: int, prefix: bytes, origin: Origin, events: list[_Any]) -> int:  # noqa: C901 - all batch lines pass here
         """Read the run that begins with the `first` line; return the index of the first line after it."""
-        lines, shapes = self.lines, self._shapes
-        numbers = _NUMBERS
+        lines, shapes, numbers = self.lines, self._shapes, _NUMBERS
         last = index = first
         decodes = prefills = sequences = computed = cached = repeated = joined = new_tokens = 0
         pending = b""
@@ -325,6 +322,7 @@ class FastPath:
                         break
                     graph = line_graph
                 decodes += 1
+                joined = new_tokens = 0
             elif may_be_probe and _PROBE.search(line) is not None:
                 break
             else:
@@ -340,23 +338,14 @@ class FastPath:
             last = index
         self.decodes += decodes
         self.prefills += prefills
-        shape = shapes[last]
-        assert shape is not None
-        _, line_graph, _, _, _, figures = shape
-        running, usage, queued = figures(lines[last])
-        if line_graph is not None:
-            joined = new_tokens = 0
-        time, rank = origin
-        share = _SHARES.get(usage)
+        running, usage, queued = (shapes[last] or ACCESS)[-1](lines[last])
+        share, (device, replayed), (time, rank) = _SHARES.get(usage), graph or _NO_GRAPH, origin
         if share is None:
-            events.extend(batch_events(lines[first : last + 1], prefix, time, rank))
-        else:
-            device, replayed = graph or _NO_GRAPH
-            # Fields by position: a call with names takes twice as long.
-            # fmt: off
-            events.append(tuple.__new__(BatchRun, (
-                time, rank, numbers[running], numbers[queued], share, joined, new_tokens, decodes, prefills,
-                sequences, computed, cached, repeated, pending, device, replayed, prefix, lines[first : last + 1],
-            )))
-            # fmt: on
+            events.extend(batch_events(lines[first : last + 1], prefix, *origin))
+            return index
+        # By position: a call with names takes twice as long.
+        events.append(tuple.__new__(BatchRun, (
+            time, rank, numbers[running], numbers[queued], share, joined, new_tokens, decodes, prefills, sequences, computed,
+            cached, repeated, pending, device, replayed, prefix, lines[first : last + 1],
+        )))  # fmt: skip
         return index

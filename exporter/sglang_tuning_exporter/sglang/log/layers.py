@@ -71,10 +71,8 @@ _PATTERNS = {
 }
 _WORDS_AT_MOST, _WORDS_SURE = 24, 6
 _QUOTES = re.compile(rb"obj=|text=|ReqInput|Model attempted|\brid=|prompt|content|\"(?:obj|text|messages|input)\"|\\")
-_QUOTE_MARKS = (
-    b'"',
-    b"'",
-)  # before a line that is the value of a field; Python prints whichever the value does not contain
+# Before a line that is the value of a field; Python prints whichever the value does not contain.
+_QUOTE_MARKS = (b'"', b"'")
 _QUOTE = ("fixed", rb"[\"']")
 _ENDS = b" \t]:|>-\"';+`,(=\x1e\xbf\xa0\x8b"  # the last three end a byte order mark and spaces of Unicode's
 OFTEN_OF_REQUESTS = ("text", "out", "content", "body")  # of a request's log as well as of a shipper's

@@ -63,7 +63,7 @@ def day_seconds(date: bytes) -> int | None:
         return None
 
 
-def clock_seconds(hours: bytes, minutes: bytes, seconds: bytes, fraction: bytes | None) -> float:
+def clock_seconds(hours: bytes, minutes: bytes, seconds: bytes, fraction: bytes | None = None) -> float:
     """Return the seconds since midnight."""
     whole = int(hours) * 3600 + int(minutes) * 60 + int(seconds)
     return whole + int(fraction) / 10 ** len(fraction) if fraction else float(whole)

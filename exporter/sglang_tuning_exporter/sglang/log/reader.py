@@ -48,9 +48,8 @@ class LogReader(MessageReader):
         self._fast_path = FastPath(self.wrapping.accepts_scheduler if strict else None)
         self._reads_held = False  # reading lines that waited
         self._headers: set[bytes] = set()
-        self._has_unwrapped_lines = (
-            False  # a line of SGLang's was read that nothing surrounded: a second prefix in a line is raw text
-        )
+        # A line of SGLang's was read that nothing surrounded: a second prefix in a line is raw text.
+        self._has_unwrapped_lines = False
 
     def feed(self, block: bytes, arrived: float | None = None) -> list[Event]:
         """Return the events of a block of whole lines, in order; the last line may lack its newline. Never raises.

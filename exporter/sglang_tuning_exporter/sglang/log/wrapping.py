@@ -64,10 +64,8 @@ class Wrapping:
         self._waiting: dict[Any, _Waiting] = {}
         self._read = 0  # lines in a known shape
         self._partial: dict[str, tuple[bytes, float | None]] = {}
-        self._text_before, self._lines_with_text_before = (
-            b"",
-            0,
-        )  # the text directly before lines, and how many in a row had it
+        self._text_before = b""  # the text directly before the last line
+        self._lines_with_text_before = 0  # how many in a row had the same
         self._may_have_ended: set[str] = set()  # streams whose last part ended an earlier file
 
     @property

@@ -19,10 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 # Families that a release writes from its first batch on, in every release that has the counter.
-_COUNTS_RETRACTIONS = (
-    "realtime_tokens_total",
-    "cuda_graph_passes_total",
-)  # came with num_retracted_requests_total, 0.5.7
+_COUNTS_RETRACTIONS = ("realtime_tokens_total", "cuda_graph_passes_total")  # came with the counter, 0.5.7
 _COUNTS_ABORTS = ("total_retracted_reqs", "queue_time_seconds_count", "realtime_tokens_total")
 
 
@@ -234,21 +231,18 @@ SERVER_COUNTS = (
     *("finished_prompt_tokens", "finished_answer_tokens", "finished_cached_tokens", "posted_requests"),
     *("answered_requests", "refused_requests"),
 )
+_COUNTERS = {
+    "graph_passes",
+    "eager_passes",
+    "decoded_tokens",
+    "retracted_requests",
+    "admitted_requests",
+    "sent",
+    "scheduled",
+}
 # All counters.
 CUMULATIVE = frozenset(
-    source.metric
-    for source in SOURCES + SERVER_SOURCES
-    if source.fact
-    in {
-        "graph_passes",
-        "eager_passes",
-        "decoded_tokens",
-        "retracted_requests",
-        "admitted_requests",
-        "sent",
-        "scheduled",
-        *SERVER_COUNTS,
-    }
+    source.metric for source in SOURCES + SERVER_SOURCES if source.fact in _COUNTERS.union(SERVER_COUNTS)
 )
 
 

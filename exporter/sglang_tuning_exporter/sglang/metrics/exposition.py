@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-Sample: TypeAlias = tuple[
-    str, str, float, str
-]  # name, raw labels (the text between the braces), value, value as printed
+# Name, raw labels (the text between the braces), value, value as printed.
+Sample: TypeAlias = tuple[str, str, float, str]
 
 # Without NUL and lone surrogates, which no parser accepts; only the escapes of the format.
 _VALUE = r'[^"\\\n\x00\ud800-\udfff]*(?:\\[\\"n][^"\\\n\x00\ud800-\udfff]*)*'

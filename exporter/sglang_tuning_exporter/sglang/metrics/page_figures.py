@@ -129,10 +129,8 @@ def _figures(source: Source, series: Mapping[str, Series]) -> dict[int | None, f
         return {}
     found: dict[int | None, float] = {}
     for key, value in _by_process(source, series.get(source.metric, [])).items():
-        dp = key[0]
-        found[dp] = (
-            value if dp not in found else max(found[dp], value) if source.fold == "max" else min(found[dp], value)
-        )
+        fold, dp = min if source.fold == "min" else max, key[0]
+        found[dp] = fold(found.get(dp, value), value)
     for sibling in source.zero_with:
         for label, _ in series.get(sibling, []):
             found.setdefault(_dp(label), 0.0)
