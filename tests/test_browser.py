@@ -13,7 +13,9 @@ import requests
 
 from browser import Browser, chromium
 from conftest import running_exporter, wait_for, watched_retractions, web
+from nights import failing
 from scenes import SCENES, lived
+from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.recordings.recording import load
@@ -113,6 +115,21 @@ def test_nothing_is_cut_or_has_to_be_scrolled_sideways(
         room = width / zoom
         assert browser.width_needed() <= room, f"{name} at {width} zoomed {zoom}"
         assert [text for text in browser.texts() if text.left < 0 or text.right > room] == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_report_fits_a_phone_without_columns_of_letters_and_every_text_stands_out(
+    scheme: str, browser: Browser, tmp_path: Path
+) -> None:
+    log, page = tmp_path / "server.log", tmp_path / "report.html"
+    log.write_bytes(failing())
+    assert main(["report", str(log), "--format", "html", "--output", str(page)]) == 1
+    browser.open(page.as_uri(), width=PHONE, scheme=scheme)
+    assert browser.width_needed() <= PHONE
+    texts = [text for text in browser.texts() if text.bottom > text.top]
+    assert len(texts) > 50
+    assert [text for text in texts if text.right - text.left < 40 and text.bottom - text.top > 60] == []
+    assert [text for text in texts if text.contrast < 4.5] == []
 
 
 def test_on_a_phone_what_to_type_is_one_line_and_no_word_of_a_heading_is_broken(

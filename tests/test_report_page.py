@@ -117,7 +117,7 @@ def test_the_page_says_what_the_text_says(tmp_path: Path) -> None:
         "--schedule-conservativeness 1.3 --device cpu",
         "starting",
         "idle",
-        "recovering",
+        "requests waiting after a burst of retractions",
         "Confidence: high.",
     ):
         assert words in said, words

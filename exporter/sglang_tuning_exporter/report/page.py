@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.diagnosis.advice import shown
+from sglang_tuning_exporter.diagnosis.conditions.share import STATE_WORDS
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.report import wording
 from sglang_tuning_exporter.report.axis import ticks
@@ -75,7 +76,7 @@ def render(document: Document, analysis: Analysis) -> str:
         lanes=_lanes(document, seconds) if has_axis else [],
         strips=_Strips(document, analysis).all() if has_axis else [],
         shares=[
-            (signal, state, share)
+            (STATE_WORDS[state], share)
             for signal, states in document["shares"].items()
             if signal != "activity"
             for state, share in sorted(states.items(), key=lambda item: -item[1])

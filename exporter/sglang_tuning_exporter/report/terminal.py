@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sglang_tuning_exporter.diagnosis.advice import SWITCHED, shown
+from sglang_tuning_exporter.diagnosis.conditions.share import STATE_WORDS
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.report import wording as say
 
@@ -227,13 +228,10 @@ def _shares(document: Document, style: Style) -> str:
         by_share = sorted(((share, state) for state, share in states.items() if share > 0), reverse=True)
         if signal == "activity":
             continue
-        for position, (share, state) in enumerate(by_share):
+        for share, state in by_share:
             bar = "█" * max(round(_BAR * share), 1)
-            name = signal.replace("_", " ") if not position else ""
-            lines.append(
-                f"   {name:<12} {state.replace('_', ' '):<17} {100 * share:3.0f} %  {style.paint('info', bar)}"
-            )
-    return "\n".join([style.paint("bold", "Share of the serving time"), *lines]) if lines else ""
+            lines.append(f"   {100 * share:3.0f} %  {style.paint('info', f'{bar:<{_BAR}}')}  {STATE_WORDS[state]}")
+    return "\n".join([style.paint("bold", "Share of the serving time with"), *lines]) if lines else ""
 
 
 def _figures(document: Document, style: Style) -> str:
