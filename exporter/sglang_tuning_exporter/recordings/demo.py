@@ -37,7 +37,8 @@ def run(directory: str, *, profile: str, speed: float, seconds: float) -> int:
     def show(message: Any) -> None:
         arrived.append(time.monotonic() - begin)
         _clear()
-        print(f"\nNotification after {arrived[-1]:.0f} s:\n\n{as_text(message)}", flush=True)
+        text = as_text(message, without="dashboard_url")  # no Grafana runs here
+        print(f"\nNotification after {arrived[-1]:.0f} s:\n\n{text}", flush=True)
 
     with tempfile.TemporaryDirectory(prefix="sglang-tuning-demo-") as scratch:
         log = Path(scratch) / "server.log"

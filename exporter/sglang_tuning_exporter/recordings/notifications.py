@@ -27,12 +27,12 @@ def _strings(value: object) -> dict[str, str]:
     return {str(key): _text(item) for key, item in value.items()} if isinstance(value, dict) else {}
 
 
-def as_text(payload: object) -> str:
-    """Return a webhook message of Alertmanager (version 4) as text; empty for anything else."""
+def as_text(payload: object, *, without: str = "") -> str:
+    """Return a webhook message of Alertmanager (version 4) as text, `without` one annotation; empty for anything else."""
     alerts = payload.get("alerts") if isinstance(payload, dict) else None
     if not isinstance(alerts, list):
         return ""
-    return "\n".join(_alert(alert) for alert in sorted(filter(_is_alert, alerts), key=_place))
+    return "\n".join(_alert(alert, without) for alert in sorted(filter(_is_alert, alerts), key=_place))
 
 
 def _is_alert(alert: object) -> bool:
@@ -44,8 +44,9 @@ def _place(alert: dict[str, Any]) -> int:
     return _PLACES.get(_strings(alert.get("labels")).get("alertname", ""), len(_PLACES))
 
 
-def _alert(alert: dict[str, Any]) -> str:
+def _alert(alert: dict[str, Any], without: str) -> str:
     labels, notes = _strings(alert.get("labels")), _strings(alert.get("annotations"))
+    notes.pop(without, None)
     is_over = alert.get("status") == "resolved"
     state = "resolved" if is_over else labels.get("severity", "firing")
     lines = [f"[{state}] {labels.get('alertname', '?')} on {labels.get('instance', '?')}"]
