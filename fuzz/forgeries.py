@@ -213,7 +213,7 @@ def _retractions(recording: Recording, middle: int, carrier: bytes, forged: byte
     """
     before = carrier.split(b"%s")[0].removeprefix(b"%p")
     suspicion = SuspectText()
-    suspicion.look(before, None, 1)
+    suspicion.note_message(before, None, 1)
     more = int(_RETRACTION[:30] in forged and not suspicion.after_sink)
     at = recording.lines[middle - 1].at
     near = (line.text for line in recording.lines[middle:] if line.at <= at + ARRIVED_SECONDS)

@@ -15,7 +15,7 @@ from sglang_tuning_exporter.diagnosis.evidence import Past
 from sglang_tuning_exporter.diagnosis.findings import Judgement, judge
 from sglang_tuning_exporter.sglang.args.flags import flag_of, releases
 from sglang_tuning_exporter.sglang.args.refusals import objection
-from sglang_tuning_exporter.sglang.args.values import made_of
+from sglang_tuning_exporter.sglang.args.values import print_factor
 from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.latency import RecentLatency
 from sglang_tuning_exporter.state.profiles import PROFILES
@@ -83,7 +83,7 @@ def servers(draw: st.DrawFn) -> ServerFacts:
 
 
 def printed(arg: str, flag: Any, args: dict[str, Any], release: str | None) -> Any:
-    factor = made_of(arg, args, release)
+    factor = print_factor(arg, args, release)
     if flag is None or flag <= 0 or factor == 1.0:
         return flag
     return round(flag * factor, 6) if arg == "schedule_conservativeness" else int(flag * factor)

@@ -325,7 +325,7 @@ def test_a_file_that_was_rotated_to_another_place_while_nobody_read_is_said(log:
     log.write(2)
     follower = LogFollower([str(log.path)], positions=positions)
     assert (read(follower), lost(follower)) == ([5, 6], 1)
-    assert "is gone or was changed" in follower.status()[0].lost_last
+    assert "is gone or was changed" in follower.status()[0].last_lost
 
 
 def test_an_open_file_that_is_rotated_into_another_directory_is_read_to_its_end(log: Log, tmp_path: Path) -> None:
@@ -362,10 +362,10 @@ def test_a_compressed_file_that_is_damaged_or_of_an_unknown_packing_is_said(log:
     log.rename("-20260320").rename(f"{log.path}-20260320.lz4")
     log.write(1)
     follower = LogFollower([str(log.path)], positions=positions)
-    names = {follower.status()[0].lost_last}
+    names = {follower.status()[0].last_lost}
     assert read(follower)[-1] == log.count
     assert lost(follower) == 2
-    names.add(follower.status()[0].lost_last)
+    names.add(follower.status()[0].last_lost)
     assert names == {
         f"{log.path}-20260320.lz4: .lz4 files cannot be read",
         f"{packed}: unreadable: Compressed file ended before the end-of-stream marker was reached",
@@ -425,10 +425,10 @@ def test_numbered_files_are_in_the_order_of_most_of_their_times(log: Log) -> Non
     for number in (3, 4, 1, 2):
         names[number].write_bytes(b"a line\n")
         log.touch(names[number])
-    assert [place.count for place in positions.LogDirectories(str(log.path)).beside([])] == [4, 3, 2, 1]
+    assert [place.count for place in positions.LogDirectories(str(log.path)).rotated_files([])] == [4, 3, 2, 1]
     for number in (1, 2, 3, 4):
         log.touch(names[number])
-    assert [place.count for place in positions.LogDirectories(str(log.path)).beside([])] == [1, 2, 3, 4]
+    assert [place.count for place in positions.LogDirectories(str(log.path)).rotated_files([])] == [1, 2, 3, 4]
 
 
 def test_what_a_log_was_before_it_was_followed_is_not_read(log: Log) -> None:
@@ -449,7 +449,7 @@ def test_what_a_log_was_before_it_was_followed_is_not_read(log: Log) -> None:
 def test_the_log_of_another_server_is_not_a_rotated_file(tmp_path: Path, log: Log) -> None:
     for name in ("server-1.log", "server.log.old", "server.log.bak.1", "other.log.1", "server.logs.1", "server.log.1x"):
         (tmp_path / name).write_bytes(b"another\n")
-    assert positions.LogDirectories(str(log.path)).beside([]) == []
+    assert positions.LogDirectories(str(log.path)).rotated_files([]) == []
 
 
 def test_a_date_before_the_extension_is_read_beside_a_file_of_the_log(log: Log) -> None:
@@ -484,7 +484,7 @@ def test_a_rotated_file_without_text_keeps_its_place(log: Log, names: tuple[str,
     log.write(1)
     log.rename(names[0])
     empty = log.rename(names[1])
-    assert [place.path for place in positions.LogDirectories(str(log.path)).beside([])] == [
+    assert [place.path for place in positions.LogDirectories(str(log.path)).rotated_files([])] == [
         f"{log.path}{names[0]}",
         str(empty),
     ]
@@ -500,9 +500,9 @@ def test_empty_files_neither_decide_the_order_nor_displace_files_with_text(
     for number in range(4, 30):
         Path(f"{log.path}.{number}").touch()
         log.touch(Path(f"{log.path}.{number}"))
-    found = [place.count for place in positions.LogDirectories(str(log.path)).beside([]) if place.size]
+    found = [place.count for place in positions.LogDirectories(str(log.path)).rotated_files([]) if place.size]
     assert found == [3, 2, 1]
-    assert len(positions.LogDirectories(str(log.path)).beside([])) == 4
+    assert len(positions.LogDirectories(str(log.path)).rotated_files([])) == 4
 
 
 @pytest.mark.parametrize("packing", [gzip.compress, bz2.compress, lzma.compress])
@@ -510,7 +510,7 @@ def test_a_packed_file_without_text_is_an_empty_one(log: Log, packing: Callable[
     end = {gzip.compress: ".gz", bz2.compress: ".bz2", lzma.compress: ".xz"}[packing]
     for name, text in (("-20260318", b""), ("-20260319", b"a line\n")):
         Path(f"{log.path}{name}{end}").write_bytes(packing(text))
-    assert [place.size > 0 for place in positions.LogDirectories(str(log.path)).beside([])] == [False, True]
+    assert [place.size > 0 for place in positions.LogDirectories(str(log.path)).rotated_files([])] == [False, True]
 
 
 def test_no_line_continues_after_a_packed_file_without_text(log: Log) -> None:

@@ -67,7 +67,7 @@ def test_flag_beats_environment_beats_file_beats_default(name: str, winner: str,
     option = next(option for option in OPTIONS if option.name == name)
     (flag, from_flag), (variable, from_variable), (stored, from_file) = VALUES[name]
     rank = SOURCES.index(winner)
-    flags = ([option.flag] if option.switch else [option.flag, flag]) if rank == 0 else []
+    flags = ([option.flag] if option.is_switch else [option.flag, flag]) if rank == 0 else []
     variables = {option.variable: variable} if rank <= 1 else {}
     watched = "log_file: other.log" if name == "sglang_url" else "sglang_url: http://other"
     file = written(tmp_path, watched + (f"\n{name}: {stored}\n" if rank <= 2 else "\n"))

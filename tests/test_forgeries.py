@@ -17,7 +17,7 @@ from sglang_tuning_exporter.recordings.recording import load
 from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.report import report
-from sglang_tuning_exporter.sglang.event_json import packed, unpacked
+from sglang_tuning_exporter.sglang.event_json import from_json, to_json
 from sglang_tuning_exporter.sglang.events import NO_RANK, ServerArgs
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
@@ -206,16 +206,16 @@ def test_a_start_of_before_the_exporter_came_is_known_when_its_next_lines_are() 
 
 def test_a_start_in_a_state_file_has_no_argument_that_no_document_can_hold() -> None:
     start = ServerArgs(None, NO_RANK, {"a": b"x", "b": inf, "c": [1, None], "d": "x"})
-    kind, told = json.loads(json.dumps(packed(start), allow_nan=False))
-    assert unpacked(kind, told) == ServerArgs(None, NO_RANK, {"c": [1, None], "d": "x"})
+    kind, told = json.loads(json.dumps(to_json(start), allow_nan=False))
+    assert from_json(kind, told) == ServerArgs(None, NO_RANK, {"c": [1, None], "d": "x"})
 
 
 @given(st.sampled_from(["ServerArgs", "Limits", "Liveness", "Memory", "x"]), JSON)
 def test_whatever_a_state_file_has_in_place_of_an_event_is_one_or_left_out(kind: str, value: object) -> None:
     rank = [None, None, None]
     for told in (value, {"rank": value}, {"rank": rank, "args": value}, {"rank": rank, "what": value, "stage": value}):
-        event = unpacked(kind, told)
-        assert event is None or json.dumps(packed(event), allow_nan=False)
+        event = from_json(kind, told)
+        assert event is None or json.dumps(to_json(event), allow_nan=False)
         state = ServerState(PROFILES["online"], 0.0)
         state.restore({"claims": {"start": [[1.0, kind, told, True, 1.0]], "lines": [[1.0, kind, told]]}}, 1.0)
         state.settle(2.0)

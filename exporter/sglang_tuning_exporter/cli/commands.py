@@ -38,7 +38,7 @@ def report(*, jobs: int | None, max_gb: float | None, threshold: list[str] | Non
     from sglang_tuning_exporter.report import report
 
     own = _own_thresholds(threshold, given["profile"])
-    return report.run(given.pop("logs"), own_thresholds=own, jobs=_jobs(jobs), most=_most(max_gb), **given)
+    return report.run(given.pop("logs"), own_thresholds=own, jobs=_jobs(jobs), most=_byte_limit(max_gb), **given)
 
 
 def backfill(
@@ -52,7 +52,7 @@ def backfill(
     board = f"{(grafana_url or GRAFANA_URL).rstrip('/')}/d/{SERVER}"
     own = _own_thresholds(threshold, given["profile"])
     logs = given.pop("logs")
-    return backfill.run(logs, board=board, own_thresholds=own, jobs=_jobs(jobs), most=_most(max_gb), **given)
+    return backfill.run(logs, board=board, own_thresholds=own, jobs=_jobs(jobs), most=_byte_limit(max_gb), **given)
 
 
 def plan(*, logs: list[str], threshold: list[str] | None, profile: str, **given: Any) -> int:
@@ -150,7 +150,7 @@ def _jobs(given: int | None) -> int:
     return given or available()
 
 
-def _most(gigabytes: float | None) -> int | None:
+def _byte_limit(gigabytes: float | None) -> int | None:
     """Return the limit in bytes for piped or compressed input, if one was given."""
     if gigabytes is not None and not 0 < gigabytes <= 1_000_000:
         raise UsageError(f"--max-gb={gigabytes:g}: give a number above 0, up to 1000000")

@@ -15,7 +15,7 @@ from sglang_tuning_exporter.collect import positions as places
 from sglang_tuning_exporter.collect import rotation
 from sglang_tuning_exporter.collect.compression import DAMAGE
 from sglang_tuning_exporter.collect.lines import Dropped, Lines
-from sglang_tuning_exporter.collect.stream import CompressedStream, Key, Stream, why
+from sglang_tuning_exporter.collect.stream import CompressedStream, Key, Stream, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ class Chain:
     first: bool  # it existed when the exporter started
     links: list[Stream] = field(default_factory=list)  # open files, oldest first
     current: Stream | None = None  # the one with the name now
-    done: list[Mark] = field(default_factory=list)  # of closed files
+    finished: list[Mark] = field(default_factory=list)  # of closed files
     reason: str = ""
     is_alias: bool = False  # the same file is followed under another path
     closed: tuple[Key, int] | None = None  # file and size at the start, if it could not be opened
@@ -48,13 +48,13 @@ class Chain:
     modified: int = 0  # nanoseconds
     dropped: Dropped = field(default_factory=Dropped)
     lost: int = 0  # files that were gone, or may have been, before they were read to their end
-    lost_last: str = ""  # the last of them, and why
+    last_lost: str = ""  # the last of them, and why
     last_poll_at: float = 0.0
-    folders: places.LogDirectories = field(init=False)
+    directories: places.LogDirectories = field(init=False)
 
     def __post_init__(self) -> None:
         """Note the state of the directory."""
-        self.folders = places.LogDirectories(self.path)
+        self.directories = places.LogDirectories(self.path)
 
     @property
     def is_glob_match(self) -> bool:
@@ -68,12 +68,12 @@ class Chain:
 
     def marks(self) -> Iterator[Mark]:
         """Yield the marks of its files, oldest first."""
-        yield from self.done
+        yield from self.finished
         for at, link in enumerate(self.links):
             if link.joined and link.at_end and any(each.has_lines for each in self.links[at + 1 :]):
                 link.count_all_as_read()
             if link is not self.current:  # the log itself may have been copied and truncated since the last poll
-                link.look_at_start()
+                link.note_start()
             if (mark := link.mark()) is not None:
                 yield mark
 
@@ -88,12 +88,12 @@ class Chain:
 
         Return False if there are too many: the others are found when these have been read.
         """
-        if not self.links and not self.done:
+        if not self.links and not self.finished:
             return True
-        marks = [*self.done, *(link.mark_of_text() for link in self.links if link.seekable)]
-        beside = self._beside(marks, following)
+        marks = [*self.finished, *(link.mark_of_text() for link in self.links if link.seekable)]
+        beside = self._rotated_files(marks, following)
         found = places.assign(marks, beside)
-        self.done = [mark for at, mark in enumerate(self.done) if at in found or mark is self.done[-1]]
+        self.finished = [mark for at, mark in enumerate(self.finished) if at in found or mark is self.finished[-1]]
         fresh = self._unread(marks, found, beside)
         far = now - self.last_poll_at >= _FAR_APART_SECONDS
         newest = self.links[-1] if self.links else None
@@ -111,12 +111,12 @@ class Chain:
         """
         if link is not self.current or not link.seekable or link.position >= places.SURE_BYTES:
             return
-        if not self.folders.changed():
+        if not self.directories.changed():
             return
         link.rewritten = True
         if link.position:
-            marks = [*self.done, link.mark_of_text()]
-            beside = self._beside(marks)
+            marks = [*self.finished, link.mark_of_text()]
+            beside = self._rotated_files(marks)
             copy = places.assign(marks, beside).get(len(marks) - 1)
             link.rewritten = (
                 copy is not None and beside[copy].inode != link.key[1] and beside[copy].modified > link.modified
@@ -149,9 +149,9 @@ class Chain:
         `by_time`: return such files also without a copy, those that are younger than the last read.
         """
         before, after = self.links[: self.links.index(link) + 1], self.links[self.links.index(link) + 1 :]
-        marks = [*self.done, *(each.mark_of_text() for each in before if each.seekable)]
+        marks = [*self.finished, *(each.mark_of_text() for each in before if each.seekable)]
         present = [places.mark_of_all(self.path, each.fd) for each in [link, *after] if each.is_deleted()]
-        beside = self._beside(marks)
+        beside = self._rotated_files(marks)
         everywhere = places.assign([*marks, *present], beside)
         found = {at: to for at, to in everywhere.items() if at < len(marks)}
         copy = found.get(len(marks) - 1) if link.position else None
@@ -164,15 +164,17 @@ class Chain:
 
     def resume_after(self, marks: Sequence[Mark], following: Stream | None, now: float) -> None:
         """Continue after `marks`, which an earlier process made of this log, newest last."""
-        beside = self._beside(marks)
-        files = beside + ([self._place_of(following)] if following is not None else [])
+        beside = self._rotated_files(marks)
+        files = beside + ([self._as_rotated(following)] if following is not None else [])
         found = places.assign_saved(marks, files)
         here, last = len(beside), len(marks) - 1
         sure = found.get(last) == here and marks[last].head_bytes >= places.SURE_BYTES
         mark_of = {to: marks[at] for at, to in found.items()}
         # The same file without its text was copied and truncated: a line may begin in the copy and end here.
         copied = following is not None and marks[last].is_of(following.fd) and not sure
-        cut = 0 if following is None else _go_on(following, mark_of.get(here), None if last in found else marks[last])
+        cut = (
+            0 if following is None else _continue(following, mark_of.get(here), None if last in found else marks[last])
+        )
         elsewhere = {at: to for at, to in found.items() if to != here}
         unread = [] if sure or cut else self._unread_since(marks, elsewhere, beside)
         self._count_unfound(marks[:last] if cut else marks, found)
@@ -185,10 +187,10 @@ class Chain:
 
     def _reopen(self, files: Sequence[RotatedFile], mark: Mark, now: float, *, is_newest: bool, copied: bool) -> None:
         """Open the first of `files` at its mark, or note it as read if its writer uses a later one."""
-        if is_newest or self.links or not _is_left(mark, files):
+        if is_newest or self.links or not _is_finished(mark, files):
             self._open(files[:1], now, mark=mark, joined=mark.joined or (copied and is_newest))
         else:
-            self.done.append(mark)
+            self.finished.append(mark)
 
     def _count_unfound(self, marks: Sequence[Mark], found: dict[int, int]) -> None:
         """Count the marked files that are gone, except those that were complete and read to their end."""
@@ -218,7 +220,7 @@ class Chain:
             self._count_lost(f"{link.name}: {link.reason}")
             link.size = link.position
         if link.at_end and not link.rewritten and not link.joined and moved_on:
-            yield link.rest()
+            yield link.flush()
 
     def close_quiet(self, link: Stream, now: float, *, crowded: bool) -> bytes | None:
         """Close a file that was read and is quiet, and return its last incomplete line; None to keep it open."""
@@ -243,20 +245,20 @@ class Chain:
         if link is self.current:
             self.leave(now)
         self.links.remove(link)
-        rest = b"" if link.joined else link.rest()
+        rest = b"" if link.joined else link.flush()
         if (mark := link.mark()) is not None:
-            self.done = [*self.done, mark][-_REMEMBERED:]
+            self.finished = [*self.finished, mark][-_REMEMBERED:]
         return rest + link.close()
 
     def _count_lost(self, what: str) -> None:
         self.lost += 1
-        self.lost_last = what
+        self.last_lost = what
 
-    def _beside(self, marks: Sequence[Mark], following: Stream | None = None) -> list[RotatedFile]:
+    def _rotated_files(self, marks: Sequence[Mark], following: Stream | None = None) -> list[RotatedFile]:
         taken = following.key if following is not None else None
-        return [place for place in self.folders.beside(marks) if (place.device, place.inode) != taken]
+        return [place for place in self.directories.rotated_files(marks) if (place.device, place.inode) != taken]
 
-    def _place_of(self, link: Stream) -> RotatedFile:
+    def _as_rotated(self, link: Stream) -> RotatedFile:
         return rotation.RotatedFile(self.path, link.key[1], link.key[0], link.size, link.modified, "")
 
     def _unread(self, marks: Sequence[Mark], found: dict[int, int], beside: Sequence[RotatedFile]) -> list[RotatedFile]:
@@ -288,7 +290,7 @@ class Chain:
             try:
                 fd = os.open(place.path, rotation.OPEN)
             except OSError as error:  # deleted at this moment, or not readable
-                self._count_lost(f"{place.path}: {why(error)}")
+                self._count_lost(f"{place.path}: {reason_of(error)}")
                 continue
             try:
                 link = self.stream(fd, place.path)
@@ -315,7 +317,7 @@ class Chain:
                 after.lines = link.lines
 
 
-def _is_left(mark: Mark, files: Sequence[RotatedFile]) -> bool:
+def _is_finished(mark: Mark, files: Sequence[RotatedFile]) -> bool:
     """Return whether the first of `files` was read to its end and a later one has text."""
     return files[0].size == mark.position and not mark.joined and any(later.size for later in files[1:])
 
@@ -333,7 +335,7 @@ def _missing(beside: Sequence[RotatedFile], found: dict[int, int], fresh: Sequen
     return [number for number in range(lowest, last) if number not in there]
 
 
-def _go_on(following: Stream, mark: Mark | None, newest: Mark | None) -> int:
+def _continue(following: Stream, mark: Mark | None, newest: Mark | None) -> int:
     """Continue a file at its mark, else where the text of the `newest` mark ends in it; return that place, 0 for none."""
     if mark is not None:
         following.continue_at(mark.position)

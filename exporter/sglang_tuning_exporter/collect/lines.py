@@ -47,7 +47,7 @@ class Lines:
         """Whether an incomplete line is pending."""
         return bool(self._partial or self._overlong)
 
-    def rest(self) -> bytes:
+    def flush(self) -> bytes:
         """Return the last incomplete line with a line end; empty if there is none."""
         if self._overlong:
             self._finish()

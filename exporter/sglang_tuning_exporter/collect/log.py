@@ -82,7 +82,9 @@ class Logbook:
         self._saved_counters: object = None  # counters of the last save; None: not saved yet
         self._catching_up = True  # until all lines that existed at the start have been read
         self._behind_since: float | None = None  # end of the first poll, if it did not read all of them
-        self._held = _texts(self._saved.get("held"))  # by path: digests of lines that were held when it was saved
+        self._held = _saved_digests(
+            self._saved.get("held")
+        )  # by path: digests of lines that were held when it was saved
         self._offsets: dict[str, float | None] = {}  # by path, while catching up: unix time minus printed time
         self._log_problem()
 
@@ -182,7 +184,7 @@ class Logbook:
                     "or as %s",
                     status.path,
                     status.lost,
-                    clean(status.lost_last),
+                    clean(status.last_lost),
                     ", ".join(READABLE),
                 )
 
@@ -241,7 +243,7 @@ class Logbook:
             reader.wrapping.begin_file()
         try:
             # Lines from before the start all arrive at once, so their arrival time means nothing.
-            events = reader.feed_runs(block.data, None if self._is_past(block.path) else self._clock())
+            events = reader.feed_runs(block.data, None if self._is_catching_up(block.path) else self._clock())
         except Exception:
             self._forget(block.path)  # it stopped inside a line: its state may be wrong
             raise
@@ -264,7 +266,7 @@ class Logbook:
             if events := reader.release_held(now):
                 self._take(path, events, state, lock, answered=False)
 
-    def _is_past(self, path: str) -> bool:
+    def _is_catching_up(self, path: str) -> bool:
         return self._catching_up and path != STDIN
 
     def _take(
@@ -276,7 +278,7 @@ class Logbook:
         *,
         answered: bool,
     ) -> None:
-        behind = self._is_past(path)
+        behind = self._is_catching_up(path)
         if behind:
             events = self._with_process_times(path, events)
         with lock:
@@ -387,7 +389,7 @@ def _digest_of_line(line: bytes) -> str:
     return digest(strip_terminal(line.removesuffix(b"\n")))
 
 
-def _texts(saved: object) -> dict[str, set[str]]:
+def _saved_digests(saved: object) -> dict[str, set[str]]:
     """Return sets of texts by name from a state file, which may be damaged."""
     found = saved.items() if isinstance(saved, dict) else ()
     return {name: {each for each in texts if isinstance(each, str)} for name, texts in found if isinstance(texts, list)}

@@ -201,7 +201,7 @@ class LogDirectories:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._below: list[str] = []
+        self._subdirectories: list[str] = []
         self._modified: list[int] = []
         self.changed()
 
@@ -211,13 +211,13 @@ class LogDirectories:
             folder = os.path.dirname(os.path.realpath(self._path))  # noqa: PTH120 -- ten times a second
             modified = os.stat(folder).st_mtime_ns  # noqa: PTH116 -- ten times a second
             if self._modified[:1] != [modified]:
-                self._below = rotation.directories(folder)
+                self._subdirectories = rotation.directories(folder)
         except (OSError, ValueError):  # a name with a NUL byte
-            self._below, modified = [], 0
-        before, self._modified = self._modified, [modified, *map(rotation.modified, self._below)]
+            self._subdirectories, modified = [], 0
+        before, self._modified = self._modified, [modified, *map(rotation.modified, self._subdirectories)]
         return before != self._modified
 
-    def beside(self, marks: Sequence[Mark]) -> list[RotatedFile]:
+    def rotated_files(self, marks: Sequence[Mark]) -> list[RotatedFile]:
         """Return the rotated files of the log, oldest first, also of a directory in which one of the marked files is.
 
         Directories are searched if the newest marked file is not beside the log.

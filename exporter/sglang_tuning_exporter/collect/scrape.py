@@ -183,7 +183,7 @@ class Client:
             )
             with closing(answer):
                 if answer.status in _REDIRECTS:
-                    url = self._same_server(urljoin(url, answer.headers.get("Location", "")))
+                    url = self._checked_redirect(urljoin(url, answer.headers.get("Location", "")))
                     continue
                 _check(answer, with_key="Authorization" in headers)
                 return _body(answer, most)
@@ -194,7 +194,7 @@ class Client:
             self._api_key = key_in(self._api_key_file) or self._api_key  # the previous one, while the file is replaced
         return {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
 
-    def _same_server(self, url: str) -> str:
+    def _checked_redirect(self, url: str) -> str:
         if urlsplit(url)[:2] != urlsplit(self._base_url)[:2]:
             raise ScrapeError("http_status", "it redirects to another server")
         return url

@@ -49,12 +49,12 @@ class Selection:
         self._most = most
         self._saved = saved
         self._from_start = from_start
-        self._left: dict[Key, Candidate] = {}
+        self._not_followed: dict[Key, Candidate] = {}
 
     @property
     def left_out(self) -> int:
         """How many files match a glob and are not followed."""
-        return len(self._left)
+        return len(self._not_followed)
 
     def choose(
         self, followed: Collection[str], make_room: Callable[[Candidate], bool], *, first: bool
@@ -68,7 +68,7 @@ class Selection:
         for file in self._candidates(fresh):
             room = len(followed) + len(chosen) < self._most
             if file.pattern == file.path or room or (not first and make_room(file)):
-                self._left.pop(file.key, None)
+                self._not_followed.pop(file.key, None)
                 chosen.append(file)
             elif first:
                 self.leave_out(replace(file, mark=self._read_before(file)))
@@ -79,11 +79,11 @@ class Selection:
     def leave_out(self, file: Candidate) -> None:
         """Ignore a file until it changes."""
         if file.key != _NO_KEY:
-            self._left[file.key] = file
+            self._not_followed[file.key] = file
 
     def marks(self) -> Iterator[places.Mark]:
         """Yield the positions of files that are not followed, those written last."""
-        for file in sorted(self._left.values(), key=lambda each: each.modified, reverse=True)[:MOST_REMEMBERED]:
+        for file in sorted(self._not_followed.values(), key=lambda each: each.modified, reverse=True)[:MOST_REMEMBERED]:
             if file.mark is not None:
                 yield file.mark
 
@@ -118,12 +118,12 @@ class Selection:
                 found.append(Candidate(path, pattern))
                 continue
             seen = Candidate(path, pattern, (status.st_dev, status.st_ino), status.st_size, status.st_mtime_ns)
-            before = self._left.get(seen.key)
+            before = self._not_followed.get(seen.key)
             if before is not None:
                 left[seen.key] = before
             if before is None or (before.size, before.modified) != (seen.size, seen.modified):
                 found.append(replace(seen, mark=before.mark if before is not None else None))
-        self._left = left
+        self._not_followed = left
         return sorted(found, key=lambda each: each.modified)[::-1]
 
     def _read_before(self, file: Candidate) -> places.Mark | None:

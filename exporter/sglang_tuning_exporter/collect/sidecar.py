@@ -78,7 +78,7 @@ class Sidecar:
         self._stopping = threading.Event()
         self.threads = Threads(self._stopping)
         self._stopped_at = math.inf
-        self._readers: SimpleQueue[threading.Event] = SimpleQueue()  # waiting for the log to be read
+        self._waiting_scrapes: SimpleQueue[threading.Event] = SimpleQueue()  # waiting for the log to be read
         self._pages = PageReader(passthrough=config.passthrough)
         self.history = History()
         self.found_since: dict[str, float] = {}  # diagnosis → unix seconds, while it holds
@@ -90,7 +90,7 @@ class Sidecar:
         self._was_away = False
         self._checked_at = -inf  # our last health check
         self._outage = Outage()
-        self._read_at = -inf  # when a file of the log was last readable
+        self._log_read_at = -inf  # when a file of the log was last readable
         self._self_scrape_seconds = self_scrape_seconds
         self._scraped_at: float | None = None
         self.log = Logbook(config, stdin) if config.log_file else None
@@ -111,16 +111,16 @@ class Sidecar:
             # Present lines are history; lines after this point are new.
             self.threads.attempt("log", lambda: self._read_log(log))
             self.history.begin(self.state)
-            self.threads.start("log", self._follow)
+            self.threads.start("log", self._follow_log)
         if self._scraper is not None:
-            self.threads.start("self-scrape", self._scrape_when_alone)
+            self.threads.start("self-scrape", self._self_scrape)
         self.running = True
 
     def stop(self) -> None:
         """End both threads and close the log; current requests are interrupted."""
         self.running = False
         self._stopping.set()
-        self._readers.put(threading.Event())
+        self._waiting_scrapes.put(threading.Event())
         if self._scraper is not None and self._client is not None:
             self._scraper.stop()
             self._client.end()
@@ -152,7 +152,7 @@ class Sidecar:
         read = threading.Event()
         begin = time.monotonic()
         if self.log is not None and self.running:
-            self._readers.put(read)
+            self._waiting_scrapes.put(read)
         else:
             read.set()
         outcome = self._scraper.scrape(timeout) if self._scraper is not None else None
@@ -214,14 +214,14 @@ class Sidecar:
     def _log_is_read(self, now: float) -> bool:
         """Return whether the log's counters are complete: at level warning retractions are printed, batches are not."""
         if self.log is None or not self._log_trouble(now):
-            self._read_at = now
+            self._log_read_at = now
             return True
         if any(not status.up for status in self.log.files):
             if any(status.up for status in self.log.files):  # the other one comes later or has ended
-                self._read_at = now
+                self._log_read_at = now
                 return True
             # A rotated or deleted file is still read for a while.
-            return self.log.last_line_at is not None and now - self._read_at < ROTATION_SECONDS
+            return self.log.last_line_at is not None and now - self._log_read_at < ROTATION_SECONDS
         return self.state.facts.args.get("log_level") == "warning" and not self.state.forgeries.disagrees(now)
 
     @staticmethod
@@ -239,7 +239,7 @@ class Sidecar:
         self.recommended_since = since(self.recommended_since, recommendations(judgement), self.unix(now))
         return judgement
 
-    def _failed(self, outcome: Outcome) -> None:
+    def _note_failure(self, outcome: Outcome) -> None:
         assert outcome.error is not None
         health, error = self.health, outcome.error
         self.state.lost_scrape(time.monotonic(), gone=error.reason in GONE)
@@ -258,7 +258,7 @@ class Sidecar:
         self._scraped_at = time.monotonic()
         if outcome.text is None:
             with self._lock:
-                self._failed(outcome)
+                self._note_failure(outcome)
             return
         page = exposition.bounded(outcome.text)
         scrape, native, left_out = self._pages.read(page.text)
@@ -336,7 +336,7 @@ class Sidecar:
             elif answered is False and not self._stopping.is_set():
                 self.state.stages.vain_check(now, now - begin)
 
-    def _scrape_when_alone(self) -> None:
+    def _self_scrape(self) -> None:
         pause = FIRST_LOOK_SECONDS
         while not self._stopping.wait(pause):
             pause = min(LOOK_SECONDS, self._self_scrape_seconds)
@@ -350,21 +350,21 @@ class Sidecar:
             self._ask_server_info()
             self._ask_loads()
             self._check_health()
-            self._remember()
+            self._sample_history()
 
-    def _remember(self) -> None:
+    def _sample_history(self) -> None:
         with self._lock:
             now = time.monotonic()
             if len(self.state.ranks) > 1:
                 self.state.advance(now)  # concurrent requests are counted over short intervals
             self.history.offer(self.state, now)
 
-    def _follow(self) -> None:
+    def _follow_log(self) -> None:
         assert self.log is not None
         pause, seen, seen_at = POLL_SECONDS, self.log.last_line_at, time.monotonic()
         while not self._stopping.is_set():
             waiting = self._wait_for_reader(pause)
-            self._remember()
+            self._sample_history()
             try:
                 while self._read_log(self.log) and not self._stopping.is_set():
                     pass
@@ -380,9 +380,9 @@ class Sidecar:
         """Return the callers that wait for the log, after at most `seconds`."""
         waiting = []
         with suppress(Empty):
-            waiting.append(self._readers.get(timeout=seconds))
+            waiting.append(self._waiting_scrapes.get(timeout=seconds))
             while True:
-                waiting.append(self._readers.get_nowait())
+                waiting.append(self._waiting_scrapes.get_nowait())
         return waiting
 
     def _read_log(self, log: Logbook) -> bool:

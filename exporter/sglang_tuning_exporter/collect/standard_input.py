@@ -46,7 +46,7 @@ class Stdin:
             self.position += len(raw)
             if not raw:
                 self.ended, self.reason = True, "ended"
-            yield self.lines.feed(raw) if raw else self.lines.rest()
+            yield self.lines.feed(raw) if raw else self.lines.flush()
 
     def _read(self) -> bytes:
         if self._fd >= 0:

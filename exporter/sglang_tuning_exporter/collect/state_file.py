@@ -72,7 +72,7 @@ class StateFile:
         except BlockingIOError:
             self.problem = "another exporter uses it; give each exporter a --state-file of its own"
         except (OSError, _NotOursError) as error:
-            self.problem = f"cannot be used: {_words(error)}"
+            self.problem = f"cannot be used: {_explained(error)}"
         except ValueError:  # its message differs between Python versions
             self.problem = "cannot be used: no file has a name with a NUL byte in it; give another path"
         return self.held
@@ -87,7 +87,7 @@ class StateFile:
         except FileNotFoundError:
             return {}
         except (OSError, _NotOursError) as error:
-            self.problem = f"cannot be read: {_words(error)}"
+            self.problem = f"cannot be read: {_explained(error)}"
             return {}
         try:
             document = json.loads(text) if len(text) <= MOST_BYTES else None
@@ -115,7 +115,7 @@ class StateFile:
                 _check(self.path.name, directory)
                 _replace(self.path.name, text, directory)
         except (OSError, _NotOursError) as error:
-            self.problem = f"cannot be written: {_words(error)}"
+            self.problem = f"cannot be written: {_explained(error)}"
             return False
         self.problem = ""
         return True
@@ -205,7 +205,7 @@ def _replace(name: str, text: bytes, directory: int) -> None:
         raise
 
 
-def _words(error: Exception) -> str:
+def _explained(error: Exception) -> str:
     """Return what is wrong and what to do."""
     if not isinstance(error, OSError):
         return str(error)

@@ -78,12 +78,12 @@ class Stream:
         length = min(position, places.TAIL_BYTES)
         self._tail = self._line_tail = _after_nul(self._pread(length, position - length))
 
-    def rest(self) -> bytes:
+    def flush(self) -> bytes:
         """Return the last incomplete line as a line, and count it as read; empty if there is none."""
         if not self.lines.has_partial_line:
             return b""
         self.count_all_as_read()
-        return self.lines.rest()
+        return self.lines.flush()
 
     def count_all_as_read(self) -> None:
         """Count all text as read: the last line has ended, here or in the next file."""
@@ -126,7 +126,7 @@ class Stream:
         if not self.closed:
             os.close(self.fd)
         self.closed = True
-        return b"" if self.joined else self.lines.rest()
+        return b"" if self.joined else self.lines.flush()
 
     def look_back(self) -> bytes:
         """Return lines before the first position: those from the last server start on, and the last 64 KiB.
@@ -136,16 +136,16 @@ class Stream:
         end, self.look_back_from = self.look_back_from, 0
         try:
             found = self._rfind(_START_UP, max(0, end - self._look_back_bytes), end)
-            told, start = 0, b""
+            facts_end, start = 0, b""
             if found is not None:
                 begin = self._line_begin(found) or 0
-                told = min(begin + _LOOK_BACK_TEXT, end)
-                start = self._pread(told - begin, begin)
-            last = max(end - _LAST_WORDS, told)
+                facts_end = min(begin + _LOOK_BACK_TEXT, end)
+                start = self._pread(facts_end - begin, begin)
+            last = max(end - _LAST_WORDS, facts_end)
             text = self._pread(end - last, last)
         except DAMAGE:
             return b""
-        has_partial_line = last and last != told  # starts inside a line
+        has_partial_line = last and last != facts_end  # starts inside a line
         if has_partial_line:
             start, text = start[: start.rfind(b"\n") + 1], text[text.find(b"\n") + 1 :]
         return Lines(self.lines.limit, Dropped()).feed(start + text)
@@ -237,7 +237,7 @@ class Stream:
     def _first_text(self) -> bytes:
         return self._pread(places.HEAD_BYTES, 0).partition(b"\0")[0] if self.seekable else b""
 
-    def look_at_start(self) -> None:
+    def note_start(self) -> None:
         """Note the start of a renamed file that has not been read yet, so that it is found again when compressed."""
         if not self.position and not self.rewritten:
             self._head, self.size = self._first_text(), os.fstat(self.fd).st_size
@@ -308,7 +308,7 @@ class CompressedStream(Stream):
         self._open.close()
         return super().close()
 
-    def look_at_start(self) -> None:
+    def note_start(self) -> None:
         """Do nothing: a compressed file does not change."""
 
     def _pread(self, size: int, at: int) -> bytes:
@@ -334,7 +334,7 @@ def _after_nul(text: bytes) -> bytes:
     return text[text.rfind(b"\0") + 1 :]  # bytes that are NUL now may be text later
 
 
-def why(error: OSError) -> str:
+def reason_of(error: OSError) -> str:
     """Return in a few words why a path cannot be read."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return "missing"
@@ -345,12 +345,12 @@ def why(error: OSError) -> str:
     return f"unreadable: {error.strerror or error}"
 
 
-def look_at(path: str) -> tuple[str, os.stat_result | None]:
+def stat_of(path: str) -> tuple[str, os.stat_result | None]:
     """Return what is wrong with a path, or its status."""
     try:
         status = Path(path).stat()
     except OSError as error:
-        return why(error), None
+        return reason_of(error), None
     except ValueError:  # a NUL byte in the name
         return "missing", None
     # Checked before opening: opening a device may have effects, and /dev/zero has no end.

@@ -17,7 +17,7 @@ from sglang_tuning_exporter.collect.chain import Chain
 from sglang_tuning_exporter.collect.lines import Lines
 from sglang_tuning_exporter.collect.selection import Candidate, Selection, most_files
 from sglang_tuning_exporter.collect.standard_input import Stdin
-from sglang_tuning_exporter.collect.stream import OTHER_KINDS, Key, Stream, look_at, why
+from sglang_tuning_exporter.collect.stream import OTHER_KINDS, Key, Stream, reason_of, stat_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -56,7 +56,7 @@ class FileStatus:
     `reason` is "" when up, else "missing", "permission denied", "is a directory", "is a device", "is a socket",
     "unreadable: …" or "ended" (stdin).
     `position` is in bytes; `dropped` counts lines longer than the limit. `lost` counts files
-    that were gone, or may have been, before they were read to their end; `lost_last` names the last one. `unread` is the
+    that were gone, or may have been, before they were read to their end; `last_lost` names the last one. `unread` is the
     first line that looks like SGLang's, if no such line could be parsed; the parser of the lines sets it.
     """
 
@@ -65,7 +65,7 @@ class FileStatus:
     position: int
     dropped: int
     lost: int = 0
-    lost_last: str = ""
+    last_lost: str = ""
     unread: str = ""
 
     @property
@@ -114,7 +114,7 @@ class LogFollower:
         self._next_glob = 0.0
         now = clock()
         self._expand(now, first=True)
-        self._look(now)
+        self._check_names(now)
         for chain in self._chains.values():
             marks = self._saved.of(chain.path)
             if marks and chain.current is None and not chain.is_alias and not chain.links:
@@ -127,7 +127,7 @@ class LogFollower:
         now = self._clock()
         if now >= self._next_glob:
             self._expand(now, first=False)
-        self._look(now)
+        self._check_names(now)
         chains = list(self._chains.values())
         for chain in chains:
             for link in chain.links:
@@ -171,7 +171,7 @@ class LogFollower:
             if not chain.is_alias:
                 reason = chain.reason or (chain.current.reason if chain.current else "")
                 position = chain.current.position if chain.current else 0
-                figures = position, chain.dropped.lines, chain.lost, chain.lost_last
+                figures = position, chain.dropped.lines, chain.lost, chain.last_lost
                 found.append(FileStatus(chain.path, reason, *figures))
         used = {chain.pattern for chain in self._chains.values()}
         return found + [
@@ -226,10 +226,10 @@ class LogFollower:
             link.close()
         return True
 
-    def _look(self, now: float) -> None:
+    def _check_names(self, now: float) -> None:
         found: dict[str, os.stat_result] = {}
         for path, chain in self._chains.items():
-            chain.reason, status = look_at(path)
+            chain.reason, status = stat_of(path)
             if status is not None:
                 found[path] = status
         owners: dict[Key, str] = {}
@@ -241,18 +241,18 @@ class LogFollower:
             self._chains[path].modified = status.st_mtime_ns
         for path, chain in list(self._chains.items()):
             if path not in found:
-                self._miss(chain, now)
+                self._name_is_gone(chain, now)
                 continue
             key = (found[path].st_dev, found[path].st_ino)
             chain.is_alias = owners[key] != path
             if chain.is_alias:
-                self._leave(chain, now)
+                self._name_is_reused(chain, now)
             elif chain.current is None or chain.current.key != key:
-                self._take(chain, found[path], now)
+                self._follow(chain, found[path], now)
             else:
                 chain.current.gone_at = None
 
-    def _miss(self, chain: Chain, now: float) -> None:
+    def _name_is_gone(self, chain: Chain, now: float) -> None:
         chain.is_alias = False
         chain.first = chain.first and chain.reason == "permission denied"
         if not chain.links and chain.is_glob_match and chain.path not in self._selection.matched:
@@ -261,12 +261,12 @@ class LogFollower:
             chain.current.gone_at = now
             chain.open_rotated(now, None)
 
-    def _leave(self, chain: Chain, now: float) -> None:
+    def _name_is_reused(self, chain: Chain, now: float) -> None:
         if chain.current is not None:
             chain.leave(now)
             self._next_glob = now  # its new name may match a pattern
 
-    def _take(self, chain: Chain, status: os.stat_result, now: float) -> None:
+    def _follow(self, chain: Chain, status: os.stat_result, now: float) -> None:
         """Follow the file with the chain's name."""
         key = (status.st_dev, status.st_ino)
         for other in self._chains.values():
@@ -276,13 +276,13 @@ class LogFollower:
                     other.current = None
                 other.links.remove(held)
                 held.path, held.gone_at = chain.path, None
-                self._leave(chain, now)
+                self._name_is_reused(chain, now)
                 chain.links.append(held)
                 chain.current, chain.first = held, False
                 return
         link = self._open(chain, key, status.st_size, now)
         if link is not None:
-            self._leave(chain, now)
+            self._name_is_reused(chain, now)
             chain.links.append(link)
             chain.current, chain.first = link, False
 
@@ -290,7 +290,7 @@ class LogFollower:
         try:
             fd = os.open(chain.path, rotation.OPEN)
         except OSError as error:
-            chain.reason = why(error)
+            chain.reason = reason_of(error)
             if chain.first and chain.closed is None:
                 chain.closed = (key, size)
             return None
@@ -300,7 +300,7 @@ class LogFollower:
             try:
                 ready = self._start(chain, link, now)
             except OSError as error:
-                chain.reason = why(error)
+                chain.reason = reason_of(error)
         if not ready:
             os.close(fd)
             return None

@@ -36,7 +36,7 @@ class Option:
     aliases: tuple[str, ...] = ()
 
     @property
-    def switch(self) -> bool:
+    def is_switch(self) -> bool:
         """Whether the flag has no value."""
         return isinstance(self.default, bool)
 
@@ -53,7 +53,7 @@ class Option:
     @property
     def default_text(self) -> str:
         """The default as a user would write it, empty if there is none."""
-        if self.switch or not self.default:
+        if self.is_switch or not self.default:
             return ""
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
@@ -152,7 +152,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default = f" (default {option.default_text})" if option.default_text else ""
         words = f"{option.help}{default} [{option.variable}]".replace("%", "%%")
         kind: dict[str, Any] = {"action": "append" if option.repeatable else "store", "metavar": option.metavar}
-        if option.switch:
+        if option.is_switch:
             kind = {"action": "store_const", "const": not option.default}
         parser.add_argument(option.flag, *option.aliases, dest=option.name, help=words, **kind)
     parser.add_argument(

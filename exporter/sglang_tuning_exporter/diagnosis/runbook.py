@@ -20,7 +20,7 @@ from sglang_tuning_exporter.state.profiles import DEFAULT, PROFILES, Profile
 
 SECTIONS = ("Meaning", "Impact", "Diagnosis", "Mitigation")
 FOLDER = "alerts/runbooks"
-_MADE = (
+_COMPUTED = (
     "<!-- Made by `sglang-tuning-exporter generate` from the table of diagnoses and diagnosis/runbooks/{id}.md. -->\n\n"
 )
 _URGENCY = {
@@ -122,8 +122,8 @@ def index() -> str:
 
 def files() -> dict[str, str]:
     """Return every page and the index: repository path → text."""
-    pages = {f"{FOLDER}/{alert}.md": _MADE.format(id=row.id) + page(alert) for alert, row in with_alerts().items()}
-    return {**pages, f"{FOLDER}/README.md": _MADE.format(id="*") + index()}
+    pages = {f"{FOLDER}/{alert}.md": _COMPUTED.format(id=row.id) + page(alert) for alert, row in with_alerts().items()}
+    return {**pages, f"{FOLDER}/README.md": _COMPUTED.format(id="*") + index()}
 
 
 def linked(text: str, alert: str) -> str:

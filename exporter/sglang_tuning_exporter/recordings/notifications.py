@@ -64,7 +64,7 @@ def _past(alert: dict[str, Any], notes: dict[str, str]) -> list[str]:
 
 def _present(notes: dict[str, str]) -> list[str]:
     """Return what is seen, what to do, links, then the reasons; an alert that is not ours has fewer annotations."""
-    said = [notes.get("summary", ""), notes.get("description", ""), _advice(notes)]
+    lines = [notes.get("summary", ""), notes.get("description", ""), _advice(notes)]
     for words, end, name in (
         ("Runbook:", "", "runbook_url"),
         ("Dashboard:", "", "dashboard_url"),
@@ -73,8 +73,8 @@ def _present(notes: dict[str, str]) -> list[str]:
         ("It costs:", "", "cost"),
         ("It will not help if", ".", "will_not_help_if"),
     ):
-        said.append(f"{words} {notes[name]}{end}" if notes.get(name) else "")
-    return said
+        lines.append(f"{words} {notes[name]}{end}" if notes.get(name) else "")
+    return lines
 
 
 def _advice(notes: dict[str, str]) -> str:

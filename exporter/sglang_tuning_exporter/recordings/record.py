@@ -78,7 +78,9 @@ class Recorder:
         self._log_file, self._output, self._every = log_file, output, every
         self._stopping = threading.Event()
         self._kept_lines = self._scrapes = self._log_bytes = self._scraped_bytes = 0
-        self._ahead: list[tuple[float, float]] = []  # when a line arrived, and how far the log's clock was ahead
+        self._clock_offsets: list[
+            tuple[float, float]
+        ] = []  # when a line arrived, and how far the log's clock was ahead
         self._version: str | None = None
         self._last_printed: float | None = None  # before the recording
         self._is_up: bool | None = None
@@ -127,8 +129,8 @@ class Recorder:
                         f"--log-file={self._log_file}: {status.reason}; give the log of the running server"
                     )
             self._take_log(follower)  # what is there now is history: only how the server was started
-            self._ahead = self._by_file()
-            self._note("ready")
+            self._clock_offsets = self._clock_by_file()
+            self._write_event("ready")
             scraper.start()
             until = None if seconds is None else time.monotonic() + seconds
             while not self._stopping.wait(POLL_SECONDS) and not self._is_full:
@@ -147,13 +149,13 @@ class Recorder:
         for name, paths in (("server_info", ("/server_info", "/get_server_info")), ("loads", ("/v1/loads",))):
             for path in paths:
                 try:
-                    told = json.loads(self._client.answer(path, _TIMEOUT_SECONDS))
+                    found = json.loads(self._client.answer(path, _TIMEOUT_SECONDS))
                 except (ScrapeError, ValueError, RecursionError):
                     continue
-                told = told if isinstance(told, dict) else {"loads": told}
-                if name == "server_info" and isinstance(told.get("version"), str):
-                    self._version = told["version"] if is_known(told["version"]) else None
-                text = json.dumps(self._scrubber.arguments(told), indent=1)
+                found = found if isinstance(found, dict) else {"loads": found}
+                if name == "server_info" and isinstance(found.get("version"), str):
+                    self._version = found["version"] if is_known(found["version"]) else None
+                text = json.dumps(self._scrubber.arguments(found), indent=1)
                 (self._output / f"{name}.json").write_text(text + "\n", encoding="utf-8")
                 break
         about = {
@@ -174,8 +176,10 @@ class Recorder:
                     continue
                 printed = _printed(line)
                 if printed is not None:
-                    self._ahead = [(at, ahead) for at, ahead in self._ahead if now - at < _CLOCK_SECONDS]
-                    self._ahead.append((now, printed - now))
+                    self._clock_offsets = [
+                        (at, ahead) for at, ahead in self._clock_offsets if now - at < _CLOCK_SECONDS
+                    ]
+                    self._clock_offsets.append((now, printed - now))
                 self._write(kept)
         if self._log is not None:
             self._log.flush()
@@ -190,7 +194,7 @@ class Recorder:
         if kept is not None and self._lines.kind in {"startup", "liveness"}:
             self._write(kept)
 
-    def _by_file(self) -> list[tuple[float, float]]:
+    def _clock_by_file(self) -> list[tuple[float, float]]:
         """How far the log's clock is ahead of ours by its last line: the file was written when that was printed."""
         try:
             written = os.stat(self._log_file).st_mtime  # noqa: PTH116 - it may be no path at all
@@ -217,10 +221,10 @@ class Recorder:
             self._scrape_error = str(error)
             if self._is_up and not self._stopping.is_set() and error.reason in {"connection_refused", "unreachable"}:
                 self._is_up = False
-                self._note("exit")
+                self._write_event("exit")
             return
         if self._is_up is False:
-            self._note("start", early=0.002)
+            self._write_event("start", early=0.002)
         data = self._scrubber.page(page).encode("utf-8", "replace")
         if self._is_full:
             return
@@ -232,17 +236,17 @@ class Recorder:
         part.write_bytes(gzip.compress(data, mtime=0))
         part.rename(whole)
         if self._is_up is False:
-            self._note("ready")
+            self._write_event("ready")
         self._is_up = True
 
     def _clock(self) -> float:
         """The time of the log's clock, seconds."""
         now = time.time()
-        ahead = self._ahead
+        ahead = self._clock_offsets
         latest = ahead[-1][0] if ahead else 0.0
-        return now + max((told for at, told in ahead if latest - at < _CLOCK_SECONDS), default=0.0)
+        return now + max((found for at, found in ahead if latest - at < _CLOCK_SECONDS), default=0.0)
 
-    def _note(self, event: str, early: float = 0.0) -> None:
+    def _write_event(self, event: str, early: float = 0.0) -> None:
         with (self._output / "events.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({"t": round(self._clock() - early, 3), "event": event}) + "\n")
 
@@ -273,12 +277,12 @@ def run(recorder: Recorder, output: Path, seconds: float | None) -> int:
     For the main thread only: it handles the signals. Raises `UsageError`.
     """
     with stopped_by_signal(recorder.stop):
-        told = recorder.run(seconds)
-    ended = "; it ended because no more fits" if told.full else ""
+        found = recorder.run(seconds)
+    ended = "; it ended because no more fits" if found.full else ""
     sys.stderr.write(
-        f"{output}: {told.lines} lines ({told.left_out} left out), {told.scrapes} scrapes{ended}."
+        f"{output}: {found.lines} lines ({found.left_out} left out), {found.scrapes} scrapes{ended}."
         f" Look through it before you share it: sglang-tuning-exporter replay {output}\n"
     )
-    if not told.scrapes:
-        sys.stderr.write(f"{output}: no scrape of {recorder.metrics_url} succeeded: {told.scrape_error}\n")
-    return 0 if told.scrapes else 1
+    if not found.scrapes:
+        sys.stderr.write(f"{output}: no scrape of {recorder.metrics_url} succeeded: {found.scrape_error}\n")
+    return 0 if found.scrapes else 1

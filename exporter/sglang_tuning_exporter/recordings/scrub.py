@@ -77,10 +77,10 @@ class Scrubber:
         self._numbered: dict[tuple[str, str], str] = {}
         self._order: list[str] | None = []
 
-    def learn(self, word: str, instead: str) -> None:
-        """Replace `word` with `instead` in all later texts."""
+    def learn(self, word: str, replacement: str) -> None:
+        """Replace `word` with `replacement` in all later texts."""
         if len(word) >= _SHORTEST_KNOWN and word not in (ADDRESS, PATH, HOST, MODEL, OTHER, REDACTED):
-            self._known[word] = REDACTED if self._known.get(word) == REDACTED else instead
+            self._known[word] = REDACTED if self._known.get(word) == REDACTED else replacement
             self._order = None
 
     def text(self, text: str) -> str:
@@ -106,18 +106,18 @@ class Scrubber:
         for key, value in given.items():
             name = str(key)
             if is_secret(name) or name == "launch_command":
-                self._forget(value)
+                self._learn_secret(value)
             elif is_known(name):
                 cleaned[name] = self._value(name, value, depth + 1)
         return cleaned
 
-    def _forget(self, value: Any) -> None:
+    def _learn_secret(self, value: Any) -> None:
         """Remove the value of a secret wherever it occurs."""
         if isinstance(value, str) and " " not in value:
             self.learn(value, REDACTED)
         elif isinstance(value, list):
             for inner in value:
-                self._forget(inner)
+                self._learn_secret(inner)
 
     def _value(self, key: str, value: Any, depth: int) -> object:
         if depth > _DEPTH:
@@ -132,12 +132,12 @@ class Scrubber:
     def _word(self, key: str, value: str) -> str:
         if not value.strip():
             return value
-        instead = MODEL if _MODEL_KEY.search(key) else ADDRESS if key == "host" else OTHER
-        if instead == OTHER and self._is_harmless(value):
+        replacement = MODEL if _MODEL_KEY.search(key) else ADDRESS if key == "host" else OTHER
+        if replacement == OTHER and self._is_harmless(value):
             return value
         if not _is_usual(value):
-            self.learn(value, instead)
-        return instead
+            self.learn(value, replacement)
+        return replacement
 
     def _is_harmless(self, value: str) -> bool:
         known = len(value) <= _LONGEST_WORD and is_known(value) and not holds_secret(value)
@@ -158,8 +158,8 @@ class Scrubber:
         return "\n".join(kept).replace(" inf\n", " +Inf\n").replace(" nan\n", " NaN\n") + "\n"
 
     def _labels(self, raw: str) -> str:
-        said = ",".join(f'{self._name(name)}="{self._label(name, value)}"' for name, value in labels(raw).items())
-        return f"{{{said}}}" if said else ""
+        written = ",".join(f'{self._name(name)}="{self._label(name, value)}"' for name, value in labels(raw).items())
+        return f"{{{written}}}" if written else ""
 
     def _name(self, name: str) -> str:
         """Return a label's name, or a number for a label of the operator."""

@@ -33,28 +33,28 @@ _TEXT_LENGTH = 400
 _ARGUMENTS = 2000
 
 
-def packed(event: SavedEvent) -> list[Any]:
+def to_json(event: SavedEvent) -> list[Any]:
     """Return the kind and the fields of an event."""
-    told = {field.name: getattr(event, field.name) for field in fields(event) if field.name not in _LEFT_OUT}
-    told["rank"] = [event.rank.dp, event.rank.tp, event.rank.pp]
+    document = {field.name: getattr(event, field.name) for field in fields(event) if field.name not in _LEFT_OUT}
+    document["rank"] = [event.rank.dp, event.rank.tp, event.rank.pp]
     if isinstance(event, ServerArgs):
-        told["args"] = {name: value for name, value in event.args.items() if _is_plain(value)}
-    return [type(event).__name__, told]
+        document["args"] = {name: value for name, value in event.args.items() if _is_plain(value)}
+    return [type(event).__name__, document]
 
 
-def unpacked(kind: object, told: object) -> SavedEvent | None:
-    """Return the event that `packed` returned; None where it cannot be one."""
+def from_json(kind: object, document: object) -> SavedEvent | None:
+    """Return the event that `to_json` returned; None where it cannot be one."""
     known = _KINDS.get(kind) if isinstance(kind, str) else None
-    if known is None or not isinstance(told, dict):
+    if known is None or not isinstance(document, dict):
         return None
     hints = _hints(known)
-    if not told.keys() <= hints.keys() - _LEFT_OUT or not all(
-        _is_one(value, hints[name]) for name, value in told.items()
+    if not document.keys() <= hints.keys() - _LEFT_OUT or not all(
+        _fits_type(value, hints[name]) for name, value in document.items()
     ):
         return None
-    figures = {name: tuple(value) if isinstance(value, list) else value for name, value in told.items()}
+    figures = {name: tuple(value) if isinstance(value, list) else value for name, value in document.items()}
     try:
-        event: SavedEvent = known(**(figures | {"time": None, "rank": Rank(*told["rank"])}))
+        event: SavedEvent = known(**(figures | {"time": None, "rank": Rank(*document["rank"])}))
     except (KeyError, TypeError):  # a field is missing
         return None
     return event
@@ -70,11 +70,11 @@ def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def _is_one(value: object, hint: Any) -> bool:
+def _fits_type(value: object, hint: Any) -> bool:
     """Whether a value of a JSON document fits the type of a field."""
     origin = get_origin(hint)
     if origin in {Union, UnionType}:
-        return any(_is_one(value, each) for each in get_args(hint))
+        return any(_fits_type(value, each) for each in get_args(hint))
     check = _CHECKS.get(origin if origin in _CHECKS else hint)
     return check is not None and check(value) and (origin is not Literal or value in get_args(hint))
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sglang_tuning_exporter.sglang.event_json import is_figure, packed, unpacked
+from sglang_tuning_exporter.sglang.event_json import from_json, is_figure, to_json
 from sglang_tuning_exporter.sglang.events import (
     ENDS,
     KvPool,
@@ -101,7 +101,7 @@ class _UnconfirmedEvent:
 
     def saved(self, now: float) -> list[Any]:
         """Return the line as plain JSON."""
-        return [now - self.at, *packed(self.event), self.asked, self.before]
+        return [now - self.at, *to_json(self.event), self.asked, self.before]
 
 
 class Unconfirmed:
@@ -282,7 +282,7 @@ class Unconfirmed:
         return {
             "failures": [each.saved(now) for each in self._fatal],
             "start": [each.saved(now) for each in start],
-            "lines": [[now - at, *packed(line)] for at, line in self._lines],
+            "lines": [[now - at, *to_json(line)] for at, line in self._lines],
         }
 
     def restore(self, saved: object, now: float) -> None:
@@ -295,7 +295,7 @@ class Unconfirmed:
         if not starts:
             return
         self._start = starts[-1]
-        read = ((entry[0], unpacked(*entry[1:])) for entry in _entries(document.get("lines")) if len(entry) == 3)
+        read = ((entry[0], from_json(*entry[1:])) for entry in _entries(document.get("lines")) if len(entry) == 3)
         lines = ((now - age, line) for age, line in read if line is not None and not isinstance(line, OutOfMemory))
         self._lines = list(lines)
 
@@ -306,7 +306,7 @@ def _is_of_output(event: Fatal | ServerArgs) -> bool:
 
 def _waiting(saved: object, now: float) -> Iterator[_UnconfirmedEvent]:
     for entry in _entries(saved):
-        event = unpacked(*entry[1:3]) if len(entry) == 5 else None
+        event = from_json(*entry[1:3]) if len(entry) == 5 else None
         if event is not None and not isinstance(event, (KvPool, Memory, Limits)):
             before = float(entry[4]) if is_figure(entry[4]) else None
             yield _UnconfirmedEvent(now - entry[0], event, entry[3] is True, before)

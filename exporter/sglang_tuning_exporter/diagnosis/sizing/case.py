@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.sglang.args.refusals import choices_of
-from sglang_tuning_exporter.sglang.args.values import made_of
+from sglang_tuning_exporter.sglang.args.values import print_factor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ class SizingInput:
 
     def factor(self, arg: str) -> float:
         """Return the factor between a flag and what SGLang prints."""
-        return made_of(arg, self.facts.args, self.facts.release)
+        return print_factor(arg, self.facts.args, self.facts.release)
 
     def present(self, arg: str) -> float | str | None:
         """Return a flag's value; None if not known or not set."""

@@ -92,7 +92,7 @@ def objection(release: str, values: Mapping[str, object], changes: Mapping[str, 
     Rejected changes come before ignored ones. A check that already fails is skipped: the server runs. A change to None removes the flag.
     """
     for arg, value in changes.items():
-        refused = _not_taken(release, arg, value)
+        refused = _not_a_choice(release, arg, value)
         if refused is not None:
             return refused
     before, after = _Values(release, values), _Values(release, {**values, **changes})
@@ -110,7 +110,7 @@ def objection(release: str, values: Mapping[str, object], changes: Mapping[str, 
     return found
 
 
-def _not_taken(release: str, arg: str, value: object) -> Objection | None:
+def _not_a_choice(release: str, arg: str, value: object) -> Objection | None:
     flag = flag_of(arg, release)
     if flag is None or not flag.flag:
         return Objection("refused", arg, "this release has no such flag", "srt/server_args.py, add_cli_args")
@@ -130,7 +130,7 @@ class _Values:
 
     def of(self, arg: str) -> object:
         """Return an argument's value, or a figure that is computed from several."""
-        made = _MADE.get(arg)
+        made = _COMPUTED.get(arg)
         if made is not None:
             return made(self)
         value = self.known.get(arg)
@@ -154,7 +154,7 @@ def _of_a_rank(arg: str, values: _Values) -> float | None:
     return None if figure is None else in_force(arg, figure, values.known, values.release)
 
 
-_MADE: dict[str, Callable[[_Values], object]] = {
+_COMPUTED: dict[str, Callable[[_Values], object]] = {
     "attention_ranks": lambda values: attention_ranks(values.known),
     "ranks": lambda values: max(attention_ranks(values.known), values.figure("dp_size") or 1.0),
     "gpus": lambda values: (values.figure("tp_size") or 1.0) * (values.figure("pp_size") or 1.0),

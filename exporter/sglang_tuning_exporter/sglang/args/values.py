@@ -28,7 +28,7 @@ def attention_ranks(args: Mapping[str, object]) -> int:
     return ranks
 
 
-def made_of(arg: str, args: Mapping[str, object], release: str | None) -> float:
+def print_factor(arg: str, args: Mapping[str, object], release: str | None) -> float:
     """Return the factor between the value of a flag and the printed one: printed = flag x factor."""
     ranks = attention_ranks(args)
     if ranks == 1 and not args.get("enable_dp_attention"):
@@ -42,7 +42,7 @@ def made_of(arg: str, args: Mapping[str, object], release: str | None) -> float:
 
 def flag_value(arg: str, args: Mapping[str, object], release: str | None) -> object:
     """Return the value that is typed to get the printed one; what is no number is returned unchanged."""
-    printed, factor = args.get(arg), made_of(arg, args, release)
+    printed, factor = args.get(arg), print_factor(arg, args, release)
     if factor == 1.0 or isinstance(printed, bool) or not isinstance(printed, (int, float)) or printed <= 0:
         return printed
     flag = printed / factor
@@ -57,7 +57,7 @@ def in_force(arg: str, flag: float, args: Mapping[str, object], release: str | N
     """Return the value in force on one rank for the value of a flag; `args` are flag values."""
     if arg == "max_running_requests":
         return flag // attention_ranks(args)
-    factor = made_of(arg, args, release)
+    factor = print_factor(arg, args, release)
     return flag * factor if factor >= 1 or arg == "schedule_conservativeness" else flag // (1 / factor)
 
 

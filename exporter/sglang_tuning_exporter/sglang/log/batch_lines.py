@@ -101,7 +101,7 @@ def normalise(text: bytes) -> bytes:
     return text
 
 
-def second_line(text: bytes) -> int:
+def start_of_next_line(text: bytes) -> int:
     """Return where the line of another process starts that was written after the end of this one; 0 where there is none, or where this
     line had not ended.
     """

@@ -98,7 +98,7 @@ def _is_timely(text: bytes, time: float | None) -> bool:
     return abs(off) <= _CHECK_OFF and (began - beat) % DAY < DAY / 2
 
 
-def _crash(text: bytes) -> str:
+def _crash_text(text: bytes) -> str:
     """Return which process crashed and how, in the line's words; empty where the line does not say it."""
     match = _CRASHED.match(text)
     if match is None:
@@ -132,7 +132,7 @@ class _Traceback:
     sure: bool  # a scheduler announced it in a line that raw text cannot have produced
     chained: bool = False  # "During handling of the above exception…": the next traceback belongs to this failure
     phase: OutOfMemoryPhase | None = None
-    ran: bool = False
+    in_loop: bool = False
     started: bool = False
 
     def read_frame(self, function: bytes, line: int) -> None:
@@ -141,7 +141,7 @@ class _Traceback:
         if _IN_CAPTURE.search(function):
             self.phase = "graph_capture"
         elif _IN_LOOP.search(function):
-            self.ran = True
+            self.in_loop = True
         if self.phase != "graph_capture":
             if _IN_PREFILL.search(function):
                 self.phase = "prefill"
@@ -157,14 +157,14 @@ class FailureLines:
     def __init__(self) -> None:
         self._open: _Traceback | None = None
         self._closed: _Traceback | None = None
-        self._began = 0  # the first line of the open one
+        self._first_line = 0  # the first line of the open one
         self._line = 0
         self._reported: dict[Rank, tuple[OutOfMemoryPhase, float | None, bool]] = {}
         self._announced: tuple[int, float | None, Rank, bool] | None = None
         self.starting = False  # a start has been seen, its end not yet
         self.serving = False  # ready, or a batch was printed
 
-    def inside(self, line: int) -> bool:
+    def is_in_traceback(self, line: int) -> bool:
         """Whether the `line`-th line may belong to a traceback, whose last line contains raw text."""
         return self._open is not None and line <= self._open.expires
 
@@ -180,7 +180,7 @@ class FailureLines:
     ) -> Liveness | OutOfMemory | None:
         """Read a message directly after a prefix; `sure`: raw text cannot have produced it."""
         if text.rstrip().endswith(TRACEBACK):
-            self._begin(time, rank, line)
+            self._open_traceback(time, rank, line)
         if _POSSIBLE.match(text) is None:
             return None
         phase = _phase_of_message(text)
@@ -199,19 +199,19 @@ class FailureLines:
                     self.serving = True
                 stage = _WATCHED.get(match[1] or b"", "scheduler") if what == "watchdog_timeout" else ""
                 timely = what == "health_check_failed" and _is_timely(text, time)
-                return Liveness(time, rank, what, stage=stage, told=_crash(text), timely=timely)
+                return Liveness(time, rank, what, stage=stage, told=_crash_text(text), timely=timely)
         return None
 
     def _announce(self, line: int, time: float | None, rank: Rank, *, sure: bool) -> None:
         """Note that a scheduler logged an exception: the traceback in this record, or in the next lines, is its own."""
         self._announced = (line, time, rank, sure)
-        if self._open is not None and self._began == line:
+        if self._open is not None and self._first_line == line:
             self._open.sure = sure
 
-    def _begin(
+    def _open_traceback(
         self, time: float | None, rank: Rank, line: int, *, counted: bool = False, sure: bool = False
     ) -> _Traceback:
-        self._closed, self._began = None, line
+        self._closed, self._first_line = None, line
         self._open = _Traceback(time, rank, line + _OTHER_LINES_BETWEEN, counted=counted, sure=sure)
         return self._open
 
@@ -222,12 +222,12 @@ class FailureLines:
 
         The kind is `None` where the line belongs to no traceback.
         """
-        is_open = self.inside(line)
+        is_open = self.is_in_traceback(line)
         if text.startswith(TRACEBACK):
-            self._open_bare(time, line)
+            self._open_without_head(time, line)
         elif frame := _FRAME.match(text):
             traceback = self._open if is_open else None
-            (traceback or self._open_bare(time, line)).read_frame(frame[1], line)
+            (traceback or self._open_without_head(time, line)).read_frame(frame[1], line)
         elif self._closed is not None and text.startswith(_CHAINED):
             self._closed.chained = True
         elif not is_open:
@@ -238,16 +238,16 @@ class FailureLines:
             return None, None
         return "traceback", None
 
-    def _open_bare(self, time: float | None, line: int) -> _Traceback:
+    def _open_without_head(self, time: float | None, line: int) -> _Traceback:
         """Open a traceback without a head: chained to the one before, announced by the line before, or of a process that
         prints no prefix.
         """
         closed, announced = self._closed, self._announced
         if closed is not None and closed.chained and line <= closed.expires:
-            return self._begin(closed.time, closed.rank, line, counted=closed.counted, sure=closed.sure)
+            return self._open_traceback(closed.time, closed.rank, line, counted=closed.counted, sure=closed.sure)
         if announced is not None and line - announced[0] <= _LINES_AFTER_HEAD:
-            return self._begin(announced[1], announced[2], line, sure=announced[3])
-        return self._begin(time, NO_RANK, line)
+            return self._open_traceback(announced[1], announced[2], line, sure=announced[3])
+        return self._open_traceback(time, NO_RANK, line)
 
     def _close(self, text: bytes, time: float | None) -> tuple[str, Liveness | OutOfMemory | None]:
         traceback = self._open
@@ -291,7 +291,7 @@ class FailureLines:
             return "startup"
         if traceback.phase is not None:
             return traceback.phase
-        return "startup" if traceback.started and not traceback.ran and not self.serving else "unknown"
+        return "startup" if traceback.started and not traceback.in_loop and not self.serving else "unknown"
 
 
 def _out_of_memory(time: float | None, rank: Rank, phase: OutOfMemoryPhase, text: bytes) -> OutOfMemory:

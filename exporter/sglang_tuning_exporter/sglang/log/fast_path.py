@@ -113,7 +113,7 @@ class Prefixes:
     def __len__(self) -> int:
         return len(self._others) + len(self._minutes) + len(self._ends)
 
-    def of(self, start: bytes) -> Origin | None:
+    def origin_of(self, start: bytes) -> Origin | None:
         """Return the time and ranks of a line that begins with SGLang's own prefix and a date."""
         minute, end = self._minutes.get(start[:_SECOND]), self._ends.get(start[_SECOND:])
         if minute is not None and end is not None:
@@ -271,7 +271,7 @@ class FastPath:
                 prefix_place, _, may_be_probe, waiting, added, figures = shape
                 line = lines[index]
                 start = line[prefix_place]
-                origin = self._schedulers.of(start)
+                origin = self._schedulers.origin_of(start)
                 if origin is None:
                     return index
                 self.time = origin[0]
@@ -292,7 +292,7 @@ class FastPath:
 
     def _is_ignored(self, line: bytes) -> bool:
         start = line.find(b"] ") + 2
-        origin = self._prefixes.of(line[:start]) if line[start:] in self.ignored else None
+        origin = self._prefixes.origin_of(line[:start]) if line[start:] in self.ignored else None
         if origin is None:
             return False
         self.time = origin[0]

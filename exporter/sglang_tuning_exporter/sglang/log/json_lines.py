@@ -43,21 +43,23 @@ def records_of(entry: dict[str, Any] | list[Any], path: Path) -> list[bytes]:
     for depth, name in enumerate(path):
         if isinstance(name, int) and isinstance(value_at(entry, path[: depth + 1]), dict):
             documents = [
-                _with(document, path[:depth], [record])
+                _with_value(document, path[:depth], [record])
                 for document in documents
                 for record in (value_at(document, path[:depth]) or [])[:_RECORDS]
             ][:_RECORDS]
     return [json.dumps(document).encode() for document in documents]
 
 
-def _with(value: Any, path: Path, replaced: Any) -> Any:
+def _with_value(value: Any, path: Path, replaced: Any) -> Any:
     """Return a copy of a JSON value with another value at `path`."""
     if not path:
         return replaced
     name, *rest = path
     if isinstance(value, list):
-        return [_with(inner, tuple(rest), replaced) if place == name else inner for place, inner in enumerate(value)]
-    return value | {name: _with(value[name], tuple(rest), replaced)}
+        return [
+            _with_value(inner, tuple(rest), replaced) if place == name else inner for place, inner in enumerate(value)
+        ]
+    return value | {name: _with_value(value[name], tuple(rest), replaced)}
 
 
 def quoted_text(text: bytes) -> bytes | None:

@@ -144,7 +144,7 @@ class LeadingText:
         self._pattern = re.compile(
             b"".join(b"(%b)" % pattern if kind in _PATTERNS else pattern for kind, pattern in parts)
         )
-        self._closes = parts[-1] is _QUOTE
+        self._ends_with_quote = parts[-1] is _QUOTE
 
     @classmethod
     def of(cls, before: bytes) -> LeadingText | None:
@@ -179,7 +179,7 @@ class LeadingText:
         if match is None:
             return None
         before, rest = match[0], line.text[match.end() :]
-        if self._closes:
+        if self._ends_with_quote:
             rest = unquoted(rest, before[-1:])
         if b"pid=" in before:
             rest = _RAY_REPEATED.sub(b"", rest)
@@ -195,7 +195,7 @@ class LeadingText:
 
     def pattern(self, fields: dict[Any, set[Any]]) -> bytes | None:
         """Return a pattern of this layer in a whole line, with these values; `None` where it changes the line."""
-        if self._closes:
+        if self._ends_with_quote:
             return None
         found, place = [], -1
         for kind, pattern in self._parts:

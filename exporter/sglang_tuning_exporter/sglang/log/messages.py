@@ -101,7 +101,7 @@ class MessageReader:
     def _read_prefixed(self, text: bytes, prefix: Prefix, outer_time: float | None, events: list[Any]) -> str:
         """Read a line from its prefix on, and the line that another process wrote into its end, if any."""
         start = prefix.end
-        second = start + behind if (behind := batch_lines.second_line(text[start:])) else len(text)
+        second = start + behind if (behind := batch_lines.start_of_next_line(text[start:])) else len(text)
         kind = self._read_one(text[start:second], prefix, outer_time, events)
         if behind and (other := parse_plain_prefix(text, second)) is not None:
             self._read_one(text[other.end :], other, outer_time, events)
@@ -142,7 +142,7 @@ class MessageReader:
             message = strip_logger_parts(message)
             if _REQUEST.match(message):
                 return "request"
-            self._suspicion.look(message, time, self._line)
+            self._suspicion.note_message(message, time, self._line)
         if self._has_times and not timed:
             return "other"
         kind = self._read_part(message, time, rank, events)

@@ -75,7 +75,7 @@ class SuspectText:
         """Whether even batch lines are suspect."""
         return self.doubtful or self.after_sink
 
-    def look(self, message: bytes, time: float | None, line: int) -> None:
+    def note_message(self, message: bytes, time: float | None, line: int) -> None:
         """Note whether this message, the `line`-th of the log, is known to contain raw text."""
         if _SINK.match(message, 0, _LOOKED_AT):
             self.after_sink = True

@@ -72,8 +72,8 @@ class LogReader(MessageReader):
         """Return the events of lines that waited too long for others like them, as suspect. To be called while no lines come."""
         events: list[Event | BatchRun] = []
         self._suspicion.arrived = arrived
-        self.wrapping.look(arrived)
-        self._read_doubtful(events)
+        self.wrapping.release_expired(arrived)
+        self._read_released(events)
         return events
 
     @property
@@ -103,7 +103,7 @@ class LogReader(MessageReader):
             whole = lines if bare is stretch else stretch.split(b"\n")
             done, last = 0, len(lines) - 1
             while True:
-                if not self._suspicion.after_sink and not self.wrapping.joins:
+                if not self._suspicion.after_sink and not self.wrapping.has_partial_line:
                     done = self._read_fast(done, events)
                     self._has_unwrapped_lines = self._has_unwrapped_lines or (
                         bare is stretch and self._fast_path.decodes + self._fast_path.prefills > 0
@@ -119,7 +119,7 @@ class LogReader(MessageReader):
             self._suspicion.advance_to(None, self._line)
         kind = self._read(line, events)
         self.counts[kind] += 1
-        self._read_doubtful(events)
+        self._read_released(events)
         if not self._is_header(line, kind):
             self._suspicion.note(kind, self._last_time, self._line)
 
@@ -176,12 +176,12 @@ class LogReader(MessageReader):
             and (self._has_unwrapped_lines or not (b"\x1b" in line or second_prefix(line)))
             and self.wrapping.accepts(line)
         ):
-            kind = self._read_dated(line, prefix, None, events)
+            kind = self._read_with_prefix(line, prefix, None, events)
             self._has_unwrapped_lines = self._has_unwrapped_lines or kind in _SGLANG_KINDS
             return kind
         return self._read_text(strip_terminal(line), events)
 
-    def _read_dated(self, text: bytes, prefix: Prefix, outer_time: float | None, events: list[_Any]) -> str:
+    def _read_with_prefix(self, text: bytes, prefix: Prefix, outer_time: float | None, events: list[_Any]) -> str:
         """Read a line from its prefix on, and remember one without meaning here."""
         known = (len(events), *self.unrecognised.values())
         kind = self._read_prefixed(text, prefix, outer_time, events)
@@ -191,19 +191,24 @@ class LogReader(MessageReader):
 
     def _read_text(self, text: bytes, events: list[_Any]) -> str:
         """Read a line that does not begin as SGLang's lines of this stream do: without its wrapping, if it has one."""
-        around = self.wrapping.remove(text)
+        unwrapped = self.wrapping.remove(text)
         # A time in brackets before SGLang's own is not SGLang's.
         prefix = None if not self._has_unwrapped_lines and second_prefix(text) else parse_plain_prefix(text)
-        if isinstance(around, UnwrappedLine) and (prefix is None or self._strict):
-            return self._read_entry(around, events)
+        if isinstance(unwrapped, UnwrappedLine) and (prefix is None or self._strict):
+            return self._read_entry(unwrapped, events)
         # The last line of a traceback contains the exception's text raw: nothing is read from the middle of such a line.
-        inside = self._failures.inside(self._line)
-        if around is None and prefix is None and not inside and (rest := self._without_text_before(text)) != text:
-            around = self.wrapping.learn_text_before(text, rest)
+        is_in_traceback = self._failures.is_in_traceback(self._line)
+        if (
+            unwrapped is None
+            and prefix is None
+            and not is_in_traceback
+            and (rest := self._without_text_before(text)) != text
+        ):
+            unwrapped = self.wrapping.learn_text_before(text, rest)
             text, prefix = rest, parse_plain_prefix(rest)
-        if isinstance(around, Learned):
-            return self._read_held(around.held, events)
-        return self._read_unwrapped(text, prefix, events, learns=around is None and not inside)
+        if isinstance(unwrapped, Learned):
+            return self._read_held(unwrapped.held, events)
+        return self._read_unwrapped(text, prefix, events, learns=unwrapped is None and not is_in_traceback)
 
     def _read_unwrapped(self, text: bytes, prefix: Prefix | None, events: list[_Any], *, learns: bool) -> str:
         """Read a line that has none of the known wrappings; `learns`: it may show a new one."""
@@ -250,7 +255,7 @@ class LogReader(MessageReader):
         self._reads_held = False
         return kind
 
-    def _read_doubtful(self, events: list[_Any]) -> None:
+    def _read_released(self, events: list[_Any]) -> None:
         """Read lines of an unknown process: a new one, or a text that imitates one."""
         held, time = self.wrapping.released, self._last_time
         if not held:
@@ -264,12 +269,12 @@ class LogReader(MessageReader):
 
     def _read_entry(self, line: UnwrappedLine, events: list[_Any]) -> str:
         """Read a line without its wrapping, then the other records of the same JSON document."""
-        kind = "other" if line.partial else self._read_surrounded(line, events)
+        kind = "other" if line.partial else self._read_inner(line, events)
         for record in line.records:
             self._read_text(record, events)
         return kind
 
-    def _read_surrounded(self, line: UnwrappedLine, events: list[_Any]) -> str:
+    def _read_inner(self, line: UnwrappedLine, events: list[_Any]) -> str:
         """Read a line without its wrapping."""
         text, time = strip_terminal(line.text), line.time
         prefix = parse_plain_prefix(text)
@@ -278,7 +283,7 @@ class LogReader(MessageReader):
             return "access"
         kind = self._read_bare(text, time, events) if prefix is None else None
         if kind is None and prefix is not None:
-            kind = self._read_dated(text, prefix, time, events)
+            kind = self._read_with_prefix(text, prefix, time, events)
         elif kind is None:
             # Where SGLang prints its own time, a line without one is not SGLang's, even if the wrapping has a time.
             prefix = Prefix(None if line.prefixed else time, None, line.rank, 0)

@@ -50,24 +50,24 @@ class Shape:
     prefixes: int = 0  # seen while they were learned
     fields: dict[Any, set[Any]] | None = None  # fields with one value so far; once settled, the required ones
     sorts: set[bytes] = field(default_factory=set)
-    watched: int = 0
+    lines_seen: int = 0
     settled: bool = False
     pattern: re.Pattern[bytes] | None = None  # of the whole line, as `strip` removes it
     is_json: bool = False
     unlike: int = 0  # stretches that the pattern did not fit
 
-    def watch(self, line: UnwrappedLine) -> None:
+    def learn_fields(self, line: UnwrappedLine) -> None:
         """Note which fields keep their value."""
         prefix = parse_plain_prefix(line.text)
         self.sorts.add(line.text[prefix.end if prefix else 0 :][:6])
-        self.watched += 1
+        self.lines_seen += 1
         found = dict(line.fields)
         if self.fields is None:
             self.fields = {key: {value} for key, value in found.items()}
         else:
             self.fields = {key: values for key, values in self.fields.items() if found.get(key) in values}
-        self.settled = self.watched >= _WATCHED and len(self.sorts) >= _SORTS
-        if self.watched >= _WATCHED_AT_MOST and not self.settled:
+        self.settled = self.lines_seen >= _WATCHED and len(self.sorts) >= _SORTS
+        if self.lines_seen >= _WATCHED_AT_MOST and not self.settled:
             self.settled, self.fields = True, {}
 
     def deviating_fields(self, line: UnwrappedLine) -> tuple[Any, ...]:
@@ -75,7 +75,7 @@ class Shape:
         found = dict(line.fields)
         return tuple(name for name, values in (self.fields or {}).items() if found.get(name) not in values)
 
-    def allow(self, deviation: Deviation, lines: list[bytes]) -> None:
+    def accept(self, deviation: Deviation, lines: list[bytes]) -> None:
         """Accept the layout and the fields of these lines too."""
         for text in lines:
             line = remove_form(self.form, text)

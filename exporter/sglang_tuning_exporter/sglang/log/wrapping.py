@@ -62,14 +62,14 @@ class Wrapping:
         self.released: list[bytes] = []  # lines that wait no longer, for the reader to take
         self.reads_released = False  # the reader reads those: their process is not checked
         self._waiting: dict[Any, _Waiting] = {}
-        self._read = 0  # lines in a known shape
+        self._lines_read = 0  # lines in a known shape
         self._partial: dict[str, tuple[bytes, float | None]] = {}
         self._text_before = b""  # the text directly before the last line
         self._lines_with_text_before = 0  # how many in a row had the same
         self._may_have_ended: set[str] = set()  # streams whose last part ended an earlier file
 
     @property
-    def joins(self) -> bool:
+    def has_partial_line(self) -> bool:
         """Whether a line that a container runtime cut is unfinished."""
         return bool(self._partial)
 
@@ -88,12 +88,12 @@ class Wrapping:
         waits = (w for key, w in self._waiting.items() if isinstance(key, Deviation) and key.may_be_real)
         return [line for wait in waits for line in wait.lines]
 
-    def look(self, arrived: float | None) -> None:
+    def release_expired(self, arrived: float | None) -> None:
         """Release lines that waited long enough; `arrived`: the time, for a log that is followed."""
         self.arrived = arrived
         for key, wait in self._waiting.items():
             silent = arrived is not None and (wait.arrived is None or arrived - wait.arrived > _HELD_SECONDS)
-            if silent or self._read - wait.read > _APART:
+            if silent or self._lines_read - wait.read > _APART:
                 self._waiting[key] = self._release(key, wait)
 
     def _release(self, key: Any, wait: _Waiting) -> _Waiting:
@@ -105,7 +105,7 @@ class Wrapping:
 
     def count_known_lines(self, lines: int) -> None:
         """Count lines that were read in their known shape."""
-        self._read += lines
+        self._lines_read += lines
 
     def strip(self, stretch: bytes) -> bytes | None:
         """Return many lines without their wrapping at once, if they look like those before. A line of another shape stays as it
@@ -148,7 +148,7 @@ class Wrapping:
             self._shapes.append(Shape((), prefixed=True))
         layout, ranks = layout_of(text, scheduler=scheduler)
         if any(not shape.form and shape.fits(layout, ranks) for shape in self._shapes):
-            self._read += 1
+            self._lines_read += 1
             self._current = None
             return True
         return False
@@ -170,7 +170,7 @@ class Wrapping:
         """Return the line without the known wrapping of the stream; `None` where it does not have it."""
         found: Learned | None = None
         for shape in self._shapes:
-            line = self._apply(shape.form, text) if shape.form else None
+            line = self._remove_form(shape.form, text) if shape.form else None
             if line is None:
                 continue
             if line.partial:
@@ -189,7 +189,7 @@ class Wrapping:
                 else:
                     found = found or Learned([])
                 continue
-            self._use(shape, text, line, prefix)
+            self._set_current(shape, text, line, prefix)
             return line._replace(prefixed=shape.prefixed)
         return found
 
@@ -253,24 +253,26 @@ class Wrapping:
 
     def _wait(self, key: Any, text: bytes, enough: int, *, heads: bool = True) -> Learned:
         """Let a line wait until enough others are like it."""
-        wait = self._waiting.pop(key, _Waiting([], 0, self._read, None))
-        if self._strict and self._read - wait.read > _APART:
+        wait = self._waiting.pop(key, _Waiting([], 0, self._lines_read, None))
+        if self._strict and self._lines_read - wait.read > _APART:
             wait = self._release(key, wait)._replace(lines=[], heads=0)
         lines, number = wait.lines, wait.heads + heads
         if len(text) <= _WAITING_LENGTH or number >= enough:
             lines.append(text)
         if number >= enough:
             if isinstance(key, Deviation):
-                key.shape.allow(key, lines)
+                key.shape.accept(key, lines)
             return Learned(lines)
         if len(self._waiting) >= _WAITING:
             for other, waits in self._waiting.items():
                 self._release(other, waits)
             self._waiting.clear()
-        self._waiting[key] = _Waiting(lines[-_WAITING_LINES:], number, self._read if self._strict else 0, self.arrived)
+        self._waiting[key] = _Waiting(
+            lines[-_WAITING_LINES:], number, self._lines_read if self._strict else 0, self.arrived
+        )
         return Learned([])
 
-    def _apply(self, form: Form, text: bytes) -> UnwrappedLine | None:
+    def _remove_form(self, form: Form, text: bytes) -> UnwrappedLine | None:
         """Return a line without its form; the parts of a line that a container runtime cut are joined."""
         line = UnwrappedLine(text, None, NO_RANK)
         for layer in form:
@@ -305,14 +307,14 @@ class Wrapping:
             shape, fields, None if layout in shape.layouts else layout, None if ranks in shape.ranks else ranks
         )
 
-    def _use(self, shape: Shape, text: bytes, line: UnwrappedLine, prefix: Prefix | None) -> None:
+    def _set_current(self, shape: Shape, text: bytes, line: UnwrappedLine, prefix: Prefix | None) -> None:
         """Use this shape for the next lines."""
         if HEAD.match(line.text) is None and prefix is None:
             return
-        self._read += 1
+        self._lines_read += 1
         self._current = shape
         if self._strict and not shape.settled:
-            shape.watch(line)
+            shape.learn_fields(line)
         if shape.pattern is None and prefix is not None and (shape.settled or not self._strict):
             shape.learn_pattern(text)
 

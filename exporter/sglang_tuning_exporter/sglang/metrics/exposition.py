@@ -151,7 +151,7 @@ def labels(raw: str) -> Mapping[str, str]:
     return MappingProxyType({name: _ESCAPE.sub(_unescaped, value) for name, value in _LABEL.findall(raw)})
 
 
-def forget() -> None:
+def clear_caches() -> None:
     """Empty the caches of label sets, which take a megabyte: with the structure of a page they are not needed."""
     for cached in (_are_labels, _identity, labels):
         cached.cache_clear()
@@ -200,13 +200,13 @@ class SafePage:
 
 
 @dataclass(slots=True)
-class _Head:
+class _Declaration:
     """What a page declares of a family."""
 
     declared: str = ""  # a key of TYPES
     help: str | None = None
 
-    def take(self, keyword: str, rest: str) -> None:
+    def add(self, keyword: str, rest: str) -> None:
         """Take a comment; only the first of its kind counts."""
         if keyword == "HELP" and self.help is None:
             self.help = _help(rest)
@@ -214,7 +214,7 @@ class _Head:
             self.declared = rest
 
 
-_UNDECLARED = _Head()
+_UNDECLARED = _Declaration()
 
 
 def passthrough(page: Page) -> SafePage:
@@ -225,14 +225,14 @@ def passthrough(page: Page) -> SafePage:
     the page, and a second sample of one series. All lines of a family are placed at its first sample: strict parsers reject a page with a
     family in two parts, or with a TYPE after its samples.
     """
-    heads: dict[str, _Head] = {}
+    declarations: dict[str, _Declaration] = {}
     for keyword, name, rest in page.comments:
         if is_native(name):
-            heads.setdefault(native_name(name), _Head()).take(keyword, rest)
+            declarations.setdefault(native_name(name), _Declaration()).add(keyword, rest)
     samples = [(native_name(name), raw, value) for name, raw, _, value in page.samples if is_native(name)]
     names = {name for name, _, _ in samples}
     left_out = page.broken
-    families: dict[str, tuple[_Head, list[tuple[str, str, str]]]] = {}
+    families: dict[str, tuple[_Declaration, list[tuple[str, str, str]]]] = {}
     seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
     for sample in samples:
         series = (sample[0], _identity(sample[1]))
@@ -240,31 +240,31 @@ def passthrough(page: Page) -> SafePage:
             left_out += 1
             continue
         seen.add(series)
-        home = _home(heads, names, sample[0])
+        home = _family_of(declarations, names, sample[0])
         if home is not None:
             families.setdefault(home[0], (home[1], []))[1].append(sample)
     out: list[str] = []
-    for name, (head, members) in families.items():
-        lines = _lines(head.declared, members)
+    for name, (declaration, members) in families.items():
+        lines = _lines(declaration.declared, members)
         left_out += len(members) - len(lines)
         if lines:
-            if head.help is not None:
-                out.append(f"# HELP {name} {head.help}")
-            if head.declared:
-                out.append(f"# TYPE {name} {TYPES[head.declared]}")
+            if declaration.help is not None:
+                out.append(f"# HELP {name} {declaration.help}")
+            if declaration.declared:
+                out.append(f"# TYPE {name} {TYPES[declaration.declared]}")
             out.extend(lines)
     return SafePage("\n".join(out) + "\n" if out else "", left_out)
 
 
-def _home(heads: dict[str, _Head], names: set[str], name: str) -> tuple[str, _Head] | None:
+def _family_of(declarations: dict[str, _Declaration], names: set[str], name: str) -> tuple[str, _Declaration] | None:
     """Return name and head of the family of a sample; None for `_created`, which 0.0.4 does not have."""
     base, _, suffix = name.rpartition("_")
-    owner = heads.get(base, _UNDECLARED)
+    owner = declarations.get(base, _UNDECLARED)
     if "_" + suffix in _SUFFIXES.get(owner.declared, ()):
         return base, owner
-    if name in heads:
-        return name, heads[name]
-    if suffix == "created" and (base in heads or base + "_total" in heads):
+    if name in declarations:
+        return name, declarations[name]
+    if suffix == "created" and (base in declarations or base + "_total" in declarations):
         return None
     if _OPENMETRICS_SUFFIXES.get(owner.declared) == suffix and base not in names:
         return name, owner  # in 0.0.4 a counter is declared under the name of its samples

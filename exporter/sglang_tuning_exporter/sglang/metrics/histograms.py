@@ -122,7 +122,7 @@ def read(
     """
     series: dict[_Key, dict[float, float]] = {}
     for raw, value in buckets:
-        key, bound = _place(raw)
+        key, bound = _series_and_bound(raw)
         if bound is not None and _is_count(value):
             known = series.setdefault(key, {})
             if len(known) <= MOST_BOUNDS:
@@ -138,18 +138,18 @@ def read(
         process = frozenset(item for item in key if item[0] in _PROCESS)
         by_rank.setdefault(names.get("dp_rank", ""), {}).setdefault(process, []).append(histogram)
     chosen = (max(processes.values(), key=_observations) for processes in by_rank.values())
-    return _together([histogram for process in chosen for histogram in process])
+    return _sum([histogram for process in chosen for histogram in process])
 
 
 @lru_cache(maxsize=4096)
-def _place(raw: str) -> tuple[_Key, float | None]:
+def _series_and_bound(raw: str) -> tuple[_Key, float | None]:
     """Return the series of a sample, and its bound where it is a bucket."""
     found = labels(raw)
-    return _same(frozenset(item for item in found.items() if item[0] != "le")), _bound(found)
+    return _shared(frozenset(item for item in found.items() if item[0] != "le")), _bound(found)
 
 
 @lru_cache(maxsize=512)
-def _same(key: _Key) -> _Key:
+def _shared(key: _Key) -> _Key:
     """Return one object for all buckets of a series, to save memory."""
     return key
 
@@ -170,7 +170,7 @@ def _by_series(samples: Samples) -> dict[_Key, float]:
     found: dict[_Key, float] = {}
     for raw, value in samples:
         if isfinite(value) and _is_count(value):
-            found.setdefault(_place(raw)[0], value)
+            found.setdefault(_series_and_bound(raw)[0], value)
     return found
 
 
@@ -187,14 +187,14 @@ def _observations(histograms: Iterable[Histogram]) -> float:
     return fsum(histogram.observations for histogram in histograms)
 
 
-def _together(histograms: list[Histogram]) -> Histogram | None:
+def _sum(histograms: list[Histogram]) -> Histogram | None:
     """Add series; where their bounds differ, only the common ones are kept."""
     if not histograms:
         return None
     bounds = histograms[0].bounds
     if any(histogram.bounds != bounds for histogram in histograms):
         bounds = tuple(sorted(set(bounds).intersection(*(histogram.bounds for histogram in histograms))))
-        histograms = [_at(histogram, bounds) for histogram in histograms]
+        histograms = [_with_bounds(histogram, bounds) for histogram in histograms]
     if len(bounds) < 2:
         return None
     counts = tuple(fsum(column) for column in zip(*(histogram.counts for histogram in histograms), strict=True))
@@ -202,6 +202,6 @@ def _together(histograms: list[Histogram]) -> Histogram | None:
     return Histogram(bounds, counts, fsum(sums) if len(sums) == len(histograms) else None)
 
 
-def _at(histogram: Histogram, bounds: tuple[float, ...]) -> Histogram:
+def _with_bounds(histogram: Histogram, bounds: tuple[float, ...]) -> Histogram:
     counts = dict(zip(histogram.bounds, histogram.counts, strict=True))
     return Histogram(bounds, tuple(counts[bound] for bound in bounds), histogram.seconds)

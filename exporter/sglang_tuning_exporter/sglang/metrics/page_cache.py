@@ -36,7 +36,7 @@ class ParsedPage(NamedTuple):
 class _Layout:
     """The structure of a page."""
 
-    between: list[str]  # text before, between and after the figures
+    text_between: list[str]  # text before, between and after the figures
     samples: Sequence[int]  # which of the figures are values of samples, in order
     indexes: page_figures.SampleIndexes
     native: Sequence[int] | None  # which lines are passed through, in which order; None: the page unchanged
@@ -53,11 +53,11 @@ class PageReader:
     def read(self, text: str) -> ParsedPage:
         """Read one page."""
         parts = _FIGURE.split(text) if len(text) <= MOST_CHARACTERS else []
-        between, figures = parts[0::2], parts[1::2]
-        if self._layout is None or self._layout.between != between:
-            self._layout = _layout(text, between, passthrough=self._passthrough)
+        text_between, figures = parts[0::2], parts[1::2]
+        if self._layout is None or self._layout.text_between != text_between:
+            self._layout = _layout(text, text_between, passthrough=self._passthrough)
             if self._layout is not None:  # without a structure, the next page needs them again
-                exposition.forget()
+                exposition.clear_caches()
         layout = self._layout
         values = [float(figures[place]) for place in layout.samples] if layout is not None else []
         if layout is None or _is_any_beyond(layout, values, figures):
@@ -81,24 +81,24 @@ def _is_any_beyond(layout: _Layout, values: list[float], figures: list[str]) -> 
     )
 
 
-def _layout(text: str, between: list[str], *, passthrough: bool) -> _Layout | None:
+def _layout(text: str, text_between: list[str], *, passthrough: bool) -> _Layout | None:
     """Return the structure of a page; None where it may depend on more than the values."""
-    page = exposition.scan(text) if between else exposition.Page()
+    page = exposition.scan(text) if text_between else exposition.Page()
     if not page.canonical or not page.samples or any(name.startswith("sglang_") for name, *_ in page.samples):
         return None
     # A comment may end with a number.
-    values = [place for place, part in enumerate(between[:-1]) if not part.rpartition("\n")[2].startswith("#")]
+    values = [place for place, part in enumerate(text_between[:-1]) if not part.rpartition("\n")[2].startswith("#")]
     if len(values) != len(page.samples):
         return None
     passed = exposition.passthrough(page) if passthrough else exposition.SafePage(text)
-    passed_on = None if passed.text == text else _lines(text, passed.text)
-    if passed_on is not None and None in passed_on:
+    native_lines = None if passed.text == text else _lines(text, passed.text)
+    if native_lines is not None and None in native_lines:
         return None
     return _Layout(
-        between,
+        text_between,
         values,
         page_figures.index_samples(page),
-        None if passed_on is None else [at for at in passed_on if at is not None],
+        None if native_lines is None else [at for at in native_lines if at is not None],
         passed.left_out,
     )
 

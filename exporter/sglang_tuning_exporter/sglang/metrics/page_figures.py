@@ -72,7 +72,7 @@ def figures_at(indexes: SampleIndexes, values: Sequence[float]) -> Scrape:
     series: dict[str, Series] = {}
     counters_invalid = False
     for family, samples in indexes.series.items():
-        found = [(label, value) for label, number in samples if _is_sound(family, value := values[number])]
+        found = [(label, value) for label, number in samples if _is_plausible(family, value := values[number])]
         if found:
             series[family] = found
         counters_invalid = counters_invalid or (len(found) < len(samples) and family in CUMULATIVE)
@@ -93,7 +93,7 @@ def figures_at(indexes: SampleIndexes, values: Sequence[float]) -> Scrape:
     )
 
 
-def _is_sound(family: str, value: float) -> bool:
+def _is_plausible(family: str, value: float) -> bool:
     """Whether a value can be one: memory may be negative, a difference during which another process freed some."""
     return 0 <= value <= MOST or (-MOST <= value < 0 and family.endswith("_gb"))
 
@@ -108,14 +108,14 @@ def _ranks(series: Mapping[str, Series]) -> list[RankFigures]:
     ranks: dict[int | None, RankFigures] = {}
     for source in SOURCES:
         for dp, value in _figures(source, series).items():
-            _put(ranks.setdefault(dp, RankFigures(dp=dp)), source.fact, value)
+            _set_figure(ranks.setdefault(dp, RankFigures(dp=dp)), source.fact, value)
     # On a page with ranks, a figure without a rank label belongs to none of them.
     return sorted((rank for rank in ranks.values() if rank.dp is not None), key=lambda rank: rank.dp or 0) or list(
         ranks.values()
     )
 
 
-def _put(rank: RankFigures, fact: str, value: float) -> None:
+def _set_figure(rank: RankFigures, fact: str, value: float) -> None:
     queue = fact.removeprefix("queues.")
     if queue != fact:
         rank.queues[queue] = max(value, rank.queues.get(queue, value))
@@ -150,8 +150,8 @@ def _by_process(source: Source, series: Series) -> dict[tuple[int | None, frozen
         if source.generates and not _GENERATES.search(label.get("endpoint", "")):
             continue
         key = (_dp(label), frozenset(item for item in label.items() if item[0] not in ("priority", source.parts)))
-        into = split if label.get("priority") else totals
-        into[key] = into.get(key, 0.0) + value
+        target = split if label.get("priority") else totals
+        target[key] = target.get(key, 0.0) + value
     return {**split, **totals}
 
 
