@@ -40,11 +40,6 @@ class Estimate(NamedTuple):
         return Estimate(self.value * factor, self.low * factor, self.high * factor)
 
 
-def student(freedom: int) -> float:
-    """Return Student's t for a 95 % interval."""
-    return _T[freedom - 1] if freedom <= len(_T) else _T_MANY
-
-
 def jackknife(value: float, without: Sequence[float]) -> Estimate | None:
     """Return `value` with its jackknife interval, from the estimates without one window each; None below two windows.
 
@@ -55,5 +50,5 @@ def jackknife(value: float, without: Sequence[float]) -> Estimate | None:
         return None
     mean = fsum(without) / windows
     error = sqrt((windows - 1) / windows * fsum((each - mean) ** 2 for each in without))
-    half = student(windows - 1) * error
+    half = (_T[windows - 2] if windows <= len(_T) + 1 else _T_MANY) * error
     return Estimate(value, value - half, value + half)

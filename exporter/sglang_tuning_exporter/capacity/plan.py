@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from sglang_tuning_exporter.capacity.estimate import Estimate
     from sglang_tuning_exporter.capacity.model import RankCapacity
+    from sglang_tuning_exporter.state.profiles import Profile
 
 MOST_BATCH = 4096
 
@@ -31,26 +32,18 @@ class PlanRow:
     breaks: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Objectives:
-    """The objectives of a profile in seconds; None where it has none."""
-
-    first_token: float | None = None
-    inter_token: float | None = None
-
-
-def rows(ranks: Sequence[RankCapacity], objectives: Objectives, prompt: float | None) -> list[PlanRow]:
+def rows(ranks: Sequence[RankCapacity], profile: Profile, prompt: float | None) -> list[PlanRow]:
     """Return a row for 1, 2, 4 … requests per scheduler, up to as many as fit; no rows without step times.
 
     `prompt`: uncached tokens of the mean prompt.
     """
     most = min((rank.most_requests or MOST_BATCH for rank in ranks), default=0)
     batches = sorted({*(1 << power for power in range(13) if 1 << power < most), most})
-    found = (_row(ranks, batch, objectives, prompt) for batch in batches if batch)
+    found = (_row(ranks, batch, profile, prompt) for batch in batches if batch)
     return [row for row in found if row is not None]
 
 
-def _row(ranks: Sequence[RankCapacity], batch: int, objectives: Objectives, prompt: float | None) -> PlanRow | None:
+def _row(ranks: Sequence[RankCapacity], batch: int, profile: Profile, prompt: float | None) -> PlanRow | None:
     predicted = at(ranks, [float(batch)] * len(ranks))
     if predicted is None:
         return None
@@ -60,8 +53,8 @@ def _row(ranks: Sequence[RankCapacity], batch: int, objectives: Objectives, prom
     )
     limits = [rank.running_limit for rank in ranks if rank.running_limit is not None]
     broken = {
-        "inter_token": _above(predicted.inter_token_p50_seconds.value, objectives.inter_token),
-        "first_token": _above(first, objectives.first_token),
+        "inter_token": _above(predicted.inter_token_p50_seconds.value, profile.inter_token_seconds),
+        "first_token": _above(first, profile.time_to_first_token_seconds),
         "kv_cache": _above(cache, 1.0),
         "running_limit": _above(float(batch), min(limits, default=None)),
     }

@@ -198,33 +198,6 @@ def _is_empty(value: object) -> bool:
     return value is None or value is False or (isinstance(value, (str, list, dict)) and not value)
 
 
-def _is_the_model(server: _Launch, value: object) -> bool:
-    return value == server.args["model_path"]
-
-
-def _is_drawn(server: _Launch, value: object) -> bool:
-    del server
-    return not isinstance(value, int) or value >= _GIVEN_SEED_BELOW
-
-
-def _balances_as_usual(server: _Launch, value: object) -> bool:
-    return value == "round_robin" and server.args.get("disaggregation_mode") in (None, "null", "decode")
-
-
-def _is_the_targets(server: _Launch, value: object) -> bool:
-    return value == server.args.get("quantization")
-
-
-def _compiles_nothing(server: _Launch, value: object) -> bool:
-    del value
-    return not server.args.get("enable_torch_compile")
-
-
-def _lists_the_usual(server: _Launch, value: object) -> bool:
-    del server
-    return not isinstance(value, list) or _follows_from_its_largest(value)
-
-
 def _undo_dp_attention(server: _Launch, given: dict[str, object]) -> None:
     args, ranks = server.args, server.attention_ranks
     if not args.get("enable_dp_attention") and ranks == 1:
@@ -363,15 +336,17 @@ def _secret_flags(server: _Launch, given: Mapping[str, object]) -> list[str]:
 
 # Arguments that SGLang takes from others, or draws, if they are not set.
 _FOLLOWS: dict[str, Callable[[_Launch, object], bool]] = {
-    "tokenizer_path": _is_the_model,
-    "served_model_name": _is_the_model,
-    "random_seed": _is_drawn,
-    "load_balance_method": _balances_as_usual,
-    "speculative_draft_model_quantization": _is_the_targets,
-    "torch_compile_max_bs": _compiles_nothing,
-    "cuda_graph_bs": _lists_the_usual,
-    "cuda_graph_bs_decode": _lists_the_usual,
-    "cuda_graph_bs_prefill": _lists_the_usual,
-    "piecewise_cuda_graph_tokens": _lists_the_usual,
+    "tokenizer_path": lambda server, value: value == server.args["model_path"],
+    "served_model_name": lambda server, value: value == server.args["model_path"],
+    "random_seed": lambda _, value: not isinstance(value, int) or value >= _GIVEN_SEED_BELOW,
+    "load_balance_method": lambda server, value: (
+        value == "round_robin" and server.args.get("disaggregation_mode") in (None, "null", "decode")
+    ),
+    "speculative_draft_model_quantization": lambda server, value: value == server.args.get("quantization"),
+    "torch_compile_max_bs": lambda server, _: not server.args.get("enable_torch_compile"),
     "piecewise_cuda_graph_max_tokens": _follows_from_the_chunk,
+    **dict.fromkeys(
+        ("cuda_graph_bs", "cuda_graph_bs_decode", "cuda_graph_bs_prefill", "piecewise_cuda_graph_tokens"),
+        lambda _, sizes: not isinstance(sizes, list) or _follows_from_its_largest(sizes),
+    ),
 }

@@ -5,11 +5,15 @@ A row's `remedy` is about the row's own argument. Other advice has its text here
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.diagnosis.table import BY_ID
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from sglang_tuning_exporter.diagnosis.row import Remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,31 +25,25 @@ class Variant:
     cost: str = ""
 
 
+# Changes with the texts of a row's remedy.
+ROW_OF_CHANGE: dict[tuple[str, str], str] = {
+    ("mem_fraction_static", "lower"): "out_of_memory_any",
+    ("mem_fraction_static", "raise"): "memory_reserve_too_large",
+    ("max_running_requests", "raise"): "running_at_limit",
+    ("cuda_graph_max_bs", "raise"): "cuda_graph_not_covering",
+    ("disable_decode_cuda_graph", "drop"): "cuda_graph_off",
+    ("mamba_full_memory_ratio", "raise"): "hybrid_pool_full",
+}
 BY_CHANGE: dict[tuple[str, str], Variant] = {
     ("max_total_tokens", "raise"): Variant(
         "This flag keeps the KV cache smaller than GPU memory allows.",
         "no more fits into GPU memory: then SGLang uses what fits",
         "Less GPU memory stays free for peaks.",
     ),
-    ("mem_fraction_static", "lower"): Variant(
-        "Weights and KV cache take this share of GPU memory; the rest must hold CUDA graphs and activations.",
-        "the weights alone do not fit: then use more GPUs (--tp-size) or --quantization fp8",
-        "The KV cache gets smaller.",
-    ),
-    ("mem_fraction_static", "raise"): Variant(
-        "A larger KV cache holds more requests and more cached prefixes.",
-        "other processes share the GPU, or the activations of long prompts need the memory",
-        "Less GPU memory stays free for peaks: watch for out-of-memory failures afterwards.",
-    ),
     ("max_running_requests", "lower"): Variant(
         "Fewer requests at once need less of the KV cache and less GPU memory.",
         "a single request is too long for the KV cache: then lower --context-length",
         "Fewer requests run at once, and the queue may grow.",
-    ),
-    ("max_running_requests", "raise"): Variant(
-        "The limit makes requests wait while the KV cache has free space.",
-        "token usage is {token_usage_target} or more: then the KV cache is the limit",
-        "Inter-token latency rises as more requests run together.",
     ),
     ("pp_max_micro_batch_size", "raise"): Variant(
         "This flag limits each micro batch of the pipeline below its share of --max-running-requests.",
@@ -63,30 +61,15 @@ BY_CHANGE: dict[tuple[str, str], Variant] = {
         "a single chunk takes longer than the objective: lower --chunked-prefill-size as well; or requests ask for logprobs: SGLang never mixes those",
         "A step with a chunk takes longer than a decode step.",
     ),
-    ("cuda_graph_max_bs", "raise"): Variant(
-        "For a batch larger than the captured sizes SGLang launches each kernel separately, which takes longer.",
-        "CUDA graphs are disabled, or the attention backend cannot be captured",
-        "Larger CUDA graphs take GPU memory.",
-    ),
     ("cuda_graph_max_bs", "lower"): Variant(
         "SGLang captures CUDA graphs for batch sizes that never run, and each size takes GPU memory.",
         "larger batches run at other times",
         "Larger batches run without a CUDA graph.",
     ),
-    ("disable_decode_cuda_graph", "drop"): Variant(
-        "At small batches launching the kernels one by one takes longer than running them.",
-        "the attention backend, LoRA or speculative decoding cannot be captured",
-        "CUDA graphs take GPU memory, about 1 GB at usual sizes.",
-    ),
     ("attention_backend", "set"): Variant(
         "Not every attention backend can be captured in a CUDA graph.",
         "LoRA, speculative decoding or expert communication cannot be captured",
         "Another backend may be faster or slower at long prompts: measure both.",
-    ),
-    ("mamba_full_memory_ratio", "raise"): Variant(
-        "Hybrid models have two caches. The one that fills up first limits how many requests run.",
-        "both caches are full: then GPU memory is the limit",
-        "The main KV cache gets smaller by as much as the other gains.",
     ),
     ("kv_cache_dtype", "set"): Variant(
         "An 8-bit KV cache holds twice as many tokens in the same memory.",
@@ -200,5 +183,10 @@ def variant(arg: str, direction: str, name: str, figures: Mapping[str, str]) -> 
     """Return the text by its name, else by argument and direction, with the thresholds in it; None if there is none."""
     # Other names of the same arguments.
     known = {"cuda_graph_max_bs_decode": "cuda_graph_max_bs", "max_micro_batch_size": "pp_max_micro_batch_size"}
-    found = BY_NAME[name] if name else BY_CHANGE.get((known.get(arg, arg), direction))
-    return None if found is None else Variant(*(text.format(**figures) for text in astuple(found)))
+    change = (known.get(arg, arg), direction)
+    found: Variant | Remedy | None = BY_NAME[name] if name else BY_CHANGE.get(change)
+    if found is None and change in ROW_OF_CHANGE:
+        found = BY_ID[ROW_OF_CHANGE[change]].remedy
+    if found is None:
+        return None
+    return Variant(*(text.format(**figures) for text in (found.why, found.will_not_help_if, found.cost)))

@@ -8,7 +8,7 @@ import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from sglang_tuning_exporter.capacity.plan import Objectives, PlanRow, larger_cache, rows
+from sglang_tuning_exporter.capacity.plan import PlanRow, larger_cache, rows
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.diagnosis.demand import mean_prompt
@@ -79,17 +79,19 @@ def _print(past: Past, format: str) -> int:  # noqa: A002 - the flag's name
 def plan(past: Past) -> dict[str, Any]:
     """Return the table as a document."""
     ranks, profile = past.capacities(), past.profile
-    objectives = Objectives(profile.time_to_first_token_seconds, profile.inter_token_seconds)
     prompt, counts = mean_prompt(past), past.recent.counts
     tokens = counts["computed_tokens"] + counts["cached_tokens"]
     own = None if prompt is None or not tokens else prompt * counts["computed_tokens"] / tokens
-    found = rows(ranks, objectives, prompt if own is None else own)
+    found = rows(ranks, profile, prompt if own is None else own)
     doubled, best = larger_cache(ranks, 2.0), found[-1].tokens_per_second.value if found else None
     return {
         "schema_version": "1",
         "basis": sorted({rank.step.source for rank in ranks if rank.step is not None}),
         "refused": _why_not(past),
-        "objectives": {"first_token_seconds": objectives.first_token, "inter_token_seconds": objectives.inter_token},
+        "objectives": {
+            "first_token_seconds": profile.time_to_first_token_seconds,
+            "inter_token_seconds": profile.inter_token_seconds,
+        },
         "rows": [_row(row) for row in found],
         "with_fp8_kv_cache": None
         if doubled is None

@@ -15,8 +15,6 @@ from sglang_tuning_exporter.state.journal import ABORTED, REJECTION
 from sglang_tuning_exporter.state.profiles import ONE_MORE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from sglang_tuning_exporter.state.profiles import Profile
 
 _RATE = "instance:sglang_tuning_rejections:rate"
@@ -61,27 +59,26 @@ class Rejections(Condition):
         return waited > profile.frequent_share or late > profile.late_bound(self.times)
 
     def promql(self) -> list[str]:
-        return list(self._lines())
-
-    def _lines(self) -> Iterator[str]:
         limit = f"({threshold('rejections_per_minute', 'upper')} + {ONE_MORE:g})"
         late = f'instance:sglang_tuning_latency_breaches:ratio{WINDOW}{{latency="time_to_first_token"}}'
         budget = f"({self.times:g} * (1 - {threshold('latency', 'objective')}))"
-        yield f'({_RATE}{WINDOW}{{kind="rejected"}} {above(limit)}'
-        yield f'or {_RATE}{WINDOW}{{kind="given_up"}} {above(limit)}'
-        yield f"  and {ON} (instance:sglang_tuning_given_up:ratio{WINDOW} {above(threshold('aborted_share', 'upper'))})"
-        # Reasons: requests waited (any wait, if the profile has no limit), or first tokens came late.
-        yield f"  and {ON} ("
-        yield f"    {share_of('queue', ('above_range',))} {above(OFTEN)}"
         empty = share_of("queue", ("empty",))
-        yield f"    or ((1 - {empty}) {above(OFTEN)} unless {ON} {threshold('queue', 'wait_seconds')})"
-        yield f"    or {late} {above(OFTEN)}"
-        yield f"    or {late} {above(budget)}"
-        yield "  )"
-        # While the server hung, clients had no other reason.
-        yield f"  unless {ON} max by (job, instance) (max_over_time(sglang_tuning_stuck_stage[{WINDOW}])) == 1)"
-        # It continues, as with retractions.
-        yield f"and {_RATE}{RECENTLY} > 0"
+        return [
+            f'({_RATE}{WINDOW}{{kind="rejected"}} {above(limit)}',
+            f'or {_RATE}{WINDOW}{{kind="given_up"}} {above(limit)}',
+            f"  and {ON} (instance:sglang_tuning_given_up:ratio{WINDOW} {above(threshold('aborted_share', 'upper'))})",
+            # Reasons: requests waited (any wait, if the profile has no limit), or first tokens came late.
+            f"  and {ON} (",
+            f"    {share_of('queue', ('above_range',))} {above(OFTEN)}",
+            f"    or ((1 - {empty}) {above(OFTEN)} unless {ON} {threshold('queue', 'wait_seconds')})",
+            f"    or {late} {above(OFTEN)}",
+            f"    or {late} {above(budget)}",
+            "  )",
+            # While the server hung, clients had no other reason.
+            f"  unless {ON} max by (job, instance) (max_over_time(sglang_tuning_stuck_stage[{WINDOW}])) == 1)",
+            # It continues, as with retractions.
+            f"and {_RATE}{RECENTLY} > 0",
+        ]
 
     def fires(self, samples: Samples) -> bool:
         if samples.increase(REJECTION, WINDOW) / 10 <= samples.limits.rejections_per_minute + ONE_MORE:

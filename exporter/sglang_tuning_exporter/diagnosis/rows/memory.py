@@ -5,6 +5,8 @@ GPU memory = weights + KV cache + CUDA graphs + activations; mem_fraction_static
 
 from __future__ import annotations
 
+from functools import partial
+
 from sglang_tuning_exporter.diagnosis.conditions import Failures, GraphMemory, Reserve, Share
 from sglang_tuning_exporter.diagnosis.row import Diagnosis, Remedy, Title
 from sglang_tuning_exporter.diagnosis.sizing import graphs, memory
@@ -168,7 +170,7 @@ RESERVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         hold="10m",
         unless=("graph_memory_short",),
         causes=_FAILURES,
-        sizes=memory.reserve("below"),
+        sizes=partial(memory.reserve, too_large=False),
         scale_out="neither",
     ),
     Diagnosis(
@@ -189,6 +191,6 @@ RESERVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         ),
         hold="10m",
         kind="remark",
-        sizes=memory.reserve("above"),
+        sizes=partial(memory.reserve, too_large=True),
     ),
 )

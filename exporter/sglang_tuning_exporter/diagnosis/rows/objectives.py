@@ -7,9 +7,15 @@ that it continues, and ends the alert soon after the trouble.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import TYPE_CHECKING
+
 from sglang_tuning_exporter.diagnosis.conditions import BurnRate
 from sglang_tuning_exporter.diagnosis.interruption import SLOW_BURN_TIMES
 from sglang_tuning_exporter.diagnosis.row import Diagnosis, Remedy, Title
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.diagnosis.conditions.latency import Judged
 
 FAST, SLOW = 14.4, SLOW_BURN_TIMES
 # Their causes have no alert, so they hide nothing.
@@ -38,71 +44,61 @@ _GUIDE = (
     " --chunked-prefill-size; the objective comes from the profile"
 )
 
+
+def _burn_rates(
+    latency: Judged, name: str, short: str, *, of: str, seen: str, causes: tuple[str, ...], remedy: Remedy
+) -> tuple[Diagnosis, Diagnosis]:
+    """Return the two rows of a latency: for the fast and for the slow burn rate."""
+    id_ = name.lower().replace(" ", "_").replace("-", "_") + "_burning"
+    alert = "SGLang" + "".join(word.capitalize() for word in id_.split("_"))
+    row = partial(Diagnosis, guide=_GUIDE, remedy=remedy, uses_advice_of_causes=True, scale_out="replica")
+    fast = row(
+        id=f"{id_}_fast",
+        alert=f"{alert}Fast",
+        severity="critical",
+        condition=BurnRate(latency, FAST, "1h", "5m", "10m"),
+        summary=f"{name} misses its objective for far too many {of}.",
+        seen=seen.format(value="{value}", span="hour"),
+        label=f"{short} far above objective",
+        title=Title(f"{short} too long for", f"of {of} (1 h)"),
+        hold="2m",
+        causes=causes,
+    )
+    slow = row(
+        id=f"{id_}_slow",
+        alert=f"{alert}Slow",
+        severity="warning",
+        condition=BurnRate(latency, SLOW, "6h", "30m", "1h"),
+        summary=f"{name} misses its objective for more {of} than the error budget allows.",
+        seen=seen.format(value="{value}", span="six hours"),
+        label=f"{short} above objective",
+        title=Title(f"{short} too long for", f"of {of} (6 h)"),
+        hold="15m",
+        causes=(fast.id, *causes),
+        superseded_by=fast.id,
+    )
+    return fast, slow
+
+
 OBJECTIVE_DIAGNOSES: tuple[Diagnosis, ...] = (
-    Diagnosis(
-        id="time_to_first_token_burning_fast",
-        alert="SGLangTimeToFirstTokenBurningFast",
-        severity="critical",
-        condition=BurnRate("time_to_first_token", FAST, "1h", "5m", "10m"),
-        summary="Time to first token misses its objective for far too many requests.",
-        seen="{value} of the first tokens in the last hour came later than the objective, and still do",
-        guide=_GUIDE,
-        label="TTFT far above objective",
-        title=Title("TTFT too long for", "of requests (1 h)"),
-        remedy=_FIRST_TOKEN,
-        hold="2m",
+    # SGLangTimeToFirstTokenBurningFast, SGLangTimeToFirstTokenBurningSlow
+    *_burn_rates(
+        "time_to_first_token",
+        "Time to first token",
+        "TTFT",
+        of="requests",
+        seen="{value} of the first tokens in the last {span} came later than the objective, and still do",
         causes=FIRST_TOKEN_CAUSES,
-        uses_advice_of_causes=True,
-        scale_out="replica",
-    ),
-    Diagnosis(
-        id="time_to_first_token_burning_slow",
-        alert="SGLangTimeToFirstTokenBurningSlow",
-        severity="warning",
-        condition=BurnRate("time_to_first_token", SLOW, "6h", "30m", "1h"),
-        summary="Time to first token misses its objective for more requests than the error budget allows.",
-        seen="{value} of the first tokens in the last six hours came later than the objective, and still do",
-        guide=_GUIDE,
-        label="TTFT above objective",
-        title=Title("TTFT too long for", "of requests (6 h)"),
         remedy=_FIRST_TOKEN,
-        hold="15m",
-        causes=("time_to_first_token_burning_fast", *FIRST_TOKEN_CAUSES),
-        uses_advice_of_causes=True,
-        superseded_by="time_to_first_token_burning_fast",
-        scale_out="replica",
     ),
-    Diagnosis(
-        id="inter_token_latency_burning_fast",
-        alert="SGLangInterTokenLatencyBurningFast",
-        severity="critical",
-        condition=BurnRate("inter_token", FAST, "1h", "5m", "10m"),
-        summary="Inter-token latency misses its objective for far too many tokens.",
-        seen="{value} of the inter-token gaps in the last hour were longer than the objective, and still are",
-        guide=_GUIDE,
-        label="ITL far above objective",
-        title=Title("ITL too long for", "of tokens (1 h)"),
-        remedy=_NEXT_TOKEN,
-        hold="2m",
+    # SGLangInterTokenLatencyBurningFast, SGLangInterTokenLatencyBurningSlow
+    *_burn_rates(
+        "inter_token",
+        "Inter-token latency",
+        "ITL",
+        of="tokens",
+        seen="{value} of the inter-token gaps in the last {span} were longer than the objective, and still are",
         causes=INTER_TOKEN_CAUSES,
-        uses_advice_of_causes=True,
-        scale_out="replica",
-    ),
-    Diagnosis(
-        id="inter_token_latency_burning_slow",
-        alert="SGLangInterTokenLatencyBurningSlow",
-        severity="warning",
-        condition=BurnRate("inter_token", SLOW, "6h", "30m", "1h"),
-        summary="Inter-token latency misses its objective for more tokens than the error budget allows.",
-        seen="{value} of the inter-token gaps in the last six hours were longer than the objective, and still are",
-        guide=_GUIDE,
-        label="ITL above objective",
-        title=Title("ITL too long for", "of tokens (6 h)"),
         remedy=_NEXT_TOKEN,
-        hold="15m",
-        causes=("inter_token_latency_burning_fast", *INTER_TOKEN_CAUSES),
-        uses_advice_of_causes=True,
-        superseded_by="inter_token_latency_burning_fast",
-        scale_out="replica",
     ),
 )

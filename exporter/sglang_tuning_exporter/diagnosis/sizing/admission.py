@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.conditions.retractions import CONSERVATIVENESS_CEILING
 from sglang_tuning_exporter.diagnosis.demand import USED_LITTLE, demand, longest_answer, mean_prompt
-from sglang_tuning_exporter.diagnosis.sizing.case import AdvisedValue, people, person
+from sglang_tuning_exporter.diagnosis.sizing.case import AdvisedValue, in_words
 from sglang_tuning_exporter.diagnosis.sizing.limits import LOWERED_LIMIT, run_fewer
 from sglang_tuning_exporter.diagnosis.sizing.pools import larger_pool, larger_pool_flags
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
@@ -77,7 +77,7 @@ def retracting(case: SizingInput) -> list[AdvisedValue]:
         if capped is None or any(case.past.marks.get(phase) for phase in OUT_OF_MEMORY_PHASES):
             return [raised]
         # In words, because one flag is changed at a time.
-        return [raised, person(CAPPED.format(capped.current, capped.suggested), "capped_pool")]
+        return [raised, in_words(CAPPED.format(capped.current, capped.suggested), "capped_pool")]
     return ineffective(case)
 
 
@@ -124,7 +124,7 @@ def ineffective(case: SizingInput) -> list[AdvisedValue]:
         return [larger]
     words = _cheaper_than_fewer_requests(case)
     if words:
-        return people(words, "larger_pool")
+        return [in_words(words, "larger_pool")]
     fewer = run_fewer(case, 0.5, LOWERED_LIMIT)
     if fewer is None:
         return []
@@ -153,26 +153,26 @@ def _smaller_requests(case: SizingInput) -> list[AdvisedValue]:
     """Return how many max_new_tokens are enough; nothing if clients ask for little more than they use."""
     asking, longest = demand(case.past), longest_answer(case.past)
     if longest is None or asking is None or not asking.is_precise:
-        return people(SMALLER_REQUESTS.format(FEWER_TOKENS), "smaller_requests")
+        return [in_words(SMALLER_REQUESTS.format(FEWER_TOKENS), "smaller_requests")]
     enough = TOKENS_STEP * ceil(longest / TOKENS_STEP)
     if enough > MOSTLY_NEEDED * asking.asked:
         return []
     asked = min(TOKENS_STEP * round(asking.asked / TOKENS_STEP), MOST_KEPT)
     fewer = TOKENS_ENOUGH.format(enough, asked, " or more" if asked >= MOST_KEPT else "", longest)
-    return people(SMALLER_REQUESTS.format(fewer), "smaller_requests")
+    return [in_words(SMALLER_REQUESTS.format(fewer), "smaller_requests")]
 
 
 def recovering(case: SizingInput) -> list[AdvisedValue]:
     """Go back to 1.0; above it, wait."""
     current, factor = _conservativeness(case)
     if current is not None and current * factor >= USUAL_CONSERVATIVENESS - 0.01:
-        return people("wait: the new-token ratio falls within minutes", "wait")
+        return [in_words("wait: the new-token ratio falls within minutes", "wait")]
     return [AdvisedValue(round(USUAL_CONSERVATIVENESS / factor, 2), current)]
 
 
 def to_clients(words: Callable[[Past], str]) -> Callable[[SizingInput], list[AdvisedValue]]:
     """Advise clients, with a figure if there is one."""
-    return lambda case: people(words(case.past))
+    return lambda case: [in_words(words(case.past))]
 
 
 def by_prefix(case: SizingInput) -> list[AdvisedValue]:

@@ -83,14 +83,9 @@ class AdvisedValue:
         return self.current is None or self.suggested != self.current
 
 
-def person(words: str, variant: str = "") -> AdvisedValue:
+def in_words(words: str, variant: str = "") -> AdvisedValue:
     """Return advice to people, not a flag."""
     return AdvisedValue(None, arg="", words=words, variant=variant)
-
-
-def people(words: str, variant: str = "") -> list[AdvisedValue]:
-    """Return advice to people alone."""
-    return [person(words, variant)]
 
 
 def set_to(arg: str, value: str) -> Callable[[SizingInput], list[AdvisedValue]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import floor
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.diagnosis.sizing.case import AdvisedValue, person
+from sglang_tuning_exporter.diagnosis.sizing.case import AdvisedValue, in_words
 from sglang_tuning_exporter.diagnosis.sizing.pools import tokens_gained
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def graphs(case: SizingInput) -> list[AdvisedValue]:
     current, suggested, batch = _larger_graph(case)
     if batch is None:
         return [AdvisedValue(None, current, arg=arg)]
-    beyond = person(BEYOND.format(most=LARGEST_GRAPH, batch=batch), "graphs_beyond")
+    beyond = in_words(BEYOND.format(most=LARGEST_GRAPH, batch=batch), "graphs_beyond")
     if suggested is None:
         return [beyond]
     if current is not None and suggested <= current:

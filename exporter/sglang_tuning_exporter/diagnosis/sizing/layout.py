@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.diagnosis.sizing.case import AdvisedValue, people, person
+from sglang_tuning_exporter.diagnosis.sizing.case import AdvisedValue, in_words
 from sglang_tuning_exporter.sglang.args.flags import flag_of
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ OWN_EXPERTS = "use expert parallelism, by the flag that this release has for it"
 def balance(case: SizingInput) -> list[AdvisedValue]:
     """Balance by load if this release can, else by a router."""
     method = case.facts.args.get("load_balance_method")
-    router = person(ROUTER, "router")
+    router = in_words(ROUTER, "router")
     if method not in ("round_robin", "auto"):
         return [router]
     first, *others = (AdvisedValue(better, str(method)) for better in BY_LOAD)
@@ -32,21 +32,23 @@ def one_gpu(case: SizingInput) -> list[AdvisedValue]:
     if any((other or 1.0) > 1 for other in others) or facts.arg("enable_ep_moe"):
         return []
     each = f"each of the {gpus:g} GPUs" if gpus else "each GPU"
-    return people(f"run one server with --tp-size 1 on {each}, behind a router")
+    return [in_words(f"run one server with --tp-size 1 on {each}, behind a router")]
 
 
 def behind_a_router(case: SizingInput) -> list[AdvisedValue]:
     """Run each replica as a server of its own."""
     replicas = case.facts.arg("dp_size") or 1.0
-    return people(
-        f"start {replicas:g} servers without --dp-size, each on its own GPUs, and put SGLang's router (model gateway) in front"
-    )
+    return [
+        in_words(
+            f"start {replicas:g} servers without --dp-size, each on its own GPUs, and put SGLang's router (model gateway) in front"
+        )
+    ]
 
 
 def experts(case: SizingInput) -> list[AdvisedValue]:
     """Put whole experts on each GPU, by the flag of the release."""
     shards, release = case.facts.arg("tp_size"), case.facts.release
-    own = person(OWN_EXPERTS)
+    own = in_words(OWN_EXPERTS)
     if _has(release, "enable_ep_moe"):
         return [AdvisedValue(1.0, 0.0, arg="enable_ep_moe", words="add it", is_switch=True, otherwise=(own,))]
     if "ep_size" in case.facts.args and shards and release is not None:

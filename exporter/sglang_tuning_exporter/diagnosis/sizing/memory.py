@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import floor
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.sizing.case import AdvisedValue
 from sglang_tuning_exporter.diagnosis.sizing.graphs import graph_growth_gb
@@ -13,8 +13,6 @@ from sglang_tuning_exporter.diagnosis.sizing.pools import tokens_gained
 from sglang_tuning_exporter.diagnosis.sizing.prefill import smaller_chunk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sglang_tuning_exporter.diagnosis.sizing.case import SizingInput
 
 LEAST_FRACTION, LARGEST_FRACTION = 0.1, 0.95
@@ -24,12 +22,8 @@ USUAL_MOST = 0.9
 UNUSUAL = "more than the usual 0.7 to 0.9: raise it by 0.01 at a time and watch for out-of-memory failures"
 
 
-def reserve(side: Literal["above", "below"]) -> Callable[[SizingInput], list[AdvisedValue]]:
-    """Change the memory fraction until the middle of the good range is left; `side`: where the memory left is now."""
-    return lambda case: _reserve(case, too_large=side == "above")
-
-
-def _reserve(case: SizingInput, *, too_large: bool) -> list[AdvisedValue]:
+def reserve(case: SizingInput, *, too_large: bool) -> list[AdvisedValue]:
+    """Change the memory fraction until the middle of the good range is left; `too_large`: more than that is left now."""
     facts, left, profile = case.facts, case.facts.reserve_gb, case.profile
     current = facts.arg("mem_fraction_static")
     if left is None or current is None:

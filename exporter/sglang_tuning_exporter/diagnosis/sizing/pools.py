@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.diagnosis.sizing.case import AdvisedValue, people, person
+from sglang_tuning_exporter.diagnosis.sizing.case import AdvisedValue, in_words
 from sglang_tuning_exporter.diagnosis.sizing.limits import running_limit
 
 if TYPE_CHECKING:
@@ -37,7 +37,9 @@ def beyond(case: SizingInput) -> list[AdvisedValue]:
     mean = counts["too_long_tokens"] / max(counts["too_long_prompts"], 1.0)
     words = f"enlarge the KV cache ({larger_pool_flags(case)}), or send shorter prompts: those refused have {mean:,.0f} tokens on average"
     larger = larger_pool(case)
-    return [person(words, "larger_pool")] if larger is None else [replace(larger, suggested=_doubled_to(mean, larger))]
+    return (
+        [in_words(words, "larger_pool")] if larger is None else [replace(larger, suggested=_doubled_to(mean, larger))]
+    )
 
 
 def _doubled_to(tokens: float, larger: AdvisedValue) -> float:
@@ -68,10 +70,10 @@ def fuller_second_cache(case: SizingInput) -> list[AdvisedValue]:
     current = case.facts.arg(arg)
     words = f"the {pool} cache is full: give it more of the memory"
     if current is None:
-        return people(words)
+        return [in_words(words)]
     most = 1.0 if pool == "swa" else LARGEST_MAMBA_RATIO
     suggested = min(round(POOL_STEP * current, 2), most)
-    return [AdvisedValue(suggested, current, words, arg, otherwise=(person(words),))] if suggested > current else []
+    return [AdvisedValue(suggested, current, words, arg, otherwise=(in_words(words),))] if suggested > current else []
 
 
 def pool_short(case: SizingInput) -> list[AdvisedValue]:
@@ -83,7 +85,7 @@ def pool_short(case: SizingInput) -> list[AdvisedValue]:
     larger = larger_pool(case)
     if larger is not None:
         return [larger]
-    kind, shorter = eight_bits(case), person(SHORTER, "shorter_requests")
+    kind, shorter = eight_bits(case), in_words(SHORTER, "shorter_requests")
     return [AdvisedValue(kind, case.present("kv_cache_dtype"), otherwise=(shorter,)) if kind else shorter]
 
 

@@ -12,7 +12,7 @@ from sglang_tuning_exporter.diagnosis.interruption import (
     first_token_with_steps_between,
     prefill_pace,
 )
-from sglang_tuning_exporter.diagnosis.sizing.case import AdvisedValue, people, person
+from sglang_tuning_exporter.diagnosis.sizing.case import AdvisedValue, in_words
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.sizing.case import SizingInput
@@ -36,12 +36,12 @@ def chunks(case: SizingInput) -> list[AdvisedValue]:
     """Double the chunk, up to 16384 for each rank, if memory allows."""
     current, ranks = case.flag("chunked_prefill_size"), ranks_sharing(case)
     reserve = case.facts.reserve_gb
-    elsewhere = person(ELSEWHERE, "prefill_elsewhere")
+    elsewhere = in_words(ELSEWHERE, "prefill_elsewhere")
     if current is not None and (current <= 0 or current >= LARGEST_CHUNK * ranks):
         return [elsewhere]
     if reserve is not None and reserve < case.profile.reserve_lower_gb:
         # A larger chunk takes memory that is not there.
-        return people(NO_MEMORY, "memory_first")
+        return [in_words(NO_MEMORY, "memory_first")]
     if current is None:
         return [AdvisedValue(None)]
     wanted = max(min(2 * int(current), LARGEST_CHUNK * ranks), SMALL_CHUNK * ranks)
@@ -73,7 +73,7 @@ def between(case: SizingInput) -> list[AdvisedValue]:
     With `--prefill-decode-interval`: as many after each chunk as keep late gaps rare, if first tokens stay in time. In
     releases without it: one with each chunk, and chunks that meet the objective.
     """
-    elsewhere = person(NO_SMALLER, "decode_elsewhere")
+    elsewhere = in_words(NO_SMALLER, "decode_elsewhere")
     shorter = _chunk_within_objective(case)
     if case.facts.arg("enable_mixed_chunk"):
         return [replace(shorter, otherwise=(elsewhere,)) if shorter else elsewhere]
@@ -118,7 +118,7 @@ def long_prompts(case: SizingInput) -> list[AdvisedValue]:
     if chunk is not None and prompt is not None and prompt < SHORT_PROMPT * chunk:
         return []  # hardly any prompt fills a chunk
     if case.facts.arg("enable_mixed_chunk") and "latency_prefill_between" in case.held:
-        return [person(NO_SMALLER, "decode_elsewhere")]  # a larger chunk would delay tokens even more
+        return [in_words(NO_SMALLER, "decode_elsewhere")]  # a larger chunk would delay tokens even more
     return chunks(case)
 
 
