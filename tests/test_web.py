@@ -303,6 +303,7 @@ def test_the_page_of_a_server_that_hangs_generates_no_token_and_offers_no_chance
     with lived(SCENES["stuck"](), tmp_path) as sidecar, web(sidecar) as address:
         page = requests.get(address + "/?still", timeout=10).text
     assert re.search(r'Generated tokens/s</dt><dd class="value">0<', page)
+    assert "last 15 min: 0 to 8900" in page
     assert "Worth a try" not in page
     assert "Confidence" not in page
     assert "healthy: none" not in page

@@ -56,7 +56,7 @@ class History:
                 added_up(rank.queued for rank in ranks),
                 max(usages, default=None),
                 added_up(rank.running for rank in ranks),
-                added_up(rank.generation_throughput for rank in ranks),
+                added_up(rank.tokens_per_second for rank in ranks),
                 gained[0] / sum(gained) if sum(gained) > 0 else None,
                 events,
             )

@@ -166,8 +166,7 @@ def _running(state: ServerState, history: History) -> Figure:
 
 
 def _throughput(state: ServerState, history: History) -> Figure:
-    # SGLang's gauge keeps its last value while the scheduler hangs
-    generated = added_up(0.0 if rank.time.hangs else rank.generation_throughput for rank in state.schedulers)
+    generated = added_up(rank.tokens_per_second for rank in state.schedulers)
     figure = Figure("Generated tokens/s", count(generated))
     return _drawn(figure, history.line(lambda moment: moment.throughput))
 
