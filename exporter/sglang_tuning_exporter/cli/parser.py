@@ -24,7 +24,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         mistyped = re.search(r"(?:unrecognized arguments: |invalid choice: ')([^\s'=]+)", message)
-        near = suggestion(mistyped[1], flags_and_commands(self)) if mistyped else ""
+        near = suggestion(mistyped[1], known_words(self)) if mistyped else ""
         raise UsageError(f"{message}{near}; see {self.prog} --help")
 
     def parse_known(self, argv: Sequence[str] | None) -> argparse.Namespace:
@@ -50,7 +50,7 @@ def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentP
     return next((dict(action.choices) for action in actions), {})
 
 
-def flags_and_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+def known_words(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
     """Return the flags and commands of a parser, with the action of each."""
     flags = {flag: action for action in parser._actions for flag in action.option_strings}  # noqa: SLF001 - argparse lists them nowhere else
     return {**flags, **dict.fromkeys(commands_of(parser), argparse.Action([], "command"))}
@@ -89,9 +89,7 @@ def make_parser() -> _Parser:
         "Print a completion script. bash: source <(sglang-tuning-exporter completion bash)",
     )
     completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell to write it for")
-    completion.set_defaults(
-        program=PROGRAM, flags={name: flags_and_commands(each) for name, each in commands.choices.items()}
-    )
+    completion.set_defaults(program=PROGRAM, flags={name: known_words(each) for name, each in commands.choices.items()})
     return parser
 
 

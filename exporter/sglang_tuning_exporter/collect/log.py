@@ -95,8 +95,8 @@ class Logbook:
 
     def restore(self, state: ServerState, now: float) -> None:
         """Restore the counters that belong to the saved positions."""
-        self.lines = self._before = _counter(self._saved.get("lines"))
-        self.unrecognised = self._unrecognised_before = _counter(self._saved.get("unrecognised"))
+        self.lines = self._before = Counter(counts(self._saved.get("lines")))
+        self.unrecognised = self._unrecognised_before = Counter(counts(self._saved.get("unrecognised")))
         saved, at = self._saved.get("state"), self._saved.get("at")
         if isinstance(saved, dict):
             ago = time.time() - at if isinstance(at, (int, float)) else 0.0
@@ -289,8 +289,10 @@ class Logbook:
             if behind:
                 # Counted at their own times; but the exporter did not run then, so they give no rate for the window.
                 state.begin_window(now)
-            self.lines = self._before + _sum(reader.counts for reader in self._readers.values())
-            self.unrecognised = self._unrecognised_before + _sum(r.unrecognised for r in self._readers.values())
+            self.lines = sum((Counter(r.counts) for r in self._readers.values()), self._before)
+            self.unrecognised = sum(
+                (Counter(r.unrecognised) for r in self._readers.values()), self._unrecognised_before
+            )
             self._save_now(state, now)
 
     def _with_process_times(self, path: str, events: list[Event | BatchRun]) -> list[Event | BatchRun]:
@@ -378,13 +380,6 @@ def _read_uncounted(reader: LogReader, text: bytes) -> list[Event | BatchRun]:
     return events
 
 
-def _sum(counters: Any) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for counter in counters:
-        total.update(counter)
-    return total
-
-
 def _digest_of_line(line: bytes) -> str:
     return digest(strip_terminal(line.removesuffix(b"\n")))
 
@@ -393,7 +388,3 @@ def _saved_digests(saved: object) -> dict[str, set[str]]:
     """Return sets of texts by name from a state file, which may be damaged."""
     found = saved.items() if isinstance(saved, dict) else ()
     return {name: {each for each in texts if isinstance(each, str)} for name, texts in found if isinstance(texts, list)}
-
-
-def _counter(saved: object) -> Counter[str]:
-    return Counter(counts(saved))

@@ -32,11 +32,8 @@ def as_text(payload: object, *, without: str = "") -> str:
     alerts = payload.get("alerts") if isinstance(payload, dict) else None
     if not isinstance(alerts, list):
         return ""
-    return "\n".join(_alert(alert, without) for alert in sorted(filter(_is_alert, alerts), key=_place))
-
-
-def _is_alert(alert: object) -> bool:
-    return isinstance(alert, dict)
+    objects = [alert for alert in alerts if isinstance(alert, dict)]
+    return "\n".join(_alert(alert, without) for alert in sorted(objects, key=_place))
 
 
 def _place(alert: dict[str, Any]) -> int:

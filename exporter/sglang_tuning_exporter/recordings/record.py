@@ -78,9 +78,7 @@ class Recorder:
         self._log_file, self._output, self._every = log_file, output, every
         self._stopping = threading.Event()
         self._kept_lines = self._scrapes = self._log_bytes = self._scraped_bytes = 0
-        self._clock_offsets: list[
-            tuple[float, float]
-        ] = []  # when a line arrived, and how far the log's clock was ahead
+        self._offsets: list[tuple[float, float]] = []  # when a line arrived, and how far the log's clock was ahead
         self._version: str | None = None
         self._last_printed: float | None = None  # before the recording
         self._is_up: bool | None = None
@@ -129,7 +127,7 @@ class Recorder:
                         f"--log-file={self._log_file}: {status.reason}; give the log of the running server"
                     )
             self._take_log(follower)  # what is there now is history: only how the server was started
-            self._clock_offsets = self._clock_by_file()
+            self._offsets = self._clock_by_file()
             self._write_event("ready")
             scraper.start()
             until = None if seconds is None else time.monotonic() + seconds
@@ -176,10 +174,8 @@ class Recorder:
                     continue
                 printed = _printed(line)
                 if printed is not None:
-                    self._clock_offsets = [
-                        (at, ahead) for at, ahead in self._clock_offsets if now - at < _CLOCK_SECONDS
-                    ]
-                    self._clock_offsets.append((now, printed - now))
+                    self._offsets = [(at, ahead) for at, ahead in self._offsets if now - at < _CLOCK_SECONDS]
+                    self._offsets.append((now, printed - now))
                 self._write(kept)
         if self._log is not None:
             self._log.flush()
@@ -242,9 +238,9 @@ class Recorder:
     def _clock(self) -> float:
         """The time of the log's clock, seconds."""
         now = time.time()
-        ahead = self._clock_offsets
+        ahead = self._offsets
         latest = ahead[-1][0] if ahead else 0.0
-        return now + max((found for at, found in ahead if latest - at < _CLOCK_SECONDS), default=0.0)
+        return now + max((offset for at, offset in ahead if latest - at < _CLOCK_SECONDS), default=0.0)
 
     def _write_event(self, event: str, early: float = 0.0) -> None:
         with (self._output / "events.jsonl").open("a", encoding="utf-8") as file:
@@ -277,12 +273,12 @@ def run(recorder: Recorder, output: Path, seconds: float | None) -> int:
     For the main thread only: it handles the signals. Raises `UsageError`.
     """
     with stopped_by_signal(recorder.stop):
-        found = recorder.run(seconds)
-    ended = "; it ended because no more fits" if found.full else ""
+        summary = recorder.run(seconds)
+    ended = "; it ended because no more fits" if summary.full else ""
     sys.stderr.write(
-        f"{output}: {found.lines} lines ({found.left_out} left out), {found.scrapes} scrapes{ended}."
+        f"{output}: {summary.lines} lines ({summary.left_out} left out), {summary.scrapes} scrapes{ended}."
         f" Look through it before you share it: sglang-tuning-exporter replay {output}\n"
     )
-    if not found.scrapes:
-        sys.stderr.write(f"{output}: no scrape of {recorder.metrics_url} succeeded: {found.scrape_error}\n")
-    return 0 if found.scrapes else 1
+    if not summary.scrapes:
+        sys.stderr.write(f"{output}: no scrape of {recorder.metrics_url} succeeded: {summary.scrape_error}\n")
+    return 0 if summary.scrapes else 1

@@ -25,6 +25,7 @@ MAX_SPEED = 10_000.0
 _STEP_SECONDS = 0.02
 _LONGEST_LOG_BYTES = 32 << 20  # above this a new round starts with an empty file: a long demo does not fill the disk
 _JSON = "application/json"
+_NOT_FOUND: Answer = (404, _JSON, b'{"detail":"Not Found"}')
 _ANY_PORT = Address("127.0.0.1", 0)
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -170,20 +171,16 @@ class ReplayServer:
         match path:
             case "/metrics":
                 scrape = self._recording.scrape_at(self.position_seconds)
-                return _not_found() if scrape is None else (200, _EXPOSITION, scrape.text)
+                return _NOT_FOUND if scrape is None else (200, _EXPOSITION, scrape.text)
             case "/health" | "/health_generate":
                 return (200 if condition == "ready" else 503, _JSON, b"")
             case "/server_info" | "/get_server_info":
                 info = self._recording.server_info
-                return _not_found() if info is None else (200, _JSON, info)
+                return _NOT_FOUND if info is None else (200, _JSON, info)
             case "/v1/models":
                 return (200, _JSON, _models(self._recording))
             case _:
-                return _not_found()
-
-
-def _not_found() -> Answer:
-    return (404, _JSON, b'{"detail":"Not Found"}')
+                return _NOT_FOUND
 
 
 def _models(recording: Recording) -> bytes:

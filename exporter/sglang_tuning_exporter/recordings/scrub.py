@@ -135,7 +135,7 @@ class Scrubber:
         replacement = MODEL if _MODEL_KEY.search(key) else ADDRESS if key == "host" else OTHER
         if replacement == OTHER and self._is_harmless(value):
             return value
-        if not _is_usual(value):
+        if re.fullmatch(r"[a-z_]{1,12}|[\d.]+", value) is None:  # else a common word: `auto`, `default`, a number
             self.learn(value, replacement)
         return replacement
 
@@ -177,15 +177,6 @@ class Scrubber:
         return self._numbered.setdefault((name, value), f"{OTHER}-{number}")
 
 
-def _is_usual(value: str) -> bool:
-    """Return whether a value is a common word that names nothing private: `auto`, `default`, a number."""
-    return re.fullmatch(r"[a-z_]{1,12}|[\d.]+", value) is not None
-
-
-def _stamped(time: float) -> bytes:
-    return f"[{dt.datetime.fromtimestamp(time, dt.UTC):%Y-%m-%d %H:%M:%S}] ".encode()
-
-
 class LogScrubber:
     """Scrubs a log line by line; keeps the lines that the exporter reads, with their times."""
 
@@ -223,7 +214,7 @@ class LogScrubber:
             # What surrounds a line may name hosts and people.
             raw, prefix = found.text, parse_plain_prefix(found.text)
             if prefix is None and found.time is not None:
-                raw = _stamped(found.time) + raw
+                raw = f"[{dt.datetime.fromtimestamp(found.time, dt.UTC):%Y-%m-%d %H:%M:%S}] ".encode() + raw
                 prefix = parse_plain_prefix(raw)
         text = raw.decode("utf-8", "replace").rstrip("\r\n")
         head, message = (text[: prefix.end], text[prefix.end :]) if prefix is not None else ("", text)

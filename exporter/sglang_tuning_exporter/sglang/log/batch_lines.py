@@ -46,17 +46,15 @@ _GRAPH = re.compile(rb"(cuda|cpu|npu|musa|xpu|hpu|hip) graph$")
 # tokens, cached tokens, usage, running requests, queue and waiting tokens.
 _USUAL_GRAPH = rb"(?:cuda|cpu|npu|musa) graph: (?:True|False)"
 USUAL_DECODE = (
-    rb"Decode batch[.,] #running-req: ([0-9]{1,9}), #token: [0-9]{1,15}, token usage: ([0-9]\.[0-9][0-9]), "
-    rb"((?:"
-    + _USUAL_GRAPH
-    + rb", )?)gen throughput \(token/s\): [0-9]{1,9}\.[0-9][0-9], #queue-req: ([0-9]{1,9}),? ?\r?"
-)
+    rb"Decode batch[.,] #running-req: ([0-9]{1,9}), #token: [0-9]{1,15}, token usage: ([0-9]\.[0-9][0-9]), ((?:%b, )?)"
+    rb"gen throughput \(token/s\): [0-9]{1,9}\.[0-9][0-9], #queue-req: ([0-9]{1,9}),? ?\r?"
+) % _USUAL_GRAPH
 USUAL_PREFILL = (
     rb"Prefill batch[.,] #new-seq: ([0-9]{1,9}), #new-token: ([0-9]{1,9}), #cached-token: ([0-9]{1,12}), "
     rb"token usage: ([0-9]\.[0-9][0-9]), #running-req: ([0-9]{1,9}), #queue-req: ([0-9]{1,9})"
-    rb"(?:, #pending-token: ([0-9]{1,12}))?(?:, " + _USUAL_GRAPH + rb")?"
-    rb"(?:, input throughput \(token/s\): [0-9]{1,9}\.[0-9][0-9](?:, " + _USUAL_GRAPH + rb")?)?,? ?\r?"
-)
+    rb"(?:, #pending-token: ([0-9]{1,12}))?(?:, %b)?"
+    rb"(?:, input throughput \(token/s\): [0-9]{1,9}\.[0-9][0-9](?:, %b)?)?,? ?\r?"
+) % (_USUAL_GRAPH, _USUAL_GRAPH)
 _FIRST_LETTERS = (b"D", b"P", b"K", b"d")
 _WHOLE_LINE = re.compile(
     USUAL_DECODE

@@ -40,10 +40,8 @@ _WORDS = (
 )
 HEAD = re.compile(_PREFIX + rb"|" + _WORDS)
 _AGAIN = re.compile(
-    _PREFIX
-    + rb"(?:\[?[A-Z]{3,8}\]?[ :|-]+|[\[({][\w ./:{}-]{1,60}[\])}]:? ?|[ \t|-]|[A-Z]:[ \t]){0,12}?(?="
-    + _PREFIX
-    + rb")"
+    rb"%b(?:\[?[A-Z]{3,8}\]?[ :|-]+|[\[({][\w ./:{}-]{1,60}[\])}]:? ?|[ \t|-]|[A-Z]:[ \t]){0,12}?(?=%b)"
+    % (_PREFIX, _PREFIX)
 )
 _RANK_TOKEN = re.compile(rb"(?<![\w.-])(?:(?:DP|TP|PP|EP|ATTN_CP|MOE_DP)\d{1,5})(?![\w.-])")
 

@@ -12,17 +12,9 @@ _MONTHS = b"Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"
 # No log is older than 2014 or later than 2040: other numbers are no times.
 _EPOCH = rb"(?:1[4-9]|2[01])\d{8}(?:\.\d{1,9}|\d{3}|\d{6}|\d{9})?"
 STAMP = (
-    rb"(?:\d{4}[-/]\d\d[-/]\d\d(?:[ T]|, )" + _CLOCK + rb"(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?"
-    rb"|(?:"
-    + _MONTHS
-    + rb") [ \d]\d (?:\d{4} )?"
-    + _CLOCK
-    + rb"|[DIWEFC][01]\d[0-3]\d "
-    + _CLOCK
-    + rb"|"
-    + _EPOCH
-    + rb"(?![\w.:-]))"
-)
+    rb"(?:\d{4}[-/]\d\d[-/]\d\d(?:[ T]|, )%b(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?"
+    rb"|(?:%b) [ \d]\d (?:\d{4} )?%b|[DIWEFC][01]\d[0-3]\d %b|%b(?![\w.:-]))"
+) % (_CLOCK, _MONTHS, _CLOCK, _CLOCK, _EPOCH)
 _DATED = re.compile(
     rb"(\d{4})[-/](\d\d)[-/](\d\d)(?:[ T]|, )([0-2]\d):([0-5]\d):([0-6]\d)(?:[.,](\d{1,9}))?(?: ?(Z|UTC|[+-]\d\d:?\d\d))?"
 )
