@@ -113,7 +113,7 @@ def _told(server: engine.Engine, sent: load.Load, clients: int, rank: RankCapaci
     return {
         "clients": clients,
         "measured": round(tokens / (last - first), 1),
-        "predicted": None if predicted is None else [round(each, 1) for each in predicted.later],
+        "predicted": None if predicted is None else [round(each, 1) for each in predicted.with_drift],
         "step_ms": round(1e3 * sum(each.seconds for each in decode) / steps, 3) if steps else None,
         "predicted_step_ms": None if foretold is None else round(1e3 * foretold.value, 3),
         "cpu_share": round(used, 3),

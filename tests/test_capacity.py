@@ -292,8 +292,8 @@ def test_ranks_come_and_go_each_with_figures_of_its_own() -> None:
     counted(measured, dp=0, end=500.0)
     counted(measured, dp=1, begin=60.0, end=120.0)
     both = {each.dp: each.step is not None for each in capacities(state, measured, 130.0)}
-    later = {each.dp: each.step is not None for each in capacities(state, measured, 500.0)}
-    assert (both, later) == ({0: True, 1: True}, {0: True, 1: False})
+    with_drift = {each.dp: each.step is not None for each in capacities(state, measured, 500.0)}
+    assert (both, with_drift) == ({0: True, 1: True}, {0: True, 1: False})
 
 
 def test_another_server_starts_with_nothing() -> None:

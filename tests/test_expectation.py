@@ -15,7 +15,7 @@ from sglang_tuning_exporter.diagnosis.advice import Advice, advise
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.diagnosis.json_findings import finding_document
-from sglang_tuning_exporter.diagnosis.sizing.case import SizingInput
+from sglang_tuning_exporter.diagnosis.sizing.advised_value import SizingInput
 from sglang_tuning_exporter.diagnosis.sizing.limits import batch_within_objective
 from sglang_tuning_exporter.sglang.events import DecodeBatch, KvPool, Limits, Rank, ServerArgs
 from sglang_tuning_exporter.state.latency import RecentLatency
@@ -234,14 +234,14 @@ def test_a_kv_cache_of_twice_the_tokens_runs_twice_the_requests() -> None:
 
 
 def test_an_exact_fit_is_predicted_no_closer_than_minutes_differ() -> None:
-    exact = Estimate(1000.0, 1000.0, 1000.0).later
+    exact = Estimate(1000.0, 1000.0, 1000.0).with_drift
     assert (exact.low, exact.high) == pytest.approx((1000.0 * (1 - 1.96 * BETWEEN), 1000.0 * (1 + 1.96 * BETWEEN)))
 
 
 @pytest.mark.parametrize("half", [0.1, 0.5, 3.0])
 def test_the_spread_between_minutes_is_added_to_the_fits_own(half: float) -> None:
     own = around(1000.0, half)
-    later = own.later
+    later = own.with_drift
     assert later.low <= own.low or later.low == 0.0
     assert later.high > own.high
     assert later.low >= 0.0
@@ -263,4 +263,4 @@ def test_under_five_per_cent_is_judged_without_the_spread_between_minutes() -> N
     assert flat.expected is not None
     assert flat.expected.gain_interval[1] < 0.05
     then = flat.expected.then.tokens_per_second
-    assert then.later.high > 1.1 * then.value
+    assert then.with_drift.high > 1.1 * then.value

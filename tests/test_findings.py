@@ -422,7 +422,7 @@ def test_no_flag_is_turned_two_ways_nor_to_the_value_it_has(of: Past) -> None:
         if not isinstance(each.suggested, float) or not isinstance(each.current, float):
             continue
         if each.arg == "mem_fraction_static" and each.suggested > each.current:
-            assert not any(of.marks.values())
+            assert not any(of.event_counts.values())
         if each.arg == "schedule_conservativeness" and each.suggested < each.current:
             assert of.retractions_per_minute <= of.profile.retractions_per_minute
         assert each.suggested > 0 or each.is_switch
@@ -480,7 +480,7 @@ def test_a_kv_cache_that_is_kept_small_by_a_flag_is_named_beside_retractions() -
         "or enlarge the KV cache: raise --max-total-tokens, now 1500, to 3000, or remove it",
     ]
     assert "--max-total-tokens" in finding.advice[1].why
-    out_of_memory = replace(of, marks={"decode": 1})
+    out_of_memory = replace(of, event_counts={"decode": 1})
     advised = [each for found in findings(out_of_memory) for each in found.advice]
     assert not [each for each in advised if "--max-total-tokens" in each.suggestion]
 

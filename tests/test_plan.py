@@ -46,8 +46,8 @@ def test_more_at_once_give_more_tokens_each_of_them_later() -> None:
 
 def test_a_row_names_the_objectives_that_break() -> None:
     found = rows([FULL], replace(DEFAULT, time_to_first_token_seconds=0.0105, inter_token_seconds=0.006), 100.0)
-    assert found[0].breaks == ()
-    assert found[-1].breaks == ("inter_token", "first_token")
+    assert found[0].exceeded == ()
+    assert found[-1].exceeded == ("inter_token", "first_token")
 
 
 def test_a_first_token_waits_for_its_own_prefill_and_for_those_before_it() -> None:

@@ -10,7 +10,7 @@ import pytest
 from scenarios import Story, repeated, retraction, started
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
-from sglang_tuning_exporter.diagnosis.sharing import PrefixSharing, sharing
+from sglang_tuning_exporter.diagnosis.prefix_sharing import PrefixSharing, sharing
 from sglang_tuning_exporter.sglang.events import NO_RANK, PrefillBatch, Rank, Retraction, Scrape
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.sglang.metrics.histograms import Histogram

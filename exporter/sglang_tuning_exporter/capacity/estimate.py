@@ -29,7 +29,7 @@ class Estimate(NamedTuple):
         return (self.high - self.low) / 2 / abs(self.value) if self.value else float("inf")
 
     @property
-    def later(self) -> Estimate:
+    def with_drift(self) -> Estimate:
         """The figure with the interval for a measurement some minutes later."""
         value, drift = self.value, _T_MANY * BETWEEN * self.value
         low, high = sqrt((value - self.low) ** 2 + drift**2), sqrt((self.high - value) ** 2 + drift**2)

@@ -21,7 +21,7 @@ MOST_BATCH = 4096
 class PlanRow:
     """All schedulers together with `requests` at once; an unknown figure is None.
 
-    `breaks`: what is exceeded, of inter_token, first_token, kv_cache, running_limit.
+    `exceeded`: what is exceeded, of inter_token, first_token, kv_cache, running_limit.
     """
 
     requests: int
@@ -29,7 +29,7 @@ class PlanRow:
     inter_token_p50_seconds: Estimate
     kv_cache: float | None
     first_token_seconds: float | None
-    breaks: tuple[str, ...]
+    exceeded: tuple[str, ...]
 
 
 def rows(ranks: Sequence[RankCapacity], profile: Profile, prompt: float | None) -> list[PlanRow]:

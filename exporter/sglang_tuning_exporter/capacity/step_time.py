@@ -25,11 +25,11 @@ LEAST_DEVIATION, LEAST_DEVIATION_SHARE = 0.3, 0.05
 # Half the slope's interval, relative to the slope.
 MOST_HALF_WIDTH = 0.6
 # Between the mean step and an earlier line at the same batch: above it the earlier line does not describe this server.
-MOST_OFF = 0.25
+MOST_LINE_ERROR = 0.25
 # For each doubling beyond the batches seen: steps of a real engine grew faster than the line.
-BEYOND = 0.1
+GROWTH_BEYOND_SEEN = 0.1
 # Share of the batch's spread within windows from which on the windows share a slope: a slowdown between two of them does not tilt it.
-MOSTLY_WITHIN = 0.5
+SPREAD_WITHIN_WINDOWS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,11 @@ class StepTime:
     def with_line_of(self, earlier: StepTime, age: float) -> StepTime:
         """Return this step time with the line of an earlier fit of the same server, if the present mean step lies on it."""
         predicted = earlier.at(self.batch)
-        if self.line is not None or predicted is None or abs(self.seconds.value / predicted.value - 1.0) > MOST_OFF:
+        if (
+            self.line is not None
+            or predicted is None
+            or abs(self.seconds.value / predicted.value - 1.0) > MOST_LINE_ERROR
+        ):
             return self
         return replace(self, line=earlier.line, refused="", line_age_seconds=age)
 
@@ -78,7 +82,7 @@ class StepTime:
         own, of_slope = (self.seconds.high - self.seconds.low) / 2, (slope.high - slope.low) / 2 * away
         half = sqrt(own * own + of_slope * of_slope)
         beyond = max(log2(batch / self.largest_seen), 0.0)
-        low, high = value - half, value * (1 + BEYOND * beyond) + half
+        low, high = value - half, value * (1 + GROWTH_BEYOND_SEEN * beyond) + half
         return Estimate(value, low, high) if low > 0 else None
 
 
@@ -88,7 +92,7 @@ def fit(parts: Sequence[StepSums], *, least: float = LEAST_STEPS, source: str = 
     cut = windows(parts, MOST_WINDOWS)
     if together.steps < least or len(cut) < LEAST_WINDOWS or not together.seconds or not together.batch:
         return None
-    seconds = _judged(cut, lambda each: total(each).mean_seconds)
+    seconds = _estimated(cut, lambda each: total(each).mean_seconds)
     if seconds is None:
         return None
     line, refused = _line(together, cut)
@@ -109,8 +113,8 @@ def _line(together: StepSums, cut: Sequence[StepSums]) -> tuple[StepLine | None,
     if deviation < max(LEAST_DEVIATION, LEAST_DEVIATION_SHARE * together.mean_batch):
         return None, f"the batch hardly varied ({together.mean_batch:.1f} ± {deviation:.2f} requests)"
     slope = _slope_of(together, cut)
-    per_request = _judged(cut, slope)
-    fixed = _judged(cut, lambda each: _start(each, slope))
+    per_request = _estimated(cut, slope)
+    fixed = _estimated(cut, lambda each: _start(each, slope))
     if per_request is None or fixed is None:
         return None, "the batch varied in too few windows"
     if per_request.value <= 0:
@@ -130,7 +134,7 @@ def _line(together: StepSums, cut: Sequence[StepSums]) -> tuple[StepLine | None,
 
 def _slope_of(together: StepSums, cut: Sequence[StepSums]) -> Callable[[Sequence[StepSums]], float]:
     within = sum(window.spread for window in cut)
-    return _slope_within if within >= MOSTLY_WITHIN * together.spread else _slope_overall
+    return _slope_within if within >= SPREAD_WITHIN_WINDOWS * together.spread else _slope_overall
 
 
 def _slope_within(cut: Sequence[StepSums]) -> float:
@@ -149,7 +153,7 @@ def _start(cut: Sequence[StepSums], slope: Callable[[Sequence[StepSums]], float]
     return together.mean_seconds - slope(cut) * together.mean_batch
 
 
-def _judged(cut: Sequence[StepSums], figure: Callable[[Sequence[StepSums]], float]) -> Estimate | None:
+def _estimated(cut: Sequence[StepSums], figure: Callable[[Sequence[StepSums]], float]) -> Estimate | None:
     """Return a figure of the windows with its jackknife interval."""
     without = [figure([*cut[:left_out], *cut[left_out + 1 :]]) for left_out in range(len(cut))]
     return jackknife(figure(cut), without)

@@ -119,16 +119,16 @@ class Past:
     """What the conditions look at: the totals of a window and what happened in it.
 
     `recent` is the sum over the schedulers (DP ranks), so its seconds may be a multiple of `watched_seconds`;
-    `by_rank` has each. `marks` counts failures by phase and liveness events, `starts` the starts of the last half
+    `by_rank` has each. `event_counts` counts failures by phase and liveness events, `starts` the starts of the last half
     hour. `troubles` are ids of `SourceTrouble` rows that the exporter sees. `longest_answer` is the 99th percentile
     of answer tokens, `fixed_answer_tokens` the length where nearly all answers have the same. `last_seen` returns when an
-    event (by name) or a state (by signal and state) was last seen, on the clock of `now`. `knows_waits`: the rate at
-    which requests start is known, and so the wait. `left_in_vain`: clients gave up requests, and no output has come
+    event (by name) or a state (by signal and state) was last seen, on the clock of `now`. `wait_is_known`: the rate at
+    which requests start is known, and so the wait. `abandoned_without_output`: clients gave up requests, and no output has come
     since.
     """
 
     recent: Totals
-    marks: Mapping[str, int]
+    event_counts: Mapping[str, int]
     watched_seconds: float
     facts: ServerFacts
     profile: Profile
@@ -141,12 +141,12 @@ class Past:
     fixed_answer_tokens: float | None = None
     now: float = 0.0
     last_seen: Callable[[Hashable], float | None] = _never
-    knows_waits: bool = False
+    wait_is_known: bool = False
     watchdog: str = ""  # the stage of the last watchdog timeout
     words: Mapping[str, str] = field(default_factory=dict)  # details of a trouble, by its id
     starting: bool = False  # the server is not up yet
     serves: bool = False  # now
-    left_in_vain: bool = False
+    abandoned_without_output: bool = False
     crash: str = ""  # which process crashed and how, if the log ends with that
     capacities: Callable[[], Sequence[RankCapacity]] = tuple  # what each scheduler can do, as far as it was measured
 
@@ -159,7 +159,7 @@ class Past:
     def hung(self) -> bool:
         """Whether the server hung within the window, or may hang now. Then late and abandoned requests have no other cause."""
         last = self.last_seen(HUNG)
-        return self.left_in_vain or (last is not None and self.now - last <= self.profile.window_seconds)
+        return self.abandoned_without_output or (last is not None and self.now - last <= self.profile.window_seconds)
 
     @cached_property
     def served_seconds(self) -> float:
@@ -221,7 +221,7 @@ class Past:
         """
         if self.profile.queue_lower is not None:
             return ("empty", "below_range", "in_range")
-        return ("empty", "in_range") if self.knows_waits else ("empty",)
+        return ("empty", "in_range") if self.wait_is_known else ("empty",)
 
     @property
     def queue_wait_seconds(self) -> float | None:

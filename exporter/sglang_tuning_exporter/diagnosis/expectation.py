@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.capacity.step_time import StepTime
     from sglang_tuning_exporter.diagnosis.advice import Advice
     from sglang_tuning_exporter.diagnosis.row import Diagnosis
-    from sglang_tuning_exporter.diagnosis.sizing.case import SizingInput
+    from sglang_tuning_exporter.diagnosis.sizing.advised_value import SizingInput
 
 WORTH_IT = 0.05  # a change that gains less is not advised for its throughput
 # Times the largest batch that was seen: predictions further away were not tested (docs/capacity.md).

@@ -152,5 +152,5 @@ def _expected(expected: Expected) -> Document:
 
 
 def _predicted(now: Estimate, then: Estimate) -> Document:
-    low, high = then.later.low, then.later.high
+    low, high = then.with_drift.low, then.with_drift.high
     return {"now": number(now.value), "value": number(then.value), "interval": [number(low), number(high)]}

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from sglang_tuning_exporter.diagnosis.conditions import Condition, Kind
-    from sglang_tuning_exporter.diagnosis.sizing.case import AdvisedValue, SizingInput
+    from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, SizingInput
 
 Severity: TypeAlias = Literal["critical", "warning", "info"]
 URGENCY: dict[Severity, int] = {"info": 0, "warning": 1, "critical": 2}

@@ -7,7 +7,7 @@ never named. `source` is the module that uses the flag in 0.5.23, or in the last
 from __future__ import annotations
 
 from sglang_tuning_exporter.diagnosis import suspect_proofs as proofs
-from sglang_tuning_exporter.diagnosis.suspect import Suspect, above, among, between, is_on, other_than
+from sglang_tuning_exporter.diagnosis.suspect_proofs import Suspect, above, among, between, is_on, other_than
 from sglang_tuning_exporter.state.profiles import Trouble
 
 _DECODE: tuple[Trouble, ...] = ("tokens", "waiting")
@@ -253,33 +253,28 @@ SUSPECTS: tuple[Suspect, ...] = (
         "",
         "srt/managers/schedule_policy.py", suggested="fcfs",
     ),
-    Suspect(
-        "max_micro_batch_size", above(0), ("limit", "waiting"),
-        "Under pipeline parallelism no stage runs more requests at once than this.",
-        "the KV cache is full",
-        "Inter-token latency rises as more requests run together.",
-        "srt/managers/scheduler.py in 0.5.2", only_with=("pp_size",),
+    *(
+        Suspect(
+            arg, above(0), ("limit", "waiting"),
+            "Under pipeline parallelism no stage runs more requests at once than this.",
+            "the KV cache is full",
+            "Inter-token latency rises as more requests run together.",
+            source, only_with=("pp_size",),
+        )
+        for arg, source in (("max_micro_batch_size", "srt/managers/scheduler.py in 0.5.2"), ("pp_max_micro_batch_size", "srt/managers/scheduler.py"))
     ),
-    Suspect(
-        "pp_max_micro_batch_size", above(0), ("limit", "waiting"),
-        "Under pipeline parallelism no stage runs more requests at once than this.",
-        "the KV cache is full",
-        "Inter-token latency rises as more requests run together.",
-        "srt/managers/scheduler.py", only_with=("pp_size",),
-    ),
-    Suspect(
-        "disable_prefill_cuda_graph", is_on, ("first_tokens", "prefill"),
-        "Short prompts are launched kernel by kernel, which takes longer than computing them.",
-        "the model or the attention backend cannot be captured",
-        "Graphs take GPU memory.",
-        "srt/arg_groups/cuda_graph_hook.py", gpu_only=True, forced_by=(("disaggregation_mode", ("decode",)),),
-    ),
-    Suspect(
-        "disable_piecewise_cuda_graph", is_on, ("first_tokens", "prefill"),
-        "Short prompts are launched kernel by kernel, which takes longer than computing them.",
-        "the model or the attention backend cannot be captured",
-        "Graphs take GPU memory.",
-        "srt/server_args.py in 0.5.13", gpu_only=True, forced_by=(("disaggregation_mode", ("decode",)),),
+    *(
+        Suspect(
+            arg, is_on, ("first_tokens", "prefill"),
+            "Short prompts are launched kernel by kernel, which takes longer than computing them.",
+            "the model or the attention backend cannot be captured",
+            "Graphs take GPU memory.",
+            source, gpu_only=True, forced_by=(("disaggregation_mode", ("decode",)),),
+        )
+        for arg, source in (
+            ("disable_prefill_cuda_graph", "srt/arg_groups/cuda_graph_hook.py"),
+            ("disable_piecewise_cuda_graph", "srt/server_args.py in 0.5.13"),
+        )
     ),
     Suspect(
         "disable_custom_all_reduce", is_on, _DECODE,

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.command import typed_args
 from sglang_tuning_exporter.diagnosis.evidence import WATCHDOG, Evidence, Past
-from sglang_tuning_exporter.diagnosis.suspect import NamedSuspect
 from sglang_tuning_exporter.diagnosis.suspect_flags import SUSPECTS
-from sglang_tuning_exporter.diagnosis.suspect_proofs import ObservedLoad, admission_share, default_value
+from sglang_tuning_exporter.diagnosis.suspect_proofs import NamedSuspect, ObservedLoad, admission_share, default_value
 from sglang_tuning_exporter.state.profiles import Trouble
 from sglang_tuning_exporter.state.signals import AT_LIMIT_SHARE
 
 if TYPE_CHECKING:
-    from sglang_tuning_exporter.diagnosis.suspect import Suspect
+    from sglang_tuning_exporter.diagnosis.suspect_proofs import Suspect
     from sglang_tuning_exporter.state.facts import ServerFacts
     from sglang_tuning_exporter.state.latency import Latency
     from sglang_tuning_exporter.state.profiles import Trouble
@@ -85,7 +84,7 @@ def suspects(past: Past, seen: frozenset[Trouble]) -> tuple[NamedSuspect, ...]:
 @lru_cache(maxsize=2)  # likewise
 def troubles(past: Past) -> frozenset[Trouble]:
     """Return what is wrong with the load."""
-    seen: set[Trouble] = {"hang"} if past.marks.get(WATCHDOG) else set()
+    seen: set[Trouble] = {"hang"} if past.event_counts.get(WATCHDOG) else set()
     if not past.enough:
         return frozenset(seen)
     late: tuple[tuple[Trouble, Latency], ...] = (("first_tokens", "time_to_first_token"), ("tokens", "inter_token"))

@@ -116,12 +116,12 @@ def _row(row: PlanRow) -> dict[str, Any]:
         "inter_token_p50_seconds": _estimate(row.inter_token_p50_seconds),
         "kv_cache": number(row.kv_cache),
         "first_token_seconds": number(row.first_token_seconds),
-        "breaks": list(row.breaks),
+        "breaks": list(row.exceeded),
     }
 
 
 def _estimate(figure: Estimate) -> dict[str, Any]:
-    _, low, high = figure.later
+    _, low, high = figure.with_drift
     return {"value": number(figure.value), "interval": [number(low), number(high)]}
 
 

@@ -125,12 +125,12 @@ class Runs:
         totals = sum(by_rank.values(), Totals())
         totals.counts["served_seconds"] = served
         marks = state.out_of_memory + state.liveness
-        marks.subtract(base.marks)
+        marks.subtract(base.event_counts)
         figures = self._figures(totals, served, marks, base)
         past = replace(
             past_of(state, last, starting=not restarted and state.life.starts(last)),
             recent=totals,
-            marks=+marks,
+            event_counts=+marks,
             watched_seconds=last - base.at,
             by_rank=by_rank,
             starts=self._starts_before(last) if not restarted else 0,

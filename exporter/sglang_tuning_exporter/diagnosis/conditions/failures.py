@@ -48,7 +48,7 @@ class Failures(Condition):
     phases: tuple[OutOfMemoryPhase, ...]
 
     def measure(self, past: Past) -> Evidence | None:
-        count = sum(past.marks.get(phase, 0) for phase in self.phases)
+        count = sum(past.event_counts.get(phase, 0) for phase in self.phases)
         return Evidence("out-of-memory failures", float(count), 0.0, "count", last_seen=self.last_seen(past))
 
     @property

@@ -29,7 +29,7 @@ class GraphMemory(Condition):
     needs = "a log"
 
     def measure(self, past: Past) -> Evidence | None:
-        failed = past.marks.get(_CAPTURE, 0)
+        failed = past.event_counts.get(_CAPTURE, 0)
         reserve = past.facts.reserve_gb
         if failed or reserve is None or past.facts.without_graph:
             last = past.last_seen(_CAPTURE)

@@ -30,7 +30,7 @@ class Stuck(Condition):
     needs = "a log or metrics"
 
     def measure(self, past: Past) -> Evidence | None:
-        hang, timed_out = past.hang, past.marks.get(WATCHDOG, 0)
+        hang, timed_out = past.hang, past.event_counts.get(WATCHDOG, 0)
         name, words, headline = "processes that hang, or whose watchdog timed out", "", ""
         if hang is not None:
             words = hang.sentence

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.conditions.condition import Condition
 from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past
-from sglang_tuning_exporter.diagnosis.sharing import PrefixSharing, sharing
+from sglang_tuning_exporter.diagnosis.prefix_sharing import PrefixSharing, sharing
 from sglang_tuning_exporter.diagnosis.suspects import late_share
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from sglang_tuning_exporter.diagnosis import clients, interruption, profile_sett
 from sglang_tuning_exporter.diagnosis.conditions import ObjectiveMissed, Suitability, suitability
 from sglang_tuning_exporter.diagnosis.row import Diagnosis, Remedy
 from sglang_tuning_exporter.diagnosis.rows.scheduling import WHY_REQUESTS_WAIT
-from sglang_tuning_exporter.diagnosis.sizing import admission, case, layout, limits, pools, prefill
+from sglang_tuning_exporter.diagnosis.sizing import admission, advised_value, layout, limits, pools, prefill
 from sglang_tuning_exporter.diagnosis.suspects import suspects_evidence
 
 _BURN_RATE_ALERTS = "the burn-rate alerts of the latency objectives notify; this row names the flag to change"
@@ -124,7 +124,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
             "Searching the longest common prefix costs time for every waiting request.",
             "prefixes will be shared later in the day",
         ),
-        sizes=case.set_to("schedule_policy", "fcfs"),
+        sizes=advised_value.set_to("schedule_policy", "fcfs"),
     ),
     Diagnosis(
         id="flags_away_from_defaults",
@@ -203,7 +203,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
             "prompts are long: then computing takes the time, and a larger chunk helps more",
             cost="CUDA graphs take GPU memory, and the start takes longer. Later releases enable them by default.",
         ),
-        sizes=case.switch_on("enable_piecewise_cuda_graph"),
+        sizes=advised_value.switch_on("enable_piecewise_cuda_graph"),
     ),
     Diagnosis(
         id="profile_settings",
@@ -236,7 +236,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
             cost="Each start takes minutes longer until the cache is filled. Set TORCHINDUCTOR_CACHE_DIR to a persistent folder: servers with"
             " the same GPU and model can share it.",
         ),
-        sizes=case.switch_on("enable_torch_compile"),
+        sizes=advised_value.switch_on("enable_torch_compile"),
     ),
     Diagnosis(
         id="quantization_candidate",
@@ -252,7 +252,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
             "the GPU has no FP8 (Ada, Hopper and newer have it), or answers must not lose any accuracy",
             cost="A little accuracy.",
         ),
-        sizes=case.set_to("quantization", "fp8"),
+        sizes=advised_value.set_to("quantization", "fp8"),
     ),
     Diagnosis(
         id="expert_parallel_candidate",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sglang_tuning_exporter.diagnosis import clients
 from sglang_tuning_exporter.diagnosis.conditions import OtherCause, Rejections, RetractionRate, Share, Spread
 from sglang_tuning_exporter.diagnosis.row import Diagnosis, Remedy, Title
-from sglang_tuning_exporter.diagnosis.sizing import admission, layout, pools, prefill, room
+from sglang_tuning_exporter.diagnosis.sizing import admission, layout, pools, prefill, raised_limit
 
 CONSERVATIVENESS = "schedule_conservativeness"
 RUNNING_LIMIT = "max_running_requests"
@@ -143,7 +143,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         ),
         keep_firing="5m",
         causes=(*_RETRACTING, "dp_imbalanced"),
-        sizes=room.at_limit,
+        sizes=raised_limit.at_limit,
         scale_out="flag_first",
     ),
     Diagnosis(

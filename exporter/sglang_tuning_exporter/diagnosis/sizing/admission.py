@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.conditions.retractions import CONSERVATIVENESS_CEILING
 from sglang_tuning_exporter.diagnosis.demand import USED_LITTLE, demand, longest_answer, mean_prompt
-from sglang_tuning_exporter.diagnosis.sizing.case import AdvisedValue, in_words
+from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, in_words
 from sglang_tuning_exporter.diagnosis.sizing.limits import LOWERED_LIMIT, run_fewer
 from sglang_tuning_exporter.diagnosis.sizing.pools import larger_pool, larger_pool_flags
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sglang_tuning_exporter.diagnosis.evidence import Past
-    from sglang_tuning_exporter.diagnosis.sizing.case import SizingInput
+    from sglang_tuning_exporter.diagnosis.sizing.advised_value import SizingInput
 
 RAISED_CONSERVATIVENESS, LOWERED_CONSERVATIVENESS, USUAL_CONSERVATIVENESS = (
     1.3,
@@ -74,7 +74,7 @@ def retracting(case: SizingInput) -> list[AdvisedValue]:
         gain = RECOVERS.format(100 * recovering) if recovering > case.profile.frequent_share else ""
         raised = AdvisedValue(round(RAISED_CONSERVATIVENESS / factor, 2), current, gain)
         capped = larger_pool(case)
-        if capped is None or any(case.past.marks.get(phase) for phase in OUT_OF_MEMORY_PHASES):
+        if capped is None or any(case.past.event_counts.get(phase) for phase in OUT_OF_MEMORY_PHASES):
             return [raised]
         # In words, because one flag is changed at a time.
         return [raised, in_words(CAPPED.format(capped.current, capped.suggested), "capped_pool")]

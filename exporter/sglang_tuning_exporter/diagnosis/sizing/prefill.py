@@ -12,10 +12,10 @@ from sglang_tuning_exporter.diagnosis.interruption import (
     first_token_with_steps_between,
     prefill_pace,
 )
-from sglang_tuning_exporter.diagnosis.sizing.case import AdvisedValue, in_words
+from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, in_words
 
 if TYPE_CHECKING:
-    from sglang_tuning_exporter.diagnosis.sizing.case import SizingInput
+    from sglang_tuning_exporter.diagnosis.sizing.advised_value import SizingInput
 
 # For one rank: the guide's sizes, and SGLang's largest default. Reasons: docs/decisions.md.
 LARGEST_CHUNK, SMALL_CHUNK, LEAST_CHUNK = 16384, 4096, 2048

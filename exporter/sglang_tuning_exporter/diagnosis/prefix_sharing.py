@@ -22,7 +22,7 @@ COUNTED_ONCE = (0, 5, 9)
 # Requests that end for each that came over HTTP: two answers to a prompt are three requests, as SGLang computes the prompt first.
 SEVERAL_ANSWERS = 2.0
 # Share of the cached tokens in batches of such answers alone; above it the rest is put down to mixed batches.
-MOSTLY_REPEATED = 0.5
+REPEATED_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def _repeated(past: Past) -> float:
     counts, ended = past.recent.counts, past.finished_requests
     if counts["cached_tokens"]:
         repeated = counts["repeated_tokens"] / counts["cached_tokens"]
-        return 1.0 if repeated > MOSTLY_REPEATED else repeated
+        return 1.0 if repeated > REPEATED_SHARE else repeated
     posted = counts.get("posted_requests")
     return 1.0 if ended and posted is not None and ended >= SEVERAL_ANSWERS * posted else 0.0
 
