@@ -305,22 +305,22 @@ def _switch_decode_graphs_on(server: _Launch, wanted: dict[str, object]) -> None
         wanted.pop(arg, None)
         if server.args.get(arg):
             wanted[arg] = False
-    if not server.args.get("disable_cuda_graph") and _decode_backend(server) == _OFF:
+    if not server.args.get("disable_cuda_graph") and _decode_graph(server).get("backend") == _OFF:
         wanted["cuda_graph_backend_decode"] = None
 
 
 def _was_given(server: _Launch, listed: str) -> bool:
     sizes = server.args.get(listed)
-    config = server.args.get("cuda_graph_config")
-    if not isinstance(sizes, list) and isinstance(config, dict) and isinstance(config.get("decode"), dict):
-        sizes = config["decode"].get("bs")
+    if not isinstance(sizes, list):
+        sizes = _decode_graph(server).get("bs")
     return isinstance(sizes, list) and bool(sizes) and not _follows_from_its_largest(sizes)
 
 
-def _decode_backend(server: _Launch) -> object:
+def _decode_graph(server: _Launch) -> Mapping[str, object]:
+    """Return the decode graph's part of `cuda_graph_config`, or what a flag of its own says."""
     config = server.args.get("cuda_graph_config")
     decode = config.get("decode") if isinstance(config, dict) else None
-    return decode.get("backend") if isinstance(decode, dict) else server.args.get("cuda_graph_backend_decode")
+    return decode if isinstance(decode, dict) else {"backend": server.args.get("cuda_graph_backend_decode")}
 
 
 def _ordinary(arg: str, value: object) -> Flag:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -99,6 +99,14 @@ class Judgement:
         return max((BY_ID[self.verdict], *follow), key=lambda row: URGENCY[row.severity]).severity
 
 
+@dataclass(frozen=True, slots=True)
+class _Advised:
+    """What earlier findings advise: the value of each argument, and the changes of the command line."""
+
+    values: dict[str, float | str | None] = field(default_factory=dict)
+    changes: dict[str, object] = field(default_factory=dict)
+
+
 def time_of_day(moment: float) -> str:
     """Return a moment, unix seconds, as `07:33`."""
     minutes = int(moment // 60) % (24 * 60)
@@ -135,8 +143,7 @@ def causes_of(row: str, held: Mapping[str, Evidence]) -> list[str]:
 def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
     """Return the diagnoses that hold, causes first, without those that another row explains better. No flag is set two ways."""
     found: dict[str, Finding] = {}
-    advised_values: dict[str, float | str | None] = {}
-    changes: dict[str, object] = {}  # all changes advised together
+    advised = _Advised()
     case = SizingInput(past, frozenset(held))
     in_order = causes_first(held, lambda row: causes_of(row, held))
     # Chances last: a flag that cures a fault is named with the fault, and belongs to the combined command line.
@@ -148,10 +155,10 @@ def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
         because = tuple(cause for cause in causes_of(row.id, held) if cause in found)
         advice = (
             _advice_of_causes(row, [found[cause] for cause in because])
-            or _advice_by_wait_time(row, held, past, advised_values, changes)
-            or _own_advice(row, held, case, advised_values, changes)
+            or _advice_by_wait_time(row, held, past, advised)
+            or _own_advice(row, held, case, advised)
         )
-        advised_values.update((a.arg, a.suggested) for a in advice if a.arg)
+        advised.values.update((a.arg, a.suggested) for a in advice if a.arg)
         # Without advice the flag has its best value already, or a more urgent finding sets it. Then there is nothing to
         # report, unless the evidence is a fault in itself.
         if advice or not row.needs_advice:
@@ -163,22 +170,16 @@ def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
     return sorted(found.values(), key=lambda finding: (finding.diagnosis.is_chance, finding.is_over))
 
 
-def _own_advice(
-    row: Diagnosis,
-    held: dict[str, Evidence],
-    case: SizingInput,
-    advised_values: dict[str, float | str | None],
-    changes: dict[str, object],
-) -> tuple[Advice, ...]:
-    """Return the row's own advice, without flags that another finding sets; adds it to the `changes` unless it is a chance."""
+def _own_advice(row: Diagnosis, held: dict[str, Evidence], case: SizingInput, advised: _Advised) -> tuple[Advice, ...]:
+    """Return the row's own advice, without flags that another finding sets; adds it to the changes unless it is a chance."""
     # A row that would ask people to send less may repeat the flag of its cause.
-    again = advised_values.items() if row.uses_advice_of_causes else ()
+    again = advised.values.items() if row.uses_advice_of_causes else ()
     advice = tuple(
         each
         for each in advise(row.id, case)
-        if (each.arg not in advised_values or (each.arg, each.suggested) in again) and _is_allowed(each, held, case)
+        if (each.arg not in advised.values or (each.arg, each.suggested) in again) and _is_allowed(each, held, case)
     )
-    return advice if row.is_chance else _accepted_together(changes, advice, case)
+    return advice if row.is_chance else _accepted_together(advised.changes, advice, case)
 
 
 def _accepted_together(changes: dict[str, object], advice: tuple[Advice, ...], case: SizingInput) -> tuple[Advice, ...]:
@@ -205,11 +206,7 @@ def _advice_of_causes(row: Diagnosis, causes: list[Finding]) -> tuple[Advice, ..
 
 
 def _advice_by_wait_time(
-    row: Diagnosis,
-    held: dict[str, Evidence],
-    past: Past,
-    advised_values: dict[str, float | str | None],
-    changes: dict[str, object],
+    row: Diagnosis, held: dict[str, Evidence], past: Past, advised: _Advised
 ) -> tuple[Advice, ...]:
     """Return the flags of the cause that holds for most of the time in which requests waited; empty if the row has its own.
 
@@ -224,7 +221,7 @@ def _advice_by_wait_time(
         evidence = cause.condition.measure(waits)
         if evidence is not None and evidence.holds and held.keys().isdisjoint(cause.unless):
             case = SizingInput(waits, frozenset({*held, cause.id}))
-            return tuple(each for each in _own_advice(cause, held, case, advised_values, changes) if each.flag)
+            return tuple(each for each in _own_advice(cause, held, case, advised) if each.flag)
     return ()
 
 

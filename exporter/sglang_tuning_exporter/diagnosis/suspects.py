@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 MOST_NAMED = 3
 OFTEN = 0.25  # of the serving time; less than for a finding
 
+_ADMISSION: dict[Trouble, tuple[str, ...]] = {
+    "pool": ("pool_full",),
+    "prefill": ("prefill_bound",),
+    "held": ("held_back", "recovering"),
+    "limit": ("running_limit",),
+}
 # A latency is bad if this many times its error budget is missed.
 LATE_TIMES = 10.0
 
@@ -93,13 +99,7 @@ def troubles(past: Past) -> frozenset[Trouble]:
         if evidence is not None and evidence.holds:
             seen.add(trouble)
     profile, bound = past.profile, min(OFTEN, past.profile.frequent_share)
-    admission: tuple[tuple[Trouble, float], ...] = (
-        ("pool", admission_share(past, "pool_full")),
-        ("prefill", admission_share(past, "prefill_bound")),
-        ("held", admission_share(past, "held_back", "recovering")),
-        ("limit", admission_share(past, "running_limit")),
-    )
-    because = {trouble for trouble, share in admission if share > bound}
+    because = {trouble for trouble, states in _ADMISSION.items() if admission_share(past, *states) > bound}
     seen |= because
     if waits_beside_room(past):
         seen.add("held")

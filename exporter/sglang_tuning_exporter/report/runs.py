@@ -125,7 +125,7 @@ class Runs:
         totals = sum(by_rank.values(), Totals())
         totals.counts["served_seconds"] = served
         marks = state.out_of_memory + state.liveness
-        marks.subtract(base.event_counts)
+        marks.subtract(base.marks)
         figures = self._figures(totals, served, marks, base)
         past = replace(
             past_of(state, last, starting=not restarted and state.life.starts(last)),

@@ -77,11 +77,6 @@ class AdvisedValue:
     beside: tuple[AdvisedValue, ...] = ()
     otherwise: tuple[AdvisedValue, ...] = ()
 
-    @property
-    def changes(self) -> bool:
-        """Whether the suggestion differs from the present value."""
-        return self.current is None or self.suggested != self.current
-
 
 def in_words(words: str, variant: str = "") -> AdvisedValue:
     """Return advice to people, not a flag."""
