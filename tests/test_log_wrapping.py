@@ -156,6 +156,25 @@ def test_a_prefix_of_ranks_within_a_custom_formatter_is_the_rank() -> None:
     assert (event.rank.dp, event.rank.tp) == (1, 3)
 
 
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "2026-03-18 11:22:05 INFO {ranks} ",
+        "2026-03-18 11:22:05.874 INFO 120984 [ {ranks} scheduler_metrics_mixin.py:415] ",
+        "[INFO][2026-03-18 11:22:05][pid=12][{ranks}] ",
+        "[2026-03-18 11:22:05 {ranks}] [thread=MainThread] ",
+        "[2026-03-18 11:22:05 {ranks}] INFO scheduler.py:9: ",
+    ],
+)
+def test_lines_with_ranks_and_without_are_read_in_one_form(form: str, strict: bool) -> None:  # noqa: FBT001 - a case
+    ready = "The server is fired up and ready to roll!"
+    lines = [(ranks, DECODE) for ranks in 10 * ["DP0 TP0", "DP1 TP0"]] + 20 * [("", ready)]
+    text = "".join(form.format(ranks=ranks).replace(" ]", "]") + words + "\n" for ranks, words in lines)
+    events = read(text.encode(), strict=strict)
+    assert [event.rank.dp for event in events] == 10 * [0, 1] + 20 * [None]
+
+
 def test_several_forms_in_one_paste_are_all_read() -> None:
     lines = recorded()[300:]
     paste = b"".join(

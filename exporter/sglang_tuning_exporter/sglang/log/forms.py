@@ -80,7 +80,7 @@ def form_of(text: bytes, layers: int = _LAYERS) -> Form | None:
     head = HEAD.search(text)
     if not layers or (head is None and BYTES not in text):
         return None
-    start = len(text) if head is None else head.start() or second_prefix(text)
+    start = len(text) if head is None else head.start() + second_prefix(text[head.start() :])
     if not start:
         return ()
     if (match := CRI.match(text)) is not None:

@@ -39,11 +39,12 @@ _WORDS = (
     rb"|The server is fired up and ready to roll!|[A-Z]\w{1,40} hit an exception: Traceback"
 )
 HEAD = re.compile(_PREFIX + rb"|" + _WORDS)
+_BETWEEN = rb"(?:\[?[A-Z]{3,8}\]?[ :|-]+|[\[({][\w ./:={}-]{0,60}[\])}]:? ?|[ \t|-]|[A-Z]:[ \t])"
 _AGAIN = re.compile(
-    rb"%b(?:\[?[A-Z]{3,8}\]?[ :|-]+|[\[({][\w ./:{}-]{1,60}[\])}]:? ?|[ \t|-]|[A-Z]:[ \t]){0,12}?(?=%b)"
-    % (_PREFIX, _PREFIX)
+    rb"%b(?:%b{0,12}?(?=%b)|%b{1,12}?(?=%b))" % (_PREFIX, _BETWEEN, _PREFIX, _BETWEEN, _WORDS)
 )
-_RANK_TOKEN = re.compile(rb"(?<![\w.-])(?:(?:DP|TP|PP|EP|ATTN_CP|MOE_DP)\d{1,5})(?![\w.-])")
+_RANK = rb"(?<![\w.-])(?:DP|TP|PP|EP|ATTN_CP|MOE_DP)\d{1,5}(?![\w.-])"
+_RANK_TOKEN = re.compile(_RANK)
 
 # The text before a line as a pattern: times, fields in quotes, groups in brackets and words vary, all else is fixed.
 _LABELS = rb"\{[\w.-]+ ?[=:] ?\"[^\"\n]*\"(?:, ?[\w.-]+ ?[=:] ?\"[^\"\n]*\")*\}"
@@ -53,7 +54,7 @@ _TOKEN = re.compile(
     + STAMP
     + rb")[^\]\[\n]{0,120}\])"
     rb"|(?P<round>\([^()\n]{0,120}\))|(?P<angle><[^<>\n]{0,60}>)|(?P<curly>\{[\w./:=-]{0,80}\})"
-    rb"|(?P<word>[\w./@%+:#~*-]*\w[/@%+*-]*)|(?P<space>[ \t]+)|(?P<other>[^\w\n])"
+    rb"|(?P<rank>" + _RANK + rb")|(?P<word>[\w./@%+:#~*-]*\w[/@%+*-]*)|(?P<space>[ \t]+)|(?P<other>[^\w\n])"
 )
 _PATTERNS = {
     "stamp": STAMP,
@@ -64,6 +65,7 @@ _PATTERNS = {
     "round": rb"\([^()\n]{0,120}\)",
     "angle": rb"<[^<>\n]{0,60}>",
     "curly": rb"\{[\w./:=-]{0,80}\}",
+    "rank": _RANK,
     "word": rb"[\w./@%+:#~*-]*\w[/@%+*-]*",
     "space": rb"[ \t]+",
 }
@@ -106,7 +108,7 @@ class UnwrappedLine(NamedTuple):
 
 
 def second_prefix(text: bytes) -> int:
-    """Return where SGLang's own prefix begins after another time in brackets; 0 where it is the first."""
+    """Return where SGLang's own prefix or words begin after another time in brackets; 0 where that time is SGLang's."""
     match = _AGAIN.match(text)
     return match.end() if match is not None else 0
 
@@ -187,7 +189,7 @@ class LeadingText:
         for place, (kind, value) in enumerate(zip(self._kinds, match.groups(), strict=True)):
             if kind == "stamp":
                 time = stamp_seconds(value) if time is None else time
-            elif kind != "space" and _NEVER_FIXED.fullmatch(value) is None:
+            elif kind not in ("space", "rank") and _NEVER_FIXED.fullmatch(value) is None:
                 fields.append(((self.key, place), value))
         return line._replace(text=rest, time=time, rank=_rank(before) or line.rank, fields=(*line.fields, *fields))
 

@@ -173,7 +173,10 @@ class LogReader(MessageReader):
         prefix = parse_plain_prefix(line)
         if (
             prefix is not None
-            and (self._has_unwrapped_lines or not (b"\x1b" in line or second_prefix(line)))
+            and (
+                self._has_unwrapped_lines
+                or not (b"\x1b" in line or second_prefix(line) or self.wrapping.begins_with_time)
+            )
             and self.wrapping.accepts(line)
         ):
             kind = self._read_with_prefix(line, prefix, None, events)
@@ -193,7 +196,10 @@ class LogReader(MessageReader):
         """Read a line that does not begin as SGLang's lines of this stream do: without its wrapping, if it has one."""
         unwrapped = self.wrapping.remove(text)
         # A time in brackets before SGLang's own is not SGLang's.
-        prefix = None if not self._has_unwrapped_lines and second_prefix(text) else parse_plain_prefix(text)
+        is_around = not self._has_unwrapped_lines and (
+            second_prefix(text) or (self.wrapping.begins_with_time and unwrapped)
+        )
+        prefix = None if is_around else parse_plain_prefix(text)
         if isinstance(unwrapped, UnwrappedLine) and (prefix is None or self._strict):
             return self._read_entry(unwrapped, events)
         # The last line of a traceback contains the exception's text raw: nothing is read from the middle of such a line.
@@ -203,6 +209,7 @@ class LogReader(MessageReader):
             and prefix is None
             and not is_in_traceback
             and (rest := self._without_text_before(text)) != text
+            and not second_prefix(rest)
         ):
             unwrapped = self.wrapping.learn_text_before(text, rest)
             text, prefix = rest, parse_plain_prefix(rest)

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sglang_tuning_exporter.sglang.events import NO_RANK
 from sglang_tuning_exporter.sglang.log.forms import Form, form_of, remove_form
-from sglang_tuning_exporter.sglang.log.layers import BYTES, HEAD, LONGEST_BEFORE, Csv, Json, UnwrappedLine
+from sglang_tuning_exporter.sglang.log.layers import (
+    BYTES,
+    HEAD,
+    LONGEST_BEFORE,
+    Csv,
+    Json,
+    UnwrappedLine,
+    second_prefix,
+)
 from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
 from sglang_tuning_exporter.sglang.log.shape import Deviation, Shape, layout_of
 from sglang_tuning_exporter.sglang.log.terminal import LONGEST_LINE, is_well_known_json, strip_colours, well_known
@@ -57,6 +65,7 @@ class Wrapping:
         self.unread: bytes | None = None  # the first line with words of SGLang's in a form that could not be learned
         self._current: Shape | None = None  # of the last line; `None`: SGLang's lines as they are
         self._strict = strict
+        self.begins_with_time = False  # in brackets, as SGLang's own prefix, with more before SGLang's words
         self._shapes: list[Shape] = []
         self.arrived: float | None = None  # when the present lines came
         self.released: list[bytes] = []  # lines that wait no longer, for the reader to take
@@ -176,7 +185,7 @@ class Wrapping:
             if line.partial:
                 return line
             prefix = parse_plain_prefix(line.text)
-            if prefix is not None and not shape.prefixed:
+            if prefix is not None and (not shape.prefixed or second_prefix(line.text)):
                 continue
             if shape.prefixed and prefix is None and not self._strict and _is_still_wrapped(text, line.text):
                 continue
@@ -215,6 +224,7 @@ class Wrapping:
             return learned
         if shape is None:
             shape = Shape(form, prefixed)
+            self.begins_with_time = self.begins_with_time or second_prefix(text) > 0
             self._shapes.insert(0, shape)
             del self._shapes[_SHAPES_KEPT:]
         shape.learn_prefix(layout, key[2])
