@@ -38,7 +38,7 @@ _WORDS = (
     rb"|Load weight (?:begin|end)|Capture [\w -]{0,40}[Gg]raph (?:begin|end)|Mamba Cache is allocated\."
     rb"|The server is fired up and ready to roll!|[A-Z]\w{1,40} hit an exception: Traceback"
 )
-HEAD = re.compile(_PREFIX + rb"|" + _WORDS)
+HEAD, WORDS = re.compile(_PREFIX + rb"|" + _WORDS), re.compile(_WORDS)
 _BETWEEN = rb"(?:\[?[A-Z]{3,8}\]?[ :|-]+|[\[({][\w ./:={}-]{0,60}[\])}]:? ?|[ \t|-]|[A-Z]:[ \t])"
 _AGAIN = re.compile(
     rb"%b(?:%b{0,12}?(?=%b)|%b{1,12}?(?=%b))" % (_PREFIX, _BETWEEN, _PREFIX, _BETWEEN, _WORDS)

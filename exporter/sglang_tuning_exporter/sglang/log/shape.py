@@ -45,6 +45,7 @@ class Shape:
 
     form: Form
     prefixed: bool  # SGLang's own prefix follows
+    has_words: bool = False  # and SGLang's words directly after it, as far as is known
     layouts: set[bytes] = field(default_factory=set)  # of that prefix
     ranks: set[Ranks] = field(default_factory=set)  # names of the ranks of a scheduler's lines
     prefixes: int = 0  # seen while they were learned

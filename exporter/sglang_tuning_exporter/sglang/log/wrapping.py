@@ -20,6 +20,7 @@ from sglang_tuning_exporter.sglang.log.layers import (
     BYTES,
     HEAD,
     LONGEST_BEFORE,
+    WORDS,
     Csv,
     Json,
     UnwrappedLine,
@@ -115,6 +116,8 @@ class Wrapping:
     def count_known_lines(self, lines: int) -> None:
         """Count lines that were read in their known shape."""
         self._lines_read += lines
+        if self._current is not None:
+            self._current.has_words = True
 
     def strip(self, stretch: bytes) -> bytes | None:
         """Return many lines without their wrapping at once, if they look like those before. A line of another shape stays as it
@@ -185,7 +188,7 @@ class Wrapping:
             if line.partial:
                 return line
             prefix = parse_plain_prefix(line.text)
-            if prefix is not None and (not shape.prefixed or second_prefix(line.text)):
+            if prefix is not None and (not shape.prefixed or (not shape.has_words and second_prefix(line.text))):
                 continue
             if shape.prefixed and prefix is None and not self._strict and _is_still_wrapped(text, line.text):
                 continue
@@ -323,6 +326,7 @@ class Wrapping:
             return
         self._lines_read += 1
         self._current = shape
+        shape.has_words = shape.has_words or (prefix is not None and WORDS.match(line.text, prefix.end) is not None)
         if self._strict and not shape.settled:
             shape.learn_fields(line)
         if shape.pattern is None and prefix is not None and (shape.settled or not self._strict):
