@@ -40,9 +40,7 @@ _WORDS = (
 )
 HEAD, WORDS = re.compile(_PREFIX + rb"|" + _WORDS), re.compile(_WORDS)
 _BETWEEN = rb"(?:\[?[A-Z]{3,8}\]?[ :|-]+|[\[({][\w ./:={}-]{0,60}[\])}]:? ?|[ \t|-]|[A-Z]:[ \t])"
-_AGAIN = re.compile(
-    rb"%b(?:%b{0,12}?(?=%b)|%b{1,12}?(?=%b))" % (_PREFIX, _BETWEEN, _PREFIX, _BETWEEN, _WORDS)
-)
+_AGAIN = re.compile(rb"%b(?:%b{0,12}?(?=%b)|%b{1,12}?(?=%b))" % (_PREFIX, _BETWEEN, _PREFIX, _BETWEEN, _WORDS))
 _RANK = rb"(?<![\w.-])(?:DP|TP|PP|EP|ATTN_CP|MOE_DP)\d{1,5}(?![\w.-])"
 _RANK_TOKEN = re.compile(_RANK)
 
