@@ -171,7 +171,7 @@ class Chain:
         sure = found.get(last) == here and marks[last].head_bytes >= places.SURE_BYTES
         mark_of = {to: marks[at] for at, to in found.items()}
         # The same file without its text was copied and truncated: a line may begin in the copy and end here.
-        copied = following is not None and marks[last].is_of(following.fd) and not sure
+        copied = following is not None and marks[last].is_same_file(following.fd) and not sure
         cut = (
             0 if following is None else _continue(following, mark_of.get(here), None if last in found else marks[last])
         )

@@ -69,26 +69,28 @@ class Mark:
         """Whether the file had no text at the last read and could still get some; a copy cannot."""
         return not self.head_bytes and not self.position and not self.joined
 
-    def fits(self, fd: int, name: str = "") -> bool:
+    def matches(self, fd: int, name: str = "") -> bool:
         """Return whether the open file is the marked one or a copy of it, and was not rewritten."""
         try:
-            same = self.is_of(fd)
+            same = self.is_same_file(fd)
             if not same and not self.tail_bytes and not self.is_sure:
                 return False
             if rotation.packing(name):
                 with rotation.unpacked(fd, name) as file:
-                    return self._is_in(lambda size, at: file.read(size) if file.seek(at) == at else b"", same=same)
-            return self._is_in(lambda size, at: os.pread(fd, size, at), same=same)
+                    return self._has_same_text(
+                        lambda size, at: file.read(size) if file.seek(at) == at else b"", same=same
+                    )
+            return self._has_same_text(lambda size, at: os.pread(fd, size, at), same=same)
         except DAMAGE:
             return False
 
-    def is_of(self, fd: int) -> bool:
+    def is_same_file(self, fd: int) -> bool:
         """Return whether the open file is the marked one, whatever its text: the same inode and generation."""
         if os.fstat(fd).st_ino != self.inode:
             return False
         return not self.generation or generation(fd) in (self.generation, 0)
 
-    def _is_in(self, pread: Callable[[int, int], bytes], *, same: bool) -> bool:
+    def _has_same_text(self, pread: Callable[[int, int], bytes], *, same: bool) -> bool:
         if digest(pread(self.head_bytes, 0)) != self.head:
             return False
         more = not same and (self.held or not self.is_sure)  # so little text must be all of it
@@ -126,9 +128,9 @@ class SavedPositions:
         """Return the marks made under `path`; the last one is of the file with that name."""
         return [mark for mark in self.marks if mark.path == path]
 
-    def fitting(self, fd: int) -> Mark | None:
+    def mark_of_open_file(self, fd: int) -> Mark | None:
         """Return the mark of the open file, whatever its name was, or None."""
-        return next((mark for mark in self.marks if mark.is_of(fd) and mark.fits(fd)), None)
+        return next((mark for mark in self.marks if mark.is_same_file(fd) and mark.matches(fd)), None)
 
 
 def generation(fd: int) -> int:
@@ -241,13 +243,15 @@ def assign(marks: Sequence[Mark], places: Sequence[RotatedFile]) -> dict[int, in
     """
     found: dict[int, int] = {}
     for at, mark in enumerate(marks):
-        same = (i for i, place in enumerate(places) if place.inode == mark.inode and (mark.held or _fits(mark, place)))
+        same = (
+            i for i, place in enumerate(places) if place.inode == mark.inode and (mark.held or _matches(mark, place))
+        )
         if (place := next(same, None)) is not None and place not in found.values():
             found[at] = place
     for at, mark in enumerate(marks):
         if at not in found:
             low = max((place for before, place in found.items() if before < at), default=-1)
-            copies = (i for i in range(low + 1, len(places)) if i not in found.values() and _fits(mark, places[i]))
+            copies = (i for i in range(low + 1, len(places)) if i not in found.values() and _matches(mark, places[i]))
             if (place := next(copies, None)) is not None:
                 found[at] = place
     return found
@@ -268,12 +272,12 @@ def assign_saved(marks: Sequence[Mark], places: Sequence[RotatedFile]) -> dict[i
     return found
 
 
-def _fits(mark: Mark, place: RotatedFile) -> bool:
+def _matches(mark: Mark, place: RotatedFile) -> bool:
     try:
         fd = os.open(place.path, rotation.OPEN)
     except OSError:
         return False
     try:
-        return mark.fits(fd, place.path)
+        return mark.matches(fd, place.path)
     finally:
         os.close(fd)

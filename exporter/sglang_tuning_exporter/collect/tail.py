@@ -311,7 +311,7 @@ class LogFollower:
         """Move to the first position; False to wait until earlier files have been read."""
         size = os.fstat(link.fd).st_size
         if chain.resume is not None:
-            if chain.resume.fits(link.fd):
+            if chain.resume.matches(link.fd):
                 link.start_at(chain.resume.position)
         elif link.seekable and not chain.first:
             return chain.open_rotated(now, link)
@@ -323,7 +323,7 @@ class LogFollower:
         """Move to the first position of a file that existed when the exporter started."""
         if marks := self._saved.of(chain.path):
             chain.resume_after(marks, link, now)
-        elif mark := self._saved.fitting(link.fd):
+        elif mark := self._saved.mark_of_open_file(link.fd):
             link.continue_at(mark.position)
         elif chain.pattern in self._saved.patterns:
             pass  # it was created while no exporter ran: all of it is new
