@@ -8,7 +8,7 @@ import pytest
 
 from sglang_tuning_exporter.capacity.estimate import BETWEEN, Estimate
 from sglang_tuning_exporter.capacity.model import RankCapacity
-from sglang_tuning_exporter.capacity.prediction import at, largest_batch_within, predict, throughput
+from sglang_tuning_exporter.capacity.prediction import largest_batch_within, predict, predict_batches, throughput
 from sglang_tuning_exporter.capacity.prefill import Prefill
 from sglang_tuning_exporter.capacity.step_time import StepLine, StepTime
 from sglang_tuning_exporter.diagnosis.advice import Advice, advise
@@ -107,7 +107,7 @@ def test_schedulers_add_up_and_one_unknown_makes_all_unknown() -> None:
     assert two.tokens_per_second.value == pytest.approx(2 * one.tokens_per_second.value)
     assert two.inter_token_p50_seconds.value == pytest.approx(one.inter_token_p50_seconds.value)
     assert predict([measured(), RankCapacity(1, running=2.0)]) is None
-    assert at([], []) is None
+    assert predict_batches([], []) is None
 
 
 def test_the_largest_batch_within_a_time_is_on_the_line() -> None:

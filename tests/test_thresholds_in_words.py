@@ -76,7 +76,7 @@ def test_no_sentence_has_the_default(life: Life, tmp_path: Path) -> None:
 def test_every_word_of_the_table_can_be_said_of_any_profile() -> None:
     for profile in PROFILES.values():
         for row in DIAGNOSES:
-            assert "{" not in str(row.remedy.filled(profile.figures)) + row.sentence("1", profile.figures)
+            assert "{" not in str(row.remedy.with_figures(profile.figures)) + row.sentence("1", profile.figures)
         for text in (*BY_CHANGE.values(), *BY_NAME.values()):
             assert "{" not in f"{text.why} {text.cost} {text.will_not_help_if}".format(**profile.figures)
 

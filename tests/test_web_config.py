@@ -576,7 +576,7 @@ def test_no_more_than_a_hundred_passwords_are_remembered_and_none_of_them_in_cle
         assert passwords.verify(users, name, b"right")
     remembered = [name for name in users if passwords.is_cached(users, name, b"right")]
     assert remembered == list(users)[5:]
-    assert b"right" not in b"".join(passwords._right)
+    assert b"right" not in b"".join(passwords._verified)
 
 
 def test_a_name_that_nobody_has_costs_as_much_as_the_dearest_password() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.capacity.prediction import at
+from sglang_tuning_exporter.capacity.prediction import predict_batches
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +44,7 @@ def rows(ranks: Sequence[RankCapacity], profile: Profile, prompt: float | None) 
 
 
 def _row(ranks: Sequence[RankCapacity], batch: int, profile: Profile, prompt: float | None) -> PlanRow | None:
-    predicted = at(ranks, [float(batch)] * len(ranks))
+    predicted = predict_batches(ranks, [float(batch)] * len(ranks))
     if predicted is None:
         return None
     cache, first = (
@@ -101,5 +101,5 @@ def larger_cache(ranks: Sequence[RankCapacity], times: float) -> tuple[int, Esti
             return None
         fits = times * rank.pool_tokens / rank.tokens_per_request
         batches.append(float(int(min(fits, rank.running_limit or fits))))
-    predicted = at(ranks, batches)
+    predicted = predict_batches(ranks, batches)
     return None if predicted is None else (int(sum(batches)), predicted.tokens_per_second)

@@ -50,10 +50,10 @@ def predict(ranks: Sequence[RankCapacity], times: float = 1.0) -> Prediction | N
     """Return the prediction for `times` as many running requests as now; None unless every scheduler can be predicted."""
     if not ranks or not all(rank.running for rank in ranks):
         return None
-    return at(ranks, [times * (rank.running or 0.0) for rank in ranks])
+    return predict_batches(ranks, [times * (rank.running or 0.0) for rank in ranks])
 
 
-def at(ranks: Sequence[RankCapacity], batches: Sequence[float]) -> Prediction | None:
+def predict_batches(ranks: Sequence[RankCapacity], batches: Sequence[float]) -> Prediction | None:
     """Return the prediction for these batches, one per scheduler; None unless each can be predicted."""
     speeds = [throughput(rank, batch) for rank, batch in zip(ranks, batches, strict=True)]
     steps = [None if rank.step is None else rank.step.at(batch) for rank, batch in zip(ranks, batches, strict=True)]

@@ -185,7 +185,7 @@ def _in_words(advice: Advice, facts: ServerFacts) -> Advice:
 def _advice(row: Diagnosis, value: AdvisedValue, case: SizingInput) -> Advice | None:
     """Return one value as advice; None if this server's release has no such flag."""
     figures = case.profile.figures
-    remedy = row.remedy.filled(figures)
+    remedy = row.remedy.with_figures(figures)
     arg = remedy.arg if value.arg is None else value.arg
     flag = case.facts.flag(arg) if arg else ""
     if flag is None:

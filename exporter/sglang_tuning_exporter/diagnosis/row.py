@@ -35,7 +35,7 @@ class Remedy:
     will_not_help_if: str
     cost: str = ""  # empty where the change costs nothing
 
-    def filled(self, figures: Mapping[str, str]) -> Remedy:
+    def with_figures(self, figures: Mapping[str, str]) -> Remedy:
         """Return it with the thresholds in its texts; all but the argument and the direction are templates."""
         texts = {
             name: getattr(self, name).format(**figures) for name in ("fallback", "why", "will_not_help_if", "cost")

@@ -96,7 +96,7 @@ def page(alert: str, profile: Profile | None = None) -> str:
     in_force = _profile_of(row, profile)
     text = _ENVIRONMENT.get_template("runbook.md.j2").render(
         row=row,
-        remedy=row.remedy.filled(in_force.figures),
+        remedy=row.remedy.with_figures(in_force.figures),
         query=query(row),
         urgency=_URGENCY[row.severity],
         when=when(row, in_force),
@@ -114,7 +114,7 @@ def page(alert: str, profile: Profile | None = None) -> str:
 @cache
 def index() -> str:
     """Return the list of all runbooks, most urgent first."""
-    rows = [(row, row.remedy.filled(DEFAULT.figures)) for row in ALERTS]
+    rows = [(row, row.remedy.with_figures(DEFAULT.figures)) for row in ALERTS]
     groups = [(words, [each for each in rows if each[0].severity == severity]) for severity, words in _URGENCY.items()]
     text = _ENVIRONMENT.get_template("runbooks.md.j2").render(groups=[group for group in groups if group[1]])
     return linked(text, "")

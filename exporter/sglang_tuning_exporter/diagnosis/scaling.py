@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from sglang_tuning_exporter.capacity.prediction import at, largest_batch_within, predict
+from sglang_tuning_exporter.capacity.prediction import largest_batch_within, predict, predict_batches
 from sglang_tuning_exporter.diagnosis.findings import HEALTHY, IDLE, NO_CLEAR_BOTTLENECK
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 
@@ -101,7 +101,7 @@ def _generation(past: Past, busy: float) -> DemandRatio | None:
         if rank.most_requests is None or in_time == 0:
             return None
         most.append(min(rank.most_requests, in_time or rank.most_requests))
-    now, best = at(ranks, [each or 0.0 for each in running]), at(ranks, most)
+    now, best = predict_batches(ranks, [each or 0.0 for each in running]), predict_batches(ranks, most)
     if now is None or best is None:
         return None
     return DemandRatio("generation", busy * now.tokens_per_second.value / best.tokens_per_second.value)

@@ -150,7 +150,7 @@ def alert_annotations(row: Diagnosis, links: Links) -> dict[str, str]:
     Advice is the exporter's, all of it from one series, so that flag, present value and value to try belong together. Without
     that series it is the guide's.
     """
-    remedy, is_computed = row.remedy.filled(in_force()), not row.condition.is_advice_fixed
+    remedy, is_computed = row.remedy.with_figures(in_force()), not row.condition.is_advice_fixed
     own_flag = f"--{remedy.arg.replace('_', '-')}" if remedy.arg else ""
     has_flag = bool(own_flag or row.uses_advice_of_causes)
     # The newest series, where the advice changed within the last minutes.

@@ -12,7 +12,7 @@ from sglang_tuning_exporter.diagnosis.table import ALERTS, BY_ID, DIAGNOSES
 from sglang_tuning_exporter.mixin.records import records
 from sglang_tuning_exporter.mixin.rendering import render
 from sglang_tuning_exporter.mixin.tables import advice, default, link, when
-from sglang_tuning_exporter.serve.metrics import OF_METRICS, sections
+from sglang_tuning_exporter.serve.metrics import FROM_METRICS, sections
 from sglang_tuning_exporter.serve.metrics.families import PREFIX
 from sglang_tuning_exporter.serve.metrics.sources import web
 from sglang_tuning_exporter.serve.security.active_config import up_family
@@ -206,7 +206,7 @@ def _columns(title: str, family: Family) -> tuple[str, ...]:
 
 def _source(title: str, name: str) -> str:
     short = name.removeprefix(PREFIX)
-    if name in OF_METRICS:
+    if name in FROM_METRICS:
         return "metrics"
     return next((source for start, source in _OTHER_SOURCES.items() if short.startswith(start)), _SOURCES[title])
 

@@ -76,7 +76,7 @@ def when(row: Diagnosis) -> str:
 
 def advice(row: Diagnosis) -> str:
     """Return what to change, where no figure can be computed."""
-    remedy = row.remedy.filled(DEFAULT.figures)
+    remedy = row.remedy.with_figures(DEFAULT.figures)
     flag = "`--" + remedy.arg.replace("_", "-") + "`" if remedy.arg else ""
     return f"{remedy.direction} {flag}: {remedy.fallback}" if flag else remedy.fallback
 

@@ -65,21 +65,21 @@ def make_app(sidecar: Sidecar, web_config: ActiveConfig | None = None) -> FastAP
         families.register(FamilyCollector(web_config.up))
     app.add_middleware(Guard, web_config=web_config)
 
-    @reading(app, "/metrics", response_class=PlainTextResponse)
+    @get_or_head(app, "/metrics", response_class=PlainTextResponse)
     def metrics(request: Request) -> Response:
         timeout = scrape_timeout(request.headers.get(TIMEOUT_HEADER), sidecar.config.scrape_timeout)
         return formats.response(exposition(sidecar, families, timeout), request.headers)
 
-    @reading(app, "/api/v1/findings")
+    @get_or_head(app, "/api/v1/findings")
     def findings() -> Response:
         return Response(render_findings(sidecar), media_type="application/json")
 
-    @reading(app, "/-/healthy", response_class=PlainTextResponse)
+    @get_or_head(app, "/-/healthy", response_class=PlainTextResponse)
     async def healthy() -> Response:
         # For a plain str FastAPI would build a model, which loads Pydantic v1: a megabyte.
         return PlainTextResponse("sglang-tuning-exporter is healthy.\n")
 
-    @reading(app, "/-/ready", response_class=PlainTextResponse, responses={503: {"content": {"text/plain": {}}}})
+    @get_or_head(app, "/-/ready", response_class=PlainTextResponse, responses={503: {"content": {"text/plain": {}}}})
     async def ready() -> Response:
         if sidecar.running:
             return PlainTextResponse("sglang-tuning-exporter is ready.\n")
@@ -89,7 +89,7 @@ def make_app(sidecar: Sidecar, web_config: ActiveConfig | None = None) -> FastAP
     return app
 
 
-def reading(routes: FastAPI | APIRouter, path: str, **described: Any) -> Callable[[_Endpoint], _Endpoint]:
+def get_or_head(routes: FastAPI | APIRouter, path: str, **described: Any) -> Callable[[_Endpoint], _Endpoint]:
     """Decorate a function that answers GET and HEAD; `described` are the arguments of FastAPI's `get`."""
 
     def decorate(endpoint: _Endpoint) -> _Endpoint:
@@ -110,23 +110,23 @@ def _pages(sidecar: Sidecar) -> APIRouter:
     named = {"name": "alert", "in": "path", "required": True, "schema": {"type": "string"}}
     absent = {"description": "No such alert", "content": {"application/json": {}}}
 
-    @reading(routes, "/", response_class=HTMLResponse)
+    @get_or_head(routes, "/", response_class=HTMLResponse)
     def page(request: Request) -> Response:
         from sglang_tuning_exporter.serve.pages.page import render
 
         return _html(render(sidecar, still="still" in request.query_params))
 
-    @reading(routes, "/runbooks", status_code=307, response_class=RedirectResponse)
+    @get_or_head(routes, "/runbooks", status_code=307, response_class=RedirectResponse)
     async def folder() -> Response:
         return RedirectResponse("runbooks/")  # the links there are relative to it
 
-    @reading(routes, "/runbooks/", response_class=HTMLResponse)
+    @get_or_head(routes, "/runbooks/", response_class=HTMLResponse)
     def index(request: Request) -> Response:
         from sglang_tuning_exporter.serve.pages.runbooks import render_index
 
         return _html(render_index(request.headers.get("Host", "")))
 
-    @reading(
+    @get_or_head(
         routes,
         "/runbooks/{alert}",
         response_class=HTMLResponse,

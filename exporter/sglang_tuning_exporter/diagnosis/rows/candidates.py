@@ -49,7 +49,7 @@ LATENCY_DIAGNOSES: tuple[Diagnosis, ...] = (
         ),
         unless=("prefill_bound", "retracting_too_often"),
         no_alert=_BURN_RATE_ALERTS,
-        sizes=prefill.between,
+        sizes=prefill.interleave_decode,
         scale_out="flag_first",
     ),
     Diagnosis(
@@ -171,7 +171,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
             "the clients send such prompts by mistake: then nothing needs to change",
             cost="Less GPU memory stays free for peaks.",
         ),
-        sizes=pools.beyond,
+        sizes=pools.hold_longest_prompts,
     ),
     Diagnosis(
         id="router_candidate",

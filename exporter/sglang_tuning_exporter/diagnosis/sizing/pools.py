@@ -31,7 +31,7 @@ def larger_pool(case: SizingInput) -> AdvisedValue | None:
     return AdvisedValue(2 * cap, cap, "twice the tokens, if the memory holds them", "max_total_tokens")
 
 
-def beyond(case: SizingInput) -> list[AdvisedValue]:
+def hold_longest_prompts(case: SizingInput) -> list[AdvisedValue]:
     """Enlarge the KV cache beyond the prompts that it could not hold."""
     counts = case.recent.counts
     mean = counts["too_long_tokens"] / max(counts["too_long_prompts"], 1.0)

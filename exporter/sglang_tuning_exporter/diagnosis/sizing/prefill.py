@@ -67,7 +67,7 @@ def smaller_chunk(case: SizingInput) -> AdvisedValue | None:
     return None
 
 
-def between(case: SizingInput) -> list[AdvisedValue]:
+def interleave_decode(case: SizingInput) -> list[AdvisedValue]:
     """Let decode steps run between the chunks of prompts.
 
     With `--prefill-decode-interval`: as many after each chunk as keep late gaps rare, if first tokens stay in time. In

@@ -97,7 +97,7 @@ def changes() -> dict[str, str]:
     """Return for each verdict what to do where no value can be computed: "raise --flag: words"."""
     said: dict[str, str] = {}
     for row in DIAGNOSES:
-        remedy = row.remedy.filled(DEFAULT.figures)
+        remedy = row.remedy.with_figures(DEFAULT.figures)
         flag = f"{remedy.direction} --{remedy.arg.replace('_', '-')}: " if remedy.arg else ""
         said[row.id] = flag + remedy.fallback
     return said | {

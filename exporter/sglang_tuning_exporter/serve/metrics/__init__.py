@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 # Counters that come from metrics alone.
-OF_METRICS = frozenset(
+FROM_METRICS = frozenset(
     PREFIX + name
     for name in (
         "aborted_requests",
@@ -64,7 +64,7 @@ class SidecarCollector(Collector):
         with sidecar.view() as now:
             families = [family for section in sections(sidecar, now).values() for family in section]
             if sidecar.log is not None and sidecar.log.reads_the_past:
-                families = [each for each in families if each.type != "counter" or each.name in OF_METRICS]
+                families = [each for each in families if each.type != "counter" or each.name in FROM_METRICS]
         return (family for family in families if family.samples)
 
 

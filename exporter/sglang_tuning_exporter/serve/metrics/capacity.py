@@ -50,8 +50,8 @@ def capacity(sidecar: SidecarView, now: float) -> Iterable[Family]:
     """Return the measured figures of each scheduler; an unknown figure has no series."""
     of = PerRank(capacities(sidecar.state, sidecar.measured, now), has_dp_ranks=sidecar.state.has_dp_ranks)
     for name, (words, figure) in GAUGES.items():
-        yield of.each(name, words, partial(_value, figure))
-    yield of.split(
+        yield of.gauge_per_rank(name, words, partial(_value, figure))
+    yield of.family_per_rank(
         gauge,
         "decode_step_seconds",
         "Duration of a decode step = fixed + per_request x batch, by least squares over the steps of the last 10 minutes;"
@@ -59,7 +59,7 @@ def capacity(sidecar: SidecarView, now: float) -> Iterable[Family]:
         ("part", "source"),
         lambda c: [((part, source), estimate.value) for part, source, estimate in _parts(c)],
     )
-    yield of.split(
+    yield of.family_per_rank(
         gauge,
         "decode_step_bound_seconds",
         "The ends of the 95 % interval of sglang_tuning_decode_step_seconds, from the spread over windows (jackknife).",
@@ -72,7 +72,7 @@ def capacity(sidecar: SidecarView, now: float) -> Iterable[Family]:
     )
     failures = counter("loads_failures", "Times that /v1/loads gave no answer, by reason.", "reason")
     reasons = sorted({"timeout", *sidecar.loads.failures}) if sidecar.loads.counts_steps else ()
-    yield failures.filled((reason, sidecar.loads.failures[reason]) for reason in reasons)
+    yield failures.with_samples((reason, sidecar.loads.failures[reason]) for reason in reasons)
 
 
 def _value(figure: _Figure, scheduler: RankCapacity) -> float | None:

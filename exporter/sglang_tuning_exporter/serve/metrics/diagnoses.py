@@ -21,13 +21,13 @@ def findings(sidecar: SidecarView, now: float) -> Iterable[Family]:
     """Return the families of the verdict, and of everything that it rests on."""
     judgement = sidecar.judge(now)
     words = "1 for what limits the server now: a diagnosis, or why there is none."
-    yield gauge("verdict", words, "verdict", "severity").filled([(judgement.verdict, judgement.severity, 1.0)])
+    yield gauge("verdict", words, "verdict", "severity").with_samples([(judgement.verdict, judgement.severity, 1.0)])
     yield from _scaling(judgement, sidecar.past(now, DEMAND_SECONDS))
     stuck = gauge("stuck_stage", "1 for the stage that hangs: requests wait for it, and it makes no progress.", "stage")
-    yield stuck.filled((stage, float(stage == judgement.past.stage)) for stage in STAGES)
+    yield stuck.with_samples((stage, float(stage == judgement.past.stage)) for stage in STAGES)
     end = gauge("end_info", "How the log says that the server ended; absent while the server may run.", "how")
     how = judgement.past.words.get("server_down") if sidecar.state.life.died else None
-    yield end.filled([(shortened(how), 1.0)] if how else [])
+    yield end.with_samples([(shortened(how), 1.0)] if how else [])
     recommended = gauge(
         "recommendation_timestamp_seconds",
         "Since when the first advice of a diagnosis that holds has been the same, in unix seconds. Flag as typed for the running"
@@ -46,7 +46,7 @@ def findings(sidecar: SidecarView, now: float) -> Iterable[Family]:
     active = gauge("diagnosis_active", "1 while this diagnosis holds over the last 10 minutes.", "diagnosis")
     found = {finding.diagnosis.id for finding in judgement.findings}
     measured = [check.diagnosis.id for check in judgement.checks if check.diagnosis.condition.is_measured]
-    yield active.filled((diagnosis, float(diagnosis in found)) for diagnosis in measured)
+    yield active.with_samples((diagnosis, float(diagnosis in found)) for diagnosis in measured)
     yield from _figures(judgement)
     yield from _advised(judgement)
 
@@ -113,7 +113,7 @@ def _scaling(judgement: Judgement, lately: Past) -> Iterable[Family]:
         capacity_ratio(lately),
     )
     demanded = gauge("demand_ratio", "The parts of sglang_tuning_capacity_ratio, each where it is known.", "of")
-    yield demanded.filled((each.of, each.ratio) for each in demands(lately))
+    yield demanded.with_samples((each.of, each.ratio) for each in demands(lately))
     helps = scale_out_helps(judgement)
     yield single(
         "scale_out_helps",

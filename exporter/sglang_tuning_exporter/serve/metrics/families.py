@@ -47,7 +47,7 @@ class Family(Metric):
         if value is not None:
             self.samples.append(Sample(self.sample_name, _labels(self.names, tuple(values)), value))
 
-    def filled(self, samples: Iterable[tuple[Any, ...]]) -> Family:
+    def with_samples(self, samples: Iterable[tuple[Any, ...]]) -> Family:
         """Add samples, each given as the values of its labels and then its value; return the family."""
         for *values, value in samples:
             self.add_metric(values, value)
@@ -60,12 +60,12 @@ counter = partial(Family, "counter")
 
 def single(name: str, words: str, value: float | None) -> Family:
     """Make a gauge with one sample; without samples where there is no value."""
-    return gauge(name, words).filled([(value,)])
+    return gauge(name, words).with_samples([(value,)])
 
 
 def info(name: str, words: str, values: dict[str, str]) -> Family:
     """Make an info family with its one sample."""
-    return Family("info", name, words, *values).filled([(*values.values(), 1.0)])
+    return Family("info", name, words, *values).with_samples([(*values.values(), 1.0)])
 
 
 class _Scheduler(Protocol):
@@ -84,7 +84,7 @@ class PerRank(Generic[T]):
         ordered = sorted(schedulers, key=lambda each: -1 if each.dp is None else each.dp)
         self._schedulers = [(each, (str(each.dp),) if has_dp_ranks else ()) for each in ordered]
 
-    def each(self, name: str, words: str, figure: Callable[[T], float | None]) -> Family:
+    def gauge_per_rank(self, name: str, words: str, figure: Callable[[T], float | None]) -> Family:
         """Make a gauge with one sample for each scheduler whose figure is known."""
         family = gauge(name, words, *self._names)
         for scheduler, values in self._schedulers:
@@ -93,7 +93,7 @@ class PerRank(Generic[T]):
                 family.add_metric(values, value)
         return family
 
-    def split(
+    def family_per_rank(
         self,
         kind: Callable[..., Family],
         name: str,

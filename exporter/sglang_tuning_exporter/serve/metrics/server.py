@@ -33,14 +33,14 @@ def server(sidecar: SidecarView, now: float) -> Iterable[Family]:
         | {"profile": sidecar.profile.name},
     )
     words = "A numeric argument of the running server, as resolved by it (switches are 0 or 1)."
-    yield gauge("server_arg", words, "arg").filled(sorted(facts.shown_args.items()))
-    yield counter("server_starts", "Starts of the server seen by this exporter.").filled([(state.starts,)])
+    yield gauge("server_arg", words, "arg").with_samples(sorted(facts.shown_args.items()))
+    yield counter("server_starts", "Starts of the server seen by this exporter.").with_samples([(state.starts,)])
     for name, words in _COUNTED.items():
-        yield counter(name, words).filled([(state.server_count(name),)])
+        yield counter(name, words).with_samples([(state.server_count(name),)])
     words = "Requests that SGLang rejected because its queue was full: answered with 503, or a stream with an error."
     is_counted = sidecar.config.log_file or state.server_count("answered_requests") is not None
     rejected = [(state.server_totals.counts["rejected_requests"],)] if is_counted else []
-    yield counter("rejected_requests", words).filled(rejected)
+    yield counter("rejected_requests", words).with_samples(rejected)
     words = (
         "Liveness events in the log: ready, draining, failed starts, crashes, watchdog timeouts, failed health checks."
     )
@@ -53,10 +53,10 @@ def server(sidecar: SidecarView, now: float) -> Iterable[Family]:
     )
     words = "Latencies that the server observed since the exporter started."
     seen = counter("latency_observations", words, "latency")
-    yield seen.filled([(each, state.latency.observations(each)) for each in JUDGED])
+    yield seen.with_samples([(each, state.latency.observations(each)) for each in JUDGED])
     words = "Those above the profile's objective (estimated inside a histogram's bucket)."
     missed = counter("latency_breaches", words, "latency")
-    yield missed.filled([(each, state.latency.breaches(each)) for each in JUDGED])
+    yield missed.with_samples([(each, state.latency.breaches(each)) for each in JUDGED])
 
 
 def memory(sidecar: SidecarView) -> Iterable[Family]:
@@ -111,11 +111,11 @@ def _events(sidecar: SidecarView, now: float, counts: Family, ages: Family, even
     """
     state, names = sidecar.state, events if sidecar.config.log_file else ()
     counted = state.out_of_memory if events is OUT_OF_MEMORY_PHASES else state.liveness
-    yield counts.filled([(event, counted[event]) for event in names])
-    yield ages.filled([(event, state.journal.age(event, now)) for event in names])
+    yield counts.with_samples([(event, counted[event]) for event in names])
+    yield ages.with_samples([(event, state.journal.age(event, now)) for event in names])
 
 
 def thresholds(sidecar: SidecarView) -> Iterable[Family]:
     """Return the family of the thresholds in force, for boards and rules."""
     profile = sidecar.profile.for_edition(first=sidecar.state.facts.is_first_edition)
-    yield gauge("threshold", "What the profile in force calls healthy.", "signal", "bound").filled(profile.bounds)
+    yield gauge("threshold", "What the profile in force calls healthy.", "signal", "bound").with_samples(profile.bounds)

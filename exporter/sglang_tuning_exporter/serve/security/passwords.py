@@ -22,7 +22,7 @@ class Passwords:
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
-        self._right: OrderedDict[bytes, None] = OrderedDict()
+        self._verified: OrderedDict[bytes, None] = OrderedDict()
         self._lock = threading.Lock()  # never held during a bcrypt: cached users do not wait for guesses
         self._nobody: dict[int, bytes] = {}
 
@@ -30,9 +30,9 @@ class Passwords:
         """Return whether this password was found right before; else bcrypt has to decide."""
         known = self._digest(name, users.get(name, ""), password)
         with self._lock:
-            is_known = name in users and known in self._right
+            is_known = name in users and known in self._verified
             if is_known:
-                self._right.move_to_end(known)
+                self._verified.move_to_end(known)
         return is_known
 
     def verify(self, users: Mapping[str, str], name: str, password: bytes) -> bool:
@@ -48,9 +48,9 @@ class Passwords:
         if hashed is None or not is_right:
             return False
         with self._lock:
-            self._right[self._digest(name, hashed, password)] = None
-            if len(self._right) > MOST_CACHED:
-                self._right.popitem(last=False)
+            self._verified[self._digest(name, hashed, password)] = None
+            if len(self._verified) > MOST_CACHED:
+                self._verified.popitem(last=False)
         return True
 
     def _digest(self, name: str, hashed: str, password: bytes) -> bytes:

@@ -7,7 +7,7 @@ import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sglang_tuning_exporter.serve.security.web_config import CURVES, SUITES, TLS, WebConfigError, shown
+from sglang_tuning_exporter.serve.security.web_config import CURVES, SUITES, TLS, WebConfigError, redacted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,7 +100,7 @@ def _pem(tls: TLS, directory: Path, kind: str) -> bytes:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or "not a path"
         raise WebConfigError(
-            f"tls_server_config.{kind}_file={shown(name)}: {reason}; give a PEM file that this user may read"
+            f"tls_server_config.{kind}_file={redacted(name)}: {reason}; give a PEM file that this user may read"
         ) from None
 
 

@@ -90,7 +90,7 @@ class WebConfigError(Exception):
     """The file cannot be applied: one sentence with key, value and remedy, without secrets."""
 
 
-def shown(word: str) -> str:
+def redacted(word: str) -> str:
     """Return a word of the file for a message: one line, shortened, with `…` for a hash or PEM text."""
     return "".join(c if c.isprintable() else " " for c in _SECRET.sub("…", word))[:80]
 
@@ -105,21 +105,21 @@ def _switch(value: Any) -> bool:
     try:
         return _SWITCH[_is_text(value).lower()]
     except KeyError:
-        raise ValueError(f"={shown(value)}: give true or false") from None
+        raise ValueError(f"={redacted(value)}: give true or false") from None
 
 
 def _duration(value: Any) -> float:
     seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(_is_text(value)))
     if not _DURATION.fullmatch(value):
-        raise ValueError(f"={shown(value)}: give a time such as 1s or 250ms")
+        raise ValueError(f"={redacted(value)}: give a time such as 1s or 250ms")
     if seconds >= _LONGEST_SECONDS:
-        raise ValueError(f"={shown(value)}: too long; give a time such as 1s or 250ms")
+        raise ValueError(f"={redacted(value)}: too long; give a time such as 1s or 250ms")
     return seconds
 
 
 def _count(value: Any) -> int:
     if not re.fullmatch(r"[1-9][0-9]{0,8}", _is_text(value)):
-        raise ValueError(f"={shown(value)}: give a number above 0")
+        raise ValueError(f"={redacted(value)}: give a number above 0")
     return int(value)
 
 
@@ -138,13 +138,13 @@ def _path(word: str, info: ValidationInfo) -> str:
 
 def _suite(name: str) -> str:
     if name not in SUITES and name not in SUITES_OF_TLS13:
-        raise ValueError(f"={shown(name)}: unknown or insecure; give names of Go's tls.CipherSuites()")
+        raise ValueError(f"={redacted(name)}: unknown or insecure; give names of Go's tls.CipherSuites()")
     return name
 
 
 def _curve(name: str) -> str:
     if name not in CURVES:
-        raise ValueError(f"={shown(name)}: give one of {', '.join(CURVES)}")
+        raise ValueError(f"={redacted(name)}: give one of {', '.join(CURVES)}")
     return name
 
 
@@ -157,11 +157,11 @@ def _one_curve(names: tuple[str, ...]) -> tuple[str, ...]:
 def _headers(given: dict[str, Any]) -> dict[str, str]:
     for name, value in given.items():
         if name not in HEADERS:
-            raise ValueError(f".{shown(name)}: it cannot be set; those that can are {', '.join(HEADERS)}")
+            raise ValueError(f".{redacted(name)}: it cannot be set; those that can are {', '.join(HEADERS)}")
         if not isinstance(value, str):
             raise ValueError(f".{name}: {_REMEDIES['string_type']}")  # noqa: TRY004 - as above
         if HEADERS[name] and value not in HEADERS[name]:
-            raise ValueError(f".{name}={shown(value)}: give {' or '.join(HEADERS[name])}")
+            raise ValueError(f".{name}={redacted(value)}: give {' or '.join(HEADERS[name])}")
         if not (value.isascii() and (value.isprintable() or not value)):
             raise ValueError(f".{name}: give one line of plain text")
     return given
@@ -170,9 +170,11 @@ def _headers(given: dict[str, Any]) -> dict[str, str]:
 def _users(given: dict[str, Any]) -> dict[str, str]:
     for name, hashed in given.items():
         if ":" in name:
-            raise ValueError(f".{shown(name)}: a name with a colon cannot be sent; give another")
+            raise ValueError(f".{redacted(name)}: a name with a colon cannot be sent; give another")
         if not (isinstance(hashed, str) and _HASH.fullmatch(hashed)):
-            raise ValueError(f".{shown(name)}: give a bcrypt hash, such as `htpasswd -nBC 10 {shown(name)}` prints")
+            raise ValueError(
+                f".{redacted(name)}: give a bcrypt hash, such as `htpasswd -nBC 10 {redacted(name)}` prints"
+            )
     return given
 
 
@@ -195,7 +197,7 @@ class _Section(BaseModel):
         known = {field.alias or name for name, field in cls.model_fields.items()}
         for key in content:
             if key not in known:
-                raise ValueError(f".{shown(key)}: unknown key; known are {', '.join(sorted(known))}")
+                raise ValueError(f".{redacted(key)}: unknown key; known are {', '.join(sorted(known))}")
         return {key: value for key, value in content.items() if not (isinstance(value, str) and value in _BLANK)}
 
 
@@ -295,7 +297,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
         if not isinstance(key, str):
             raise WebConfigError(f"line {key_node.start_mark.line + 1}: give a plain word as a key")
         if key in found:
-            raise WebConfigError(f"{shown(key)}: it stands there twice; keep one")
+            raise WebConfigError(f"{redacted(key)}: it stands there twice; keep one")
         found[key] = loader.construct_object(value_node, deep=True)
     return found
 
@@ -323,10 +325,10 @@ def parse(text: str) -> WebConfig:
 
 def _sentence(error: ErrorDetails) -> str:
     """The key, its value and the remedy, of what Pydantic found first."""
-    place = ".".join(shown(part) for part in error["loc"] if isinstance(part, str))
+    place = ".".join(redacted(part) for part in error["loc"] if isinstance(part, str))
     context = error.get("ctx", {})
     if error["type"] == "value_error":
         return f"{place}{context['error']}".removeprefix(".")
     if error["type"] == "literal_error" and isinstance(error["input"], str):
-        return f"{place}={shown(error['input'])}: give {context['expected'].replace(chr(39), '')}"
+        return f"{place}={redacted(error['input'])}: give {context['expected'].replace(chr(39), '')}"
     return f"{place or 'it'}: {_REMEDIES.get(error['type'], _REMEDIES['string_type'])}"
