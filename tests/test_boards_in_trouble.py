@@ -206,6 +206,18 @@ def test_what_limits_a_server_comes_first_and_both_flags_of_a_diagnosis_are_show
     assert row[0]["advice"] == "--cuda-graph-max-bs: now 160 (default), try 256"
 
 
+def test_a_change_that_several_diagnoses_advise_stands_once_beside_the_verdict(tmp_path: Path) -> None:
+    place = 'job="sglang",instance="a:1"'
+    series = server("a:1", "retracting_too_often", "warning")
+    for diagnosis in ("latency_queue", "retracting_too_often", "requests_rejected"):
+        labels = f'{place},diagnosis="{diagnosis}"'
+        words = 'flag="--schedule-conservativeness",current="1 (default)",suggested="1.3"'
+        series[f"sglang_tuning_diagnosis_active{{{labels}}}"] = "1x240"
+        series[f"sglang_tuning_recommendation_timestamp_seconds{{{labels},{words}}}"] = "1.7e9x240"
+    rows = answer(tmp_path, series, query("server", "What to change", instance="a:1"))
+    assert [labels["diagnosis"] for labels, _ in rows] == ["retracting_too_often"]
+
+
 @pytest.mark.parametrize(
     ("verdict", "shown"),
     [("scheduler_stuck", ["scheduler_stuck"]), ("queue_too_long", ["queue_too_long", "shared_prefixes_unused"])],

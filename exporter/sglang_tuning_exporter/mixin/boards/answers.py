@@ -95,12 +95,13 @@ def _advice() -> p.Json:
     turned = f"{q.every_advice()} * on ({q.ON}, diagnosis) group_left () {found}"
     return p.table(
         "What to change",
-        p.Query(f"{turned} or on ({q.ON}, diagnosis) {in_words}"),
+        p.Query(f"topk by ({q.ON}, advice) (1, {turned} or on ({q.ON}, diagnosis) {in_words})"),
         worst_first="Value",
         no_value=NO_EXPORTER,
         metric="sglang_tuning_recommendation_timestamp_seconds",
         description="Each diagnosis that holds now and the server argument to change: its value now and the value to"
-        " try next. The guide moves one flag at a time, in small steps; where no figure follows from what is"
+        " try next; a change that several of them ask for stands once, beside the most urgent. The guide moves one flag"
+        " at a time, in small steps; where no figure follows from what is"
         " known, it says in words what to do.",
         columns={
             "diagnosis": {"displayName": "Because", "mappings": p.texts(because), "custom.width": 215},
