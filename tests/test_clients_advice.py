@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_tuning_exporter.diagnosis.clients import at_least, at_most
+from sglang_tuning_exporter.diagnosis.clients import advise_fewer, advise_more
 from sglang_tuning_exporter.diagnosis.evidence import Past
 from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.profiles import PROFILES
@@ -35,34 +35,34 @@ def past(
 
 
 def test_slow_clients_are_advised_how_many_fit_and_how_many_should_wait() -> None:
-    words = at_least(past("offline", running=10, usage=0.3))
+    words = advise_more(past("offline", running=10, usage=0.3))
     assert words.startswith(
         "send about 130 requests at once (now 10): about 30 can run, 100 more keep the queue filled"
     )
 
 
 def test_no_more_are_asked_for_than_the_server_may_run_and_the_range_lets_wait() -> None:
-    assert "about 116 requests" in at_least(past("offline", running=10, usage=0.3, limit=16))
+    assert "about 116 requests" in advise_more(past("offline", running=10, usage=0.3, limit=16))
 
 
 def test_no_more_are_asked_for_than_the_server_lets_wait() -> None:
     known = past("offline", running=10, usage=0.3, limit=16)
     short = replace(known, facts=replace(known.facts, args={"max_queued_requests": 24}))
-    assert "about 40 requests" in at_least(short)
+    assert "about 40 requests" in advise_more(short)
 
 
 @pytest.mark.parametrize("profile", ["online", "long_context"])
 def test_where_an_empty_queue_is_good_nobody_is_advised_to_send_more(profile: str) -> None:
-    assert at_least(past(profile, running=10)) == ""
+    assert advise_more(past(profile, running=10)) == ""
 
 
 def test_clients_that_send_enough_already_are_not_advised_to_send_more() -> None:
-    assert at_least(past("offline", running=30, queued=200, usage=0.9)) == ""
+    assert advise_more(past("offline", running=30, queued=200, usage=0.9)) == ""
 
 
 def test_a_queue_is_shortened_to_what_is_started_within_half_the_time_to_the_first_token() -> None:
     # Four a second, two seconds to the first token: four may wait beside the forty that run.
-    words = at_most(past("online", running=40, queued=24, started=4 * MINUTE))
+    words = advise_fewer(past("online", running=40, queued=24, started=4 * MINUTE))
     assert words == (
         "send at most 44 requests at once (now about 64), or add a replica: SGLang starts about 4 requests/s,"
         " and none should wait longer than 1 s"
@@ -70,14 +70,14 @@ def test_a_queue_is_shortened_to_what_is_started_within_half_the_time_to_the_fir
 
 
 def test_where_nobody_waits_the_queue_may_be_as_long_as_its_range() -> None:
-    assert "at most 2,040 requests" in at_most(past("offline", running=40, queued=3000))
+    assert "at most 2,040 requests" in advise_fewer(past("offline", running=40, queued=3000))
 
 
 @pytest.mark.parametrize(("queued", "started"), [(2.0, 240.0), (24.0, None)])
 def test_no_figure_is_invented_where_the_queue_is_short_or_starts_are_unknown(
     queued: float, started: float | None
 ) -> None:
-    assert at_most(past("online", running=40, queued=queued, started=started)) == ""
+    assert advise_fewer(past("online", running=40, queued=queued, started=started)) == ""
 
 
 def test_a_server_with_ranks_shows_the_sum_over_them() -> None:
@@ -85,7 +85,7 @@ def test_a_server_with_ranks_shows_the_sum_over_them() -> None:
     both = one.recent + one.recent
     both.counts["served_seconds"] = MINUTE
     two = replace(one, recent=both, by_rank={0: one.recent, 1: one.recent})
-    assert "about 260 requests at once (now 20)" in at_least(two)
+    assert "about 260 requests at once (now 20)" in advise_more(two)
 
 
 def test_an_idle_rank_beside_it_changes_no_figure() -> None:
@@ -94,4 +94,4 @@ def test_an_idle_rank_beside_it_changes_no_figure() -> None:
     beside.seconds["activity", "idle"] = MINUTE
     both = one.recent + beside
     both.counts["served_seconds"] = MINUTE
-    assert at_least(replace(one, recent=both, by_rank={0: one.recent, 1: beside})) == at_least(one)
+    assert advise_more(replace(one, recent=both, by_rank={0: one.recent, 1: beside})) == advise_more(one)

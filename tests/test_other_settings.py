@@ -53,7 +53,7 @@ def test_a_limit_that_was_raised_is_not_raised_again_for_what_the_lower_one_did(
     start(state, now + 5.0, max_running_requests=256)
     now = serve(state, now + 65.0, 60.0, running=40, queued=0)
     past = past_of(state, now)
-    assert past.enough
+    assert past.has_enough_load
     assert "running_at_limit" not in found(past)
     assert past.recent.mean("running") == 40
 
@@ -71,7 +71,7 @@ def test_what_is_right_after_a_change_is_not_known_yet() -> None:
     start(state, 0.0)
     now = serve(state, 1.0, 540.0)
     start(state, now + 5.0, max_running_requests=256)
-    assert not past_of(state, now + 10.0).enough
+    assert not past_of(state, now + 10.0).has_enough_load
 
 
 def test_a_failure_says_nothing_about_the_arguments_that_were_set_after_it() -> None:
@@ -116,7 +116,7 @@ def test_beside_metrics_alone_server_info_shows_that_arguments_changed() -> None
     state.facts.apply_info("0.5.23", {**ARGS, "max_running_requests": 256}, 256)
     state.advance(701.0)
     past = past_of(state, 702.0)
-    assert not past.enough
+    assert not past.has_enough_load
     assert past.latency == {}
     assert not past.started_requests
 
@@ -137,7 +137,7 @@ def test_what_the_scheduler_settled_on_is_no_change_of_its_argument() -> None:
     now = serve(state, 1.0, 540.0)
     state.facts.args["chunked_prefill_size"] = 8192
     start(state, now + 5.0, chunked_prefill_size=None)
-    assert past_of(state, now + 6.0).enough
+    assert past_of(state, now + 6.0).has_enough_load
 
 
 @pytest.mark.parametrize(

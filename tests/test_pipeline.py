@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_tuning_exporter.diagnosis.advice import SizingInput, advise
-from sglang_tuning_exporter.diagnosis.clients import at_least
+from sglang_tuning_exporter.diagnosis.clients import advise_more
 from sglang_tuning_exporter.diagnosis.evidence import past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.sglang.events import NO_RANK, Limits, Rank, ServerArgs
@@ -173,7 +173,7 @@ def test_where_the_size_of_a_micro_batch_is_the_limit_that_is_what_is_raised() -
 
 def test_clients_send_enough_for_all_micro_batches() -> None:
     state = told(served(Layout(pp=4), decode(8, 0, usage=0.45)), "offline")
-    words = at_least(past_of(state, state._printed))
+    words = advise_more(past_of(state, state._printed))
     assert words.startswith("send about 164 requests at once (now 32): about 64 can run")
 
 

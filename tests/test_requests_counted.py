@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sglang_tuning_exporter.diagnosis.advice import SizingInput
-from sglang_tuning_exporter.diagnosis.clients import at_most
+from sglang_tuning_exporter.diagnosis.clients import advise_fewer
 from sglang_tuning_exporter.diagnosis.demand import longest_answer, mean_prompt
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.sizing.admission import tolerated
@@ -118,7 +118,7 @@ def loaded(*, started: float = 600.0, streamed: bool = True) -> Past:
 
 @pytest.mark.parametrize("streamed", [True, False])
 def test_the_rate_of_starts_is_that_of_all_requests(streamed: bool) -> None:  # noqa: FBT001 - a case
-    words = at_most(loaded(started=180.0, streamed=streamed))
+    words = advise_fewer(loaded(started=180.0, streamed=streamed))
     assert "SGLang starts about 3 requests/s" in words
 
 

@@ -114,7 +114,7 @@ def _line(together: StepSums, cut: Sequence[StepSums]) -> tuple[StepLine | None,
         return None, f"the batch hardly varied ({together.mean_batch:.1f} ± {deviation:.2f} requests)"
     slope = _slope_of(together, cut)
     per_request = _estimated(cut, slope)
-    fixed = _estimated(cut, lambda each: _start(each, slope))
+    fixed = _estimated(cut, lambda each: _intercept(each, slope))
     if per_request is None or fixed is None:
         return None, "the batch varied in too few windows"
     if per_request.value <= 0:
@@ -148,7 +148,7 @@ def _slope_overall(cut: Sequence[StepSums]) -> float:
     return together.joint_spread / together.spread if together.spread else float("nan")
 
 
-def _start(cut: Sequence[StepSums], slope: Callable[[Sequence[StepSums]], float]) -> float:
+def _intercept(cut: Sequence[StepSums], slope: Callable[[Sequence[StepSums]], float]) -> float:
     together = total(cut)
     return together.mean_seconds - slope(cut) * together.mean_batch
 

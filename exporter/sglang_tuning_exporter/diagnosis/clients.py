@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 ALLOWED_SHARE = 0.5
 
 
-def at_least(past: Past) -> str:
+def advise_more(past: Past) -> str:
     """Return how many requests keep the batches full and the queue in its range; empty if not known.
 
     As many run as fit at the profile's token usage, at most the running limit; no more wait than `--max-queued-
@@ -55,7 +55,7 @@ def most_running_requests(past: Past) -> float | None:
     return fit if limit is None else min(fit, past.serving_ranks * facts.micro_batches * limit)
 
 
-def at_most(past: Past) -> str:
+def advise_fewer(past: Past) -> str:
     """Return how many requests wait no longer than the profile allows; empty if not known."""
     running, queued, profile = past.total("running"), past.total("queued"), past.profile
     started = past.started_requests

@@ -99,7 +99,7 @@ class _Launch:
         if found is None and arg in self.args:
             found = nearest_flag(arg, self.release)
             if found is None and not self.is_listed and not arg.startswith("_"):
-                found = _ordinary(arg, self.args[arg])
+                found = _guessed_flag(arg, self.args[arg])
         return found if found is not None and found.flag else None
 
     def whole(self, arg: str) -> int:
@@ -123,7 +123,7 @@ def command_line(facts: ServerFacts, changes: Mapping[str, object]) -> Command |
     if release is None or not isinstance(facts.args.get("model_path"), str):
         return None
     server = _Launch(facts.args, release, release != releases()[-1])
-    given = _given(server)
+    given = _typed_arguments(server)
     wanted = _renamed(changes, server)
     changed, left_out = [], []
     for arg, value in wanted.items():
@@ -155,12 +155,12 @@ def typed_args(facts: ServerFacts) -> dict[str, object] | None:
     if release is None or not isinstance(facts.args.get("model_path"), str):
         return None
     if known is None or known[0] is not facts.args or known[1] != facts.revision:
-        given = _given(_Launch(facts.args, release, release != releases()[-1]))
+        given = _typed_arguments(_Launch(facts.args, release, release != releases()[-1]))
         known = facts.typed = (facts.args, facts.revision, given)
     return dict(known[2])
 
 
-def _given(server: _Launch) -> dict[str, object]:
+def _typed_arguments(server: _Launch) -> dict[str, object]:
     """Return the arguments of the command line, by name, the model first; values are flag values."""
     args = server.args
     given: dict[str, object] = {"model_path": args["model_path"]}
@@ -287,7 +287,7 @@ def _renamed(changes: Mapping[str, object], server: _Launch) -> dict[str, object
         name, other = (new, old) if flag_of(new, server.release) is not None else (old, new)
         if other in wanted:
             wanted.setdefault(name, wanted.pop(other))
-        if name in wanted and "max_bs" in name and _was_given(server, name.replace("_max", "")):
+        if name in wanted and "max_bs" in name and _lists_own_sizes(server, name.replace("_max", "")):
             wanted.setdefault(name.replace("_max", ""), None)  # a list of sizes has priority over the largest size
     if any(wanted.get(arg) is False for arg in _DECODE_GRAPH_OFF):
         _switch_decode_graphs_on(server, wanted)
@@ -309,7 +309,7 @@ def _switch_decode_graphs_on(server: _Launch, wanted: dict[str, object]) -> None
         wanted["cuda_graph_backend_decode"] = None
 
 
-def _was_given(server: _Launch, listed: str) -> bool:
+def _lists_own_sizes(server: _Launch, listed: str) -> bool:
     sizes = server.args.get(listed)
     if not isinstance(sizes, list):
         sizes = _decode_graph(server).get("bs")
@@ -323,7 +323,7 @@ def _decode_graph(server: _Launch) -> Mapping[str, object]:
     return decode if isinstance(decode, dict) else {"backend": server.args.get("cuda_graph_backend_decode")}
 
 
-def _ordinary(arg: str, value: object) -> Flag:
+def _guessed_flag(arg: str, value: object) -> Flag:
     kind: Kind = "switch" if isinstance(value, bool) else "list" if isinstance(value, list) else "value"
     return Flag(arg, "--" + arg.replace("_", "-"), kind, False if kind == "switch" else None)
 

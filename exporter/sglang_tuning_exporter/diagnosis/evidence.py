@@ -38,7 +38,7 @@ _ENDED = {
 }
 
 
-def ended(how: str, crash: str = "") -> dict[str, str]:
+def end_in_words(how: str, crash: str = "") -> dict[str, str]:
     """Return how the server ended, by its log, as words of the trouble `server_down`; empty while it may run."""
     if how not in _ENDED:
         return {}
@@ -186,7 +186,7 @@ class Past:
         return None if mean is None else mean * self.serving_ranks
 
     @cached_property
-    def enough(self) -> bool:
+    def has_enough_load(self) -> bool:
         """Whether there was enough load to judge: 20 s of serving time and 10 observations (docs/decisions.md)."""
         seen = self.recent.counts["observations"]
         return self.served_seconds >= self.profile.enough_serving_seconds and seen >= self.profile.enough_observations
@@ -318,7 +318,7 @@ def past_of(
         lambda what: state.last_seen(what, now),
         state.knows_waits(now),
         state.life.watchdog,
-        {**(words or {}), **ended(died, state.life.crash)},
+        {**(words or {}), **end_in_words(died, state.life.crash)},
         starting,
         any(rank.states["activity"] == "serving" for rank in state.schedulers),
         state.stages.left_in_vain,

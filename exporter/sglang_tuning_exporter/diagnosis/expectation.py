@@ -129,7 +129,7 @@ def _room(case: SizingInput) -> float | None:
     return None if not usage else max(case.profile.token_usage_target / usage, 1.0)
 
 
-def _least(*bounds: float | None) -> float | None:
+def _smallest_of_known(*bounds: float | None) -> float | None:
     known = [each for each in bounds if each is not None]
     return None if len(known) < len(bounds) else min(known)
 
@@ -140,7 +140,7 @@ def _changed_running_limit(advice: Advice, case: SizingInput) -> float | None:
     if not isinstance(suggested, float) or not running:
         return None
     limit = suggested / case.facts.limit_shared_by / running
-    return min(limit, 1.0) if not advice.raises else _least(limit, _room(case), _all_waiting_run(case))
+    return min(limit, 1.0) if not advice.raises else _smallest_of_known(limit, _room(case), _all_waiting_run(case))
 
 
 def _lower_conservativeness(advice: Advice, case: SizingInput) -> float | None:
@@ -156,7 +156,7 @@ def _lower_conservativeness(advice: Advice, case: SizingInput) -> float | None:
     if not isinstance(current, (int, float)) or not isinstance(suggested, float) or not current:
         return None
     kept, then = asking.asked - asking.used, ratio * suggested / current
-    return _least((held + ratio * kept) / (held + then * kept), _room(case), _all_waiting_run(case))
+    return _smallest_of_known((held + ratio * kept) / (held + then * kept), _room(case), _all_waiting_run(case))
 
 
 def _larger_pool(advice: Advice, case: SizingInput) -> float | None:
@@ -167,7 +167,7 @@ def _larger_pool(advice: Advice, case: SizingInput) -> float | None:
     running, limits = case.recent.mean("running"), list(case.facts.running_limits.values())
     limit = min((each for each in limits if each), default=None)
     bound = times if not running or limit is None else min(times, limit / running)
-    return _least(max(bound, 1.0), _all_waiting_run(case))
+    return _smallest_of_known(max(bound, 1.0), _all_waiting_run(case))
 
 
 def _more_from_clients(_: Advice, case: SizingInput) -> float | None:

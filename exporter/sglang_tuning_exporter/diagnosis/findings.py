@@ -261,7 +261,7 @@ def _verdict(found: list[Finding], held: dict[str, Evidence], past: Past) -> Ver
             return finding.diagnosis.id
     if past.starting:
         return STARTING
-    if past.enough:
+    if past.has_enough_load:
         # A condition that holds without advice left is not healthy; one of severity info, only if it holds most of
         # the time. Nor is a queue that is too long for less of the time than a finding needs.
         pressed = (

@@ -91,7 +91,7 @@ def suspects(past: Past, seen: frozenset[Trouble]) -> tuple[NamedSuspect, ...]:
 def troubles(past: Past) -> frozenset[Trouble]:
     """Return what is wrong with the load."""
     seen: set[Trouble] = {"hang"} if past.event_counts.get(WATCHDOG) else set()
-    if not past.enough:
+    if not past.has_enough_load:
         return frozenset(seen)
     late: tuple[tuple[Trouble, Latency], ...] = (("first_tokens", "time_to_first_token"), ("tokens", "inter_token"))
     for trouble, latency in late:

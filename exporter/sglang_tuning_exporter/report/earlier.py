@@ -60,7 +60,7 @@ def troubles(runs: Iterable[Run], judged: JudgedRun) -> list[EarlierProblem]:
 
 def _of(run: Run, following: Run | None, judged: JudgedRun) -> Iterator[EarlierProblem]:
     now = {finding.diagnosis.id for finding in judged.judgement.findings}
-    later = judged.run is not None and judged.run.number > run.number and judged.judgement.past.enough
+    later = judged.run is not None and judged.run.number > run.number and judged.judgement.past.has_enough_load
     for each in run.found:
         is_over = later and each.diagnosis not in now
         changed = () if following is None else following.changed

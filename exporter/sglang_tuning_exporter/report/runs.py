@@ -56,7 +56,7 @@ class JudgedRun:
     @property
     def decides(self) -> bool:
         """Whether it can represent the whole log: it had enough load, or failed."""
-        return self.judgement.past.enough or self.judgement.severity == "critical"
+        return self.judgement.past.has_enough_load or self.judgement.severity == "critical"
 
 
 class Runs:

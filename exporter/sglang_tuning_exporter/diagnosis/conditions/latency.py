@@ -54,7 +54,7 @@ class ObjectiveMissed(Condition):
         profile, recent = past.profile, past.latency.get(self.latency)
         late = late_share(self.latency, past, self.times)
         # Only when the causes can be judged. While the server hung, late answers had no other cause.
-        if past.hung or recent is None or late is None or not past.enough:
+        if past.hung or recent is None or late is None or not past.has_enough_load:
             return None
         empty = past.recent.share("queue", "empty")
         if empty is None and self.latency == "time_to_first_token":

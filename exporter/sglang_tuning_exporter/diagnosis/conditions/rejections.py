@@ -39,7 +39,7 @@ class Rejections(Condition):
 
     def measure(self, past: Past) -> Evidence | None:
         profile, counts = past.profile, past.recent.counts
-        if not past.enough:
+        if not past.has_enough_load:
             return None
         limit = profile.rejections_per_minute
         rejected, given_up = (past.per_minute(counts[name]) for name in ("rejected_requests", "aborted_requests"))

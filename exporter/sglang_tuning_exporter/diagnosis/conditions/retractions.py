@@ -46,7 +46,9 @@ class RetractionRate(Condition):
         return "load" + (f", and --schedule-conservativeness above {CONSERVATIVENESS_CEILING}" if self.capped else "")
 
     def measure(self, past: Past) -> Evidence | None:
-        if not past.enough or (self.capped and (past.facts.conservativeness or 0.0) <= CONSERVATIVENESS_CEILING):
+        if not past.has_enough_load or (
+            self.capped and (past.facts.conservativeness or 0.0) <= CONSERVATIVENESS_CEILING
+        ):
             return None
         name, limit = "retractions per minute of serving time", past.profile.retractions_tolerated
         return Evidence(name, past.retractions_per_minute, limit, "per_minute", times=past.retractions)

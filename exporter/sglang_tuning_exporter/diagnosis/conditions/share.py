@@ -91,7 +91,7 @@ class Share(Condition):
         return f"load, and a log or metrics that show its {self.signal.replace('_', ' ')}"
 
     def measure(self, past: Past) -> Evidence | None:
-        if not past.enough:
+        if not past.has_enough_load:
             return None
         share = past.recent.share_of(self.signal, self.states)
         if share is None:

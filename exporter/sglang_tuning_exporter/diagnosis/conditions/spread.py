@@ -26,7 +26,7 @@ class Spread(Condition):
 
     def measure(self, past: Past) -> Evidence | None:
         waited = past.waited_by_rank
-        if len(waited) < 2 or not past.enough:
+        if len(waited) < 2 or not past.has_enough_load:
             return None
         fullest, emptiest, bound = max(waited.values()), min(waited.values()), past.profile.frequent_share
         name = "share of the time with requests waiting on the fullest DP rank"

@@ -62,7 +62,7 @@ def _model(past: Past) -> str:
 def _sharing(past: Past) -> PrefixSharing | None:
     """Return what prompts share, if requests wait in an order that matters."""
     empty = past.recent.share("queue", "empty")
-    if not past.enough or empty is None or 1.0 - empty <= past.profile.frequent_share:
+    if not past.has_enough_load or empty is None or 1.0 - empty <= past.profile.frequent_share:
         return None
     return sharing(past)
 
@@ -140,7 +140,7 @@ def torch_compile_candidate(past: Past) -> Evidence | None:
     batch = past.recent.running_quantile(0.99)
     if facts.is_cpu or facts.without_graph or facts.arg("enable_torch_compile") != 0:
         return None
-    if not past.enough or batch is None or facts.model_gb is None or facts.model_gb >= SMALL_MODEL_GB:
+    if not past.has_enough_load or batch is None or facts.model_gb is None or facts.model_gb >= SMALL_MODEL_GB:
         return None
     if facts.is_first_edition and facts.args.get("quantization"):
         return None
@@ -150,7 +150,7 @@ def torch_compile_candidate(past: Past) -> Evidence | None:
 def _is_short(past: Past) -> bool:
     """Return whether the KV cache is too small for the load."""
     full = past.recent.share("admission", "pool_full") or 0.0
-    return past.enough and (
+    return past.has_enough_load and (
         full > past.profile.frequent_share or past.retractions_per_minute > past.profile.retractions_tolerated
     )
 
@@ -188,6 +188,6 @@ def dp_attention_candidate(past: Past) -> Evidence | None:
     if facts.is_cpu or not _LATENT.search(_model(past)) or (facts.arg("tp_size") or 1.0) < DP_ATTENTION_GPUS:
         return None
     full = past.recent.share("admission", "pool_full")
-    if facts.arg("enable_dp_attention") or not past.enough or full is None:
+    if facts.arg("enable_dp_attention") or not past.has_enough_load or full is None:
         return None
     return Evidence("serving time with a full KV cache", full, past.profile.frequent_share, "share")

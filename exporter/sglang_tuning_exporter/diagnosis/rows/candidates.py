@@ -69,7 +69,7 @@ LATENCY_DIAGNOSES: tuple[Diagnosis, ...] = (
         causes=(*WHY_REQUESTS_WAIT, "queue_too_long"),
         uses_advice_of_causes=True,
         no_alert=_BURN_RATE_ALERTS,
-        sizes=admission.to_clients(clients.at_most),
+        sizes=admission.to_clients(clients.advise_fewer),
         scale_out="replica",
     ),
     Diagnosis(

@@ -301,7 +301,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         keep_firing="5m",
         causes=WHY_REQUESTS_WAIT,
         uses_advice_of_causes=True,
-        sizes=admission.to_clients(clients.at_most),
+        sizes=admission.to_clients(clients.advise_fewer),
         scale_out="replica",
     ),
     Diagnosis(
@@ -352,7 +352,7 @@ CLIENT_DIAGNOSES: tuple[Diagnosis, ...] = (
         keep_firing="5m",
         profiles=("offline",),
         unless=("requests_rejected",),
-        sizes=admission.to_clients(clients.at_least),
+        sizes=admission.to_clients(clients.advise_more),
         scale_out="neither",
     ),
 )

@@ -98,14 +98,14 @@ def graphs(case: SizingInput) -> list[AdvisedValue]:
         return [] if batch <= current else [beyond]
     covers = f"covers batches up to {suggested:g}; 99 % of the time they were at most {batch}"
     growth, left = graph_growth_gb(case), case.facts.reserve_gb
-    paid = _paid_by_pool(case)
+    paid = _smaller_kv_cache(case)
     cost = ""
     if growth is not None and left is not None and not paid and left - growth >= case.profile.reserve_lower_gb:
         cost = f"Larger graphs take about {growth:.1f} GB of the {left:.1f} GB of GPU memory left at start-up."
     return [AdvisedValue(suggested, current, covers, arg, cost=cost, beside=tuple(paid))]
 
 
-def _paid_by_pool(case: SizingInput) -> list[AdvisedValue]:
+def _smaller_kv_cache(case: SizingInput) -> list[AdvisedValue]:
     facts, left, profile = case.facts, case.facts.reserve_gb, case.profile
     fraction, capacity = facts.arg("mem_fraction_static"), facts.memory_before_weights_gb
     if fraction is None or left is None:

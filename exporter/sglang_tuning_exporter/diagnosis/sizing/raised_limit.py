@@ -45,7 +45,7 @@ def at_limit(case: SizingInput) -> list[AdvisedValue]:
     # A limit that was lowered because of retractions leaves this much free, and must not be raised again for it.
     if limit.is_cut_short or suggested <= current or LOWERED_LIMIT * suggested <= current + 1:
         return []
-    suggested, graph, note = _covered(case, suggested, current, limit.shared_by)
+    suggested, graph, note = _within_graphs(case, suggested, current, limit.shared_by)
     gain = _room(usage, suggested / current, "") + note
     return [AdvisedValue(suggested, current, gain), *graph]
 
@@ -54,7 +54,7 @@ def _room(usage: float, times: float, of: str) -> str:
     return f"token usage is {usage:.2f} at this limit{of}, about {min(usage * times, 1.0):.2f} at the new one"
 
 
-def _covered(
+def _within_graphs(
     case: SizingInput, suggested: float, current: float, shared_by: float
 ) -> tuple[float, list[AdvisedValue], str]:
     """Keep the larger batch within the captured graphs, or raise those too; say so if neither is possible."""
