@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from sglang_tuning_exporter.state.rank import RankState
     from sglang_tuning_exporter.state.server import ServerState
 
 LENGTH_SECONDS = 900.0
@@ -56,7 +57,7 @@ class History:
                 added_up(rank.queued for rank in ranks),
                 max(usages, default=None),
                 added_up(rank.running for rank in ranks),
-                added_up(rank.tokens_per_second for rank in ranks),
+                tokens_per_second(ranks),
                 gained[0] / sum(gained) if sum(gained) > 0 else None,
                 events,
             )
@@ -88,3 +89,8 @@ def added_up(figures: Iterable[float | None]) -> float | None:
     """Return the sum of the figures that are known; None where none is."""
     known = [figure for figure in figures if figure is not None]
     return sum(known) if known else None
+
+
+def tokens_per_second(ranks: Iterable[RankState]) -> float | None:
+    """Return the tokens generated per second; none by a rank that hangs, although SGLang's gauge keeps its last value."""
+    return added_up(0.0 if rank.time.hangs else rank.generation_throughput for rank in ranks)

@@ -64,11 +64,6 @@ class RankState(Gauges):
         """What it does now: one state for each signal."""
         return named(self.time.held[0])
 
-    @property
-    def tokens_per_second(self) -> float | None:
-        """Tokens generated per second: none while it hangs, although SGLang's gauge keeps its last value."""
-        return 0.0 if self.time.hangs else self.generation_throughput
-
     def queue_wait_seconds(self, now: float) -> float | None:
         """Estimate the wait of the last request in the queue from the present rate of admission; inf where none is admitted."""
         if not self.queued:

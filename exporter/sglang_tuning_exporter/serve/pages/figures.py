@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from sglang_tuning_exporter.serve.pages.chart import sparkline
-from sglang_tuning_exporter.state.history import LENGTH_SECONDS, added_up
+from sglang_tuning_exporter.state.history import LENGTH_SECONDS, added_up, tokens_per_second
 from sglang_tuning_exporter.state.signals import IDLE, UNKNOWN
 
 if TYPE_CHECKING:
@@ -166,8 +166,7 @@ def _running(state: ServerState, history: History) -> Figure:
 
 
 def _throughput(state: ServerState, history: History) -> Figure:
-    generated = added_up(rank.tokens_per_second for rank in state.schedulers)
-    figure = Figure("Generated tokens/s", count(generated))
+    figure = Figure("Generated tokens/s", count(tokens_per_second(state.schedulers)))
     return _drawn(figure, history.line(lambda moment: moment.throughput))
 
 
