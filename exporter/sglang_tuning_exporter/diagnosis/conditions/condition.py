@@ -143,7 +143,11 @@ class Condition(ABC):
 
     def fires(self, samples: Samples) -> bool:
         """Evaluate its PromQL over samples."""
-        return False
+        return self.has_happened(samples)
+
+    def has_happened(self, samples: Samples) -> bool:
+        """Return whether one of the counted events happened in its window."""
+        return any(samples.increase(event, window) > 0 for event, window in self.counted)
 
     def holds_as_cause(self, other: Condition, samples: Samples) -> bool:
         """Evaluate the PromQL of `promql_as_cause` over samples."""

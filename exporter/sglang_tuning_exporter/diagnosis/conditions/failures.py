@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.diagnosis.conditions.condition import WINDOW, Condition, Samples
+from sglang_tuning_exporter.diagnosis.conditions.condition import WINDOW, Condition
 from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past
 from sglang_tuning_exporter.diagnosis.promql import events_increased, one_of
 
@@ -28,11 +28,6 @@ def logged(*events: LivenessKind) -> list[str]:
     """Return PromQL: one of these liveness events was logged."""
     counter = f"sglang_tuning_liveness_events_total{{{one_of('event', events)}}}"
     return events_increased(counter, "sglang_tuning_liveness_event_age_seconds", "event")
-
-
-def happened(samples: Samples, *events: str, window: str = WINDOW) -> bool:
-    """Evaluate either over samples."""
-    return any(samples.increase(event, window) > 0 for event in events)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +56,6 @@ class Failures(Condition):
     @property
     def counted(self) -> tuple[tuple[str, str], ...]:
         return tuple((event, WINDOW) for event in self.phases)
-
-    def fires(self, samples: Samples) -> bool:
-        return happened(samples, *self.phases)
 
     @property
     def description(self) -> str:

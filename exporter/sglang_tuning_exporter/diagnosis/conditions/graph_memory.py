@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.conditions.condition import WINDOW, Condition, Samples
-from sglang_tuning_exporter.diagnosis.conditions.failures import happened, out_of_memory
+from sglang_tuning_exporter.diagnosis.conditions.failures import out_of_memory
 from sglang_tuning_exporter.diagnosis.conditions.reserve import MEMORY, memory_limit
 from sglang_tuning_exporter.diagnosis.evidence import RESERVE, Evidence, Past
 from sglang_tuning_exporter.diagnosis.promql import ON, last_known
@@ -48,4 +48,4 @@ class GraphMemory(Condition):
 
     def fires(self, samples: Samples) -> bool:
         reserves = [] if samples.facts.without_graph else samples.reserves
-        return happened(samples, _CAPTURE) or (bool(reserves) and min(reserves) < samples.limits.reserve_least_gb)
+        return self.has_happened(samples) or (bool(reserves) and min(reserves) < samples.limits.reserve_least_gb)

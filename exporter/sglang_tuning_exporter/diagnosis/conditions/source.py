@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.diagnosis.conditions.condition import WINDOW, Condition, Samples
-from sglang_tuning_exporter.diagnosis.conditions.failures import happened
+from sglang_tuning_exporter.diagnosis.conditions.condition import WINDOW, Condition
 from sglang_tuning_exporter.diagnosis.evidence import RANKS_OUTLIVE_SECONDS, Evidence, Past
 from sglang_tuning_exporter.diagnosis.promql import if_found, query_in_template
 from sglang_tuning_exporter.sglang.events import ENDS
@@ -77,9 +76,6 @@ class SourceTrouble(Condition):
     @property
     def counted(self) -> tuple[tuple[str, str], ...]:
         return tuple((event, self.window) for event in self.events)
-
-    def fires(self, samples: Samples) -> bool:
-        return happened(samples, *self.events, window=self.window)
 
     def bound(self, profile: Profile) -> tuple[str, str]:
         return self.words, ""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.conditions.condition import WINDOW, Condition, Samples
-from sglang_tuning_exporter.diagnosis.conditions.failures import happened, logged
+from sglang_tuning_exporter.diagnosis.conditions.failures import logged
 from sglang_tuning_exporter.diagnosis.evidence import WATCHDOG, Evidence, Past
 from sglang_tuning_exporter.diagnosis.promql import ON, firing, if_found, last_known, query_in_template
 
@@ -55,7 +55,7 @@ class Stuck(Condition):
         ]
 
     def fires(self, samples: Samples) -> bool:
-        return samples.hangs or happened(samples, WATCHDOG)
+        return samples.hangs or self.has_happened(samples)
 
     def bound(self, profile: Profile) -> tuple[str, str]:
         return "a stage made no progress for a minute while requests waited, or SGLang's watchdog timed out", ""
