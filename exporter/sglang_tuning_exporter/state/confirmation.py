@@ -178,7 +178,7 @@ class Unconfirmed:
         known = [time for time in times if time is not None]
         in_order = len(known) == len(times) and known == sorted(known)
         has_limits = any(isinstance(line, Limits) for _, line in self._lines)
-        return has_limits and in_order and known[-1] - known[0] >= SURVIVAL_SECONDS
+        return has_limits and in_order and known[-2] - known[0] >= SURVIVAL_SECONDS
 
     def heard(self, now: float) -> None:
         """Take an access line: the HTTP server answered, so it did not end some seconds ago."""
