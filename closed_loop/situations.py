@@ -407,6 +407,17 @@ UNTUNED: tuple[Situation, ...] = (
         cannot_tell=("log", "report"),
     ),
     Situation(
+        name="ignore-eos-small-pool",
+        what="24 clients with prompts of 60 and answers of exactly 200 (ignore_eos), and a pool of 3,000",
+        flags="--max-total-tokens 3000",
+        steps=(_send(24, 60, 60, 200, ignore_eos=True),),
+        truth="Ten of 260 tokens fit. What is free will be used by the answers under way, so no reservation can be smaller.",
+        right="A larger pool. No change of conservativeness, also from the log alone.",
+        verdicts=POOL,
+        cures=("--max-total-tokens up",),
+        never=(CONSERVATIVENESS, "--max-running-requests up"),
+    ),
+    Situation(
         name="limit-6-chunks-128",
         what="30 clients with prompts of 600 and 1,200 in chunks of 128, and --max-running-requests 6",
         flags="--max-total-tokens 32768 --max-running-requests 6 --chunked-prefill-size 128",

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sglang_tuning_exporter.diagnosis.advice import SizingInput, advise
-from sglang_tuning_exporter.diagnosis.demand import could_not_reserve, demand, is_reserved_in_full
+from sglang_tuning_exporter.diagnosis.demand import could_not_reserve, demand, is_reserved_in_full, is_used_later
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.sglang.events import DecodeBatch, KvPool, Limits, Rank
 from sglang_tuning_exporter.state.facts import ServerFacts
@@ -210,3 +210,22 @@ def test_room_for_up_to_two_requests_is_free_while_others_wait_for_room(
     free = ratio * running * most + free_requests * (PROMPT + most)
     past.recent.integrals.update(running=MINUTE * running, usage=MINUTE * (1 - free / pool))
     assert could_not_reserve(past) is waits_for_another_reason
+
+
+def logged(answer: float, *, speculative: str | None = None) -> Past:
+    """A server of which only the log is read: ten requests of 100 tokens and their answers, and half of 3,000 tokens free."""
+    recent = Totals()
+    for figure, value in (("running", 10.0), ("usage", 0.5)):
+        recent.integrals[figure], recent.integrals[figure + "_seconds"] = 60.0 * value, 60.0
+    recent.counts.update(new_sequences=100.0, computed_tokens=10_000.0, decoded=100.0 * answer / 40)
+    facts = ServerFacts(args={"speculative_algorithm": speculative}, kv_pool_tokens={None: 3000.0})
+    return Past(recent, {}, 60.0, facts, PROFILES["online"])
+
+
+@pytest.mark.parametrize(("answer", "later"), [(300.0, True), (200.0, True), (100.0, False), (20.0, False)])
+def test_what_is_free_is_used_later_where_answers_are_long_enough_to_fill_it(answer: float, later: bool) -> None:  # noqa: FBT001 - a case
+    assert is_used_later(logged(answer)) is later
+
+
+def test_the_tokens_of_speculative_steps_are_not_known_from_the_log() -> None:
+    assert not is_used_later(logged(300.0, speculative="EAGLE"))

@@ -119,6 +119,25 @@ MOST_RESERVED = 4096.0
 FREE_BESIDE_A_QUEUE = 2.0
 
 
+def is_used_later(past: Past) -> bool:
+    """Return whether running requests will fill what is free: on average they are halfway through their answers.
+
+    For a server of which only the log is read: it shows no length of an answer, but how many tokens were decoded for each
+    request that started. Then requests wait for the KV cache, whatever SGLang reserves by.
+    """
+    counts, facts = past.recent.counts, past.facts
+    running, usage = past.mean_while_held_back("running"), past.mean_while_held_back("usage")
+    prompt, pools, started = mean_prompt(past), facts.kv_pool_tokens.values(), counts["new_sequences"]
+    if past.finished_requests is not None or facts.args.get("speculative_algorithm"):
+        return False
+    if not running or usage is None or prompt is None or not pools or not started:
+        return False
+    answer = counts["decoded"] * facts.decode_log_interval / started
+    return (1.0 - usage) * min(pools) <= running * facts.micro_batches * answer / 2 + FREE_BESIDE_A_QUEUE * (
+        prompt + answer
+    )
+
+
 def could_not_reserve(past: Past) -> bool:
     """Return whether more is free than SGLang can reserve for running requests and the next ones: then they wait for another reason."""
     running, usage, prompt = past.mean_while_held_back("running"), past.mean_while_held_back("usage"), mean_prompt(past)

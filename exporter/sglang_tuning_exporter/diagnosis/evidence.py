@@ -7,7 +7,7 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Literal
 
 from sglang_tuning_exporter.capacity.model import Measured, RankCapacity, capacities
-from sglang_tuning_exporter.diagnosis.demand import could_not_reserve, is_reserved_in_full, mean_prompt
+from sglang_tuning_exporter.diagnosis.demand import could_not_reserve, is_reserved_in_full, is_used_later, mean_prompt
 from sglang_tuning_exporter.diagnosis.interruption import prefill_takes_most
 from sglang_tuning_exporter.state.journal import HUNG, START
 
@@ -333,7 +333,7 @@ def with_waits_explained(past: Past) -> Past:
     If all free KV cache is reserved for running requests that will use it, the KV cache is full. If the running limit
     is not known, a batch of nearly constant size is at a limit.
     """
-    if is_reserved_in_full(past):
+    if is_reserved_in_full(past) or is_used_later(past):
         return _held_back_counted_as(past, "pool_full")
     if prefill_takes_most(past):
         return _held_back_counted_as(past, "prefill_bound")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.json_findings import Document
 
 _VERDICTS = {
-    HEALTHY: "Nothing limits this server: most of the time nothing waits, and nothing needs to be changed.",
+    HEALTHY: "Nothing limits this server: most of the time nothing waits for long, and nothing needs to be changed.",
     IDLE: "This server had nothing to do.",
     NO_CLEAR_BOTTLENECK: "There was load, but the log does not show one thing that limits this server.",
     STARTING: "The server was still starting.",
