@@ -412,10 +412,11 @@ UNTUNED: tuple[Situation, ...] = (
         flags="--max-total-tokens 3000",
         steps=(_send(24, 60, 60, 200, ignore_eos=True),),
         truth="Ten of 260 tokens fit. What is free will be used by the answers under way, so no reservation can be smaller.",
-        right="A larger pool. No change of conservativeness, also from the log alone.",
+        right="A larger pool. No change of conservativeness, also from the log alone, which shows no wait over 5 s.",
         verdicts=POOL,
         cures=("--max-total-tokens up",),
         never=(CONSERVATIVENESS, "--max-running-requests up"),
+        cannot_tell=("log", "report"),
     ),
     Situation(
         name="limit-6-chunks-128",

@@ -119,6 +119,10 @@ MOST_RESERVED = 4096.0
 FREE_BESIDE_A_QUEUE = 2.0
 
 
+# Answers are longer than the log counts by so much at most: their last tokens come after their last decode line.
+COUNTED_SHORT = 1.1
+
+
 def is_used_later(past: Past) -> bool:
     """Return whether running requests will fill what is free: on average they are halfway through their answers.
 
@@ -133,9 +137,8 @@ def is_used_later(past: Past) -> bool:
     if not running or usage is None or prompt is None or not pools or not started:
         return False
     answer = counts["decoded"] * facts.decode_log_interval / started
-    return (1.0 - usage) * min(pools) <= running * facts.micro_batches * answer / 2 + FREE_BESIDE_A_QUEUE * (
-        prompt + answer
-    )
+    used = running * facts.micro_batches * answer / 2 + FREE_BESIDE_A_QUEUE * (prompt + answer)
+    return (1.0 - usage) * min(pools) <= COUNTED_SHORT * used
 
 
 def could_not_reserve(past: Past) -> bool:
