@@ -217,7 +217,7 @@ def logged(answer: float, *, speculative: str | None = None) -> Past:
     recent = Totals()
     for figure, value in (("running", 10.0), ("usage", 0.5)):
         recent.integrals[figure], recent.integrals[figure + "_seconds"] = 60.0 * value, 60.0
-    recent.counts.update(new_sequences=100.0, computed_tokens=10_000.0, decoded=100.0 * answer / 40)
+    recent.counts.update(new_sequences=100.0, computed_tokens=10_000.0, eager=10.0 * answer)
     facts = ServerFacts(args={"speculative_algorithm": speculative}, kv_pool_tokens={None: 3000.0})
     return Past(recent, {}, 60.0, facts, PROFILES["online"])
 

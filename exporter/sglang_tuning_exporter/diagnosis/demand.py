@@ -136,7 +136,8 @@ def is_used_later(past: Past) -> bool:
         return False
     if not running or usage is None or prompt is None or not pools or not started:
         return False
-    answer = counts["decoded"] * facts.decode_log_interval / started
+    batch = past.recent.mean("running") or 0.0
+    answer = (counts["replayed"] + counts["eager"]) * batch / started
     used = running * facts.micro_batches * answer / 2 + FREE_BESIDE_A_QUEUE * (prompt + answer)
     return (1.0 - usage) * min(pools) <= COUNTED_SHORT * used
 

@@ -15,6 +15,7 @@ from sglang_tuning_exporter.diagnosis.command import typed_args
 from sglang_tuning_exporter.diagnosis.evidence import WATCHDOG, Evidence, Past
 from sglang_tuning_exporter.diagnosis.suspect_flags import SUSPECTS
 from sglang_tuning_exporter.diagnosis.suspect_proofs import NamedSuspect, ObservedLoad, admission_share, default_value
+from sglang_tuning_exporter.sglang.args.values import number
 from sglang_tuning_exporter.state.profiles import Trouble
 from sglang_tuning_exporter.state.signals import AT_LIMIT_SHARE
 
@@ -76,7 +77,9 @@ def suspects(past: Past, seen: frozenset[Trouble]) -> tuple[NamedSuspect, ...]:
             continue
         if _is_forced(suspect, facts) or facts.flag(suspect.arg) is None:
             continue
-        current = value if isinstance(value, str) else float(value)
+        current = value if isinstance(value, str) else number(value)
+        if current is None:  # an integer of hundreds of digits
+            continue
         if suspect.proof is not None:
             proven = suspect.proof(suspect, current, ObservedLoad(past, seen, typed))
             if proven is not None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from math import isfinite
 
 from sglang_tuning_exporter.sglang.args.flags import flag_of, is_before, release_of
-from sglang_tuning_exporter.sglang.args.values import attention_ranks, flag_value
+from sglang_tuning_exporter.sglang.args.values import attention_ranks, flag_value, number
 from sglang_tuning_exporter.state.cadence import DECODE_LOG_INTERVAL
 
 # Arguments with a series of their own: numbers and switches only, since text may be secret.
@@ -61,17 +60,6 @@ def version_tuple(version: str | None) -> tuple[int, int, int] | None:
     """Return `0.5.10.post1` as (0, 5, 10); None where it is no release number."""
     match = _VERSION.match(version or "")
     return (int(match[1]), int(match[2]), int(match[3])) if match else None
-
-
-def number(value: object) -> float | None:
-    """Return a number or a switch as a float; None for text, lists, absent values and what is no finite float."""
-    if not isinstance(value, (int, float)):
-        return None
-    try:
-        figure = float(value)
-    except OverflowError:  # an integer of hundreds of digits
-        return None
-    return figure if isfinite(figure) else None
 
 
 @dataclass(slots=True)

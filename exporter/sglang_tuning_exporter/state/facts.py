@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
+from sglang_tuning_exporter.sglang.args.values import number
 from sglang_tuning_exporter.sglang.events import (
     MOST_RANKS,
     Event,
@@ -20,7 +21,7 @@ from sglang_tuning_exporter.sglang.events import (
     RankFigures,
     ServerArgs,
 )
-from sglang_tuning_exporter.state.arguments import Arguments, number
+from sglang_tuning_exporter.state.arguments import Arguments
 from sglang_tuning_exporter.state.start_memory import StartMemory
 
 if TYPE_CHECKING:

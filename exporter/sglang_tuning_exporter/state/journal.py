@@ -6,8 +6,8 @@ from collections import Counter, deque
 from math import inf
 from typing import get_args
 
+from sglang_tuning_exporter.sglang.args.values import number
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES, LivenessKind
-from sglang_tuning_exporter.state.arguments import number
 
 # Names of events beside out-of-memory failures (by phase) and what `Liveness` says (by kind).
 START, WORK, RETRACTION, REJECTION, ABORTED = "start", "work", "retraction", "rejection", "aborted_requests"

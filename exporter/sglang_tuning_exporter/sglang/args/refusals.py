@@ -13,7 +13,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
 
 from sglang_tuning_exporter.sglang.args.flags import flag_of, release_places
-from sglang_tuning_exporter.sglang.args.values import attention_ranks, in_force
+from sglang_tuning_exporter.sglang.args.values import attention_ranks, in_force, number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -146,7 +146,7 @@ class _Values:
     def figure(self, arg: str) -> float | None:
         """Return an argument as a number; None where it is none."""
         value = self.of(arg)
-        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+        return None if isinstance(value, bool) else number(value)
 
 
 def _of_a_rank(arg: str, values: _Values) -> float | None:

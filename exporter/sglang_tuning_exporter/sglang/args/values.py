@@ -6,6 +6,7 @@ values and command lines".
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.sglang.args.flags import DP_ATTENTION_FACTOR, is_before
@@ -15,6 +16,17 @@ if TYPE_CHECKING:
 
 # Before this release DP attention halves the chunk; from it on it divides it by the ranks.
 _HALVED_BEFORE = (0, 4, 4)
+
+
+def number(value: object) -> float | None:
+    """Return a number or a switch as a float; None for text, lists, absent values and what is no finite float."""
+    if not isinstance(value, (int, float)):
+        return None
+    try:
+        figure = float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return None
+    return figure if isfinite(figure) else None
 
 
 def attention_ranks(args: Mapping[str, object]) -> int:
