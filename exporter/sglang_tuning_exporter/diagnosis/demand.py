@@ -120,7 +120,7 @@ FREE_BESIDE_A_QUEUE = 2.0
 
 
 # Answers are longer than the log counts by so much at most: their last tokens come after their last decode line.
-COUNTED_SHORT = 1.1
+COUNTED_SHORT = 1.25
 
 
 def is_used_later(past: Past) -> bool:
