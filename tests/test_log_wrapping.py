@@ -336,6 +336,17 @@ def test_what_a_stream_may_hold_is_kept_within_bounds() -> None:
         (b"1795204278500000", 1795204278.5),
         (b"1795204278500000000", 1795204278.5),
         (b"Nov 20 2026 19:51:18", 1795204278.0),
+        (b"20 Nov 2026 19:51:18 GMT", 1795204278.0),
+        (b"20/Nov/2026:19:51:18 +0800", 1795204278.0 - 8 * 3600),
+        (b"11/20/2026 07:51:18 PM", 1795204278.0),
+        (b"11/20/2026 12:51:18 AM", 1795135878.0),
+        (b"20.11.2026 19:51:18,5", 1795204278.5),
+        (b"20261120T195118Z", 1795204278.0),
+        (b"20261120-19:51:18.5", 1795204278.5),
+        (b"19:51:18", 71478.0),
+        (b"20/11/2026 19:51:18", None),
+        (b"19:51:18:20", None),
+        (b"202611201951180000000", None),
         (b"2026-13-40 19:51:18", None),
         (b"17952042", None),
         (b"yesterday", None),
@@ -345,8 +356,21 @@ def test_a_time_is_read_however_it_is_printed(text: bytes, seconds: float | None
     assert stamp_seconds(text) == seconds
 
 
+def test_a_time_of_day_alone_goes_on_after_midnight_as_sglangs_own_does() -> None:
+    words = "Decode batch, #running-req: 1, #token: 9, token usage: 0.01, cuda graph: True, gen throughput (token/s): 9.0, #queue-req: 0"
+    times = ["23:59:58", "23:59:59", "00:00:01"]
+    events = LogReader().feed("".join(f"{time} [INFO] {words}\n" for time in times).encode())
+    assert [event.time for event in events] == [86398.0, 86399.0, 86401.0]
+
+
+def test_a_duration_in_a_structured_line_is_no_time() -> None:
+    words = "KV cache pool is full. Retract requests. #retracted_reqs: 3"
+    [event] = LogReader().feed(json.dumps({"level": "info", "uptime": "00:10:11", "message": words}).encode())
+    assert event.time is None
+
+
 def test_a_time_without_a_year_is_the_last_such_day() -> None:
-    now = dt.datetime.now(dt.UTC)
+    now = dt.datetime.now(dt.timezone.utc)
     found = stamp_seconds(f"{now:%b} {now.day:2d} 00:00:00".encode())
     assert found == now.replace(hour=0, minute=0, second=0, microsecond=0).timestamp()
     later = now + dt.timedelta(days=40)

@@ -22,7 +22,7 @@ Lines = list[tuple[str, int, dt.datetime]]
 
 
 def _ns(at: int, when: dt.datetime) -> str:
-    return str(int(when.replace(tzinfo=dt.UTC).timestamp()) * 10**9 + at * 10**6)
+    return str(int(when.replace(tzinfo=dt.timezone.utc).timestamp()) * 10**9 + at * 10**6)
 
 
 def loki(lines: Lines, *, newest_first: bool = False, indent: int | None = None, streams: int = 1) -> str:

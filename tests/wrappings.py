@@ -33,7 +33,7 @@ def _iso(when: dt.datetime, timespec: str = "milliseconds") -> str:
 
 
 def _epoch(when: dt.datetime) -> float:
-    return when.replace(tzinfo=dt.UTC).timestamp()
+    return when.replace(tzinfo=dt.timezone.utc).timestamp()
 
 
 def _escaped(line: str) -> str:
@@ -59,6 +59,12 @@ AROUND: dict[str, Callable[[str, int, dt.datetime], str]] = {
     "mail quotation": lambda line, n, t: "> " + line,
     "grep -n": lambda line, n, t: f"{n}:{line}",
     "grep of several files": lambda line, n, t: f"logs/server.log:{n}:{line}",
+    "grep -C": lambda line, n, t: f"logs/server.log{':-'[n % 3 > 0]}{n}{':-'[n % 3 > 0]}{line}",
+    "rg -C": lambda line, n, t: f"{n}{':-'[n % 3 > 0]}{line}",
+    "aws logs filter-log-events": lambda line, n, t: (
+        f"EVENTS\t{n}\t{int(_epoch(t)) + 2}000\tgpu-01\t{line}\t{int(_epoch(t))}000"
+    ),
+    "Python's bytes": lambda line, n, t: repr((line + "\n").encode()),
     "cat -n": lambda line, n, t: f"{n:6d}\t{line}",
     "less -N": lambda line, n, t: f"{n:7d} {line}",
     "stern": lambda line, n, t: f"sglang-7d9f8b-x2x9k server {line}",
@@ -487,6 +493,14 @@ INSTEAD: dict[str, Callable[[str, int, dt.datetime], str]] = {
     "all in brackets": custom(lambda t, ranks: f"[INFO][{t:%Y-%m-%d %H:%M:%S}][pid=12][{ranks}] "),
     "a process id behind the time": custom(lambda t, ranks: f"[{t:%Y-%m-%d %H:%M:%S}] [pid=12] "),
     "a thread behind the ranks": custom(lambda t, ranks: f"[{t:%Y-%m-%d %H:%M:%S}{ranks}] [thread=MainThread] "),
+    "month and day": custom(lambda t, ranks: f"(Scheduler pid=77) INFO {t:%m-%d %H:%M:%S} [scheduler.py:12] "),
+    "American date": custom(lambda t, ranks: f"{t:%m/%d/%Y %H:%M:%S} - INFO - sglang.srt - "),
+    "American date and half day": custom(lambda t, ranks: f"{t:%m/%d/%Y %I:%M:%S %p} INFO scheduler: "),
+    "date with dots": custom(lambda t, ranks: f"{t:%d.%m.%Y %H:%M:%S},123 INFO scheduler: "),
+    "date of a web server": custom(lambda t, ranks: f"[{t:%d/%b/%Y:%H:%M:%S} +0000] [info] "),
+    "date of a mail": custom(lambda t, ranks: f"{t:%a, %d %b %Y %H:%M:%S +0000} INFO: "),
+    "compact date": custom(lambda t, ranks: f"{t:%Y%m%d-%H:%M:%S}.123 INFO scheduler: "),
+    "compact date and time": custom(lambda t, ranks: f"{t:%Y%m%dT%H%M%SZ} INFO scheduler: "),
     "structlog console": custom(lambda t, ranks: f"{t:%Y-%m-%dT%H:%M:%S}Z [info     ] "),
     "JSON event": lambda line, n, t: _json(event=without_head(line, n, t), level="info", timestamp=_iso(t)),
     "JSON log, epoch": lambda line, n, t: _compact(log=without_head(line, n, t), ts=int(_epoch(t) * 1000)),

@@ -214,7 +214,7 @@ class LogScrubber:
             # What surrounds a line may name hosts and people.
             raw, prefix = found.text, parse_plain_prefix(found.text)
             if prefix is None and found.time is not None:
-                raw = f"[{dt.datetime.fromtimestamp(found.time, dt.UTC):%Y-%m-%d %H:%M:%S}] ".encode() + raw
+                raw = f"[{dt.datetime.fromtimestamp(found.time, dt.timezone.utc):%Y-%m-%d %H:%M:%S}] ".encode() + raw
                 prefix = parse_plain_prefix(raw)
         text = raw.decode("utf-8", "replace").rstrip("\r\n")
         head, message = (text[: prefix.end], text[prefix.end :]) if prefix is not None else ("", text)

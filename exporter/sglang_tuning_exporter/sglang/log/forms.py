@@ -32,7 +32,7 @@ from sglang_tuning_exporter.sglang.log.layers import (
     unquoted,
 )
 from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
-from sglang_tuning_exporter.sglang.log.stamps import stamp_seconds, value_seconds
+from sglang_tuning_exporter.sglang.log.stamps import dated, stamp_seconds, value_seconds
 from sglang_tuning_exporter.sglang.log.terminal import LONGEST_LINE, strip_terminal
 
 _LAYERS = 4
@@ -63,7 +63,7 @@ def printed_time(line: bytes) -> tuple[float | None, float | None]:
         found = find(text)
         prefix = parse_plain_prefix(text if found is None else found.text)
         if prefix is None:
-            return stamp_seconds(text) if found is None else found.time, None
+            return dated(stamp_seconds(text) if found is None else found.time)
     return prefix.time, prefix.clock
 
 
@@ -157,8 +157,13 @@ def _times(leaves: list[tuple[Path, Any]], text: Path) -> list[Path]:
 
 def _column(text: bytes, start: int, layers: int) -> Form | None:
     match = _DELIMITER.match(text, 0, len(text) if text[:1] == b'"' else start + 1)
-    delimiter = b"," if match is None else match[1] or match[2]
-    if match is None and (text[start - 1 : start] != b"," or b", " in text[start:]):
+    delimiter = text[start - 1 : start] if match is None else match[1] or match[2]
+    # Without quotation marks: a comma that SGLang prints has a space behind it, and it prints no tabs.
+    if (
+        match is None
+        and not (delimiter == b"," and b", " not in text[start:])
+        and not (delimiter == b"\t" and b"\t" in text[start:])
+    ):
         return None
     row = row_of(text, delimiter.decode())
     for column, value in enumerate(row):

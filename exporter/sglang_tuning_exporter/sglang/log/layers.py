@@ -46,8 +46,9 @@ _RANK_TOKEN = re.compile(_RANK)
 
 # The text before a line as a pattern: times, fields in quotes, groups in brackets and words vary, all else is fixed.
 _LABELS = rb"\{[\w.-]+ ?[=:] ?\"[^\"\n]*\"(?:, ?[\w.-]+ ?[=:] ?\"[^\"\n]*\")*\}"
+_FOUND = rb"(?:[\w./+-]{1,200}[:-])?\d{1,9}[:-]"  # file and number of a line as grep prints them, around a match with hyphens
 _TOKEN = re.compile(
-    rb"(?P<stamp>(?<![\w.-])" + STAMP + rb")|(?P<labels>" + _LABELS + rb")"
+    rb"(?P<stamp>(?<![\w.-])" + STAMP + rb")|(?P<labels>" + _LABELS + rb")|(?P<found>" + _FOUND + rb")(?=\Z)"
     rb"|(?P<quoted>\"[^\"\n]*\")(?=[ ,:;=}\t])|(?P<apostrophes>'[^'\n]*')(?=[ ,:;=}\t])|(?P<bracket>\[(?!"
     + STAMP
     + rb")[^\]\[\n]{0,120}\])"
@@ -57,6 +58,7 @@ _TOKEN = re.compile(
 _PATTERNS = {
     "stamp": STAMP,
     "labels": _LABELS,
+    "found": _FOUND,
     "quoted": rb"\"[^\"\n]*\"",
     "apostrophes": rb"'[^'\n]*'",
     "bracket": rb"\[[^\]\[\n]{0,120}\]",
@@ -308,6 +310,7 @@ def unquoted(rest: bytes, quote: bytes) -> bytes:
     match = _VALUES[quote].match(rest)
     value = rest if match is None else match[0]
     if quote == b"'":
+        value = value.removesuffix(b"\\n").removesuffix(b"\\r")  # of a line as Python prints its bytes
         return value.replace(b"\\'", b"'").replace(b"''", b"'")
     try:
         return str(json.loads(b'"' + value + b'"')).encode("utf-8", "replace")

@@ -23,6 +23,7 @@ from sglang_tuning_exporter.sglang.log.failure_lines import TRACEBACK, FailureLi
 from sglang_tuning_exporter.sglang.log.memory_lines import MemoryLines, parse_limits, parse_pool
 from sglang_tuning_exporter.sglang.log.prefix import DAY, Prefix, parse_plain_prefix, strip_logger_parts
 from sglang_tuning_exporter.sglang.log.raw_text import SuspectText
+from sglang_tuning_exporter.sglang.log.stamps import dated
 from sglang_tuning_exporter.sglang.log.terminal import strip_terminal
 
 _NOON = DAY / 2
@@ -90,9 +91,8 @@ class MessageReader:
 
     def _read_bare(self, text: bytes, outer_time: float | None, events: list[Any]) -> str | None:
         """Read a line without a prefix as part of a traceback; `None` where it belongs to none."""
-        kind, event = self._failures.parse_bare(
-            text, outer_time if outer_time is not None else self._last_time, self._line
-        )
+        time = dated(outer_time)[0]
+        kind, event = self._failures.parse_bare(text, self._last_time if time is None else time, self._line)
         if event is not None:
             event.suspect = (event.suspect and self._may_hold_raw_text) or self._suspicion.doubtful
             events.append(event)
@@ -108,11 +108,11 @@ class MessageReader:
         return kind
 
     def _read_one(self, message: bytes, prefix: Prefix, outer_time: float | None, events: list[Any]) -> str:
-        time = prefix.time
-        if prefix.clock is not None:
-            time = self._since_first_midnight(prefix.clock)
-        elif time is None:
-            time = outer_time
+        time, clock = prefix.time, prefix.clock
+        if time is None and clock is None:
+            time, clock = dated(outer_time)
+        if clock is not None:
+            time = self._since_first_midnight(clock)
         if time is not None:
             self._last_time = time
         if self._suspicion.after_sink:

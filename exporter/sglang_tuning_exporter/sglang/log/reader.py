@@ -19,7 +19,7 @@ from sglang_tuning_exporter.sglang.log.forms import split_records
 from sglang_tuning_exporter.sglang.log.layers import UnwrappedLine, second_prefix
 from sglang_tuning_exporter.sglang.log.messages import ACCESS, MessageReader
 from sglang_tuning_exporter.sglang.log.prefix import Prefix, parse_plain_prefix
-from sglang_tuning_exporter.sglang.log.stamps import STAMP
+from sglang_tuning_exporter.sglang.log.stamps import STAMP, dated
 from sglang_tuning_exporter.sglang.log.terminal import LONGEST_LINE, after_last_return, line_after_text, strip_terminal
 from sglang_tuning_exporter.sglang.log.wrapping import Learned, Wrapping
 
@@ -293,7 +293,7 @@ class LogReader(MessageReader):
             kind = self._read_with_prefix(text, prefix, time, events)
         elif kind is None:
             # Where SGLang prints its own time, a line without one is not SGLang's, even if the wrapping has a time.
-            prefix = Prefix(None if line.prefixed else time, None, line.rank, 0)
+            prefix = Prefix(*dated(None if line.prefixed else time), line.rank, 0)
             kind = self._read_prefixed(text, prefix, time, events)
         # Of further lines of one message only those of a traceback are read: any other text may be raw.
         for more in line.more:
