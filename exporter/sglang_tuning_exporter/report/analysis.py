@@ -107,7 +107,8 @@ class Analysis:
         self.graph: bool | None = None  # of the last decode line
         self._begin: float | None = None
         self._now = 0.0
-        self._before_start = 0.0  # when the line before the last start was printed
+        self._last_event_at = 0.0  # the time of a line without meaning, which ends or begins a file, is not one
+        self._before_start = 0.0  # when the event before the last start was printed
         self._counts: Counter[str] = Counter()
         self._available: list[float] = []
         self._ranks = _Ranks()
@@ -123,14 +124,15 @@ class Analysis:
 
     def take(self, moment: float, event: Event | BatchRun | None) -> None:
         """Take an event printed at `moment` (-inf: not known yet); without an event only time passes."""
-        before = self._now
-        if moment > before or (self._begin is None and moment != -inf):
+        before = self._last_event_at
+        if moment > self._now or (self._begin is None and moment != -inf):
             self._pass(moment, lightly=event is None or isinstance(event, BatchRun))
+        if event is None:
+            return
+        self._last_event_at = self._now
         if isinstance(event, BatchRun):
             self.state.observe(event, self._now)
             self._note_run(event)
-            return
-        if event is None:
             return
         if self._now > self.course.last_load and self.course.serves:
             self._end_of_service()
@@ -173,7 +175,7 @@ class Analysis:
         `lightly`: a run lets time pass for its own rank, which is enough for a while under the load of one rank.
         """
         if self._begin is None:
-            self._begin = self._now = moment
+            self._begin = self._now = self._last_event_at = moment
             self._sampler.begin(moment)
             self._runs.begin(moment, 0.0)
             self.course.begin(moment)
