@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import shlex
 import signal
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 import requests
 
-from conftest import RETRACTION, SERVING, FakeSGLang, environment, hang, reply, running_exporter, wait_for
+from conftest import RETRACTION, SERVING, Exporter, FakeSGLang, environment, hang, reply, running_exporter, wait_for
 from sglang_tuning_exporter import __version__
 
 if TYPE_CHECKING:
@@ -180,6 +181,67 @@ def test_a_signal_ends_it_in_order_although_sglang_hangs(number: signal.Signals,
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), timeout=1)
     assert "Traceback" not in "".join(exporter.said)
+
+
+# Runs the program as `python -m` does; it gets the signal of the first argument when it looks for the module of the second.
+SIGNALLED_AT_IMPORT = """
+import os, runpy, signal, sys
+number, module = int(sys.argv.pop(1)), sys.argv.pop(1)
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == module:
+            os.kill(os.getpid(), number)
+sys.meta_path.insert(0, Finder)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # pytest may run under nohup
+runpy.run_module("sglang_tuning_exporter", run_name="__main__", alter_sys=True)
+"""
+
+REFUSED = ["--log-file", "x", "--listen-address", "n" * 64 + ":1"]  # ends `serve` after its imports
+
+
+def signalled(number: signal.Signals, module: str) -> list[str]:
+    """The command line of a program that gets this signal while it imports this module."""
+    return [sys.executable, "-c", SIGNALLED_AT_IMPORT, str(int(number)), module]
+
+
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [
+        ("--version", "sglang_tuning_exporter.cli.parser"),
+        ("report", "sglang_tuning_exporter.config.values"),
+        ("serve", "sglang_tuning_exporter.serve.hang_up"),
+        ("serve", "sglang_tuning_exporter.serve.run"),
+        ("serve", "fastapi"),
+    ],
+)
+def test_an_interrupt_during_the_start_ends_it_without_a_traceback(command: str, module: str) -> None:
+    arguments = [command, *REFUSED] if command == "serve" else [command]
+    ended = subprocess.run(
+        [*signalled(signal.SIGINT, module), *arguments], capture_output=True, env=environment(), timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (130, b"")
+
+
+@pytest.mark.parametrize("module", ["sglang_tuning_exporter.cli.parser", "sglang_tuning_exporter.serve.run", "uvicorn"])
+def test_a_hangup_during_the_start_does_not_end_a_service(module: str) -> None:
+    command = [*signalled(signal.SIGHUP, module), "serve", "--log-file", "x", "--listen-address", "127.0.0.1:0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment(), start_new_session=True)
+    exporter = Exporter(process)
+    assert exporter.end() == 0
+    assert "SIGHUP: ignored; restart to change settings" in "".join(exporter.said)
+
+
+def test_a_closed_terminal_ends_it_during_the_start() -> None:
+    terminal, standard_input = pty.openpty()
+    python, option, script, *signalled_at = signalled(signal.SIGHUP, "uvicorn")
+    script = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n" + script
+    ended = subprocess.run(
+        [python, option, script, *signalled_at, "serve", *REFUSED],
+        stdin=standard_input, start_new_session=True, env=environment(), timeout=60, check=False,
+    )  # fmt: skip
+    os.close(terminal)
+    os.close(standard_input)
+    assert ended.returncode == -signal.SIGHUP
 
 
 def test_a_scraper_that_hangs_up_does_not_end_it(sglang: FakeSGLang) -> None:

@@ -4,34 +4,41 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
-from typing import TYPE_CHECKING
-
-from sglang_tuning_exporter.cli.parser import PROGRAM, make_parser
-from sglang_tuning_exporter.config.values import UsageError
-from sglang_tuning_exporter.sglang.clean import clean
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 USAGE_STATUS = 2
-BROKEN_PIPE_STATUS = 141  # the status that a shell reports after SIGPIPE
+INTERRUPTED_STATUS = 130  # the statuses that a shell reports after SIGINT and SIGPIPE
+BROKEN_PIPE_STATUS = 141
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit status. A user's mistake is one line on stderr and status 2."""
+    try:  # around the imports too, so that Ctrl-C prints no traceback during the start
+        return _run(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:
+        return INTERRUPTED_STATUS
+
+
+def _run(argv: list[str]) -> int:
     _open_standard_streams()
+    if argv[:1] == ["serve"]:
+        from sglang_tuning_exporter.serve.hang_up import handle_hang_up
+
+        handle_hang_up()  # before the rest is imported: the start takes seconds
+    from sglang_tuning_exporter.cli.parser import PROGRAM, make_parser
+    from sglang_tuning_exporter.config.values import UsageError
+    from sglang_tuning_exporter.sglang.clean import clean
+
     try:
         given = vars(make_parser().parse_known(argv))
         del given["command"]
         status: int = given.pop("run")(**given)
         sys.stdout.flush()
     except UsageError as error:
-        with suppress(OSError):  # a full disk or a broken pipe sets the status too
+        try:
             sys.stderr.write(f"{PROGRAM}: {clean(' '.join(str(error).split()))}\n")
+        except OSError:  # a full disk or a broken pipe sets the status too
+            pass
         return USAGE_STATUS
-    except KeyboardInterrupt:
-        return 130
     except BrokenPipeError:
         # Whoever read our output has enough of it. The signal itself stays ignored, as Python has it: it would end a
         # server whose client hangs up.

@@ -7,7 +7,6 @@ import errno
 import functools
 import logging
 import math
-import os
 import signal
 import time
 from contextlib import suppress
@@ -19,6 +18,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from sglang_tuning_exporter.serve.hang_up import handle_hang_up
 from sglang_tuning_exporter.serve.listener import BACKLOG
 from sglang_tuning_exporter.serve.security.guard import headers
 
@@ -124,13 +124,11 @@ class ExporterServer(uvicorn.Server):
         self._sidecar, self._web_config = sidecar, web_config
         self._wake: Callable[[], object] = lambda: None
         self._warned_at = -math.inf
-        self._has_terminal: bool | None = None
+        self._on_hang_up: Callable[[], object] | None = None
 
     def handle_hang_up(self) -> None:
-        """Handle SIGHUP from now on, unless it is ignored already (nohup). For the main thread only."""
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-            self._has_terminal = _has_terminal()
-            signal.signal(signal.SIGHUP, lambda *_: self._on_hang_up())
+        """Handle SIGHUP from now on. For the main thread only."""
+        self._on_hang_up = handle_hang_up(self.end)
 
     async def main_loop(self) -> None:
         """Run until the end."""
@@ -154,7 +152,7 @@ class ExporterServer(uvicorn.Server):
         """Start to listen."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_loop_error)
-        if self._has_terminal is not None:
+        if self._on_hang_up is not None:
             loop.add_signal_handler(signal.SIGHUP, self._on_hang_up)
         if self.config.ssl is not None:
             # asyncio allows a minute for a handshake, and uvicorn has no setting for it.
@@ -196,18 +194,3 @@ class ExporterServer(uvicorn.Server):
                 "cannot accept a connection: %s; raise the limit of open files (ulimit -n, LimitNOFILE=)",
                 error.strerror,
             )
-
-    def _on_hang_up(self) -> None:
-        """Shut down where the terminal is gone; continue as a service, where SIGHUP usually means reload."""
-        if self._has_terminal:
-            self.end()
-        else:
-            logger.warning("SIGHUP: ignored; restart to change settings (rotated logs are followed without a signal)")
-
-
-def _has_terminal() -> bool:
-    try:
-        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
-    except OSError:
-        return False
-    return True
