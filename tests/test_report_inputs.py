@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import threading
+import zipfile
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -157,7 +158,18 @@ def test_a_log_that_python_cannot_unpack_names_the_remedy(tmp_path: Path, monkey
     with pytest.raises(UsageError) as raised:
         Logs([str(path)])
     assert str(raised.value) == (
-        f"{path}: is compressed by zstd, which cannot be read here; install sglang-tuning-exporter[zstd], or unpack it with zstd -d"
+        f"{path}: is a .zst file, which cannot be read here; install sglang-tuning-exporter[zstd], or unpack it with zstd -d"
+    )
+
+
+def test_a_zip_archive_names_the_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "logs.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("server.log", "x\n")
+    with pytest.raises(UsageError) as raised:
+        Logs([str(path)])
+    assert (
+        str(raised.value) == f"{path}: is a .zip file, which cannot be read here; unpack it, or give its text: unzip -p"
     )
 
 

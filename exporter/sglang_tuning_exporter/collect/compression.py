@@ -15,9 +15,23 @@ OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 """Functions that open the text of a compressed file, by the extension of the file."""
 DAMAGE: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, lzma.LZMAError)
 """Exceptions that a truncated or damaged compressed file raises."""
-MAGIC = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz", b"(\xb5/\xfd": ".zst"}
+MAGIC = {
+    b"\x1f\x8b": ".gz",
+    b"BZh": ".bz2",
+    b"\xfd7zXZ\0": ".xz",
+    b"(\xb5/\xfd": ".zst",
+    b"PK\x03\x04": ".zip",
+    b"7z\xbc\xaf\x27\x1c": ".7z",
+    b"\x04\x22\x4d\x18": ".lz4",
+}
 """The first bytes of compressed files."""
-ZSTD_REMEDY = "install sglang-tuning-exporter[zstd], or unpack it with zstd -d"
+REMEDIES = {
+    ".zst": "install sglang-tuning-exporter[zstd], or unpack it with zstd -d",
+    ".zip": "unpack it, or give its text: unzip -p",
+    ".7z": "unpack it, or give its text: 7z e -so",
+    ".lz4": "unpack it, or give its text: lz4 -dc",
+}
+"""What to do with files that cannot be read here, by extension."""
 
 _STEP = 512  # packed bytes: they unpack to 16 MiB at most
 

@@ -12,7 +12,7 @@ from math import inf
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, BinaryIO
 
-from sglang_tuning_exporter.collect.compression import MAGIC, OPENERS, ZSTD_REMEDY, packing
+from sglang_tuning_exporter.collect.compression import MAGIC, OPENERS, REMEDIES, packing
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.report.blocks import (
     BLOCK,
@@ -142,7 +142,9 @@ class LogSource:
             yield from within(stream.chunks(first), self.most, None)
             return
         if extension not in OPENERS:
-            raise UsageError(f"{shown(self.name)}: is compressed by zstd, which cannot be read here; {ZSTD_REMEDY}")
+            raise UsageError(
+                f"{shown(self.name)}: is a {extension} file, which cannot be read here; {REMEDIES[extension]}"
+            )
         rest = b""
         try:
             for chunk in within(unpack(extension, first, stream), self.most, lambda: self._taken):
