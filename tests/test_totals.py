@@ -10,7 +10,7 @@ from sglang_tuning_exporter.sglang.events import NO_RANK, DecodeBatch
 from sglang_tuning_exporter.state.profiles import PROFILES
 from sglang_tuning_exporter.state.server import ServerState
 from sglang_tuning_exporter.state.signals import ALL_IDLE, ALL_UNKNOWN, SIGNALS, STATES
-from sglang_tuning_exporter.state.totals import Held, Totals
+from sglang_tuning_exporter.state.totals import Snapshot, Totals
 
 # Whole seconds and quarters: their sums are exact in any order.
 FIGURES = st.one_of(st.none(), st.integers(0, 400).map(float))
@@ -20,7 +20,7 @@ SPANS = st.lists(st.tuples(st.integers(0, 240).map(lambda quarters: quarters / 4
 
 
 @given(SPANS)
-def test_seconds_settled_one_by_one_are_those_settled_together(spans: list[tuple[float, Held]]) -> None:
+def test_seconds_settled_one_by_one_are_those_settled_together(spans: list[tuple[float, Snapshot]]) -> None:
     together, one_by_one = Totals(), Totals()
     for span in spans:
         together.pending.append(span)
@@ -40,12 +40,12 @@ def test_a_state_was_first_and_last_seen_when_any_combination_had_it() -> None:
     state, sightings = ServerState(PROFILES["online"], 0.0), Sightings()
     for at, queued in ((1.0, 0), (2.0, 3), (3.0, 0)):
         seen(state, at, 4, queued)
-        sightings.see_states(state.ranks[None].time.held[0], at)
+        sightings.see_states(state.ranks[None].time.snapshot[0], at)
     assert sightings.last(("activity", "serving")) == 3.0
     assert sightings.last(("queue", "in_range")) == 2.0
     assert sightings.last(("queue", "empty")) == 3.0
     seen(state, 4.0, 4, 3)
-    sightings.see_states(state.ranks[None].time.held[0], 4.0)
+    sightings.see_states(state.ranks[None].time.snapshot[0], 4.0)
     assert sightings.last(("queue", "in_range")) == 4.0
     assert sightings.last(("queue", "empty")) == 3.0
     assert sightings.last(("queue", "above_range")) is None

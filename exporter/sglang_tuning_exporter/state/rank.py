@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.state.facts import ServerFacts
     from sglang_tuning_exporter.state.profiles import Profile
     from sglang_tuning_exporter.state.signals import States
-    from sglang_tuning_exporter.state.totals import Held, Window
+    from sglang_tuning_exporter.state.totals import Snapshot, Window
 
 
 class RankState(Gauges):
@@ -62,7 +62,7 @@ class RankState(Gauges):
     @property
     def states(self) -> dict[Signal, str]:
         """What it does now: one state for each signal."""
-        return named(self.time.held[0])
+        return named(self.time.snapshot[0])
 
     def queue_wait_seconds(self, now: float) -> float | None:
         """Estimate the wait of the last request in the queue from the present rate of admission; inf where none is admitted."""
@@ -162,7 +162,7 @@ class RankState(Gauges):
         self.advance(now)
         if printed != now:
             self._cadence.delivered(now, printed)
-        if self.time.held[0][0] != "serving":
+        if self.time.snapshot[0][0] != "serving":
             self._cadence.woke(now)
         if now != self.samples.at:
             self.samples.begin(lines, now)
@@ -278,7 +278,7 @@ class RankState(Gauges):
 
     def _count_ratio(self, ratio: float) -> None:
         """Add up the new-token ratio over the scrapes under load, and over those at which requests were held back."""
-        counts, is_held_back = self.totals.counts, self.time.held[0][3] == HELD_BACK
+        counts, is_held_back = self.totals.counts, self.time.snapshot[0][3] == HELD_BACK
         for name in ("new_token_ratio", "held_back_new_token_ratio")[: 1 + is_held_back]:
             counts[name] += ratio
             counts[f"{name}_told"] += 1
@@ -324,9 +324,9 @@ class RankState(Gauges):
             states = self._serving(now, is_full)
         else:
             self.rest()
-        held = (states, self.queued, self.usage, self.running)
+        snapshot = (states, self.queued, self.usage, self.running)
         # The next line nearly always comes within this time: until then nothing else is looked at.
-        self.time.see(held, now, now + LEAST_SECONDS if observations and not is_full else -inf)
+        self.time.see(snapshot, now, now + LEAST_SECONDS if observations and not is_full else -inf)
 
     def _begin_work(self) -> None:
         self.served = True
@@ -355,24 +355,24 @@ class RankState(Gauges):
             self._weigh_pools(now, limits=states[3] == "hybrid_pool_full")
         return states
 
-    def _plan(self) -> list[tuple[float, Held]]:
+    def _plan(self) -> list[tuple[float, Snapshot]]:
         """Return what the last observation says about the time after it, as pairs of (until, what holds).
 
         A scrape holds until the next one, as does a line where scrapes show when the server is idle. From the log alone, a server
         whose next line is overdue is idle, or unknown where requests were waiting. A full prefill batch is full while it is
         computed; afterwards the state follows from its batch.
         """
-        seen, held = self.time.seen_at or 0.0, self.time.held
+        seen, snapshot = self.time.seen_at or 0.0, self.time.snapshot
         last = seen + HOLD_SECONDS
-        if not self._seen_in_log or held[0] is ALL_IDLE:
-            return [(last, held)]
+        if not self._seen_in_log or snapshot[0] is ALL_IDLE:
+            return [(last, snapshot)]
         stages = []
         if self._cadence.full:
-            stages.append((seen + min(self._cadence.prefill_seconds, HOLD_SECONDS), held))
-            held = (self._serving(seen, False), *held[1:])
-        after = held
+            stages.append((seen + min(self._cadence.prefill_seconds, HOLD_SECONDS), snapshot))
+            snapshot = (self._serving(seen, False), *snapshot[1:])
+        after = snapshot
         if seen - self._scraped_at > HOLD_SECONDS:
-            stages.append((seen + min(self._cadence.hold_seconds(), HOLD_SECONDS), held))
+            stages.append((seen + min(self._cadence.hold_seconds(), HOLD_SECONDS), snapshot))
             after = NOTHING if self.queued is None or self.queued > 0 else IDLE
         return [*stages, (last, after)]
 

@@ -6,14 +6,14 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.state.signals import ALL_IDLE, ALL_STUCK, ALL_UNKNOWN, HOLD_SECONDS, SIGNALS, STATES
-from sglang_tuning_exporter.state.totals import AdmissionRate, Held, Totals, Window
+from sglang_tuning_exporter.state.totals import AdmissionRate, Snapshot, Totals, Window
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-NOTHING: Held = (ALL_UNKNOWN, None, None, None)
-STUCK: Held = (ALL_STUCK, None, None, None)
-IDLE: Held = (ALL_IDLE, 0.0, None, 0.0)
+NOTHING: Snapshot = (ALL_UNKNOWN, None, None, None)
+STUCK: Snapshot = (ALL_STUCK, None, None, None)
+IDLE: Snapshot = (ALL_IDLE, 0.0, None, 0.0)
 
 
 class Timeline:
@@ -28,7 +28,7 @@ class Timeline:
         self,
         now: float,
         window_seconds: float,
-        plan: Callable[[], list[tuple[float, Held]]],
+        plan: Callable[[], list[tuple[float, Snapshot]]],
         rest: Callable[[], None],
         expire: Callable[[], None],
     ) -> None:
@@ -38,66 +38,66 @@ class Timeline:
                 self.totals.seconds[signal, state] = 0.0
         self.window = Window(window_seconds)
         self.admission = AdmissionRate()
-        self.held = NOTHING
-        self.until = -inf  # until then `held` goes on without a look at anything else
-        self.seen_at: float | None = None  # when `held` was seen; None: nothing is known
+        self.snapshot = NOTHING
+        self.until = -inf  # until then `snapshot` holds without a look at anything else
+        self.seen_at: float | None = None  # when `snapshot` was seen; None: nothing is known
         self.stands = False  # there is work, and none of it is done
         self.counted_to = now
         self.served_seconds = 0.0  # also in `totals`, which are added up only when they are read
-        self.updated_at: float | None = None  # when `held` was last seen, even if unchanged
+        self.updated_at: float | None = None  # when `snapshot` was last seen, even if unchanged
         self._plan, self._rest, self._expire = plan, rest, expire
         self._planned = True
-        self._stages: list[tuple[float, Held]] = []
+        self._stages: list[tuple[float, Snapshot]] = []
         self._stood_since: float | None = None  # when the state before `forget` was seen
 
     @property
     def serves(self) -> bool:
         """Whether something runs or waits."""
-        return self.held[0][0] == "serving"
+        return self.snapshot[0][0] == "serving"
 
     @property
     def serves_until(self) -> float | None:
         """Until when it serves, from the last observation; None where it does not."""
         if self.seen_at is None or not self.serves:
             return None
-        return max((until for until, held in self._ahead() if held[0][0] == "serving"), default=self.seen_at)
+        return max((until for until, snapshot in self._ahead() if snapshot[0][0] == "serving"), default=self.seen_at)
 
     @property
     def hangs(self) -> bool:
         """Whether it has had work for a minute and done none of it."""
-        return self.held is STUCK
+        return self.snapshot is STUCK
 
     @property
     def stuck_since(self) -> float | None:
         """Since when it has work and does none of it; None where it works."""
-        return self._stood_since if self.held is STUCK else None
+        return self._stood_since if self.snapshot is STUCK else None
 
-    def see(self, held: Held, now: float, until: float) -> None:
+    def see(self, snapshot: Snapshot, now: float, until: float) -> None:
         """Set what was seen at `now`; it needs no plan before `until`."""
-        self.held, self.until, self._planned, self.stands = held, until, False, False
+        self.snapshot, self.until, self._planned, self.stands = snapshot, until, False, False
         self.seen_at = self.updated_at = now
 
-    def see_before(self, held: Held, now: float) -> None:
+    def see_before(self, snapshot: Snapshot, now: float) -> None:
         """Set what held from the seconds counted so far up to `now`."""
-        self._stages, self._planned, self.until = [(now, held)], True, -inf
+        self._stages, self._planned, self.until = [(now, snapshot)], True, -inf
 
     def see_again(self, now: float, *, stands: bool) -> None:
         """Note that the last observation was seen again, and whether the work in it `stands`."""
         self.updated_at, self.stands = now, stands
         if self.seen_at is None:
-            self.held = STUCK if stands else NOTHING
+            self.snapshot = STUCK if stands else NOTHING
 
     def expire(self) -> None:
         """Discard that anything was seen lately, and that the work stands still."""
         self.updated_at = None
         if self.stands:
-            self.stands, self.held = False, NOTHING
+            self.stands, self.snapshot = False, NOTHING
 
     def forget(self) -> None:
         """Discard what was seen: it is too old, or the server started again."""
         self._stood_since, self.seen_at = self.seen_at, None
         self._stages, self._planned = [], True
-        self.held, self.until = STUCK if self.stands else NOTHING, -inf
+        self.snapshot, self.until = STUCK if self.stands else NOTHING, -inf
 
     def advance(self, now: float) -> None:
         """Count the seconds up to `now`."""
@@ -106,7 +106,7 @@ class Timeline:
             # Nearly every line of a log: what was seen last still holds.
             if seconds:
                 self.counted_to = now
-                self.totals.pending.append((seconds, self.held))
+                self.totals.pending.append((seconds, self.snapshot))
                 self.served_seconds += seconds
             if now >= self.window.due:
                 self.window.mark(now, self.totals)
@@ -114,10 +114,10 @@ class Timeline:
         begin, self.counted_to = self.counted_to, max(now, self.counted_to)
         stages = self._ahead()
         while stages:
-            until, held = stages[0]
-            if held is IDLE and self.held is not IDLE:
+            until, snapshot = stages[0]
+            if snapshot is IDLE and self.snapshot is not IDLE:
                 self._rest()
-            self.held = held
+            self.snapshot = snapshot
             begin = self._spend(begin, min(until, now))
             if until >= now:
                 self.until = until if self.serves else -inf
@@ -132,7 +132,7 @@ class Timeline:
             self._expire()
         self.window.mark(now, self.totals)
 
-    def _ahead(self) -> list[tuple[float, Held]]:
+    def _ahead(self) -> list[tuple[float, Snapshot]]:
         """Return what the last observation says about the time after it."""
         if not self._planned:
             self._planned = True
@@ -143,9 +143,9 @@ class Timeline:
         """Count the seconds between for what holds; return where they end."""
         if end <= begin:
             return begin
-        self.totals.pending.append((end - begin, self.held))
+        self.totals.pending.append((end - begin, self.snapshot))
         if self.serves:
             self.served_seconds += end - begin
-        if self.held[0] is ALL_IDLE or self.seen_at is None:
+        if self.snapshot[0] is ALL_IDLE or self.seen_at is None:
             self.admission.pause(end - begin)  # nobody waited, as far as is known
         return end

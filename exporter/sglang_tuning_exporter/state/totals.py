@@ -28,7 +28,7 @@ _Key = TypeVar("_Key")
 
 
 # The states of a scheduler, and its queued requests, usage of the fullest pool and running requests, where known.
-Held: TypeAlias = tuple[States, float | None, float | None, float | None]
+Snapshot: TypeAlias = tuple[States, float | None, float | None, float | None]
 
 
 @lru_cache(maxsize=1024)
@@ -59,7 +59,7 @@ class Totals:
         self._running_seconds = defaultdict(float) if running_seconds is None else running_seconds
         self._integrals = defaultdict(float) if integrals is None else integrals
         self.counts = defaultdict(float) if counts is None else counts
-        self.pending: list[tuple[float, Held]] = []  # seconds and what held in them, not added up yet
+        self.pending: list[tuple[float, Snapshot]] = []  # seconds and what held in them, not added up yet
 
     @property
     def seconds(self) -> defaultdict[tuple[Signal, str], float]:
@@ -85,18 +85,18 @@ class Totals:
             self._add_up(self.pending)
             self.pending.clear()
 
-    def _add_up(self, pending: list[tuple[float, Held]]) -> None:  # noqa: C901, PLR0912 - one loop: all seconds of a log
+    def _add_up(self, pending: list[tuple[float, Snapshot]]) -> None:  # noqa: C901, PLR0912 - one loop: all seconds of a log
         held_for: dict[States, float] = {}
         sizes: dict[float, float] = {}
         of_queued = of_usage = of_running = queued_for = usage_for = running_for = 0.0
-        held_back_usage = held_back_running = held_back_for = held = 0.0
+        held_back_usage = held_back_running = held_back_for = seconds_so_far = 0.0
         last = pending[0][1][0]
         serves, is_held_back = last[0] == "serving", last[3] == HELD_BACK
         for seconds, (states, queued, usage, running) in pending:
             if states is not last and states != last:  # most often they are those of before
-                held_for[last] = held_for.get(last, 0.0) + held
-                last, held, serves, is_held_back = states, 0.0, states[0] == "serving", states[3] == HELD_BACK
-            held += seconds
+                held_for[last] = held_for.get(last, 0.0) + seconds_so_far
+                last, seconds_so_far, serves, is_held_back = states, 0.0, states[0] == "serving", states[3] == HELD_BACK
+            seconds_so_far += seconds
             if not serves:
                 continue
             if queued is not None:
@@ -114,7 +114,7 @@ class Totals:
                     held_back_for += seconds
                     held_back_usage += usage * seconds
                     held_back_running += running * seconds
-        held_for[last] = held_for.get(last, 0.0) + held
+        held_for[last] = held_for.get(last, 0.0) + seconds_so_far
         for size, seconds in sizes.items():
             self._running_seconds[batch_size_bucket(size)] += seconds
         for states, seconds in held_for.items():
