@@ -80,6 +80,37 @@ def test_a_wrong_variable_is_named_as_it_was_given(variable: str, value: str) ->
     assert f"{variable}={value}: give " in complaint("serve", **{variable: value})
 
 
+@pytest.mark.parametrize(
+    ("arguments", "variables", "said"),
+    [
+        (["report", "--profile", "fast"], {}, "--profile=fast: give one of online, offline"),
+        (["report", "--profile", "fast", "--threshold", "queue_upper=3"], {}, "--profile=fast: give one of online"),
+        (["report", "--format", "pdf"], {"FORMAT": "json"}, "--format=pdf: give one of text, json, html"),
+        (["report"], {"FORMAT": "pdf"}, "SGLANG_TUNING_FORMAT=pdf: give one of text, json, html"),
+        (["backfill", "--output", "x"], {"PROFILE": "fast"}, "SGLANG_TUNING_PROFILE=fast: give one of online, offline"),
+        (["plan"], {"THRESHOLD": "queue_upper=x"}, "SGLANG_TUNING_THRESHOLD=queue_upper=x: give a number"),
+        (
+            ["plan"],
+            {"THRESHOLD": "reserve_lower_gb=12"},
+            "SGLANG_TUNING_THRESHOLD=reserve_lower_gb=12: give a number below",
+        ),
+    ],
+)
+def test_a_command_over_logs_refuses_a_setting_by_the_key_of_its_source(
+    arguments: list[str], variables: dict[str, str], said: str
+) -> None:
+    given = {f"SGLANG_TUNING_{name}": value for name, value in variables.items()}
+    assert said in complaint(*arguments, "server.log", **given)
+
+
+def test_a_command_over_logs_takes_a_flag_else_a_variable_and_an_empty_one_is_none(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_bytes(RETRACTION)
+    assert program("report", str(log), SGLANG_TUNING_FORMAT="json").stdout.startswith("{")
+    assert not program("report", str(log), "--format", "text", SGLANG_TUNING_FORMAT="json").stdout.startswith("{")
+    assert not program("report", str(log), SGLANG_TUNING_FORMAT="", SGLANG_TUNING_PROFILE="").stdout.startswith("{")
+
+
 def test_a_wrong_file_is_one_line_even_where_yaml_says_more(tmp_path: Path) -> None:
     file = tmp_path / "config.yml"
     file.write_text("profile: [online\nlog_file: x\n")

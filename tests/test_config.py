@@ -18,7 +18,7 @@ def resolved(*flags: str, file: Path | None = None, **environment: str) -> Confi
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     named = [] if file is None else ["--config", str(file)]
-    return resolve(parser.parse_args([*flags, *named]), environment)
+    return resolve(vars(parser.parse_args([*flags, *named])), environment)
 
 
 def written(directory: Path, text: str) -> Path:
@@ -210,6 +210,14 @@ def test_a_key_that_no_header_can_carry_is_refused_without_repeating_it(secret: 
 )
 def test_a_wrong_threshold_is_refused_by_name(given: str, remedy: str) -> None:
     assert refusal("--sglang-url", "http://a", "--threshold", given).startswith(remedy)
+
+
+def test_thresholds_that_contradict_each_other_are_refused_by_the_key_of_their_source(tmp_path: Path) -> None:
+    problem = "reserve_lower_gb=12: give a number below reserve_upper_gb=10"
+    file = written(tmp_path, "log_file: x\nthreshold: {reserve_lower_gb: 12}\n")
+    assert refusal(file=file).startswith(f"{file}: threshold={problem}")
+    said = refusal("--log-file", "x", SGLANG_TUNING_THRESHOLD="reserve_lower_gb=12")
+    assert said.startswith(f"SGLANG_TUNING_THRESHOLD={problem}")
 
 
 @pytest.mark.parametrize("alias", ["--web.listen-address", "--listen-address"])

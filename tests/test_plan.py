@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import time
 from dataclasses import replace
@@ -107,6 +108,14 @@ def test_a_log_gives_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_a_log_without_a_line_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(log_of(tmp_path / "server.log", batches=(8,)))]) == 1
     assert "hardly varied" in capsys.readouterr().out
+
+
+def test_a_packed_log_above_the_given_size_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    packed = tmp_path / "server.log.gz"
+    packed.write_bytes(gzip.compress(log_of(tmp_path / "server.log").read_bytes()))
+    assert main(["plan", str(packed)]) == 0
+    assert main(["plan", str(packed), "--max-gb", "0.000001"]) == 2
+    assert "is larger than" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -363,10 +363,3 @@ def test_a_log_is_never_overwritten_by_its_report(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is one of the logs"):
         run_on(tmp_path / "*.log", output=log)
     assert log.read_bytes() == before
-
-
-def test_unknown_words_are_refused_with_those_that_are_right() -> None:
-    with pytest.raises(UsageError, match="--profile=fast: give one of online, offline"):
-        run_on(recording("dp2"), profile="fast")
-    with pytest.raises(UsageError, match="--format=pdf: give one of text, json"):
-        run_on(recording("dp2"), kind="pdf")

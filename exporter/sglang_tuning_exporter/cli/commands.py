@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sglang_tuning_exporter.config import ENVIRONMENT_PREFIX, add_arguments, resolve, unknown_variables
-from sglang_tuning_exporter.config.values import UsageError, check, consistent, thresholds
+from sglang_tuning_exporter.config import LOG_OPTIONS, REPORT_FORMAT, layered, resolve, unknown_variables
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.sglang.clean import clean
 
 if TYPE_CHECKING:
-    from sglang_tuning_exporter.config import Config
+    import argparse
+
+    from sglang_tuning_exporter.config import Option
 
 
 def serve(**given: Any) -> int:
@@ -22,50 +23,40 @@ def serve(**given: Any) -> int:
     _log_to_stderr()
     for problem in unknown_variables(os.environ):
         logging.getLogger("sglang_tuning_exporter").warning(problem)
-    config = resolve(argparse.Namespace(**given), os.environ)
+    config = resolve(given, os.environ)
     from sglang_tuning_exporter.serve.run import serve
 
     return serve(config)
 
 
-def variable(name: str, default: str) -> str:
-    """Return an environment variable of ours, or the default if it is empty."""
-    return os.environ.get(ENVIRONMENT_PREFIX + name) or default
-
-
-def report(*, jobs: int | None, max_gb: float | None, threshold: list[str] | None, **given: Any) -> int:
+def report(*, jobs: int | None, max_gb: float | None, **given: Any) -> int:
     """Print what limited a server, read from its logs."""
     from sglang_tuning_exporter.report import report
 
-    own = _own_thresholds(threshold, given["profile"])
-    return report.run(given.pop("logs"), own_thresholds=own, jobs=_jobs(jobs), most=_byte_limit(max_gb), **given)
+    given |= _layered(given, REPORT_FORMAT)
+    return report.run(given.pop("logs"), jobs=_jobs(jobs), most=_byte_limit(max_gb), **given)
 
 
-def backfill(
-    *, jobs: int | None, max_gb: float | None, threshold: list[str] | None, grafana_url: str | None, **given: Any
-) -> int:
+def backfill(*, jobs: int | None, max_gb: float | None, grafana_url: str | None, **given: Any) -> int:
     """Write the metrics that an old log would have produced."""
     from sglang_tuning_exporter.mixin.annotations import GRAFANA_URL
     from sglang_tuning_exporter.mixin.boards.common import SERVER
     from sglang_tuning_exporter.report import backfill
 
     board = f"{(grafana_url or GRAFANA_URL).rstrip('/')}/d/{SERVER}"
-    own = _own_thresholds(threshold, given["profile"])
-    logs = given.pop("logs")
-    return backfill.run(logs, board=board, own_thresholds=own, jobs=_jobs(jobs), most=_byte_limit(max_gb), **given)
+    given |= _layered(given)
+    return backfill.run(given.pop("logs"), board=board, jobs=_jobs(jobs), most=_byte_limit(max_gb), **given)
 
 
-def plan(*, logs: list[str], threshold: list[str] | None, profile: str, **given: Any) -> int:
+def plan(*, logs: list[str], format: str, seconds: float, max_gb: float | None, **given: Any) -> int:  # noqa: A002 - the flag's name
     """Print what a server would do with more or fewer concurrent requests."""
     if bool(logs) == bool(given["sglang_url"]):
         raise UsageError("plan: give logs or --sglang-url, one of both")
     from sglang_tuning_exporter.report import plan
 
     if logs:
-        own = _own_thresholds(threshold, profile)
-        return plan.of_logs(logs, profile=profile, own_thresholds=own, format=given["format"])
-    config = _resolved(given, "sglang_url", "api_key_file", profile=profile, threshold=threshold)
-    return plan.live(config, seconds=given["seconds"], format=given["format"])
+        return plan.of_logs(logs, **_layered(given), format=format, most=_byte_limit(max_gb))
+    return plan.live(resolve(given, os.environ), seconds=seconds, format=format)
 
 
 def replay(*, directory: str, **given: Any) -> int:
@@ -80,7 +71,7 @@ def record(*, output: Path, seconds: float | None, keep_request_text: bool, **gi
     """Record a live server into a new directory."""
     if seconds is not None and not 0 < seconds < float("inf"):
         raise UsageError(f"--seconds={seconds}: give a time above 0")
-    config = _resolved({**given, "log_file": [given["log_file"]]}, "sglang_url", "log_file", "api_key_file")
+    config = resolve({**given, "log_file": [given["log_file"]]}, os.environ)
     from sglang_tuning_exporter.recordings import record as recorder
 
     assert config.sglang_url is not None
@@ -129,17 +120,11 @@ def completion(*, program: str, shell: str, flags: dict[str, dict[str, argparse.
     return 0
 
 
-def _resolved(given: dict[str, Any], *names: str, **more: Any) -> Config:
-    """Return the settings of `serve` of which a command has a few."""
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    few = {name: given[name] for name in names}
-    return resolve(argparse.Namespace(**{**vars(parser.parse_args([])), **few, **more}), os.environ)
-
-
-def _own_thresholds(threshold: list[str] | None, profile: str) -> dict[str, float]:
-    own = threshold or variable("THRESHOLD", "")
-    return consistent(check(thresholds, "--threshold", own), profile) if own else {}
+def _layered(given: dict[str, Any], *more: Option) -> dict[str, Any]:
+    """Return the settings by which logs are judged; `given` loses its thresholds."""
+    found = layered((*LOG_OPTIONS, *more), given, os.environ)
+    given.pop("threshold")
+    return {"own_thresholds": found.pop("threshold"), **found}
 
 
 def _jobs(given: int | None) -> int:

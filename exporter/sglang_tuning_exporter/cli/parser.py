@@ -104,7 +104,6 @@ def _add_of_old_logs(add: Callable[..., _Parser]) -> None:
     report.flag(
         "--format text|json|html",
         "default text; html is one self-contained page [SGLANG_TUNING_FORMAT]",
-        default=run.variable("FORMAT", "text"),
     )
     report.flag("--output FILE", "where to write it (default: standard output)", type=Path)
     report.flag(
@@ -190,7 +189,6 @@ def _add_logs(command: _Parser, nargs: str) -> None:
     command.flag(
         "--profile PROFILE",
         f"what the server was for (default {DEFAULT_PROFILE}) [SGLANG_TUNING_PROFILE]",
-        default=run.variable("PROFILE", DEFAULT_PROFILE),
     )
     command.flag(
         "--threshold NAME=VALUE",

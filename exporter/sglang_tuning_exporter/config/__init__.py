@@ -1,7 +1,10 @@
 """Every setting of `serve`: one table for the flags, the environment variables and the keys of the config file.
 
 Order: flag, environment (`SGLANG_TUNING_…`), config file, default. A wrong value is a `UsageError`: one line that names
-the key, the value and the remedy.
+the key of its source, the value and the remedy.
+
+`layered` is not a library's: ConfigArgParse passes values of variables and files on as text of the command line, and to keep
+their keys and types all the same needed more code than `layered` has.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from sglang_tuning_exporter.state.profiles import DEFAULT_PROFILE, PROFILES, THR
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 ENVIRONMENT_PREFIX = "SGLANG_TUNING_"
 API_KEY_VARIABLE = ENVIRONMENT_PREFIX + "API_KEY"
@@ -79,7 +82,7 @@ class Config:
         values.paths, (), "PATH|GLOB|-", "the server's log; may be given again; - is standard input", repeatable=True
     )
     profile: str = _setting(
-        values.profile_name,
+        values.one_of(PROFILES),
         DEFAULT_PROFILE,
         "|".join(PROFILES),
         "what this server is for: the same figure means different things",
@@ -144,6 +147,8 @@ class Config:
 
 
 OPTIONS = tuple(Option(each.name, **each.metadata) for each in fields(Config) if each.metadata)
+LOG_OPTIONS = tuple(option for option in OPTIONS if option.name in {"profile", "threshold"})
+REPORT_FORMAT = Option("format", values.one_of(("text", "json", "html")), "text", "how `report` prints its findings")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -160,33 +165,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def resolve(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Config:
-    """Return the settings from flags, environment and config file. Raise `UsageError`."""
-    path = arguments.config if arguments.config is not None else environment.get(ENVIRONMENT_PREFIX + "CONFIG")
-    stored = _read_file(path or "") if path or arguments.config is not None else {}
-    given_values: dict[str, Any] = {}
-    for option in OPTIONS:
+def layered(
+    options: Iterable[Option],
+    flags: Mapping[str, Any],
+    environment: Mapping[str, str],
+    stored: Mapping[str, tuple[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """Return the checked value of each option, profile and threshold among them. Raise `UsageError`.
+
+    It comes from the first of `flags`, `environment` and `stored` (key and value in the config file) that has one.
+    """
+    found, keys = {}, {}
+    for option in options:
         sources = (
-            (option.flag, getattr(arguments, option.name)),
+            (option.flag, flags.get(option.name)),
             (option.variable, environment.get(option.variable) or None),
-            (f"{path}: {option.name}", stored.get(option.name)),
+            (stored or {}).get(option.name, ("", None)),
         )
         key, given = next((source for source in sources if source[1] is not None), ("", None))
-        if given is None:
-            continue
+        keys[option.name] = key
         try:
-            given_values[option.name] = values.check(option.convert, key, given)
-        except (
-            ValueError,
-            OverflowError,
-        ):  # Python neither prints an integer of 5,000 digits nor converts it to a float
+            found[option.name] = option.default if given is None else values.check(option.convert, key, given)
+        except (ValueError, OverflowError):  # Python neither prints an integer of 5,000 digits nor makes it a float
             raise UsageError(f"{key}: too large a figure; give a smaller one") from None
-    config = Config(
-        **given_values, api_key=_api_key(given_values.get("api_key_file"), environment.get(API_KEY_VARIABLE))
-    )
+    if problem := PROFILES[found["profile"]].with_thresholds(found["threshold"]).contradiction:
+        raise UsageError(f"{keys['threshold']}={problem}")
+    return found
+
+
+def resolve(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Config:
+    """Return the settings from flags, environment and config file. Raise `UsageError`."""
+    path = flags.get("config")
+    if path is None:
+        path = environment.get(ENVIRONMENT_PREFIX + "CONFIG") or None
+    found = layered(OPTIONS, flags, environment, None if path is None else _read_file(path))
+    config = Config(**found, api_key=_api_key(found["api_key_file"], environment.get(API_KEY_VARIABLE)))
     if config.sglang_url is None and not config.log_file:
         raise UsageError("nothing to watch: give --sglang-url http://HOST:PORT, --log-file PATH, or both")
-    values.consistent(config.threshold, config.profile)
     return config
 
 
@@ -203,7 +218,8 @@ def _api_key(path: Path | None, variable: str | None) -> str | None:
 _UNREADABLE = (ValueError, LookupError, AttributeError, TypeError, OverflowError)
 
 
-def _read_file(path: str) -> dict[str, Any]:
+def _read_file(path: str) -> dict[str, tuple[str, Any]]:
+    """Return key and value of each setting in a YAML file."""
     import yaml  # noqa: PLC0415 - a start without a config file need not pay for the YAML parser
 
     try:
@@ -228,7 +244,7 @@ def _read_file(path: str) -> dict[str, Any]:
             raise UsageError(
                 f"--config={path}: unknown key {key}; known are {', '.join(sorted(known))}{values.suggestion(key, known)}"
             )
-    return keys
+    return {key: (f"{path}: {key}", value) for key, value in keys.items()}
 
 
 # Kubernetes sets these in every pod if a service is called sglang-tuning.
@@ -237,8 +253,11 @@ _SERVICE_LINK = re.compile(ENVIRONMENT_PREFIX + r"(?:SERVICE_(?:HOST|PORT.*)|POR
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """Return a warning for each variable with our prefix that is unknown."""
-    known = [*(option.variable for option in OPTIONS), API_KEY_VARIABLE]
-    known += [ENVIRONMENT_PREFIX + "CONFIG", ENVIRONMENT_PREFIX + "FORMAT"]  # the last one is for `report`
+    known = [
+        *(option.variable for option in (*OPTIONS, REPORT_FORMAT)),
+        API_KEY_VARIABLE,
+        ENVIRONMENT_PREFIX + "CONFIG",
+    ]
     return [
         f"{name}: unknown variable, ignored{values.suggestion(name, known)}"
         for name in sorted(environment)

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from sglang_tuning_exporter.state.profiles import PROFILES, THRESHOLDS, threshold_problem
+from sglang_tuning_exporter.state.profiles import THRESHOLDS, threshold_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
 DEFAULT_PORT = 9741
 _T = TypeVar("_T")
@@ -107,11 +107,15 @@ def paths(value: Any) -> tuple[str, ...]:
     return found
 
 
-def profile_name(value: Any) -> str:
-    """Check the name of a profile."""
-    if _word(value) not in PROFILES:
-        raise RefusedError(f"give one of {', '.join(PROFILES)}{suggestion(_word(value), PROFILES)}")
-    return _word(value)
+def one_of(known: Collection[str]) -> Callable[[Any], str]:
+    """Return a check of a word that must be a known one."""
+
+    def convert(value: Any) -> str:
+        if (word := _word(value)) not in known:
+            raise RefusedError(f"give one of {', '.join(known)}{suggestion(word, known)}")
+        return word
+
+    return convert
 
 
 def seconds(value: Any) -> float:
@@ -189,11 +193,3 @@ def _several(value: Any) -> Sequence[Any]:
 
 def _is_plain(text: str, without: str) -> bool:
     return not any(c in without or c.isspace() or not c.isprintable() for c in text)
-
-
-def consistent(values: Mapping[str, float], profile: str) -> dict[str, float]:
-    """Return the thresholds if they fit each other and the profile. Raise `UsageError`."""
-    problem = PROFILES[profile].with_thresholds(values).contradiction
-    if problem:
-        raise UsageError(f"--threshold={problem}")
-    return dict(values)

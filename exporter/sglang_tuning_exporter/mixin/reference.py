@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.collect.scrape import MOST_BYTES, MOST_JSON_BYTES
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.config import API_KEY_VARIABLE, ENVIRONMENT_PREFIX, OPTIONS, add_arguments, resolve
+from sglang_tuning_exporter.config import API_KEY_VARIABLE, ENVIRONMENT_PREFIX, OPTIONS, resolve
 from sglang_tuning_exporter.diagnosis.table import ALERTS, BY_ID, DIAGNOSES
 from sglang_tuning_exporter.mixin.records import records
 from sglang_tuning_exporter.mixin.rendering import render
@@ -185,9 +184,7 @@ def _sources() -> str:
 
 def _metrics() -> str:
     """Write every family that the exporter can expose."""
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    config = resolve(parser.parse_args(["--sglang-url", "http://127.0.0.1:30000", "--log-file", "server.log"]), {})
+    config = resolve({"sglang_url": "http://127.0.0.1:30000", "log_file": ["server.log"]}, {})
     sidecar = Sidecar(config)  # never started: its families have no samples, and their names, labels and help
     with sidecar.view() as now:
         found = sections(sidecar, now)

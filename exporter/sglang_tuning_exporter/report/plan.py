@@ -58,10 +58,11 @@ def of_logs(
     profile: str,
     own_thresholds: Mapping[str, float],
     format: str,  # noqa: A002 - the flag's name
+    most: int | None = None,
 ) -> int:
     """Print the table of the last ten minutes of logs; 0, or 1 where the step time is not known. Raises `UsageError`."""
     check("--format", format, FORMATS)
-    analysis, read, last = Analysis(profile_of(profile, own_thresholds)), Logs(logs), 0.0
+    analysis, read, last = Analysis(profile_of(profile, own_thresholds)), Logs(logs, most=most), 0.0
     with closing(read.events()) as events:
         for moment, event in events:
             analysis.take(moment, event)

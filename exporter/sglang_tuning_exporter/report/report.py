@@ -17,7 +17,7 @@ from sglang_tuning_exporter.report.analysis import Analysis
 from sglang_tuning_exporter.report.comparison import ArgumentChanges, changed_args, compare
 from sglang_tuning_exporter.report.document import Baseline, Input, build
 from sglang_tuning_exporter.report.files import shown
-from sglang_tuning_exporter.report.given import check, check_output, profile_of
+from sglang_tuning_exporter.report.given import check_output, profile_of
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.progress import watched
 from sglang_tuning_exporter.report.terminal import Style, render
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from sglang_tuning_exporter.state.profiles import Profile
 
-FORMATS = ("text", "json", "html")
 NOTHING_TO_CHANGE, SOMETHING_TO_CHANGE = 0, 1
 
 
@@ -45,7 +44,6 @@ def run(
     most: int | None = None,
 ) -> int:
     """Write the report of `logs`; 0 when nothing is to be changed, 1 when something is. Raises `UsageError`."""
-    check("--format", format, FORMATS)
     judged = profile_of(profile, own_thresholds)
     read = Logs(logs, jobs=jobs, most=most)
     others = Logs(against, jobs=jobs, most=most) if against else None
