@@ -124,10 +124,10 @@ def test_every_counter_that_a_line_moves_waits_and_those_of_the_metrics_do_not(l
 def test_counters_wait_ten_minutes_at_most(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sidecar = watched(log)
     assert sidecar.log is not None
-    assert sidecar.log.reads_the_past
+    assert sidecar.log.is_catching_up
     assert logbook.FIRST_READ_SECONDS == 600
     monkeypatch.setattr(logbook, "FIRST_READ_SECONDS", 0.0)
-    assert not sidecar.log.reads_the_past
+    assert not sidecar.log.is_catching_up
     assert Page(own_page(registry(sidecar))).labels("sglang_tuning_out_of_memory_total")
 
 
@@ -140,5 +140,5 @@ def test_a_log_that_falls_behind_later_keeps_its_counters(tmp_path: Path) -> Non
         for number in range(PARTS):
             file.write(part(number))
     assert sidecar.log.poll(sidecar.state, threading.RLock())
-    assert not sidecar.log.reads_the_past
+    assert not sidecar.log.is_catching_up
     assert Page(own_page(registry(sidecar))).labels("sglang_tuning_server_starts_total")

@@ -534,9 +534,9 @@ class TestHealthChecksOfItsOwn:
             if server.now - last >= 25.0 and server.state.stages.suspicious(server.now):
                 asked, last = asked + 1, server.now
                 if answered:
-                    server.state.stages.answered_check()
+                    server.state.stages.answer_health_check()
                 elif answered is False:
-                    server.state.stages.vain_check(server.now + 10.0, 10.0)
+                    server.state.stages.fail_health_check(server.now + 10.0, 10.0)
         return asked
 
     @pytest.fixture

@@ -122,7 +122,7 @@ class Chain:
                 copy is not None and beside[copy].inode != link.key[1] and beside[copy].modified > link.modified
             )
 
-    def rewind(self, now: float) -> None:
+    def reread(self, now: float) -> None:
         """Continue a rewritten file: first in the copies of its earlier text, then at its start."""
         link = next(each for each in self.links if each.rewritten)
         far = now - self.last_poll_at >= _FAR_APART_SECONDS
@@ -183,7 +183,7 @@ class Chain:
                 self._reopen(files[at:], known, now, is_newest=known is marks[last], copied=copied)
             elif place in unread:
                 self._open([place], now, joined=copied or (bool(self.links) and self.links[-1].joined))
-        self._join(following)
+        self._continue_lines(following)
 
     def _reopen(self, files: Sequence[RotatedFile], mark: Mark, now: float, *, is_newest: bool, copied: bool) -> None:
         """Open the first of `files` at its mark, or note it as read if its writer uses a later one."""
@@ -309,7 +309,7 @@ class Chain:
                 self.links.append(link)
         return True
 
-    def _join(self, following: Stream | None) -> None:
+    def _continue_lines(self, following: Stream | None) -> None:
         """Continue the incomplete line at the end of a copy in the next file."""
         chain = [*self.links, *([following] if following is not None else [])]
         for link, after in itertools.pairwise(chain):

@@ -196,7 +196,7 @@ class Logbook:
         return replace(status, unread=clean(reader.unread.decode("utf-8", "replace")))
 
     @property
-    def reads_the_past(self) -> bool:
+    def is_catching_up(self) -> bool:
         """Whether lines from before the start are still being read, so that counters are incomplete; at most ten minutes."""
         return self._behind_since is not None and self._clock() - self._behind_since < FIRST_READ_SECONDS
 

@@ -178,7 +178,7 @@ class Sidecar:
         starting = (
             self.health.starting if self.health.up is False else self.health.up is None and self.state.life.starts(now)
         )
-        half_read = self.log is not None and self.log.reads_the_past
+        half_read = self.log is not None and self.log.is_catching_up
         return past_of(
             self.state,
             now,
@@ -332,9 +332,9 @@ class Sidecar:
         with self._lock:
             now = time.monotonic()
             if answered:
-                self.state.stages.answered_check()
+                self.state.stages.answer_health_check()
             elif answered is False and not self._stopping.is_set():
-                self.state.stages.vain_check(now, now - begin)
+                self.state.stages.fail_health_check(now, now - begin)
 
     def _self_scrape(self) -> None:
         pause = FIRST_LOOK_SECONDS

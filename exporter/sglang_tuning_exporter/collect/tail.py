@@ -153,7 +153,7 @@ class LogFollower:
                     yield replace(block, begins=begins)
                     begins = False
             if link.rewritten and not rewound:
-                chain.rewind(now)
+                chain.reread(now)
                 rewound = True
                 links = [each for each in chain.links if each.joined or each is link] + links
             elif not link.at_end:

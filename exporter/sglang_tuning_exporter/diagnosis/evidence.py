@@ -321,7 +321,7 @@ def past_of(
         {**(words or {}), **end_in_words(died, state.life.crash)},
         starting,
         any(rank.states["activity"] == "serving" for rank in state.schedulers),
-        state.stages.left_in_vain,
+        state.stages.has_given_up_requests,
         state.life.crash if died else "",
         cache(lambda: capacities(state, measured, now)),
     )

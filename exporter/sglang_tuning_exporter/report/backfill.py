@@ -55,7 +55,7 @@ class _BackfillLog:
     """What `metrics` reads of the log: everything up to the last event taken."""
 
     state_file_problem: str | None = None
-    reads_the_past = False  # at each time everything printed until then is read
+    is_catching_up = False  # at each time everything printed until then is read
 
     def __init__(self, logs: Logs) -> None:
         self._logs = logs

@@ -67,7 +67,7 @@ class OpenMetricsFile:
         assert self._directory is not None
         try:
             if kind is None:
-                self._join(self._directory / "whole")
+                self._concatenate(self._directory / "whole")
         finally:
             shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -106,7 +106,7 @@ class OpenMetricsFile:
                     series.held.clear()
         self._held = 0
 
-    def _join(self, whole: Path) -> None:
+    def _concatenate(self, whole: Path) -> None:
         with whole.open("wb") as sink:
             for family in self._families.values():
                 sink.write(family.about.encode())

@@ -34,7 +34,7 @@ class _Base:
     generated: float = 0.0
     generated_for: float = 0.0
     totals: dict[int | None, Totals] = field(default_factory=dict)
-    marks: Counter[str] = field(default_factory=Counter)
+    event_counts: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +124,13 @@ class Runs:
         by_rank = self._gained()
         totals = sum(by_rank.values(), Totals())
         totals.counts["served_seconds"] = served
-        marks = state.out_of_memory + state.liveness
-        marks.subtract(base.marks)
-        figures = self._figures(totals, served, marks, base)
+        event_counts = state.out_of_memory + state.liveness
+        event_counts.subtract(base.event_counts)
+        figures = self._figures(totals, served, event_counts, base)
         past = replace(
             past_of(state, last, starting=not restarted and state.life.starts(last)),
             recent=totals,
-            event_counts=+marks,
+            event_counts=+event_counts,
             watched_seconds=last - base.at,
             by_rank=by_rank,
             starts=self._starts_before(last) if not restarted else 0,
@@ -157,7 +157,7 @@ class Runs:
         }
         return {dp: totals for dp, totals in gained.items() if totals.counts["observations"]} or gained
 
-    def _figures(self, totals: Totals, served: float, marks: Counter[str], base: _Base) -> RunFigures:
+    def _figures(self, totals: Totals, served: float, event_counts: Counter[str], base: _Base) -> RunFigures:
         sampler = self._sampler
         totals.counts["rejected_requests"] = self._state.server_totals.counts["rejected_requests"] - base.rejected
         seconds = sampler.generated_for - base.generated_for
@@ -167,6 +167,6 @@ class Runs:
             served,
             throughput=rate,
             generated=(rate or 0.0) * served,  # an estimate: the rate is read for a part of the seconds only
-            out_of_memory=sum(marks[phase] for phase in OUT_OF_MEMORY_PHASES),
+            out_of_memory=sum(event_counts[phase] for phase in OUT_OF_MEMORY_PHASES),
             has_graphs=not self._state.facts.without_graph,
         )

@@ -212,7 +212,7 @@ class LoggedServer:
             self.journal.mark(event.what, now)
             self.life.watchdog = event.stage or self.life.watchdog
             if event.what == "health_check_failed":
-                self.stages.vain_check(now)
+                self.stages.fail_health_check(now)
         self._tell(event, now)
 
     def _restart(self, now: float, *, is_new: bool) -> None:

@@ -25,7 +25,7 @@ PROVEN_SECONDS = 20.0  # without output after tokens that must have been sent
 IDLE_SECONDS = 10.0  # of idle schedulers beside open requests
 STEPS_TO_OUTPUT = 60.0  # decode steps after which every running request must have sent tokens
 CHECK_SECONDS = 20.0  # until a health check fails
-VAIN_SECONDS = 90.0  # between two failed checks of one hang
+FAILING_CHECK_SECONDS = 90.0  # between two failed checks of one hang
 # With speculative decoding a step gives several tokens, and releases that send every fiftieth token may skip some of these.
 SPECULATED_STEPS = 250.0
 SUSPECT_SECONDS = 30.0  # without progress, until the exporter makes a health check of its own
@@ -130,7 +130,7 @@ class Stages:
 
     def restarted(self) -> None:
         """Begin with a new server."""
-        self._vain: tuple[float, float] | None = None  # since when health checks fail, and the last one
+        self._failing_checks: tuple[float, float] | None = None  # since when health checks fail, and the last one
         self._seen: StageFigures | None = None
         self._sent_at: float | None = None
         self._silence = _Silence(busy=False)
@@ -139,18 +139,18 @@ class Stages:
         """Note a batch line: the scheduler works, and the log is written."""
         self.batch_at = now
 
-    def vain_check(self, now: float, lasted: float = CHECK_SECONDS) -> None:
+    def fail_health_check(self, now: float, lasted: float = CHECK_SECONDS) -> None:
         """Note a health check without an answer from the detokenizer, in the log or of the exporter's own."""
-        goes_on = self._vain is not None and now - self._vain[1] <= VAIN_SECONDS
-        self._vain = (self._vain[0] if goes_on and self._vain else now - lasted, now)
+        goes_on = self._failing_checks is not None and now - self._failing_checks[1] <= FAILING_CHECK_SECONDS
+        self._failing_checks = (self._failing_checks[0] if goes_on and self._failing_checks else now - lasted, now)
 
-    def answered_check(self) -> None:
+    def answer_health_check(self) -> None:
         """Note a health check that was answered.
 
         A busy scheduler answers it alone; an idle one passes it through all stages.
         """
         silence = self._silence
-        self._vain, silence.gave_up = None, 0.0
+        self._failing_checks, silence.gave_up = None, 0.0
         if silence.idle_at is not None or silence.open_at is None:
             silence.open_at = silence.idle_at = None
 
@@ -210,12 +210,12 @@ class Stages:
             self._silence.add(figures, before, now)
             return
         if figures.has_sent_since(before):
-            self._vain = None
+            self._failing_checks = None
         self._sent_at = now
         self._silence = _Silence(busy=bool(figures.works or figures.requests or (before is not None and before.works)))
 
     @property
-    def left_in_vain(self) -> bool:
+    def has_given_up_requests(self) -> bool:
         """Whether requests were given up, nothing was sent since, and no health check was answered: it may hang."""
         return self._silence.gave_up > 0
 
@@ -224,8 +224,8 @@ class Stages:
         if self._sent_at is None or now - self._sent_at < SUSPECT_SECONDS:
             return False
         opened = self._silence.open_at
-        failing = self._vain is not None and now - self._vain[1] <= VAIN_SECONDS
-        return (opened is not None and now - opened >= SUSPECT_SECONDS) or self.left_in_vain or failing
+        failing = self._failing_checks is not None and now - self._failing_checks[1] <= FAILING_CHECK_SECONDS
+        return (opened is not None and now - opened >= SUSPECT_SECONDS) or self.has_given_up_requests or failing
 
     def hang(self, now: float, stuck_since: float | None = None) -> Hang | None:
         """Return which stage hangs, if any; `stuck_since` is since when a scheduler's own figures do not move beside work."""
@@ -254,12 +254,12 @@ class Stages:
 
     def _unchecked(self, now: float, requests: float | None) -> Hang | None:
         """Return the hang that failed health checks show."""
-        if self._vain is None or self._vain[1] - self._vain[0] < HANG_SECONDS:
+        if self._failing_checks is None or self._failing_checks[1] - self._failing_checks[0] < HANG_SECONDS:
             return None
-        since, last = self._vain
+        since, last = self._failing_checks
         # With the log alone: nothing came after the last check, so nobody checks any more.
         is_last_word = self._seen is None and (self.batch_at is None or self.batch_at < last)
-        if now - last > VAIN_SECONDS and not is_last_word:
+        if now - last > FAILING_CHECK_SECONDS and not is_last_word:
             return None
         worked = self._silence.scheduled or (self.batch_at is not None and self.batch_at >= since + CHECK_SECONDS)
         return Hang("detokenizer" if worked else "scheduler", now - since, requests)

@@ -63,7 +63,7 @@ class SidecarCollector(Collector):
         sidecar = self._sidecar
         with sidecar.view() as now:
             families = [family for section in sections(sidecar, now).values() for family in section]
-            if sidecar.log is not None and sidecar.log.reads_the_past:
+            if sidecar.log is not None and sidecar.log.is_catching_up:
                 families = [each for each in families if each.type != "counter" or each.name in FROM_METRICS]
         return (family for family in families if family.samples)
 

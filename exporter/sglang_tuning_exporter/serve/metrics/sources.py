@@ -61,7 +61,7 @@ def _files(log: LogView) -> Iterable[Family]:
     words = (
         "1 while lines from before the exporter's start are still being read; the log's counters are absent until then."
     )
-    yield single("log_reading_past", words, float(log.reads_the_past))
+    yield single("log_reading_past", words, float(log.is_catching_up))
     words = "Files that match --log-file and are not followed: there are too many."
     yield single("log_files_left_out", words, log.left_out)
     words = "Rotated or deleted files of the log that were gone, or may have been, before they were read to their end."
