@@ -3,13 +3,14 @@
 Order: flag, environment (`SGLANG_TUNING_…`), config file, default. A wrong value is a `UsageError`: one line that names
 the key of its source, the value and the remedy.
 
-`layered` is not a library's: ConfigArgParse passes values of variables and files on as text of the command line, and to keep
-their keys and types all the same needed more code than `layered` has.
+The standard library's `ChainMap` layers them. ConfigArgParse was tried: it passes values of variables and files on as text
+of the command line, and to keep their keys and types all the same needed more code than this.
 """
 
 from __future__ import annotations
 
 import re
+from collections import ChainMap
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from sglang_tuning_exporter.state.profiles import DEFAULT_PROFILE, PROFILES, THR
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
 ENVIRONMENT_PREFIX = "SGLANG_TUNING_"
 API_KEY_VARIABLE = ENVIRONMENT_PREFIX + "API_KEY"
@@ -166,30 +167,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def layered(
-    options: Iterable[Option],
+    options: Collection[Option],
     flags: Mapping[str, Any],
     environment: Mapping[str, str],
-    stored: Mapping[str, tuple[str, Any]] | None = None,
+    stored: dict[str, tuple[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Return the checked value of each option, profile and threshold among them. Raise `UsageError`.
 
-    It comes from the first of `flags`, `environment` and `stored` (key and value in the config file) that has one.
+    `stored` has key and value of each setting in the config file.
     """
-    found, keys = {}, {}
+    sources = ChainMap(
+        {each.name: (each.flag, flags[each.name]) for each in options if flags.get(each.name) is not None},
+        {each.name: (each.variable, environment[each.variable]) for each in options if environment.get(each.variable)},
+        stored or {},
+        {each.name: ("", each.default) for each in options},
+    )
+    found = {}
     for option in options:
-        sources = (
-            (option.flag, flags.get(option.name)),
-            (option.variable, environment.get(option.variable) or None),
-            (stored or {}).get(option.name, ("", None)),
-        )
-        key, given = next((source for source in sources if source[1] is not None), ("", None))
-        keys[option.name] = key
+        key, value = sources[option.name]
         try:
-            found[option.name] = option.default if given is None else values.check(option.convert, key, given)
+            found[option.name] = values.check(option.convert, key, value) if key else value
         except (ValueError, OverflowError):  # Python neither prints an integer of 5,000 digits nor makes it a float
             raise UsageError(f"{key}: too large a figure; give a smaller one") from None
     if problem := PROFILES[found["profile"]].with_thresholds(found["threshold"]).contradiction:
-        raise UsageError(f"{keys['threshold']}={problem}")
+        raise UsageError(f"{sources['threshold'][0]}={problem}")
     return found
 
 
@@ -244,7 +245,7 @@ def _read_file(path: str) -> dict[str, tuple[str, Any]]:
             raise UsageError(
                 f"--config={path}: unknown key {key}; known are {', '.join(sorted(known))}{values.suggestion(key, known)}"
             )
-    return {key: (f"{path}: {key}", value) for key, value in keys.items()}
+    return {key: (f"{path}: {key}", value) for key, value in keys.items() if value is not None}
 
 
 # Kubernetes sets these in every pod if a service is called sglang-tuning.
