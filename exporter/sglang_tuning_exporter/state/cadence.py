@@ -161,13 +161,17 @@ class Cadence:
         gap = self._decoded_at - self._before
         if not self._joined and self._before > -inf and gap > 0:
             return gap / self.interval
-        last = self._decode_line.decode if isinstance(self._decode_line, BatchRun) else self._decode_line
-        if last is None or not last.running or not last.generation_throughput:
+        last = self._decode_line
+        if last is None:
             return USUAL_STEP_SECONDS
-        throughput = last.generation_throughput
+        running, throughput = (
+            last.decoding if isinstance(last, BatchRun) else (last.running, last.generation_throughput)
+        )
+        if not running or not throughput:
+            return USUAL_STEP_SECONDS
         if self._decode_lines == 1:
             if self._before == -inf:
                 return USUAL_STEP_SECONDS  # it is over the time since the server started
             active = max(self._decoded_at - max(self._before, self._woke_at), LEAST_ACTIVE_SECONDS)
             throughput *= max(gap / active, 1.0)
-        return last.running / throughput
+        return running / throughput
