@@ -123,6 +123,8 @@ def pasts(draw: st.DrawFn) -> Past:
         rejected_requests=draw(st.sampled_from([0.0, 0.0, 1e3])),
         too_long_prompts=10.0,
         too_long_tokens=draw(st.sampled_from([1e3, 1e7])),
+        beyond_context_prompts=10.0,
+        beyond_context_tokens=draw(st.sampled_from([1e3, 1e7])),
     )
     marks = draw(st.sampled_from([{}, {}, {}, {"prefill": 1}, {"decode": 1}, {"graph_capture": 1}, {"startup": 1}]))
     slow = RecentLatency(500.0, 250.0, 9.0, 8.0, 10.0, 7.0)

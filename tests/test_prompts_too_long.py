@@ -19,7 +19,13 @@ TRUNCATED = (
     b"Request length is longer than the KV cache pool size or the max context length. Truncated."
     b" len(req.origin_input_ids)=5000, max_req_input_len=4194.\n"
 )  # from validate_input_length, srt/managers/utils.py in 0.5.23
-ROW = "prompts_beyond_kv_cache"
+# As 0.5.23 printed it with --context-length 512.
+BEYOND_CONTEXT = b"[http_server] Error: The input (900 tokens) is longer than the model's context length (512 tokens).\n"  # fmt: skip
+ANSWER_BEYOND_CONTEXT = (
+    b"[http_server] Error: Requested token count exceeds the model's maximum context length of 512 tokens. You requested a total of 700"
+    b" tokens: 100 tokens from the input messages and 600 tokens for the completion.\n"
+)  # from _validate_one_request, srt/managers/tokenizer_manager.py in 0.5.23
+ROW, CONTEXT_ROW = "prompts_beyond_kv_cache", "prompts_beyond_context"
 POOL = 400_000  # of `scenarios.started`
 
 
@@ -35,6 +41,28 @@ def test_such_a_prompt_is_read_with_its_length(words: bytes) -> None:
     [event] = LogReader().feed(STAMP + words)
     assert isinstance(event, TooLong)
     assert (event.tokens, event.most, event.suspect) == (5000, 4194, False)
+
+
+@pytest.mark.parametrize(("words", "tokens"), [(BEYOND_CONTEXT, 900), (ANSWER_BEYOND_CONTEXT, 700)])
+def test_a_request_beyond_the_context_is_read_with_its_length(words: bytes, tokens: int) -> None:
+    [event] = LogReader().feed(STAMP + words)
+    assert isinstance(event, TooLong)
+    assert (event.tokens, event.most, event.suspect) == (tokens, 512, False)
+
+
+def test_the_limit_of_the_context_is_raised_beyond_such_requests_and_the_server_stays_healthy() -> None:
+    past = lived(HEALTHY + too_long(tokens=5000, most=1024), context_length=1024)
+    assert flags(past, CONTEXT_ROW) == {"--context-length": 8192.0}
+    assert found(past, ROW) is None
+    judgement = judge(past)
+    assert (judgement.verdict, judgement.changes) == ("healthy", {})
+    finding = found(past, CONTEXT_ROW)
+    assert finding is not None
+    assert finding.sentence == "10 requests were longer than --context-length allows"
+
+
+def test_where_the_models_own_context_is_too_short_nothing_is_said() -> None:
+    assert found(lived(HEALTHY + too_long(tokens=5000, most=1024)), CONTEXT_ROW) is None
 
 
 def test_its_line_within_other_words_is_no_event() -> None:

@@ -197,8 +197,8 @@ class TooLong:
 
     time: float | None
     rank: Rank
-    tokens: int
-    most: int  # a prompt has fewer tokens than this
+    tokens: int  # of the prompt; with its answer where the context is too short for both
+    most: int  # that are allowed
     suspect: bool = False
 
 

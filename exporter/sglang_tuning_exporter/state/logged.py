@@ -306,13 +306,14 @@ class LoggedServer:
         self._tell(event, now)
 
     def _refuse_long(self, event: TooLong, now: float) -> None:
-        """Count a prompt that the KV cache can never hold; each TP rank logs one that is truncated."""
-        # Far below the KV cache's size it is the model's context that is too short.
+        """Count a prompt that the KV cache or the context can never hold; each TP rank logs one that is truncated."""
+        if event.suspect or event.rank.tp:
+            return
+        # Far below the KV cache's size it is the context that is too short.
         fits = event.most < OF_KV_CACHE * min(self.facts.kv_pool_tokens.values(), default=0.0)
-        if not event.suspect and not event.rank.tp and not fits:
-            counts = self.rank(event.rank.dp, now).totals.counts
-            counts["too_long_prompts"] += 1
-            counts["too_long_tokens"] += event.tokens
+        counts = self.rank(event.rank.dp, now).totals.counts
+        counts["beyond_context_prompts" if fits else "too_long_prompts"] += 1
+        counts["beyond_context_tokens" if fits else "too_long_tokens"] += event.tokens
 
     def _retract(self, event: Retraction, now: float) -> None:
         if event.testing:

@@ -161,6 +161,14 @@ def prompts_beyond_kv_cache(past: Past) -> Evidence | None:
     return Evidence("prompts refused or truncated", count, 0.0, "count") if count else None
 
 
+def prompts_beyond_context(past: Past) -> Evidence | None:
+    """Requests are longer than the context to which the operator limits this server."""
+    count = past.recent.counts.get("beyond_context_prompts")
+    if not count or past.facts.flag_value("context_length") is None:
+        return None
+    return Evidence("requests refused or truncated", count, 0.0, "count")
+
+
 def quantization_candidate(past: Past) -> Evidence | None:
     """The weights take much of the memory that the KV cache lacks."""
     facts = past.facts

@@ -174,6 +174,23 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
         sizes=pools.hold_longest_prompts,
     ),
     Diagnosis(
+        id="prompts_beyond_context",
+        condition=Suitability(suitability.prompts_beyond_context),
+        summary="Requests are longer than --context-length allows: SGLang refuses or truncates them.",
+        seen="{value} requests were longer than --context-length allows",
+        guide="not in SGLang's guide: --context-length limits prompt and answer together; without it, the model's own context does",
+        remedy=Remedy(
+            "context_length",
+            "raise",
+            "longer than the longest request, prompt and answer together",
+            "SGLang answers such a request with an error, which a stream carries in an answer with status 200, or cuts it off with"
+            " --allow-auto-truncate.",
+            "the model's own context is not longer: SGLang then refuses to start; or the clients send such prompts by mistake",
+            cost="Long requests hold more of the KV cache, so fewer run together.",
+        ),
+        sizes=pools.hold_longest_requests,
+    ),
+    Diagnosis(
         id="router_candidate",
         condition=Suitability(suitability.router_candidate),
         summary="One server runs several replicas by --dp-size; SGLang's guide prefers a router in front of single servers.",

@@ -38,12 +38,21 @@ def hold_longest_prompts(case: SizingInput) -> list[AdvisedValue]:
     words = f"enlarge the KV cache ({larger_pool_flags(case)}), or send shorter prompts: those refused have {mean:,.0f} tokens on average"
     larger = larger_pool(case)
     return (
-        [in_words(words, "larger_pool")] if larger is None else [replace(larger, suggested=_doubled_to(mean, larger))]
+        [in_words(words, "larger_pool")]
+        if larger is None
+        else [replace(larger, suggested=_doubled_to(mean, float(larger.suggested or 1.0)))]
     )
 
 
-def _doubled_to(tokens: float, larger: AdvisedValue) -> float:
-    size = float(larger.suggested or 0.0)
+def hold_longest_requests(case: SizingInput) -> list[AdvisedValue]:
+    """Raise the limit of the context beyond the requests that were refused."""
+    counts, current = case.recent.counts, case.flag("context_length")
+    mean = counts["beyond_context_tokens"] / max(counts["beyond_context_prompts"], 1.0)
+    gain = f"those refused have {mean:,.0f} tokens on average"
+    return [AdvisedValue(_doubled_to(mean, 2 * current), current, gain)] if current else []
+
+
+def _doubled_to(tokens: float, size: float) -> float:
     while size < tokens:
         size *= 2
     return size

@@ -39,6 +39,10 @@ _TOO_LONG = re.compile(
     rb"Input length \((\d{1,9}) tokens\) exceeds the maximum allowed length \((\d{1,9}) tokens\)\."
     rb"|Request length is longer than the KV cache pool size or the max context length\. Truncated\."
     rb" len\(req\.origin_input_ids\)=(\d{1,9}), (?:self\.)?max_req_input_len=(\d{1,9})\."
+    # _validate_one_request, srt/managers/tokenizer_manager.py; as an error it stands behind the place of srt/entrypoints/http_server.py.
+    rb"|(?:\[http_server\] Error: )?The input \((\d{1,9}) tokens\) is longer than the model's context length \((\d{1,9}) tokens\)\."
+    rb"|\[http_server\] Error: Requested token count exceeds the model's maximum context length of (\d{1,9}) tokens\."
+    rb" You requested a total of (\d{1,9}) tokens"
 )
 _OTHER_BATCH = re.compile(rb"[A-Z]\w{2,20} batch(?: ?\[\d{1,12}\])?[.,] ?#[\w-]{1,40}: ?\d")
 
@@ -204,7 +208,7 @@ class MessageReader:
         if message.rstrip().endswith(TRACEBACK):
             return "traceback"
         if (found := _TOO_LONG.match(message)) is not None:
-            tokens, most = (int(number) for number in found.groups() if number is not None)
+            most, tokens = sorted(int(number) for number in found.groups() if number is not None)
             events.append(TooLong(time, rank, tokens, most, suspect=suspect))
             return "request"
         if _OTHER_BATCH.match(message):
