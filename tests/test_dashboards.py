@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import yaml
+from jinja2 import UndefinedError
 
 from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
-from sglang_tuning_exporter.mixin import board as layout
-from sglang_tuning_exporter.mixin import boards, panels, queries
-from sglang_tuning_exporter.mixin.boards import words
+from sglang_tuning_exporter.mixin import boards
+from sglang_tuning_exporter.mixin.boards import board as layout
+from sglang_tuning_exporter.mixin.boards import definition, looks, queries, words
+from sglang_tuning_exporter.mixin.boards.panel import panel as built
 from sglang_tuning_exporter.state.signals import STATES
 
 ROOT = Path(__file__).parents[1]
@@ -204,7 +206,7 @@ def test_a_description_names_the_guide_and_ends_with_the_metric_that_is_queried(
 @pytest.mark.parametrize("panel", PANELS)
 def test_a_panel_has_no_threshold_of_grafanas_own_and_none_that_judges(panel: dict[str, Any]) -> None:
     steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
-    assert [(step["value"], step["color"]) for step in steps] == [(None, panels.QUIET), (0, panels.NEUTRAL)]
+    assert [(step["value"], step["color"]) for step in steps] == [(None, looks.QUIET), (0, looks.NEUTRAL)]
 
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
@@ -326,7 +328,7 @@ def luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-@pytest.mark.parametrize("colour", [panels.GOOD, panels.WATCH, panels.BAD, panels.NEUTRAL, panels.QUIET])
+@pytest.mark.parametrize("colour", [looks.GOOD, looks.WATCH, looks.BAD, looks.NEUTRAL, looks.QUIET])
 def test_white_words_on_a_colour_and_its_words_on_either_theme_can_be_read(colour: str) -> None:
     def contrast(other: str) -> float:
         low, high = sorted((luminance(colour), luminance(other)))
@@ -338,12 +340,12 @@ def test_white_words_on_a_colour_and_its_words_on_either_theme_can_be_read(colou
 
 def test_what_holds_requests_back_is_amber_and_a_full_kv_cache_is_not_green() -> None:
     holding = {"pool_full", "held_back", "running_limit", "prefill_bound", "recovering", "above_range", "grammar_queue"}
-    assert {state for state, (_, colour) in words.STATE_WORDS.items() if colour == panels.WATCH} >= holding
+    assert {state for state, (_, colour) in words.STATE_WORDS.items() if colour == looks.WATCH} >= holding
 
 
 def test_the_lanes_of_a_healthy_server_are_green() -> None:
     healthy = ("serving", "empty", "no_queue", "below_target", "at_target", "replayed", "in_range")
-    assert {words.STATE_WORDS[state][1] for state in healthy} == {panels.GOOD}
+    assert {words.STATE_WORDS[state][1] for state in healthy} == {looks.GOOD}
 
 
 def test_an_alert_is_marked_where_it_began_and_the_fleet_shows_no_marks_until_asked() -> None:
@@ -404,11 +406,35 @@ def test_the_figures_of_the_profile_in_force_are_asked_for_and_not_written_down(
 
 def test_a_panel_row_that_does_not_fill_the_grid_is_refused() -> None:
     with pytest.raises(ValueError, match="widths="):
-        layout.PanelRow(6, ({}, {}), (6, 6)).places()
+        layout.widths({"panels": [{}, {}], "widths": [6, 6]})
+
+
+def test_a_key_that_no_panel_has_is_refused() -> None:
+    row = {
+        "title": "Queue",
+        "type": "stat",
+        "description": "Its length.",
+        "metric": "queued",
+        "queries": [{"expr": "queued"}],
+    }
+    assert built(row)["title"] == "Queue"
+    with pytest.raises(ValueError, match="Queue: ceiling: no key of a stat panel"):
+        built(row | {"ceiling": 1})
+
+
+def test_an_expression_may_use_the_names_of_its_panel_and_no_unknown_ones() -> None:
+    row = {"with": {"queued": "[[ own('queued') ]]"}, "expr": "max([[ queued ]])", "look": "[[ painted('red') ]]"}
+    assert definition.filled(row, {"own": queries.own, "painted": looks.painted}) == {
+        "expr": 'max(queued{job=~"$job", instance=~"$instance"})',
+        "look": {"color": {"mode": "fixed", "fixedColor": "red"}},
+    }
+    for text in ("[[ lenght ]]", "max([[ lenght ]])"):
+        with pytest.raises(UndefinedError, match="lenght"):
+            str(definition.filled(text, {}))
 
 
 def test_words_are_those_of_the_first_case_that_holds() -> None:
-    assert queries.words("x", ("y > 1", "high"), otherwise="fine") == (
+    assert queries.judged("x", [("y > 1", "high")], otherwise="fine") == (
         '(x) * on () group_left (verdict) (label_replace(group(y > 1), "verdict", "high", "", "")'
         ' or on () label_replace(vector(1), "verdict", "fine", "", ""))'
     )

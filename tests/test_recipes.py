@@ -94,6 +94,18 @@ tests:
               runbook_url: "http://a:9741/runbooks/SGLangBatchQueueShort"
               dashboard_url: "http://localhost:3000/d/sglang-tuning-server?var-job=sglang&var-instance=a%3A9741"
 """
+PANEL = """- title: More
+  panel_rows:
+  - height: 8
+    panels:
+    - title: Serving time by use of the KV cache
+      type: timeseries
+      description: Its use.
+      metric: sglang_tuning_state_seconds_total
+      queries:
+      - legend: "{{state}}"
+        expr: sum by (state) ([[ rate(ranked('sglang_tuning_state_seconds_total', is_('signal', 'token_usage'))) ]])
+"""
 LINE = "The server has run out of patience with its scheduler"
 
 
@@ -214,10 +226,9 @@ def test_the_recipe_for_a_renamed_metric_reads_both_names(tree: Tree) -> None:
 
 def test_the_recipe_for_a_panel_puts_it_on_the_board(tree: Tree) -> None:
     tree.replace(
-        PACKAGE + "mixin/boards/scheduling.py",
-        "        ),\n        variables=variables(),",
-        '            Chapter("More", (PanelRow(8, (_share("token_usage", "Serving time by use of the KV cache", "Its use."),)),)),\n'
-        "        ),\n        variables=variables(),",
+        PACKAGE + "mixin/boards/scheduling.yml",
+        "- title: Prefill\n",
+        PANEL + "- title: Prefill\n",
     )
     written = tree.generate()
     (board,) = (name for name in written if name.startswith("dashboards/"))

@@ -39,8 +39,7 @@ def report(*, jobs: int | None, max_gb: float | None, **given: Any) -> int:
 
 def backfill(*, jobs: int | None, max_gb: float | None, grafana_url: str | None, **given: Any) -> int:
     """Write the metrics that an old log would have produced."""
-    from sglang_tuning_exporter.mixin.annotations import GRAFANA_URL
-    from sglang_tuning_exporter.mixin.boards.common import SERVER
+    from sglang_tuning_exporter.mixin.annotations import GRAFANA_URL, SERVER
     from sglang_tuning_exporter.report import backfill
 
     board = f"{(grafana_url or GRAFANA_URL).rstrip('/')}/d/{SERVER}"

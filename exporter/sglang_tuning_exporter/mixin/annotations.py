@@ -11,13 +11,13 @@ from urllib.parse import urlsplit
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.diagnosis.expectation import is_predictable
 from sglang_tuning_exporter.diagnosis.promql import if_found, query_in_template
-from sglang_tuning_exporter.mixin.boards.common import FLEET, SERVER
 from sglang_tuning_exporter.state.profiles import DEFAULT, GIGABYTE, LONG_QUEUE, LONG_WAIT
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.row import Diagnosis
 
 GRAFANA_URL = "http://localhost:3000"
+FLEET, SERVER = "sglang-tuning-fleet", "sglang-tuning-server"  # the boards that notifications link to
 _MEMORY, _IN_GB = "available_gpu_memory_bytes", f" / {GIGABYTE}"
 _SWITCHED = frozenset({"add", "drop"})  # a switch has no value
 _OWN = "{{ $labels.instance }}"

@@ -1,8 +1,13 @@
-"""Jinja templates of generated files. An undefined name is an error."""
+"""Jinja templates and expressions of generated files. An undefined name is an error."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from jinja2 import Environment, PackageLoader, StrictUndefined
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 # Go templates use curly braces, so ours are square.
 _ENVIRONMENT = Environment(
@@ -24,3 +29,13 @@ _ENVIRONMENT = Environment(
 def render(template: str, **values: object) -> str:
     """Return a template filled with these values."""
     return _ENVIRONMENT.get_template(template).render(values)
+
+
+def rendered(text: str, values: Mapping[str, object]) -> str:
+    """Return a template's text filled with these values."""
+    return _ENVIRONMENT.from_string(text).render(values)
+
+
+def expression(text: str, values: Mapping[str, object]) -> Any:
+    """Return the value of a Jinja expression over these values."""
+    return _ENVIRONMENT.compile_expression(text, undefined_to_none=False)(values)

@@ -1,19 +1,21 @@
-"""The Grafana boards: one module each. `files` gives the exact text of every committed board."""
+"""The Grafana boards: one YAML file each, a panel is one row of it. `files` gives the exact text of every committed board."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from sglang_tuning_exporter.mixin.boards import fleet, latency, scheduling, server
+from sglang_tuning_exporter.mixin.boards.board import boards
 
 LONGEST_LINE = 150
 
 
 def files() -> dict[str, str]:
     """Return every board as text: repository path -> text, the same bytes at every call."""
-    made = (fleet.board(), server.board(), scheduling.board(), latency.board())
-    return {f"dashboards/{board['uid']}.json": _written(board) + "\n" for board in made}
+    return {
+        f"dashboards/{board['uid']}.json": _written(board) + "\n"
+        for board in boards(("fleet", "server", "scheduling", "latency"))
+    }
 
 
 def _written(node: Any, indent: str = "") -> str:

@@ -6,42 +6,54 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.row import Severity
 from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
-from sglang_tuning_exporter.mixin import panels as p
+from sglang_tuning_exporter.mixin.boards.looks import (
+    BAD,
+    COLOURS,
+    GOOD,
+    NEUTRAL,
+    QUIET,
+    WATCH,
+    Json,
+    named,
+    texts,
+)
 from sglang_tuning_exporter.state.profiles import DEFAULT
-from sglang_tuning_exporter.state.signals import Signal
+from sglang_tuning_exporter.state.signals import STATES, Signal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SEVERITIES: dict[Severity, str] = {"critical": p.BAD, "warning": p.WATCH, "info": p.NEUTRAL}
+SEVERITIES: dict[Severity, str] = {"critical": BAD, "warning": WATCH, "info": NEUTRAL}
 
 # State -> words and colour. A state's number on the timeline is its place in this table.
 STATE_WORDS: dict[str, tuple[str, str]] = {
-    "idle": ("idle", p.QUIET),
+    "idle": ("idle", QUIET),
     "unknown": ("not known", "#3f434d"),
-    "serving": ("serving", p.GOOD),
-    "empty": ("queue empty", p.GOOD),
-    "below_range": ("below the range", p.NEUTRAL),
-    "in_range": ("in range", p.GOOD),
-    "above_range": ("queue too long", p.WATCH),
-    "below_target": ("KV cache has room", p.GOOD),
-    "at_target": ("KV cache well used", p.GOOD),
-    "no_queue": ("queue empty", p.GOOD),
-    "held_back": ("held back", p.WATCH),
-    "running_limit": ("at the running limit", p.WATCH),
-    "pool_full": ("KV cache full", p.WATCH),
-    "prefill_bound": ("prefill fills the batches", p.WATCH),
-    "replayed": ("graph replayed", p.GOOD),
-    "beyond_captured": ("batch beyond the graphs", p.WATCH),
-    "eager": ("without graph", p.WATCH),
-    "disabled": ("graphs disabled", p.NEUTRAL),
-    "stuck": ("stuck", p.BAD),
-    "recovering": ("recovering from retractions", p.WATCH),
-    "hybrid_pool_full": ("second KV cache full", p.WATCH),
-    "grammar_queue": ("grammars compile", p.WATCH),
-    "pd_queue": ("prefill/decode peer or transfer", p.WATCH),
-    "unsupported": ("no graphs here", p.NEUTRAL),
+    "serving": ("serving", GOOD),
+    "empty": ("queue empty", GOOD),
+    "below_range": ("below the range", NEUTRAL),
+    "in_range": ("in range", GOOD),
+    "above_range": ("queue too long", WATCH),
+    "below_target": ("KV cache has room", GOOD),
+    "at_target": ("KV cache well used", GOOD),
+    "no_queue": ("queue empty", GOOD),
+    "held_back": ("held back", WATCH),
+    "running_limit": ("at the running limit", WATCH),
+    "pool_full": ("KV cache full", WATCH),
+    "prefill_bound": ("prefill fills the batches", WATCH),
+    "replayed": ("graph replayed", GOOD),
+    "beyond_captured": ("batch beyond the graphs", WATCH),
+    "eager": ("without graph", WATCH),
+    "disabled": ("graphs disabled", NEUTRAL),
+    "stuck": ("stuck", BAD),
+    "recovering": ("recovering from retractions", WATCH),
+    "hybrid_pool_full": ("second KV cache full", WATCH),
+    "grammar_queue": ("grammars compile", WATCH),
+    "pd_queue": ("prefill/decode peer or transfer", WATCH),
+    "unsupported": ("no graphs here", NEUTRAL),
 }
+STATE_NUMBERS = {state: str(number) for number, state in enumerate(STATE_WORDS)}
+NUMBERED_STATES = texts({STATE_NUMBERS[state]: look for state, look in STATE_WORDS.items()})
 SIGNAL_TITLES: dict[Signal, str] = {
     "activity": "server",
     "queue": "queue",
@@ -52,21 +64,55 @@ SIGNAL_TITLES: dict[Signal, str] = {
 
 # Urgency of a verdict, as `queries.verdict` gives it -> words and colour, the most urgent first.
 LEVELS: dict[str, tuple[str, str]] = {
-    "4": ("Critical", p.BAD),
-    "3": ("Limited", p.WATCH),
-    "2": ("Could be better", p.NEUTRAL),
-    "1": ("No verdict", p.QUIET),
-    "0": ("Fine", p.GOOD),
+    "4": ("Critical", BAD),
+    "3": ("Limited", WATCH),
+    "2": ("Could be better", NEUTRAL),
+    "1": ("No verdict", QUIET),
+    "0": ("Fine", GOOD),
+}
+COLOURS_OF_LEVELS = texts({level: (" ", colour) for level, (_, colour) in LEVELS.items()})
+SEVERITY_CELLS = {str(severity): (str(severity), colour) for severity, colour in SEVERITIES.items()}
+
+# Judgements of the figures on tiles -> colour.
+JUDGEMENTS: dict[str, str] = dict(STATE_WORDS.values()) | {
+    "covered": GOOD,
+    "not covered": WATCH,
+    "too little": BAD,
+    "more than needed": WATCH,
+    "as it should be": GOOD,
+    "too often": WATCH,
+    "too many": WATCH,
+    "none": GOOD,
+    "tolerated": GOOD,
+    "a few": "yellow",
+    "too slow": WATCH,
+    "in time": GOOD,
+    "p99": NEUTRAL,
+    "far too fast": BAD,
+    "too fast": WATCH,
+    "faster than allowed": "yellow",
+    "within the budget": GOOD,
+}
+# Shades of the colour for waiting requests, to distinguish what they wait for.
+_AMBERS = (WATCH, "#8f3f08", "#f0a36b", "#d98032", "#6b3410", "#b98a5e", "#e8c39e", "#ffd9b3")
+_QUEUES = {
+    "grammar": "grammar",
+    "bootstrap": "bootstrap (prefill side)",
+    "inflight": "in flight (prefill side)",
+    "prealloc": "pre-allocation (decode side)",
+    "transfer": "transfer (decode side)",
+    "host_receive": "host receive (decode side)",
+    "retracted": "retracted (decode side)",
 }
 
 HEALTHY = "Nothing to change"
 # Verdicts that are no diagnosis -> words and colour.
 OTHER_VERDICTS: dict[str, tuple[str, str]] = {
-    "healthy": (HEALTHY, p.GOOD),
-    "idle": ("Idle: nothing to judge", p.QUIET),
-    "no_clear_bottleneck": ("No clear bottleneck", p.QUIET),
-    "starting": ("Starting", p.QUIET),
-    "not_enough_data": ("Not enough seen yet", p.QUIET),
+    "healthy": (HEALTHY, GOOD),
+    "idle": ("Idle: nothing to judge", QUIET),
+    "no_clear_bottleneck": ("No clear bottleneck", QUIET),
+    "starting": ("Starting", QUIET),
+    "not_enough_data": ("Not enough seen yet", QUIET),
 }
 
 
@@ -75,22 +121,47 @@ def verdicts() -> dict[str, tuple[str, str]]:
     return {row.id: (row.headline, SEVERITIES[row.severity]) for row in DIAGNOSES} | OTHER_VERDICTS
 
 
-def verdict_looks() -> dict[str, p.Style]:
+def headlines() -> dict[str, str]:
+    """Return every verdict in words."""
+    return {name: words for name, (words, _) in verdicts().items()}
+
+
+def level_looks() -> dict[str, Json]:
+    """Return overrides for series named by the urgency of a verdict."""
+    return {level: named(words, colour) for level, (words, colour) in LEVELS.items()}
+
+
+def queue_looks() -> dict[str, Json]:
+    """Return overrides for series named by a queue beside the main one."""
+    return {queue: named(words, colour) for (queue, words), colour in zip(_QUEUES.items(), COLOURS, strict=True)}
+
+
+def state_looks(signal: Signal) -> dict[str, Json]:
+    """Return overrides for series named by a state of a signal while it serves; each waiting state has a shade of its own."""
+    shades = iter(_AMBERS)
+    return {
+        state: named(words, next(shades) if colour == WATCH else colour)
+        for state in STATES[signal]
+        if state not in ("idle", "unknown")
+        for words, colour in (STATE_WORDS[state],)
+    }
+
+
+def verdict_looks() -> dict[str, Json]:
     """Return overrides for series named by their verdict; their colour comes from their urgency."""
-    return _coloured_by_urgency({name: words for name, (words, _) in verdicts().items()})
+    return _coloured_by_urgency(headlines())
 
 
-def verdict_sentences() -> dict[str, p.Style]:
+def verdict_sentences() -> dict[str, Json]:
     """Return overrides for the verdict strip: the row's sentence with the label `figure`."""
-    said = {name: words for name, (words, _) in verdicts().items()}
-    said |= {row.id: row.summary.removesuffix(".") for row in DIAGNOSES}
+    said = headlines() | {row.id: row.summary.removesuffix(".") for row in DIAGNOSES}
     return _coloured_by_urgency({name: words + "${__field.labels.figure}" for name, words in said.items()})
 
 
-def _coloured_by_urgency(names: Mapping[str, str]) -> dict[str, p.Style]:
+def _coloured_by_urgency(names: Mapping[str, str]) -> dict[str, Json]:
     """Name series; an idle server has the urgency of a healthy one and is grey."""
-    looks: dict[str, p.Style] = {name: {"displayName": words} for name, words in names.items()}
-    return looks | {"idle": {"displayName": names["idle"], "mappings": p.texts({"0": (" ", p.QUIET)})}}
+    looks: dict[str, Json] = {name: {"displayName": words} for name, words in names.items()}
+    return looks | {"idle": {"displayName": names["idle"], "mappings": texts({"0": (" ", QUIET)})}}
 
 
 def changes() -> dict[str, str]:

@@ -1,0 +1,59 @@
+"""The YAML files of this folder as Python objects, with each `[[ expression ]]` in a text replaced by its value.
+
+An expression is Jinja's; it may use every public name of `queries`, `verdicts`, `words` and `looks`, and a panel's own names
+(`with`). A text that is one expression alone becomes its value, such as a mapping or a list.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from sglang_tuning_exporter.diagnosis.rows.objectives import FAST, SLOW
+from sglang_tuning_exporter.diagnosis.runbook import GUIDE_URL
+from sglang_tuning_exporter.mixin.boards import looks, queries, verdicts, words
+from sglang_tuning_exporter.mixin.rendering import expression, rendered
+from sglang_tuning_exporter.state.profiles import GIGABYTE, ONE_MORE, PROFILES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# GUIDE is the guide's profile: its figures appear in descriptions, never in queries.
+_NAMES: dict[str, Any] = {
+    name: value
+    for module in (queries, verdicts, words, looks)
+    for name, value in vars(module).items()
+    if not (name.startswith("_") or isinstance(value, ModuleType))
+} | {
+    "GUIDE": PROFILES["offline"],
+    "GUIDE_URL": GUIDE_URL,
+    "GIGABYTE": GIGABYTE,
+    "ONE_MORE": ONE_MORE,
+    "FAST": FAST,
+    "SLOW": SLOW,
+}
+_ALONE = re.compile(r"\[\[((?:(?!\]\]).)*)\]\]", re.DOTALL)
+
+
+def load(name: str) -> Any:
+    """Return the content of `<name>.yml`."""
+    text = (files(__package__) / f"{name}.yml").read_text(encoding="utf-8")
+    return filled(yaml.safe_load(text), _NAMES)
+
+
+def filled(node: Any, names: Mapping[str, Any]) -> Any:
+    """Return a node of a YAML file with its expressions replaced."""
+    if isinstance(node, dict):
+        for name, text in node.get("with", {}).items():
+            names = {**names, name: filled(text, names)}
+        return {key: filled(value, names) for key, value in node.items() if key != "with"}
+    if isinstance(node, list):
+        return [filled(each, names) for each in node]
+    if not isinstance(node, str) or "[[" not in node:
+        return node
+    alone = _ALONE.fullmatch(node)
+    return expression(alone[1], names) if alone else rendered(node, names)
