@@ -470,6 +470,18 @@ UNTUNED: tuple[Situation, ...] = (
         never=(CONSERVATIVENESS, "requests at once", "replica"),
     ),
     Situation(
+        name="context-of-512",
+        what="--context-length 512, and every second client sends prompts of 900 tokens",
+        flags="--max-total-tokens 16384 --context-length 512",
+        steps=((*_send(6, 60, 900, 60), *_send(6, 60, 100, 60)),),
+        truth="The long prompts are refused at once, inside answers with status 200; the others are served well.",
+        right="A longer context.",
+        verdicts=HEALTHY,
+        cures=("--context-length up",),
+        never=(CONSERVATIVENESS, "requests at once", "replica", "--max-total-tokens"),
+        cannot_tell=("metrics",),
+    ),
+    Situation(
         name="impatient-clients-small-pool",
         what="60 clients that give a request up after six seconds, and a pool of 3,000 tokens",
         flags="--max-total-tokens 3000",

@@ -23,7 +23,8 @@ TRUNCATED = (
 BEYOND_CONTEXT = b"[http_server] Error: The input (900 tokens) is longer than the model's context length (512 tokens).\n"  # fmt: skip
 ANSWER_BEYOND_CONTEXT = (
     b"[http_server] Error: Requested token count exceeds the model's maximum context length of 512 tokens. You requested a total of 700"
-    b" tokens: 100 tokens from the input messages and 600 tokens for the completion.\n"
+    b" tokens: 100 tokens from the input messages and 600 tokens for the completion. Please reduce the number of tokens in the input"
+    b" messages or the completion to fit within the limit.\n"
 )  # from _validate_one_request, srt/managers/tokenizer_manager.py in 0.5.23
 ROW, CONTEXT_ROW = "prompts_beyond_kv_cache", "prompts_beyond_context"
 POOL = 400_000  # of `scenarios.started`
@@ -59,6 +60,13 @@ def test_the_limit_of_the_context_is_raised_beyond_such_requests_and_the_server_
     finding = found(past, CONTEXT_ROW)
     assert finding is not None
     assert finding.sentence == "10 requests were longer than --context-length allows"
+
+
+@pytest.mark.parametrize("words", [REFUSED, TRUNCATED, BEYOND_CONTEXT, ANSWER_BEYOND_CONTEXT])
+def test_such_lines_put_each_other_in_no_doubt(words: bytes) -> None:
+    served = b"Prefill batch, #new-seq: 1, #new-token: 9, #cached-token: 0, token usage: 0.00, #running-req: 0, #queue-req: 0, \n"
+    events = LogReader().feed(STAMP + served + 3 * (STAMP + words))
+    assert [event.suspect for event in events if isinstance(event, TooLong)] == [False, False, False]
 
 
 def test_where_the_models_own_context_is_too_short_nothing_is_said() -> None:

@@ -41,8 +41,9 @@ _TOO_LONG = re.compile(
     rb" len\(req\.origin_input_ids\)=(\d{1,9}), (?:self\.)?max_req_input_len=(\d{1,9})\."
     # _validate_one_request, srt/managers/tokenizer_manager.py; as an error it stands behind the place of srt/entrypoints/http_server.py.
     rb"|(?:\[http_server\] Error: )?The input \((\d{1,9}) tokens\) is longer than the model's context length \((\d{1,9}) tokens\)\."
+    rb"(?: Truncating the input\.)?$"
     rb"|\[http_server\] Error: Requested token count exceeds the model's maximum context length of (\d{1,9}) tokens\."
-    rb" You requested a total of (\d{1,9}) tokens"
+    rb" You requested a total of (\d{1,9}) tokens: [\w ,.]{0,200}limit\.$"
 )
 _OTHER_BATCH = re.compile(rb"[A-Z]\w{2,20} batch(?: ?\[\d{1,12}\])?[.,] ?#[\w-]{1,40}: ?\d")
 

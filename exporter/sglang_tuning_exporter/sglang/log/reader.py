@@ -117,10 +117,13 @@ class LogReader(MessageReader):
         self._line += 1
         if self._suspicion.after_sink:
             self._suspicion.advance_to(None, self._line)
+        known = len(events)
         kind = self._read(line, events)
         self.counts[kind] += 1
+        # A line about a request that is an event has SGLang's own words and figures alone.
+        is_own = kind == "request" and len(events) > known
         self._read_released(events)
-        if not self._is_header(line, kind):
+        if not is_own and not self._is_header(line, kind):
             self._suspicion.note(kind, self._last_time, self._line)
 
     def _is_header(self, line: bytes, kind: str) -> bool:
