@@ -204,7 +204,7 @@ def test_an_end_in_half_a_log_is_not_the_last_word(monkeypatch: pytest.MonkeyPat
     sidecar.log.poll(sidecar.state, sidecar._lock)
     with sidecar.view() as now:
         assert sidecar.judge(now).verdict == "server_down"
-        monkeypatch.setattr(type(sidecar.log), "reads_the_past", property(lambda _: True))
+        monkeypatch.setattr(type(sidecar.log), "is_catching_up", property(lambda _: True))
         assert sidecar.judge(now).verdict != "server_down"
 
 

@@ -11,8 +11,7 @@ from sglang_tuning_exporter.diagnosis.table import ALERTS, BY_ID, DIAGNOSES
 from sglang_tuning_exporter.mixin.records import records
 from sglang_tuning_exporter.mixin.rendering import render
 from sglang_tuning_exporter.mixin.tables import advice, default, link, when
-from sglang_tuning_exporter.serve.metrics import FROM_METRICS, sections
-from sglang_tuning_exporter.serve.metrics.families import PREFIX
+from sglang_tuning_exporter.serve.metrics import sections
 from sglang_tuning_exporter.serve.metrics.sources import web
 from sglang_tuning_exporter.serve.security.active_config import up_family
 from sglang_tuning_exporter.sglang.metrics import catalogue as facts
@@ -39,7 +38,7 @@ _UNITS = {
     "_batch_size": "requests",
 }
 _BOTH = "metrics, else log"
-# Where the figures of a section come from; of families that differ, by the beginning of their names.
+# Where the figures of a section come from; a family that differs has its own `source`.
 _SOURCES = {
     "Data sources": "exporter",
     "Server": _BOTH,
@@ -50,26 +49,6 @@ _SOURCES = {
     "Findings": "computed",
     "Profile": "`--profile`, `--threshold`",
     "Serving": "exporter",
-}
-_OTHER_SOURCES = {
-    "log_": "log",
-    "scrape_": "metrics",
-    "up": "metrics",
-    "metrics_": "metrics",
-    "capped": "metrics",
-    "sources_disagree": "metrics and log",
-    "state_file_up": "exporter",
-    "server_arg": "log, else `/server_info`",
-    "server_starts": "log, else metrics",
-    "rejected_requests": "log",
-    "liveness_": "log",
-    "retraction_events": "log",
-    "retracted_requests": "log, else metrics",
-    "cuda_graph_max_batch_size": "log, else `/server_info`",
-    "new_token_ratio": "log, else metrics",
-    "state": "computed",
-    "queue_wait_seconds": "computed",
-    "cuda_graph_coverage_ratio": "computed",
 }
 # What a workload must be like for a profile to suit it.
 _SUITS = {
@@ -198,14 +177,7 @@ def _columns(title: str, family: Family) -> tuple[str, ...]:
     labels = ", ".join(f"`{label}`" for label in family.names)
     unit = next((unit for end, unit in _UNITS.items() if family.name.endswith(end)), "-")
     meaning = _escaped(family.documentation)
-    return f"`{family.sample_name}`", family.type, labels or "-", unit, meaning, _source(title, family.name)
-
-
-def _source(title: str, name: str) -> str:
-    short = name.removeprefix(PREFIX)
-    if name in FROM_METRICS:
-        return "metrics"
-    return next((source for start, source in _OTHER_SOURCES.items() if short.startswith(start)), _SOURCES[title])
+    return f"`{family.sample_name}`", family.type, labels or "-", unit, meaning, family.source or _SOURCES[title]
 
 
 assert all(other in BY_ID for row in DIAGNOSES for other in (*row.unless, *row.causes)), (

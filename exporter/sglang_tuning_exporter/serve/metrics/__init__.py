@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from sglang_tuning_exporter.serve.metrics.capacity import capacity
 from sglang_tuning_exporter.serve.metrics.diagnoses import findings
-from sglang_tuning_exporter.serve.metrics.families import PREFIX, text
+from sglang_tuning_exporter.serve.metrics.families import METRICS, text
 from sglang_tuning_exporter.serve.metrics.ranks import schedulers
 from sglang_tuning_exporter.serve.metrics.server import failures, memory, server, thresholds
 from sglang_tuning_exporter.serve.metrics.sources import agreement, sources
@@ -18,21 +18,6 @@ if TYPE_CHECKING:
 
     from sglang_tuning_exporter.serve.metrics.families import Family
     from sglang_tuning_exporter.serve.metrics.view import SidecarView
-
-
-# Counters that come from metrics alone.
-FROM_METRICS = frozenset(
-    PREFIX + name
-    for name in (
-        "aborted_requests",
-        "capped",
-        "finished_requests",
-        "latency_breaches",
-        "latency_observations",
-        "loads_failures",
-        "started_requests",
-    )
-)
 
 
 def sections(sidecar: SidecarView, now: float) -> dict[str, list[Family]]:
@@ -64,7 +49,7 @@ class SidecarCollector(Collector):
         with sidecar.view() as now:
             families = [family for section in sections(sidecar, now).values() for family in section]
             if sidecar.log is not None and sidecar.log.is_catching_up:
-                families = [each for each in families if each.type != "counter" or each.name in FROM_METRICS]
+                families = [each for each in families if each.type != "counter" or each.source == METRICS]
         return (family for family in families if family.samples)
 
 

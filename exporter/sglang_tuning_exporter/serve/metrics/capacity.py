@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from sglang_tuning_exporter.capacity.model import capacities
-from sglang_tuning_exporter.serve.metrics.families import PerRank, counter, gauge
+from sglang_tuning_exporter.serve.metrics.families import METRICS, PerRank, counter, gauge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -48,29 +48,29 @@ GAUGES: dict[str, tuple[str, _Figure]] = {
 
 def capacity(sidecar: SidecarView, now: float) -> Iterable[Family]:
     """Return the measured figures of each scheduler; an unknown figure has no series."""
-    of = PerRank(capacities(sidecar.state, sidecar.measured, now), has_dp_ranks=sidecar.state.has_dp_ranks)
+    ranks = PerRank(capacities(sidecar.state, sidecar.measured, now), has_dp_ranks=sidecar.state.has_dp_ranks)
     for name, (words, figure) in GAUGES.items():
-        yield of.gauge_per_rank(name, words, partial(_value, figure))
-    yield of.family_per_rank(
-        gauge,
-        "decode_step_seconds",
+        yield ranks.one(gauge(name, words), partial(_value, figure))
+    words = (
         "Duration of a decode step = fixed + per_request x batch, by least squares over the steps of the last 10 minutes;"
-        " source: v1_loads (0.5.18 on), else the log's decode lines.",
-        ("part", "source"),
-        lambda c: [((part, source), estimate.value) for part, source, estimate in _parts(c)],
+        " source: v1_loads (0.5.18 on), else the log's decode lines."
     )
-    yield of.family_per_rank(
-        gauge,
-        "decode_step_bound_seconds",
-        "The ends of the 95 % interval of sglang_tuning_decode_step_seconds, from the spread over windows (jackknife).",
-        ("part", "bound"),
-        lambda c: [
-            sample
+    yield ranks.several(
+        gauge("decode_step_seconds", words, "part", "source"),
+        lambda c: ((part, source, estimate.value) for part, source, estimate in _parts(c)),
+    )
+    words = (
+        "The ends of the 95 % interval of sglang_tuning_decode_step_seconds, from the spread over windows (jackknife)."
+    )
+    yield ranks.several(
+        gauge("decode_step_bound_seconds", words, "part", "bound"),
+        lambda c: (
+            (part, bound, value)
             for part, _, estimate in _parts(c)
-            for sample in (((part, "low"), estimate.low), ((part, "high"), estimate.high))
-        ],
+            for bound, value in (("low", estimate.low), ("high", estimate.high))
+        ),
     )
-    failures = counter("loads_failures", "Times that /v1/loads gave no answer, by reason.", "reason")
+    failures = counter("loads_failures", "Times that /v1/loads gave no answer, by reason.", "reason", source=METRICS)
     reasons = sorted({"timeout", *sidecar.loads.failures}) if sidecar.loads.counts_steps else ()
     yield failures.with_samples((reason, sidecar.loads.failures[reason]) for reason in reasons)
 

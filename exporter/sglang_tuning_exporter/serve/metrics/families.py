@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 PREFIX = "sglang_tuning_"
 LONGEST_LABEL = 512
+# Where figures come from, as the reference has it. The counters of METRICS go on while older lines of the log are read.
+LOG, METRICS, COMPUTED, EXPORTER = "log", "metrics", "computed", "exporter"
+LOG_OR_METRICS, LOG_AND_METRICS, LOG_OR_INFO = "log, else metrics", "metrics and log", "log, else `/server_info`"
 _ENDINGS = {"counter": "_total", "info": "_info"}
 _WORDS = str.maketrans({"\\": r"\\", "\n": r"\n"})
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
@@ -36,11 +39,14 @@ class Labels(dict[str, str]):
 
 
 class Family(Metric):
-    """A family with our prefix, and labels of these names. The name of its samples ends as its type requires."""
+    """A family with our prefix, and labels of these names. The name of its samples ends as its type requires.
 
-    def __init__(self, kind: str, name: str, words: str, *names: str) -> None:
+    `source` is where its figures come from, where that is not the same for its whole section of the reference.
+    """
+
+    def __init__(self, kind: str, name: str, words: str, *names: str, source: str = "") -> None:
         super().__init__(PREFIX + name, words, kind)
-        self.names, self.sample_name = names, self.name + _ENDINGS.get(kind, "")
+        self.names, self.sample_name, self.source = names, self.name + _ENDINGS.get(kind, ""), source
 
     def add_metric(self, values: Iterable[str], value: float | None) -> None:
         """Add a sample with these values of the labels; none where its value is unknown."""
@@ -58,9 +64,9 @@ gauge = partial(Family, "gauge")
 counter = partial(Family, "counter")
 
 
-def single(name: str, words: str, value: float | None) -> Family:
+def single(name: str, words: str, value: float | None, source: str = "") -> Family:
     """Make a gauge with one sample; without samples where there is no value."""
-    return gauge(name, words).with_samples([(value,)])
+    return gauge(name, words, source=source).with_samples([(value,)])
 
 
 def info(name: str, words: str, values: dict[str, str]) -> Family:
@@ -77,34 +83,27 @@ T = TypeVar("T", bound=_Scheduler)
 
 
 class PerRank(Generic[T]):
-    """Makes families with the samples of each scheduler; with several DP ranks their last label is `dp_rank`."""
+    """Fills families with the samples of each scheduler; with several DP ranks their last label is `dp_rank`."""
 
     def __init__(self, schedulers: Iterable[T], *, has_dp_ranks: bool) -> None:
         self._names = ("dp_rank",) if has_dp_ranks else ()
         ordered = sorted(schedulers, key=lambda each: -1 if each.dp is None else each.dp)
         self._schedulers = [(each, (str(each.dp),) if has_dp_ranks else ()) for each in ordered]
 
-    def gauge_per_rank(self, name: str, words: str, figure: Callable[[T], float | None]) -> Family:
-        """Make a gauge with one sample for each scheduler whose figure is known."""
-        family = gauge(name, words, *self._names)
-        for scheduler, values in self._schedulers:
-            value = figure(scheduler)
-            if value is not None and isfinite(value):
-                family.add_metric(values, value)
-        return family
+    def one(self, family: Family, figure: Callable[[T], float | None]) -> Family:
+        """Add one sample for each scheduler whose figure is known and finite; return the family."""
 
-    def family_per_rank(
-        self,
-        kind: Callable[..., Family],
-        name: str,
-        words: str,
-        labels: tuple[str, ...],
-        samples: Callable[[T], Iterable[tuple[tuple[str, ...], float]]],
-    ) -> Family:
-        """Make a family with several samples for each scheduler, each given as the values of `labels` and its own."""
-        family = kind(name, words, *labels, *self._names)
+        def sample(scheduler: T) -> list[tuple[float]]:
+            value = figure(scheduler)
+            return [] if value is None or not isfinite(value) else [(value,)]
+
+        return self.several(family, sample)
+
+    def several(self, family: Family, samples: Callable[[T], Iterable[tuple[Any, ...]]]) -> Family:
+        """Add samples of each scheduler, each given as the values of its own labels and then its value; return the family."""
+        family.names += self._names
         for scheduler, rank in self._schedulers:
-            for values, value in samples(scheduler):
+            for *values, value in samples(scheduler):
                 family.add_metric((*values, *rank), value)
         return family
 

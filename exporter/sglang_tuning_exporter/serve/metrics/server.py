@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, get_args
 
-from sglang_tuning_exporter.serve.metrics.families import counter, gauge, info, shortened, single
+from sglang_tuning_exporter.serve.metrics.families import (
+    LOG,
+    LOG_OR_INFO,
+    LOG_OR_METRICS,
+    METRICS,
+    counter,
+    gauge,
+    info,
+    shortened,
+    single,
+)
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES, LivenessKind
 from sglang_tuning_exporter.state.latency import Latency
 from sglang_tuning_exporter.state.profiles import GIGABYTE
@@ -33,29 +43,30 @@ def server(sidecar: SidecarView, now: float) -> Iterable[Family]:
         | {"profile": sidecar.profile.name},
     )
     words = "A numeric argument of the running server, as resolved by it (switches are 0 or 1)."
-    yield gauge("server_arg", words, "arg").with_samples(sorted(facts.shown_args.items()))
-    yield counter("server_starts", "Starts of the server seen by this exporter.").with_samples([(state.starts,)])
+    yield gauge("server_arg", words, "arg", source=LOG_OR_INFO).with_samples(sorted(facts.shown_args.items()))
+    words = "Starts of the server seen by this exporter."
+    yield counter("server_starts", words, source=LOG_OR_METRICS).with_samples([(state.starts,)])
     for name, words in _COUNTED.items():
-        yield counter(name, words).with_samples([(state.server_count(name),)])
+        yield counter(name, words, source=METRICS).with_samples([(state.server_count(name),)])
     words = "Requests that SGLang rejected because its queue was full: answered with 503, or a stream with an error."
     is_counted = sidecar.config.log_file or state.server_count("answered_requests") is not None
     rejected = [(state.server_totals.counts["rejected_requests"],)] if is_counted else []
-    yield counter("rejected_requests", words).with_samples(rejected)
+    yield counter("rejected_requests", words, source=LOG).with_samples(rejected)
     words = (
         "Liveness events in the log: ready, draining, failed starts, crashes, watchdog timeouts, failed health checks."
     )
     yield from _events(
         sidecar,
         now,
-        counter("liveness_events", words, "event"),
-        gauge("liveness_event_age_seconds", "Seconds since this event was last in the log.", "event"),
+        counter("liveness_events", words, "event", source=LOG),
+        gauge("liveness_event_age_seconds", "Seconds since this event was last in the log.", "event", source=LOG),
         get_args(LivenessKind),
     )
     words = "Latencies that the server observed since the exporter started."
-    seen = counter("latency_observations", words, "latency")
+    seen = counter("latency_observations", words, "latency", source=METRICS)
     yield seen.with_samples([(each, state.latency.observations(each)) for each in JUDGED])
     words = "Those above the profile's objective (estimated inside a histogram's bucket)."
-    missed = counter("latency_breaches", words, "latency")
+    missed = counter("latency_breaches", words, "latency", source=METRICS)
     yield missed.with_samples([(each, state.latency.breaches(each)) for each in JUDGED])
 
 

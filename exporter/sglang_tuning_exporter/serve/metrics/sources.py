@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter import __version__
-from sglang_tuning_exporter.serve.metrics.families import counter, gauge, info, printable, single
+from sglang_tuning_exporter.serve.metrics.families import (
+    LOG,
+    LOG_AND_METRICS,
+    METRICS,
+    counter,
+    gauge,
+    info,
+    printable,
+    single,
+)
 from sglang_tuning_exporter.sglang.events import LINE_KINDS
 
 if TYPE_CHECKING:
@@ -29,16 +38,18 @@ def sources(sidecar: SidecarView) -> Iterable[Family]:
         {"metrics": "yes" if is_scraped else "no", "log": "yes" if config.log_file else "no"},
     )
     words = "Whether the last scrape of SGLang's /metrics succeeded; absent without --sglang-url."
-    yield single("up", words, float(health.up is True) if is_scraped else None)
+    yield single("up", words, float(health.up is True) if is_scraped else None, METRICS)
     words = "Why SGLang could not be scraped; only while sglang_tuning_up is 0."
-    error = gauge("scrape_error_info", words, "reason")
+    error = gauge("scrape_error_info", words, "reason", source=METRICS)
     yield error.with_samples([(health.reason, 1.0)] if is_scraped and health.up is False else [])
     words = "Duration of the last scrape of SGLang in seconds."
-    yield single("scrape_duration_seconds", words, health.scrape_seconds)
+    yield single("scrape_duration_seconds", words, health.scrape_seconds, METRICS)
     words = "SGLang families on the last page that no known release has."
-    yield single("metrics_unrecognised_families", words, health.unrecognised if health.up else None)
+    yield single("metrics_unrecognised_families", words, health.unrecognised if health.up else None, METRICS)
     words = "Input dropped by safety limits: lines of the server's page that are too many, too long or invalid, values of dp_rank beyond the limit."
-    yield counter("capped", words, "what").with_samples([(what, sidecar.state.capped[what]) for what in CAPPED])
+    yield counter("capped", words, "what", source=METRICS).with_samples(
+        (what, sidecar.state.capped[what]) for what in CAPPED
+    )
     words = "Unexpected errors in the exporter's own threads; each one was restarted."
     yield counter("thread_errors", words, "thread").with_samples(sorted(sidecar.threads.errors.items()))
     if sidecar.log is not None:
@@ -57,34 +68,37 @@ def web(external_url: str | None, *, is_tls: bool) -> Family:
 
 def _files(log: LogView) -> Iterable[Family]:
     words = "Whether this log file is being followed."
-    yield gauge("log_up", words, "file").with_samples([(printable(file.path), float(file.up)) for file in log.files])
+    family = gauge("log_up", words, "file", source=LOG)
+    yield family.with_samples((printable(file.path), float(file.up)) for file in log.files)
     words = (
         "1 while lines from before the exporter's start are still being read; the log's counters are absent until then."
     )
-    yield single("log_reading_past", words, float(log.is_catching_up))
+    yield single("log_reading_past", words, float(log.is_catching_up), LOG)
     words = "Files that match --log-file and are not followed: there are too many."
-    yield single("log_files_left_out", words, log.left_out)
+    yield single("log_files_left_out", words, log.left_out, LOG)
     words = "Rotated or deleted files of the log that were gone, or may have been, before they were read to their end."
-    yield counter("log_files_lost", words).with_samples([(log.files_lost,)])
+    yield counter("log_files_lost", words, source=LOG).with_samples([(log.files_lost,)])
     words = "Lines of the log that were longer than 1 MiB, and not read."
-    yield counter("log_dropped_lines", words).with_samples([(log.dropped_lines,)])
+    yield counter("log_dropped_lines", words, source=LOG).with_samples([(log.dropped_lines,)])
     problem, words = log.state_file_problem, "Whether positions and counters can be saved in --state-file."
     yield single("state_file_up", words, None if problem is None else float(not problem))
 
 
 def _lines(sidecar: SidecarView, log: LogView) -> Iterable[Family]:
     words = "When the last line of the log arrived, in unix seconds."
-    yield single("log_last_line_timestamp_seconds", words, log.last_line_at)
+    yield single("log_last_line_timestamp_seconds", words, log.last_line_at, LOG)
     words = "Seconds from the last batch line of the log to the last work seen in the metrics; 0 while lines come."
-    yield single("log_silent_seconds", words, sidecar.log_silent_seconds)
+    yield single("log_silent_seconds", words, sidecar.log_silent_seconds, LOG)
     words = "Lines read from the log, by kind."
-    yield counter("log_lines", words, "kind").with_samples([(kind, log.lines[kind]) for kind in LINE_KINDS])
+    family = counter("log_lines", words, "kind", source=LOG)
+    yield family.with_samples((kind, log.lines[kind]) for kind in LINE_KINDS)
     words = "Log lines of a known kind with words or keys that no known release prints: SGLang's format has changed."
-    unknown = counter("log_unrecognised", words, "kind")
+    unknown = counter("log_unrecognised", words, "kind", source=LOG)
     yield unknown.with_samples([(kind, log.unrecognised[kind]) for kind in UNRECOGNISED_KINDS])
     words = "Lines that looked like an event of the server and were not counted, because nothing else confirmed them."
     suspicious = sidecar.state.forgeries.suspicious
-    yield counter("log_suspicious", words, "kind").with_samples([(kind, suspicious[kind]) for kind in SUSPICIOUS_KINDS])
+    family = counter("log_suspicious", words, "kind", source=LOG)
+    yield family.with_samples((kind, suspicious[kind]) for kind in SUSPICIOUS_KINDS)
 
 
 def agreement(sidecar: SidecarView, now: float) -> Iterable[Family]:
@@ -95,4 +109,5 @@ def agreement(sidecar: SidecarView, now: float) -> Iterable[Family]:
         "retracted_requests": state.forgeries.disagrees(now) if state.log_is_read else None,
     }
     words = "1 while log and metrics report different values for a fact: another server's log, or missing lines."
-    yield gauge("sources_disagree", words, "fact").with_samples(facts.items() if sidecar.log is not None else [])
+    family = gauge("sources_disagree", words, "fact", source=LOG_AND_METRICS)
+    yield family.with_samples(facts.items() if sidecar.log is not None else ())
