@@ -482,6 +482,26 @@ UNTUNED: tuple[Situation, ...] = (
         cannot_tell=("metrics",),
     ),
     Situation(
+        name="schema-without-backend",
+        what="--grammar-backend none, and 32 clients whose answers are to follow a JSON schema",
+        flags="--max-total-tokens 32768",
+        steps=(
+            _send(
+                32,
+                60,
+                60,
+                120,
+                schema='{"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"string"}},"required":["a","b"]}',
+            ),
+        ),
+        truth="Every request is refused at once, inside an answer with status 200.",
+        right="A grammar backend.",
+        verdicts=HEALTHY,
+        cures=("--grammar-backend",),
+        never=(CONSERVATIVENESS, "requests at once", "replica", "--max-total-tokens"),
+        cannot_tell=("metrics",),
+    ),
+    Situation(
         name="impatient-clients-small-pool",
         what="60 clients that give a request up after six seconds, and a pool of 3,000 tokens",
         flags="--max-total-tokens 3000",

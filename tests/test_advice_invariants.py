@@ -123,6 +123,8 @@ def pasts(draw: st.DrawFn) -> Past:
         rejected_requests=draw(st.sampled_from([0.0, 0.0, 1e3])),
         too_long_prompts=10.0,
         too_long_tokens=draw(st.sampled_from([1e3, 1e7])),
+        refused_requests=draw(st.sampled_from([0.0, 500.0])),
+        refused_for_grammar=draw(st.sampled_from([0.0, 500.0])),
         beyond_context_prompts=10.0,
         beyond_context_tokens=draw(st.sampled_from([1e3, 1e7])),
     )

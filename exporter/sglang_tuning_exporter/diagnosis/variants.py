@@ -95,6 +95,10 @@ BY_CHANGE: dict[tuple[str, str], Variant] = {
 }
 
 BY_NAME: dict[str, Variant] = {
+    "refused": Variant(
+        "SGLang ends such a request at once and prints the reason.",
+        "a client sends such requests by mistake: then nothing needs to change",
+    ),
     "larger_pool": Variant(
         "The KV cache is too small for the running requests; a larger one removes the cause of the retractions.",
         "no GPU memory is free",

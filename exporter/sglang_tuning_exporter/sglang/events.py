@@ -202,9 +202,19 @@ class TooLong:
     suspect: bool = False
 
 
+@dataclass(slots=True)
+class Refusal:
+    """A request that the scheduler answered with an error at once."""
+
+    time: float | None
+    rank: Rank
+    grammar: bool  # it asks for structured output, and --grammar-backend is none
+    suspect: bool = False
+
+
 Event: TypeAlias = (
     DecodeBatch | PrefillBatch | Retraction | OutOfMemory | ServerArgs | KvPool | Memory | Limits | Liveness | Rejection
-    | TooLong
+    | TooLong | Refusal
 )  # fmt: skip
 
 LINE_KINDS = (

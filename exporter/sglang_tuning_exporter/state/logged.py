@@ -15,6 +15,7 @@ from sglang_tuning_exporter.sglang.events import (
     Memory,
     OutOfMemory,
     PrefillBatch,
+    Refusal,
     Rejection,
     Retraction,
     ServerArgs,
@@ -105,6 +106,8 @@ class LoggedServer:
             self._reject(event, now)
         elif isinstance(event, TooLong):
             self._refuse_long(event, now)
+        elif isinstance(event, Refusal):
+            self._refuse(event, now)
         else:
             self._see_start_line(event, now)
         return True
@@ -272,7 +275,7 @@ class LoggedServer:
             if self._recalled.wait:
                 self._confirm_recalled(self._recalled.worked(event.rank, now, event.time))
             self.life.recall_work()
-        elif isinstance(event, (Retraction, OutOfMemory, Rejection, TooLong)):
+        elif isinstance(event, (Retraction, OutOfMemory, Rejection, TooLong, Refusal)):
             return
         elif isinstance(event, ServerArgs):
             if self._is_whole(event) and self._recalled.start(event, now, sure=self._is_sure(event)):
@@ -304,6 +307,12 @@ class LoggedServer:
         self.server_totals.counts["rejected_requests"] += 1
         self.journal.see(REJECTION, now)
         self._tell(event, now)
+
+    def _refuse(self, event: Refusal, now: float) -> None:
+        if not event.suspect:
+            counts = self.rank(event.rank.dp, now).totals.counts
+            counts["refused_requests"] += 1
+            counts["refused_for_grammar"] += event.grammar
 
     def _refuse_long(self, event: TooLong, now: float) -> None:
         """Count a prompt that the KV cache or the context can never hold; each TP rank logs one that is truncated."""

@@ -25,6 +25,7 @@ SMALL_BATCH = 32.0  # default of --torch-compile-max-bs
 ROOM_FOR_POOL = 0.3  # of a GPU's memory that the KV cache should have
 USUAL_FRACTION = 0.88  # default of --mem-fraction-static; docs/decisions.md
 LARGE_WEIGHTS = 0.3  # of a GPU's memory
+MANY_REFUSED = 0.05  # of the requests
 DP_ATTENTION_GPUS = 8
 _MOE = re.compile(r"moe|mixtral|deepseek-?_?(?:v[23]|r1)|-a\d+(?:\.\d+)?b\b|kimi-k2|gpt-oss|grok|dbrx", re.IGNORECASE)
 _LATENT = re.compile(r"deepseek-?_?(?:v[23]|r1)|kimi-k2", re.IGNORECASE)
@@ -167,6 +168,17 @@ def prompts_beyond_context(past: Past) -> Evidence | None:
     if not count or past.facts.flag_value("context_length") is None:
         return None
     return Evidence("requests refused or truncated", count, 0.0, "count")
+
+
+def requests_refused(past: Past) -> Evidence | None:
+    """The scheduler answers many requests with an error, for another reason than their length."""
+    refused = past.recent.counts.get("refused_requests", 0.0)
+    asked = max(
+        past.recent.counts.get("new_sequences", 0.0), refused
+    )  # one that is refused is prefilled with a single token
+    return (
+        Evidence("share of the requests that were refused", refused / asked, MANY_REFUSED, "share") if refused else None
+    )
 
 
 def quantization_candidate(past: Past) -> Evidence | None:

@@ -191,6 +191,22 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
         sizes=pools.hold_longest_requests,
     ),
     Diagnosis(
+        id="requests_refused",
+        condition=Suitability(suitability.requests_refused),
+        summary="SGLang answers many requests with an error, because it cannot do what they ask for.",
+        seen="{value} of the requests were refused",
+        guide="not in SGLang's guide: the scheduler ends such a request at once and prints why, with self.rid= at the end of the line",
+        remedy=Remedy(
+            "grammar_backend",
+            "set",
+            "xgrammar",
+            "The clients ask for structured output (a JSON schema, regex or EBNF), and without a grammar backend SGLang refuses that.",
+            "the package of the grammar backend is not installed",
+            cost="Each new schema is compiled before its request can run.",
+        ),
+        sizes=admission.refusals,
+    ),
+    Diagnosis(
         id="router_candidate",
         condition=Suitability(suitability.router_candidate),
         summary="One server runs several replicas by --dp-size; SGLang's guide prefers a router in front of single servers.",

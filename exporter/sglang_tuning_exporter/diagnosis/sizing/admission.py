@@ -183,6 +183,14 @@ def by_prefix(case: SizingInput) -> list[AdvisedValue]:
     return [] if case.present("schedule_policy") == "lpm" else [AdvisedValue("lpm", case.present("schedule_policy"))]
 
 
+def refusals(case: SizingInput) -> list[AdvisedValue]:
+    """Choose a grammar backend where requests need one and there is none, else say where the reason stands."""
+    counts, current = case.recent.counts, case.present("grammar_backend")
+    if current == "none" and counts["refused_for_grammar"] > counts["refused_requests"] / 2:
+        return [AdvisedValue("xgrammar", current)]
+    return [in_words("read the reason in the log, before self.rid= at the end of its lines", "refused")]
+
+
 def grammar(case: SizingInput) -> list[AdvisedValue]:
     """Name the other grammar backends of this server's release."""
     current, choices = case.present("grammar_backend"), case.choices("grammar_backend")

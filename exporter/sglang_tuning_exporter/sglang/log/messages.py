@@ -14,6 +14,7 @@ from sglang_tuning_exporter.sglang.events import (
     Event,
     Liveness,
     Rank,
+    Refusal,
     Rejection,
     ServerArgs,
     TooLong,
@@ -44,6 +45,11 @@ _TOO_LONG = re.compile(
     rb"(?: Truncating the input\.)?$"
     rb"|\[http_server\] Error: Requested token count exceeds the model's maximum context length of (\d{1,9}) tokens\."
     rb" You requested a total of (\d{1,9}) tokens: [\w ,.]{0,200}limit\.$"
+)
+# Req.set_finish_with_abort, srt/managers/schedule_batch.py: an error of one request; the grammar's is of srt/constrained/grammar_manager.py.
+_REFUSED = re.compile(
+    rb"(?:(Grammar-based generation \([\w, ]{1,80}\) is not supported when the server is launched with --grammar-backend none)"
+    rb"|(?!Aborted by AbortReq)[A-Z][^\n]{8,2000}?), self\.rid='[\w-]{1,80}'$"
 )
 _OTHER_BATCH = re.compile(rb"[A-Z]\w{2,20} batch(?: ?\[\d{1,12}\])?[.,] ?#[\w-]{1,40}: ?\d")
 
@@ -211,6 +217,9 @@ class MessageReader:
         if (found := _TOO_LONG.match(message)) is not None:
             most, tokens = sorted(int(number) for number in found.groups() if number is not None)
             events.append(TooLong(time, rank, tokens, most, suspect=suspect))
+            return "request"
+        if message.endswith(b"'") and (found := _REFUSED.match(message)) is not None:
+            events.append(Refusal(time, rank, found[1] is not None, suspect=suspect))
             return "request"
         if _OTHER_BATCH.match(message):
             self.unrecognised["batch_line"] += 1
