@@ -483,17 +483,9 @@ UNTUNED: tuple[Situation, ...] = (
     ),
     Situation(
         name="schema-without-backend",
-        what="--grammar-backend none, and 32 clients whose answers are to follow a JSON schema",
+        what="--grammar-backend none, and eight clients whose answers are to follow a JSON schema",
         flags="--max-total-tokens 32768",
-        steps=(
-            _send(
-                32,
-                60,
-                60,
-                120,
-                schema='{"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"string"}},"required":["a","b"]}',
-            ),
-        ),
+        steps=(_send(8, 50, 60, 120, schema=_SCHEMA, pause_seconds=(0.5,)),),
         truth="Every request is refused at once, inside an answer with status 200.",
         right="A grammar backend.",
         verdicts=HEALTHY,
