@@ -158,9 +158,7 @@ def running(directory: Path, configuration: Path = CONFIGURATION) -> Iterator[Ma
     process = Process("alertmanager", command, directory / "alertmanager.log")
     receiver.start()
     try:
-        wait_until(lambda: process.ended or answers(f"{url}/-/ready"), "Alertmanager")
-        if process.ended:
-            raise RuntimeError(process.last_words())
+        process.wait_until_ready(f"{url}/-/ready")
         yield manager
     finally:
         process.stop()
@@ -174,16 +172,6 @@ def wait_until(condition: Callable[[], bool], words: str, most: float = 60.0) ->
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited in vain for {words}")
         time.sleep(0.05)
-
-
-def answers(url: str) -> bool:
-    """Say whether an address answers 200 within two seconds."""
-    with requests.Session() as session:
-        session.trust_env = False
-        try:
-            return session.get(url, timeout=2).status_code == 200
-        except requests.RequestException:
-            return False
 
 
 def pairs() -> Iterator[tuple[str, Diagnosis, Diagnosis]]:

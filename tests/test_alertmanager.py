@@ -23,7 +23,6 @@ import pytest
 import requests
 import yaml
 
-from alert_matrix.inhibition import answers
 from sglang_tuning_exporter.config.values import Address
 from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
 from sglang_tuning_exporter.mixin import alerts
@@ -186,8 +185,7 @@ def _running(configuration: Path) -> Iterator[Alertmanager]:
     webhook.start()
     process = Process("alertmanager", command, configuration.parent / "alertmanager.log")
     try:
-        wait_until(lambda: process.ended or answers(f"{url}/-/ready"), "Alertmanager")
-        assert not process.ended, process.last_words()
+        process.wait_until_ready(f"{url}/-/ready")
         yield Alertmanager(url, mail, received)
     finally:
         process.stop()

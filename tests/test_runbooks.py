@@ -19,6 +19,8 @@ from conftest import config, watched_retractions, web
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.diagnosis import runbook as runbooks
+from sglang_tuning_exporter.diagnosis.alerting import query
+from sglang_tuning_exporter.diagnosis.conditions.condition import SERVING_SECONDS
 from sglang_tuning_exporter.diagnosis.table import BY_ID, DIAGNOSES
 from sglang_tuning_exporter.mixin import alerts, boards
 from sglang_tuning_exporter.mixin.annotations import Links
@@ -162,7 +164,7 @@ def test_a_page_says_what_the_table_contains(alert: str) -> None:
     row, text = runbooks.with_alerts()[alert], runbooks.page(alert)
     assert row.summary in text
     assert f"| Urgency | {row.severity}: " in text
-    assert alerts.Rule(row, 1.0).expression in text
+    assert query(row, SERVING_SECONDS) in text
     assert "{value}" not in text
     assert all(f"[{BY_ID[cause].alert}]({BY_ID[cause].alert}.md)" in text for cause in row.causes if BY_ID[cause].alert)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.alerting import query
 from sglang_tuning_exporter.diagnosis.conditions.condition import SERVING_SECONDS
@@ -15,29 +13,7 @@ from sglang_tuning_exporter.mixin.inhibition import inhibitions
 from sglang_tuning_exporter.mixin.records import records
 from sglang_tuning_exporter.mixin.rendering import render
 
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.diagnosis.row import Diagnosis
-
 _DURATION = re.compile(r"(?<![\w.])(\d+)([smh])(?![\w.])")
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One alert rule as the template needs it. Durations are divided by `time_scale`."""
-
-    row: Diagnosis
-    time_scale: float = 1.0
-    links: Links = DEFAULT_LINKS
-
-    @property
-    def expression(self) -> str:
-        """The PromQL, lines joined by newlines."""
-        return scaled(query(self.row, SERVING_SECONDS / self.time_scale), self.time_scale)
-
-    @property
-    def annotations(self) -> dict[str, str]:
-        """The annotations by name."""
-        return alert_annotations(self.row, self.links)
 
 
 def scaled(text: str, time_scale: float) -> str:
@@ -56,7 +32,9 @@ def files(time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> dict[str, st
     """Return rules, Alertmanager configuration and notification templates: repository path → text."""
     values = {
         "records": tuple(records()),
-        "rules": [Rule(row, time_scale, links) for row in ALERTS],
+        "alerts": ALERTS,
+        "expression": lambda row: scaled(query(row, SERVING_SECONDS / time_scale), time_scale),
+        "annotations": lambda row: alert_annotations(row, links),
         "severe": MOST_SEVERE_FIRST,
         "inhibitions": tuple(inhibitions()),
         "scaled": lambda text: scaled(text, time_scale),

@@ -10,12 +10,7 @@ from sglang_tuning_exporter.diagnosis.table import ALERTS
 from sglang_tuning_exporter.state.profiles import DEFAULT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-
-def inserts() -> dict[str, dict[str, str]]:
-    """Return the text for each marked place: file → name of the place → text."""
-    return {"README.md": {"alerts": alerts_table(MOST_IMPORTANT), "settings": settings_table(EVERYDAY)}}
+    from collections.abc import Iterable, Sequence
 
 
 # The alerts and the settings that the README shows.
@@ -30,33 +25,27 @@ MOST_IMPORTANT = (
 EVERYDAY = ("sglang_url", "log_file", "profile", "listen_address", "threshold", "state_file", "web_config")
 
 
-def alerts_table(names: Sequence[str]) -> str:
-    """Return these alerts with their advice as a Markdown table."""
+def inserts() -> dict[str, dict[str, str]]:
+    """Return the text for each marked place: file → name of the place → text."""
     rows = {row.alert: row for row in ALERTS}
-    head = ["| alert | when | what to change |", "|---|---|---|"]
-    return "\n".join(
-        [*head, *(f"| {link(rows[name], 'alerts')} | {when(rows[name])} | {advice(rows[name])} |" for name in names)]
-    )
-
-
-def settings_table(names: Sequence[str]) -> str:
-    """Return these settings of `serve` as a Markdown table."""
+    alerts = [(link(rows[name], "alerts"), when(rows[name]), advice(rows[name])) for name in MOST_IMPORTANT]
     options = {option.name: option for option in OPTIONS}
-    head = ["| flag | default | meaning |", "|---|---|---|"]
-    return "\n".join(
-        [
-            *head,
-            *(
-                f"| `{options[name].flag}` | {default(options[name])} | {_brief(options[name].help)} |"
-                for name in names
-            ),
-        ]
-    )
+    # a help text without its list of names
+    settings = [
+        (f"`{option.flag}`", default(option), option.help.partition(": ")[0])
+        for option in (options[name] for name in EVERYDAY)
+    ]
+    return {
+        "README.md": {
+            "alerts": _table(("alert", "when", "what to change"), alerts),
+            "settings": _table(("flag", "default", "meaning"), settings),
+        }
+    }
 
 
-def _brief(text: str) -> str:
-    """Return a help text without its list of names."""
-    return text.partition(": ")[0]
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    return "\n".join([f"| {' | '.join(head)} |", "|---" * len(head) + "|", *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def default(option: Option) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import sys
-import tempfile
 import threading
 import time
+from contextlib import ExitStack
 from importlib import resources
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, TYPE_CHECKING, Any
 
 from sglang_tuning_exporter.config.values import Address, UsageError, parse_address
@@ -33,11 +33,7 @@ _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 def packaged(name: str) -> Path:
     """Return the directory of a packaged recording. Raise `UsageError` if there is none with this name."""
     root = Path(str(resources.files("sglang_tuning_exporter") / "recordings"))
-    names = (
-        sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("_"))
-        if root.is_dir()
-        else []
-    )
+    names = sorted(path.name for path in root.glob("[!_]*") if path.is_dir())
     if name not in names:
         raise UsageError(f"recording={name}: is not packaged; one of: {', '.join(names)}")
     return root / name
@@ -85,8 +81,7 @@ class ReplayServer:
     @property
     def url(self) -> str:
         """`http://host:port` without a slash at the end. Only after `start`."""
-        if self._http is None:
-            raise RuntimeError("a replay has its address after start()")
+        assert self._http is not None
         return self._http.url
 
     def start(self) -> None:
@@ -199,24 +194,19 @@ def run(directory: Path, *, speed: float, listen_address: str, log_file: Path | 
     """
     recording = load(directory)
     address = parse_address("listen_address", listen_address)
-    own_directory = None if log_file is not None else Path(tempfile.mkdtemp(prefix="sglang-replay-"))
-    log_path = log_file if own_directory is None else own_directory / "server.log"
-    assert log_path is not None
     asked_to_stop = threading.Event()
-    try:
-        server = ReplayServer(recording, log_path=log_path, address=address, speed=speed, loop=loop)
-        with stopped_by_signal(asked_to_stop.set):
-            try:
-                server.start()
-                print(f"--sglang-url {server.url} --log-file {log_path}", flush=True)  # noqa: T201 - the command's output
-                _watch(server, recording, asked_to_stop)
-            finally:
-                server.stop()
-        if server.failure is not None:
-            raise UsageError(f"log_file={log_path}: cannot be written: {server.failure.strerror or server.failure}")
-    finally:
-        if own_directory is not None:
-            shutil.rmtree(own_directory, ignore_errors=True)
+    with ExitStack() as stack:
+        if log_file is None:
+            scratch = TemporaryDirectory(prefix="sglang-replay-", ignore_cleanup_errors=True)
+            log_file = Path(stack.enter_context(scratch)) / "server.log"
+        server = ReplayServer(recording, log_path=log_file, address=address, speed=speed, loop=loop)
+        stack.enter_context(stopped_by_signal(asked_to_stop.set))
+        stack.callback(server.stop)
+        server.start()
+        print(f"--sglang-url {server.url} --log-file {log_file}", flush=True)  # noqa: T201 - the command's output
+        _watch(server, recording, asked_to_stop)
+    if server.failure is not None:
+        raise UsageError(f"log_file={log_file}: cannot be written: {server.failure.strerror or server.failure}")
     return 0
 
 

@@ -9,6 +9,7 @@ import subprocess  # nosec B404 # the demo runs Prometheus and Alertmanager
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +58,16 @@ class Process:
                 env={**os.environ, "NO_PROXY": "*"},
             )
 
-    @property
-    def ended(self) -> bool:
-        """Whether it has ended by itself."""
-        return self._child.poll() is not None
-
-    def last_words(self) -> str:
-        """The end of its output."""
-        return self.output.read_text(encoding="utf-8", errors="replace")[-600:].strip()
+    def wait_until_ready(self, url: str, seconds: float = 30.0) -> None:
+        """Wait until it answers 200 there. Raises `UsageError` with the end of its output where it ends or takes too long."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and self._child.poll() is None:
+            with suppress(requests.RequestException):
+                if _ask(url).status_code == 200:
+                    return
+            time.sleep(0.1)
+        last_words = self.output.read_text(encoding="utf-8", errors="replace")[-600:].strip()
+        raise UsageError(f"{self.name} did not start: {last_words or 'it said nothing'}")
 
     def stop(self) -> None:
         """End it with SIGTERM, then with SIGKILL."""
@@ -139,16 +142,11 @@ class Stack:
     def _launch(self, name: str, command: Sequence[str], ready_url: str) -> None:
         process = Process(name, command, self._directory / f"{name}.log")
         self._processes.append(process)
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline and not process.ended:
-            try:
-                if _ask(ready_url).status_code == 200:
-                    return
-            except requests.RequestException:
-                pass
-            time.sleep(0.1)
-        self.stop()
-        raise UsageError(f"{name} did not start: {process.last_words() or 'it said nothing'}")
+        try:
+            process.wait_until_ready(ready_url)
+        except UsageError:
+            self.stop()
+            raise
 
     def _start_exporter(self) -> None:
         command = [sys.executable, "-m", "sglang_tuning_exporter", "serve", "--profile", self._profile]
