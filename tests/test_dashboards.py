@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import yaml
-from jinja2 import UndefinedError
 
 from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
 from sglang_tuning_exporter.mixin import boards
@@ -205,8 +204,8 @@ def test_a_description_names_the_guide_and_ends_with_the_metric_that_is_queried(
 
 @pytest.mark.parametrize("panel", PANELS)
 def test_a_panel_has_no_threshold_of_grafanas_own_and_none_that_judges(panel: dict[str, Any]) -> None:
-    steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
-    assert [(step["value"], step["color"]) for step in steps] == [(None, looks.QUIET), (0, looks.NEUTRAL)]
+    threshold_steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+    assert [(step["value"], step["color"]) for step in threshold_steps] == [(None, looks.QUIET), (0, looks.NEUTRAL)]
 
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
@@ -273,8 +272,8 @@ def test_a_timeline_takes_its_colours_from_its_words(panel: dict[str, Any]) -> N
         defaults = panel["fieldConfig"]["defaults"]
         assert defaults["color"]["mode"] != "thresholds"  # Grafana 12.2 would merge by range and show "-∞+"
         looks = [look for mapping in defaults["mappings"] for look in mapping["options"].values()]
-        named = [item["id"] for override in panel["fieldConfig"]["overrides"] for item in override["properties"]]
-        assert all("color" in look for look in looks) or "color" in named
+        renamed = [item["id"] for override in panel["fieldConfig"]["overrides"] for item in override["properties"]]
+        assert all("color" in look for look in looks) or "color" in renamed
 
 
 @pytest.mark.parametrize("name", BOARDS)
@@ -424,13 +423,13 @@ def test_a_key_that_no_panel_has_is_refused() -> None:
 
 def test_an_expression_may_use_the_names_of_its_panel_and_no_unknown_ones() -> None:
     row = {"with": {"queued": "[[ own('queued') ]]"}, "expr": "max([[ queued ]])", "look": "[[ painted('red') ]]"}
-    assert definition.filled(row, {"own": queries.own, "painted": looks.painted}) == {
+    assert definition.filled(row, {"own": queries.own, "painted": looks.fixed_colour}) == {
         "expr": 'max(queued{job=~"$job", instance=~"$instance"})',
         "look": {"color": {"mode": "fixed", "fixedColor": "red"}},
     }
-    for text in ("[[ lenght ]]", "max([[ lenght ]])"):
-        with pytest.raises(UndefinedError, match="lenght"):
-            str(definition.filled(text, {}))
+    for text in ("[[ lenght ]]", "max([[ lenght ]])", "[[ own(metrics='queued') ]]"):
+        with pytest.raises(ValueError, match=re.escape(text)):
+            definition.filled(text, {"own": queries.own})
 
 
 def test_words_are_those_of_the_first_case_that_holds() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Undefined, UndefinedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,5 +37,8 @@ def rendered(text: str, values: Mapping[str, object]) -> str:
 
 
 def expression(text: str, values: Mapping[str, object]) -> Any:
-    """Return the value of a Jinja expression over these values."""
-    return _ENVIRONMENT.compile_expression(text, undefined_to_none=False)(values)
+    """Return the value of a Jinja expression over these values. Raises `UndefinedError` for an unknown name."""
+    value = _ENVIRONMENT.compile_expression(text, undefined_to_none=False)(values)
+    if isinstance(value, Undefined):
+        raise UndefinedError(f"{text.strip()} is not defined")
+    return value

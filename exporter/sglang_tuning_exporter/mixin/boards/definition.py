@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from jinja2 import TemplateError
 
 from sglang_tuning_exporter.diagnosis.rows.objectives import FAST, SLOW
 from sglang_tuning_exporter.diagnosis.runbook import GUIDE_URL
@@ -46,7 +47,7 @@ def load(name: str) -> Any:
 
 
 def filled(node: Any, names: Mapping[str, Any]) -> Any:
-    """Return a node of a YAML file with its expressions replaced."""
+    """Return a node of a YAML file with its expressions replaced. Raises ValueError for one that is wrong."""
     if isinstance(node, dict):
         for name, text in node.get("with", {}).items():
             names = {**names, name: filled(text, names)}
@@ -56,4 +57,7 @@ def filled(node: Any, names: Mapping[str, Any]) -> Any:
     if not isinstance(node, str) or "[[" not in node:
         return node
     alone = _ALONE.fullmatch(node)
-    return expression(alone[1], names) if alone else rendered(node, names)
+    try:
+        return expression(alone[1], names) if alone else rendered(node, names)
+    except (TypeError, TemplateError) as error:
+        raise ValueError(f"{node}: {error}") from error

@@ -17,7 +17,7 @@ GOOD, WATCH, BAD, NEUTRAL, QUIET = "#37872d", "#c2570c", "#d42a3f", "#3274d9", "
 COLOURS = (NEUTRAL, "#a352cc", "#0f9a96", "#b8782c", "#e0559d", "#8ab8ff", "#7a6a58")
 
 
-def painted(colour: str, **custom: Any) -> Json:
+def fixed_colour(colour: str, **custom: Any) -> Json:
     """Set a fixed colour and custom properties of the panel type (`lineWidth=2`)."""
     return {
         "color": {"mode": "fixed", "fixedColor": colour},
@@ -27,36 +27,36 @@ def painted(colour: str, **custom: Any) -> Json:
 
 def look(style: str | Json) -> Json:
     """Return a look: a colour, by our name for it or Grafana's, is that of everything."""
-    named = {"GOOD": GOOD, "WATCH": WATCH, "BAD": BAD, "NEUTRAL": NEUTRAL, "QUIET": QUIET}
-    return painted(named.get(style, style)) if isinstance(style, str) else style
+    renamed = {"GOOD": GOOD, "WATCH": WATCH, "BAD": BAD, "NEUTRAL": NEUTRAL, "QUIET": QUIET}
+    return fixed_colour(renamed.get(style, style)) if isinstance(style, str) else style
 
 
-def measured(colour: str = NEUTRAL, **custom: Any) -> Json:
+def shades(colour: str = NEUTRAL, **custom: Any) -> Json:
     """Draw the panel's main series in shades of one colour, one for each DP rank or pool."""
-    return painted(colour, **custom) | {"color": {"mode": "shades", "fixedColor": colour}}
+    return fixed_colour(colour, **custom) | {"color": {"mode": "shades", "fixedColor": colour}}
 
 
-def named(text: str, colour: str) -> Json:
+def renamed(text: str, colour: str) -> Json:
     """Show a series under other words and in a fixed colour."""
-    return {"displayName": text, **painted(colour)}
+    return {"displayName": text, **fixed_colour(colour)}
 
 
-def bound_line(colour: str, **custom: Any) -> Json:
+def threshold_line(colour: str, **custom: Any) -> Json:
     """Draw the thin dashed line of a threshold."""
     dashed = {"lineWidth": 1, "fillOpacity": 0, "lineStyle": {"fill": "dash", "dash": [8, 6]}}
-    return painted(colour, **(dashed | custom))
+    return fixed_colour(colour, **(dashed | custom))
 
 
 def _look(words: str | tuple[str, str]) -> Json:
     return {"text": words} if isinstance(words, str) else dict(zip(("text", "color"), words, strict=True))
 
 
-def texts(mapping: Mapping[str, str] | Mapping[str, tuple[str, str]]) -> list[Json]:
+def value_mappings(mapping: Mapping[str, str] | Mapping[str, tuple[str, str]]) -> list[Json]:
     """Map exact values to words, or to words and a colour."""
     return [{"type": "value", "options": {value: _look(words) for value, words in mapping.items()}}]
 
 
-def ranges(mapping: Mapping[str, tuple[str, str]]) -> list[Json]:
+def range_mappings(mapping: Mapping[str, tuple[str, str]]) -> list[Json]:
     """Map values from each whole number up to the next one to words and a colour."""
     return [
         {"type": "range", "options": {"from": int(value), "to": int(value) + 0.999, "result": _look(words)}}
@@ -64,7 +64,7 @@ def ranges(mapping: Mapping[str, tuple[str, str]]) -> list[Json]:
     ]
 
 
-def steps(lowest: str, *higher: tuple[float, str]) -> Json:
+def threshold_steps(lowest: str, *higher: tuple[float, str]) -> Json:
     """Thresholds: the colour below the first figure, then each (figure, colour)."""
     return {
         "mode": "absolute",
@@ -75,4 +75,4 @@ def steps(lowest: str, *higher: tuple[float, str]) -> Json:
 def band_edge(**custom: Any) -> Json:
     """Draw an invisible line, the edge of a band."""
     hidden = {"legend": True, "tooltip": True, "viz": False}
-    return painted(GOOD, lineWidth=0, **({"fillOpacity": 0} | custom), hideFrom=hidden)
+    return fixed_colour(GOOD, lineWidth=0, **({"fillOpacity": 0} | custom), hideFrom=hidden)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_tuning_exporter.mixin.boards import queries as q
 from sglang_tuning_exporter.mixin.boards.definition import load
-from sglang_tuning_exporter.mixin.boards.looks import NEUTRAL, QUIET, Json, look, painted, steps
+from sglang_tuning_exporter.mixin.boards.looks import NEUTRAL, QUIET, Json, fixed_colour, look, threshold_steps
 from sglang_tuning_exporter.mixin.boards.words import JUDGEMENTS
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def panel(row: Json) -> Json:
     if "judged" in row:
         expr = q.judged(**row["judged"])
         queries = [{"expr": expr, "legend": "{{verdict}}"}]
-        names = {text: painted(colour) for text, colour in JUDGEMENTS.items() if f'"{text}"' in expr}
+        names = {text: fixed_colour(colour) for text, colour in JUDGEMENTS.items() if f'"{text}"' in expr}
     made = {
         "type": row["type"],
         "title": row["title"],
@@ -49,7 +49,7 @@ def panel(row: Json) -> Json:
                 "unit": "none",
                 "noValue": "Not reported",  # by this release, by this kind of server, or because it is down
                 # boards have no thresholds of their own; words for no value are grey
-                "thresholds": steps(QUIET, (0, NEUTRAL)),
+                "thresholds": threshold_steps(QUIET, (0, NEUTRAL)),
                 "custom": kind.get("custom", {}) | row.get("custom", {}),
                 **kind["defaults"],
                 **{key: row[key] for key in _FIELD_DEFAULTS if key in row},

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_tuning_exporter.diagnosis import promql
 from sglang_tuning_exporter.diagnosis.conditions.latency import MOST_SHARE
-from sglang_tuning_exporter.mixin.boards.looks import COLOURS, NEUTRAL, WATCH, bound_line, painted
+from sglang_tuning_exporter.mixin.boards.looks import COLOURS, NEUTRAL, WATCH, fixed_colour, threshold_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-PLACE = ("job", "instance")  # labels of one exporter, and so of one server
-ON = ", ".join(PLACE)
+TARGET_LABELS = ("job", "instance")  # labels of one exporter, and so of one server
+ON = ", ".join(TARGET_LABELS)
 FIRST_TOKEN = ("sglang:time_to_first_token_seconds",)
 INTER_TOKEN = (
     "sglang:inter_token_latency_seconds",
     "sglang:time_per_output_token_seconds",
 )  # the older name: until 0.4.3
 LARGEST = 5  # more lines cannot be distinguished
-LOOK_STEP = "1m"  # resolution of the times at which series start and end
+SUBQUERY_STEP = "1m"  # resolution of the times at which series start and end
 VERDICT = "sglang_tuning_verdict"
 
 
@@ -62,7 +62,7 @@ def threshold(signal: str, bound: str) -> str:
 def drawn_threshold(signal: str, bound: str) -> str:
     """Return a threshold to draw: only where the server served in the last 10 minutes, and not while it is down."""
     serving = own("sglang_tuning_state", is_("signal", "activity"), is_("state", "serving"))
-    return while_there(f"({threshold(signal, bound)} and on () (max(max_over_time({serving}[10m])) > 0))", "")
+    return unless_down(f"({threshold(signal, bound)} and on () (max(max_over_time({serving}[10m])) > 0))", "")
 
 
 def rate(selector: str, window: str = "$__rate_interval") -> str:
@@ -75,24 +75,24 @@ def last_known(selector: str) -> str:
     return f"({selector} or ({promql.last_known(selector)} unless on ({ON}) sglang_tuning_build_info))"
 
 
-def shown(selector: str) -> str:
+def last_in_range(selector: str) -> str:
     """Select a gauge for a tile: as `last_known`, and where the data ended before the time shown does, its last value.
 
     A server that is down, or was at the end, has none: old figures would look like present ones.
     """
-    ended = f"{_last(selector)} unless on () {EXPORTERS} unless on ({ON}) {_WAS_DOWN}"
-    return f"({while_there(last_known(selector))} or ({ended}))"
+    ended = f"{_last(selector)} unless on () {EXPORTERS_AT_END} unless on ({ON}) {_WAS_DOWN}"
+    return f"({unless_down(last_known(selector))} or ({ended}))"
 
 
-def latest(selector: str) -> str:
-    """As `shown`, of a server that is down too; only series that were still there when the data ended."""
-    return f"({last_known(selector)} or {at_the_end(selector)})"
+def last_in_range_or_down(selector: str) -> str:
+    """As `last_in_range`, of a server that is down too; only series that were still there when the data ended."""
+    return f"({last_known(selector)} or {present_at_end(selector)})"
 
 
-def at_the_end(selector: str) -> str:
+def present_at_end(selector: str) -> str:
     """Select the series that were there when the data ended, where it ended before the time shown does."""
-    there = f"{_last(selector)} and {last_seen(selector)} >= on ({ON}) group_left () {END}"
-    return f"({there} unless on () {EXPORTERS})"
+    there = f"{_last(selector)} and {last_seen(selector)} >= on ({ON}) group_left () {LAST_SAMPLE}"
+    return f"({there} unless on () {EXPORTERS_AT_END})"
 
 
 def _last(selector: str) -> str:
@@ -101,22 +101,22 @@ def _last(selector: str) -> str:
 
 def last_seen(selector: str) -> str:
     """Return the time of each series' last sample in the time range."""
-    return f"max_over_time(timestamp({selector})[$__range:{LOOK_STEP}])"
+    return f"max_over_time(timestamp({selector})[$__range:{SUBQUERY_STEP}])"
 
 
-def while_there(expr: str, on: str = ON) -> str:
+def unless_down(expr: str, on: str = ON) -> str:
     """Drop the samples of a server that is down: old figures would look like present ones."""
     return f"({expr} unless on ({on}) {last_known(own(VERDICT, is_('verdict', 'server_down')))})"
 
 
 # The targets at the end of the time shown that were exporters in it: none where a back-filled log ended before.
-EXPORTERS = (
+EXPORTERS_AT_END = (
     f"(last_over_time({own('up')}[{promql.LOOKBACK}])"
     f" and on ({ON}) last_over_time({own('sglang_tuning_build_info')}[$__range]))"
 )
 # The last sample of each server.
-END = f"max by ({ON}) ({last_seen(own('sglang_tuning_build_info'))})"
-_WAS_DOWN = f"({last_seen(own(VERDICT, is_('verdict', 'server_down')))} >= on ({ON}) group_left () {END})"
+LAST_SAMPLE = f"max by ({ON}) ({last_seen(own('sglang_tuning_build_info'))})"
+_WAS_DOWN = f"({last_seen(own(VERDICT, is_('verdict', 'server_down')))} >= on ({ON}) group_left () {LAST_SAMPLE})"
 
 
 # --- shapes ----------------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def by_server(expr: str, of: str = "max") -> str:
     return f"{of} by ({ON}) ({expr})"
 
 
-def once(expr: str) -> str:
+def fleet_sum(expr: str) -> str:
     """Sum `expr`, which has one sample for each server, over the fleet; a server scraped by two jobs counts once."""
     return f"sum(max by (instance) ({expr}))"
 
@@ -147,11 +147,11 @@ def judged(value: str, cases: Sequence[tuple[str, str]], otherwise: str) -> str:
 
 def largest(expr: str) -> list[dict[str, Any]]:
     """Return a query for each of the five servers with the largest mean in the time shown, the largest in the first colour."""
-    mean = f"(avg by ({ON}) (avg_over_time(({expr})[$__range:{LOOK_STEP}] @ end())) > 0)"
+    mean = f"(avg by ({ON}) (avg_over_time(({expr})[$__range:{SUBQUERY_STEP}] @ end())) > 0)"
     places = [f"topk({place}, {mean})" for place in range(1, LARGEST + 1)]
     one = [places[0], *(f"({many} unless {fewer})" for fewer, many in pairwise(places))]
     return [
-        {"legend": "{{instance}}", "expr": f"max by ({ON}) ({expr}) and on ({ON}) {each}", "look": painted(colour)}
+        {"legend": "{{instance}}", "expr": f"max by ({ON}) ({expr}) and on ({ON}) {each}", "look": fixed_colour(colour)}
         for each, colour in zip(one, COLOURS, strict=False)
     ]
 
@@ -189,14 +189,14 @@ def quantiles(share: str, metric: str, *older: str, by: Sequence[str]) -> str:
 def latencies(metric: Sequence[str], *, objective: str = "") -> list[dict[str, Any]]:
     """Return queries of p50, p90 and p99 under a histogram's names, and of the objective in force."""
     lines = [
-        {"legend": legend, "expr": quantile(share, *metric), "look": painted(colour, fillOpacity=0)}
+        {"legend": legend, "expr": quantile(share, *metric), "look": fixed_colour(colour, fillOpacity=0)}
         for share, legend, colour in (("0.5", "p50", "light-blue"), ("0.9", "p90", NEUTRAL), ("0.99", "p99", "purple"))
     ]
     if not objective:
         return lines
     # no line without latencies: the panel then shows its words for no value
     limit = f"{threshold(objective, 'upper')} and on () ({quantile('0.5', *metric)})"
-    return [{"legend": "objective", "expr": limit, "look": bound_line(WATCH)}, *lines]
+    return [{"legend": "objective", "expr": limit, "look": threshold_line(WATCH)}, *lines]
 
 
 def burn_rate(latency: str, window: str) -> str:
@@ -271,7 +271,9 @@ def generated_tokens(window: str = "$__rate_interval") -> str:
     total = "sglang:generation_tokens_total"
     of_rank = 'dp_rank=~"$dp_rank"'  # no series of all ranks has it where one rank is chosen
     counted = by_server(rate(native(total, of_rank), window), "sum")
-    steps = by_server(rate(native("sglang:realtime_tokens_total", is_("mode", "decode"), *_FIRST_RANK), window), "sum")
+    threshold_steps = by_server(
+        rate(native("sglang:realtime_tokens_total", is_("mode", "decode"), *_FIRST_RANK), window), "sum"
+    )
     serving = ranked("sglang_tuning_state", is_("signal", "activity"), is_("state", "serving"))
     others = own("sglang_tuning_server_info", 'model_name!~"$model"')
     logged = (
@@ -280,4 +282,4 @@ def generated_tokens(window: str = "$__rate_interval") -> str:
         f" unless on ({ON}) present_over_time({own(total, of_rank)}[1h])"
         f" unless on ({ON}) {others}"
     )
-    return f"({counted} or on ({ON}) {steps} or on ({ON}) {by_server(logged, 'sum')})"
+    return f"({counted} or on ({ON}) {threshold_steps} or on ({ON}) {by_server(logged, 'sum')})"

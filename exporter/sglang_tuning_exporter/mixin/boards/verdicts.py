@@ -5,21 +5,21 @@ from __future__ import annotations
 from sglang_tuning_exporter.diagnosis.promql import one_of
 from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
 from sglang_tuning_exporter.mixin.boards.queries import (
-    END,
-    EXPORTERS,
-    LOOK_STEP,
+    EXPORTERS_AT_END,
+    LAST_SAMPLE,
     ON,
+    SUBQUERY_STEP,
     VERDICT,
-    at_the_end,
     is_,
     is_not,
+    last_in_range,
+    last_in_range_or_down,
     last_known,
     last_seen,
-    latest,
     own,
     per_rank,
+    present_at_end,
     ranked,
-    shown,
     threshold,
 )
 from sglang_tuning_exporter.mixin.boards.words import LEVELS, SIGNAL_TITLES, STATE_NUMBERS
@@ -57,24 +57,24 @@ def _urgency(series: str) -> str:
     return f"({by_level} * on (level) group_left () ({table}))"
 
 
-def _fired(*, ended: bool = True) -> str:
-    """Return the urgency of the alerts that fire; with `ended` also of those that did when the data ended."""
+def _firing_urgency(*, at_end: bool = True) -> str:
+    """Return the urgency of the alerts that fire; with `at_end` also of those that did when the data ended."""
     firing = own("ALERTS", *_FIRING)
-    return _urgency(f"({firing} or {at_the_end(firing)})" if ended else firing)
+    return _urgency(f"({firing} or {present_at_end(firing)})" if at_end else firing)
 
 
-def verdict(*, ended: bool = False) -> str:
+def verdict(*, at_end: bool = False) -> str:
     """Return what limits each chosen server: a label `verdict`, one sample a server; the value is its urgency.
 
     A dead exporter ranks above a milder verdict. An alert that fires is the verdict where the exporter found no diagnosis (a
-    burn rate, a server that is not ready for too long), and makes the exporter's own diagnosis as urgent. `ended`: where the
+    burn rate, a server that is not ready for too long), and makes the exporter's own diagnosis as urgent. `at_end`: where the
     data ended before the time range does, the last verdict.
     """
     # minus 0.1: of two with the same urgency, the exporter's own verdict is shown
-    fired = f"({_fired(ended=ended)} - 0.1)"
+    fired = f"({_firing_urgency(at_end=at_end)} - 0.1)"
     found = own(VERDICT, 'severity!="none"')
     every = (
-        f"{_urgency((latest if ended else last_known)(own(VERDICT)))}"
+        f"{_urgency((last_in_range_or_down if at_end else last_known)(own(VERDICT)))}"
         f' or label_replace({fired}, "verdict", "$1", "diagnosis", "(.+)") unless on ({ON}) {found}'
         f" or 0 * max by ({ON}, verdict) ({found}) + on ({ON}) group_left () max by ({ON}) ({fired})"
         f' or label_replace({down()}, "verdict", "{_EXPORTER_DOWN.id}", "", "") + {URGENCY[_EXPORTER_DOWN.severity]}'
@@ -90,19 +90,19 @@ def since() -> str:
     fired = own("ALERTS", *_FIRING, is_not("alertname", _EXPORTER_DOWN.alert))
     of_alerts = f'label_replace({fired}, "verdict", "$1", "diagnosis", "(.+)")'
     own_first, first_fired = (
-        f"min by ({ON}, verdict) (min_over_time(timestamp({series})[$__range:{LOOK_STEP}]))"
+        f"min by ({ON}, verdict) (min_over_time(timestamp({series})[$__range:{SUBQUERY_STEP}]))"
         for series in (own(VERDICT), of_alerts)
     )
     seen = last_seen(own(VERDICT))
-    present = f"({own_first} and on ({ON}, verdict) {seen} >= on ({ON}) group_left () {END})"
-    other = f"max by ({ON}) ({seen} < on ({ON}) group_left () {END})"
+    present = f"({own_first} and on ({ON}, verdict) {seen} >= on ({ON}) group_left () {LAST_SAMPLE})"
+    other = f"max by ({ON}) ({seen} < on ({ON}) group_left () {LAST_SAMPLE})"
     known_since = f"0 * {present} + on ({ON}) group_left () {other} or {present} or on ({ON}, verdict) {first_fired}"
-    return f"1000 * (({known_since}) and on ({ON}, verdict) {verdict(ended=True)} or on ({ON}) {END})"
+    return f"1000 * (({known_since}) and on ({ON}, verdict) {verdict(at_end=True)} or on ({ON}) {LAST_SAMPLE})"
 
 
 def until() -> str:
     """Return when the data of a server ended, in milliseconds; no sample where it reaches the end of the time range."""
-    return f"1000 * ({END} unless on () {EXPORTERS})"
+    return f"1000 * ({LAST_SAMPLE} unless on () {EXPORTERS_AT_END})"
 
 
 # The unit of an evidence -> how it is written.
@@ -114,14 +114,15 @@ def with_figure(verdicts: str) -> str:
     """Give verdicts a label `figure`: " (12.4/min)", ": how it ended" of a dead server, or a blank where there is neither."""
     _, _, *others = _FIGURES
     shares, rest = (
-        latest(own("sglang_tuning_diagnosis_evidence", one_of("unit", units))) for units in (("share",), tuple(others))
+        last_in_range_or_down(own("sglang_tuning_diagnosis_evidence", one_of("unit", units)))
+        for units in (("share",), tuple(others))
     )
     shares = f'label_replace({shares}, "unit", "time", "diagnosis", "{_SHARES_OF_TIME}")'
     number = f'count_values by ({ON}, diagnosis, unit) ("number", round(100 * {shares}) or round({rest}, 0.1))'
     figure = f'label_join({number}, "figure", " ", "number", "unit")'
     for unit, written in _FIGURES.items():
         figure = f'label_replace({figure}, "figure", " ($1{written})", "figure", "(.+) {unit}")'
-    death = f'label_replace({ended()}, "figure", ": $1", "advice", "(.+)")'
+    death = f'label_replace({how_it_ended()}, "figure", ": $1", "advice", "(.+)")'
     found = f'label_replace({death} or {figure}, "verdict", "$1", "diagnosis", "(.+)")'
     one = f"topk by ({ON}, verdict) (1, {found})"
     blank = f'label_replace({verdicts}, "figure", " ", "", "")'
@@ -131,7 +132,7 @@ def with_figure(verdicts: str) -> str:
 # --- what to change --------------------------------------------------------------------------------------------------
 
 
-def flagged(expr: str) -> str:
+def with_flag(expr: str) -> str:
     """Convert the label `arg` to `flag`, as it is typed: schedule_policy becomes --schedule-policy."""
     expr = f'label_replace({expr}, "flag", "--$1", "arg", "(.*)")'
     for _ in range(_LONGEST_NAME):  # RE2 replaces one underscore at a time
@@ -149,19 +150,21 @@ def _in_words(rows: str) -> str:
 
 def _recommended() -> str:
     # the newest: a back-filled series has no end, so that an older advice would stand beside it for five minutes
-    said = f"topk by ({ON}, diagnosis) (1, {latest(own('sglang_tuning_recommendation_timestamp_seconds'))})"
+    said = (
+        f"topk by ({ON}, diagnosis) (1, {last_in_range_or_down(own('sglang_tuning_recommendation_timestamp_seconds'))})"
+    )
     return f"group by ({ON}, diagnosis, flag, current, suggested) ({said})"
 
 
-def ended() -> str:
+def how_it_ended() -> str:
     """Return how a server ended, by its log, as advice about a server that is down."""
-    said = f'label_replace({latest(own("sglang_tuning_end_info"))}, "advice", "$1", "how", "(.*)")'
+    said = f'label_replace({last_in_range_or_down(own("sglang_tuning_end_info"))}, "advice", "$1", "how", "(.*)")'
     return f'group by ({ON}, diagnosis, advice) (label_replace({said}, "diagnosis", "server_down", "", ""))'
 
 
 def alerts() -> str:
     """Return the alerts that fire, or did when the data ended, by server; the most severe has the largest value."""
-    return f"max by ({ON}, alertname, severity) ({_fired()})"
+    return f"max by ({ON}, alertname, severity) ({_firing_urgency()})"
 
 
 def advice() -> str:
@@ -169,7 +172,7 @@ def advice() -> str:
 
     Of a server that is down: how its log says that it ended.
     """
-    return f"({ended()} or on ({ON}, diagnosis) ({_in_words(_recommended())}))"
+    return f"({how_it_ended()} or on ({ON}, diagnosis) ({_in_words(_recommended())}))"
 
 
 def every_advice() -> str:
@@ -177,16 +180,16 @@ def every_advice() -> str:
     on = f"{ON}, diagnosis, arg"
     # count_values makes a label of a figure.
     tried, now = (
-        f'count_values by ({on}) ("{label}", {latest(own(gauge))})'
+        f'count_values by ({on}) ("{label}", {last_in_range_or_down(own(gauge))})'
         for label, gauge in (
             ("suggested", "sglang_tuning_recommended_arg"),
             ("current", "sglang_tuning_recommended_arg_current"),
         )
     )
     figure = f"{tried} * on ({on}) group_left (current) ({now} or on ({on}) {tried})"
-    word = latest(own("sglang_tuning_recommended_setting_info", is_not("arg", "")))
+    word = last_in_range_or_down(own("sglang_tuning_recommended_setting_info", is_not("arg", "")))
     setting = f'label_replace(max by ({on}, value) ({word}), "suggested", "$1", "value", "(.*)")'
-    more = flagged(f"({figure} or on ({on}) {setting})")
+    more = with_flag(f"({figure} or on ({on}) {setting})")
     return _in_words(f"({_recommended()} or on ({ON}, diagnosis, flag) {more})")
 
 
@@ -195,8 +198,8 @@ def what_to_change() -> str:
 
     Without a flag, `advice` is the diagnosis; the column's mapping has its words.
     """
-    limits = f'label_replace({verdict(ended=True)} * 0 + 2, "diagnosis", "$1", "verdict", "(.*)")'
-    holds = f"{shown(own('sglang_tuning_diagnosis_active'))} == 1"
+    limits = f'label_replace({verdict(at_end=True)} * 0 + 2, "diagnosis", "$1", "verdict", "(.*)")'
+    holds = f"{last_in_range(own('sglang_tuning_diagnosis_active'))} == 1"
     # a server that hangs or fails is mended first
     chances, urgent = (
         own(metric, one_of(label, tuple(row.id for row in DIAGNOSES if getattr(row, kind))))
@@ -217,7 +220,7 @@ def what_to_change() -> str:
 
 def servers_by_level() -> str:
     """Count the servers by the urgency of their verdicts; a sample for every level, unless there was never an exporter."""
-    counted = f'count_values("level", topk by (instance) (1, {verdict(ended=True)}))'
+    counted = f'count_values("level", topk by (instance) (1, {verdict(at_end=True)}))'
     seen = f"max_over_time({own('sglang_tuning_build_info')}[{LONGEST_LOOKBACK}])"
     tiles = " or ".join(f'label_replace(0 * group by (job) ({seen}), "level", "{level}", "", "")' for level in LEVELS)
     return f"sum by (level) ({tiles} or {counted})"
@@ -228,7 +231,7 @@ def worst_servers() -> str:
 
     Without a flag, `advice` is the verdict; the column's mapping has its words.
     """
-    found = verdict(ended=True)
+    found = verdict(at_end=True)
     limited, seen = (
         f"sum by ({ON}) (count_over_time({series}[$__range]))"
         for series in (own(VERDICT, 'severity=~"critical|warning"'), own(VERDICT))

@@ -14,8 +14,8 @@ from sglang_tuning_exporter.mixin.boards.looks import (
     QUIET,
     WATCH,
     Json,
-    named,
-    texts,
+    renamed,
+    value_mappings,
 )
 from sglang_tuning_exporter.state.profiles import DEFAULT
 from sglang_tuning_exporter.state.signals import STATES, Signal
@@ -53,7 +53,7 @@ STATE_WORDS: dict[str, tuple[str, str]] = {
     "unsupported": ("no graphs here", NEUTRAL),
 }
 STATE_NUMBERS = {state: str(number) for number, state in enumerate(STATE_WORDS)}
-NUMBERED_STATES = texts({STATE_NUMBERS[state]: look for state, look in STATE_WORDS.items()})
+NUMBERED_STATES = value_mappings({STATE_NUMBERS[state]: look for state, look in STATE_WORDS.items()})
 SIGNAL_TITLES: dict[Signal, str] = {
     "activity": "server",
     "queue": "queue",
@@ -70,7 +70,7 @@ LEVELS: dict[str, tuple[str, str]] = {
     "1": ("No verdict", QUIET),
     "0": ("Fine", GOOD),
 }
-COLOURS_OF_LEVELS = texts({level: (" ", colour) for level, (_, colour) in LEVELS.items()})
+COLOURS_OF_LEVELS = value_mappings({level: (" ", colour) for level, (_, colour) in LEVELS.items()})
 SEVERITY_CELLS = {str(severity): (str(severity), colour) for severity, colour in SEVERITIES.items()}
 
 # Judgements of the figures on tiles -> colour.
@@ -128,19 +128,19 @@ def headlines() -> dict[str, str]:
 
 def level_looks() -> dict[str, Json]:
     """Return overrides for series named by the urgency of a verdict."""
-    return {level: named(words, colour) for level, (words, colour) in LEVELS.items()}
+    return {level: renamed(words, colour) for level, (words, colour) in LEVELS.items()}
 
 
 def queue_looks() -> dict[str, Json]:
     """Return overrides for series named by a queue beside the main one."""
-    return {queue: named(words, colour) for (queue, words), colour in zip(_QUEUES.items(), COLOURS, strict=True)}
+    return {queue: renamed(words, colour) for (queue, words), colour in zip(_QUEUES.items(), COLOURS, strict=True)}
 
 
 def state_looks(signal: Signal) -> dict[str, Json]:
     """Return overrides for series named by a state of a signal while it serves; each waiting state has a shade of its own."""
     shades = iter(_AMBERS)
     return {
-        state: named(words, next(shades) if colour == WATCH else colour)
+        state: renamed(words, next(shades) if colour == WATCH else colour)
         for state in STATES[signal]
         if state not in ("idle", "unknown")
         for words, colour in (STATE_WORDS[state],)
@@ -161,10 +161,10 @@ def verdict_sentences() -> dict[str, Json]:
 def _coloured_by_urgency(names: Mapping[str, str]) -> dict[str, Json]:
     """Name series; an idle server has the urgency of a healthy one and is grey."""
     looks: dict[str, Json] = {name: {"displayName": words} for name, words in names.items()}
-    return looks | {"idle": {"displayName": names["idle"], "mappings": texts({"0": (" ", QUIET)})}}
+    return looks | {"idle": {"displayName": names["idle"], "mappings": value_mappings({"0": (" ", QUIET)})}}
 
 
-def changes() -> dict[str, str]:
+def advice_in_words() -> dict[str, str]:
     """Return for each verdict what to do where no value can be computed: "raise --flag: words"."""
     said: dict[str, str] = {}
     for row in DIAGNOSES:
