@@ -283,7 +283,7 @@ def check_recording(data: bytes) -> None:
     assert 0 <= recording.length_seconds < math.inf
     for position in (-1.0, 0.0, recording.length_seconds / 2, recording.length_seconds + 1):
         recording.scrape_at(position)
-        recording.condition_at(position)
+        recording.phase_at(position)
         assert 0 <= recording.count_lines_until(position) <= len(recording.lines)
 
 

@@ -18,7 +18,7 @@ from sglang_tuning_exporter.capacity.step_time import StepLine, StepTime
 from sglang_tuning_exporter.diagnosis.evidence import past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.diagnosis.scaling import DEMAND_SECONDS, capacity_ratio, scale_out_helps
-from sglang_tuning_exporter.mixin.records import MOST_RATIO, WANTED_RATIO
+from sglang_tuning_exporter.mixin.records import MAX_RATIO, TARGET_RATIO
 from sglang_tuning_exporter.sglang.events import KvPool, Limits, Liveness, Rank, RankFigures, Scrape, ServerArgs
 from sglang_tuning_exporter.state.profiles import PROFILES
 from sglang_tuning_exporter.state.server import ServerState
@@ -96,13 +96,13 @@ class Server:
         ratio, helps = capacity_ratio(lately), scale_out_helps(judge(past))
         if ratio is None or helps is None:
             return None
-        return min(ratio, MOST_RATIO if helps else WANTED_RATIO)
+        return min(ratio, MAX_RATIO if helps else TARGET_RATIO)
 
 
 def wanted(demands: list[float | None]) -> float:
     """What `job:sglang_tuning_demand:sum5m` is for these servers."""
     known = [each for each in demands if each is not None]
-    least = WANTED_RATIO * len(demands) if len(known) < len(demands) else 0.0
+    least = TARGET_RATIO * len(demands) if len(known) < len(demands) else 0.0
     return max(sum(known), least)
 
 
@@ -170,7 +170,7 @@ def play(scene: Scene, seed: int = 7) -> Course:
             wishes.append((now, _wish(demand, len(servers))))
             _scale(servers, [wish for at, wish in wishes if at > now - CALM_SECONDS], now, scene.limit)
             course.replicas.append((now, len(servers)))
-            course.demand.append((now, demand / WANTED_RATIO))
+            course.demand.append((now, demand / TARGET_RATIO))
             course.queued.append((now, sum(server.queued for server in servers)))
     return course
 
@@ -192,10 +192,10 @@ def _share(ready: list[Server]) -> None:
 
 
 def _wish(demand: float, replicas: int) -> int:
-    """Replicas that an HPA wants for an average of `WANTED_RATIO`."""
-    if abs(demand / (WANTED_RATIO * replicas) - 1) <= TOLERANCE:
+    """Replicas that an HPA wants for an average of `TARGET_RATIO`."""
+    if abs(demand / (TARGET_RATIO * replicas) - 1) <= TOLERANCE:
         return replicas
-    return max(1, min(MOST_REPLICAS, ceil(demand / WANTED_RATIO - 1e-9)))
+    return max(1, min(MOST_REPLICAS, ceil(demand / TARGET_RATIO - 1e-9)))
 
 
 def _scale(servers: list[Server], lately: list[int], now: int, limit: int) -> None:

@@ -154,7 +154,7 @@ def recorded(recording: Recording, *, end: float, every: float = 5.0, lead: floa
         lines = b"".join(line.text for line in recording.lines[taken:until])
         taken = until
         scrape = recording.scrape_at(position)
-        away = recording.condition_at(position) == "away"
+        away = recording.phase_at(position) == "down"
         page = None if scrape is None or away else scrape.text.decode()
         yield Moment(end - length + position + lead, lines, page)
 

@@ -239,8 +239,8 @@ def test_a_server_that_goes_away_is_away_in_the_recording(server: FakeSGLang, tm
         asked = server.count("/metrics")
         server.start()
         wait_for(lambda: server.count("/metrics") > asked + 1)
-    conditions = [transition.condition for transition in load(output).transitions]
-    assert (conditions[:2], conditions[-1]) == (["ready", "away"], "ready")
+    phases = [transition.phase for transition in load(output).transitions]
+    assert (phases[:2], phases[-1]) == (["ready", "down"], "ready")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -64,7 +64,7 @@ def test_the_ready_event_is_finer_than_the_ready_line() -> None:
 def test_a_server_that_never_became_ready_keeps_its_start_up_times() -> None:
     recording = from_log(b"[2025-01-31 12:00:00] a\n[2025-01-31 12:00:20] Traceback\n")
     assert positions(recording) == [0.0, 20.0]
-    assert recording.condition_at(1e9) == "starting"
+    assert recording.phase_at(1e9) == "starting"
 
 
 def test_a_log_in_local_time_is_moved_to_utc() -> None:
@@ -126,11 +126,11 @@ def test_log_and_scrapes_of_a_real_recording_share_one_clock() -> None:
 
 def test_a_killed_server_is_away_until_it_answers_again() -> None:
     recording = load(RECORDINGS / "restart_append")
-    assert [transition.condition for transition in recording.transitions] == ["ready", "away", "starting", "ready"]
+    assert [transition.phase for transition in recording.transitions] == ["ready", "down", "starting", "ready"]
     away = recording.transitions[1].at
-    assert recording.condition_at(away - 0.1) == "ready"
-    assert recording.condition_at(away + 5) == "away"
-    assert recording.condition_at(1e9) == "ready"
+    assert recording.phase_at(away - 0.1) == "ready"
+    assert recording.phase_at(away + 5) == "down"
+    assert recording.phase_at(1e9) == "ready"
 
 
 @pytest.mark.parametrize("root", [packaged("retract").parent, RECORDINGS])

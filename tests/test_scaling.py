@@ -18,7 +18,7 @@ from sglang_tuning_exporter.diagnosis.evidence import Past
 from sglang_tuning_exporter.diagnosis.findings import NOT_ENOUGH_DATA, STARTING, Judgement, judge
 from sglang_tuning_exporter.diagnosis.scaling import capacity_ratio, demands, scale_out_helps
 from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
-from sglang_tuning_exporter.mixin.records import WANTED_RATIO
+from sglang_tuning_exporter.mixin.records import TARGET_RATIO
 from sglang_tuning_exporter.state.stages import Hang
 from test_expectation import around, measured, past
 
@@ -166,11 +166,11 @@ def test_the_examples_ask_what_the_rules_record() -> None:
 def test_the_examples_scale_by_the_ratio_that_the_rules_aim_at_and_never_on_no_figure() -> None:
     for document in yaml.safe_load_all((DEPLOY / "keda.yml").read_text()):
         (trigger,) = document["spec"]["triggers"]
-        assert float(trigger["metadata"]["threshold"]) == WANTED_RATIO
+        assert float(trigger["metadata"]["threshold"]) == TARGET_RATIO
         assert trigger["metadata"]["ignoreNullValues"] == "false"
     (hpa,) = yaml.safe_load_all((DEPLOY / "hpa.yml").read_text())
     (metric,) = hpa["spec"]["metrics"]
-    assert metric["external"]["target"]["averageValue"] == f"{1000 * WANTED_RATIO:.0f}m"
+    assert metric["external"]["target"]["averageValue"] == f"{1000 * TARGET_RATIO:.0f}m"
 
 
 CASES: dict[str, tuple[dict[str, tuple[float | None, float | None]], float]] = {

@@ -582,7 +582,7 @@ def test_no_more_than_a_hundred_passwords_are_remembered_and_none_of_them_in_cle
 def test_a_name_that_nobody_has_costs_as_much_as_the_dearest_password() -> None:
     passwords, users = Passwords(), {"a": HASH, "b": hashed("x", 6)}
     assert not passwords.verify(users, "nobody", b"right")
-    (stand_in,) = passwords._nobody.values()
+    (stand_in,) = passwords._dummy_hashes.values()
     assert stand_in[:7] == users["b"][:7].encode()
     assert not passwords.verify(users, "nobody", b".")
 

@@ -20,7 +20,7 @@ GRAFANA_URL = "http://localhost:3000"
 FLEET, SERVER = "sglang-tuning-fleet", "sglang-tuning-server"  # the boards that notifications link to
 _MEMORY, _IN_GB = "available_gpu_memory_bytes", f" / {GIGABYTE}"
 _SWITCHED = frozenset({"add", "drop"})  # a switch has no value
-_OWN = "{{ $labels.instance }}"
+_INSTANCE_LABEL = "{{ $labels.instance }}"
 # The series of the value in force where an argument has its default.
 _IN_FORCE = {"max_running_requests": "sglang_tuning_running_requests_limit"}
 
@@ -45,7 +45,7 @@ def _is_address(text: str) -> bool:
         return False
 
 
-def _living(row: Diagnosis, metric: str) -> str:
+def _metric_query(row: Diagnosis, metric: str) -> str:
     """Write the query of a series of the exporter that serves an alert's page; where it is down, of any other."""
     if row.about == "exporter":
         return f'printf "{metric}{{job=%q}}" $labels.job | query'
@@ -55,15 +55,17 @@ def _living(row: Diagnosis, metric: str) -> str:
 def _instance(row: Diagnosis) -> str:
     """Write the `instance` of that exporter."""
     if row.about not in {"exporter", "job"}:
-        return _OWN
-    return if_found(_living(row, "sglang_tuning_build_info"), '{{ . | first | label "instance" }}', _OWN)
+        return _INSTANCE_LABEL
+    return if_found(
+        _metric_query(row, "sglang_tuning_build_info"), '{{ . | first | label "instance" }}', _INSTANCE_LABEL
+    )
 
 
 def _exporter(row: Diagnosis) -> str:
     """Write the address of that exporter: its `--external-url`, else the one that Prometheus scrapes."""
     scraped = '{{ $web | label "scheme" }}://{{ $web | label "instance" }}'
     known = f'{{{{ $web := . | first }}}}{{{{ with $web | label "external_url" }}}}{{{{ . }}}}{{{{ else }}}}{scraped}{{{{ end }}}}'
-    return if_found(_living(row, "sglang_tuning_web_info"), known, f"http://{_instance(row)}")
+    return if_found(_metric_query(row, "sglang_tuning_web_info"), known, f"http://{_instance(row)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ class Links:
             return f"{_exporter(row)}/runbooks/{row.alert}"
         has_place = "{alert}" in self.runbooks
         url = self.runbooks.replace("{alert}", row.alert) if has_place else f"{self.runbooks.rstrip('/')}/{row.alert}"
-        return url.replace(_OWN, _instance(row))
+        return url.replace(_INSTANCE_LABEL, _instance(row))
 
     def dashboard(self, row: Diagnosis) -> str:
         """Return the address of the board of an alert's server, or of its job's servers."""
@@ -109,7 +111,7 @@ DEFAULT_LINKS = Links()
 
 
 @cache
-def in_force() -> dict[str, str]:
+def threshold_templates() -> dict[str, str]:
     """Return each threshold as a template: the exporter's, else the default profile's."""
     shown = {
         "token_usage_target": ("", "token_usage", "target"),
@@ -150,7 +152,7 @@ def alert_annotations(row: Diagnosis, links: Links) -> dict[str, str]:
     Advice is the exporter's, all of it from one series, so that flag, present value and value to try belong together. Without
     that series it is the guide's.
     """
-    remedy, is_computed = row.remedy.with_figures(in_force()), not row.condition.is_advice_fixed
+    remedy, is_computed = row.remedy.with_figures(threshold_templates()), not row.condition.is_advice_fixed
     own_flag = f"--{remedy.arg.replace('_', '-')}" if remedy.arg else ""
     has_flag = bool(own_flag or row.uses_advice_of_causes)
     # The newest series, where the advice changed within the last minutes.
@@ -167,12 +169,12 @@ def alert_annotations(row: Diagnosis, links: Links) -> dict[str, str]:
         is_own = f'match "^({own_flag}.*)?$" $flag' if own_flag else 'eq $flag ""'
         return f"{flag}{{{{ if {is_own} }}}}{words}{{{{ else }}}}{else_words}{{{{ end }}}}"
 
-    seen = row.sentence(row.condition.annotation_value, in_force())
+    seen = row.sentence(row.condition.annotation_value, threshold_templates())
     found = {
         "summary": row.summary,
         "description": f"{{{{ $labels.{'job' if row.about == 'job' else 'instance'} }}}}: {seen}.",
         "flag": advised("flag", own_flag) if has_flag else "",
-        "current": advised("current", _current(row)) if has_flag and is_computed else "",
+        "current": advised("current", _present_value(row)) if has_flag and is_computed else "",
         "suggested": advised("suggested", remedy.fallback),
         "direction": advised("direction", remedy.direction),
         "expected": advised("expected", "") if is_predictable(row) else "",
@@ -186,7 +188,7 @@ def alert_annotations(row: Diagnosis, links: Links) -> dict[str, str]:
     return {name: text for name, text in found.items() if text}
 
 
-def _current(row: Diagnosis) -> str:
+def _present_value(row: Diagnosis) -> str:
     """Write the value of the row's own argument, or the one in force without it; empty where it has no value."""
     arg, value, default = row.remedy.arg, "{{ . | first | value }}", "not set"
     if not arg or row.remedy.direction in _SWITCHED:

@@ -160,7 +160,7 @@ def _latencies() -> Iterator[Record]:
 
 # Target load of a replica, by which a scaler divides the demand; and the largest demand of one server: requests that piled up
 # during a cold start are no lasting demand, so a fleet at most doubles until the new replicas serve.
-WANTED_RATIO, MOST_RATIO = 0.8, 1.6
+TARGET_RATIO, MAX_RATIO = 0.8, 1.6
 
 
 def _demand() -> Iterator[Record]:
@@ -172,25 +172,25 @@ def _demand() -> Iterator[Record]:
     yield Record(
         "instance:sglang_tuning_demand:last5m",
         [
-            f"clamp_max({ratio}, {MOST_RATIO}) and on (job, instance) ({helps} == 1)",
-            f"or clamp_max({ratio}, {WANTED_RATIO}) and on (job, instance) ({helps} == 0)",
+            f"clamp_max({ratio}, {MAX_RATIO}) and on (job, instance) ({helps} == 1)",
+            f"or clamp_max({ratio}, {TARGET_RATIO}) and on (job, instance) ({helps} == 0)",
         ],
-        comment=f"Capacity ratio, at most {MOST_RATIO}, and at most {WANTED_RATIO} where no replica helps. Absent of a server that is down, stuck or starting.",
+        comment=f"Capacity ratio, at most {MAX_RATIO}, and at most {TARGET_RATIO} where no replica helps. Absent of a server that is down, stuck or starting.",
     )
-    yield from _wanted("job:sglang_tuning_demand:sum5m", "job", "instance:sglang_tuning_demand:last5m", servers)
+    yield from _replicas("job:sglang_tuning_demand:sum5m", "job", "instance:sglang_tuning_demand:last5m", servers)
     yield Record("job:sglang_tuning_scale_out_helps:max5m", [f"max by (job) ({helps})"])
     selector = 'sglang_tuning_server_info{model_name!=""}'
     named = f"max by (job, instance, model_name) ({last_known(selector)})"
     of_model = f"instance:sglang_tuning_demand:last5m * on (job, instance) group_left (model_name) {named}"
-    yield from _wanted("model:sglang_tuning_demand:sum5m", "job, model_name", of_model, named)
+    yield from _replicas("model:sglang_tuning_demand:sum5m", "job, model_name", of_model, named)
 
 
-def _wanted(name: str, by: str, demand: str, servers: str) -> Iterator[Record]:
-    known, all_of_them = f"sum by ({by}) ({demand})", f"{WANTED_RATIO} * count by ({by}) ({servers})"
+def _replicas(name: str, by: str, demand: str, servers: str) -> Iterator[Record]:
+    known, all_of_them = f"sum by ({by}) ({demand})", f"{TARGET_RATIO} * count by ({by}) ({servers})"
     few = f"count by ({by}) ({demand}) < count by ({by}) ({servers})"
     yield Record(
         name,
         [f"{known} > {all_of_them}", f"or ({all_of_them}) and ({few})", f"or {known}", f"or {all_of_them}"],
-        comment=f"In servers: divided by {WANTED_RATIO} it is the number of replicas (deploy/keda.yml, deploy/hpa.yml). A server that is down, stuck or"
+        comment=f"In servers: divided by {TARGET_RATIO} it is the number of replicas (deploy/keda.yml, deploy/hpa.yml). A server that is down, stuck or"
         " starting neither adds a replica nor removes one.",
     )

@@ -112,7 +112,7 @@ class Recorder:
 
     def _record(self, seconds: float | None) -> None:
         # A thread, because nothing ends a connection that is being made before its own time is over.
-        asking = threading.Thread(target=self._ask, name="record-ask", daemon=True)
+        asking = threading.Thread(target=self._ask_server, name="record-ask", daemon=True)
         asking.start()
         while asking.is_alive() and not self._stopping.is_set():
             asking.join(timeout=POLL_SECONDS)
@@ -126,23 +126,23 @@ class Recorder:
                     raise UsageError(
                         f"--log-file={self._log_file}: {status.reason}; give the log of the running server"
                     )
-            self._take_log(follower)  # what is there now is history: only how the server was started
+            self._record_log(follower)  # what is there now is history: only how the server was started
             self._offsets = self._clock_by_file()
             self._write_event("ready")
             scraper.start()
             until = None if seconds is None else time.monotonic() + seconds
             while not self._stopping.wait(POLL_SECONDS) and not self._is_full:
-                self._take_log(follower)
+                self._record_log(follower)
                 if until is not None and time.monotonic() >= until:
                     break
-            self._take_log(follower)
+            self._record_log(follower)
         finally:
             self.stop()
             if scraper.ident is not None:
                 scraper.join(timeout=_STOP_SECONDS)
             follower.close()
 
-    def _ask(self) -> None:
+    def _ask_server(self) -> None:
         """Ask the server about itself: its secrets and names are learned before anything is written."""
         for name, paths in (("server_info", ("/server_info", "/get_server_info")), ("loads", ("/v1/loads",))):
             for path in paths:
@@ -164,15 +164,15 @@ class Recorder:
         }
         (self._output / "recording.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
-    def _take_log(self, follower: LogFollower) -> None:
+    def _record_log(self, follower: LogFollower) -> None:
         for block in follower.poll():
             now = time.time()
             for line in block.data.splitlines(keepends=True):
                 kept = self._lines.line(line)
                 if block.historical:
-                    self._keep_history(kept, line)
+                    self._keep_startup(kept, line)
                     continue
-                printed = _printed(line)
+                printed = _printed_time(line)
                 if printed is not None:
                     self._offsets = [(at, ahead) for at, ahead in self._offsets if now - at < _CLOCK_SECONDS]
                     self._offsets.append((now, printed - now))
@@ -180,10 +180,10 @@ class Recorder:
         if self._log is not None:
             self._log.flush()
 
-    def _keep_history(self, kept: bytes | None, line: bytes) -> None:
+    def _keep_startup(self, kept: bytes | None, line: bytes) -> None:
         """Of what was printed before the recording, keep how the server was last started."""
         assert self._log is not None
-        self._last_printed = _printed(line) or self._last_printed
+        self._last_printed = _printed_time(line) or self._last_printed
         if self._lines.starts:
             self._log.truncate(0)
             self._log_bytes = self._kept_lines = 0
@@ -260,7 +260,7 @@ class Recorder:
         plain.unlink()
 
 
-def _printed(line: bytes) -> float | None:
+def _printed_time(line: bytes) -> float | None:
     prefix = parse_plain_prefix(line)
     if prefix is None and (found := find(strip_terminal(line))) is not None:
         prefix = parse_plain_prefix(found.text)

@@ -1,4 +1,4 @@
-"""A recorded SGLang server as a timeline: what its log printed, what its `/metrics` said, when it was ready or away.
+"""A recorded SGLang server as a timeline: what its log printed, what its `/metrics` answered, when it was ready or down.
 
 A recording is a directory:
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-Condition = Literal["starting", "ready", "away"]
+Phase = Literal["starting", "ready", "down"]
 
 # A recording is small: a larger file is no recording, and unpacking it could exhaust the memory.
 MAX_FILE_BYTES = 64 * 1024 * 1024
@@ -60,10 +60,10 @@ class TimedText(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """From this position in seconds on, the server is in this condition."""
+    """From this position in seconds on, the server is in this phase."""
 
     at: float
-    condition: Condition
+    phase: Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +90,10 @@ class Recording:
         index = bisect.bisect_right(self.scrapes, position, key=lambda scrape: scrape.at)
         return self.scrapes[max(0, index - 1)] if self.scrapes else None
 
-    def condition_at(self, position: float) -> Condition:
-        """Whether the server is starting, ready, or away (its port closed) at this position."""
+    def phase_at(self, position: float) -> Phase:
+        """Whether the server is starting, ready, or down (its port closed) at this position."""
         index = bisect.bisect_right(self.transitions, position, key=lambda transition: transition.at)
-        return self.transitions[index - 1].condition if index else "starting"
+        return self.transitions[index - 1].phase if index else "starting"
 
     def count_lines_until(self, position: float) -> int:
         """How many lines have been printed by this position, its own moment included."""
@@ -163,9 +163,7 @@ def from_files(files: Mapping[str, bytes], *, name: str) -> Recording:
         name=name,
         lines=tuple(TimedText(max(0.0, line.at - zero), line.text) for line in moments),
         scrapes=tuple(TimedText(max(0.0, at - zero), text) for at, text in scrapes),
-        transitions=tuple(
-            Transition(max(0.0, transition.at - zero), transition.condition) for transition in transitions
-        ),
+        transitions=tuple(Transition(max(0.0, transition.at - zero), transition.phase) for transition in transitions),
         loads=tuple((max(0.0, begin - zero), max(0.0, end - zero)) for begin, end in _loads(events, moments, zero)),
         server_info=_server_info(files, name),
     )
@@ -275,7 +273,7 @@ def _transitions(events: list[_Event], ready: float | None, scrapes: list[float]
         # The end of the last run is no transition: the last scrape is still served.
         if event.at <= ready or again is None or not (event.name == "exit" or event.name.startswith("SIGKILL")):
             continue
-        transitions.append(Transition(event.at, "away"))
+        transitions.append(Transition(event.at, "down"))
         back = next((other.at for other in later if other.name == "ready"), None)
         # The HTTP server answers before the model is ready: the first scrape shows from when.
         answered = next((at for at in scrapes if at > again), None)

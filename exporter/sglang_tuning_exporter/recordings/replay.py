@@ -160,15 +160,15 @@ class ReplayServer:
 
     def _answer(self, path: str, _body: bytes | None) -> Answer | None:
         """Return the recorded server's answer; None while it was down."""
-        condition = self._recording.condition_at(self.position_seconds)
-        if condition == "away":
+        phase = self._recording.phase_at(self.position_seconds)
+        if phase == "down":
             return None
         match path:
             case "/metrics":
                 scrape = self._recording.scrape_at(self.position_seconds)
                 return _NOT_FOUND if scrape is None else (200, _EXPOSITION, scrape.text)
             case "/health" | "/health_generate":
-                return (200 if condition == "ready" else 503, _JSON, b"")
+                return (200 if phase == "ready" else 503, _JSON, b"")
             case "/server_info" | "/get_server_info":
                 info = self._recording.server_info
                 return _NOT_FOUND if info is None else (200, _JSON, info)
@@ -227,8 +227,6 @@ def _progress(server: ReplayServer, recording: Recording) -> str:
         return "the recording has ended; its last scrape stays served (Ctrl-C ends)"
     position = server.position_seconds
     what = (
-        "under load"
-        if any(begin <= position < end for begin, end in recording.loads)
-        else recording.condition_at(position)
+        "under load" if any(begin <= position < end for begin, end in recording.loads) else recording.phase_at(position)
     )
     return f"{position:.0f} of {server.length_seconds:.0f} recorded seconds, {what}"

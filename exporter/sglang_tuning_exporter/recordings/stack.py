@@ -37,7 +37,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _ask(url: str, **parameters: str) -> requests.Response:
+def _http_get(url: str, **parameters: str) -> requests.Response:
     """Ask a service on loopback, without a proxy of the environment."""
     with requests.Session() as session:
         session.trust_env = False
@@ -63,7 +63,7 @@ class Process:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self._child.poll() is None:
             with suppress(requests.RequestException):
-                if _ask(url).status_code == 200:
+                if _http_get(url).status_code == 200:
                     return
             time.sleep(0.1)
         last_words = self.output.read_text(encoding="utf-8", errors="replace")[-600:].strip()
@@ -123,11 +123,11 @@ class Stack:
 
     def get(self, url: str, **parameters: str) -> Any:
         """JSON of one of the services."""
-        return _ask(url, **parameters).json()
+        return _http_get(url, **parameters).json()
 
     def page(self) -> str:
         """The exporter's exposition."""
-        return _ask(f"{self.exporter_url}/metrics").text
+        return _http_get(f"{self.exporter_url}/metrics").text
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """An instant query's result vector."""

@@ -37,7 +37,7 @@ HANDSHAKE_SECONDS = 10.0
 REQUEST_SECONDS = 2.0
 TICK_SECONDS = 1.0
 GRACE_SECONDS = 1  # for running responses at the end
-TROUBLE_SECONDS = 60.0
+WARN_AGAIN_SECONDS = 60.0
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _sequence = count()
 
@@ -188,7 +188,7 @@ class ExporterServer(uvicorn.Server):
         error = context.get("exception")
         if not (isinstance(error, OSError) and error.errno in _EXHAUSTED):
             loop.default_exception_handler(context)
-        elif time.monotonic() - self._warned_at >= TROUBLE_SECONDS:
+        elif time.monotonic() - self._warned_at >= WARN_AGAIN_SECONDS:
             self._warned_at = time.monotonic()
             logger.warning(
                 "cannot accept a connection: %s; raise the limit of open files (ulimit -n, LimitNOFILE=)",

@@ -58,7 +58,7 @@ def _board(board: Json, common: Json, titles: Mapping[str, str]) -> Json:
         },
         "panels": _panels(board["chapters"]),
     }
-    exact: Json = _exactly(made, single)
+    exact: Json = _match_exactly(made, single)
     return exact
 
 
@@ -176,12 +176,12 @@ def widths(panel_row: Json) -> Sequence[int]:
     return given
 
 
-def _exactly(node: Any, names: Sequence[str]) -> Any:
+def _match_exactly(node: Any, names: Sequence[str]) -> Any:
     """Match single-value variables with `=`: Grafana does not escape them, and `[2001:db8::1]:9741` would be a pattern."""
     if isinstance(node, dict):
-        return {key: _exactly(value, names) for key, value in node.items()}
+        return {key: _match_exactly(value, names) for key, value in node.items()}
     if isinstance(node, list):
-        return [_exactly(value, names) for value in node]
+        return [_match_exactly(value, names) for value in node]
     if isinstance(node, str):
         for name in names:
             node = node.replace(f'{name}=~"${name}"', f'{name}="${name}"')

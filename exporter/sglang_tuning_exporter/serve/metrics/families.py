@@ -35,7 +35,7 @@ class Labels(dict[str, str]):
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         super().__init__(labels)
-        self.text = spelled(labels)
+        self.text = label_text(labels)
 
 
 class Family(Metric):
@@ -119,7 +119,7 @@ def shortened(text: str | None) -> str:
     return printable(words if len(words) <= LONGEST_LABEL else words[: LONGEST_LABEL - 1] + "…")
 
 
-def spelled(labels: Mapping[str, str]) -> str:
+def label_text(labels: Mapping[str, str]) -> str:
     """Return labels in the text format, sorted by name; empty where there are none."""
     pairs = ",".join(f'{name}="{clean(value).translate(_ESCAPES)}"' for name, value in sorted(labels.items()))
     return f"{{{pairs}}}" if pairs else ""
@@ -131,7 +131,7 @@ def text(families: Iterable[Metric]) -> str:
     for family in families:
         lines.append(_head(family.name, family.type, family.documentation))
         for name, labels, value, *_ in family.samples:
-            own = labels.text if isinstance(labels, Labels) else spelled(labels)
+            own = labels.text if isinstance(labels, Labels) else label_text(labels)
             lines.append(f"{name}{own} {_number(value)}\n")
     return "".join(lines)
 

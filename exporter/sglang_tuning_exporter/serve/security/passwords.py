@@ -24,7 +24,7 @@ class Passwords:
         self._key = secrets.token_bytes(32)
         self._verified: OrderedDict[bytes, None] = OrderedDict()
         self._lock = threading.Lock()  # never held during a bcrypt: cached users do not wait for guesses
-        self._nobody: dict[int, bytes] = {}
+        self._dummy_hashes: dict[int, bytes] = {}
 
     def is_cached(self, users: Mapping[str, str], name: str, password: bytes) -> bool:
         """Return whether this password was found right before; else bcrypt has to decide."""
@@ -65,9 +65,9 @@ class Passwords:
         import bcrypt  # noqa: PLC0415 - as above
 
         cost = max(int(hashed[4:6]) for hashed in users.values())
-        if cost not in self._nobody:
-            self._nobody[cost] = bcrypt.gensalt(cost) + b"." * 31
-        return self._nobody[cost]
+        if cost not in self._dummy_hashes:
+            self._dummy_hashes[cost] = bcrypt.gensalt(cost) + b"." * 31
+        return self._dummy_hashes[cost]
 
 
 def credentials(header: str | None) -> tuple[str, bytes] | None:
