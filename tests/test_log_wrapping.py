@@ -150,6 +150,21 @@ def test_a_supervisors_header_before_each_output_puts_no_retraction_in_doubt(str
     assert event.near_raw_text
 
 
+@pytest.mark.parametrize("indent", [2, "\t"])
+@pytest.mark.parametrize("strict", [False, True])
+def test_the_other_fields_of_a_record_over_several_lines_put_no_retraction_in_doubt(
+    indent: int | str, strict: bool
+) -> None:  # noqa: FBT001 - a case
+    records = (
+        {"insertId": f"x{number}y", "labels": {"pod": "s-0"}, "textPayload": line, "severity": "ERROR"}
+        for number, (line, _, _) in enumerate(recorded())
+    )
+    text = "\n".join(json.dumps(record, indent=indent) for record in records)
+    retractions = [event for event in LogReader(strict=strict).feed(text.encode()) if isinstance(event, Retraction)]
+    assert retractions
+    assert not any(event.suspect for event in retractions)
+
+
 def test_a_prefix_of_ranks_within_a_custom_formatter_is_the_rank() -> None:
     line = "2026-03-18 11:22:05.874 INFO 120984 [ DP1 TP3 scheduler_metrics_mixin.py:415] " + DECODE
     [event] = read(line.encode())

@@ -60,6 +60,26 @@ DOCUMENTS: dict[str, Callable[[Lines], str]] = {
         + "\n]\n"
     ),
     "Azure": lambda lines: records(lines, "value", None, time="TimeGenerated", text="LogMessage"),
+    "Azure, a table": lambda lines: json.dumps(
+        {
+            "tables": [
+                {
+                    "columns": [{"name": "a"}, {"name": "b"}],
+                    "rows": [[when.isoformat() + "Z", line] for line, _, when in lines],
+                }
+            ]
+        }
+    ),
+    "a notebook": lambda lines: json.dumps(
+        {
+            "cells": [
+                {"outputs": [{"name": "stderr", "text": [line + "\n" for line, _, _ in part]}]}
+                for part in (lines[:90], lines[90:])
+            ]
+        },
+        indent=1,
+    ),
+    "one text": lambda lines: json.dumps({"logs": "".join(line + "\n" for line, _, _ in lines)}),
     "UTF-16": lambda lines: "\n".join(line for line, _, _ in lines) + "\n",
     "UTF-8 with a mark": lambda lines: "\ufeff" + "\n".join(line for line, _, _ in lines) + "\n",
 }

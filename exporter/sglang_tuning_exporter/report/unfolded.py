@@ -9,6 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from sglang_tuning_exporter.sglang.log.forms import time_within
+from sglang_tuning_exporter.sglang.log.layers import HEAD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 LONGEST_DOCUMENT = 32 << 20  # bytes; what a store answers at once is a few megabytes
 _STARTS = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\[\s*(?:[\[{]|$)|\{)")
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_DEPTH = 3
+_DEPTH = 7  # the outputs of a notebook's cells are that deep
+_LOG_LINES = 64  # a message of one record, such as a traceback, has fewer
+_STREAMS = 1024  # items of a list that are searched for lists of their own
 
 
 def unfolded(chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -31,13 +34,14 @@ def unfolded(chunks: Iterator[bytes]) -> Iterator[bytes]:
         yield from chunks
         return
     begin = first.split(b"\n", 1)[0]
-    if (entry := _parsed(begin)) is not None and len(_records(entry)) < 2:  # a document on each line
+    entry = _parsed(begin)
+    if entry is not None and len(_records(entry)) < 2 and _log_in(entry) is None:  # a document on each line
         yield from chunks
         return
     text = gathered(chunks)
     found = lines_of(text)
     if found is None and entry is not None:
-        found = b"".join(lines_of(line) or line for line in text.splitlines(keepends=True))
+        found = b"".join(_lines(_records(_parsed(line))) or line for line in text.splitlines(keepends=True))
     yield text if found is None else found
     yield from chunks
 
@@ -55,8 +59,17 @@ def gathered(chunks: Iterator[bytes]) -> bytes:
 
 
 def lines_of(document: bytes) -> bytes | None:
-    """Return a document's records as lines of JSON, oldest first; `None` where it has none."""
-    records = _records(_parsed(document))
+    """Return the one text of a document that is a log, or its records as lines of JSON, oldest first; `None` where it has neither."""
+    value = _parsed(document)
+    return _log_in(value) or _lines(_records(value))
+
+
+def _log_in(value: Any) -> bytes | None:
+    texts = (each.encode("utf-8", "replace") for each in _inner(value) if isinstance(each, str))
+    return next((text for text in texts if text.count(b"\n") >= _LOG_LINES and HEAD.search(text)), None)
+
+
+def _lines(records: list[dict[str, Any]]) -> bytes | None:
     return b"".join(json.dumps(record).encode() + b"\n" for record in records) or None
 
 
@@ -74,30 +87,46 @@ def _parsed(text: bytes) -> Any:
 
 
 def _records(value: Any) -> list[dict[str, Any]]:
-    """Return the longest list of records in a document."""
-    found: list[dict[str, Any]] = []
+    """Return the records in a document: Loki's of all streams, or the longest list of records, or all lists of texts."""
+    within = list(_inner(value))
+    streams = [each for each in within if isinstance(each, dict) and isinstance(each.get("values"), list)]
+    lists = [[_row(item) for item in each] for each in within if isinstance(each, list) and len(each) > 1]
+    texts = [text for each in lists if all(isinstance(item, str) for item in each) for text in each]
+    found = max((each for each in lists if all(isinstance(item, dict) for item in each)), key=len, default=[])
+    if streams:
+        found = [line for each in streams for line in _in_order(list(_of_loki(each)))]
+    return _in_order(found) if len(found) >= len(texts) else [{"line": text.rstrip("\n")} for text in texts]
+
+
+def _inner(value: Any) -> Iterator[Any]:
+    """Return a JSON value and what it holds, level by level; of a list in a list nothing, because it is a row."""
     level = [value]
     for _ in range(_DEPTH):
-        for each in level:
-            rows = [_row(item) for item in each] if isinstance(each, list) and len(each) > len(found) else []
-            if rows and all(isinstance(row, dict) for row in rows):
-                found = rows
-        level = [inner for each in level if isinstance(each, dict) for inner in each.values()]
-    streams = found or [value]
-    if all(isinstance(each, dict) and isinstance(each.get("values"), list) for each in streams):
-        found = [line for each in streams for line in _in_order(list(_of_loki(each)))]
-    return _in_order(found)
+        yield from level
+        level = [
+            inner
+            for each in level
+            for inner in (
+                each.values()
+                if isinstance(each, dict)
+                else [item for item in each[:_STREAMS] if not isinstance(item, list)]
+                if isinstance(each, list)
+                else ()
+            )
+        ]
 
 
 def _row(item: Any) -> Any:
-    """Return a row of CloudWatch Logs Insights, a list of fields, as one record; anything else unchanged."""
-    if (
-        isinstance(item, list)
-        and item
-        and all(isinstance(cell, dict) and {*cell} == {"field", "value"} for cell in item)
-    ):
+    """Return a row of a table as one record; anything else unchanged.
+
+    In CloudWatch Logs Insights a row is a list of fields, in other answers a list of values.
+    """
+    if not isinstance(item, list) or not item:
+        return item
+    if all(isinstance(cell, dict) and {*cell} == {"field", "value"} for cell in item):
         return {cell["field"]: cell["value"] for cell in item}
-    return item
+    is_row = any(isinstance(cell, str) for cell in item) and not any(isinstance(cell, (dict, list)) for cell in item)
+    return {str(place): cell for place, cell in enumerate(item)} if is_row else item
 
 
 def _of_loki(stream: dict[str, Any]) -> Iterator[dict[str, Any]]:

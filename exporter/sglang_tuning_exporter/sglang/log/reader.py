@@ -16,7 +16,7 @@ from sglang_tuning_exporter.sglang.events import (
 from sglang_tuning_exporter.sglang.log.failure_lines import TRACEBACK
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun, FastPath
 from sglang_tuning_exporter.sglang.log.forms import split_records
-from sglang_tuning_exporter.sglang.log.layers import UnwrappedLine, second_prefix
+from sglang_tuning_exporter.sglang.log.layers import HEAD, UnwrappedLine, second_prefix
 from sglang_tuning_exporter.sglang.log.messages import ACCESS, MessageReader
 from sglang_tuning_exporter.sglang.log.prefix import Prefix, parse_plain_prefix
 from sglang_tuning_exporter.sglang.log.stamps import STAMP, dated
@@ -31,6 +31,8 @@ _ENOUGH_LINES = 16
 _SGLANG_KINDS = ("decode", "prefill", "retraction", "startup")  # kinds of lines that only SGLang prints
 _HEADERS_KEPT, _HEADER_LENGTH = 64, 200
 _STAMPED, _NUMBERS = re.compile(STAMP), re.compile(rb"\d+")
+# The name of a field of a record that is printed over several lines, or what stands before and after a record.
+_FIELD = re.compile(rb"[ \t]*(?:\"?[\w@./-]{1,60}\"?[ \t]?[:=]|[{}\[\]-]{1,3},?\s*$)")
 
 
 class LogReader(MessageReader):
@@ -47,7 +49,8 @@ class LogReader(MessageReader):
         self.wrapping = Wrapping(strict=strict)
         self._fast_path = FastPath(self.wrapping.accepts_scheduler if strict else None)
         self._reads_held = False  # reading lines that waited
-        self._headers: set[bytes] = set()
+        self._headers: set[bytes] = set()  # of lines around the server's, as the next
+        self._carriers: set[bytes] = set()
         # A line of SGLang's was read that nothing surrounded: a second prefix in a line is raw text.
         self._has_unwrapped_lines = False
 
@@ -127,16 +130,23 @@ class LogReader(MessageReader):
             self._suspicion.note(kind, self._last_time, self._line)
 
     def _is_header(self, line: bytes, kind: str) -> bool:
-        """Whether a supervisor printed this line, or an empty one, between outputs of the server.
+        """Whether this line is of what surrounds the server's lines: a supervisor's, an empty one, or another field of a record.
 
         Such lines are learned until the first batch: no request can print text before.
         """
-        if kind != "other" or len(line) > _HEADER_LENGTH or (line and _STAMPED.match(line) is None):
+        field = _FIELD.match(line)
+        learns = not (self.counts["decode"] or self.counts["prefill"])
+        if learns and field and (kind != "other" or HEAD.search(line)):
+            self._carriers.add(field[0])  # of the server's own lines, so that raw text has it as well
+        if kind != "other" or len(line) > _HEADER_LENGTH or not (not line or field or _STAMPED.match(line)):
             return not self._may_hold_raw_text
-        form = _NUMBERS.sub(b"0", line)
-        if not (self.counts["decode"] or self.counts["prefill"]) and len(self._headers) < _HEADERS_KEPT:
+        form = field[0] if field else _NUMBERS.sub(b"0", line)
+        if learns and len(self._headers) < _HEADERS_KEPT:
             self._headers.add(form)
-        return not self._may_hold_raw_text or (form in self._headers and self._headers != {b""})
+        # Around records no raw text has an empty line: it stands in a field.
+        is_around = form or self._carriers or any(map(_STAMPED.match, self._headers))
+        is_known = form in self._headers - self._carriers and is_around
+        return not self._may_hold_raw_text or bool(is_known)
 
     def _ignore_later(self, line: bytes, prefix: Prefix) -> None:
         """Remember a message without meaning here, to skip it next time."""
