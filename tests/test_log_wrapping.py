@@ -153,8 +153,9 @@ def test_a_supervisors_header_before_each_output_puts_no_retraction_in_doubt(str
 @pytest.mark.parametrize("indent", [2, "\t"])
 @pytest.mark.parametrize("strict", [False, True])
 def test_the_other_fields_of_a_record_over_several_lines_put_no_retraction_in_doubt(
-    indent: int | str, strict: bool
-) -> None:  # noqa: FBT001 - a case
+    indent: int | str,
+    strict: bool,  # noqa: FBT001 - a case
+) -> None:
     records = (
         {"insertId": f"x{number}y", "labels": {"pod": "s-0"}, "textPayload": line, "severity": "ERROR"}
         for number, (line, _, _) in enumerate(recorded())

@@ -190,7 +190,9 @@ class FailureLines:
             self._reported[rank] = (phase, time, sure)
             return _out_of_memory(time, rank, phase, text)
         if _DEVICE.match(text):
-            return _out_of_memory(time, rank, self._phase_without_frames(), text)
+            failure = _out_of_memory(time, rank, self._phase_without_frames(), text)
+            failure.suspect = True  # an exception's own text behind the prefix: any other text may stand there as well
+            return failure
         for pattern, what in _LIVENESS:
             if match := pattern.match(text):
                 if what == "scheduler_exception":

@@ -209,7 +209,7 @@ class MessageReader:
         suspect = self._is_suspect(time)
         event = self._failures.parse_message(message, time, rank, self._line, sure=not suspect)
         if event is not None:
-            event.suspect = suspect
+            event.suspect = event.suspect or suspect
             events.append(event)
             return "liveness" if isinstance(event, Liveness) else "out_of_memory"
         if message.rstrip().endswith(TRACEBACK):
