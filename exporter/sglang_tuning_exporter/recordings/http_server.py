@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,7 +20,7 @@ _REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - translated a
 
 
 class HTTPServer(ThreadingHTTPServer):
-    """Listens from the start, and answers after `serve_forever`. Raises `UsageError` that begins with `key`.
+    """Listens at once, and answers in a thread from `start` to `stop`. Raises `UsageError` that begins with `key`.
 
     `answer` gets the path without its query, and the body of a POST, else None. Where it returns None the connection is closed
     without an answer.
@@ -34,12 +35,25 @@ class HTTPServer(ThreadingHTTPServer):
         super().__init__(listener.getsockname(), _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket, self.answer = listener, answer
+        self._thread: threading.Thread | None = None
 
     @property
     def url(self) -> str:
         """`http://host:port` without a slash at the end."""
         host, port = self.socket.getsockname()[:2]
         return f"http://{Address(_REACHED_AT.get(host, host), port)}"
+
+    def start(self) -> None:
+        """Answer requests from now on."""
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.05,), name="http", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Close the port."""
+        if self._thread is not None:
+            self.shutdown()
+            self._thread.join()
+        self.server_close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a client that disconnected; report other errors as the base class does."""

@@ -86,26 +86,12 @@ def _advice(notes: dict[str, str]) -> str:
     return f"Change {flag}: now {now}, try {suggested}."
 
 
-class Receiver:
+class Receiver(HTTPServer):
     """A webhook server that passes on every message as Python objects."""
 
     def __init__(self, address: Address, on_message: Callable[[Any], None]) -> None:
+        super().__init__(address, self._answer)
         self._on_message = on_message
-        self._server = HTTPServer(address, self._answer)
-
-    @property
-    def url(self) -> str:
-        """The URL of the webhook."""
-        return f"{self._server.url}/"
-
-    def start(self) -> None:
-        """Listen in a thread."""
-        threading.Thread(target=self._server.serve_forever, name="webhook", daemon=True).start()
-
-    def stop(self) -> None:
-        """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()
 
     def _answer(self, _path: str, body: bytes | None) -> Answer:
         if body is None:
@@ -129,7 +115,7 @@ def run(listen_address: str) -> int:
     receiver = Receiver(parse_address("--listen-address", listen_address), show)
     with stopped_by_signal(done.set):
         receiver.start()
-        print(f"waiting for Alertmanager at {receiver.url}", flush=True)
+        print(f"waiting for Alertmanager at {receiver.url}/", flush=True)
         done.wait()
         receiver.stop()
     return 0

@@ -75,7 +75,7 @@ class ReplayServer:
         self.finished = False
         self._http: HTTPServer | None = None
         self._log: IO[bytes] | None = None
-        self._threads: list[threading.Thread] = []
+        self._player = threading.Thread(target=self._play, name="replay-log", daemon=True)
         self.failure: OSError | None = None
 
     @property
@@ -96,25 +96,16 @@ class ReplayServer:
             self._log.close()
             raise
         self._advance(0.0)
-        self._threads = [
-            threading.Thread(
-                target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, name="replay-http", daemon=True
-            ),
-            threading.Thread(target=self._play, name="replay-log", daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._http.start()
+        self._player.start()
 
     def stop(self) -> None:
         """Close the port and the log. A second call does nothing."""
         self._stopping.set()
-        if self._http is not None and self._threads:
-            self._http.shutdown()
-        for thread in self._threads:
-            thread.join()
-        self._threads = []
         if self._http is not None:
-            self._http.server_close()
+            self._http.stop()
+        if self._player.is_alive():
+            self._player.join()
         if self._log is not None:
             self._log.close()
 
