@@ -49,21 +49,21 @@ GAUGES: dict[str, tuple[str, _Figure]] = {
 def capacity(sidecar: SidecarView, now: float) -> Iterable[Family]:
     """Return the measured figures of each scheduler; an unknown figure has no series."""
     ranks = PerRank(capacities(sidecar.state, sidecar.measured, now), has_dp_ranks=sidecar.state.has_dp_ranks)
-    for name, (words, figure) in GAUGES.items():
-        yield ranks.one(gauge(name, words), partial(_value, figure))
-    words = (
+    for name, (doc, figure) in GAUGES.items():
+        yield ranks.one(gauge(name, doc), partial(_value, figure))
+    doc = (
         "Duration of a decode step = fixed + per_request x batch, by least squares over the steps of the last 10 minutes;"
         " source: v1_loads (0.5.18 on), else the log's decode lines."
     )
     yield ranks.several(
-        gauge("decode_step_seconds", words, "part", "source"),
+        gauge("decode_step_seconds", doc, "part", "source"),
         lambda c: ((part, source, estimate.value) for part, source, estimate in _parts(c)),
     )
-    words = (
+    doc = (
         "The ends of the 95 % interval of sglang_tuning_decode_step_seconds, from the spread over windows (jackknife)."
     )
     yield ranks.several(
-        gauge("decode_step_bound_seconds", words, "part", "bound"),
+        gauge("decode_step_bound_seconds", doc, "part", "bound"),
         lambda c: (
             (part, bound, value)
             for part, _, estimate in _parts(c)

@@ -20,28 +20,23 @@ if TYPE_CHECKING:
 def findings(sidecar: SidecarView, now: float) -> Iterable[Family]:
     """Return the families of the verdict, and of everything that it rests on."""
     judgement = sidecar.judge(now)
-    words = "1 for what limits the server now: a diagnosis, or why there is none."
-    yield gauge("verdict", words, "verdict", "severity").with_samples([(judgement.verdict, judgement.severity, 1.0)])
+    doc = "1 for what limits the server now: a diagnosis, or why there is none."
+    yield gauge("verdict", doc, "verdict", "severity").with_samples([(judgement.verdict, judgement.severity, 1.0)])
     yield from _scaling(judgement, sidecar.past(now, DEMAND_SECONDS))
     stuck = gauge("stuck_stage", "1 for the stage that hangs: requests wait for it, and it makes no progress.", "stage")
     yield stuck.with_samples((stage, float(stage == judgement.past.stage)) for stage in STAGES)
     end = gauge("end_info", "How the log says that the server ended; absent while the server may run.", "how")
     how = judgement.past.words.get("server_down") if sidecar.state.life.died else None
     yield end.with_samples([(shortened(how), 1.0)] if how else [])
-    recommended = gauge(
-        "recommendation_timestamp_seconds",
+    doc = (
         "Since when the first advice of a diagnosis that holds has been the same, in unix seconds. Flag as typed for the running"
-        " release (empty: advice to people), its present value, the value to try, and what that is expected to bring (docs/capacity.md).",
-        "diagnosis",
-        "flag",
-        "current",
-        "suggested",
-        "direction",
-        "expected",
+        " release (empty: advice to people), its present value, the value to try, and what that is expected to bring (docs/capacity.md)."
     )
-    for words_of, given in sidecar.recommended_since.items():
+    labels = ("diagnosis", "flag", "current", "suggested", "direction", "expected")
+    recommended = gauge("recommendation_timestamp_seconds", doc, *labels)
+    for values, given in sidecar.recommended_since.items():
         expected = "" if given.expected is None else given.expected.words
-        recommended.add_metric([shortened(word) for word in (*words_of, expected)], given.since)
+        recommended.add_metric([shortened(word) for word in (*values, expected)], given.since)
     yield recommended
     active = gauge("diagnosis_active", "1 while this diagnosis holds over the last 10 minutes.", "diagnosis")
     found = {finding.diagnosis.id for finding in judgement.findings}
@@ -53,17 +48,10 @@ def findings(sidecar: SidecarView, now: float) -> Iterable[Family]:
 
 def _figures(judgement: Judgement) -> Iterable[Family]:
     """Return the families of the evidence for each finding, and of what its advice is expected to bring."""
-    evidence = gauge(
-        "diagnosis_evidence",
-        "The figure that decides a diagnosis that holds, in its unit: share (0-1), ratio, per_minute, GB, seconds or count.",
-        "diagnosis",
-        "unit",
-    )
-    gains = gauge(
-        "expected_gain_ratio",
-        "Expected relative change of generation throughput (0.39: 39 % more) from a diagnosis's first advice, by the measured step times.",
-        "diagnosis",
-    )
+    doc = "The figure that decides a diagnosis that holds, in its unit: share (0-1), ratio, per_minute, GB, seconds or count."
+    evidence = gauge("diagnosis_evidence", doc, "diagnosis", "unit")
+    doc = "Expected relative change of generation throughput (0.39: 39 % more) from a diagnosis's first advice, by the measured step times."
+    gains = gauge("expected_gain_ratio", doc, "diagnosis")
     for finding in judgement.findings:
         first = finding.evidence[0]
         if finding.diagnosis.condition.has_figure and not first.text:
@@ -75,21 +63,12 @@ def _figures(judgement: Judgement) -> Iterable[Family]:
 
 def _advised(judgement: Judgement) -> Iterable[Family]:
     """Return the families of the values to try: numbers, words, and advice to people."""
-    now_set = gauge(
-        "recommended_arg_current",
-        "What that argument is set to, as its flag (the printed conservativeness is 0.3 of the flag under DP attention).",
-        "arg",
-        "diagnosis",
-    )
-    help_of_values = "The value to try for an argument, while a diagnosis that sets it holds."
-    advised = gauge("recommended_arg", help_of_values, "arg", "diagnosis")
-    words = gauge(
-        "recommended_setting_info",
-        "The word to try for an argument that takes words; without `arg`, what people should do instead of setting a flag.",
-        "arg",
-        "value",
-        "diagnosis",
-    )
+    doc = "What that argument is set to, as its flag (the printed conservativeness is 0.3 of the flag under DP attention)."
+    now_set = gauge("recommended_arg_current", doc, "arg", "diagnosis")
+    doc = "The value to try for an argument, while a diagnosis that sets it holds."
+    advised = gauge("recommended_arg", doc, "arg", "diagnosis")
+    doc = "The word to try for an argument that takes words; without `arg`, what people should do instead of setting a flag."
+    words = gauge("recommended_setting_info", doc, "arg", "value", "diagnosis")
     for finding in judgement.findings:
         row = finding.diagnosis
         for advice in finding.advice if row.condition.is_measured else ():
@@ -106,17 +85,13 @@ def _advised(judgement: Judgement) -> Iterable[Family]:
 
 def _scaling(judgement: Judgement, lately: Past) -> Iterable[Family]:
     """Return the families for autoscalers; without samples for a server that is down, stuck or starting."""
-    yield single(
-        "capacity_ratio",
+    doc = (
         "Demand of the last 2 minutes over what this server can do within its objectives: the greatest of prefill backlog / first-token"
-        " objective, inter-token time / its objective, KV cache asked for / KV cache.",
-        capacity_ratio(lately),
+        " objective, inter-token time / its objective, KV cache asked for / KV cache."
     )
+    yield single("capacity_ratio", doc, capacity_ratio(lately))
     demanded = gauge("demand_ratio", "The parts of sglang_tuning_capacity_ratio, each where it is known.", "of")
     yield demanded.with_samples((each.of, each.ratio) for each in demands(lately))
     helps = scale_out_helps(judgement)
-    yield single(
-        "scale_out_helps",
-        "1 where a further replica would help, by the verdict; 0 where a flag comes first, or neither helps (clients, grammar, imbalance).",
-        None if helps is None else float(helps),
-    )
+    doc = "1 where a further replica would help, by the verdict; 0 where a flag comes first, or neither helps (clients, grammar, imbalance)."
+    yield single("scale_out_helps", doc, None if helps is None else float(helps))

@@ -44,8 +44,8 @@ class Family(Metric):
     `source` is where its figures come from, where that is not the same for its whole section of the reference.
     """
 
-    def __init__(self, kind: str, name: str, words: str, *names: str, source: str = "") -> None:
-        super().__init__(PREFIX + name, words, kind)
+    def __init__(self, kind: str, name: str, doc: str, *names: str, source: str = "") -> None:
+        super().__init__(PREFIX + name, doc, kind)
         self.names, self.sample_name, self.source = names, self.name + _ENDINGS.get(kind, ""), source
 
     def add_metric(self, values: Iterable[str], value: float | None) -> None:
@@ -64,14 +64,14 @@ gauge = partial(Family, "gauge")
 counter = partial(Family, "counter")
 
 
-def single(name: str, words: str, value: float | None, source: str = "") -> Family:
+def single(name: str, doc: str, value: float | None, source: str = "") -> Family:
     """Make a gauge with one sample; without samples where there is no value."""
-    return gauge(name, words, source=source).with_samples([(value,)])
+    return gauge(name, doc, source=source).with_samples([(value,)])
 
 
-def info(name: str, words: str, values: dict[str, str]) -> Family:
+def info(name: str, doc: str, values: dict[str, str]) -> Family:
     """Make an info family with its one sample."""
-    return Family("info", name, words, *values).with_samples([(*values.values(), 1.0)])
+    return Family("info", name, doc, *values).with_samples([(*values.values(), 1.0)])
 
 
 class _Scheduler(Protocol):
@@ -115,8 +115,8 @@ def printable(text: str | None) -> str:
 
 def shortened(text: str | None) -> str:
     """Return at most `LONGEST_LABEL` characters: a very long name would cost memory in every Prometheus."""
-    words = text or ""
-    return printable(words if len(words) <= LONGEST_LABEL else words[: LONGEST_LABEL - 1] + "…")
+    doc = text or ""
+    return printable(doc if len(doc) <= LONGEST_LABEL else doc[: LONGEST_LABEL - 1] + "…")
 
 
 def label_text(labels: Mapping[str, str]) -> str:
@@ -147,6 +147,6 @@ def _labels(names: tuple[str, ...], values: tuple[str, ...]) -> Labels:
 
 
 @lru_cache(maxsize=256)
-def _head(name: str, kind: str, words: str) -> str:
+def _head(name: str, kind: str, doc: str) -> str:
     name += _ENDINGS.get(kind, "")
-    return f"# HELP {name} {words.translate(_WORDS)}\n# TYPE {name} {'gauge' if kind == 'info' else kind}\n"
+    return f"# HELP {name} {doc.translate(_WORDS)}\n# TYPE {name} {'gauge' if kind == 'info' else kind}\n"

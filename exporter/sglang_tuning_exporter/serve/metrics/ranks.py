@@ -35,18 +35,18 @@ def schedulers(sidecar: SidecarView, now: float) -> Iterable[Family]:
 
 
 def _waiting(ranks: PerRank[RankState], facts: ServerFacts, now: float) -> Iterable[Family]:
-    words = "Requests waiting (#queue-req, num_queue_reqs)."
-    yield ranks.one(gauge("queued_requests", words), lambda r: r.queued)
-    words = "Requests running (#running-req, num_running_reqs); with pipeline parallelism those of one micro batch."
-    yield ranks.one(gauge("running_requests", words), lambda r: r.running)
-    words = "Requests that may run at once (max_running_requests); with pipeline parallelism a micro batch's share."
-    yield ranks.one(gauge("running_requests_limit", words), lambda r: facts.running_limit(r.dp))
-    words = "Estimated wait of the last request in the queue: queued / admitted per second over the last minute."
-    yield ranks.one(gauge("queue_wait_seconds", words, source=COMPUTED), lambda r: r.queue_wait_seconds(now))
-    words = "Requests waiting elsewhere than in the main queue: for a grammar, or in a queue of disaggregation."
-    yield ranks.several(gauge("waiting_requests", words, "queue"), lambda r: sorted(r.beside.queues.items()))
-    words = "Prompt tokens that wait to be computed (#pending-token)."
-    yield ranks.one(gauge("pending_tokens", words), lambda r: r.pending_tokens)
+    doc = "Requests waiting (#queue-req, num_queue_reqs)."
+    yield ranks.one(gauge("queued_requests", doc), lambda r: r.queued)
+    doc = "Requests running (#running-req, num_running_reqs); with pipeline parallelism those of one micro batch."
+    yield ranks.one(gauge("running_requests", doc), lambda r: r.running)
+    doc = "Requests that may run at once (max_running_requests); with pipeline parallelism a micro batch's share."
+    yield ranks.one(gauge("running_requests_limit", doc), lambda r: facts.running_limit(r.dp))
+    doc = "Estimated wait of the last request in the queue: queued / admitted per second over the last minute."
+    yield ranks.one(gauge("queue_wait_seconds", doc, source=COMPUTED), lambda r: r.queue_wait_seconds(now))
+    doc = "Requests waiting elsewhere than in the main queue: for a grammar, or in a queue of disaggregation."
+    yield ranks.several(gauge("waiting_requests", doc, "queue"), lambda r: sorted(r.beside.queues.items()))
+    doc = "Prompt tokens that wait to be computed (#pending-token)."
+    yield ranks.one(gauge("pending_tokens", doc), lambda r: r.pending_tokens)
 
 
 def _pools(ranks: PerRank[RankState], facts: ServerFacts) -> Iterable[Family]:
@@ -54,10 +54,10 @@ def _pools(ranks: PerRank[RankState], facts: ServerFacts) -> Iterable[Family]:
         gauge("token_usage_ratio", "Used share of the KV cache, 0-1 (token usage).", "pool"),
         lambda r: r.usages.items() if r.states["activity"] != UNKNOWN else (),
     )
-    words = "Capacity of the KV cache in tokens (max_total_num_tokens)."
-    yield ranks.one(gauge("kv_pool_tokens", words), lambda r: facts.kv_pool_tokens.get(r.dp))
-    words = "Share of max_new_tokens that admission keeps room for (#new_token_ratio)."
-    yield ranks.one(gauge("new_token_ratio", words, source=LOG_OR_METRICS), lambda r: r.new_token_ratio)
+    doc = "Capacity of the KV cache in tokens (max_total_num_tokens)."
+    yield ranks.one(gauge("kv_pool_tokens", doc), lambda r: facts.kv_pool_tokens.get(r.dp))
+    doc = "Share of max_new_tokens that admission keeps room for (#new_token_ratio)."
+    yield ranks.one(gauge("new_token_ratio", doc, source=LOG_OR_METRICS), lambda r: r.new_token_ratio)
     yield ranks.several(
         counter(
             "prompt_tokens", "Prompt tokens, by where they came from: computed, or from the prefix cache.", "source"
@@ -69,17 +69,17 @@ def _pools(ranks: PerRank[RankState], facts: ServerFacts) -> Iterable[Family]:
 
 
 def _batches(ranks: PerRank[RankState], now: float) -> Iterable[Family]:
-    words = "Generation throughput as last logged (gen throughput)."
-    yield ranks.one(gauge("generation_tokens_per_second", words), lambda r: r.generation_throughput)
-    words = "Share of decode batches of the last 10 minutes that replayed a captured graph, 0-1 (cuda graph)."
-    family = gauge("cuda_graph_coverage_ratio", words, source=COMPUTED)
+    doc = "Generation throughput as last logged (gen throughput)."
+    yield ranks.one(gauge("generation_tokens_per_second", doc), lambda r: r.generation_throughput)
+    doc = "Share of decode batches of the last 10 minutes that replayed a captured graph, 0-1 (cuda graph)."
+    family = gauge("cuda_graph_coverage_ratio", doc, source=COMPUTED)
     yield ranks.one(family, lambda r: r.window.recent(now, r.totals).coverage)
-    words = (
+    doc = (
         "Decode batches by use of a captured graph: all where the server counts them (cuda_graph_passes_total),"
         " else logged ones."
     )
     yield ranks.several(
-        counter("decode_batches", words, "graph"),
+        counter("decode_batches", doc, "graph"),
         lambda r: (
             (graph, r.totals.counts[graph])
             for graph in ("replayed", "eager")
@@ -92,11 +92,11 @@ def _retractions(ranks: PerRank[RankState], sidecar: SidecarView) -> Iterable[Fa
     has_log = bool(sidecar.config.log_file)
     is_read = has_log and sidecar.state.log_is_read
     counted = "retracted_requests" if has_log else "native_retracted_requests"
-    words = "Retraction events (KV cache full), TP ranks counted once; absent while the log is unreadable."
-    events = counter("retraction_events", words, source=LOG)
+    doc = "Retraction events (KV cache full), TP ranks counted once; absent while the log is unreadable."
+    events = counter("retraction_events", doc, source=LOG)
     ranks.one(events, lambda r: r.totals.counts["retraction_events"] if is_read else None)
-    words = "Requests retracted because the KV cache was full: from the log, else from the server's counter."
-    requests = counter("retracted_requests", words, source=LOG_OR_METRICS)
+    doc = "Requests retracted because the KV cache was full: from the log, else from the server's counter."
+    requests = counter("retracted_requests", doc, source=LOG_OR_METRICS)
     ranks.one(requests, lambda r: r.totals.counts[counted] if is_read or r.counters.has_retractions else None)
     if is_read and not sidecar.state.ranks:
         events.add_metric([], 0)
@@ -107,16 +107,16 @@ def _retractions(ranks: PerRank[RankState], sidecar: SidecarView) -> Iterable[Fa
 
 def _states(ranks: PerRank[RankState]) -> Iterable[Family]:
     every = [(signal, state) for signal in SIGNALS for state in STATES[signal]]
-    words = "1 for the state that each signal is in."
+    doc = "1 for the state that each signal is in."
     yield ranks.several(
-        gauge("state", words, "signal", "state", source=COMPUTED),
+        gauge("state", doc, "signal", "state", source=COMPUTED),
         lambda r: ((signal, state, float(r.states[signal] == state)) for signal, state in every),
     )
-    words = (
+    doc = (
         "Seconds spent in each state. Serving time of a signal is all but idle and unknown; a share is"
         " increase / increase of serving time."
     )
     yield ranks.several(
-        counter("state_seconds", words, "signal", "state", source=COMPUTED),
+        counter("state_seconds", doc, "signal", "state", source=COMPUTED),
         lambda r: ((signal, state, r.totals.seconds[signal, state]) for signal, state in every),
     )

@@ -42,74 +42,65 @@ def server(sidecar: SidecarView, now: float) -> Iterable[Family]:
         {name: shortened(getattr(facts, name)) for name in ("version", "model_name", "engine_type")}
         | {"profile": sidecar.profile.name},
     )
-    words = "A numeric argument of the running server, as resolved by it (switches are 0 or 1)."
-    yield gauge("server_arg", words, "arg", source=LOG_OR_INFO).with_samples(sorted(facts.shown_args.items()))
-    words = "Starts of the server seen by this exporter."
-    yield counter("server_starts", words, source=LOG_OR_METRICS).with_samples([(state.starts,)])
-    for name, words in _COUNTED.items():
-        yield counter(name, words, source=METRICS).with_samples([(state.server_count(name),)])
-    words = "Requests that SGLang rejected because its queue was full: answered with 503, or a stream with an error."
+    doc = "A numeric argument of the running server, as resolved by it (switches are 0 or 1)."
+    yield gauge("server_arg", doc, "arg", source=LOG_OR_INFO).with_samples(sorted(facts.shown_args.items()))
+    doc = "Starts of the server seen by this exporter."
+    yield counter("server_starts", doc, source=LOG_OR_METRICS).with_samples([(state.starts,)])
+    for name, doc in _COUNTED.items():
+        yield counter(name, doc, source=METRICS).with_samples([(state.server_count(name),)])
+    doc = "Requests that SGLang rejected because its queue was full: answered with 503, or a stream with an error."
     is_counted = sidecar.config.log_file or state.server_count("answered_requests") is not None
     rejected = [(state.server_totals.counts["rejected_requests"],)] if is_counted else []
-    yield counter("rejected_requests", words, source=LOG).with_samples(rejected)
-    words = (
+    yield counter("rejected_requests", doc, source=LOG).with_samples(rejected)
+    doc = (
         "Liveness events in the log: ready, draining, failed starts, crashes, watchdog timeouts, failed health checks."
     )
     yield from _events(
         sidecar,
         now,
-        counter("liveness_events", words, "event", source=LOG),
+        counter("liveness_events", doc, "event", source=LOG),
         gauge("liveness_event_age_seconds", "Seconds since this event was last in the log.", "event", source=LOG),
         get_args(LivenessKind),
     )
-    words = "Latencies that the server observed since the exporter started."
-    seen = counter("latency_observations", words, "latency", source=METRICS)
+    doc = "Latencies that the server observed since the exporter started."
+    seen = counter("latency_observations", doc, "latency", source=METRICS)
     yield seen.with_samples([(each, state.latency.observations(each)) for each in JUDGED])
-    words = "Those above the profile's objective (estimated inside a histogram's bucket)."
-    missed = counter("latency_breaches", words, "latency", source=METRICS)
+    doc = "Those above the profile's objective (estimated inside a histogram's bucket)."
+    missed = counter("latency_breaches", doc, "latency", source=METRICS)
     yield missed.with_samples([(each, state.latency.breaches(each)) for each in JUDGED])
 
 
 def memory(sidecar: SidecarView) -> Iterable[Family]:
     """Return the families about GPU memory, as reported at the start."""
     state, facts = sidecar.state, sidecar.state.facts
-    left = gauge(
-        "available_gpu_memory_bytes",
-        "GPU memory left when the server had started (available_gpu_mem); absent on a CPU server.",
-        *(("dp_rank",) if state.has_dp_ranks else ()),
-    )
+    doc = "GPU memory left when the server had started (available_gpu_mem); absent on a CPU server."
+    left = gauge("available_gpu_memory_bytes", doc, *(("dp_rank",) if state.has_dp_ranks else ()))
     ranks = {str(dp): gb for dp, gb in sorted(facts.available_gb.items(), key=str) if dp is not None}
     by_rank = ranks if state.has_dp_ranks and ranks else {"": facts.reserve_gb}
     for dp_rank, gigabytes in by_rank.items() if facts.reserve_gb is not None else ():
         left.add_metric([dp_rank] if state.has_dp_ranks else [], (gigabytes or 0.0) * GIGABYTE)
     yield left
-    for name, words, gigabytes in (
+    for name, doc, gigabytes in (
         ("gpu_memory", "GPU memory free before the weights were loaded (avail mem).", facts.memory_before_weights_gb),
         ("weights", "GPU memory of one rank's part of the weights, a draft model's included.", facts.rank_weights_gb),
         ("kv_pool", "GPU memory of one rank's KV cache, a draft model's included.", facts.pools_gb),
         ("cuda_graph_memory", "GPU memory of the captured graphs on one rank.", facts.graph_gb),
     ):
         known = gigabytes is not None and not facts.is_cpu
-        yield single(f"{name}_bytes", words, (gigabytes or 0.0) * GIGABYTE if known else None)
-    yield single(
-        "cuda_graph_max_batch_size",
-        "The largest decode batch with a captured graph.",
-        None if facts.without_graph else facts.largest_captured,
-    )
-    yield single(
-        "cuda_graph_off",
-        "1 where decode batches run without a CUDA graph because of an argument or of the device.",
-        float(bool(facts.without_graph)),
-    )
+        yield single(f"{name}_bytes", doc, (gigabytes or 0.0) * GIGABYTE if known else None)
+    doc = "The largest decode batch with a captured graph."
+    yield single("cuda_graph_max_batch_size", doc, None if facts.without_graph else facts.largest_captured)
+    doc = "1 where decode batches run without a CUDA graph because of an argument or of the device."
+    yield single("cuda_graph_off", doc, float(bool(facts.without_graph)))
 
 
 def failures(sidecar: SidecarView, now: float) -> Iterable[Family]:
     """Return the families about out-of-memory failures in the log, by phase."""
-    words = "Fatal out-of-memory failures in the log, by phase. A retraction is none."
+    doc = "Fatal out-of-memory failures in the log, by phase. A retraction is none."
     yield from _events(
         sidecar,
         now,
-        counter("out_of_memory", words, "phase"),
+        counter("out_of_memory", doc, "phase"),
         gauge("out_of_memory_age_seconds", "Seconds since the last out-of-memory failure in the log.", "phase"),
         OUT_OF_MEMORY_PHASES,
     )

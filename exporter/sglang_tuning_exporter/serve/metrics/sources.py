@@ -37,21 +37,21 @@ def sources(sidecar: SidecarView) -> Iterable[Family]:
         "Where the figures come from: SGLang's /metrics, its log, or both.",
         {"metrics": "yes" if is_scraped else "no", "log": "yes" if config.log_file else "no"},
     )
-    words = "Whether the last scrape of SGLang's /metrics succeeded; absent without --sglang-url."
-    yield single("up", words, float(health.up is True) if is_scraped else None, METRICS)
-    words = "Why SGLang could not be scraped; only while sglang_tuning_up is 0."
-    error = gauge("scrape_error_info", words, "reason", source=METRICS)
+    doc = "Whether the last scrape of SGLang's /metrics succeeded; absent without --sglang-url."
+    yield single("up", doc, float(health.up is True) if is_scraped else None, METRICS)
+    doc = "Why SGLang could not be scraped; only while sglang_tuning_up is 0."
+    error = gauge("scrape_error_info", doc, "reason", source=METRICS)
     yield error.with_samples([(health.reason, 1.0)] if is_scraped and health.up is False else [])
-    words = "Duration of the last scrape of SGLang in seconds."
-    yield single("scrape_duration_seconds", words, health.scrape_seconds, METRICS)
-    words = "SGLang families on the last page that no known release has."
-    yield single("metrics_unrecognised_families", words, health.unrecognised if health.up else None, METRICS)
-    words = "Input dropped by safety limits: lines of the server's page that are too many, too long or invalid, values of dp_rank beyond the limit."
-    yield counter("capped", words, "what", source=METRICS).with_samples(
+    doc = "Duration of the last scrape of SGLang in seconds."
+    yield single("scrape_duration_seconds", doc, health.scrape_seconds, METRICS)
+    doc = "SGLang families on the last page that no known release has."
+    yield single("metrics_unrecognised_families", doc, health.unrecognised if health.up else None, METRICS)
+    doc = "Input dropped by safety limits: lines of the server's page that are too many, too long or invalid, values of dp_rank beyond the limit."
+    yield counter("capped", doc, "what", source=METRICS).with_samples(
         (what, sidecar.state.capped[what]) for what in CAPPED
     )
-    words = "Unexpected errors in the exporter's own threads; each one was restarted."
-    yield counter("thread_errors", words, "thread").with_samples(sorted(sidecar.threads.errors.items()))
+    doc = "Unexpected errors in the exporter's own threads; each one was restarted."
+    yield counter("thread_errors", doc, "thread").with_samples(sorted(sidecar.threads.errors.items()))
     if sidecar.log is not None:
         yield from _files(sidecar.log)
         yield from _lines(sidecar, sidecar.log)
@@ -67,37 +67,37 @@ def web(external_url: str | None, *, is_tls: bool) -> Family:
 
 
 def _files(log: LogView) -> Iterable[Family]:
-    words = "Whether this log file is being followed."
-    family = gauge("log_up", words, "file", source=LOG)
+    doc = "Whether this log file is being followed."
+    family = gauge("log_up", doc, "file", source=LOG)
     yield family.with_samples((printable(file.path), float(file.up)) for file in log.files)
-    words = (
+    doc = (
         "1 while lines from before the exporter's start are still being read; the log's counters are absent until then."
     )
-    yield single("log_reading_past", words, float(log.is_catching_up), LOG)
-    words = "Files that match --log-file and are not followed: there are too many."
-    yield single("log_files_left_out", words, log.left_out, LOG)
-    words = "Rotated or deleted files of the log that were gone, or may have been, before they were read to their end."
-    yield counter("log_files_lost", words, source=LOG).with_samples([(log.files_lost,)])
-    words = "Lines of the log that were longer than 1 MiB, and not read."
-    yield counter("log_dropped_lines", words, source=LOG).with_samples([(log.dropped_lines,)])
-    problem, words = log.state_file_problem, "Whether positions and counters can be saved in --state-file."
-    yield single("state_file_up", words, None if problem is None else float(not problem))
+    yield single("log_reading_past", doc, float(log.is_catching_up), LOG)
+    doc = "Files that match --log-file and are not followed: there are too many."
+    yield single("log_files_left_out", doc, log.left_out, LOG)
+    doc = "Rotated or deleted files of the log that were gone, or may have been, before they were read to their end."
+    yield counter("log_files_lost", doc, source=LOG).with_samples([(log.files_lost,)])
+    doc = "Lines of the log that were longer than 1 MiB, and not read."
+    yield counter("log_dropped_lines", doc, source=LOG).with_samples([(log.dropped_lines,)])
+    problem, doc = log.state_file_problem, "Whether positions and counters can be saved in --state-file."
+    yield single("state_file_up", doc, None if problem is None else float(not problem))
 
 
 def _lines(sidecar: SidecarView, log: LogView) -> Iterable[Family]:
-    words = "When the last line of the log arrived, in unix seconds."
-    yield single("log_last_line_timestamp_seconds", words, log.last_line_at, LOG)
-    words = "Seconds from the last batch line of the log to the last work seen in the metrics; 0 while lines come."
-    yield single("log_silent_seconds", words, sidecar.log_silent_seconds, LOG)
-    words = "Lines read from the log, by kind."
-    family = counter("log_lines", words, "kind", source=LOG)
+    doc = "When the last line of the log arrived, in unix seconds."
+    yield single("log_last_line_timestamp_seconds", doc, log.last_line_at, LOG)
+    doc = "Seconds from the last batch line of the log to the last work seen in the metrics; 0 while lines come."
+    yield single("log_silent_seconds", doc, sidecar.log_silent_seconds, LOG)
+    doc = "Lines read from the log, by kind."
+    family = counter("log_lines", doc, "kind", source=LOG)
     yield family.with_samples((kind, log.lines[kind]) for kind in LINE_KINDS)
-    words = "Log lines of a known kind with words or keys that no known release prints: SGLang's format has changed."
-    unknown = counter("log_unrecognised", words, "kind", source=LOG)
+    doc = "Log lines of a known kind with words or keys that no known release prints: SGLang's format has changed."
+    unknown = counter("log_unrecognised", doc, "kind", source=LOG)
     yield unknown.with_samples([(kind, log.unrecognised[kind]) for kind in UNRECOGNISED_KINDS])
-    words = "Lines that looked like an event of the server and were not counted, because nothing else confirmed them."
+    doc = "Lines that looked like an event of the server and were not counted, because nothing else confirmed them."
     suspicious = sidecar.state.forgeries.suspicious
-    family = counter("log_suspicious", words, "kind", source=LOG)
+    family = counter("log_suspicious", doc, "kind", source=LOG)
     yield family.with_samples((kind, suspicious[kind]) for kind in SUSPICIOUS_KINDS)
 
 
@@ -108,6 +108,6 @@ def agreement(sidecar: SidecarView, now: float) -> Iterable[Family]:
         "kv_pool_tokens": state.facts.pools_disagree,
         "retracted_requests": state.forgeries.disagrees(now) if state.log_is_read else None,
     }
-    words = "1 while log and metrics report different values for a fact: another server's log, or missing lines."
-    family = gauge("sources_disagree", words, "fact", source=LOG_AND_METRICS)
+    doc = "1 while log and metrics report different values for a fact: another server's log, or missing lines."
+    family = gauge("sources_disagree", doc, "fact", source=LOG_AND_METRICS)
     yield family.with_samples(facts.items() if sidecar.log is not None else ())
