@@ -103,8 +103,8 @@ class PerRank(Generic[T]):
         """Add samples of each scheduler, each given as the values of its own labels and then its value; return the family."""
         family.names += self._names
         for scheduler, rank in self._schedulers:
-            for *values, value in samples(scheduler):
-                family.add_metric((*values, *rank), value)
+            for sample in samples(scheduler):
+                family.add_metric(sample[:-1] + rank, sample[-1])
         return family
 
 

@@ -110,7 +110,7 @@ def _states(ranks: PerRank[RankState]) -> Iterable[Family]:
     doc = "1 for the state that each signal is in."
     yield ranks.several(
         gauge("state", doc, "signal", "state", source=COMPUTED),
-        lambda r: ((signal, state, float(r.states[signal] == state)) for signal, state in every),
+        lambda r: [(signal, state, float(r.states[signal] == state)) for signal, state in every],
     )
     doc = (
         "Seconds spent in each state. Serving time of a signal is all but idle and unknown; a share is"
@@ -118,5 +118,5 @@ def _states(ranks: PerRank[RankState]) -> Iterable[Family]:
     )
     yield ranks.several(
         counter("state_seconds", doc, "signal", "state", source=COMPUTED),
-        lambda r: ((signal, state, r.totals.seconds[signal, state]) for signal, state in every),
+        lambda r: [(*each, r.totals.seconds[each]) for each in every],
     )
