@@ -298,7 +298,7 @@ def check_report(data: bytes) -> None:
             assert ": " in str(error), error
             return
         json.dumps(document, allow_nan=False)
-        as_text(document)
+        as_text(document, reading.analysis)
         report_page.render(document, reading.analysis)
 
 

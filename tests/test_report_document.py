@@ -311,7 +311,7 @@ def test_the_text_says_the_verdict_the_flag_and_the_counts(capfd: pytest.Capture
         "Requests wait because SGLang runs as many as --max-running-requests allows. (confidence: low; at 20"
     )
     assert ", the end of the log)\n" in text
-    assert "change: --max-running-requests 16 (now 2)" in text
+    assert "Try --max-running-requests 16, now 2" in text
     assert "decode lines 236 (one for 40 batches), prefill batches 153, starts 1" in text
 
 

@@ -113,7 +113,7 @@ def test_the_page_says_what_the_text_says(tmp_path: Path) -> None:
         row.summary,
         row.remedy.why,
         "Try --schedule-conservativeness 1.3 now 0.1",
-        "Retractions per minute of serving time",
+        "retractions/min; healthy: up to about 1.",
         "--schedule-conservativeness 1.3 --device cpu",
         "starting",
         "idle",
@@ -142,7 +142,7 @@ def test_figures_are_drawn_as_svg_with_words_for_who_cannot_see_them(tmp_path: P
 
 def test_the_reasons_of_advice_that_findings_share_stand_once(tmp_path: Path) -> None:
     written = page(tmp_path, HERE / "recordings" / "v0.5.9-retract" / "server.log.gz")
-    reasons = re.findall(r"<dt>Why</dt><dd>(.*?)</dd>", written)
+    reasons = re.findall(r"<dt>Why:</dt><dd>(.*?)</dd>", written)
     assert len(reasons) == len(set(reasons)) > 1
     assert "Why: see above, SGLang keeps retracting running requests: the KV cache is full." in written
 
@@ -198,7 +198,7 @@ def test_a_night_that_was_good_on_the_whole_is_not_called_healthy_when_alerts_wo
     )
     written = page(tmp_path, log)
     assert 'class="word warn">Healthy, in part<' in written
-    assert "healthy: close to 4 under load" in seen(written)
+    assert "healthy: near 4 while requests wait" in seen(written)
 
 
 def test_what_got_better_or_worse_stands_first(tmp_path: Path) -> None:

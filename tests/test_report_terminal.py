@@ -15,9 +15,10 @@ import pytest
 
 from conftest import environment
 from sglang_tuning_exporter.cli import main
+from sglang_tuning_exporter.diagnosis.wording import duration, figure
 from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.report.progress import WORTH_BYTES, Progress, progress_line
-from sglang_tuning_exporter.report.wording import duration, figure, moment
+from sglang_tuning_exporter.report.wording import moment
 
 RETRACT = str(packaged("retract") / "server.log.gz")
 COMMAND = [sys.executable, "-m", "sglang_tuning_exporter", "report", RETRACT]
@@ -47,7 +48,7 @@ def on_a_terminal(**variables: str) -> str:
 def test_a_terminal_gets_colours_and_lines_that_fit() -> None:
     said = on_a_terminal()
     assert said.startswith("\x1b[1;33mSGLang keeps retracting running requests: the KV cache is full.\x1b[0m")
-    why = re.search(r"why: .*?\n(?=   it costs)", said.replace("\r", ""), re.DOTALL)
+    why = re.search(r"Why: .*?\n(?=   It costs)", said.replace("\r", ""), re.DOTALL)
     assert why is not None
     assert max(len(line) for line in why[0].splitlines()) <= 80
 
@@ -147,6 +148,6 @@ def test_a_night_that_was_good_on_the_whole_says_what_was_wrong_for_a_part(tmp_p
 def test_advice_that_findings_share_is_printed_once_and_referred_to(capsys: pytest.CaptureFixture[str]) -> None:
     main(["report", str(Path(__file__).parent / "recordings" / "v0.5.9-retract" / "server.log.gz")])
     said = capsys.readouterr().out
-    reasons = re.findall(r"why: .*", said)
+    reasons = re.findall(r"Why: .*", said)
     assert len(reasons) == len(set(reasons)) > 1
-    assert "change: --schedule-conservativeness 1.3, as for finding 1\n" in said
+    assert "Try --schedule-conservativeness 1.3, as for finding 1\n" in said

@@ -19,8 +19,9 @@ from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.diagnosis.conditions.share import STATE_WORDS
 from sglang_tuning_exporter.diagnosis.evidence import Evidence
 from sglang_tuning_exporter.diagnosis.table import BY_ID
+from sglang_tuning_exporter.diagnosis.wording import bounds_of, pieces, sentence_of
 from sglang_tuning_exporter.serve.pages.figures import span
-from sglang_tuning_exporter.serve.pages.page import flags, headline, healthy, pieces
+from sglang_tuning_exporter.serve.pages.rendering import flags
 from sglang_tuning_exporter.sglang.events import DecodeBatch, Rank
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.state.signals import STATES
@@ -71,7 +72,7 @@ def test_the_advice_names_flag_and_values(address: str) -> None:
     assert "Try --schedule-conservativeness 1.3 now 0.1" in seen
     assert BY_ID["retracting_too_often"].remedy.why in seen
     assert "It will not help if the value is already above 1.43" in seen
-    assert re.search(r"Seen: [\d.]+ retractions/min; healthy: up to 1\.", seen)
+    assert re.search(r"Seen: [\d.]+ retractions/min; healthy: up to about 1\.", seen)
 
 
 def test_the_sources_are_named(address: str) -> None:
@@ -88,7 +89,7 @@ def test_the_page_lives_on_the_log_alone(tmp_path: Path) -> None:
 
 def test_the_page_of_a_start_says_that_nothing_is_known_yet(tmp_path: Path) -> None:
     seen = text_of(page_of(Sidecar(config(log_file=(str(tmp_path / "none.log"),)))))
-    assert headline("not_enough_data") in seen
+    assert sentence_of("not_enough_data") in seen
     assert "not reported" in seen
 
 
@@ -214,7 +215,7 @@ def test_it_is_ready_only_while_it_watches(tmp_path: Path) -> None:
     ],
 )
 def test_what_would_be_healthy_is_said_on_the_right_side(evidence: Evidence, words: str) -> None:
-    assert healthy(evidence) == words
+    assert bounds_of(evidence) == f"healthy: {words}"
 
 
 QUOTED = """python3 -m x --a 'b c --d' --e "$KEY" --f=1 tail --g \\'"""
@@ -222,13 +223,13 @@ QUOTED = """python3 -m x --a 'b c --d' --e "$KEY" --f=1 tail --g \\'"""
 
 def test_a_command_line_is_cut_before_its_flags_and_not_inside_what_is_quoted() -> None:
     cut = pieces(QUOTED, frozenset({"--e"}))
-    assert [piece.text for piece in cut] == ["python3 -m x", "--a 'b c --d'", '--e "$KEY"', "--f=1 tail", "--g \\'"]
-    assert [piece.text for piece in cut if piece.changed] == ['--e "$KEY"']
+    assert [text for text, _ in cut] == ["python3 -m x", "--a 'b c --d'", '--e "$KEY"', "--f=1 tail", "--g \\'"]
+    assert [text for text, is_changed in cut if is_changed] == ['--e "$KEY"']
 
 
 @given(st.text() | st.lists(st.sampled_from(["--a", "'", '"', "\\", "b", " ", "\n", "$X"])).map("".join))
 def test_the_pieces_of_any_command_line_are_the_command_line(text: str) -> None:
-    assert " ".join(piece.text for piece in pieces(text, frozenset())) == text
+    assert " ".join(piece for piece, _ in pieces(text, frozenset())) == text
 
 
 def test_a_flag_in_prose_is_kept_together_and_prose_is_escaped() -> None:
@@ -252,7 +253,7 @@ def test_how_far_back_a_line_goes_is_said(first: float, words: str) -> None:
 
 def test_a_verdict_without_a_finding_says_what_it_rests_on(tmp_path: Path) -> None:
     page = text_of(page_of(Sidecar(config(log_file=(str(tmp_path / "none.log"),)))))
-    assert "A verdict needs 20 s under load; so far 0 s in the last 10 minutes." in page
+    assert "A verdict needs 20 s under load; there are 0 s in the last 10 minutes." in page
 
 
 def test_an_unknown_figure_is_not_judged(tmp_path: Path) -> None:

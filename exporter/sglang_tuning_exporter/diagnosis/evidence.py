@@ -65,6 +65,7 @@ class Evidence:
     text: str = ""  # replaces the value, where a figure says too little
     headline: str = ""  # replaces the row's summary, where more is known
     times: float | None = None  # the count behind a rate
+    healthy: str = ""  # replaces the healthy bound, where that is not exact
 
     @property
     def holds(self) -> bool:
@@ -75,16 +76,20 @@ class Evidence:
         """Return the value, or another `figure` of its unit, in words."""
         if self.text and figure is None:
             return self.text
-        value = self.value if figure is None else figure
-        if self.unit == "share":
-            return f"{100 * value:.0f} %"
-        if self.unit == "GB":
-            return f"{value:.1f} GB"
-        if self.unit == "seconds":
-            return f"{value:.3g} s"
-        if self.unit == "ratio":
-            return f"{value:.2f}"
-        return f"{value:.1f}".removesuffix(".0")
+        return amount(self.value if figure is None else figure, self.unit)
+
+
+def amount(value: float, unit: str) -> str:
+    """Return a figure as text; of a rate without its unit."""
+    if unit == "share":
+        return f"{100 * value:.0f} %"
+    if unit == "GB":
+        return f"{value:.1f} GB"
+    if unit == "seconds":
+        return f"{value:.3g} s"
+    if unit == "ratio":
+        return f"{value:.2f}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}".removesuffix(".0")
 
 
 def mean_usage(past: Past) -> list[Evidence]:

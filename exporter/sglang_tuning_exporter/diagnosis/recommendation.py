@@ -51,7 +51,7 @@ def recommendation(finding: Finding, facts: ServerFacts) -> Recommendation:
     """Return the finding's main advice."""
     advice = main_advice(finding)
     suggested = advice.direction if advice.is_switch else shown(advice.suggested) or advice.suggestion
-    return Recommendation(finding.diagnosis.id, advice.flag, _current(advice, facts), suggested, advice.direction)
+    return Recommendation(finding.diagnosis.id, advice.flag, current_words(advice, facts), suggested, advice.direction)
 
 
 def main_advice(finding: Finding) -> Advice:
@@ -98,7 +98,8 @@ def _keep_similar(known: RecommendedSince, expected: Expected | None) -> Expecte
     return expected if moved else known.expected
 
 
-def _current(advice: Advice, facts: ServerFacts) -> str:
+def current_words(advice: Advice, facts: ServerFacts) -> str:
+    """Return the flag's value in force; empty for advice to people."""
     value = advice.current
     if not advice.flag:
         return ""

@@ -6,15 +6,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sglang_tuning_exporter import __version__
-from sglang_tuning_exporter.diagnosis.advice import shown
-from sglang_tuning_exporter.diagnosis.conditions.share import STATE_WORDS
 from sglang_tuning_exporter.diagnosis.table import BY_ID
+from sglang_tuning_exporter.diagnosis.wording import duration, figure, state_shares
 from sglang_tuning_exporter.report import wording
 from sglang_tuning_exporter.report.axis import ticks
-from sglang_tuning_exporter.report.wording import PHASES, duration, in_part, moment
+from sglang_tuning_exporter.report.wording import PHASES, in_part, moment
 from sglang_tuning_exporter.serve.pages.chart import ChartSize, MarkedSpan, Point, Scale, chart, lane, nice, scale
-from sglang_tuning_exporter.serve.pages.page import WORDS, flags, pieces
-from sglang_tuning_exporter.serve.pages.page import sentence as as_sentence
+from sglang_tuning_exporter.serve.pages.figures import near_limit
 from sglang_tuning_exporter.serve.pages.rendering import environment
 
 if TYPE_CHECKING:
@@ -24,12 +22,10 @@ if TYPE_CHECKING:
 
     from sglang_tuning_exporter.diagnosis.json_findings import Document
     from sglang_tuning_exporter.report.analysis import Analysis
-    from sglang_tuning_exporter.serve.pages.page import FlagWord
 
 # Nothing is fetched, run, framed or sent; styles are in the page.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _ENVIRONMENT = environment("report")
-_ENVIRONMENT.filters.update(flags=flags, sentence=as_sentence)
 _HOLDS_SECONDS = 60.0  # a figure holds so long after its line; then the curve breaks
 _MEMORY = (("weights_gb", "weights"), ("kv_pool_gb", "KV cache"), ("graphs_gb", "graphs"), ("left_gb", "left"))
 
@@ -55,46 +51,27 @@ class Lane:
 
 def render(document: Document, analysis: Analysis) -> str:
     """Return the page."""
-    begin, seconds, tone, part = analysis.begin, analysis.seconds, _tone(document), in_part(document)
+    begin, seconds, text, part = (
+        analysis.begin, analysis.seconds, wording.text_of(document, analysis), in_part(document)
+    )  # fmt: skip
     has_axis = begin is not None and seconds > 0
-    findings = document["findings"]
     return _ENVIRONMENT.get_template("report.html").render(
         policy=POLICY,
         version=__version__,
         document=document,
         words=wording,
-        tone="warn" if part else tone,
-        word=f"{WORDS[tone]}, in part" if part else WORDS[tone],
-        pieces=_command(document),
+        duration=duration,
+        figure=figure,
+        text=text._replace(tone="warn", word=f"{text.word}, in part") if part else text,
+        part=part,
         model=analysis.state.facts.model_name,
-        findings=[finding for finding in findings if not BY_ID[finding["diagnosis"]].is_chance],
-        chances=[finding for finding in findings if BY_ID[finding["diagnosis"]].is_chance],
         rows=BY_ID,
-        shown=shown,
         memory_parts=_memory_parts,
         ticks=ticks(begin, seconds) if begin is not None and has_axis else [],
         lanes=_lanes(document, seconds) if has_axis else [],
         strips=_Strips(document, analysis).all() if has_axis else [],
-        shares=[
-            (STATE_WORDS[state], share)
-            for signal, states in document["shares"].items()
-            if signal != "activity"
-            for state, share in sorted(states.items(), key=lambda item: -item[1])
-            if round(100 * share) > 0
-        ],
+        shares=state_shares(document["shares"]),
     )
-
-
-def _tone(document: Document) -> str:
-    row = BY_ID.get(document["verdict"])
-    if row is not None:
-        return {"critical": "bad", "warning": "warn"}.get(row.severity, "info")
-    return "good" if document["verdict"] == "healthy" else "calm"
-
-
-def _command(document: Document) -> list[FlagWord]:
-    command = document["command"]
-    return pieces(command["text"], frozenset(each["flag"] for each in command["changes"])) if command else []
 
 
 def _memory_parts(memory: dict[str, Any]) -> list[tuple[str, float, float]]:
@@ -152,20 +129,21 @@ class _Strips:
         facts, series, target = self._analysis.state.facts, self._series, self._profile.token_usage_target
         now = [rank for rank in self._analysis.state.schedulers if rank.served]  # without those of earlier starts
         limit = sum(known for rank in now if (known := facts.running_limit(rank.dp)) is not None) or None
+        healthy = self._profile.healthy
         usage, running, coverage = series.line("usage"), series.line("running"), series.coverage()
         strips = [
             self._queue(series.line("queued")),
             self._strip(
-                "Token usage", usage, scale(usage, least=1.0, lower=target), f"{target:g} or more while requests wait",
+                "Token usage", usage, scale(usage, least=1.0, lower=target), healthy["usage"],
                 marks=series.retractions(), decimals=2,
             ),
             self._strip(
-                "Running requests", running, _nice(running, limit=limit), f"close to {limit:.0f} under load" if limit else ""
+                "Running requests", running, _nice(running, limit=limit), near_limit(limit)
             ),
             self._strip("Generated tokens a second", series.line("throughput")),
             None if facts.without_graph else self._strip(
                 "CUDA graph coverage", coverage, scale(coverage, least=1.0, lower=1 - self._profile.frequent_share),
-                "most decode batches replay a graph", decimals=2,
+                healthy["coverage"], decimals=2,
             ),
             self._retractions(series.retractions()),
         ]  # fmt: skip
@@ -175,10 +153,9 @@ class _Strips:
         profile = self._profile
         if profile.queue_wait_seconds is not None:
             # A queue that is judged by its wait has no healthy length.
-            return self._strip("Queued requests", points, healthy=f"a wait up to {profile.queue_wait_seconds:g} s")
-        lower, upper = profile.queue_lower, profile.queue_upper
-        healthy = f"{lower:.0f} to {upper:.0f}" if lower else f"up to {upper:.0f}"
-        return self._strip("Queued requests", points, _nice(points, lower=lower, upper=upper), healthy)
+            return self._strip("Queued requests", points, healthy=profile.healthy["queue"])
+        bounds = _nice(points, lower=profile.queue_lower, upper=profile.queue_upper)
+        return self._strip("Queued requests", points, bounds, profile.healthy["queue"])
 
     def _strip(
         self,
@@ -204,7 +181,7 @@ class _Strips:
             return None
         value, of = f"{self._document['counts']['retraction_events']:,} in all", _nice(points)
         picture = self._chart(points, of, f"Retractions over the run: {value}", bars=True)
-        healthy = f"up to {self._profile.retractions_per_minute:g} a minute"
+        healthy = f"{self._profile.healthy['retractions']} a minute"
         return Strip("Retractions", value, healthy, f"{of.top:,g} in {duration(self._series.width)}", picture)
 
     def _chart(

@@ -59,7 +59,7 @@ def run(
 
         text = page.render(document, night.analysis)
     else:
-        text = render(document, _style() if output is None else Style())
+        text = render(document, night.analysis, _style() if output is None else Style())
     _write(text.encode("utf-8", "replace"), output)
     sys.stderr.writelines(f"sglang-tuning-exporter: {clean(note)}\n" for note in read.notes)
     wrong = [finding for finding in document["findings"] if not BY_ID[finding["diagnosis"]].is_chance]

@@ -6,18 +6,18 @@ import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sglang_tuning_exporter.diagnosis.advice import SWITCHED, shown
-from sglang_tuning_exporter.diagnosis.conditions.share import STATE_WORDS
-from sglang_tuning_exporter.diagnosis.table import BY_ID
+from sglang_tuning_exporter.diagnosis.wording import TONES, duration, figure, state_shares
 from sglang_tuning_exporter.report import wording as say
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.json_findings import Document
+    from sglang_tuning_exporter.diagnosis.wording import ChangeText, CommandText, FindingText, VerdictText
+    from sglang_tuning_exporter.report.analysis import Analysis
 
 _BAR = 20
 _INDENT = "   "
-_CODES = {"bold": "1", "soft": "2", "critical": "1;31", "warning": "1;33", "info": "1;36", "good": "1;32", "none": "1"}
-_CHANGE_COLOURS = {"better": "good", "worse": "critical", "same": "soft", "different": "bold"}
+_CODES = {"bold": "1", "soft": "2", "bad": "1;31", "warn": "1;33", "info": "1;36", "good": "1;32", "calm": "1"}
+_CHANGE_COLOURS = {"better": "good", "worse": "bad", "same": "soft", "different": "bold"}
 _PHASES_SHOWN = 40
 
 
@@ -50,12 +50,13 @@ class Style:
 PLAIN = Style()
 
 
-def render(document: Document, style: Style = PLAIN) -> str:
+def render(document: Document, analysis: Analysis, style: Style = PLAIN) -> str:
     """Write the document as text: the verdict first, then why, what to change, and the course of the run."""
-    parts = [_head(document, style), _comparison(document, style)]
-    parts += [_finding(number, item, document, style) for number, item in enumerate(document["findings"], 1)]
+    text = say.text_of(document, analysis)
+    parts = [_head(document, text, style), _comparison(document, style)]
+    parts += [_finding(number, finding, style) for number, finding in enumerate(text.findings, 1)]
     parts += [
-        _command(document, style),
+        _command(text.command, style) if text.command is not None else "",
         _alerts(document, style),
         _phases(document, style),
         _earlier(document, style),
@@ -66,70 +67,40 @@ def render(document: Document, style: Style = PLAIN) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _head(document: Document, style: Style) -> str:
-    verdict = document["verdict"]
-    tone = BY_ID[verdict].severity if verdict in BY_ID else "good" if verdict == "healthy" else "none"
-    sure = say.confidence(document)
-    graded = [f"confidence: {sure}" if sure else "", say.verdict_time(document)]
+def _head(document: Document, text: VerdictText, style: Style) -> str:
+    graded = [f"confidence: {text.confidence}" if text.confidence else "", say.verdict_time(document)]
     grade = f" ({'; '.join(filter(None, graded))})" if any(graded) else ""
-    lines = [f"{style.paint(tone, say.sentence(document))}{grade}", say.span_words(document)]
-    lines += [line for line in (say.judged_words(document), say.in_part(document)) if line]
+    lines = [f"{style.paint(text.tone, text.sentence)}{grade}", say.span_words(document)]
+    lines += filter(None, (text.remark, say.judged_words(document), say.in_part(document)))
     lines += [f"Note: {note}" for note in document["notes"]]
     return "\n".join(lines)
 
 
-def _finding(number: int, finding: dict[str, Any], document: Document, style: Style) -> str:
-    severity = style.paint(finding["severity"], finding["severity"])
-    grade = f", confidence {finding['confidence']}" if say.is_measured(finding) else ""
-    lines = [f"{number}. {style.paint('bold', say.summary(document, finding))} [{severity}{grade}]"]
-    lines += [
-        f"   {item['name']}: {say.figure(item['value'], item['unit'])} (threshold {say.figure(item['threshold'], item['unit'])})"
-        for item in (finding["evidence"] if say.is_measured(finding) else ())
-    ]
-    for advice in finding["advice"]:
-        if (first := say.first_with(advice, document)) < number:
-            lines.append(_INDENT + style.paint("bold", f"change: {_typed(advice)}, as for finding {first}"))
-            continue
-        lines.append(_INDENT + style.paint("bold", _turn(advice)))
-        lines.append(style.indented(f"why: {advice['why']}"))
-        if advice["cost"]:
-            lines.append(style.indented(f"it costs: {advice['cost'][:1].lower()}{advice['cost'][1:]}"))
-        lines.append(style.indented(f"will not help if {advice['will_not_help_if']}"))
-    lines.append(style.paint("soft", style.indented(f"guide: {finding['guide']}")))
-    if finding["first_seen"] is not None:
-        of_start = f", start {finding['run']}" if finding["run"] else ""
-        lines.append(style.paint("soft", f"   seen: {finding['first_seen']} to {finding['last_seen']}{of_start}"))
+def _finding(number: int, finding: FindingText, style: Style) -> str:
+    grade = f", confidence {finding.confidence}" if finding.confidence else ""
+    severity = style.paint(TONES[finding.severity], finding.severity)
+    lines = [f"{number}. {style.paint('bold', finding.headline)} [{severity}{grade}]"]
+    lines += [_INDENT + each for each in finding.figures]
+    for change in finding.changes:
+        lines += _change(change, style)
+    after = filter(None, (f"Guide: {finding.guide}", finding.period))
+    lines += [style.paint("soft", style.indented(each)) for each in after]
     return "\n".join(lines)
 
 
-def _turn(advice: dict[str, Any]) -> str:
-    if advice["flag"] is None:
-        return f"change: {_typed(advice)}"
-    now = f" (now {shown(advice['current'])})" if advice["current"] not in (None, *SWITCHED) else ""
-    gain = f"; {advice['gain']}" if advice["gain"] else ""
-    return f"change: {_typed(advice)}{now}{gain}"
+def _change(change: ChangeText, style: Style) -> list[str]:
+    typed = " ".join(filter(None, (change.verb, change.typed, change.words)))
+    if change.as_in:
+        return [_INDENT + style.paint("bold", f"{typed.removesuffix('.')}, as for finding {change.as_in}")]
+    lines = [f"{label} {words}" for label, words in change.reasons]
+    first = _INDENT + style.paint("bold", f"{typed}, {change.now}" if change.now else typed)
+    return [first, *(style.indented(each) for each in (change.gain, *lines) if each)]
 
 
-def _typed(advice: dict[str, Any]) -> str:
-    """Return what to type, with the words for its value where it has none to type."""
-    is_whole = advice["flag"] is None or advice["typed"] != advice["flag"] or advice["suggested"] in SWITCHED
-    typed = advice["suggested"] if advice["flag"] is None else advice["typed"]
-    return f"{typed}" if is_whole else f"{typed} {advice['suggested']}"
-
-
-TOGETHER = "these changes go together: each answers another finding, and this release accepts them all"
-
-
-def _command(document: Document, style: Style) -> str:
-    command = document["command"]
-    if command is None:
-        return ""
-    changes = ", ".join(f"{each['flag']} {each['current']} → {each['suggested']}" for each in command["changes"])
-    secrets = (
-        f"\n   (secrets are never read: add {', '.join(command['secrets'])} where set)" if command["secrets"] else ""
-    )
-    together = f"\n   ({TOGETHER})" if len(command["changes"]) > 1 else ""
-    return f"{style.paint('bold', f'The command line with {changes}:')}\n   {command['text']}{together}{secrets}"
+def _command(command: CommandText, style: Style) -> str:
+    changes = ", ".join(f"{flag} {before} → {after}" for flag, before, after in command.changes)
+    lines = [style.paint("bold", f"{command.title}, {changes}:"), _INDENT + command.text]
+    return "\n".join([*lines, *(_INDENT + note for note in command.notes)])
 
 
 def _alerts(document: Document, style: Style) -> str:
@@ -140,8 +111,10 @@ def _alerts(document: Document, style: Style) -> str:
         return " ".join(filter(None, (fired, after or say.no_alert(document))))
     lines = [style.paint("bold", "Alerts that would have fired")]
     for alert in alerts:
-        when = f"{say.moment(alert)}  for {say.duration(alert['seconds'])}{', until the log ends' if alert['ongoing'] else ''}"
-        lines.append(f"   {style.paint(alert['severity'], alert['alert'])} {when}")
+        when = (
+            f"{say.moment(alert)}  for {duration(alert['seconds'])}{', until the log ends' if alert['ongoing'] else ''}"
+        )
+        lines.append(f"   {style.paint(TONES[alert['severity']], alert['alert'])} {when}")
     return "\n".join([*lines, *([style.indented(after)] if after else [])])
 
 
@@ -153,7 +126,7 @@ def _phases(document: Document, style: Style) -> str:
     starts = {start["run"]: start for start in document["starts"]}
     for phase in phases[:_PHASES_SHOWN]:
         words = say.PHASES[phase["phase"]]
-        line = f"   {say.moment(phase)}  {words:<9} {say.duration(phase['seconds']):>8}"
+        line = f"   {say.moment(phase)}  {words:<9} {duration(phase['seconds']):>8}"
         if phase["detail"]:
             line += f"  {phase['detail']}"
         memory = starts.get(phase["run"], {}).get("memory")
@@ -195,7 +168,7 @@ def _start_figures(start: dict[str, Any]) -> str:
     figures = start["figures"]
     if not figures or not figures["serving_seconds"]:
         return "nothing was served"
-    words = [f"serving {say.duration(figures['serving_seconds'])}"]
+    words = [f"serving {duration(figures['serving_seconds'])}"]
     if figures["generated_tokens_per_second"] is not None:
         words.append(f"{figures['generated_tokens_per_second']:.0f} tokens/s")
     words.append(f"{figures['retractions_per_minute']:.1f} retractions/min")
@@ -216,7 +189,7 @@ def _comparison(document: Document, style: Style) -> str:
     for row in comparison["figures"]:
         if not row["before"] and not row["after"]:
             continue
-        words = f"{say.figure(row['before'], row['unit'])} → {say.figure(row['after'], row['unit'])}"
+        words = f"{figure(row['before'], row['unit'])} → {figure(row['after'], row['unit'])}"
         change = "" if row["change"] in {"same", "different"} else row["change"]
         lines.append(f"   {row['name']:<37} {words:<24} {style.paint(_CHANGE_COLOURS[row['change']], change)}".rstrip())
     return "\n".join(lines)
@@ -224,13 +197,9 @@ def _comparison(document: Document, style: Style) -> str:
 
 def _shares(document: Document, style: Style) -> str:
     lines = []
-    for signal, states in document["shares"].items():
-        by_share = sorted(((share, state) for state, share in states.items() if share > 0), reverse=True)
-        if signal == "activity":
-            continue
-        for share, state in by_share:
-            bar = "█" * max(round(_BAR * share), 1)
-            lines.append(f"   {100 * share:3.0f} %  {style.paint('info', f'{bar:<{_BAR}}')}  {STATE_WORDS[state]}")
+    for words, share in state_shares(document["shares"]):
+        bar = "█" * max(round(_BAR * share), 1)
+        lines.append(f"   {100 * share:3.0f} %  {style.paint('info', f'{bar:<{_BAR}}')}  {words}")
     return "\n".join([style.paint("bold", "Share of the serving time with"), *lines]) if lines else ""
 
 

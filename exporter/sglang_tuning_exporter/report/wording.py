@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from sglang_tuning_exporter.diagnosis.evidence import RESERVE, WATCHDOG
-from sglang_tuning_exporter.diagnosis.findings import (
-    HEALTHY,
-    IDLE,
-    NO_CLEAR_BOTTLENECK,
-    NOT_ENOUGH_DATA,
-    STARTING,
-    confidence_of,
-)
 from sglang_tuning_exporter.diagnosis.promql import duration as parsed_duration
 from sglang_tuning_exporter.diagnosis.table import BY_ID
+from sglang_tuning_exporter.diagnosis.wording import PastLog, VerdictText, duration, printed, verdict_text
 from sglang_tuning_exporter.report.samples import EVALUATION_SECONDS
-from sglang_tuning_exporter.state.journal import START
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.json_findings import Document
+    from sglang_tuning_exporter.report.analysis import Analysis
 
-_VERDICTS = {
-    HEALTHY: "Nothing limits this server: most of the time nothing waits for long, and nothing needs to be changed.",
-    IDLE: "This server had nothing to do.",
-    NO_CLEAR_BOTTLENECK: "There was load, but the log does not show one thing that limits this server.",
-    STARTING: "The server was still starting.",
-    NOT_ENOUGH_DATA: "There is too little load in this log to judge the server.",
-}
 PHASES = {
     "start_up": "starting",
     "load": "load",
@@ -50,64 +34,15 @@ CHANGES = {
     "same": "no clear difference",
     "not_comparable": "not comparable",
 }
-# A finding whose evidence ended so long before the end of the log is over: its alert would be resolved.
-OVER_SECONDS = 300.0
-HANG_OVER_SECONDS = 30.0  # a hang is checked every 15 s
-_LASTING = frozenset({RESERVE, START})  # printed once, at a start
-_UNITS = {"GB": " GB", "seconds": " s", "per_minute": "/min", "per_second": "/s"}
 
 
-def sentence(document: Document) -> str:
-    """Return the verdict in words."""
-    verdict = document["verdict"]
-    for finding in document["findings"]:
-        if finding["diagnosis"] == verdict:
-            return summary(document, finding)
-    return _VERDICTS.get(verdict) or BY_ID[verdict].summary
-
-
-def summary(document: Document, finding: Document) -> str:
-    """Return a finding in words: how the server ended, or when its evidence was last seen if it is over."""
-    row, said = BY_ID[finding["diagnosis"]], str(finding["summary"])
-    if row.condition.is_end:
-        crash = next((each for each in reversed(document["phases"]) if each["phase"] == "crash"), None)
-        return said if crash is None else f"SGLang crashed at {moment(crash)}: {crash['detail']}."
-    last, end, rests_on = finding["last_seen"], document["judged"]["end"], row.condition.measured_by
-    is_past = bool(row.summary_past) and said != row.summary
-    if is_past or last is None or end is None or not _LASTING.isdisjoint(rests_on):
-        return said
-    since = (_parsed(end) - _parsed(last)).total_seconds()
-    if since < (HANG_OVER_SECONDS if WATCHDOG in rests_on else OVER_SECONDS):
-        return said
-    return f"{said} Last seen at {_printed(last)}, {duration(since)} before the end."
-
-
-def _parsed(time: str) -> datetime:
-    return datetime.fromisoformat(time.replace("Z", "+00:00"))
-
-
-def _printed(time: str) -> str:
-    return time.replace("T", " ").rstrip("Z")[:19]
-
-
-def is_measured(finding: Document) -> bool:
-    """Whether a finding has a figure and a threshold; that a server is down has neither, and no confidence."""
-    return BY_ID[finding["diagnosis"]].condition.has_figure
-
-
-def first_with(advice: Document, document: Document) -> int:
-    """Return the number of the first finding with this advice, from 1 on: several can share one."""
-    return next(number for number, each in enumerate(document["findings"], 1) if advice in each["advice"])
-
-
-def confidence(document: Document) -> str:
-    """Return the confidence of the verdict; empty where it has no figure."""
-    for finding in document["findings"]:
-        if finding["diagnosis"] == document["verdict"]:
-            return str(finding["confidence"]) if is_measured(finding) else ""
-    if document["verdict"] in {IDLE, NOT_ENOUGH_DATA}:
-        return "high" if document["verdict"] == IDLE and document["judged"]["seconds"] >= 120 else "low"
-    return confidence_of(document["judged"]["serving_seconds"])
+def text_of(document: Document, analysis: Analysis) -> VerdictText:
+    """Return the verdict and its findings in words."""
+    judged = analysis.conclude()
+    crash = next((each for each in reversed(document["phases"]) if each["phase"] == "crash"), None)
+    ended = "" if crash is None else f"SGLang crashed at {moment(crash)}: {crash['detail']}."
+    log = PastLog(document["judged"]["end"], ended, document["judged"]["run"])
+    return verdict_text(judged.judgement, document["command"], judged.sightings.of, log)
 
 
 def judged_words(document: Document) -> str:
@@ -158,30 +93,13 @@ def no_alert(document: Document) -> str:
     return "What was found did not last long enough for an alert." if expected else ""
 
 
-def duration(seconds: float) -> str:
-    """Return seconds in words, such as `15 min`."""
-    if seconds < 180:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
 def moment(stretch: dict[str, Any]) -> str:
     """Return when something began: the printed time, or the time since the log's begin where no date is printed."""
     start = stretch["start"]
     if start is not None:
-        return _printed(str(start))
+        return printed(str(start))
     seconds = int(stretch["at"])
     return f"+{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-
-
-def figure(value: float, unit: str) -> str:
-    """Return a figure with its unit."""
-    if unit == "share":
-        return f"{100 * value:.0f} %"
-    if unit == "ratio":
-        return f"{value:.2f}"
-    digits = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}".removesuffix(".0")
-    return digits + _UNITS.get(unit, "")
 
 
 def memory_words(memory: dict[str, Any]) -> str:

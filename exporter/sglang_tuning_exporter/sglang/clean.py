@@ -20,13 +20,16 @@ def clean(text: str) -> str:
 
 
 def cleaned(value: Any) -> Any:
-    """Return a JSON document with all its texts clean."""
+    """Return a JSON document, or tuples of texts, with all texts clean."""
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, dict):
         return {cleaned(key): cleaned(item) for key, item in value.items()}
     if isinstance(value, list):
         return [cleaned(item) for item in value]
+    if isinstance(value, tuple):
+        items = map(cleaned, value)
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     return value
 
 

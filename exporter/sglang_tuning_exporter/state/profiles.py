@@ -89,6 +89,17 @@ class Profile:
         return {**shown, "queue_limit": self._queue_limit}
 
     @property
+    def healthy(self) -> dict[str, str]:
+        """What is healthy, in words, by figure."""
+        queue = f"{self.queue_lower:g} to {self.queue_upper:g}" if self.queue_lower else f"up to {self.queue_upper:g}"
+        return {
+            "queue": queue if self.queue_wait_seconds is None else f"a wait up to {self.queue_wait_seconds:g} s",
+            "usage": f"{self.token_usage_target:g} or more while requests wait",
+            "coverage": f"above {100 * (1 - self.frequent_share):.0f} % of decode batches",
+            "retractions": f"up to about {self.retractions_per_minute:g}",
+        }
+
+    @property
     def _queue_limit(self) -> str:
         """The limit of a queue: its estimated wait, else its length."""
         if self.queue_wait_seconds is not None:

@@ -51,7 +51,14 @@ class RetractionRate(Condition):
         ):
             return None
         name, limit = "retractions per minute of serving time", past.profile.retractions_tolerated
-        return Evidence(name, past.retractions_per_minute, limit, "per_minute", times=past.retractions)
+        return Evidence(
+            name,
+            past.retractions_per_minute,
+            limit,
+            "per_minute",
+            times=past.retractions,
+            healthy=past.profile.healthy["retractions"],
+        )
 
     def supporting(self, past: Past) -> list[Evidence]:
         counts, target = past.recent.counts, past.profile.token_usage_target

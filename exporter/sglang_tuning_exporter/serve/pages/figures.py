@@ -99,6 +99,11 @@ def span(points: Points) -> str:
     return f"last {round(seconds / 60)} min" if seconds >= 90 else f"last {seconds:.0f} s"
 
 
+def near_limit(limit: float | None) -> str:
+    """Return what number of running requests is healthy."""
+    return f"near {limit:.0f} while requests wait" if limit else "near the limit while requests wait"
+
+
 def count(figure: float | None) -> str:
     """Return a count as text."""
     return NOT_REPORTED if figure is None else f"{figure:.0f}"
@@ -119,12 +124,6 @@ def _drawn(
 def _queue(schedulers: list[RankState], profile: Profile, history: History, now: float) -> Figure:
     queued = added_up(rank.queued for rank in schedulers)
     waits = [wait for rank in schedulers if (wait := rank.queue_wait_seconds(now)) is not None and isfinite(wait)]
-    if profile.queue_lower is not None:
-        healthy = f"{profile.queue_lower:.0f} to {profile.queue_upper:.0f}"
-    elif profile.queue_wait_seconds:
-        healthy = f"a wait up to {profile.queue_wait_seconds:g} s"
-    else:
-        healthy = f"up to {profile.queue_upper:.0f}"
     states = {rank.states["queue"] for rank in schedulers}
     bad = {"above_range", "below_range"} | ({"empty"} if profile.queue_lower else set())
     judgement = "bad" if states & bad else "good" if states & {"in_range", "empty"} else ""
@@ -133,7 +132,7 @@ def _queue(schedulers: list[RankState], profile: Profile, history: History, now:
     figure = Figure(
         "Queued requests",
         count(queued),
-        healthy,
+        profile.healthy["queue"],
         judgement,
         f"~{max(waits):.0f} s wait" if queued and waits else "",
     )
@@ -149,8 +148,7 @@ def _usage(schedulers: list[RankState], profile: Profile, history: History) -> F
         judgement = "bad"
     elif usage is not None and states and not states & {"pool_full", "hybrid_pool_full"}:
         judgement = "good" if usage >= profile.token_usage_target or states == {"no_queue"} else ""
-    healthy = f"{profile.token_usage_target:g} or more while requests wait"
-    figure = Figure("Token usage", _ratio(usage), healthy, judgement)
+    figure = Figure("Token usage", _ratio(usage), profile.healthy["usage"], judgement)
     points = history.line(lambda moment: moment.usage)
     return _drawn(figure, points, _ratio, band=(profile.token_usage_target, None), least=1.0)
 
@@ -161,7 +159,7 @@ def _running(state: ServerState, history: History) -> Figure:
     batches = state.facts.micro_batches
     of = f", in one of {batches} micro batches" if batches > 1 else ""
     beside = f"of {limit:.0f}{of}" if running is not None and limit else ""
-    figure = Figure("Running requests", count(running), "near the limit while requests wait", beside=beside)
+    figure = Figure("Running requests", count(running), near_limit(limit), beside=beside)
     return _drawn(figure, history.line(lambda moment: moment.running))
 
 
@@ -172,8 +170,7 @@ def _throughput(state: ServerState, history: History) -> Figure:
 
 def _coverage(past: Past, history: History) -> Figure:
     coverage, name = past.recent.coverage, "CUDA graph coverage"
-    least = 1 - past.profile.frequent_share
-    healthy = f"above {_percent(least)} of decode batches"
+    least, healthy = 1 - past.profile.frequent_share, past.profile.healthy["coverage"]
     if past.facts.without_graph == "unsupported":
         return Figure(name, "none on this device")
     if past.facts.without_graph:
@@ -186,14 +183,14 @@ def _coverage(past: Past, history: History) -> Figure:
 
 
 def _retractions(past: Past, history: History) -> Figure:
-    rate, tolerated = past.retractions_per_minute, past.profile.retractions_per_minute
+    rate = past.retractions_per_minute
     name, points = "Retractions a minute", history.retractions()
     watched = history.line(lambda moment: moment.retractions)  # one step longer than the events in its steps
     before = f"{span(watched)}: {sum(value or 0.0 for _, value in points):.0f} in all" if points else ""
     return Figure(
         name,
         f"{rate:.1f}" if past.served_seconds or rate or points else NOT_REPORTED,
-        f"up to about {tolerated:g}",
+        past.profile.healthy["retractions"],
         "" if not past.served_seconds else "good" if rate <= past.profile.retractions_tolerated else "bad",
         spark=sparkline(points, f"Retractions, {before}", bars=True),
         before=before,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,9 @@ from markdown_it import MarkdownIt
 
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.diagnosis import runbook as runbooks
-from sglang_tuning_exporter.diagnosis.findings import Finding, judge
+from sglang_tuning_exporter.diagnosis.findings import judge
+from sglang_tuning_exporter.diagnosis.wording import TONES
+from sglang_tuning_exporter.serve.pages.page import text_of
 from sglang_tuning_exporter.serve.pages.rendering import environment
 
 if TYPE_CHECKING:
@@ -26,9 +29,9 @@ if TYPE_CHECKING:
 
     from sglang_tuning_exporter.collect.sidecar import Sidecar
     from sglang_tuning_exporter.diagnosis.row import Diagnosis
+    from sglang_tuning_exporter.diagnosis.wording import FindingText
 
 _ENVIRONMENT = environment()
-_TONES = {"critical": "bad", "warning": "warn", "info": "info"}
 _PLACEHOLDER = re.compile(r"\b(EXPORTER|SGLANG|LOG)\b")
 _HOST = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::\d{1,5})?")
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
@@ -46,7 +49,7 @@ def render(sidecar: Sidecar, alert: str, host: str) -> str | None:
     title, lead, body = _parts(runbooks.page(alert, sidecar.profile), _known(sidecar, host))
     return _ENVIRONMENT.get_template("runbook.html").render(
         title=title,
-        tone=_TONES[row.severity],
+        tone=TONES[row.severity],
         sections=runbooks.SECTIONS,
         lead=lead,
         body=body,
@@ -64,12 +67,13 @@ def render_index(host: str) -> str:
     )
 
 
-def _now(sidecar: Sidecar, row: Diagnosis) -> tuple[Finding | None, bool]:
+def _now(sidecar: Sidecar, row: Diagnosis) -> tuple[FindingText | None, bool]:
     """Return the finding if the diagnosis holds now, and whether it is known not to hold; some need Prometheus."""
     with sidecar.view() as now:
         judgement = judge(sidecar.past(now))
-    found = next((finding for finding in judgement.findings if finding.diagnosis.id == row.id), None)
-    return found, any(check.diagnosis is row and check.passed is True for check in judgement.checks)
+        found = tuple(finding for finding in judgement.findings if finding.diagnosis is row)
+        texts = text_of(sidecar, replace(judgement, findings=found), now).findings
+    return next(iter(texts), None), any(check.diagnosis is row and check.passed is True for check in judgement.checks)
 
 
 def _known(sidecar: Sidecar, host: str) -> dict[str, str]:

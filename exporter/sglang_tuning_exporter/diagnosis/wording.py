@@ -1,0 +1,395 @@
+"""A judgement in words, the same on a terminal, on the exporter's pages and in a report. Pure."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+from sglang_tuning_exporter.diagnosis.conditions.share import STATE_WORDS
+from sglang_tuning_exporter.diagnosis.evidence import RESERVE, WATCHDOG, Evidence, amount
+from sglang_tuning_exporter.diagnosis.findings import (
+    HEALTHY,
+    IDLE,
+    NO_CLEAR_BOTTLENECK,
+    NOT_ENOUGH_DATA,
+    STARTING,
+    confidence_of,
+)
+from sglang_tuning_exporter.diagnosis.json_findings import iso
+from sglang_tuning_exporter.diagnosis.recommendation import current_words
+from sglang_tuning_exporter.diagnosis.table import BY_ID
+from sglang_tuning_exporter.sglang.clean import cleaned
+from sglang_tuning_exporter.state.journal import START
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from sglang_tuning_exporter.diagnosis.advice import Advice
+    from sglang_tuning_exporter.diagnosis.findings import Check, Finding, Judgement
+    from sglang_tuning_exporter.diagnosis.json_findings import Document
+    from sglang_tuning_exporter.state.facts import ServerFacts
+
+    SeenAt = Callable[[Finding], tuple[float | None, float | None]]
+
+# A verdict without a finding, in a sentence: of now, and of a log.
+_SENTENCES = {
+    HEALTHY: (
+        "Nothing limits this server now.",
+        "Nothing limits this server: most of the time nothing waits for long, and nothing needs to be changed.",
+    ),
+    IDLE: ("The server is idle.", "The server was idle."),
+    NO_CLEAR_BOTTLENECK: ("No clear bottleneck: nothing in the tuning guide explains these figures.",) * 2,
+    STARTING: ("SGLang is starting.", "SGLang was still starting."),
+    NOT_ENOUGH_DATA: (
+        "Not enough has been seen yet to say what limits this server.",
+        "There is too little load in this log to say what limits the server.",
+    ),
+}
+# What it rests on.
+_REMARKS = {
+    HEALTHY: "Seen over {served:.0f} s under load in {span}.",
+    IDLE: "It had almost nothing to do in {span}. Its limits show under load.",
+    NO_CLEAR_BOTTLENECK: "Requests wait, or another figure is not healthy, and no diagnosis explains it. The figures below show more.",
+    STARTING: "It answers when the model is loaded.",
+    NOT_ENOUGH_DATA: "A verdict needs {least:.0f} s under load; there are {served:.0f} s in {span}.",
+}
+TONES = {"critical": "bad", "warning": "warn", "info": "info"}
+# Over the headline, for readers who cannot see its colour.
+_WORDS = {"bad": "Critical", "warn": "Warning", "info": "Hint", "good": "Healthy", "calm": "No verdict"}
+# A finding whose evidence ended so long before the end of the log is over: its alert would be resolved.
+OVER_SECONDS = 300.0
+HANG_OVER_SECONDS = 30.0  # a hang is checked every 15 s
+_LASTING = frozenset({RESERVE, START})  # printed once, at a start
+_RATES = {"per_minute": "/min", "per_second": "/s"}
+_TOGETHER = (
+    "These changes go together: each answers another finding, and this release accepts them all."
+    " Chances are tried one at a time."
+)
+# A word of a command line, with what is quoted in it.
+_WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+""", re.DOTALL)
+
+
+class PastLog(NamedTuple):
+    """The log of a judgement that is not about now."""
+
+    end: str | None  # of the judged start, as in documents; None without dates
+    crash: str  # the sentence of how the server crashed; empty where the log shows none
+    start: int | None  # the number of the judged start
+
+
+class ChangeText(NamedTuple):
+    """A change: `typed` is what to type (empty for advice to people), `words` stand after it. `as_in`: the finding, from 1 on, that has it first."""
+
+    verb: str
+    typed: str
+    words: str
+    now: str
+    gain: str
+    reasons: tuple[tuple[str, str], ...]
+    as_in: int = 0
+
+
+class FindingText(NamedTuple):
+    """A finding. `seen` is a paragraph, `figures` the same figures as a list with their bounds; `confidence` is empty without a figure."""
+
+    id: str
+    headline: str
+    label: str
+    severity: str
+    confidence: str
+    seen: str
+    figures: tuple[str, ...]
+    changes: tuple[ChangeText, ...]
+    guide: str
+    period: str
+    alert: str
+    is_chance: bool
+    follows: bool
+
+
+class FlagChange(NamedTuple):
+    """One flag that the advice changes."""
+
+    flag: str
+    before: str
+    after: str
+
+
+class CommandText(NamedTuple):
+    """The new command line: its changes, notes, and the words of each flag with whether the advice changes it."""
+
+    title: str
+    changes: tuple[FlagChange, ...]
+    notes: tuple[str, ...]
+    text: str
+    pieces: tuple[tuple[str, bool], ...]
+
+
+class VerdictText(NamedTuple):
+    """A judgement. `remark` is what a verdict without a finding rests on; `tone` is a class of the style sheet, `word` its name."""
+
+    verdict: str
+    sentence: str
+    remark: str
+    tone: str
+    word: str
+    confidence: str
+    findings: tuple[FindingText, ...]
+    command: CommandText | None
+
+    @property
+    def main(self) -> list[FindingText]:
+        """What is wrong, without its consequences."""
+        return [each for each in self.findings if not (each.is_chance or each.follows)]
+
+    @property
+    def follow(self) -> list[FindingText]:
+        """Consequences of another finding."""
+        return [each for each in self.findings if each.follows and not each.is_chance]
+
+    @property
+    def chances(self) -> list[FindingText]:
+        """Opportunities, to be tried one at a time; none while the verdict is a failure."""
+        fails = self.verdict in BY_ID and BY_ID[self.verdict].comes_first
+        return [] if fails else [each for each in self.findings if each.is_chance]
+
+
+def verdict_text(
+    judgement: Judgement, command: Document | None, seen_at: SeenAt, log: PastLog | None = None
+) -> VerdictText:
+    """Return a judgement in words, of now or of a `log`; `seen_at`: when a finding was first and last seen, in unix seconds."""
+    verdict, past = judgement.verdict, judgement.past
+    findings = _findings(judgement, seen_at, log)
+    own = next((each for each in findings if each.id == verdict), None)
+    remark = "" if verdict in BY_ID or (log is not None and verdict == HEALTHY) else _REMARKS[verdict]
+    span = f"the last {past.profile.window_seconds / 60:.0f} minutes" if log is None else "this log"
+    tone = _tone(judgement)
+    text = VerdictText(
+        verdict,
+        own.headline if own is not None else sentence_of(verdict, is_past=log is not None),
+        remark.format(served=past.served_seconds, least=past.profile.enough_serving_seconds, span=span),
+        tone,
+        "Idle" if verdict == IDLE else _WORDS[tone],
+        own.confidence if own is not None else _confidence(judgement),
+        findings,
+        None if command is None else _command(command, judgement),
+    )
+    cleaned_text: VerdictText = cleaned(text)
+    return cleaned_text
+
+
+def sentence_of(verdict: str, *, is_past: bool = False) -> str:
+    """Return a verdict in a sentence, without what is known beyond it."""
+    return BY_ID[verdict].summary if verdict in BY_ID else _SENTENCES[verdict][is_past]
+
+
+def _tone(judgement: Judgement) -> str:
+    if any(finding.diagnosis.severity == "critical" for finding in judgement.findings):
+        return "bad"
+    if judgement.verdict in BY_ID:
+        return TONES[judgement.severity]
+    return "good" if judgement.verdict == HEALTHY else "calm"
+
+
+def _confidence(judgement: Judgement) -> str:
+    if judgement.verdict in {IDLE, NOT_ENOUGH_DATA}:
+        return "high" if judgement.verdict == IDLE and judgement.past.watched_seconds >= 120 else "low"
+    return confidence_of(judgement.past.served_seconds)
+
+
+def _findings(judgement: Judgement, seen_at: SeenAt, log: PastLog | None) -> tuple[FindingText, ...]:
+    shown: dict[ChangeText, int] = {}
+    texts = []
+    for number, finding in enumerate(judgement.findings, 1):
+        changes = [_change(advice, judgement.past.facts) for advice in finding.advice]
+        # The page of now lists consequences without their changes.
+        if log is not None or not finding.because:
+            for change in changes:
+                shown.setdefault(change, number)
+        again = tuple(
+            change._replace(as_in=shown[change]) if shown.get(change, number) < number else change for change in changes
+        )
+        texts.append(_finding(finding, again, seen_at(finding), log))
+    return tuple(texts)
+
+
+def _finding(
+    finding: Finding, changes: tuple[ChangeText, ...], at: tuple[float | None, float | None], log: PastLog | None
+) -> FindingText:
+    row, (first, last) = finding.diagnosis, at
+    decided, *others = finding.evidence
+    is_measured = row.condition.has_figure and not row.is_chance
+    seen = finding.sentence
+    if is_measured:
+        seen += f"; {bounds_of(decided)}"
+    further = [f"{capitalised(each.name)}: {_value(each)} (threshold {_bound(each)})" for each in others]
+    figures = []
+    if row.condition.has_figure:
+        bounds = f"threshold {_bound(decided)}" if row.is_chance else bounds_of(decided)
+        figures = [f"{capitalised(decided.name)}: {_value(decided)} ({bounds})", *further]
+    return FindingText(
+        row.id,
+        _headline(finding, last, log),
+        row.headline,
+        row.severity,
+        finding.confidence if is_measured else "",
+        " ".join(f"{each}." for each in (seen, *(further if not row.is_chance else ()))),
+        tuple(figures),
+        changes,
+        f"{row.guide}.",
+        _period(first, last, log),
+        row.alert,
+        row.is_chance,
+        bool(finding.because),
+    )
+
+
+def _headline(finding: Finding, last: float | None, log: PastLog | None) -> str:
+    """Return a finding in a sentence: in a log, how the server ended, or when the evidence was last seen if it is over."""
+    said, rests_on, seen = finding.summary(last), finding.diagnosis.condition.measured_by, iso(last)
+    if log is None or (finding.diagnosis.condition.is_end and not log.crash):
+        return said
+    if finding.diagnosis.condition.is_end:
+        return log.crash
+    if finding.is_over or seen is None or log.end is None or not _LASTING.isdisjoint(rests_on):
+        return said
+    since = (_parsed(log.end) - _parsed(seen)).total_seconds()
+    if since < (HANG_OVER_SECONDS if WATCHDOG in rests_on else OVER_SECONDS):
+        return said
+    return f"{said} Last seen at {printed(seen)}, {duration(since)} before the end."
+
+
+def _period(first: float | None, last: float | None, log: PastLog | None) -> str:
+    begin, end = iso(first), iso(last)
+    if log is None or begin is None or end is None:
+        return ""
+    return f"Seen from {printed(begin)} to {printed(end)}{f', start {log.start}' if log.start else ''}."
+
+
+def _change(advice: Advice, facts: ServerFacts) -> ChangeText:
+    # A value in force is not known without the arguments.
+    is_known = bool(advice.flag) and not advice.is_switch and (advice.current is not None or bool(facts.args))
+    verb, typed, words = "", "", capitalised(f"{advice.suggestion}.")
+    if advice.flag:
+        verb, typed, words = "Try", advice.typed, "" if advice.suggested is not None else advice.suggestion
+    if advice.removes:
+        verb, typed, words = "Remove", advice.flag, ""
+    reasons = (
+        ("Why:", advice.why),
+        ("It costs:", capitalised(advice.cost)),
+        ("It will not help if", f"{advice.will_not_help_if}."),
+    )
+    return ChangeText(
+        verb,
+        typed,
+        words,
+        f"now {current_words(advice, facts)}" if is_known else "",
+        capitalised(f"{advice.gain}.") if advice.gain else "",
+        tuple((label, text) for label, text in reasons if text),
+    )
+
+
+def _command(command: Document, judgement: Judgement) -> CommandText:
+    """Return the command line; where SGLang chose the value in force, it stands in place of `not set`."""
+    in_force = {
+        advice.flag: current_words(advice, judgement.past.facts)
+        for finding in judgement.findings
+        for advice in finding.advice
+        if not advice.is_switch and advice.current is not None
+    }
+    changes = tuple(
+        FlagChange(each["flag"], in_force.get(each["flag"], each["current"]), each["suggested"])
+        for each in command["changes"]
+    )
+    secrets = ", ".join(command["secrets"])
+    notes = (
+        _TOGETHER if len(changes) > 1 else "",
+        f"Secrets are never read: add {secrets} again where the server has them now." if secrets else "",
+    )
+    return CommandText(
+        f"The command line with {'this change' if len(changes) == 1 else 'these changes'}",
+        changes,
+        tuple(filter(None, notes)),
+        command["text"],
+        pieces(command["text"], frozenset(change.flag for change in changes)),
+    )
+
+
+def pieces(command: str, changed: frozenset[str]) -> tuple[tuple[str, bool], ...]:
+    """Cut a command line before each flag; the pieces joined with blanks are the line again."""
+    groups: list[list[str]] = [[]]
+    for word in _WORD.findall(command):
+        if word.startswith("--"):
+            groups.append([])
+        groups[-1].append(word)
+    cut = tuple((" ".join(group), group[0] in changed) for group in groups if group)
+    return cut if " ".join(text for text, _ in cut) == command else ((command, False),)
+
+
+def bounds_of(evidence: Evidence) -> str:
+    """Return what is healthy, after the limit where that is another."""
+    if evidence.unit == "count" and evidence.threshold == 0:
+        return "healthy: none"
+    bound = _bound(evidence) if evidence.good is None else evidence.words(evidence.good)
+    healthy = evidence.healthy or (f"{bound} or more" if evidence.below else f"up to {bound}")
+    return f"{limit_of(evidence)}; healthy: {healthy}" if evidence.good is not None else f"healthy: {healthy}"
+
+
+def limit_of(evidence: Evidence) -> str:
+    """Return the threshold of the figure that decides."""
+    return f"{'at least' if evidence.below else 'limit'} {_bound(evidence)}"
+
+
+def check_text(check: Check) -> str:
+    """Return the figure of a check that passed, with its limit; "no" where it has none."""
+    evidence = check.evidence
+    if evidence is None or not check.diagnosis.condition.has_figure or evidence.text:
+        return "no"
+    if evidence.unit == "count" and evidence.threshold == 0:
+        return "none"
+    return f"{evidence.words()} ({limit_of(evidence)})"
+
+
+def state_shares(shares: Mapping[str, Mapping[str, float]]) -> list[tuple[str, float]]:
+    """Return what the serving time was spent with, the largest share of each signal first, where it shows."""
+    return [
+        (STATE_WORDS[state], share)
+        for signal in ("queue", "admission", "cuda_graph")
+        for state, share in sorted(shares.get(signal, {}).items(), key=lambda item: -item[1])
+        if state != "no_queue" and round(100 * share) > 0
+    ]
+
+
+def figure(value: float, unit: str) -> str:
+    """Return a figure with its unit."""
+    return amount(value, unit) + _RATES.get(unit, "")
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in words, such as `15 min`."""
+    if seconds < 180:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def printed(time: str) -> str:
+    """Return a document's time as SGLang prints it, without a fraction."""
+    return time.replace("T", " ").rstrip("Z")[:19]
+
+
+def capitalised(words: str) -> str:
+    """Return the words with a capital first letter."""
+    return words[:1].upper() + words[1:]
+
+
+def _parsed(time: str) -> datetime:
+    return datetime.fromisoformat(time.replace("Z", "+00:00"))
+
+
+def _value(evidence: Evidence) -> str:
+    return evidence.text or figure(evidence.value, evidence.unit)
+
+
+def _bound(evidence: Evidence) -> str:
+    return figure(evidence.threshold, evidence.unit)
