@@ -421,6 +421,11 @@ def test_a_key_that_no_panel_has_is_refused() -> None:
         built(row | {"ceiling": 1})
 
 
+def test_a_panel_without_queries_is_refused() -> None:
+    with pytest.raises(ValueError, match="Queue: has neither queries nor judged"):
+        built({"title": "Queue", "type": "stat", "description": "Its length.", "metric": "queued"})
+
+
 def test_an_expression_may_use_the_names_of_its_panel_and_no_unknown_ones() -> None:
     row = {"with": {"queued": "[[ own('queued') ]]"}, "expr": "max([[ queued ]])", "look": "[[ painted('red') ]]"}
     assert definition.filled(row, {"own": queries.own, "painted": looks.fixed_colour}) == {

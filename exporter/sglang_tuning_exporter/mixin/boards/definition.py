@@ -15,7 +15,6 @@ import yaml
 from jinja2 import TemplateError
 
 from sglang_tuning_exporter.diagnosis.rows.objectives import FAST, SLOW
-from sglang_tuning_exporter.diagnosis.runbook import GUIDE_URL
 from sglang_tuning_exporter.mixin.boards import looks, queries, verdicts, words
 from sglang_tuning_exporter.mixin.rendering import expression, rendered
 from sglang_tuning_exporter.state.profiles import GIGABYTE, ONE_MORE, PROFILES
@@ -31,7 +30,6 @@ _NAMES: dict[str, Any] = {
     if not (name.startswith("_") or isinstance(value, ModuleType))
 } | {
     "GUIDE": PROFILES["offline"],
-    "GUIDE_URL": GUIDE_URL,
     "GIGABYTE": GIGABYTE,
     "ONE_MORE": ONE_MORE,
     "FAST": FAST,

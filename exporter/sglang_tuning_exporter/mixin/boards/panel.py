@@ -27,15 +27,18 @@ _KEYS_OF_TABLES = {"columns", "labels_as_rows", "worst_first"}
 
 
 def panel(row: Json) -> Json:
-    """Return a panel without its id and position. Raises ValueError for a key that no panel has."""
+    """Return a panel without its id and position. Raises ValueError for a key that no panel has, and without queries."""
     kind, is_table = TYPES[row["type"]], row["type"] == "table"
     if unknown := row.keys() - _KEYS - (_KEYS_OF_TABLES if is_table else set()):
         raise ValueError(f"{row['title']}: {', '.join(sorted(unknown))}: no key of a {row['type']} panel")
-    queries, names = row.get("queries", ()), row.get("columns") or row.get("names", {})
-    if "judged" in row:
+    if "queries" in row:
+        queries, names = row["queries"], row.get("columns") or row.get("names", {})
+    elif "judged" in row:
         expr = q.judged(**row["judged"])
         queries = [{"expr": expr, "legend": "{{verdict}}"}]
         names = {text: fixed_colour(colour) for text, colour in JUDGEMENTS.items() if f'"{text}"' in expr}
+    else:
+        raise ValueError(f"{row['title']}: has neither queries nor judged")
     made = {
         "type": row["type"],
         "title": row["title"],
