@@ -28,7 +28,7 @@ _Any: TypeAlias = Any  # an `Event`, or also a `BatchRun` where the caller asked
 _STRETCH = 64 << 10  # bytes read at once: together with their events they fit into a core's cache
 _IGNORED_KEPT, _IGNORED_LENGTH = 64, 400
 _ENOUGH_LINES = 16
-_SGLANG_KINDS = ("decode", "prefill", "retraction", "startup")  # kinds of lines that only SGLang prints
+_SGLANG_KINDS = ("decode", "prefill", "retraction", "startup", "liveness")  # kinds of lines that only SGLang prints
 _HEADERS_KEPT, _HEADER_LENGTH = 64, 200
 _STAMPED, _NUMBERS = re.compile(STAMP), re.compile(rb"\d+")
 # The name of a field of a record that is printed over several lines, or what stands before and after a record.
@@ -51,6 +51,7 @@ class LogReader(MessageReader):
         self._reads_held = False  # reading lines that waited
         self._headers: set[bytes] = set()  # of lines around the server's, as the next
         self._carriers: set[bytes] = set()
+        self._has_supervisor = False
         # A line of SGLang's was read that nothing surrounded: a second prefix in a line is raw text.
         self._has_unwrapped_lines = False
 
@@ -143,10 +144,10 @@ class LogReader(MessageReader):
         form = field[0] if field else _NUMBERS.sub(b"0", line)
         if learns and len(self._headers) < _HEADERS_KEPT:
             self._headers.add(form)
+            self._has_supervisor = self._has_supervisor or bool(line and not field)
         # Around records no raw text has an empty line: it stands in a field.
-        is_around = form or self._carriers or any(map(_STAMPED.match, self._headers))
-        is_known = form in self._headers - self._carriers and is_around
-        return not self._may_hold_raw_text or bool(is_known)
+        is_around = bool(form or self._carriers or self._has_supervisor)
+        return not self._may_hold_raw_text or (is_around and form in self._headers - self._carriers)
 
     def _ignore_later(self, line: bytes, prefix: Prefix) -> None:
         """Remember a message without meaning here, to skip it next time."""

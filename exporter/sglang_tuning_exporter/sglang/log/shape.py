@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from sglang_tuning_exporter.sglang.events import NO_RANK
 from sglang_tuning_exporter.sglang.log.forms import Form, remove_form
-from sglang_tuning_exporter.sglang.log.layers import Csv, Json, UnwrappedLine
+from sglang_tuning_exporter.sglang.log.layers import Csv, Json, UnwrappedLine, second_prefix
 from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
 
 # So many lines, of so many sorts, show which fields never change.
@@ -122,7 +122,9 @@ class Shape:
             parts.append(part)
             line = found
         self.is_json = isinstance(self.form[-1], Json)
-        self.pattern = re.compile(b"^" + b"".join(parts) + (b"$" if self.is_json else b""), re.MULTILINE)
+        # After a time in brackets, SGLang's own must follow: the pattern would match that as well.
+        end = b"$" if self.is_json else rb"(?=\[)" if self.prefixed and second_prefix(text) else b""
+        self.pattern = re.compile(b"^" + b"".join(parts) + end, re.MULTILINE)
 
 
 def layout_of(text: bytes, *, scheduler: bool | None = None) -> tuple[bytes | None, Ranks | None]:
