@@ -104,9 +104,7 @@ class LoggedServer:
                 self._fail(event, now)
         elif isinstance(event, Rejection):
             self._reject(event, now)
-        elif isinstance(event, TooLong):
-            self._refuse_long(event, now)
-        elif isinstance(event, Refusal):
+        elif isinstance(event, (TooLong, Refusal)):
             self._refuse(event, now)
         else:
             self._see_start_line(event, now)
@@ -308,19 +306,17 @@ class LoggedServer:
         self.journal.see(REJECTION, now)
         self._tell(event, now)
 
-    def _refuse(self, event: Refusal, now: float) -> None:
-        if not event.suspect:
-            counts = self.rank(event.rank.dp, now).totals.counts
+    def _refuse(self, event: Refusal | TooLong, now: float) -> None:
+        """Count a request that the scheduler refused; each TP rank logs a prompt that is truncated."""
+        if event.suspect or event.rank.tp:
+            return
+        counts = self.rank(event.rank.dp, now).totals.counts
+        if isinstance(event, Refusal):
             counts["refused_requests"] += 1
             counts["refused_for_grammar"] += event.grammar
-
-    def _refuse_long(self, event: TooLong, now: float) -> None:
-        """Count a prompt that the KV cache or the context can never hold; each TP rank logs one that is truncated."""
-        if event.suspect or event.rank.tp:
             return
         # Far below the KV cache's size it is the context that is too short.
         fits = event.most < OF_KV_CACHE * min(self.facts.kv_pool_tokens.values(), default=0.0)
-        counts = self.rank(event.rank.dp, now).totals.counts
         counts["beyond_context_prompts" if fits else "too_long_prompts"] += 1
         counts["beyond_context_tokens" if fits else "too_long_tokens"] += event.tokens
 
