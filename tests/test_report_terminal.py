@@ -138,7 +138,7 @@ def test_a_night_that_was_good_on_the_whole_says_what_was_wrong_for_a_part(tmp_p
     )
     lines = ended.stdout.splitlines()
     assert lines[0] == (
-        "Nothing limits this server: most of the time nothing waits for long, and nothing needs to be changed."
+        "Nothing limits this server: most of the time nothing waits for long. Nothing needs to be changed."
         " (confidence: high; at 2025-11-20 12:59:55, the end of the log)"
     )
     assert lines[2].startswith("But for a part of the time alerts would have fired: Requests wait because SGLang runs")

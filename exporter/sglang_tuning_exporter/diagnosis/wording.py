@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _SENTENCES = {
     HEALTHY: (
         "Nothing limits this server now.",
-        "Nothing limits this server: most of the time nothing waits for long, and nothing needs to be changed.",
+        "Nothing limits this server: most of the time nothing waits for long.",
     ),
     IDLE: ("The server is idle.", "The server was idle."),
     NO_CLEAR_BOTTLENECK: ("No clear bottleneck: nothing in the tuning guide explains these figures.",) * 2,
@@ -165,9 +165,12 @@ def verdict_text(
     remark = "" if verdict in BY_ID or (log is not None and verdict == HEALTHY) else _REMARKS[verdict]
     span = f"the last {past.profile.window_seconds / 60:.0f} minutes" if log is None else "this log"
     tone = _tone(judgement)
+    headline = own.headline if own is not None else sentence_of(verdict, is_past=log is not None)
+    if log is not None and verdict == HEALTHY:
+        headline += " Some things could be better." if findings else " Nothing needs to be changed."
     text = VerdictText(
         verdict,
-        own.headline if own is not None else sentence_of(verdict, is_past=log is not None),
+        headline,
         remark.format(served=past.served_seconds, least=past.profile.enough_serving_seconds, span=span),
         tone,
         "Idle" if verdict == IDLE else _WORDS[tone],
