@@ -77,7 +77,7 @@ def test_what_limits_it_and_what_to_type_are_on_the_first_screen(
     assert "Warning" in words
     assert BY_ID["cuda_graph_not_covering"].summary in words
     assert "--cuda-graph-max-bs-decode 512" in words
-    assert "now 256" in words
+    assert "now 256 (default)" in words
 
 
 def test_a_recorded_server_that_retracts_shows_the_command_to_type_on_a_phone(browser: Browser, tmp_path: Path) -> None:

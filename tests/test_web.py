@@ -19,7 +19,7 @@ from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.diagnosis.conditions.share import STATE_WORDS
 from sglang_tuning_exporter.diagnosis.evidence import Evidence
 from sglang_tuning_exporter.diagnosis.table import BY_ID
-from sglang_tuning_exporter.diagnosis.wording import bounds_of, pieces, sentence_of
+from sglang_tuning_exporter.diagnosis.wording import bounds_of, pieces
 from sglang_tuning_exporter.serve.pages.figures import span
 from sglang_tuning_exporter.serve.pages.rendering import flags
 from sglang_tuning_exporter.sglang.events import DecodeBatch, Rank
@@ -89,7 +89,7 @@ def test_the_page_lives_on_the_log_alone(tmp_path: Path) -> None:
 
 def test_the_page_of_a_start_says_that_nothing_is_known_yet(tmp_path: Path) -> None:
     seen = text_of(page_of(Sidecar(config(log_file=(str(tmp_path / "none.log"),)))))
-    assert sentence_of("not_enough_data") in seen
+    assert "There is too little load yet to say what limits this server." in seen
     assert "not reported" in seen
 
 

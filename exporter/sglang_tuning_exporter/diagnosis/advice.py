@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.suspect_proofs import NamedSuspect
     from sglang_tuning_exporter.state.facts import ServerFacts
 
-__all__ = ["SWITCHED", "Advice", "SizingInput", "advise"]
-
-SWITCHED = ("on", "off")  # values of a switch in documents
+__all__ = ["Advice", "SizingInput", "advise"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ class Evidence:
     text: str = ""  # replaces the value, where a figure says too little
     headline: str = ""  # replaces the row's summary, where more is known
     times: float | None = None  # the count behind a rate
-    healthy: str = ""  # replaces the healthy bound, where that is not exact
+    bound: str = ""  # replaces the threshold, where that is not exact
 
     @property
     def holds(self) -> bool:

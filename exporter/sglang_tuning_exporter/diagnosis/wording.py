@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from sglang_tuning_exporter.diagnosis.conditions.share import STATE_WORDS
@@ -17,7 +16,7 @@ from sglang_tuning_exporter.diagnosis.findings import (
     confidence_of,
 )
 from sglang_tuning_exporter.diagnosis.json_findings import iso
-from sglang_tuning_exporter.diagnosis.recommendation import current_words
+from sglang_tuning_exporter.diagnosis.recommendation import NOT_SET, current_words
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.sglang.clean import cleaned
 from sglang_tuning_exporter.state.journal import START
@@ -42,8 +41,8 @@ _SENTENCES = {
     NO_CLEAR_BOTTLENECK: ("No clear bottleneck: nothing in the tuning guide explains these figures.",) * 2,
     STARTING: ("SGLang is starting.", "SGLang was still starting."),
     NOT_ENOUGH_DATA: (
-        "Not enough has been seen yet to say what limits this server.",
-        "There is too little load in this log to say what limits the server.",
+        "There is too little load yet to say what limits this server.",
+        "There is too little load in this log to say what limits this server.",
     ),
 }
 # What it rests on.
@@ -73,7 +72,7 @@ _WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+""", re.DOTAL
 class PastLog(NamedTuple):
     """The log of a judgement that is not about now."""
 
-    end: str | None  # of the judged start, as in documents; None without dates
+    end: float  # of the judged start, unix seconds
     crash: str  # the sentence of how the server crashed; empty where the log shows none
     start: int | None  # the number of the judged start
 
@@ -95,7 +94,6 @@ class FindingText(NamedTuple):
 
     id: str
     headline: str
-    label: str
     severity: str
     confidence: str
     seen: str
@@ -162,10 +160,10 @@ def verdict_text(
     verdict, past = judgement.verdict, judgement.past
     findings = _findings(judgement, seen_at, log)
     own = next((each for each in findings if each.id == verdict), None)
-    remark = "" if verdict in BY_ID or (log is not None and verdict == HEALTHY) else _REMARKS[verdict]
+    remark = "" if own is not None or (log is not None and verdict == HEALTHY) else _REMARKS[verdict]
     span = f"the last {past.profile.window_seconds / 60:.0f} minutes" if log is None else "this log"
     tone = _tone(judgement)
-    headline = own.headline if own is not None else sentence_of(verdict, is_past=log is not None)
+    headline = own.headline if own is not None else _SENTENCES[verdict][log is not None]
     if log is not None and verdict == HEALTHY:
         headline += " Some things could be better." if findings else " Nothing needs to be changed."
     text = VerdictText(
@@ -180,11 +178,6 @@ def verdict_text(
     )
     cleaned_text: VerdictText = cleaned(text)
     return cleaned_text
-
-
-def sentence_of(verdict: str, *, is_past: bool = False) -> str:
-    """Return a verdict in a sentence, without what is known beyond it."""
-    return BY_ID[verdict].summary if verdict in BY_ID else _SENTENCES[verdict][is_past]
 
 
 def _tone(judgement: Judgement) -> str:
@@ -234,7 +227,6 @@ def _finding(
     return FindingText(
         row.id,
         _headline(finding, last, log),
-        row.headline,
         row.severity,
         finding.confidence if is_measured else "",
         " ".join(f"{each}." for each in (seen, *(further if not row.is_chance else ()))),
@@ -255,9 +247,9 @@ def _headline(finding: Finding, last: float | None, log: PastLog | None) -> str:
         return said
     if finding.diagnosis.condition.is_end:
         return log.crash
-    if finding.is_over or seen is None or log.end is None or not _LASTING.isdisjoint(rests_on):
+    if finding.is_over or last is None or seen is None or not _LASTING.isdisjoint(rests_on):
         return said
-    since = (_parsed(log.end) - _parsed(seen)).total_seconds()
+    since = log.end - last
     if since < (HANG_OVER_SECONDS if WATCHDOG in rests_on else OVER_SECONDS):
         return said
     return f"{said} Last seen at {printed(seen)}, {duration(since)} before the end."
@@ -295,12 +287,9 @@ def _change(advice: Advice, facts: ServerFacts) -> ChangeText:
 
 def _command(command: Document, judgement: Judgement) -> CommandText:
     """Return the command line; where SGLang chose the value in force, it stands in place of `not set`."""
-    in_force = {
-        advice.flag: current_words(advice, judgement.past.facts)
-        for finding in judgement.findings
-        for advice in finding.advice
-        if not advice.is_switch and advice.current is not None
-    }
+    facts, advised = judgement.past.facts, [advice for finding in judgement.findings for advice in finding.advice]
+    values = {advice.flag: current_words(advice, facts) for advice in advised if not advice.is_switch}
+    in_force = {flag: words for flag, words in values.items() if words != NOT_SET}
     changes = tuple(
         FlagChange(each["flag"], in_force.get(each["flag"], each["current"]), each["suggested"])
         for each in command["changes"]
@@ -335,8 +324,8 @@ def bounds_of(evidence: Evidence) -> str:
     if evidence.unit == "count" and evidence.threshold == 0:
         return "healthy: none"
     bound = _bound(evidence) if evidence.good is None else evidence.words(evidence.good)
-    healthy = evidence.healthy or (f"{bound} or more" if evidence.below else f"up to {bound}")
-    return f"{limit_of(evidence)}; healthy: {healthy}" if evidence.good is not None else f"healthy: {healthy}"
+    limit = "" if evidence.good is None else f"{limit_of(evidence)}; "
+    return f"{limit}healthy: {f'{bound} or more' if evidence.below else f'up to {bound}'}"
 
 
 def limit_of(evidence: Evidence) -> str:
@@ -351,7 +340,7 @@ def check_text(check: Check) -> str:
         return "no"
     if evidence.unit == "count" and evidence.threshold == 0:
         return "none"
-    return f"{evidence.words()} ({limit_of(evidence)})"
+    return f"{_value(evidence)} ({limit_of(evidence)})"
 
 
 def state_shares(shares: Mapping[str, Mapping[str, float]]) -> list[tuple[str, float]]:
@@ -386,13 +375,9 @@ def capitalised(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _parsed(time: str) -> datetime:
-    return datetime.fromisoformat(time.replace("Z", "+00:00"))
-
-
 def _value(evidence: Evidence) -> str:
     return evidence.text or figure(evidence.value, evidence.unit)
 
 
 def _bound(evidence: Evidence) -> str:
-    return figure(evidence.threshold, evidence.unit)
+    return evidence.bound or figure(evidence.threshold, evidence.unit)

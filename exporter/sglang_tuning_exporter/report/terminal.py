@@ -111,10 +111,8 @@ def _alerts(document: Document, style: Style) -> str:
         return " ".join(filter(None, (fired, after or say.no_alert(document))))
     lines = [style.paint("bold", "Alerts that would have fired")]
     for alert in alerts:
-        when = (
-            f"{say.moment(alert)}  for {duration(alert['seconds'])}{', until the log ends' if alert['ongoing'] else ''}"
-        )
-        lines.append(f"   {style.paint(TONES[alert['severity']], alert['alert'])} {when}")
+        name = style.paint(TONES[alert["severity"]], alert["alert"])
+        lines.append(f"   {name} {say.moment(alert)}  for {say.lasted(alert)}")
     return "\n".join([*lines, *([style.indented(after)] if after else [])])
 
 
@@ -155,25 +153,15 @@ def _starts(document: Document, style: Style) -> str:
     lines = [style.paint("bold", "From start to start")]
     for start in starts[:_PHASES_SHOWN]:
         name = f"start {start['run']}" if start["started_in_log"] else "before the first start"
-        lines.append(f"   {say.moment(start)}  {name}: {_start_figures(start)}; {say.ENDINGS[start['ending']]}")
+        figures = ", ".join(f"{value} {what.lower()}" for what, value in say.start_figures(start))
+        figures = f"{figures}: {say.label(start['verdict'])}" if figures else "nothing was served"
+        lines.append(f"   {say.moment(start)}  {name}: {figures}; {say.ENDINGS[start['ending']]}")
         if start["against_last"] is not None:
             change = start["against_last"]
             lines += [f"      {each['flag']} {each['before']} → {each['after']}" for each in change["changed_args"][:8]]
             colour = _CHANGE_COLOURS.get(change["overall"], "bold")
             lines.append(style.indented(style.paint(colour, change["words"]), "      "))
     return "\n".join([*lines, *_more(starts)])
-
-
-def _start_figures(start: dict[str, Any]) -> str:
-    figures = start["figures"]
-    if not figures or not figures["serving_seconds"]:
-        return "nothing was served"
-    words = [f"serving {duration(figures['serving_seconds'])}"]
-    if figures["generated_tokens_per_second"] is not None:
-        words.append(f"{figures['generated_tokens_per_second']:.0f} tokens/s")
-    words.append(f"{figures['retractions_per_minute']:.1f} retractions/min")
-    words.append(start["verdict"].replace("_", " "))
-    return ", ".join(words)
 
 
 def _comparison(document: Document, style: Style) -> str:
@@ -204,28 +192,12 @@ def _shares(document: Document, style: Style) -> str:
 
 
 def _figures(document: Document, style: Style) -> str:
-    counts, last = document["counts"], document["last"]
-    failures = {phase: count for phase, count in counts["out_of_memory"].items() if count}
-    batches = (
-        f"decode lines {counts['decode_batches']}{_stand_for(document)}, prefill batches {counts['prefill_batches']}"
+    counted = ", ".join(f"{name.lower()} {value}" for name, value in say.counted(document))
+    graph = {True: "replayed", False: "not replayed"}
+    last = ", ".join(
+        f"{name.replace('_', ' ')} {graph[value] if isinstance(value, bool) else value}"
+        for name, value in document["last"].items()
+        if value is not None
     )
-    lines = [
-        style.paint("bold", "Counted"),
-        f"   lines {counts['lines']}, {batches}, starts {counts['server_starts']}, unrecognised {counts['unrecognised']}",
-        f"   retractions {counts['retraction_events']} ({counts['retracted_requests']} requests), out of memory "
-        + (", ".join(f"{phase} {count}" for phase, count in failures.items()) or "never"),
-    ]
-    figures = [f"{name.replace('_', ' ')} {_word(value)}" for name, value in last.items() if value is not None]
-    if figures:
-        lines.append("   at the end: " + ", ".join(figures))
-    return "\n".join(lines)
-
-
-def _stand_for(document: Document) -> str:
-    """Return for how many decode batches a decode line is printed, where the arguments show it."""
-    interval = document["server"]["args"].get("decode_log_interval")
-    return f" (one for {interval} batches)" if isinstance(interval, int) and interval > 1 else ""
-
-
-def _word(value: object) -> str:
-    return {True: "replayed", False: "not replayed"}[value] if isinstance(value, bool) else f"{value}"
+    lines = [counted, f"At the end: {last}" if last else ""]
+    return "\n".join([style.paint("bold", "Counted"), *(_INDENT + line for line in lines if line)])

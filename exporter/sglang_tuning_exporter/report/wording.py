@@ -6,13 +6,26 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_tuning_exporter.diagnosis.promql import duration as parsed_duration
 from sglang_tuning_exporter.diagnosis.table import BY_ID
-from sglang_tuning_exporter.diagnosis.wording import PastLog, VerdictText, duration, printed, verdict_text
+from sglang_tuning_exporter.diagnosis.wording import (
+    PastLog,
+    VerdictText,
+    capitalised,
+    duration,
+    figure,
+    printed,
+    verdict_text,
+)
 from sglang_tuning_exporter.report.samples import EVALUATION_SECONDS
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.json_findings import Document
     from sglang_tuning_exporter.report.analysis import Analysis
 
+_START_FIGURES = (
+    ("Generated tokens/s", "generated_tokens_per_second", "count"),
+    ("Retractions/min", "retractions_per_minute", "count"),
+    ("With requests waiting", "share_waiting", "share"),
+)
 PHASES = {
     "start_up": "starting",
     "load": "load",
@@ -41,7 +54,8 @@ def text_of(document: Document, analysis: Analysis) -> VerdictText:
     judged = analysis.conclude()
     crash = next((each for each in reversed(document["phases"]) if each["phase"] == "crash"), None)
     ended = "" if crash is None else f"SGLang crashed at {moment(crash)}: {crash['detail']}."
-    log = PastLog(document["judged"]["end"], ended, document["judged"]["run"])
+    about = document["judged"]
+    log = PastLog((analysis.begin or 0.0) + about["at"] + about["seconds"], ended, about["run"])
     return verdict_text(judged.judgement, document["command"], judged.sightings.of, log)
 
 
@@ -102,6 +116,42 @@ def moment(stretch: dict[str, Any]) -> str:
     return f"+{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
 
+def lasted(alert: Document) -> str:
+    """Return for how long an alert would have fired."""
+    return f"{duration(alert['seconds'])}{', until the log ends' if alert['ongoing'] else ''}"
+
+
+def label(verdict: str) -> str:
+    """Return a verdict in a few words."""
+    return BY_ID[verdict].headline if verdict in BY_ID else capitalised(verdict.replace("_", " "))
+
+
+def start_figures(start: Document) -> list[tuple[str, str]]:
+    """Return the figures of a start by name; empty where nothing was served."""
+    figures = start["figures"]
+    if not figures or not figures["serving_seconds"]:
+        return []
+    measured = [(name, figures[key], unit) for name, key, unit in _START_FIGURES if figures[key] is not None]
+    served = ("Served", duration(figures["serving_seconds"]))
+    return [served, *((name, figure(value, unit)) for name, value, unit in measured)]
+
+
+def counted(document: Document) -> list[tuple[str, str]]:
+    """Return what was counted in the logs, by name."""
+    counts, interval = document["counts"], document["server"]["args"].get("decode_log_interval")
+    each = f" (one for {interval} batches)" if isinstance(interval, int) and interval > 1 else ""
+    failures = ", ".join(f"{phase} {count}" for phase, count in counts["out_of_memory"].items() if count)
+    return [
+        ("Lines", f"{counts['lines']:,}"),
+        ("Decode lines", f"{counts['decode_batches']:,}{each}"),
+        ("Prefill batches", f"{counts['prefill_batches']:,}"),
+        ("Starts", f"{counts['server_starts']}"),
+        ("Unrecognised", f"{counts['unrecognised']:,}"),
+        ("Retractions", f"{counts['retraction_events']:,} ({counts['retracted_requests']:,} requests)"),
+        ("Out of memory", failures or "never"),
+    ]
+
+
 def memory_words(memory: dict[str, Any]) -> str:
     """Return the memory of a start by use."""
     names = (
@@ -118,7 +168,11 @@ def memory_words(memory: dict[str, Any]) -> str:
 def span_words(document: Document) -> str:
     """Return which logs these are, and from when to when."""
     span, sources = document["span"], document["sources"]
-    when = "no date in the log" if span["start"] is None else f"{span['start']} to {span['end']} as printed"
+    when = (
+        "no date in the log"
+        if span["start"] is None
+        else f"{printed(span['start'])} to {printed(span['end'])} as printed"
+    )
     return (
         f"{', '.join(sources[:3])}{' and more' if len(sources) > 3 else ''}: {when}, {duration(span['seconds'])},"
         f" serving {duration(span['serving_seconds'])}; profile {document['profile']}"

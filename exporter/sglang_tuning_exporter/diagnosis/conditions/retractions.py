@@ -57,7 +57,7 @@ class RetractionRate(Condition):
             limit,
             "per_minute",
             times=past.retractions,
-            healthy=past.profile.healthy["retractions"],
+            bound=past.profile.about_retractions,
         )
 
     def supporting(self, past: Past) -> list[Evidence]:
