@@ -168,7 +168,7 @@ def test_a_log_against_another_says_so_in_the_text(capfd: pytest.CaptureFixture[
     run([recording("client_limited")], format="text", output=None, profile="online", against=[recording("big_queue")])
     said = capfd.readouterr().out
     assert f"Against {recording('big_queue')}: " in said
-    assert "--max-running-requests: 2 → not set" in said
+    assert "--max-running-requests 2 → not set" in said
     assert "serving time with requests waiting" in said
 
 

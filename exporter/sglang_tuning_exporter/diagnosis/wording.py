@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.advice import Advice
     from sglang_tuning_exporter.diagnosis.findings import Check, Finding, Judgement
     from sglang_tuning_exporter.diagnosis.json_findings import Document
+    from sglang_tuning_exporter.diagnosis.row import Diagnosis
     from sglang_tuning_exporter.state.facts import ServerFacts
 
     SeenAt = Callable[[Finding], tuple[float | None, float | None]]
@@ -92,35 +93,22 @@ class ChangeText(NamedTuple):
 class FindingText(NamedTuple):
     """A finding. `seen` is a paragraph, `figures` the same figures as a list with their bounds; `confidence` is empty without a figure."""
 
-    id: str
+    row: Diagnosis
     headline: str
-    severity: str
     confidence: str
     seen: str
     figures: tuple[str, ...]
     changes: tuple[ChangeText, ...]
-    guide: str
     period: str
-    alert: str
-    is_chance: bool
     follows: bool
-
-
-class FlagChange(NamedTuple):
-    """One flag that the advice changes."""
-
-    flag: str
-    before: str
-    after: str
 
 
 class CommandText(NamedTuple):
     """The new command line: its changes, notes, and the words of each flag with whether the advice changes it."""
 
     title: str
-    changes: tuple[FlagChange, ...]
-    notes: tuple[str, ...]
-    text: str
+    changes: list[dict[str, str]]  # flag, before, after
+    notes: list[str]
     pieces: tuple[tuple[str, bool], ...]
 
 
@@ -137,20 +125,15 @@ class VerdictText(NamedTuple):
     command: CommandText | None
 
     @property
-    def main(self) -> list[FindingText]:
-        """What is wrong, without its consequences."""
-        return [each for each in self.findings if not (each.is_chance or each.follows)]
-
-    @property
-    def follow(self) -> list[FindingText]:
-        """Consequences of another finding."""
-        return [each for each in self.findings if each.follows and not each.is_chance]
+    def faults(self) -> list[FindingText]:
+        """What is wrong, causes before their consequences."""
+        return [each for each in self.findings if not each.row.is_chance]
 
     @property
     def chances(self) -> list[FindingText]:
         """Opportunities, to be tried one at a time; none while the verdict is a failure."""
         fails = self.verdict in BY_ID and BY_ID[self.verdict].comes_first
-        return [] if fails else [each for each in self.findings if each.is_chance]
+        return [] if fails else [each for each in self.findings if each.row.is_chance]
 
 
 def verdict_text(
@@ -159,7 +142,7 @@ def verdict_text(
     """Return a judgement in words, of now or of a `log`; `seen_at`: when a finding was first and last seen, in unix seconds."""
     verdict, past = judgement.verdict, judgement.past
     findings = _findings(judgement, seen_at, log)
-    own = next((each for each in findings if each.id == verdict), None)
+    own = next((each for each in findings if each.row.id == verdict), None)
     remark = "" if own is not None or (log is not None and verdict == HEALTHY) else _REMARKS[verdict]
     span = f"the last {past.profile.window_seconds / 60:.0f} minutes" if log is None else "this log"
     tone = _tone(judgement)
@@ -225,17 +208,13 @@ def _finding(
         bounds = f"threshold {_bound(decided)}" if row.is_chance else bounds_of(decided)
         figures = [f"{capitalised(decided.name)}: {_value(decided)} ({bounds})", *further]
     return FindingText(
-        row.id,
+        row,
         _headline(finding, last, log),
-        row.severity,
         finding.confidence if is_measured else "",
         " ".join(f"{each}." for each in (seen, *(further if not row.is_chance else ()))),
         tuple(figures),
         changes,
-        f"{row.guide}.",
         _period(first, last, log),
-        row.alert,
-        row.is_chance,
         bool(finding.because),
     )
 
@@ -290,10 +269,11 @@ def _command(command: Document, judgement: Judgement) -> CommandText:
     facts, advised = judgement.past.facts, [advice for finding in judgement.findings for advice in finding.advice]
     values = {advice.flag: current_words(advice, facts) for advice in advised if not advice.is_switch}
     in_force = {flag: words for flag, words in values.items() if words != NOT_SET}
-    changes = tuple(
-        FlagChange(each["flag"], in_force.get(each["flag"], each["current"]), each["suggested"])
+    changes = [
+        {"flag": flag, "before": in_force.get(flag, each["current"]), "after": each["suggested"]}
         for each in command["changes"]
-    )
+        for flag in (each["flag"],)
+    ]
     secrets = ", ".join(command["secrets"])
     notes = (
         _TOGETHER if len(changes) > 1 else "",
@@ -302,9 +282,8 @@ def _command(command: Document, judgement: Judgement) -> CommandText:
     return CommandText(
         f"The command line with {'this change' if len(changes) == 1 else 'these changes'}",
         changes,
-        tuple(filter(None, notes)),
-        command["text"],
-        pieces(command["text"], frozenset(change.flag for change in changes)),
+        [note for note in notes if note],
+        pieces(command["text"], frozenset(each["flag"] for each in changes)),
     )
 
 

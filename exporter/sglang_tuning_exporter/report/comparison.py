@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from sglang_tuning_exporter.diagnosis.command import typed_args
+from sglang_tuning_exporter.diagnosis.evidence import amount
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.sglang.args.printed import VARYING_ARGS
 
@@ -334,14 +335,10 @@ def _load_differs(before: RunFigures, after: RunFigures, changed: tuple[ArgChang
 
 def _differences(*figures: tuple[str, float | None, float | None]) -> list[tuple[str, bool]]:
     return [
-        (f"{_figure(old)} → {_figure(new)} {name}", max(old, new) > LOAD_ALIKE * min(old, new) + 0.5)
+        (f"{amount(old, 'count')} → {amount(new, 'count')} {name}", max(old, new) > LOAD_ALIKE * min(old, new) + 0.5)
         for name, old, new in figures
         if old is not None and new is not None
     ]
-
-
-def _figure(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _listed(words: list[str]) -> str:

@@ -17,7 +17,6 @@ from sglang_tuning_exporter.diagnosis.json_findings import (
 )
 from sglang_tuning_exporter.report.chapters import (
     alerts_document,
-    change_document,
     earlier_document,
     judged_document,
     phases_document,
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
     from sglang_tuning_exporter.report.alarms import FiredAlert
     from sglang_tuning_exporter.report.analysis import Analysis
-    from sglang_tuning_exporter.report.comparison import Comparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +44,8 @@ class Input:
     spans: Sequence[FiredAlert] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Baseline:
-    """The logs of `--against`, and how the server changed since."""
-
-    sources: list[str]
-    change: Comparison
-
-
-def build(given: Input, analysis: Analysis, against: Baseline | None = None) -> Document:
-    """Return the document; every key is there, `null` where the log does not show a figure."""
+def build(given: Input, analysis: Analysis, against: Document | None = None) -> Document:
+    """Return the document, with the comparison `against` other logs; every key is there, `null` where the log does not show a figure."""
     judged = analysis.conclude()
     judgement, totals, facts, last = judged.judgement, analysis.totals, analysis.state.facts, analysis.last
     return {
@@ -92,7 +82,7 @@ def build(given: Input, analysis: Analysis, against: Baseline | None = None) -> 
         "starts": starts_document(analysis),
         "phases": phases_document(analysis),
         "alerts": alerts_document(given.spans, analysis.begin),
-        "comparison": None if against is None else {"against": against.sources, **change_document(against.change)},
+        "comparison": against,
         "notes": list(given.notes),
         "judged": judged_document(judged, analysis),
         "earlier": earlier_document(judged, analysis),

@@ -10,7 +10,7 @@ from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.diagnosis.wording import duration, figure, state_shares
 from sglang_tuning_exporter.report import wording
 from sglang_tuning_exporter.report.axis import ticks
-from sglang_tuning_exporter.report.wording import PHASES, in_part, moment
+from sglang_tuning_exporter.report.wording import MEMORY, PHASES, in_part, moment
 from sglang_tuning_exporter.serve.pages.chart import ChartSize, MarkedSpan, Point, Scale, chart, lane, nice, scale
 from sglang_tuning_exporter.serve.pages.figures import near_limit
 from sglang_tuning_exporter.serve.pages.rendering import environment
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _ENVIRONMENT = environment("report")
 _HOLDS_SECONDS = 60.0  # a figure holds so long after its line; then the curve breaks
-_MEMORY = (("weights_gb", "weights"), ("kv_pool_gb", "KV cache"), ("graphs_gb", "graphs"), ("left_gb", "left"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +37,6 @@ class Strip:
     value: str
     healthy: str
     top: str  # the highest value on the scale
-    picture: Markup
-
-
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """Phases or alerts over time, as blocks in a row."""
-
-    name: str
     picture: Markup
 
 
@@ -79,12 +70,12 @@ def _memory_parts(memory: dict[str, Any]) -> list[tuple[str, float, float]]:
     whole = memory["before_weights_gb"]
     if not whole:
         return []
-    parts = [(name, memory[key], 100 * memory[key] / whole) for key, name in _MEMORY if memory[key]]
+    parts = [(name, memory[key], 100 * memory[key] / whole) for key, name in MEMORY[1:] if memory[key]]
     # One part alone shows nothing, and parts that add up to more than the whole were measured at different times.
     return parts if len(parts) > 1 and sum(percent for _, _, percent in parts) <= 101 else []
 
 
-def _lanes(document: Document, seconds: float) -> list[Lane]:
+def _lanes(document: Document, seconds: float) -> list[tuple[str, Markup]]:
     phases = [
         MarkedSpan(
             phase["at"],
@@ -94,10 +85,10 @@ def _lanes(document: Document, seconds: float) -> list[Lane]:
         )
         for phase in document["phases"]
     ]
-    lanes = [Lane("Phases", lane(phases, seconds, "The phases of the run"))] if phases else []
+    lanes = [("Phases", lane(phases, seconds, "The phases of the run"))] if phases else []
     names = dict.fromkeys(alert["alert"] for alert in document["alerts"])
     fired = ((name, lane(_spans(document, name), seconds, f"When {name} would have fired")) for name in names)
-    return [*lanes, *(Lane(name, picture) for name, picture in fired)]
+    return [*lanes, *fired]
 
 
 def _spans(document: Document, name: str = "") -> list[MarkedSpan]:
@@ -151,11 +142,11 @@ class _Strips:
 
     def _queue(self, points: list[Point]) -> Strip | None:
         profile = self._profile
-        if profile.queue_wait_seconds is not None:
-            # A queue that is judged by its wait has no healthy length.
-            return self._strip("Queued requests", points, healthy=profile.healthy["queue"])
-        bounds = _nice(points, lower=profile.queue_lower, upper=profile.queue_upper)
-        return self._strip("Queued requests", points, bounds, profile.healthy["queue"])
+        # A queue that is judged by its wait has no healthy length.
+        lower, upper = (
+            (profile.queue_lower, profile.queue_upper) if profile.queue_wait_seconds is None else (None, None)
+        )
+        return self._strip("Queued requests", points, _nice(points, lower=lower, upper=upper), profile.healthy["queue"])
 
     def _strip(
         self,

@@ -14,8 +14,9 @@ from sglang_tuning_exporter.diagnosis.json_findings import Document
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.report.alarms import AlarmClock
 from sglang_tuning_exporter.report.analysis import Analysis
+from sglang_tuning_exporter.report.chapters import change_document
 from sglang_tuning_exporter.report.comparison import ArgumentChanges, changed_args, compare
-from sglang_tuning_exporter.report.document import Baseline, Input, build
+from sglang_tuning_exporter.report.document import Input, build
 from sglang_tuning_exporter.report.files import shown
 from sglang_tuning_exporter.report.given import check_output, profile_of
 from sglang_tuning_exporter.report.inputs import Logs
@@ -103,14 +104,14 @@ def report(logs: Logs, profile: Profile) -> Document:
     return build(reading.input, reading.analysis)
 
 
-def _compared(before: ReadLogs, after: ReadLogs) -> Baseline:
-    """Compare the starts that the two reports judge."""
+def _compared(before: ReadLogs, after: ReadLogs) -> Document:
+    """Return how the start that one report judges differs from the other's."""
     old, new = before.analysis.conclude(), after.analysis.conclude()
     was, now = ArgumentChanges.of(old.facts), ArgumentChanges.of(new.facts)
     known = bool(was.printed and now.printed)
     changed = changed_args(was, now)
     change = compare(old.figures, new.figures, changed, old.judgement.verdict, known=known)
-    return Baseline(before.logs.names, change)
+    return {"against": before.logs.names, **change_document(change)}
 
 
 def _style() -> Style:

@@ -78,12 +78,12 @@ def _head(document: Document, text: VerdictText, style: Style) -> str:
 
 def _finding(number: int, finding: FindingText, style: Style) -> str:
     grade = f", confidence {finding.confidence}" if finding.confidence else ""
-    severity = style.paint(TONES[finding.severity], finding.severity)
+    severity = style.paint(TONES[finding.row.severity], finding.row.severity)
     lines = [f"{number}. {style.paint('bold', finding.headline)} [{severity}{grade}]"]
     lines += [_INDENT + each for each in finding.figures]
     for change in finding.changes:
         lines += _change(change, style)
-    after = filter(None, (f"Guide: {finding.guide}", finding.period))
+    after = filter(None, (f"Guide: {finding.row.guide}.", finding.period))
     lines += [style.paint("soft", style.indented(each)) for each in after]
     return "\n".join(lines)
 
@@ -98,9 +98,14 @@ def _change(change: ChangeText, style: Style) -> list[str]:
 
 
 def _command(command: CommandText, style: Style) -> str:
-    changes = ", ".join(f"{flag} {before} → {after}" for flag, before, after in command.changes)
-    lines = [style.paint("bold", f"{command.title}, {changes}:"), _INDENT + command.text]
-    return "\n".join([*lines, *(_INDENT + note for note in command.notes)])
+    changes = ", ".join(map(_flag, command.changes))
+    lines = [" ".join(words for words, _ in command.pieces), *command.notes]
+    head = style.paint("bold", f"{command.title}, {changes}:")
+    return "\n".join([head, *(_INDENT + line for line in lines)])
+
+
+def _flag(change: dict[str, Any]) -> str:
+    return f"{change['flag']} {change['before']} → {change['after']}"
 
 
 def _alerts(document: Document, style: Style) -> str:
@@ -158,7 +163,7 @@ def _starts(document: Document, style: Style) -> str:
         lines.append(f"   {say.moment(start)}  {name}: {figures}; {say.ENDINGS[start['ending']]}")
         if start["against_last"] is not None:
             change = start["against_last"]
-            lines += [f"      {each['flag']} {each['before']} → {each['after']}" for each in change["changed_args"][:8]]
+            lines += [f"      {_flag(each)}" for each in change["changed_args"][:8]]
             colour = _CHANGE_COLOURS.get(change["overall"], "bold")
             lines.append(style.indented(style.paint(colour, change["words"]), "      "))
     return "\n".join([*lines, *_more(starts)])
@@ -173,7 +178,7 @@ def _comparison(document: Document, style: Style) -> str:
         style.paint("bold", f"Against {against}: {say.CHANGES[comparison['overall']]}"),
         style.indented(comparison["words"]),
     ]
-    lines += [f"   {each['flag']}: {each['before']} → {each['after']}" for each in comparison["changed_args"]]
+    lines += [_INDENT + _flag(each) for each in comparison["changed_args"]]
     for row in comparison["figures"]:
         if not row["before"] and not row["after"]:
             continue

@@ -26,14 +26,14 @@ _START_FIGURES = (
     ("Retractions/min", "retractions_per_minute", "count"),
     ("With requests waiting", "share_waiting", "share"),
 )
-PHASES = {
-    "start_up": "starting",
-    "load": "load",
-    "idle": "idle",
-    "crash": "crash",
-    "stop": "stop",
-    "silence": "silence",
-}
+MEMORY = (
+    ("before_weights_gb", "free before weights"),
+    ("weights_gb", "weights"),
+    ("kv_pool_gb", "KV cache"),
+    ("graphs_gb", "graphs"),
+    ("left_gb", "left"),
+)
+PHASES = {"start_up": "starting", **{kind: kind for kind in ("load", "idle", "crash", "stop", "silence")}}
 ENDINGS = {
     "crash": "it crashed",
     "stop": "it was asked to end",
@@ -154,14 +154,7 @@ def counted(document: Document) -> list[tuple[str, str]]:
 
 def memory_words(memory: dict[str, Any]) -> str:
     """Return the memory of a start by use."""
-    names = (
-        ("before_weights_gb", "free before weights"),
-        ("weights_gb", "weights"),
-        ("kv_pool_gb", "KV cache"),
-        ("graphs_gb", "graphs"),
-        ("left_gb", "left"),
-    )
-    parts = [f"{memory[key]:.2f} GB {words}" for key, words in names if memory[key] is not None]
+    parts = [f"{memory[key]:.2f} GB {words}" for key, words in MEMORY if memory[key] is not None]
     return ("host memory: " if memory["device"] == "cpu" else "memory: ") + ", ".join(parts)
 
 

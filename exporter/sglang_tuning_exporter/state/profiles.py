@@ -96,13 +96,8 @@ class Profile:
             "queue": queue if self.queue_wait_seconds is None else f"a wait up to {self.queue_wait_seconds:g} s",
             "usage": f"{self.token_usage_target:g} or more while requests wait",
             "coverage": f"above {100 * (1 - self.frequent_share):.0f} % of decode batches",
-            "retractions": f"up to {self.about_retractions}",
+            "retractions": f"up to about {self.retractions_per_minute:g}",
         }
-
-    @property
-    def about_retractions(self) -> str:
-        """The guide's bound of retractions a minute, in its words."""
-        return f"about {self.retractions_per_minute:g}"
 
     @property
     def _queue_limit(self) -> str:

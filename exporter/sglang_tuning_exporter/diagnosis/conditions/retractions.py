@@ -51,14 +51,8 @@ class RetractionRate(Condition):
         ):
             return None
         name, limit = "retractions per minute of serving time", past.profile.retractions_tolerated
-        return Evidence(
-            name,
-            past.retractions_per_minute,
-            limit,
-            "per_minute",
-            times=past.retractions,
-            bound=past.profile.about_retractions,
-        )
+        about = f"about {past.profile.retractions_per_minute:g}"
+        return Evidence(name, past.retractions_per_minute, limit, "per_minute", times=past.retractions, bound=about)
 
     def supporting(self, past: Past) -> list[Evidence]:
         counts, target = past.recent.counts, past.profile.token_usage_target

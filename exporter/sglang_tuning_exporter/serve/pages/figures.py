@@ -44,17 +44,6 @@ class Figure:
     before: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RankRow:
-    """The figures of one data-parallel rank, as text."""
-
-    name: str
-    running: str
-    limit: str
-    queued: str
-    usage: str
-
-
 def figures(state: ServerState, past: Past, history: History, now: float) -> list[Figure]:
     """Return the figures in reading order; `now` is on the state's clock."""
     return [
@@ -74,16 +63,14 @@ def of_before(shown: list[Figure]) -> list[Figure]:
     return [replace(figure, value=NOT_REPORTED, judgement="", beside="") for figure in shown]
 
 
-def ranks(state: ServerState) -> list[RankRow]:
-    """Return the data-parallel ranks; empty where there is one scheduler."""
+def ranks(state: ServerState) -> list[tuple[str, ...]]:
+    """Return each data-parallel rank's name, queue, running requests, limit and token usage; empty where there is one scheduler."""
     if len(state.schedulers) < 2:
         return []
     return [
-        RankRow(
+        (
             NOT_REPORTED if rank.dp is None else f"DP{rank.dp}",
-            count(rank.running),
-            count(state.facts.running_limit(rank.dp)),
-            count(rank.queued),
+            *map(count, (rank.queued, rank.running, state.facts.running_limit(rank.dp))),
             _ratio(rank.usage),
         )
         for rank in sorted(state.schedulers, key=lambda rank: -1 if rank.dp is None else rank.dp)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +16,6 @@ from markdown_it import MarkdownIt
 
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.diagnosis import runbook as runbooks
-from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.diagnosis.wording import TONES
 from sglang_tuning_exporter.serve.pages.page import text_of
 from sglang_tuning_exporter.serve.pages.rendering import environment
@@ -70,10 +68,10 @@ def render_index(host: str) -> str:
 def _now(sidecar: Sidecar, row: Diagnosis) -> tuple[FindingText | None, bool]:
     """Return the finding if the diagnosis holds now, and whether it is known not to hold; some need Prometheus."""
     with sidecar.view() as now:
-        judgement = judge(sidecar.past(now))
-        found = tuple(finding for finding in judgement.findings if finding.diagnosis is row)
-        texts = text_of(sidecar, replace(judgement, findings=found), now).findings
-    return next(iter(texts), None), any(check.diagnosis is row and check.passed is True for check in judgement.checks)
+        judgement = sidecar.judge(now)
+        findings = text_of(sidecar, judgement, now).findings
+    found = next((finding for finding in findings if finding.row is row), None)
+    return found, any(check.diagnosis is row and check.passed is True for check in judgement.checks)
 
 
 def _known(sidecar: Sidecar, host: str) -> dict[str, str]:
