@@ -1,0 +1,107 @@
+"""A finding has the same words on a terminal, on the exporter's page and in a report; each of them only lays it out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from conftest import config, watched_retractions
+from scenes import SCENES, lived
+from sglang_tuning_exporter.collect.sidecar import Sidecar
+from sglang_tuning_exporter.diagnosis.wording import state_shares
+from sglang_tuning_exporter.recordings.replay import packaged
+from sglang_tuning_exporter.report.document import build
+from sglang_tuning_exporter.report.inputs import Logs
+from sglang_tuning_exporter.report.page import render as as_html
+from sglang_tuning_exporter.report.report import ReadLogs
+from sglang_tuning_exporter.report.terminal import render as as_text
+from sglang_tuning_exporter.report.wording import text_of as text_of_log
+from sglang_tuning_exporter.serve.pages.page import text_of
+from sglang_tuning_exporter.state.profiles import PROFILES
+from test_report_page import text_of as seen
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.diagnosis.wording import VerdictText
+
+LOGS = [packaged("retract") / "server.log.gz", *sorted((Path(__file__).parent / "data" / "logs").glob("*.log"))]
+
+
+def now(sidecar: Sidecar) -> VerdictText:
+    with sidecar.view() as at:
+        return text_of(sidecar, sidecar.judge(at), at)
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.name)
+def test_terminal_and_page_of_a_report_have_the_same_sentences(log: Path) -> None:
+    reading = ReadLogs(Logs([str(log)]), PROFILES["offline"])
+    document = build(reading.input, reading.analysis)
+    text = text_of_log(document, reading.analysis)
+    sentences = {text.sentence, text.remark}
+    for finding in (*text.faults, *text.chances):
+        sentences |= {finding.headline, finding.period, finding.row.guide}
+        for change in finding.changes:
+            sentences |= {
+                change.typed,
+                change.words.removesuffix("."),
+                change.gain,
+                *(why for _, why in change.reasons),
+            }
+    terminal, page = as_text(document, reading.analysis), seen(as_html(document, reading.analysis))
+    for sentence in sentences:
+        assert sentence in terminal
+        assert sentence in page
+
+
+def test_the_value_that_sglang_chose_stands_beside_the_flag_and_in_the_command_line(tmp_path: Path) -> None:
+    with lived(SCENES["beyond_captured"](), tmp_path) as sidecar:
+        text = now(sidecar)
+    assert text.faults[0].changes[0].now == "now 256 (default)"
+    assert text.command is not None
+    assert text.command.changes[0]["before"] == "256 (default)"
+
+
+def test_a_retraction_rate_is_healthy_up_to_the_same_figure_everywhere(tmp_path: Path) -> None:
+    sidecar = watched_retractions(tmp_path)
+    finding = next(each for each in now(sidecar).findings if each.row.id == "retracting_too_often")
+    healthy = f"healthy: {sidecar.profile.healthy['retractions']}"
+    assert f"retractions/min; {healthy}." in finding.seen
+    assert finding.figures[0].endswith(f"({healthy})")
+
+
+def test_an_empty_queue_is_said_once() -> None:
+    shares = {"queue": {"empty": 1.0}, "admission": {"no_queue": 1.0}, "activity": {"serving": 1.0}}
+    assert state_shares(shares) == [("an empty queue", 1.0)]
+
+
+def test_a_value_that_is_a_word_is_said_as_it_is(tmp_path: Path) -> None:
+    sidecar = watched_retractions(tmp_path)
+    with sidecar.view() as at:
+        judgement = sidecar.judge(at)
+        advice = replace(judgement.findings[0].advice[0], current="fcfs", suggested="lpm", flag="--schedule-policy")
+        finding = replace(judgement.findings[0], advice=(replace(advice, arg="schedule_policy"),))
+        text = text_of(sidecar, replace(judgement, findings=(finding,)), at)
+    (change,) = text.findings[0].changes
+    assert (change.verb, change.typed) == ("Try", "--schedule-policy lpm")
+    assert change.now.startswith("now fcfs")
+
+
+def test_what_comes_from_the_server_is_printable(tmp_path: Path) -> None:
+    sidecar = watched_retractions(tmp_path)
+    sidecar.state.facts.args["model_path"] = "a\x1b[2J\u202e"
+    command = now(sidecar).command
+    assert command is not None
+    assert all(words.isprintable() for words, _ in command.pieces)
+
+
+def test_a_verdict_without_a_finding_is_of_now_or_of_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("[2025-11-20 10:00:00] The server is fired up and ready to roll!\n" * 2)
+    reading = ReadLogs(Logs([str(log)]), PROFILES["online"])
+    of_log = text_of_log(build(reading.input, reading.analysis), reading.analysis)
+    of_now = now(Sidecar(config(log_file=(str(log),))))
+    assert of_log.verdict == of_now.verdict == "not_enough_data"
+    assert ("in this log" in of_log.remark, "in the last 10 minutes" in of_now.remark) == (True, True)
+    assert of_log.sentence != of_now.sentence
