@@ -18,8 +18,8 @@ LONGEST_DOCUMENT = 32 << 20  # bytes; what a store answers at once is a few mega
 _STARTS = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\[\s*(?:[\[{]|$)|\{)")
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _DEPTH = 7  # the outputs of a notebook's cells are that deep
-_LOG_LINES = 64  # a message of one record, such as a traceback, has fewer
-_STREAMS = 1024  # items of a list that are searched for lists of their own
+_FEWEST_LINES = 64  # a message of one record, such as a traceback, has fewer
+_LISTS_SEARCHED = 1024  # items of a list that are searched for lists of their own
 
 
 def unfolded(chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -66,7 +66,7 @@ def lines_of(document: bytes) -> bytes | None:
 
 def _log_in(value: Any) -> bytes | None:
     texts = (each.encode("utf-8", "replace") for each in _inner(value) if isinstance(each, str))
-    return next((text for text in texts if text.count(b"\n") >= _LOG_LINES and HEAD.search(text)), None)
+    return next((text for text in texts if text.count(b"\n") >= _FEWEST_LINES and HEAD.search(text)), None)
 
 
 def _lines(records: list[dict[str, Any]]) -> bytes | None:
@@ -109,7 +109,7 @@ def _inner(value: Any) -> Iterator[Any]:
             for inner in (
                 each.values()
                 if isinstance(each, dict)
-                else [item for item in each[:_STREAMS] if not isinstance(item, list)]
+                else [item for item in each[:_LISTS_SEARCHED] if not isinstance(item, list)]
                 if isinstance(each, list)
                 else ()
             )

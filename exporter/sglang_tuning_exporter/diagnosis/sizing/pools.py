@@ -49,7 +49,7 @@ def hold_longest_requests(case: SizingInput) -> list[AdvisedValue]:
     counts, current = case.recent.counts, case.flag("context_length")
     mean = counts["beyond_context_tokens"] / max(counts["beyond_context_prompts"], 1.0)
     gain = f"those refused have {mean:,.0f} tokens on average"
-    return [AdvisedValue(_doubled_to(mean, 2 * current), current, gain)] if current else []
+    return [AdvisedValue(_doubled_to(mean, 2 * current) if current else None, current, gain)]
 
 
 def _doubled_to(tokens: float, size: float) -> float:
