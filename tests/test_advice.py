@@ -225,7 +225,7 @@ def test_larger_graphs_that_are_advised_as_well_take_their_memory_before_the_kv_
     of.facts.args["cuda_graph_max_bs"] = 160
     of.facts.graph_gb = 4.0
     alone = one("memory_reserve_too_large", of)
-    beside = one("memory_reserve_too_large", replace(of, held=frozenset({"cuda_graph_not_covering"})))
+    beside = one("memory_reserve_too_large", replace(of, holding=frozenset({"cuda_graph_not_covering"})))
     assert (alone.suggested, beside.suggested) == (0.9, 0.85)  # graphs of 320 take 4 GB more of 80
 
 

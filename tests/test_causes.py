@@ -144,9 +144,9 @@ def test_alerts_are_notified_causes_first() -> None:
 @settings(max_examples=100)
 @given(st.sets(st.sampled_from(sorted(BY_ID)), min_size=1))
 def test_whatever_holds_each_row_comes_after_its_causes_and_else_as_in_the_table(rows: set[str]) -> None:
-    held = {row: Evidence("share", 1.0, 0.5, "share") for row in BY_ID if row in rows}
-    order = causes_first(held, lambda row: causes_of(row, held))
-    assert sorted(order) == sorted(held)
+    holding = {row: Evidence("share", 1.0, 0.5, "share") for row in BY_ID if row in rows}
+    order = causes_first(holding, lambda row: causes_of(row, holding))
+    assert sorted(order) == sorted(holding)
     for earlier, later in pairwise(order):
         assert later not in BY_ID[earlier].causes
 

@@ -154,9 +154,9 @@ def _rank(rank: RankState, facts: ServerFacts, measured: Measured | None, now: f
     pool, limit = facts.kv_pool_tokens.get(rank.dp), facts.running_limit(rank.dp)
     recent = rank.window.recent(now, rank.totals)
     running, usage = recent.mean("running"), recent.mean("usage")
-    held = None
+    tokens_held = None
     if pool and running and usage and recent.serving_seconds() >= LEAST_SERVING_SECONDS:
-        held = usage * pool / running
+        tokens_held = usage * pool / running
     return RankCapacity(
         dp=rank.dp,
         step=speeds.step,
@@ -164,15 +164,15 @@ def _rank(rank: RankState, facts: ServerFacts, measured: Measured | None, now: f
         waiting_tokens=waiting,
         prefill_per_token=speeds.per_token,
         running=running,
-        tokens_per_request=held,
-        most_requests=_most_requests(pool, held, limit),
+        tokens_per_request=tokens_held,
+        most_requests=_most_requests(pool, tokens_held, limit),
         pool_tokens=pool,
         running_limit=limit,
     )
 
 
-def _most_requests(pool: float | None, held: float | None, limit: float | None) -> int | None:
-    fitting = None if pool is None or not held else pool / held
+def _most_requests(pool: float | None, tokens_held: float | None, limit: float | None) -> int | None:
+    fitting = None if pool is None or not tokens_held else pool / tokens_held
     bounds = [each for each in (fitting, limit) if each is not None]
     # With the limit alone nothing is known: the KV cache may hold far fewer.
     return None if fitting is None else max(floor(min(bounds)), 1)

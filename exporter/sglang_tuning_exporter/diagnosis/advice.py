@@ -96,37 +96,37 @@ def whole(value: float | str | None) -> float | int | str | None:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def advise(diagnosis_id: str, case: SizingInput) -> list[Advice]:
+def advise(diagnosis_id: str, basis: SizingInput) -> list[Advice]:
     """Return the advice for a diagnosis.
 
     Empty if the flag already has the value, or a further change would have no effect.
     """
     row = BY_ID[diagnosis_id]
     if row.names_suspects:
-        return [] if _has_flag_to_set(case) else _suspects(likely_suspects(case.past), case)
-    values = [AdvisedValue(None, case.present(row.remedy.arg))] if row.sizes is None else row.sizes(case)
-    own = [with_expectation(advice, case) for value in values for advice in _accepted(row, value, case)]
-    named = suspects_explaining(diagnosis_id, case.past)
+        return [] if _has_flag_to_set(basis) else _suspects(likely_suspects(basis.past), basis)
+    values = [AdvisedValue(None, basis.present(row.remedy.arg))] if row.sizes is None else row.sizes(basis)
+    own = [with_expectation(advice, basis) for value in values for advice in _accepted(row, value, basis)]
+    named = suspects_explaining(diagnosis_id, basis.past)
     if not named:
         return own
-    first = _suspects(named, case)
-    if first and replaces_advice(diagnosis_id, case.past):
+    first = _suspects(named, basis)
+    if first and replaces_advice(diagnosis_id, basis.past):
         return first
     args = {advice.arg for advice in first}
     return first + [advice for advice in own if advice.arg not in args]
 
 
-def _has_flag_to_set(case: SizingInput) -> bool:
+def _has_flag_to_set(basis: SizingInput) -> bool:
     """Return whether a row that can be the verdict has a flag to set; late answers can have several causes."""
-    limits = (row for row in case.held if BY_ID[row].is_limit and BY_ID[row].condition.is_whole_cause)
-    return any(advice.flag for row in limits for advice in advise(row, case))
+    limits = (row for row in basis.holding if BY_ID[row].is_limit and BY_ID[row].condition.is_whole_cause)
+    return any(advice.flag for row in limits for advice in advise(row, basis))
 
 
-def _suspects(named: list[NamedSuspect], case: SizingInput) -> list[Advice]:
+def _suspects(named: list[NamedSuspect], basis: SizingInput) -> list[Advice]:
     """Return suspects as advice, without those whose flag this server's release does not have."""
-    found = [advice for each in named if (advice := _suspect(each, case.facts)) is not None]
-    accepted = [advice for advice in found if objection_to(case.facts, {advice.arg: advice.setting}) is None]
-    return [with_expectation(advice, case) for advice in accepted]
+    found = [advice for each in named if (advice := _suspect(each, basis.facts)) is not None]
+    accepted = [advice for advice in found if objection_to(basis.facts, {advice.arg: advice.setting}) is None]
+    return [with_expectation(advice, basis) for advice in accepted]
 
 
 def _suspect(named: NamedSuspect, facts: ServerFacts) -> Advice | None:
@@ -153,21 +153,21 @@ def _suspect(named: NamedSuspect, facts: ServerFacts) -> Advice | None:
     )
 
 
-def _accepted(row: Diagnosis, value: AdvisedValue, case: SizingInput) -> list[Advice]:
+def _accepted(row: Diagnosis, value: AdvisedValue, basis: SizingInput) -> list[Advice]:
     """Return a value, and what is set beside it, as advice; if this server's release refuses it, an alternative.
 
     Empty if the release accepts none of them: the server would not start, or nothing would change.
     """
-    group = [advice for each in (value, *value.beside) if (advice := _advice(row, each, case)) is not None]
+    group = [advice for each in (value, *value.beside) if (advice := _advice(row, each, basis)) is not None]
     flags = [advice for advice in group if advice.suggested is not None]
     changes = {advice.arg: advice.setting for advice in flags}
     lacks_flag = len(group) <= len(value.beside)
-    if not lacks_flag and objection_to(case.facts, changes) is None:
+    if not lacks_flag and objection_to(basis.facts, changes) is None:
         moved = [
             each for each in group if each.suggested is None or each.suggested != each.current or each.current is None
         ]
-        return [_in_words(each, case.facts) for each in moved]
-    return next((found for each in value.otherwise if (found := _accepted(row, each, case))), [])
+        return [_in_words(each, basis.facts) for each in moved]
+    return next((found for each in value.otherwise if (found := _accepted(row, each, basis))), [])
 
 
 def _in_words(advice: Advice, facts: ServerFacts) -> Advice:
@@ -180,12 +180,12 @@ def _in_words(advice: Advice, facts: ServerFacts) -> Advice:
     )
 
 
-def _advice(row: Diagnosis, value: AdvisedValue, case: SizingInput) -> Advice | None:
+def _advice(row: Diagnosis, value: AdvisedValue, basis: SizingInput) -> Advice | None:
     """Return one value as advice; None if this server's release has no such flag."""
-    figures = case.profile.figures
+    figures = basis.profile.figures
     remedy = row.remedy.with_figures(figures)
     arg = remedy.arg if value.arg is None else value.arg
-    flag = case.facts.flag(arg) if arg else ""
+    flag = basis.facts.flag(arg) if arg else ""
     if flag is None:
         return None
     direction = _direction(value, remedy.direction if arg == remedy.arg else "set")

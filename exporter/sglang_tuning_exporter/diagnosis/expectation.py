@@ -59,17 +59,17 @@ class Expected:
         )
 
 
-def expected(advice: Advice, case: SizingInput) -> Expected | None:
+def expected(advice: Advice, basis: SizingInput) -> Expected | None:
     """Return the expected effect of `advice`; None if not known."""
     batch_of = BATCHES.get(advice.arg or advice.direction)
-    times = None if batch_of is None or case.facts.micro_batches > 1 else batch_of(advice, case)
+    times = None if batch_of is None or basis.facts.micro_batches > 1 else batch_of(advice, basis)
     if times is None or times <= 0:
         return None
-    ranks = case.past.capacities()  # expensive, so only on demand
+    ranks = basis.past.capacities()  # expensive, so only on demand
     now, then = (predict(ranks), predict(ranks, times)) if ranks else (None, None)
     if now is None or then is None or any(_is_too_far(rank, times) for rank in ranks):
         return None
-    return Expected(now, then, _basis([rank.step for rank in ranks if rank.step is not None], case))
+    return Expected(now, then, _basis([rank.step for rank in ranks if rank.step is not None], basis))
 
 
 def _is_too_far(rank: RankCapacity, times: float) -> bool:
@@ -78,19 +78,19 @@ def _is_too_far(rank: RankCapacity, times: float) -> bool:
     return times * (rank.running or 0.0) > MOST_TIMES * seen
 
 
-def _basis(steps: Sequence[StepTime], case: SizingInput) -> str:
+def _basis(steps: Sequence[StepTime], basis: SizingInput) -> str:
     """Return where the figures come from."""
     if any(step.source == "log" for step in steps):
         return "the step times of the log's decode lines, prefill left out"
     age = max((step.line_age_seconds for step in steps), default=0.0)
     if age >= MINUTE:
         return f"the step times of {age / MINUTE:.0f} minutes ago, when the batch varied"
-    return f"the last {case.profile.window_seconds / MINUTE:.0f} minutes' step times"
+    return f"the last {basis.profile.window_seconds / MINUTE:.0f} minutes' step times"
 
 
-def with_expectation(advice: Advice, case: SizingInput) -> Advice:
+def with_expectation(advice: Advice, basis: SizingInput) -> Advice:
     """Return the advice with its expected effect; advice to change nothing if throughput would hardly rise."""
-    found = expected(advice, case)
+    found = expected(advice, basis)
     if found is None:
         return advice
     words = f"expected: {found.words}"
@@ -117,16 +117,16 @@ def _runs_more(advice: Advice) -> bool:
     return advice.raises or advice.direction == "speed up"
 
 
-def _all_waiting_run(case: SizingInput) -> float | None:
+def _all_waiting_run(basis: SizingInput) -> float | None:
     """Return the factor by which the batch would grow if all waiting requests ran."""
-    running, queued = case.past.total("running"), case.past.total("queued")
+    running, queued = basis.past.total("running"), basis.past.total("queued")
     return None if not running or queued is None else (running + queued) / running
 
 
-def _room(case: SizingInput) -> float | None:
+def _room(basis: SizingInput) -> float | None:
     """Return the factor by which the batch can grow in the KV cache, up to the profile's token usage."""
-    usage = case.recent.mean("usage")
-    return None if not usage else max(case.profile.token_usage_target / usage, 1.0)
+    usage = basis.recent.mean("usage")
+    return None if not usage else max(basis.profile.token_usage_target / usage, 1.0)
 
 
 def _smallest_of_known(*bounds: float | None) -> float | None:
@@ -134,46 +134,48 @@ def _smallest_of_known(*bounds: float | None) -> float | None:
     return None if len(known) < len(bounds) else min(known)
 
 
-def _changed_running_limit(advice: Advice, case: SizingInput) -> float | None:
+def _changed_running_limit(advice: Advice, basis: SizingInput) -> float | None:
     """Return the factor for a running limit: up to what fits and what waits, or down to the limit."""
-    suggested, running = advice.suggested, case.recent.mean("running")
+    suggested, running = advice.suggested, basis.recent.mean("running")
     if not isinstance(suggested, float) or not running:
         return None
-    limit = suggested / case.facts.limit_shared_by / running
-    return min(limit, 1.0) if not advice.raises else _smallest_of_known(limit, _room(case), _all_waiting_run(case))
+    limit = suggested / basis.facts.limit_shared_by / running
+    return min(limit, 1.0) if not advice.raises else _smallest_of_known(limit, _room(basis), _all_waiting_run(basis))
 
 
-def _lower_conservativeness(advice: Advice, case: SizingInput) -> float | None:
+def _lower_conservativeness(advice: Advice, basis: SizingInput) -> float | None:
     """Return the factor for a lower conservativeness, by the balance of admission with less reserved."""
-    asking, ratio, held = (
-        demand(case.past),
-        case.past.new_token_ratio,
-        held_tokens(case.past, case.past.mean_while_held_back),
+    asking, ratio, tokens_held = (
+        demand(basis.past),
+        basis.past.new_token_ratio,
+        held_tokens(basis.past, basis.past.mean_while_held_back),
     )
     current, suggested = advice.current, advice.suggested
-    if asking is None or ratio is None or held is None or advice.raises:
+    if asking is None or ratio is None or tokens_held is None or advice.raises:
         return None
     if not isinstance(current, (int, float)) or not isinstance(suggested, float) or not current:
         return None
     kept, then = asking.asked - asking.used, ratio * suggested / current
-    return _smallest_of_known((held + ratio * kept) / (held + then * kept), _room(case), _all_waiting_run(case))
+    return _smallest_of_known(
+        (tokens_held + ratio * kept) / (tokens_held + then * kept), _room(basis), _all_waiting_run(basis)
+    )
 
 
-def _larger_pool(advice: Advice, case: SizingInput) -> float | None:
+def _larger_pool(advice: Advice, basis: SizingInput) -> float | None:
     """Return the factor for a KV cache with more tokens, up to the running limit and what waits."""
     times = DOUBLED
     if isinstance(advice.current, float) and isinstance(advice.suggested, float):
         times = advice.suggested / advice.current
-    running, limits = case.recent.mean("running"), list(case.facts.running_limits.values())
+    running, limits = basis.recent.mean("running"), list(basis.facts.running_limits.values())
     limit = min((each for each in limits if each), default=None)
     bound = times if not running or limit is None else min(times, limit / running)
-    return _smallest_of_known(max(bound, 1.0), _all_waiting_run(case))
+    return _smallest_of_known(max(bound, 1.0), _all_waiting_run(basis))
 
 
-def _more_from_clients(_: Advice, case: SizingInput) -> float | None:
+def _more_from_clients(_: Advice, basis: SizingInput) -> float | None:
     """Return the factor for clients that send more at once, up to what fits and may run."""
-    running, fit = case.past.total("running"), most_running_requests(case.past)
-    return None if not running or fit is None else fit / (running * case.facts.micro_batches)
+    running, fit = basis.past.total("running"), most_running_requests(basis.past)
+    return None if not running or fit is None else fit / (running * basis.facts.micro_batches)
 
 
 BATCHES: dict[str, Callable[[Advice, SizingInput], float | None]] = {

@@ -121,48 +121,48 @@ def judge(past: Past) -> Judgement:
         for row in DIAGNOSES
         if not row.profiles or past.profile.name in row.profiles
     )
-    held = {
+    holding = {
         check.diagnosis.id: check.evidence for check in checks if check.evidence is not None and check.evidence.holds
     }
-    found = _findings(held, past)
-    return Judgement(_verdict(found, held, past), tuple(found), checks, past)
+    found = _findings(holding, past)
+    return Judgement(_verdict(found, holding, past), tuple(found), checks, past)
 
 
-def causes_of(row: str, held: Mapping[str, Evidence]) -> list[str]:
+def causes_of(row: str, holding: Mapping[str, Evidence]) -> list[str]:
     """Return the rows that hold and cause this one, most urgent first.
 
     If this one began at a known moment, only a failure at that moment or later can be its cause.
     """
-    since = held[row].since
-    possible = [cause for cause in held if cause in BY_ID[row].causes]
+    since = holding[row].since
+    possible = [cause for cause in holding if cause in BY_ID[row].causes]
     if since is None:
         return possible
-    return [cause for cause in possible if (held[cause].last_seen or -inf) >= since]
+    return [cause for cause in possible if (holding[cause].last_seen or -inf) >= since]
 
 
-def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
+def _findings(holding: dict[str, Evidence], past: Past) -> list[Finding]:
     """Return the diagnoses that hold, causes first, without those that another row explains better. No flag is set two ways."""
     found: dict[str, Finding] = {}
     advised = _Advised()
-    case = SizingInput(past, frozenset(held))
-    in_order = causes_first(held, lambda row: causes_of(row, held))
+    basis = SizingInput(past, frozenset(holding))
+    in_order = causes_first(holding, lambda row: causes_of(row, holding))
     # Chances last: a flag that cures a fault is named with the fault, and belongs to the combined command line.
     for row in sorted(map(BY_ID.__getitem__, in_order), key=lambda row: row.is_chance):
-        if not held.keys().isdisjoint(row.unless) or row.superseded_by in found:
+        if not holding.keys().isdisjoint(row.unless) or row.superseded_by in found:
             continue
-        if row.condition.can_be_tolerated and tolerated(case) and not replaces_advice(row.id, past):
+        if row.condition.can_be_tolerated and tolerated(basis) and not replaces_advice(row.id, past):
             continue  # the best advice is to change nothing
-        because = tuple(cause for cause in causes_of(row.id, held) if cause in found)
+        because = tuple(cause for cause in causes_of(row.id, holding) if cause in found)
         advice = (
             _advice_of_causes(row, [found[cause] for cause in because])
-            or _advice_by_wait_time(row, held, past, advised)
-            or _own_advice(row, held, case, advised)
+            or _advice_by_wait_time(row, holding, past, advised)
+            or _own_advice(row, holding, basis, advised)
         )
         advised.values.update((a.arg, a.suggested) for a in advice if a.arg)
         # Without advice the flag has its best value already, or a more urgent finding sets it. Then there is nothing to
         # report, unless the evidence is a fault in itself.
         if advice or not row.needs_advice:
-            seen = (held[row.id], *row.condition.supporting(past))
+            seen = (holding[row.id], *row.condition.supporting(past))
             last = row.condition.last_seen(past)
             ago = None if last is None else past.now - last
             found[row.id] = Finding(row, seen, confidence_of(past.served_seconds), advice, because, ago, past.profile)
@@ -170,26 +170,30 @@ def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
     return sorted(found.values(), key=lambda finding: (finding.diagnosis.is_chance, finding.is_over))
 
 
-def _own_advice(row: Diagnosis, held: dict[str, Evidence], case: SizingInput, advised: _Advised) -> tuple[Advice, ...]:
+def _own_advice(
+    row: Diagnosis, holding: dict[str, Evidence], basis: SizingInput, advised: _Advised
+) -> tuple[Advice, ...]:
     """Return the row's own advice, without flags that another finding sets; adds it to the changes unless it is a chance."""
     # A row that would ask people to send less may repeat the flag of its cause.
     again = advised.values.items() if row.uses_advice_of_causes else ()
     advice = tuple(
         each
-        for each in advise(row.id, case)
-        if (each.arg not in advised.values or (each.arg, each.suggested) in again) and _is_allowed(each, held, case)
+        for each in advise(row.id, basis)
+        if (each.arg not in advised.values or (each.arg, each.suggested) in again) and _is_allowed(each, holding, basis)
     )
-    return advice if row.is_chance else _accepted_together(advised.changes, advice, case)
+    return advice if row.is_chance else _accepted_together(advised.changes, advice, basis)
 
 
-def _accepted_together(changes: dict[str, object], advice: tuple[Advice, ...], case: SizingInput) -> tuple[Advice, ...]:
+def _accepted_together(
+    changes: dict[str, object], advice: tuple[Advice, ...], basis: SizingInput
+) -> tuple[Advice, ...]:
     """Return the advice that the release accepts beside `changes`, and add it to them."""
     accepted = []
     flags = {a.arg: a.setting for a in advice if a.is_set}
-    together = objection_to(case.facts, {**changes, **flags}) is None
+    together = objection_to(basis.facts, {**changes, **flags}) is None
     for each in advice:
         if each.is_set:
-            if not together and objection_to(case.facts, {**changes, each.arg: each.setting}) is not None:
+            if not together and objection_to(basis.facts, {**changes, each.arg: each.setting}) is not None:
                 continue
             changes[each.arg] = each.setting
         accepted.append(each)
@@ -206,7 +210,7 @@ def _advice_of_causes(row: Diagnosis, causes: list[Finding]) -> tuple[Advice, ..
 
 
 def _advice_by_wait_time(
-    row: Diagnosis, held: dict[str, Evidence], past: Past, advised: _Advised
+    row: Diagnosis, holding: dict[str, Evidence], past: Past, advised: _Advised
 ) -> tuple[Advice, ...]:
     """Return the flags of the cause that holds for most of the time in which requests waited; empty if the row has its own.
 
@@ -217,29 +221,29 @@ def _advice_by_wait_time(
     recent = past.recent.copy()
     recent.seconds.pop(("admission", "no_queue"), None)
     waits = replace(past, recent=recent)
-    for cause in (BY_ID[cause] for cause in row.causes if cause not in held):
+    for cause in (BY_ID[cause] for cause in row.causes if cause not in holding):
         evidence = cause.condition.measure(waits)
-        if evidence is not None and evidence.holds and held.keys().isdisjoint(cause.unless):
-            case = SizingInput(waits, frozenset({*held, cause.id}))
-            return tuple(each for each in _own_advice(cause, held, case, advised) if each.flag)
+        if evidence is not None and evidence.holds and holding.keys().isdisjoint(cause.unless):
+            basis = SizingInput(waits, frozenset({*holding, cause.id}))
+            return tuple(each for each in _own_advice(cause, holding, basis, advised) if each.flag)
     return ()
 
 
-def _is_allowed(advice: Advice, held: dict[str, Evidence], case: SizingInput) -> bool:
+def _is_allowed(advice: Advice, holding: dict[str, Evidence], basis: SizingInput) -> bool:
     """Return whether the advice may stand beside what else holds.
 
     After an out-of-memory failure nothing takes more memory. While requests are retracted, or a large batch slows
     each step, nothing lets more requests run.
     """
-    if advice.takes_memory and _is_protected("memory", held, case):
+    if advice.takes_memory and _is_protected("memory", holding, basis):
         return False
-    return not _admits_more(advice) or not _is_protected("requests", held, case)
+    return not _admits_more(advice) or not _is_protected("requests", holding, basis)
 
 
-def _is_protected(what: Resource, held: dict[str, Evidence], case: SizingInput) -> bool:
+def _is_protected(what: Resource, holding: dict[str, Evidence], basis: SizingInput) -> bool:
     """Return whether a row holds that protects this resource; a row that needs advice must have some."""
-    sparing = (BY_ID[other] for other in held if BY_ID[other].condition.protects == what)
-    return any(not row.needs_advice or advise(row.id, case) for row in sparing)
+    sparing = (BY_ID[other] for other in holding if BY_ID[other].condition.protects == what)
+    return any(not row.needs_advice or advise(row.id, basis) for row in sparing)
 
 
 def _admits_more(advice: Advice) -> bool:
@@ -253,7 +257,7 @@ def confidence_of(served: float) -> Confidence:
     return "high" if served >= 120 else "medium" if served >= 60 else "low"
 
 
-def _verdict(found: list[Finding], held: dict[str, Evidence], past: Past) -> Verdict:
+def _verdict(found: list[Finding], holding: dict[str, Evidence], past: Past) -> Verdict:
     """Return what limits the server: the first finding that can be a limit, else the reason why there is none."""
     for finding in found:
         # While the server starts, only what keeps it from starting is its limit.
@@ -269,7 +273,7 @@ def _verdict(found: list[Finding], held: dict[str, Evidence], past: Past) -> Ver
             or waits_beside_room(past)
             or any(
                 BY_ID[row].is_limit and (BY_ID[row].severity != "info" or evidence.value > past.profile.frequent_share)
-                for row, evidence in held.items()
+                for row, evidence in holding.items()
             )
         )
         fine = past.recent.share_of("queue", past.healthy_queue_states) or 0.0

@@ -94,7 +94,7 @@ def _restarted_tokens(past: Past) -> float | None:
         lengths.append(prompt)
     if counts["new_sequences"]:
         lengths.append((counts["cached_tokens"] + counts["computed_tokens"]) / counts["new_sequences"])
-    held = held_tokens(past, past.recent.mean)
-    if lengths and held is not None:
-        lengths.append(held)
+    tokens_held = held_tokens(past, past.recent.mean)
+    if lengths and tokens_held is not None:
+        lengths.append(tokens_held)
     return max(lengths, default=None)

@@ -42,16 +42,16 @@ def differing_evidence(past: Past) -> Evidence | None:
     )
 
 
-def values(case: SizingInput) -> list[AdvisedValue]:
+def values(basis: SizingInput) -> list[AdvisedValue]:
     """Return the guide's value for each setting that differs."""
     return [
         AdvisedValue(
             setting.value,
-            case.present(setting.arg),
+            basis.present(setting.arg),
             f"it {setting.why}",
             setting.arg,
             ("add it" if setting.value else "start without it") if setting.is_switch else "",
             is_switch=setting.is_switch,
         )
-        for setting in differing_settings(case.past)
+        for setting in differing_settings(basis.past)
     ]

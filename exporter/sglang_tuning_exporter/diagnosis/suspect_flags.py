@@ -12,7 +12,7 @@ from sglang_tuning_exporter.state.profiles import Trouble
 
 _DECODE: tuple[Trouble, ...] = ("tokens", "waiting")
 _PROMPTS: tuple[Trouble, ...] = ("first_tokens", "prefill", "waiting")
-_ADMISSION: tuple[Trouble, ...] = ("first_tokens", "held", "waiting")
+_ADMISSION: tuple[Trouble, ...] = ("first_tokens", "held_back", "waiting")
 _POOL: tuple[Trouble, ...] = ("pool", "retracting")
 _ALL: tuple[Trouble, ...] = ("first_tokens", "tokens", "waiting")
 _NO_RADIX_CACHE = (
@@ -43,7 +43,7 @@ SUSPECTS: tuple[Suspect, ...] = (
         "srt/mem_cache/radix_cache.py", proofs.radix_cache, forced_by=_NO_RADIX_CACHE,
     ),
     Suspect(
-        "page_size", above(16), ("pool", "held", "retracting", "waiting", "limit"),
+        "page_size", above(16), ("pool", "held_back", "retracting", "waiting", "limit"),
         "The KV cache is given out in whole pages, and a request leaves its last page partly empty. Shared prefixes are reused in"
         " whole pages only.",
         "the attention backend needs this page size: then SGLang sets it again",
@@ -75,7 +75,7 @@ SUSPECTS: tuple[Suspect, ...] = (
         suggested=4096.0, forced_by=(("is_embedding", ()), ("enable_mis", ())),
     ),
     Suspect(
-        "max_loras_per_batch", between(0, 8), ("held", "waiting"),
+        "max_loras_per_batch", between(0, 8), ("held_back", "waiting"),
         "Requests run together only if their adapters fit these slots; the others wait, whatever room the KV cache has.",
         "requests use no more adapters than there are slots",
         "Each slot takes GPU memory for one adapter.",
@@ -170,7 +170,7 @@ SUSPECTS: tuple[Suspect, ...] = (
         "srt/arg_groups/memory_hook.py", gpu_only=True,
     ),
     Suspect(
-        "schedule_conservativeness", above(1.3), ("held", "waiting", "first_tokens"),
+        "schedule_conservativeness", above(1.3), ("held_back", "waiting", "first_tokens"),
         "Above 1 SGLang keeps more of the KV cache free for running requests, and starts fewer.",
         "requests were retracted often with 1",
         "Requests may be retracted.",
@@ -219,7 +219,7 @@ SUSPECTS: tuple[Suspect, ...] = (
         "srt/managers/prefill_delayer.py",
     ),
     Suspect(
-        "num_continuous_decode_steps", above(1), ("first_tokens", "held"),
+        "num_continuous_decode_steps", above(1), ("first_tokens", "held_back"),
         "New requests can start only every few decode steps.",
         "first tokens are late because requests wait for room",
         "A little scheduling time for each step.",

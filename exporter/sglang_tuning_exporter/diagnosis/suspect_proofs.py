@@ -37,7 +37,7 @@ LARGE_BATCH = 32.0
 MOST_CONSERVATIVE = 1.3  # the guide's value against retractions
 NEARLY_MOST_CONSERVATIVE = MOST_CONSERVATIVE - 0.01  # 4.33 x 0.3 under DP attention is 1.299
 
-_NEED_KV_CACHE: frozenset[Trouble] = frozenset({"pool", "held", "retracting", "waiting"})
+_NEED_KV_CACHE: frozenset[Trouble] = frozenset({"pool", "held_back", "retracting", "waiting"})
 _WAITING_ROWS = frozenset({"queue_too_long", "latency_queue"})
 _POOL_ROWS = _WAITING_ROWS | {"running_far_below_limit", "conservativeness_ineffective"}
 _PREFILL_ROWS = _WAITING_ROWS | {"prefill_bound", "admission_too_conservative", "latency_long_prompts"}
@@ -159,12 +159,12 @@ def admission_share(past: Past, *states: str) -> float:
 
 def radix_cache(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
     """Without the radix cache each request computes and holds its whole prompt, shared or not."""
-    prompt, held, seen = mean_prompt(load.past), held_tokens(load.past, load.past.recent.mean), load.seen
+    prompt, tokens_held, seen = mean_prompt(load.past), held_tokens(load.past, load.past.recent.mean), load.seen
     if prompt is not None and prompt < SHORT_PROMPT:
         return None
     rows: frozenset[str] = frozenset()
     gain = ""
-    share = prompt / held if prompt is not None and held else None
+    share = prompt / tokens_held if prompt is not None and tokens_held else None
     if "pool" in seen and (share is None or share >= PROMPTS_HELD):
         rows |= _POOL_ROWS
         if share is not None and share < 1:  # larger shares mix means of different moments
@@ -186,7 +186,9 @@ def prefill_limit(suspect: Suspect, current: float | str, load: ObservedLoad) ->
     # If many prompts fit into a batch, this limit is not the cause.
     fit = current / (LEAST_USEFUL_CHUNK if prompt is None else max(prompt, 1.0))
     late = not {"tokens", "first_tokens"}.isdisjoint(load.seen) and fit <= FEW_PROMPTS
-    if current >= wanted or not ("prefill" in load.seen or late or ("held" in load.seen and fit <= FEW_PROMPTS / 2)):
+    if current >= wanted or not (
+        "prefill" in load.seen or late or ("held_back" in load.seen and fit <= FEW_PROMPTS / 2)
+    ):
         return None
     gain = f"a prefill batch ends at {current:,.0f} tokens, a chunk has {wanted:,.0f}"
     return NamedSuspect(
@@ -275,11 +277,11 @@ def pool_cap(suspect: Suspect, current: float | str, load: ObservedLoad) -> Name
     """The KV cache is as large as the flag allows, and is full or reserved."""
     pool = max(load.past.facts.kv_pool_tokens.values(), default=None)
     seen, past = load.seen, load.past
-    is_full = "pool" in seen or ("held" in seen and _will_use_reservation(past))
+    is_full = "pool" in seen or ("held_back" in seen and _will_use_reservation(past))
     # Some requests wait while others are retracted, and the flag is as high as it helps.
     if (
         "retracting" in seen
-        and {"held", "waiting"} & seen
+        and {"held_back", "waiting"} & seen
         and (past.facts.conservativeness or 0.0) > NEARLY_MOST_CONSERVATIVE
     ):
         is_full = True
@@ -303,7 +305,7 @@ def adapters(suspect: Suspect, current: float | str, load: ObservedLoad) -> Name
     """Requests of an adapter without a slot wait, whatever is free."""
     paths = load.typed.get("lora_paths")
     adapters = len(paths) if isinstance(paths, (list, dict)) else 0
-    if not isinstance(current, float) or adapters + 1 <= current or not ({"held", "waiting"} & load.seen):
+    if not isinstance(current, float) or adapters + 1 <= current or not ({"held_back", "waiting"} & load.seen):
         return None
     rows = _WAITING_ROWS | {"admission_too_conservative"}
     gain = f"{adapters} adapters share {current:g} slots"
@@ -312,7 +314,7 @@ def adapters(suspect: Suspect, current: float | str, load: ObservedLoad) -> Name
 
 def prefill_requests(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
     """A prefill batch starts no more requests than this."""
-    if not isinstance(current, float) or "held" not in load.seen:
+    if not isinstance(current, float) or "held_back" not in load.seen:
         return None
     gain = f"at most {current:g} {'requests start' if current > 1 else 'request starts'} together"
     return NamedSuspect(suspect, current, None, gain, _WAITING_ROWS, "instead")
@@ -320,7 +322,7 @@ def prefill_requests(suspect: Suspect, current: float | str, load: ObservedLoad)
 
 def decode_interval(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
     """After long prompts the decode steps that the objective needs are not suspicious."""
-    if not isinstance(current, float) or "held" not in load.seen:
+    if not isinstance(current, float) or "held_back" not in load.seen:
         return None
     if (mean_prompt(load.past) or 0.0) >= LONG_PREFILL and current <= decode_steps_per_chunk(load.past.profile):
         return None

@@ -31,7 +31,7 @@ OFTEN = 0.25  # of the serving time; less than for a finding
 _ADMISSION: dict[Trouble, tuple[str, ...]] = {
     "pool": ("pool_full",),
     "prefill": ("prefill_bound",),
-    "held": ("held_back", "recovering"),
+    "held_back": ("held_back", "recovering"),
     "limit": ("running_limit",),
 }
 # A latency is bad if this many times its error budget is missed.
@@ -105,7 +105,7 @@ def troubles(past: Past) -> frozenset[Trouble]:
     because = {trouble for trouble, states in _ADMISSION.items() if admission_share(past, *states) > bound}
     seen |= because
     if waits_beside_room(past):
-        seen.add("held")
+        seen.add("held_back")
     elif not because and _unhealthy_queue(past) > bound:
         seen.add("waiting")
     if (past.recent.share("cuda_graph", "eager") or 0.0) > bound:

@@ -13,7 +13,17 @@ if TYPE_CHECKING:
 
 # What a flag can cause. `first_tokens` and `tokens` are late by the profile's objective; `waiting` is an unhealthy queue.
 Trouble: TypeAlias = Literal[
-    "pool", "prefill", "held", "limit", "retracting", "first_tokens", "tokens", "rejected", "waiting", "eager", "hang"
+    "pool",
+    "prefill",
+    "held_back",
+    "limit",
+    "retracting",
+    "first_tokens",
+    "tokens",
+    "rejected",
+    "waiting",
+    "eager",
+    "hang",
 ]
 GIGABYTE = 1 << 30  # SGLang prints GB as bytes / (1 << 30): get_available_gpu_memory, srt/utils/common.py
 ONE_MORE = 0.1  # events per minute: one more in ten minutes, which sampling can add

@@ -60,32 +60,32 @@ MOSTLY_NEEDED = 0.8
 MOST_SORTED = 128
 
 
-def _conservativeness(case: SizingInput) -> tuple[float | None, float]:
+def _conservativeness(basis: SizingInput) -> tuple[float | None, float]:
     """Return the flag's own value and the factor by which SGLang multiplies it."""
-    return case.flag("schedule_conservativeness"), case.factor("schedule_conservativeness")
+    return basis.flag("schedule_conservativeness"), basis.factor("schedule_conservativeness")
 
 
-def retracting(case: SizingInput) -> list[AdvisedValue]:
+def retracting(basis: SizingInput) -> list[AdvisedValue]:
     """Raise conservativeness to 1.3; above it, advise what still helps."""
-    current, factor = _conservativeness(case)
+    current, factor = _conservativeness(basis)
     # 4.33 x 0.3 is 1.299: that is 1.3 as advised.
     if current is None or current * factor < RAISED_CONSERVATIVENESS - 0.01:
-        recovering = case.recent.share("admission", "recovering") or 0.0
-        gain = RECOVERS.format(100 * recovering) if recovering > case.profile.frequent_share else ""
+        recovering = basis.recent.share("admission", "recovering") or 0.0
+        gain = RECOVERS.format(100 * recovering) if recovering > basis.profile.frequent_share else ""
         raised = AdvisedValue(round(RAISED_CONSERVATIVENESS / factor, 2), current, gain)
-        capped = larger_pool(case)
-        if capped is None or any(case.past.event_counts.get(phase) for phase in OUT_OF_MEMORY_PHASES):
+        capped = larger_pool(basis)
+        if capped is None or any(basis.past.event_counts.get(phase) for phase in OUT_OF_MEMORY_PHASES):
             return [raised]
         # In words, because one flag is changed at a time.
         return [raised, in_words(CAPPED.format(capped.current, capped.suggested), "capped_pool")]
-    return ineffective(case)
+    return ineffective(basis)
 
 
-def _cheaper_than_fewer_requests(case: SizingInput) -> str:
+def _cheaper_than_fewer_requests(basis: SizingInput) -> str:
     """Return why fewer requests at once would cost more than they save; empty if they may help."""
-    usage, share, prompt = case.recent.mean("usage"), _retractions_per_request(case), mean_prompt(case.past)
-    flags = larger_pool_flags(case)
-    if usage is not None and usage < case.profile.token_usage_target:
+    usage, share, prompt = basis.recent.mean("usage"), _retractions_per_request(basis), mean_prompt(basis.past)
+    flags = larger_pool_flags(basis)
+    if usage is not None and usage < basis.profile.token_usage_target:
         # Fewer requests would prevent the peaks only, and wait for the limit instead.
         return PEAKS.format(flags=flags, usage=usage)
     if share is not None and share < OFTEN_RETRACTED:
@@ -95,52 +95,52 @@ def _cheaper_than_fewer_requests(case: SizingInput) -> str:
     return ""
 
 
-def tolerated(case: SizingInput) -> bool:
+def tolerated(basis: SizingInput) -> bool:
     """Return whether retractions are the price of a full KV cache: few requests are retracted, and the flag is as advised.
 
     Either it is high already, or it was lowered to 0.3 at the cost of a few retractions: raised again for them, it
     would be lowered again for the queue.
     """
-    current, factor = _conservativeness(case)
-    share = _retractions_per_request(case)
+    current, factor = _conservativeness(basis)
+    share = _retractions_per_request(basis)
     if current is None or share is None or share >= TOLERATED:
         return False
     flag = current * factor + 0.01
     return flag >= RAISED_CONSERVATIVENESS or LOWERED_CONSERVATIVENESS <= flag < USUAL_CONSERVATIVENESS
 
 
-def _retractions_per_request(case: SizingInput) -> float | None:
+def _retractions_per_request(basis: SizingInput) -> float | None:
     """Return retractions for each started request; None if not known."""
-    started = case.past.started_requests
-    return case.past.retractions_per_minute / case.past.per_minute(started) if started else None
+    started = basis.past.started_requests
+    return basis.past.retractions_per_minute / basis.past.per_minute(started) if started else None
 
 
-def ineffective(case: SizingInput) -> list[AdvisedValue]:
+def ineffective(basis: SizingInput) -> list[AdvisedValue]:
     """Advise what helps if a higher conservativeness has no effect: a larger KV cache, or fewer requests at once."""
-    if tolerated(case):
+    if tolerated(basis):
         return []
-    larger = larger_pool(case)
+    larger = larger_pool(basis)
     if larger is not None:
         return [larger]
-    words = _cheaper_than_fewer_requests(case)
+    words = _cheaper_than_fewer_requests(basis)
     if words:
         return [in_words(words, "larger_pool")]
-    fewer = run_fewer(case, 0.5, LOWERED_LIMIT)
+    fewer = run_fewer(basis, 0.5, LOWERED_LIMIT)
     if fewer is None:
         return []
     gain = f"above {CONSERVATIVENESS_CEILING} conservativeness changes nothing"
     return [replace(fewer, gain=gain)]
 
 
-def too_conservative(case: SizingInput) -> list[AdvisedValue]:
+def too_conservative(basis: SizingInput) -> list[AdvisedValue]:
     """Lower conservativeness to 0.3; at or below it, smaller max_new_tokens."""
-    current, factor = _conservativeness(case)
+    current, factor = _conservativeness(basis)
     target = round(LOWERED_CONSERVATIVENESS / factor, 2)
     if current is not None and current <= target:
         # With any flag a request is admitted only if its whole max_new_tokens fits, 4096 at most
         # (PrefillAdder.add_one_req, srt/managers/schedule_policy.py, 0.4.9 to 0.5.23).
-        return _smaller_requests(case)
-    asking = demand(case.past)
+        return _smaller_requests(basis)
+    asking = demand(basis.past)
     if current is not None and asking is not None and asking.share > USED_LITTLE:
         # They do not end early, so a lower flag would not help. Above the ceiling the flag has no effect.
         above = current * factor > CONSERVATIVENESS_CEILING
@@ -149,9 +149,9 @@ def too_conservative(case: SizingInput) -> list[AdvisedValue]:
     return [AdvisedValue(target, current)]
 
 
-def _smaller_requests(case: SizingInput) -> list[AdvisedValue]:
+def _smaller_requests(basis: SizingInput) -> list[AdvisedValue]:
     """Return how many max_new_tokens are enough; nothing if clients ask for little more than they use."""
-    asking, longest = demand(case.past), longest_answer(case.past)
+    asking, longest = demand(basis.past), longest_answer(basis.past)
     if longest is None or asking is None or not asking.is_precise:
         return [in_words(SMALLER_REQUESTS.format(FEWER_TOKENS), "smaller_requests")]
     enough = TOKENS_STEP * ceil(longest / TOKENS_STEP)
@@ -162,9 +162,9 @@ def _smaller_requests(case: SizingInput) -> list[AdvisedValue]:
     return [in_words(SMALLER_REQUESTS.format(fewer), "smaller_requests")]
 
 
-def recovering(case: SizingInput) -> list[AdvisedValue]:
+def recovering(basis: SizingInput) -> list[AdvisedValue]:
     """Go back to 1.0; above it, wait."""
-    current, factor = _conservativeness(case)
+    current, factor = _conservativeness(basis)
     if current is not None and current * factor >= USUAL_CONSERVATIVENESS - 0.01:
         return [in_words("wait: the new-token ratio falls within minutes", "wait")]
     return [AdvisedValue(round(USUAL_CONSERVATIVENESS / factor, 2), current)]
@@ -172,28 +172,28 @@ def recovering(case: SizingInput) -> list[AdvisedValue]:
 
 def to_clients(words: Callable[[Past], str]) -> Callable[[SizingInput], list[AdvisedValue]]:
     """Advise clients, with a figure if there is one."""
-    return lambda case: [in_words(words(case.past))]
+    return lambda basis: [in_words(words(basis.past))]
 
 
-def by_prefix(case: SizingInput) -> list[AdvisedValue]:
+def by_prefix(basis: SizingInput) -> list[AdvisedValue]:
     """Order by prefixes; nothing if so many wait that SGLang does not sort them."""
-    queued = case.recent.mean("queued")
+    queued = basis.recent.mean("queued")
     if queued is not None and queued > MOST_SORTED:
         return []
-    return [] if case.present("schedule_policy") == "lpm" else [AdvisedValue("lpm", case.present("schedule_policy"))]
+    return [] if basis.present("schedule_policy") == "lpm" else [AdvisedValue("lpm", basis.present("schedule_policy"))]
 
 
-def refusals(case: SizingInput) -> list[AdvisedValue]:
+def refusals(basis: SizingInput) -> list[AdvisedValue]:
     """Choose a grammar backend where requests need one and there is none, else say where the reason stands."""
-    counts, current = case.recent.counts, case.present("grammar_backend")
+    counts, current = basis.recent.counts, basis.present("grammar_backend")
     if current == "none" and counts["refused_for_grammar"] > counts["refused_requests"] / 2:
         return [AdvisedValue("xgrammar", current)]
     return [in_words("read the reason in the log, before self.rid= at the end of its lines", "refused")]
 
 
-def grammar(case: SizingInput) -> list[AdvisedValue]:
+def grammar(basis: SizingInput) -> list[AdvisedValue]:
     """Name the other grammar backends of this server's release."""
-    current, choices = case.present("grammar_backend"), case.choices("grammar_backend")
+    current, choices = basis.present("grammar_backend"), basis.choices("grammar_backend")
     if choices is None:
         return [AdvisedValue(None, current)]
     others = ", ".join(str(each) for each in choices if each not in (current, "none"))

@@ -22,7 +22,7 @@ class SizingInput:
     """What advice is based on: the past, and the ids of all rows that hold in it."""
 
     past: Past
-    held: frozenset[str] = frozenset()
+    holding: frozenset[str] = frozenset()
 
     @property
     def facts(self) -> ServerFacts:
@@ -85,9 +85,9 @@ def in_words(words: str, variant: str = "") -> AdvisedValue:
 
 def set_to(arg: str, value: str) -> Callable[[SizingInput], list[AdvisedValue]]:
     """Set an argument to a word; nothing if it has that value."""
-    return lambda case: [] if case.present(arg) == value else [AdvisedValue(value, case.present(arg))]
+    return lambda basis: [] if basis.present(arg) == value else [AdvisedValue(value, basis.present(arg))]
 
 
 def switch_on(arg: str) -> Callable[[SizingInput], list[AdvisedValue]]:
     """Add a switch; nothing if it is on."""
-    return lambda case: [] if case.facts.arg(arg) else [AdvisedValue(1.0, 0.0, words="add it", is_switch=True)]
+    return lambda basis: [] if basis.facts.arg(arg) else [AdvisedValue(1.0, 0.0, words="add it", is_switch=True)]

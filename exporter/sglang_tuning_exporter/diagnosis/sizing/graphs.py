@@ -27,68 +27,68 @@ def usual_size(batch: float) -> float | None:
     return next((float(size) for size in USUAL_GRAPH_SIZES if size >= batch), None)
 
 
-def graphs_off(case: SizingInput) -> list[AdvisedValue]:
+def graphs_off(basis: SizingInput) -> list[AdvisedValue]:
     """Remove the switch that disables CUDA graphs, else name a backend that can be captured."""
-    backend = case.facts.args.get("attention_backend")
+    backend = basis.facts.args.get("attention_backend")
     name = backend if isinstance(backend, str) else None
     words = "one that can be captured" + (f" (now {name})" if name else "")
     other = AdvisedValue(None, name, arg="attention_backend", words=words)
     for arg in ("disable_cuda_graph", "disable_decode_cuda_graph"):
-        if case.facts.arg(arg):
+        if basis.facts.arg(arg):
             return [AdvisedValue(0.0, 1.0, arg=arg, words="start without it", is_switch=True, otherwise=(other,))]
     return [other]
 
 
-def graph_memory(case: SizingInput) -> list[AdvisedValue]:
+def graph_memory(basis: SizingInput) -> list[AdvisedValue]:
     """Less memory for the KV cache, and no graphs for batches that never run."""
-    current = case.facts.arg("mem_fraction_static")
+    current = basis.facts.arg("mem_fraction_static")
     suggested = None if current is None else max(round(current - 0.05, 2), 0.1)
     advised = [AdvisedValue(suggested, current)]
-    largest, ran = case.facts.largest_captured, case.recent.running_quantile(0.99)
+    largest, ran = basis.facts.largest_captured, basis.recent.running_quantile(0.99)
     if largest and ran:
         enough = usual_size(ran) or largest
         if 2 * enough <= largest:
             gain = f"99 % of the time at most {ran} requests run together"
-            advised.insert(0, AdvisedValue(float(enough), float(largest), gain, case.facts.graph_flag_arg))
+            advised.insert(0, AdvisedValue(float(enough), float(largest), gain, basis.facts.graph_flag_arg))
     return advised
 
 
-def largest_covered(case: SizingInput) -> float | None:
+def largest_covered(basis: SizingInput) -> float | None:
     """Return the largest batch of one rank with a CUDA graph; None if not known."""
-    captured, flag = case.facts.largest_captured, case.facts.arg(case.facts.graph_flag_arg)
+    captured, flag = basis.facts.largest_captured, basis.facts.arg(basis.facts.graph_flag_arg)
     return max(filter(None, (float(captured) if captured else None, flag)), default=None)
 
 
-def _larger_graph(case: SizingInput) -> tuple[float | None, float | None, int | None]:
+def _larger_graph(basis: SizingInput) -> tuple[float | None, float | None, int | None]:
     """Return the present and the next largest captured batch, and the 99th percentile of the batch."""
-    facts = case.facts
+    facts = basis.facts
     current = facts.arg(facts.graph_flag_arg) or (float(facts.largest_captured) if facts.largest_captured else None)
-    batch = case.recent.running_quantile(0.99)
+    batch = basis.recent.running_quantile(0.99)
     if batch is None:
         return current, None, None
     covering = usual_size(batch)
-    half = case.recent.running_quantile(0.5)
+    half = basis.recent.running_quantile(0.5)
     if covering is None and half is not None and half <= LARGEST_GRAPH:
         covering = float(LARGEST_GRAPH)  # covers more than half of the batches
     return current, covering, batch
 
 
-def graph_growth_gb(case: SizingInput) -> float | None:
+def graph_growth_gb(basis: SizingInput) -> float | None:
     """Return the memory that larger graphs take in addition: in proportion to the largest batch."""
-    current, suggested, _ = _larger_graph(case)
-    return None if suggested is None or not current else growth_to(case, suggested / current)
+    current, suggested, _ = _larger_graph(basis)
+    return None if suggested is None or not current else growth_to(basis, suggested / current)
 
 
-def growth_to(case: SizingInput, times: float) -> float | None:
+def growth_to(basis: SizingInput, times: float) -> float | None:
     """Return the memory that graphs `times` as large take in addition; None if not known."""
-    taken = case.facts.graph_gb if case.facts.decode_graph_gb is None else case.facts.decode_graph_gb
+    taken = basis.facts.graph_gb if basis.facts.decode_graph_gb is None else basis.facts.decode_graph_gb
     return None if taken is None else taken * max(times - 1.0, 0.0)
 
 
-def graphs(case: SizingInput) -> list[AdvisedValue]:
+def graphs(basis: SizingInput) -> list[AdvisedValue]:
     """Return the smallest usual size that covers the batch, with less KV cache if the memory left is not enough."""
-    arg = case.facts.graph_flag_arg
-    current, suggested, batch = _larger_graph(case)
+    arg = basis.facts.graph_flag_arg
+    current, suggested, batch = _larger_graph(basis)
     if batch is None:
         return [AdvisedValue(None, current, arg=arg)]
     beyond = in_words(BEYOND.format(most=LARGEST_GRAPH, batch=batch), "graphs_beyond")
@@ -97,22 +97,22 @@ def graphs(case: SizingInput) -> list[AdvisedValue]:
     if current is not None and suggested <= current:
         return [] if batch <= current else [beyond]
     covers = f"covers batches up to {suggested:g}; 99 % of the time they were at most {batch}"
-    growth, left = graph_growth_gb(case), case.facts.reserve_gb
-    paid = _smaller_kv_cache(case)
+    growth, left = graph_growth_gb(basis), basis.facts.reserve_gb
+    paid = _smaller_kv_cache(basis)
     cost = ""
-    if growth is not None and left is not None and not paid and left - growth >= case.profile.reserve_lower_gb:
+    if growth is not None and left is not None and not paid and left - growth >= basis.profile.reserve_lower_gb:
         cost = f"Larger graphs take about {growth:.1f} GB of the {left:.1f} GB of GPU memory left at start-up."
     return [AdvisedValue(suggested, current, covers, arg, cost=cost, beside=tuple(paid))]
 
 
-def _smaller_kv_cache(case: SizingInput) -> list[AdvisedValue]:
-    facts, left, profile = case.facts, case.facts.reserve_gb, case.profile
+def _smaller_kv_cache(basis: SizingInput) -> list[AdvisedValue]:
+    facts, left, profile = basis.facts, basis.facts.reserve_gb, basis.profile
     fraction, capacity = facts.arg("mem_fraction_static"), facts.memory_before_weights_gb
     if fraction is None or left is None:
         return []
     if not profile.reserve_lower_gb <= left <= profile.reserve_upper_gb:
         return []  # the finding about the memory left includes the larger graphs
-    growth = graph_growth_gb(case)
+    growth = graph_growth_gb(basis)
     if growth is None or not capacity:
         suggested, gain = round(fraction - 0.01, 2), ""
     elif left - growth >= profile.reserve_lower_gb:

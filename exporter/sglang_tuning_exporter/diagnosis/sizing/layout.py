@@ -15,9 +15,9 @@ ROUTER = "put a router in front that balances by the load of the ranks"
 OWN_EXPERTS = "use expert parallelism, by the flag that this release has for it"
 
 
-def balance(case: SizingInput) -> list[AdvisedValue]:
+def balance(basis: SizingInput) -> list[AdvisedValue]:
     """Balance by load if this release can, else by a router."""
-    method = case.facts.args.get("load_balance_method")
+    method = basis.facts.args.get("load_balance_method")
     router = in_words(ROUTER, "router")
     if method not in ("round_robin", "auto"):
         return [router]
@@ -25,9 +25,9 @@ def balance(case: SizingInput) -> list[AdvisedValue]:
     return [AdvisedValue(first.suggested, first.current, otherwise=(*others, router))]
 
 
-def one_gpu(case: SizingInput) -> list[AdvisedValue]:
+def one_gpu(basis: SizingInput) -> list[AdvisedValue]:
     """Run one server on each GPU; nothing if ranks or experts are spread over the same GPUs."""
-    facts, gpus = case.facts, case.facts.arg("tp_size")
+    facts, gpus = basis.facts, basis.facts.arg("tp_size")
     others = (facts.arg("dp_size"), facts.arg("ep_size"), facts.arg("moe_dense_tp_size"), float(facts.attention_ranks))
     if any((other or 1.0) > 1 for other in others) or facts.arg("enable_ep_moe"):
         return []
@@ -35,9 +35,9 @@ def one_gpu(case: SizingInput) -> list[AdvisedValue]:
     return [in_words(f"run one server with --tp-size 1 on {each}, behind a router")]
 
 
-def behind_a_router(case: SizingInput) -> list[AdvisedValue]:
+def behind_a_router(basis: SizingInput) -> list[AdvisedValue]:
     """Run each replica as a server of its own."""
-    replicas = case.facts.arg("dp_size") or 1.0
+    replicas = basis.facts.arg("dp_size") or 1.0
     return [
         in_words(
             f"start {replicas:g} servers without --dp-size, each on its own GPUs, and put SGLang's router (model gateway) in front"
@@ -45,20 +45,20 @@ def behind_a_router(case: SizingInput) -> list[AdvisedValue]:
     ]
 
 
-def experts(case: SizingInput) -> list[AdvisedValue]:
+def experts(basis: SizingInput) -> list[AdvisedValue]:
     """Put whole experts on each GPU, by the flag of the release."""
-    shards, release = case.facts.arg("tp_size"), case.facts.release
+    shards, release = basis.facts.arg("tp_size"), basis.facts.release
     own = in_words(OWN_EXPERTS)
     if _has(release, "enable_ep_moe"):
         return [AdvisedValue(1.0, 0.0, arg="enable_ep_moe", words="add it", is_switch=True, otherwise=(own,))]
-    if "ep_size" in case.facts.args and shards and release is not None:
-        return [AdvisedValue(shards, case.facts.arg("ep_size"), otherwise=(own,))]
+    if "ep_size" in basis.facts.args and shards and release is not None:
+        return [AdvisedValue(shards, basis.facts.arg("ep_size"), otherwise=(own,))]
     return [own]
 
 
-def dp_attention(case: SizingInput) -> list[AdvisedValue]:
+def dp_attention(basis: SizingInput) -> list[AdvisedValue]:
     """Enable DP attention with as many ranks as GPUs; nothing beside replicas, which it would replace."""
-    facts, gpus = case.facts, case.facts.arg("tp_size")
+    facts, gpus = basis.facts, basis.facts.arg("tp_size")
     replicas = facts.arg("dp_size") or 1.0
     if not gpus:
         return [AdvisedValue(None, words="add it, with --dp-size set to the value of --tp-size")]

@@ -39,13 +39,13 @@ def running_limit(facts: ServerFacts) -> _RunningLimit:
     return _RunningLimit(flag, flag if limit is None else limit * shared_by, shared_by)
 
 
-def batch_within_objective(case: SizingInput) -> float | None:
+def batch_within_objective(basis: SizingInput) -> float | None:
     """Return the largest batch that meets the inter-token objective, by the measured step times; None if not known.
 
     What the server's histogram has beyond the model's mean (output that waits, prefill between) stays in proportion.
     """
-    objective, ranks = case.profile.inter_token_seconds, case.past.capacities()
-    now, recent = predict(ranks), case.past.latency.get("inter_token")
+    objective, ranks = basis.profile.inter_token_seconds, basis.past.capacities()
+    now, recent = predict(ranks), basis.past.latency.get("inter_token")
     if objective is None or now is None:
         return None
     mean = None if recent is None else recent.mean_seconds
@@ -54,10 +54,10 @@ def batch_within_objective(case: SizingInput) -> float | None:
     return min((each for each in fitting if each is not None), default=None)
 
 
-def run_fewer(case: SizingInput, quantile: float, share: float) -> AdvisedValue | None:
+def run_fewer(basis: SizingInput, quantile: float, share: float) -> AdvisedValue | None:
     """Run only `share` of the batch; None if there is one request for each rank."""
-    limit = running_limit(case.facts)
-    ran = case.recent.running_quantile(quantile)
+    limit = running_limit(basis.facts)
+    ran = basis.recent.running_quantile(quantile)
     known = [figure for figure in (limit.in_force, ran * limit.shared_by if ran else None) if figure]
     current = limit.flag or limit.in_force
     if not known:
@@ -71,16 +71,16 @@ def run_fewer(case: SizingInput, quantile: float, share: float) -> AdvisedValue 
     return AdvisedValue(suggested, current, arg="max_running_requests")
 
 
-def smaller_batch(case: SizingInput) -> list[AdvisedValue]:
+def smaller_batch(basis: SizingInput) -> list[AdvisedValue]:
     """Lower the batch to meet the objective: by the measured step times, else in proportion to the batch."""
-    batch = case.recent.running_quantile(0.5)
+    batch = basis.recent.running_quantile(0.5)
     if batch is not None and batch <= SMALL_BATCH:
         return []  # a small batch does not slow the steps
-    recent, objective = case.past.latency.get("inter_token"), case.profile.inter_token_seconds
+    recent, objective = basis.past.latency.get("inter_token"), basis.profile.inter_token_seconds
     mean = None if recent is None else recent.mean_seconds
     share = 0.5 if not mean or not objective or mean <= objective else max(objective / mean, LEAST_SHARE)
-    fits = batch_within_objective(case)
+    fits = batch_within_objective(basis)
     if fits is not None and batch and fits < batch:
         share = max(fits / batch, LEAST_SHARE)
-    fewer = run_fewer(case, 0.5, share)
+    fewer = run_fewer(basis, 0.5, share)
     return [] if fewer is None else [fewer]

@@ -22,14 +22,14 @@ USUAL_MOST = 0.9
 UNUSUAL = "more than the usual 0.7 to 0.9: raise it by 0.01 at a time and watch for out-of-memory failures"
 
 
-def reserve(case: SizingInput, *, too_large: bool) -> list[AdvisedValue]:
+def reserve(basis: SizingInput, *, too_large: bool) -> list[AdvisedValue]:
     """Change the memory fraction until the middle of the good range is left; `too_large`: more than that is left now."""
-    facts, left, profile = case.facts, case.facts.reserve_gb, case.profile
+    facts, left, profile = basis.facts, basis.facts.reserve_gb, basis.profile
     current = facts.arg("mem_fraction_static")
     if left is None or current is None:
         return [AdvisedValue(None, current)]
     # Larger graphs that are advised as well take their memory first.
-    growth = graph_growth_gb(case) if "cuda_graph_not_covering" in case.held else 0.0
+    growth = graph_growth_gb(basis) if "cuda_graph_not_covering" in basis.holding else 0.0
     if growth is None and too_large:
         return []
     # The user's own range may differ from the guide's.
@@ -46,21 +46,21 @@ def reserve(case: SizingInput, *, too_large: bool) -> list[AdvisedValue]:
     return [AdvisedValue(suggested, current, "; ".join(filter(None, (gained, unusual))))]
 
 
-def oom_prefill(case: SizingInput) -> list[AdvisedValue]:
+def oom_prefill(basis: SizingInput) -> list[AdvisedValue]:
     """Lower the chunk; if it is small already, the memory fraction."""
-    smaller = smaller_chunk(case)
-    return oom_any(case) if smaller is None else [replace(smaller, otherwise=tuple(oom_any(case)))]
+    smaller = smaller_chunk(basis)
+    return oom_any(basis) if smaller is None else [replace(smaller, otherwise=tuple(oom_any(basis)))]
 
 
-def oom_decode(case: SizingInput) -> list[AdvisedValue]:
+def oom_decode(basis: SizingInput) -> list[AdvisedValue]:
     """Run three quarters of the batch; with one running request, lower the memory fraction."""
-    fewer = run_fewer(case, 0.99, FEWER_DECODING)
-    return oom_any(case) if fewer is None else [replace(fewer, otherwise=tuple(oom_any(case)))]
+    fewer = run_fewer(basis, 0.99, FEWER_DECODING)
+    return oom_any(basis) if fewer is None else [replace(fewer, otherwise=tuple(oom_any(basis)))]
 
 
-def oom_any(case: SizingInput) -> list[AdvisedValue]:
+def oom_any(basis: SizingInput) -> list[AdvisedValue]:
     """Lower the memory fraction to 0.8, then 0.7, then in steps of 0.05."""
-    current = case.facts.arg("mem_fraction_static")
+    current = basis.facts.arg("mem_fraction_static")
     if current is None or current > 0.7:
         suggested = 0.8 if current is None or current > 0.8 else 0.7
     else:

@@ -19,24 +19,24 @@ POOL_STEP = 1.25
 LARGEST_MAMBA_RATIO = 4.0
 
 
-def larger_pool(case: SizingInput) -> AdvisedValue | None:
+def larger_pool(basis: SizingInput) -> AdvisedValue | None:
     """Raise the flag that keeps the KV cache small; None if it does not.
 
     SGLang uses the smaller of it and what fits (init_memory_pool, srt/model_executor/model_runner.py in 0.4.9;
     srt/mem_cache/kv_cache_configurator.py in 0.5.23), so too large a value does no harm.
     """
-    cap, pool = case.facts.arg("max_total_tokens"), max(case.facts.kv_pool_tokens.values(), default=None)
+    cap, pool = basis.facts.arg("max_total_tokens"), max(basis.facts.kv_pool_tokens.values(), default=None)
     if not cap or (pool is not None and pool < IN_FORCE * cap):
         return None
     return AdvisedValue(2 * cap, cap, "twice the tokens, if the memory holds them", "max_total_tokens")
 
 
-def hold_longest_prompts(case: SizingInput) -> list[AdvisedValue]:
+def hold_longest_prompts(basis: SizingInput) -> list[AdvisedValue]:
     """Enlarge the KV cache beyond the prompts that it could not hold."""
-    counts = case.recent.counts
+    counts = basis.recent.counts
     mean = counts["too_long_tokens"] / max(counts["too_long_prompts"], 1.0)
-    words = f"enlarge the KV cache ({larger_pool_flags(case)}), or send shorter prompts: those refused have {mean:,.0f} tokens on average"
-    larger = larger_pool(case)
+    words = f"enlarge the KV cache ({larger_pool_flags(basis)}), or send shorter prompts: those refused have {mean:,.0f} tokens on average"
+    larger = larger_pool(basis)
     return (
         [in_words(words, "larger_pool")]
         if larger is None
@@ -44,9 +44,9 @@ def hold_longest_prompts(case: SizingInput) -> list[AdvisedValue]:
     )
 
 
-def hold_longest_requests(case: SizingInput) -> list[AdvisedValue]:
+def hold_longest_requests(basis: SizingInput) -> list[AdvisedValue]:
     """Raise the limit of the context beyond the requests that were refused."""
-    counts, current = case.recent.counts, case.flag("context_length")
+    counts, current = basis.recent.counts, basis.flag("context_length")
     mean = counts["beyond_context_tokens"] / max(counts["beyond_context_prompts"], 1.0)
     gain = f"those refused have {mean:,.0f} tokens on average"
     return [AdvisedValue(_doubled_to(mean, 2 * current) if current else None, current, gain)]
@@ -58,25 +58,25 @@ def _doubled_to(tokens: float, size: float) -> float:
     return size
 
 
-def eight_bits(case: SizingInput) -> str:
+def eight_bits(basis: SizingInput) -> str:
     """Return the 8-bit KV cache type of this server's release; empty if it has none, or uses one already."""
-    if case.facts.is_cpu or case.facts.args.get("kv_cache_dtype") not in ("auto", None):
+    if basis.facts.is_cpu or basis.facts.args.get("kv_cache_dtype") not in ("auto", None):
         return ""
-    choices = case.choices("kv_cache_dtype")
+    choices = basis.choices("kv_cache_dtype")
     return next((kind for kind in EIGHT_BITS if choices is None or kind in choices), "")
 
 
-def larger_pool_flags(case: SizingInput) -> str:
+def larger_pool_flags(basis: SizingInput) -> str:
     """Return the flags that enlarge the KV cache, in words."""
-    kind = eight_bits(case)
+    kind = eight_bits(basis)
     return f"--mem-fraction-static, --kv-cache-dtype {kind}" if kind else "--mem-fraction-static"
 
 
-def fuller_second_cache(case: SizingInput) -> list[AdvisedValue]:
+def fuller_second_cache(basis: SizingInput) -> list[AdvisedValue]:
     """Name the cache that is full, and the flag that gives it more memory if this release has one."""
-    pool = case.past.fullest_pool
+    pool = basis.past.fullest_pool
     arg = {"swa": "swa_full_tokens_ratio", "mamba": "mamba_full_memory_ratio"}.get(pool, "")
-    current = case.facts.arg(arg)
+    current = basis.facts.arg(arg)
     words = f"the {pool} cache is full: give it more of the memory"
     if current is None:
         return [in_words(words)]
@@ -85,17 +85,17 @@ def fuller_second_cache(case: SizingInput) -> list[AdvisedValue]:
     return [AdvisedValue(suggested, current, words, arg, otherwise=(in_words(words),))] if suggested > current else []
 
 
-def pool_short(case: SizingInput) -> list[AdvisedValue]:
+def pool_short(basis: SizingInput) -> list[AdvisedValue]:
     """Enlarge the KV cache if far fewer requests run than the limit allows."""
-    limit = running_limit(case.facts)
-    running = case.recent.mean("running")
+    limit = running_limit(basis.facts)
+    running = basis.recent.mean("running")
     if not limit.in_force or running is None or running * limit.shared_by * 2 >= limit.in_force:
         return []
-    larger = larger_pool(case)
+    larger = larger_pool(basis)
     if larger is not None:
         return [larger]
-    kind, shorter = eight_bits(case), in_words(SHORTER, "shorter_requests")
-    return [AdvisedValue(kind, case.present("kv_cache_dtype"), otherwise=(shorter,)) if kind else shorter]
+    kind, shorter = eight_bits(basis), in_words(SHORTER, "shorter_requests")
+    return [AdvisedValue(kind, basis.present("kv_cache_dtype"), otherwise=(shorter,)) if kind else shorter]
 
 
 def tokens_gained(facts: ServerFacts, gigabytes: float | None) -> str:

@@ -27,31 +27,31 @@ ELSEWHERE = "reuse more prefixes, separate prefill and decode, or add a replica"
 NO_MEMORY = "lower --mem-fraction-static first: a larger chunk needs memory that is not left"
 
 
-def ranks_sharing(case: SizingInput) -> int:
+def ranks_sharing(basis: SizingInput) -> int:
     """Return the number of ranks that share the chunk."""
-    return max(round(1 / case.factor("chunked_prefill_size")), 1)
+    return max(round(1 / basis.factor("chunked_prefill_size")), 1)
 
 
-def chunks(case: SizingInput) -> list[AdvisedValue]:
+def chunks(basis: SizingInput) -> list[AdvisedValue]:
     """Double the chunk, up to 16384 for each rank, if memory allows."""
-    current, ranks = case.flag("chunked_prefill_size"), ranks_sharing(case)
-    reserve = case.facts.reserve_gb
+    current, ranks = basis.flag("chunked_prefill_size"), ranks_sharing(basis)
+    reserve = basis.facts.reserve_gb
     elsewhere = in_words(ELSEWHERE, "prefill_elsewhere")
     if current is not None and (current <= 0 or current >= LARGEST_CHUNK * ranks):
         return [elsewhere]
-    if reserve is not None and reserve < case.profile.reserve_lower_gb:
+    if reserve is not None and reserve < basis.profile.reserve_lower_gb:
         # A larger chunk takes memory that is not there.
         return [in_words(NO_MEMORY, "memory_first")]
     if current is None:
         return [AdvisedValue(None)]
     wanted = max(min(2 * int(current), LARGEST_CHUNK * ranks), SMALL_CHUNK * ranks)
     gain = f"{wanted // ranks:,} for each of the {ranks} ranks" if ranks > 1 else ""
-    return [AdvisedValue(_whole_pages(case, wanted, ranks), current, gain, otherwise=(elsewhere,))]
+    return [AdvisedValue(_whole_pages(basis, wanted, ranks), current, gain, otherwise=(elsewhere,))]
 
 
-def smaller_chunk(case: SizingInput) -> AdvisedValue | None:
+def smaller_chunk(basis: SizingInput) -> AdvisedValue | None:
     """Lower the chunk to 4096, then 2048 for each rank, then to the guide's flag values; None if it is that small."""
-    current, ranks = case.flag("chunked_prefill_size"), ranks_sharing(case)
+    current, ranks = basis.flag("chunked_prefill_size"), ranks_sharing(basis)
     # -1 disables chunks.
     if current is None or current <= 0:
         return AdvisedValue(float(SMALL_CHUNK * ranks), current)
@@ -67,62 +67,62 @@ def smaller_chunk(case: SizingInput) -> AdvisedValue | None:
     return None
 
 
-def interleave_decode(case: SizingInput) -> list[AdvisedValue]:
+def interleave_decode(basis: SizingInput) -> list[AdvisedValue]:
     """Let decode steps run between the chunks of prompts.
 
     With `--prefill-decode-interval`: as many after each chunk as keep late gaps rare, if first tokens stay in time. In
     releases without it: one with each chunk, and chunks that meet the objective.
     """
     elsewhere = in_words(NO_SMALLER, "decode_elsewhere")
-    shorter = _chunk_within_objective(case)
-    if case.facts.arg("enable_mixed_chunk"):
+    shorter = _chunk_within_objective(basis)
+    if basis.facts.arg("enable_mixed_chunk"):
         return [replace(shorter, otherwise=(elsewhere,)) if shorter else elsewhere]
     mixed = AdvisedValue(1.0, 0.0, arg="enable_mixed_chunk", words="add it", is_switch=True)
     together = replace(mixed, beside=() if shorter is None else (shorter,))
-    steps = decode_steps_per_chunk(case.profile)
-    current = case.facts.arg("prefill_decode_interval") or 0.0
+    steps = decode_steps_per_chunk(basis.profile)
+    current = basis.facts.arg("prefill_decode_interval") or 0.0
     if current >= steps:
         return [elsewhere]
-    if _delays_first_tokens(case, steps - current):
+    if _delays_first_tokens(basis, steps - current):
         return [elsewhere]  # shorter chunks, mixed or not, delay them as well
     return [AdvisedValue(steps, current, arg="prefill_decode_interval", otherwise=(together, mixed, elsewhere))]
 
 
-def _delays_first_tokens(case: SizingInput, steps: float) -> bool:
+def _delays_first_tokens(basis: SizingInput, steps: float) -> bool:
     """Return whether so many more decode steps after each chunk of a prompt make first tokens late."""
-    chunk, objective = case.flag("chunked_prefill_size"), case.profile.time_to_first_token_seconds
+    chunk, objective = basis.flag("chunked_prefill_size"), basis.profile.time_to_first_token_seconds
     if chunk is None or objective is None:
         return False
-    expected = first_token_with_steps_between(case.past, steps, chunk / ranks_sharing(case))
+    expected = first_token_with_steps_between(basis.past, steps, chunk / ranks_sharing(basis))
     return expected is not None and expected > objective
 
 
-def _chunk_within_objective(case: SizingInput) -> AdvisedValue | None:
+def _chunk_within_objective(basis: SizingInput) -> AdvisedValue | None:
     """Return the largest power of two that is computed within the inter-token objective.
 
     None if the chunk is that small, if only a chunk would do that takes as long as a larger one, or if the pace is not known.
     """
-    current, ranks, pace = case.flag("chunked_prefill_size"), ranks_sharing(case), prefill_pace(case.past)
-    objective = case.profile.inter_token_seconds
+    current, ranks, pace = basis.flag("chunked_prefill_size"), ranks_sharing(basis), prefill_pace(basis.past)
+    objective = basis.profile.inter_token_seconds
     if current is None or pace is None or objective is None:
         return None
     fits = 2.0 ** floor(log2(max(CERTAIN_PACE_SHARE * pace * objective, 1.0)))
     if fits < LEAST_USEFUL_CHUNK or 0 < current <= fits * ranks:
         return None
-    return AdvisedValue(_whole_pages(case, int(fits * ranks), ranks), current, arg="chunked_prefill_size")
+    return AdvisedValue(_whole_pages(basis, int(fits * ranks), ranks), current, arg="chunked_prefill_size")
 
 
-def long_prompts(case: SizingInput) -> list[AdvisedValue]:
+def long_prompts(basis: SizingInput) -> list[AdvisedValue]:
     """Double the chunk if prompts are long enough to fill it."""
-    chunk, prompt = case.facts.arg("chunked_prefill_size"), mean_prompt(case.past)
+    chunk, prompt = basis.facts.arg("chunked_prefill_size"), mean_prompt(basis.past)
     if chunk is not None and prompt is not None and prompt < SHORT_PROMPT * chunk:
         return []  # hardly any prompt fills a chunk
-    if case.facts.arg("enable_mixed_chunk") and "latency_prefill_between" in case.held:
+    if basis.facts.arg("enable_mixed_chunk") and "latency_prefill_between" in basis.holding:
         return [in_words(NO_SMALLER, "decode_elsewhere")]  # a larger chunk would delay tokens even more
-    return chunks(case)
+    return chunks(basis)
 
 
-def _whole_pages(case: SizingInput, chunk: int, ranks: int) -> float:
+def _whole_pages(basis: SizingInput, chunk: int, ranks: int) -> float:
     """Round a chunk up to whole pages for each rank: SGLang refuses others."""
-    page = max(int(case.facts.arg("page_size") or 1), 1)
+    page = max(int(basis.facts.arg("page_size") or 1), 1)
     return float(-(-chunk // (page * ranks)) * page * ranks)
