@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, TypeAlias
 import pytest
 import requests
 import uvicorn
+from hypothesis import settings
 from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_tuning_exporter.collect.sidecar import Sidecar
@@ -33,6 +34,9 @@ from sglang_tuning_exporter.state.server import ServerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+settings.register_profile("suite", deadline=None)  # a busy machine is no failure
+settings.load_profile("suite")
 
 DATA = Path(__file__).parent / "data"
 SERVING = (DATA / "metrics" / "0.5.23_tp8-retract.prom").read_bytes()

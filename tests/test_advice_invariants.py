@@ -160,7 +160,7 @@ def command(judged: Judgement) -> Command:
     return found
 
 
-many = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+many = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 
 
 @many

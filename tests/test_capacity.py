@@ -50,7 +50,7 @@ def synthetic(
 
 
 @given(fixed=st.floats(0.001, 0.1), share=st.floats(0.01, 0.5), noise=st.floats(0.0, 0.05))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_known_line_is_found_again_within_its_interval_widened_threefold(
     fixed: float, share: float, noise: float
 ) -> None:
@@ -74,7 +74,6 @@ def test_an_exact_line_has_hardly_an_interval() -> None:
 
 
 @given(batch=st.integers(1, 4000), seconds=st.floats(1e-4, 1.0))
-@settings(deadline=None)
 def test_a_constant_batch_gives_its_mean_step_and_no_line(batch: int, seconds: float) -> None:
     step = fit([of([batch] * 50, lambda _: seconds)] * 8)
     assert step is not None
@@ -208,7 +207,6 @@ finite = st.floats(0, 1e15, allow_nan=False)
         max_size=12,
     )
 )
-@settings(deadline=None)
 def test_whatever_is_counted_gives_possible_figures_or_none(loads: list[Load]) -> None:
     measured, state = Measured(600.0), served()
     for second, load in enumerate(loads):

@@ -280,7 +280,6 @@ def test_every_kind_that_a_log_can_show_has_fired_by_the_rules_and_in_the_report
 
 @settings(
     max_examples=1,
-    deadline=None,
     database=None,
     phases=[Phase.generate],  # each example is two dozen servers; what fails is said in words
     suppress_health_check=list(HealthCheck),

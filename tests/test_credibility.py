@@ -522,7 +522,7 @@ def storms(draw: st.DrawFn) -> Storm:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(storms(), st.sampled_from([None, 0, 40]))
 def test_in_a_storm_every_line_is_counted_however_it_meets_the_scrapes(storm: Storm, before: int | None) -> None:
     """With raw messages about, the base lies before the storm: a suspect line that only the base holds has no witness."""

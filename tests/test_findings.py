@@ -410,7 +410,7 @@ def _pasts(draw: st.DrawFn) -> Past:
     return Past(recent, failures, 600.0, facts, PROFILES[draw(st.sampled_from(list(PROFILES)))])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(_pasts())
 def test_no_flag_is_turned_two_ways_nor_to_the_value_it_has(of: Past) -> None:
     found = findings(of)

@@ -42,7 +42,6 @@ def test_no_spoiled_input_does_what_must_not_happen(name: str) -> None:
 
     @settings(
         max_examples=BUDGET.get(name, 40),
-        deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
     @given(spoiled(seeds, target.words))

@@ -356,7 +356,7 @@ def test_the_verdict_is_an_honest_word_where_nothing_limits(story: Story, profil
     assert judge(past(story, profile, end)).verdict == word
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from(sorted(CASES)), min_size=2, max_size=3), st.sampled_from(sorted(PROFILES)))
 def test_two_rows_at_once_never_turn_one_flag_two_ways(rows: list[str], profile: str) -> None:
     story = [pair for row in rows for pair in CASES[row].story]

@@ -67,7 +67,7 @@ def judged(events: list[tuple[float, object]], profile: str, twin: bool) -> Judg
     return judge(past_of(state, now))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @example(  # a request waits for a short time, on the one rank whose rate of admission is known
     [(1.0, 0, 0, 0.02, "decode") for _ in range(6)]
     + [(1.0, 0, 0, 0.02, "full prefill"), (5.0, 0, 0, 0.02, "prefill"), (5.0, 0, 1, 0.02, "full prefill")]

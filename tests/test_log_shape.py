@@ -173,7 +173,7 @@ def test_two_containers_in_one_log_are_both_read() -> None:
     assert len(read(text).events) == 200
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.sampled_from(WRAPPED),
     st.sampled_from(["", " TP0", " DP1 TP3"]),

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_tuning_exporter.sglang.events import (
@@ -109,7 +109,6 @@ def test_a_line_glued_to_other_text_is_in_doubt_until_a_start_is_read(wrapper: s
     assert glued == dataclasses.replace(read(PREFIX + LINES[line])[0], suspect=True)
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(sorted(LINES)), max_size=12), st.lists(st.sampled_from(sorted(WRAPPERS)), min_size=1))
 def test_a_log_of_wrapped_lines_gives_the_events_of_the_lines(lines: list[str], wrappers: list[str]) -> None:
     plain = [PREFIX + LINES[line] for line in lines]

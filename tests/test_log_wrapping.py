@@ -271,7 +271,7 @@ def test_a_followed_log_has_another_form_only_after_many_lines_and_none_of_them_
         assert len(reader.feed(text)) == events
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sampled_from([*AROUND]),
     st.sampled_from(DIALECTS),

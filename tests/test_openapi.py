@@ -46,7 +46,7 @@ def test_every_answer_is_one_that_the_description_has(description: dict[str, obj
         assert isinstance(found, Ok)
         operation = found.ok()
 
-        @settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=20, derandomize=True, suppress_health_check=list(HealthCheck))
         @given(case=operation.as_strategy())
         def keeps_to_it(case: schemathesis.Case[Any]) -> None:
             asked.add(case.operation.path)

@@ -208,7 +208,7 @@ def test_the_stages_of_two_data_parallel_ranks_are_two_schedulers() -> None:
     assert (counts["retraction_events"], counts["computed_tokens"]) == (2, 6 * 900)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(1, 4), st.integers(1, 3), st.permutations(range(12)))
 def test_counts_do_not_change_when_stages_and_tensor_parallel_ranks_repeat_lines(
     pp: int, tp: int, order: list[int]

@@ -93,7 +93,7 @@ def test_every_recording_is_read_the_same_by_another_process(path: Path, form: s
     assert ahead == here
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(
     size=st.integers(200, 3000),
     form=st.sampled_from(["plain", "docker", "kubernetes"]),

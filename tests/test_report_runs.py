@@ -215,7 +215,7 @@ def busy_logs(draw: st.DrawFn) -> bytes:
     return text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(busy_logs(), st.sampled_from(sorted(PROFILES)))
 def test_the_report_of_any_log_is_that_of_its_lines(text: bytes, profile: str) -> None:
     alone, together = both(profile, stdin=text)

@@ -167,7 +167,7 @@ def logs(draw: st.DrawFn) -> bytes:
     return text
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(logs(), st.sampled_from(sorted(PROFILES)))
 def test_any_log_leads_to_the_same_state(text: bytes, profile: str) -> None:
     alone, together = both(text, profile)
@@ -184,13 +184,13 @@ def at_once(text: bytes, profile: str, now: float | None) -> dict[str, Any]:
     return told(state)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(logs(), st.sampled_from(sorted(PROFILES)))
 def test_events_taken_together_lead_to_the_same_state_as_one_by_one(text: bytes, profile: str) -> None:
     assert at_once(text, profile, None) == both(text, profile)[0]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(logs(), st.sampled_from(sorted(PROFILES)))
 def test_a_backlog_arrives_at_one_moment(text: bytes, profile: str) -> None:
     alone = ServerState(PROFILES[profile], 0.0)
@@ -256,7 +256,7 @@ def test_a_prefill_before_the_server_is_ready_does_not_end_its_start() -> None:
     assert not together["suspicious"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(logs(), st.data())
 def test_any_log_gives_the_same_lines_however_it_is_cut(text: bytes, data: st.DataObject) -> None:
     lines = text.splitlines(keepends=True)

@@ -97,7 +97,7 @@ _events = st.one_of(
 _steps = st.sampled_from([0.0, 0.0, 0.1, 5.0, 59.9, 60.0, 60.1, 3600.0, -0.5, -30.0, -100.0])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(_steps, _events), min_size=1, max_size=30))
 def test_the_seconds_of_every_signal_add_up_to_wall_time_whatever_happens(
     steps: list[tuple[float, Event | Scrape]],

@@ -194,7 +194,7 @@ def test_one_poll_reads_a_bounded_amount_of_each_file(tmp_path: Path) -> None:
     assert len(live_until_quiet(follower)) == 1 << 19
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     text=st.lists(st.sampled_from([b"a", b"bb", b"\n", b"\0", b"\xff\r", b"x" * 9])).map(b"".join),
     cuts=st.lists(st.integers(0, 200), max_size=12),
@@ -323,7 +323,7 @@ def test_a_neighbour_of_a_truncated_log_that_is_no_copy_of_it_is_not_read(log: P
     assert live(follower) == [b"new\n"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(steps=st.lists(st.sampled_from(["half", "line", "look", "copytruncate", "many"]), max_size=25))
 def test_no_order_of_looks_and_copytruncates_loses_or_doubles_a_byte(steps: list[str]) -> None:
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as files:
@@ -562,7 +562,7 @@ def test_one_file_under_two_patterns_and_a_symlink_is_followed_once(tmp_path: Pa
 _STEPS = st.lists(st.sampled_from(["half", "line", "rename", "copytruncate", "recreate"]), max_size=25)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(steps=_STEPS, appending=st.booleans(), matching_all=st.booleans())
 def test_no_order_of_writes_and_rotations_loses_or_doubles_a_line(
     steps: list[str], *, appending: bool, matching_all: bool
