@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.suspect_proofs import NamedSuspect
     from sglang_tuning_exporter.state.facts import ServerFacts
 
-__all__ = ["Advice", "SizingInput", "advise"]
+__all__ = ["REASONS", "Advice", "SizingInput", "advise"]
+REASONS = (("why", "Why:", ""), ("cost", "It costs:", ""), ("will_not_help_if", "It will not help if", "."))
+"""The reasons of an advice as every reader gets them: the field, the words before it, and what ends the sentence."""
 
 
 @dataclass(frozen=True, slots=True)

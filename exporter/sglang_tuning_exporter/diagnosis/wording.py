@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from sglang_tuning_exporter.diagnosis.advice import REASONS
 from sglang_tuning_exporter.diagnosis.conditions.share import STATE_WORDS
 from sglang_tuning_exporter.diagnosis.evidence import RESERVE, WATCHDOG, Evidence, amount
 from sglang_tuning_exporter.diagnosis.findings import (
@@ -249,11 +250,8 @@ def _change(advice: Advice, facts: ServerFacts) -> ChangeText:
         verb, typed, words = "Try", advice.typed, "" if advice.suggested is not None else advice.suggestion
     if advice.removes:
         verb, typed, words = "Remove", advice.flag, ""
-    reasons = (
-        ("Why:", advice.why),
-        ("It costs:", capitalised(advice.cost)),
-        ("It will not help if", f"{advice.will_not_help_if}."),
-    )
+    given = ((words, getattr(advice, name), end) for name, words, end in REASONS)
+    reasons = tuple((words, capitalised(text) if words.endswith(":") else f"{text}{end}") for words, text, end in given)
     return ChangeText(
         verb,
         typed,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from sglang_tuning_exporter.diagnosis.advice import REASONS
 from sglang_tuning_exporter.diagnosis.alerting import query
 from sglang_tuning_exporter.diagnosis.conditions.condition import SERVING_SECONDS
 from sglang_tuning_exporter.diagnosis.promql import SECONDS_IN
@@ -38,6 +39,7 @@ def files(time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> dict[str, st
         "severe": MOST_SEVERE_FIRST,
         "inhibitions": tuple(inhibitions()),
         "scaled": lambda text: scaled(text, time_scale),
+        "reasons": REASONS,
     }
     targets = {
         "alerts/rules/sglang-tuning.rules.yml": "rules.yml.j2",

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from sglang_tuning_exporter.config.values import Address, parse_address
+from sglang_tuning_exporter.diagnosis.advice import REASONS
 from sglang_tuning_exporter.diagnosis.table import MOST_SEVERE_FIRST
 from sglang_tuning_exporter.recordings.http_server import Answer, HTTPServer
 from sglang_tuning_exporter.recordings.signals import stopped_by_signal
@@ -66,9 +67,7 @@ def _present(notes: dict[str, str]) -> list[str]:
         ("Runbook:", "", "runbook_url"),
         ("Dashboard:", "", "dashboard_url"),
         ("Expected:", "", "expected"),
-        ("Why:", "", "why"),
-        ("It costs:", "", "cost"),
-        ("It will not help if", ".", "will_not_help_if"),
+        *((words, end, name) for name, words, end in REASONS),
     ):
         lines.append(f"{words} {notes[name]}{end}" if notes.get(name) else "")
     return lines
