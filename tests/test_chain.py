@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class Log:
     """A log whose lines are numbered, and the files it has been; each event takes a second of the files' times."""
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "server.log"
+    def __init__(self, folder: Path, name: str = "server.log") -> None:
+        self.path = folder / name
         self.count = 0
         self.seconds = 1_773_832_925
         self.write(0)
@@ -385,6 +385,27 @@ def test_a_file_compressed_by_zstd_is_read(log: Log) -> None:
     log.write(1)
     follower = LogFollower([str(log.path)], positions=positions)
     assert (read(follower), lost(follower)) == ([2, 3, 4], 0)
+
+
+@pytest.mark.parametrize("processor", [bytes, gzip.compress], ids=["as it is", "gzip"])
+def test_the_files_of_svlogd_and_multilog_are_read_in_the_order_of_their_hexadecimal_names(
+    tmp_path: Path, processor: Callable[[bytes], bytes]
+) -> None:
+    log = Log(tmp_path, "current")
+    log.write(1)
+    follower = LogFollower([str(log.path)], from_start=True)
+    assert read(follower) == [1]
+    positions = saved(follower)
+    # Without their letters these numbers are in another order.
+    for label in ("6b04380806274b64", "6b043808271e84cc", "6b0438092d7e994c", "6b04380a12de96dc", "6b04380b00000000"):
+        log.write(2)
+        rotated = log.path.rename(tmp_path / f"@40000000{label}.s")
+        rotated.write_bytes(processor(rotated.read_bytes()))
+        log.touch(rotated)
+        log.write(0)
+    log.write(1)
+    follower = LogFollower([str(log.path)], positions=positions)
+    assert (read(follower), lost(follower)) == (log.numbers(2, 12), 0)
 
 
 def test_a_file_that_got_the_inode_of_a_deleted_one_is_another_file(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ class Chain:
     def stream(self, fd: int, name: str = "") -> Stream:
         """Return a reader for an open file of this log."""
         lines = Lines(self.limit, self.dropped)
-        return CompressedStream(self.path, fd, lines, name) if rotation.packing(name) else Stream(self.path, fd, lines)
+        return CompressedStream(self.path, fd, lines, name) if rotation.packing_of(fd, name) else Stream(self.path, fd, lines)
 
     def marks(self) -> Iterator[Mark]:
         """Yield the marks of its files, oldest first."""

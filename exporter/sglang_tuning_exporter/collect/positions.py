@@ -75,7 +75,7 @@ class Mark:
             same = self.is_same_file(fd)
             if not same and not self.tail_bytes and not self.is_sure:
                 return False
-            if rotation.packing(name):
+            if rotation.packing_of(fd, name):
                 with rotation.unpacked(fd, name) as file:
                     return self._has_same_text(
                         lambda size, at: file.read(size) if file.seek(at) == at else b"", same=same

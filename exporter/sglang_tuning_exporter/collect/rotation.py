@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
+from sglang_tuning_exporter.collect import compression
 from sglang_tuning_exporter.collect.compression import DAMAGE, OPENERS, READABLE
 
 if TYPE_CHECKING:
@@ -22,13 +23,15 @@ OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY  # opening a FIF
 _VOTERS = 32  # numbered files whose times decide whether numbers rise or fall with age
 _MOST_EMPTY = 8  # empty files that are considered: one may get its first text late, but anybody may create thousands
 _EMPTY_BYTES = 512  # a compressed empty file is smaller: a header with a file name, and a checksum
+_MAGIC_BYTES = max(map(len, compression.MAGIC))
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
 # logrotate's .1 and -20260131, Docker's .1, the kubelet's .20260318-112205, RotatingFileHandler's .2026-01-31_23
 _SUFFIX = re.compile(r"[.-]\d[\dT:._Z+-]*")
 _INFIX = re.compile(
     r"[._-]\d{4}-?\d\d-?\d\d[\dT:._Z+-]*"
 )  # server-20260131.log; a plain number would belong to another server
-_MULTILOG = re.compile(r"@[0-9a-f]{24}\.[su]")  # multilog, svlogd and s6-log, whose log is `current`
+# multilog, svlogd and s6-log, whose log is `current`; a processor such as gzip leaves the name as it is
+_MULTILOG = re.compile(r"@[0-9a-f]{24}\.[su]")
 _COUNT = re.compile(r"[.-]\d{1,5}")
 
 
@@ -60,6 +63,13 @@ def packing(path: str) -> str:
     return next((end for end in _COMPRESSED if path.endswith(end)), "")
 
 
+def packing_of(fd: int, path: str) -> str:
+    """Return the extension that belongs to a compressed file, empty for any other; `multilog` gives it none."""
+    if _MULTILOG.fullmatch(os.path.basename(path)):  # noqa: PTH119 -- thousands of them
+        return compression.packing(os.pread(fd, _MAGIC_BYTES, 0))
+    return packing(path)
+
+
 def is_readable(path: str) -> bool:
     """Return whether a file is uncompressed or in a format that Python can read."""
     return packing(path) in ("", *READABLE)
@@ -68,9 +78,10 @@ def is_readable(path: str) -> bool:
 @contextmanager
 def unpacked(fd: int, name: str) -> Iterator[IO[bytes]]:
     """Open the text of a compressed file. Raise `OSError` for a format that Python cannot read."""
-    opener = OPENERS.get(packing(name))
+    extension = packing_of(fd, name)
+    opener = OPENERS.get(extension)
     if opener is None:
-        raise OSError(f"{packing(name)} files cannot be read")
+        raise OSError(f"{extension} files cannot be read")
     with os.fdopen(os.dup(fd), "rb") as file:
         file.seek(0)
         with opener(file) as text:
@@ -119,7 +130,7 @@ def rotated(folder: str, base: str) -> list[RotatedFile]:
 def _place(path: str, suffix: str, *, inside: bool) -> RotatedFile:
     status = os.stat(path)  # noqa: PTH116 -- thousands of them
     size = status.st_size
-    if 0 < size <= _EMPTY_BYTES and packing(path) and _unpacks_to_nothing(path):
+    if 0 < size <= _EMPTY_BYTES and (packing(path) or suffix.startswith("@")) and _unpacks_to_nothing(path):
         size = 0
     return RotatedFile(path, status.st_ino, status.st_dev, size, status.st_mtime_ns, suffix, inside)
 
@@ -163,11 +174,16 @@ def newest(places: list[RotatedFile]) -> list[RotatedFile]:
     return [place for place in ordered if place.path not in left_out][-MOST_FILES:]
 
 
+def _digits(suffix: str) -> str:
+    """Return what orders files by the time in their names: all digits of a date, or the hexadecimal number of `multilog`."""
+    return suffix if suffix.startswith("@") else re.sub(r"\D", "", suffix)
+
+
 def _in_order(places: list[RotatedFile]) -> list[RotatedFile]:
     """Sort by the dates or the numbers in the names. The times of most files say whether numbers rise or fall with age."""
     numbered = sorted((place for place in places if place.count is not None), key=lambda each: each.count or 0)
     if not numbered:
-        return sorted(places, key=lambda each: (re.sub(r"\D", "", each.suffix), each.modified))
+        return sorted(places, key=lambda each: (_digits(each.suffix), each.modified))
     if len(numbered) < len(places):
         return sorted(places, key=lambda each: (each.modified, -(each.count or 0), each.suffix))
     # Files with text decide: anybody may create thousands of empty files, and one may get its first text late.
