@@ -64,7 +64,8 @@ class Chain:
     def stream(self, fd: int, name: str = "") -> Stream:
         """Return a reader for an open file of this log."""
         lines = Lines(self.limit, self.dropped)
-        return CompressedStream(self.path, fd, lines, name) if rotation.packing_of(fd, name) else Stream(self.path, fd, lines)
+        is_packed = rotation.packing_of(fd, name) != ""
+        return CompressedStream(self.path, fd, lines, name) if is_packed else Stream(self.path, fd, lines)
 
     def marks(self) -> Iterator[Mark]:
         """Yield the marks of its files, oldest first."""
