@@ -50,7 +50,7 @@ class Files(RuleBasedStateMachine):
         super().__init__()
         ran["runs"] += 1
         self.folder = Path(tempfile.mkdtemp(prefix="log-files-"))
-        self.log = self.folder / "server.log"
+        self.log = self.path = self.folder / "server.log"  # the file that has the name now, and the followed path
         self.now = 1_773_832_925  # seconds; the files' times follow it
         self.files: dict[Path, File] = {}  # by where they are now
         self.lines: list[bytes] = []  # complete lines; an incomplete one counts when its writer leaves the file
@@ -67,17 +67,24 @@ class Files(RuleBasedStateMachine):
         self.writer: Any = None
 
     @initialize(
-        names=st.sampled_from(["number", "date", "kubelet"]),
-        regime=st.sampled_from(["rename", "copytruncate"]),
+        names=st.sampled_from(["number", "date", "kubelet", "svlogd"]),
+        regime=st.sampled_from(["rename", "copytruncate", "link"]),
         keeps_times=st.booleans(),
         olddir=st.booleans(),
         budget=st.sampled_from([(256 << 10, 8 << 20), (97, 300), (300, 300)]),
     )
     def begin(self, names: str, regime: str, *, keeps_times: bool, olddir: bool, budget: tuple[int, int]) -> None:
         """An empty log, a writer that has it open, and a follower; `olddir`: rotated files go to a directory beside it."""
-        self.rotated_to = self.folder / "old" if olddir else self.folder
+        self.packed: set[Path] = set()
+        self.rotated_to = self.folder / "old" if olddir and regime != "link" and names != "svlogd" else self.folder
         self.rotated_to.mkdir(exist_ok=True)
         self.names, self.regime = names, regime
+        if self.names == "svlogd":
+            self.regime = "rename"
+            self.log = self.path = self.folder / "current"
+        if self.regime == "link":
+            self.names = "date"
+            self._lead_to(self._dated())
         # Numbered files are compressed by logrotate or gzip, which keep times.
         self.keeps_times = keeps_times or names == "number"
         stream.CHUNK, stream.BUDGET = budget
@@ -157,11 +164,25 @@ class Files(RuleBasedStateMachine):
     def _move(self, path: Path, to: Path) -> None:
         path.rename(to)
         self.files[to] = self.files.pop(path)
+        if path in self.packed:
+            self.packed = self.packed - {path} | {to}
         if self.at == path:
             self.at = to
 
+    def _dated(self) -> Path:
+        return self.folder / f"server.{self.now}.log"
+
+    def _lead_to(self, file: Path) -> None:
+        """Let the link lead to another file, as rotatelogs and cronolog do."""
+        self.log = file
+        temporary = self.folder / "link"
+        temporary.symlink_to(file)
+        temporary.replace(self.path)
+
     def _next_name(self) -> Path:
         stamp = str(self.now)
+        if self.names == "svlogd":
+            return self.folder / f"@40000000{self.now:08x}{self.now * 2654435761 % (1 << 32):08x}.s"
         if self.names == "number":
             for path in self._rotated():
                 _, _, number, *packed = path.name.split(".")
@@ -180,25 +201,34 @@ class Files(RuleBasedStateMachine):
             self.empty = True  # nothing was read that could be found again
         if compress == "others":
             self._pack([path for path in self._rotated() if path != self.at])
-        name = self._next_name()
-        if self.regime == "rename":
-            self._move(self.log, name)
-            self._passes()
-            self.files[self.log] = File()
-            self.log.touch()
-            self._touched(self.log)
+        if self.regime == "copytruncate":
+            self._copy_and_truncate(self._next_name())
+        else:
+            self._begin_file()
             if at_once:
                 self._reopen()
-        else:
-            shutil.copyfile(self.log, name)
-            self._touched(name)
-            os.truncate(self.log, 0)
-            self._touched(self.log)
-            self.files[name], self.files[self.log] = self.files[self.log], File()
-            if self.half:  # it goes on in the truncated file
-                self.files[self.log].parts.add(self._number())
         if compress == "now":
             self._pack([path for path in self._rotated() if path != self.at])
+
+    def _begin_file(self) -> None:
+        """Rename the log, or move the link that leads to it, and make an empty one."""
+        if self.regime == "link":
+            self._lead_to(self._dated())
+        else:
+            self._move(self.log, self._next_name())
+            self._passes()
+        self.files[self.log] = File()
+        self.log.touch()
+        self._touched(self.log)
+
+    def _copy_and_truncate(self, copy: Path) -> None:
+        shutil.copyfile(self.log, copy)
+        self._touched(copy)
+        os.truncate(self.log, 0)
+        self._touched(self.log)
+        self.files[copy], self.files[self.log] = self.files[self.log], File()
+        if self.half:  # it goes on in the truncated file
+            self.files[self.log].parts.add(self._number())
 
     def _reopen(self) -> None:
         self._left()
@@ -214,21 +244,23 @@ class Files(RuleBasedStateMachine):
 
     def _pack(self, paths: list[Path]) -> None:
         for path in paths:
-            if path.suffix == ".gz":
+            if path in self.packed:
                 continue
             ran["compress"] += 1
-            packed = path.with_name(path.name + ".gz")
-            modified = path.stat().st_mtime_ns
-            with gzip.open(packed, "wb") as file:
-                file.write(path.read_bytes())
+            # A processor of svlogd leaves the name as it is.
+            packed = path if self.names == "svlogd" else path.with_name(path.name + ".gz")
+            modified, empty = path.stat().st_mtime_ns, not path.stat().st_size
+            text = gzip.compress(path.read_bytes())
+            path.unlink()
+            packed.write_bytes(text)
             if self.keeps_times:
                 os.utime(packed, ns=(modified, modified))
             else:
                 self._passes()
                 self._touched(packed)
-            self.empty |= not path.stat().st_size
-            path.unlink()
+            self.empty |= empty
             self.files[packed] = self.files.pop(path)
+            self.packed.add(packed)
 
     @rule(count=st.integers(1, 3))
     def delete_oldest(self, count: int) -> None:
@@ -288,7 +320,7 @@ class Files(RuleBasedStateMachine):
         positions, count = self.saved
         del self.told[count:]
         self.follower = LogFollower(
-            [str(self.log)], positions=None if positions is None else json.loads(json.dumps(positions)), from_start=True,
+            [str(self.path)], positions=None if positions is None else json.loads(json.dumps(positions)), from_start=True,
             clock=lambda: float(self.now),
         )  # fmt: skip
         self._save()
@@ -369,8 +401,8 @@ class Files(RuleBasedStateMachine):
         lost = self.lost + sum(status.lost for status in self.follower.status())
         told, written = set(self.told), set(self.lines)
         missing = [number for number, line in enumerate(self.lines) if line not in told]
-        if self.rotated_to != self.folder and (self.gone or self.empty):
-            # A directory beside the log is recognised by a file that was read before, with text, and is still in it.
+        if (self.rotated_to != self.folder or self.regime == "link") and (self.gone or self.empty):
+            # A directory beside the log, or the files of a link, are recognised by a file that was read before, with text.
             self.risky |= set(missing)
             self.unknowable |= set(missing)
         assert set(missing) <= self.risky, ("missing", [self.lines[n] for n in missing if n not in self.risky])

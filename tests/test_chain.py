@@ -408,6 +408,80 @@ def test_the_files_of_svlogd_and_multilog_are_read_in_the_order_of_their_hexadec
     assert (read(follower), lost(follower)) == (log.numbers(2, 12), 0)
 
 
+LINKED = {
+    "date": "server.2026112{}.log",
+    "date behind the name": "server.log.2026112{}",
+    "glog": "sglang.host.user.log.INFO.20261123-13020{0}.230{0}",
+    "number": "server-{}.log",
+    "directory": "run-2026112{}/server.log",
+}
+
+
+def lead(path: Path, file: Path, link: Callable[[Path, Path], None]) -> None:
+    """Let a link lead to a file that may be new, as rotatelogs, cronolog and glog do."""
+    file.parent.mkdir(exist_ok=True)
+    file.touch()
+    link(path.with_name("new-link"), file)
+    path.with_name("new-link").replace(path)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize(
+    ("link", "names"),
+    [*((Path.symlink_to, name) for name in LINKED.values()), (Path.hardlink_to, LINKED["date"])],
+    ids=[*LINKED, "hard link"],
+)
+def test_the_files_that_a_link_led_to_are_read_to_their_ends(
+    tmp_path: Path, link: Callable[[Path, Path], None], names: str, *, stopped: bool
+) -> None:
+    path, log = tmp_path / "log", Log(tmp_path, "elsewhere")
+    lead(path, tmp_path / names.format(1), link)
+    log.path = tmp_path / names.format(1)
+    log.write(1)
+    follower = LogFollower([str(path)], from_start=True)
+    assert read(follower) == [1]
+    positions = saved(follower) if stopped else None
+    for number in range(2, 6):
+        log.write(2)
+        log.path = tmp_path / names.format(number)
+        lead(path, log.path, link)
+    log.write(1)
+    follower = LogFollower([str(path)], positions=positions) if stopped else follower
+    assert (read(follower), lost(follower)) == (log.numbers(2, 10), 0)
+
+
+@pytest.mark.parametrize("patterns", [["log", "server*"], ["server*", "log"], ["*"]])
+def test_the_files_of_a_link_are_read_once_where_they_are_followed_themselves(
+    tmp_path: Path, patterns: list[str]
+) -> None:
+    path, log = tmp_path / "log", Log(tmp_path, "server.20261121.log")
+    lead(path, log.path, Path.symlink_to)
+    log.write(1)
+    followed = [str(tmp_path / pattern) for pattern in patterns]
+    follower = LogFollower(followed, from_start=True)
+    assert read(follower) == [1]
+    positions = saved(follower)
+    for number in range(2, 5):
+        log.write(2)
+        log.path = tmp_path / f"server.2026112{number}.log"
+        lead(path, log.path, Path.symlink_to)
+    log.write(1)
+    assert sorted(read(LogFollower(followed, positions=positions))) == log.numbers(2, 8)
+
+
+def test_the_log_of_another_server_with_a_smaller_number_is_not_read_for_one_whose_file_is_gone(tmp_path: Path) -> None:
+    log, other = Log(tmp_path, "server-2.log"), Log(tmp_path, "server-1.log")
+    log.write(1)
+    follower = LogFollower([str(log.path)], from_start=True)
+    assert read(follower) == [1]
+    positions = saved(follower)
+    other.count = 100
+    other.write(5)
+    log.path.rename(tmp_path.parent / f"{tmp_path.name}-elsewhere")
+    log.write(1)
+    assert read(LogFollower([str(log.path)], positions=positions)) == [2]
+
+
 def test_a_file_that_got_the_inode_of_a_deleted_one_is_another_file(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on ext4 and xfs: the new log has the number of the empty one that was followed, and another generation."""
     generation = 7

@@ -51,6 +51,7 @@ class Chain:
     last_lost: str = ""  # the last of them, and why
     last_poll_at: float = 0.0
     directories: places.LogDirectories = field(init=False)
+    owners: dict[Key, str] = field(default_factory=dict)  # of each file that is followed, the path under which it is
 
     def __post_init__(self) -> None:
         """Note the state of the directory."""
@@ -257,7 +258,8 @@ class Chain:
 
     def _rotated_files(self, marks: Sequence[Mark], following: Stream | None = None) -> list[RotatedFile]:
         taken = following.key if following is not None else None
-        return [place for place in self.directories.rotated_files(marks) if (place.device, place.inode) != taken]
+        found = [(place, (place.device, place.inode)) for place in self.directories.rotated_files(marks)]
+        return [place for place, key in found if key != taken and self.owners.get(key, self.path) == self.path]
 
     def _as_rotated(self, link: Stream) -> RotatedFile:
         return rotation.RotatedFile(self.path, link.key[1], link.key[0], link.size, link.modified, "")

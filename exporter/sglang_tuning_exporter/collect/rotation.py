@@ -32,6 +32,7 @@ _INFIX = re.compile(
 )  # server-20260131.log; a plain number would belong to another server
 # multilog, svlogd and s6-log, whose log is `current`; a processor such as gzip leaves the name as it is
 _MULTILOG = re.compile(r"@[0-9a-f]{24}\.[su]")
+_NUMBER = re.compile(r"[0-9]{1,20}")
 _COUNT = re.compile(r"[.-]\d{1,5}")
 
 
@@ -125,6 +126,48 @@ def rotated(folder: str, base: str) -> list[RotatedFile]:
                     path = os.path.join(folder, name)  # noqa: PTH118 -- thousands of them
                     found[suffix] = _place(path, suffix, inside=inside)
     return newest(list(found.values()))
+
+
+def of_link(path: str, inode: int) -> Iterator[list[RotatedFile]]:
+    """Yield the files that a link may have led to before `path`, its real target: the same name with smaller numbers, oldest first.
+
+    rotatelogs, cronolog and glog write to server.20261123.log and move a link called server.log. First come those of the same directory,
+    then those of the same name in directories with smaller numbers. The file with `inode` is among them whatever its numbers are.
+    """
+    folder, base = os.path.split(path)
+    above, own = os.path.split(folder)
+    yield _before(path, inode, _entries(folder))
+    if _NUMBER.search(own):
+        alike = [below for below in directories(above) if _shape(os.path.basename(below)) == _shape(own)]  # noqa: PTH119 -- thousands of them
+        yield _before(path, inode, [entry for below in alike for entry in _entries(below) if entry.name == base])
+
+
+def _before(path: str, inode: int, entries: list[os.DirEntry[str]]) -> list[RotatedFile]:
+    targets = {entry.path for entry in entries if entry.path == path}
+    number = next((entry.inode() for entry in entries if entry.path in targets), None)
+    targets |= {entry.path for entry in entries if entry.inode() == number}  # its other names: a hard link has two
+    found = []
+    for entry in entries:
+        plain = entry.path.removesuffix(packing(entry.path))
+        earlier = any(_shape(plain) == _shape(target) and _numbers(plain) < _numbers(target) for target in targets)
+        if earlier or (entry.inode() == inode and entry.path not in targets):
+            with suppress(OSError):
+                found.append(_place(entry.path, plain, inside=False))
+    return sorted(found, key=lambda each: (_numbers(each.suffix), each.modified))[-MOST_FILES:]
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    with suppress(OSError, ValueError), os.scandir(folder) as entries:
+        return [entry for entry in entries if not entry.is_symlink()]
+    return []
+
+
+def _shape(name: str) -> str:
+    return _NUMBER.sub("0", name)
+
+
+def _numbers(name: str) -> list[int]:
+    return [int(number) for number in _NUMBER.findall(name)]
 
 
 def _place(path: str, suffix: str, *, inside: bool) -> RotatedFile:

@@ -238,7 +238,7 @@ class LogFollower:
             current = self._chains[path].current
             mine = current is not None and current.key == key
             owners[key] = path if mine else owners.get(key, path)
-            self._chains[path].modified = status.st_mtime_ns
+            self._chains[path].modified, self._chains[path].owners = status.st_mtime_ns, owners
         for path, chain in list(self._chains.items()):
             if path not in found:
                 self._name_is_gone(chain, now)
