@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import floor, inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from sglang_tuning_exporter.capacity.estimate import Estimate
 from sglang_tuning_exporter.capacity.moments import StepSums, total
 from sglang_tuning_exporter.capacity.prefill import Prefill, measure
 from sglang_tuning_exporter.capacity.readings import Counters, Readings
 from sglang_tuning_exporter.capacity.step_time import LEAST_LINES, StepTime, fit
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sglang_tuning_exporter.capacity.estimate import Estimate
-    from sglang_tuning_exporter.sglang.server_info import Load
-    from sglang_tuning_exporter.state.facts import ServerFacts
-    from sglang_tuning_exporter.state.rank import RankState
-    from sglang_tuning_exporter.state.server import ServerState
+from sglang_tuning_exporter.sglang.server_info import Load
+from sglang_tuning_exporter.state.facts import ServerFacts
+from sglang_tuning_exporter.state.rank import RankState
+from sglang_tuning_exporter.state.server import ServerState
 
 STALE_SECONDS = 120.0  # older counters say nothing about now
 MOST_SCHEDULERS = 384

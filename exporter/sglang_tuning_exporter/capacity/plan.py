@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from sglang_tuning_exporter.capacity.estimate import Estimate
+from sglang_tuning_exporter.capacity.model import RankCapacity
 from sglang_tuning_exporter.capacity.prediction import predict_batches
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sglang_tuning_exporter.capacity.estimate import Estimate
-    from sglang_tuning_exporter.capacity.model import RankCapacity
-    from sglang_tuning_exporter.state.profiles import Profile
+from sglang_tuning_exporter.state.profiles import Profile
 
 MOST_BATCH = 4096
 

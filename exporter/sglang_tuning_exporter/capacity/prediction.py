@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.capacity.estimate import Estimate
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sglang_tuning_exporter.capacity.model import RankCapacity
-
+from sglang_tuning_exporter.capacity.model import RankCapacity
 
 LEAST_OF_PREFILL = 0.1  # of the measured speed: the lower end of its interval may lie below zero
 

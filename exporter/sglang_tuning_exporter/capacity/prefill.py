@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.capacity.estimate import Estimate, jackknife
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sglang_tuning_exporter.capacity.readings import Interval
+from sglang_tuning_exporter.capacity.readings import Interval
 
 LEAST_BUSY_SECONDS = 0.5
 LEAST_WINDOWS, MOST_WINDOWS = 4, 10

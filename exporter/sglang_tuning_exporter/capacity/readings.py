@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from sglang_tuning_exporter.capacity.moments import NONE, StepSums
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.sglang.server_info import Load
+from sglang_tuning_exporter.sglang.server_info import Load
 
 LEAST_SECONDS = 1.0  # between two readings
 BACKWARDS_SECONDS = 5.0  # a snapshot that much older than the last one is from another clock or another server

@@ -7,15 +7,12 @@ remains. Values and reasons: docs/capacity.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import log2, sqrt
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.capacity.estimate import Estimate, jackknife
 from sglang_tuning_exporter.capacity.moments import StepSums, total, windows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 MOST_WINDOWS, LEAST_WINDOWS = 10, 4
 LEAST_STEPS = 200

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from sglang_tuning_exporter.diagnosis.command import typed_args
 from sglang_tuning_exporter.sglang.args.flags import flag_of, releases
 from sglang_tuning_exporter.sglang.args.refusals import Objection, choices_of, objection
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sglang_tuning_exporter.state.facts import ServerFacts
+from sglang_tuning_exporter.state.facts import ServerFacts
 
 # Older and newer name of one argument.
 _RENAMED = (("cuda_graph_max_bs", "cuda_graph_max_bs_decode"),)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.acceptance import by_release, objection_to
-from sglang_tuning_exporter.diagnosis.expectation import with_expectation
+from sglang_tuning_exporter.diagnosis.expectation import Expected, with_expectation
+from sglang_tuning_exporter.diagnosis.row import Diagnosis
 from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, SizingInput
+from sglang_tuning_exporter.diagnosis.suspect_proofs import NamedSuspect
 from sglang_tuning_exporter.diagnosis.suspects import likely_suspects, replaces_advice, suspects_explaining
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.diagnosis.variants import TAKES_MEMORY, variant
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.diagnosis.expectation import Expected
-    from sglang_tuning_exporter.diagnosis.row import Diagnosis
-    from sglang_tuning_exporter.diagnosis.suspect_proofs import NamedSuspect
-    from sglang_tuning_exporter.state.facts import ServerFacts
+from sglang_tuning_exporter.state.facts import ServerFacts
 
 __all__ = ["REASONS", "Advice", "SizingInput", "advise"]
 REASONS = (("why", "Why:", ""), ("cost", "It costs:", ""), ("will_not_help_if", "It will not help if", "."))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from sglang_tuning_exporter.diagnosis.conditions import Samples
 from sglang_tuning_exporter.diagnosis.conditions.condition import SERVING_SECONDS, WINDOW
 from sglang_tuning_exporter.diagnosis.promql import ON, last_known, one_of
+from sglang_tuning_exporter.diagnosis.row import Diagnosis
 from sglang_tuning_exporter.diagnosis.table import BY_ID
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.diagnosis.row import Diagnosis
 
 
 class JudgedSamples(Samples, Protocol):

@@ -5,10 +5,7 @@ As many run as fit into the KV cache, and as many may wait as SGLang starts with
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.diagnosis.evidence import Past
+from sglang_tuning_exporter.diagnosis.evidence import Past
 
 # Share of the longest wait that the mean wait may take, because some requests wait longer.
 ALLOWED_SHARE = 0.5

@@ -14,18 +14,14 @@ Secrets are not among the arguments. Environment variables and wrappers are not 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.spelling import shown, spelled, typed
 from sglang_tuning_exporter.sglang.args.flags import Flag, Kind, flag_of, is_before, nearest_flag, releases
 from sglang_tuning_exporter.sglang.args.printed import REDACTED, is_secret
 from sglang_tuning_exporter.sglang.args.values import attention_ranks, flag_value
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from sglang_tuning_exporter.state.facts import ServerFacts
+from sglang_tuning_exporter.state.facts import ServerFacts
 
 _PROGRAM = ("python3", "-m", "sglang.launch_server")
 # SGLang draws seeds from 0 to 2**30 (srt/server_args.py): one this small was typed.

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sglang_tuning_exporter.capacity.model import Measured, RankCapacity, capacities
 from sglang_tuning_exporter.diagnosis.demand import could_not_reserve, is_reserved_in_full, is_used_later, mean_prompt
 from sglang_tuning_exporter.diagnosis.interruption import prefill_takes_most
+from sglang_tuning_exporter.sglang.events import LivenessKind
+from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.journal import HUNG, START
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
-
-    from sglang_tuning_exporter.sglang.events import LivenessKind
-    from sglang_tuning_exporter.state.facts import ServerFacts
-    from sglang_tuning_exporter.state.latency import Latency, RecentLatency
-    from sglang_tuning_exporter.state.profiles import Profile
-    from sglang_tuning_exporter.state.server import ServerState
-    from sglang_tuning_exporter.state.stages import Hang
-    from sglang_tuning_exporter.state.totals import Totals
+from sglang_tuning_exporter.state.latency import Latency, RecentLatency
+from sglang_tuning_exporter.state.profiles import Profile
+from sglang_tuning_exporter.state.server import ServerState
+from sglang_tuning_exporter.state.stages import Hang
+from sglang_tuning_exporter.state.totals import Totals
 
 WATCHDOG: LivenessKind = "watchdog_timeout"
 RESERVE, UNRECOGNISED = "reserve", "unrecognised"

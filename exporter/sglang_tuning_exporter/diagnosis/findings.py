@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from sglang_tuning_exporter.diagnosis.acceptance import objection_to
 from sglang_tuning_exporter.diagnosis.advice import Advice, SizingInput, advise
+from sglang_tuning_exporter.diagnosis.conditions.condition import Resource
 from sglang_tuning_exporter.diagnosis.evidence import PAST_TENSE_SECONDS, Evidence, Past, with_waits_explained
 from sglang_tuning_exporter.diagnosis.profile_settings import differing_settings
 from sglang_tuning_exporter.diagnosis.row import URGENCY, Diagnosis
@@ -15,11 +17,6 @@ from sglang_tuning_exporter.diagnosis.sizing.admission import tolerated
 from sglang_tuning_exporter.diagnosis.suspects import OFTEN, replaces_advice, waits_beside_room
 from sglang_tuning_exporter.diagnosis.table import BY_ID, DIAGNOSES, causes_first
 from sglang_tuning_exporter.state.profiles import DEFAULT_PROFILE, PROFILES, Profile
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sglang_tuning_exporter.diagnosis.conditions.condition import Resource
 
 Confidence: TypeAlias = Literal["high", "medium", "low"]
 Verdict: TypeAlias = str  # a diagnosis id, or one of the words below

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sglang_tuning_exporter.capacity.estimate import Estimate
+from sglang_tuning_exporter.diagnosis.advice import Advice
 from sglang_tuning_exporter.diagnosis.command import command_line
+from sglang_tuning_exporter.diagnosis.evidence import Evidence
+from sglang_tuning_exporter.diagnosis.expectation import Expected
+from sglang_tuning_exporter.diagnosis.findings import Finding, Judgement
 from sglang_tuning_exporter.sglang.log.prefix import FIRST_DATED_SECOND
+from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.signals import IDLE, SIGNALS, STATES, UNKNOWN
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.capacity.estimate import Estimate
-    from sglang_tuning_exporter.diagnosis.advice import Advice
-    from sglang_tuning_exporter.diagnosis.evidence import Evidence
-    from sglang_tuning_exporter.diagnosis.expectation import Expected
-    from sglang_tuning_exporter.diagnosis.findings import Finding, Judgement
-    from sglang_tuning_exporter.state.facts import ServerFacts
-    from sglang_tuning_exporter.state.totals import Totals
+from sglang_tuning_exporter.state.totals import Totals
 
 SCHEMA_VERSION = "1"
 _DEPTH = 16

@@ -9,13 +9,10 @@ These follow each other in any order of the queue.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.demand import held_tokens, mean_prompt
+from sglang_tuning_exporter.diagnosis.evidence import Past
 from sglang_tuning_exporter.sglang.args.flags import is_before
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.diagnosis.evidence import Past
 
 # From here on cached_tokens_total omits requests that start again (retracted_stain, srt/managers/schedule_batch.py).
 COUNTED_ONCE = (0, 5, 9)

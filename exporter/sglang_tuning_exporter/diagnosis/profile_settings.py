@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from sglang_tuning_exporter.diagnosis.evidence import Evidence
-from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue
+from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past
+from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, SizingInput
 from sglang_tuning_exporter.diagnosis.suspect_flags import PAGED_BACKENDS
 from sglang_tuning_exporter.diagnosis.suspects import troubles
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.diagnosis.evidence import Past
-    from sglang_tuning_exporter.diagnosis.sizing.advised_value import SizingInput
-    from sglang_tuning_exporter.state.profiles import Setting
+from sglang_tuning_exporter.state.profiles import Setting
 
 
 def differing_settings(past: Past) -> list[Setting]:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
-from sglang_tuning_exporter.diagnosis.advice import shown
+from sglang_tuning_exporter.diagnosis.advice import Advice, shown
 from sglang_tuning_exporter.diagnosis.command import typed_args
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sglang_tuning_exporter.diagnosis.advice import Advice
-    from sglang_tuning_exporter.diagnosis.expectation import Expected
-    from sglang_tuning_exporter.diagnosis.findings import Finding, Judgement
-    from sglang_tuning_exporter.state.facts import ServerFacts
+from sglang_tuning_exporter.diagnosis.expectation import Expected
+from sglang_tuning_exporter.diagnosis.findings import Finding, Judgement
+from sglang_tuning_exporter.state.facts import ServerFacts
 
 NOT_SET, SET = "not set", "set"
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from sglang_tuning_exporter.diagnosis.conditions import Condition, Kind
-    from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, SizingInput
+from sglang_tuning_exporter.diagnosis.conditions import Condition, Kind
+from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, SizingInput
 
 Severity: TypeAlias = Literal["critical", "warning", "info"]
 URGENCY: dict[Severity, int] = {"info": 0, "warning": 1, "critical": 2}

@@ -8,15 +8,12 @@ row (`scale_out`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from sglang_tuning_exporter.capacity.prediction import largest_batch_within, predict, predict_batches
-from sglang_tuning_exporter.diagnosis.findings import HEALTHY, IDLE, NO_CLEAR_BOTTLENECK
+from sglang_tuning_exporter.diagnosis.evidence import Past
+from sglang_tuning_exporter.diagnosis.findings import HEALTHY, IDLE, NO_CLEAR_BOTTLENECK, Judgement
 from sglang_tuning_exporter.diagnosis.table import BY_ID
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.diagnosis.evidence import Past
-    from sglang_tuning_exporter.diagnosis.findings import Judgement
 
 DEMAND_SECONDS = 120.0  # of the present, unlike a diagnosis: a fleet should follow it
 LEAST_KNOWN_SHARE = 0.5  # of those seconds

@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from typing import TYPE_CHECKING
 
+from sglang_tuning_exporter.sglang.args.flags import Flag
 from sglang_tuning_exporter.sglang.args.printed import REDACTED
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.sglang.args.flags import Flag
 
 _PLAIN_FIGURE = re.compile(r"-?\d+(?:\.\d+)?")
 

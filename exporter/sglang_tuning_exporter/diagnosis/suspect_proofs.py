@@ -5,22 +5,18 @@ Thresholds: docs/decisions.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil, inf
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from sglang_tuning_exporter.diagnosis.demand import USED_LITTLE, demand, held_tokens, mean_prompt
+from sglang_tuning_exporter.diagnosis.evidence import Past
 from sglang_tuning_exporter.diagnosis.interruption import LONG_PREFILL, chunks_of_a_prompt, decode_steps_per_chunk
 from sglang_tuning_exporter.diagnosis.sizing.pools import IN_FORCE
 from sglang_tuning_exporter.diagnosis.sizing.prefill import LEAST_USEFUL_CHUNK
 from sglang_tuning_exporter.sglang.args.flags import flag_of
 from sglang_tuning_exporter.state.profiles import Trouble
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sglang_tuning_exporter.diagnosis.evidence import Past
 
 PROMPTS_HELD = 0.25
 SHORT_PROMPT = 64.0

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import inf
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.command import typed_args
 from sglang_tuning_exporter.diagnosis.evidence import WATCHDOG, Evidence, Past
 from sglang_tuning_exporter.diagnosis.suspect_flags import SUSPECTS
-from sglang_tuning_exporter.diagnosis.suspect_proofs import NamedSuspect, ObservedLoad, admission_share, default_value
+from sglang_tuning_exporter.diagnosis.suspect_proofs import (
+    NamedSuspect,
+    ObservedLoad,
+    Suspect,
+    admission_share,
+    default_value,
+)
 from sglang_tuning_exporter.sglang.args.values import number
+from sglang_tuning_exporter.state.facts import ServerFacts
+from sglang_tuning_exporter.state.latency import Latency
 from sglang_tuning_exporter.state.profiles import Trouble
 from sglang_tuning_exporter.state.signals import AT_LIMIT_SHARE
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.diagnosis.suspect_proofs import Suspect
-    from sglang_tuning_exporter.state.facts import ServerFacts
-    from sglang_tuning_exporter.state.latency import Latency
-    from sglang_tuning_exporter.state.profiles import Trouble
 
 MOST_NAMED = 3
 OFTEN = 0.25  # of the serving time; less than for a finding

@@ -6,7 +6,7 @@ first. `guide` summarises SGLang's tuning guide, with the section's heading wher
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 from sglang_tuning_exporter.diagnosis.row import URGENCY, Diagnosis
 from sglang_tuning_exporter.diagnosis.rows.candidates import CANDIDATE_DIAGNOSES, LATENCY_DIAGNOSES
@@ -15,9 +15,6 @@ from sglang_tuning_exporter.diagnosis.rows.liveness import LIVENESS_DIAGNOSES
 from sglang_tuning_exporter.diagnosis.rows.memory import FAILURE_DIAGNOSES, GRAPH_DIAGNOSES, RESERVE_DIAGNOSES
 from sglang_tuning_exporter.diagnosis.rows.objectives import OBJECTIVE_DIAGNOSES
 from sglang_tuning_exporter.diagnosis.rows.scheduling import CLIENT_DIAGNOSES, SCHEDULING_DIAGNOSES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 DIAGNOSES: tuple[Diagnosis, ...] = (
     *LIVENESS_DIAGNOSES,

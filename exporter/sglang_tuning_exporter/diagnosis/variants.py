@@ -5,15 +5,11 @@ A row's `remedy` is about the row's own argument. Other advice has its text here
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from sglang_tuning_exporter.diagnosis.row import Remedy
 from sglang_tuning_exporter.diagnosis.table import BY_ID
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sglang_tuning_exporter.diagnosis.row import Remedy
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeAlias
 
-from sglang_tuning_exporter.diagnosis.advice import REASONS
+from sglang_tuning_exporter.diagnosis.advice import REASONS, Advice
 from sglang_tuning_exporter.diagnosis.conditions.share import STATE_WORDS
 from sglang_tuning_exporter.diagnosis.evidence import RESERVE, WATCHDOG, Evidence, amount
 from sglang_tuning_exporter.diagnosis.findings import (
@@ -14,25 +15,20 @@ from sglang_tuning_exporter.diagnosis.findings import (
     NO_CLEAR_BOTTLENECK,
     NOT_ENOUGH_DATA,
     STARTING,
+    Check,
+    Finding,
+    Judgement,
     confidence_of,
 )
-from sglang_tuning_exporter.diagnosis.json_findings import iso
+from sglang_tuning_exporter.diagnosis.json_findings import Document, iso
 from sglang_tuning_exporter.diagnosis.recommendation import NOT_SET, current_words
+from sglang_tuning_exporter.diagnosis.row import Diagnosis
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.sglang.clean import cleaned
+from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.journal import START
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from sglang_tuning_exporter.diagnosis.advice import Advice
-    from sglang_tuning_exporter.diagnosis.findings import Check, Finding, Judgement
-    from sglang_tuning_exporter.diagnosis.json_findings import Document
-    from sglang_tuning_exporter.diagnosis.row import Diagnosis
-    from sglang_tuning_exporter.state.facts import ServerFacts
-
-    SeenAt = Callable[[Finding], tuple[float | None, float | None]]
-
+SeenAt: TypeAlias = Callable[[Finding], tuple[float | None, float | None]]
 # A verdict without a finding, in a sentence: of now, and of a log.
 _SENTENCES = {
     HEALTHY: (

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias
+from collections.abc import Collection, Hashable
+from typing import ClassVar, Literal, Protocol, TypeAlias
 
+from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past
 from sglang_tuning_exporter.diagnosis.promql import LONG_WINDOWS, RECENT_WINDOWS, SHORT_WINDOWS
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable
-
-    from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past
-    from sglang_tuning_exporter.state.facts import ServerFacts
-    from sglang_tuning_exporter.state.profiles import Profile
-    from sglang_tuning_exporter.state.signals import Signal
+from sglang_tuning_exporter.state.facts import ServerFacts
+from sglang_tuning_exporter.state.profiles import Profile
+from sglang_tuning_exporter.state.signals import Signal
 
 # `limit`: can be the verdict. `chance`: nothing is wrong, something could be better. `remark`: neither.
 Kind: TypeAlias = Literal["limit", "chance", "remark"]

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.conditions.condition import WINDOW, Condition
 from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past
 from sglang_tuning_exporter.diagnosis.promql import events_increased, one_of
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable
-
-    from sglang_tuning_exporter.sglang.events import LivenessKind, OutOfMemoryPhase
-    from sglang_tuning_exporter.state.profiles import Profile
+from sglang_tuning_exporter.sglang.events import LivenessKind, OutOfMemoryPhase
+from sglang_tuning_exporter.state.profiles import Profile
 
 COUNT = '{{ $value | printf "%.0f" }}'
 

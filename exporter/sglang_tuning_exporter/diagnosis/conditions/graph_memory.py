@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.conditions.condition import WINDOW, Condition, Samples
 from sglang_tuning_exporter.diagnosis.conditions.failures import out_of_memory
 from sglang_tuning_exporter.diagnosis.conditions.reserve import MEMORY, memory_limit
 from sglang_tuning_exporter.diagnosis.evidence import RESERVE, Evidence, Past
 from sglang_tuning_exporter.diagnosis.promql import ON, last_known
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.sglang.events import OutOfMemoryPhase
+from sglang_tuning_exporter.sglang.events import OutOfMemoryPhase
 
 _CAPTURE: OutOfMemoryPhase = "graph_capture"
 

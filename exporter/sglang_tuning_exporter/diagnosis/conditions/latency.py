@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from sglang_tuning_exporter.diagnosis.conditions.condition import Condition, Resource
 from sglang_tuning_exporter.diagnosis.conditions.share import PERCENT
@@ -12,10 +12,8 @@ from sglang_tuning_exporter.diagnosis.interruption import LONG_PREFILL, pause_sh
 from sglang_tuning_exporter.diagnosis.promql import ON, OUTAGE_LOOKBACK, above, largest_before, threshold
 from sglang_tuning_exporter.diagnosis.suspects import LATE_TIMES, late_share
 from sglang_tuning_exporter.state.journal import START
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.state.latency import RecentLatency
-    from sglang_tuning_exporter.state.profiles import Profile
+from sglang_tuning_exporter.state.latency import RecentLatency
+from sglang_tuning_exporter.state.profiles import Profile
 
 _NAMES = {"time_to_first_token": "time to first token", "inter_token": "inter-token latency"}
 _CAUSES = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.conditions.condition import RECENTLY, WINDOW, Condition, Samples
 from sglang_tuning_exporter.diagnosis.conditions.retractions import RATE
@@ -12,10 +11,7 @@ from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past
 from sglang_tuning_exporter.diagnosis.promql import ON, above, threshold
 from sglang_tuning_exporter.diagnosis.suspects import LATE_TIMES
 from sglang_tuning_exporter.state.journal import ABORTED, REJECTION
-from sglang_tuning_exporter.state.profiles import ONE_MORE
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.state.profiles import Profile
+from sglang_tuning_exporter.state.profiles import ONE_MORE, Profile
 
 _RATE = "instance:sglang_tuning_rejections:rate"
 

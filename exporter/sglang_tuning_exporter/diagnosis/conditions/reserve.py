@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sglang_tuning_exporter.diagnosis.conditions.condition import Condition, Samples
 from sglang_tuning_exporter.diagnosis.evidence import RESERVE, Evidence, Past
 from sglang_tuning_exporter.diagnosis.promql import ON, last_known, threshold
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.state.profiles import Profile
+from sglang_tuning_exporter.state.profiles import Profile
 
 MEMORY = last_known("sglang_tuning_available_gpu_memory_bytes")
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.conditions.condition import HALF, RECENTLY, WINDOW, Condition, Samples
 from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past, full_cache
 from sglang_tuning_exporter.diagnosis.promql import ON, above, argument, largest_before, threshold
 from sglang_tuning_exporter.state.journal import RETRACTION
-from sglang_tuning_exporter.state.profiles import ONE_MORE
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.state.profiles import Profile
+from sglang_tuning_exporter.state.profiles import ONE_MORE, Profile
 
 # The new-token ratio starts at min(0.7 x conservativeness, 1): above 1 / 0.7 the flag has no effect
 # (srt/managers/scheduler.py, since 0.3.6).

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.conditions.condition import RECENTLY, SERVING_SECONDS, WINDOW, Condition, Samples
 from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past, full_cache, mean_usage
 from sglang_tuning_exporter.diagnosis.promql import ON, above, one_of, threshold
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable
-
-    from sglang_tuning_exporter.state.profiles import Profile
-    from sglang_tuning_exporter.state.signals import Signal
+from sglang_tuning_exporter.state.profiles import Profile
+from sglang_tuning_exporter.state.signals import Signal
 
 # The states in words for users, because their names are internal.
 STATE_WORDS: dict[str, str] = {

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.conditions.condition import WINDOW, Condition
 from sglang_tuning_exporter.diagnosis.evidence import RANKS_OUTLIVE_SECONDS, Evidence, Past
 from sglang_tuning_exporter.diagnosis.promql import if_found, query_in_template
 from sglang_tuning_exporter.sglang.events import ENDS
 from sglang_tuning_exporter.state.journal import START, WORK
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.state.profiles import Profile
+from sglang_tuning_exporter.state.profiles import Profile
 
 
 @dataclass(frozen=True, slots=True)

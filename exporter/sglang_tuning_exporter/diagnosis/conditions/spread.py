@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.conditions.condition import RECENTLY, SERVING_SECONDS, WINDOW, Condition, Samples
 from sglang_tuning_exporter.diagnosis.conditions.share import OFTEN, PERCENT, busy, often
 from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past
 from sglang_tuning_exporter.diagnosis.promql import ON
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.state.profiles import Profile
+from sglang_tuning_exporter.state.profiles import Profile
 
 
 @dataclass(frozen=True, slots=True)

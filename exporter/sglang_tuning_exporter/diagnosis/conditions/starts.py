@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.conditions.condition import Condition, Samples
 from sglang_tuning_exporter.diagnosis.conditions.failures import COUNT
 from sglang_tuning_exporter.diagnosis.evidence import RESTART_LOOP_SECONDS, Evidence, Past
 from sglang_tuning_exporter.state.journal import START
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.state.profiles import Profile
+from sglang_tuning_exporter.state.profiles import Profile
 
 _WINDOW = f"{RESTART_LOOP_SECONDS / 60:.0f}m"
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.conditions.condition import WINDOW, Condition, Samples
 from sglang_tuning_exporter.diagnosis.conditions.failures import logged
 from sglang_tuning_exporter.diagnosis.evidence import WATCHDOG, Evidence, Past
 from sglang_tuning_exporter.diagnosis.promql import ON, firing, if_found, last_known, query_in_template
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.state.profiles import Profile
+from sglang_tuning_exporter.state.profiles import Profile
 
 _HANGS = 'the {{ . | first | label "stage" }} hangs: requests are there, and it has done nothing for a minute'
 _SPOKEN = "a watchdog saw no progress for --watchdog-timeout seconds"

@@ -6,16 +6,13 @@ Each test returns its evidence, or None if it does not apply to this server or a
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.conditions.condition import Condition
 from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past
 from sglang_tuning_exporter.diagnosis.prefix_sharing import PrefixSharing, sharing
 from sglang_tuning_exporter.diagnosis.suspects import late_share
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # Under fcfs: with less from the cache, ordering is not worth it; with more, nothing is left to gain.
 SHARING = (0.1, 0.9)

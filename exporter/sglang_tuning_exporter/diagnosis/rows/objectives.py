@@ -8,14 +8,11 @@ that it continues, and ends the alert soon after the trouble.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.conditions import BurnRate
+from sglang_tuning_exporter.diagnosis.conditions.latency import Judged
 from sglang_tuning_exporter.diagnosis.interruption import SLOW_BURN_TIMES
 from sglang_tuning_exporter.diagnosis.row import Diagnosis, Remedy, Title
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.diagnosis.conditions.latency import Judged
 
 FAST, SLOW = 14.4, SLOW_BURN_TIMES
 # Their causes have no alert, so they hide nothing.

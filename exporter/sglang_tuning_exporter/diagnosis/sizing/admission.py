@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import ceil
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.conditions.retractions import CONSERVATIVENESS_CEILING
 from sglang_tuning_exporter.diagnosis.demand import USED_LITTLE, demand, longest_answer, mean_prompt
-from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, in_words
+from sglang_tuning_exporter.diagnosis.evidence import Past
+from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, SizingInput, in_words
 from sglang_tuning_exporter.diagnosis.sizing.limits import LOWERED_LIMIT, run_fewer
 from sglang_tuning_exporter.diagnosis.sizing.pools import larger_pool, larger_pool_flags
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sglang_tuning_exporter.diagnosis.evidence import Past
-    from sglang_tuning_exporter.diagnosis.sizing.advised_value import SizingInput
 
 RAISED_CONSERVATIVENESS, LOWERED_CONSERVATIVENESS, USUAL_CONSERVATIVENESS = (
     1.3,

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from sglang_tuning_exporter.diagnosis.evidence import Past
 from sglang_tuning_exporter.sglang.args.refusals import choices_of
 from sglang_tuning_exporter.sglang.args.values import print_factor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sglang_tuning_exporter.diagnosis.evidence import Past
-    from sglang_tuning_exporter.state.facts import ServerFacts
-    from sglang_tuning_exporter.state.profiles import Profile
-    from sglang_tuning_exporter.state.totals import Totals
+from sglang_tuning_exporter.state.facts import ServerFacts
+from sglang_tuning_exporter.state.profiles import Profile
+from sglang_tuning_exporter.state.totals import Totals
 
 
 @dataclass(frozen=True, slots=True)

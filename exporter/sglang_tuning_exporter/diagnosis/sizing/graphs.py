@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from math import floor
-from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, in_words
+from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, SizingInput, in_words
 from sglang_tuning_exporter.diagnosis.sizing.pools import tokens_gained
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.diagnosis.sizing.advised_value import SizingInput
 
 USUAL_GRAPH_SIZES = (
     *(8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256),

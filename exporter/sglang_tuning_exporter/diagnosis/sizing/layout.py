@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, in_words
+from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, SizingInput, in_words
 from sglang_tuning_exporter.sglang.args.flags import flag_of
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.diagnosis.sizing.advised_value import SizingInput
 
 BY_LOAD = ("total_requests", "shortest_queue")  # the first one that a release accepts and has implemented
 ROUTER = "put a router in front that balances by the load of the ranks"

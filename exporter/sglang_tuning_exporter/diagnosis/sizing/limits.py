@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.capacity.prediction import largest_batch_within, predict
-from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.diagnosis.sizing.advised_value import SizingInput
-    from sglang_tuning_exporter.state.facts import ServerFacts
+from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, SizingInput
+from sglang_tuning_exporter.state.facts import ServerFacts
 
 LOWERED_LIMIT = 0.8  # of the running batch, if the KV cache is too small for it
 SMALL_BATCH = 8

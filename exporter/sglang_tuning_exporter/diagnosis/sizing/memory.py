@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import floor
-from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue
+from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, SizingInput
 from sglang_tuning_exporter.diagnosis.sizing.graphs import graph_growth_gb
 from sglang_tuning_exporter.diagnosis.sizing.limits import run_fewer
 from sglang_tuning_exporter.diagnosis.sizing.pools import tokens_gained
 from sglang_tuning_exporter.diagnosis.sizing.prefill import smaller_chunk
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.diagnosis.sizing.advised_value import SizingInput
 
 LEAST_FRACTION, LARGEST_FRACTION = 0.1, 0.95
 FEWER_DECODING = 0.75  # of the running batch, after a failure in decode

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, in_words
+from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, SizingInput, in_words
 from sglang_tuning_exporter.diagnosis.sizing.limits import running_limit
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.diagnosis.sizing.advised_value import SizingInput
-    from sglang_tuning_exporter.state.facts import ServerFacts
+from sglang_tuning_exporter.state.facts import ServerFacts
 
 EIGHT_BITS = ("fp8_e4m3", "fp8_e5m2")  # the first one that a release accepts
 SHORTER = "enlarge the KV cache (--mem-fraction-static, more GPUs), or send shorter requests"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import floor, log2
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.demand import mean_prompt
 from sglang_tuning_exporter.diagnosis.interruption import (
@@ -12,10 +11,7 @@ from sglang_tuning_exporter.diagnosis.interruption import (
     first_token_with_steps_between,
     prefill_pace,
 )
-from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, in_words
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.diagnosis.sizing.advised_value import SizingInput
+from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, SizingInput, in_words
 
 # For one rank: the guide's sizes, and SGLang's largest default. Reasons: docs/decisions.md.
 LARGEST_CHUNK, SMALL_CHUNK, LEAST_CHUNK = 16384, 4096, 2048

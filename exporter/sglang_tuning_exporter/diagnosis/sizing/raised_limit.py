@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue
+from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, SizingInput
 from sglang_tuning_exporter.diagnosis.sizing.graphs import growth_to, largest_covered, usual_size
 from sglang_tuning_exporter.diagnosis.sizing.limits import (
     LOWERED_LIMIT,
@@ -14,9 +13,6 @@ from sglang_tuning_exporter.diagnosis.sizing.limits import (
     running_limit,
 )
 from sglang_tuning_exporter.sglang.args.flags import is_before
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.diagnosis.sizing.advised_value import SizingInput
 
 MOST_TIMES = 8.0  # in one step; larger ones were never measured
 WORTH_IT = 2.0  # times the present limit, without larger graphs
