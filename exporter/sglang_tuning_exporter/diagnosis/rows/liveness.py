@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sglang_tuning_exporter.diagnosis.conditions import SourceTrouble, Starts, Stuck
-from sglang_tuning_exporter.diagnosis.conditions.failures import logged
+from sglang_tuning_exporter.diagnosis.conditions.liveness import logged
 from sglang_tuning_exporter.diagnosis.promql import (
     ON,
     OUTAGE_LOOKBACK,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import ceil
 
-from sglang_tuning_exporter.diagnosis.conditions.retractions import CONSERVATIVENESS_CEILING
+from sglang_tuning_exporter.diagnosis.conditions.requests import CONSERVATIVENESS_CEILING
 from sglang_tuning_exporter.diagnosis.demand import USED_LITTLE, demand, longest_answer, mean_prompt
 from sglang_tuning_exporter.diagnosis.evidence import Past
 from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, SizingInput, in_words
