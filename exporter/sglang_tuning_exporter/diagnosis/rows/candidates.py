@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from sglang_tuning_exporter.diagnosis import clients, interruption, profile_settings
 from sglang_tuning_exporter.diagnosis.conditions import ObjectiveMissed, Suitability, suitability
 from sglang_tuning_exporter.diagnosis.row import Diagnosis, Remedy
@@ -11,8 +13,10 @@ from sglang_tuning_exporter.diagnosis.suspects import suspects_evidence
 
 _BURN_RATE_ALERTS = "the burn-rate alerts of the latency objectives notify; this row names the flag to change"
 
+_late = partial(Diagnosis, no_alert=_BURN_RATE_ALERTS)
+
 LATENCY_DIAGNOSES: tuple[Diagnosis, ...] = (
-    Diagnosis(
+    _late(
         id="latency_batch_too_large",
         condition=ObjectiveMissed("inter_token", "batch"),
         summary="Inter-token latency is too high: decode batches are large.",
@@ -28,11 +32,10 @@ LATENCY_DIAGNOSES: tuple[Diagnosis, ...] = (
             cost="Throughput falls, and requests may queue.",
         ),
         unless=("prefill_bound",),
-        no_alert=_BURN_RATE_ALERTS,
         sizes=limits.smaller_batch,
         scale_out="replica",
     ),
-    Diagnosis(
+    _late(
         id="latency_prefill_between",
         condition=ObjectiveMissed("inter_token", "prefill", times=interruption.SLOW_BURN_TIMES),
         summary="Inter-token latency is too high: prefill of long prompts interrupts decoding.",
@@ -48,11 +51,10 @@ LATENCY_DIAGNOSES: tuple[Diagnosis, ...] = (
             cost="Time to first token of long prompts rises, and prefill throughput falls.",
         ),
         unless=("prefill_bound", "retracting_too_often"),
-        no_alert=_BURN_RATE_ALERTS,
         sizes=prefill.interleave_decode,
         scale_out="flag_first",
     ),
-    Diagnosis(
+    _late(
         id="latency_queue",
         condition=ObjectiveMissed("time_to_first_token", "queue"),
         summary="Time to first token is too high: requests wait in the queue.",
@@ -68,11 +70,10 @@ LATENCY_DIAGNOSES: tuple[Diagnosis, ...] = (
         ),
         causes=(*WHY_REQUESTS_WAIT, "queue_too_long"),
         uses_advice_of_causes=True,
-        no_alert=_BURN_RATE_ALERTS,
         sizes=admission.to_clients(clients.advise_fewer),
         scale_out="replica",
     ),
-    Diagnosis(
+    _late(
         id="latency_long_prompts",
         condition=ObjectiveMissed("time_to_first_token", "prompts"),
         summary="Time to first token is too high with an empty queue: prefill of long prompts takes the time.",
@@ -88,7 +89,6 @@ LATENCY_DIAGNOSES: tuple[Diagnosis, ...] = (
             cost="Running requests pause longer for each chunk, and a chunk needs more memory.",
         ),
         causes=("prefill_bound",),
-        no_alert=_BURN_RATE_ALERTS,
         sizes=prefill.long_prompts,
         scale_out="flag_first",
     ),

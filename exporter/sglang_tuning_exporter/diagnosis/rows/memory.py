@@ -14,11 +14,13 @@ from sglang_tuning_exporter.diagnosis.sizing import graphs, memory
 MEM_FRACTION = "mem_fraction_static"
 _FAILURES = ("out_of_memory_prefill", "out_of_memory_decode", "graph_memory_short", "out_of_memory_any")
 
+_failure = partial(Diagnosis, severity="critical", hold="0m", scale_out="neither")
+_graphs = partial(Diagnosis, severity="warning", keep_firing="5m", scale_out="flag_first")
+
 FAILURE_DIAGNOSES: tuple[Diagnosis, ...] = (
-    Diagnosis(
+    _failure(
         id="out_of_memory_prefill",
         alert="SGLangOutOfMemoryPrefill",
-        severity="critical",
         condition=Failures(("prefill",)),
         summary="SGLang ran out of GPU memory during prefill.",
         seen="{value} out-of-memory failure{s} in prefill",
@@ -32,14 +34,11 @@ FAILURE_DIAGNOSES: tuple[Diagnosis, ...] = (
             "the value is already 2048: then lower --mem-fraction-static",
             cost="Time to first token of long prompts rises.",
         ),
-        hold="0m",
         sizes=memory.oom_prefill,
-        scale_out="neither",
     ),
-    Diagnosis(
+    _failure(
         id="out_of_memory_decode",
         alert="SGLangOutOfMemoryDecode",
-        severity="critical",
         condition=Failures(("decode",)),
         summary="SGLang ran out of GPU memory during decode.",
         seen="{value} out-of-memory failure{s} in decode",
@@ -53,14 +52,11 @@ FAILURE_DIAGNOSES: tuple[Diagnosis, ...] = (
             "a single request does not fit: then lower --mem-fraction-static or --context-length",
             cost="Fewer requests run at once.",
         ),
-        hold="0m",
         sizes=memory.oom_decode,
-        scale_out="neither",
     ),
-    Diagnosis(
+    _failure(
         id="graph_memory_short",
         alert="SGLangGraphMemoryShort",
-        severity="critical",
         condition=GraphMemory(),
         summary="CUDA graphs leave too little GPU memory free, or do not fit.",
         seen="graph capture ran out of memory, or left less than {reserve_least_gb} GB free",
@@ -74,14 +70,11 @@ FAILURE_DIAGNOSES: tuple[Diagnosis, ...] = (
             "the captured batch sizes never run: then lower --cuda-graph-max-bs instead",
             cost="The KV cache gets smaller.",
         ),
-        hold="0m",
         sizes=graphs.graph_memory,
-        scale_out="neither",
     ),
-    Diagnosis(
+    _failure(
         id="out_of_memory_any",
         alert="SGLangOutOfMemory",
-        severity="critical",
         condition=Failures(("startup", "unknown")),
         summary="SGLang ran out of GPU memory.",
         seen="{value} out-of-memory failure{s}",
@@ -97,17 +90,14 @@ FAILURE_DIAGNOSES: tuple[Diagnosis, ...] = (
             "the weights alone do not fit: then use more GPUs (--tp-size) or --quantization fp8",
             cost="The KV cache gets smaller.",
         ),
-        hold="0m",
         sizes=memory.oom_any,
-        scale_out="neither",
     ),
 )
 
 GRAPH_DIAGNOSES: tuple[Diagnosis, ...] = (
-    Diagnosis(
+    _graphs(
         id="cuda_graph_not_covering",
         alert="SGLangCudaGraphNotCovering",
-        severity="warning",
         condition=Share("cuda_graph", ("beyond_captured",)),
         summary="Decode batches are larger than the largest captured CUDA graph, so they run without a graph.",
         summary_past="Until {until} decode batches were larger than the largest captured CUDA graph.",
@@ -122,14 +112,11 @@ GRAPH_DIAGNOSES: tuple[Diagnosis, ...] = (
             "CUDA graphs are disabled, or the attention backend cannot be captured",
             cost="Larger CUDA graphs take GPU memory.",
         ),
-        keep_firing="5m",
         sizes=graphs.graphs,
-        scale_out="flag_first",
     ),
-    Diagnosis(
+    _graphs(
         id="cuda_graph_off",
         alert="SGLangCudaGraphOff",
-        severity="warning",
         condition=Share("cuda_graph", ("eager", "disabled")),
         summary="SGLang decodes small batches without CUDA graphs.",
         summary_past="Until {until} SGLang decoded small batches without CUDA graphs.",
@@ -144,9 +131,7 @@ GRAPH_DIAGNOSES: tuple[Diagnosis, ...] = (
             "the attention backend, LoRA or speculative decoding cannot be captured",
             cost="CUDA graphs take GPU memory, about 1 GB at usual sizes.",
         ),
-        keep_firing="5m",
         sizes=graphs.graphs_off,
-        scale_out="flag_first",
     ),
 )
 

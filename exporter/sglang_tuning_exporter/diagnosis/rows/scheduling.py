@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from sglang_tuning_exporter.diagnosis import clients
 from sglang_tuning_exporter.diagnosis.conditions import OtherCause, Rejections, RetractionRate, Share, Spread
 from sglang_tuning_exporter.diagnosis.row import Diagnosis, Remedy, Title
@@ -23,11 +25,12 @@ WHY_REQUESTS_WAIT = (
     "admission_too_conservative",
 )
 
+_limit = partial(Diagnosis, severity="warning", keep_firing="5m", scale_out="flag_first")
+
 SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
-    Diagnosis(
+    _limit(
         id="requests_rejected",
         alert="SGLangRequestsRejected",
-        severity="warning",
         condition=Rejections(),
         summary="SGLang rejects requests, or clients abandon them after long waits.",
         summary_past="Until {until} SGLang rejected requests, or clients abandoned them after long waits.",
@@ -42,16 +45,14 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
             " too long or first tokens came late, so answers that a client stops on purpose do not count.",
             "clients retry rejected requests without a pause",
         ),
-        keep_firing="5m",
         causes=("scheduler_stuck", *WHY_REQUESTS_WAIT, "cuda_graph_not_covering", "cuda_graph_off"),
         notified_beside=True,
         uses_advice_of_causes=True,
         scale_out="replica",
     ),
-    Diagnosis(
+    _limit(
         id="conservativeness_ineffective",
         alert="SGLangConservativenessIneffective",
-        severity="warning",
         condition=RetractionRate(capped=True),
         summary="SGLang keeps retracting requests, and a higher --schedule-conservativeness has no further effect.",
         summary_past="SGLang retracted running requests {times} until {until}; a higher --schedule-conservativeness has no further effect.",
@@ -67,15 +68,12 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
             "a single request is longer than the KV cache: then lower --context-length",
             cost="Fewer requests run at once.",
         ),
-        keep_firing="5m",
         causes=("out_of_memory_prefill", "out_of_memory_decode", "out_of_memory_any"),
         sizes=admission.ineffective,
-        scale_out="flag_first",
     ),
-    Diagnosis(
+    _limit(
         id="retracting_too_often",
         alert="SGLangRetractingTooOften",
-        severity="warning",
         condition=RetractionRate(),
         summary="SGLang keeps retracting running requests: the KV cache is full.",
         summary_past="SGLang retracted running requests {times} until {until}: the KV cache was full.",
@@ -93,16 +91,13 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
             " --max-running-requests",
             cost="Above 1.0 SGLang admits fewer requests at once, and the queue may grow.",
         ),
-        keep_firing="5m",
         unless=("conservativeness_ineffective",),
         causes=("out_of_memory_prefill", "out_of_memory_decode", "out_of_memory_any"),
         sizes=admission.retracting,
-        scale_out="flag_first",
     ),
-    Diagnosis(
+    _limit(
         id="hybrid_pool_full",
         alert="SGLangHybridPoolFull",
-        severity="warning",
         condition=Share("admission", ("hybrid_pool_full",)),
         summary="Requests wait because the sliding-window or mamba cache is full while the main KV cache has free space.",
         summary_past="Until {until} requests waited because the sliding-window or mamba cache was full while the main KV cache had free space.",
@@ -117,15 +112,12 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
             "both caches are full: then GPU memory is the limit",
             cost="The main KV cache gets smaller by as much as the other gains.",
         ),
-        keep_firing="5m",
         causes=(*_RETRACTING, "dp_imbalanced"),
         sizes=pools.fuller_second_cache,
-        scale_out="flag_first",
     ),
-    Diagnosis(
+    _limit(
         id="running_at_limit",
         alert="SGLangRunningAtLimit",
-        severity="warning",
         # With a full KV cache a higher limit would let no more requests run.
         condition=Share("admission", ("running_limit",), unless=(OtherCause("token_usage", ("at_target",), 0.5),)),
         summary="Requests wait because SGLang runs as many as --max-running-requests allows.",
@@ -141,15 +133,12 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
             "token usage is {token_usage_target} or more: then the KV cache is the limit",
             cost="Inter-token latency rises as more requests run together.",
         ),
-        keep_firing="5m",
         causes=(*_RETRACTING, "dp_imbalanced"),
         sizes=raised_limit.at_limit,
-        scale_out="flag_first",
     ),
-    Diagnosis(
+    _limit(
         id="grammar_queue",
         alert="SGLangGrammarQueue",
-        severity="warning",
         condition=Share("admission", ("grammar_queue",)),
         summary="Requests wait for their grammar (JSON schema, regex, EBNF) to be compiled, not for the GPU.",
         summary_past="Until {until} requests waited for their grammar (JSON schema, regex, EBNF) to be compiled.",
@@ -163,14 +152,12 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
             "SGLang compiles each new schema on the CPU before its request can run, and caches the result.",
             "the CPU is busy: then give the server more cores",
         ),
-        keep_firing="5m",
         sizes=admission.grammar,
         scale_out="neither",
     ),
-    Diagnosis(
+    _limit(
         id="pd_queue",
         alert="SGLangDisaggregationQueue",
-        severity="warning",
         condition=Share("admission", ("pd_queue",)),
         summary="Requests wait for the other server of a prefill/decode pair, or for the KV cache transfer between them.",
         summary_past="Until {until} requests waited for the other server of a prefill/decode pair, or for the KV cache transfer between them.",
@@ -186,13 +173,11 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
             " the KV cache to arrive.",
             "one of the servers is down: then restart it",
         ),
-        keep_firing="5m",
         scale_out="neither",
     ),
-    Diagnosis(
+    _limit(
         id="dp_imbalanced",
         alert="SGLangDPImbalanced",
-        severity="warning",
         condition=Spread(),
         summary="Requests wait on one DP rank while another has free capacity: the load is unbalanced.",
         seen="requests waited {value} of the time on the busiest DP rank, and almost never on the least busy one",
@@ -206,14 +191,12 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
             "long prompts of one client must stay on the rank that has their prefix cached",
             cost="Requests with a common prefix may be spread over more ranks.",
         ),
-        keep_firing="5m",
         sizes=layout.balance,
         scale_out="neither",
     ),
-    Diagnosis(
+    _limit(
         id="admission_recovering",
         alert="SGLangAdmissionRecovering",
-        severity="warning",
         condition=Share("admission", ("recovering",)),
         summary="Requests still wait because of an earlier burst of retractions.",
         summary_past="Until {until} requests waited because of an earlier burst of retractions.",
@@ -227,16 +210,13 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
             " before you try lower values.",
             "the value is already 1.0 or more: then the ratio falls by itself within minutes",
         ),
-        keep_firing="5m",
         unless=_RETRACTING,
         causes=_RETRACTING,
         sizes=admission.recovering,
-        scale_out="flag_first",
     ),
-    Diagnosis(
+    _limit(
         id="prefill_bound",
         alert="SGLangPrefillBound",
-        severity="warning",
         condition=Share("admission", ("prefill_bound",)),
         summary="Requests wait while SGLang prefills long prompts: prefill is the limit.",
         summary_past="Until {until} requests waited while SGLang prefilled long prompts.",
@@ -251,15 +231,12 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
             "the GPU is already busy with prefill: then only prefix reuse, disaggregation or more replicas help",
             cost="Running requests pause longer for each chunk, and a chunk needs more memory.",
         ),
-        keep_firing="5m",
         causes=(*_RETRACTING, "dp_imbalanced"),
         sizes=prefill.chunks,
-        scale_out="flag_first",
     ),
-    Diagnosis(
+    _limit(
         id="admission_too_conservative",
         alert="SGLangAdmissionTooConservative",
-        severity="warning",
         condition=Share("admission", ("held_back",)),
         summary="Requests wait although the KV cache has free space: SGLang reserves too much for running requests.",
         summary_past="Until {until} requests waited although the KV cache had free space.",
@@ -275,16 +252,13 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
             "requests run to their max_new_tokens, prompts are very long, or retractions appear: then raise it towards 1.0",
             cost="The slowest requests may take longer, and a few retractions may appear.",
         ),
-        keep_firing="5m",
         unless=(*_RETRACTING, "scheduler_stuck", "dp_imbalanced"),
         causes=(*_RETRACTING, "running_at_limit"),
         sizes=admission.too_conservative,
-        scale_out="flag_first",
     ),
-    Diagnosis(
+    _limit(
         id="queue_too_long",
         alert="SGLangQueueTooLong",
-        severity="warning",
         condition=Share("queue", ("above_range",)),
         summary="More requests wait than SGLang can start in time.",
         summary_past="Until {until} more requests waited than SGLang could start in time.",
@@ -298,7 +272,6 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
             "Requests arrive faster than SGLang finishes them. Slow the clients down, or add a replica behind the router.",
             "another alert of this server is firing: change its flag first",
         ),
-        keep_firing="5m",
         causes=WHY_REQUESTS_WAIT,
         uses_advice_of_causes=True,
         sizes=admission.to_clients(clients.advise_fewer),
