@@ -5,7 +5,7 @@ Thresholds: docs/decisions.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import ceil, inf
 from typing import Literal, TypeAlias
@@ -16,6 +16,7 @@ from sglang_tuning_exporter.diagnosis.interruption import LONG_PREFILL, chunks_o
 from sglang_tuning_exporter.diagnosis.sizing.pools import IN_FORCE
 from sglang_tuning_exporter.diagnosis.sizing.prefill import LEAST_USEFUL_CHUNK
 from sglang_tuning_exporter.sglang.args.flags import flag_of
+from sglang_tuning_exporter.sglang.args.values import number
 from sglang_tuning_exporter.state.profiles import Trouble
 
 PROMPTS_HELD = 0.25
@@ -36,7 +37,9 @@ NEARLY_MOST_CONSERVATIVE = MOST_CONSERVATIVE - 0.01  # 4.33 x 0.3 under DP atten
 _NEED_KV_CACHE: frozenset[Trouble] = frozenset({"pool", "held_back", "retracting", "waiting"})
 _WAITING_ROWS = frozenset({"queue_too_long", "latency_queue"})
 _POOL_ROWS = _WAITING_ROWS | {"running_far_below_limit", "conservativeness_ineffective"}
-_PREFILL_ROWS = _WAITING_ROWS | {"prefill_bound", "admission_too_conservative", "latency_long_prompts"}
+_PROMPT_ROWS = _WAITING_ROWS | {"prefill_bound", "latency_long_prompts"}
+_PREFILL_ROWS = _PROMPT_ROWS | {"admission_too_conservative"}
+_LARGE_BATCH = frozenset({"latency_batch_too_large"})  # running requests pause while a prompt is computed
 
 
 Side: TypeAlias = Callable[[object], bool]
@@ -69,8 +72,8 @@ def other_than(*words: str) -> Side:
     return lambda value: value not in words if isinstance(value, str) else False
 
 
-# What figures of a server show of a suspect with this value.
-Proof: TypeAlias = Callable[["Suspect", "float | str", "ObservedLoad"], "NamedSuspect | None"]
+# What figures of a server show of a suspect.
+Proof: TypeAlias = Callable[["SetFlag"], "NamedSuspect | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +90,9 @@ class Suspect:
     troubles: tuple[Trouble, ...]
     why: str
     will_not_help_if: str
-    cost: str
     source: str
     proof: Proof | None = None
+    cost: str = ""  # empty where the change costs nothing
     only_proven: bool = False
     suggested: float | str | None = None
     forced_by: tuple[tuple[str, tuple[object, ...]], ...] = ()
@@ -127,25 +130,47 @@ class NamedSuspect:
 
 
 @dataclass(frozen=True, slots=True)
-class ObservedLoad:
-    """What a test looks at: the past, the trouble in it, and the typed arguments."""
+class SetFlag:
+    """A suspect that was typed with `value`, and what its proof looks at: the past, the trouble in it, all typed arguments."""
 
+    suspect: Suspect
+    value: float | str
     past: Past
     seen: frozenset[Trouble]
     typed: Mapping[str, object]
 
+    @property
+    def number(self) -> float:
+        """The value of a flag that is suspicious by its number."""
+        assert isinstance(self.value, float)
+        return self.value
 
-def default_value(suspect: Suspect, release: str) -> float | str | None:
-    """Return the flag's value if it is not set; None if that is no value to type."""
-    if suspect.is_switch:
-        return 0.0
-    if suspect.suggested is not None:
-        return suspect.suggested
-    flag = flag_of(suspect.arg, release)
-    default = flag.default if flag is not None else None
-    if isinstance(default, (int, float)) and not isinstance(default, bool):
-        return float(default)
-    return default if isinstance(default, str) else None
+    @property
+    def default(self) -> float | str | None:
+        """The value to set, else that of the flag if it is not set; None if that is no value to type."""
+        if self.suspect.is_switch:
+            return 0.0
+        if self.suspect.suggested is not None:
+            return self.suspect.suggested
+        flag = flag_of(self.suspect.arg, self.past.facts.release or "")
+        default = flag.default if flag is not None else None
+        return default if isinstance(default, str) else None if isinstance(default, bool) else number(default)
+
+    def explains(
+        self, rows: Collection[str], suggested: float | str | None, gain: str = "", place: Place = "instead"
+    ) -> NamedSuspect:
+        """Return the suspect as the cause of these rows."""
+        return NamedSuspect(self.suspect, self.value, suggested, gain, frozenset(rows), place)
+
+
+def wherever(trouble: Trouble, row: str, place: Place) -> Proof:
+    """Return the proof of a suspect that explains a row wherever this trouble is seen."""
+    return lambda flag: flag.explains({row}, flag.default, place=place) if trouble in flag.seen else None
+
+
+def only_if(holds: Callable[[Past], bool]) -> Proof:
+    """Return the proof of a suspect that explains no row, and is a suspect only if this holds."""
+    return lambda flag: flag.explains((), flag.default) if holds(flag.past) else None
 
 
 def admission_share(past: Past, *states: str) -> float:
@@ -153,9 +178,9 @@ def admission_share(past: Past, *states: str) -> float:
     return past.recent.share_of("admission", states) or 0.0
 
 
-def radix_cache(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
+def radix_cache(flag: SetFlag) -> NamedSuspect | None:
     """Without the radix cache each request computes and holds its whole prompt, shared or not."""
-    prompt, tokens_held, seen = mean_prompt(load.past), held_tokens(load.past, load.past.recent.mean), load.seen
+    prompt, tokens_held, seen = mean_prompt(flag.past), held_tokens(flag.past, flag.past.recent.mean), flag.seen
     if prompt is not None and prompt < SHORT_PROMPT:
         return None
     rows: frozenset[str] = frozenset()
@@ -166,64 +191,56 @@ def radix_cache(suspect: Suspect, current: float | str, load: ObservedLoad) -> N
         if share is not None and share < 1:  # larger shares mix means of different moments
             gain = f"prompts take about {100 * share:.0f} % of the KV cache, each request its own copy"
     if "prefill" in seen or ("first_tokens" in seen and (prompt or 0.0) >= LONG_PROMPT):
-        rows |= _PREFILL_ROWS - {"admission_too_conservative"}
+        rows |= _PROMPT_ROWS
         gain = gain or (f"a mean prompt has {prompt:,.0f} tokens, all computed" if prompt is not None else "")
-    return NamedSuspect(suspect, current, 0.0, gain, rows) if rows else None
+    return flag.explains(rows, 0.0, gain, "before") if rows else None
 
 
-def prefill_limit(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
+def prefill_limit(flag: SetFlag) -> NamedSuspect | None:
     """A prefill batch ends at this many tokens, so it is the limit beside a larger chunk."""
-    chunk = load.typed.get("chunked_prefill_size")
-    default = default_value(suspect, load.past.facts.release or "")
-    if not isinstance(current, float) or not isinstance(default, float):
+    chunk, default, seen = flag.typed.get("chunked_prefill_size"), flag.default, flag.seen
+    if not isinstance(default, float):
         return None
     wanted = float(chunk) if isinstance(chunk, (int, float)) and chunk > 0 else default
-    prompt = mean_prompt(load.past)
+    prompt = mean_prompt(flag.past)
     # If many prompts fit into a batch, this limit is not the cause.
-    fit = current / (LEAST_USEFUL_CHUNK if prompt is None else max(prompt, 1.0))
-    late = not {"tokens", "first_tokens"}.isdisjoint(load.seen) and fit <= FEW_PROMPTS
-    if current >= wanted or not (
-        "prefill" in load.seen or late or ("held_back" in load.seen and fit <= FEW_PROMPTS / 2)
-    ):
+    fit = flag.number / (LEAST_USEFUL_CHUNK if prompt is None else max(prompt, 1.0))
+    late = not {"tokens", "first_tokens"}.isdisjoint(seen) and fit <= FEW_PROMPTS
+    held_back = "held_back" in seen and fit <= FEW_PROMPTS / 2
+    if flag.number >= wanted or not ("prefill" in seen or late or held_back):
         return None
-    gain = f"a prefill batch ends at {current:,.0f} tokens, a chunk has {wanted:,.0f}"
-    return NamedSuspect(
-        suspect, current, max(wanted, default), gain, _PREFILL_ROWS | {"latency_batch_too_large"}, "instead"
-    )
+    gain = f"a prefill batch ends at {flag.number:,.0f} tokens, a chunk has {wanted:,.0f}"
+    return flag.explains(_PREFILL_ROWS | _LARGE_BATCH, max(wanted, default), gain)
 
 
-def small_chunk(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
+def small_chunk(flag: SetFlag) -> NamedSuspect | None:
     """A prompt takes several passes through the model, one for each small chunk."""
-    ranks = _ranks(load.typed)
-    prompt, reserve = mean_prompt(load.past), load.past.facts.reserve_gb
-    if not isinstance(current, float) or (reserve is not None and reserve < load.past.profile.reserve_lower_gb):
+    ranks, prompt, reserve = _ranks(flag.typed), mean_prompt(flag.past), flag.past.facts.reserve_gb
+    if reserve is not None and reserve < flag.past.profile.reserve_lower_gb:
         return None
-    chunk, seen = current / ranks, load.seen
+    chunk = flag.number / ranks
     is_tiny = chunk < TINY_CHUNK
     late = {"prefill", "first_tokens", "tokens"} if is_tiny else {"prefill", "first_tokens"}
-    if chunk >= LEAST_USEFUL_CHUNK or late.isdisjoint(seen):
+    if chunk >= LEAST_USEFUL_CHUNK or late.isdisjoint(flag.seen):
         return None
-    taken = chunks_of_a_prompt(load.past, chunk)
+    taken = chunks_of_a_prompt(flag.past, chunk)
     if taken is None and prompt is not None:
         taken = ceil(prompt / chunk)
     if taken == 1:
         return None
     gain = f"a mean prompt takes {taken} chunks" if taken is not None else ""
-    # Running requests pause while a prompt is computed in chunks.
-    rows = _PREFILL_ROWS - {"admission_too_conservative"} | {"latency_batch_too_large"}
-    if is_tiny:  # a larger chunk takes no longer, so decode steps between more of them only delay the prompts
-        rows |= {"latency_prefill_between"}
-    return NamedSuspect(suspect, current, float(LEAST_USEFUL_CHUNK) * ranks, gain, rows, "instead")
+    # A larger chunk takes no longer than a tiny one, so decode steps between more of them only delay the prompts.
+    rows = _PROMPT_ROWS | _LARGE_BATCH | ({"latency_prefill_between"} if is_tiny else frozenset())
+    return flag.explains(rows, float(LEAST_USEFUL_CHUNK) * ranks, gain)
 
 
-def no_chunks(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
+def no_chunks(flag: SetFlag) -> NamedSuspect | None:
     """Without chunks every running request waits for a long prompt to be computed in one piece."""
-    prompt, seen = mean_prompt(load.past), load.seen
-    if prompt is None or prompt < LONG_PROMPT or not ({"tokens", "prefill", "first_tokens"} & seen):
+    prompt = mean_prompt(flag.past)
+    if prompt is None or prompt < LONG_PROMPT or flag.seen.isdisjoint({"tokens", "prefill", "first_tokens"}):
         return None
     gain = f"running requests pause for whole prompts, {prompt:,.0f} tokens on average"
-    rows = _PREFILL_ROWS - {"admission_too_conservative"} | {"latency_batch_too_large"}
-    return NamedSuspect(suspect, current, USUAL_CHUNK * _ranks(load.typed), gain, rows)
+    return flag.explains(_PROMPT_ROWS | _LARGE_BATCH, USUAL_CHUNK * _ranks(flag.typed), gain, "before")
 
 
 def _ranks(typed: Mapping[str, object]) -> float:
@@ -240,25 +257,25 @@ def empty_page_share(page: float, request: float) -> float:
     return 1.0 - request / (ceil(request / page) * page) if request > 0 else 0.0
 
 
-def pages(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
+def pages(flag: SetFlag) -> NamedSuspect | None:
     """Requests leave much of their last pages empty."""
-    request = _request_tokens(load.past)
-    wants_room = bool(_NEED_KV_CACHE & load.seen)
+    page, request = flag.number, _request_tokens(flag.past)
+    wants_room = not _NEED_KV_CACHE.isdisjoint(flag.seen)
     # At the running limit a smaller page helps only after the limit was raised.
-    if not isinstance(current, float) or request is None or not (wants_room or "limit" in load.seen):
+    if request is None or not (wants_room or "limit" in flag.seen):
         return None
     # Lengths differ: the last page of a request is half empty on average.
-    wasted = max(empty_page_share(current, request), current / 2 / (request + current / 2))
+    wasted = max(empty_page_share(page, request), page / 2 / (request + page / 2))
     if wasted < EMPTY_PAGE_SHARE:
         return None
-    smaller = [
-        size for size in PAGE_SIZES if size < current and size / 2 / (request + size / 2) <= EMPTY_PAGE_SHARE_ALLOWED
-    ]
+    smaller = (
+        size for size in PAGE_SIZES if size < page and size / 2 / (request + size / 2) <= EMPTY_PAGE_SHARE_ALLOWED
+    )
     gain = (
         f"about {100 * wasted:.0f} % of the KV cache is empty space in pages: a request has some {request:,.0f} tokens"
     )
-    rows = _POOL_ROWS | {"admission_too_conservative", "retracting_too_often"} if wants_room else frozenset()
-    return NamedSuspect(suspect, current, float(smaller[0] if smaller else 1), gain, rows, "instead")
+    rows = _POOL_ROWS | {"admission_too_conservative", "retracting_too_often"} if wants_room else ()
+    return flag.explains(rows, float(next(smaller, 1)), gain)
 
 
 def _request_tokens(past: Past) -> float | None:
@@ -269,21 +286,17 @@ def _request_tokens(past: Past) -> float | None:
     return prompt + answer / 2 if prompt is not None else None
 
 
-def pool_cap(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
+def pool_cap(flag: SetFlag) -> NamedSuspect | None:
     """The KV cache is as large as the flag allows, and is full or reserved."""
-    pool = max(load.past.facts.kv_pool_tokens.values(), default=None)
-    seen, past = load.seen, load.past
-    is_full = "pool" in seen or ("held_back" in seen and _will_use_reservation(past))
+    seen, facts = flag.seen, flag.past.facts
+    pool = max(facts.kv_pool_tokens.values(), default=None)
+    is_full = "pool" in seen or ("held_back" in seen and _will_use_reservation(flag.past))
     # Some requests wait while others are retracted, and the flag is as high as it helps.
-    if (
-        "retracting" in seen
-        and {"held_back", "waiting"} & seen
-        and (past.facts.conservativeness or 0.0) > NEARLY_MOST_CONSERVATIVE
-    ):
-        is_full = True
-    if not isinstance(current, float) or pool is None or pool < IN_FORCE * current or not is_full:
+    both = "retracting" in seen and not seen.isdisjoint({"held_back", "waiting"})
+    is_full = is_full or (both and (facts.conservativeness or 0.0) > NEARLY_MOST_CONSERVATIVE)
+    if pool is None or pool < IN_FORCE * flag.number or not is_full:
         return None
-    return NamedSuspect(suspect, current, 2 * current, CAPPED, _POOL_ROWS)
+    return flag.explains(_POOL_ROWS, 2 * flag.number, CAPPED, "before")
 
 
 def _will_use_reservation(past: Past) -> bool:
@@ -297,71 +310,36 @@ def _will_use_reservation(past: Past) -> bool:
     return usage >= LEAST_HELD and asking.share > USED_LITTLE
 
 
-def adapters(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
+def adapters(flag: SetFlag) -> NamedSuspect | None:
     """Requests of an adapter without a slot wait, whatever is free."""
-    paths = load.typed.get("lora_paths")
+    paths = flag.typed.get("lora_paths")
     adapters = len(paths) if isinstance(paths, (list, dict)) else 0
-    if not isinstance(current, float) or adapters + 1 <= current or not ({"held_back", "waiting"} & load.seen):
+    if adapters + 1 <= flag.number or flag.seen.isdisjoint({"held_back", "waiting"}):
         return None
-    rows = _WAITING_ROWS | {"admission_too_conservative"}
-    gain = f"{adapters} adapters share {current:g} slots"
-    return NamedSuspect(suspect, current, float(adapters + 1), gain, rows, "instead")
+    gain = f"{adapters} adapters share {flag.number:g} slots"
+    return flag.explains(_WAITING_ROWS | {"admission_too_conservative"}, float(adapters + 1), gain)
 
 
-def prefill_requests(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
+def prefill_requests(flag: SetFlag) -> NamedSuspect | None:
     """A prefill batch starts no more requests than this."""
-    if not isinstance(current, float) or "held_back" not in load.seen:
-        return None
-    gain = f"at most {current:g} {'requests start' if current > 1 else 'request starts'} together"
-    return NamedSuspect(suspect, current, None, gain, _WAITING_ROWS, "instead")
+    gain = f"at most {flag.number:g} {'requests start' if flag.number > 1 else 'request starts'} together"
+    return flag.explains(_WAITING_ROWS, None, gain) if "held_back" in flag.seen else None
 
 
-def decode_interval(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
+def decode_interval(flag: SetFlag) -> NamedSuspect | None:
     """After long prompts the decode steps that the objective needs are not suspicious."""
-    if not isinstance(current, float) or "held_back" not in load.seen:
-        return None
-    if (mean_prompt(load.past) or 0.0) >= LONG_PREFILL and current <= decode_steps_per_chunk(load.past.profile):
-        return None
-    gain = f"after each prefill batch no request starts for {current:g} decode steps"
-    return NamedSuspect(suspect, current, 0.0, gain, _WAITING_ROWS, "instead")
+    needed = decode_steps_per_chunk(flag.past.profile) if (mean_prompt(flag.past) or 0.0) >= LONG_PREFILL else 0.0
+    gain = f"after each prefill batch no request starts for {flag.number:g} decode steps"
+    return flag.explains(_WAITING_ROWS, 0.0, gain) if "held_back" in flag.seen and flag.number > needed else None
 
 
-def reserve(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
-    """A smaller reserve is advised only without retractions."""
-    return None if load.past.retractions else NamedSuspect(suspect, current, suspect.suggested)
-
-
-def padding(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
-    """Without padding most batches have no CUDA graph of their size."""
-    if "eager" not in load.seen:
-        return None
-    return NamedSuspect(suspect, current, 0.0, "", frozenset({"cuda_graph_off"}), "instead")
-
-
-def queue_limit(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
-    """Only bursts are rejected."""
+def queue_limit(flag: SetFlag) -> NamedSuspect | None:
+    """Only bursts are rejected: nothing else keeps requests waiting."""
     # While the running limit holds requests back, raising that limit helps more.
-    if not isinstance(current, float) or {"rejected"} != load.seen - {"tokens", "first_tokens"}:
-        return None
-    # Nothing else keeps requests waiting, so only bursts are rejected.
-    return NamedSuspect(suspect, current, 4 * max(current, 1.0), "", frozenset({"requests_rejected"}), "instead")
+    only_bursts = flag.seen - {"tokens", "first_tokens"} == {"rejected"}
+    return flag.explains({"requests_rejected"}, 4 * max(flag.number, 1.0)) if only_bursts else None
 
 
-def watchdog(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
-    """The watchdog ended the server."""
-    if "hang" not in load.seen:
-        return None
-    return NamedSuspect(
-        suspect, current, default_value(suspect, load.past.facts.release or ""), "", frozenset({"scheduler_stuck"})
-    )
-
-
-def speculation(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
-    """No row of its own: only a suspect in large batches."""
-    running = load.past.recent.mean("running")
-    return NamedSuspect(suspect, current, None) if running is not None and running >= LARGE_BATCH else None
-
-
-def warmup(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
-    """No row of its own: only the first requests after a start are slow."""
-    return NamedSuspect(suspect, current, 0.0) if load.past.starts else None
+def in_large_batches(past: Past) -> bool:
+    """Return whether decode batches are large."""
+    return (past.recent.mean("running") or 0.0) >= LARGE_BATCH

@@ -15,10 +15,9 @@ from sglang_tuning_exporter.diagnosis.evidence import WATCHDOG, Evidence, Past
 from sglang_tuning_exporter.diagnosis.suspect_flags import SUSPECTS
 from sglang_tuning_exporter.diagnosis.suspect_proofs import (
     NamedSuspect,
-    ObservedLoad,
+    SetFlag,
     Suspect,
     admission_share,
-    default_value,
 )
 from sglang_tuning_exporter.sglang.args.values import number
 from sglang_tuning_exporter.state.facts import ServerFacts
@@ -81,13 +80,12 @@ def suspects(past: Past, seen: frozenset[Trouble]) -> tuple[NamedSuspect, ...]:
         current = value if isinstance(value, str) else number(value)
         if current is None:  # an integer of hundreds of digits
             continue
-        if suspect.proof is not None:
-            proven = suspect.proof(suspect, current, ObservedLoad(past, seen, typed))
-            if proven is not None:
-                found.append(proven)
-                continue
-        if not suspect.only_proven:
-            found.append(NamedSuspect(suspect, current, default_value(suspect, facts.release)))
+        flag = SetFlag(suspect, current, past, seen, typed)
+        proven = None if suspect.proof is None else suspect.proof(flag)
+        if proven is not None:
+            found.append(proven)
+        elif not suspect.only_proven:
+            found.append(NamedSuspect(suspect, current, flag.default))
     return tuple(found)
 
 
