@@ -7,8 +7,7 @@ import pytest
 from sglang_tuning_exporter.diagnosis.advice import SizingInput, advise
 from sglang_tuning_exporter.diagnosis.conditions.suitability import data_parallel_would_fit, torch_compile_candidate
 from sglang_tuning_exporter.diagnosis.evidence import Past
-from sglang_tuning_exporter.diagnosis.sizing.graphs import graphs
-from sglang_tuning_exporter.diagnosis.sizing.pools import tokens_gained
+from sglang_tuning_exporter.diagnosis.sizing.graphs import graphs, tokens_gained
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.profiles import PROFILES

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 from sglang_tuning_exporter.diagnosis.demand import USED_LITTLE, demand, held_tokens, mean_prompt
 from sglang_tuning_exporter.diagnosis.evidence import Past
 from sglang_tuning_exporter.diagnosis.interruption import LONG_PREFILL, chunks_of_a_prompt, decode_steps_per_chunk
-from sglang_tuning_exporter.diagnosis.sizing.pools import IN_FORCE
+from sglang_tuning_exporter.diagnosis.sizing.memory import IN_FORCE
 from sglang_tuning_exporter.diagnosis.sizing.prefill import LEAST_USEFUL_CHUNK
 from sglang_tuning_exporter.sglang.args.flags import flag_of
 from sglang_tuning_exporter.sglang.args.values import number

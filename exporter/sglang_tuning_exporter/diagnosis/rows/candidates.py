@@ -8,7 +8,7 @@ from sglang_tuning_exporter.diagnosis import clients, interruption, profile_sett
 from sglang_tuning_exporter.diagnosis.conditions import ObjectiveMissed, Suitability, suitability
 from sglang_tuning_exporter.diagnosis.row import Diagnosis, Remedy
 from sglang_tuning_exporter.diagnosis.rows.scheduling import WHY_REQUESTS_WAIT
-from sglang_tuning_exporter.diagnosis.sizing import admission, advised_value, layout, limits, pools, prefill
+from sglang_tuning_exporter.diagnosis.sizing import admission, advised_value, layout, limits, memory, prefill
 from sglang_tuning_exporter.diagnosis.suspects import suspects_evidence
 
 _BURN_RATE_ALERTS = "the burn-rate alerts of the latency objectives notify; this row names the flag to change"
@@ -171,7 +171,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
             "the clients send such prompts by mistake: then nothing needs to change",
             cost="Less GPU memory stays free for peaks.",
         ),
-        sizes=pools.hold_longest_prompts,
+        sizes=memory.hold_longest_prompts,
     ),
     Diagnosis(
         id="prompts_beyond_context",
@@ -188,7 +188,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
             "the model's own context is not longer: SGLang then refuses to start; or the clients send such prompts by mistake",
             cost="Long requests hold more of the KV cache, so fewer run together.",
         ),
-        sizes=pools.hold_longest_requests,
+        sizes=memory.hold_longest_requests,
     ),
     Diagnosis(
         id="requests_refused",

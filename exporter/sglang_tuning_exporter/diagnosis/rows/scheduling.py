@@ -7,7 +7,7 @@ from functools import partial
 from sglang_tuning_exporter.diagnosis import clients
 from sglang_tuning_exporter.diagnosis.conditions import OtherCause, Rejections, RetractionRate, Share, Spread
 from sglang_tuning_exporter.diagnosis.row import Diagnosis, Remedy, Title
-from sglang_tuning_exporter.diagnosis.sizing import admission, layout, pools, prefill, raised_limit
+from sglang_tuning_exporter.diagnosis.sizing import admission, layout, limits, memory, prefill
 
 CONSERVATIVENESS = "schedule_conservativeness"
 RUNNING_LIMIT = "max_running_requests"
@@ -113,7 +113,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
             cost="The main KV cache gets smaller by as much as the other gains.",
         ),
         causes=(*_RETRACTING, "dp_imbalanced"),
-        sizes=pools.fuller_second_cache,
+        sizes=memory.fuller_second_cache,
     ),
     _limit(
         id="running_at_limit",
@@ -134,7 +134,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
             cost="Inter-token latency rises as more requests run together.",
         ),
         causes=(*_RETRACTING, "dp_imbalanced"),
-        sizes=raised_limit.at_limit,
+        sizes=limits.at_limit,
     ),
     _limit(
         id="grammar_queue",
@@ -293,7 +293,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         ),
         kind="chance",
         no_alert="a full KV cache with a queue is normal for a well-loaded server; SGLangQueueTooLong fires when requests wait too long",
-        sizes=pools.pool_short,
+        sizes=memory.pool_short,
     ),
 )
 

@@ -11,14 +11,11 @@ from sglang_tuning_exporter.diagnosis.demand import USED_LITTLE, demand, longest
 from sglang_tuning_exporter.diagnosis.evidence import Past
 from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, SizingInput, in_words
 from sglang_tuning_exporter.diagnosis.sizing.limits import LOWERED_LIMIT, run_fewer
-from sglang_tuning_exporter.diagnosis.sizing.pools import larger_pool, larger_pool_flags
+from sglang_tuning_exporter.diagnosis.sizing.memory import larger_pool, larger_pool_flags
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
 
-RAISED_CONSERVATIVENESS, LOWERED_CONSERVATIVENESS, USUAL_CONSERVATIVENESS = (
-    1.3,
-    0.3,
-    1.0,
-)  # the guide's values, and the default
+# The guide's values, and the default.
+RAISED_CONSERVATIVENESS, LOWERED_CONSERVATIVENESS, USUAL_CONSERVATIVENESS = 1.3, 0.3, 1.0
 PEAKS = (
     "enlarge the KV cache ({flags}): it is full at peaks only (token usage is {usage:.2f}), and fewer"
     " requests at once would cost more than the retractions"

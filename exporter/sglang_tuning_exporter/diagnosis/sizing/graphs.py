@@ -5,12 +5,9 @@ from __future__ import annotations
 from math import floor
 
 from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, SizingInput, in_words
-from sglang_tuning_exporter.diagnosis.sizing.pools import tokens_gained
+from sglang_tuning_exporter.state.facts import ServerFacts
 
-USUAL_GRAPH_SIZES = (
-    *(8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256),
-    *(320, 384, 448, 512, 640, 768),
-)
+USUAL_GRAPH_SIZES = (8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768)
 LARGEST_GRAPH = USUAL_GRAPH_SIZES[-1]  # the guide names no larger one
 BEYOND = (
     "leave it, or run at most {most} at once: 99 % of the time batches hold up to {batch} requests, and the guide calls CUDA graphs"
@@ -62,8 +59,7 @@ def _larger_graph(basis: SizingInput) -> tuple[float | None, float | None, int |
     batch = basis.recent.running_quantile(0.99)
     if batch is None:
         return current, None, None
-    covering = usual_size(batch)
-    half = basis.recent.running_quantile(0.5)
+    covering, half = usual_size(batch), basis.recent.running_quantile(0.5)
     if covering is None and half is not None and half <= LARGEST_GRAPH:
         covering = float(LARGEST_GRAPH)  # covers more than half of the batches
     return current, covering, batch
@@ -93,12 +89,17 @@ def graphs(basis: SizingInput) -> list[AdvisedValue]:
     if current is not None and suggested <= current:
         return [] if batch <= current else [beyond]
     covers = f"covers batches up to {suggested:g}; 99 % of the time they were at most {batch}"
-    growth, left = graph_growth_gb(basis), basis.facts.reserve_gb
     paid = _smaller_kv_cache(basis)
-    cost = ""
-    if growth is not None and left is not None and not paid and left - growth >= basis.profile.reserve_lower_gb:
-        cost = f"Larger graphs take about {growth:.1f} GB of the {left:.1f} GB of GPU memory left at start-up."
+    cost = "" if paid else cost_of_growth(basis, graph_growth_gb(basis))
     return [AdvisedValue(suggested, current, covers, arg, cost=cost, beside=tuple(paid))]
+
+
+def cost_of_growth(basis: SizingInput, growth: float | None) -> str:
+    """Return what larger graphs take of the memory left, in words; empty if not known, or if they leave too little."""
+    left = basis.facts.reserve_gb
+    if growth is None or left is None or left - growth < basis.profile.reserve_lower_gb:
+        return ""
+    return f"Larger graphs take about {growth:.1f} GB of the {left:.1f} GB of GPU memory left at start-up."
 
 
 def _smaller_kv_cache(basis: SizingInput) -> list[AdvisedValue]:
@@ -114,12 +115,23 @@ def _smaller_kv_cache(basis: SizingInput) -> list[AdvisedValue]:
     elif left - growth >= profile.reserve_lower_gb:
         return []
     else:
-        suggested = floor((fraction - (profile.reserve_aim_gb - left + growth) / capacity) * 100 + 1e-6) / 100
-        gain = (
-            f"the larger graphs take about {growth:.1f} GB; {tokens_gained(facts, (suggested - fraction) * capacity)}"
-        )
+        suggested = whole_percents(fraction - (profile.reserve_aim_gb - left + growth) / capacity)
+        tokens = tokens_gained(facts, (suggested - fraction) * capacity)
+        gain = "; ".join(filter(None, (f"the larger graphs take about {growth:.1f} GB", tokens)))
     if not 0.1 <= suggested < fraction:
         return []
-    return [
-        AdvisedValue(suggested, fraction, gain.removesuffix("; "), "mem_fraction_static", variant="graphs_take_memory")
-    ]
+    return [AdvisedValue(suggested, fraction, gain, "mem_fraction_static", variant="graphs_take_memory")]
+
+
+def whole_percents(fraction: float) -> float:
+    """Return a memory fraction in the guide's steps of 0.01, rounded away from out of memory."""
+    return floor(fraction * 100 + 1e-6) / 100  # 1e-6 corrects for binary fractions
+
+
+def tokens_gained(facts: ServerFacts, gigabytes: float | None) -> str:
+    """Return gigabytes in tokens, in words; empty if not known."""
+    tokens = sum(facts.kv_pool_tokens.values()) / max(len(facts.kv_pool_tokens), 1)
+    if gigabytes is None or not facts.pools_gb or not tokens:
+        return ""
+    gained = gigabytes / facts.pools_gb * tokens
+    return f"{gigabytes:+.1f} GB for the KV cache: {gained:+,.0f} tokens, {100 * gained / tokens:+.0f} %"

@@ -1,21 +1,101 @@
-"""Values for `--mem-fraction-static`, and what to lower after an out-of-memory failure. Pure."""
+"""Values for GPU memory: `--mem-fraction-static`, the KV cache, the second cache of hybrid models, and what to lower after a failure. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import floor
 
-from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, SizingInput
-from sglang_tuning_exporter.diagnosis.sizing.graphs import graph_growth_gb
-from sglang_tuning_exporter.diagnosis.sizing.limits import run_fewer
-from sglang_tuning_exporter.diagnosis.sizing.pools import tokens_gained
+from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, SizingInput, in_words
+from sglang_tuning_exporter.diagnosis.sizing.graphs import graph_growth_gb, tokens_gained, whole_percents
+from sglang_tuning_exporter.diagnosis.sizing.limits import run_fewer, running_limit
 from sglang_tuning_exporter.diagnosis.sizing.prefill import smaller_chunk
 
+EIGHT_BITS = ("fp8_e4m3", "fp8_e5m2")  # the first one that a release accepts
+SHORTER = "enlarge the KV cache (--mem-fraction-static, more GPUs), or send shorter requests"
+IN_FORCE = 0.95  # the KV cache has whole pages, so a little less than its cap
+POOL_STEP = 1.25
+LARGEST_MAMBA_RATIO = 4.0
 LEAST_FRACTION, LARGEST_FRACTION = 0.1, 0.95
 FEWER_DECODING = 0.75  # of the running batch, after a failure in decode
 # The Chinese edition of SGLang's guide calls 0.7 to 0.9 usual.
 USUAL_MOST = 0.9
 UNUSUAL = "more than the usual 0.7 to 0.9: raise it by 0.01 at a time and watch for out-of-memory failures"
+
+
+def larger_pool(basis: SizingInput) -> AdvisedValue | None:
+    """Raise the flag that keeps the KV cache small; None if it does not.
+
+    SGLang uses the smaller of it and what fits (init_memory_pool, srt/model_executor/model_runner.py in 0.4.9;
+    srt/mem_cache/kv_cache_configurator.py in 0.5.23), so too large a value does no harm.
+    """
+    cap, pool = basis.facts.arg("max_total_tokens"), max(basis.facts.kv_pool_tokens.values(), default=None)
+    if not cap or (pool is not None and pool < IN_FORCE * cap):
+        return None
+    return AdvisedValue(2 * cap, cap, "twice the tokens, if the memory holds them", "max_total_tokens")
+
+
+def hold_longest_prompts(basis: SizingInput) -> list[AdvisedValue]:
+    """Enlarge the KV cache beyond the prompts that it could not hold."""
+    counts = basis.recent.counts
+    mean = counts["too_long_tokens"] / max(counts["too_long_prompts"], 1.0)
+    larger = larger_pool(basis)
+    if larger is not None:
+        return [replace(larger, suggested=_doubled_to(mean, float(larger.suggested or 1.0)))]
+    words = f"enlarge the KV cache ({larger_pool_flags(basis)}), or send shorter prompts: those refused have {mean:,.0f} tokens on average"
+    return [in_words(words, "larger_pool")]
+
+
+def hold_longest_requests(basis: SizingInput) -> list[AdvisedValue]:
+    """Raise the limit of the context beyond the requests that were refused."""
+    counts, current = basis.recent.counts, basis.flag("context_length")
+    mean = counts["beyond_context_tokens"] / max(counts["beyond_context_prompts"], 1.0)
+    gain = f"those refused have {mean:,.0f} tokens on average"
+    return [AdvisedValue(_doubled_to(mean, 2 * current) if current else None, current, gain)]
+
+
+def _doubled_to(tokens: float, size: float) -> float:
+    while size < tokens:
+        size *= 2
+    return size
+
+
+def eight_bits(basis: SizingInput) -> str:
+    """Return the 8-bit KV cache type of this server's release; empty if it has none, or uses one already."""
+    if basis.facts.is_cpu or basis.facts.args.get("kv_cache_dtype") not in ("auto", None):
+        return ""
+    choices = basis.choices("kv_cache_dtype")
+    return next((kind for kind in EIGHT_BITS if choices is None or kind in choices), "")
+
+
+def larger_pool_flags(basis: SizingInput) -> str:
+    """Return the flags that enlarge the KV cache, in words."""
+    kind = eight_bits(basis)
+    return f"--mem-fraction-static, --kv-cache-dtype {kind}" if kind else "--mem-fraction-static"
+
+
+def fuller_second_cache(basis: SizingInput) -> list[AdvisedValue]:
+    """Name the cache that is full, and the flag that gives it more memory if this release has one."""
+    pool = basis.past.fullest_pool
+    arg = {"swa": "swa_full_tokens_ratio", "mamba": "mamba_full_memory_ratio"}.get(pool, "")
+    current = basis.facts.arg(arg)
+    words = f"the {pool} cache is full: give it more of the memory"
+    if current is None:
+        return [in_words(words)]
+    most = 1.0 if pool == "swa" else LARGEST_MAMBA_RATIO
+    suggested = min(round(POOL_STEP * current, 2), most)
+    return [AdvisedValue(suggested, current, words, arg, otherwise=(in_words(words),))] if suggested > current else []
+
+
+def pool_short(basis: SizingInput) -> list[AdvisedValue]:
+    """Enlarge the KV cache if far fewer requests run than the limit allows."""
+    limit = running_limit(basis.facts)
+    running = basis.recent.mean("running")
+    if not limit.in_force or running is None or running * limit.shared_by * 2 >= limit.in_force:
+        return []
+    larger = larger_pool(basis)
+    if larger is not None:
+        return [larger]
+    kind, shorter = eight_bits(basis), in_words(SHORTER, "shorter_requests")
+    return [AdvisedValue(kind, basis.present("kv_cache_dtype"), otherwise=(shorter,)) if kind else shorter]
 
 
 def reserve(basis: SizingInput, *, too_large: bool) -> list[AdvisedValue]:
@@ -33,8 +113,7 @@ def reserve(basis: SizingInput, *, too_large: bool) -> list[AdvisedValue]:
     capacity = facts.memory_before_weights_gb
     spare = left - (growth or 0.0) - aim
     step = spare / capacity if capacity else (0.01 if spare > 0 else -0.01)
-    # Round away from out of memory, in the guide's steps of 0.01; 1e-6 corrects for binary fractions.
-    suggested = min(max(floor((current + step) * 100 + 1e-6) / 100, LEAST_FRACTION), LARGEST_FRACTION)
+    suggested = min(max(whole_percents(current + step), LEAST_FRACTION), LARGEST_FRACTION)
     if (suggested <= current) if too_large else (suggested >= current):
         return []
     gained = tokens_gained(facts, (suggested - current) * capacity if capacity else None)
@@ -44,23 +123,20 @@ def reserve(basis: SizingInput, *, too_large: bool) -> list[AdvisedValue]:
 
 def oom_prefill(basis: SizingInput) -> list[AdvisedValue]:
     """Lower the chunk; if it is small already, the memory fraction."""
-    smaller = smaller_chunk(basis)
-    return oom_any(basis) if smaller is None else [replace(smaller, otherwise=tuple(oom_any(basis)))]
+    return _else_less_memory(smaller_chunk(basis), basis)
 
 
 def oom_decode(basis: SizingInput) -> list[AdvisedValue]:
     """Run three quarters of the batch; with one running request, lower the memory fraction."""
-    fewer = run_fewer(basis, 0.99, FEWER_DECODING)
-    return oom_any(basis) if fewer is None else [replace(fewer, otherwise=tuple(oom_any(basis)))]
+    return _else_less_memory(run_fewer(basis, 0.99, FEWER_DECODING), basis)
+
+
+def _else_less_memory(first: AdvisedValue | None, basis: SizingInput) -> list[AdvisedValue]:
+    return oom_any(basis) if first is None else [replace(first, otherwise=tuple(oom_any(basis)))]
 
 
 def oom_any(basis: SizingInput) -> list[AdvisedValue]:
     """Lower the memory fraction to 0.8, then 0.7, then in steps of 0.05."""
     current = basis.facts.arg("mem_fraction_static")
-    if current is None or current > 0.7:
-        suggested = 0.8 if current is None or current > 0.8 else 0.7
-    else:
-        suggested = round(current - 0.05, 2)
-    if suggested < LEAST_FRACTION:
-        return []
-    return [AdvisedValue(suggested, current, arg="mem_fraction_static")]
+    suggested = 0.8 if current is None or current > 0.8 else 0.7 if current > 0.7 else round(current - 0.05, 2)
+    return [AdvisedValue(suggested, current, arg="mem_fraction_static")] if suggested >= LEAST_FRACTION else []
