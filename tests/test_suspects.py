@@ -267,7 +267,7 @@ def test_a_flag_with_a_value_and_no_default_is_taken_off_the_command_line() -> N
     assert [each.typed for each in advised] == ["remove --prefill-max-requests", "--prefill-decode-interval 0"]
     command = command_line(past.facts, judge(past).changes)
     assert command is not None
-    assert "--prefill-max-requests" not in command.words
+    assert "--prefill-max-requests" not in command.text
     assert command.text.endswith("--prefill-decode-interval 0")
     told = {(change.flag, change.old, change.new) for change in command.changes}
     assert ("--prefill-max-requests", "1", "not set") in told
@@ -460,7 +460,7 @@ def test_dropping_a_suspect_takes_its_flag_out_of_the_command_line() -> None:
     past = lived(FULL, disable_radix_cache=True)
     command = command_line(past.facts, {"disable_radix_cache": False})
     assert command is not None
-    assert "--disable-radix-cache" not in command.words
+    assert "--disable-radix-cache" not in command.text
 
 
 @given(st.sampled_from([1, 16, 64, 512]), st.floats(1, 100_000))

@@ -79,7 +79,7 @@ class Advice:
     @property
     def takes_memory(self) -> bool:
         """Whether the change takes GPU memory, which some do only if the value becomes larger."""
-        return (self.arg, "raise" if self.raises else self.direction) in TAKES_MEMORY
+        return ("raise" if self.raises else self.direction) in TAKES_MEMORY.get(self.arg, ())
 
 
 def shown(value: float | str | None) -> str:

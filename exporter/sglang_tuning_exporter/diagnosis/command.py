@@ -23,7 +23,7 @@ from sglang_tuning_exporter.sglang.args.printed import REDACTED, is_secret
 from sglang_tuning_exporter.sglang.args.values import attention_ranks, flag_value
 from sglang_tuning_exporter.state.facts import ServerFacts
 
-_PROGRAM = ("python3", "-m", "sglang.launch_server")
+_PROGRAM = "python3 -m sglang.launch_server"
 # SGLang draws seeds from 0 to 2**30 (srt/server_args.py): one this small was typed.
 _GIVEN_SEED_BELOW = 100_000
 # What SGLang fills in at nearly every start, on any machine and for any model.
@@ -71,11 +71,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A server's command line. `text` is for a shell; `words` are the program's arguments, with placeholders as `$NAME`."""
+    """A server's command line, for a shell."""
 
     release: str  # whose flags these are
     text: str
-    words: tuple[str, ...]
     changes: tuple[Change, ...]
     left_out: tuple[str, ...] = ()  # advised arguments without a flag in this release
     secrets: tuple[str, ...] = ()  # secret flags: not read, so it is not known whether they are set
@@ -131,14 +130,13 @@ def command_line(facts: ServerFacts, changes: Mapping[str, object]) -> Command |
         if typed(flag, old) != typed(flag, value):
             changed.append(Change(arg, flag.flag, shown(old), shown(value)))
         given[arg] = value
-    words = [(word, word) for word in _PROGRAM]
+    words = [_PROGRAM]
     for arg, value in given.items():
         flag = server.flag(arg)
         words += spelled(flag, value) if flag is not None else []
     return Command(
         release=release,
-        text=" ".join(shown for _, shown in words),
-        words=tuple(word for word, _ in words),
+        text=" ".join(words),
         changes=tuple(changed),
         left_out=tuple(left_out),
         secrets=tuple(_secret_flags(server, given)),

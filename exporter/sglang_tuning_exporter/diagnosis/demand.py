@@ -16,6 +16,26 @@ if TYPE_CHECKING:
 
     from sglang_tuning_exporter.diagnosis.evidence import Past
 
+# Times the duration of the slowest answers. Answers are counted when they end, so before that the long ones are
+# missing.
+LEAST_ANSWER_DURATIONS = 2.0
+# Share of max_new_tokens that requests use. Above it a retraction raises the ratio beyond where 0.3 starts (0.7 x
+# 0.3), so a low flag leads to bursts of retractions and slow recovery.
+USED_LITTLE = 0.21
+# How close answers of one length must be to the full reservation.
+SIMILAR_LENGTH = 1.5
+# Share of prompt tokens from the prefix cache. Above it a request's own tokens are not known.
+MOSTLY_SHARED = 0.5
+# Estimates with bounds further apart are not shown.
+PRECISE = 1.5
+# SGLang reserves at most so many tokens for one request (CLIP_MAX_NEW_TOKENS, srt/managers/schedule_policy.py).
+MOST_RESERVED = 4096.0
+# After a request does not fit, SGLang tries the next one only when a running request has ended (batch_is_full,
+# srt/managers/scheduler.py, 0.4.9 to 0.5.23). So up to two requests' KV cache can be free while others wait for it.
+FREE_BESIDE_A_QUEUE = 2.0
+# Answers are longer than the log counts by so much at most: their last tokens come after their last decode line.
+COUNTED_SHORT = 1.25
+
 
 def mean_prompt(past: Past) -> float | None:
     """Return the tokens of a mean prompt, cached ones included; None if not known.
@@ -37,11 +57,6 @@ def held_tokens(past: Past, mean: Callable[[Literal["usage", "running"]], float 
     return usage * (sum(pools) / len(pools)) / running if running and usage and pools else None
 
 
-# Times the duration of the slowest answers. Answers are counted when they end, so before that the long ones are
-# missing.
-LEAST_ANSWER_DURATIONS = 2.0
-
-
 def longest_answer(past: Past) -> float | None:
     """Return the 99th percentile of answer tokens; None if not known, or if long answers may still be running."""
     slowest = past.latency.get("request")
@@ -51,17 +66,6 @@ def longest_answer(past: Past) -> float | None:
     if past.served_seconds < LEAST_ANSWER_DURATIONS * (slowest.p99_seconds - (waited.p50_seconds if waited else 0.0)):
         return None
     return past.longest_answer
-
-
-# Share of max_new_tokens that requests use. Above it a retraction raises the ratio beyond where 0.3 starts (0.7 x
-# 0.3), so a low flag leads to bursts of retractions and slow recovery.
-USED_LITTLE = 0.21
-# How close answers of one length must be to the full reservation.
-SIMILAR_LENGTH = 1.5
-# Share of prompt tokens from the prefix cache. Above it a request's own tokens are not known.
-MOSTLY_SHARED = 0.5
-# Estimates with bounds further apart are not shown.
-PRECISE = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +112,6 @@ def is_reserved_in_full(past: Past) -> bool:
     if length is None or by_ratio is None or in_full is None:
         return False
     return _is_near(in_full, length) and not _is_near(by_ratio, length)
-
-
-# SGLang reserves at most so many tokens for one request (CLIP_MAX_NEW_TOKENS, srt/managers/schedule_policy.py).
-MOST_RESERVED = 4096.0
-
-
-# After a request does not fit, SGLang tries the next one only when a running request has ended (batch_is_full,
-# srt/managers/scheduler.py, 0.4.9 to 0.5.23). So up to two requests' KV cache can be free while others wait for it.
-FREE_BESIDE_A_QUEUE = 2.0
-
-
-# Answers are longer than the log counts by so much at most: their last tokens come after their last decode line.
-COUNTED_SHORT = 1.25
 
 
 def is_used_later(past: Past) -> bool:

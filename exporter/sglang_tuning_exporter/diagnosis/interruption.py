@@ -15,12 +15,8 @@ if TYPE_CHECKING:
 
 # Prompt tokens for each late gap. Fewer take about as long as a decode step.
 LONG_PREFILL = 512.0
-
-
 # Share of the time in which answers pause for prefill. Above it, prefill is what requests wait for.
 MOST_OF_THE_TIME = 0.5
-
-
 # Times the error budget: of the slow burn-rate alert, and of the row about prefill between decode steps.
 SLOW_BURN_TIMES = 6.0
 

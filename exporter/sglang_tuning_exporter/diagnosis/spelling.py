@@ -12,22 +12,14 @@ from sglang_tuning_exporter.sglang.args.printed import REDACTED
 _PLAIN_FIGURE = re.compile(r"-?\d+(?:\.\d+)?")
 
 
-def placeholder(flag: Flag) -> list[tuple[str, str]]:
-    """Return a shell variable in place of a secret value."""
-    name = "$" + flag.arg.upper()
-    return [(name, f'"{name}"')]
-
-
-def spelled(flag: Flag, value: object) -> list[tuple[str, str]]:
-    """Return the words of one argument: for a program and, beside each, for a shell."""
-    if isinstance(value, str) and value == REDACTED:
-        return [(flag.flag, flag.flag), *placeholder(flag)]
+def spelled(flag: Flag, value: object) -> list[str]:
+    """Return the words of one argument for a shell; a variable in place of a secret, or of what cannot be printed."""
     words = typed(flag, value)
-    if not all(map(str.isprintable, words)):  # unprintable: the operator has the value
-        return [(flag.flag, flag.flag), *placeholder(flag)]
+    if value == REDACTED or not all(map(str.isprintable, words)):  # the operator has the value
+        return [flag.flag, f'"${flag.arg.upper()}"']
     if len(words) == 2 and words[1].startswith("-") and not _PLAIN_FIGURE.fullmatch(words[1]):
         words = ["=".join(words)]  # alone it would be parsed as a flag
-    return [(word, shlex.quote(word)) for word in words]
+    return [shlex.quote(word) for word in words]
 
 
 def typed(flag: Flag, value: object) -> list[str]:

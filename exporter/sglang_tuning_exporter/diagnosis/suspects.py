@@ -13,12 +13,7 @@ from math import inf
 from sglang_tuning_exporter.diagnosis.command import typed_args
 from sglang_tuning_exporter.diagnosis.evidence import WATCHDOG, Evidence, Past
 from sglang_tuning_exporter.diagnosis.suspect_flags import SUSPECTS
-from sglang_tuning_exporter.diagnosis.suspect_proofs import (
-    NamedSuspect,
-    SetFlag,
-    Suspect,
-    admission_share,
-)
+from sglang_tuning_exporter.diagnosis.suspect_proofs import NamedSuspect, SetFlag, Suspect, admission_share
 from sglang_tuning_exporter.sglang.args.values import number
 from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.latency import Latency

@@ -154,29 +154,16 @@ BY_NAME: dict[str, Variant] = {
 }
 
 # Changes that take GPU memory: never advised after an out-of-memory failure.
-TAKES_MEMORY: frozenset[tuple[str, str]] = frozenset(
-    {
-        ("mem_fraction_static", "raise"),
-        ("max_total_tokens", "raise"),
-        ("max_running_requests", "raise"),
-        ("pp_max_micro_batch_size", "raise"),
-        ("schedule_conservativeness", "lower"),
-        ("chunked_prefill_size", "raise"),
-        ("max_prefill_tokens", "raise"),
-        ("prefill_max_requests", "raise"),
-        ("cuda_graph_max_bs", "raise"),
-        ("cuda_graph_max_bs_decode", "raise"),
-        ("disable_cuda_graph", "drop"),
-        ("disable_decode_cuda_graph", "drop"),
-        ("disable_cuda_graph_padding", "drop"),
-        ("max_loras_per_batch", "raise"),
-        ("cpu_offload_gb", "lower"),
-        ("cpu_offload_gb", "drop"),
-        ("offload_group_size", "lower"),
-        ("offload_group_size", "drop"),
-        ("enable_paged_experts", "drop"),
-    }
-)
+TAKES_MEMORY: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("mem_fraction_static", "max_total_tokens", "max_running_requests"), ("raise",)),
+    **dict.fromkeys(("pp_max_micro_batch_size", "prefill_max_requests", "max_loras_per_batch"), ("raise",)),
+    **dict.fromkeys(("chunked_prefill_size", "max_prefill_tokens"), ("raise",)),
+    **dict.fromkeys(("cuda_graph_max_bs", "cuda_graph_max_bs_decode"), ("raise",)),
+    **dict.fromkeys(("disable_cuda_graph", "disable_decode_cuda_graph", "disable_cuda_graph_padding"), ("drop",)),
+    **dict.fromkeys(("cpu_offload_gb", "offload_group_size"), ("lower", "drop")),
+    "enable_paged_experts": ("drop",),
+    "schedule_conservativeness": ("lower",),
+}
 
 
 def variant(arg: str, direction: str, name: str, figures: Mapping[str, str]) -> Variant | None:

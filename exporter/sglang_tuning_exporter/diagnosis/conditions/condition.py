@@ -113,8 +113,8 @@ class Condition(ABC):
 
     @property
     def measured_by(self) -> tuple[Hashable, ...]:
-        """Events (by name) and states (by signal and state) that it is measured by, as in `Past.last_seen`."""
-        return ()
+        """What it is measured by, as in `Past.last_seen`: states (by signal and state), or the events that are counted."""
+        return tuple(event for event, _ in self.counted)
 
     def last_seen(self, past: Past) -> float | None:
         """Return when its evidence was last seen, on the past's clock; None if not known."""

@@ -36,7 +36,6 @@ class Stuck(Condition):
 
     description = "`stuck_stage` of the tokenizer, scheduler or detokenizer, or a watchdog timeout in the log"
     counted = ((WATCHDOG, WINDOW),)
-    measured_by = (WATCHDOG,)
     figure = if_found(query_in_template("sglang_tuning_stuck_stage", comparison=" == 1"), _HANGS, _SPOKEN)
     is_event = True
     has_figure = False
@@ -82,7 +81,6 @@ class Starts(Condition):
     """The server started at least so many times within half an hour."""
 
     counted = ((START, _LOOP_WINDOW),)
-    measured_by = (START,)
     figure = COUNT
     is_event = True
     fires_on = "events"

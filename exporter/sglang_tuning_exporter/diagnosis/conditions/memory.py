@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,10 +35,6 @@ class Failures(Condition):
     def measure(self, past: Past) -> Evidence | None:
         count = sum(past.event_counts.get(phase, 0) for phase in self.phases)
         return Evidence("out-of-memory failures", float(count), 0.0, "count", last_seen=self.last_seen(past))
-
-    @property
-    def measured_by(self) -> tuple[Hashable, ...]:
-        return self.phases
 
     def promql(self) -> list[str]:
         return out_of_memory(*self.phases)

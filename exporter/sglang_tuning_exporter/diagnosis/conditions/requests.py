@@ -30,7 +30,6 @@ class RetractionRate(Condition):
     """
 
     counted = ((RETRACTION, WINDOW),)
-    measured_by = (RETRACTION,)
     protects = "requests"
     figure = RATE
     is_event = True

@@ -24,8 +24,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="metrics_disabled",
         alert="SGLangMetricsDisabled",
         condition=SourceTrouble(
-            f"{disabled(LOOKBACK)} == 1\nunless {ON} {firing('SGLangServerDown')}",
-            trouble="metrics_disabled",
+            f"{disabled(LOOKBACK)} == 1\nunless {ON} {firing('SGLangServerDown')}", trouble="metrics_disabled"
         ),
         summary="SGLang runs without metrics: only its log is available.",
         seen="/metrics answers 404",
