@@ -12,7 +12,7 @@ import pytest
 
 from conftest import FakeSGLang, reply
 from sglang_tuning_exporter.capacity.model import RankCapacity
-from sglang_tuning_exporter.capacity.plan import larger_cache, rows
+from sglang_tuning_exporter.capacity.prediction import larger_cache, rows
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.report import plan as command
 from sglang_tuning_exporter.state.profiles import DEFAULT

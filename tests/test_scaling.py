@@ -13,7 +13,7 @@ import yaml
 
 import fleet
 from sglang_tuning_exporter.capacity.model import RankCapacity
-from sglang_tuning_exporter.capacity.prefill import Prefill
+from sglang_tuning_exporter.capacity.readings import Prefill
 from sglang_tuning_exporter.diagnosis.evidence import Past
 from sglang_tuning_exporter.diagnosis.findings import NOT_ENOUGH_DATA, STARTING, Judgement, judge
 from sglang_tuning_exporter.diagnosis.scaling import capacity_ratio, demands, scale_out_helps

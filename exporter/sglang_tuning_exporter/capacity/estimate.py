@@ -37,6 +37,10 @@ class Estimate(NamedTuple):
         """Return the figure times a positive `factor`."""
         return Estimate(self.value * factor, self.low * factor, self.high * factor)
 
+    def dividing(self, amount: float) -> Estimate:
+        """Return `amount` over this positive figure."""
+        return Estimate(amount / self.value, amount / self.high, amount / self.low)
+
 
 def jackknife(value: float, without: Sequence[float]) -> Estimate | None:
     """Return `value` with its jackknife interval, from the estimates without one window each; None below two windows.

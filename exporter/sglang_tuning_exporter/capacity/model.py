@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from sglang_tuning_exporter.capacity.estimate import Estimate
 from sglang_tuning_exporter.capacity.moments import StepSums, total
-from sglang_tuning_exporter.capacity.prefill import Prefill, measure
-from sglang_tuning_exporter.capacity.readings import Counters, Readings
+from sglang_tuning_exporter.capacity.readings import Counters, Prefill, Readings, measure
 from sglang_tuning_exporter.capacity.step_time import LEAST_LINES, StepTime, fit
 from sglang_tuning_exporter.sglang.server_info import Load
 from sglang_tuning_exporter.state.facts import ServerFacts
@@ -48,9 +47,7 @@ class RankCapacity:
     def backlog_seconds(self) -> Estimate | None:
         """Seconds of prefill that the waiting prompts need."""
         speed, waiting = self.prefill.tokens_per_second, self.waiting_tokens
-        if speed is None or waiting is None or speed.low <= 0:
-            return None
-        return type(speed)(waiting / speed.value, waiting / speed.high, waiting / speed.low)
+        return None if speed is None or waiting is None or speed.low <= 0 else speed.dividing(waiting)
 
     @property
     def decode_limit(self) -> Estimate | None:
@@ -60,10 +57,7 @@ class RankCapacity:
     def decode_speed(self, batch: float) -> Estimate | None:
         """Return the generated tokens a second at a batch, without prefill."""
         step = None if self.step is None else self.step.at(batch)
-        if step is None or self.step is None:
-            return None
-        tokens = batch * self.step.tokens_per_request
-        return type(step)(tokens / step.value, tokens / step.high, tokens / step.low)
+        return None if step is None or self.step is None else step.dividing(batch * self.step.tokens_per_request)
 
 
 class Speeds(NamedTuple):

@@ -1,15 +1,21 @@
-"""What one scheduler did between two readings of `/v1/loads`, over a sliding window. Pure."""
+"""What one scheduler did between two readings of `/v1/loads`, over a sliding window, and how fast it prefilled meanwhile. Pure."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from sglang_tuning_exporter.capacity.estimate import Estimate, jackknife
 from sglang_tuning_exporter.capacity.moments import NONE, StepSums
 from sglang_tuning_exporter.sglang.server_info import Load
 
 LEAST_SECONDS = 1.0  # between two readings
 BACKWARDS_SECONDS = 5.0  # a snapshot that much older than the last one is from another clock or another server
+LEAST_BUSY_SECONDS = 0.5
+LEAST_WINDOWS, MOST_WINDOWS = 4, 10
+LEAST_SHARE_SECONDS = 20.0
 
 
 class Counters(NamedTuple):
@@ -96,3 +102,35 @@ def _between(last: Counters, new: Counters) -> Interval | None:
     return Interval(
         new.at, seconds, new.prefill_tokens - last.prefill_tokens, new.prefill_seconds - last.prefill_seconds, decode
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Prompt tokens a second while prefill runs, and its share of wall time; an unknown figure is None."""
+
+    tokens_per_second: Estimate | None
+    share: float | None
+
+
+def measure(intervals: Sequence[Interval]) -> Prefill:
+    """Return the speed and the share over `intervals`."""
+    watched = sum(each.seconds for each in intervals)
+    busy = sum(each.prefill_seconds for each in intervals)
+    # SGLang counts a prefill when it ends, so the busy time of a long one may exceed a short interval.
+    share = min(busy / watched, 1.0) if watched >= LEAST_SHARE_SECONDS else None
+    return Prefill(_speed([each for each in intervals if each.prefill_seconds > 0], busy), share)
+
+
+def _speed(computing: Sequence[Interval], busy: float) -> Estimate | None:
+    tokens = sum(each.prefill_tokens for each in computing)
+    if busy < LEAST_BUSY_SECONDS or not tokens or len(computing) < LEAST_WINDOWS:
+        return None
+    size = -(-len(computing) // MOST_WINDOWS)
+    cut = [computing[first : first + size] for first in range(0, len(computing), size)]
+    without = []
+    for window in cut:
+        rest = busy - sum(each.prefill_seconds for each in window)
+        if rest <= 0:
+            return None
+        without.append((tokens - sum(each.prefill_tokens for each in window)) / rest)
+    return jackknife(tokens / busy, without)

@@ -76,6 +76,10 @@ class Advice:
             return self.flag
         return f"{self.flag} {shown(self.suggested)}" if self.suggested is not None else self.flag
 
+    def in_words(self, suggestion: str) -> Advice:
+        """Return it as advice to people, without the flag."""
+        return replace(self, flag="", arg="", current=None, suggested=None, suggestion=suggestion, is_switch=False)
+
     @property
     def takes_memory(self) -> bool:
         """Whether the change takes GPU memory, which some do only if the value becomes larger."""
@@ -171,11 +175,7 @@ def _accepted(row: Diagnosis, value: AdvisedValue, basis: SizingInput) -> list[A
 def _in_words(advice: Advice, facts: ServerFacts) -> Advice:
     """Return the advice with one spelling for each release, if the server's own is not known and they differ."""
     words = by_release(facts, advice.arg, shown(advice.suggested) if not advice.is_switch else "")
-    return (
-        replace(advice, flag="", arg="", current=None, suggested=None, suggestion=words, is_switch=False)
-        if words
-        else advice
-    )
+    return advice.in_words(words) if words else advice
 
 
 def _advice(row: Diagnosis, value: AdvisedValue, basis: SizingInput) -> Advice | None:

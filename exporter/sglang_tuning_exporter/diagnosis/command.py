@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from sglang_tuning_exporter.diagnosis.spelling import shown, spelled, typed
 from sglang_tuning_exporter.sglang.args.flags import Flag, Kind, flag_of, is_before, nearest_flag, releases
-from sglang_tuning_exporter.sglang.args.printed import REDACTED, is_secret
+from sglang_tuning_exporter.sglang.args.printed import REDACTED
 from sglang_tuning_exporter.sglang.args.values import attention_ranks, flag_value
 from sglang_tuning_exporter.state.facts import ServerFacts
 
@@ -27,26 +27,26 @@ _PROGRAM = "python3 -m sglang.launch_server"
 # SGLang draws seeds from 0 to 2**30 (srt/server_args.py): one this small was typed.
 _GIVEN_SEED_BELOW = 100_000
 # What SGLang fills in at nearly every start, on any machine and for any model.
-_USUAL: dict[str, tuple[object, ...]] = {
-    "boundary_reduction": ("rs+rsv",),
-    "dcp_comm_backend": ("ag_rs",),
-    "device": ("cuda",),
-    "encoder_transfer_backend": ("zmq_to_scheduler",),
-    "enable_tf32_matmul": (False,),
-    "enable_tp_lm_head_all_to_all": (False,),
-    "ep_dispatch_algorithm": ("static",),
-    "expert_distribution_recorder_buffer_size": (1000,),
-    "grammar_backend": ("xgrammar",),
-    "hicache_ratio": (2.0,),
-    "mamba_full_memory_ratio": (0.9,),
-    "mamba_scheduler_strategy": ("no_buffer",),
-    "mm_enable_dp_encoder": (False,),
-    "mm_feature_transport": ("cpu",),
-    "page_size": (1,),
-    "prefill_decode_interval": (0,),
-    "sampling_backend": ("flashinfer",),  # taken wherever it is installed
-    "speculative_moe_runner_backend": ("auto",),
-    "swa_full_tokens_ratio": (0.8,),
+_USUAL: dict[str, object] = {
+    "boundary_reduction": "rs+rsv",
+    "dcp_comm_backend": "ag_rs",
+    "device": "cuda",
+    "encoder_transfer_backend": "zmq_to_scheduler",
+    "enable_tf32_matmul": False,
+    "enable_tp_lm_head_all_to_all": False,
+    "ep_dispatch_algorithm": "static",
+    "expert_distribution_recorder_buffer_size": 1000,
+    "grammar_backend": "xgrammar",
+    "hicache_ratio": 2.0,
+    "mamba_full_memory_ratio": 0.9,
+    "mamba_scheduler_strategy": "no_buffer",
+    "mm_enable_dp_encoder": False,
+    "mm_feature_transport": "cpu",
+    "page_size": 1,
+    "prefill_decode_interval": 0,
+    "sampling_backend": "flashinfer",  # taken wherever it is installed
+    "speculative_moe_runner_backend": "auto",
+    "swa_full_tokens_ratio": 0.8,
 }
 _DECODE_GRAPH_OFF = ("disable_cuda_graph", "disable_decode_cuda_graph")
 _PREFILL_BACKENDS = ("breakable", "tc_piecewise")  # by platform and release, if not set
@@ -86,14 +86,14 @@ class _Launch:
 
     args: Mapping[str, object]
     release: str
-    is_listed: bool  # the release's flags are known
 
     def flag(self, arg: str) -> Flag | None:
         """Return the flag of an argument in this server's release; None if it has none."""
         found = flag_of(arg, self.release)
         if found is None and arg in self.args:
             found = nearest_flag(arg, self.release)
-            if found is None and not self.is_listed and not arg.startswith("_"):
+            # The newest known release stands for later ones, which may have arguments of their own.
+            if found is None and self.release == releases()[-1] and not arg.startswith("_"):
                 found = _guessed_flag(arg, self.args[arg])
         return found if found is not None and found.flag else None
 
@@ -114,14 +114,12 @@ def command_line(facts: ServerFacts, changes: Mapping[str, object]) -> Command |
     `changes` maps arguments to flag values as typed (numbers, words, switches). An argument that the release renamed
     may have either name.
     """
-    release = facts.release
-    if release is None or not isinstance(facts.args.get("model_path"), str):
+    release, given = facts.release, typed_args(facts)
+    if release is None or given is None:
         return None
-    server = _Launch(facts.args, release, release != releases()[-1])
-    given = _typed_arguments(server)
-    wanted = _renamed(changes, server)
+    server = _Launch(facts.args, release)
     changed, left_out = [], []
-    for arg, value in wanted.items():
+    for arg, value in _renamed(changes, server).items():
         flag = server.flag(arg)
         if flag is None:
             left_out.append(arg)
@@ -149,7 +147,7 @@ def typed_args(facts: ServerFacts) -> dict[str, object] | None:
     if release is None or not isinstance(facts.args.get("model_path"), str):
         return None
     if known is None or known[0] is not facts.args or known[1] != facts.revision:
-        given = _typed_arguments(_Launch(facts.args, release, release != releases()[-1]))
+        given = _typed_arguments(_Launch(facts.args, release))
         known = facts.typed = (facts.args, facts.revision, given)
     return dict(known[2])
 
@@ -179,7 +177,8 @@ def _is_left_out(server: _Launch, flag: Flag, value: object) -> bool:
     if _is_empty(value) and _is_empty(flag.default) and flag.kind != "either":
         return True
     follows = _FOLLOWS.get(arg)
-    return value in _USUAL.get(arg, ()) or (follows is not None and follows(server, value))
+    is_usual = arg in _USUAL and value == _USUAL[arg]
+    return is_usual or (follows is not None and follows(server, value))
 
 
 def _same(value: object, default: object) -> bool:
@@ -323,8 +322,7 @@ def _guessed_flag(arg: str, value: object) -> Flag:
 
 
 def _secret_flags(server: _Launch, given: Mapping[str, object]) -> list[str]:
-    names = ("api_key", "admin_api_key")
-    flags = [flag_of(name, server.release) for name in names if name not in given and is_secret(name)]
+    flags = [flag_of(name, server.release) for name in ("api_key", "admin_api_key") if name not in given]
     return [flag.flag for flag in flags if flag is not None]
 
 

@@ -97,17 +97,7 @@ def with_expectation(advice: Advice, basis: SizingInput) -> Advice:
     gain = f"{advice.gain}; {words}" if advice.gain else words
     if _runs_more(advice) and found.gain_interval[1] < WORTH_IT:
         what = f"leave {advice.flag} as it is" if advice.flag else "send no more requests at once"
-        return replace(
-            advice,
-            flag="",
-            arg="",
-            current=None,
-            suggested=None,
-            suggestion=f"{what}: more requests at once would gain under {100 * WORTH_IT:.0f} %",
-            gain=gain,
-            is_switch=False,
-            expected=found,
-        )
+        advice = advice.in_words(f"{what}: more requests at once would gain under {100 * WORTH_IT:.0f} %")
     return replace(advice, gain=gain, expected=found)
 
 
@@ -145,20 +135,15 @@ def _changed_running_limit(advice: Advice, basis: SizingInput) -> float | None:
 
 def _lower_conservativeness(advice: Advice, basis: SizingInput) -> float | None:
     """Return the factor for a lower conservativeness, by the balance of admission with less reserved."""
-    asking, ratio, tokens_held = (
-        demand(basis.past),
-        basis.past.new_token_ratio,
-        held_tokens(basis.past, basis.past.mean_while_held_back),
-    )
-    current, suggested = advice.current, advice.suggested
+    past, current, suggested = basis.past, advice.current, advice.suggested
+    asking, ratio, tokens_held = demand(past), past.new_token_ratio, held_tokens(past, past.mean_while_held_back)
     if asking is None or ratio is None or tokens_held is None or advice.raises:
         return None
     if not isinstance(current, (int, float)) or not isinstance(suggested, float) or not current:
         return None
     kept, then = asking.asked - asking.used, ratio * suggested / current
-    return _smallest_of_known(
-        (tokens_held + ratio * kept) / (tokens_held + then * kept), _room(basis), _all_waiting_run(basis)
-    )
+    times = (tokens_held + ratio * kept) / (tokens_held + then * kept)
+    return _smallest_of_known(times, _room(basis), _all_waiting_run(basis))
 
 
 def _larger_pool(advice: Advice, basis: SizingInput) -> float | None:
@@ -166,8 +151,7 @@ def _larger_pool(advice: Advice, basis: SizingInput) -> float | None:
     times = DOUBLED
     if isinstance(advice.current, float) and isinstance(advice.suggested, float):
         times = advice.suggested / advice.current
-    running, limits = basis.recent.mean("running"), list(basis.facts.running_limits.values())
-    limit = min((each for each in limits if each), default=None)
+    running, limit = basis.recent.mean("running"), min(filter(None, basis.facts.running_limits.values()), default=None)
     bound = times if not running or limit is None else min(times, limit / running)
     return _smallest_of_known(max(bound, 1.0), _all_waiting_run(basis))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
 
 from sglang_tuning_exporter.diagnosis.conditions import Condition, Kind
@@ -39,6 +40,10 @@ class Remedy:
             name: getattr(self, name).format(**figures) for name in ("fallback", "why", "will_not_help_if", "cost")
         }
         return replace(self, **texts)
+
+
+# Advice to people: to find the reason out.
+look = partial(Remedy, "", "look")
 
 
 @dataclass(frozen=True, slots=True)

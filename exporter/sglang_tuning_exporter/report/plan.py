@@ -8,7 +8,7 @@ import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from sglang_tuning_exporter.capacity.plan import PlanRow, larger_cache, rows
+from sglang_tuning_exporter.capacity.prediction import PlanRow, larger_cache, rows
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.diagnosis.demand import mean_prompt

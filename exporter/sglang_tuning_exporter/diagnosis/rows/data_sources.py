@@ -13,7 +13,7 @@ from sglang_tuning_exporter.diagnosis.promql import (
     largest_before,
     last_known,
 )
-from sglang_tuning_exporter.diagnosis.row import Diagnosis, Remedy
+from sglang_tuning_exporter.diagnosis.row import Diagnosis, Remedy, look
 from sglang_tuning_exporter.diagnosis.rows.liveness import disabled
 
 # Half an hour has 15 scrapes at two minutes, the longest interval that the rules support.
@@ -52,9 +52,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="SGLang's log is unreadable or has no new lines while the server works.",
         seen="{value}",
         guide="not in SGLang's guide: retractions and out-of-memory failures are only in the log",
-        remedy=Remedy(
-            "",
-            "look",
+        remedy=look(
             "check that the file grows, that the exporter may read it, and that --log-level is info",
             "Without the log the exporter misses out-of-memory failures and cannot count retractions.",
             "the server runs with --log-level warning on purpose: then it logs retractions and failures, but no batch lines",
@@ -72,9 +70,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="SGLang's log and its metrics disagree.",
         seen="KV cache size or retractions differ between log and metrics",
         guide="not in SGLang's guide: figures of two servers, or an incomplete log, lead to wrong advice",
-        remedy=Remedy(
-            "",
-            "look",
+        remedy=look(
             "check that --log-file is the complete log of the server at --sglang-url",
             "--log-file is another server's log, or retraction lines do not reach the file.",
             "several servers write into one log: give each its own",
@@ -115,9 +111,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         seen="most scrapes of the exporter's /metrics fail",
         guide="not in SGLang's guide: without the exporter there is no diagnosis",
         label="Exporter down",
-        remedy=Remedy(
-            "",
-            "look",
+        remedy=look(
             "check that the exporter runs, and read its log",
             "While the exporter is down, no other alert about this server can fire.",
             "server and exporter were taken out of service together",
@@ -137,9 +131,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="Prometheus has no SGLang exporter left to scrape in this job.",
         seen="the last target left service discovery within the last day",
         guide="not in SGLang's guide: without a target no scrape fails and no alert can fire",
-        remedy=Remedy(
-            "",
-            "look",
+        remedy=look(
             "check Prometheus' targets page and the system that runs the servers",
             "A target that leaves service discovery has no series, so no alert about its server can fire.",
             "the servers were taken out of service on purpose: silence the alert; it resolves a day later",
@@ -159,9 +151,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="Prometheus scrapes the exporter too rarely for its alerts.",
         seen="more than two minutes between two scrapes",
         guide="not in SGLang's guide: the rules use windows of minutes and need two scrapes in each",
-        remedy=Remedy(
-            "",
-            "look",
+        remedy=look(
             "set scrape_interval of this job to 15s, at most 2m",
             "A rate needs two samples in its window; with fewer, most alerts never fire.",
             "the interval was just changed: the alert resolves within half an hour",

@@ -12,7 +12,7 @@ from sglang_tuning_exporter.diagnosis.promql import (
     largest_before,
     last_known,
 )
-from sglang_tuning_exporter.diagnosis.row import Diagnosis, Remedy, Title
+from sglang_tuning_exporter.diagnosis.row import Diagnosis, Remedy, Title, look
 from sglang_tuning_exporter.sglang.events import ENDS
 
 _UP = "sglang_tuning_up"
@@ -70,9 +70,7 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         seen="{value}",
         guide="not in SGLang's guide: the server must run before it can be tuned",
         title=Title("server down"),
-        remedy=Remedy(
-            "",
-            "look",
+        remedy=look(
             "save the log, read its last lines, and restart the server",
             "The process has ended, hangs, or is unreachable from the exporter. The exporter's page and sglang_tuning_scrape_error_info show how"
             " the scrape failed.",
@@ -93,9 +91,7 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         seen="{value} starts in 30 minutes",
         guide="not in SGLang's guide: the server must stay up before it can be tuned",
         title=Title("restarts again and again,", "times in 30 min"),
-        remedy=Remedy(
-            "",
-            "look",
+        remedy=look(
             "read the last log lines before each start",
             "The server ends soon after each start. Most often it runs out of memory, or the supervisor's health check times out before the"
             " model is loaded.",
@@ -141,9 +137,7 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         seen="{value}",
         guide="not in SGLang's guide: after a crash the server is down until its model is loaded again",
         title=Title("crashed"),
-        remedy=Remedy(
-            "",
-            "look",
+        remedy=look(
             "read the traceback in the log, just before that line",
             "The running requests were lost, and an automatic restart can hide the cause.",
             "the processes were ended on purpose",
@@ -161,9 +155,7 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="SGLang is down again and again.",
         seen="{value}",
         guide="not in SGLang's guide: each outage is too short, or too rare, for the other alerts",
-        remedy=Remedy(
-            "",
-            "look",
+        remedy=look(
             "read in the log how each run ended, and check the supervisor's health check",
             "Each outage ends before SGLangServerDown fires.",
             "the restarts are planned, for example to try flags",

@@ -12,7 +12,7 @@ from functools import partial
 from sglang_tuning_exporter.diagnosis.conditions import BurnRate
 from sglang_tuning_exporter.diagnosis.conditions.latency import Judged
 from sglang_tuning_exporter.diagnosis.interruption import SLOW_BURN_TIMES
-from sglang_tuning_exporter.diagnosis.row import Diagnosis, Remedy, Title
+from sglang_tuning_exporter.diagnosis.row import Diagnosis, Remedy, Title, look
 
 FAST, SLOW = 14.4, SLOW_BURN_TIMES
 # Their causes have no alert, so they hide nothing.
@@ -20,9 +20,7 @@ FIRST_TOKEN_CAUSES = ("latency_queue", "latency_long_prompts")
 INTER_TOKEN_CAUSES = ("latency_batch_too_large", "latency_prefill_between")
 
 
-_FIRST_TOKEN = Remedy(
-    "",
-    "look",
+_FIRST_TOKEN = look(
     "open the exporter's page: it shows what requests wait for",
     "Time to first token is the time in the queue plus the prefill time. If the queue is long, send fewer requests at once or add a"
     " replica. If prompts are long, change --chunked-prefill-size.",
