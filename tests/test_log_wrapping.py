@@ -18,10 +18,12 @@ from hypothesis import strategies as st
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.recordings.scrub import LogScrubber, Scrubber
 from sglang_tuning_exporter.report.inputs import Logs
+from sglang_tuning_exporter.report.report import report
 from sglang_tuning_exporter.sglang.events import Event, OutOfMemory, PrefillBatch, Retraction
 from sglang_tuning_exporter.sglang.log import wrapping
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.sglang.log.stamps import stamp_seconds
+from sglang_tuning_exporter.state.profiles import PROFILES
 from wrappings import AMID, AROUND, INSTEAD, otlp
 
 RECORDING = Path(__file__).parent / "recordings" / "v0.5.9-retract" / "server.log.gz"
@@ -74,6 +76,44 @@ def expected() -> list[Event]:
 def test_whatever_stands_around_the_lines_the_events_and_times_are_those_of_the_bare_log(name: str) -> None:
     assert len(expected()) > 700
     assert read(wrapped(name, recorded())) == expected()
+
+
+def report_of(directory: Path, name: str, ahead: dt.timedelta) -> dict[str, Any]:
+    """The report of a log whose shipper's clock is `ahead` of the server's; its first and last lines have no prefix of SGLang's."""
+    lines = recorded()[:400]
+    first, last = lines[0][2] - dt.timedelta(seconds=5), lines[-1][2] + dt.timedelta(seconds=5)
+    lines = [
+        ("launch_server.py:71: UserWarning: `sglang serve` is recommended", 0, first),
+        *lines,
+        ("Killed", 401, last),
+    ]
+    log = directory / "server.log"
+    log.write_bytes(wrapped(name, [(line, number, time + ahead) for line, number, time in lines]))
+    found: dict[str, Any] = report(Logs([str(log)]), PROFILES["online"])
+    found["counts"].pop("lines")  # CSV has a line of names
+    return {key: value for key, value in found.items() if key != "sources"}
+
+
+@pytest.mark.parametrize("hours", [-8, 8])
+@pytest.mark.parametrize("name", AROUND)
+def test_the_report_is_the_same_whatever_the_time_zone_of_the_text_around_the_lines(
+    tmp_path: Path, name: str, hours: int
+) -> None:
+    assert report_of(tmp_path, name, dt.timedelta(hours=hours)) == report_of(tmp_path, "nothing", dt.timedelta())
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_a_failure_without_a_prefix_has_no_time_of_another_time_zone(name: str) -> None:
+    failure = [
+        "Traceback (most recent call last):",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    ]
+    lines = [*recorded()[:400], *((line, 401 + place, recorded()[399][2]) for place, line in enumerate(failure))]
+    elsewhere = [(line, number, time + dt.timedelta(hours=8)) for line, number, time in lines]
+    assert read(wrapped("nothing", lines))[-1].time == recorded()[399][2].replace(tzinfo=dt.timezone.utc).timestamp()
+    assert [event.time for event in read(wrapped(name, elsewhere))] == [
+        event.time for event in read(wrapped("nothing", lines))
+    ]
 
 
 @pytest.mark.parametrize("name", AROUND)

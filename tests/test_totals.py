@@ -40,12 +40,21 @@ def test_a_state_was_first_and_last_seen_when_any_combination_had_it() -> None:
     state, sightings = ServerState(PROFILES["online"], 0.0), Sightings()
     for at, queued in ((1.0, 0), (2.0, 3), (3.0, 0)):
         seen(state, at, 4, queued)
-        sightings.see_states(state.ranks[None].time.snapshot[0], at)
+        sightings.see_states(None, state.ranks[None].time.snapshot[0], at)
     assert sightings.last(("activity", "serving")) == 3.0
     assert sightings.last(("queue", "in_range")) == 2.0
     assert sightings.last(("queue", "empty")) == 3.0
     seen(state, 4.0, 4, 3)
-    sightings.see_states(state.ranks[None].time.snapshot[0], 4.0)
+    sightings.see_states(None, state.ranks[None].time.snapshot[0], 4.0)
     assert sightings.last(("queue", "in_range")) == 4.0
     assert sightings.last(("queue", "empty")) == 3.0
     assert sightings.last(("queue", "above_range")) is None
+
+
+def test_a_state_before_another_line_of_the_same_time_held_for_no_time() -> None:
+    state, sightings = ServerState(PROFILES["online"], 0.0), Sightings()
+    for at, queued in ((1.0, 3), (2.0, 3), (2.0, 0)):
+        seen(state, at, 4, queued)
+        sightings.see_states(None, state.ranks[None].time.snapshot[0], at)
+    assert sightings.last(("queue", "in_range")) == 1.0
+    assert sightings.last(("queue", "empty")) == 2.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from sglang_tuning_exporter.sglang.log.forms import printed_time
+from sglang_tuning_exporter.sglang.log.forms import own_times, printed_time
 
 LOOK_BACK_BYTES = 64 << 10
 LINES_TRIED = 256  # the lines of a traceback have no time
@@ -31,5 +31,7 @@ def offset_of(path: str) -> float | None:
 
 def last_printed(text: bytes) -> float | None:
     """Return the time of the last line of `text` that has one."""
-    times = (printed_time(line)[0] for line in reversed(text.splitlines()[-LINES_TRIED:]))
+    lines = text.splitlines()[-LINES_TRIED:]
+    own = own_times(b"\n".join(lines))
+    times = (printed_time(line, own)[0] for line in reversed(lines))
     return next((time for time in times if time is not None), None)

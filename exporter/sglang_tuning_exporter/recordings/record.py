@@ -24,9 +24,7 @@ from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.recordings.recording import MAX_FILE_BYTES
 from sglang_tuning_exporter.recordings.scrub import HOST, LogScrubber, Scrubber
 from sglang_tuning_exporter.recordings.signals import stopped_by_signal
-from sglang_tuning_exporter.sglang.log.forms import find
-from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
-from sglang_tuning_exporter.sglang.log.terminal import strip_terminal
+from sglang_tuning_exporter.sglang.log.forms import printed_time
 from sglang_tuning_exporter.sglang.log.vocabulary import is_known
 
 if TYPE_CHECKING:
@@ -261,10 +259,7 @@ class Recorder:
 
 
 def _printed_time(line: bytes) -> float | None:
-    prefix = parse_plain_prefix(line)
-    if prefix is None and (found := find(strip_terminal(line))) is not None:
-        prefix = parse_plain_prefix(found.text)
-    return None if prefix is None else prefix.time
+    return printed_time(line, "first")[0]
 
 
 def run(recorder: Recorder, output: Path, seconds: float | None) -> int:

@@ -255,7 +255,7 @@ class Analysis:
         self._last[dp] = line
         rank = self.state.ranks.get(dp)
         if rank is not None and self._begin is not None:
-            self._seen.see_states(rank.time.snapshot[0], self._now)
+            self._seen.see_states(dp, rank.time.snapshot[0], self._now)
 
     def _see(self, what: str, at: float) -> None:
         if self._begin is not None:

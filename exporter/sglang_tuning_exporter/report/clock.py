@@ -6,12 +6,14 @@ from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.sglang.log.forms import find, printed_time
+from sglang_tuning_exporter.sglang.log.forms import LINES_SEARCHED, find, own_times, printed_time
 from sglang_tuning_exporter.sglang.log.prefix import DAY, FIRST_DATED_SECOND
 from sglang_tuning_exporter.sglang.log.terminal import LONGEST_LINE, strip_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from sglang_tuning_exporter.sglang.log.forms import OwnTimes
 
 # Processes write one log a little out of order; a time further back is of another clock (docs/decisions.md, "Reports").
 JITTER_SECONDS = 60.0
@@ -19,20 +21,21 @@ JITTER_SECONDS = 60.0
 FAR_SECONDS = 30 * DAY
 # So many lines with times of another clock are strays if the first clock comes back (docs/decisions.md, "Reports").
 STRAY_LINES = 16
-LINES_SEARCHED = 4096
 
 
-def _times(block: bytes) -> Iterator[tuple[float | None, float | None]]:
+def _times(block: bytes, *, own: OwnTimes) -> Iterator[tuple[float | None, float | None]]:
     for line in block.split(b"\n", LINES_SEARCHED)[:LINES_SEARCHED]:
-        time, clock = printed_time(line)
+        time, clock = printed_time(line, own)
         if time is not None or clock is not None:
             yield time, clock
 
 
-def first_time(block: bytes) -> float | None:
+def first_time(block: bytes, *, own: OwnTimes) -> float | None:
     """Return the time of the first line that has one, as `printed_time` reads it."""
-    for time, clock in _times(block):
+    for time, clock in _times(block, own=own):
         return time if time is not None else clock
+    if own:
+        return None
     for line in block.split(b"\n", LINES_SEARCHED)[:LINES_SEARCHED]:
         if (found := find(strip_terminal(line[:LONGEST_LINE]))) is not None and found.time is not None:
             return found.time
@@ -41,10 +44,11 @@ def first_time(block: bytes) -> float | None:
 
 def begin_of(block: bytes) -> float | None:
     """Return when a log begins: its first time, unless the next times show that it is a stray."""
-    first = first_time(block)
+    own = own_times(block)
+    first = first_time(block, own=own)
     if first is None:
         return None
-    dated = [time for time, _ in islice(_times(block), 3) if time is not None]
+    dated = [time for time, _ in islice(_times(block, own=own), 3) if time is not None]
     if len(dated) > 1 and dated[0] == first:
         is_late = all(later < first - JITTER_SECONDS for later in dated[1:])
         if is_late or all(later > first + FAR_SECONDS for later in dated[1:]):
@@ -52,10 +56,10 @@ def begin_of(block: bytes) -> float | None:
     return first
 
 
-def last_time(block: bytes, before: float) -> float | None:
+def last_time(block: bytes, before: float, *, own: OwnTimes) -> float | None:
     """Return the time of the last line that has one; `before` is the last known time, for a time without a date."""
     for line in reversed(block.rsplit(b"\n", LINES_SEARCHED)):
-        time, clock = printed_time(line)
+        time, clock = printed_time(line, own)
         if time is not None:
             return time
         if clock is not None:

@@ -28,12 +28,14 @@ from sglang_tuning_exporter.report.newest_first import oldest_first
 from sglang_tuning_exporter.report.servers import are_nodes, start_of, zone_between
 from sglang_tuning_exporter.report.unfolded import unfolded
 from sglang_tuning_exporter.sglang.clean import clean
+from sglang_tuning_exporter.sglang.log.forms import own_times
 from sglang_tuning_exporter.sglang.log.prefix import FIRST_DATED_SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
     from sglang_tuning_exporter.sglang.events import ServerArgs
+    from sglang_tuning_exporter.sglang.log.forms import OwnTimes
 
 STDIN = "-"
 MOST_WITHOUT_A_LINE = 32 << 20
@@ -52,6 +54,7 @@ class LogSource:
     name: str
     stream: IO[bytes] | None = None  # of a pipe
     first: float | None = None  # when the log begins, on the clock of the report
+    own_times: OwnTimes = ""  # where SGLang prints its times
     start: ServerArgs | None = None  # the first start in its beginning, if there is one
     ahead: float = 0.0  # how far the clock of this log is ahead, seconds
     empty: bool = False
@@ -69,7 +72,7 @@ class LogSource:
         with self._telling():
             blocks = self._read()
             self._head = next(blocks, b"")
-            self.first = begin_of(self._head)
+            self.first, self.own_times = begin_of(self._head), own_times(self._head)
             self.start = start_of(self._head)
             self.empty = not self._head
             if self.stream is not None:

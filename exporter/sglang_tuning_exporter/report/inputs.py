@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from sglang_tuning_exporter.report.files import LogSource
     from sglang_tuning_exporter.report.read_ahead import LogPart
+    from sglang_tuning_exporter.sglang.log.forms import OwnTimes
 
 _SGLANG_KINDS = ("decode", "prefill", "retraction", "out_of_memory", "startup", "liveness")
 _SERVED_KINDS = ("access", "request")
@@ -234,9 +235,9 @@ class Logs:
                 texts.appendleft(part.text)
                 if source.is_endless and not self._is_sglangs(self.readers[lane]):
                     self._check()
-                last = yield from self._take(lane, part, last)
+                last = yield from self._take(lane, part, last, own=source.own_times)
             if last is not None:
-                found = (last_time(text, last) for text in texts)
+                found = (last_time(text, last, own=source.own_times) for text in texts)
                 end = next((time for time in found if time is not None), last)
                 moment = clock.now if end == last else clock.read(end)
                 if clock.printed is not None:
@@ -249,7 +250,9 @@ class Logs:
             self._jobs -= 1
             self.readers[lane] = self._processes.enter_context(closing(ReadAhead(self._pace)))
 
-    def _take(self, lane: int, part: LogPart, last: float | None) -> Generator[_Timed, None, float | None]:
+    def _take(
+        self, lane: int, part: LogPart, last: float | None, *, own: OwnTimes
+    ) -> Generator[_Timed, None, float | None]:
         """Yield the events of a part; return the last printed time."""
         clock, reader = self._clocks[lane], self.readers[lane]
         known = reader.unrecognised.copy()
@@ -257,7 +260,7 @@ class Logs:
         drifted = [] if self._pace or known == reader.unrecognised else drifts(part.text, known, last)
         if not events and self._pace is not None:
             # Access lines alone, perhaps for hours: they move the time, but only by little at once.
-            printed = day_of(first_time(part.text), last)
+            printed = day_of(first_time(part.text, own=own), last)
             if clock.is_near(printed):
                 yield clock.read(printed), None
         for place, event in enumerate(events):
@@ -268,7 +271,7 @@ class Logs:
                     self._taken[lane] = (self._taken[lane][0], drifted.pop(0)[1])
             moment = clock.follow(time)
             if moment is None:
-                then = _next_time(events, place, part.following) if clock.leaps(time) else None
+                then = _next_time(events, place, part.following, own=own) if clock.leaps(time) else None
                 moment = clock.read(time, then)
             yield moment, event
         self._taken[lane] = (reader.counts.copy(), reader.unrecognised.copy())
@@ -307,8 +310,8 @@ def _size(log: Sequence[LogSource]) -> float:
     return sum(path.stat().st_size / (_PACKS_TO if path.suffix in OPENERS else 1.0) for path in files)
 
 
-def _next_time(events: Sequence[Event | BatchRun], place: int, following: bytes) -> float | None:
+def _next_time(events: Sequence[Event | BatchRun], place: int, following: bytes, *, own: OwnTimes) -> float | None:
     """Return when the line after the event at `place` was printed."""
     times = (events[later].time for later in range(place + 1, len(events)))
     found = next((time for time in times if time is not None), None)
-    return day_of(first_time(following), events[place].time) if found is None else found
+    return day_of(first_time(following, own=own), events[place].time) if found is None else found

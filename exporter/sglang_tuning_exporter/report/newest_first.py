@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.report.unfolded import LONGEST_DOCUMENT, gathered
-from sglang_tuning_exporter.sglang.log.forms import printed_time
+from sglang_tuning_exporter.sglang.log.forms import own_times, printed_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,8 @@ def _falls(text: bytes) -> bool:
     """Whether times fall from line to line."""
     lines = text.split(b"\n")
     sample = lines[:: len(lines) // _SAMPLE + 1]
-    times = [time for line in sample for time in printed_time(line) if time is not None]
+    own = own_times(text)
+    times = [time for line in sample for time in printed_time(line, own) if time is not None]
     falls = sum(later < earlier for earlier, later in pairwise(times))
     rises = sum(later > earlier for earlier, later in pairwise(times))
     return falls >= _FALLS and falls > _FALLS_PER_RISE * rises

@@ -21,7 +21,9 @@ class Sightings:
         self._first: dict[Hashable, float] = {}
         self._last: dict[Hashable, float] = {}
         self._together: dict[States, tuple[float, float]] = {}  # states of all signals together: first and last seen
-        self._states: States | None = None  # of the last batch line; most often the next one has the same
+        self._latest: dict[int | None, States] = {}  # of each DP rank at the last batch line of the present time
+        self._now = 0.0
+        self._states: States | None = None  # those seen last; most often the next ones are the same
         self._since = self._until = 0.0
 
     def see(self, what: Hashable, now: float) -> None:
@@ -29,12 +31,20 @@ class Sightings:
         self._first[what] = min(self._first.get(what, now), now)
         self._last[what] = max(self._last.get(what, now), now)
 
-    def see_states(self, states: States, now: float) -> None:
-        """Note the states of a scheduler at a batch line."""
-        if states is not self._states:
-            self._keep()
-            self._states, self._since = states, now
-        self._until = now
+    def see_states(self, dp: int | None, states: States, now: float) -> None:
+        """Note the states of a scheduler at a batch line. Those before another line of the same time held for no time."""
+        if now != self._now:
+            self._take_latest()
+            self._now = now
+        self._latest[dp] = states
+
+    def _take_latest(self) -> None:
+        for states in self._latest.values():
+            if states is not self._states:
+                self._keep()
+                self._states, self._since = states, self._now
+            self._until = self._now
+        self._latest.clear()
 
     def _keep(self) -> None:
         if self._states is not None:
@@ -44,6 +54,7 @@ class Sightings:
 
     def _take_apart(self) -> None:
         """Note when each signal's state was seen: there are dozens of combinations and millions of lines."""
+        self._take_latest()
         self._keep()
         for states, (first, last) in self._together.items():
             for item in (*named(states).items(), WORK):

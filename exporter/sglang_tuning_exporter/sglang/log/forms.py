@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from sglang_tuning_exporter.sglang.events import NO_RANK
 from sglang_tuning_exporter.sglang.log.json_lines import (
@@ -21,6 +21,7 @@ from sglang_tuning_exporter.sglang.log.layers import (
     HEAD,
     LEVELS,
     OFTEN_OF_REQUESTS,
+    WORDS,
     Cri,
     Csv,
     Json,
@@ -35,6 +36,7 @@ from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
 from sglang_tuning_exporter.sglang.log.stamps import dated, stamp_seconds, value_seconds
 from sglang_tuning_exporter.sglang.log.terminal import LONGEST_LINE, strip_terminal
 
+LINES_SEARCHED = 4096  # for a time
 _LAYERS = 4
 _TIMES = ("timestamp", "time", "@timestamp", "ts", "asctime", "__REALTIME_TIMESTAMP", "datetime", "date", "eventTime")
 _OF_REQUESTS = ("obj", "prompt", "messages", "input")
@@ -42,6 +44,8 @@ _SHIPPERS = ("stringValue", "message", "line")  # of the body or content that a 
 _DELIMITER = re.compile(rb'"(?:[^"]|"")*"([,;\t|])|[^"\n]*?([,;\t|])"')  # after the first quoted column, or before it
 _QUOTED_JSON = re.compile(rb'=(")\{\\"')
 
+OwnTimes: TypeAlias = Literal["", "first", "behind others"]
+"""Where SGLang's own times stand in the lines of a log; empty: nowhere."""
 Layer: TypeAlias = "Cri | LeadingText | Json | Quoted | Csv"
 Form: TypeAlias = tuple[Layer, ...]
 
@@ -52,19 +56,35 @@ def find(text: bytes) -> UnwrappedLine | None:
     return None if form is None else remove_form(form, text)
 
 
-def printed_time(line: bytes) -> tuple[float | None, float | None]:
+def printed_time(line: bytes, own: OwnTimes = "") -> tuple[float | None, float | None]:
     """Return when a line was printed: unix seconds, or else seconds since midnight where it prints no date.
 
-    The time of a container runtime is used only where SGLang prints none: its time zone may differ from the server's.
+    `own`: where SGLang prints its times in this log. If it does, no other times are used, also for lines without its own: the time zone
+    of a container runtime may differ from the server's.
     """
     text = line[:LONGEST_LINE]
-    if (prefix := parse_plain_prefix(text)) is None:
+    prefix = parse_plain_prefix(text)
+    if prefix is None or own == "behind others":
         text = strip_terminal(text)
         found = find(text)
-        prefix = parse_plain_prefix(text if found is None else found.text)
+        bare = text if found is None else found.text
+        prefix = None if own == "behind others" and bare == text else parse_plain_prefix(bare)
         if prefix is None:
-            return dated(stamp_seconds(text) if found is None else found.time)
+            return (None, None) if own else dated(stamp_seconds(text) if found is None else found.time)
     return prefix.time, prefix.clock
+
+
+def own_times(block: bytes, lines: int = LINES_SEARCHED) -> OwnTimes:
+    """Return where SGLang prints its times in the first lines of a text: the first line with words of SGLang's decides."""
+    place: OwnTimes = ""
+    for line in block.split(b"\n", lines)[:lines]:
+        if printed_time(line, "first") != (None, None):
+            place = "first"
+            if second_prefix(strip_terminal(line[:LONGEST_LINE])):
+                return "behind others"
+            if WORDS.search(line):
+                return place
+    return place
 
 
 def remove_form(form: Form, text: bytes) -> UnwrappedLine | None:

@@ -28,6 +28,7 @@ _Any: TypeAlias = Any  # an `Event`, or also a `BatchRun` where the caller asked
 _STRETCH = 64 << 10  # bytes read at once: together with their events they fit into a core's cache
 _IGNORED_KEPT, _IGNORED_LENGTH = 64, 400
 _ENOUGH_LINES = 16
+_SAME_CLOCK_SECONDS = 60.0  # between SGLang's time and that of a shipper
 _SGLANG_KINDS = ("decode", "prefill", "retraction", "startup", "liveness")  # kinds of lines that only SGLang prints
 _HEADERS_KEPT, _HEADER_LENGTH = 64, 200
 _STAMPED, _NUMBERS = re.compile(STAMP), re.compile(rb"\d+")
@@ -52,6 +53,8 @@ class LogReader(MessageReader):
         self._headers: set[bytes] = set()  # of lines around the server's, as the next
         self._carriers: set[bytes] = set()
         self._has_supervisor = False
+        # The times around the lines are of another time zone than SGLang's own: they say nothing of lines without such a time.
+        self._other_clock_differs = False
         # A line of SGLang's was read that nothing surrounded: a second prefix in a line is raw text.
         self._has_unwrapped_lines = False
 
@@ -299,6 +302,10 @@ class LogReader(MessageReader):
         """Read a line without its wrapping."""
         text, time = strip_terminal(line.text), line.time
         prefix = parse_plain_prefix(text)
+        if time is not None and prefix is not None and prefix.time is not None:
+            self._other_clock_differs = abs(time - prefix.time) > _SAME_CLOCK_SECONDS
+        elif self._other_clock_differs:
+            time = None
         if prefix is None and ACCESS.match(text):
             self._read_access(text, time, NO_RANK, events)
             return "access"
