@@ -12,19 +12,12 @@ from typing import Any
 
 from alert_matrix.series import Key, key
 from alert_matrix.server import LOG_FILE, REQUESTS, TOKENS, Shares, mixed
-from sglang_tuning_exporter.diagnosis.conditions import (
-    BurnRate,
-    Failures,
-    GraphMemory,
-    Rejections,
-    Reserve,
-    RetractionRate,
-    Share,
-    SourceTrouble,
-    Spread,
-    Starts,
-    Stuck,
-)
+from sglang_tuning_exporter.diagnosis.conditions.latency import BurnRate
+from sglang_tuning_exporter.diagnosis.conditions.liveness import Starts, Stuck
+from sglang_tuning_exporter.diagnosis.conditions.memory import Failures, GraphMemory, Reserve
+from sglang_tuning_exporter.diagnosis.conditions.requests import Rejections, RetractionRate
+from sglang_tuning_exporter.diagnosis.conditions.share import Share, Spread
+from sglang_tuning_exporter.diagnosis.conditions.source import SourceTrouble
 from sglang_tuning_exporter.diagnosis.promql import duration
 from sglang_tuning_exporter.diagnosis.row import Diagnosis
 from sglang_tuning_exporter.state.profiles import DEFAULT_PROFILE, GIGABYTE, PROFILES

@@ -20,7 +20,7 @@ from alert_matrix.columns import Column, Level, Run
 from alert_matrix.machine import LONG, Outcome, every_case, together
 from alert_matrix.troubles import Case, UndescribedError, cases
 from scenes import SCENES, lived
-from sglang_tuning_exporter.diagnosis.conditions import SourceTrouble
+from sglang_tuning_exporter.diagnosis.conditions.source import SourceTrouble
 from sglang_tuning_exporter.diagnosis.table import ALERTS
 from sglang_tuning_exporter.serve.metrics import registry
 

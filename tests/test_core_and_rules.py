@@ -25,7 +25,9 @@ from alert_matrix.promtool import alerts_firing
 from conftest import config
 from scenarios import LENGTH, SCENARIOS, Away, Scenario, ServerInfo
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.diagnosis.conditions import BurnRate, Rejections, RetractionRate, Share, Spread
+from sglang_tuning_exporter.diagnosis.conditions.latency import BurnRate
+from sglang_tuning_exporter.diagnosis.conditions.requests import Rejections, RetractionRate
+from sglang_tuning_exporter.diagnosis.conditions.share import Share, Spread
 from sglang_tuning_exporter.diagnosis.findings import Judgement, judge
 from sglang_tuning_exporter.diagnosis.row import Diagnosis
 from sglang_tuning_exporter.diagnosis.table import ALERTS

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.diagnosis.conditions import Failures, Share
-from sglang_tuning_exporter.diagnosis.conditions.share import STATE_WORDS
+from sglang_tuning_exporter.diagnosis.conditions.memory import Failures
+from sglang_tuning_exporter.diagnosis.conditions.share import STATE_WORDS, Share
 from sglang_tuning_exporter.diagnosis.evidence import Past
 from sglang_tuning_exporter.diagnosis.findings import Finding, judge
 from sglang_tuning_exporter.diagnosis.table import BY_ID, DIAGNOSES

@@ -12,7 +12,7 @@ import pytest
 
 from conftest import FakeSGLang, reply
 from sglang_tuning_exporter.capacity.model import RankCapacity
-from sglang_tuning_exporter.capacity.prediction import larger_cache, rows
+from sglang_tuning_exporter.capacity.prediction import larger_cache, plan_rows
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.report import plan as command
 from sglang_tuning_exporter.state.profiles import DEFAULT
@@ -32,12 +32,12 @@ FULL = replace(
 
 
 def test_rows_are_powers_of_two_up_to_what_fits_and_that_itself() -> None:
-    assert [row.requests for row in rows([FULL], WITHOUT_OBJECTIVES, 100.0)] == [1, 2, 4, 8, 16, 24]
-    assert [row.requests for row in rows([FULL, FULL], WITHOUT_OBJECTIVES, 100.0)] == [2, 4, 8, 16, 32, 48]
+    assert [row.requests for row in plan_rows([FULL], WITHOUT_OBJECTIVES, 100.0)] == [1, 2, 4, 8, 16, 24]
+    assert [row.requests for row in plan_rows([FULL, FULL], WITHOUT_OBJECTIVES, 100.0)] == [2, 4, 8, 16, 32, 48]
 
 
 def test_more_at_once_give_more_tokens_each_of_them_later() -> None:
-    found = rows([FULL], WITHOUT_OBJECTIVES, 100.0)
+    found = plan_rows([FULL], WITHOUT_OBJECTIVES, 100.0)
     speeds = [row.tokens_per_second.value for row in found]
     gaps = [row.inter_token_p50_seconds.value for row in found]
     assert speeds == sorted(speeds)
@@ -46,14 +46,14 @@ def test_more_at_once_give_more_tokens_each_of_them_later() -> None:
 
 
 def test_a_row_names_the_objectives_that_break() -> None:
-    found = rows([FULL], replace(DEFAULT, time_to_first_token_seconds=0.0105, inter_token_seconds=0.006), 100.0)
+    found = plan_rows([FULL], replace(DEFAULT, time_to_first_token_seconds=0.0105, inter_token_seconds=0.006), 100.0)
     assert found[0].exceeded == ()
     assert found[-1].exceeded == ("inter_token", "first_token")
 
 
 def test_a_first_token_waits_for_its_own_prefill_and_for_those_before_it() -> None:
     alone, full = (
-        row.first_token_seconds for row in (rows([FULL], WITHOUT_OBJECTIVES, 100.0)[each] for each in (0, -1))
+        row.first_token_seconds for row in (plan_rows([FULL], WITHOUT_OBJECTIVES, 100.0)[each] for each in (0, -1))
     )
     assert alone is not None
     assert full is not None
@@ -61,10 +61,10 @@ def test_a_first_token_waits_for_its_own_prefill_and_for_those_before_it() -> No
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    (row, *_) = rows([measured()], WITHOUT_OBJECTIVES, None)
+    (row, *_) = plan_rows([measured()], WITHOUT_OBJECTIVES, None)
     assert (row.kv_cache, row.first_token_seconds) == (None, None)
-    assert rows([RankCapacity(None)], WITHOUT_OBJECTIVES, 100.0) == []
-    assert rows([], WITHOUT_OBJECTIVES, 100.0) == []
+    assert plan_rows([RankCapacity(None)], WITHOUT_OBJECTIVES, 100.0) == []
+    assert plan_rows([], WITHOUT_OBJECTIVES, 100.0) == []
     assert larger_cache([measured()], 2.0) is None
 
 

@@ -92,7 +92,7 @@ class PlanRow:
     exceeded: tuple[str, ...]
 
 
-def rows(ranks: Sequence[RankCapacity], profile: Profile, prompt: float | None) -> list[PlanRow]:
+def plan_rows(ranks: Sequence[RankCapacity], profile: Profile, prompt: float | None) -> list[PlanRow]:
     """Return a row for 1, 2, 4 … requests per scheduler, up to as many as fit; no rows without step times.
 
     `prompt`: uncached tokens of the mean prompt.

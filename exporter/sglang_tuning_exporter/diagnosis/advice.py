@@ -165,9 +165,7 @@ def _accepted(row: Diagnosis, value: AdvisedValue, basis: SizingInput) -> list[A
     changes = {advice.arg: advice.setting for advice in flags}
     lacks_flag = len(group) <= len(value.beside)
     if not lacks_flag and objection_to(basis.facts, changes) is None:
-        moved = [
-            each for each in group if each.suggested is None or each.suggested != each.current or each.current is None
-        ]
+        moved = (each for each in group if each.suggested is None or each.suggested != each.current)
         return [_in_words(each, basis.facts) for each in moved]
     return next((found for each in value.otherwise if (found := _accepted(row, each, basis))), [])
 
@@ -188,22 +186,20 @@ def _advice(row: Diagnosis, value: AdvisedValue, basis: SizingInput) -> Advice |
         return None
     direction = _direction(value, remedy.direction if arg == remedy.arg else "set")
     # A release may spell the row's argument differently.
-    own = (
-        not value.variant
-        and (arg == remedy.arg or arg.startswith(remedy.arg + "_"))
-        and direction in (remedy.direction, "set")
-    )
-    text = None if own else variant(arg, direction, value.variant, figures)
+    is_row_arg = arg == remedy.arg or arg.startswith(remedy.arg + "_")
+    own = not value.variant and is_row_arg and direction in (remedy.direction, "set")
+    found = remedy if own else variant(arg, direction, value.variant, figures)
+    text = found or remedy
     return Advice(
         flag=flag,
         arg=arg,
         current=value.current,
         suggested=value.suggested,
         suggestion=value.words or (shown(value.suggested) if value.suggested is not None else remedy.fallback),
-        why=remedy.why if text is None else text.why,
-        will_not_help_if=remedy.will_not_help_if if text is None else text.will_not_help_if,
+        why=text.why,
+        will_not_help_if=text.will_not_help_if,
         gain=value.gain,
-        cost=value.cost or (text.cost if text is not None else remedy.cost if own or not arg else ""),
+        cost=value.cost or (text.cost if found is not None or not arg else ""),
         direction=direction,
         is_switch=value.is_switch,
     )
@@ -212,10 +208,7 @@ def _advice(row: Diagnosis, value: AdvisedValue, basis: SizingInput) -> Advice |
 def _direction(value: AdvisedValue, otherwise: str) -> str:
     if value.is_switch:
         return "add" if value.suggested else "drop"
-    if (
-        isinstance(value.suggested, float)
-        and isinstance(value.current, (int, float))
-        and value.suggested != value.current
-    ):
-        return "raise" if value.suggested > value.current else "lower"
-    return otherwise
+    now, then = value.current, value.suggested
+    if not isinstance(then, float) or not isinstance(now, (int, float)) or then == now:
+        return otherwise
+    return "raise" if then > now else "lower"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from sglang_tuning_exporter.diagnosis.conditions import Samples
-from sglang_tuning_exporter.diagnosis.conditions.condition import SERVING_SECONDS, WINDOW
+from sglang_tuning_exporter.diagnosis.conditions.condition import SERVING_SECONDS, WINDOW, Samples
 from sglang_tuning_exporter.diagnosis.promql import ON, last_known, one_of
 from sglang_tuning_exporter.diagnosis.row import Diagnosis
 from sglang_tuning_exporter.diagnosis.table import BY_ID

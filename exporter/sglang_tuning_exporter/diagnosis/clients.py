@@ -64,13 +64,10 @@ def advise_fewer(past: Past) -> str:
         return ""
     else:
         rate = started / past.served_seconds
-        wait = ALLOWED_SHARE * min(
-            profile.queue_wait_seconds, profile.time_to_first_token_seconds or profile.queue_wait_seconds
-        )
-        waiting, because = (
-            rate * wait,
-            f"SGLang starts about {rate:.2g} requests/s, and none should wait longer than {wait:g} s",
-        )
+        longest = profile.queue_wait_seconds
+        wait = ALLOWED_SHARE * min(longest, profile.time_to_first_token_seconds or longest)
+        waiting = rate * wait
+        because = f"SGLang starts about {rate:.2g} requests/s, and none should wait longer than {wait:g} s"
     running *= past.facts.micro_batches
     wanted, now = _rounded_down(running) + int(waiting), round(running + queued)
     if not 0 < wanted < now:

@@ -110,12 +110,6 @@ def full_cache(past: Past) -> list[Evidence]:
     return [free] if free.holds else []
 
 
-def _never(what: Hashable) -> float | None:
-    """Return None: nothing was recorded of when anything was seen."""
-    del what
-    return None
-
-
 @dataclass(frozen=True, eq=False)  # no slots, because of `cached_property`
 class Past:
     """What the conditions look at: the totals of a window and what happened in it.
@@ -142,7 +136,7 @@ class Past:
     longest_answer: float | None = None
     fixed_answer_tokens: float | None = None
     now: float = 0.0
-    last_seen: Callable[[Hashable], float | None] = _never
+    last_seen: Callable[[Hashable], float | None] = lambda _: None
     wait_is_known: bool = False
     watchdog: str = ""  # the stage of the last watchdog timeout
     words: Mapping[str, str] = field(default_factory=dict)  # details of a trouble, by its id

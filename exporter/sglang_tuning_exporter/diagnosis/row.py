@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
 
-from sglang_tuning_exporter.diagnosis.conditions import Condition, Kind
+from sglang_tuning_exporter.diagnosis.conditions.condition import Condition, Kind
 from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, SizingInput
 
 Severity: TypeAlias = Literal["critical", "warning", "info"]
@@ -130,21 +130,16 @@ class Diagnosis:
         return self.no_alert or chance
 
     @property
-    def role(self) -> Kind:
-        """What a finding of it is: a limit, a chance or a remark."""
-        return self.kind or self.condition.kind
-
-    @property
     def is_chance(self) -> bool:
         """Whether it names an opportunity, not a fault."""
-        return self.role == "chance"
+        return (self.kind or self.condition.kind) == "chance"
 
     @property
     def needs_advice(self) -> bool:
         """Whether it is a finding only where some advice is left."""
-        return self.condition.is_only_advice or (bool(self.remedy.arg) and not self.condition.is_event)
+        return self.condition.kind == "chance" or (bool(self.remedy.arg) and not self.condition.is_event)
 
     @property
     def is_limit(self) -> bool:
         """Whether it can be the verdict."""
-        return self.role == "limit"
+        return (self.kind or self.condition.kind) == "limit"

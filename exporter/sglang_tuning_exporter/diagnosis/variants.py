@@ -166,14 +166,12 @@ TAKES_MEMORY: dict[str, tuple[str, ...]] = {
 }
 
 
-def variant(arg: str, direction: str, name: str, figures: Mapping[str, str]) -> Variant | None:
-    """Return the text by its name, else by argument and direction, with the thresholds in it; None if there is none."""
+def variant(arg: str, direction: str, name: str, figures: Mapping[str, str]) -> Variant | Remedy | None:
+    """Return the text by its name, else by argument and direction; None if there is none. Those of rows have thresholds in them."""
+    if name:
+        return BY_NAME[name]
     # Other names of the same arguments.
     known = {"cuda_graph_max_bs_decode": "cuda_graph_max_bs", "max_micro_batch_size": "pp_max_micro_batch_size"}
     change = (known.get(arg, arg), direction)
-    found: Variant | Remedy | None = BY_NAME[name] if name else BY_CHANGE.get(change)
-    if found is None and change in ROW_OF_CHANGE:
-        found = BY_ID[ROW_OF_CHANGE[change]].remedy
-    if found is None:
-        return None
-    return Variant(*(text.format(**figures) for text in (found.why, found.will_not_help_if, found.cost)))
+    row = ROW_OF_CHANGE.get(change)
+    return BY_CHANGE.get(change) if row is None else BY_ID[row].remedy.with_figures(figures)

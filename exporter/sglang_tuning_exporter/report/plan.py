@@ -8,7 +8,7 @@ import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from sglang_tuning_exporter.capacity.prediction import PlanRow, larger_cache, rows
+from sglang_tuning_exporter.capacity.prediction import PlanRow, larger_cache, plan_rows
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.diagnosis.demand import mean_prompt
@@ -83,7 +83,7 @@ def plan(past: Past) -> dict[str, Any]:
     prompt, counts = mean_prompt(past), past.recent.counts
     tokens = counts["computed_tokens"] + counts["cached_tokens"]
     own = None if prompt is None or not tokens else prompt * counts["computed_tokens"] / tokens
-    found = rows(ranks, profile, prompt if own is None else own)
+    found = plan_rows(ranks, profile, prompt if own is None else own)
     doubled, best = larger_cache(ranks, 2.0), found[-1].tokens_per_second.value if found else None
     return {
         "schema_version": "1",

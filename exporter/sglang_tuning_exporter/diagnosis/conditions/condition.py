@@ -12,7 +12,7 @@ from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.profiles import Profile
 from sglang_tuning_exporter.state.signals import Signal
 
-# `limit`: can be the verdict. `chance`: nothing is wrong, something could be better. `remark`: neither.
+# `limit`: can be the verdict. `chance`: nothing is wrong, something could be better; no finding without advice. `remark`: neither.
 Kind: TypeAlias = Literal["limit", "chance", "remark"]
 # What no advice may take while a condition holds: GPU memory, or capacity for more requests at once.
 Resource: TypeAlias = Literal["memory", "requests"]
@@ -61,9 +61,7 @@ class Condition(ABC):
     __slots__ = ()
 
     kind: ClassVar[Kind] = "limit"
-    # A fault in itself: a finding even without advice. And the opposite: no finding without advice.
-    is_event: ClassVar[bool] = False
-    is_only_advice: ClassVar[bool] = False
+    is_event: ClassVar[bool] = False  # a fault in itself: a finding even without advice
     # What must have happened in the window for its rule to fire: one of its `counted` events, or a second in a state of its
     # `measured_by`. A report evaluates it only then.
     fires_on: ClassVar[Literal["anything", "events", "states"]] = "anything"

@@ -40,7 +40,6 @@ class Suitability(Condition):
 
     description = "a test of the server's set-up and load: `diagnosis/conditions/suitability.py`"
     kind = "chance"
-    is_only_advice = True
     needs = "the server's arguments, and load"
 
     test: Callable[[Past], Evidence | None]

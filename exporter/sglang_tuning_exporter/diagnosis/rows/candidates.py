@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from sglang_tuning_exporter.diagnosis import clients, interruption, profile_settings
-from sglang_tuning_exporter.diagnosis.conditions import ObjectiveMissed, Suitability, suitability
+from sglang_tuning_exporter.diagnosis.conditions import suitability
+from sglang_tuning_exporter.diagnosis.conditions.latency import ObjectiveMissed
+from sglang_tuning_exporter.diagnosis.conditions.suitability import Suitability
 from sglang_tuning_exporter.diagnosis.row import Diagnosis, Remedy
 from sglang_tuning_exporter.diagnosis.rows.scheduling import WHY_REQUESTS_WAIT
 from sglang_tuning_exporter.diagnosis.sizing import admission, advised_value, layout, limits, memory, prefill

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_tuning_exporter.diagnosis.conditions import SourceTrouble
+from sglang_tuning_exporter.diagnosis.conditions.source import SourceTrouble
 from sglang_tuning_exporter.diagnosis.evidence import UNRECOGNISED
 from sglang_tuning_exporter.diagnosis.promql import (
     LONGEST_LOOKBACK,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sglang_tuning_exporter.diagnosis.conditions import SourceTrouble, Starts, Stuck
-from sglang_tuning_exporter.diagnosis.conditions.liveness import logged
+from sglang_tuning_exporter.diagnosis.conditions.liveness import Starts, Stuck, logged
+from sglang_tuning_exporter.diagnosis.conditions.source import SourceTrouble
 from sglang_tuning_exporter.diagnosis.promql import (
     ON,
     OUTAGE_LOOKBACK,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from sglang_tuning_exporter.diagnosis.conditions import Failures, GraphMemory, Reserve, Share
+from sglang_tuning_exporter.diagnosis.conditions.memory import Failures, GraphMemory, Reserve
+from sglang_tuning_exporter.diagnosis.conditions.share import Share
 from sglang_tuning_exporter.diagnosis.row import Diagnosis, Remedy, Title
 from sglang_tuning_exporter.diagnosis.sizing import graphs, memory
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from sglang_tuning_exporter.diagnosis.conditions import BurnRate
-from sglang_tuning_exporter.diagnosis.conditions.latency import Judged
+from sglang_tuning_exporter.diagnosis.conditions.latency import BurnRate, Judged
 from sglang_tuning_exporter.diagnosis.interruption import SLOW_BURN_TIMES
 from sglang_tuning_exporter.diagnosis.row import Diagnosis, Remedy, Title, look
 

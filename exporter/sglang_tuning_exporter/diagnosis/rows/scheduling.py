@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from sglang_tuning_exporter.diagnosis import clients
-from sglang_tuning_exporter.diagnosis.conditions import OtherCause, Rejections, RetractionRate, Share, Spread
+from sglang_tuning_exporter.diagnosis.conditions.requests import Rejections, RetractionRate
+from sglang_tuning_exporter.diagnosis.conditions.share import OtherCause, Share, Spread
 from sglang_tuning_exporter.diagnosis.row import Diagnosis, Remedy, Title
 from sglang_tuning_exporter.diagnosis.sizing import admission, layout, limits, memory, prefill
 
