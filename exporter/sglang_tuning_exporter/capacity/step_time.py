@@ -58,12 +58,8 @@ class StepTime:
 
     def with_line_of(self, earlier: StepTime, age: float) -> StepTime:
         """Return this step time with the line of an earlier fit of the same server, if the present mean step lies on it."""
-        predicted = earlier.at(self.batch)
-        if (
-            self.line is not None
-            or predicted is None
-            or abs(self.seconds.value / predicted.value - 1.0) > MOST_LINE_ERROR
-        ):
+        predicted = None if self.line is not None else earlier.at(self.batch)
+        if predicted is None or abs(self.seconds.value / predicted.value - 1.0) > MOST_LINE_ERROR:
             return self
         return replace(self, line=earlier.line, refused="", line_age_seconds=age)
 
@@ -109,29 +105,20 @@ def _line(together: StepSums, cut: Sequence[StepSums]) -> tuple[StepLine | None,
     deviation = sqrt(together.spread / together.steps)
     if deviation < max(LEAST_DEVIATION, LEAST_DEVIATION_SHARE * together.mean_batch):
         return None, f"the batch hardly varied ({together.mean_batch:.1f} ± {deviation:.2f} requests)"
-    slope = _slope_of(together, cut)
-    per_request = _estimated(cut, slope)
-    fixed = _estimated(cut, lambda each: _intercept(each, slope))
+    within = sum(window.spread for window in cut)
+    slope = _slope_within if within >= SPREAD_WITHIN_WINDOWS * together.spread else _slope_overall
+    per_request, fixed = _estimated(cut, slope), _estimated(cut, lambda each: _intercept(each, slope))
     if per_request is None or fixed is None:
         return None, "the batch varied in too few windows"
     if per_request.value <= 0:
-        return (
-            None,
-            f"larger batches were not slower ({1e3 * per_request.value:.2f} ms a request): something else slowed it down",
-        )
+        ms = 1e3 * per_request.value
+        return None, f"larger batches were not slower ({ms:.2f} ms a request): something else slowed it down"
     if per_request.half_width > MOST_HALF_WIDTH:
         return None, f"its windows disagree (± {100 * per_request.half_width:.0f} % of the slope)"
     if fixed.low <= 0:
-        return (
-            None,
-            f"its start may lie below zero ({1e3 * fixed.value:.2f} ms): something else than the batch slowed it down",
-        )
+        ms = 1e3 * fixed.value
+        return None, f"its start may lie below zero ({ms:.2f} ms): something else than the batch slowed it down"
     return StepLine(fixed, per_request), ""
-
-
-def _slope_of(together: StepSums, cut: Sequence[StepSums]) -> Callable[[Sequence[StepSums]], float]:
-    within = sum(window.spread for window in cut)
-    return _slope_within if within >= SPREAD_WITHIN_WINDOWS * together.spread else _slope_overall
 
 
 def _slope_within(cut: Sequence[StepSums]) -> float:

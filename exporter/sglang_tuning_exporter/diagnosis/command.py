@@ -128,6 +128,7 @@ def command_line(facts: ServerFacts, changes: Mapping[str, object]) -> Command |
         if typed(flag, old) != typed(flag, value):
             changed.append(Change(arg, flag.flag, shown(old), shown(value)))
         given[arg] = value
+    secrets = [flag_of(arg, release) for arg in ("api_key", "admin_api_key") if arg not in given]
     words = [_PROGRAM]
     for arg, value in given.items():
         flag = server.flag(arg)
@@ -137,7 +138,7 @@ def command_line(facts: ServerFacts, changes: Mapping[str, object]) -> Command |
         text=" ".join(words),
         changes=tuple(changed),
         left_out=tuple(left_out),
-        secrets=tuple(_secret_flags(server, given)),
+        secrets=tuple(flag.flag for flag in secrets if flag is not None),
     )
 
 
@@ -201,8 +202,7 @@ def _undo_dp_attention(server: _Launch, given: dict[str, object]) -> None:
             given[arg] = value
         if flag is not None and given.get(arg) == flag.default:
             given.pop(arg, None)
-    of_old = is_before(server.release, (0, 4, 4))
-    if of_old:
+    if is_before(server.release, (0, 4, 4)):
         given.pop("dp_size", None)  # always tp_size
     if flag_of("attn_dp_size", server.release) is not None:
         # The new flag replaces the old pair, which is deprecated.
@@ -319,11 +319,6 @@ def _decode_graph(server: _Launch) -> Mapping[str, object]:
 def _guessed_flag(arg: str, value: object) -> Flag:
     kind: Kind = "switch" if isinstance(value, bool) else "list" if isinstance(value, list) else "value"
     return Flag(arg, "--" + arg.replace("_", "-"), kind, False if kind == "switch" else None)
-
-
-def _secret_flags(server: _Launch, given: Mapping[str, object]) -> list[str]:
-    flags = [flag_of(name, server.release) for name in ("api_key", "admin_api_key") if name not in given]
-    return [flag.flag for flag in flags if flag is not None]
 
 
 # Arguments that SGLang takes from others, or draws, if they are not set.

@@ -101,13 +101,8 @@ def full_cache(past: Past) -> list[Evidence]:
     shown = [each for each in mean_usage(past) if not each.value < each.threshold]
     if shown or usage is None or prompt is None or not pools:
         return shown
-    free = Evidence(
-        "tokens of a mean prompt, against the free tokens of the KV cache",
-        round(prompt),
-        round((1 - usage) * min(pools)),
-        "count",
-    )
-    return [free] if free.holds else []
+    name, free = "tokens of a mean prompt, against the free tokens of the KV cache", round((1 - usage) * min(pools))
+    return [Evidence(name, round(prompt), free, "count")] if round(prompt) > free else []
 
 
 @dataclass(frozen=True, eq=False)  # no slots, because of `cached_property`

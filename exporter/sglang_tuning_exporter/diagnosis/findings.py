@@ -265,14 +265,11 @@ def _verdict(found: list[Finding], holding: dict[str, Evidence], past: Past) -> 
     if past.has_enough_load:
         # A condition that holds without advice left is not healthy; one of severity info, only if it holds most of
         # the time. Nor is a queue that is too long for less of the time than a finding needs.
-        pressed = (
-            any(setting.needed for setting in differing_settings(past))
-            or waits_beside_room(past)
-            or any(
-                BY_ID[row].is_limit and (BY_ID[row].severity != "info" or evidence.value > past.profile.frequent_share)
-                for row, evidence in holding.items()
-            )
+        limited = any(
+            BY_ID[row].is_limit and (BY_ID[row].severity != "info" or evidence.value > past.profile.frequent_share)
+            for row, evidence in holding.items()
         )
+        pressed = limited or waits_beside_room(past) or any(each.needed for each in differing_settings(past))
         fine = past.recent.share_of("queue", past.healthy_queue_states) or 0.0
         return HEALTHY if fine > 1.0 - OFTEN and not pressed else NO_CLEAR_BOTTLENECK
     # Too little load to judge is not idle.

@@ -31,9 +31,8 @@ def differing_evidence(past: Past) -> Evidence | None:
     """Count the settings that differ; None if the server's arguments are not known."""
     if not past.facts.args:
         return None
-    return Evidence(
-        "settings that differ from the guide's for this profile", float(len(differing_settings(past))), 0.0, "count"
-    )
+    count = float(len(differing_settings(past)))
+    return Evidence("settings that differ from the guide's for this profile", count, 0.0, "count")
 
 
 def values(basis: SizingInput) -> list[AdvisedValue]:

@@ -57,9 +57,7 @@ def above(bound: float) -> Side:
 
 def between(least: float, most: float) -> Side:
     """Return the side of numbers between these."""
-    return lambda value: (
-        isinstance(value, (int, float)) and not isinstance(value, bool) and least < value and (value < most)
-    )
+    return lambda value: isinstance(value, (int, float)) and not isinstance(value, bool) and least < value < most
 
 
 def among(*words: str) -> Side:
@@ -268,14 +266,13 @@ def pages(flag: SetFlag) -> NamedSuspect | None:
     wasted = max(empty_page_share(page, request), page / 2 / (request + page / 2))
     if wasted < EMPTY_PAGE_SHARE:
         return None
-    smaller = (
-        size for size in PAGE_SIZES if size < page and size / 2 / (request + size / 2) <= EMPTY_PAGE_SHARE_ALLOWED
-    )
+    most = EMPTY_PAGE_SHARE_ALLOWED
+    smaller = next((size for size in PAGE_SIZES if size < page and size / 2 / (request + size / 2) <= most), 1)
     gain = (
         f"about {100 * wasted:.0f} % of the KV cache is empty space in pages: a request has some {request:,.0f} tokens"
     )
     rows = _POOL_ROWS | {"admission_too_conservative", "retracting_too_often"} if wants_room else ()
-    return flag.explains(rows, float(next(smaller, 1)), gain)
+    return flag.explains(rows, float(smaller), gain)
 
 
 def _request_tokens(past: Past) -> float | None:

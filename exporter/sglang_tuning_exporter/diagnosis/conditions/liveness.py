@@ -42,17 +42,14 @@ class Stuck(Condition):
     needs = "a log or metrics"
 
     def measure(self, past: Past) -> Evidence | None:
-        hang, timed_out = past.hang, past.event_counts.get(WATCHDOG, 0)
-        name, words, headline = "processes that hang, or whose watchdog timed out", "", ""
-        if hang is not None:
-            words = hang.sentence
+        name, timed_out = "processes that hang, or whose watchdog timed out", past.event_counts.get(WATCHDOG, 0)
+        if past.hang is not None:
+            words = past.hang.sentence
             headline = f"{words[:1].upper()}{words[1:]}."
-        elif timed_out:
-            words = f"the watchdog of the {past.watchdog or 'scheduler'} saw no progress for --watchdog-timeout seconds"
-        last = past.last_seen(WATCHDOG) if hang is None else None
-        return Evidence(
-            name, float(hang is not None) + timed_out, 0.0, "count", last_seen=last, text=words, headline=headline
-        )
+            return Evidence(name, 1.0 + timed_out, 0.0, "count", text=words, headline=headline)
+        words = f"the watchdog of the {past.watchdog or 'scheduler'} saw no progress for --watchdog-timeout seconds"
+        last, text = past.last_seen(WATCHDOG), words if timed_out else ""
+        return Evidence(name, float(timed_out), 0.0, "count", last_seen=last, text=text)
 
     def promql(self) -> list[str]:
         timed_out, *rest = logged(WATCHDOG)

@@ -95,9 +95,8 @@ class Share(Condition):
         bound = past.profile.frequent_share
         if any((past.recent.share_of(other.signal, other.states) or 0.0) > other.above for other in self.unless):
             share = min(share, bound)
-        return Evidence(
-            f"serving time with {' or '.join(STATE_WORDS[state] for state in self.states)}", share, bound, "share"
-        )
+        name = f"serving time with {' or '.join(STATE_WORDS[state] for state in self.states)}"
+        return Evidence(name, share, bound, "share")
 
     @property
     def measured_by(self) -> tuple[Hashable, ...]:

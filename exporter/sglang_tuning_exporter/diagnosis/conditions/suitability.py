@@ -90,15 +90,9 @@ def own_prefixes(past: Past) -> list[Evidence]:
     shared = _sharing(past)
     if shared is None or not shared.from_own_runs:
         return []
-    return [
-        Evidence(_FROM_CACHE, shared.cached, SHARING[0], "share"),
-        Evidence(
-            "share from their own earlier run (retracted) or first answer (n above 1), at most",
-            shared.from_own_runs,
-            0.0,
-            "share",
-        ),
-    ]
+    name = "share from their own earlier run (retracted) or first answer (n above 1), at most"
+    cached = Evidence(_FROM_CACHE, shared.cached, SHARING[0], "share")
+    return [cached, Evidence(name, shared.from_own_runs, 0.0, "share")]
 
 
 def data_parallel_would_fit(past: Past) -> Evidence | None:
@@ -146,10 +140,8 @@ def torch_compile_candidate(past: Past) -> Evidence | None:
 
 def _is_short(past: Past) -> bool:
     """Return whether the KV cache is too small for the load."""
-    full = past.recent.share("admission", "pool_full") or 0.0
-    return past.has_enough_load and (
-        full > past.profile.frequent_share or past.retractions_per_minute > past.profile.retractions_tolerated
-    )
+    is_full = (past.recent.share("admission", "pool_full") or 0.0) > past.profile.frequent_share
+    return past.has_enough_load and (is_full or past.retractions_per_minute > past.profile.retractions_tolerated)
 
 
 def prompts_beyond_kv_cache(past: Past) -> Evidence | None:
@@ -168,13 +160,10 @@ def prompts_beyond_context(past: Past) -> Evidence | None:
 
 def requests_refused(past: Past) -> Evidence | None:
     """The scheduler answers many requests with an error, for another reason than their length."""
-    refused = past.recent.counts.get("refused_requests", 0.0)
-    asked = max(
-        past.recent.counts.get("new_sequences", 0.0), refused
-    )  # one that is refused is prefilled with a single token
-    return (
-        Evidence("share of the requests that were refused", refused / asked, MANY_REFUSED, "share") if refused else None
-    )
+    refused, name = past.recent.counts.get("refused_requests", 0.0), "share of the requests that were refused"
+    # One that is refused is prefilled with a single token.
+    asked = max(past.recent.counts.get("new_sequences", 0.0), refused)
+    return Evidence(name, refused / asked, MANY_REFUSED, "share") if refused else None
 
 
 def quantization_candidate(past: Past) -> Evidence | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, SizingInput, in_words
 from sglang_tuning_exporter.sglang.args.flags import flag_of
 
 BY_LOAD = ("total_requests", "shortest_queue")  # the first one that a release accepts and has implemented
+SPLIT = "start {:g} servers without --dp-size, each on its own GPUs, and put SGLang's router (model gateway) in front"
 ROUTER = "put a router in front that balances by the load of the ranks"
 OWN_EXPERTS = "use expert parallelism, by the flag that this release has for it"
 
@@ -33,11 +36,7 @@ def one_gpu(basis: SizingInput) -> list[AdvisedValue]:
 def behind_a_router(basis: SizingInput) -> list[AdvisedValue]:
     """Run each replica as a server of its own."""
     replicas = basis.facts.arg("dp_size") or 1.0
-    return [
-        in_words(
-            f"start {replicas:g} servers without --dp-size, each on its own GPUs, and put SGLang's router (model gateway) in front"
-        )
-    ]
+    return [in_words(SPLIT.format(replicas))]
 
 
 def experts(basis: SizingInput) -> list[AdvisedValue]:
@@ -62,8 +61,7 @@ def dp_attention(basis: SizingInput) -> list[AdvisedValue]:
     if _has(facts.release, "attn_dp_size"):
         return [AdvisedValue(gpus, 1.0, arg="attn_dp_size")]
     switch = AdvisedValue(1.0, 0.0, words="add it", is_switch=True)
-    ranks = AdvisedValue(gpus, replicas, arg="dp_size")
-    return [AdvisedValue(1.0, 0.0, words="add it", is_switch=True, beside=(ranks,), otherwise=(switch,))]
+    return [replace(switch, beside=(AdvisedValue(gpus, replicas, arg="dp_size"),), otherwise=(switch,))]
 
 
 def _has(release: str | None, arg: str) -> bool:

@@ -41,8 +41,12 @@ def chunks(basis: SizingInput) -> list[AdvisedValue]:
     if current is None:
         return [AdvisedValue(None)]
     wanted = max(min(2 * int(current), LARGEST_CHUNK * ranks), SMALL_CHUNK * ranks)
-    gain = f"{wanted // ranks:,} for each of the {ranks} ranks" if ranks > 1 else ""
-    return [AdvisedValue(_whole_pages(basis, wanted, ranks), current, gain, otherwise=(elsewhere,))]
+    suggested = _whole_pages(basis, wanted, ranks)
+    return [AdvisedValue(suggested, current, _for_each_rank(wanted, ranks), otherwise=(elsewhere,))]
+
+
+def _for_each_rank(chunk: int, ranks: int) -> str:
+    return f"{chunk // ranks:,} for each of the {ranks} ranks" if ranks > 1 else ""
 
 
 def smaller_chunk(basis: SizingInput) -> AdvisedValue | None:
@@ -51,16 +55,9 @@ def smaller_chunk(basis: SizingInput) -> AdvisedValue | None:
     # -1 disables chunks.
     if current is None or current <= 0:
         return AdvisedValue(float(SMALL_CHUNK * ranks), current)
-    steps = (
-        SMALL_CHUNK * ranks,
-        LEAST_CHUNK * ranks,
-        max(int(current) // 2, SMALL_CHUNK) if ranks > 1 else SMALL_CHUNK,
-    )
-    for step in steps:
-        if current > step:
-            gain = f"{step // ranks:,} for each of the {ranks} ranks" if ranks > 1 else ""
-            return AdvisedValue(float(step), current, gain)
-    return None
+    last = max(int(current) // 2, SMALL_CHUNK) if ranks > 1 else SMALL_CHUNK
+    step = next((step for step in (SMALL_CHUNK * ranks, LEAST_CHUNK * ranks, last) if current > step), None)
+    return None if step is None else AdvisedValue(float(step), current, _for_each_rank(step, ranks))
 
 
 def interleave_decode(basis: SizingInput) -> list[AdvisedValue]:
@@ -75,12 +72,9 @@ def interleave_decode(basis: SizingInput) -> list[AdvisedValue]:
         return [replace(shorter, otherwise=(elsewhere,)) if shorter else elsewhere]
     mixed = AdvisedValue(1.0, 0.0, arg="enable_mixed_chunk", words="add it", is_switch=True)
     together = replace(mixed, beside=() if shorter is None else (shorter,))
-    steps = decode_steps_per_chunk(basis.profile)
-    current = basis.facts.arg("prefill_decode_interval") or 0.0
-    if current >= steps:
-        return [elsewhere]
-    if _delays_first_tokens(basis, steps - current):
-        return [elsewhere]  # shorter chunks, mixed or not, delay them as well
+    steps, current = decode_steps_per_chunk(basis.profile), basis.facts.arg("prefill_decode_interval") or 0.0
+    if current >= steps or _delays_first_tokens(basis, steps - current):
+        return [elsewhere]  # shorter chunks, mixed or not, delay first tokens as well
     return [AdvisedValue(steps, current, arg="prefill_decode_interval", otherwise=(together, mixed, elsewhere))]
 
 
