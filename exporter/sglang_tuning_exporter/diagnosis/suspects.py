@@ -87,28 +87,23 @@ def suspects(past: Past, seen: frozenset[Trouble]) -> tuple[NamedSuspect, ...]:
 @lru_cache(maxsize=2)  # likewise
 def troubles(past: Past) -> frozenset[Trouble]:
     """Return what is wrong with the load."""
-    seen: set[Trouble] = {"hang"} if past.event_counts.get(WATCHDOG) else set()
+    hangs: frozenset[Trouble] = frozenset({"hang"} if past.event_counts.get(WATCHDOG) else ())
     if not past.has_enough_load:
-        return frozenset(seen)
-    late: tuple[tuple[Trouble, Latency], ...] = (("first_tokens", "time_to_first_token"), ("tokens", "inter_token"))
-    for trouble, latency in late:
-        evidence = late_share(latency, past, 1.0)
-        if evidence is not None and evidence.holds:
-            seen.add(trouble)
+        return hangs
     profile, bound = past.profile, min(OFTEN, past.profile.frequent_share)
     because = {trouble for trouble, states in _ADMISSION.items() if admission_share(past, *states) > bound}
-    seen |= because
-    if waits_beside_room(past):
-        seen.add("held_back")
-    elif not because and _unhealthy_queue(past) > bound:
-        seen.add("waiting")
-    if (past.recent.share("cuda_graph", "eager") or 0.0) > bound:
-        seen.add("eager")
-    if past.retractions_per_minute > profile.retractions_tolerated:
-        seen.add("retracting")
-    if past.per_minute(past.recent.counts["rejected_requests"]) > profile.rejections_per_minute:
-        seen.add("rejected")
-    return frozenset(seen)
+    first_tokens, tokens = late_share("time_to_first_token", past, 1.0), late_share("inter_token", past, 1.0)
+    beside_room = waits_beside_room(past)
+    signs: dict[Trouble, bool] = {
+        "first_tokens": first_tokens is not None and first_tokens.holds,
+        "tokens": tokens is not None and tokens.holds,
+        "held_back": beside_room,
+        "waiting": not because and not beside_room and _unhealthy_queue(past) > bound,
+        "eager": (past.recent.share("cuda_graph", "eager") or 0.0) > bound,
+        "retracting": past.retractions_per_minute > profile.retractions_tolerated,
+        "rejected": past.per_minute(past.recent.counts["rejected_requests"]) > profile.rejections_per_minute,
+    }
+    return hangs | because | {trouble for trouble, is_seen in signs.items() if is_seen}
 
 
 def waits_beside_room(past: Past) -> bool:

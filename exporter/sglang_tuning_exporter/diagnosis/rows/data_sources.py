@@ -110,7 +110,6 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="Prometheus cannot scrape the SGLang exporter.",
         seen="most scrapes of the exporter's /metrics fail",
         guide="not in SGLang's guide: without the exporter there is no diagnosis",
-        label="Exporter down",
         remedy=look(
             "check that the exporter runs, and read its log",
             "While the exporter is down, no other alert about this server can fire.",

@@ -69,7 +69,6 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="SGLang does not answer.",
         seen="{value}",
         guide="not in SGLang's guide: the server must run before it can be tuned",
-        title=Title("server down"),
         remedy=look(
             "save the log, read its last lines, and restart the server",
             "The process has ended, hangs, or is unreachable from the exporter. The exporter's page and sglang_tuning_scrape_error_info show how"
@@ -136,7 +135,6 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="SGLang has crashed.",
         seen="{value}",
         guide="not in SGLang's guide: after a crash the server is down until its model is loaded again",
-        title=Title("crashed"),
         remedy=look(
             "read the traceback in the log, just before that line",
             "The running requests were lost, and an automatic restart can hide the cause.",

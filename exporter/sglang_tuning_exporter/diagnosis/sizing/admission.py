@@ -16,18 +16,6 @@ from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
 
 # The guide's values, and the default.
 RAISED_CONSERVATIVENESS, LOWERED_CONSERVATIVENESS, USUAL_CONSERVATIVENESS = 1.3, 0.3, 1.0
-PEAKS = (
-    "enlarge the KV cache ({flags}): it is full at peaks only (token usage is {usage:.2f}), and fewer"
-    " requests at once would cost more than the retractions"
-)
-FEW = (
-    "enlarge the KV cache ({flags}): {share:.0f} % of the requests are retracted, and fewer requests"
-    " at once would cost more than the retractions"
-)
-CHEAP = (
-    "enlarge the KV cache ({flags}): {share:.1f} retractions for each request, but of prompts of {prompt:.0f}"
-    " tokens they cost little, and fewer requests at once would cost more"
-)
 # Retractions for each started request; docs/decisions.md.
 TOLERATED, OFTEN_RETRACTED = 0.05, 0.5
 # Tokens; docs/decisions.md.
@@ -76,15 +64,18 @@ def retracting(basis: SizingInput) -> list[AdvisedValue]:
 def _cheaper_than_fewer_requests(basis: SizingInput) -> str:
     """Return why fewer requests at once would cost more than they save; empty if they may help."""
     usage, share, prompt = basis.recent.mean("usage"), _retractions_per_request(basis), mean_prompt(basis.past)
-    flags = larger_pool_flags(basis)
+    more = "more than the retractions"
     if usage is not None and usage < basis.profile.token_usage_target:
         # Fewer requests would prevent the peaks only, and wait for the limit instead.
-        return PEAKS.format(flags=flags, usage=usage)
-    if share is not None and share < OFTEN_RETRACTED:
-        return FEW.format(flags=flags, share=100 * share)
-    if share is not None and prompt is not None and prompt < LONG_PROMPT:
-        return CHEAP.format(flags=flags, share=share, prompt=prompt)
-    return ""
+        because = f"it is full at peaks only (token usage is {usage:.2f})"
+    elif share is not None and share < OFTEN_RETRACTED:
+        because = f"{100 * share:.0f} % of the requests are retracted"
+    elif share is not None and prompt is not None and prompt < LONG_PROMPT:
+        because = f"{share:.1f} retractions for each request, but of prompts of {prompt:.0f} tokens they cost little"
+        more = "more"
+    else:
+        return ""
+    return f"enlarge the KV cache ({larger_pool_flags(basis)}): {because}, and fewer requests at once would cost {more}"
 
 
 def tolerated(basis: SizingInput) -> bool:
