@@ -25,6 +25,7 @@ from sglang_tuning_exporter.report.blocks import (
 )
 from sglang_tuning_exporter.report.clock import begin_of
 from sglang_tuning_exporter.report.newest_first import oldest_first
+from sglang_tuning_exporter.report.rejoined import rejoined
 from sglang_tuning_exporter.report.servers import are_nodes, start_of, zone_between
 from sglang_tuning_exporter.report.unfolded import unfolded
 from sglang_tuning_exporter.sglang.clean import clean
@@ -131,7 +132,12 @@ class LogSource:
                 yield from self._lines(chunks)
 
     def _lines(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
-        return whole_lines(oldest_first(unfolded(chunks), shown(self.name)))
+        return whole_lines(oldest_first(rejoined(unfolded(chunks), self._note), shown(self.name)))
+
+    def _note(self, what: str) -> None:
+        note = f"{shown(self.name)}: {what}"
+        if note not in self.notes:
+            self.notes.append(note)
 
     def _plain(self, stream: BinaryIO) -> Iterator[bytes]:
         for chunk in without_holes(stream):
@@ -158,9 +164,7 @@ class LogSource:
                 yield chunk[:end]
                 rest = chunk[end:]
         except DamagedFileError as reason:
-            note = f"{shown(self.name)}: {reason}; only what comes before it was read"
-            if note not in self.notes:
-                self.notes.append(note)
+            self._note(f"{reason}; only what comes before it was read")
         else:
             yield rest
 
