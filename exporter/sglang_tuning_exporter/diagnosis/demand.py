@@ -91,14 +91,27 @@ class Demand:
         return self.most <= PRECISE * self.asked
 
 
-def demand(past: Past) -> Demand | None:
-    """Return the demand at admission's balance.
+def demand(past: Past, ratio: float | None = None) -> Demand | None:
+    """Return the demand at admission's balance, with the server's new-token ratio or another `ratio`.
 
     None without the new-token ratio (before 0.5.5), the KV cache's size or prompts, or if most prompt tokens are
     shared.
     """
-    ratio = past.new_token_ratio
-    return None if ratio is None else _demand_at_ratio(past, ratio)
+    counts, facts, ratio = past.recent.counts, past.facts, past.new_token_ratio if ratio is None else ratio
+    running, usage, prompt = past.mean_while_held_back("running"), past.mean_while_held_back("usage"), mean_prompt(past)
+    pools, tokens = facts.kv_pool_tokens.values(), counts["cached_tokens"] + counts["computed_tokens"]
+    shared = counts["cached_tokens"] / tokens if tokens else 0.0
+    if ratio is None or not running or not usage or not pools or prompt is None or shared > MOSTLY_SHARED:
+        return None
+    pool, own = sum(pools) / len(pools), (1.0 - shared) * prompt
+    used = usage * pool / (running * facts.micro_batches) - own
+    if used <= 0:
+        return None
+    free, kept_for = (1.0 - usage) * pool, ratio * running  # in requests; other micro batches reserve nothing here
+    kept_before = ratio * max(running - 1.0, 0.0)
+    asked = (free - own + kept_for * used) / (1.0 + kept_for)
+    most = (free + kept_before * used) / (1.0 + kept_before)
+    return Demand(used, max(asked, used), max(most, used))
 
 
 def is_reserved_in_full(past: Past) -> bool:
@@ -108,7 +121,7 @@ def is_reserved_in_full(past: Past) -> bool:
     srt/managers/schedule_policy.py). Then answers have one length, and the balance without the ratio gives that
     length.
     """
-    length, by_ratio, in_full = past.fixed_answer_tokens, demand(past), _demand_at_ratio(past, 1.0)
+    length, by_ratio, in_full = past.fixed_answer_tokens, demand(past), demand(past, 1.0)
     if length is None or by_ratio is None or in_full is None:
         return False
     return _is_near(in_full, length) and not _is_near(by_ratio, length)
@@ -145,21 +158,3 @@ def could_not_reserve(past: Past) -> bool:
 
 def _is_near(found: Demand, length: float) -> bool:
     return found.asked / SIMILAR_LENGTH <= length <= found.most * SIMILAR_LENGTH
-
-
-def _demand_at_ratio(past: Past, ratio: float) -> Demand | None:
-    counts, facts = past.recent.counts, past.facts
-    running, usage, prompt = past.mean_while_held_back("running"), past.mean_while_held_back("usage"), mean_prompt(past)
-    pools, tokens = facts.kv_pool_tokens.values(), counts["cached_tokens"] + counts["computed_tokens"]
-    shared = counts["cached_tokens"] / tokens if tokens else 0.0
-    if not running or not usage or not pools or prompt is None or shared > MOSTLY_SHARED:
-        return None
-    pool, own = sum(pools) / len(pools), (1.0 - shared) * prompt
-    used = usage * pool / (running * facts.micro_batches) - own
-    if used <= 0:
-        return None
-    free, kept_for = (1.0 - usage) * pool, ratio * running  # in requests; other micro batches reserve nothing here
-    kept_before = ratio * max(running - 1.0, 0.0)
-    asked = (free - own + kept_for * used) / (1.0 + kept_for)
-    most = (free + kept_before * used) / (1.0 + kept_before)
-    return Demand(used, max(asked, used), max(most, used))

@@ -176,6 +176,11 @@ class Past:
         mean = self.recent.mean(figure)
         return None if mean is None else mean * self.serving_ranks
 
+    def mean_seconds(self, latency: Latency) -> float | None:
+        """Return the mean of a latency; None if not known."""
+        recent = self.latency.get(latency)
+        return None if recent is None else recent.mean_seconds
+
     @cached_property
     def has_enough_load(self) -> bool:
         """Whether there was enough load to judge: 20 s of serving time and 10 observations (docs/decisions.md)."""

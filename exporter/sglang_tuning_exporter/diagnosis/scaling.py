@@ -106,8 +106,7 @@ def _generation(past: Past, busy: float) -> DemandRatio | None:
 
 def _inter_token(past: Past, busy: float) -> DemandRatio | None:
     """Mean inter-token latency over its objective: the server's own, else the model's at the present batch."""
-    objective, recent = past.profile.inter_token_seconds, past.latency.get("inter_token")
-    seconds = None if recent is None else recent.mean_seconds
+    objective, seconds = past.profile.inter_token_seconds, past.mean_seconds("inter_token")
     if seconds is None:
         model = predict(past.capacities())
         seconds = None if model is None else model.inter_token_mean_seconds

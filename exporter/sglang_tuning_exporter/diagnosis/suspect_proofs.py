@@ -16,7 +16,7 @@ from sglang_tuning_exporter.diagnosis.interruption import LONG_PREFILL, chunks_o
 from sglang_tuning_exporter.diagnosis.sizing.memory import IN_FORCE
 from sglang_tuning_exporter.diagnosis.sizing.prefill import LEAST_USEFUL_CHUNK
 from sglang_tuning_exporter.sglang.args.flags import flag_of
-from sglang_tuning_exporter.sglang.args.values import number
+from sglang_tuning_exporter.sglang.args.values import attention_ranks, number
 from sglang_tuning_exporter.state.profiles import Trouble
 
 PROMPTS_HELD = 0.25
@@ -213,7 +213,7 @@ def prefill_limit(flag: SetFlag) -> NamedSuspect | None:
 
 def small_chunk(flag: SetFlag) -> NamedSuspect | None:
     """A prompt takes several passes through the model, one for each small chunk."""
-    ranks, prompt, reserve = _ranks(flag.typed), mean_prompt(flag.past), flag.past.facts.reserve_gb
+    ranks, prompt, reserve = attention_ranks(flag.typed), mean_prompt(flag.past), flag.past.facts.reserve_gb
     if reserve is not None and reserve < flag.past.profile.reserve_lower_gb:
         return None
     chunk = flag.number / ranks
@@ -238,16 +238,7 @@ def no_chunks(flag: SetFlag) -> NamedSuspect | None:
     if prompt is None or prompt < LONG_PROMPT or flag.seen.isdisjoint({"tokens", "prefill", "first_tokens"}):
         return None
     gain = f"running requests pause for whole prompts, {prompt:,.0f} tokens on average"
-    return flag.explains(_PROMPT_ROWS | _LARGE_BATCH, USUAL_CHUNK * _ranks(flag.typed), gain, "before")
-
-
-def _ranks(typed: Mapping[str, object]) -> float:
-    """Return the ranks of DP attention, by which SGLang divides the chunk."""
-    for arg in ("attn_dp_size", "dp_size" if typed.get("enable_dp_attention") else ""):
-        ranks = typed.get(arg)
-        if isinstance(ranks, int) and ranks > 1:
-            return float(ranks)
-    return 1.0
+    return flag.explains(_PROMPT_ROWS | _LARGE_BATCH, USUAL_CHUNK * attention_ranks(flag.typed), gain, "before")
 
 
 def empty_page_share(page: float, request: float) -> float:

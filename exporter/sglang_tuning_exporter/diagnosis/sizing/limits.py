@@ -46,10 +46,9 @@ def batch_within_objective(basis: SizingInput) -> float | None:
     What the server's histogram has beyond the model's mean (output that waits, prefill between) stays in proportion.
     """
     objective, ranks = basis.profile.inter_token_seconds, basis.past.capacities()
-    now, recent = predict(ranks), basis.past.latency.get("inter_token")
+    now, mean = predict(ranks), basis.past.mean_seconds("inter_token")
     if objective is None or now is None:
         return None
-    mean = None if recent is None else recent.mean_seconds
     slower = max(mean / now.inter_token_mean_seconds, 1.0) if mean else 1.0
     fitting = [largest_batch_within(rank, objective / slower) for rank in ranks]
     return min((each for each in fitting if each is not None), default=None)
@@ -74,8 +73,7 @@ def smaller_batch(basis: SizingInput) -> list[AdvisedValue]:
     batch = basis.recent.running_quantile(0.5)
     if batch is not None and batch <= SMALL_BATCH:
         return []  # a small batch does not slow the steps
-    recent, objective = basis.past.latency.get("inter_token"), basis.profile.inter_token_seconds
-    mean = None if recent is None else recent.mean_seconds
+    mean, objective = basis.past.mean_seconds("inter_token"), basis.profile.inter_token_seconds
     share = 0.5 if not mean or not objective or mean <= objective else max(objective / mean, LEAST_SHARE)
     fits = batch_within_objective(basis)
     if fits is not None and batch and fits < batch:
