@@ -1,4 +1,4 @@
-"""What requests use of the tokens they ask for, from the balance at which SGLang stops admitting. Pure.
+"""What requests use of the tokens they ask for, from the balance at which SGLang stops admitting, and what they wait for. Pure.
 
 While requests wait, the next one just does not fit: the free KV cache is what SGLang reserves for running requests
 (new-token ratio x what each may still generate) and what the next one asks for (PrefillAdder.add_one_req,
@@ -8,14 +8,14 @@ what requests ask for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from sglang_tuning_exporter.diagnosis.evidence import Past
+from sglang_tuning_exporter.diagnosis.interruption import prefill_takes_most
 
-    from sglang_tuning_exporter.diagnosis.evidence import Past
-
+CONSTANT_BATCH_SHARE = 0.8  # of the time with one batch size; docs/decisions.md
 # Times the duration of the slowest answers. Answers are counted when they end, so before that the long ones are
 # missing.
 LEAST_ANSWER_DURATIONS = 2.0
@@ -158,3 +158,28 @@ def could_not_reserve(past: Past) -> bool:
 
 def _is_near(found: Demand, length: float) -> bool:
     return found.asked / SIMILAR_LENGTH <= length <= found.most * SIMILAR_LENGTH
+
+
+def with_waits_explained(past: Past) -> Past:
+    """Return the past with the waits explained that one moment alone cannot explain.
+
+    If all free KV cache is reserved for running requests that will use it, the KV cache is full. If the running limit
+    is not known, a batch of nearly constant size is at a limit.
+    """
+    if is_reserved_in_full(past) or is_used_later(past):
+        return _held_back_counted_as(past, "pool_full")
+    if prefill_takes_most(past):
+        return _held_back_counted_as(past, "prefill_bound")
+    if could_not_reserve(past):
+        return _held_back_counted_as(past, "unknown")
+    sizes = past.recent.running_seconds
+    unknown = all(past.facts.running_limit(dp) is None for dp in past.by_rank or (None,))
+    if unknown and sizes and max(sizes.values()) > CONSTANT_BATCH_SHARE * sum(sizes.values()):
+        return _held_back_counted_as(past, "unknown")
+    return past
+
+
+def _held_back_counted_as(past: Past, state: str) -> Past:
+    recent = past.recent.copy()
+    recent.seconds["admission", state] += recent.seconds.pop(("admission", "held_back"), 0.0)
+    return replace(past, recent=recent)

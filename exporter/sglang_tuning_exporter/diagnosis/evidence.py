@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Literal
 
 from sglang_tuning_exporter.capacity.model import Measured, RankCapacity, capacities
-from sglang_tuning_exporter.diagnosis.demand import could_not_reserve, is_reserved_in_full, is_used_later, mean_prompt
-from sglang_tuning_exporter.diagnosis.interruption import prefill_takes_most
 from sglang_tuning_exporter.sglang.events import LivenessKind
 from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.journal import HUNG, START
@@ -22,7 +20,6 @@ from sglang_tuning_exporter.state.totals import Totals
 WATCHDOG: LivenessKind = "watchdog_timeout"
 RESERVE, UNRECOGNISED = "reserve", "unrecognised"
 RESTART_LOOP_SECONDS = 1800.0
-CONSTANT_BATCH_SHARE = 0.8  # of the time with one batch size; docs/decisions.md
 # What was not seen for so long is reported in the past tense: the rules' short window.
 PAST_TENSE_SECONDS = 120.0
 # Other ranks continue for so long after one of them failed.
@@ -87,22 +84,6 @@ def amount(value: float, unit: str) -> str:
     if unit == "ratio":
         return f"{value:.2f}"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}".removesuffix(".0")
-
-
-def mean_usage(past: Past) -> list[Evidence]:
-    """Return the mean token usage, as a list; empty where it is not known."""
-    usage = past.recent.mean("usage")
-    return [] if usage is None else [Evidence("mean token usage", usage, past.profile.token_usage_target, "ratio")]
-
-
-def full_cache(past: Past) -> list[Evidence]:
-    """Return the figures that show a full KV cache: token usage, else a prompt that is larger than the free space."""
-    usage, prompt, pools = past.recent.mean("usage"), mean_prompt(past), past.facts.kv_pool_tokens.values()
-    shown = [each for each in mean_usage(past) if not each.value < each.threshold]
-    if shown or usage is None or prompt is None or not pools:
-        return shown
-    name, free = "tokens of a mean prompt, against the free tokens of the KV cache", round((1 - usage) * min(pools))
-    return [Evidence(name, round(prompt), free, "count")] if round(prompt) > free else []
 
 
 @dataclass(frozen=True, eq=False)  # no slots, because of `cached_property`
@@ -321,28 +302,3 @@ def past_of(
         state.life.crash if died else "",
         cache(lambda: capacities(state, measured, now)),
     )
-
-
-def with_waits_explained(past: Past) -> Past:
-    """Return the past with the waits explained that one moment alone cannot explain.
-
-    If all free KV cache is reserved for running requests that will use it, the KV cache is full. If the running limit
-    is not known, a batch of nearly constant size is at a limit.
-    """
-    if is_reserved_in_full(past) or is_used_later(past):
-        return _held_back_counted_as(past, "pool_full")
-    if prefill_takes_most(past):
-        return _held_back_counted_as(past, "prefill_bound")
-    if could_not_reserve(past):
-        return _held_back_counted_as(past, "unknown")
-    sizes = past.recent.running_seconds
-    unknown = all(past.facts.running_limit(dp) is None for dp in past.by_rank or (None,))
-    if unknown and sizes and max(sizes.values()) > CONSTANT_BATCH_SHARE * sum(sizes.values()):
-        return _held_back_counted_as(past, "unknown")
-    return past
-
-
-def _held_back_counted_as(past: Past, state: str) -> Past:
-    recent = past.recent.copy()
-    recent.seconds["admission", state] += recent.seconds.pop(("admission", "held_back"), 0.0)
-    return replace(past, recent=recent)

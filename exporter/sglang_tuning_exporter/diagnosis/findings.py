@@ -10,7 +10,8 @@ from typing import Literal, TypeAlias
 from sglang_tuning_exporter.diagnosis.acceptance import objection_to
 from sglang_tuning_exporter.diagnosis.advice import Advice, SizingInput, advise
 from sglang_tuning_exporter.diagnosis.conditions.condition import Resource
-from sglang_tuning_exporter.diagnosis.evidence import PAST_TENSE_SECONDS, Evidence, Past, with_waits_explained
+from sglang_tuning_exporter.diagnosis.demand import with_waits_explained
+from sglang_tuning_exporter.diagnosis.evidence import PAST_TENSE_SECONDS, Evidence, Past
 from sglang_tuning_exporter.diagnosis.profile_settings import differing_settings
 from sglang_tuning_exporter.diagnosis.row import URGENCY, Diagnosis
 from sglang_tuning_exporter.diagnosis.sizing.admission import tolerated

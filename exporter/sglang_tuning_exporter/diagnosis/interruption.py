@@ -7,11 +7,9 @@ srt/managers/scheduler.py), so every running answer pauses. Figures and reasons:
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.diagnosis.evidence import Past
-    from sglang_tuning_exporter.state.profiles import Profile
+from sglang_tuning_exporter.diagnosis.evidence import Past
+from sglang_tuning_exporter.state.profiles import Profile
 
 # Prompt tokens for each late gap. Fewer take about as long as a decode step.
 LONG_PREFILL = 512.0

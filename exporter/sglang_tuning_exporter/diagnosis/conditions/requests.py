@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sglang_tuning_exporter.diagnosis.conditions.condition import HALF, RECENTLY, WINDOW, Condition, Samples
-from sglang_tuning_exporter.diagnosis.conditions.share import OFTEN, share_of
-from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past, full_cache
+from sglang_tuning_exporter.diagnosis.conditions.share import OFTEN, full_cache, share_of
+from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past
 from sglang_tuning_exporter.diagnosis.promql import ON, above, argument, largest_before, threshold
 from sglang_tuning_exporter.diagnosis.suspects import LATE_TIMES
 from sglang_tuning_exporter.state.journal import ABORTED, REJECTION, RETRACTION

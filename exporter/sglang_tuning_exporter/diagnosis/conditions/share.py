@@ -6,7 +6,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from sglang_tuning_exporter.diagnosis.conditions.condition import RECENTLY, SERVING_SECONDS, WINDOW, Condition, Samples
-from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past, full_cache, mean_usage
+from sglang_tuning_exporter.diagnosis.demand import mean_prompt
+from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past
 from sglang_tuning_exporter.diagnosis.promql import ON, above, one_of, threshold
 from sglang_tuning_exporter.state.profiles import Profile
 from sglang_tuning_exporter.state.signals import Signal
@@ -53,6 +54,22 @@ def share_of(signal: Signal, states: tuple[str, ...], window: str = WINDOW) -> s
 def busy(signal: Signal) -> str:
     """Return PromQL: the window has enough serving time."""
     return f'and {ON} instance:sglang_tuning_serving_seconds:increase{WINDOW}{{signal="{signal}"}} > SERVING_SECONDS'
+
+
+def mean_usage(past: Past) -> list[Evidence]:
+    """Return the mean token usage, as a list; empty where it is not known."""
+    usage = past.recent.mean("usage")
+    return [] if usage is None else [Evidence("mean token usage", usage, past.profile.token_usage_target, "ratio")]
+
+
+def full_cache(past: Past) -> list[Evidence]:
+    """Return the figures that show a full KV cache: token usage, else a prompt that is larger than the free space."""
+    usage, prompt, pools = past.recent.mean("usage"), mean_prompt(past), past.facts.kv_pool_tokens.values()
+    shown = [each for each in mean_usage(past) if not each.value < each.threshold]
+    if shown or usage is None or prompt is None or not pools:
+        return shown
+    name, free = "tokens of a mean prompt, against the free tokens of the KV cache", round((1 - usage) * min(pools))
+    return [Evidence(name, round(prompt), free, "count")] if round(prompt) > free else []
 
 
 @dataclass(frozen=True, slots=True)
