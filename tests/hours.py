@@ -99,7 +99,7 @@ def told(story: Story, directory: Path, families: Collection[str], sink: IO[str]
             if story.scraped:
                 refused = ScrapeError("connection_refused", "nobody listens") if moment.page is None else None
                 outcome = Outcome(moment.page, refused, 0.012)
-                exporter._take(outcome)
+                exporter._receive_outcome(outcome)
                 passed_on = outcome.passed_on
                 if story.server_info is not None and moment.page is not None:
                     _inform(exporter, story.server_info)

@@ -44,7 +44,7 @@ def lived(story: Story, directory: Path) -> Iterator[Sidecar]:
             if story.scraped:
                 refused = "connection refused: nothing listens at that address"
                 away = ScrapeError("connection_refused", refused) if moment.page is None else None
-                exporter._take(Outcome(moment.page, away, 0.012))
+                exporter._receive_outcome(Outcome(moment.page, away, 0.012))
                 if story.server_info is not None and moment.page is not None:
                     hours._inform(exporter, story.server_info)
             with exporter.view():

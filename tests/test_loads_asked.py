@@ -100,18 +100,18 @@ def test_scrapes_go_on_while_it_hangs(sidecar: Sidecar, sglang: FakeSGLang) -> N
 
 def test_it_is_asked_once_after_a_scrape_and_not_for_each_of_many() -> None:
     inquiry = LoadsSchedule()
-    assert not inquiry.take(0.0)
-    inquiry.starts((0, 5, 23), with_ranks=False)
-    assert not inquiry.take(None)
-    asked = [second for second in range(60) if inquiry.take(float(second - second % 2))]
+    assert not inquiry.start_if_due(0.0)
+    inquiry.set_release((0, 5, 23), with_ranks=False)
+    assert not inquiry.start_if_due(None)
+    asked = [second for second in range(60) if inquiry.start_if_due(float(second - second % 2))]
     assert all(later - earlier >= LEAST_SECONDS for earlier, later in pairwise(asked))
     assert len(asked) > 5
-    assert not inquiry.take(58.0)
+    assert not inquiry.start_if_due(58.0)
 
 
 def test_limits_of_ranks_are_asked_for_once_where_steps_are_not_counted() -> None:
     inquiry = LoadsSchedule()
-    inquiry.starts((0, 5, 9), with_ranks=True)
-    assert [inquiry.take(float(second)) for second in range(0, 30, 10)] == [True, False, False]
+    inquiry.set_release((0, 5, 9), with_ranks=True)
+    assert [inquiry.start_if_due(float(second)) for second in range(0, 30, 10)] == [True, False, False]
     inquiry.ask_again()
-    assert not inquiry.take(40.0)
+    assert not inquiry.start_if_due(40.0)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sglang_tuning_exporter.sglang.args.flags import version_tuple
 from sglang_tuning_exporter.sglang.args.values import number
 from sglang_tuning_exporter.sglang.events import (
     NO_RANK,
@@ -19,7 +20,7 @@ from sglang_tuning_exporter.sglang.events import (
 )
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.sglang.server_info import RankInfo
-from sglang_tuning_exporter.state.arguments import SHOWN_ARGS, version_tuple
+from sglang_tuning_exporter.state.arguments import SHOWN_ARGS
 from sglang_tuning_exporter.state.facts import ServerFacts
 
 LOGS = Path(__file__).parent / "data" / "logs"

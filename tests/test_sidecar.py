@@ -322,19 +322,19 @@ def test_a_server_whose_requests_stand_still_is_asked_for_a_token_and_not_all_th
 def test_the_pauses_between_vain_questions_grow() -> None:
     inquiry, now, asked = InfoSchedule(), 0.0, []
     while now < 1000:
-        if inquiry.take(now):
+        if inquiry.start_if_due(now):
             asked.append(now)
-            inquiry.no_answer(now)
+            inquiry.note_no_answer(now)
         now += 1
     assert asked == [0, 15, 45, 105, 225, 465, 765]
 
 
 def test_a_start_during_the_question_is_not_forgotten() -> None:
     inquiry = InfoSchedule()
-    assert inquiry.take(5)
+    assert inquiry.start_if_due(5)
     inquiry.ask_again()
-    inquiry.no_answer(6)
-    assert inquiry.take(6)
+    inquiry.note_no_answer(6)
+    assert inquiry.start_if_due(6)
 
 
 def test_a_log_that_works_while_sglang_hangs_feeds_the_state(sglang: FakeSGLang, tmp_path: Path) -> None:

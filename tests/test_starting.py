@@ -42,10 +42,10 @@ class Beside:
         self.read()
 
     def fails(self, reason: Reason = "connection_refused", *, serves: bool = False) -> None:
-        self.sidecar._take(Outcome(None, ScrapeError(reason, "as it is", serves=serves), 0.1))
+        self.sidecar._receive_outcome(Outcome(None, ScrapeError(reason, "as it is", serves=serves), 0.1))
 
     def answers(self) -> None:
-        self.sidecar._take(Outcome(SERVING.decode(), None, 0.1))
+        self.sidecar._receive_outcome(Outcome(SERVING.decode(), None, 0.1))
 
     def verdict(self, *, after: float = 0.0, reason: Reason = "connection_refused") -> str:
         """Give the verdict after so many seconds in which every scrape failed."""
@@ -302,7 +302,7 @@ class TestASilentLog:
         while beside.now < begin + seconds:
             beside.now += 15.0
             page = SERVING.decode() + f'\nsglang:num_requests_total{{n="mine"}} {beside.now}\n'
-            beside.sidecar._take(Outcome(page, None, 0.1))
+            beside.sidecar._receive_outcome(Outcome(page, None, 0.1))
 
     def test_a_log_that_died_under_load_is_found(self, beside: Beside) -> None:
         beside.prints(DECODE.decode())

@@ -42,14 +42,14 @@ class InfoSchedule:
         """Ask again: the server may have restarted, so earlier answers may be outdated."""
         self._due, self._pause = 0.0, INFO_RETRY_SECONDS[0]
 
-    def take(self, now: float) -> bool:
+    def start_if_due(self, now: float) -> bool:
         """Return whether to ask now; the caller must then ask."""
         due = self._due is not None and now >= self._due
         if due:
             self._due = None
         return due
 
-    def no_answer(self, now: float) -> None:
+    def note_no_answer(self, now: float) -> None:
         """Note that there was no answer."""
         if self._due is None:
             self._due = now + self._pause
@@ -72,7 +72,7 @@ class LoadsSchedule:
         """Whether the release counts its steps."""
         return self._always
 
-    def starts(self, version: tuple[int, int, int] | None, *, with_ranks: bool) -> None:
+    def set_release(self, version: tuple[int, int, int] | None, *, with_ranks: bool) -> None:
         """Note the release; None if unknown."""
         self._always = version is not None and version >= SNAPSHOT_SINCE
         self._once = version is not None and version >= LIMITS_SINCE and with_ranks
@@ -81,7 +81,7 @@ class LoadsSchedule:
         """Stop asking until the release is known again: another server may be running."""
         self._always = self._once = False
 
-    def take(self, scraped_at: float | None) -> bool:
+    def start_if_due(self, scraped_at: float | None) -> bool:
         """Return whether to ask now; the caller must then ask. `scraped_at` is the last scrape."""
         if scraped_at is None or not (self._always or self._once):
             return False
@@ -90,11 +90,11 @@ class LoadsSchedule:
         self._once, self._scraped_at = False, scraped_at
         return True
 
-    def answered(self, loads: Sequence[Load]) -> None:
+    def note_answer(self, loads: Sequence[Load]) -> None:
         """Note an answer; an answer without schedulers is a failure."""
         if not loads:
             self.failures["invalid"] += 1
 
-    def failed(self, reason: str) -> None:
+    def count_failure(self, reason: str) -> None:
         """Count a failed request by its reason; a 404 of this path does not mean that metrics are disabled."""
         self.failures["http_404" if reason == "metrics_disabled" else reason] += 1

@@ -56,7 +56,7 @@ class Selection:
         """How many files match a glob and are not followed."""
         return len(self._not_followed)
 
-    def choose(
+    def files_to_follow(
         self, followed: Collection[str], make_room: Callable[[Candidate], bool], *, first: bool
     ) -> list[Candidate]:
         """Return more files to follow, oldest first, so that facts of the newest are read last.

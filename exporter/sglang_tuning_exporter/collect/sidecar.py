@@ -19,9 +19,9 @@ from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.findings import Judgement, judge
 from sglang_tuning_exporter.diagnosis.recommendation import Recommendation, RecommendedSince, recommendations, since
+from sglang_tuning_exporter.sglang.args.flags import version_tuple
 from sglang_tuning_exporter.sglang.metrics import exposition
 from sglang_tuning_exporter.sglang.metrics.page_cache import PageReader
-from sglang_tuning_exporter.state.arguments import version_tuple
 from sglang_tuning_exporter.state.confirmation import ASK_SECONDS
 from sglang_tuning_exporter.state.history import History
 from sglang_tuning_exporter.state.outage import AWAY, Outage
@@ -39,9 +39,9 @@ POLL_SECONDS = 0.1
 QUIET_POLL_SECONDS = 1.0
 # A scrape waits this long for the log to be read: it shows the lines written before it, and a flood does not delay it.
 FRESH_SECONDS = 0.05
-# Pause between two checks for questions to SGLang; the first pause leaves time for a scrape by Prometheus.
-LOOK_SECONDS = 1.0
-FIRST_LOOK_SECONDS = 0.25
+# Pause between two checks of which requests to SGLang are due; the first pause leaves time for a scrape by Prometheus.
+DUE_CHECK_SECONDS = 1.0
+FIRST_DUE_CHECK_SECONDS = 0.25
 # Without a scraper states, findings and the page are updated all the same. Longer than the usual interval of Prometheus,
 # so that the two do not alternate.
 SELF_SCRAPE_SECONDS = 20.0
@@ -50,12 +50,12 @@ STOP_SECONDS = 1.0  # for a block of the log, or the end of an interrupted scrap
 LOG_SILENT_SECONDS, LOG_DEAD_SECONDS = 60.0, 120.0
 ROTATION_SECONDS = 60.0  # a log whose file is missing this long is still read (`collect/tail`) and counts
 QUIET_LEVELS = ("warning", "error", "critical")  # SGLang prints no batch lines at these levels
-# Pause between two health checks, made only while requests make no progress, and how long one may take.
-CHECK_PAUSE_SECONDS, CHECK_PATIENCE_SECONDS = 25.0, 10.0
-LOADS_PATIENCE_SECONDS = 2.0  # answered from shared memory
-# A server that can be asked for more: it has no metrics yet, or none at all. A 404 may come from a proxy, so ask again.
+# Pause between two health checks, made only while requests make no progress, and the timeout of one.
+HEALTH_CHECK_PAUSE_SECONDS, HEALTH_CHECK_TIMEOUT_SECONDS = 25.0, 10.0
+LOADS_TIMEOUT_SECONDS = 2.0  # answered from shared memory
 # No server answers, or another one.
 GONE = AWAY | {"metrics_disabled"}
+# A server without metrics may still answer `/server_info`. A 404 may come from a proxy, so ask again.
 MAY_ANSWER: frozenset[str] = frozenset({"metrics_disabled", "http_404"})
 
 logger = logging.getLogger("sglang_tuning_exporter")
@@ -101,7 +101,7 @@ class Sidecar:
         if config.sglang_url is not None and config.metrics_url is not None:
             where = (config.sglang_url, config.metrics_url, config.api_key, config.api_key_file)
             client = Client(*where)
-            self._scraper = Scraper(client.metrics, self._take, client.cut)
+            self._scraper = Scraper(client.metrics, self._receive_outcome, client.cut)
             self._client = Client(*where)
 
     def start(self) -> None:
@@ -252,7 +252,7 @@ class Sidecar:
         health.reason, health.message, health.starting = why
         self._was_away = self._was_away or error.reason in AWAY
 
-    def _take(self, outcome: Outcome) -> None:
+    def _receive_outcome(self, outcome: Outcome) -> None:
         if self._stopping.is_set():  # interrupted by us
             return
         self._scraped_at = time.monotonic()
@@ -287,35 +287,35 @@ class Sidecar:
         with self._lock:
             without = self.health.up is False and self.health.reason in MAY_ANSWER
             answers = self.health.up is True or without or self.health.serves
-            if self._client is None or not answers or not self._info_schedule.take(time.monotonic()):
+            if self._client is None or not answers or not self._info_schedule.start_if_due(time.monotonic()):
                 return
         info = self._client.server_info(self.config.scrape_timeout)
         with self._lock:
             if without:
                 self._outage.asked(answered=info is not None)
             if info is None or without:
-                self._info_schedule.no_answer(time.monotonic())
+                self._info_schedule.note_no_answer(time.monotonic())
             if info is not None:
                 self.state.facts.apply_info(info.version, info.args, info.max_running_requests)
                 self.state.facts.apply_ranks(info.ranks)
         # Only /v1/loads shows the limit of each DP rank, from 0.5.8 on.
         version = version_tuple(info.version) if info is not None else None
         with self._lock:
-            self.loads.starts(version, with_ranks=self.state.has_dp_ranks)
+            self.loads.set_release(version, with_ranks=self.state.has_dp_ranks)
 
     def _ask_loads(self) -> None:
         """Ask the schedulers for their counters, once after each scrape, in this thread, so that no scrape waits."""
         with self._lock:
-            if self._client is None or self.health.up is not True or not self.loads.take(self._scraped_at):
+            if self._client is None or self.health.up is not True or not self.loads.start_if_due(self._scraped_at):
                 return
         try:
-            loads = self._client.loads(min(self.config.scrape_timeout, LOADS_PATIENCE_SECONDS))
+            loads = self._client.loads(min(self.config.scrape_timeout, LOADS_TIMEOUT_SECONDS))
         except ScrapeError as error:
             with self._lock:
-                self.loads.failed(error.reason)
+                self.loads.count_failure(error.reason)
             return
         with self._lock:
-            self.loads.answered(loads)
+            self.loads.note_answer(loads)
             self.measured.observe(loads, time.monotonic())
             for load in loads if self.state.has_dp_ranks else ():
                 self.state.facts.apply_load(load.dp, load.max_running_requests)
@@ -324,11 +324,11 @@ class Sidecar:
         """Ask for a token if requests make no progress: counters alone cannot distinguish a hang from a wait."""
         with self._lock:
             begin = time.monotonic()
-            due = begin - self._checked_at >= CHECK_PAUSE_SECONDS
+            due = begin - self._checked_at >= HEALTH_CHECK_PAUSE_SECONDS
             if self._client is None or not due or self.health.up is not True or not self.state.stages.suspicious(begin):
                 return
             self._checked_at = begin
-        answered = self._client.health(CHECK_PATIENCE_SECONDS)
+        answered = self._client.health(HEALTH_CHECK_TIMEOUT_SECONDS)
         with self._lock:
             now = time.monotonic()
             if answered:
@@ -337,9 +337,9 @@ class Sidecar:
                 self.state.stages.fail_health_check(now, now - begin)
 
     def _self_scrape(self) -> None:
-        pause = FIRST_LOOK_SECONDS
+        pause = FIRST_DUE_CHECK_SECONDS
         while not self._stopping.wait(pause):
-            pause = min(LOOK_SECONDS, self._self_scrape_seconds)
+            pause = min(DUE_CHECK_SECONDS, self._self_scrape_seconds)
             every = (
                 min(ASK_SECONDS, self._self_scrape_seconds)
                 if self.state.unconfirmed.wait

@@ -201,7 +201,7 @@ class LogFollower:
 
     def _expand(self, now: float, *, first: bool) -> None:
         begin = time.thread_time()  # CPU time: on a busy machine new files must not wait longer
-        for file in self._selection.choose(self._chains, self._make_room, first=first):
+        for file in self._selection.files_to_follow(self._chains, self._make_room, first=first):
             self._chains[file.path] = Chain(
                 file.path, file.pattern, self._limit, first, resume=file.mark, modified=file.modified, last_poll_at=now
             )

@@ -33,7 +33,7 @@ def cleaned(value: Any) -> Any:
     return value
 
 
-def shown(value: Any) -> Any:
+def clean_for_page(value: Any) -> Any:
     """Return a value for a template: text clean, markup kept."""
     if not isinstance(value, str) or value.isprintable():
         return value

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 
-from sglang_tuning_exporter.sglang.args.flags import flag_of, is_before, release_of
+from sglang_tuning_exporter.sglang.args.flags import flag_of, is_before, release_of, version_tuple
 from sglang_tuning_exporter.sglang.args.values import attention_ranks, flag_value, number
 from sglang_tuning_exporter.state.cadence import DECODE_LOG_INTERVAL
 
@@ -53,13 +52,6 @@ _STARTS_BY = ("prefill_max_requests", "prefill_decode_interval")
 
 # The oldest release prints about fifty arguments, the newest several hundred; a forged line has a few.
 WHOLE_ARGS = 30
-_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
-
-
-def version_tuple(version: str | None) -> tuple[int, int, int] | None:
-    """Return `0.5.10.post1` as (0, 5, 10); None where it is no release number."""
-    match = _VERSION.match(version or "")
-    return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from sglang_tuning_exporter.diagnosis.wording import capitalised
-from sglang_tuning_exporter.sglang.clean import shown
+from sglang_tuning_exporter.sglang.clean import clean_for_page
 
 _FLAG = re.compile(r"(--[a-z][a-z0-9-]*[a-z0-9])")
 
@@ -20,7 +20,7 @@ def environment(*rooms: str) -> Environment:
         loader=ChoiceLoader([PackageLoader(name) for name in names]),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=shown,
+        finalize=clean_for_page,
         trim_blocks=True,
         lstrip_blocks=True,
     )

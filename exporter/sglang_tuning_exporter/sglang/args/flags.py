@@ -32,7 +32,7 @@ _KINDS: dict[str, Kind] = {
 }
 # DP attention multiplies --schedule-conservativeness by this and prints the product (srt/arg_groups/parallel_hook.py in 0.5.23; since 0.3.6).
 DP_ATTENTION_FACTOR = 0.3
-_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:\.?post(\d+))?")
+_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 # A line that was cut lacks dozens of arguments, a whole one only the secrets.
 _MISSING_OF_A_WHOLE_LINE = 3
 _FEWEST_NAMES = 5
@@ -54,32 +54,28 @@ class Flag:
 @dataclass(frozen=True, slots=True)
 class _Table:
     releases: tuple[str, ...]
+    indexes: dict[str, int]  # of each release; an empty name is the newest
     rows: dict[str, list[tuple[int, int, Flag]]]  # first and last release, by index
 
-    def flag(self, arg: str, place: int) -> Flag | None:
-        return next((flag for first, last, flag in self.rows.get(arg, ()) if first <= place <= last), None)
+    def flag(self, arg: str, index: int) -> Flag | None:
+        return next((flag for first, last, flag in self.rows.get(arg, ()) if first <= index <= last), None)
 
 
 @lru_cache(maxsize=1)
 def _table() -> _Table:
     document: dict[str, Any] = json.loads((files(__package__) / "flags.json").read_text(encoding="utf-8"))
     releases = tuple(document["releases"])
-    places = _places(releases)
+    indexes = {release: index for index, release in enumerate(releases)} | {"": len(releases) - 1}
     rows = {
-        arg: [(places[row[0]], places[row[1]], _flag(arg, row)) for row in spans]
+        arg: [(indexes[row[0]], indexes[row[1]], _flag(arg, row)) for row in spans]
         for arg, spans in document["arguments"].items()
     }
-    return _Table(releases, rows)
+    return _Table(releases, indexes, rows)
 
 
-def _places(releases: tuple[str, ...]) -> dict[str, int]:
-    return {release: place for place, release in enumerate(releases)} | {"": len(releases) - 1}
-
-
-@lru_cache(maxsize=1)
-def release_places() -> dict[str, int]:
+def release_indexes() -> dict[str, int]:
     """Return the index of each release in `releases()`; an empty name is the newest."""
-    return _places(releases())
+    return _table().indexes
 
 
 def _flag(arg: str, row: list[Any]) -> Flag:
@@ -99,7 +95,7 @@ def _names() -> tuple[frozenset[str], ...]:
     """Return the names of the arguments of each release, without secrets, which are never among parsed arguments."""
     table = _table()
     args = [arg for arg in table.rows if not is_secret(arg)]
-    return tuple(frozenset(arg for arg in args if table.flag(arg, place)) for place in range(len(table.releases)))
+    return tuple(frozenset(arg for arg in args if table.flag(arg, index)) for index in range(len(table.releases)))
 
 
 def releases() -> tuple[str, ...]:
@@ -119,9 +115,9 @@ def flag_of(arg: str, release: str) -> Flag | None:
 def nearest_flag(arg: str, release: str) -> Flag | None:
     """Return an argument's flag in the nearest release that has it; None where none has."""
     table = _table()
-    place = table.releases.index(release)
+    index = table.releases.index(release)
     spans = table.rows.get(arg, ())
-    return min(spans, key=lambda span: max(span[0] - place, place - span[1], 0))[2] if spans else None
+    return min(spans, key=lambda span: max(span[0] - index, index - span[1], 0))[2] if spans else None
 
 
 def infer_version(args: Mapping[str, object]) -> tuple[str, str] | None:
@@ -138,11 +134,11 @@ def _releases_with(names: frozenset[str]) -> tuple[str, str] | None:
         return None
     table, known = _table(), _names()
     fits = [len(names & each) for each in known]
-    fitting = [place for place, count in enumerate(fits) if count == max(fits)]
-    missing = {place: len(known[place]) - fits[place] for place in fitting}
+    fitting = [index for index, count in enumerate(fits) if count == max(fits)]
+    missing = {index: len(known[index]) - fits[index] for index in fitting}
     fewest = min(missing.values())
     if fewest <= _MISSING_OF_A_WHOLE_LINE:
-        fitting = [place for place in fitting if missing[place] == fewest]
+        fitting = [index for index in fitting if missing[index] == fewest]
     return table.releases[fitting[0]], table.releases[fitting[-1]]
 
 
@@ -152,29 +148,25 @@ def release_of(version: str | None, args: Mapping[str, object]) -> str | None:
     Printed arguments come before a version, which may still be that of the server before an upgrade. Of several releases with the same
     arguments, the one nearest to the version is taken, or the newest.
     """
-    all_releases = releases()
-    wanted = _version(version)
+    fitting = releases()
+    wanted = version_tuple(version)
     bracket = infer_version(args)
-    if bracket is None:
-        return None if wanted is None else _at_or_before(all_releases, wanted)
-    fitting = all_releases[all_releases.index(bracket[0]) : all_releases.index(bracket[1]) + 1]
+    if bracket is not None:
+        fitting = fitting[fitting.index(bracket[0]) : fitting.index(bracket[1]) + 1]
     if wanted is None:
-        return fitting[-1]
-    return _at_or_before(fitting, wanted)
-
-
-def _at_or_before(fitting: tuple[str, ...], wanted: tuple[int, int, int, int]) -> str:
+        return None if bracket is None else fitting[-1]
     # The table has one of a release and its post releases, which stands for all of them.
-    older = [release for release in fitting if (_version(release) or wanted)[:3] <= wanted[:3]]
+    older = [release for release in fitting if (version_tuple(release) or wanted) <= wanted]
     return older[-1] if older else fitting[0]
 
 
-def _version(text: str | None) -> tuple[int, int, int, int] | None:
-    match = _VERSION.match(text or "")
-    return (int(match[1]), int(match[2]), int(match[3]), int(match[4] or 0)) if match else None
+def version_tuple(version: str | None) -> tuple[int, int, int] | None:
+    """Return `0.5.10.post1` as (0, 5, 10); None where it is no release number."""
+    match = _VERSION.match(version or "")
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
 def is_before(release: str, version: tuple[int, int, int]) -> bool:
     """Return whether a release in `releases()` is older than a version such as (0, 4, 4)."""
-    found = _version(release)
-    return found is not None and found[:3] < version
+    found = version_tuple(release)
+    return found is not None and found < version

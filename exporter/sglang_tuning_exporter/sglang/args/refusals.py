@@ -12,7 +12,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
 
-from sglang_tuning_exporter.sglang.args.flags import flag_of, release_places
+from sglang_tuning_exporter.sglang.args.flags import flag_of, release_indexes
 from sglang_tuning_exporter.sglang.args.values import attention_ranks, in_force, number
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ class ArgumentCheck:
 @lru_cache(maxsize=1)
 def _choices() -> dict[str, list[tuple[int, int, tuple[object, ...]]]]:
     document = json.loads((files(__package__) / "choices.json").read_text(encoding="utf-8"))
-    places = release_places()
+    indexes = release_indexes()
     return {
-        arg: [(places[first], places[last], tuple(values)) for first, last, values in spans]
+        arg: [(indexes[first], indexes[last], tuple(values)) for first, last, values in spans]
         for arg, spans in document["arguments"].items()
     }
 
@@ -62,11 +62,11 @@ def _choices() -> dict[str, list[tuple[int, int, tuple[object, ...]]]]:
 def checks() -> tuple[ArgumentCheck, ...]:
     """Return all checks of all releases."""
     document = json.loads((files(__package__) / "refusals.json").read_text(encoding="utf-8"))
-    places = release_places()
+    indexes = release_indexes()
     return tuple(
         ArgumentCheck(
-            places[row["first"]],
-            places[row["last"]],
+            indexes[row["first"]],
+            indexes[row["last"]],
             row["then"],
             row["arg"],
             tuple(
@@ -82,8 +82,8 @@ def checks() -> tuple[ArgumentCheck, ...]:
 
 def choices_of(arg: str, release: str) -> tuple[object, ...] | None:
     """Return the values that a release's parser accepts for a flag; None where it accepts any."""
-    place = release_places()[release]
-    return next((values for first, last, values in _choices().get(arg, ()) if first <= place <= last), None)
+    index = release_indexes()[release]
+    return next((values for first, last, values in _choices().get(arg, ()) if first <= index <= last), None)
 
 
 def objection(release: str, values: Mapping[str, object], changes: Mapping[str, object]) -> Objection | None:
@@ -97,9 +97,9 @@ def objection(release: str, values: Mapping[str, object], changes: Mapping[str, 
             return refused
     before, after = _Values(release, values), _Values(release, {**values, **changes})
     found = None
-    place = release_places()[release]
+    index = release_indexes()[release]
     for check in checks():
-        if not check.first <= place <= check.last:
+        if not check.first <= index <= check.last:
             continue
         if check.kind == "ignored" and (check.arg not in changes or found is not None):
             continue

@@ -119,10 +119,10 @@ def _number(value: str) -> float | None:
         number = float(value)
     except ValueError:  # 1.2.3
         return None
-    return None if is_beyond(number, value) else number
+    return None if overflows_float(number, value) else number
 
 
-def is_beyond(number: float, text: str) -> bool:
+def overflows_float(number: float, text: str) -> bool:
     """Return whether a figure is too large for a float: Prometheus rejects a page with one."""
     return math.isinf(number) and not text[-1].isalpha()
 
@@ -161,7 +161,7 @@ def _unescaped(match: re.Match[str]) -> str:
     return "\n" if match[1] == "n" else match[1]
 
 
-def native_name(name: str) -> str:
+def name_with_colon(name: str) -> str:
     """Return `sglang:x` for `sglang_x`: Ray, `/v1/loads` and gateways replace SGLang's colon by an underscore."""
     return "sglang:" + name[7:] if name.startswith("sglang_") else name
 
@@ -227,9 +227,9 @@ def passthrough(page: Page) -> SafePage:
     """
     declarations: dict[str, _Declaration] = {}
     for keyword, name, rest in page.comments:
-        if is_native(name):
-            declarations.setdefault(native_name(name), _Declaration()).add(keyword, rest)
-    samples = [(native_name(name), raw, value) for name, raw, _, value in page.samples if is_native(name)]
+        if is_sglang_series(name):
+            declarations.setdefault(name_with_colon(name), _Declaration()).add(keyword, rest)
+    samples = [(name_with_colon(name), raw, value) for name, raw, _, value in page.samples if is_sglang_series(name)]
     names = {name for name, _, _ in samples}
     left_out = page.broken
     families: dict[str, tuple[_Declaration, list[tuple[str, str, str]]]] = {}
@@ -285,7 +285,7 @@ def _is_bound(text: str | None) -> bool:
     return text is None or (_BOUND.fullmatch(text) is not None and _number(text) is not None)
 
 
-def is_native(name: str) -> bool:
+def is_sglang_series(name: str) -> bool:
     """Whether a series is SGLang's, not one of ours through a gateway."""
     return name.startswith(("sglang:", "sglang_")) and not name.startswith("sglang_tuning_")
 

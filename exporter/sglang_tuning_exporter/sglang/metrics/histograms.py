@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from sglang_tuning_exporter.sglang.metrics.exposition import labels
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 # A histogram of SGLang has 16 to 40 bounds; a hostile page any number.
 MOST_BOUNDS = 512
@@ -137,8 +137,11 @@ def read(
             continue
         process = frozenset(item for item in key if item[0] in _PROCESS)
         by_rank.setdefault(names.get("dp_rank", ""), {}).setdefault(process, []).append(histogram)
-    chosen = (max(processes.values(), key=_observations) for processes in by_rank.values())
-    return _sum([histogram for process in chosen for histogram in process])
+    most_observed = (
+        max(processes.values(), key=lambda each: fsum(histogram.observations for histogram in each))
+        for processes in by_rank.values()
+    )
+    return _sum([histogram for process in most_observed for histogram in process])
 
 
 @lru_cache(maxsize=4096)
@@ -181,10 +184,6 @@ def _histogram(buckets: Mapping[float, float], total: float | None, seconds: flo
         return None
     counts = accumulate((*(buckets[bound] for bound in finite), infinite), max)
     return Histogram((*finite, inf), tuple(counts), seconds)
-
-
-def _observations(histograms: Iterable[Histogram]) -> float:
-    return fsum(histogram.observations for histogram in histograms)
 
 
 def _sum(histograms: list[Histogram]) -> Histogram | None:

@@ -60,7 +60,7 @@ class PageReader:
                 exposition.clear_caches()
         layout = self._layout
         values = [float(figures[place]) for place in layout.samples] if layout is not None else []
-        if layout is None or _is_any_beyond(layout, values, figures):
+        if layout is None or _has_overflow(layout, values, figures):
             passed = exposition.passthrough(exposition.scan(text)) if self._passthrough else exposition.SafePage("")
             return ParsedPage(page_figures.read(text), passed.text, passed.left_out)
         return ParsedPage(page_figures.figures_at(layout.indexes, values), self._native(layout, text), layout.left_out)
@@ -74,10 +74,10 @@ class PageReader:
         return "".join([lines[place] + "\n" for place in layout.native])
 
 
-def _is_any_beyond(layout: _Layout, values: list[float], figures: list[str]) -> bool:
+def _has_overflow(layout: _Layout, values: list[float], figures: list[str]) -> bool:
     """Return whether a figure is now too large for a float."""
     return any(map(math.isinf, values)) and any(
-        exposition.is_beyond(value, figures[place]) for place, value in zip(layout.samples, values, strict=True)
+        exposition.overflows_float(value, figures[place]) for place, value in zip(layout.samples, values, strict=True)
     )
 
 

@@ -19,7 +19,7 @@ from sglang_tuning_exporter.sglang.metrics.catalogue import (
     WANTED,
     Source,
 )
-from sglang_tuning_exporter.sglang.metrics.exposition import Page, is_native, labels, native_name, scan
+from sglang_tuning_exporter.sglang.metrics.exposition import Page, is_sglang_series, labels, name_with_colon, scan
 from sglang_tuning_exporter.sglang.metrics.histograms import MOST, Histogram
 from sglang_tuning_exporter.sglang.metrics.histograms import read as read_histogram
 from sglang_tuning_exporter.sglang.metrics.names import FAMILIES
@@ -53,7 +53,7 @@ def index_samples(page: Page) -> SampleIndexes:
     seen: set[tuple[str, str]] = set()
     for number, (printed, raw, _, _) in enumerate(page.samples):
         if printed not in families:
-            families[printed] = native_name(printed)[7:] if is_native(printed) else None
+            families[printed] = name_with_colon(printed)[7:] if is_sglang_series(printed) else None
         family = families[printed]
         wanted, member = family in WANTED, family in HISTOGRAM_MEMBERS
         # Of two samples of one series the first, as in the pass-through.
