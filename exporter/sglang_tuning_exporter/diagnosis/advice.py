@@ -195,7 +195,7 @@ def _advice(row: Diagnosis, value: AdvisedValue, basis: SizingInput) -> Advice |
         arg=arg,
         current=value.current,
         suggested=value.suggested,
-        suggestion=value.words or (shown(value.suggested) if value.suggested is not None else remedy.fallback),
+        suggestion=value.words or _value_in_words(value) or remedy.fallback,
         why=text.why,
         will_not_help_if=text.will_not_help_if,
         gain=value.gain,
@@ -203,6 +203,12 @@ def _advice(row: Diagnosis, value: AdvisedValue, basis: SizingInput) -> Advice |
         direction=direction,
         is_switch=value.is_switch,
     )
+
+
+def _value_in_words(value: AdvisedValue) -> str:
+    if value.is_switch:
+        return "add it" if value.suggested else "start without it"
+    return shown(value.suggested)
 
 
 def _direction(value: AdvisedValue, otherwise: str) -> str:

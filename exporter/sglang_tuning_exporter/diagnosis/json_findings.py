@@ -102,9 +102,7 @@ def command_document(judgement: Judgement, facts: ServerFacts) -> Document | Non
         "text": command.text,
         "release": command.release,
         "secrets": list(command.secrets),
-        "changes": [
-            {"flag": change.flag, "current": change.old, "suggested": change.new} for change in command.changes
-        ],
+        "changes": [{"flag": each.flag, "current": each.old, "suggested": each.new} for each in command.changes],
     }
 
 
@@ -139,11 +137,10 @@ def _advice(advice: Advice) -> Document:
 
 def _expected(expected: Expected) -> Document:
     """Return the expected effect of a change: each figure before and after, with its interval, and the basis."""
+    now, then = expected.now, expected.then
     return {
-        "tokens_per_second": _predicted(expected.now.tokens_per_second, expected.then.tokens_per_second),
-        "inter_token_p50_seconds": _predicted(
-            expected.now.inter_token_p50_seconds, expected.then.inter_token_p50_seconds
-        ),
+        "tokens_per_second": _predicted(now.tokens_per_second, then.tokens_per_second),
+        "inter_token_p50_seconds": _predicted(now.inter_token_p50_seconds, then.inter_token_p50_seconds),
         "gain": number(expected.gain),
         "basis": expected.basis,
     }

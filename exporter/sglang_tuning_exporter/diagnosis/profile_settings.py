@@ -43,7 +43,6 @@ def values(basis: SizingInput) -> list[AdvisedValue]:
             basis.present(setting.arg),
             f"it {setting.why}",
             setting.arg,
-            ("add it" if setting.value else "start without it") if setting.is_switch else "",
             is_switch=setting.is_switch,
         )
         for setting in differing_settings(basis.past)

@@ -43,20 +43,12 @@ _FLAG = re.compile(r"(?<![\w`-])--[a-z][a-z0-9-]+")
 # Code stays unchanged: readers paste it.
 _CODE_OR_NAME = re.compile(r"```.*?```|`[^`\n]+`|\b(SGLang[A-Z]\w+)\b", re.DOTALL)
 _ENVIRONMENT = Environment(
-    loader=PackageLoader("sglang_tuning_exporter.diagnosis"),
+    loader=ChoiceLoader([PackageLoader(__package__), PackageLoader(__package__, "runbooks")]),
     autoescape=False,  # noqa: S701 # nosec B701 # Markdown, made from the table and the package's own pages
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
     keep_trailing_newline=True,
-)
-_PROSE = _ENVIRONMENT.overlay(
-    loader=ChoiceLoader(
-        [
-            PackageLoader("sglang_tuning_exporter.diagnosis"),
-            PackageLoader("sglang_tuning_exporter.diagnosis", "runbooks"),
-        ]
-    )
 )
 _ENVIRONMENT.globals["guide_url"] = GUIDE_URL
 _ENVIRONMENT.filters["coded"] = lambda text: _FLAG.sub(r"`\g<0>`", text)
@@ -77,7 +69,7 @@ def prose(diagnosis: str, profile: Profile | None = None) -> str:
         "retractions_ignored": f"{100 * TOLERATED:.0f} %",
     }
     try:
-        return _PROSE.get_template(f"{diagnosis}.md").render(**figures, **_GREPS)
+        return _ENVIRONMENT.get_template(f"{diagnosis}.md").render(**figures, **_GREPS)
     except TemplateNotFound as error:
         raise FileNotFoundError(diagnosis) from error
 

@@ -9,7 +9,7 @@ from math import ceil
 from sglang_tuning_exporter.diagnosis.conditions.requests import CONSERVATIVENESS_CEILING
 from sglang_tuning_exporter.diagnosis.demand import USED_LITTLE, demand, longest_answer, mean_prompt
 from sglang_tuning_exporter.diagnosis.evidence import Past
-from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, SizingInput, in_words
+from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, SizingInput, in_words, set_to
 from sglang_tuning_exporter.diagnosis.sizing.limits import LOWERED_LIMIT, run_fewer
 from sglang_tuning_exporter.diagnosis.sizing.memory import larger_pool, larger_pool_flags
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
@@ -161,9 +161,7 @@ def to_clients(words: Callable[[Past], str]) -> Callable[[SizingInput], list[Adv
 def by_prefix(basis: SizingInput) -> list[AdvisedValue]:
     """Order by prefixes; nothing if so many wait that SGLang does not sort them."""
     queued = basis.recent.mean("queued")
-    if queued is not None and queued > MOST_SORTED:
-        return []
-    return [] if basis.present("schedule_policy") == "lpm" else [AdvisedValue("lpm", basis.present("schedule_policy"))]
+    return [] if queued is not None and queued > MOST_SORTED else set_to("schedule_policy", "lpm")(basis)
 
 
 def refusals(basis: SizingInput) -> list[AdvisedValue]:

@@ -86,4 +86,4 @@ def set_to(arg: str, value: str) -> Callable[[SizingInput], list[AdvisedValue]]:
 
 def switch_on(arg: str) -> Callable[[SizingInput], list[AdvisedValue]]:
     """Add a switch; nothing if it is on."""
-    return lambda basis: [] if basis.facts.arg(arg) else [AdvisedValue(1.0, 0.0, words="add it", is_switch=True)]
+    return lambda basis: [] if basis.facts.arg(arg) else [AdvisedValue(1.0, 0.0, is_switch=True)]

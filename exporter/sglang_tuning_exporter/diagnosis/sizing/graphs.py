@@ -28,7 +28,7 @@ def graphs_off(basis: SizingInput) -> list[AdvisedValue]:
     other = AdvisedValue(None, name, arg="attention_backend", words=words)
     for arg in ("disable_cuda_graph", "disable_decode_cuda_graph"):
         if basis.facts.arg(arg):
-            return [AdvisedValue(0.0, 1.0, arg=arg, words="start without it", is_switch=True, otherwise=(other,))]
+            return [AdvisedValue(0.0, 1.0, arg=arg, is_switch=True, otherwise=(other,))]
     return [other]
 
 

@@ -44,7 +44,7 @@ def experts(basis: SizingInput) -> list[AdvisedValue]:
     shards, release = basis.facts.arg("tp_size"), basis.facts.release
     own = in_words(OWN_EXPERTS)
     if _has(release, "enable_ep_moe"):
-        return [AdvisedValue(1.0, 0.0, arg="enable_ep_moe", words="add it", is_switch=True, otherwise=(own,))]
+        return [AdvisedValue(1.0, 0.0, arg="enable_ep_moe", is_switch=True, otherwise=(own,))]
     if "ep_size" in basis.facts.args and shards and release is not None:
         return [AdvisedValue(shards, basis.facts.arg("ep_size"), otherwise=(own,))]
     return [own]
@@ -60,7 +60,7 @@ def dp_attention(basis: SizingInput) -> list[AdvisedValue]:
         return []
     if _has(facts.release, "attn_dp_size"):
         return [AdvisedValue(gpus, 1.0, arg="attn_dp_size")]
-    switch = AdvisedValue(1.0, 0.0, words="add it", is_switch=True)
+    switch = AdvisedValue(1.0, 0.0, is_switch=True)
     return [replace(switch, beside=(AdvisedValue(gpus, replicas, arg="dp_size"),), otherwise=(switch,))]
 
 
