@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sglang_tuning_exporter.diagnosis.acceptance import settings as values_in_force
-from sglang_tuning_exporter.diagnosis.advice import Advice, shown
+from sglang_tuning_exporter.diagnosis.advice import Advice, as_typed
 from sglang_tuning_exporter.diagnosis.command import Command, command_line
 from sglang_tuning_exporter.diagnosis.evidence import Past
 from sglang_tuning_exporter.diagnosis.findings import Judgement, judge
@@ -151,7 +151,7 @@ def new_value(advice: Advice) -> str:
     """Give the new value as the command line's list of changes has it."""
     if advice.is_switch:
         return "on" if advice.suggested else "off"
-    return "not set" if advice.removes else shown(advice.suggested)
+    return "not set" if advice.removes else as_typed(advice.suggested)
 
 
 def command(judged: Judgement) -> Command:

@@ -21,7 +21,7 @@ from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.diagnosis import runbook as runbooks
 from sglang_tuning_exporter.diagnosis.alerting import query
 from sglang_tuning_exporter.diagnosis.conditions.condition import SERVING_SECONDS
-from sglang_tuning_exporter.diagnosis.table import BY_ID, DIAGNOSES
+from sglang_tuning_exporter.diagnosis.table import BY_ALERT, BY_ID, DIAGNOSES
 from sglang_tuning_exporter.mixin import alerts, boards
 from sglang_tuning_exporter.mixin.annotations import Links
 from sglang_tuning_exporter.serve import metrics
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 RULES = "alerts/rules/sglang-tuning.rules.yml"
-ALERTS = sorted(runbooks.with_alerts())
+ALERTS = sorted(BY_ALERT)
 PROSE = sorted(page.stem for page in (Path(runbooks.__file__).parent / "runbooks").glob("*.md"))
 # Written about before the table has them. Whoever adds the row takes its name from here.
 LOGS = sorted((ROOT / "tests" / "data" / "logs").glob("*.log"))
@@ -54,7 +54,7 @@ def without_code(text: str) -> str:
 
 @pytest.mark.parametrize("alert", ALERTS)
 def test_an_alert_has_a_runbook(alert: str) -> None:
-    assert runbooks.with_alerts()[alert].id in PROSE
+    assert BY_ALERT[alert].id in PROSE
     assert runbooks.page(alert).startswith(f"# {alert}\n")
 
 
@@ -161,7 +161,7 @@ def test_the_committed_pages_are_those_of_the_table_and_no_other() -> None:
 
 @pytest.mark.parametrize("alert", ALERTS)
 def test_a_page_says_what_the_table_contains(alert: str) -> None:
-    row, text = runbooks.with_alerts()[alert], runbooks.page(alert)
+    row, text = BY_ALERT[alert], runbooks.page(alert)
     assert row.summary in text
     assert f"| Urgency | {row.severity}: " in text
     assert query(row, SERVING_SECONDS) in text
@@ -239,7 +239,7 @@ def test_the_exporter_serves_the_page_of_every_alert(alert: str, address: str) -
     assert answer.status_code == 200
     assert f">{alert}</h1>" in answer.text
     assert [f'<h2 id="{name.lower()}">' in answer.text for name in runbooks.SECTIONS] == [True] * 4
-    assert runbooks.with_alerts()[alert].summary in text_of(answer.text)
+    assert BY_ALERT[alert].summary in text_of(answer.text)
 
 
 def test_commands_are_filled_in_for_this_server(address: str) -> None:
@@ -295,7 +295,7 @@ def test_the_index_lists_every_alert_once_most_urgent_first(address: str) -> Non
     page = get(f"{address}/runbooks/").text
     listed = re.findall(r'<td><a href="(SGLang\w+)">', page)
     assert sorted(listed) == ALERTS
-    severities = [runbooks.with_alerts()[name].severity for name in listed]
+    severities = [BY_ALERT[name].severity for name in listed]
     assert severities == sorted(severities, key=("critical", "warning", "info").index)
 
 

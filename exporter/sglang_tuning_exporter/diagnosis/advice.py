@@ -74,7 +74,7 @@ class Advice:
             return f"remove {self.flag}"
         if not self.flag or self.is_switch:
             return self.flag
-        return f"{self.flag} {shown(self.suggested)}" if self.suggested is not None else self.flag
+        return f"{self.flag} {as_typed(self.suggested)}" if self.suggested is not None else self.flag
 
     def in_words(self, suggestion: str) -> Advice:
         """Return it as advice to people, without the flag."""
@@ -86,7 +86,7 @@ class Advice:
         return ("raise" if self.raises else self.direction) in TAKES_MEMORY.get(self.arg, ())
 
 
-def shown(value: float | str | None) -> str:
+def as_typed(value: float | str | None) -> str:
     """Return a flag's value as it is typed."""
     if value is None:
         return ""
@@ -144,7 +144,7 @@ def _suspect(named: NamedSuspect, facts: ServerFacts) -> Advice | None:
         arg=suspect.arg,
         current=1.0 if suspect.is_switch else current,
         suggested=suggested,
-        suggestion=named.words or shown(suggested),
+        suggestion=named.words or as_typed(suggested),
         why=suspect.why,
         will_not_help_if=suspect.will_not_help_if,
         gain=named.gain,
@@ -172,7 +172,7 @@ def _accepted(row: Diagnosis, value: AdvisedValue, basis: SizingInput) -> list[A
 
 def _in_words(advice: Advice, facts: ServerFacts) -> Advice:
     """Return the advice with one spelling for each release, if the server's own is not known and they differ."""
-    words = by_release(facts, advice.arg, shown(advice.suggested) if not advice.is_switch else "")
+    words = by_release(facts, advice.arg, as_typed(advice.suggested) if not advice.is_switch else "")
     return advice.in_words(words) if words else advice
 
 
@@ -208,7 +208,7 @@ def _advice(row: Diagnosis, value: AdvisedValue, basis: SizingInput) -> Advice |
 def _value_in_words(value: AdvisedValue) -> str:
     if value.is_switch:
         return "add it" if value.suggested else "start without it"
-    return shown(value.suggested)
+    return as_typed(value.suggested)
 
 
 def _direction(value: AdvisedValue, otherwise: str) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from sglang_tuning_exporter.diagnosis.advice import Advice, shown
+from sglang_tuning_exporter.diagnosis.advice import Advice, as_typed
 from sglang_tuning_exporter.diagnosis.command import typed_args
 from sglang_tuning_exporter.diagnosis.expectation import Expected
 from sglang_tuning_exporter.diagnosis.findings import Finding, Judgement
@@ -46,7 +46,7 @@ def recommendations(judgement: Judgement) -> dict[Recommendation, Expected | Non
 def recommendation(finding: Finding, facts: ServerFacts) -> Recommendation:
     """Return the finding's main advice."""
     advice = main_advice(finding)
-    suggested = advice.direction if advice.is_switch else shown(advice.suggested) or advice.suggestion
+    suggested = advice.direction if advice.is_switch else as_typed(advice.suggested) or advice.suggestion
     return Recommendation(finding.diagnosis.id, advice.flag, current_words(advice, facts), suggested, advice.direction)
 
 
@@ -106,7 +106,7 @@ def current_words(advice: Advice, facts: ServerFacts) -> str:
         value = None if limit is None else limit * facts.attention_ranks
     if value is None:
         return NOT_SET
-    return f"{shown(value)} (default)" if _is_default(advice.arg, facts) else shown(value)
+    return f"{as_typed(value)} (default)" if _is_default(advice.arg, facts) else as_typed(value)
 
 
 def _is_default(arg: str, facts: ServerFacts) -> bool:

@@ -15,7 +15,7 @@ from sglang_tuning_exporter.diagnosis.alerting import query
 from sglang_tuning_exporter.diagnosis.expectation import is_predictable
 from sglang_tuning_exporter.diagnosis.row import Diagnosis
 from sglang_tuning_exporter.diagnosis.sizing.admission import TOLERATED
-from sglang_tuning_exporter.diagnosis.table import ALERTS, BY_ID
+from sglang_tuning_exporter.diagnosis.table import ALERTS, BY_ALERT, BY_ID
 from sglang_tuning_exporter.state.profiles import DEFAULT, PROFILES, Profile
 
 SECTIONS = ("Meaning", "Impact", "Diagnosis", "Mitigation")
@@ -54,11 +54,6 @@ _ENVIRONMENT.globals["guide_url"] = GUIDE_URL
 _ENVIRONMENT.filters["coded"] = lambda text: _FLAG.sub(r"`\g<0>`", text)
 
 
-def with_alerts() -> dict[str, Diagnosis]:
-    """Return the rows with an alert: alert → row, most urgent first."""
-    return {row.alert: row for row in ALERTS}
-
-
 def prose(diagnosis: str, profile: Profile | None = None) -> str:
     """Return the prose of a diagnosis with the profile's thresholds. `FileNotFoundError` where there is none."""
     profile = _profile_of(BY_ID[diagnosis], profile)
@@ -84,7 +79,7 @@ def _profile_of(row: Diagnosis, profile: Profile | None) -> Profile:
 @cache
 def page(alert: str, profile: Profile | None = None) -> str:
     """Return the runbook of an alert with the profile's thresholds. `KeyError` where the table has no such alert."""
-    row = with_alerts()[alert]
+    row = BY_ALERT[alert]
     in_force = _profile_of(row, profile)
     text = _ENVIRONMENT.get_template("runbook.md.j2").render(
         row=row,
@@ -114,7 +109,7 @@ def index() -> str:
 
 def files() -> dict[str, str]:
     """Return every page and the index: repository path → text."""
-    pages = {f"{FOLDER}/{alert}.md": _COMPUTED.format(id=row.id) + page(alert) for alert, row in with_alerts().items()}
+    pages = {f"{FOLDER}/{alert}.md": _COMPUTED.format(id=row.id) + page(alert) for alert, row in BY_ALERT.items()}
     return {**pages, f"{FOLDER}/README.md": _COMPUTED.format(id="*") + index()}
 
 
@@ -123,7 +118,7 @@ def linked(text: str, alert: str) -> str:
 
     def link(match: re.Match[str]) -> str:
         name = match[1]
-        return f"[{name}]({name}.md)" if name and name != alert and name in with_alerts() else match[0]
+        return f"[{name}]({name}.md)" if name and name != alert and name in BY_ALERT else match[0]
 
     return _CODE_OR_NAME.sub(link, text)
 

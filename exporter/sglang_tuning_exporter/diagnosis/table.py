@@ -51,5 +51,6 @@ def causes_first(rows: Iterable[str], causes_of: Callable[[str], Iterable[str]])
 ALERTS: tuple[Diagnosis, ...] = tuple(
     BY_ID[row] for row in causes_first(BY_ID, lambda row: BY_ID[row].causes) if BY_ID[row].alert
 )
+BY_ALERT: dict[str, Diagnosis] = {row.alert: row for row in ALERTS}
 # Causes stay before their consequences.
 MOST_SEVERE_FIRST: tuple[Diagnosis, ...] = tuple(sorted(ALERTS, key=lambda row: -URGENCY[row.severity]))

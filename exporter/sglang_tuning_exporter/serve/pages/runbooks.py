@@ -16,6 +16,7 @@ from markdown_it import MarkdownIt
 
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.diagnosis import runbook as runbooks
+from sglang_tuning_exporter.diagnosis.table import BY_ALERT
 from sglang_tuning_exporter.diagnosis.wording import TONES
 from sglang_tuning_exporter.serve.pages.page import text_of
 from sglang_tuning_exporter.serve.pages.rendering import environment
@@ -40,7 +41,7 @@ def render(sidecar: Sidecar, alert: str, host: str) -> str | None:
 
     `host` is the address of the request: what Prometheus calls `instance`.
     """
-    row = runbooks.with_alerts().get(alert)
+    row = BY_ALERT.get(alert)
     if row is None:
         return None
     present, absent = _now(sidecar, row)
