@@ -236,10 +236,9 @@ def check_state_file(data: bytes) -> None:
         saved: list[tuple[Any, dict[str, int]]] = []
         for _ in range(2):
             state = ServerState(PROFILES["online"], 0.0)
-            book = Logbook(given, clock=lambda: 1.0)
+            book = Logbook(given, state, nullcontext(), clock=lambda: 1.0)
             try:
-                book.restore(state, 1.0)
-                book.poll(state, nullcontext())
+                book.poll()
                 judge(past_of(state, 2.0))
                 saved.append((state.saved(2.0)["ranks"], dict(book.lines)))
             finally:
@@ -357,10 +356,9 @@ def _state_seeds() -> list[bytes]:
     with scratch("state.json", b"") as path:
         log = path.with_name("server.log")
         log.write_bytes(_line() * 4)
-        book = Logbook(
-            settings(log_file=(str(log),), state_file=path, sglang_url=None, from_start=True), clock=lambda: 1.0
-        )
-        book.poll(state, nullcontext())
+        given = settings(log_file=(str(log),), state_file=path, sglang_url=None, from_start=True)
+        book = Logbook(given, state, nullcontext(), clock=lambda: 1.0)
+        book.poll()
         book.close()
         return [path.read_bytes(), b"", b'{"schema": 1, "positions": {"patterns": [], "files": []}}']
 

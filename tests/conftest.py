@@ -267,7 +267,8 @@ def watched_retractions(directory: Path, **settings: object) -> Sidecar:
     log.touch()
     sidecar = Sidecar(config(**{"sglang_url": "http://127.0.0.1:9", "log_file": (str(log),), **settings}))
     begin = time.monotonic() - recording.length_seconds
-    state = sidecar.state = ServerState(sidecar.profile, begin)
+    assert sidecar.log is not None
+    state = sidecar.state = sidecar.log._state = ServerState(sidecar.profile, begin)
     reader = LogReader()
     moments: list[tuple[float, bytes, bool]] = [(line.at, line.text, True) for line in recording.lines]
     moments += [(scrape.at, scrape.text, False) for scrape in recording.scrapes]

@@ -120,7 +120,7 @@ def _exporter(story: Story, log: Path, clock: Clock) -> Sidecar:
     )
     made = Sidecar(settings)
     if story.logged:
-        made.log = logbook.Logbook(settings, clock=clock.monotonic)
+        made.log = logbook.Logbook(settings, made.state, made._lock, clock=clock.monotonic)
         made._read_log(made.log)
     return made
 

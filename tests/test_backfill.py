@@ -159,7 +159,7 @@ def live(directory: Path, log: bytes, moments: list[float]) -> list[tuple[float,
         events.append((now, line))
     with clock.worn():
         exporter = Sidecar(settings)
-        exporter.log = logbook.Logbook(settings, clock=clock.monotonic)
+        exporter.log = logbook.Logbook(settings, exporter.state, exporter._lock, clock=clock.monotonic)
         exporter._read_log(exporter.log)
         for at in moments[:-1]:  # the last comes after the log's end, where what waits is decided
             while events and events[0][0] < at:

@@ -169,12 +169,12 @@ def test_an_exporter_that_comes_later_says_the_same(death: str, tmp_path: Path) 
     log.write_text(START + DECODE + death)
     sidecar = Sidecar(config(log_file=(str(log),)))
     assert sidecar.log is not None
-    sidecar.log.poll(sidecar.state, sidecar._lock)
+    sidecar.log.poll()
     with sidecar.view() as now:
         assert sidecar.judge(now).verdict == ("scheduler_stuck" if death == WATCHDOG else "server_down")
     with log.open("a") as file:
         file.write(START)
-    sidecar.log.poll(sidecar.state, sidecar._lock)
+    sidecar.log.poll()
     with sidecar.view() as now:
         assert sidecar.judge(now).verdict == "starting"
 
@@ -184,11 +184,11 @@ def test_every_event_is_counted_from_0_on(tmp_path: Path) -> None:
     log.touch()
     sidecar = Sidecar(config(log_file=(str(log),)))
     assert sidecar.log is not None
-    sidecar.log.poll(sidecar.state, sidecar._lock)
+    sidecar.log.poll()
     name = "sglang_tuning_liveness_events_total"
     born = Page(own_page(registry(sidecar)))
     log.write_text("".join(line for line, _ in DEATHS.values()) + WATCHDOG + CHECK + TERM)
-    sidecar.log.poll(sidecar.state, sidecar._lock)
+    sidecar.log.poll()
     page = Page(own_page(registry(sidecar)))
     for labels in page.labels(name):
         assert born.value(name, **labels) == 0
@@ -201,7 +201,7 @@ def test_an_end_in_half_a_log_is_not_the_last_word(monkeypatch: pytest.MonkeyPat
     log.write_text(START + DEATHS["an exception"][0])
     sidecar = Sidecar(config(log_file=(str(log),), from_start=True))
     assert sidecar.log is not None
-    sidecar.log.poll(sidecar.state, sidecar._lock)
+    sidecar.log.poll()
     with sidecar.view() as now:
         assert sidecar.judge(now).verdict == "server_down"
         monkeypatch.setattr(type(sidecar.log), "is_catching_up", property(lambda _: True))

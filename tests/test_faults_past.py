@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -101,7 +100,7 @@ def watched(log: Path) -> Sidecar:
     """A sidecar after its first look at the log."""
     sidecar = Sidecar(config(log_file=(str(log),), from_start=True, sglang_url="http://127.0.0.1:9"))
     assert sidecar.log is not None
-    sidecar.log.poll(sidecar.state, threading.RLock())
+    sidecar.log.poll()
     return sidecar
 
 
@@ -114,7 +113,7 @@ def test_every_counter_that_a_line_moves_waits_and_those_of_the_metrics_do_not(l
     assert page.value("sglang_tuning_aborted_requests_total") == 0
     assert page.value("sglang_tuning_verdict") == 1
     assert sidecar.log is not None
-    while sidecar.log.poll(sidecar.state, threading.RLock()):
+    while sidecar.log.poll():
         pass
     page = Page(own_page(registry(sidecar)))
     assert page.value(READING) == 0
@@ -139,6 +138,6 @@ def test_a_log_that_falls_behind_later_keeps_its_counters(tmp_path: Path) -> Non
     with log.open("w") as file:
         for number in range(PARTS):
             file.write(part(number))
-    assert sidecar.log.poll(sidecar.state, threading.RLock())
+    assert sidecar.log.poll()
     assert not sidecar.log.is_catching_up
     assert Page(own_page(registry(sidecar))).labels("sglang_tuning_server_starts_total")

@@ -60,10 +60,9 @@ class Place:
     @contextmanager
     def reader(self) -> Iterator[tuple[Logbook, ServerState]]:
         """Start a process; at the end it is gone like after a SIGKILL."""
-        book = Logbook(config(log_file=(str(self.log),), state_file=self.state_file))
         state = ServerState(PROFILES["online"], time.monotonic())
-        book.restore(state, time.monotonic())
-        book.poll(state, LOCK)
+        book = Logbook(config(log_file=(str(self.log),), state_file=self.state_file), state, LOCK)
+        book.poll()
         yield book, state
         book.close()
 
@@ -83,9 +82,9 @@ def scrape(state: ServerState, retracted: float, *, ago: float = 0.0) -> None:
 
 
 def test_positions_and_counters_are_in_the_file_when_the_block_is_read(place: Place) -> None:
-    with place.reader() as (book, state):
+    with place.reader() as (book, _state):
         place.write(DECODE, RETRACTION)
-        book.poll(state, LOCK)
+        book.poll()
         document = json.loads(place.state_file.read_bytes())
         assert [mark["position"] for mark in document["positions"]["files"]] == [place.log.stat().st_size]
         assert document["state"]["ranks"][0]["counts"]["retraction_events"] == 1
@@ -102,13 +101,13 @@ def test_what_is_saved_while_a_block_is_being_parsed_is_the_position_before_it(
         def parse_slowly(reader: LogReader, *given: Any) -> Any:
             with LOCK:  # a scrape comes meanwhile, with something new to show
                 state.out_of_memory["decode"] += 1
-                book.save_if_changed(state, time.monotonic())
+                book.save_if_changed(time.monotonic())
             saved.append(json.loads(place.state_file.read_bytes()))
             return parse(reader, *given)
 
         monkeypatch.setattr(LogReader, "feed_runs", parse_slowly)
         place.write(DECODE, RETRACTION)
-        book.poll(state, LOCK)
+        book.poll()
         assert [[mark["position"] for mark in document["positions"]["files"]] for document in saved] == [[before]]
         assert saved[0]["lines"] == {}
 
@@ -116,18 +115,18 @@ def test_what_is_saved_while_a_block_is_being_parsed_is_the_position_before_it(
 def test_nothing_is_written_while_nothing_happens(place: Place) -> None:
     with place.reader() as (book, state):
         place.write(DECODE, RETRACTION)
-        book.poll(state, LOCK)
+        book.poll()
         written = place.state_file.stat().st_ino, place.state_file.stat().st_mtime_ns
         for _ in range(20):
             state.advance(time.monotonic())
-            book.poll(state, LOCK)
+            book.poll()
         assert (place.state_file.stat().st_ino, place.state_file.stat().st_mtime_ns) == written
 
 
 def test_the_words_of_the_log_are_not_in_the_file(place: Place) -> None:
-    with place.reader() as (book, state):
+    with place.reader() as (book, _state):
         place.write("server_args={'tp_size': 1, 'api_key': 'sk-secret'}", DECODE, TOOL)
-        book.poll(state, LOCK)
+        book.poll()
     text = place.state_file.read_text()
     assert "secret" not in text
     assert "get_weather" not in text
@@ -140,7 +139,7 @@ def test_lines_are_counted_on_and_what_was_there_before_is_not(place: Place) -> 
         with place.reader() as (book, state):
             assert book.lines["decode"] == number - 1
             place.write(DECODE, "Decode batch, nonsense")
-            book.poll(state, LOCK)
+            book.poll()
             assert {kind: count for kind, count in book.lines.items() if count} == {"decode": number, "other": number}
             assert book.unrecognised["batch_line"] == number
     assert events(state) == 0
@@ -150,7 +149,7 @@ def test_a_line_that_is_half_written_when_the_reader_dies_is_read_once(place: Pl
     with place.reader() as (book, state):
         with place.log.open("a") as file:
             file.write(AT.format(ranks="") + RETRACTION[:40])
-        book.poll(state, LOCK)
+        book.poll()
         assert events(state) == 0
     with place.log.open("a") as file:
         file.write(RETRACTION[40:] + "\n")
@@ -164,10 +163,10 @@ def test_an_unended_last_line_that_was_counted_after_a_rotation_is_not_counted_a
         place.write(DECODE)
         with place.log.open("a") as file:
             file.write(AT.format(ranks="") + RETRACTION)
-        book.poll(state, LOCK)
+        book.poll()
         place.log.rename(place.log.with_suffix(".log.1"))
         place.write(DECODE)
-        book.poll(state, LOCK)
+        book.poll()
         assert events(state) == 1
     for _ in range(2):
         with place.reader() as (book, state):
@@ -181,8 +180,10 @@ class Rotations:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.now = 1000.0
-        self.book = Logbook(config(log_file=(str(directory / "*.log"),), from_start=True), clock=lambda: self.now)
         self.state = ServerState(PROFILES["online"], self.now)
+        self.book = Logbook(
+            config(log_file=(str(directory / "*.log"),), from_start=True), self.state, LOCK, clock=lambda: self.now
+        )
 
     def write(self, name: str, *messages: str) -> Path:
         path = self.directory / name
@@ -193,7 +194,7 @@ class Rotations:
     def poll(self, after: float = 2.0) -> None:
         self.now += after
         for _ in range(2):  # what has gone is let go in the one, and forgotten in the other
-            self.book.poll(self.state, LOCK)
+            self.book.poll()
 
     def lines(self, kind: str) -> int:
         return self.book.lines[kind]
@@ -249,13 +250,13 @@ def test_a_failure_that_waits_for_its_phase_is_not_lost_with_the_reader(place: P
         place.write(DECODE, "Scheduler hit an exception: Traceback (most recent call last):")
         with place.log.open("a") as file:
             file.write("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.75 GiB.\n")
-        book.poll(state, LOCK)
+        book.poll()
         waiting = sum(state.out_of_memory.values())
     for _ in range(2):
         with place.reader() as (book, state):
             state.advance(time.monotonic() + 1)
             with LOCK:
-                book.save_if_changed(state, time.monotonic())
+                book.save_if_changed(time.monotonic())
             assert (waiting, sum(state.out_of_memory.values())) == (0, 1)
 
 
@@ -280,10 +281,10 @@ def test_what_a_scrape_confirmed_is_kept_when_it_is_shown(place: Place) -> None:
     with place.reader() as (book, state):
         scrape(state, 7, ago=60)
         place.write(DECODE, TOOL, RETRACTION)
-        book.poll(state, LOCK)
+        book.poll()
         assert events(state) == 0
         scrape(state, 12)
-        book.save_if_changed(state, time.monotonic())
+        book.save_if_changed(time.monotonic())
         assert events(state) == 1
     with place.reader() as (_, state):
         assert events(state) == 1
@@ -293,13 +294,13 @@ def test_what_is_suspect_waits_on_in_the_next_reader(place: Place) -> None:
     place.start(tp=8)
     with place.reader() as (book, state):
         place.write(DECODE, TOOL, RETRACTION, ranks=" TP0")
-        book.poll(state, LOCK)
+        book.poll()
     place.write(RETRACTION, ranks=" TP1")
     with place.reader() as (_, state):
         assert events(state) == 1
     with place.reader() as (book, state):
         place.write(RETRACTION.replace("5783", "6000"), ranks=" TP0")
-        book.poll(state, LOCK)
+        book.poll()
     with place.reader() as (_, state):
         state.advance(time.monotonic() + 11)
         assert (events(state), state.forgeries.suspicious["retraction"]) == (1, 1)
@@ -309,7 +310,7 @@ def test_a_raw_message_before_the_crash_makes_the_lines_after_it_suspect(place: 
     place.start()
     with place.reader() as (book, state):
         place.write(DECODE, TOOL)
-        book.poll(state, LOCK)
+        book.poll()
     place.write(RETRACTION)
     with place.reader() as (book, state):
         assert (events(state), state.forgeries.suspicious["retraction"]) == (0, 1)
@@ -323,7 +324,7 @@ def test_a_raw_message_before_the_crash_makes_the_lines_after_it_suspect_in_a_ro
     place.start()
     with place.reader() as (book, state):
         place.write(DECODE, TOOL)
-        book.poll(state, LOCK)
+        book.poll()
     place.write(RETRACTION)
     rotated = place.log.rename(f"{place.log}.1")
     if packed:
@@ -357,7 +358,7 @@ def test_lines_of_another_process_that_were_held_when_the_exporter_was_killed_ar
     with place.reader() as (book, state):
         with place.log.open("a") as file:
             file.write(journald(RAISED, pid=5000))
-        book.poll(state, LOCK)
+        book.poll()
         before = sum(book.lines.values())
     with place.log.open("a") as file:
         file.write(journald(server(3)))  # the first process goes on
@@ -365,13 +366,13 @@ def test_lines_of_another_process_that_were_held_when_the_exporter_was_killed_ar
         with place.reader() as (book, state):
             assert not state.unconfirmed.wait
     with place.reader() as (book, state):
-        book.process_held(state, LOCK)
+        book.process_held()
         assert state.unconfirmed.wait
         assert sum(book.lines.values()) == before + 3
         state.advance(time.monotonic() + DECIDE_SECONDS + 1)
         assert sum(state.out_of_memory.values()) == 1
     with place.reader() as (book, state):
-        book.process_held(state, LOCK)
+        book.process_held()
         state.advance(time.monotonic() + DECIDE_SECONDS + 1)
         assert sum(state.out_of_memory.values()) == 1
 
@@ -381,7 +382,7 @@ def test_a_retraction_that_waits_for_the_servers_counter_is_confirmed_after_a_re
     with place.reader() as (book, state):
         scrape(state, 7, ago=60)
         place.write(DECODE, TOOL, RETRACTION)
-        book.poll(state, LOCK)
+        book.poll()
         assert events(state) == 0
     place.write(DECODE, RETRACTION.replace("5783", "6000"))  # while no exporter runs
     with place.reader() as (book, state):
@@ -389,7 +390,7 @@ def test_a_retraction_that_waits_for_the_servers_counter_is_confirmed_after_a_re
         scrape(state, 17)  # of 5 requests each
         assert events(state) == 2
         place.write(DECODE, TOOL, RETRACTION.replace("5783", "6100"))  # forged
-        book.poll(state, LOCK)
+        book.poll()
         scrape(state, 17)
         assert events(state) == 2
 
@@ -413,13 +414,12 @@ def test_a_second_reader_has_no_memory_and_takes_none(place: Place) -> None:
         )
         place.write(DECODE, RETRACTION)
         for each, its in ((book, state), (other, others)):
-            each.poll(its, LOCK)
+            each.poll()
             assert events(its) == 1
 
 
 def test_without_a_state_file_there_is_no_problem_to_report(place: Place) -> None:
-    book = Logbook(config(log_file=(str(place.log),)))
-    book.restore(ServerState(PROFILES["online"], 0.0), 0.0)
+    book = Logbook(config(log_file=(str(place.log),)), ServerState(PROFILES["online"], 0.0), LOCK)
     assert book.state_file_problem is None
     book.close()
 
@@ -430,11 +430,11 @@ def test_a_log_none_of_whose_lines_can_be_read_says_so_once_with_its_first_line(
     said: list[str] = []
     # Not caplog: `serve` in a test before this one may have given the program's log another way out.
     monkeypatch.setattr(logbook.logger, "warning", lambda words, *figures: said.append(words % figures))
-    with place.reader() as (book, state):
+    with place.reader() as (book, _state):
         for _ in range(2):
             place.log.write_bytes(place.log.read_bytes() + f"x\\y{{{{\x1b[31m {DECODE}\n".encode() * 10)
-            book.poll(state, LOCK)
-            book.poll(state, LOCK)
+            book.poll()
+            book.poll()
         [status] = book.files
         assert status.unread.endswith(DECODE)
         assert status.unread.isprintable()
@@ -442,11 +442,11 @@ def test_a_log_none_of_whose_lines_can_be_read_says_so_once_with_its_first_line(
 
 
 def test_a_log_whose_lines_are_read_quotes_none_of_them(place: Place) -> None:
-    with place.reader() as (book, state):
+    with place.reader() as (book, _state):
         place.write(*[DECODE] * 20)
         with place.log.open("a") as file:
             file.write(f"x\\y{{{{ my own words {DECODE}\n" * 20)
-        book.poll(state, LOCK)
+        book.poll()
         assert [status.unread for status in book.files] == [""]
 
 
@@ -457,20 +457,20 @@ def test_a_crash_of_a_process_that_had_printed_nothing_yet_counts_after_seconds_
 
     now = time.monotonic()
     place.log.touch()
-    book = Logbook(config(log_file=(str(place.log),)), clock=lambda: now)
     state = ServerState(PROFILES["online"], now)
-    book.poll(state, LOCK)
+    book = Logbook(config(log_file=(str(place.log),)), state, LOCK, clock=lambda: now)
+    book.poll()
     head = AT.format(ranks=" TP0")
     written(
         4711, *[head + DECODE, head + "Prefill batch, #new-seq: 1, #new-token: 9", head + "Load weight begin."] * 30
     )
-    book.poll(state, LOCK)
+    book.poll()
     raised = AT.format(ranks=" TP3") + "Scheduler hit an exception: Traceback (most recent call last):"
     written(5000, raised, '  File "x.py", line 1, in forward', "torch.OutOfMemoryError: CUDA out of memory.")
-    book.poll(state, LOCK)
+    book.poll()
     assert not state.unconfirmed.wait
     now += 6.0
-    book.poll(state, LOCK)
+    book.poll()
     assert state.unconfirmed.wait
     book.close()
 
@@ -483,18 +483,18 @@ def cri(tag: str, line: str) -> str:
 def test_a_part_of_a_line_at_the_end_of_a_file_does_not_swallow_the_next_files_first_line(
     place: Place, first: str, counted: int
 ) -> None:
-    with place.reader() as (book, state):
+    with place.reader() as (book, _state):
         place.log.write_text(cri("F", DECODE) * 16 + cri("P", "Receive: obj=" + "x" * 16_000))
-        book.poll(state, LOCK)
+        book.poll()
         place.log.rename(f"{place.log}.1")
         rest = "2025-11-20T11:40:10.5Z stderr F " + "x" * 200 + "\n"
         place.log.write_text((cri("F", first) if first else rest) + cri("F", DECODE) * 16)
-        book.poll(state, LOCK)
+        book.poll()
         assert book.lines["decode"] == counted
 
 
 def test_within_a_file_a_cut_line_goes_on_whatever_its_next_part_looks_like(place: Place) -> None:
-    with place.reader() as (book, state):
+    with place.reader() as (book, _state):
         place.log.write_text(cri("F", DECODE) * 16 + cri("P", "Receive: obj=" + "x" * 16_000) + cri("F", RETRACTION))
-        book.poll(state, LOCK)
+        book.poll()
         assert (book.lines["decode"], book.lines["retraction"]) == (16, 0)

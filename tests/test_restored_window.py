@@ -212,10 +212,11 @@ class Place:
         os.utime(self.log, (at, at))
 
     def reader(self, *, from_start: bool = False) -> tuple[Logbook, ServerState]:
-        book = Logbook(config(log_file=(str(self.log),), state_file=self.state_file, from_start=from_start))
         state = ServerState(PROFILES["online"], time.monotonic())
-        book.restore(state, time.monotonic())
-        book.poll(state, LOCK)
+        book = Logbook(
+            config(log_file=(str(self.log),), state_file=self.state_file, from_start=from_start), state, LOCK
+        )
+        book.poll()
         return book, state
 
     def first(self, *, ago: float) -> None:
@@ -261,7 +262,7 @@ def test_an_event_of_before_the_first_look_is_as_old_as_its_line(place: Place) -
     assert state.journal.age("prefill", now) == pytest.approx(9000.0, abs=2.0)
     assert state.journal.age("scheduler_exception", now) == pytest.approx(300.0, abs=2.0)
     place.write(OOM.replace("Prefill", "Decode"), ago=300.0)  # a clock that runs behind
-    book.poll(state, LOCK)
+    book.poll()
     assert state.journal.age("decode", time.monotonic()) == pytest.approx(0.0, abs=2.0)
     book.close()
 
@@ -317,7 +318,7 @@ def test_what_is_written_after_the_gap_was_read_is_news(place: Place) -> None:
     place.write(RETRACTION, ago=390.0, times=5)
     book, state = place.reader()
     place.write(RETRACTION.replace("8950", "77"), ago=0.0, times=7)
-    book.poll(state, LOCK)
+    book.poll()
     counts = past_of(state, time.monotonic()).recent.counts
     assert (counts["retraction_events"], state.totals().counts["retraction_events"]) == (7, 12)
     book.close()
@@ -343,7 +344,7 @@ def test_an_end_that_was_printed_before_is_none_once_the_server_answers(place: P
 def test_an_end_that_is_printed_now_is_not_taken_back_by_an_answer_under_way(place: Place) -> None:
     book, state = place.reader()
     place.write(CRASH, ago=0.0)
-    book.poll(state, LOCK)
+    book.poll()
     state.life.answers()
     assert state.life.died == "scheduler_exception"
     book.close()

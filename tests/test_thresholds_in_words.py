@@ -46,7 +46,8 @@ def watched(life: Life) -> Sidecar:
         if at <= 900.0:
             for event in reader.feed(line.encode()):
                 state.observe(event, begin + at)
-    sidecar.state = state
+    assert sidecar.log is not None
+    sidecar.state = sidecar.log._state = state
     return sidecar
 
 

@@ -44,7 +44,7 @@ logger = logging.getLogger("sglang_tuning_exporter")
 
 
 class Logbook:
-    """Reads the new lines of the followed files into the state, under the caller's lock. One thread polls.
+    """Reads the new lines of the followed files into `state`, under `lock`, which its other users share. One thread polls.
 
     With a state file, positions and counters are saved together: after every block before the lock is released, and by
     `save_if_changed` before a counter that changed without a line is shown. So a crash never takes back a counter that was shown, and
@@ -52,20 +52,23 @@ class Logbook:
     """
 
     def __init__(
-        self, config: Config, stdin: BinaryIO | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        config: Config,
+        state: ServerState,
+        lock: AbstractContextManager[Any],
+        *,
+        stdin: BinaryIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._state, self._lock = state, lock
         self.files: list[FileStatus] = []
         self.last_line_at: float | None = None  # unix seconds
-        self.lines: Counter[str] = Counter()  # read, by kind
-        self.unrecognised: Counter[str] = Counter()  # lines and keys that no known release prints, by kind
-        self._before: Counter[str] = Counter()
-        self._unrecognised_before: Counter[str] = Counter()
         self._clock = clock
         self._readers: dict[str, LogReader] = {}
         self._gone: dict[str, float] = {}  # when the file of a reader was last followed
         self._state_file = _acquired(config.state_file)
-        self._saved = self._state_file.load() if self._state_file else {}
-        positions = self._saved.get("positions")
+        saved = self._state_file.load() if self._state_file else {}
+        positions = saved.get("positions")
         self._follower = LogFollower(
             config.log_file,
             stdin=stdin,
@@ -73,19 +76,16 @@ class Logbook:
             positions=positions if isinstance(positions, dict) else None,
             clock=clock,
         )
-        self._counted_up_to = (
-            self._follower.positions()
-        )  # positions after the last counted block; `positions()` may be ahead
+        self._counted_up_to = self._follower.positions()  # after the last counted block; `positions()` may be ahead
         self._logged_problem = self._state_file.problem if self._state_file and not self._state_file.held else ""
         self._logged_left_out = 0
         self._dropped_before = self._lost_before = 0  # in files that are no longer followed
         self._saved_counters: object = None  # counters of the last save; None: not saved yet
         self._catching_up = True  # until all lines that existed at the start have been read
         self._behind_since: float | None = None  # end of the first poll, if it did not read all of them
-        self._held = _saved_digests(
-            self._saved.get("held")
-        )  # by path: digests of lines that were held when it was saved
+        self._held = _saved_digests(saved.get("held"))  # by path: digests of lines that were held when it was saved
         self._offsets: dict[str, float | None] = {}  # by path, while catching up: unix time minus printed time
+        self._restore(saved)
         self._log_problem()
 
     @property
@@ -93,15 +93,15 @@ class Logbook:
         """What is wrong with the state file, empty if nothing; None without one."""
         return None if self._state_file is None else self._state_file.problem
 
-    def restore(self, state: ServerState, now: float) -> None:
+    def _restore(self, saved: dict[str, Any]) -> None:
         """Restore the counters that belong to the saved positions."""
-        self.lines = self._before = Counter(counts(self._saved.get("lines")))
-        self.unrecognised = self._unrecognised_before = Counter(counts(self._saved.get("unrecognised")))
-        saved, at = self._saved.get("state"), self._saved.get("at")
-        if isinstance(saved, dict):
+        # Read, by kind; and lines and keys that no known release prints, by kind.
+        self.lines = self._before = Counter(counts(saved.get("lines")))
+        self.unrecognised = self._unrecognised_before = Counter(counts(saved.get("unrecognised")))
+        state, at = saved.get("state"), saved.get("at")
+        if isinstance(state, dict):
             ago = time.time() - at if isinstance(at, (int, float)) else 0.0
-            state.restore(saved, now, max(ago, 0.0) if isfinite(ago) else 0.0)
-        self._saved = {}
+            self._state.restore(state, self._clock(), max(ago, 0.0) if isfinite(ago) else 0.0)
 
     @property
     def left_out(self) -> int:
@@ -118,9 +118,7 @@ class Logbook:
         """How many files of the logs were gone, or may have been, before they were read to their end."""
         return self._lost_before + sum(status.lost for status in self.files)
 
-    def poll(
-        self, state: ServerState, lock: AbstractContextManager[Any], stopping: Callable[[], bool] = lambda: False
-    ) -> bool:
+    def poll(self, stopping: Callable[[], bool] = lambda: False) -> bool:
         """Read the new lines. Return True if there are so many that it should be called again at once.
 
         If `stopping()` is True, return after the current block.
@@ -128,13 +126,13 @@ class Logbook:
         size = 0
         for block in self._follower.poll():
             size += len(block.data)
-            self._read(block, state, lock)
+            self._read(block)
             if stopping():
                 return False
             if len(block.data) >= FULL_BLOCK_BYTES:
                 time.sleep(YIELD_SECONDS)
         if size < BEHIND_BYTES:
-            self._process_released(state, lock, self._clock())
+            self._process_released(self._clock())
         self._forget_gone()
         statuses = [self._with_unread(status) for status in self._follower.status()]
         self._log_changes(statuses)
@@ -146,13 +144,13 @@ class Logbook:
                 len(statuses),
             )
         followed = {status.path for status in statuses}
-        with lock:
+        with self._lock:
             gone = [status for status in self.files if status.path not in followed]
             self._dropped_before += sum(status.dropped for status in gone)
             self._lost_before += sum(status.lost for status in gone)
             self.files = statuses
-            if self._is_changed(state):
-                self._save_now(state, self._clock())
+            if self._is_changed():
+                self._save_now(self._clock())
         if size < BEHIND_BYTES:
             if self._behind_since is not None:
                 logger.info("log: finished reading the existing lines")
@@ -200,21 +198,21 @@ class Logbook:
         """Whether lines from before the start are still being read, so that counters are incomplete; at most ten minutes."""
         return self._behind_since is not None and self._clock() - self._behind_since < FIRST_READ_SECONDS
 
-    def save_if_changed(self, state: ServerState, now: float) -> None:
+    def save_if_changed(self, now: float) -> None:
         """Save counters that changed since the last block: call it under the lock before a counter is shown.
 
         Positions are those after the last counted block. The reading thread may have got another block already.
         """
-        if self._is_changed(state):
-            self._save(state, now)
+        if self._is_changed():
+            self._save(now)
 
-    def _is_changed(self, state: ServerState) -> bool:
-        return self._saved_counters is None or self._saved_counters != state.counted()
+    def _is_changed(self) -> bool:
+        return self._saved_counters is None or self._saved_counters != self._state.counted()
 
-    def process_held(self, state: ServerState, lock: AbstractContextManager[Any]) -> None:
+    def process_held(self) -> None:
         """Process lines that are still held back, as suspect: after a restart they would not be read again."""
         if self._state_file is not None and self._state_file.held:
-            self._process_released(state, lock, inf)
+            self._process_released(inf)
 
     def close(self) -> None:
         """Close the files."""
@@ -222,21 +220,21 @@ class Logbook:
         if self._state_file is not None:
             self._state_file.release()
 
-    def _read(self, block: Block, state: ServerState, lock: AbstractContextManager[Any]) -> None:
+    def _read(self, block: Block) -> None:
         reader = self._readers.setdefault(block.path, LogReader(strict=True))
         if block.historical:
             past, held = self._without_held(block)
             # The same reader: an open traceback, a raw message or the known ranks affect the lines that follow.
             events = self._with_process_times(block.path, _read_uncounted(reader, past))
-            with lock:
+            with self._lock:
                 now = self._clock()
                 for event in events:
-                    state.recall(event, now if event.time is None else event.time)
+                    self._state.recall(event, now if event.time is None else event.time)
             if held:
                 lines = dict(reader.counts)
                 events = reader.feed_runs(held, now)
                 reader.counts.update(lines)  # counted when they were read first
-                self._take(block.path, events, state, lock, answered=False)
+                self._observe(block.path, events)
             return
         answered = reader.counts["access"]
         if block.begins:
@@ -248,7 +246,7 @@ class Logbook:
             self._forget(block.path)  # it stopped inside a line: its state may be wrong
             raise
         self.last_line_at = time.time()
-        self._take(block.path, events, state, lock, answered=reader.counts["access"] > answered)
+        self._observe(block.path, events, answered=reader.counts["access"] > answered)
 
     def _without_held(self, block: Block) -> tuple[bytes, bytes]:
         """Return the lines of a historical block that were processed before the restart, and those that were still held."""
@@ -260,40 +258,33 @@ class Logbook:
         digests.difference_update(map(_digest_of_line, held))
         return b"".join(line for line in lines if line not in held), b"".join(held)
 
-    def _process_released(self, state: ServerState, lock: AbstractContextManager[Any], now: float) -> None:
+    def _process_released(self, now: float) -> None:
         """Process lines that were held back too long at `now`."""
         for path, reader in self._readers.items():
             if events := reader.release_held(now):
-                self._take(path, events, state, lock, answered=False)
+                self._observe(path, events)
 
     def _is_catching_up(self, path: str) -> bool:
         return self._catching_up and path != STDIN
 
-    def _take(
-        self,
-        path: str,
-        events: list[Event | BatchRun],
-        state: ServerState,
-        lock: AbstractContextManager[Any],
-        *,
-        answered: bool,
-    ) -> None:
+    def _observe(self, path: str, events: list[Event | BatchRun], *, answered: bool = False) -> None:
+        """Update the state; `answered`: the server answered an HTTP request among these lines."""
         behind = self._is_catching_up(path)
         if behind:
             events = self._with_process_times(path, events)
-        with lock:
+        with self._lock:
             now = self._clock()
             if not behind and answered:
-                state.unconfirmed.heard(now)
-            state.observe_all(events, None if behind else now)
+                self._state.unconfirmed.heard(now)
+            self._state.observe_all(events, None if behind else now)
             if behind:
                 # Counted at their own times; but the exporter did not run then, so they give no rate for the window.
-                state.begin_window(now)
+                self._state.begin_window(now)
             self.lines = sum((Counter(r.counts) for r in self._readers.values()), self._before)
             self.unrecognised = sum(
                 (Counter(r.unrecognised) for r in self._readers.values()), self._unrecognised_before
             )
-            self._save_now(state, now)
+            self._save_now(now)
 
     def _with_process_times(self, path: str, events: list[Event | BatchRun]) -> list[Event | BatchRun]:
         """Convert printed times to this process's clock, at most now; lines without a time happened now."""
@@ -325,13 +316,13 @@ class Logbook:
         self._before = self._before + Counter(reader.counts)
         self._unrecognised_before = self._unrecognised_before + Counter(reader.unrecognised)
 
-    def _save_now(self, state: ServerState, now: float) -> None:
+    def _save_now(self, now: float) -> None:
         """Save with the present positions. Only the reading thread may call it, after it has counted all blocks."""
         if self._state_file is not None and self._state_file.held:
             self._counted_up_to = self._follower.positions()
-            self._save(state, now)
+            self._save(now)
 
-    def _save(self, state: ServerState, now: float) -> None:
+    def _save(self, now: float) -> None:
         if self._state_file is None or not self._state_file.held:
             return
         saved = self._state_file.save(
@@ -341,10 +332,10 @@ class Logbook:
                 "lines": self.lines,
                 "unrecognised": self.unrecognised,
                 "held": self._digests_of_held(),
-                "state": state.saved(now),
+                "state": self._state.saved(now),
             }
         )
-        self._saved_counters = state.counted() if saved else None
+        self._saved_counters = self._state.counted() if saved else None
         self._log_problem()
 
     def _digests_of_held(self) -> dict[str, list[str]]:

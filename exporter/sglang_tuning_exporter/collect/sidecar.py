@@ -93,9 +93,7 @@ class Sidecar:
         self._log_read_at = -inf  # when a file of the log was last readable
         self._self_scrape_seconds = self_scrape_seconds
         self._scraped_at: float | None = None
-        self.log = Logbook(config, stdin) if config.log_file else None
-        if self.log is not None:
-            self.log.restore(self.state, time.monotonic())
+        self.log = Logbook(config, self.state, self._lock, stdin=stdin) if config.log_file else None
         self._client: Client | None = None
         self._scraper: Scraper | None = None
         if config.sglang_url is not None and config.metrics_url is not None:
@@ -127,10 +125,9 @@ class Sidecar:
         self._stopped_at = min(self._stopped_at, time.monotonic())  # a second call does not wait again
         ended = self.threads.join(self._stopped_at + STOP_SECONDS)
         if self.log is not None:
-            log = self.log
             if ended:
-                self.threads.attempt("log", lambda: log.process_held(self.state, self._lock))
-            log.close()
+                self.threads.attempt("log", self.log.process_held)
+            self.log.close()
 
     @contextmanager
     def view(self) -> Iterator[float]:
@@ -141,7 +138,7 @@ class Sidecar:
             self.state.advance(now)
             self.history.offer(self.state, now)
             if self.log is not None:
-                self.log.save_if_changed(self.state, now)
+                self.log.save_if_changed(now)
             yield now
 
     def scrape(self, timeout: float) -> str:
@@ -387,7 +384,7 @@ class Sidecar:
 
     def _read_log(self, log: Logbook) -> bool:
         starts = self.state.starts, self.state.unconfirmed.start_waits
-        behind = log.poll(self.state, self._lock, self._stopping.is_set)
+        behind = log.poll(self._stopping.is_set)
         if (self.state.starts, self.state.unconfirmed.start_waits) != starts:
             self._info_schedule.ask_again()
         return behind
