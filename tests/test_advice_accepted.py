@@ -231,7 +231,7 @@ def test_after_a_failure_nothing_in_the_command_takes_more_memory(phase: str) ->
     facts = ServerFacts(version="0.5.23", args=args, available_gb={None: 8.0})
     judged = judge(Past(recent, {phase: 1}, 600.0, facts, PROFILE))
     assert judged.changes
-    assert not [a for found in judged.findings for a in found.advice if a.takes_memory]
+    assert not [a for found in judged.findings for a in found.advice if "memory" in a.takes]
 
 
 @pytest.mark.parametrize(("left", "lowered"), [(13.5, []), (9.87, []), (6.0, []), (5.5, ["mem_fraction_static"])])

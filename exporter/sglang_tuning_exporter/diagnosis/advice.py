@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sglang_tuning_exporter.diagnosis.acceptance import by_release, objection_to
+from sglang_tuning_exporter.diagnosis.conditions.condition import Resource
 from sglang_tuning_exporter.diagnosis.expectation import Expected, with_expectation
 from sglang_tuning_exporter.diagnosis.row import Diagnosis
 from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, SizingInput
@@ -81,9 +82,14 @@ class Advice:
         return replace(self, flag="", arg="", current=None, suggested=None, suggestion=suggestion, is_switch=False)
 
     @property
-    def takes_memory(self) -> bool:
-        """Whether the change takes GPU memory, which some do only if the value becomes larger."""
-        return ("raise" if self.raises else self.direction) in TAKES_MEMORY.get(self.arg, ())
+    def takes(self) -> frozenset[Resource]:
+        """What the change takes: GPU memory, which some do only if the value becomes larger, and capacity for more requests."""
+        is_lower_reserve = self.arg == "schedule_conservativeness" and not self.raises
+        taken: dict[Resource, bool] = {
+            "memory": ("raise" if self.raises else self.direction) in TAKES_MEMORY.get(self.arg, ()),
+            "requests": is_lower_reserve or (self.arg == "max_running_requests" and self.raises),
+        }
+        return frozenset(resource for resource, is_taken in taken.items() if is_taken)
 
 
 def as_typed(value: float | str | None) -> str:

@@ -9,7 +9,6 @@ from typing import Literal, TypeAlias
 
 from sglang_tuning_exporter.diagnosis.acceptance import objection_to
 from sglang_tuning_exporter.diagnosis.advice import Advice, SizingInput, advise
-from sglang_tuning_exporter.diagnosis.conditions.condition import Resource
 from sglang_tuning_exporter.diagnosis.demand import with_waits_explained
 from sglang_tuning_exporter.diagnosis.evidence import PAST_TENSE_SECONDS, Evidence, Past
 from sglang_tuning_exporter.diagnosis.profile_settings import differing_settings
@@ -231,23 +230,11 @@ def _is_allowed(advice: Advice, holding: dict[str, Evidence], basis: SizingInput
     """Return whether the advice may stand beside what else holds.
 
     After an out-of-memory failure nothing takes more memory. While requests are retracted, or a large batch slows
-    each step, nothing lets more requests run.
+    each step, nothing lets more requests run. A row that needs advice must have some.
     """
-    if advice.takes_memory and _is_protected("memory", holding, basis):
-        return False
-    return not _admits_more(advice) or not _is_protected("requests", holding, basis)
-
-
-def _is_protected(what: Resource, holding: dict[str, Evidence], basis: SizingInput) -> bool:
-    """Return whether a row holds that protects this resource; a row that needs advice must have some."""
-    sparing = (BY_ID[other] for other in holding if BY_ID[other].condition.protects == what)
-    return any(not row.needs_advice or advise(row.id, basis) for row in sparing)
-
-
-def _admits_more(advice: Advice) -> bool:
-    if advice.arg == "max_running_requests":
-        return advice.raises
-    return advice.arg == "schedule_conservativeness" and not advice.raises
+    takes = advice.takes
+    protecting = (BY_ID[other] for other in holding if BY_ID[other].condition.protects in takes)
+    return not any(not row.needs_advice or advise(row.id, basis) for row in protecting)
 
 
 def confidence_of(served: float) -> Confidence:
