@@ -57,6 +57,11 @@ _LAST_DIGIT = re.compile(r"[0-9]$", re.MULTILINE | re.ASCII)
 Check = Callable[[bytes], None]
 
 
+def parsed(text: str) -> dict[str, object] | None:
+    found = parse_server_args(text)
+    return None if found is None else found.args
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """One kind of input. `seeds` are real ones; `words` mean something to whoever reads it; `longest` in bytes."""
@@ -202,7 +207,7 @@ def check_server_info(data: bytes) -> None:
 def check_server_args(data: bytes) -> None:
     """No line of arguments raises, and no secret is kept of any; the same in a log."""
     text = data.decode("utf-8", "replace")
-    arguments = parse_server_args(text)
+    arguments = parsed(text)
     if arguments is not None:
         harmless(arguments)
     sidecar = Sidecar(settings())

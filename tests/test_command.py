@@ -25,9 +25,14 @@ PRINTED = sorted(
 )
 
 
+def parsed(text: str) -> dict[str, object] | None:
+    found = parse_server_args(text)
+    return None if found is None else found.args
+
+
 def printed(path: Path) -> dict[str, object]:
     text = path.read_text(encoding="utf-8")
-    args = parse_server_args(text[text.index("server_args=") :].split("\n", 1)[0])
+    args = parsed(text[text.index("server_args=") :].split("\n", 1)[0])
     assert args is not None
     return args
 

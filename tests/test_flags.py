@@ -23,9 +23,14 @@ LOGS = Path(__file__).parent / "data" / "logs"
 PRINTED = sorted(path.stem for path in LOGS.glob("*.log") if "server_args=" in path.read_text(encoding="utf-8"))
 
 
+def parsed(text: str) -> dict[str, object] | None:
+    found = parse_server_args(text)
+    return None if found is None else found.args
+
+
 def printed(version: str) -> dict[str, object]:
     text = (LOGS / f"{version}.log").read_text(encoding="utf-8")
-    args = parse_server_args(text[text.index("server_args=") :].split("\n", 1)[0])
+    args = parsed(text[text.index("server_args=") :].split("\n", 1)[0])
     assert args is not None
     return args
 

@@ -69,7 +69,7 @@ def test_a_flag_that_figures_show_to_be_the_cause_is_said_before_the_rows_own() 
     ("diagnosis", "args", "words"),
     [
         ("cuda_graph_off", {"disable_cuda_graph": True}, ("--disable-cuda-graph", "set", "drop", "drop")),
-        ("torch_compile_candidate", {}, ("--enable-torch-compile", "not set", "add", "add")),
+        ("torch_compile_candidate", {"model_path": "m"}, ("--enable-torch-compile", "not set", "add", "add")),
         (
             "metrics_disabled",
             {"enable_metrics": False},
@@ -92,7 +92,15 @@ def test_advice_to_people_names_no_flag() -> None:
 
 
 def test_a_flag_that_is_not_set_says_so() -> None:
-    assert said("retracting_too_often", case()).current == "not set"
+    assert said("retracting_too_often", case(model_path="m")).current == "not set"
+
+
+def test_of_a_flag_that_is_not_known_nothing_is_said() -> None:
+    cut = case(model_path="m")
+    cut.facts.args_are_cut = True
+    assert said("retracting_too_often", case()).current == ""
+    assert said("retracting_too_often", cut).current == ""
+    assert said("torch_compile_candidate", cut).current == ""
 
 
 @pytest.mark.parametrize(

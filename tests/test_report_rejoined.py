@@ -11,7 +11,8 @@ import pytest
 
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.rejoined import rejoined
-from sglang_tuning_exporter.report.report import report
+from sglang_tuning_exporter.report.report import ReadLogs, report
+from sglang_tuning_exporter.report.terminal import Style, render
 from sglang_tuning_exporter.state.profiles import PROFILES
 
 if TYPE_CHECKING:
@@ -64,6 +65,22 @@ def test_a_log_whose_lines_are_whole_stays_as_it_is(path: Path, part: slice) -> 
     notes: list[str] = []
     assert b"".join(rejoined(iter([text]), notes.append)) == text
     assert notes == []
+
+
+@pytest.mark.parametrize("kept", [1_024, 8_096], ids=["logger", "rsyslog"])
+def test_arguments_that_a_shipper_cut_off_are_not_taken_for_unset(tmp_path: Path, kept: int) -> None:
+    log = tmp_path / "server.log"
+    log.write_bytes(b"".join(line[:kept] + b"\n" for line in recorded().splitlines()))
+    document = report(Logs([str(log)]), PROFILES["online"])
+    assert document["command"] is None
+    assert any(note.startswith("the log has only ") for note in document["notes"])
+    advised = {
+        advice.get("flag"): advice["current"] for finding in document["findings"] for advice in finding["advice"]
+    }
+    assert advised
+    text = render(document, ReadLogs(Logs([str(log)]), PROFILES["online"]).analysis, Style())
+    assert "now not set" not in text
+    assert "The command line" not in text
 
 
 def test_lines_of_one_length_stay_lines_of_their_own() -> None:

@@ -20,6 +20,11 @@ SECRETS = {"api_key", "admin_api_key", "ssl_keyfile", "ssl_keyfile_password", "h
 }
 
 
+def parsed(text: str) -> dict[str, object] | None:
+    found = parse_server_args(text)
+    return None if found is None else found.args
+
+
 def printed(version: str) -> str:
     [line] = [text for text in (LOGS / f"{version}.log").read_text().splitlines() if "] server_args=" in text]
     return line.split("] ", 1)[1]
@@ -38,7 +43,7 @@ def judged(text: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("version", sorted(path.stem for path in LOGS.glob("0.*.log")))
 def test_every_argument_of_every_release_has_the_value_python_reads(version: str) -> None:
-    args = parse_server_args(printed(version))
+    args = parsed(printed(version))
     assert args is not None
     expected = {name: value for name, value in judged(printed(version)).items() if name not in SECRETS}
     assert {name: args[name] for name in expected} == expected
@@ -47,7 +52,7 @@ def test_every_argument_of_every_release_has_the_value_python_reads(version: str
 
 def test_the_nested_values_of_a_dict_keep_their_shape() -> None:
     text = "server_args={'a': {'b': [1, 2, {'c': None}], 'd': {}}, 'e': [], 'f': ('x', 'y'), 'g': -1.5e-3, 'h': True}"
-    assert parse_server_args(text) == {
+    assert parsed(text) == {
         "a": {"b": [1, 2, {"c": None}], "d": {}},
         "e": [],
         "f": ["x", "y"],
@@ -61,7 +66,7 @@ def test_enums_infinities_and_unresolved_defaults_are_values() -> None:
         "server_args=ServerArgs(mode=<Mode.NULL: 'null'>, limit=inf, low=-inf, odd=nan, "
         "prefixes=dataclasses.field(default_factory=list), inner=Config(bs=[1, 2], kind='x'), last=7)"
     )
-    assert parse_server_args(text) == {
+    assert parsed(text) == {
         "mode": "null",
         "limit": math.inf,
         "low": -math.inf,
@@ -74,7 +79,7 @@ def test_enums_infinities_and_unresolved_defaults_are_values() -> None:
 
 def test_quotes_commas_and_brackets_inside_strings_end_nothing() -> None:
     text = r"""server_args={'path': "/srv/o'brien, (x) [y]/m", 'json': '{"a": "b, c"}', 'escaped': 'it\'s', 'n': 1}"""
-    assert parse_server_args(text) == {
+    assert parsed(text) == {
         "path": "/srv/o'brien, (x) [y]/m",
         "json": '{"a": "b, c"}',
         "escaped": "it's",
@@ -106,7 +111,7 @@ def test_a_secret_is_dropped_in_either_form(name: str) -> None:
         f"server_args={{'port': 1, 'deep': [{{'{name}': 'sk-live'}}]}}",
         f"server_args={{'{name}': 'sk-live cut off",
     ):
-        assert "sk-live" not in repr(parse_server_args(text))
+        assert "sk-live" not in repr(parsed(text))
 
 
 @pytest.mark.parametrize(
@@ -120,7 +125,7 @@ def test_a_secret_is_dropped_in_either_form(name: str) -> None:
     ],
 )
 def test_a_secret_inside_another_value_is_redacted(value: str) -> None:
-    args = parse_server_args(f"server_args={{'extra': {value}, 'port': 1}}")
+    args = parsed(f"server_args={{'extra': {value}, 'port': 1}}")
     assert args == {"extra": "<redacted>", "port": 1}
 
 
@@ -141,36 +146,46 @@ def test_a_secret_inside_another_value_is_redacted(value: str) -> None:
 )
 def test_a_count_of_tokens_is_no_secret(name: str) -> None:
     assert not is_secret(name)
-    assert parse_server_args(f"server_args=ServerArgs({name}=16384)") == {name: 16384}
+    assert parsed(f"server_args=ServerArgs({name}=16384)") == {name: 16384}
 
 
 def test_a_line_cut_off_gives_the_arguments_before_the_cut() -> None:
-    whole = parse_server_args(printed("0.5.23"))
-    cut = parse_server_args(printed("0.5.23")[:9000])
+    whole = parsed(printed("0.5.23"))
+    cut = parsed(printed("0.5.23")[:9000])
     assert whole is not None
     assert cut is not None
     assert 100 < len(cut) < len(whole)
     assert {name: whole[name] for name in cut} == cut
 
 
+@pytest.mark.parametrize("version", sorted(path.stem for path in LOGS.glob("0.*.log")))
+def test_arguments_say_whether_they_were_cut(version: str) -> None:
+    text = printed(version)
+    whole, cut = parse_server_args(text), parse_server_args(text[: len(text) // 2])
+    assert whole is not None
+    assert cut is not None
+    assert (whole.is_cut, cut.is_cut) == (False, True)
+    assert len(cut.args) < len(whole.args)
+
+
 @pytest.mark.parametrize(
     "text", ["", "server_args=", "server_args=None", "server_args={}", "server_args=ServerArgs()", "x"]
 )
 def test_a_line_without_arguments_gives_none(text: str) -> None:
-    assert parse_server_args(text) is None
+    assert parsed(text) is None
 
 
 def test_deep_and_endless_nesting_ends() -> None:
-    args = parse_server_args("server_args={'a': 1, 'b': " + "[" * 5000 + "]" * 5000 + ", 'c': 2}")
+    args = parsed("server_args={'a': 1, 'b': " + "[" * 5000 + "]" * 5000 + ", 'c': 2}")
     assert args is not None
     assert (args["a"], args["c"]) == (1, 2)
-    assert parse_server_args("server_args={'a': 1, 'b': " + "{'x': " * 5000) == {"a": 1}
+    assert parsed("server_args={'a': 1, 'b': " + "{'x': " * 5000) == {"a": 1}
 
 
 @given(st.text())
 def test_any_text_is_read_or_refused(text: str) -> None:
     for head in ("", "server_args=ServerArgs(", "server_args={'a': ", "server_args={"):
-        parse_server_args(head + text)
+        parsed(head + text)
 
 
 VALUES = st.recursive(
@@ -184,4 +199,4 @@ VALUES = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(["tp_size", "port", "model", "extra", "bs"]), VALUES, min_size=1))
 def test_any_printed_dict_is_read_as_python_reads_it(args: dict[str, object]) -> None:
-    assert parse_server_args(f"server_args={args!r}") == args
+    assert parsed(f"server_args={args!r}") == args

@@ -145,7 +145,7 @@ def command_line(facts: ServerFacts, changes: Mapping[str, object]) -> Command |
 def typed_args(facts: ServerFacts) -> dict[str, object] | None:
     """Return the arguments that were typed to get this server's, by name; None if they are not known."""
     release, known = facts.release, facts.typed
-    if release is None or not isinstance(facts.args.get("model_path"), str):
+    if release is None or facts.args_are_cut or not isinstance(facts.args.get("model_path"), str):
         return None
     if known is None or known[0] is not facts.args or known[1] != facts.revision:
         given = _typed_arguments(_Launch(facts.args, release))

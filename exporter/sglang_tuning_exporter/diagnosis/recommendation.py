@@ -95,17 +95,17 @@ def _keep_similar(known: RecommendedSince, expected: Expected | None) -> Expecte
 
 
 def current_words(advice: Advice, facts: ServerFacts) -> str:
-    """Return the flag's value in force; empty for advice to people."""
-    value = advice.current
+    """Return the flag's value in force; empty for advice to people, and where it is not known."""
+    value, unset = advice.current, NOT_SET if facts.knows(advice.arg) else ""
     if not advice.flag:
         return ""
     if advice.is_switch or isinstance(facts.args.get(advice.arg), bool):
-        return SET if value else NOT_SET
+        return SET if value else unset
     if value is None and advice.arg == "max_running_requests":
         limit = max(facts.running_limits.values(), default=None)
         value = None if limit is None else limit * facts.attention_ranks
     if value is None:
-        return NOT_SET
+        return unset
     return f"{as_typed(value)} (default)" if _is_default(advice.arg, facts) else as_typed(value)
 
 
@@ -114,4 +114,4 @@ def _is_default(arg: str, facts: ServerFacts) -> bool:
     typed = typed_args(facts)
     if typed is not None:
         return arg not in typed
-    return bool(facts.args) and facts.args.get(arg) is None
+    return facts.knows(arg) and facts.args.get(arg) is None

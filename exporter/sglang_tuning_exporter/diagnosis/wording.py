@@ -239,8 +239,7 @@ def _period(first: float | None, last: float | None, log: PastLog | None) -> str
 
 
 def _change(advice: Advice, facts: ServerFacts) -> ChangeText:
-    # A value in force is not known without the arguments.
-    is_known = bool(advice.flag) and not advice.is_switch and (advice.current is not None or bool(facts.args))
+    now = "" if advice.is_switch else current_words(advice, facts)
     verb, typed, words = "", "", capitalised(f"{advice.suggestion}.")
     if advice.flag:
         verb, typed, words = "Try", advice.typed, "" if advice.suggested is not None else advice.suggestion
@@ -252,7 +251,7 @@ def _change(advice: Advice, facts: ServerFacts) -> ChangeText:
         verb,
         typed,
         words,
-        f"now {current_words(advice, facts)}" if is_known else "",
+        f"now {now}" if now else "",
         capitalised(f"{advice.gain}.") if advice.gain else "",
         tuple((label, text) for label, text in reasons if text),
     )
@@ -262,7 +261,7 @@ def _command(command: Document, judgement: Judgement) -> CommandText:
     """Return the command line; where SGLang chose the value in force, it stands in place of `not set`."""
     facts, advised = judgement.past.facts, [advice for finding in judgement.findings for advice in finding.advice]
     values = {advice.flag: current_words(advice, facts) for advice in advised if not advice.is_switch}
-    in_force = {flag: words for flag, words in values.items() if words != NOT_SET}
+    in_force = {flag: words for flag, words in values.items() if words not in ("", NOT_SET)}
     changes = [
         {"flag": flag, "before": in_force.get(flag, each["current"]), "after": each["suggested"]}
         for each in command["changes"]

@@ -95,6 +95,11 @@ class ReadLogs:
         if start is not None and end is not None and end < start:  # the clock was set back
             start, end = end, start
         notes = [*logs.notes, *logs.remarks]
+        if (facts := self.analysis.state.facts).args_are_cut:
+            notes.append(
+                f"the log has only {len(facts.args)} of the server's arguments, the others were cut off or not printed: "
+                "values in force may be unknown, and no command line is given"
+            )
         return Input(logs.names, logs.lines, logs.unrecognised, start, end, notes, self._alarms.spans())
 
 

@@ -120,6 +120,7 @@ class ServerArgs:
     time: float | None
     rank: Rank
     args: dict[str, object]
+    is_cut: bool = False  # by what carried the log: more arguments were printed
     suspect: bool = False
 
 

@@ -61,12 +61,17 @@ class Arguments:
     version: str | None = None
     engine_type: str | None = None
     args: dict[str, object] = field(default_factory=dict)
+    args_are_cut: bool = False  # some of those that were printed are not known
     revision: int = field(default=0, compare=False)  # changes with every fact, for whoever keeps what follows from them
     _release: tuple[int, str | None] = field(default=(-1, None), compare=False, repr=False)
 
     def arg(self, name: str) -> float | None:
         """Return a numeric argument or switch; None where it is unset or unknown."""
         return number(self.args.get(name))
+
+    def knows(self, name: str) -> bool:
+        """Whether it is known if, and to what, an argument is set."""
+        return name in self.args or (bool(self.args) and not self.args_are_cut)
 
     def flag_value(self, name: str) -> float | None:
         """Return a numeric argument as it is typed; None where unset or unknown. Some are printed multiplied or divided."""

@@ -72,7 +72,7 @@ class ServerFacts(Arguments):
         """Take one log event; events without a lasting fact are ignored."""
         self.revision += 1
         if isinstance(event, ServerArgs):
-            self.args = dict(event.args)
+            self.args, self.args_are_cut = dict(event.args), event.is_cut
             served = event.args.get("served_model_name") or event.args.get("model_path")
             self.model_name = str(served) if served else self.model_name
         elif isinstance(event, Limits):
@@ -93,6 +93,7 @@ class ServerFacts(Arguments):
         if event.max_running_requests is not None:
             self.running_limits[event.rank.dp] = event.max_running_requests
         if event.chunked_prefill_size is not None and self.args.get("chunked_prefill_size") is None:
+            self.args_are_cut = self.args_are_cut or not self.args
             self.args["chunked_prefill_size"] = event.chunked_prefill_size
         self.memory_device = event.memory_device or self.memory_device
         # Up to 0.4.6 this line has no memory; the memory after the stage before it is the same figure.
@@ -156,7 +157,7 @@ class ServerFacts(Arguments):
         self.version = version or self.version
         if args:
             chunk = self.args.get("chunked_prefill_size")
-            self.args = dict(args)
+            self.args, self.args_are_cut = dict(args), False
             if self.args.get("chunked_prefill_size") is None and chunk is not None:
                 self.args["chunked_prefill_size"] = chunk  # from the scheduler's line
         if running_limit_per_dp is not None:

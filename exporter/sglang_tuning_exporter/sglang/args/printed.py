@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -171,7 +171,18 @@ def _compound(text: str, depth: int) -> object:
     return value
 
 
+class PrintedArguments(NamedTuple):
+    """Arguments by name; `is_cut`: the text ends before the last of them."""
+
+    args: dict[str, object]
+    is_cut: bool
+
+
 def _pairs(text: str, position: int, name: re.Pattern[str], closing: str, depth: int) -> dict[str, object]:
+    return _arguments(text, position, name, closing, depth).args
+
+
+def _arguments(text: str, position: int, name: re.Pattern[str], closing: str, depth: int) -> PrintedArguments:
     """Return the arguments from `position` to `closing`, up to where the text is cut or mangled."""
     found: dict[str, object] = {}
     while len(found) < _ARGUMENTS_KEPT:
@@ -187,12 +198,12 @@ def _pairs(text: str, position: int, name: re.Pattern[str], closing: str, depth:
             found[key] = _value(text[match.end() : end], depth)
         position = end + 1
         if text[end] == closing:
-            break
-    return found
+            return PrintedArguments(found, is_cut=False)
+    return PrintedArguments(found, is_cut=True)
 
 
-def parse_server_args(text: str) -> dict[str, object] | None:
-    """Return the arguments of a `server_args=…` line or of its value, by name; None where none can be read. Never raises.
+def parse_server_args(text: str) -> PrintedArguments | None:
+    """Return the arguments of a `server_args=…` line or of its value; None where none can be read. Never raises.
 
     A line that was cut gives the arguments before the cut. Nested mappings stay dicts, lists and tuples become lists, enums their values,
     `nan` and unresolved defaults None, values with a secret `<redacted>`.
@@ -201,5 +212,6 @@ def parse_server_args(text: str) -> dict[str, object] | None:
     start = _START.match(text)
     if start is None:
         return None
-    arguments = _pairs(text, start.end(), _NAME, ")", 0) if start[1] == "(" else _pairs(text, start.end(), _KEY, "}", 0)
-    return arguments or None
+    name, closing = (_NAME, ")") if start[1] == "(" else (_KEY, "}")
+    found = _arguments(text, start.end(), name, closing, 0)
+    return found if found.args else None

@@ -263,5 +263,5 @@ class MessageReader:
         if arguments is None:
             self.unrecognised["server_args"] += 1
         else:
-            events.append(ServerArgs(time, rank, arguments, suspect=suspect))
+            events.append(ServerArgs(time, rank, *arguments, suspect=suspect))
         return "startup"
