@@ -19,7 +19,7 @@ from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.recordings.scrub import LogScrubber, Scrubber
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.report import report
-from sglang_tuning_exporter.sglang.events import Event, OutOfMemory, PrefillBatch, Retraction
+from sglang_tuning_exporter.sglang.events import Event, OutOfMemory, PrefillBatch, Retraction, ServerArgs
 from sglang_tuning_exporter.sglang.log import wrapping
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.sglang.log.stamps import stamp_seconds
@@ -114,6 +114,31 @@ def test_a_failure_without_a_prefix_has_no_time_of_another_time_zone(name: str) 
     assert [event.time for event in read(wrapped(name, elsewhere))] == [
         event.time for event in read(wrapped("nothing", lines))
     ]
+
+
+# These print text behind each line, or differ between lines that match a search and others: no shipper that cuts lines does.
+AROUND_WHOLE_LINES = {
+    "grep -C",
+    "rg -C",
+    "Python's bytes",
+    "otel debug exporter",
+    "html",
+    "html escaped",
+    "markdown table",
+    "trailing tag",
+}
+
+
+@pytest.mark.parametrize("name", sorted(AROUND.keys() - AROUND_WHOLE_LINES))
+def test_arguments_in_two_lines_of_a_shipper_are_read_whole(name: str) -> None:
+    lines = [
+        (line[at : at + 8_000], number, time)
+        for line, number, time in recorded()[:400]
+        for at in range(0, max(len(line), 1), 8_000)
+    ]
+    [start] = [event for event in read(wrapped(name, lines)) if isinstance(event, ServerArgs)]
+    assert start == next(event for event in expected() if isinstance(event, ServerArgs))
+    assert not start.is_cut
 
 
 @pytest.mark.parametrize("name", AROUND)

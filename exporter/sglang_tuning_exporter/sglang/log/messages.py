@@ -25,7 +25,7 @@ from sglang_tuning_exporter.sglang.log.memory_lines import MemoryLines, parse_li
 from sglang_tuning_exporter.sglang.log.prefix import DAY, Prefix, parse_plain_prefix, strip_logger_parts
 from sglang_tuning_exporter.sglang.log.raw_text import SuspectText
 from sglang_tuning_exporter.sglang.log.stamps import dated
-from sglang_tuning_exporter.sglang.log.terminal import strip_terminal
+from sglang_tuning_exporter.sglang.log.terminal import LONGEST_LINE, strip_terminal
 
 _NOON = DAY / 2
 _JITTER = 120.0  # seconds around midnight within which processes may write out of order
@@ -87,6 +87,7 @@ class MessageReader:
         self.unrecognised: dict[str, int] = {"batch_key": 0, "batch_line": 0, "retraction_line": 0, "server_args": 0}
         self._failures = FailureLines()
         self._memory = MemoryLines()
+        self._cut_args: tuple[ServerArgs, bytes] | None = None  # of the line before: the next one may be the rest
         self._suspicion = SuspectText()
         self._line = 0
         self._has_times = False
@@ -144,6 +145,9 @@ class MessageReader:
 
     def _read_message(self, message: bytes, time: float | None, rank: Rank, events: list[Event], *, timed: bool) -> str:
         """Read the message after a prefix, or a line without one."""
+        cut, self._cut_args = self._cut_args, None
+        if cut is not None and not timed and self._read_rest_of_args(message, *cut):
+            return "startup"
         if message[:1] in _TERMINAL:
             message = strip_terminal(message)
         if message[:6] not in _HEADS:
@@ -263,5 +267,17 @@ class MessageReader:
         if arguments is None:
             self.unrecognised["server_args"] += 1
         else:
-            events.append(ServerArgs(time, rank, *arguments, suspect=suspect))
+            event = ServerArgs(time, rank, *arguments, suspect=suspect)
+            events.append(event)
+            self._cut_args = (event, message) if event.is_cut else None
         return "startup"
+
+    def _read_rest_of_args(self, rest: bytes, event: ServerArgs, before: bytes) -> bool:
+        """Add the arguments that a shipper put into a line of their own: Docker cuts lines at 16 KiB."""
+        whole = (before.rstrip(b"\r") + rest)[:LONGEST_LINE]
+        arguments = parse_server_args(whole.decode("utf-8", "replace"))
+        if arguments is None or len(arguments.args) <= len(event.args):
+            return False
+        event.args, event.is_cut = arguments
+        self._cut_args = (event, whole) if event.is_cut else None
+        return True
