@@ -17,11 +17,8 @@ _LONG_AGO = 7
 
 def settings(facts: ServerFacts) -> dict[str, object]:
     """Return the flag values in force: those typed, and the rest as the server printed them."""
-    values: dict[str, object] = dict(facts.args)
-    for arg in ("schedule_conservativeness", "chunked_prefill_size"):
-        if arg in values:
-            values[arg] = facts.flag_value(arg)
-    return {**values, **(typed_args(facts) or {})}
+    multiplied = {"schedule_conservativeness", "chunked_prefill_size"} & facts.args.keys()
+    return {**facts.args, **{arg: facts.flag_value(arg) for arg in multiplied}, **(typed_args(facts) or {})}
 
 
 def objection_to(facts: ServerFacts, changes: Mapping[str, object]) -> Objection | None:

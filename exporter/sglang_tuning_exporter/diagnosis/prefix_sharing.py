@@ -86,12 +86,7 @@ def _restarted_requests(past: Past) -> float | None:
 
 def _restarted_tokens(past: Past) -> float | None:
     """Return the tokens that a request may find of its own: prompt and answer so far, as the KV cache held them."""
-    counts, lengths = past.recent.counts, []
-    if (prompt := mean_prompt(past)) is not None:
-        lengths.append(prompt)
-    if counts["new_sequences"]:
-        lengths.append((counts["cached_tokens"] + counts["computed_tokens"]) / counts["new_sequences"])
-    tokens_held = held_tokens(past, past.recent.mean)
-    if lengths and tokens_held is not None:
-        lengths.append(tokens_held)
-    return max(lengths, default=None)
+    counts, started = past.recent.counts, past.recent.counts["new_sequences"]
+    logged = (counts["cached_tokens"] + counts["computed_tokens"]) / started if started else None
+    prompts = [each for each in (mean_prompt(past), logged) if each is not None]
+    return max(*prompts, held_tokens(past, past.recent.mean) or 0.0) if prompts else None

@@ -92,7 +92,7 @@ SUSPECTS: tuple[Suspect, ...] = (
         "disable_cuda_graph_padding", is_on, ("eager", "tokens"),
         "Only batches of exactly a captured size use a CUDA graph; with padding every smaller batch does.",
         "the batch has one of the captured sizes all the time",
-        "srt/model_executor/runner/decode_cuda_graph_runner.py", proofs.wherever("eager", "cuda_graph_off", "instead"), gpu_only=True,
+        "srt/model_executor/runner/decode_cuda_graph_runner.py", proofs.on_trouble("eager", "cuda_graph_off", "instead"), gpu_only=True,
     ),
     Suspect(
         "max_queued_requests", between(0, 1e9), ("rejected",),
@@ -105,7 +105,7 @@ SUSPECTS: tuple[Suspect, ...] = (
         "watchdog_timeout", between(0, 60), ("hang",),
         "SGLang ends itself when a single step takes longer than this. A long prompt or a compilation can take that long.",
         "the server hung for other reasons: its log shows where each process stood",
-        "srt/utils/watchdog.py", proofs.wherever("hang", "scheduler_stuck", "before"), only_proven=True,
+        "srt/utils/watchdog.py", proofs.on_trouble("hang", "scheduler_stuck", "before"), only_proven=True,
         cost="A real hang is noticed later.",
     ),
     *(

@@ -71,7 +71,7 @@ def other_than(*words: str) -> Side:
 
 
 # What figures of a server show of a suspect.
-Proof: TypeAlias = Callable[["SetFlag"], "NamedSuspect | None"]
+Proof: TypeAlias = Callable[["TypedFlag"], "NamedSuspect | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class NamedSuspect:
 
 
 @dataclass(frozen=True, slots=True)
-class SetFlag:
+class TypedFlag:
     """A suspect that was typed with `value`, and what its proof looks at: the past, the trouble in it, all typed arguments."""
 
     suspect: Suspect
@@ -161,7 +161,7 @@ class SetFlag:
         return NamedSuspect(self.suspect, self.value, suggested, gain, frozenset(rows), place)
 
 
-def wherever(trouble: Trouble, row: str, place: Place) -> Proof:
+def on_trouble(trouble: Trouble, row: str, place: Place) -> Proof:
     """Return the proof of a suspect that explains a row wherever this trouble is seen."""
     return lambda flag: flag.explains({row}, flag.default, place=place) if trouble in flag.seen else None
 
@@ -176,7 +176,7 @@ def admission_share(past: Past, *states: str) -> float:
     return past.recent.share_of("admission", states) or 0.0
 
 
-def radix_cache(flag: SetFlag) -> NamedSuspect | None:
+def radix_cache(flag: TypedFlag) -> NamedSuspect | None:
     """Without the radix cache each request computes and holds its whole prompt, shared or not."""
     prompt, tokens_held, seen = mean_prompt(flag.past), held_tokens(flag.past, flag.past.recent.mean), flag.seen
     if prompt is not None and prompt < SHORT_PROMPT:
@@ -194,7 +194,7 @@ def radix_cache(flag: SetFlag) -> NamedSuspect | None:
     return flag.explains(rows, 0.0, gain, "before") if rows else None
 
 
-def prefill_limit(flag: SetFlag) -> NamedSuspect | None:
+def prefill_limit(flag: TypedFlag) -> NamedSuspect | None:
     """A prefill batch ends at this many tokens, so it is the limit beside a larger chunk."""
     chunk, default, seen = flag.typed.get("chunked_prefill_size"), flag.default, flag.seen
     if not isinstance(default, float):
@@ -211,7 +211,7 @@ def prefill_limit(flag: SetFlag) -> NamedSuspect | None:
     return flag.explains(_PREFILL_ROWS | _LARGE_BATCH, max(wanted, default), gain)
 
 
-def small_chunk(flag: SetFlag) -> NamedSuspect | None:
+def small_chunk(flag: TypedFlag) -> NamedSuspect | None:
     """A prompt takes several passes through the model, one for each small chunk."""
     ranks, prompt, reserve = attention_ranks(flag.typed), mean_prompt(flag.past), flag.past.facts.reserve_gb
     if reserve is not None and reserve < flag.past.profile.reserve_lower_gb:
@@ -232,7 +232,7 @@ def small_chunk(flag: SetFlag) -> NamedSuspect | None:
     return flag.explains(rows, float(LEAST_USEFUL_CHUNK) * ranks, gain)
 
 
-def no_chunks(flag: SetFlag) -> NamedSuspect | None:
+def no_chunks(flag: TypedFlag) -> NamedSuspect | None:
     """Without chunks every running request waits for a long prompt to be computed in one piece."""
     prompt = mean_prompt(flag.past)
     if prompt is None or prompt < LONG_PROMPT or flag.seen.isdisjoint({"tokens", "prefill", "first_tokens"}):
@@ -246,7 +246,7 @@ def empty_page_share(page: float, request: float) -> float:
     return 1.0 - request / (ceil(request / page) * page) if request > 0 else 0.0
 
 
-def pages(flag: SetFlag) -> NamedSuspect | None:
+def pages(flag: TypedFlag) -> NamedSuspect | None:
     """Requests leave much of their last pages empty."""
     page, request = flag.number, _request_tokens(flag.past)
     wants_room = not _NEED_KV_CACHE.isdisjoint(flag.seen)
@@ -274,7 +274,7 @@ def _request_tokens(past: Past) -> float | None:
     return prompt + answer / 2 if prompt is not None else None
 
 
-def pool_cap(flag: SetFlag) -> NamedSuspect | None:
+def pool_cap(flag: TypedFlag) -> NamedSuspect | None:
     """The KV cache is as large as the flag allows, and is full or reserved."""
     seen, facts = flag.seen, flag.past.facts
     pool = max(facts.kv_pool_tokens.values(), default=None)
@@ -298,7 +298,7 @@ def _will_use_reservation(past: Past) -> bool:
     return usage >= LEAST_HELD and asking.share > USED_LITTLE
 
 
-def adapters(flag: SetFlag) -> NamedSuspect | None:
+def adapters(flag: TypedFlag) -> NamedSuspect | None:
     """Requests of an adapter without a slot wait, whatever is free."""
     paths = flag.typed.get("lora_paths")
     adapters = len(paths) if isinstance(paths, (list, dict)) else 0
@@ -308,20 +308,20 @@ def adapters(flag: SetFlag) -> NamedSuspect | None:
     return flag.explains(_WAITING_ROWS | {"admission_too_conservative"}, float(adapters + 1), gain)
 
 
-def prefill_requests(flag: SetFlag) -> NamedSuspect | None:
+def prefill_requests(flag: TypedFlag) -> NamedSuspect | None:
     """A prefill batch starts no more requests than this."""
     gain = f"at most {flag.number:g} {'requests start' if flag.number > 1 else 'request starts'} together"
     return flag.explains(_WAITING_ROWS, None, gain) if "held_back" in flag.seen else None
 
 
-def decode_interval(flag: SetFlag) -> NamedSuspect | None:
+def decode_interval(flag: TypedFlag) -> NamedSuspect | None:
     """After long prompts the decode steps that the objective needs are not suspicious."""
     needed = decode_steps_per_chunk(flag.past.profile) if (mean_prompt(flag.past) or 0.0) >= LONG_PREFILL else 0.0
     gain = f"after each prefill batch no request starts for {flag.number:g} decode steps"
     return flag.explains(_WAITING_ROWS, 0.0, gain) if "held_back" in flag.seen and flag.number > needed else None
 
 
-def queue_limit(flag: SetFlag) -> NamedSuspect | None:
+def queue_limit(flag: TypedFlag) -> NamedSuspect | None:
     """Only bursts are rejected: nothing else keeps requests waiting."""
     # While the running limit holds requests back, raising that limit helps more.
     only_bursts = flag.seen - {"tokens", "first_tokens"} == {"rejected"}

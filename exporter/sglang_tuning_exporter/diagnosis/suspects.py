@@ -13,7 +13,7 @@ from math import inf
 from sglang_tuning_exporter.diagnosis.command import typed_args
 from sglang_tuning_exporter.diagnosis.evidence import WATCHDOG, Evidence, Past
 from sglang_tuning_exporter.diagnosis.suspect_flags import SUSPECTS
-from sglang_tuning_exporter.diagnosis.suspect_proofs import NamedSuspect, SetFlag, Suspect, admission_share
+from sglang_tuning_exporter.diagnosis.suspect_proofs import NamedSuspect, Suspect, TypedFlag, admission_share
 from sglang_tuning_exporter.sglang.args.values import number
 from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.latency import Latency
@@ -75,7 +75,7 @@ def suspects(past: Past, seen: frozenset[Trouble]) -> tuple[NamedSuspect, ...]:
         current = value if isinstance(value, str) else number(value)
         if current is None:  # an integer of hundreds of digits
             continue
-        flag = SetFlag(suspect, current, past, seen, typed)
+        flag = TypedFlag(suspect, current, past, seen, typed)
         proven = None if suspect.proof is None else suspect.proof(flag)
         if proven is not None:
             found.append(proven)
