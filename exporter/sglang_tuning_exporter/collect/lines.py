@@ -35,12 +35,12 @@ class Lines:
             return b""
         first = data.find(b"\n") + 1 if self._partial or self._overlong else 0
         self._extend(data[:first])
-        has_partial_line = self._finish() if first else b""
+        completed = self._finish() if first else b""
         whole = data[first:end]
         if len(whole) > self.limit:
             whole = self._without_overlong(whole)
         self._extend(data[end:])
-        return has_partial_line + whole
+        return completed + whole
 
     @property
     def has_partial_line(self) -> bool:

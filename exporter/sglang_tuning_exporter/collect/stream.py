@@ -145,8 +145,7 @@ class Stream:
             text = self._pread(end - last, last)
         except DAMAGE:
             return b""
-        has_partial_line = last and last != facts_end  # starts inside a line
-        if has_partial_line:
+        if last and last != facts_end:  # `text` starts inside a line
             start, text = start[: start.rfind(b"\n") + 1], text[text.find(b"\n") + 1 :]
         return Lines(self.lines.limit, Dropped()).feed(start + text)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any, Literal, TypeAlias
 
-from sglang_tuning_exporter.sglang.events import NO_RANK
 from sglang_tuning_exporter.sglang.log.json_lines import (
     Path,
     json_of,
@@ -25,6 +24,7 @@ from sglang_tuning_exporter.sglang.log.layers import (
     Cri,
     Csv,
     Json,
+    Layer,
     LeadingText,
     Quoted,
     UnwrappedLine,
@@ -46,7 +46,6 @@ _QUOTED_JSON = re.compile(rb'=(")\{\\"')
 
 OwnTimes: TypeAlias = Literal["", "first", "behind others"]
 """Where SGLang's own times stand in the lines of a log; empty: nowhere."""
-Layer: TypeAlias = "Cri | LeadingText | Json | Quoted | Csv"
 Form: TypeAlias = tuple[Layer, ...]
 
 
@@ -89,9 +88,12 @@ def own_times(block: bytes, lines: int = LINES_SEARCHED) -> OwnTimes:
 
 def remove_form(form: Form, text: bytes) -> UnwrappedLine | None:
     """Take a form off one line."""
-    line: UnwrappedLine | None = UnwrappedLine(text, None, NO_RANK)
+    line = UnwrappedLine(text)
     for layer in form:
-        line = layer.remove(line) if line is not None else None
+        inner = layer.remove(line)
+        if inner is None:
+            return None
+        line = inner
     return line
 
 

@@ -10,7 +10,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sglang_tuning_exporter.sglang.events import Rank
+from sglang_tuning_exporter.sglang.events import NO_RANK, Rank
 from sglang_tuning_exporter.sglang.log.json_lines import (
     Path,
     json_of,
@@ -23,6 +23,7 @@ from sglang_tuning_exporter.sglang.log.json_lines import (
 )
 from sglang_tuning_exporter.sglang.log.prefix import parse_rank
 from sglang_tuning_exporter.sglang.log.stamps import STAMP, stamp_seconds, value_seconds
+from sglang_tuning_exporter.sglang.log.terminal import is_well_known_json, well_known
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,15 +41,15 @@ _WORDS = (
 )
 HEAD, WORDS = re.compile(_PREFIX + rb"|" + _WORDS), re.compile(_WORDS)
 _BETWEEN = rb"(?:\[?[A-Z]{3,8}\]?[ :|-]+|[\[({][\w ./:={}-]{0,60}[\])}]:? ?|[ \t|-]|[A-Z]:[ \t])"
-_AGAIN = re.compile(rb"%b(?:%b{0,12}?(?=%b)|%b{1,12}?(?=%b))" % (_PREFIX, _BETWEEN, _PREFIX, _BETWEEN, _WORDS))
+_SECOND_PREFIX = re.compile(rb"%b(?:%b{0,12}?(?=%b)|%b{1,12}?(?=%b))" % (_PREFIX, _BETWEEN, _PREFIX, _BETWEEN, _WORDS))
 _RANK = rb"(?<![\w.-])(?:DP|TP|PP|EP|ATTN_CP|MOE_DP)\d{1,5}(?![\w.-])"
 _RANK_TOKEN = re.compile(_RANK)
 
 # The text before a line as a pattern: times, fields in quotes, groups in brackets and words vary, all else is fixed.
 _LABELS = rb"\{[\w.-]+ ?[=:] ?\"[^\"\n]*\"(?:, ?[\w.-]+ ?[=:] ?\"[^\"\n]*\")*\}"
-_FOUND = rb"(?:[\w./+-]{1,200}[:-])?\d{1,9}[:-]"  # file and number of a line as grep prints them, around a match with hyphens
+_GREP = rb"(?:[\w./+-]{1,200}[:-])?\d{1,9}[:-]"  # file and number of a line as grep prints them, around a match with hyphens
 _TOKEN = re.compile(
-    rb"(?P<stamp>(?<![\w.-])" + STAMP + rb")|(?P<labels>" + _LABELS + rb")|(?P<found>" + _FOUND + rb")(?=\Z)"
+    rb"(?P<stamp>(?<![\w.-])" + STAMP + rb")|(?P<labels>" + _LABELS + rb")|(?P<grep>" + _GREP + rb")(?=\Z)"
     rb"|(?P<quoted>\"[^\"\n]*\")(?=[ ,:;=}\t])|(?P<apostrophes>'[^'\n]*')(?=[ ,:;=}\t])|(?P<bracket>\[(?!"
     + STAMP
     + rb")[^\]\[\n]{0,120}\])"
@@ -58,7 +59,7 @@ _TOKEN = re.compile(
 _PATTERNS = {
     "stamp": STAMP,
     "labels": _LABELS,
-    "found": _FOUND,
+    "grep": _GREP,
     "quoted": rb"\"[^\"\n]*\"",
     "apostrophes": rb"'[^'\n]*'",
     "bracket": rb"\[[^\]\[\n]{0,120}\]",
@@ -81,7 +82,7 @@ LEVELS = ("level", "levelname", "severity", "lvl", "log.level", "PRIORITY", "str
 BYTES = b'MESSAGE":['  # journald exports a message that is not UTF-8 as a list of bytes
 CRI = re.compile(rb"(" + STAMP + rb") (stdout|stderr) ([PF])(?::\S*)?(?: |$)")
 _RAY_REPEATED = re.compile(rb" \[repeated \d+x across (?:cluster|actors)\].*$")
-_DOCKERS: tuple[str | int, ...] = ("log",)
+_DOCKER_PATH: tuple[str | int, ...] = ("log",)
 _DOCKER_CUTS = 16_000  # bytes; it cuts at 16,384, or a little before so that no character is cut
 _LINES_OF_MESSAGE = 200
 # Levels and streams differ from line to line of one program.
@@ -97,8 +98,8 @@ class UnwrappedLine(NamedTuple):
     """A line without its wrapping."""
 
     text: bytes
-    time: float | None  # as printed around the line
-    rank: Rank
+    time: float | None = None  # as printed around the line
+    rank: Rank = NO_RANK
     more: tuple[bytes, ...] = ()  # further lines of one message
     prefixed: bool = True  # SGLang's own prefix follows the wrapping of this stream
     stream: str | None = None  # of a container, whose lines are cut
@@ -109,15 +110,34 @@ class UnwrappedLine(NamedTuple):
 
 def second_prefix(text: bytes) -> int:
     """Return where SGLang's own prefix or words begin after another time in brackets; 0 where that time is SGLang's."""
-    match = _AGAIN.match(text)
+    match = _SECOND_PREFIX.match(text)
     return match.end() if match is not None else 0
 
 
-class Cri:
+class Layer:
+    """One layer around a line."""
+
+    key: Any  # by which layers are compared
+    sure = True  # no raw text looks like it: one line is enough to learn it
+    ambiguous = False  # a request's log has such a field too
+
+    def remove(self, line: UnwrappedLine) -> UnwrappedLine | None:
+        """Return the line without this layer; `None` where it does not have it."""
+        raise NotImplementedError
+
+    def pattern(self, _text: bytes, _fields: dict[Any, set[Any]]) -> bytes | None:
+        """Return a pattern of this layer in a whole line like `text`, with these values of its fields; `None` where there is none."""
+        return None
+
+    def is_well_known(self, before: bytes, after: bytes) -> bool:
+        """Whether container runtimes and log followers write it as in `before`; `after` is the line without it."""
+        return well_known(before) >= before.find(after)
+
+
+class Cri(Layer):
     """The time, stream and mark of unfinished lines that a container runtime prints."""
 
-    key: Any = "cri"
-    sure = True
+    key = "cri"
 
     def remove(self, line: UnwrappedLine) -> UnwrappedLine | None:
         """Return the line without this layer; `None` where it does not have it."""
@@ -128,18 +148,18 @@ class Cri:
         rest = line.text[match.end() :]
         return line._replace(text=rest, time=time, stream=match[2].decode(), partial=match[3] == b"P")
 
-    def pattern(self, _fields: dict[Any, set[Any]]) -> bytes:
-        """Return a pattern of this layer in a whole line."""
+    def pattern(self, _text: bytes, _fields: dict[Any, set[Any]]) -> bytes:
+        """Return a pattern of this layer in a whole line; `None` where there is none."""
         return STAMP + rb" (?:stdout|stderr) F(?::\S*)? "
 
 
-class LeadingText:
+class LeadingText(Layer):
     """A text before the line."""
 
     def __init__(self, parts: list[tuple[str, bytes]], *, sure: bool) -> None:
         self.sure = sure
         self._parts = parts  # kind of token, and its pattern
-        self.key: Any = b"".join(pattern for _, pattern in parts)
+        self.key = b"".join(pattern for _, pattern in parts)
         self._kinds = [kind for kind, _ in parts if kind in _PATTERNS]
         self._pattern = re.compile(
             b"".join(b"(%b)" % pattern if kind in _PATTERNS else pattern for kind, pattern in parts)
@@ -193,9 +213,9 @@ class LeadingText:
                 fields.append(((self.key, place), value))
         return line._replace(text=rest, time=time, rank=_rank(before) or line.rank, fields=(*line.fields, *fields))
 
-    def pattern(self, fields: dict[Any, set[Any]]) -> bytes | None:
-        """Return a pattern of this layer in a whole line, with these values; `None` where it changes the line."""
-        if self._ends_with_quote:
+    def pattern(self, _text: bytes, fields: dict[Any, set[Any]]) -> bytes | None:
+        """Return a pattern of this layer in a whole line; `None` where there is none."""
+        if self._ends_with_quote:  # the line is changed, not only cut
             return None
         found, place = [], -1
         for kind, pattern in self._parts:
@@ -205,11 +225,11 @@ class LeadingText:
         return b"".join(found)
 
 
-class Json:
+class Json(Layer):
     """A field of JSON."""
 
     def __init__(self, path: Path, time: Path | None, *, sure: bool) -> None:
-        self.key: Any = (path, time)
+        self.key = (path, time)
         self.ambiguous = path[-1] in OFTEN_OF_REQUESTS
         self.sure = sure and not self.ambiguous
         self.path, self._time = path, time
@@ -222,7 +242,7 @@ class Json:
             return None
         time = None if self._time is None else value_seconds(value_at(entry, self._time))
         stream, partial = line.stream, line.partial
-        if self.path == _DOCKERS and isinstance(entry, dict) and "stream" in entry:
+        if self.path == _DOCKER_PATH and isinstance(entry, dict) and "stream" in entry:
             stream, partial = str(entry["stream"]), not text.endswith(b"\n") and len(text) >= _DOCKER_CUTS
         first, *more = text.rstrip(b"\r\n").split(b"\n")[:_LINES_OF_MESSAGE]
         return line._replace(
@@ -241,10 +261,7 @@ class Json:
                 yield path, value
 
     def pattern(self, text: bytes, fields: dict[Any, set[Any]]) -> bytes | None:
-        """Return a pattern of a line like this one, its first group the field; `None` where there is none.
-
-        A document of several records has none either.
-        """
+        """Return a pattern whose first group is the field; `None` for a document of several records."""
         if any(isinstance(name, int) for name in self.path):
             return None
         wanted = json.dumps(value_at(json_of(text), self.path))
@@ -261,28 +278,27 @@ class Json:
                 found.append(rb'"[^"\\\n]*"' if isinstance(value, str) else rb"-?[\d.eE+]+")
         return b"".join(found) if taken else None
 
+    def is_well_known(self, before: bytes, _after: bytes) -> bool:
+        """Whether it is a JSON object as Docker and structured loggers write."""
+        return is_well_known_json(before)
 
-class Quoted:
+
+class Quoted(Layer):
     """A line as a string of JSON."""
 
-    key: Any = "quoted"
-    sure = True
+    key = "quoted"
 
     def remove(self, line: UnwrappedLine) -> UnwrappedLine | None:
-        """Return the line without quotation marks and escapes."""
+        """Return the line without this layer; `None` where it does not have it."""
         text = quoted_text(line.text)
         return None if text is None else line._replace(text=text.rstrip(b"\n"))
 
-    def pattern(self, _fields: dict[Any, set[Any]]) -> None:
-        """Return no pattern: the line is changed, not only cut."""
 
-
-class Csv:
+class Csv(Layer):
     """A column of CSV."""
 
     def __init__(self, column: int, time: int | None, columns: int, delimiter: str) -> None:
-        self.key: Any = (column, time, columns, delimiter)
-        self.sure = True
+        self.key = (column, time, columns, delimiter)
         self._column, self._time, self._columns, self._delimiter = self.key
 
     def remove(self, line: UnwrappedLine) -> UnwrappedLine | None:
@@ -295,6 +311,10 @@ class Csv:
         others = [(place, value) for place, value in enumerate(row) if place not in (self._column, self._time)]
         fields = (*line.fields, *others)
         return line._replace(text=text, time=line.time if time is None else time, fields=fields)
+
+    def is_well_known(self, _before: bytes, _after: bytes) -> bool:
+        """Return False: none of them writes CSV."""
+        return False
 
 
 def row_of(text: bytes, delimiter: str) -> list[str]:

@@ -15,6 +15,7 @@ times and by the number of lines, which a text can forge.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 # Without arrival times both must have passed, because the text after such a message can forge printed times and lines.
 LINES = 64
@@ -23,8 +24,8 @@ SECONDS = 2.0
 FORGET_SECONDS = 30.0
 # More than the pause between two reads of a quiet log: lines read so much later were not written together.
 ARRIVED_SECONDS = 3.0
-_LINES_AT_MOST = 4096  # where the clock was set back, or no time is printed any more
-_LOOKED_AT = 16_384
+_MOST_LINES = 4096  # where the clock was set back, or no time is printed any more
+_BYTES_SEARCHED = 16_384
 
 _SINK = re.compile(
     rb"Model attempted to call undefined function:|Error in detect_and_parse:|Tool '|Parsed value '|Failed to parse JSON"
@@ -32,19 +33,13 @@ _SINK = re.compile(
 )
 
 
+@dataclass(slots=True)
 class RawLine:
     """The last line of a kind that may contain raw text."""
 
-    __slots__ = ("arrived", "line", "time")
-
-    def __init__(self) -> None:
-        self.line: int | None = None
-        self.time: float | None = None
-        self.arrived: float | None = None
-
-    def put(self, line: int, time: float | None, arrived: float | None) -> None:
-        """Note the newest such line."""
-        self.line, self.time, self.arrived = line, time, arrived
+    line: int | None = None
+    time: float | None = None
+    arrived: float | None = None
 
     def is_near(self, line: int, time: float | None, arrived: float | None) -> bool:
         """Whether it is so soon before the `line`-th line that both may have been written at once."""
@@ -53,9 +48,9 @@ class RawLine:
         if arrived is not None and self.arrived is not None:
             near = arrived - self.arrived <= ARRIVED_SECONDS
         else:
-            count_known_lines = line - self.line
+            lines = line - self.line
             elapsed = self.time is None or (time is not None and time >= self.time + SECONDS)
-            near = count_known_lines <= LINES or not (elapsed or count_known_lines > _LINES_AT_MOST)
+            near = lines <= LINES or not (elapsed or lines > _MOST_LINES)
         if not near:
             self.line = None
         return near
@@ -77,9 +72,9 @@ class SuspectText:
 
     def note_message(self, message: bytes, time: float | None, line: int) -> None:
         """Note whether this message, the `line`-th of the log, is known to contain raw text."""
-        if _SINK.match(message, 0, _LOOKED_AT):
+        if _SINK.match(message, 0, _BYTES_SEARCHED):
             self.after_sink = True
-            self._sink.put(line, time, self.arrived)
+            self._sink = RawLine(line, time, self.arrived)
 
     def advance_to(self, time: float | None, line: int) -> None:
         """Go on to the `line`-th line, printed at `time`: the last such message may be far enough behind."""
@@ -88,7 +83,7 @@ class SuspectText:
     def note(self, kind: str, time: float | None, line: int) -> None:
         """Note a line that may contain raw text."""
         if kind in ("other", "traceback", "request"):
-            self._other_text.put(line, time, self.arrived)
+            self._other_text = RawLine(line, time, self.arrived)
 
     def is_suspect(self, time: float | None, line: int) -> bool:
         """Whether raw text may have produced the `line`-th line."""

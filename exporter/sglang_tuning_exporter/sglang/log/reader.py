@@ -49,7 +49,7 @@ class LogReader(MessageReader):
         self._strict = strict
         self.wrapping = Wrapping(strict=strict)
         self._fast_path = FastPath(self.wrapping.accepts_scheduler if strict else None)
-        self._reads_held = False  # reading lines that waited
+        self._is_reading_held = False  # reading lines that waited
         self._headers: set[bytes] = set()  # of lines around the server's, as the next
         self._carriers: set[bytes] = set()
         self._has_supervisor = False
@@ -231,7 +231,7 @@ class LogReader(MessageReader):
             unwrapped = self.wrapping.learn_text_before(text, rest)
             text, prefix = rest, parse_plain_prefix(rest)
         if isinstance(unwrapped, Learned):
-            return self._read_held(unwrapped.held, events)
+            return self._read_held(unwrapped.lines, events)
         return self._read_unwrapped(text, prefix, events, learns=unwrapped is None and not is_in_traceback)
 
     def _read_unwrapped(self, text: bytes, prefix: Prefix | None, events: list[_Any], *, learns: bool) -> str:
@@ -245,7 +245,7 @@ class LogReader(MessageReader):
             if records := split_records(text):
                 return [self._read_text(record, events) for record in records][-1]
             if (learned := self.wrapping.learn(text, settled=self._form_is_known)) is not None:
-                return self._read_held(learned.held, events)
+                return self._read_held(learned.lines, events)
         if prefix is not None:
             return self._read_prefixed(text, prefix, None, events)
         if self.wrapping.is_around_every_line:
@@ -268,15 +268,15 @@ class LogReader(MessageReader):
     def _read_held(self, held: list[bytes], events: list[_Any]) -> str:
         """Read the lines that waited for their shape; return the kind of the last one, which is the present line."""
         kind = "other"
-        if self._reads_held:
+        if self._is_reading_held:
             return kind
-        self._reads_held = True
+        self._is_reading_held = True
         for number, text in enumerate(held, 1):
             kind = self._read(text, events)
             if number < len(held) and not self._strict:
                 self.counts["other"] -= 1
                 self.counts[kind] += 1
-        self._reads_held = False
+        self._is_reading_held = False
         return kind
 
     def _read_released(self, events: list[_Any]) -> None:
@@ -285,10 +285,10 @@ class LogReader(MessageReader):
         if not held:
             return
         self.wrapping.released = []
-        self._reads_held = self.wrapping.reads_released = self._suspicion.doubtful = True
+        self._is_reading_held = self.wrapping.is_reading_released = self._suspicion.doubtful = True
         for text in held:
             self._read(text, events)
-        self._reads_held = self.wrapping.reads_released = self._suspicion.doubtful = False
+        self._is_reading_held = self.wrapping.is_reading_released = self._suspicion.doubtful = False
         self._last_time = time
 
     def _read_entry(self, line: UnwrappedLine, events: list[_Any]) -> str:

@@ -6,14 +6,13 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from sglang_tuning_exporter.sglang.events import NO_RANK
 from sglang_tuning_exporter.sglang.log.forms import Form, remove_form
-from sglang_tuning_exporter.sglang.log.layers import Csv, Json, UnwrappedLine, second_prefix
+from sglang_tuning_exporter.sglang.log.layers import Json, UnwrappedLine, second_prefix
 from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
 
 # So many lines, of so many sorts, show which fields never change.
-_WATCHED, _SORTS = 64, 3
-_WATCHED_AT_MOST = 1024
+_LINES_WATCHED, _MESSAGE_KINDS = 64, 3
+_MOST_LINES_WATCHED = 1024
 _VALUES_KEPT = 8  # of one field; a field with more values is a counter
 _LONGEST_EXAMPLE = 4096
 _PREFIXES = 16  # batch lines that show how SGLang's own prefix looks
@@ -50,25 +49,25 @@ class Shape:
     ranks: set[Ranks] = field(default_factory=set)  # names of the ranks of a scheduler's lines
     prefixes: int = 0  # seen while they were learned
     fields: dict[Any, set[Any]] | None = None  # fields with one value so far; once settled, the required ones
-    sorts: set[bytes] = field(default_factory=set)
+    message_kinds: set[bytes] = field(default_factory=set)
     lines_seen: int = 0
     settled: bool = False
     pattern: re.Pattern[bytes] | None = None  # of the whole line, as `strip` removes it
     is_json: bool = False
-    unlike: int = 0  # stretches that the pattern did not fit
+    mismatches: int = 0  # stretches that the pattern did not fit
 
     def learn_fields(self, line: UnwrappedLine) -> None:
         """Note which fields keep their value."""
         prefix = parse_plain_prefix(line.text)
-        self.sorts.add(line.text[prefix.end if prefix else 0 :][:6])
+        self.message_kinds.add(line.text[prefix.end if prefix else 0 :][:6])
         self.lines_seen += 1
         found = dict(line.fields)
         if self.fields is None:
             self.fields = {key: {value} for key, value in found.items()}
         else:
             self.fields = {key: values for key, values in self.fields.items() if found.get(key) in values}
-        self.settled = self.lines_seen >= _WATCHED and len(self.sorts) >= _SORTS
-        if self.lines_seen >= _WATCHED_AT_MOST and not self.settled:
+        self.settled = self.lines_seen >= _LINES_WATCHED and len(self.message_kinds) >= _MESSAGE_KINDS
+        if self.lines_seen >= _MOST_LINES_WATCHED and not self.settled:
             self.settled, self.fields = True, {}
 
     def deviating_fields(self, line: UnwrappedLine) -> tuple[Any, ...]:
@@ -109,19 +108,16 @@ class Shape:
 
     def learn_pattern(self, text: bytes) -> None:
         """Make the pattern of a whole line from this one, if possible."""
-        parts, line = [], UnwrappedLine(text, None, NO_RANK)
-        for place, layer in enumerate(self.form):
-            last = place == len(self.form) - 1
-            if isinstance(layer, Csv) or (isinstance(layer, Json) and not last) or len(text) > _LONGEST_EXAMPLE:
-                return
-            fixed = self.fields or {}
-            part = layer.pattern(line.text, fixed) if isinstance(layer, Json) else layer.pattern(fixed)
-            found = layer.remove(line)
-            if part is None or found is None:
+        self.is_json = isinstance(self.form[-1], Json)
+        if len(text) > _LONGEST_EXAMPLE or any(isinstance(layer, Json) for layer in self.form[:-1]):
+            return
+        parts, line = [], UnwrappedLine(text)
+        for layer in self.form:
+            part, inner = layer.pattern(line.text, self.fields or {}), layer.remove(line)
+            if part is None or inner is None:
                 return
             parts.append(part)
-            line = found
-        self.is_json = isinstance(self.form[-1], Json)
+            line = inner
         # After a time in brackets, SGLang's own must follow: the pattern would match that as well.
         end = b"$" if self.is_json else rb"(?=\[)" if self.prefixed and second_prefix(text) else b""
         self.pattern = re.compile(b"^" + b"".join(parts) + end, re.MULTILINE)

@@ -14,21 +14,18 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sglang_tuning_exporter.sglang.events import NO_RANK
 from sglang_tuning_exporter.sglang.log.forms import Form, form_of, remove_form
 from sglang_tuning_exporter.sglang.log.layers import (
     BYTES,
     HEAD,
     LONGEST_BEFORE,
     WORDS,
-    Csv,
-    Json,
     UnwrappedLine,
     second_prefix,
 )
 from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
 from sglang_tuning_exporter.sglang.log.shape import Deviation, Shape, layout_of
-from sglang_tuning_exporter.sglang.log.terminal import LONGEST_LINE, is_well_known_json, strip_colours, well_known
+from sglang_tuning_exporter.sglang.log.terminal import LONGEST_LINE, strip_colours, well_known
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.sglang.log.prefix import Prefix
@@ -39,15 +36,15 @@ _CONFIRMED, _CONFIRMED_AGAIN = 3, 16  # lines; the second: of a followed stream 
 _WAITING = 16  # shapes that wait to be confirmed
 _WAITING_LINES = 512  # of one shape
 _WAITING_LENGTH = 65_536  # `server_args=` is about 20 kB
-_APART = 64  # lines of known shapes between two of a new one: no lasting change
+_LINES_APART = 64  # lines of known shapes between two of a new one: no lasting change
 _HELD_SECONDS = 5.0  # after the last line of that shape
-_UNLIKE_AT_MOST = 32  # how often the pattern of a whole stretch is made anew
+_MOST_MISMATCHES = 32  # how often the pattern of a whole stretch is made anew
 
 
 class Learned(NamedTuple):
-    """The result of learning: the waiting lines of this shape, which can be read now, if there are enough."""
+    """The result of learning: the lines of this shape, which can be read now; empty while there are not enough."""
 
-    held: list[bytes]
+    lines: list[bytes]
 
 
 class _Waiting(NamedTuple):
@@ -70,7 +67,7 @@ class Wrapping:
         self._shapes: list[Shape] = []
         self.arrived: float | None = None  # when the present lines came
         self.released: list[bytes] = []  # lines that wait no longer, for the reader to take
-        self.reads_released = False  # the reader reads those: their process is not checked
+        self.is_reading_released = False  # the reader reads those: their process is not checked
         self._waiting: dict[Any, _Waiting] = {}
         self._lines_read = 0  # lines in a known shape
         self._partial: dict[str, tuple[bytes, float | None]] = {}
@@ -103,7 +100,7 @@ class Wrapping:
         self.arrived = arrived
         for key, wait in self._waiting.items():
             silent = arrived is not None and (wait.arrived is None or arrived - wait.arrived > _HELD_SECONDS)
-            if silent or self._lines_read - wait.read > _APART:
+            if silent or self._lines_read - wait.read > _LINES_APART:
                 self._waiting[key] = self._release(key, wait)
 
     def _release(self, key: Any, wait: _Waiting) -> _Waiting:
@@ -138,9 +135,9 @@ class Wrapping:
         if found < number and (text[:1] == b"[" or b"\n[" in text):
             lines = (shape.pattern.subn(template, line) for line in text.split(b"\n"))
             bare = b"\n".join(line if is_found else b"\0" * bool(line) for line, is_found in lines)
-        if found * 2 < number and shape.unlike < _UNLIKE_AT_MOST:
+        if found * 2 < number and shape.mismatches < _MOST_MISMATCHES:
             shape.pattern = None
-            shape.unlike += 1
+            shape.mismatches += 1
         return bare.replace(b'\\"', b'"') if shape.is_json else bare
 
     def accepts_scheduler(self, start: bytes) -> bool:
@@ -176,7 +173,7 @@ class Wrapping:
         if self._strict or self._lines_with_text_before < _CONFIRMED:
             return None
         learned = self.learn(text, enough=1)
-        return learned if learned is not None and learned.held else None
+        return learned if learned is not None and learned.lines else None
 
     def remove(self, text: bytes) -> UnwrappedLine | Learned | None:
         """Return the line without the known wrapping of the stream; `None` where it does not have it."""
@@ -193,7 +190,7 @@ class Wrapping:
             if shape.prefixed and prefix is None and not self._strict and _is_still_wrapped(text, line.text):
                 continue
             if self._strict and (key := self._deviation(shape, line, prefix)) is not None:
-                if self.reads_released and key.may_be_real:
+                if self.is_reading_released and key.may_be_real:
                     return line._replace(prefixed=shape.prefixed)
                 headed = HEAD.match(line.text) is not None
                 if headed or key in self._waiting:
@@ -221,8 +218,8 @@ class Wrapping:
         names = tuple(layer.key for layer in form)
         shape = self._known_shape(names, layout, prefixed=prefixed)
         key = (prefixed, layout, ranks if shape is not None and layout in shape.layouts else None, names)
-        learned = self._wait(key, text, enough or self._enough(form, text, known=known))
-        if not learned.held:
+        learned = self._wait(key, text, enough or self._lines_needed(form, text, known=known))
+        if not learned.lines:
             self._remember_unread(text)
             return learned
         if shape is None:
@@ -240,7 +237,7 @@ class Wrapping:
         form = form_of(text)
         found = None if form is None else remove_form(form, text)
         if form is not None and found is not None and (form or self._strict):
-            ambiguous = any(isinstance(layer, Json) and layer.ambiguous for layer in form)
+            ambiguous = any(layer.ambiguous for layer in form)
             if not (known and ambiguous):
                 return form, found
         if form != ():
@@ -255,7 +252,7 @@ class Wrapping:
     def _remember_unread(self, text: bytes) -> None:
         self.unread = self.unread or text[:LONGEST_BEFORE]
 
-    def _enough(self, form: Form, text: bytes, *, known: bool) -> int:
+    def _lines_needed(self, form: Form, text: bytes, *, known: bool) -> int:
         """Return how many lines are needed to accept this form."""
         sure = all(layer.sure for layer in form)
         if known:
@@ -267,7 +264,7 @@ class Wrapping:
     def _wait(self, key: Any, text: bytes, enough: int, *, heads: bool = True) -> Learned:
         """Let a line wait until enough others are like it."""
         wait = self._waiting.pop(key, _Waiting([], 0, self._lines_read, None))
-        if self._strict and self._lines_read - wait.read > _APART:
+        if self._strict and self._lines_read - wait.read > _LINES_APART:
             wait = self._release(key, wait)._replace(lines=[], heads=0)
         lines, number = wait.lines, wait.heads + heads
         if len(text) <= _WAITING_LENGTH or number >= enough:
@@ -287,7 +284,7 @@ class Wrapping:
 
     def _remove_form(self, form: Form, text: bytes) -> UnwrappedLine | None:
         """Return a line without its form; the parts of a line that a container runtime cut are joined."""
-        line = UnwrappedLine(text, None, NO_RANK)
+        line = UnwrappedLine(text)
         for layer in form:
             found = layer.remove(line)
             if found is None:
@@ -343,15 +340,10 @@ def _is_still_wrapped(text: bytes, rest: bytes) -> bool:
 
 def _is_well_known(form: Form, text: bytes) -> bool:
     """Whether the whole wrapping of a line is as container runtimes and log followers write it."""
-    line: UnwrappedLine | None = UnwrappedLine(text, None, NO_RANK)
+    line = UnwrappedLine(text)
     for layer in form:
-        before = b"" if line is None else line.text
-        line = layer.remove(line) if line is not None else None
-        if line is None or isinstance(layer, Csv):
+        inner = layer.remove(line)
+        if inner is None or not layer.is_well_known(line.text, inner.text):
             return False
-        if isinstance(layer, Json):
-            if not is_well_known_json(before):
-                return False
-        elif well_known(before) < before.find(line.text):
-            return False
+        line = inner
     return True
