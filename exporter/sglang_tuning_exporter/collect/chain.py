@@ -11,8 +11,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.collect import positions as places
-from sglang_tuning_exporter.collect import rotation
+from sglang_tuning_exporter.collect import positions, rotation
 from sglang_tuning_exporter.collect.compression import DAMAGE
 from sglang_tuning_exporter.collect.lines import Dropped, Lines
 from sglang_tuning_exporter.collect.stream import CompressedStream, Key, Stream, reason_of
@@ -50,12 +49,12 @@ class Chain:
     lost: int = 0  # files that were gone, or may have been, before they were read to their end
     last_lost: str = ""  # the last of them, and why
     last_poll_at: float = 0.0
-    directories: places.LogDirectories = field(init=False)
+    directories: positions.LogDirectories = field(init=False)
     owners: dict[Key, str] = field(default_factory=dict)  # of each file that is followed, the path under which it is
 
     def __post_init__(self) -> None:
         """Note the state of the directory."""
-        self.directories = places.LogDirectories(self.path)
+        self.directories = positions.LogDirectories(self.path)
 
     @property
     def is_glob_match(self) -> bool:
@@ -94,7 +93,7 @@ class Chain:
             return True
         marks = [*self.finished, *(link.mark_of_text() for link in self.links if link.seekable)]
         beside = self._rotated_files(marks, following)
-        found = places.assign(marks, beside)
+        found = positions.assign(marks, beside)
         self.finished = [mark for at, mark in enumerate(self.finished) if at in found or mark is self.finished[-1]]
         fresh = self._unread(marks, found, beside)
         far = now - self.last_poll_at >= _FAR_APART_SECONDS
@@ -111,7 +110,7 @@ class Chain:
 
         It may have been written, copied and truncated meanwhile, and its start may be the same again.
         """
-        if link is not self.current or not link.seekable or link.position >= places.SURE_BYTES:
+        if link is not self.current or not link.seekable or link.position >= positions.SURE_BYTES:
             return
         if not self.directories.changed():
             return
@@ -119,7 +118,7 @@ class Chain:
         if link.position:
             marks = [*self.finished, link.mark_of_text()]
             beside = self._rotated_files(marks)
-            copy = places.assign(marks, beside).get(len(marks) - 1)
+            copy = positions.assign(marks, beside).get(len(marks) - 1)
             link.rewritten = (
                 copy is not None and beside[copy].inode != link.key[1] and beside[copy].modified > link.modified
             )
@@ -152,25 +151,25 @@ class Chain:
         """
         before, after = self.links[: self.links.index(link) + 1], self.links[self.links.index(link) + 1 :]
         marks = [*self.finished, *(each.mark_of_text() for each in before if each.seekable)]
-        present = [places.mark_of_all(self.path, each.fd) for each in [link, *after] if each.is_deleted()]
+        present = [positions.mark_of_all(self.path, each.fd) for each in [link, *after] if each.is_deleted()]
         beside = self._rotated_files(marks)
-        everywhere = places.assign([*marks, *present], beside)
+        everywhere = positions.assign([*marks, *present], beside)
         found = {at: to for at, to in everywhere.items() if at < len(marks)}
         copy = found.get(len(marks) - 1) if link.position else None
         if copy is None and not by_time:
             return None, []
         # The present text of this file or a later one may be compressed already; it is read here, not there.
         open_now = [beside[to] for at, to in everywhere.items() if at >= len(marks)]
-        fresh = [place for place in self._unread(marks, found, beside) if place not in open_now]
+        fresh = [file for file in self._unread(marks, found, beside) if file not in open_now]
         return None if copy is None else beside[copy], fresh
 
     def resume_after(self, marks: Sequence[Mark], following: Stream | None, now: float) -> None:
         """Continue after `marks`, which an earlier process made of this log, newest last."""
         beside = self._rotated_files(marks)
         files = beside + ([self._as_rotated(following)] if following is not None else [])
-        found = places.assign_saved(marks, files)
+        found = positions.assign_saved(marks, files)
         here, last = len(beside), len(marks) - 1
-        sure = found.get(last) == here and marks[last].head_bytes >= places.SURE_BYTES
+        sure = found.get(last) == here and marks[last].head_bytes >= positions.SURE_BYTES
         mark_of = {to: marks[at] for at, to in found.items()}
         # The same file without its text was copied and truncated: a line may begin in the copy and end here.
         copied = following is not None and marks[last].is_same_file(following.fd) and not sure
@@ -180,11 +179,11 @@ class Chain:
         elsewhere = {at: to for at, to in found.items() if to != here}
         unread = [] if sure or cut else self._unread_since(marks, elsewhere, beside)
         self._count_unfound(marks[:last] if cut else marks, found)
-        for at, place in enumerate(beside):
+        for at, file in enumerate(beside):
             if (known := mark_of.get(at)) is not None:
                 self._reopen(files[at:], known, now, is_newest=known is marks[last], copied=copied)
-            elif place in unread:
-                self._open([place], now, joined=copied or (bool(self.links) and self.links[-1].joined))
+            elif file in unread:
+                self._open([file], now, joined=copied or (bool(self.links) and self.links[-1].joined))
         self._continue_lines(following)
 
     def _reopen(self, files: Sequence[RotatedFile], mark: Mark, now: float, *, is_newest: bool, copied: bool) -> None:
@@ -207,10 +206,8 @@ class Chain:
         """Return the files written since `marks` were made, also those between two marked ones."""
         fresh = self._unread(marks, found, beside)
         known = found.values()
-        between = [
-            place for at, place in enumerate(beside) if known and min(known) < at < max(known) and at not in known
-        ]
-        return [place for place in between if rotation.is_readable(place.path)] + fresh
+        between = [file for at, file in enumerate(beside) if known and min(known) < at < max(known) and at not in known]
+        return [file for file in between if rotation.is_readable(file.path)] + fresh
 
     def read(self, link: Stream, now: float) -> Iterator[bytes]:
         """Yield the new text of a file, and its last incomplete line once the writer uses a later file."""
@@ -258,25 +255,23 @@ class Chain:
 
     def _rotated_files(self, marks: Sequence[Mark], following: Stream | None = None) -> list[RotatedFile]:
         taken = following.key if following is not None else None
-        found = [(place, (place.device, place.inode)) for place in self.directories.rotated_files(marks)]
-        return [place for place, key in found if key != taken and self.owners.get(key, self.path) == self.path]
+        found = [(file, (file.device, file.inode)) for file in self.directories.rotated_files(marks)]
+        return [file for file, key in found if key != taken and self.owners.get(key, self.path) == self.path]
 
     def _as_rotated(self, link: Stream) -> RotatedFile:
         return rotation.RotatedFile(self.path, link.key[1], link.key[0], link.size, link.modified, "")
 
     def _unread(self, marks: Sequence[Mark], found: dict[int, int], beside: Sequence[RotatedFile]) -> list[RotatedFile]:
-        """Return the files written after the marked ones; `found` maps marks to places in `beside`."""
+        """Return the files written after the marked ones; `found` maps marks to files in `beside`."""
         held = {link.key for link in self.links}
         if found:
             newest = max(found.values())
             inside = beside[newest].inside
-            fresh = [place for place in beside[newest + 1 :] if place.inside == inside]
+            fresh = [file for file in beside[newest + 1 :] if file.inside == inside]
         else:
-            fresh = [place for place in beside if place.modified > marks[-1].modified and not place.inside]
+            fresh = [file for file in beside if file.modified > marks[-1].modified and not file.inside]
         # A compressed file without text has nothing to read, and no line continues after it.
-        return [
-            place for place in fresh if (place.device, place.inode) not in held and not place.is_compressed_and_empty
-        ]
+        return [file for file in fresh if (file.device, file.inode) not in held and not file.is_compressed_and_empty]
 
     def _open(
         self,
@@ -287,21 +282,21 @@ class Chain:
         mark: Mark | None = None,
         joined: bool = False,
     ) -> bool:
-        for place in fresh:
+        for file in fresh:
             if len(self.links) >= _MOST_LINKS and mark is None:
                 return False
             try:
-                fd = os.open(place.path, rotation.OPEN)
+                fd = os.open(file.path, rotation.OPEN)
             except OSError as error:  # deleted at this moment, or not readable
-                self._count_lost(f"{place.path}: {reason_of(error)}")
+                self._count_lost(f"{file.path}: {reason_of(error)}")
                 continue
             try:
-                link = self.stream(fd, place.path)
+                link = self.stream(fd, file.path)
                 if mark is not None:
                     link.continue_at(mark.position)
             except DAMAGE as error:
                 os.close(fd)
-                self._count_lost(f"{place.path}: {error}")
+                self._count_lost(f"{file.path}: {error}")
                 continue
             link.gone_at = link.grown_at = now
             link.joined = joined
@@ -330,16 +325,16 @@ def _missing(beside: Sequence[RotatedFile], found: dict[int, int], fresh: Sequen
     if not found:
         return []
     last = beside[max(found.values())].count
-    counts = [place.count for place in fresh]
+    counts = [file.count for file in fresh]
     if last is None or not counts or any(count is None or count > last for count in counts):
         return []
-    there = {place.count for place in beside}
+    there = {file.count for file in beside}
     lowest = min(1, *(count for count in counts if count is not None))
     return [number for number in range(lowest, last) if number not in there]
 
 
 def _continue(following: Stream, mark: Mark | None, newest: Mark | None) -> int:
-    """Continue a file at its mark, else where the text of the `newest` mark ends in it; return that place, 0 for none."""
+    """Continue a file at its mark, else where the text of the `newest` mark ends in it; return that position, 0 for none."""
     if mark is not None:
         following.continue_at(mark.position)
         return 0

@@ -163,13 +163,13 @@ def mark_of_all(path: str, fd: int) -> Mark:
     )
 
 
-def dump(patterns: Iterable[str], marks: Iterable[Mark]) -> dict[str, object]:
-    """Return the document that `load` reads, as plain JSON."""
+def dump_positions(patterns: Iterable[str], marks: Iterable[Mark]) -> dict[str, object]:
+    """Return the document that `load_positions` reads, as plain JSON."""
     return {"patterns": list(patterns), "files": [mark.json() for mark in marks]}
 
 
-def load(positions: Mapping[str, object] | None) -> SavedPositions:
-    """Read the document of `dump`; invalid parts are left out, since a state file may be damaged."""
+def load_positions(positions: Mapping[str, object] | None) -> SavedPositions:
+    """Read the document of `dump_positions`; invalid parts are left out, since a state file may be damaged."""
     patterns, files = (positions or {}).get("patterns"), (positions or {}).get("files")
     marks = (_mark(entry) for entry in files) if isinstance(files, list) else ()
     return SavedPositions(
@@ -239,49 +239,47 @@ class LogDirectories:
         return found
 
 
-def assign(marks: Sequence[Mark], places: Sequence[RotatedFile]) -> dict[int, int]:
-    """Return the place of each mark that was found, as indices; both lists are oldest first. Each place is used once.
+def assign(marks: Sequence[Mark], files: Sequence[RotatedFile]) -> dict[int, int]:
+    """Return the index of the file of each mark, by the index of the mark, where found; both lists are oldest first. Each file is used once.
 
     A mark is found by its inode, else by its text: a copy of a file that is gone or was truncated has the same text.
     While the file itself exists, another one with the same text is a different file.
     """
     found: dict[int, int] = {}
     for at, mark in enumerate(marks):
-        same = (
-            i for i, place in enumerate(places) if place.inode == mark.inode and (mark.held or _matches(mark, place))
-        )
-        if (place := next(same, None)) is not None and place not in found.values():
-            found[at] = place
+        same = (i for i, file in enumerate(files) if file.inode == mark.inode and (mark.held or _matches(mark, file)))
+        if (index := next(same, None)) is not None and index not in found.values():
+            found[at] = index
     for at, mark in enumerate(marks):
         if at not in found:
-            low = max((place for before, place in found.items() if before < at), default=-1)
-            copies = (i for i in range(low + 1, len(places)) if i not in found.values() and _matches(mark, places[i]))
-            if (place := next(copies, None)) is not None:
-                found[at] = place
+            low = max((index for before, index in found.items() if before < at), default=-1)
+            copies = (i for i in range(low + 1, len(files)) if i not in found.values() and _matches(mark, files[i]))
+            if (index := next(copies, None)) is not None:
+                found[at] = index
     return found
 
 
-def assign_saved(marks: Sequence[Mark], places: Sequence[RotatedFile]) -> dict[int, int]:
+def assign_saved(marks: Sequence[Mark], files: Sequence[RotatedFile]) -> dict[int, int]:
     """Return the same for marks of an earlier process, whose files are not open.
 
     An empty file cannot be found by text. If its inode is gone, it is the file just before its successor,
     unless that file belongs to another mark or is older.
     """
-    found = assign(marks, places)
+    found = assign(marks, files)
     for at, mark in reversed([*enumerate(marks)]):
         if at not in found and mark.is_empty:
-            before = min((place for after, place in found.items() if after > at), default=0) - 1
-            if before >= 0 and before not in found.values() and places[before].modified >= mark.modified:
+            before = min((index for after, index in found.items() if after > at), default=0) - 1
+            if before >= 0 and before not in found.values() and files[before].modified >= mark.modified:
                 found[at] = before
     return found
 
 
-def _matches(mark: Mark, place: RotatedFile) -> bool:
+def _matches(mark: Mark, file: RotatedFile) -> bool:
     try:
-        fd = os.open(place.path, rotation.OPEN)
+        fd = os.open(file.path, rotation.OPEN)
     except OSError:
         return False
     try:
-        return mark.matches(fd, place.path)
+        return mark.matches(fd, file.path)
     finally:
         os.close(fd)

@@ -124,7 +124,7 @@ def rotated(folder: str, base: str) -> list[RotatedFile]:
             if suffix and (packing(name) == "" or suffix not in found):  # both exist while a file is being compressed
                 with suppress(OSError):
                     path = os.path.join(folder, name)  # noqa: PTH118 -- thousands of them
-                    found[suffix] = _place(path, suffix, inside=inside)
+                    found[suffix] = _rotated_file(path, suffix, inside=inside)
     return newest(list(found.values()))
 
 
@@ -152,7 +152,7 @@ def _before(path: str, inode: int, entries: list[os.DirEntry[str]]) -> list[Rota
         earlier = any(_shape(plain) == _shape(target) and _numbers(plain) < _numbers(target) for target in targets)
         if earlier or (entry.inode() == inode and entry.path not in targets):
             with suppress(OSError):
-                found.append(_place(entry.path, plain, inside=False))
+                found.append(_rotated_file(entry.path, plain, inside=False))
     return sorted(found, key=lambda each: (_numbers(each.suffix), each.modified))[-MOST_FILES:]
 
 
@@ -170,7 +170,7 @@ def _numbers(name: str) -> list[int]:
     return [int(number) for number in _NUMBER.findall(name)]
 
 
-def _place(path: str, suffix: str, *, inside: bool) -> RotatedFile:
+def _rotated_file(path: str, suffix: str, *, inside: bool) -> RotatedFile:
     status = os.stat(path)  # noqa: PTH116 -- thousands of them
     size = status.st_size
     if 0 < size <= _EMPTY_BYTES and (packing(path) or suffix.startswith("@")) and _unpacks_to_nothing(path):
@@ -208,13 +208,13 @@ def _added(name: str, base: str) -> tuple[str, bool]:
     return "", False
 
 
-def newest(places: list[RotatedFile]) -> list[RotatedFile]:
-    """Return at most `MOST_FILES` places, oldest first, of which `_MOST_EMPTY` are empty."""
-    ordered = _in_order(places)
-    room = min(_MOST_EMPTY, max(0, MOST_FILES - sum(place.size > 0 for place in places)))
-    empty = [place.path for place in ordered if not place.size]
+def newest(files: list[RotatedFile]) -> list[RotatedFile]:
+    """Return at most `MOST_FILES` files, oldest first, of which `_MOST_EMPTY` are empty."""
+    ordered = _in_order(files)
+    room = min(_MOST_EMPTY, max(0, MOST_FILES - sum(file.size > 0 for file in files)))
+    empty = [file.path for file in ordered if not file.size]
     left_out = set(empty[: max(0, len(empty) - room)])
-    return [place for place in ordered if place.path not in left_out][-MOST_FILES:]
+    return [file for file in ordered if file.path not in left_out][-MOST_FILES:]
 
 
 def _digits(suffix: str) -> str:
@@ -222,17 +222,17 @@ def _digits(suffix: str) -> str:
     return suffix if suffix.startswith("@") else re.sub(r"\D", "", suffix)
 
 
-def _in_order(places: list[RotatedFile]) -> list[RotatedFile]:
+def _in_order(files: list[RotatedFile]) -> list[RotatedFile]:
     """Sort by the dates or the numbers in the names. The times of most files say whether numbers rise or fall with age."""
-    numbered = sorted((place for place in places if place.count is not None), key=lambda each: each.count or 0)
+    numbered = sorted((file for file in files if file.count is not None), key=lambda each: each.count or 0)
     if not numbered:
-        return sorted(places, key=lambda each: (_digits(each.suffix), each.modified))
-    if len(numbered) < len(places):
-        return sorted(places, key=lambda each: (each.modified, -(each.count or 0), each.suffix))
+        return sorted(files, key=lambda each: (_digits(each.suffix), each.modified))
+    if len(numbered) < len(files):
+        return sorted(files, key=lambda each: (each.modified, -(each.count or 0), each.suffix))
     # Files with text decide: anybody may create thousands of empty files, and one may get its first text late.
-    pairs = list(itertools.combinations([place.modified for place in numbered if place.size][:_VOTERS], 2))
+    pairs = list(itertools.combinations([file.modified for file in numbered if file.size][:_VOTERS], 2))
     up, down = sum(before < after for before, after in pairs), sum(before > after for before, after in pairs)
     if pairs and up == down:
-        return sorted(places, key=lambda each: (each.modified, -(each.count or 0)))
+        return sorted(files, key=lambda each: (each.modified, -(each.count or 0)))
     # Times alone are not enough: one process may still write to a file when another one has begun the next.
     return numbered if up > down else numbered[::-1]

@@ -12,8 +12,7 @@ import resource
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.collect import positions as places
-from sglang_tuning_exporter.collect import rotation
+from sglang_tuning_exporter.collect import positions, rotation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -36,13 +35,15 @@ class Candidate:
     key: Key = _NO_KEY  # of a name without a file: the follower reports what is wrong
     size: int = 0
     modified: int = 0  # nanoseconds
-    mark: places.Mark | None = None
+    mark: positions.Mark | None = None
 
 
 class Selection:
     """Finds files; keeps size and read position of those that are not followed."""
 
-    def __init__(self, patterns: Sequence[str], most: int, saved: places.SavedPositions, *, from_start: bool) -> None:
+    def __init__(
+        self, patterns: Sequence[str], most: int, saved: positions.SavedPositions, *, from_start: bool
+    ) -> None:
         self.matched: set[str] = set()  # by a glob, followed or not
         self.unmatched: list[str] = []  # globs that match nothing
         self._patterns = patterns
@@ -81,7 +82,7 @@ class Selection:
         if file.key != _NO_KEY:
             self._not_followed[file.key] = file
 
-    def marks(self) -> Iterator[places.Mark]:
+    def marks(self) -> Iterator[positions.Mark]:
         """Yield the positions of files that are not followed, those written last."""
         for file in sorted(self._not_followed.values(), key=lambda each: each.modified, reverse=True)[:MOST_REMEMBERED]:
             if file.mark is not None:
@@ -126,11 +127,11 @@ class Selection:
         self._not_followed = left
         return sorted(found, key=lambda each: each.modified)[::-1]
 
-    def _read_before(self, file: Candidate) -> places.Mark | None:
+    def _read_before(self, file: Candidate) -> positions.Mark | None:
         """Return up to where a file that existed at the start counts as read."""
         if file.pattern in self._saved.patterns:
             return next((mark for mark in self._saved.of(file.path) if mark.inode == file.key[1]), None)
-        return None if self._from_start else places.make_mark(file.path, file.key[1], file.size, b"", b"")
+        return None if self._from_start else positions.make_mark(file.path, file.key[1], file.size, b"", b"")
 
 
 def most_files() -> int:

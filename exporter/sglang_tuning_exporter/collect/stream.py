@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.collect import positions as places
-from sglang_tuning_exporter.collect import rotation
+from sglang_tuning_exporter.collect import positions, rotation
 from sglang_tuning_exporter.collect.compression import DAMAGE
 from sglang_tuning_exporter.collect.lines import Dropped, Lines
 
@@ -47,7 +46,7 @@ class Stream:
         self.fd = fd
         self.key: Key = (status.st_dev, status.st_ino)
         self.seekable = stat.S_ISREG(status.st_mode)
-        self._generation = places.generation(fd) if self.seekable else 0
+        self._generation = positions.generation(fd) if self.seekable else 0
         self.lines = lines
         self.position = 0
         self.look_back_from = 0  # not 0: start-up facts before this offset have not been looked for yet
@@ -75,7 +74,7 @@ class Stream:
             self.lines.skip_line()
         self.look_back_from = position
         self.position = self._line_start = position
-        length = min(position, places.TAIL_BYTES)
+        length = min(position, positions.TAIL_BYTES)
         self._tail = self._line_tail = _after_nul(self._pread(length, position - length))
 
     def flush(self) -> bytes:
@@ -99,18 +98,18 @@ class Stream:
         """Whether a complete line was read from this file."""
         return self._line_start > 0
 
-    def mark(self) -> places.Mark | None:
+    def mark(self) -> positions.Mark | None:
         """Return how far this file has been read; None for a pipe, which cannot be read again."""
         if not self.seekable:
             return None
-        mark = places.make_mark(self.path, self.key[1], self._line_start, self._head, self._line_tail)
+        mark = positions.make_mark(self.path, self.key[1], self._line_start, self._head, self._line_tail)
         return replace(mark, size=self.size, modified=self.modified, joined=self.joined, generation=self._generation)
 
-    def mark_of_text(self) -> places.Mark:
+    def mark_of_text(self) -> positions.Mark:
         """Return a mark that fits any file with the same text: all of an intact file, what was read of a rewritten one."""
         if not self.rewritten:
-            return replace(places.mark_of_all(self.path, self.fd), modified=self.modified)
-        mark = places.make_mark(self.path, self.key[1], self.position, self._head[: self.position], self._tail)
+            return replace(positions.mark_of_all(self.path, self.fd), modified=self.modified)
+        mark = positions.make_mark(self.path, self.key[1], self.position, self._head[: self.position], self._tail)
         return replace(mark, modified=self.modified, size=self.size, generation=self._generation, least=1)
 
     def has_text(self) -> bool:
@@ -229,12 +228,12 @@ class Stream:
     def known_text(self) -> int:
         """Return how many bytes of a rewritten file's start were read before; 0 if its text is new."""
         text, size = self._first_text(), os.fstat(self.fd).st_size
-        if b"\n" in text[places.SURE_BYTES :] and len(text) == size < self.position and self._head.startswith(text):
+        if b"\n" in text[positions.SURE_BYTES :] and len(text) == size < self.position and self._head.startswith(text):
             return size
-        return replace(self.mark_of_text(), least=places.SURE_BYTES).known_text(self.fd)
+        return replace(self.mark_of_text(), least=positions.SURE_BYTES).known_text(self.fd)
 
     def _first_text(self) -> bytes:
-        return self._pread(places.HEAD_BYTES, 0).partition(b"\0")[0] if self.seekable else b""
+        return self._pread(positions.HEAD_BYTES, 0).partition(b"\0")[0] if self.seekable else b""
 
     def note_start(self) -> None:
         """Note the start of a renamed file that has not been read yet, so that it is found again when compressed."""
@@ -294,9 +293,9 @@ class CompressedStream(Stream):
         super().take_over(other)
         self.size = self.position + 1
 
-    def mark_of_text(self) -> places.Mark:
+    def mark_of_text(self) -> positions.Mark:
         """Return a mark of this file; it is not compressed again."""
-        return self.mark() or places.make_mark(self.path, self.key[1], 0, b"", b"")
+        return self.mark() or positions.make_mark(self.path, self.key[1], 0, b"", b"")
 
     def has_text(self) -> bool:
         """Return whether it has text: a compressed empty file is larger than 0 bytes."""
@@ -326,7 +325,7 @@ class CompressedStream(Stream):
 
 
 def _last(before: bytes, text: bytes, end: int) -> bytes:
-    return _after_nul((before + text[max(0, end - places.TAIL_BYTES) : end])[-places.TAIL_BYTES :])
+    return _after_nul((before + text[max(0, end - positions.TAIL_BYTES) : end])[-positions.TAIL_BYTES :])
 
 
 def _after_nul(text: bytes) -> bytes:

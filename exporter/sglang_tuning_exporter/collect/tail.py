@@ -11,10 +11,10 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, BinaryIO
 
-from sglang_tuning_exporter.collect import positions as places
 from sglang_tuning_exporter.collect import rotation
 from sglang_tuning_exporter.collect.chain import Chain
 from sglang_tuning_exporter.collect.lines import Lines
+from sglang_tuning_exporter.collect.positions import dump_positions, load_positions
 from sglang_tuning_exporter.collect.selection import Candidate, Selection, most_files
 from sglang_tuning_exporter.collect.standard_input import Stdin
 from sglang_tuning_exporter.collect.stream import OTHER_KINDS, Key, Stream, reason_of, stat_of
@@ -102,7 +102,7 @@ class LogFollower:
         self._patterns = [pattern for pattern in dict.fromkeys(patterns) if pattern != "-"]
         self._limit = max_line_bytes
         self._from_start = from_start
-        self._saved = places.load(positions)
+        self._saved = load_positions(positions)
         self._clock = clock
         self._stdin: Stdin | None = None
         if "-" in patterns:
@@ -185,7 +185,7 @@ class LogFollower:
     def positions(self) -> dict[str, object]:
         """Return how far each file has been read, as plain JSON; every yielded block counts as read."""
         marks = [*self._selection.marks(), *(mark for chain in self._chains.values() for mark in chain.marks())]
-        return places.dump(self._patterns, marks)
+        return dump_positions(self._patterns, marks)
 
     def close(self) -> None:
         """Close every file; stdin belongs to the caller."""

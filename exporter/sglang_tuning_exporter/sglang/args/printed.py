@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -87,13 +88,6 @@ class _CutTextError(Exception):
     """The text ends inside a value."""
 
 
-def _string_end(text: str, position: int) -> int:
-    match = _STRING.match(text, position)
-    if match is None:
-        raise _CutTextError
-    return match.end()
-
-
 def _value_end(text: str, position: int, closing: str) -> int:
     """Return the end of the value at `position`: a comma or `closing` outside of quotes and brackets. Raises `_CutTextError`."""
     stack: list[str] = []
@@ -101,7 +95,10 @@ def _value_end(text: str, position: int, closing: str) -> int:
         position = match.start()
         character = match[0]
         if character in _QUOTES:
-            position = _string_end(text, position)
+            string = _STRING.match(text, position)
+            if string is None:
+                break
+            position = string.end()
             continue
         if not stack and character in (",", closing):
             return position
@@ -147,10 +144,8 @@ def _value(text: str, depth: int) -> object:
         return REDACTED if holds_secret(text) else _literal(text[: _VALUE_LENGTH * 4])
     value: object = text[:_VALUE_LENGTH]
     if depth <= _DEPTH:
-        try:
+        with suppress(_CutTextError):
             value = _compound(text, depth)
-        except _CutTextError:
-            value = text[:_VALUE_LENGTH]
     return REDACTED if isinstance(value, str) and holds_secret(value) else value
 
 

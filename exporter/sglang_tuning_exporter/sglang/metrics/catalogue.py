@@ -23,19 +23,22 @@ _COUNTS_RETRACTIONS = ("realtime_tokens_total", "cuda_graph_passes_total")  # ca
 _COUNTS_ABORTS = ("total_retracted_reqs", "queue_time_seconds_count", "realtime_tokens_total")
 
 
+_FOLDS = {"sum": "sum of all series", "histogram": "sum of all series, one TP and PP rank of each DP rank"}
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One source of a figure. Of several, the first that a page has is used.
+    """One source of a figure or of a histogram. Of several, the first that a page has is used.
 
-    `fact` is a field of `RankFigures` or of `Scrape`, or `queues.<key>`; `metric` a sample name without `sglang:`;
-    `versions` the first and the last examined release that have it.
+    `fact` is a field of `RankFigures` or of `Scrape`, or `queues.<key>`; `metric` the name of a sample, or of a histogram's family, without
+    `sglang:`; `versions` the first and the last examined release that have it.
     """
 
     fact: str
     metric: str
     versions: str
-    fold: Literal["max", "min", "sum"] = "max"  # over the TP and PP ranks of one scheduler
-    where: tuple[str, str] | None = None  # only series with this label
+    fold: Literal["max", "min", "sum", "histogram"] = "max"  # over the TP and PP ranks of one scheduler
+    where: tuple[str, str] | None = None  # only series with this label; for a histogram, where they have it
     generates: bool = False  # only series of an endpoint that generates
     parts: str | None = None  # label whose values are added up within one rank
     zero_with: tuple[str, ...] = ()  # absent means zero where one of these is present
@@ -45,9 +48,10 @@ class Source:
     @property
     def aggregation(self) -> str:
         """How series become the figure, in words for the docs."""
-        words = "sum of all series" if self.fold == "sum" else f"{self.fold} over TP and PP ranks"
+        words = _FOLDS.get(self.fold, f"{self.fold} over TP and PP ranks")
         if self.where:
-            words = f'{self.where[0]}="{self.where[1]}", {words}'
+            present = " where present" if self.fold == "histogram" else ""
+            words = f'{self.where[0]}="{self.where[1]}"{present}, {words}'
         if self.generates:
             words += " of endpoints that generate"
         if self.parts:
@@ -59,22 +63,6 @@ class Source:
         if self.pool:
             words += "; none when the model has no such pool"
         return words
-
-
-@dataclass(frozen=True, slots=True)
-class HistogramSource:
-    """One histogram of a latency or of the length of answers: `fact` is a field of `Scrape`, the rest as in `Source`."""
-
-    fact: str
-    metric: str
-    versions: str
-    where: tuple[str, str] | None = None  # only series with this value, where they have the label
-
-    @property
-    def aggregation(self) -> str:
-        """How series become one histogram, in words for the docs."""
-        words = "sum of all series, one TP and PP rank of each DP rank"
-        return f'{self.where[0]}="{self.where[1]}" where present, {words}' if self.where else words
 
 
 _SWA_POOL = ("swa_available_tokens", "swa_evictable_tokens", "swa_used_tokens", "max_total_num_tokens_swa")
@@ -198,19 +186,23 @@ SERVER_SOURCES: tuple[Source, ...] = (
 )
 
 # Histograms of the whole server, in seconds except the tokens of answers.
-HISTOGRAM_SOURCES: tuple[HistogramSource, ...] = (
+HISTOGRAM_SOURCES: tuple[Source, ...] = (
     # Without streaming the tokenizer gets the first tokens after fifty (SGLANG_FORCE_STREAM_INTERVAL) or at the end, and nobody waits
     # for them. The label came with 0.5.18; before, both are in one series.
-    HistogramSource(
-        "time_to_first_token", "time_to_first_token_seconds", "0.3.5.post2-0.5.23", where=("is_streaming", "true")
+    Source(
+        "time_to_first_token",
+        "time_to_first_token_seconds",
+        "0.3.5.post2-0.5.23",
+        fold="histogram",
+        where=("is_streaming", "true"),
     ),
-    HistogramSource("inter_token", "inter_token_latency_seconds", "0.4.3.post4-0.5.23"),
+    Source("inter_token", "inter_token_latency_seconds", "0.4.3.post4-0.5.23", fold="histogram"),
     # The mean since the first token, observed with every output: smoother than the inter-token latency.
-    HistogramSource("inter_token", "time_per_output_token_seconds", "0.3.5.post2-0.4.3.post4"),
-    HistogramSource("request_latency", "e2e_request_latency_seconds", "0.3.5.post2-0.5.23"),
-    HistogramSource("queue_time", "queue_time_seconds", "0.5.3.post3-0.5.23"),
+    Source("inter_token", "time_per_output_token_seconds", "0.3.5.post2-0.4.3.post4", fold="histogram"),
+    Source("request_latency", "e2e_request_latency_seconds", "0.3.5.post2-0.5.23", fold="histogram"),
+    Source("queue_time", "queue_time_seconds", "0.5.3.post3-0.5.23", fold="histogram"),
     # Up to 0.5.9 with --collect-tokens-histogram only.
-    HistogramSource("answer_tokens", "generation_tokens_histogram", "0.4.6.post5-0.5.23"),
+    Source("answer_tokens", "generation_tokens_histogram", "0.4.6.post5-0.5.23", fold="histogram"),
 )
 HISTOGRAM_MEMBERS = frozenset(
     f"{source.metric}_{member}" for source in HISTOGRAM_SOURCES for member in ("bucket", "count", "sum")
@@ -249,9 +241,11 @@ CUMULATIVE = frozenset(
 def describe() -> list[tuple[str, str, str, str]]:
     """Return the rows of docs/sources.md: fact, metric, versions, aggregation."""
     return [
-        (source.fact, f"sglang:{source.metric}", source.versions, source.aggregation)
-        for source in (*SOURCES, *SERVER_SOURCES)
-    ] + [
-        (source.fact, f"sglang:{source.metric}_bucket", source.versions, source.aggregation)
-        for source in HISTOGRAM_SOURCES
+        (
+            source.fact,
+            f"sglang:{source.metric}{'_bucket' if source.fold == 'histogram' else ''}",
+            source.versions,
+            source.aggregation,
+        )
+        for source in (*SOURCES, *SERVER_SOURCES, *HISTOGRAM_SOURCES)
     ]

@@ -16,7 +16,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from math import fsum, inf, isfinite, isnan
+from math import fsum, inf, isnan
 from operator import lt
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -172,7 +172,7 @@ def _is_count(value: float) -> bool:
 def _by_series(samples: Samples) -> dict[_Key, float]:
     found: dict[_Key, float] = {}
     for raw, value in samples:
-        if isfinite(value) and _is_count(value):
+        if _is_count(value):
             found.setdefault(_series_and_bound(raw)[0], value)
     return found
 

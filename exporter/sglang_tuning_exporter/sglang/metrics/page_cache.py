@@ -91,21 +91,11 @@ def _layout(text: str, text_between: list[str], *, passthrough: bool) -> _Layout
     if len(values) != len(page.samples):
         return None
     passed = exposition.passthrough(page) if passthrough else exposition.SafePage(text)
-    native_lines = None if passed.text == text else _lines(text, passed.text)
-    if native_lines is not None and None in native_lines:
-        return None
-    return _Layout(
-        text_between,
-        values,
-        page_figures.index_samples(page),
-        None if native_lines is None else [at for at in native_lines if at is not None],
-        passed.left_out,
-    )
-
-
-def _lines(text: str, native: str) -> list[int | None]:
-    """Return the place of each passed line in the page; None for one that was changed."""
-    indexes: dict[str, int] = {}
-    for place, line in enumerate(text.split("\n")):
-        indexes.setdefault(line, place)
-    return [indexes.get(line) for line in native.splitlines()]
+    native_lines = None
+    if passed.text != text:
+        lines, passed_lines = text.split("\n"), passed.text.splitlines()
+        first_places = dict(zip(reversed(lines), reversed(range(len(lines))), strict=True))
+        if not first_places.keys() >= set(passed_lines):  # a line was changed
+            return None
+        native_lines = [first_places[line] for line in passed_lines]
+    return _Layout(text_between, values, page_figures.index_samples(page), native_lines, passed.left_out)
