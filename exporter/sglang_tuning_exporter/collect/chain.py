@@ -36,14 +36,14 @@ class Chain:
     path: str
     pattern: str
     limit: int  # of a line, in bytes
-    first: bool  # it existed when the exporter started
+    existed_at_start: bool  # of the exporter
     links: list[Stream] = field(default_factory=list)  # open files, oldest first
     current: Stream | None = None  # the one with the name now
-    finished: list[Mark] = field(default_factory=list)  # of closed files
+    finished_marks: list[Mark] = field(default_factory=list)  # of closed files
     reason: str = ""
     is_alias: bool = False  # the same file is followed under another path
-    closed: tuple[Key, int] | None = None  # file and size at the start, if it could not be opened
-    resume: Mark | None = None  # how far it was read before it was left out
+    unopened_at_start: tuple[Key, int] | None = None  # file and size at the start, if it could not be opened
+    resume_mark: Mark | None = None  # how far it was read before it was left out
     modified: int = 0  # nanoseconds
     dropped: Dropped = field(default_factory=Dropped)
     lost: int = 0  # files that were gone, or may have been, before they were read to their end
@@ -69,7 +69,7 @@ class Chain:
 
     def marks(self) -> Iterator[Mark]:
         """Yield the marks of its files, oldest first."""
-        yield from self.finished
+        yield from self.finished_marks
         for at, link in enumerate(self.links):
             if link.joined and link.at_end and any(each.has_lines for each in self.links[at + 1 :]):
                 link.count_all_as_read()
@@ -89,12 +89,14 @@ class Chain:
 
         Return False if there are too many: the others are found when these have been read.
         """
-        if not self.links and not self.finished:
+        if not self.links and not self.finished_marks:
             return True
-        marks = [*self.finished, *(link.mark_of_text() for link in self.links if link.seekable)]
+        marks = [*self.finished_marks, *(link.mark_of_text() for link in self.links if link.seekable)]
         beside = self._rotated_files(marks, following)
         found = positions.assign(marks, beside)
-        self.finished = [mark for at, mark in enumerate(self.finished) if at in found or mark is self.finished[-1]]
+        self.finished_marks = [
+            mark for at, mark in enumerate(self.finished_marks) if at in found or mark is self.finished_marks[-1]
+        ]
         fresh = self._unread(marks, found, beside)
         far = now - self.last_poll_at >= _FAR_APART_SECONDS
         newest = self.links[-1] if self.links else None
@@ -116,7 +118,7 @@ class Chain:
             return
         link.rewritten = True
         if link.position:
-            marks = [*self.finished, link.mark_of_text()]
+            marks = [*self.finished_marks, link.mark_of_text()]
             beside = self._rotated_files(marks)
             copy = positions.assign(marks, beside).get(len(marks) - 1)
             link.rewritten = (
@@ -150,7 +152,7 @@ class Chain:
         `by_time`: return such files also without a copy, those that are younger than the last read.
         """
         before, after = self.links[: self.links.index(link) + 1], self.links[self.links.index(link) + 1 :]
-        marks = [*self.finished, *(each.mark_of_text() for each in before if each.seekable)]
+        marks = [*self.finished_marks, *(each.mark_of_text() for each in before if each.seekable)]
         present = [positions.mark_of_all(self.path, each.fd) for each in [link, *after] if each.is_deleted()]
         beside = self._rotated_files(marks)
         everywhere = positions.assign([*marks, *present], beside)
@@ -191,7 +193,7 @@ class Chain:
         if is_newest or self.links or not _is_finished(mark, files):
             self._open(files[:1], now, mark=mark, joined=mark.joined or (copied and is_newest))
         else:
-            self.finished.append(mark)
+            self.finished_marks.append(mark)
 
     def _count_unfound(self, marks: Sequence[Mark], found: dict[int, int]) -> None:
         """Count the marked files that are gone, except those that were complete and read to their end."""
@@ -246,7 +248,7 @@ class Chain:
         self.links.remove(link)
         rest = b"" if link.joined else link.flush()
         if (mark := link.mark()) is not None:
-            self.finished = [*self.finished, mark][-_REMEMBERED:]
+            self.finished_marks = [*self.finished_marks, mark][-_REMEMBERED:]
         return rest + link.close()
 
     def _count_lost(self, what: str) -> None:

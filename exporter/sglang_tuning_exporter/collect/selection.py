@@ -58,7 +58,7 @@ class Selection:
         return len(self._not_followed)
 
     def files_to_follow(
-        self, followed: Collection[str], make_room: Callable[[Candidate], bool], *, first: bool
+        self, followed: Collection[str], make_room: Callable[[Candidate], bool], *, at_start: bool
     ) -> list[Candidate]:
         """Return more files to follow, oldest first, so that facts of the newest are read last.
 
@@ -68,10 +68,10 @@ class Selection:
         fresh = {path: pattern for path, pattern in self._found(followed).items() if path not in followed}
         for file in self._candidates(fresh):
             room = len(followed) + len(chosen) < self._most
-            if file.pattern == file.path or room or (not first and make_room(file)):
+            if file.pattern == file.path or room or (not at_start and make_room(file)):
                 self._not_followed.pop(file.key, None)
                 chosen.append(file)
-            elif first:
+            elif at_start:
                 self.leave_out(replace(file, mark=self._read_before(file)))
             else:
                 self.leave_out(replace(file, size=-1))  # considered again at the next search

@@ -265,10 +265,7 @@ class Sidecar:
             self.state.capped["refused_metric_lines"] += left_out
             if self.health.up is not True:
                 logger.info("scraping %s", self.config.metrics_url)
-            self.health.up, self.health.reason, self.health.message = True, "", ""
-            self.health.starting = self.health.serves = False
-            self.health.scrape_seconds = outcome.seconds
-            self.health.unrecognised = scrape.unrecognised
+            self.health = ScrapeHealth(up=True, scrape_seconds=outcome.seconds, unrecognised=scrape.unrecognised)
             outcome.passed_on = native  # the page is freed: nobody needs half a megabyte between two scrapes
             starts = self.state.starts
             self.state.life.answers(time.monotonic())

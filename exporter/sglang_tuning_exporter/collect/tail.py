@@ -113,7 +113,7 @@ class LogFollower:
         self._selection = Selection(self._patterns, self._most, self._saved, from_start=from_start)
         self._next_glob = 0.0
         now = clock()
-        self._expand(now, first=True)
+        self._expand(now, at_start=True)
         self._check_names(now)
         for chain in self._chains.values():
             marks = self._saved.of(chain.path)
@@ -126,7 +126,7 @@ class LogFollower:
             yield from _blocks("-", self._stdin.read())
         now = self._clock()
         if now >= self._next_glob:
-            self._expand(now, first=False)
+            self._expand(now, at_start=False)
         self._check_names(now)
         chains = list(self._chains.values())
         for chain in chains:
@@ -199,11 +199,17 @@ class LogFollower:
         """How many files match a glob and are not followed because there are too many."""
         return self._selection.left_out
 
-    def _expand(self, now: float, *, first: bool) -> None:
+    def _expand(self, now: float, *, at_start: bool) -> None:
         begin = time.thread_time()  # CPU time: on a busy machine new files must not wait longer
-        for file in self._selection.files_to_follow(self._chains, self._make_room, first=first):
+        for file in self._selection.files_to_follow(self._chains, self._make_room, at_start=at_start):
             self._chains[file.path] = Chain(
-                file.path, file.pattern, self._limit, first, resume=file.mark, modified=file.modified, last_poll_at=now
+                file.path,
+                file.pattern,
+                self._limit,
+                at_start,
+                resume_mark=file.mark,
+                modified=file.modified,
+                last_poll_at=now,
             )
         self._next_glob = now + max(_GLOB_SECONDS, _GLOB_REST * (time.thread_time() - begin))
 
@@ -254,7 +260,7 @@ class LogFollower:
 
     def _name_is_gone(self, chain: Chain, now: float) -> None:
         chain.is_alias = False
-        chain.first = chain.first and chain.reason == "permission denied"
+        chain.existed_at_start = chain.existed_at_start and chain.reason == "permission denied"
         if not chain.links and chain.is_glob_match and chain.path not in self._selection.matched:
             del self._chains[chain.path]
         elif chain.current is not None and chain.current.gone_at is None and chain.reason in _GONE:
@@ -278,21 +284,21 @@ class LogFollower:
                 held.path, held.gone_at = chain.path, None
                 self._name_is_reused(chain, now)
                 chain.links.append(held)
-                chain.current, chain.first = held, False
+                chain.current, chain.existed_at_start = held, False
                 return
         link = self._open(chain, key, status.st_size, now)
         if link is not None:
             self._name_is_reused(chain, now)
             chain.links.append(link)
-            chain.current, chain.first = link, False
+            chain.current, chain.existed_at_start = link, False
 
     def _open(self, chain: Chain, key: Key, size: int, now: float) -> Stream | None:
         try:
             fd = os.open(chain.path, rotation.OPEN)
         except OSError as error:
             chain.reason = reason_of(error)
-            if chain.first and chain.closed is None:
-                chain.closed = (key, size)
+            if chain.existed_at_start and chain.unopened_at_start is None:
+                chain.unopened_at_start = (key, size)
             return None
         link = Stream(chain.path, fd, Lines(self._limit, chain.dropped))
         ready = False
@@ -310,16 +316,16 @@ class LogFollower:
     def _start(self, chain: Chain, link: Stream, now: float) -> bool:
         """Move to the first position; False to wait until earlier files have been read."""
         size = os.fstat(link.fd).st_size
-        if chain.resume is not None:
-            if chain.resume.matches(link.fd):
-                link.start_at(chain.resume.position)
-        elif link.seekable and not chain.first:
+        if chain.resume_mark is not None:
+            if chain.resume_mark.matches(link.fd):
+                link.start_at(chain.resume_mark.position)
+        elif link.seekable and not chain.existed_at_start:
             return chain.open_rotated(now, link)
         elif link.seekable:
-            self._start_first(chain, link, size, now)
+            self._start_existing(chain, link, size, now)
         return True
 
-    def _start_first(self, chain: Chain, link: Stream, size: int, now: float) -> None:
+    def _start_existing(self, chain: Chain, link: Stream, size: int, now: float) -> None:
         """Move to the first position of a file that existed when the exporter started."""
         if marks := self._saved.of(chain.path):
             chain.resume_after(marks, link, now)
@@ -327,9 +333,9 @@ class LogFollower:
             link.continue_at(mark.position)
         elif chain.pattern in self._saved.patterns:
             pass  # it was created while no exporter ran: all of it is new
-        elif chain.closed is not None:
-            if chain.closed[0] == link.key and chain.closed[1] <= size:
-                link.start_at(chain.closed[1])
+        elif chain.unopened_at_start is not None:
+            if chain.unopened_at_start[0] == link.key and chain.unopened_at_start[1] <= size:
+                link.start_at(chain.unopened_at_start[1])
         elif not self._from_start:
             link.start_at(size)
 

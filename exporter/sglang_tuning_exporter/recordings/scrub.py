@@ -12,7 +12,7 @@ from typing import Any
 
 from sglang_tuning_exporter.sglang.args.printed import REDACTED, holds_secret, is_secret
 from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch, Retraction, ServerArgs
-from sglang_tuning_exporter.sglang.log.forms import find
+from sglang_tuning_exporter.sglang.log.forms import unwrap
 from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.sglang.log.terminal import strip_terminal
@@ -210,7 +210,7 @@ class LogScrubber:
         prefix = parse_plain_prefix(line)
         raw = line if prefix is not None else strip_terminal(line.rstrip(b"\n"))
         prefix = prefix or parse_plain_prefix(raw)
-        if prefix is None and (found := find(raw)) is not None:
+        if prefix is None and (found := unwrap(raw)) is not None:
             # What surrounds a line may name hosts and people.
             raw, prefix = found.text, parse_plain_prefix(found.text)
             if prefix is None and found.time is not None:

@@ -6,7 +6,7 @@ from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.sglang.log.forms import LINES_SEARCHED, find, own_times, printed_time
+from sglang_tuning_exporter.sglang.log.forms import LINES_SEARCHED, own_times, printed_time, unwrap
 from sglang_tuning_exporter.sglang.log.prefix import DAY, FIRST_DATED_SECOND
 from sglang_tuning_exporter.sglang.log.terminal import LONGEST_LINE, strip_terminal
 
@@ -37,7 +37,7 @@ def first_time(block: bytes, *, own: OwnTimes) -> float | None:
     if own:
         return None
     for line in block.split(b"\n", LINES_SEARCHED)[:LINES_SEARCHED]:
-        if (found := find(strip_terminal(line[:LONGEST_LINE]))) is not None and found.time is not None:
+        if (found := unwrap(strip_terminal(line[:LONGEST_LINE]))) is not None and found.time is not None:
             return found.time
     return None
 

@@ -19,7 +19,7 @@ from sglang_tuning_exporter.sglang.log.layers import (
     CRI,
     HEAD,
     LEVELS,
-    OFTEN_OF_REQUESTS,
+    OFTEN_REQUEST_FIELDS,
     WORDS,
     Cri,
     Csv,
@@ -38,9 +38,19 @@ from sglang_tuning_exporter.sglang.log.terminal import LONGEST_LINE, strip_termi
 
 LINES_SEARCHED = 4096  # for a time
 _LAYERS = 4
-_TIMES = ("timestamp", "time", "@timestamp", "ts", "asctime", "__REALTIME_TIMESTAMP", "datetime", "date", "eventTime")
-_OF_REQUESTS = ("obj", "prompt", "messages", "input")
-_SHIPPERS = ("stringValue", "message", "line")  # of the body or content that a shipper writes
+_TIME_FIELDS = (
+    "timestamp",
+    "time",
+    "@timestamp",
+    "ts",
+    "asctime",
+    "__REALTIME_TIMESTAMP",
+    "datetime",
+    "date",
+    "eventTime",
+)
+_REQUEST_FIELDS = ("obj", "prompt", "messages", "input")
+_SHIPPER_FIELDS = ("stringValue", "message", "line")  # of the body or content that a shipper writes
 _DELIMITER = re.compile(rb'"(?:[^"]|"")*"([,;\t|])|[^"\n]*?([,;\t|])"')  # after the first quoted column, or before it
 _QUOTED_JSON = re.compile(rb'=(")\{\\"')
 
@@ -49,7 +59,7 @@ OwnTimes: TypeAlias = Literal["", "first", "behind others"]
 Form: TypeAlias = tuple[Layer, ...]
 
 
-def find(text: bytes) -> UnwrappedLine | None:
+def unwrap(text: bytes) -> UnwrappedLine | None:
     """Return one line without its wrapping, the stream not known; `None` where it has no words of SGLang's."""
     form = form_of(text)
     return None if form is None else remove_form(form, text)
@@ -65,7 +75,7 @@ def printed_time(line: bytes, own: OwnTimes = "") -> tuple[float | None, float |
     prefix = parse_plain_prefix(text)
     if prefix is None or own == "behind others":
         text = strip_terminal(text)
-        found = find(text)
+        found = unwrap(text)
         bare = text if found is None else found.text
         prefix = None if own == "behind others" and bare == text else parse_plain_prefix(bare)
         if prefix is None:
@@ -114,21 +124,21 @@ def form_of(text: bytes, layers: int = _LAYERS) -> Form | None:
 def _form_with_wrapping(text: bytes, headed: bool, start: int, layers: int) -> Form | None:  # noqa: FBT001 - found by a caller
     brace = 0 if text[:1] == b"[" and text.rstrip()[-1:] == b"]" and json_of(text) else text.find(b"{", 0, start)
     if brace >= 0 and (entry := json_of(text[brace:])) is not None:
-        field = _field(entry, layers)
-        before = LeadingText.of(text[:brace]) if brace else None
+        field = _json_form(entry, layers)
+        before = LeadingText.learn(text[:brace]) if brace else None
         if field is None or (brace and before is None):
             return None
         return ((before, *field) if before else field) if brace else field
     if (quoted := quoted_text(text)) is not None:
         inner = form_of(quoted, layers - 1)
         return None if inner is None else (Quoted(), *inner)
-    if (column := _column(text, start, layers)) is not None:
+    if (column := _csv_form(text, start, layers)) is not None:
         return column
     if (match := _QUOTED_JSON.search(text, 0, start)) is not None:
         inner = form_of(unquoted(text[match.end(1) :], match[1]), layers - 1)
-        before = LeadingText.of(text[: match.end(1)])
+        before = LeadingText.learn(text[: match.end(1)])
         return None if inner is None or before is None else (before, *inner)
-    before = LeadingText.of(text[:start]) if headed else None
+    before = LeadingText.learn(text[:start]) if headed else None
     return None if before is None else (before,)
 
 
@@ -145,16 +155,16 @@ def split_records(text: bytes) -> list[bytes]:
     return records if len(records) > 1 else []
 
 
-def _field(entry: Any, layers: int) -> Form | None:
+def _json_form(entry: Any, layers: int) -> Form | None:
     if isinstance(entry, dict) and str(entry.get("event", "")).startswith("request."):
         return None
     leaves = list(leaves_of(entry, ()))
     for path, value in leaves:
         text = text_of(value)
-        of_requests = (*_OF_REQUESTS, *OFTEN_OF_REQUESTS)
-        if text is None or (path[-1] not in _SHIPPERS and any(name in of_requests for name in path[:-1])):
+        request_fields = (*_REQUEST_FIELDS, *OFTEN_REQUEST_FIELDS)
+        if text is None or (path[-1] not in _SHIPPER_FIELDS and any(name in request_fields for name in path[:-1])):
             continue
-        if path[-1] in _OF_REQUESTS:
+        if path[-1] in _REQUEST_FIELDS:
             continue
         inner = form_of(text.split(b"\n", 1)[0], layers - 1)
         if inner is None:
@@ -174,10 +184,12 @@ def time_within(entry: dict[str, Any]) -> float | None:
 def _times(leaves: list[tuple[Path, Any]], text: Path) -> list[Path]:
     """Return the names of fields that hold times, the most likely first."""
     found = [path for path, value in leaves if path != text and value_seconds(value) is not None]
-    return sorted(found, key=lambda path: _TIMES.index(path[-1]) if path[-1] in _TIMES else len(_TIMES))
+    return sorted(
+        found, key=lambda path: _TIME_FIELDS.index(path[-1]) if path[-1] in _TIME_FIELDS else len(_TIME_FIELDS)
+    )
 
 
-def _column(text: bytes, start: int, layers: int) -> Form | None:
+def _csv_form(text: bytes, start: int, layers: int) -> Form | None:
     match = _DELIMITER.match(text, 0, len(text) if text[:1] == b'"' else start + 1)
     delimiter = text[start - 1 : start] if match is None else match[1] or match[2]
     # Without quotation marks: a comma that SGLang prints has a space behind it, and it prints no tabs.

@@ -76,7 +76,7 @@ _QUOTES = re.compile(rb"obj=|text=|ReqInput|Model attempted|\brid=|prompt|conten
 _QUOTE_MARKS = (b'"', b"'")
 _QUOTE = ("fixed", rb"[\"']")
 _ENDS = b" \t]:|>-\"';+`,(=\x1e\xbf\xa0\x8b"  # the last three end a byte order mark and spaces of Unicode's
-OFTEN_OF_REQUESTS = ("text", "out", "content", "body")  # of a request's log as well as of a shipper's
+OFTEN_REQUEST_FIELDS = ("text", "out", "content", "body")  # of a request's log as well as of a shipper's
 LEVELS = ("level", "levelname", "severity", "lvl", "log.level", "PRIORITY", "stream")
 
 BYTES = b'MESSAGE":['  # journald exports a message that is not UTF-8 as a list of bytes
@@ -167,7 +167,7 @@ class LeadingText(Layer):
         self._ends_with_quote = parts[-1] is _QUOTE
 
     @classmethod
-    def of(cls, before: bytes) -> LeadingText | None:
+    def learn(cls, before: bytes) -> LeadingText | None:
         """Learn it from the text before one line; `None` where that could be part of a request or of a sentence."""
         if not before or len(before) > LONGEST_BEFORE or _QUOTES.search(before) or before[-1] not in _ENDS:
             return None
@@ -230,7 +230,7 @@ class Json(Layer):
 
     def __init__(self, path: Path, time: Path | None, *, sure: bool) -> None:
         self.key = (path, time)
-        self.ambiguous = path[-1] in OFTEN_OF_REQUESTS
+        self.ambiguous = path[-1] in OFTEN_REQUEST_FIELDS
         self.sure = sure and not self.ambiguous
         self.path, self._time = path, time
 

@@ -30,7 +30,7 @@ _IGNORED_KEPT, _IGNORED_LENGTH = 64, 400
 _ENOUGH_LINES = 16
 _SAME_CLOCK_SECONDS = 60.0  # between SGLang's time and that of a shipper
 _SGLANG_KINDS = ("decode", "prefill", "retraction", "startup", "liveness")  # kinds of lines that only SGLang prints
-_HEADERS_KEPT, _HEADER_LENGTH = 64, 200
+_SURROUNDINGS_KEPT, _SURROUNDING_LENGTH = 64, 200
 _STAMPED, _NUMBERS = re.compile(STAMP), re.compile(rb"\d+")
 # The name of a field of a record that is printed over several lines, or what stands before and after a record.
 _FIELD = re.compile(rb"[ \t]*(?:\"?[\w@./-]{1,60}\"?[ \t]?[:=]|[{}\[\]-]{1,3},?\s*$)")
@@ -50,8 +50,8 @@ class LogReader(MessageReader):
         self.wrapping = Wrapping(strict=strict)
         self._fast_path = FastPath(self.wrapping.accepts_scheduler if strict else None)
         self._is_reading_held = False  # reading lines that waited
-        self._headers: set[bytes] = set()  # of lines around the server's, as the next
-        self._carriers: set[bytes] = set()
+        self._surroundings: set[bytes] = set()  # of lines around the server's, as the next
+        self._message_fields: set[bytes] = set()  # names of fields of records with the server's lines
         self._has_supervisor = False
         # The times around the lines are of another time zone than SGLang's own: they say nothing of lines without such a time.
         self._other_clock_differs = False
@@ -130,10 +130,10 @@ class LogReader(MessageReader):
         # A line about a request that is an event has SGLang's own words and figures alone.
         is_own = kind == "request" and len(events) > known
         self._read_released(events)
-        if not is_own and not self._is_header(line, kind):
+        if not is_own and not self._is_of_surroundings(line, kind):
             self._suspicion.note(kind, self._last_time, self._line)
 
-    def _is_header(self, line: bytes, kind: str) -> bool:
+    def _is_of_surroundings(self, line: bytes, kind: str) -> bool:
         """Whether this line is of what surrounds the server's lines: a supervisor's, an empty one, or another field of a record.
 
         Such lines are learned until the first batch: no request can print text before.
@@ -141,16 +141,16 @@ class LogReader(MessageReader):
         field = _FIELD.match(line)
         learns = not (self.counts["decode"] or self.counts["prefill"])
         if learns and field and (kind != "other" or HEAD.search(line)):
-            self._carriers.add(field[0])  # of the server's own lines, so that raw text has it as well
-        if kind != "other" or len(line) > _HEADER_LENGTH or not (not line or field or _STAMPED.match(line)):
+            self._message_fields.add(field[0])  # raw text has it as well
+        if kind != "other" or len(line) > _SURROUNDING_LENGTH or not (not line or field or _STAMPED.match(line)):
             return not self._may_hold_raw_text
         form = field[0] if field else _NUMBERS.sub(b"0", line)
-        if learns and len(self._headers) < _HEADERS_KEPT:
-            self._headers.add(form)
+        if learns and len(self._surroundings) < _SURROUNDINGS_KEPT:
+            self._surroundings.add(form)
             self._has_supervisor = self._has_supervisor or bool(line and not field)
         # Around records no raw text has an empty line: it stands in a field.
-        is_around = bool(form or self._carriers or self._has_supervisor)
-        return not self._may_hold_raw_text or (is_around and form in self._headers - self._carriers)
+        is_around = bool(form or self._message_fields or self._has_supervisor)
+        return not self._may_hold_raw_text or (is_around and form in self._surroundings - self._message_fields)
 
     def _ignore_later(self, line: bytes, prefix: Prefix) -> None:
         """Remember a message without meaning here, to skip it next time."""

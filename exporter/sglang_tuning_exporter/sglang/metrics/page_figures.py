@@ -162,11 +162,8 @@ def _dp(label: Mapping[str, str]) -> int | None:
 
 
 def _model_name(series: Mapping[str, Series]) -> str | None:
-    for found in series.values():
-        for label, _ in found:
-            if label.get("model_name"):
-                return label["model_name"]
-    return None
+    names = (label.get("model_name") for found in series.values() for label, _ in found)
+    return next(filter(None, names), None)
 
 
 def _engine_type(series: Mapping[str, Series]) -> str | None:
