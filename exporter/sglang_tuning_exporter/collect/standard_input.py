@@ -20,8 +20,7 @@ class Stdin:
         self.dropped = Dropped()
         self.lines = Lines(limit, self.dropped)
         self.position = 0
-        self.ended = stream is None
-        self.reason = "ended" if stream is None else ""
+        self.reason = "ended" if stream is None else ""  # empty while there may be more
         self._stream = stream
         self._ready = select.poll()
         try:
@@ -34,18 +33,18 @@ class Stdin:
     def read(self) -> Iterator[bytes]:
         """Yield new lines, at most the budget."""
         budget = BUDGET
-        while budget > 0 and not self.ended and (self._fd < 0 or self._ready.poll(0)):
+        while budget > 0 and not self.reason and (self._fd < 0 or self._ready.poll(0)):
             try:
                 raw = self._read()
             except BlockingIOError:
                 return
             except (OSError, ValueError) as error:
-                self.ended, self.reason = True, f"unreadable: {getattr(error, 'strerror', None) or error}"
+                self.reason = f"unreadable: {getattr(error, 'strerror', None) or error}"
                 break
             budget -= len(raw)
             self.position += len(raw)
             if not raw:
-                self.ended, self.reason = True, "ended"
+                self.reason = "ended"
             yield self.lines.feed(raw) if raw else self.lines.flush()
 
     def _read(self) -> bytes:

@@ -185,9 +185,7 @@ class Wrapping:
             if line.partial:
                 return line
             prefix = parse_plain_prefix(line.text)
-            if prefix is not None and (not shape.prefixed or (not shape.has_words and second_prefix(line.text))):
-                continue
-            if shape.prefixed and prefix is None and not self._strict and _is_still_wrapped(text, line.text):
+            if not self._fits_prefix(shape, text, line.text, prefix):
                 continue
             if self._strict and (key := self._deviation(shape, line, prefix)) is not None:
                 if self.is_reading_released and key.may_be_real:
@@ -201,6 +199,12 @@ class Wrapping:
             self._set_current(shape, text, line, prefix)
             return line._replace(prefixed=shape.prefixed)
         return found
+
+    def _fits_prefix(self, shape: Shape, text: bytes, rest: bytes, prefix: Prefix | None) -> bool:
+        """Whether SGLang's own prefix begins the `rest` of a line as it does in this shape."""
+        if prefix is not None:
+            return shape.prefixed and (shape.has_words or not second_prefix(rest))
+        return not shape.prefixed or self._strict or not _is_still_wrapped(text, rest)
 
     def learn(self, text: bytes, *, settled: bool = True, enough: int | None = None) -> Learned | None:
         """Learn from a line of no known shape; `None` where nothing can be learned.
