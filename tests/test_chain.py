@@ -408,6 +408,42 @@ def test_the_files_of_svlogd_and_multilog_are_read_in_the_order_of_their_hexadec
     assert (read(follower), lost(follower)) == (log.numbers(2, 12), 0)
 
 
+NAMED = {
+    "extension .log": ("server.{}.log", bytes),
+    "extension .log, compressed": ("server.{}.log.gz", gzip.compress),
+    "addextension .old": ("server.log.{}.old", bytes),
+    "dateformat _%s": ("server.log_177383293{}", bytes),
+    "addextension .bak with dateext": ("server.log-2026032{}.bak", bytes),
+    "compressext .packed": ("server.log.{}.packed", gzip.compress),
+}
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize(("names", "packed"), NAMED.values(), ids=NAMED)
+def test_rotated_files_of_other_names_are_recognised_by_one_that_was_read(
+    log: Log, names: str, packed: Callable[[bytes], bytes], *, stopped: bool
+) -> None:
+    """As real logrotate 3.21 names them with these options; numbers rise with age, dates fall."""
+    log.write(1)
+    follower = LogFollower([str(log.path)], from_start=True)
+    assert read(follower) == [1]
+    positions = saved(follower) if stopped else None
+    for round_ in range(1, 4):
+        log.write(2)
+        number = round_ if "2026" in names or "177" in names else 4 - round_
+        rotated = log.path.with_name(names.format(number))
+        log.path.rename(rotated)
+        text, modified = rotated.read_bytes(), rotated.stat().st_mtime_ns
+        if packed is not bytes:
+            rotated.unlink()
+            rotated.write_bytes(packed(text))
+            os.utime(rotated, ns=(modified, modified))
+        log.write(0)
+    log.write(1)
+    follower = LogFollower([str(log.path)], positions=positions) if stopped else follower
+    assert (read(follower), lost(follower)) == (log.numbers(2, 8), 0)
+
+
 LINKED = {
     "date": "server.2026112{}.log",
     "date behind the name": "server.log.2026112{}",

@@ -222,13 +222,13 @@ class LogDirectories:
     def rotated_files(self, marks: Sequence[Mark]) -> list[RotatedFile]:
         """Return the rotated files of the log, oldest first, also of a directory in which one of the marked files is.
 
-        Directories, and the files that a link led to earlier, are searched if the newest marked file is not beside the log.
+        Directories, and files with other names, are searched if the newest marked file is not beside the log.
         """
         target = os.path.realpath(self._path)
         folder, base = os.path.split(target)
         found = rotation.rotated(folder, base)
         if marks and not assign(marks[-1:], found):
-            for there in rotation.of_link(target, marks[-1].inode):
+            for there in rotation.alike(target, marks[-1].inode):
                 if assign(marks, there):
                     return there
             for below in rotation.directories(folder):

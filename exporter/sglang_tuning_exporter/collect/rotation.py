@@ -33,6 +33,7 @@ _INFIX = re.compile(
 # multilog, svlogd and s6-log, whose log is `current`; a processor such as gzip leaves the name as it is
 _MULTILOG = re.compile(r"@[0-9a-f]{24}\.[su]")
 _NUMBER = re.compile(r"[0-9]{1,20}")
+_DATE_DIGITS = 6
 _COUNT = re.compile(r"[.-]\d{1,5}")
 
 
@@ -65,10 +66,12 @@ def packing(path: str) -> str:
 
 
 def packing_of(fd: int, path: str) -> str:
-    """Return the extension that belongs to a compressed file, empty for any other; `multilog` gives it none."""
-    if _MULTILOG.fullmatch(os.path.basename(path)):  # noqa: PTH119 -- thousands of them
-        return compression.packing(os.pread(fd, _MAGIC_BYTES, 0))
-    return packing(path)
+    """Return the extension that belongs to a compressed file, empty for any other; `multilog` and `compressext` give it another name."""
+    if named := packing(path):
+        return named
+    found = compression.packing(os.pread(fd, _MAGIC_BYTES, 0))
+    is_text = found == ".bz2" and _MULTILOG.fullmatch(path.rpartition("/")[2]) is None  # it begins with letters
+    return "" if is_text else found
 
 
 def is_readable(path: str) -> bool:
@@ -128,32 +131,51 @@ def rotated(folder: str, base: str) -> list[RotatedFile]:
     return newest(list(found.values()))
 
 
-def of_link(path: str, inode: int) -> Iterator[list[RotatedFile]]:
-    """Yield the files that a link may have led to before `path`, its real target: the same name with smaller numbers, oldest first.
+def alike(path: str, inode: int) -> Iterator[list[RotatedFile]]:
+    """Yield groups of files whose names differ only in their numbers, oldest first; one of them may hold the files before `path`.
 
-    rotatelogs, cronolog and glog write to server.20261123.log and move a link called server.log. First come those of the same directory,
-    then those of the same name in directories with smaller numbers. The file with `inode` is among them whatever its numbers are.
+    logrotate's `extension .log` renames server.log to server.1.log. rotatelogs, cronolog and glog write to server.20261123.log and move a
+    link called server.log, whose real target is `path`: of those only files with smaller numbers are before it. The numbers may also be
+    those of the directory. `inode`: of a file that is looked for.
     """
     folder, base = os.path.split(path)
+    entries = _entries(folder)
+    number = next((entry.inode() for entry in entries if entry.path == path), None)
+    targets = [entry.path for entry in entries if entry.inode() == number]  # a hard link has several names
+    shapes = dict.fromkeys(_shape(entry.path) for entry in entries if entry.inode() in (inode, number))
+    stem = os.path.join(folder, _NUMBER.split(base.split(".")[0])[0])  # noqa: PTH118 -- as the entries
+    shapes |= dict.fromkeys(
+        _shape(entry.path) for entry in entries if stem != folder + "/" and entry.path.startswith(stem)
+    )
+    for shape in shapes:
+        yield _group([entry for entry in entries if _shape(entry.path) == shape], targets, folder)
     above, own = os.path.split(folder)
-    yield _before(path, inode, _entries(folder))
     if _NUMBER.search(own):
-        alike = [below for below in directories(above) if _shape(os.path.basename(below)) == _shape(own)]  # noqa: PTH119 -- thousands of them
-        yield _before(path, inode, [entry for below in alike for entry in _entries(below) if entry.name == base])
+        others = [below for below in directories(above) if _shape(os.path.basename(below)) == _shape(own)]  # noqa: PTH119 -- few
+        yield _group([entry for below in others for entry in _entries(below) if entry.name == base], targets, above)
 
 
-def _before(path: str, inode: int, entries: list[os.DirEntry[str]]) -> list[RotatedFile]:
-    targets = {entry.path for entry in entries if entry.path == path}
-    number = next((entry.inode() for entry in entries if entry.path in targets), None)
-    targets |= {entry.path for entry in entries if entry.inode() == number}  # its other names: a hard link has two
+def _group(entries: list[os.DirEntry[str]], targets: list[str], folder: str) -> list[RotatedFile]:
+    """Return the files of one shape that are not later than a target of this shape."""
+    numbers_of_target = max(
+        (_numbers(each) for each in targets if entries and _shape(each) == _shape(entries[0].path)), default=None
+    )
     found = []
     for entry in entries:
         plain = entry.path.removesuffix(packing(entry.path))
-        earlier = any(_shape(plain) == _shape(target) and _numbers(plain) < _numbers(target) for target in targets)
-        if earlier or (entry.inode() == inode and entry.path not in targets):
+        is_later = numbers_of_target is not None and _numbers(plain) >= numbers_of_target
+        if _NUMBER.search(plain, len(folder)) and entry.path not in targets and not is_later:
             with suppress(OSError):
-                found.append(_rotated_file(entry.path, plain, inside=False))
-    return sorted(found, key=lambda each: (_numbers(each.suffix), each.modified))[-MOST_FILES:]
+                found.append(_rotated_file(entry.path, _suffix(plain[len(folder) :]), inside=False))
+    return newest(found)
+
+
+def _suffix(name: str) -> str:
+    """Return what orders a file among others of its shape: its only number, or a name with a date; empty where only times do."""
+    numbers = _NUMBER.findall(name)
+    if sum(map(len, numbers)) >= _DATE_DIGITS:
+        return name
+    return f".{numbers[0]}" if len(numbers) == 1 else ""
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
@@ -162,8 +184,8 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
     return []
 
 
-def _shape(name: str) -> str:
-    return _NUMBER.sub("0", name)
+def _shape(path: str) -> str:
+    return _NUMBER.sub("0", path.removesuffix(packing(path)))
 
 
 def _numbers(name: str) -> list[int]:
@@ -173,7 +195,7 @@ def _numbers(name: str) -> list[int]:
 def _rotated_file(path: str, suffix: str, *, inside: bool) -> RotatedFile:
     status = os.stat(path)  # noqa: PTH116 -- thousands of them
     size = status.st_size
-    if 0 < size <= _EMPTY_BYTES and (packing(path) or suffix.startswith("@")) and _unpacks_to_nothing(path):
+    if 0 < size <= _EMPTY_BYTES and _unpacks_to_nothing(path):
         size = 0
     return RotatedFile(path, status.st_ino, status.st_dev, size, status.st_mtime_ns, suffix, inside)
 

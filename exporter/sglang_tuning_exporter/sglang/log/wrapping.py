@@ -258,7 +258,8 @@ class Wrapping:
 
     def _lines_needed(self, form: Form, text: bytes, *, known: bool) -> int:
         """Return how many lines are needed to accept this form."""
-        sure = all(layer.sure for layer in form)
+        # A time in brackets before SGLang's own may as well be the prefix of a line that another process wrote into.
+        sure = all(layer.sure for layer in form) and not second_prefix(text)
         if known:
             if self._strict:
                 return _CONFIRMED_AGAIN
