@@ -189,8 +189,9 @@ class Chain:
         self._continue_lines(following)
 
     def _reopen(self, files: Sequence[RotatedFile], mark: Mark, now: float, *, is_newest: bool, copied: bool) -> None:
-        """Open the first of `files` at its mark, or note it as read if its writer uses a later one."""
-        if is_newest or self.links or not _is_finished(mark, files):
+        """Open the first of `files` at its mark, or note it as read if that was its end and a later one has text."""
+        was_read = files[0].size == mark.position and not mark.joined
+        if is_newest or self.links or not (was_read and any(later.size for later in files[1:])):
             self._open(files[:1], now, mark=mark, joined=mark.joined or (copied and is_newest))
         else:
             self.finished_marks.append(mark)
@@ -315,11 +316,6 @@ class Chain:
         for link, after in itertools.pairwise(chain):
             if link.joined:
                 after.lines = link.lines
-
-
-def _is_finished(mark: Mark, files: Sequence[RotatedFile]) -> bool:
-    """Return whether the first of `files` was read to its end and a later one has text."""
-    return files[0].size == mark.position and not mark.joined and any(later.size for later in files[1:])
 
 
 def _missing(beside: Sequence[RotatedFile], found: dict[int, int], fresh: Sequence[RotatedFile]) -> list[int]:

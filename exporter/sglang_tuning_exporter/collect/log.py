@@ -23,7 +23,6 @@ from sglang_tuning_exporter.state.saved import counts
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from sglang_tuning_exporter.config import Config
     from sglang_tuning_exporter.sglang.events import Event
@@ -66,8 +65,8 @@ class Logbook:
         self._clock = clock
         self._readers: dict[str, LogReader] = {}
         self._gone: dict[str, float] = {}  # when the file of a reader was last followed
-        self._state_file = _acquired(config.state_file)
-        saved = self._state_file.load() if self._state_file else {}
+        self._state_file = None if config.state_file is None else StateFile(config.state_file)
+        saved = self._state_file.load() if self._state_file is not None and self._state_file.acquire() else {}
         positions = saved.get("positions")
         self._follower = LogFollower(
             config.log_file,
@@ -77,7 +76,7 @@ class Logbook:
             clock=clock,
         )
         self._counted_up_to = self._follower.positions()  # after the last counted block; `positions()` may be ahead
-        self._logged_problem = self._state_file.problem if self._state_file and not self._state_file.held else ""
+        self._logged_problem = ""
         self._logged_left_out = 0
         self._dropped_before = self._lost_before = 0  # in files that are no longer followed
         self._saved_counters: object = None  # counters of the last save; None: not saved yet
@@ -347,18 +346,11 @@ class Logbook:
         return held
 
     def _log_problem(self) -> None:
-        if self._state_file is not None and self._state_file.problem != self._logged_problem:
-            self._logged_problem = self._state_file.problem
-            logger.warning("state file %s: %s", self._state_file.path, self._logged_problem or "writable again")
-
-
-def _acquired(path: Path | None) -> StateFile | None:
-    if path is None:
-        return None
-    state_file = StateFile(path)
-    if not state_file.acquire():
-        logger.warning("state file %s: %s; continuing without it", path, state_file.problem)
-    return state_file
+        file = self._state_file
+        if file is not None and file.problem != self._logged_problem:
+            self._logged_problem = file.problem
+            without = "" if file.held else "; continuing without it"
+            logger.warning("state file %s: %s%s", file.path, file.problem or "writable again", without)
 
 
 def _read_uncounted(reader: LogReader, text: bytes) -> list[Event | BatchRun]:
