@@ -163,7 +163,7 @@ def watch(past: Past, profile: str, sources: str) -> dict[str, Any]:
         )
         sidecar = Sidecar(config)
         if sidecar.log is not None:
-            sidecar._read_log(sidecar.log)
+            sidecar._read_log()
         data, written, scraped, judged = [], 0, 0.0, 0.0
         with log.open("ab", buffering=0) as growing:
             while _NOW[0] < past.end + 1.0:
@@ -172,7 +172,7 @@ def watch(past: Past, profile: str, sources: str) -> dict[str, Any]:
                 growing.write(b"".join(line for _, line in past.lines[written:until]))
                 written = until
                 if sidecar.log is not None:
-                    sidecar._read_log(sidecar.log)
+                    sidecar._read_log()
                 if sidecar._scraper is not None and _NOW[0] - scraped >= SCRAPE_SECONDS and past.has_news(scraped):
                     scraped = _NOW[0]
                     sidecar.scrape(5.0)

@@ -93,7 +93,7 @@ def told(story: Story, directory: Path, families: Collection[str], sink: IO[str]
             if moment.lines and exporter.log is not None:
                 with log.open("ab") as printed:
                     printed.write(moment.lines)
-                while exporter._read_log(exporter.log):
+                while exporter._read_log():
                     pass
             passed_on = ""
             if story.scraped:
@@ -121,7 +121,7 @@ def _exporter(story: Story, log: Path, clock: Clock) -> Sidecar:
     made = Sidecar(settings)
     if story.logged:
         made.log = logbook.Logbook(settings, made.state, made._lock, clock=clock.monotonic)
-        made._read_log(made.log)
+        made._read_log()
     return made
 
 

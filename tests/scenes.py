@@ -39,7 +39,7 @@ def lived(story: Story, directory: Path) -> Iterator[Sidecar]:
             if moment.lines and exporter.log is not None:
                 with log.open("ab") as printed:
                     printed.write(moment.lines)
-                while exporter._read_log(exporter.log):
+                while exporter._read_log():
                     pass
             if story.scraped:
                 refused = "connection refused: nothing listens at that address"

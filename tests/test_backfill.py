@@ -160,14 +160,14 @@ def live(directory: Path, log: bytes, moments: list[float]) -> list[tuple[float,
     with clock.worn():
         exporter = Sidecar(settings)
         exporter.log = logbook.Logbook(settings, exporter.state, exporter._lock, clock=clock.monotonic)
-        exporter._read_log(exporter.log)
+        exporter._read_log()
         for at in moments[:-1]:  # the last comes after the log's end, where what waits is decided
             while events and events[0][0] < at:
                 clock.now = events[0][0]
                 with followed.open("ab") as file:
                     while events and events[0][0] == clock.now:
                         file.write(events.pop(0)[1])
-                exporter._read_log(exporter.log)
+                exporter._read_log()
             clock.now = at
             page = generate_latest(registry(exporter)).decode()
             samples = (sample for family in plain_families(page) for sample in family.samples)

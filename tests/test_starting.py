@@ -34,7 +34,7 @@ class Beside:
 
     def read(self) -> None:
         if self.sidecar.log is not None:
-            self.sidecar._read_log(self.sidecar.log)
+            self.sidecar._read_log()
 
     def prints(self, text: str) -> None:
         with self.path.open("a") as file:

@@ -237,12 +237,12 @@ class Chain:
             if link is self.current:
                 if not deleted and not self.is_glob_match:
                     return None  # renamed without a successor: the writer still uses it
-                patience = DELETED_SECONDS
+                quiet_seconds = DELETED_SECONDS
             elif later and not deleted and not any(each.has_text() for each in later):
                 return None  # the new file exists, but nobody has written to it yet
             else:
-                patience = LINGER_SECONDS
-            if now - max(link.gone_at, link.grown_at) < patience and not (crowded and link is not self.current):
+                quiet_seconds = LINGER_SECONDS
+            if now - max(link.gone_at, link.grown_at) < quiet_seconds and not (crowded and link is not self.current):
                 return None
         if link is self.current:
             self.leave(now)

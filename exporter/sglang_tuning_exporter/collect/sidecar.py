@@ -105,9 +105,8 @@ class Sidecar:
     def start(self) -> None:
         """Start the threads."""
         if self.log is not None:
-            log = self.log
             # Present lines are history; lines after this point are new.
-            self.threads.attempt("log", lambda: self._read_log(log))
+            self.threads.attempt("log", self._read_log)
             self.history.begin(self.state)
             self.threads.start("log", self._follow_log)
         if self._scraper is not None:
@@ -360,7 +359,7 @@ class Sidecar:
             waiting = self._wait_for_reader(pause)
             self._sample_history()
             try:
-                while self._read_log(self.log) and not self._stopping.is_set():
+                while self._read_log() and not self._stopping.is_set():
                     pass
             finally:
                 for read in waiting:
@@ -379,9 +378,10 @@ class Sidecar:
                 waiting.append(self._waiting_scrapes.get_nowait())
         return waiting
 
-    def _read_log(self, log: Logbook) -> bool:
+    def _read_log(self) -> bool:
+        assert self.log is not None
         starts = self.state.starts, self.state.unconfirmed.start_waits
-        behind = log.poll(self._stopping.is_set)
+        behind = self.log.poll(self._stopping.is_set)
         if (self.state.starts, self.state.unconfirmed.start_waits) != starts:
             self._info_schedule.ask_again()
         return behind
