@@ -502,7 +502,24 @@ def test_the_files_of_a_link_are_read_once_where_they_are_followed_themselves(
         log.path = tmp_path / f"server.2026112{number}.log"
         lead(path, log.path, Path.symlink_to)
     log.write(1)
-    assert sorted(read(LogFollower(followed, positions=positions))) == log.numbers(2, 8)
+    follower = LogFollower(followed, positions=positions)
+    assert (sorted(read(follower)), lost(follower)) == (log.numbers(2, 8), 0)
+
+
+@pytest.mark.parametrize("name", ["server.{}.log", "server.log.{}.old", "server-2026112{}.log"])
+def test_a_renamed_file_that_a_glob_matches_is_read_once_and_not_lost(tmp_path: Path, name: str) -> None:
+    log = Log(tmp_path)
+    log.write(1)
+    follower = LogFollower([str(tmp_path / "server*")], from_start=True)
+    assert read(follower) == [1]
+    positions = saved(follower)
+    for number in range(1, 4):
+        log.write(2)
+        log.path.rename(tmp_path / name.format(number))
+        log.write(0)
+    log.write(1)
+    follower = LogFollower([str(tmp_path / "server*")], positions=positions)
+    assert (sorted(read(follower)), lost(follower)) == (log.numbers(2, 8), 0)
 
 
 def test_the_log_of_another_server_with_a_smaller_number_is_not_read_for_one_whose_file_is_gone(tmp_path: Path) -> None:

@@ -258,8 +258,7 @@ class Chain:
 
     def _rotated_files(self, marks: Sequence[Mark], following: Stream | None = None) -> list[RotatedFile]:
         taken = following.key if following is not None else None
-        found = [(file, (file.device, file.inode)) for file in self.directories.rotated_files(marks)]
-        return [file for file, key in found if key != taken and self.owners.get(key, self.path) == self.path]
+        return [file for file in self.directories.rotated_files(marks) if (file.device, file.inode) != taken]
 
     def _as_rotated(self, link: Stream) -> RotatedFile:
         return rotation.RotatedFile(self.path, link.key[1], link.key[0], link.size, link.modified, "")
@@ -286,6 +285,8 @@ class Chain:
         joined: bool = False,
     ) -> bool:
         for file in fresh:
+            if self.owners.get((file.device, file.inode), self.path) != self.path:
+                continue  # followed under its own name
             if len(self.links) >= _MOST_LINKS and mark is None:
                 return False
             try:
