@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sglang_tuning_exporter.config import LOG_OPTIONS, REPORT_FORMAT, layered, resolve, unknown_variables
+from sglang_tuning_exporter.config import LOG_OPTIONS, REPORT_FORMAT, Option, layered, resolve, unknown_variables
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.sglang.clean import clean
-
-if TYPE_CHECKING:
-    import argparse
-
-    from sglang_tuning_exporter.config import Option
 
 
 def serve(**given: Any) -> int:

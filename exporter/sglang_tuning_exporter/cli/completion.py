@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from argparse import Action
+from collections.abc import Mapping
 
 from sglang_tuning_exporter.state.profiles import PROFILES
-
-if TYPE_CHECKING:
-    from argparse import Action
-    from collections.abc import Mapping
 
 # Values that a flag takes; any other flag's value is completed as a file name.
 VALUES = {"--profile": tuple(PROFILES), "--format": ("text", "json", "html")}

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.cli import commands as run
 from sglang_tuning_exporter.config import add_arguments
 from sglang_tuning_exporter.config.values import UsageError, suggestion
 from sglang_tuning_exporter.state.profiles import DEFAULT_PROFILE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 PROGRAM = "sglang-tuning-exporter"
 

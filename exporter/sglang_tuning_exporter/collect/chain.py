@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.collect import positions, rotation
 from sglang_tuning_exporter.collect.compression import DAMAGE
 from sglang_tuning_exporter.collect.lines import Dropped, Lines
+from sglang_tuning_exporter.collect.positions import Mark
+from sglang_tuning_exporter.collect.rotation import RotatedFile
 from sglang_tuning_exporter.collect.stream import CompressedStream, Key, Stream, reason_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from sglang_tuning_exporter.collect.positions import Mark
-    from sglang_tuning_exporter.collect.rotation import RotatedFile
 
 LINGER_SECONDS = 10.0  # logrotate creates the new file before it signals the writer; some processes reopen it later
 DELETED_SECONDS = 60.0  # then a quiet deleted file is closed: an open one keeps its disk space

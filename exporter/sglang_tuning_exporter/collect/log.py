@@ -5,28 +5,25 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from sglang_tuning_exporter.collect.compression import READABLE
 from sglang_tuning_exporter.collect.log_clock import offset_of
 from sglang_tuning_exporter.collect.positions import digest
 from sglang_tuning_exporter.collect.state_file import StateFile
 from sglang_tuning_exporter.collect.tail import Block, FileStatus, LogFollower
+from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.sglang.clean import clean
+from sglang_tuning_exporter.sglang.events import Event
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.sglang.log.terminal import strip_terminal
 from sglang_tuning_exporter.state.saved import counts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
-    from sglang_tuning_exporter.config import Config
-    from sglang_tuning_exporter.sglang.events import Event
-    from sglang_tuning_exporter.state.server import ServerState
+from sglang_tuning_exporter.state.server import ServerState
 
 # A log that grows faster than one poll reads is polled again without a pause.
 BEHIND_BYTES = 4 << 20

@@ -10,17 +10,12 @@ import fcntl
 import hashlib
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.collect import rotation
 from sglang_tuning_exporter.collect.compression import DAMAGE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from sglang_tuning_exporter.collect.rotation import RotatedFile
+from sglang_tuning_exporter.collect.rotation import RotatedFile
 
 HEAD_BYTES = 1024
 """Bytes of a file's start that are remembered: several lines."""

@@ -5,15 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from sglang_tuning_exporter.collect import compression
 from sglang_tuning_exporter.collect.compression import DAMAGE, OPENERS, READABLE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MOST_FILES = 512
 """The newest rotated files of a log that are considered; a directory may hold thousands."""

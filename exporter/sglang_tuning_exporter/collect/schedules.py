@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sglang_tuning_exporter.sglang.server_info import Load
+from sglang_tuning_exporter.sglang.server_info import Load
 
 INFO_RETRY_SECONDS = (15.0, 300.0)
 # From this release on the answer comes from shared memory; before, it interrupts the schedulers.

@@ -8,9 +8,11 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from pathlib import Path
+from typing import Literal, TypeAlias
 from urllib.parse import urljoin, urlsplit
 
 import certifi
@@ -21,10 +23,6 @@ from urllib3.exceptions import ConnectTimeoutError, ReadTimeoutError
 
 from sglang_tuning_exporter.config.values import key_in
 from sglang_tuning_exporter.sglang.server_info import Load, ServerInfo, parse_loads, parse_server_info
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 Reason: TypeAlias = Literal[
     "connection_refused",

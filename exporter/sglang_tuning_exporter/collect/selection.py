@@ -9,15 +9,11 @@ from __future__ import annotations
 import glob
 import os
 import resource
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.collect import positions, rotation
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
-
-    from sglang_tuning_exporter.collect.stream import Key
+from sglang_tuning_exporter.collect.stream import Key
 
 MOST_FILES = 256
 """Files open at once; at most half of the process's limit of open files."""

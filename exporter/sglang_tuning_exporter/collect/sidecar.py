@@ -6,16 +6,18 @@ import logging
 import math
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from math import inf
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from sglang_tuning_exporter.capacity.model import Measured
 from sglang_tuning_exporter.collect.log import Logbook
 from sglang_tuning_exporter.collect.schedules import InfoSchedule, LoadsSchedule, ScrapeHealth
 from sglang_tuning_exporter.collect.scrape import Client, Outcome, ScrapeError, Scraper
 from sglang_tuning_exporter.collect.threads import Threads
+from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.findings import Judgement, judge
 from sglang_tuning_exporter.diagnosis.recommendation import Recommendation, RecommendedSince, recommendations, since
@@ -27,11 +29,6 @@ from sglang_tuning_exporter.state.history import History
 from sglang_tuning_exporter.state.outage import AWAY, Outage
 from sglang_tuning_exporter.state.profiles import PROFILES
 from sglang_tuning_exporter.state.server import ServerState
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sglang_tuning_exporter.config import Config
 
 # Pause between two polls of the log: while lines come, and when none has come for two seconds. A log that is copied and
 # truncated may lose lines written since the last poll, so the first pause is short.

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import select
-from typing import TYPE_CHECKING, BinaryIO
+from collections.abc import Iterator
+from typing import BinaryIO
 
 from sglang_tuning_exporter.collect.lines import Dropped, Lines
 from sglang_tuning_exporter.collect.stream import BUDGET, CHUNK
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Stdin:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.collect import positions, rotation
 from sglang_tuning_exporter.collect.compression import DAMAGE
 from sglang_tuning_exporter.collect.lines import Dropped, Lines
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CHUNK = 256 << 10
 BUDGET = 8 << 20  # per file and poll: 80 MB/s at ten polls a second; then it is the next file's turn

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from sglang_tuning_exporter.collect import rotation
 from sglang_tuning_exporter.collect.chain import Chain
@@ -18,9 +19,6 @@ from sglang_tuning_exporter.collect.positions import dump_positions, load_positi
 from sglang_tuning_exporter.collect.selection import Candidate, Selection, most_files
 from sglang_tuning_exporter.collect.standard_input import Stdin
 from sglang_tuning_exporter.collect.stream import OTHER_KINDS, Key, Stream, reason_of, stat_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 _GLOB_SECONDS = 1.0
 _GLOB_REST = 20  # a directory that takes long to search is searched less often

@@ -7,12 +7,9 @@ import threading
 import time
 import traceback
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from sglang_tuning_exporter.sglang.clean import clean
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 RESTART_SECONDS = 1.0
 """Pause before a thread is started again."""

@@ -9,19 +9,17 @@ of the command line, and to keep their keys and types all the same needed more c
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections import ChainMap
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sglang_tuning_exporter.config import values
 from sglang_tuning_exporter.config.values import Address, UsageError
 from sglang_tuning_exporter.state.profiles import DEFAULT_PROFILE, PROFILES, THRESHOLDS
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Collection, Mapping
 
 ENVIRONMENT_PREFIX = "SGLANG_TUNING_"
 API_KEY_VARIABLE = ENVIRONMENT_PREFIX + "API_KEY"

@@ -6,17 +6,15 @@ A wrong value is a `UsageError`: one line that names the key, the value and the 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from sglang_tuning_exporter.state.profiles import THRESHOLDS, threshold_problem
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
 
 DEFAULT_PORT = 9741
 _T = TypeVar("_T")

@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.diagnosis.expectation import is_predictable
 from sglang_tuning_exporter.diagnosis.promql import if_found, query_in_template
+from sglang_tuning_exporter.diagnosis.row import Diagnosis
 from sglang_tuning_exporter.state.profiles import DEFAULT, GIGABYTE, LONG_QUEUE, LONG_WAIT
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.diagnosis.row import Diagnosis
 
 GRAFANA_URL = "http://localhost:3000"
 FLEET, SERVER = "sglang-tuning-fleet", "sglang-tuning-server"  # the boards that notifications link to

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from sglang_tuning_exporter.diagnosis.row import URGENCY
+from sglang_tuning_exporter.diagnosis.row import URGENCY, Diagnosis
 from sglang_tuning_exporter.diagnosis.table import ALERTS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sglang_tuning_exporter.diagnosis.row import Diagnosis
 
 
 def is_hidden_by(row: Diagnosis, other: Diagnosis) -> bool:

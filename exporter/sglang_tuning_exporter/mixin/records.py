@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.promql import (
     LONG_WINDOWS,
@@ -13,9 +13,6 @@ from sglang_tuning_exporter.diagnosis.promql import (
     last_known,
     over_windows,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 _SECONDS = "sglang_tuning_state_seconds_total"
 _SERVING = 'state!~"idle|unknown"'

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from sglang_tuning_exporter.collect.scrape import MOST_BYTES, MOST_JSON_BYTES
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import API_KEY_VARIABLE, ENVIRONMENT_PREFIX, OPTIONS, resolve
@@ -12,15 +10,13 @@ from sglang_tuning_exporter.mixin.records import records
 from sglang_tuning_exporter.mixin.rendering import render
 from sglang_tuning_exporter.mixin.tables import advice, default, link, when
 from sglang_tuning_exporter.serve.metrics import sections
+from sglang_tuning_exporter.serve.metrics.families import Family
 from sglang_tuning_exporter.serve.metrics.sources import web
 from sglang_tuning_exporter.serve.security.active_config import up_family
 from sglang_tuning_exporter.sglang.metrics import catalogue as facts
 from sglang_tuning_exporter.sglang.metrics.exposition import LONGEST_LINE, MOST_LINES
 from sglang_tuning_exporter.state.profiles import DEFAULT, PROFILES, THRESHOLDS, Setting
 from sglang_tuning_exporter.state.schedulers import MOST_SCHEDULERS
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.serve.metrics.families import Family
 
 # The unit by the end of a name, as Prometheus's naming guide has it.
 _UNITS = {

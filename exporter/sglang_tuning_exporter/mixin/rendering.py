@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Undefined, UndefinedError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # Go templates use curly braces, so ours are square.
 _ENVIRONMENT = Environment(

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 from sglang_tuning_exporter.config import OPTIONS, Option
 from sglang_tuning_exporter.diagnosis.row import Diagnosis
 from sglang_tuning_exporter.diagnosis.table import ALERTS
 from sglang_tuning_exporter.state.profiles import DEFAULT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
 
 # The alerts and the settings that the README shows.
 MOST_IMPORTANT = (

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from sglang_tuning_exporter.config.values import Address
 from sglang_tuning_exporter.serve.listener import bind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MOST_BODY_BYTES = 4 << 20
 Answer: TypeAlias = "tuple[int, str, bytes]"  # status, content type, body

@@ -15,7 +15,8 @@ import socket
 import sys
 import threading
 import time
-from typing import IO, TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import IO, NamedTuple
 from urllib.parse import urlsplit
 
 from sglang_tuning_exporter.collect.scrape import Client, ScrapeError
@@ -26,9 +27,6 @@ from sglang_tuning_exporter.recordings.scrub import HOST, LogScrubber, Scrubber
 from sglang_tuning_exporter.recordings.signals import stopped_by_signal
 from sglang_tuning_exporter.sglang.log.forms import printed_time
 from sglang_tuning_exporter.sglang.log.vocabulary import is_known
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SCRAPE_SECONDS = 2.0
 POLL_SECONDS = 0.1

@@ -21,17 +21,15 @@ import io
 import json
 import re
 import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 Phase = Literal["starting", "ready", "down"]
 

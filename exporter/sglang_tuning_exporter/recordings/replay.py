@@ -7,19 +7,17 @@ import math
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from sglang_tuning_exporter.config.values import Address, UsageError, parse_address
 from sglang_tuning_exporter.recordings.http_server import Answer, HTTPServer
 from sglang_tuning_exporter.recordings.recording import Recording, load
 from sglang_tuning_exporter.recordings.signals import stopped_by_signal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MAX_SPEED = 10_000.0
 _STEP_SECONDS = 0.02

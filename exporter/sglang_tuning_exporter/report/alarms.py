@@ -6,28 +6,25 @@ Inhibition is left out: Alertmanager does it.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from operator import itemgetter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from sglang_tuning_exporter.diagnosis.alerting import fires, is_evaluated
 from sglang_tuning_exporter.diagnosis.conditions.condition import WINDOW
 from sglang_tuning_exporter.diagnosis.evidence import UNRECOGNISED, past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.diagnosis.promql import LOOKBACK, duration
+from sglang_tuning_exporter.diagnosis.row import Diagnosis
 from sglang_tuning_exporter.diagnosis.table import ALERTS
 from sglang_tuning_exporter.report.samples import COUNTED, EVALUATION_SECONDS, SampleSeries, Shares, increase_of
+from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.journal import REJECTION, RETRACTION, START
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
-
-    from sglang_tuning_exporter.diagnosis.row import Diagnosis
-    from sglang_tuning_exporter.state.facts import ServerFacts
-    from sglang_tuning_exporter.state.profiles import Profile
-    from sglang_tuning_exporter.state.server import ServerState
-    from sglang_tuning_exporter.state.signals import Signal
+from sglang_tuning_exporter.state.profiles import Profile
+from sglang_tuning_exporter.state.server import ServerState
+from sglang_tuning_exporter.state.signals import Signal
 
 _T = TypeVar("_T")
 

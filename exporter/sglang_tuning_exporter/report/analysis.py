@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.evidence import RESERVE, WATCHDOG
-from sglang_tuning_exporter.report.phases import PhaseTracker
+from sglang_tuning_exporter.report.phases import FirstAndLast, PhaseTracker, Run
 from sglang_tuning_exporter.report.runs import JudgedRun, Runs
 from sglang_tuning_exporter.report.sampling import Sampler
+from sglang_tuning_exporter.report.series import Series
 from sglang_tuning_exporter.report.sightings import Sightings
 from sglang_tuning_exporter.sglang.events import (
     ENDS,
@@ -28,13 +28,9 @@ from sglang_tuning_exporter.sglang.events import (
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.state.arguments import WHOLE_ARGS
 from sglang_tuning_exporter.state.journal import REJECTION, RETRACTION, START
+from sglang_tuning_exporter.state.profiles import Profile
 from sglang_tuning_exporter.state.server import ServerState
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.report.phases import FirstAndLast, Run
-    from sglang_tuning_exporter.report.series import Series
-    from sglang_tuning_exporter.state.profiles import Profile
-    from sglang_tuning_exporter.state.totals import Totals
+from sglang_tuning_exporter.state.totals import Totals
 
 # Seconds without a batch line that may be a pause.
 QUIET_SECONDS = 2.0

@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 import sys
 import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from math import isfinite
-from typing import TYPE_CHECKING
+from pathlib import Path
 from urllib.parse import urlencode
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from sglang_tuning_exporter.capacity.model import Measured
 from sglang_tuning_exporter.collect.schedules import LoadsSchedule, ScrapeHealth
@@ -36,16 +38,8 @@ from sglang_tuning_exporter.report.samples import EVALUATION_SECONDS
 from sglang_tuning_exporter.serve.metrics import SidecarCollector
 from sglang_tuning_exporter.sglang.clean import clean
 from sglang_tuning_exporter.sglang.log.prefix import FIRST_DATED_SECOND, day_seconds
-
-if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from prometheus_client.core import Metric
-
-    from sglang_tuning_exporter.state.profiles import Profile
-    from sglang_tuning_exporter.state.rank import RankState
+from sglang_tuning_exporter.state.profiles import Profile
+from sglang_tuning_exporter.state.rank import RankState
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _WORTH_BYTES = 1 << 20  # a smaller log is written before a progress line helps

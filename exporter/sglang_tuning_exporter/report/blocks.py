@@ -5,15 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import zlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import BinaryIO, Protocol
 
 from sglang_tuning_exporter.collect.compression import DAMAGE, OPENERS
 from sglang_tuning_exporter.sglang.log.terminal import LONGEST_LINE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from typing import BinaryIO
 
 BLOCK = 1 << 20
 COMPRESSED_BLOCK = 1 << 14

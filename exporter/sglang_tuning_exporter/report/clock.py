@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 from math import inf
-from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.sglang.log.forms import LINES_SEARCHED, own_times, printed_time, unwrap
+from sglang_tuning_exporter.sglang.log.forms import LINES_SEARCHED, OwnTimes, own_times, printed_time, unwrap
 from sglang_tuning_exporter.sglang.log.prefix import DAY, FIRST_DATED_SECOND
 from sglang_tuning_exporter.sglang.log.terminal import LONGEST_LINE, strip_terminal
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sglang_tuning_exporter.sglang.log.forms import OwnTimes
 
 # Processes write one log a little out of order; a time further back is of another clock (docs/decisions.md, "Reports").
 JITTER_SECONDS = 60.0

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from sglang_tuning_exporter.diagnosis.command import typed_args
 from sglang_tuning_exporter.diagnosis.evidence import amount
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.sglang.args.printed import VARYING_ARGS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from sglang_tuning_exporter.state.facts import ServerFacts
-    from sglang_tuning_exporter.state.totals import Totals
+from sglang_tuning_exporter.state.facts import ServerFacts
+from sglang_tuning_exporter.state.totals import Totals
 
 # With less serving time in either run, nothing is compared.
 ENOUGH_SECONDS = 30.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.json_findings import (
     SCHEMA_VERSION,
@@ -15,6 +15,8 @@ from sglang_tuning_exporter.diagnosis.json_findings import (
     plain,
     shares,
 )
+from sglang_tuning_exporter.report.alarms import FiredAlert
+from sglang_tuning_exporter.report.analysis import Analysis
 from sglang_tuning_exporter.report.chapters import (
     alerts_document,
     earlier_document,
@@ -23,12 +25,6 @@ from sglang_tuning_exporter.report.chapters import (
     starts_document,
 )
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sglang_tuning_exporter.report.alarms import FiredAlert
-    from sglang_tuning_exporter.report.analysis import Analysis
 
 
 @dataclass(frozen=True, slots=True)

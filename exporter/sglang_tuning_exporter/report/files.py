@@ -6,11 +6,12 @@ import glob
 import os
 import re
 import stat
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, BinaryIO
+from typing import IO, BinaryIO
 
 from sglang_tuning_exporter.collect.compression import MAGIC, OPENERS, REMEDIES, packing
 from sglang_tuning_exporter.config.values import UsageError
@@ -29,14 +30,9 @@ from sglang_tuning_exporter.report.rejoined import rejoined
 from sglang_tuning_exporter.report.servers import are_nodes, start_of, zone_between
 from sglang_tuning_exporter.report.unfolded import unfolded
 from sglang_tuning_exporter.sglang.clean import clean
-from sglang_tuning_exporter.sglang.log.forms import own_times
+from sglang_tuning_exporter.sglang.events import ServerArgs
+from sglang_tuning_exporter.sglang.log.forms import OwnTimes, own_times
 from sglang_tuning_exporter.sglang.log.prefix import FIRST_DATED_SECOND
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
-
-    from sglang_tuning_exporter.sglang.events import ServerArgs
-    from sglang_tuning_exporter.sglang.log.forms import OwnTimes
 
 STDIN = "-"
 MOST_WITHOUT_A_LINE = 32 << 20

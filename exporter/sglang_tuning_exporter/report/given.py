@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping
+from pathlib import Path
 
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.report.files import shown
-from sglang_tuning_exporter.state.profiles import PROFILES
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-    from pathlib import Path
-
-    from sglang_tuning_exporter.report.inputs import Logs
-    from sglang_tuning_exporter.state.profiles import Profile
+from sglang_tuning_exporter.report.inputs import Logs
+from sglang_tuning_exporter.state.profiles import PROFILES, Profile
 
 
 def check(flag: str, value: str, options: Collection[str]) -> None:

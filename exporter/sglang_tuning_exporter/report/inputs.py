@@ -7,31 +7,25 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from math import inf
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TypeAlias
+from typing import IO, TypeAlias
 
 from sglang_tuning_exporter.collect.compression import OPENERS
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.report.clock import FAR_SECONDS, Clock, day_of, first_time, last_time
-from sglang_tuning_exporter.report.files import STDIN, align, because, find, in_order, shown
+from sglang_tuning_exporter.report.files import STDIN, LogSource, align, because, find, in_order, shown
 from sglang_tuning_exporter.report.pacing import add_up, drifts
-from sglang_tuning_exporter.report.read_ahead import ReadAhead, read_here
+from sglang_tuning_exporter.report.read_ahead import LogPart, ReadAhead, read_here
 from sglang_tuning_exporter.report.servers import Servers
 from sglang_tuning_exporter.sglang.events import Event
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
+from sglang_tuning_exporter.sglang.log.forms import OwnTimes
 from sglang_tuning_exporter.sglang.log.prefix import FIRST_DATED_SECOND
 from sglang_tuning_exporter.sglang.log.reader import LogReader
-
-if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Callable, Generator, Iterator, Sequence
-
-    from sglang_tuning_exporter.report.files import LogSource
-    from sglang_tuning_exporter.report.read_ahead import LogPart
-    from sglang_tuning_exporter.sglang.log.forms import OwnTimes
 
 _SGLANG_KINDS = ("decode", "prefill", "retraction", "out_of_memory", "startup", "liveness")
 _SERVED_KINDS = ("access", "request")

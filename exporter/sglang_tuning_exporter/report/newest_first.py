@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.report.unfolded import LONGEST_DOCUMENT, gathered
 from sglang_tuning_exporter.sglang.log.forms import own_times, printed_time
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _LOOKED_AT = 1 << 20  # bytes
 _SAMPLE = 200  # lines of them

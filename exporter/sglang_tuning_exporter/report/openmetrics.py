@@ -10,15 +10,12 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from types import TracebackType
-
-    from prometheus_client.core import Metric
+from prometheus_client.core import Metric
 
 MOST_HELD = 8 << 20  # characters of samples kept in memory
 _BESIDE = ".sglang-tuning-backfill-"

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from math import inf
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.report.clock import day_of, first_time, last_time
 from sglang_tuning_exporter.report.samples import EVALUATION_SECONDS
-from sglang_tuning_exporter.sglang.log.forms import own_times, printed_time
+from sglang_tuning_exporter.sglang.log.forms import OwnTimes, own_times, printed_time
 from sglang_tuning_exporter.sglang.log.reader import LogReader
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from sglang_tuning_exporter.sglang.log.forms import OwnTimes
 
 LINES_TRIED = 256
 _LOOKED_AT = 1 << 16  # bytes that are searched for a line with a time

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from markupsafe import Markup
 
 from sglang_tuning_exporter import __version__
+from sglang_tuning_exporter.diagnosis.json_findings import Document
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.diagnosis.wording import duration, figure, state_shares
 from sglang_tuning_exporter.report import wording
+from sglang_tuning_exporter.report.analysis import Analysis
 from sglang_tuning_exporter.report.axis import ticks
 from sglang_tuning_exporter.report.wording import MEMORY, PHASES, in_part, moment
 from sglang_tuning_exporter.serve.pages.chart import ChartSize, MarkedSpan, Point, Scale, chart, lane, nice, scale
 from sglang_tuning_exporter.serve.pages.figures import near_limit
 from sglang_tuning_exporter.serve.pages.rendering import environment
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from markupsafe import Markup
-
-    from sglang_tuning_exporter.diagnosis.json_findings import Document
-    from sglang_tuning_exporter.report.analysis import Analysis
 
 # Nothing is fetched, run, framed or sent; styles are in the page.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
-from sglang_tuning_exporter.report.comparison import ArgumentChanges
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from sglang_tuning_exporter.report.comparison import ArgChange, Comparison, RunFigures
+from sglang_tuning_exporter.report.comparison import ArgChange, ArgumentChanges, Comparison, RunFigures
 
 # A shorter pause between two bursts is part of the load (docs/decisions.md, "Reports").
 IDLE_SECONDS = 60.0

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sglang_tuning_exporter.capacity.estimate import Estimate
 from sglang_tuning_exporter.capacity.prediction import PlanRow, larger_cache, plan_rows
 from sglang_tuning_exporter.collect.sidecar import Sidecar
+from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.diagnosis.demand import mean_prompt
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
@@ -17,12 +20,6 @@ from sglang_tuning_exporter.diagnosis.json_findings import number
 from sglang_tuning_exporter.report.analysis import Analysis
 from sglang_tuning_exporter.report.given import check, profile_of
 from sglang_tuning_exporter.report.inputs import Logs
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sglang_tuning_exporter.capacity.estimate import Estimate
-    from sglang_tuning_exporter.config import Config
 
 FORMATS = ("text", "json")
 LEAST_SECONDS, MOST_SECONDS = 30.0, 86400.0

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sglang_tuning_exporter.report.inputs import Logs
+from sglang_tuning_exporter.report.inputs import Logs
 
 # A smaller log is read before a progress line helps.
 WORTH_BYTES = 64 << 20

@@ -15,24 +15,20 @@ import socket
 import subprocess  # nosec B404 # starts this program
 import sys
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.report.pacing import paced
-from sglang_tuning_exporter.sglang.events import NO_RANK, Event
+from sglang_tuning_exporter.sglang.events import NO_RANK, Event, Rank
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.sglang.log.reader import LogReader
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from sglang_tuning_exporter.sglang.events import Rank
 
 MOST_JOBS = 64
 BLOCKS_AHEAD = 6  # sent to the other process and not taken back: a MiB each

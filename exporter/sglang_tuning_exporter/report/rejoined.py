@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch, ServerArgs
 from sglang_tuning_exporter.sglang.log.reader import LogReader
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 _LOOKED_AT = 1 << 18  # bytes
 _WIDTHS = range(40, 401)  # columns

@@ -6,8 +6,9 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.diagnosis.json_findings import Document
@@ -23,12 +24,7 @@ from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.progress import watched
 from sglang_tuning_exporter.report.terminal import Style, render
 from sglang_tuning_exporter.sglang.clean import clean, cleaned
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from sglang_tuning_exporter.state.profiles import Profile
+from sglang_tuning_exporter.state.profiles import Profile
 
 NOTHING_TO_CHANGE, SOMETHING_TO_CHANGE = 0, 1
 

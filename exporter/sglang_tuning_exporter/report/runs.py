@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.evidence import RESTART_LOOP_SECONDS, past_of
-from sglang_tuning_exporter.diagnosis.findings import judge
+from sglang_tuning_exporter.diagnosis.findings import Judgement, judge
 from sglang_tuning_exporter.report.chapters import memory_document
 from sglang_tuning_exporter.report.comparison import ArgumentChanges, RunFigures, changed_args, compare, figures_of
 from sglang_tuning_exporter.report.phases import PhaseTracker, Run, RunFinding
+from sglang_tuning_exporter.report.sampling import Sampler
+from sglang_tuning_exporter.report.sightings import Sightings
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
+from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.journal import START
+from sglang_tuning_exporter.state.server import ServerState
+from sglang_tuning_exporter.state.stages import Hang
 from sglang_tuning_exporter.state.totals import Totals
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.diagnosis.findings import Judgement
-    from sglang_tuning_exporter.report.sampling import Sampler
-    from sglang_tuning_exporter.report.sightings import Sightings
-    from sglang_tuning_exporter.state.facts import ServerFacts
-    from sglang_tuning_exporter.state.server import ServerState
-    from sglang_tuning_exporter.state.stages import Hang
 
 
 @dataclass(slots=True)

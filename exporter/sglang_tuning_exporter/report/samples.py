@@ -6,15 +6,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from sglang_tuning_exporter.state.signals import IDLE, SIGNALS, STATES, UNKNOWN
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from sglang_tuning_exporter.state.signals import Signal
+from sglang_tuning_exporter.state.signals import IDLE, SIGNALS, STATES, UNKNOWN, Signal
 
 EVALUATION_SECONDS = 15.0  # alerts/prometheus.yml: scrape_interval and evaluation_interval
 # Prometheus evaluates a fixed time after it scrapes, less than an interval; the extrapolation of a range that is not yet full

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.report.series import Bucket, Range, Series
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.state.rank import RankState
-    from sglang_tuning_exporter.state.server import ServerState
+from sglang_tuning_exporter.state.rank import RankState
+from sglang_tuning_exporter.state.server import ServerState
 
 STEP_SECONDS = 1.0
 # A figure holds until the next line, but no longer: the last line before a long pause must not dominate a mean.

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.sglang.events import DecodeBatch, Event, PrefillBatch, Rank, ServerArgs
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.sglang.log.reader import LogReader
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 # The last lines of one file and the first of the next may overlap by so much (docs/decisions.md, "Reports").
 OVERLAP_SECONDS = 10.0

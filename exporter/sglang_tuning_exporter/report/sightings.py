@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Hashable
 
+from sglang_tuning_exporter.diagnosis.findings import Finding
 from sglang_tuning_exporter.state.journal import WORK
-from sglang_tuning_exporter.state.signals import named
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable
-
-    from sglang_tuning_exporter.diagnosis.findings import Finding
-    from sglang_tuning_exporter.state.signals import States
+from sglang_tuning_exporter.state.signals import States, named
 
 
 class Sightings:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sglang_tuning_exporter.diagnosis.wording import TONES, duration, figure, state_shares
+from sglang_tuning_exporter.diagnosis.json_findings import Document
+from sglang_tuning_exporter.diagnosis.wording import (
+    TONES,
+    ChangeText,
+    CommandText,
+    FindingText,
+    VerdictText,
+    duration,
+    figure,
+    state_shares,
+)
 from sglang_tuning_exporter.report import wording as say
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.diagnosis.json_findings import Document
-    from sglang_tuning_exporter.diagnosis.wording import ChangeText, CommandText, FindingText, VerdictText
-    from sglang_tuning_exporter.report.analysis import Analysis
+from sglang_tuning_exporter.report.analysis import Analysis
 
 _BAR = 20
 _INDENT = "   "

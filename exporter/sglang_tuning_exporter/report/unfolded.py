@@ -5,14 +5,12 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sglang_tuning_exporter.sglang.log.forms import time_within
 from sglang_tuning_exporter.sglang.log.layers import HEAD
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LONGEST_DOCUMENT = 32 << 20  # bytes; what a store answers at once is a few megabytes
 _STARTS = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\[\s*(?:[\[{]|$)|\{)")

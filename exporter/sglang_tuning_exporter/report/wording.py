@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sglang_tuning_exporter.diagnosis.json_findings import Document
 from sglang_tuning_exporter.diagnosis.promql import duration as parsed_duration
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.diagnosis.wording import (
@@ -15,11 +16,8 @@ from sglang_tuning_exporter.diagnosis.wording import (
     printed,
     verdict_text,
 )
+from sglang_tuning_exporter.report.analysis import Analysis
 from sglang_tuning_exporter.report.samples import EVALUATION_SECONDS
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.diagnosis.json_findings import Document
-    from sglang_tuning_exporter.report.analysis import Analysis
 
 _START_FIGURES = (
     ("Generated tokens/s", "generated_tokens_per_second", "count"),

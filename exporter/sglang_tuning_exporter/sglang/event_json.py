@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
 from json import dumps
 from math import isfinite
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from sglang_tuning_exporter.sglang.events import (
     MOST_RANKS,
@@ -19,9 +20,6 @@ from sglang_tuning_exporter.sglang.events import (
     Rank,
     ServerArgs,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SavedEvent: TypeAlias = "OutOfMemory | Liveness | ServerArgs | KvPool | Memory | Limits"
 

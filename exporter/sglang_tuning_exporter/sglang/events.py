@@ -6,13 +6,11 @@ Pure data. Times are unix seconds (float); memory is in GB as SGLang prints it (
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
+from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
 
 OutOfMemoryPhase = Literal["prefill", "decode", "graph_capture", "startup", "unknown"]
 LivenessKind = Literal[

@@ -7,15 +7,11 @@ two known values.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
+from sglang_tuning_exporter.sglang.events import RankFigures
+from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.signals import NO_OTHER_WAITS, OtherWaits
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sglang_tuning_exporter.sglang.events import RankFigures
-    from sglang_tuning_exporter.state.facts import ServerFacts
 
 GRAMMAR = "grammar"
 # Where requests of a disaggregated server wait: for the other side, for room there, or for their transfer.

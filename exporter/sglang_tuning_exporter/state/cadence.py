@@ -8,12 +8,9 @@ printed times are whole seconds, and the order within one means nothing. Reasons
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
 
+from sglang_tuning_exporter.sglang.events import DecodeBatch
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.sglang.events import DecodeBatch
 
 DECODE_LOG_INTERVAL = 40.0  # decode steps between two decode lines, the default of --decode-log-interval
 OVERDUE = 2.5  # times the interval to the next line; after that the server is idle

@@ -10,8 +10,10 @@ had a fatal failure ends, and one that starts is away for a while. So such a lin
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from sglang_tuning_exporter.sglang.event_json import from_json, is_figure, to_json
 from sglang_tuning_exporter.sglang.events import (
@@ -25,10 +27,6 @@ from sglang_tuning_exporter.sglang.events import (
     Rank,
     ServerArgs,
 )
-
-if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Callable, Iterator
 
 # Reasons: docs/decisions.md, "Constants by name".
 SURVIVAL_SECONDS = 2.0

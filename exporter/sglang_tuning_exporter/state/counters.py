@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
-from sglang_tuning_exporter.sglang.events import RankFigures
+from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.metrics.catalogue import SERVER_COUNTS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sglang_tuning_exporter.sglang.events import Scrape
-    from sglang_tuning_exporter.state.totals import Totals
+from sglang_tuning_exporter.state.totals import Totals
 
 # Reasons: docs/decisions.md, "Constants by name".
 PREFILL_PROGRESS = 1024.0

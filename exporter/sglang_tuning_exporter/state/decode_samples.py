@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from math import inf
-from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.sglang.events import DecodeBatch
+from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun, throughput
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.sglang.events import PrefillBatch
 
 SAMPLE_SECONDS = 1.0  # between two samples: SGLang prints whole seconds
 _KEPT = 600

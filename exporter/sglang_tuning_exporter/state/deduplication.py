@@ -6,13 +6,17 @@ Pure; times are seconds on the caller's clock.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
-from sglang_tuning_exporter.sglang.events import MOST_RANKS, OUT_OF_MEMORY_PHASES, Rank
+from sglang_tuning_exporter.sglang.events import (
+    MOST_RANKS,
+    OUT_OF_MEMORY_PHASES,
+    OutOfMemory,
+    OutOfMemoryPhase,
+    Rank,
+    Retraction,
+)
 from sglang_tuning_exporter.state.saved import lists
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.sglang.events import OutOfMemory, OutOfMemoryPhase, Retraction
 
 _Shard: TypeAlias = "tuple[int | None, int | None]"  # PP and TP rank: the ranks of one scheduler
 _ONLY: _Shard = (None, None)

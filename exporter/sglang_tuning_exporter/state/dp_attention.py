@@ -8,12 +8,9 @@ runs eager is then no finding.
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
 
+from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.signals import HOLD_SECONDS, UNTOLD_CAPTURED
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.state.facts import ServerFacts
 
 # Lines of one step come in any order, and a prefill is printed at its end.
 STEP_SECONDS = 2.0

@@ -5,9 +5,9 @@ Pure; filled from start-up lines, scrapes and `/server_info`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.sglang.args.values import number
 from sglang_tuning_exporter.sglang.events import (
@@ -21,13 +21,9 @@ from sglang_tuning_exporter.sglang.events import (
     RankFigures,
     ServerArgs,
 )
+from sglang_tuning_exporter.sglang.server_info import RankInfo
 from sglang_tuning_exporter.state.arguments import Arguments
 from sglang_tuning_exporter.state.start_memory import StartMemory
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from sglang_tuning_exporter.sglang.server_info import RankInfo
 
 
 def _most(figures: Iterable[float | None]) -> float | None:

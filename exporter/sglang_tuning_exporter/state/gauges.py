@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from sglang_tuning_exporter.sglang.events import DecodeBatch
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.state.admission import OtherQueues
+from sglang_tuning_exporter.state.kv_cache import Prompts
 from sglang_tuning_exporter.state.signals import HOLD_SECONDS
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.sglang.events import DecodeBatch
-    from sglang_tuning_exporter.state.kv_cache import Prompts
-    from sglang_tuning_exporter.state.totals import Totals
+from sglang_tuning_exporter.state.totals import Totals
 
 
 class Gauges:

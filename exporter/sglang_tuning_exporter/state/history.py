@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from sglang_tuning_exporter.state.rank import RankState
-    from sglang_tuning_exporter.state.server import ServerState
+from sglang_tuning_exporter.state.rank import RankState
+from sglang_tuning_exporter.state.server import ServerState
 
 LENGTH_SECONDS = 900.0
 STEP_SECONDS = 5.0

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from math import ceil, inf
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
-
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    from sglang_tuning_exporter.state.facts import ServerFacts
-    from sglang_tuning_exporter.state.thresholds import Thresholds
-    from sglang_tuning_exporter.state.totals import Totals
+from sglang_tuning_exporter.state.facts import ServerFacts
+from sglang_tuning_exporter.state.thresholds import Thresholds
+from sglang_tuning_exporter.state.totals import Totals
 
 # Reasons for the constants: docs/decisions.md, "Log lines that may be forged" and "Admission and load".
 USAGE_ROUNDING = 0.011  # `token usage` is printed with two decimals

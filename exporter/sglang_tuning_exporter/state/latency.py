@@ -9,17 +9,14 @@ Prometheus' `histogram_quantile`, so it is a float.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
+from sglang_tuning_exporter.sglang.events import Scrape
+from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
 from sglang_tuning_exporter.state.totals import STEP_SECONDS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sglang_tuning_exporter.sglang.events import Scrape
-    from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
 
 Latency: TypeAlias = Literal["time_to_first_token", "inter_token", "request", "queue"]
 LATENCIES: tuple[Latency, ...] = get_args(Latency)

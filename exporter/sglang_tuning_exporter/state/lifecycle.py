@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.sglang.args.printed import are_same_settings
-from sglang_tuning_exporter.sglang.events import ENDS, Liveness, ServerArgs
-from sglang_tuning_exporter.state.journal import WATCHDOG
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sglang_tuning_exporter.sglang.events import Event
-    from sglang_tuning_exporter.state.journal import Journal
+from sglang_tuning_exporter.sglang.events import ENDS, Event, Liveness, ServerArgs
+from sglang_tuning_exporter.state.journal import WATCHDOG, Journal
 
 STARTING_SECONDS = 1800.0
 ENDING_SECONDS = 60.0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from math import inf
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from sglang_tuning_exporter.sglang.events import (
     DecodeBatch,
@@ -15,6 +16,7 @@ from sglang_tuning_exporter.sglang.events import (
     Memory,
     OutOfMemory,
     PrefillBatch,
+    Rank,
     Refusal,
     Rejection,
     Retraction,
@@ -23,22 +25,16 @@ from sglang_tuning_exporter.sglang.events import (
 )
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.state.arguments import WHOLE_ARGS
-from sglang_tuning_exporter.state.confirmation import FATAL, Unconfirmed
+from sglang_tuning_exporter.state.confirmation import FATAL, Confirmed, Unconfirmed
 from sglang_tuning_exporter.state.deduplication import OutOfMemoryLedger, RetractionLedger, StatsRanks
 from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.forgeries import ForgeryFilter
 from sglang_tuning_exporter.state.journal import REJECTION, RETRACTION, START, WORK, Journal
 from sglang_tuning_exporter.state.lifecycle import Lifecycle, StartCount
+from sglang_tuning_exporter.state.profiles import Profile
+from sglang_tuning_exporter.state.rank import RankState
 from sglang_tuning_exporter.state.schedulers import Schedulers
 from sglang_tuning_exporter.state.stages import Stages
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from sglang_tuning_exporter.sglang.events import Rank
-    from sglang_tuning_exporter.state.confirmation import Confirmed
-    from sglang_tuning_exporter.state.profiles import Profile
-    from sglang_tuning_exporter.state.rank import RankState
 
 # A failure whose line has no phase waits so long for another rank's line that has one: a counter cannot go back.
 EXPLAIN_SECONDS = 0.4

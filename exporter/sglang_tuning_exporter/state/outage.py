@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from sglang_tuning_exporter.sglang.args.flags import is_before
 from sglang_tuning_exporter.state.lifecycle import STARTING_SECONDS
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.state.server import ServerState
+from sglang_tuning_exporter.state.server import ServerState
 
 # A server that was never seen up, without a start in its log, may be starting for so long.
 UNSEEN_SECONDS = 900.0

@@ -5,11 +5,9 @@ Reasons and sources: docs/decisions.md, "Constants by name"; "the guide" is SGLa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Literal, TypeAlias
 
 # What a flag can cause. `first_tokens` and `tokens` are late by the profile's objective; `waiting` is an unhealthy queue.
 Trouble: TypeAlias = Literal[

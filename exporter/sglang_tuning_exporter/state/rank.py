@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from math import inf
-from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch, RankFigures
+from sglang_tuning_exporter.sglang.events import DecodeBatch, Event, PrefillBatch, RankFigures
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.state.cadence import LEAST_SECONDS, Cadence
-from sglang_tuning_exporter.state.counters import SchedulerCounters
+from sglang_tuning_exporter.state.counters import Increases, SchedulerCounters
 from sglang_tuning_exporter.state.decode_samples import DecodeSamples
+from sglang_tuning_exporter.state.dp_attention import AttentionRanks
+from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.gauges import Gauges
 from sglang_tuning_exporter.state.kv_cache import PoolMemory, Prompts
-from sglang_tuning_exporter.state.signals import ALL_IDLE, HOLD_SECONDS, UNTOLD_CAPTURED, Signal, named
+from sglang_tuning_exporter.state.profiles import Profile
+from sglang_tuning_exporter.state.signals import ALL_IDLE, HOLD_SECONDS, UNTOLD_CAPTURED, Signal, States, named
 from sglang_tuning_exporter.state.thresholds import Thresholds
 from sglang_tuning_exporter.state.timeline import IDLE, NOTHING, Timeline
-from sglang_tuning_exporter.state.totals import HELD_BACK, AdmissionRate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from sglang_tuning_exporter.sglang.events import Event
-    from sglang_tuning_exporter.state.counters import Increases
-    from sglang_tuning_exporter.state.dp_attention import AttentionRanks
-    from sglang_tuning_exporter.state.facts import ServerFacts
-    from sglang_tuning_exporter.state.profiles import Profile
-    from sglang_tuning_exporter.state.signals import States
-    from sglang_tuning_exporter.state.totals import Snapshot, Window
+from sglang_tuning_exporter.state.totals import HELD_BACK, AdmissionRate, Snapshot, Window
 
 
 class RankState(Gauges):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from math import inf
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.sglang.events import Retraction
+from sglang_tuning_exporter.sglang.events import Retraction
 
 # Reasons: docs/decisions.md, "Log lines that may be forged".
 BASE_SECONDS = 5.0

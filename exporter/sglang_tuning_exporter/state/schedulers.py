@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
 
+from sglang_tuning_exporter.sglang.events import RankFigures
 from sglang_tuning_exporter.state.dp_attention import AttentionRanks
+from sglang_tuning_exporter.state.facts import ServerFacts
+from sglang_tuning_exporter.state.profiles import Profile
 from sglang_tuning_exporter.state.rank import RankState
 from sglang_tuning_exporter.state.totals import Totals, Window
-
-if TYPE_CHECKING:
-    from collections import Counter
-
-    from sglang_tuning_exporter.sglang.events import RankFigures
-    from sglang_tuning_exporter.state.facts import ServerFacts
-    from sglang_tuning_exporter.state.profiles import Profile
 
 # The largest public deployments have 320 DP ranks; each rank here is sixty series, and as many marks of the past.
 MOST_SCHEDULERS = 384

@@ -6,8 +6,10 @@ the next one, at most 60 s; the seconds after that are `unknown`.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from sglang_tuning_exporter.sglang.events import (
     MOST_RANKS,
@@ -16,22 +18,17 @@ from sglang_tuning_exporter.sglang.events import (
     LivenessKind,
     OutOfMemory,
     RankFigures,
+    Scrape,
 )
 from sglang_tuning_exporter.sglang.metrics.catalogue import SERVER_COUNTS
 from sglang_tuning_exporter.state.counters import RejectedStreams, ServerCounters, increase
 from sglang_tuning_exporter.state.journal import HUNG, REJECTION, RETRACTION, WATCHDOG
 from sglang_tuning_exporter.state.latency import LATENCIES, Latency, LatencyLedger, RecentLatency
 from sglang_tuning_exporter.state.logged import Listener, LoggedServer
+from sglang_tuning_exporter.state.profiles import Profile
 from sglang_tuning_exporter.state.saved import counts, mappings
-
-if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Hashable, Mapping
-
-    from sglang_tuning_exporter.sglang.events import Scrape
-    from sglang_tuning_exporter.state.profiles import Profile
-    from sglang_tuning_exporter.state.stages import Hang
-    from sglang_tuning_exporter.state.totals import Totals
+from sglang_tuning_exporter.state.stages import Hang
+from sglang_tuning_exporter.state.totals import Totals
 
 QUEUE_FULL = 0.5  # of --max-queued-requests: gauges are older than the rejections
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sglang_tuning_exporter.state.profiles import Profile
+from sglang_tuning_exporter.state.profiles import Profile
 
 Signal: TypeAlias = Literal["activity", "queue", "token_usage", "admission", "cuda_graph"]
 

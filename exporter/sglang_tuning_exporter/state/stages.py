@@ -5,17 +5,14 @@ Each stage has its own progress. Pure; `now` is seconds on the caller's clock. R
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
+from sglang_tuning_exporter.sglang.events import Scrape
 from sglang_tuning_exporter.state.counters import increase
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sglang_tuning_exporter.sglang.events import Scrape
-    from sglang_tuning_exporter.state.facts import ServerFacts
-    from sglang_tuning_exporter.state.rank import RankState
+from sglang_tuning_exporter.state.facts import ServerFacts
+from sglang_tuning_exporter.state.rank import RankState
 
 Stage: TypeAlias = Literal["tokenizer", "scheduler", "detokenizer"]
 STAGES: tuple[Stage, ...] = get_args(Stage)

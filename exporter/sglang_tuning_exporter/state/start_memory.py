@@ -7,13 +7,7 @@ prints the target's first.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from sglang_tuning_exporter.sglang.events import MOST_RANKS
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.sglang.events import KvPool, Memory, Rank
-
+from sglang_tuning_exporter.sglang.events import MOST_RANKS, KvPool, Memory, Rank
 
 # The figures of a rank, as they are named in `ServerFacts`; of several ranks the largest one counts.
 _FIGURES = ("weights_gb", "draft_weights_gb", "kv_pool_gb", "draft_pool_gb", "graph_gb", "decode_graph_gb")

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.state.cadence import DECODE_LOG_INTERVAL, DRAFTED_TOKENS
+from sglang_tuning_exporter.state.facts import ServerFacts
+from sglang_tuning_exporter.state.profiles import Profile
 from sglang_tuning_exporter.state.signals import Classifier
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.state.facts import ServerFacts
-    from sglang_tuning_exporter.state.profiles import Profile
 
 
 class Thresholds:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.state.signals import ALL_IDLE, ALL_STUCK, ALL_UNKNOWN, HOLD_SECONDS, SIGNALS, STATES
 from sglang_tuning_exporter.state.totals import AdmissionRate, Snapshot, Totals, Window
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NOTHING: Snapshot = (ALL_UNKNOWN, None, None, None)
 STUCK: Snapshot = (ALL_STUCK, None, None, None)

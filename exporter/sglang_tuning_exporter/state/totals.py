@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Iterable
 from functools import lru_cache
 from math import inf
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from sglang_tuning_exporter.state.signals import IDLE, SIGNALS, STATES, UNKNOWN, Signal, States
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 STEP_SECONDS = 10.0
 ADMISSION_SECONDS = 60.0

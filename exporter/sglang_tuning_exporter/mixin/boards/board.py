@@ -5,17 +5,14 @@ The JSON is that of schema 39, which Grafana 10.4 and newer read.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from sglang_tuning_exporter.diagnosis.runbook import GUIDE_URL
 from sglang_tuning_exporter.mixin.annotations import FLEET
 from sglang_tuning_exporter.mixin.boards.definition import load
+from sglang_tuning_exporter.mixin.boards.looks import Json
 from sglang_tuning_exporter.mixin.boards.panel import DATASOURCE, panel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from sglang_tuning_exporter.mixin.boards.looks import Json
 
 SCHEMA_VERSION = 39  # Grafana 10.4
 COLUMNS = 24  # width of Grafana's grid

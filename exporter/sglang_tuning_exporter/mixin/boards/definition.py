@@ -7,9 +7,10 @@ An expression is Jinja's; it may use every public name of `queries`, `verdicts`,
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from importlib.resources import files
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from jinja2 import TemplateError
@@ -18,9 +19,6 @@ from sglang_tuning_exporter.diagnosis.rows.objectives import FAST, SLOW
 from sglang_tuning_exporter.mixin.boards import looks, queries, verdicts, words
 from sglang_tuning_exporter.mixin.rendering import expression, rendered
 from sglang_tuning_exporter.state.profiles import GIGABYTE, ONE_MORE, PROFILES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # GUIDE is the guide's profile: its figures appear in descriptions, never in queries.
 _NAMES: dict[str, Any] = {

@@ -6,15 +6,13 @@ type, in Grafana's words. The JSON is that of schema 39, which Grafana 10.4 and 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sglang_tuning_exporter.mixin.boards import queries as q
 from sglang_tuning_exporter.mixin.boards.definition import load
 from sglang_tuning_exporter.mixin.boards.looks import NEUTRAL, QUIET, Json, fixed_colour, look, threshold_steps
 from sglang_tuning_exporter.mixin.boards.words import JUDGEMENTS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 DATASOURCE: Json = {"type": "prometheus", "uid": "${datasource}"}
 # $__rate_interval is four times this, whatever the data source's scrape interval: scrapes two minutes apart still

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sglang_tuning_exporter.diagnosis import promql
 from sglang_tuning_exporter.diagnosis.conditions.latency import MOST_SHARE
 from sglang_tuning_exporter.mixin.boards.looks import COLOURS, NEUTRAL, WATCH, fixed_colour, threshold_line
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 TARGET_LABELS = ("job", "instance")  # labels of one exporter, and so of one server
 ON = ", ".join(TARGET_LABELS)

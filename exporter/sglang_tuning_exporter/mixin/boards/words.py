@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from sglang_tuning_exporter.diagnosis.row import Severity
 from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
@@ -19,9 +19,6 @@ from sglang_tuning_exporter.mixin.boards.looks import (
 )
 from sglang_tuning_exporter.state.profiles import DEFAULT
 from sglang_tuning_exporter.state.signals import STATES, Signal
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SEVERITIES: dict[Severity, str] = {"critical": BAD, "warning": WATCH, "info": NEUTRAL}
 

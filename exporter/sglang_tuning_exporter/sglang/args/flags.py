@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from sglang_tuning_exporter.sglang.args.printed import is_secret
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 Kind = Literal["switch", "either", "value", "list", "json", "adapters", "none"]
 

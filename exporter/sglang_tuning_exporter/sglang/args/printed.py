@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import NamedTuple
 
 REDACTED = "<redacted>"
 LONGEST_TEXT = 262_144

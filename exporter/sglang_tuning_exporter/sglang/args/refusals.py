@@ -7,16 +7,14 @@ and what their start-up code overrides, with the file.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from sglang_tuning_exporter.sglang.args.flags import flag_of, release_indexes
 from sglang_tuning_exporter.sglang.args.values import attention_ranks, in_force, number
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 Kind = Literal["refused", "ignored"]
 

@@ -6,13 +6,10 @@ values and command lines".
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import isfinite
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.sglang.args.flags import DP_ATTENTION_FACTOR, is_before
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # Before this release DP attention halves the chunk; from it on it divides it by the ranks.
 _HALVED_BEFORE = (0, 4, 4)

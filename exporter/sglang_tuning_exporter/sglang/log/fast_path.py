@@ -7,15 +7,13 @@ regular expression matches each shape once, and gives the places of its figures.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch, Rank
 from sglang_tuning_exporter.sglang.log import batch_lines
 from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _Any: TypeAlias = Any  # an `Event`, or also a `BatchRun` where the caller asked for runs
 Origin: TypeAlias = tuple[float, Rank]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterator
+from typing import Any, TypeAlias
 
 from sglang_tuning_exporter.sglang.log.terminal import strip_terminal
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Path: TypeAlias = tuple[str | int, ...]
 _LEAVES = 256

@@ -8,7 +8,8 @@ from __future__ import annotations
 import csv
 import json
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from sglang_tuning_exporter.sglang.events import NO_RANK, Rank
 from sglang_tuning_exporter.sglang.log.json_lines import (
@@ -24,9 +25,6 @@ from sglang_tuning_exporter.sglang.log.json_lines import (
 from sglang_tuning_exporter.sglang.log.prefix import parse_rank
 from sglang_tuning_exporter.sglang.log.stamps import STAMP, stamp_seconds, value_seconds
 from sglang_tuning_exporter.sglang.log.terminal import is_well_known_json, well_known
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LONGEST_BEFORE = 300
 

@@ -7,12 +7,10 @@ runners; sglang/srt/managers/scheduler.py).
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import Literal
 
 from sglang_tuning_exporter.sglang.events import KvPool, Limits, Memory, Rank
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 LONGEST_MEMORY_LINE = 16_384
 _SIZES_KEPT = 1024

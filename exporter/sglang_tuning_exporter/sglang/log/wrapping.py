@@ -12,7 +12,7 @@ lines are returned as doubtful.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from sglang_tuning_exporter.sglang.log.forms import Form, form_of, remove_form
 from sglang_tuning_exporter.sglang.log.layers import (
@@ -23,12 +23,9 @@ from sglang_tuning_exporter.sglang.log.layers import (
     UnwrappedLine,
     second_prefix,
 )
-from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
+from sglang_tuning_exporter.sglang.log.prefix import Prefix, parse_plain_prefix
 from sglang_tuning_exporter.sglang.log.shape import Deviation, Shape, layout_of
 from sglang_tuning_exporter.sglang.log.terminal import LONGEST_LINE, strip_colours, well_known
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.sglang.log.prefix import Prefix
 
 _NUMBERS = re.compile(rb"\d+")
 _SHAPES_KEPT = 8  # of one stream: a paste may hold several

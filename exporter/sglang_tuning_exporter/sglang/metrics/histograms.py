@@ -13,17 +13,15 @@ How the series of a family are related (SGLang 0.3.5 to 0.5.23, `srt/metrics/col
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from math import fsum, inf, isnan
 from operator import lt
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from sglang_tuning_exporter.sglang.metrics.exposition import labels
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 # A histogram of SGLang has 16 to 40 bounds; a hostile page any number.
 MOST_BOUNDS = 512

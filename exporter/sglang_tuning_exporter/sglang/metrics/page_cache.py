@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from sglang_tuning_exporter.sglang.events import Scrape
 from sglang_tuning_exporter.sglang.metrics import exposition, page_figures
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sglang_tuning_exporter.sglang.events import Scrape
 
 # A larger page is not cached; a page of eight ranks has 0.4 MB.
 MOST_CHARACTERS = 8 << 20

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sglang_tuning_exporter.sglang.events import MOST_RANKS, RankFigures, Scrape
 from sglang_tuning_exporter.sglang.metrics.catalogue import (
@@ -23,9 +24,6 @@ from sglang_tuning_exporter.sglang.metrics.exposition import Page, is_sglang_ser
 from sglang_tuning_exporter.sglang.metrics.histograms import MOST, Histogram
 from sglang_tuning_exporter.sglang.metrics.histograms import read as read_histogram
 from sglang_tuning_exporter.sglang.metrics.names import FAMILIES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 Series = list[tuple["Mapping[str, str]", float]]
 
