@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import itertools
 import json
 import lzma
 import os
@@ -520,6 +521,37 @@ def test_a_renamed_file_that_a_glob_matches_is_read_once_and_not_lost(tmp_path: 
     log.write(1)
     follower = LogFollower([str(tmp_path / "server*")], positions=positions)
     assert (sorted(read(follower)), lost(follower)) == (log.numbers(2, 8), 0)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("name", ["server.log.{}", "server.{}.log", "server-2026112{}.log", "server{}.log"])
+def test_a_copy_that_a_glob_matches_is_not_read_again(tmp_path: Path, name: str, *, stopped: bool) -> None:
+    seconds = itertools.count(step=0.6)
+    pattern, log = str(tmp_path / "server*"), Log(tmp_path)
+    log.write(100)
+    follower = LogFollower([pattern], from_start=True, clock=lambda: next(seconds))
+    found = read(follower)
+    positions = saved(follower) if stopped else None
+    for number in range(1, 4):
+        log.write(70)
+        shutil.copy2(log.path, tmp_path / name.format(number))
+        os.truncate(log.path, 0)
+        found += [] if stopped else read(follower) + read(follower)
+    log.write(20)
+    follower = LogFollower([pattern], positions=positions, clock=lambda: next(seconds)) if stopped else follower
+    found += read(follower) + read(follower)
+    assert (sorted(found), lost(follower)) == (log.numbers(1, 330), 0)
+
+
+def test_servers_with_the_same_first_lines_are_all_read(tmp_path: Path) -> None:
+    seconds = itertools.count(step=0.6)
+    first, second = Log(tmp_path, "server1.log"), Log(tmp_path, "server2.log")
+    first.write(20)
+    second.path.unlink()
+    follower = LogFollower([str(tmp_path / "server*")], from_start=True, clock=lambda: next(seconds))
+    assert read(follower) == first.numbers(1, 20)
+    second.write(30)
+    assert read(follower) == second.numbers(1, 30)
 
 
 def test_the_log_of_another_server_with_a_smaller_number_is_not_read_for_one_whose_file_is_gone(tmp_path: Path) -> None:

@@ -106,6 +106,10 @@ class Stream:
         """Return a mark that fits any file with the same text: all of an intact file, what was read of a rewritten one."""
         if not self.rewritten:
             return replace(positions.mark_of_all(self.path, self.fd), modified=self.modified)
+        return self.mark_of_read_text()
+
+    def mark_of_read_text(self) -> positions.Mark:
+        """Return a mark that fits any file that begins with what was read."""
         mark = positions.make_mark(self.path, self.key[1], self.position, self._head[: self.position], self._tail)
         return replace(mark, modified=self.modified, size=self.size, generation=self._generation, least=1)
 

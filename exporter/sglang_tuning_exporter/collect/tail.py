@@ -20,6 +20,7 @@ from sglang_tuning_exporter.collect.selection import Candidate, Selection, most_
 from sglang_tuning_exporter.collect.standard_input import Stdin
 from sglang_tuning_exporter.collect.stream import OTHER_KINDS, Key, Stream, reason_of, stat_of
 
+_COPY_BYTES = 4096  # equal text of a copy: two servers may print the same first warnings, but not the same arguments
 _GLOB_SECONDS = 1.0
 _GLOB_REST = 20  # a directory that takes long to search is searched less often
 _REMEDIES = {
@@ -318,6 +319,9 @@ class LogFollower:
             if chain.resume_mark.matches(link.fd):
                 link.start_at(chain.resume_mark.position)
         elif link.seekable and not chain.existed_at_start:
+            if read := self._read_in_original(chain, link):
+                link.continue_at(read)
+                return True
             return chain.open_rotated(now, link)
         elif link.seekable:
             self._start_existing(chain, link, size, now)
@@ -329,13 +333,31 @@ class LogFollower:
             chain.resume_after(marks, link, now)
         elif mark := self._saved.mark_of_open_file(link.fd):
             link.continue_at(mark.position)
-        elif chain.pattern in self._saved.patterns:
-            pass  # it was created while no exporter ran: all of it is new
+        elif (
+            chain.pattern in self._saved.patterns
+        ):  # it was created while no exporter ran: all of it is new, or of a copy the rest
+            link.continue_at(self._read_in_original(chain, link))
         elif chain.unopened_at_start is not None:
             if chain.unopened_at_start[0] == link.key and chain.unopened_at_start[1] <= size:
                 link.start_at(chain.unopened_at_start[1])
         elif not self._from_start:
             link.start_at(size)
+
+    def _read_in_original(self, chain: Chain, link: Stream) -> int:
+        """Return how many bytes of a file that a glob matches were read for another log, in this file or in the one it is a copy of."""
+        if not chain.is_glob_match:
+            return 0
+        others = (each for each in self._chains.values() if each is not chain)
+        marks = [
+            mark for each in others for mark in (*each.finished_marks, *(of.mark_of_read_text() for of in each.links))
+        ]
+        marks += [mark for mark in self._saved.marks if mark.path != chain.path]
+        copied = (
+            mark.position
+            for mark in marks
+            if (mark.inode == link.key[1] or mark.position >= _COPY_BYTES) and mark.matches(link.fd)
+        )
+        return max(copied, default=0)
 
 
 def _blocks(path: str, pieces: Iterable[bytes], *, historical: bool = False) -> Iterator[Block]:
