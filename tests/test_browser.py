@@ -195,6 +195,7 @@ def test_a_hostile_name_is_text_and_stays_in_its_place(
     sidecar, address = scene("beyond_captured")
     monkeypatch.setattr(sidecar.state.facts, "model_name", name)
     monkeypatch.setitem(sidecar.state.facts.args, "model_path", name)
+    monkeypatch.setattr(sidecar.state.facts, "typed", None)  # it is kept for the arguments of before
     browser.open(address, width=PHONE)
     assert browser.text("header bdi") == clean(name)
     # A command to be pasted holds no control character: a variable stands in its place.
