@@ -197,10 +197,11 @@ def watch(past: Past, profile: str, sources: str) -> dict[str, Any]:
 def _scaling(sidecar: Any) -> dict[str, float]:
     """Read the gauges for scaling off the exporter's page, as a scraper would; a gauge that is absent is left out."""
     try:
-        from sglang_tuning_exporter.serve.metrics import page, registry  # noqa: PLC0415 - older revisions lack it
+        from sglang_tuning_exporter.serve.metrics import collect  # noqa: PLC0415 - older revisions lack it
+        from sglang_tuning_exporter.serve.metrics.families import text_format  # noqa: PLC0415 - as above
     except ImportError:
         return {}
-    samples = (line.split(" ") for line in page(registry(sidecar)).splitlines())
+    samples = (line.split(" ") for line in text_format(collect(sidecar)).splitlines())
     wanted = ("sglang_tuning_capacity_ratio", "sglang_tuning_scale_out_helps")
     return {sample[0]: float(sample[1]) for sample in samples if sample[0] in wanted}
 

@@ -21,8 +21,8 @@ from fuzz.prometheus import Prometheus, prometheus, unreadable
 from fuzz.targets import TARGETS, settings
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.recordings.stack import program
-from sglang_tuning_exporter.serve.metrics import page as own_page
-from sglang_tuning_exporter.serve.metrics import registry
+from sglang_tuning_exporter.serve.metrics import collect
+from sglang_tuning_exporter.serve.metrics.families import text_format
 from sglang_tuning_exporter.sglang.metrics import exposition
 from sglang_tuning_exporter.sglang.metrics.page_cache import PageReader
 from sglang_tuning_exporter.sglang.server_info import parse_server_info
@@ -97,7 +97,7 @@ def exported(rng: random.Random, pages: Sequence[str]) -> bytes:
     for page in pages:
         scrape, native, _ = reader.read(exposition.bounded(page).text)
         sidecar.state.observe_scrape(scrape, time.monotonic())
-    return (own_page(registry(sidecar)) + native).encode()
+    return (text_format(collect(sidecar)) + native).encode()
 
 
 def _refused_by_the_client(page: bytes) -> str:

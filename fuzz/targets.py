@@ -19,7 +19,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fuzz import access, forgeries, words
@@ -36,7 +35,8 @@ from sglang_tuning_exporter.report.document import build as build_document
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.terminal import render as as_text
 from sglang_tuning_exporter.serve.api import render as as_json
-from sglang_tuning_exporter.serve.metrics import registry
+from sglang_tuning_exporter.serve.metrics import collect
+from sglang_tuning_exporter.serve.metrics.families import text_format
 from sglang_tuning_exporter.serve.pages.page import render as as_page
 from sglang_tuning_exporter.sglang.args.printed import holds_secret, is_secret, parse_server_args
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
@@ -91,7 +91,7 @@ def scratch(name: str, data: bytes) -> Iterator[Path]:
 
 def tell(sidecar: Sidecar) -> None:
     """Have it say everything that it says: its metrics must be readable, its page and its JSON must be written."""
-    families = list(text_string_to_metric_families(generate_latest(registry(sidecar)).decode()))
+    families = list(text_string_to_metric_families(text_format(collect(sidecar))))
     series = [(sample.name, tuple(sorted(sample.labels.items()))) for each in families for sample in each.samples]
     assert len(set(series)) == len(series), "one series twice"
     as_page(sidecar, still=False).encode("utf-8", "backslashreplace")

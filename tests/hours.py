@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 from unittest.mock import patch
 
-from prometheus_client import generate_latest
-
 from alert_matrix.promtool import promtool
 from conftest import config
 from sglang_tuning_exporter.collect import log as logbook
 from sglang_tuning_exporter.collect import sidecar
 from sglang_tuning_exporter.collect.scrape import Outcome, ScrapeError
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.serve.metrics import registry
+from sglang_tuning_exporter.serve.metrics import collect
+from sglang_tuning_exporter.serve.metrics.families import text_format
 from sglang_tuning_exporter.sglang.server_info import parse_server_info
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ def told(story: Story, directory: Path, families: Collection[str], sink: IO[str]
                     _inform(exporter, story.server_info)
             with exporter.view():
                 pass
-            page = generate_latest(registry(exporter)).decode() + passed_on
+            page = text_format(collect(exporter)) + passed_on
         sink.write(f"up{{{place}}} 1 {moment.at:.3f}\n")
         sink.writelines(_placed(page, place, moment.at, families))
     if exporter is not None:

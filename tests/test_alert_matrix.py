@@ -22,7 +22,7 @@ from alert_matrix.troubles import Case, UndescribedError, cases
 from scenes import SCENES, lived
 from sglang_tuning_exporter.diagnosis.conditions.source import SourceTrouble
 from sglang_tuning_exporter.diagnosis.table import ALERTS
-from sglang_tuning_exporter.serve.metrics import registry
+from sglang_tuning_exporter.serve.metrics import collect
 
 ROOT = Path(__file__).parents[1]
 RULES = (ROOT / "alerts" / "rules" / "sglang-tuning.rules.yml").read_text()
@@ -40,7 +40,7 @@ def exposed() -> frozenset[tuple[str, frozenset[str]]]:
     found: set[tuple[str, frozenset[str]]] = set()
     for name in ("healthy", "down"):
         with lived(SCENES[name](), Path(mkdtemp())) as sidecar:
-            found |= {(s.name, frozenset(s.labels)) for family in registry(sidecar).collect() for s in family.samples}
+            found |= {(s.name, frozenset(s.labels)) for family in collect(sidecar) for s in family.samples}
     return frozenset(found)
 
 

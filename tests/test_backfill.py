@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as plain_families
@@ -23,7 +22,8 @@ from sglang_tuning_exporter.collect import log as logbook
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.report import openmetrics
 from sglang_tuning_exporter.report.openmetrics import OpenMetricsFile
-from sglang_tuning_exporter.serve.metrics import registry
+from sglang_tuning_exporter.serve.metrics import collect
+from sglang_tuning_exporter.serve.metrics.families import text_format
 
 START = "[2025-11-20 11:40:00] The server is fired up and ready to roll!\n"
 BUSY = "[2025-11-20 11:4{at}] Decode batch, #running-req: 7, #token: 100, token usage: 0.50, cuda graph: True, gen throughput (token/s): 50.00, #queue-req: 3\n"
@@ -169,7 +169,7 @@ def live(directory: Path, log: bytes, moments: list[float]) -> list[tuple[float,
                         file.write(events.pop(0)[1])
                 exporter._read_log()
             clock.now = at
-            page = generate_latest(registry(exporter)).decode()
+            page = text_format(collect(exporter))
             samples = (sample for family in plain_families(page) for sample in family.samples)
             pages.append((at, {named(sample): sample.value for sample in samples}))
         exporter.stop()

@@ -17,8 +17,8 @@ from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.diagnosis.command import command_line
 from sglang_tuning_exporter.recordings.notifications import as_text
 from sglang_tuning_exporter.serve.api import render as as_json
-from sglang_tuning_exporter.serve.metrics import page as metrics_page
-from sglang_tuning_exporter.serve.metrics import registry
+from sglang_tuning_exporter.serve.metrics import collect
+from sglang_tuning_exporter.serve.metrics.families import text_format
 from sglang_tuning_exporter.serve.pages.page import render as as_page
 from sglang_tuning_exporter.sglang.clean import clean
 from sglang_tuning_exporter.sglang.log.reader import LogReader
@@ -70,7 +70,7 @@ def test_pages_findings_and_metrics_show_none(log: Path) -> None:
     said = as_page(sidecar, still=True)
     assert strange_in(said) == set()
     assert strange_in(json.dumps(json.loads(as_json(sidecar)), ensure_ascii=False)) == set()
-    families = metrics_page(registry(sidecar))
+    families = text_format(collect(sidecar))
     assert strange_in(families) == set()
     assert list(text_string_to_metric_families(families))
 

@@ -32,7 +32,7 @@ from sglang_tuning_exporter.diagnosis.findings import Judgement, judge
 from sglang_tuning_exporter.diagnosis.row import Diagnosis
 from sglang_tuning_exporter.diagnosis.table import ALERTS
 from sglang_tuning_exporter.mixin import alerts
-from sglang_tuning_exporter.serve.metrics import SidecarCollector
+from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.sglang.events import Scrape
 from sglang_tuning_exporter.state.server import ServerState
 
@@ -101,7 +101,6 @@ def played(scenario: Scenario) -> tuple[History, Series]:
     sidecar = Simulated(scenario)
     found: History = {}
     series: Series = {}
-    collector = SidecarCollector(sidecar)
     story = iter(sorted(scenario.story, key=lambda pair: pair[0]))
     pair = next(story, None)
     for sample in range(int(LENGTH / STEP) + 1):
@@ -110,7 +109,7 @@ def played(scenario: Scenario) -> tuple[History, Series]:
             sidecar.tell(pair[1], pair[0])
             pair = next(story, None)
         sidecar.now = now
-        for family in collector.collect():
+        for family in collect(sidecar):
             for name, labels, value, *_ in family.samples:
                 if name in USED:
                     series.setdefault((name, tuple(sorted(labels.items()))), {})[sample] = value

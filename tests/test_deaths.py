@@ -10,8 +10,8 @@ from conftest import Page, config
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.diagnosis.evidence import past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
-from sglang_tuning_exporter.serve.metrics import page as own_page
-from sglang_tuning_exporter.serve.metrics import registry
+from sglang_tuning_exporter.serve.metrics import collect
+from sglang_tuning_exporter.serve.metrics.families import text_format
 from sglang_tuning_exporter.sglang.events import ENDS
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.state.profiles import PROFILES
@@ -186,10 +186,10 @@ def test_every_event_is_counted_from_0_on(tmp_path: Path) -> None:
     assert sidecar.log is not None
     sidecar.log.poll()
     name = "sglang_tuning_liveness_events_total"
-    born = Page(own_page(registry(sidecar)))
+    born = Page(text_format(collect(sidecar)))
     log.write_text("".join(line for line, _ in DEATHS.values()) + WATCHDOG + CHECK + TERM)
     sidecar.log.poll()
-    page = Page(own_page(registry(sidecar)))
+    page = Page(text_format(collect(sidecar)))
     for labels in page.labels(name):
         assert born.value(name, **labels) == 0
         assert (page.value(name, **labels) or 0) > 0 or labels["event"] == "ready"

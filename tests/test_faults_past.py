@@ -9,8 +9,8 @@ import pytest
 from conftest import Page, config, running_exporter, wait_for
 from sglang_tuning_exporter.collect import log as logbook
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.serve.metrics import page as own_page
-from sglang_tuning_exporter.serve.metrics import registry
+from sglang_tuning_exporter.serve.metrics import collect
+from sglang_tuning_exporter.serve.metrics.families import text_format
 from sglang_tuning_exporter.sglang.events import Scrape
 
 START = "[2025-11-20 10:00:00] server_args={'tp_size': 1, 'port': 30000}\n"
@@ -107,7 +107,7 @@ def watched(log: Path) -> Sidecar:
 def test_every_counter_that_a_line_moves_waits_and_those_of_the_metrics_do_not(log: Path) -> None:
     sidecar = watched(log)
     sidecar.state.observe_scrape(Scrape([], aborted_requests=3.0), sidecar.state.begun + 1)
-    page = Page(own_page(registry(sidecar)))
+    page = Page(text_format(collect(sidecar)))
     assert page.value(READING) == 1
     assert [name for name in OF_THE_LOG if page.labels(name)] == []
     assert page.value("sglang_tuning_aborted_requests_total") == 0
@@ -115,7 +115,7 @@ def test_every_counter_that_a_line_moves_waits_and_those_of_the_metrics_do_not(l
     assert sidecar.log is not None
     while sidecar.log.poll():
         pass
-    page = Page(own_page(registry(sidecar)))
+    page = Page(text_format(collect(sidecar)))
     assert page.value(READING) == 0
     assert [name for name in OF_THE_LOG if not page.labels(name)] == []
 
@@ -127,7 +127,7 @@ def test_counters_wait_ten_minutes_at_most(log: Path, monkeypatch: pytest.Monkey
     assert logbook.FIRST_READ_SECONDS == 600
     monkeypatch.setattr(logbook, "FIRST_READ_SECONDS", 0.0)
     assert not sidecar.log.is_catching_up
-    assert Page(own_page(registry(sidecar))).labels("sglang_tuning_out_of_memory_total")
+    assert Page(text_format(collect(sidecar))).labels("sglang_tuning_out_of_memory_total")
 
 
 def test_a_log_that_falls_behind_later_keeps_its_counters(tmp_path: Path) -> None:
@@ -140,4 +140,4 @@ def test_a_log_that_falls_behind_later_keeps_its_counters(tmp_path: Path) -> Non
             file.write(part(number))
     assert sidecar.log.poll()
     assert not sidecar.log.is_catching_up
-    assert Page(own_page(registry(sidecar))).labels("sglang_tuning_server_starts_total")
+    assert Page(text_format(collect(sidecar))).labels("sglang_tuning_server_starts_total")

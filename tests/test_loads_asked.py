@@ -12,7 +12,8 @@ import pytest
 from conftest import FakeSGLang, Page, config, hang, reply, wait_for
 from sglang_tuning_exporter.collect.schedules import LEAST_SECONDS, LoadsSchedule
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.serve.metrics import page, registry
+from sglang_tuning_exporter.serve.metrics import collect
+from sglang_tuning_exporter.serve.metrics.families import text_format
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,7 +49,7 @@ def sidecar(sglang: FakeSGLang) -> Iterator[Sidecar]:
 
 
 def failures(sidecar: Sidecar, reason: str) -> float | None:
-    return Page(page(registry(sidecar))).value("sglang_tuning_loads_failures_total", reason=reason)
+    return Page(text_format(collect(sidecar))).value("sglang_tuning_loads_failures_total", reason=reason)
 
 
 def test_a_release_that_counts_its_steps_is_asked_with_the_key(sidecar: Sidecar, sglang: FakeSGLang) -> None:

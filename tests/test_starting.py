@@ -10,7 +10,7 @@ import pytest
 from conftest import DECODE, SERVING, config
 from sglang_tuning_exporter.collect.scrape import Outcome, Reason, ScrapeError
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.serve.metrics import SidecarCollector
+from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.pages.page import render
 
 START = "[2025-11-20 11:38:20] server_args=ServerArgs(model_path='tiny', schedule_conservativeness=1.0)\n"
@@ -90,7 +90,7 @@ def test_then_the_reason_is_exposed_to_prometheus(alone: Beside) -> None:
     alone.verdict(after=930.0)
     told = {
         sample.labels.get("reason")
-        for family in SidecarCollector(alone.sidecar).collect()
+        for family in collect(alone.sidecar)
         for sample in family.samples
         if sample.name == "sglang_tuning_scrape_error_info"
     }
@@ -284,7 +284,7 @@ class TestA404:
 def test_the_page_and_the_metrics_say_that_it_is_starting(alone: Beside) -> None:
     alone.fails()
     assert "SGLang is starting." in render(alone.sidecar)
-    (family,) = (f for f in SidecarCollector(alone.sidecar).collect() if f.name == "sglang_tuning_verdict")
+    (family,) = (f for f in collect(alone.sidecar) if f.name == "sglang_tuning_verdict")
     assert [sample.labels for sample in family.samples] == [{"verdict": "starting", "severity": "none"}]
 
 

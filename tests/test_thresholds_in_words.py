@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-from prometheus_client.exposition import generate_latest
 
 from conftest import config
 from sglang_tuning_exporter.cli import main
@@ -15,7 +14,8 @@ from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
 from sglang_tuning_exporter.diagnosis.variants import BY_CHANGE, BY_NAME
 from sglang_tuning_exporter.serve import api as findings
-from sglang_tuning_exporter.serve.metrics import SidecarCollector
+from sglang_tuning_exporter.serve.metrics import collect
+from sglang_tuning_exporter.serve.metrics.families import text_format
 from sglang_tuning_exporter.serve.pages import page
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.state.profiles import DEFAULT, PROFILES
@@ -65,7 +65,7 @@ def test_no_sentence_has_the_default(life: Life, tmp_path: Path) -> None:
     told = {
         "page": page.render(sidecar),
         "json": findings.render(sidecar).decode(),
-        "series": generate_latest(SidecarCollector(sidecar)).decode(),
+        "series": text_format(collect(sidecar)),
         **{form: reported(life, tmp_path, form) for form in ("text", "json", "html")},
     }
     for where, text in told.items():

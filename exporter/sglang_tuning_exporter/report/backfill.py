@@ -35,7 +35,7 @@ from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.openmetrics import OpenMetricsFile
 from sglang_tuning_exporter.report.progress import watched
 from sglang_tuning_exporter.report.samples import EVALUATION_SECONDS
-from sglang_tuning_exporter.serve.metrics import SidecarCollector
+from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.sglang.clean import clean
 from sglang_tuning_exporter.sglang.log.prefix import FIRST_DATED_SECOND, day_seconds
 from sglang_tuning_exporter.state.profiles import Profile
@@ -79,7 +79,6 @@ class BackfillView:
         self.analysis = Analysis(profile)
         self.clock = AlarmClock(profile)
         self._logs, self._shift = logs, shift
-        self._collector = SidecarCollector(self)
         self.config = Config(
             sglang_url=None,
             log_file=tuple(logs.names),
@@ -133,7 +132,7 @@ class BackfillView:
     def _seen(self, at: float) -> tuple[float, list[Metric]]:
         self._now = at
         self.clock.take(self.state, at, unrecognised=self.log.unrecognised.total())
-        return at + self._shift, [*self._collector.collect(), *self._native(), *self._prometheus()]
+        return at + self._shift, [*collect(self), *self._native(), *self._prometheus()]
 
     def _native(self) -> Iterator[Metric]:
         """Return SGLang's own gauges that a log line prints, with the labels of its schedulers (srt/metrics, 0.3.6 on)."""

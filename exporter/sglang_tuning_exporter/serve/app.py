@@ -11,15 +11,13 @@ from prometheus_client.process_collector import ProcessCollector
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.serve import formats
 from sglang_tuning_exporter.serve.api import render as render_findings
-from sglang_tuning_exporter.serve.metrics import FamilyCollector, registry
-from sglang_tuning_exporter.serve.metrics import page as own_page
+from sglang_tuning_exporter.serve.metrics import collect
+from sglang_tuning_exporter.serve.metrics.families import text_format
 from sglang_tuning_exporter.serve.metrics.sources import web
 from sglang_tuning_exporter.serve.security.guard import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from prometheus_client.registry import CollectorRegistry
 
     from sglang_tuning_exporter.collect.sidecar import Sidecar
     from sglang_tuning_exporter.serve.security.active_config import ActiveConfig
@@ -45,30 +43,23 @@ def scrape_timeout(announced: str | None, most: float) -> float:
     return min(most, max(seconds - min(MARGIN_SECONDS, MARGIN_SHARE * seconds), 0.05))
 
 
-def exposition(sidecar: Sidecar, families: CollectorRegistry, timeout: float) -> str:
-    """Scrape SGLang and return the page: our families, then SGLang's own series."""
-    native = sidecar.scrape(timeout)
-    return own_page(families) + native
-
-
 def make_app(sidecar: Sidecar, web_config: ActiveConfig | None = None) -> FastAPI:
     """Return the application; a `web_config` adds authentication and rate limits.
 
     Handlers that wait for a scrape or for the state are plain functions and run in a thread; health runs in the event loop.
     """
     app = FastAPI(title="sglang-tuning-exporter", version=__version__, openapi_url=None, redirect_slashes=False)
-    families = registry(sidecar)
-    is_tls = web_config is not None and web_config.is_tls
-    families.register(FamilyCollector(lambda: web(sidecar.config.external_url, is_tls=is_tls)))
-    ProcessCollector(registry=families)
-    if web_config is not None:
-        families.register(FamilyCollector(web_config.up))
+    is_tls, process = web_config is not None and web_config.is_tls, ProcessCollector(registry=None)
     app.add_middleware(Guard, web_config=web_config)
 
     @get_or_head(app, "/metrics", response_class=PlainTextResponse)
     def metrics(request: Request) -> Response:
         timeout = scrape_timeout(request.headers.get(TIMEOUT_HEADER), sidecar.config.scrape_timeout)
-        return formats.response(exposition(sidecar, families, timeout), request.headers)
+        native = sidecar.scrape(timeout)
+        families = [*collect(sidecar), web(sidecar.config.external_url, is_tls=is_tls), *process.collect()]
+        if web_config is not None:
+            families.append(web_config.up())
+        return formats.response(text_format(families) + native, request.headers)
 
     @get_or_head(app, "/api/v1/findings")
     def findings() -> Response:

@@ -125,7 +125,7 @@ def label_text(labels: Mapping[str, str]) -> str:
     return f"{{{pairs}}}" if pairs else ""
 
 
-def text(families: Iterable[Metric]) -> str:
+def text_format(families: Iterable[Metric]) -> str:
     """Return gauges, counters and infos in Prometheus's text format 0.0.4."""
     lines: list[str] = []
     for family in families:
