@@ -27,8 +27,7 @@ Made by `make bench`: every figure beside a peer's in the same run. Ratios trave
 """
 
 
-def _log(directory: Path, megabytes: int) -> Table:
-    log = corpus.write(directory / "server.log", megabytes * 1_000_000)
+def _log(log: corpus.Corpus, directory: Path, title: str, made: str) -> Table:
     commands: dict[str, Sequence[str]] = {}
     peer = mtail.command(log.path)
     if peer is not None:
@@ -43,8 +42,8 @@ def _log(directory: Path, megabytes: int) -> Table:
     used = measure.best_of(commands)
     base = used["mtail"].cpu if "mtail" in used else None
     table = Table(
-        "Reading a log",
-        f"A log of {log.lines:,} lines, {log.size / 1e6:.0f} MB and {log.starts} starts, made of recordings, read once by each. mtail "
+        title,
+        f"{made}: {log.lines:,} lines, {log.size / 1e6:.0f} MB, {log.starts} starts; read once by each. mtail "
         f"{processes.version('mtail')} runs a program that keeps the same counters and gauges. CPU seconds, user and system, best of {measure.RUNS}, in turn; "
         "ours without the interpreter's start.",
         ["what", "CPU", "speed", "against mtail", "peak memory"],
@@ -103,20 +102,28 @@ def main() -> None:
     """Measure, print, and with `--write` write `docs/benchmarks.md`."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument(
-        "parts", nargs="*", metavar="PART", help="log, report, page, idle, scrapes, lines, chain (default: all)"
+        "parts", nargs="*", metavar="PART", help="log, busy, report, page, idle, scrapes, lines, chain (default: all)"
     )
     parser.add_argument("--megabytes", type=int, default=MEGABYTES, help=f"how long the log is (default {MEGABYTES})")
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md, of all parts")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
+        directory, size = Path(name), given.megabytes * 1_000_000
         parts: dict[str, Callable[[], Table]] = {
             "idle": lambda: idle.measure(directory),
             "scrapes": lambda: latency.scrapes(directory),
             "lines": lambda: latency.lines(directory),
             "chain": lambda: chain.measure(directory),
-            "log": lambda: _log(directory, given.megabytes),
-            "report": lambda: report.measure_all(directory, given.megabytes),
+            "log": lambda: _log(
+                corpus.write(directory / "server.log", size), directory, "Reading a log", "A log made of recordings"
+            ),
+            "busy": lambda: _log(
+                corpus.write_busy(directory / "busy.log", size),
+                directory,
+                "Reading the log of a busy server",
+                "A start, and tens of requests a second",
+            ),
+            "report": lambda: report.measure_all(directory, size),
             "page": _page,
         }
         wanted = given.parts or list(parts)

@@ -1,6 +1,7 @@
-"""A long log of one server, made from the recordings: each start once, then its work repeated.
+"""Long logs, whose figures differ from line to line, so that no program can answer from a cache.
 
-Times advance and figures differ from round to round, so that no program can answer from a cache.
+`write` makes one from the recordings: each start once, then its work repeated. Small models on CPUs print few lines a second, nearly
+all of them batch lines. `write_busy` makes one as a server with tens of requests a second prints it: most lines are access lines.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import gzip
 import json
+import random
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,7 @@ _TOKENS = re.compile(rb"(#(?:pending-)?token: )(\d+)")
 _THROUGHPUT = re.compile(rb"(throughput \(token/s\): )(\d+)")
 _FORMAT = "%Y-%m-%d %H:%M:%S"
 _PORT = re.compile(rb"(127\.0\.0\.1:)(\d+)")
+_BEGIN = dt.datetime(2026, 1, 1)  # noqa: DTZ001 - a log's times have no zone
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ def _varied(text: bytes, by: int) -> bytes:
 
 def _pieces(size: int) -> Iterator[tuple[bytes, int]]:
     """Return starts and work in order, with an equal share of `size` bytes for each recording."""
-    clock = _Clock(dt.datetime(2026, 1, 1))  # noqa: DTZ001
+    clock = _Clock(_BEGIN)
     for path in RECORDINGS:
         recording = _Recording.read(path)
         yield clock.shift(recording.start), 1
@@ -133,3 +136,42 @@ def write(path: Path, size: int) -> Corpus:
             written += len(piece)
             starts += start
     return Corpus(path, lines, written, starts)
+
+
+def write_busy(path: Path, size: int) -> Corpus:
+    """Write a log of about `size` bytes to `path`: a start, and tens of requests each second."""
+    clock, chance = _Clock(_BEGIN), random.Random(1)
+    start = clock.shift(_Recording.read(RECORDINGS[0]).start)
+    lines, written, second = start.count(b"\n"), len(start), clock.now
+    with path.open("wb") as file:
+        file.write(start)
+        while written < size:
+            second += dt.timedelta(seconds=1)
+            piece = "".join(f"[{second:{_FORMAT}}] {line}\n" for line in _busy_second(chance)).encode()
+            file.write(piece)
+            lines += piece.count(b"\n")
+            written += len(piece)
+    return Corpus(path, lines, written, 1)
+
+
+def _busy_second(chance: random.Random) -> list[str]:
+    """Return the lines of one second, in any order, without their times."""
+    running, queued, usage = chance.randint(20, 60), max(0, round(chance.gauss(2, 3))), chance.randint(30, 95)
+    lines = [
+        f"INFO:     10.0.{chance.randint(0, 9)}.{chance.randint(1, 250)}:{chance.randint(1024, 65000)} - "
+        '"POST /v1/chat/completions HTTP/1.1" 200 OK'
+        for _ in range(chance.randint(30, 60))
+    ]
+    lines += (
+        f"Prefill batch, #new-seq: {chance.randint(1, 6)}, #new-token: {chance.randint(30, 8000)}, "
+        f"#cached-token: {chance.randint(0, 3000)}, token usage: 0.{usage}, #running-req: {running}, #queue-req: {queued}, "
+        f"#pending-token: {500 * queued}, cpu graph: False, input throughput (token/s): {chance.uniform(3e3, 2e4):.2f}"
+        for _ in range(chance.randint(10, 25))
+    )
+    lines += (
+        f"Decode batch, #running-req: {running}, #token: {2000 * usage}, token usage: 0.{usage}, cpu graph: False, "
+        f"gen throughput (token/s): {chance.uniform(1e3, 2e3):.2f}, #queue-req: {queued}"
+        for _ in range(chance.randint(1, 2))
+    )
+    chance.shuffle(lines)
+    return lines

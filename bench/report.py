@@ -14,40 +14,45 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 JOBS = (1, 2)
-_PEER = "mtail, plain"
+_PLAIN, _BUSY = "plain", "busy server"
 _OF_FILE = frozenset({"sources"})  # differs between reports of one log in two wrappings
 
 
-def measure_all(directory: Path, megabytes: int) -> Table:
+def measure_all(directory: Path, size: int) -> Table:
     """Measure the report of each form with one process and with two. Raises `equivalence.DifferentError`."""
-    log = corpus.write(directory / "report.log", megabytes * 1_000_000)
-    forms = {"plain": log.path}
+    log, busy = corpus.write(directory / "report.log", size), corpus.write_busy(directory / "busy.log", 4 * size)
+    forms = {_BUSY: busy.path, _PLAIN: log.path}
     for name, wrap in corpus.WRAPPINGS.items():
         forms[name] = corpus.wrapped(log.path, directory / f"report.{name.split()[0]}", wrap)
     commands: dict[str, Sequence[str]] = {}
-    peer = mtail.command(log.path)
-    if peer is not None:
-        commands[_PEER] = peer
+    peers: dict[str, str] = {}
     for name, path in forms.items():
+        peer = mtail.command(path)
+        if peer is not None and name in {_PLAIN, _BUSY}:
+            commands[f"mtail, {name}"] = peer
         for jobs in JOBS:
-            commands[f"report, {name}, --jobs {jobs}"] = _command(path, jobs)
+            report = f"report, {name}, --jobs {jobs}"
+            commands[report] = _command(path, jobs)
+            peers[report] = f"mtail, {_BUSY if name == _BUSY else _PLAIN}"
     used = measure.best_of(commands)
-    _demand_one_report({name: usage.output for name, usage in used.items() if name.startswith("report")})
+    for is_busy in (False, True):
+        _demand_one_report({name: used[name].output for name in peers if (_BUSY in name) == is_busy})
     table = Table(
         "The report of a log",
-        f"The same kind of log, {log.lines:,} lines and {log.size / 1e6:.0f} MB without wrapping. `report --format json` says what "
+        f"The same kinds of log: that of a busy server, {busy.lines:,} lines and {busy.size / 1e6:.0f} MB, and that of recordings, "
+        f"{log.lines:,} lines and {log.size / 1e6:.0f} MB without wrapping. `report --format json` says what "
         "limited the server, when alerts would have fired and what to change; "
         f"mtail {processes.version('mtail')} (`--one_shot`) counts. Its program finds nothing in a wrapped line, so the reports of "
         "wrapped logs are beside its reading of the plain one, the least that it would need. "
         "CPU seconds, user and system, of all processes, and seconds by the clock, the interpreter's start included; "
-        f"best of {measure.RUNS}, in turn. All reports say the same.",
+        f"best of {measure.RUNS}, in turn. All reports of a log say the same.",
         ["what", "CPU", "wall", "CPU against mtail", "wall against mtail"],
     )
     for name, usage in used.items():
-        base = used.get(_PEER)
+        base = used.get(peers.get(name, name))
         ratios = ["", ""] if base is None else [f"{base.cpu / usage.cpu:.1f}x", f"{base.wall / usage.wall:.1f}x"]
         table.rows.append([name, f"{usage.cpu:.2f} s", f"{usage.wall:.2f} s", *ratios])
-    if peer is None:
+    if not any(name.startswith("mtail") for name in used):
         table.notes.append(mtail.MISSING)
     return table
 

@@ -1,12 +1,14 @@
 """The lines of one log as events: read here, or by another process that reads ahead while this one evaluates.
 
 A log has one reader in either case, so what is read does not depend on where it is read. The other process reads block after block
-until its socket closes, so it ends with this one.
+until its socket closes, so it ends with this one. Blocks and what was read of them pass through files that both have open: neither
+process waits for the other to receive, and neither needs a second thread.
 """
 
 from __future__ import annotations
 
 import copyreg
+import errno
 import marshal  # nosec B403 # data of our own processes
 import os
 import pickle  # nosec B403 # data of our own processes
@@ -14,13 +16,13 @@ import signal
 import socket
 import subprocess  # nosec B404 # starts this program
 import sys
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import cycle
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
@@ -33,7 +35,7 @@ from sglang_tuning_exporter.sglang.log.reader import LogReader
 MOST_JOBS = 64
 BLOCKS_AHEAD = 6  # sent to the other process and not taken back: a MiB each
 _LENGTH = 8  # bytes that say how long a message is
-_CHILD = "import sys; sys.path[:] = {path!r}; from sglang_tuning_exporter.report.read_ahead import work; work({number}, {pace!r})"
+_CHILD = "import sys; sys.path[:] = {path!r}; from sglang_tuning_exporter.report.read_ahead import work; work({number}, {files!r}, {pace!r})"
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 _Events: TypeAlias = "list[Event | BatchRun]"
@@ -80,10 +82,12 @@ class ReadAhead:
         self._pace = pace
         self._ranks = {NO_RANK: NO_RANK}  # the same object for the same ranks
         self._socket, theirs = socket.socketpair()
-        child = _CHILD.format(path=sys.path, number=theirs.fileno(), pace=pace)
+        self._files = [_shared_file() for _ in range(BLOCKS_AHEAD)]
+        self._next_file = cycle(self._files)
+        child = _CHILD.format(path=sys.path, number=theirs.fileno(), files=self._files, pace=pace)
         self._process = subprocess.Popen(  # noqa: S603 # nosec B603 # this program, with a text of ours
             [sys.executable, "-c", child],
-            pass_fds=[theirs.fileno()],
+            pass_fds=[theirs.fileno(), *self._files],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -95,32 +99,35 @@ class ReadAhead:
         self._process.kill()
         self._process.wait()
         self._socket.close()
+        for file in self._files:
+            os.close(file)
 
     def parts(self, blocks: Iterable[bytes]) -> Iterator[LogPart]:
         """Return the parts of blocks of whole lines as `read_here` does. Raises `UsageError` where the other process has ended."""
-        rest, sent = iter(blocks), deque[bytes]()
+        rest, sent = iter(blocks), deque[tuple[int, bytes]]()
         while True:
             while len(sent) < BLOCKS_AHEAD and (block := next(rest, None)) is not None:
-                self._ask(block)
-                sent.append(block)
+                file = next(self._next_file)
+                self._ask(file, block)
+                sent.append((file, block))
             if not sent:
                 return
-            block = sent.popleft()
-            after = next(_cut(sent[0], self._pace)) if sent else b""
-            read = self._answer()
+            file, block = sent.popleft()
+            after = next(_cut(sent[0][1], self._pace)) if sent else b""
+            read = self._answer(file)
             texts = list(_texts(block, read))
             for text, following, part in zip(texts, [*texts[1:], after], read, strict=True):
                 yield LogPart(text, following, partial(self._take, part))
 
-    def _ask(self, block: bytes) -> None:
+    def _ask(self, file: int, block: bytes) -> None:
         try:
-            _send(self._socket, block)
+            _send(self._socket, file, block)
         except OSError:
             raise UsageError(_DIED) from None
 
-    def _answer(self) -> list[_ReadPart]:
+    def _answer(self, file: int) -> list[_ReadPart]:
         try:
-            parts = pickle.loads(_receive(self._socket))  # noqa: S301 # nosec B301 # data of our own process, over a socket pair that nobody else has
+            parts = pickle.loads(_receive(self._socket, file))  # noqa: S301 # nosec B301 # data of our own process, in a file that nobody else has
         except OSError:
             raise UsageError(_DIED) from None
         return [_ReadPart(*part) for part in parts]
@@ -152,28 +159,18 @@ def available() -> int:
     return min(cores, MOST_JOBS)
 
 
-def work(number: int, pace: float | None) -> None:
-    """Read the blocks that come on the socket with this number, until it closes."""
+def work(number: int, files: Sequence[int], pace: float | None) -> None:
+    """Read the blocks that are announced on the socket with this number, each in the next of `files`, until it closes."""
     copyreg.pickle(  # nosec B403 # data of our own process
         MappingProxyType,  # a batch without other queues has one
         lambda queues: (dict, (dict(queues),)),  # type: ignore[return-value,arg-type]
     )
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both: the other process ends this one
-    with socket.socket(fileno=number) as asked:
-        blocks: SimpleQueue[bytes | None] = SimpleQueue()
-        Thread(target=_listen, args=(asked, blocks), daemon=True).start()  # so that sending never waits for reading
+    with socket.socket(fileno=number) as asked, suppress(OSError):
         reader = LogReader()
-        with suppress(OSError):
-            while (block := blocks.get()) is not None:
-                parts = [tuple(_read(reader, text)) for text in _cut(block, pace)]
-                _send(asked, pickle.dumps(parts, pickle.HIGHEST_PROTOCOL))
-
-
-def _listen(asked: socket.socket, blocks: SimpleQueue[bytes | None]) -> None:
-    with suppress(OSError):
-        while True:
-            blocks.put(_receive(asked))
-    blocks.put(None)
+        for file in cycle(files):
+            parts = [tuple(_read(reader, text)) for text in _cut(_receive(asked, file), pace)]
+            _send(asked, file, pickle.dumps(parts, pickle.HIGHEST_PROTOCOL))
 
 
 def _read(reader: LogReader, text: bytes) -> _ReadPart:
@@ -210,21 +207,24 @@ def _texts(block: bytes, parts: list[_ReadPart]) -> Iterator[bytes]:
         start += part.length
 
 
-def _send(to: socket.socket, data: bytes) -> None:
-    to.sendall(len(data).to_bytes(_LENGTH, "big") + data)
+def _shared_file() -> int:
+    """Return the descriptor of a file without a name, in memory where the system has such files."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("log")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
-def _receive(of: socket.socket) -> bytes:
-    """Return the next message. Raises `ConnectionError` when the other end has closed."""
-    return bytes(_bytes(of, int.from_bytes(_bytes(of, _LENGTH), "big")))
+def _send(to: socket.socket, file: int, data: bytes) -> None:
+    """Write a message into `file`, and its length to the other end. Raises `OSError` where that has ended, or memory has."""
+    if os.pwrite(file, data, 0) < len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    to.sendall(len(data).to_bytes(_LENGTH, "big"))
 
 
-def _bytes(of: socket.socket, number: int) -> bytearray:
-    data = bytearray(number)
-    view, done = memoryview(data), 0
-    while done < number:
-        got = of.recv_into(view[done:], number - done, socket.MSG_WAITALL)
-        if not got:
-            raise ConnectionError("closed")
-        done += got
-    return data
+def _receive(of: socket.socket, file: int) -> bytes:
+    """Return the next message, in `file`. Raises `ConnectionError` where the other end has closed."""
+    length = of.recv(_LENGTH, socket.MSG_WAITALL)
+    if len(length) < _LENGTH:
+        raise ConnectionError("closed")
+    return os.pread(file, int.from_bytes(length, "big"), 0)
