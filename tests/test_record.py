@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from conftest import DECODE, RETRACTION, SERVING, Answer, FakeSGLang, environment, hang, reply, wait_for
+from conftest import DECODE, RETRACTION, SERVING, Answer, FakeSGLang, config, environment, hang, reply, wait_for
 from followed import end_seconds
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.diagnosis.evidence import past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
-from sglang_tuning_exporter.recordings.record import Recorder, Summary
+from sglang_tuning_exporter.recordings.record import Recorder
 from sglang_tuning_exporter.recordings.recording import Recording, load
 from sglang_tuning_exporter.recordings.replay import ReplayServer, packaged
 from sglang_tuning_exporter.sglang.log.reader import LogReader
@@ -110,33 +110,32 @@ def server(sglang: FakeSGLang) -> FakeSGLang:
 
 
 def recorder(server: FakeSGLang, log: Path, output: Path, *, keep_request_text: bool = False) -> Recorder:
-    return Recorder(
-        server.url, server.url + "/metrics", str(log), output, every=0.05, keep_request_text=keep_request_text
-    )
+    settings = config(sglang_url=server.url, log_file=(str(log),))
+    return Recorder(settings, output, every=0.05, keep_request_text=keep_request_text)
 
 
 @contextmanager
-def recording(made: Recorder) -> Iterator[list[Summary]]:
-    """It records while the block runs; its summary is there afterwards."""
-    told: list[Summary] = []
-    thread = threading.Thread(target=lambda: told.append(made.run()))
+def recording(made: Recorder) -> Iterator[None]:
+    """It records while the block runs."""
+    thread = threading.Thread(target=made.run)
     thread.start()
     try:
-        yield told
+        yield
     finally:
         made.stop()
         thread.join(timeout=20)
 
 
-def recorded(server: FakeSGLang, directory: Path, *, keep_request_text: bool = False) -> tuple[Path, Summary]:
+def recorded(server: FakeSGLang, directory: Path, *, keep_request_text: bool = False) -> tuple[Path, Recorder]:
     log, output = directory / "server.log", directory / "out"
     log.write_bytes(told_log())
-    with recording(recorder(server, log, output, keep_request_text=keep_request_text)) as told:
+    made = recorder(server, log, output, keep_request_text=keep_request_text)
+    with recording(made):
         wait_for(lambda: server.count("/metrics") > 2)
         with log.open("ab") as file:
             file.write(grown_log())
         wait_for(lambda: b"#retracted_reqs" in (output / "server.log").read_bytes())
-    return output, told[0]
+    return output, made
 
 
 def everything(directory: Path) -> bytes:
@@ -170,7 +169,7 @@ def test_a_recorded_replay_is_judged_as_the_recording_it_was_made_of(tmp_path: P
     replay = ReplayServer(original, log_path=log, speed=40)
     replay.start()
     try:
-        made = Recorder(replay.url, replay.url + "/metrics", str(log), output, every=0.05)
+        made = Recorder(config(sglang_url=replay.url, log_file=(str(log),)), output, every=0.05)
         with recording(made):
             wait_for(lambda: replay.finished, seconds=30)
             time.sleep(0.3)  # its last lines are read
@@ -205,7 +204,7 @@ def test_the_figures_are_all_there(server: FakeSGLang, tmp_path: Path) -> None:
     assert json.loads((output / "loads.json").read_text())["loads"][0]["num_running_reqs"] == 3
     assert facts.read(again.scrapes[0].text.decode()).ranks == facts.read(SERVING.decode()).ranks
     assert told.scrapes == len(again.scrapes) > 2
-    assert told.left_out > 0
+    assert told.log.left_out > 0
 
 
 def test_requests_are_kept_when_asked_for_and_secrets_still_are_not(server: FakeSGLang, tmp_path: Path) -> None:
@@ -269,11 +268,10 @@ def test_a_recording_ends_in_time_whatever_the_server_leaves_unanswered(
     log, output = tmp_path / "server.log", tmp_path / "out"
     log.write_bytes(told_log())
     begin = 0.0
-    with recording(recorder(server, log, output)) as told:
+    with recording(recorder(server, log, output)):
         wait_for(lambda: server.count(path) > 0)
         begin = time.monotonic()
     assert time.monotonic() - begin < end_seconds()
-    assert told
     assert not (output / "server.log").exists()
 
 

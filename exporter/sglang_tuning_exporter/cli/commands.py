@@ -67,19 +67,9 @@ def record(*, output: Path, seconds: float | None, keep_request_text: bool, **gi
     if seconds is not None and not 0 < seconds < float("inf"):
         raise UsageError(f"--seconds={seconds}: give a time above 0")
     config = resolve({**given, "log_file": [given["log_file"]]}, os.environ)
-    from sglang_tuning_exporter.recordings import record as recorder
+    from sglang_tuning_exporter.recordings.record import Recorder, run
 
-    assert config.sglang_url is not None
-    assert config.metrics_url is not None
-    recording = recorder.Recorder(
-        config.sglang_url,
-        config.metrics_url,
-        given["log_file"],
-        output,
-        api_key=config.api_key,
-        keep_request_text=keep_request_text,
-    )
-    return recorder.run(recording, output, seconds)
+    return run(Recorder(config, output, keep_request_text=keep_request_text), seconds)
 
 
 def notify(*, listen_address: str) -> int:

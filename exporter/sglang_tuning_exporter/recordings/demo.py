@@ -98,7 +98,8 @@ def _wait(stack: Stack, replay: ReplayServer, ended: threading.Event, begin: flo
             retractions = _figure(stack, "sglang_tuning_retraction_events_total")
         except (requests.RequestException, KeyError, ValueError):
             state, retractions = "unknown", "?"
-        words = f"{elapsed:4.0f} s  replay at {replay.position_seconds:.0f} of {replay.length_seconds:.0f} s, retractions {retractions}, {ALERT}: {state}"
+        place = f"replay at {replay.position_seconds:.0f} of {replay.recording.length_seconds:.0f} s"
+        words = f"{elapsed:4.0f} s  {place}, retractions {retractions}, {ALERT}: {state}"
         if sys.stdout.isatty():
             print(f"\r\033[K{words}", end="", flush=True)
         elif int(elapsed) % 5 == 0:

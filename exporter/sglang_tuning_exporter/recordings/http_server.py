@@ -1,10 +1,9 @@
-"""The HTTP server of replayed servers and of Alertmanager's webhook: one function answers every request."""
+"""The HTTP server of replayed servers and of Alertmanager's webhook: one method answers every request."""
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeAlias
 
@@ -18,21 +17,15 @@ _REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - translated a
 
 
 class HTTPServer(ThreadingHTTPServer):
-    """Listens at once, and answers in a thread from `start` to `stop`. Raises `UsageError` that begins with `key`.
-
-    `answer` gets the path without its query, and the body of a POST, else None. Where it returns None the connection is closed
-    without an answer.
-    """
+    """Listens at once, and answers in a thread from `start` to `stop`. Raises `UsageError` that begins with `key`."""
 
     daemon_threads = True
 
-    def __init__(
-        self, address: Address, answer: Callable[[str, bytes | None], Answer | None], key: str = "--listen-address"
-    ) -> None:
+    def __init__(self, address: Address, key: str = "--listen-address") -> None:
         listener = bind(address, key)
         super().__init__(listener.getsockname(), _Handler, bind_and_activate=False)
         self.socket.close()
-        self.socket, self.answer = listener, answer
+        self.socket = listener
         self._thread: threading.Thread | None = None
 
     @property
@@ -52,6 +45,10 @@ class HTTPServer(ThreadingHTTPServer):
             self.shutdown()
             self._thread.join()
         self.server_close()
+
+    def answer(self, path: str, body: bytes | None) -> Answer | None:
+        """Return the answer for a path without its query; `body` is that of a POST. None: close the connection without an answer."""
+        raise NotImplementedError
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a client that disconnected; report other errors as the base class does."""

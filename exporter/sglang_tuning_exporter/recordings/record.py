@@ -16,15 +16,17 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 from urllib.parse import urlsplit
 
 from sglang_tuning_exporter.collect.scrape import Client, ScrapeError
 from sglang_tuning_exporter.collect.tail import LogFollower
+from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.recordings.recording import MAX_FILE_BYTES
 from sglang_tuning_exporter.recordings.scrub import HOST, LogScrubber, Scrubber
 from sglang_tuning_exporter.recordings.signals import stopped_by_signal
+from sglang_tuning_exporter.sglang.args.printed import REDACTED
 from sglang_tuning_exporter.sglang.log.forms import printed_time
 from sglang_tuning_exporter.sglang.log.vocabulary import is_known
 
@@ -39,71 +41,57 @@ _STOP_SECONDS = 1.0
 _CLOCK_SECONDS = 3.0
 
 
-class Summary(NamedTuple):
-    """What was recorded."""
-
-    lines: int
-    left_out: int
-    scrapes: int
-    full: bool  # it ended because the size limit was reached
-    scrape_error: str  # why the last scrape failed, if none succeeded
-
-
 class Recorder:
-    """Writes one recording. Raises `UsageError` for a directory that is not new."""
+    """Writes one recording of the server and the log in `config`: `lines` of the log, and so many `scrapes`.
+
+    `scrape_error` is why the last scrape failed.
+    """
 
     def __init__(
-        self,
-        sglang_url: str,
-        metrics_url: str,
-        log_file: str,
-        output: Path,
-        *,
-        api_key: str | None = None,
-        keep_request_text: bool = False,
-        every: float = SCRAPE_SECONDS,
+        self, config: Config, output: Path, *, keep_request_text: bool = False, every: float = SCRAPE_SECONDS
     ) -> None:
-        self._client, self.metrics_url = Client(sglang_url, metrics_url, api_key), metrics_url
+        assert config.sglang_url is not None
+        assert config.metrics_url is not None
+        self._client = Client(config.sglang_url, config.metrics_url, config.api_key)
         self._scrubber = Scrubber()
-        for name in (socket.gethostname(), urlsplit(sglang_url).hostname or ""):
+        for name in (socket.gethostname(), urlsplit(config.sglang_url).hostname or ""):
             if name != "localhost":
                 self._scrubber.learn(name, HOST)
-        if api_key:
-            self._scrubber.learn(api_key, "<redacted>")
-        self._lines = LogScrubber(self._scrubber, keep_request_text=keep_request_text)
-        self._log_file, self._output, self._every = log_file, output, every
+        self._scrubber.learn(config.api_key or "", REDACTED)
+        self.log = LogScrubber(self._scrubber, keep_request_text=keep_request_text)
+        self.config, self.output, self._every = config, output, every
+        (self._log_file,) = config.log_file
         self._stopping = threading.Event()
-        self._kept_lines = self._scrapes = self._log_bytes = self._scraped_bytes = 0
+        self.lines = self.scrapes = self._log_bytes = self._scraped_bytes = 0
         self._offsets: list[tuple[float, float]] = []  # when a line arrived, and how far the log's clock was ahead
         self._version: str | None = None
         self._last_printed: float | None = None  # before the recording
         self._is_up: bool | None = None
         self._last_ms = 0
-        self._log: IO[bytes] | None = None
-        self._scrape_error = "none was made"
+        self._sink: IO[bytes] | None = None
+        self.scrape_error = "none was made"
 
     def stop(self) -> None:
         """End the recording soon, even if the server does not answer."""
         self._stopping.set()
         self._client.end()
 
-    def run(self, seconds: float | None = None) -> Summary:
-        """Record for so long, or until `stop`. Raises `UsageError` when the directory cannot be written or the log cannot be read."""
+    def run(self, seconds: float | None = None) -> None:
+        """Record for so long, or until `stop`. Raises `UsageError` where the directory is not new or the log cannot be read."""
         try:
-            self._output.mkdir(parents=True, exist_ok=True)
-            if any(self._output.iterdir()):
-                raise UsageError(f"--output={self._output}: is not empty; give a new directory")
-            with (self._output / "server.log").open("ab") as self._log:
+            self.output.mkdir(parents=True, exist_ok=True)
+            if any(self.output.iterdir()):
+                raise UsageError(f"--output={self.output}: is not empty; give a new directory")
+            with (self.output / "server.log").open("ab") as self._sink:
                 self._record(seconds)
             self._pack()
         except OSError as error:
-            raise UsageError(f"--output={self._output}: {error.strerror or error}; give a new directory") from None
-        why = "" if self._scrapes else self._scrape_error
-        return Summary(self._kept_lines, self._lines.left_out, self._scrapes, self._is_full, why)
+            raise UsageError(f"--output={self.output}: {error.strerror or error}; give a new directory") from None
 
     @property
-    def _is_full(self) -> bool:
-        figures = (self._log_bytes, self._scrapes, self._scraped_bytes)
+    def is_full(self) -> bool:
+        """Whether the recording has reached a limit of its size."""
+        figures = (self._log_bytes, self.scrapes, self._scraped_bytes)
         return any(map(operator.ge, figures, (MOST_LOG_BYTES, MOST_SCRAPES, MOST_SCRAPED_BYTES)))
 
     def _record(self, seconds: float | None) -> None:
@@ -127,7 +115,7 @@ class Recorder:
             self._write_event("ready")
             scraper.start()
             until = None if seconds is None else time.monotonic() + seconds
-            while not self._stopping.wait(POLL_SECONDS) and not self._is_full:
+            while not self._stopping.wait(POLL_SECONDS) and not self.is_full:
                 self._record_log(follower)
                 if until is not None and time.monotonic() >= until:
                     break
@@ -150,7 +138,7 @@ class Recorder:
                 if name == "server_info" and isinstance(found.get("version"), str):
                     self._version = found["version"] if is_known(found["version"]) else None
                 text = json.dumps(self._scrubber.arguments(found), indent=1)
-                (self._output / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+                (self.output / f"{name}.json").write_text(text + "\n", encoding="utf-8")
                 break
         about = {
             "sglang_version": self._version,
@@ -158,32 +146,32 @@ class Recorder:
             "one_clock": True,
             "note": "Recorded by sglang-tuning-exporter record.",
         }
-        (self._output / "recording.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        (self.output / "recording.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
     def _record_log(self, follower: LogFollower) -> None:
         for block in follower.poll():
             now = time.time()
             for line in block.data.splitlines(keepends=True):
-                kept = self._lines.line(line)
+                kept = self.log.line(line)
                 if block.historical:
                     self._keep_startup(kept, line)
                     continue
-                printed = _printed_time(line)
+                printed = printed_time(line, "first")[0]
                 if printed is not None:
                     self._offsets = [(at, ahead) for at, ahead in self._offsets if now - at < _CLOCK_SECONDS]
                     self._offsets.append((now, printed - now))
                 self._write(kept)
-        if self._log is not None:
-            self._log.flush()
+        if self._sink is not None:
+            self._sink.flush()
 
     def _keep_startup(self, kept: bytes | None, line: bytes) -> None:
         """Of what was printed before the recording, keep how the server was last started."""
-        assert self._log is not None
-        self._last_printed = _printed_time(line) or self._last_printed
-        if self._lines.starts:
-            self._log.truncate(0)
-            self._log_bytes = self._kept_lines = 0
-        if kept is not None and self._lines.kind in {"startup", "liveness"}:
+        assert self._sink is not None
+        self._last_printed = printed_time(line, "first")[0] or self._last_printed
+        if self.log.starts:
+            self._sink.truncate(0)
+            self._log_bytes = self.lines = 0
+        if kept is not None and self.log.kind in {"startup", "liveness"}:
             self._write(kept)
 
     def _clock_by_file(self) -> list[tuple[float, float]]:
@@ -195,10 +183,10 @@ class Recorder:
         return [] if self._last_printed is None else [(0.0, self._last_printed - written)]
 
     def _write(self, kept: bytes | None) -> None:
-        if kept is not None and self._log is not None and self._log_bytes + len(kept) <= MOST_LOG_BYTES:
-            self._log.write(kept)
+        if kept is not None and self._sink is not None and self._log_bytes + len(kept) <= MOST_LOG_BYTES:
+            self._sink.write(kept)
             self._log_bytes += len(kept)
-            self._kept_lines += 1
+            self.lines += 1
 
     def _keep_scraping(self) -> None:
         while not self._stopping.is_set():
@@ -210,7 +198,7 @@ class Recorder:
         try:
             page = self._client.metrics(_TIMEOUT_SECONDS)
         except ScrapeError as error:
-            self._scrape_error = str(error)
+            self.scrape_error = str(error)
             if self._is_up and not self._stopping.is_set() and error.reason in {"connection_refused", "unreachable"}:
                 self._is_up = False
                 self._write_event("exit")
@@ -218,12 +206,12 @@ class Recorder:
         if self._is_up is False:
             self._write_event("start", early=0.002)
         data = self._scrubber.page(page).encode("utf-8", "replace")
-        if self._is_full:
+        if self.is_full:
             return
-        self._scrapes += 1
+        self.scrapes += 1
         self._scraped_bytes += len(data)
         self._last_ms = max(self._last_ms + 1, round(1000 * self._clock()))
-        whole = self._output / f"metrics-{self._scrapes:04}-{self._last_ms}.prom.gz"
+        whole = self.output / f"metrics-{self.scrapes:04}-{self._last_ms}.prom.gz"
         part = whole.with_suffix(".part")
         part.write_bytes(gzip.compress(data, mtime=0))
         part.rename(whole)
@@ -239,39 +227,36 @@ class Recorder:
         return now + max((offset for at, offset in ahead if latest - at < _CLOCK_SECONDS), default=0.0)
 
     def _write_event(self, event: str, early: float = 0.0) -> None:
-        with (self._output / "events.jsonl").open("a", encoding="utf-8") as file:
+        with (self.output / "events.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({"t": round(self._clock() - early, 3), "event": event}) + "\n")
 
     def _pack(self) -> None:
         """Pack the log; the unpacked one goes only when the packed one is whole."""
-        plain = self._output / "server.log"
-        part = self._output / "server.log.part"
+        plain = self.output / "server.log"
+        part = self.output / "server.log.part"
         with (
             plain.open("rb") as source,
             part.open("wb") as sink,
             gzip.GzipFile("", "wb", fileobj=sink, mtime=0) as packed,
         ):
             shutil.copyfileobj(source, packed)
-        part.rename(self._output / "server.log.gz")
+        part.rename(self.output / "server.log.gz")
         plain.unlink()
 
 
-def _printed_time(line: bytes) -> float | None:
-    return printed_time(line, "first")[0]
-
-
-def run(recorder: Recorder, output: Path, seconds: float | None) -> int:
+def run(recorder: Recorder, seconds: float | None) -> int:
     """Record until the time is over, Ctrl-C or SIGTERM; the exit status: 0, or 1 where no scrape succeeded.
 
     For the main thread only: it handles the signals. Raises `UsageError`.
     """
     with stopped_by_signal(recorder.stop):
-        summary = recorder.run(seconds)
-    ended = "; it ended because no more fits" if summary.full else ""
+        recorder.run(seconds)
+    output, ended = recorder.output, "; it ended because no more fits" if recorder.is_full else ""
     sys.stderr.write(
-        f"{output}: {summary.lines} lines ({summary.left_out} left out), {summary.scrapes} scrapes{ended}."
+        f"{output}: {recorder.lines} lines ({recorder.log.left_out} left out), {recorder.scrapes} scrapes{ended}."
         f" Look through it before you share it: sglang-tuning-exporter replay {output}\n"
     )
-    if not summary.scrapes:
-        sys.stderr.write(f"{output}: no scrape of {recorder.metrics_url} succeeded: {summary.scrape_error}\n")
-    return 0 if summary.scrapes else 1
+    if recorder.scrapes:
+        return 0
+    sys.stderr.write(f"{output}: no scrape of {recorder.config.metrics_url} succeeded: {recorder.scrape_error}\n")
+    return 1

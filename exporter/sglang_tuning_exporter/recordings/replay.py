@@ -7,12 +7,11 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Any
+from typing import Any
 
 from sglang_tuning_exporter.config.values import Address, UsageError, parse_address
 from sglang_tuning_exporter.recordings.http_server import Answer, HTTPServer
@@ -37,15 +36,14 @@ def packaged(name: str) -> Path:
     return root / name
 
 
-class ReplayServer:
+class ReplayServer(HTTPServer):
     """Serves a recording over HTTP and lets its log grow, `speed` recorded seconds per second.
 
     With `loop` it starts again at the end, from the moment the server was ready, with the first counter values. Without,
-    the last scrape is still served and the log is quiet. `on_tick` gets the position in seconds after each step, on the
-    replay's own thread.
+    the last scrape is still served and the log is quiet.
     `position_seconds`: recorded seconds since the server was ready, of this round; `finished`: the recording has been played to its end;
-    `failure`: why the log cannot be written any more, such as a full disk. Raises `UsageError` for an invalid speed, and from `start` if
-    the log or the port cannot be opened.
+    `failure`: why the log cannot be written any more, such as a full disk. Raises `UsageError` for an invalid speed, and where the log
+    or the port cannot be opened.
     """
 
     def __init__(
@@ -56,113 +54,85 @@ class ReplayServer:
         address: Address = _ANY_PORT,
         speed: float = 1.0,
         loop: bool = False,
-        on_tick: Callable[[float], None] | None = None,
     ) -> None:
         if not (math.isfinite(speed) and 0 < speed <= MAX_SPEED):
             raise UsageError(f"speed={speed}: give recorded seconds per second, above 0 and at most {MAX_SPEED:.0f}")
-        self._recording = recording
-        self.length_seconds = recording.length_seconds  # of one round
-        self._log_path = log_path
-        self._address = address
-        self._speed = speed
-        self._loop = loop
-        self._on_tick = on_tick
-        self.position_seconds = 0.0
-        self._written = 0
-        self._stopping = threading.Event()
-        self.finished = False
-        self._http: HTTPServer | None = None
-        self._log: IO[bytes] | None = None
-        self._player = threading.Thread(target=self._play, name="replay-log", daemon=True)
-        self.failure: OSError | None = None
-
-    @property
-    def url(self) -> str:
-        """`http://host:port` without a slash at the end. Only after `start`."""
-        assert self._http is not None
-        return self._http.url
-
-    def start(self) -> None:
-        """Open log and port, write the log up to the moment the server was ready, and start the replay."""
         try:
-            self._log = self._log_path.open("ab", buffering=0)
+            self._log = log_path.open("ab", buffering=0)
         except OSError as error:
-            raise UsageError(f"log_file={self._log_path}: cannot be written: {error.strerror or error}") from error
+            raise UsageError(f"log_file={log_path}: cannot be written: {error.strerror or error}") from error
         try:
-            self._http = HTTPServer(self._address, self._answer, "listen_address")
+            super().__init__(address, "listen_address")
         except UsageError:
             self._log.close()
             raise
+        self.recording, self._speed, self._loop = recording, speed, loop
+        self.position_seconds = 0.0
+        self.finished = False
+        self.failure: OSError | None = None
+        self._written = 0
+        self._stopping = threading.Event()
+        self._player = threading.Thread(target=self._play, name="replay-log", daemon=True)
+
+    def start(self) -> None:
+        """Write the log up to the moment the server was ready, and start the replay."""
         self._advance(0.0)
-        self._http.start()
+        super().start()
         self._player.start()
 
     def stop(self) -> None:
         """Close the port and the log. A second call does nothing."""
         self._stopping.set()
-        if self._http is not None:
-            self._http.stop()
+        super().stop()
         if self._player.is_alive():
             self._player.join()
-        if self._log is not None:
-            self._log.close()
+        self._log.close()
 
     def _play(self) -> None:
         began = time.monotonic()
         while not self._stopping.wait(_STEP_SECONDS):
             position = (time.monotonic() - began) * self._speed
-            if position >= self.length_seconds:
-                self._advance(self.length_seconds)
+            if position >= self.recording.length_seconds:
+                self._advance(self.recording.length_seconds)
                 if not self._loop or self.failure is not None:
                     self.finished = True
                     return
                 # A recording shorter than a step would otherwise restart thousands of times at once.
                 began = time.monotonic()
                 # The start is not repeated: that would show a server that restarts every few minutes.
-                self._written = self._recording.count_lines_until(0.0)
+                self._written = self.recording.count_lines_until(0.0)
                 position = 0.0
-                self._keep_log_small()
+                if self._log.tell() > _LONGEST_LOG_BYTES:
+                    self._log.truncate(0)
             self._advance(position)
 
     def _advance(self, position: float) -> None:
-        until = self._recording.count_lines_until(position)
-        text = b"".join(line.text for line in self._recording.lines[self._written : until])
+        until = self.recording.count_lines_until(position)
+        rest = memoryview(b"".join(line.text for line in self.recording.lines[self._written : until]))
         self._written = until
-        self._write(text)
-        self.position_seconds = position
-        if self._on_tick is not None:
-            self._on_tick(position)
-
-    def _write(self, text: bytes) -> None:
-        assert self._log is not None
-        rest = memoryview(text)
         try:
             while rest:
                 rest = rest[self._log.write(rest) :]
         except OSError as error:
             self.failure = error
+        self.position_seconds = position
 
-    def _keep_log_small(self) -> None:
-        assert self._log is not None
-        if self._log.tell() > _LONGEST_LOG_BYTES:
-            self._log.truncate(0)
-
-    def _answer(self, path: str, _body: bytes | None) -> Answer | None:
+    def answer(self, path: str, body: bytes | None) -> Answer | None:  # noqa: ARG002 - no endpoint takes a body
         """Return the recorded server's answer; None while it was down."""
-        phase = self._recording.phase_at(self.position_seconds)
+        phase = self.recording.phase_at(self.position_seconds)
         if phase == "down":
             return None
         match path:
             case "/metrics":
-                scrape = self._recording.scrape_at(self.position_seconds)
+                scrape = self.recording.scrape_at(self.position_seconds)
                 return _NOT_FOUND if scrape is None else (200, _EXPOSITION, scrape.text)
             case "/health" | "/health_generate":
                 return (200 if phase == "ready" else 503, _JSON, b"")
             case "/server_info" | "/get_server_info":
-                info = self._recording.server_info
+                info = self.recording.server_info
                 return _NOT_FOUND if info is None else (200, _JSON, info)
             case "/v1/models":
-                return (200, _JSON, _models(self._recording))
+                return (200, _JSON, _models(self.recording))
             case _:
                 return _NOT_FOUND
 
@@ -181,8 +151,7 @@ def run(directory: Path, *, speed: float, listen_address: str, log_file: Path | 
     at the end. Raises `UsageError` for a directory that is no recording, and for an address or a log file that cannot
     be used. For the main thread only: it handles the signals.
     """
-    recording = load(directory)
-    address = parse_address("listen_address", listen_address)
+    recording, address = load(directory), parse_address("listen_address", listen_address)
     asked_to_stop = threading.Event()
     with ExitStack() as stack:
         if log_file is None:
@@ -193,29 +162,28 @@ def run(directory: Path, *, speed: float, listen_address: str, log_file: Path | 
         stack.callback(server.stop)
         server.start()
         print(f"--sglang-url {server.url} --log-file {log_file}", flush=True)  # noqa: T201 - the command's output
-        _watch(server, recording, asked_to_stop)
+        _watch(server, asked_to_stop)
     if server.failure is not None:
         raise UsageError(f"log_file={log_file}: cannot be written: {server.failure.strerror or server.failure}")
     return 0
 
 
-def _watch(server: ReplayServer, recording: Recording, asked_to_stop: threading.Event) -> None:
+def _watch(server: ReplayServer, asked_to_stop: threading.Event) -> None:
     show = sys.stderr.isatty()
     while not asked_to_stop.wait(0.5):
         if server.failure is not None:
             break
         if show:
-            sys.stderr.write(f"\r\x1b[K{_progress(server, recording)}")
+            sys.stderr.write(f"\r\x1b[K{_progress(server)}")
             sys.stderr.flush()
     if show:
         sys.stderr.write("\n")
 
 
-def _progress(server: ReplayServer, recording: Recording) -> str:
+def _progress(server: ReplayServer) -> str:
     if server.finished:
         return "the recording has ended; its last scrape stays served (Ctrl-C ends)"
-    position = server.position_seconds
-    what = (
-        "under load" if any(begin <= position < end for begin, end in recording.loads) else recording.phase_at(position)
-    )
-    return f"{position:.0f} of {server.length_seconds:.0f} recorded seconds, {what}"
+    position, recording = server.position_seconds, server.recording
+    is_loaded = any(begin <= position < end for begin, end in recording.loads)
+    what = "under load" if is_loaded else recording.phase_at(position)
+    return f"{position:.0f} of {recording.length_seconds:.0f} recorded seconds, {what}"
