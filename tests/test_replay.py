@@ -227,7 +227,7 @@ def test_the_command_says_what_to_pass_to_serve_and_ends_cleanly(tmp_path: Path,
     log = tmp_path / "server.log"
     code = (
         "import sys; from pathlib import Path; from sglang_tuning_exporter.recordings.replay import run; "
-        "sys.exit(run(Path(sys.argv[1]), speed=50, listen_address='127.0.0.1:0', "
+        "sys.exit(run(sys.argv[1], speed=50, listen_address='127.0.0.1:0', "
         "log_file=Path(sys.argv[2]), loop=False))"
     )
     with subprocess.Popen(

@@ -54,12 +54,11 @@ def plan(*, logs: list[str], format: str, seconds: float, max_gb: float | None, 
     return plan.live(resolve(given, os.environ), seconds=seconds, format=format)
 
 
-def replay(*, directory: str, **given: Any) -> int:
+def replay(**given: Any) -> int:
     """Serve a recorded server as if it were live."""
-    from sglang_tuning_exporter.recordings import replay
+    from sglang_tuning_exporter.recordings.replay import run
 
-    is_name = "/" not in directory and directory not in {".", ".."} and not Path(directory).is_dir()
-    return replay.run(replay.packaged(directory) if is_name else Path(directory), **given)
+    return run(**given)
 
 
 def record(*, output: Path, seconds: float | None, keep_request_text: bool, **given: Any) -> int:

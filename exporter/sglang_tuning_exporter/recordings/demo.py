@@ -13,9 +13,9 @@ from typing import Any
 import requests
 
 from sglang_tuning_exporter.config.values import UsageError
-from sglang_tuning_exporter.recordings import recording as recordings
 from sglang_tuning_exporter.recordings.notifications import as_text
-from sglang_tuning_exporter.recordings.replay import ReplayServer, packaged
+from sglang_tuning_exporter.recordings.recording import load
+from sglang_tuning_exporter.recordings.replay import ReplayServer, find
 from sglang_tuning_exporter.recordings.stack import Stack, program
 from sglang_tuning_exporter.state.profiles import PROFILES
 
@@ -28,7 +28,7 @@ def run(directory: str, *, profile: str, speed: float, seconds: float) -> int:
         raise UsageError(f"--speed={speed:g}: give a number above 0 and up to 60")
     if profile not in PROFILES:
         raise UsageError(f"--profile={profile}: give one of {', '.join(PROFILES)}")
-    recorded = recordings.load(Path(directory) if Path(directory).is_dir() else packaged(directory))
+    recorded = load(find(directory))
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     arrived: list[float] = []

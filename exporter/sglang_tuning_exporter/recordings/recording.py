@@ -46,8 +46,6 @@ _PART = re.compile(
     rf"(?:server\.log|events\.jsonl|recording\.json)(?:\.gz)?|{_SCRAPE_NAME.pattern}|{_INFO_NAME.pattern}"
 )
 _READY_LINE = b"The server is fired up and ready to roll!"
-_PREFILL = b"Prefill batch"
-_DECODE = b"Decode batch"
 
 
 class TimedText(NamedTuple):
@@ -96,11 +94,6 @@ class Recording:
     def count_lines_until(self, position: float) -> int:
         """How many lines have been printed by this position, its own moment included."""
         return bisect.bisect_right(self.lines, position, key=lambda line: line.at)
-
-
-class _Event(NamedTuple):
-    at: float
-    name: str
 
 
 def load(directory: Path) -> Recording:
@@ -153,16 +146,19 @@ def from_files(files: Mapping[str, bytes], *, name: str) -> Recording:
             "put the log's offset from UTC into recording.json as log_utc_offset_seconds"
         )
     events = _events(files.get("events.jsonl", b""), name)
-    zero = _ready_moment(events, moments)
-    transitions = _transitions(events, zero, [at for at, _ in scrapes])
-    if zero is None:
-        zero = moments[0].at
+    ready = _ready_moment(events, moments)
+    transitions = _transitions(events, ready, [at for at, _ in scrapes])
+    zero = moments[0].at if ready is None else ready
+
+    def position(at: float) -> float:
+        return max(0.0, at - zero)
+
     return Recording(
         name=name,
-        lines=tuple(TimedText(max(0.0, line.at - zero), line.text) for line in moments),
-        scrapes=tuple(TimedText(max(0.0, at - zero), text) for at, text in scrapes),
-        transitions=tuple(Transition(max(0.0, transition.at - zero), transition.phase) for transition in transitions),
-        loads=tuple((max(0.0, begin - zero), max(0.0, end - zero)) for begin, end in _loads(events, moments, zero)),
+        lines=tuple(TimedText(position(at), text) for at, text in moments),
+        scrapes=tuple(TimedText(position(at), text) for at, text in scrapes),
+        transitions=tuple(Transition(position(at), phase) for at, phase in transitions),
+        loads=tuple((position(begin), position(end)) for begin, end in _loads(events, moments, zero)),
         server_info=_server_info(files, name),
     )
 
@@ -179,17 +175,13 @@ def _read(path: Path) -> bytes:
 
 
 def _object(text: bytes, file: str) -> dict[str, Any]:
-    found = _json(text, file)
-    if not isinstance(found, dict):
-        raise UsageError(f"{file}: must hold one JSON object")
-    return found
-
-
-def _json(text: bytes, file: str) -> Any:
     try:
-        return json.loads(text)
+        found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{file}: is not valid JSON; mend or remove it") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{file}: must hold one JSON object" + (" on each line" if file.endswith("l") else ""))
+    return found
 
 
 def _number(value: Any, key: str, name: str) -> float:
@@ -208,19 +200,18 @@ def _server_info(files: Mapping[str, bytes], name: str) -> bytes | None:
     return files.get(file or "")
 
 
-def _events(text: bytes, name: str) -> list[_Event]:
+def _events(text: bytes, name: str) -> list[tuple[float, str]]:
+    """Return time and name of each event, in order."""
     events = []
-    for line in text.splitlines():
-        if not line.strip():
-            continue
-        event = _json(line, f"{name}/events.jsonl")
-        at = event.get("t") if isinstance(event, dict) else None
+    for line in filter(bytes.strip, text.splitlines()):
+        event = _object(line, f"{name}/events.jsonl")
+        at = event.get("t")
         if isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at < 1e12:
             raise UsageError(
                 f'{name}/events.jsonl: each line is {{"t": unix seconds, "event": "name"}}; mend or remove it'
             )
-        events.append(_Event(float(at), str(event.get("event", ""))))
-    return sorted(events, key=lambda event: event.at)
+        events.append((float(at), str(event.get("event", ""))))
+    return sorted(events, key=lambda event: event[0])
 
 
 def _message(line: bytes) -> bytes:
@@ -256,23 +247,21 @@ def _spread(printed: list[tuple[float, bytes]]) -> Iterator[TimedText]:
             yield TimedText(moment + width * index / len(texts), text)
 
 
-def _ready_moment(events: list[_Event], moments: list[TimedText]) -> float | None:
-    ready = [event.at for event in events if event.name == "ready"]
+def _ready_moment(events: list[tuple[float, str]], moments: list[TimedText]) -> float | None:
+    ready = [at for at, name in events if name == "ready"]
     return next(iter(ready or (line.at for line in moments if _READY_LINE in line.text)), None)
 
 
-def _transitions(events: list[_Event], ready: float | None, scrapes: list[float]) -> list[Transition]:
+def _transitions(events: list[tuple[float, str]], ready: float | None, scrapes: list[float]) -> list[Transition]:
     if ready is None:
         return []
     transitions = [Transition(ready, "ready")]
-    for index, event in enumerate(events):
-        later = events[index + 1 :]
-        again = next((other.at for other in later if other.name == "start"), None)
+    for place, (end, name) in enumerate(events, start=1):
+        again, back = (next((at for at, other in events[place:] if other == kind), None) for kind in ("start", "ready"))
         # The end of the last run is no transition: the last scrape is still served.
-        if event.at <= ready or again is None or not (event.name == "exit" or event.name.startswith("SIGKILL")):
+        if end <= ready or again is None or not (name == "exit" or name.startswith("SIGKILL")):
             continue
-        transitions.append(Transition(event.at, "down"))
-        back = next((other.at for other in later if other.name == "ready"), None)
+        transitions.append(Transition(end, "down"))
         # The HTTP server answers before the model is ready: the first scrape shows from when.
         answered = next((at for at in scrapes if at > again), None)
         if answered is not None and (back is None or answered < back):
@@ -282,20 +271,20 @@ def _transitions(events: list[_Event], ready: float | None, scrapes: list[float]
     return transitions
 
 
-def _loads(events: list[_Event], moments: list[TimedText], zero: float) -> list[tuple[float, float]]:
+def _loads(events: list[tuple[float, str]], moments: list[TimedText], zero: float) -> list[tuple[float, float]]:
     loads: list[tuple[float, float]] = []
     begin = None
-    for event in events:
-        if event.name in {"load_begin", "burst"} and begin is None:
-            begin = event.at
-        elif event.name == "load_end" and begin is not None:
-            loads.append((begin, event.at))
+    for at, name in events:
+        if name in {"load_begin", "burst"} and begin is None:
+            begin = at
+        elif name == "load_end" and begin is not None:
+            loads.append((begin, at))
             begin = None
     if begin is not None:
         loads.append((begin, max(begin, moments[-1].at)))
     if loads:
         return loads
     after = [(line.at, _message(line.text)) for line in moments if line.at >= zero]
-    batches = [at for at, text in after if text.startswith((_PREFILL, _DECODE))]
-    decodes = [at for at, text in after if text.startswith(_DECODE)]
+    batches = [at for at, text in after if text.startswith((b"Prefill batch", b"Decode batch"))]
+    decodes = [at for at, text in after if text.startswith(b"Decode batch")]
     return [(batches[0], decodes[-1])] if decodes else []

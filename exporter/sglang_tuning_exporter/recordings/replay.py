@@ -27,6 +27,12 @@ _ANY_PORT = Address("127.0.0.1", 0)
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
+def find(name: str) -> Path:
+    """Return a recording's directory by its path, or by the name of a packaged one. Raise `UsageError` for an unknown name."""
+    is_path = "/" in name or name in {".", ".."} or Path(name).is_dir()
+    return Path(name) if is_path else packaged(name)
+
+
 def packaged(name: str) -> Path:
     """Return the directory of a packaged recording. Raise `UsageError` if there is none with this name."""
     root = Path(str(resources.files("sglang_tuning_exporter") / "recordings"))
@@ -144,14 +150,14 @@ def _models(recording: Recording) -> bytes:
     return json.dumps({"object": "list", "data": models}).encode()
 
 
-def run(directory: Path, *, speed: float, listen_address: str, log_file: Path | None, loop: bool) -> int:
+def run(directory: str, *, speed: float, listen_address: str, log_file: Path | None, loop: bool) -> int:
     """Replay a recording until Ctrl-C or SIGTERM; returns exit status 0.
 
     Prints one line with what to pass to `serve`. Without `log_file` the log grows in a temporary directory that goes
     at the end. Raises `UsageError` for a directory that is no recording, and for an address or a log file that cannot
     be used. For the main thread only: it handles the signals.
     """
-    recording, address = load(directory), parse_address("listen_address", listen_address)
+    recording, address = load(find(directory)), parse_address("listen_address", listen_address)
     asked_to_stop = threading.Event()
     with ExitStack() as stack:
         if log_file is None:

@@ -97,11 +97,8 @@ class Scrubber:
         text = _ABSOLUTE.sub(PATH, text)
         return _DOMAIN.sub(HOST, text)
 
-    def arguments(self, given: dict[str, Any]) -> dict[str, object]:
-        """Return arguments, or any JSON object, without secrets; paths and models get neutral names."""
-        return self._mapping(given, 0)
-
-    def _mapping(self, given: dict[str, Any], depth: int) -> dict[str, object]:
+    def arguments(self, given: dict[str, Any], depth: int = 0) -> dict[str, object]:
+        """Return arguments, or any JSON object, without secrets; paths and models get neutral names. `depth`: of nested objects."""
         cleaned: dict[str, object] = {}
         for key, value in given.items():
             name = str(key)
@@ -123,7 +120,7 @@ class Scrubber:
         if depth > _DEPTH:
             return OTHER
         if isinstance(value, dict):
-            return self._mapping(value, depth)
+            return self.arguments(value, depth)
         if isinstance(value, (list, tuple)):
             words = " ".join(item for item in value if isinstance(item, str))
             return REDACTED if holds_secret(words) else [self._value(key, inner, depth + 1) for inner in value]

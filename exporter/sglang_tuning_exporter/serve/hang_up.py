@@ -11,17 +11,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def handle_hang_up(end: Callable[[], object] | None = None) -> Callable[[], object] | None:
-    """Handle SIGHUP from now on and return the handler: `end` with a terminal, one warning without.
+def handle_hang_up(end: Callable[[], object] | None = None) -> None:
+    """Handle SIGHUP from now on: `end` with a terminal, one warning without. For the main thread only.
 
-    None where nothing changes: SIGHUP is ignored already (nohup), or there is a terminal but nothing to end in order.
-    For the main thread only.
+    Nothing changes where SIGHUP is ignored already (nohup), and where there is a terminal but nothing to end in order.
     """
     handler = end if _has_terminal() else _warn
-    if handler is None or signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
-        return None
-    signal.signal(signal.SIGHUP, lambda *_: handler())
-    return handler
+    if handler is not None and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: handler())
 
 
 def _warn() -> None:

@@ -12,6 +12,7 @@ from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.config.values import Address
 from sglang_tuning_exporter.serve import allocator
 from sglang_tuning_exporter.serve.app import make_app
+from sglang_tuning_exporter.serve.hang_up import handle_hang_up
 from sglang_tuning_exporter.serve.listener import bind
 from sglang_tuning_exporter.serve.server import ExporterServer, uvicorn_config
 
@@ -21,22 +22,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sglang_tuning_exporter")
 
 
-def _web_config(config: Config) -> ActiveConfig | None:
-    if config.web_config is None:
-        return None
-    from sglang_tuning_exporter.serve.security.active_config import ActiveConfig  # noqa: PLC0415 - YAML and TLS are loaded only where they are set
-
-    return ActiveConfig(config.web_config)
-
-
 def serve(config: Config) -> int:
     """Run until SIGINT or SIGTERM. Returns the exit status."""
-    web_config = _web_config(config)
+    web_config: ActiveConfig | None = None
+    if config.web_config is not None:
+        from sglang_tuning_exporter.serve.security.active_config import ActiveConfig  # noqa: PLC0415 - YAML and TLS are loaded only where they are set
+
+        web_config = ActiveConfig(config.web_config)
     listener = bind(config.listen_address)
     allocator.return_freed_memory()
     sidecar = Sidecar(config)
     server = ExporterServer(uvicorn_config(make_app(sidecar, web_config), web_config), sidecar, web_config)
-    server.handle_hang_up()
+    handle_hang_up(server.end)
     # uvicorn handles signals while it runs, then raises them again for the handler set before it.
     signal.signal(signal.SIGTERM, server.end)
     sidecar.threads.give_up = server.end

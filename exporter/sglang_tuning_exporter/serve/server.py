@@ -7,7 +7,6 @@ import errno
 import functools
 import logging
 import math
-import signal
 import time
 from contextlib import suppress
 from itertools import count
@@ -18,7 +17,6 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from sglang_tuning_exporter.serve.hang_up import handle_hang_up
 from sglang_tuning_exporter.serve.listener import BACKLOG
 from sglang_tuning_exporter.serve.security.guard import headers
 
@@ -124,11 +122,6 @@ class ExporterServer(uvicorn.Server):
         self._sidecar, self._web_config = sidecar, web_config
         self._wake: Callable[[], object] = lambda: None
         self._warned_at = -math.inf
-        self._on_hang_up: Callable[[], object] | None = None
-
-    def handle_hang_up(self) -> None:
-        """Handle SIGHUP from now on. For the main thread only."""
-        self._on_hang_up = handle_hang_up(self.end)
 
     async def main_loop(self) -> None:
         """Run until the end."""
@@ -152,8 +145,6 @@ class ExporterServer(uvicorn.Server):
         """Start to listen."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_loop_error)
-        if self._on_hang_up is not None:
-            loop.add_signal_handler(signal.SIGHUP, self._on_hang_up)
         if self.config.ssl is not None:
             # asyncio allows a minute for a handshake, and uvicorn has no setting for it.
             create = functools.partial(loop.create_server, ssl_handshake_timeout=HANDSHAKE_SECONDS)
