@@ -15,6 +15,9 @@ from sglang_tuning_exporter.state.server import ServerState
 PAGE = """\
 sglang:num_running_reqs 12.0
 sglang:num_queue_reqs 10.0
+sglang:per_stage_req_latency_seconds_count{{stage="request_process"}} 70.0
+sglang:per_stage_req_latency_seconds_count{{stage="prefill_forward"}} 49.0
+sglang:queue_time_seconds_count 50.0
 sglang:e2e_request_latency_seconds_count {finished}
 sglang:http_responses_total{{endpoint="/generate",method="POST",status_code="200"}} {answered}
 sglang:http_responses_total{{endpoint="/v1/chat/completions",method="POST",status_code="503"}} {refused}
@@ -24,14 +27,24 @@ sglang:http_responses_total{{endpoint="/flush_cache",method="POST",status_code="
 
 
 def rejected(
-    *scrapes: tuple[float, float, float], longest: int | None = 10, queued: float = 10.0, log_is_read: bool = True
+    *scrapes: tuple[float, float, float],
+    longest: int | None = 10,
+    queued: float = 10.0,
+    log_is_read: bool = True,
+    unstarted: tuple[float, ...] = (),
+    aborted: float = 0.0,
 ) -> float:
-    """Give the rejected requests of scrapes with so many answered, finished and refused requests, one every five seconds."""
+    """Give the rejected requests of scrapes with so many answered, finished and refused requests, one every five seconds.
+
+    `unstarted`: how many left the queue without a start, so far; `aborted`: how many are aborted between two scrapes.
+    """
     state = ServerState(PROFILES["online"], 0.0)
     state.log_is_read = log_is_read
     state.observe(ServerArgs(None, Rank(), {"max_queued_requests": longest}), 0.0)
     for number, (answered, finished, refused) in enumerate(scrapes):
         figures = RankFigures(None, 12.0, queued)
+        if unstarted:
+            figures.admitted_requests, figures.queued_requests = finished, finished + unstarted[number] + queued
         state.observe_scrape(
             Scrape(
                 [figures],
@@ -39,6 +52,7 @@ def rejected(
                 answered_requests=answered,
                 finished_requests=finished,
                 refused_requests=refused,
+                aborted_requests=aborted * number,
             ),
             5.0 * number,
         )
@@ -52,6 +66,16 @@ def test_answers_that_no_request_was_finished_for_are_rejected_streams() -> None
 @pytest.mark.parametrize("more", [{"longest": None}, {"queued": 0.0}])
 def test_without_a_full_queue_they_are_errors_of_another_kind(more: dict[str, float]) -> None:
     assert rejected((100, 100, 0), (160, 110, 0), (230, 120, 0), **more) == 0  # type: ignore[arg-type] # fields by name
+
+
+def test_requests_that_leave_the_queue_unstarted_are_rejected_streams_beside_a_queue_of_any_length() -> None:
+    """SGLANG_REQ_WAITING_TIMEOUT; prompts that are too long (the last ten here) do start."""
+    scrapes = (100, 100, 0), (160, 110, 0), (230, 120, 0), (250, 130, 0)
+    assert rejected(*scrapes, longest=None, unstarted=(0.0, 50.0, 110.0, 110.0)) == 110
+
+
+def test_requests_that_somebody_aborts_in_the_queue_are_no_rejections() -> None:
+    assert rejected((100, 100, 0), (160, 110, 0), longest=None, unstarted=(0.0, 50.0), aborted=1.0) == 0
 
 
 def test_requests_that_end_in_one_counter_first_are_no_rejections() -> None:
@@ -74,6 +98,7 @@ def test_answers_with_503_are_counted_from_the_log_or_else_from_the_metrics(log_
 def test_only_endpoints_that_generate_are_counted() -> None:
     scrape = page_figures.read(PAGE.format(finished=40, answered=60, refused=3))
     assert (scrape.answered_requests, scrape.finished_requests, scrape.refused_requests) == (60, 40, 3)
+    assert (scrape.ranks[0].queued_requests, scrape.ranks[0].admitted_requests) == (70, 50)
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=30))

@@ -243,6 +243,7 @@ class RankFigures:
     eager_passes: float | None = None  # decode passes that did not, cumulative
     decoded_tokens: float | None = None  # cumulative
     retracted_requests: float | None = None  # cumulative
+    queued_requests: float | None = None  # cumulative: entered the queue for the first time
     admitted_requests: float | None = None  # cumulative: left the queue for the first time
     available_gpu_memory_gb: float | None = None  # at start-up; host memory on a CPU server
     graph_memory_gb: float | None = None

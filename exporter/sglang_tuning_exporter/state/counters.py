@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
@@ -133,22 +133,47 @@ def increase(old: float | None, new: float | None) -> float:
     return new if old is None or new < old else new - old
 
 
+def unstarted_requests(ranks: Sequence[RankFigures]) -> float | None:
+    """Return how many requests left the queues without a start, so far; None if a rank does not expose it."""
+    total = 0.0
+    for rank in ranks:
+        if rank.queued_requests is None or rank.admitted_requests is None or rank.queued is None:
+            return None
+        total += rank.queued_requests - rank.admitted_requests - rank.queued
+    return total if ranks else None
+
+
 class RejectedStreams:
     """Streamed requests that SGLang rejected: it answers them with status 200 and an error, and never finishes them.
 
     One request ends in both counters at about the same time, so only what exceeds the greatest difference so far counts. A
-    prompt that is too long ends in the same way: only while the queue is full are these rejected requests.
+    prompt that is too long ends in the same way, but runs: rejected are those that a full queue turns away, and those that
+    leave the queue unstarted after SGLANG_REQ_WAITING_TIMEOUT.
     """
 
     def __init__(self) -> None:
         self._unfinished = self._most = 0.0
+        self._unstarted: float | None = None  # the most so far
+        self._left = 0.0  # of these, not seen as answered
 
-    def take(self, answered: float, finished: float, *, queue_is_full: bool) -> int:
-        """Return how many more were rejected, of so many more requests answered and finished."""
+    def take(self, answered: float, finished: float, *, queue_is_full: bool, unstarted: float | None = None) -> int:
+        """Return how many more were rejected, of so many more requests answered and finished.
+
+        `unstarted` is the number of requests that left the queue without a start; None if not known, or if others may
+        have taken them out of it.
+        """
         self._unfinished += answered - finished
-        more = self._unfinished - self._most if queue_is_full else 0.0
-        self._most = self._unfinished if not queue_is_full else max(self._unfinished, self._most)
-        return max(int(more), 0)
+        if unstarted is not None:
+            before = unstarted if self._unstarted is None else self._unstarted
+            self._left += max(unstarted - before, 0.0)
+            self._unstarted = max(unstarted, before)
+        else:
+            self._unstarted, self._left = None, 0.0
+        above = max(self._unfinished - self._most, 0.0)
+        more = above if queue_is_full else min(above, self._left)
+        self._left = max(self._left - more, 0.0)
+        self._most = max(self._unfinished, self._most) if queue_is_full else self._unfinished
+        return int(more)
 
 
 class ServerCounters:

@@ -21,7 +21,7 @@ from sglang_tuning_exporter.sglang.events import (
     Scrape,
 )
 from sglang_tuning_exporter.sglang.metrics.catalogue import SERVER_COUNTS
-from sglang_tuning_exporter.state.counters import RejectedStreams, ServerCounters, increase
+from sglang_tuning_exporter.state.counters import RejectedStreams, ServerCounters, increase, unstarted_requests
 from sglang_tuning_exporter.state.journal import HUNG, REJECTION, RETRACTION, WATCHDOG
 from sglang_tuning_exporter.state.latency import LATENCIES, Latency, LatencyLedger, RecentLatency
 from sglang_tuning_exporter.state.logged import Listener, LoggedServer
@@ -78,16 +78,18 @@ class ServerState(LoggedServer):
                     self._schedulers.keep_counters(figures)
                 if self._schedulers.has_room(figures.dp):
                     self._see_figures(figures, progress, now, stands=stands)
-        self._count_rejected(found, now)
+        self._count_rejected(scrape, found, now)
         self._scraped = True
         self._look(scrape, now)
 
-    def _count_rejected(self, found: Mapping[str, float], now: float) -> None:
+    def _count_rejected(self, scrape: Scrape, found: Mapping[str, float], now: float) -> None:
         """Count rejected requests that no line of the log shows."""
         longest = self.facts.arg("max_queued_requests")
         full = longest is not None and any((rank.queued or 0.0) >= QUEUE_FULL * longest for rank in self.schedulers)
         answered, finished = (found.get(name, 0.0) for name in ("answered_requests", "finished_requests"))
-        rejected = self._rejected_streams.take(answered, finished, queue_is_full=full)
+        # Whoever aborts requests takes them out of the queue as well.
+        unstarted = None if found.get("aborted_requests") else unstarted_requests(scrape.ranks)
+        rejected = self._rejected_streams.take(answered, finished, queue_is_full=full, unstarted=unstarted)
         if not self.log_is_read:
             rejected += int(found.get("refused_requests", 0.0))
         if rejected:
@@ -102,6 +104,7 @@ class ServerState(LoggedServer):
         for rank in self.ranks.values():
             rank.counters.begin_again()
         self._counters.begin_again()
+        self._rejected_streams = RejectedStreams()
         self.stages.restarted()
 
     def _see_figures(self, figures: RankFigures, progress: float | None, now: float, *, stands: bool) -> None:

@@ -42,8 +42,8 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
             "",
             "slow down",
             "send fewer requests at once, or add a replica",
-            "SGLang answers 503 while its queue is full (--max-queued-requests). Abandoned requests count only where requests waited"
-            " too long or first tokens came late, so answers that a client stops on purpose do not count.",
+            "SGLang answers 503 while its queue is full (--max-queued-requests), or after SGLANG_REQ_WAITING_TIMEOUT seconds of waiting."
+            " Abandoned requests count only where requests waited too long or first tokens came late, so answers that a client stops on purpose do not count.",
             "clients retry rejected requests without a pause",
         ),
         causes=("scheduler_stuck", *WHY_REQUESTS_WAIT, "cuda_graph_not_covering", "cuda_graph_off"),

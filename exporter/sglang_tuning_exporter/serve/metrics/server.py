@@ -48,7 +48,10 @@ def server(sidecar: SidecarView, now: float) -> Iterable[Family]:
     yield counter("server_starts", doc, source=LOG_OR_METRICS).with_samples([(state.starts,)])
     for name, doc in _COUNTED.items():
         yield counter(name, doc, source=METRICS).with_samples([(state.server_count(name),)])
-    doc = "Requests that SGLang rejected because its queue was full: answered with 503, or a stream with an error."
+    doc = (
+        "Requests that SGLang rejected because its queue was full, or they waited for SGLANG_REQ_WAITING_TIMEOUT:"
+        " answered with 503, or a stream with an error."
+    )
     is_counted = sidecar.config.log_file or state.server_count("answered_requests") is not None
     rejected = [(state.server_totals.counts["rejected_requests"],)] if is_counted else []
     yield counter("rejected_requests", doc, source=LOG).with_samples(rejected)
