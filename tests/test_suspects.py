@@ -285,6 +285,23 @@ def test_decode_steps_between_long_prompts_are_kept_where_the_objective_needs_th
     assert ("--prefill-decode-interval" in told) is named
 
 
+def test_full_prefill_batches_that_decode_steps_delay_name_the_interval_and_no_larger_chunk() -> None:
+    """On a real 0.5.23 a chunk twice as large left the median first token at 1.5 s; without the interval it took 0.07 s."""
+    past = lived(prefilling(0.0, END) + scrapes(), prompt=300, prefill_decode_interval=200)
+    told = [(each.flag, each.suggested) for each in advice_of(past, "prefill_bound")]
+    assert told == [("--prefill-decode-interval", 0.0)]
+
+
+def test_where_prefill_takes_most_of_the_time_the_interval_is_not_what_fills_prefill_batches() -> None:
+    """Most gaps between tokens are short, and the mean is four times as long."""
+    gaps = Histogram((0.05, 1.0, inf), (90.0, 100.0, 100.0), 20.0)
+    more = Histogram((0.05, 1.0, inf), (1890.0, 2100.0, 2100.0), 420.0)
+    seen: Story = [(5.0, Scrape([RankFigures()], progress=1.0, inter_token=gaps))]
+    seen.append((END - 5.0, Scrape([RankFigures()], progress=2.0, inter_token=more)))
+    past = lived(prefilling(0.0, END) + seen, prefill_decode_interval=20)
+    assert first_flag(past, "prefill_bound") == "--chunked-prefill-size"
+
+
 @pytest.mark.parametrize("profile", ["online", "offline"])
 def test_requests_that_may_not_start_beside_room_are_no_health_and_no_conservativeness(profile: str) -> None:
     past = lived(SLOW_STARTS + scrapes(), profile, prefill_decode_interval=16)

@@ -12,7 +12,13 @@ from typing import Literal, TypeAlias
 
 from sglang_tuning_exporter.diagnosis.demand import USED_LITTLE, demand, held_tokens, mean_prompt
 from sglang_tuning_exporter.diagnosis.evidence import Past
-from sglang_tuning_exporter.diagnosis.interruption import LONG_PREFILL, chunks_of_a_prompt, decode_steps_per_chunk
+from sglang_tuning_exporter.diagnosis.interruption import (
+    LONG_PREFILL,
+    MOST_OF_THE_TIME,
+    chunks_of_a_prompt,
+    decode_steps_per_chunk,
+    pause_share,
+)
 from sglang_tuning_exporter.diagnosis.sizing.memory import IN_FORCE
 from sglang_tuning_exporter.diagnosis.sizing.prefill import LEAST_USEFUL_CHUNK
 from sglang_tuning_exporter.sglang.args.flags import flag_of
@@ -315,10 +321,18 @@ def prefill_requests(flag: TypedFlag) -> NamedSuspect | None:
 
 
 def decode_interval(flag: TypedFlag) -> NamedSuspect | None:
-    """After long prompts the decode steps that the objective needs are not suspicious."""
-    needed = decode_steps_per_chunk(flag.past.profile) if (mean_prompt(flag.past) or 0.0) >= LONG_PREFILL else 0.0
+    """After long prompts the decode steps that the objective needs are not suspicious.
+
+    Where prefill takes little of the time, full prefill batches are too few, and larger ones start hardly more requests.
+    """
+    past = flag.past
+    needed = decode_steps_per_chunk(past.profile) if (mean_prompt(past) or 0.0) >= LONG_PREFILL else 0.0
+    if "held_back" not in flag.seen or flag.number <= needed:
+        return None
+    paused = pause_share(past)
+    rows = _WAITING_ROWS if (paused or 0.0) > MOST_OF_THE_TIME else _WAITING_ROWS | {"prefill_bound"}
     gain = f"after each prefill batch no request starts for {flag.number:g} decode steps"
-    return flag.explains(_WAITING_ROWS, 0.0, gain) if "held_back" in flag.seen and flag.number > needed else None
+    return flag.explains(rows, needed, gain)
 
 
 def queue_limit(flag: TypedFlag) -> NamedSuspect | None:
