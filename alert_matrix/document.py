@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from alert_matrix.beyond import BEYOND
 from sglang_tuning_exporter.diagnosis.table import ALERTS
-from sglang_tuning_exporter.mixin.inhibition import is_hidden_by
+from sglang_tuning_exporter.mixin.alerts import is_hidden_by
 
 SUMS, PAGE = Path("docs/alert-matrix.json"), Path("docs/alert-matrix.md")
 # Part → name → combinations, failures, failures beyond any rule.

@@ -10,7 +10,7 @@ import pytest
 from sglang_tuning_exporter.config import OPTIONS
 from sglang_tuning_exporter.diagnosis.table import ALERTS
 from sglang_tuning_exporter.mixin import boards, files
-from sglang_tuning_exporter.mixin.tables import EVERYDAY, MOST_IMPORTANT
+from sglang_tuning_exporter.mixin.reference import EVERYDAY, MOST_IMPORTANT
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

@@ -8,7 +8,7 @@ import pytest
 
 from alert_matrix.inhibition import Servers, Told, firing, measured, pairs, table, tell
 from sglang_tuning_exporter.diagnosis.table import ALERTS
-from sglang_tuning_exporter.mixin.inhibition import is_hidden_by
+from sglang_tuning_exporter.mixin.alerts import is_hidden_by
 from sglang_tuning_exporter.recordings.stack import program
 
 CONFIGURATION = Path(__file__).parents[1] / "alerts" / "alertmanager.yml"

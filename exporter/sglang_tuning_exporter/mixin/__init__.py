@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.diagnosis import runbook as runbooks
-from sglang_tuning_exporter.mixin import alerts, boards, reference, tables
+from sglang_tuning_exporter.mixin import alerts, boards, reference
 from sglang_tuning_exporter.mixin.annotations import DEFAULT_LINKS, Links
 
 LEAST_SCALE, MOST_SCALE = 0.001, 1000.0  # beyond, durations would be 0, or longer than Prometheus allows
@@ -30,22 +30,14 @@ def _static() -> dict[str, str]:
     return {str(path.relative_to(root)): path.read_text(encoding="utf-8") for path in root.rglob("*") if path.is_file()}
 
 
-def _with_inserts(output: Path, time_scale: float, links: Links) -> dict[str, str]:
-    """Return the generated files, and existing hand-written files with a generated part."""
-    found = dict(files(time_scale, links))
-    for name, places in tables.inserts().items():
-        path = output / name
-        if path.is_file():
-            found[name] = tables.inserted(path.read_text(encoding="utf-8"), places)
-    return found
-
-
 def run(output: Path, *, check: bool, time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> int:
     """Write the files, or compare them with `check`. Returns 0, or 1 where `check` found a stale file."""
     if not LEAST_SCALE <= time_scale <= MOST_SCALE:
         raise UsageError(f"--time-scale={time_scale:g}: give a number from {LEAST_SCALE:g} to {MOST_SCALE:g}")
-    stale = []
-    for name, text in _with_inserts(output, time_scale, links).items():
+    found, readme, stale = files(time_scale, links), output / "README.md", []
+    if readme.is_file():
+        found["README.md"] = reference.with_tables(readme.read_text(encoding="utf-8"))
+    for name, text in found.items():
         path = output / name
         try:
             if path.is_file() and path.read_text(encoding="utf-8") == text:

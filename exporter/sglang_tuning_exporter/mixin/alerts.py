@@ -8,9 +8,9 @@ from sglang_tuning_exporter.diagnosis.advice import REASONS
 from sglang_tuning_exporter.diagnosis.alerting import query
 from sglang_tuning_exporter.diagnosis.conditions.condition import SERVING_SECONDS
 from sglang_tuning_exporter.diagnosis.promql import SECONDS_IN
+from sglang_tuning_exporter.diagnosis.row import URGENCY, Diagnosis
 from sglang_tuning_exporter.diagnosis.table import ALERTS, MOST_SEVERE_FIRST
 from sglang_tuning_exporter.mixin.annotations import DEFAULT_LINKS, Links, alert_annotations
-from sglang_tuning_exporter.mixin.inhibition import inhibitions
 from sglang_tuning_exporter.mixin.records import records
 from sglang_tuning_exporter.mixin.rendering import render
 
@@ -29,6 +29,31 @@ def scaled(text: str, time_scale: float) -> str:
     return _DURATION.sub(shorter, text)
 
 
+def is_hidden_by(row: Diagnosis, other: Diagnosis) -> bool:
+    """Whether `row` is not notified while `other` fires for the same server.
+
+    Only by its cause, or by an alert that explains everything else about a server (`Diagnosis.hides`). Never by its own
+    consequence, nor by a less urgent alert, which may go to nobody. An alert about a job has no server: it hides no alert
+    and is hidden by none.
+    """
+    if "job" in {row.about, other.about}:
+        return False
+    if row is other or row.id in other.causes or URGENCY[other.severity] < URGENCY[row.severity]:
+        return False
+    if other.id in row.causes:
+        return not row.notified_beside
+    return other.inhibits is not None and row.inhibits is None and URGENCY[row.severity] <= URGENCY[other.inhibits]
+
+
+def _inhibitions() -> dict[tuple[str, ...], list[str]]:
+    """Return the alerts that others hide, by those that hide them."""
+    hidden: dict[tuple[str, ...], list[str]] = {}
+    for row in ALERTS:
+        if sources := tuple(other.alert for other in ALERTS if is_hidden_by(row, other)):
+            hidden.setdefault(sources, []).append(row.alert)
+    return hidden
+
+
 def files(time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> dict[str, str]:
     """Return rules, Alertmanager configuration and notification templates: repository path → text."""
     values = {
@@ -37,7 +62,7 @@ def files(time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> dict[str, st
         "expression": lambda row: scaled(query(row, SERVING_SECONDS / time_scale), time_scale),
         "annotations": lambda row: alert_annotations(row, links),
         "severe": MOST_SEVERE_FIRST,
-        "inhibitions": tuple(inhibitions()),
+        "inhibitions": _inhibitions(),
         "scaled": lambda text: scaled(text, time_scale),
         "reasons": REASONS,
     }

@@ -1,19 +1,19 @@
-"""Pages of the documentation made of the program's own tables: every metric, alert, flag, profile, diagnosis and source."""
+"""Documentation made of the program's own tables: every metric, alert, flag, profile, diagnosis and source; tables of the README."""
 
 from __future__ import annotations
 
 from sglang_tuning_exporter.collect.scrape import MOST_BYTES, MOST_JSON_BYTES
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.config import API_KEY_VARIABLE, ENVIRONMENT_PREFIX, OPTIONS, resolve
-from sglang_tuning_exporter.diagnosis.table import ALERTS, BY_ID, DIAGNOSES
+from sglang_tuning_exporter.config import API_KEY_VARIABLE, ENVIRONMENT_PREFIX, OPTIONS, Option, resolve
+from sglang_tuning_exporter.diagnosis.row import Diagnosis
+from sglang_tuning_exporter.diagnosis.table import ALERTS, BY_ALERT, BY_ID, DIAGNOSES
 from sglang_tuning_exporter.mixin.records import records
 from sglang_tuning_exporter.mixin.rendering import render
-from sglang_tuning_exporter.mixin.tables import advice, default, link, when
 from sglang_tuning_exporter.serve.metrics import sections
 from sglang_tuning_exporter.serve.metrics.families import Family
 from sglang_tuning_exporter.serve.metrics.sources import web
 from sglang_tuning_exporter.serve.security.active_config import up_family
-from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.sglang.metrics import catalogue
 from sglang_tuning_exporter.sglang.metrics.exposition import LONGEST_LINE, MOST_LINES
 from sglang_tuning_exporter.state.profiles import DEFAULT, PROFILES, THRESHOLDS, Setting
 from sglang_tuning_exporter.state.schedulers import MOST_SCHEDULERS
@@ -91,6 +91,17 @@ LOGGED: tuple[tuple[str, str, str], ...] = (
     ("liveness", "0.3.0", "ready, watchdog, failed health checks, dead processes"),
 )  # fmt: skip
 
+# The alerts and the settings that the README shows.
+MOST_IMPORTANT = (
+    "SGLangServerDown",
+    "SGLangSchedulerStuck",
+    "SGLangOutOfMemoryDecode",
+    "SGLangRetractingTooOften",
+    "SGLangQueueTooLong",
+    "SGLangTimeToFirstTokenBurningFast",
+)
+EVERYDAY = ("sglang_url", "log_file", "profile", "listen_address", "threshold", "state_file", "web_config")
+
 
 def _order(release: str) -> tuple[int, ...]:
     """Return a release as numbers to sort by: 0.5.10.post1 → (0, 5, 10, 1)."""
@@ -100,7 +111,7 @@ def _order(release: str) -> tuple[int, ...]:
 def _cell(fact: str, release: str) -> str:
     metric = any(
         source.fact == fact and _order(first) <= _order(release) <= _order(last)
-        for source in facts.SOURCES + facts.SERVER_SOURCES
+        for source in catalogue.SOURCES + catalogue.SERVER_SOURCES
         for first, last in [source.versions.split("-")]
     )
     log = any(name == fact and _order(since) <= _order(release) for name, since, _ in LOGGED)
@@ -109,7 +120,7 @@ def _cell(fact: str, release: str) -> str:
 
 def files() -> dict[str, str]:
     """Return every page: repository path → Markdown."""
-    words = {"advice": advice, "default": default, "link": link, "when": when, "escaped": _escaped}
+    words = {"advice": _advice, "default": _default, "link": _link, "when": _when, "escaped": _escaped}
     return {
         "docs/sources.md": _sources(),
         "docs/diagnoses.md": render("diagnoses.md.j2", diagnoses=DIAGNOSES, figures=DEFAULT.figures, **words),
@@ -122,6 +133,28 @@ def files() -> dict[str, str]:
             "flags.md.j2", options=OPTIONS, prefix=ENVIRONMENT_PREFIX, api_key=API_KEY_VARIABLE, **words
         ),
     }
+
+
+def _default(option: Option) -> str:
+    """Return a setting's default for a table."""
+    return f"`{option.default_text}`" if option.default_text else "-"
+
+
+def _link(row: Diagnosis, alerts: str) -> str:
+    """Return an alert's name as a link to its runbook; `alerts` is the path to that folder."""
+    return f"[{row.alert}]({alerts}/runbooks/{row.alert}.md)"
+
+
+def _when(row: Diagnosis) -> str:
+    """Return when an alert fires."""
+    return row.summary.removesuffix(".") + (f" (profile {', '.join(row.profiles)})" if row.profiles else "")
+
+
+def _advice(row: Diagnosis) -> str:
+    """Return what to change, where no figure can be computed."""
+    remedy = row.remedy.with_figures(DEFAULT.figures)
+    flag = "`--" + remedy.arg.replace("_", "-") + "`" if remedy.arg else ""
+    return f"{remedy.direction} {flag}: {remedy.fallback}" if flag else remedy.fallback
 
 
 def _escaped(text: str) -> str:
@@ -137,17 +170,42 @@ def _typed(setting: Setting) -> str:
     return f"`{flag} {setting.value if isinstance(setting.value, str) else f'{setting.value:g}'}`"
 
 
+def with_tables(readme: str) -> str:
+    """Return the README with its tables of alerts and settings, each between its markers."""
+    alerts = [BY_ALERT[name] for name in MOST_IMPORTANT]
+    options = [option for name in EVERYDAY for option in OPTIONS if option.name == name]
+    tables = {
+        "alerts": [
+            ("alert", "when", "what to change"),
+            *((_link(row, "alerts"), _when(row), _advice(row)) for row in alerts),
+        ],
+        "settings": [
+            ("flag", "default", "meaning"),
+            # a help text without its list of names
+            *((f"`{each.flag}`", _default(each), each.help.partition(": ")[0]) for each in options),
+        ],
+    }
+    for name, rows in tables.items():
+        head, *lines = (f"| {' | '.join(row)} |" for row in rows)
+        table = "\n".join([head, "|---" * len(rows[0]) + "|", *lines])
+        begin, end = f"<!-- generated: {name} -->", "<!-- /generated -->"
+        before, found, rest = readme.partition(begin)
+        if found and end in rest:
+            readme = f"{before}{begin}\n{table}\n{end}{rest.partition(end)[2]}"
+    return readme
+
+
 def _sources() -> str:
     """Write the source of each fact in each release."""
     names = dict.fromkeys(
-        [source.fact for source in facts.SOURCES] + [name for name, _, _ in LOGGED] + ["aborted_requests"]
+        [source.fact for source in catalogue.SOURCES] + [name for name, _, _ in LOGGED] + ["aborted_requests"]
     )
     return render(
         "sources.md.j2",
         releases=RELEASES,
         facts=names,
         cell=_cell,
-        metrics=facts.describe(),
+        metrics=catalogue.describe(),
         logged=LOGGED,
         most_bytes=MOST_BYTES,
         most_json_bytes=MOST_JSON_BYTES,

@@ -5,6 +5,7 @@ The JSON is that of schema 39, which Grafana 10.4 and newer read.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -55,7 +56,11 @@ def _board(board: Json, common: Json, titles: Mapping[str, str]) -> Json:
         },
         "panels": _panels(board["chapters"]),
     }
-    exact: Json = _match_exactly(made, single)
+    # `=` for variables with one value: Grafana does not escape them, and `[2001:db8::1]:9741` would be a pattern.
+    text = json.dumps(made)
+    for name in single:
+        text = text.replace(json.dumps(f'{name}=~"${name}"')[1:-1], json.dumps(f'{name}="${name}"')[1:-1])
+    exact: Json = json.loads(text)
     return exact
 
 
@@ -171,15 +176,3 @@ def widths(panel_row: Json) -> Sequence[int]:
     if len(given) != count or sum(given) != COLUMNS:
         raise ValueError(f"widths={given}: give {count} widths that add up to {COLUMNS}")
     return given
-
-
-def _match_exactly(node: Any, names: Sequence[str]) -> Any:
-    """Match single-value variables with `=`: Grafana does not escape them, and `[2001:db8::1]:9741` would be a pattern."""
-    if isinstance(node, dict):
-        return {key: _match_exactly(value, names) for key, value in node.items()}
-    if isinstance(node, list):
-        return [_match_exactly(value, names) for value in node]
-    if isinstance(node, str):
-        for name in names:
-            node = node.replace(f'{name}=~"${name}"', f'{name}="${name}"')
-    return node

@@ -162,26 +162,19 @@ def ratio(part: str, whole: str, by: str = "") -> str:
 # --- latency ---------------------------------------------------------------------------------------------------------
 
 
-def buckets(metric: str, *older: str, window: str = "$__rate_interval") -> str:
-    """Sum the rates of a histogram of SGLang, under the first of its names that this release exposes.
+def buckets(metric: str, *older: str, by: Sequence[str] = (), window: str = "$__rate_interval") -> str:
+    """Sum the rates of a histogram of SGLang by these labels, under the first of its names that this release exposes.
 
     Last comes the histogram without `_bucket`: so it is called where Prometheus converts classic histograms to native ones.
     """
     names = [f"{name}_bucket" for name in (metric, *older)] + [metric]
-    return " or on () ".join(f"sum by (le) ({rate(native(name), window)})" for name in names)
+    labels = ", ".join((*by, "le"))
+    return f" or on ({', '.join(by)}) ".join(f"sum by ({labels}) ({rate(native(name), window)})" for name in names)
 
 
-def quantile(share: str, metric: str, *older: str, window: str = "$__rate_interval") -> str:
-    """Return a quantile in the histogram's unit; `>= 0` drops the NaN of a time without requests."""
-    return f"histogram_quantile({share}, {buckets(metric, *older, window=window)}) >= 0"
-
-
-def quantiles(share: str, metric: str, *older: str, by: Sequence[str]) -> str:
-    """Return a quantile over 5 minutes for each server."""
-    names = [f"{name}_bucket" for name in (metric, *older)] + [metric]
-    on = ", ".join(by)
-    found = f" or on ({on}) ".join(f"sum by ({on}, le) ({rate(native(name), '5m')})" for name in names)
-    return f"histogram_quantile({share}, {found}) >= 0"
+def quantile(share: str, metric: str, *older: str, by: Sequence[str] = (), window: str = "$__rate_interval") -> str:
+    """Return a quantile in the histogram's unit, by these labels; `>= 0` drops the NaN of a time without requests."""
+    return f"histogram_quantile({share}, {buckets(metric, *older, by=by, window=window)}) >= 0"
 
 
 def latencies(metric: Sequence[str], *, objective: str = "") -> list[dict[str, Any]]:
