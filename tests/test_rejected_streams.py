@@ -44,7 +44,7 @@ def rejected(
     for number, (answered, finished, refused) in enumerate(scrapes):
         figures = RankFigures(None, 12.0, queued)
         if unstarted:
-            figures.admitted_requests, figures.queued_requests = finished, finished + unstarted[number] + queued
+            figures.admitted_requests, figures.queued_requests = finished, finished + unstarted[number] + 25.0
         state.observe_scrape(
             Scrape(
                 [figures],
@@ -53,6 +53,7 @@ def rejected(
                 finished_requests=finished,
                 refused_requests=refused,
                 aborted_requests=aborted * number,
+                open_requests=25.0,
             ),
             5.0 * number,
         )
@@ -72,6 +73,12 @@ def test_requests_that_leave_the_queue_unstarted_are_rejected_streams_beside_a_q
     """SGLANG_REQ_WAITING_TIMEOUT; prompts that are too long (the last ten here) do start."""
     scrapes = (100, 100, 0), (160, 110, 0), (230, 120, 0), (250, 130, 0)
     assert rejected(*scrapes, longest=None, unstarted=(0.0, 50.0, 110.0, 110.0)) == 110
+
+
+def test_requests_that_wait_are_no_rejections_however_old_the_gauge_of_the_queue_is() -> None:
+    """Both counters have ended requests a moment apart, beside a queue whose gauge is refreshed every 400 decode steps."""
+    waiting = -5.0, 0.0, -9.0, 0.0
+    assert rejected((100, 100, 0), (108, 110, 0), (120, 118, 0), (130, 128, 0), longest=None, unstarted=waiting) == 0
 
 
 def test_requests_that_somebody_aborts_in_the_queue_are_no_rejections() -> None:

@@ -72,7 +72,7 @@ def build(given: Input, analysis: Analysis, against: Document | None = None) -> 
             "cuda_graph": analysis.graph,
         },
         "available_gpu_memory_gb": analysis.available_gb,
-        "shares": shares(judged.totals),
+        "shares": shares(judgement.past.recent),
         "verdict": judgement.verdict,
         "command": command_document(judgement, judged.facts),
         "starts": starts_document(analysis),

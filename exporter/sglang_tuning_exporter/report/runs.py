@@ -39,7 +39,6 @@ class JudgedRun:
 
     run: Run | None  # None where the log shows none
     judgement: Judgement
-    totals: Totals
     figures: RunFigures
     served: float
     sightings: Sightings
@@ -135,7 +134,7 @@ class Runs:
             last_seen=sightings.last,
             serves=False,
         )
-        return JudgedRun(run, judge(past), totals, figures, served, sightings)
+        return JudgedRun(run, judge(past), figures, served, sightings)
 
     def _starts_before(self, end: float) -> int:
         """Return the starts of the half hour up to the last one; none if that one has lasted for longer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
@@ -133,14 +133,19 @@ def increase(old: float | None, new: float | None) -> float:
     return new if old is None or new < old else new - old
 
 
-def unstarted_requests(ranks: Sequence[RankFigures]) -> float | None:
-    """Return how many requests left the queues without a start, so far; None if a rank does not expose it."""
-    total = 0.0
-    for rank in ranks:
-        if rank.queued_requests is None or rank.admitted_requests is None or rank.queued is None:
+def unstarted_requests(scrape: Scrape) -> float | None:
+    """Return how many requests left the queues without a start, so far, at least; None if a rank does not expose it.
+
+    All requests that wait are open. The gauges of the queues are older than the counters.
+    """
+    if scrape.open_requests is None or not scrape.ranks:
+        return None
+    waiting = -scrape.open_requests
+    for rank in scrape.ranks:
+        if rank.queued_requests is None or rank.admitted_requests is None:
             return None
-        total += rank.queued_requests - rank.admitted_requests - rank.queued
-    return total if ranks else None
+        waiting += rank.queued_requests - rank.admitted_requests
+    return max(waiting, 0.0)
 
 
 class RejectedStreams:
@@ -169,10 +174,11 @@ class RejectedStreams:
             self._unstarted = max(unstarted, before)
         else:
             self._unstarted, self._left = None, 0.0
+        can_be = queue_is_full or self._left > 0
         above = max(self._unfinished - self._most, 0.0)
         more = above if queue_is_full else min(above, self._left)
         self._left = max(self._left - more, 0.0)
-        self._most = max(self._unfinished, self._most) if queue_is_full else self._unfinished
+        self._most = max(self._unfinished, self._most) if can_be else self._unfinished
         return int(more)
 
 

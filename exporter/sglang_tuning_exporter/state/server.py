@@ -88,7 +88,7 @@ class ServerState(LoggedServer):
         full = longest is not None and any((rank.queued or 0.0) >= QUEUE_FULL * longest for rank in self.schedulers)
         answered, finished = (found.get(name, 0.0) for name in ("answered_requests", "finished_requests"))
         # Whoever aborts requests takes them out of the queue as well.
-        unstarted = None if found.get("aborted_requests") else unstarted_requests(scrape.ranks)
+        unstarted = None if found.get("aborted_requests") else unstarted_requests(scrape)
         rejected = self._rejected_streams.take(answered, finished, queue_is_full=full, unstarted=unstarted)
         if not self.log_is_read:
             rejected += int(found.get("refused_requests", 0.0))
