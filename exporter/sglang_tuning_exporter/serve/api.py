@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING
 
+from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.diagnosis.json_findings import (
     SCHEMA_VERSION,
     Document,
@@ -20,9 +20,6 @@ from sglang_tuning_exporter.diagnosis.json_findings import (
 from sglang_tuning_exporter.sglang.clean import cleaned
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
 from sglang_tuning_exporter.state.history import added_up
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.collect.sidecar import Sidecar
 
 
 def render(sidecar: Sidecar) -> bytes:

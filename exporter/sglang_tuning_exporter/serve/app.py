@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
@@ -9,6 +10,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
 from prometheus_client.process_collector import ProcessCollector
 
 from sglang_tuning_exporter import __version__
+from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.serve import formats
 from sglang_tuning_exporter.serve.api import render as render_findings
 from sglang_tuning_exporter.serve.metrics import collect
@@ -17,9 +19,6 @@ from sglang_tuning_exporter.serve.metrics.sources import web
 from sglang_tuning_exporter.serve.security.guard import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sglang_tuning_exporter.collect.sidecar import Sidecar
     from sglang_tuning_exporter.serve.security.active_config import ActiveConfig
 
 TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import gzip
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from fastapi import Response
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import socket
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.config.values import UsageError
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.config.values import Address
+from sglang_tuning_exporter.config.values import Address, UsageError
 
 BACKLOG = 128
 

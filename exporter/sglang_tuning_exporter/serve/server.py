@@ -7,9 +7,12 @@ import errno
 import functools
 import logging
 import math
+import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import anyio._backends._asyncio  # noqa: F401 - else loaded at the first request, when no file descriptor may be left
@@ -17,15 +20,11 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.serve.listener import BACKLOG
 from sglang_tuning_exporter.serve.security.guard import headers
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable
-    from types import FrameType
-
-    from sglang_tuning_exporter.collect.sidecar import Sidecar
     from sglang_tuning_exporter.serve.security.active_config import ActiveConfig
 
 # Two Prometheus servers, probes and some browsers need about a dozen.

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from sglang_tuning_exporter.serve.metrics.capacity import capacity
 from sglang_tuning_exporter.serve.metrics.diagnoses import findings
-from sglang_tuning_exporter.serve.metrics.families import METRICS
+from sglang_tuning_exporter.serve.metrics.families import METRICS, Family
 from sglang_tuning_exporter.serve.metrics.ranks import schedulers
 from sglang_tuning_exporter.serve.metrics.server import failures, memory, server, thresholds
 from sglang_tuning_exporter.serve.metrics.sources import agreement, sources
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.serve.metrics.families import Family
-    from sglang_tuning_exporter.serve.metrics.view import SidecarView
+from sglang_tuning_exporter.serve.metrics.view import SidecarView
 
 
 def sections(sidecar: SidecarView, now: float) -> dict[str, list[Family]]:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from sglang_tuning_exporter.capacity.model import capacities
-from sglang_tuning_exporter.serve.metrics.families import METRICS, PerRank, counter, gauge
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from sglang_tuning_exporter.capacity.estimate import Estimate
-    from sglang_tuning_exporter.capacity.model import RankCapacity
-    from sglang_tuning_exporter.serve.metrics.families import Family
-    from sglang_tuning_exporter.serve.metrics.view import SidecarView
+from sglang_tuning_exporter.capacity.estimate import Estimate
+from sglang_tuning_exporter.capacity.model import RankCapacity, capacities
+from sglang_tuning_exporter.serve.metrics.families import METRICS, Family, PerRank, counter, gauge
+from sglang_tuning_exporter.serve.metrics.view import SidecarView
 
 # Name, HELP with the formula, and the figure; docs/capacity.md has them all. Over the last ten minutes.
 _Figure: TypeAlias = "Callable[[RankCapacity], Estimate | float | None]"

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
+from sglang_tuning_exporter.diagnosis.evidence import Past
+from sglang_tuning_exporter.diagnosis.findings import Judgement
 from sglang_tuning_exporter.diagnosis.scaling import DEMAND_SECONDS, capacity_ratio, demands, scale_out_helps
-from sglang_tuning_exporter.serve.metrics.families import gauge, shortened, single
+from sglang_tuning_exporter.serve.metrics.families import Family, gauge, shortened, single
+from sglang_tuning_exporter.serve.metrics.view import SidecarView
 from sglang_tuning_exporter.state.stages import STAGES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from sglang_tuning_exporter.diagnosis.evidence import Past
-    from sglang_tuning_exporter.diagnosis.findings import Judgement
-    from sglang_tuning_exporter.serve.metrics.families import Family
-    from sglang_tuning_exporter.serve.metrics.view import SidecarView
 
 
 def findings(sidecar: SidecarView, now: float) -> Iterable[Family]:

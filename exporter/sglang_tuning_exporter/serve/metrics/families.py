@@ -6,17 +6,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from prometheus_client.core import Metric, Sample
 from prometheus_client.utils import floatToGoString
 
+from sglang_tuning_exporter.capacity.model import RankCapacity
 from sglang_tuning_exporter.sglang.clean import clean
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+from sglang_tuning_exporter.state.rank import RankState
 
 PREFIX = "sglang_tuning_"
 LONGEST_LABEL = 512
@@ -74,12 +74,7 @@ def info(name: str, doc: str, values: dict[str, str]) -> Family:
     return Family("info", name, doc, *values).with_samples([(*values.values(), 1.0)])
 
 
-class _Scheduler(Protocol):
-    @property
-    def dp(self) -> int | None: ...
-
-
-T = TypeVar("T", bound=_Scheduler)
+T = TypeVar("T", bound=RankState | RankCapacity)
 
 
 class PerRank(Generic[T]):

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from sglang_tuning_exporter.serve.metrics.families import (
     COMPUTED,
     LOG,
     LOG_OR_METRICS,
+    Family,
     PerRank,
     counter,
     gauge,
 )
+from sglang_tuning_exporter.serve.metrics.view import SidecarView
+from sglang_tuning_exporter.state.facts import ServerFacts
+from sglang_tuning_exporter.state.rank import RankState
 from sglang_tuning_exporter.state.signals import SIGNALS, STATES, UNKNOWN
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from sglang_tuning_exporter.serve.metrics.families import Family
-    from sglang_tuning_exporter.serve.metrics.view import SidecarView
-    from sglang_tuning_exporter.state.facts import ServerFacts
-    from sglang_tuning_exporter.state.rank import RankState
 
 
 def schedulers(sidecar: SidecarView, now: float) -> Iterable[Family]:

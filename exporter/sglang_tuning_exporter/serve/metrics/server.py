@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+from collections.abc import Iterable, Sequence
+from typing import get_args
 
 from sglang_tuning_exporter.serve.metrics.families import (
     LOG,
     LOG_OR_INFO,
     LOG_OR_METRICS,
     METRICS,
+    Family,
     counter,
     gauge,
     info,
     shortened,
     single,
 )
+from sglang_tuning_exporter.serve.metrics.view import SidecarView
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES, LivenessKind
 from sglang_tuning_exporter.state.latency import Latency
 from sglang_tuning_exporter.state.profiles import GIGABYTE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from sglang_tuning_exporter.serve.metrics.families import Family
-    from sglang_tuning_exporter.serve.metrics.view import SidecarView
 
 JUDGED: tuple[Latency, ...] = ("time_to_first_token", "inter_token")  # the latencies that profiles have objectives for
 _COUNTED = {

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.serve.metrics.families import (
     LOG,
     LOG_AND_METRICS,
     METRICS,
+    Family,
     counter,
     gauge,
     info,
     printable,
     single,
 )
+from sglang_tuning_exporter.serve.metrics.view import LogView, SidecarView
 from sglang_tuning_exporter.sglang.events import LINE_KINDS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from sglang_tuning_exporter.serve.metrics.families import Family
-    from sglang_tuning_exporter.serve.metrics.view import LogView, SidecarView
 
 UNRECOGNISED_KINDS = ("batch_key", "batch_line", "retraction_line", "server_args")
 CAPPED = ("dp_ranks", "long_metric_lines", "metric_lines", "refused_metric_lines")

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Sequence
-    from contextlib import AbstractContextManager
-
-    from sglang_tuning_exporter.capacity.model import Measured
-    from sglang_tuning_exporter.collect.schedules import LoadsSchedule, ScrapeHealth
-    from sglang_tuning_exporter.collect.tail import FileStatus
-    from sglang_tuning_exporter.collect.threads import Threads
-    from sglang_tuning_exporter.config import Config
-    from sglang_tuning_exporter.diagnosis.evidence import Past
-    from sglang_tuning_exporter.diagnosis.findings import Judgement
-    from sglang_tuning_exporter.diagnosis.recommendation import Recommendation, RecommendedSince
-    from sglang_tuning_exporter.state.profiles import Profile
-    from sglang_tuning_exporter.state.server import ServerState
+from sglang_tuning_exporter.capacity.model import Measured
+from sglang_tuning_exporter.collect.schedules import LoadsSchedule, ScrapeHealth
+from sglang_tuning_exporter.collect.tail import FileStatus
+from sglang_tuning_exporter.collect.threads import Threads
+from sglang_tuning_exporter.config import Config
+from sglang_tuning_exporter.diagnosis.evidence import Past
+from sglang_tuning_exporter.diagnosis.findings import Judgement
+from sglang_tuning_exporter.diagnosis.recommendation import Recommendation, RecommendedSince
+from sglang_tuning_exporter.state.profiles import Profile
+from sglang_tuning_exporter.state.server import ServerState
 
 
 class LogView(Protocol):

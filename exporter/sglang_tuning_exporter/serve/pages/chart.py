@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import floor, inf, isfinite, log10
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from markupsafe import Markup, escape
 
 from sglang_tuning_exporter.state.history import LENGTH_SECONDS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 _NEAR = 2.0  # times the highest figure: a bound beyond it is not on the scale
 

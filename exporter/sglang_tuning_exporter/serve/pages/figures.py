@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
-from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
+from sglang_tuning_exporter.diagnosis.evidence import Past
 from sglang_tuning_exporter.serve.pages.chart import sparkline
-from sglang_tuning_exporter.state.history import LENGTH_SECONDS, added_up, tokens_per_second
+from sglang_tuning_exporter.state.history import LENGTH_SECONDS, History, added_up, tokens_per_second
+from sglang_tuning_exporter.state.profiles import Profile
+from sglang_tuning_exporter.state.rank import RankState
+from sglang_tuning_exporter.state.server import ServerState
 from sglang_tuning_exporter.state.signals import IDLE, UNKNOWN
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from sglang_tuning_exporter.diagnosis.evidence import Past
-    from sglang_tuning_exporter.state.history import History
-    from sglang_tuning_exporter.state.profiles import Profile
-    from sglang_tuning_exporter.state.rank import RankState
-    from sglang_tuning_exporter.state.server import ServerState
-
-    Points = Sequence[tuple[float, float | None]]
-    Bounds = tuple[float | None, float | None]
-    Words = Callable[[float], str]
+Points = Sequence[tuple[float, float | None]]
+Bounds = tuple[float | None, float | None]
+Words = Callable[[float], str]
 
 NOT_REPORTED = "not reported"
 

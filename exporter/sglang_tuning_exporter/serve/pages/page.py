@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import time
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter import __version__
+from sglang_tuning_exporter.collect.sidecar import Sidecar
+from sglang_tuning_exporter.diagnosis.findings import Judgement
 from sglang_tuning_exporter.diagnosis.json_findings import command_document, shares
-from sglang_tuning_exporter.diagnosis.wording import check_text, state_shares, verdict_text
+from sglang_tuning_exporter.diagnosis.wording import VerdictText, check_text, state_shares, verdict_text
 from sglang_tuning_exporter.serve.pages.figures import figures, of_before, ranks
 from sglang_tuning_exporter.serve.pages.rendering import environment
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.collect.sidecar import Sidecar
-    from sglang_tuning_exporter.diagnosis.findings import Judgement
-    from sglang_tuning_exporter.diagnosis.wording import VerdictText
 
 REFRESH_SECONDS = 10
 _ENVIRONMENT = environment()

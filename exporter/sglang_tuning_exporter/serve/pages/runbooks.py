@@ -7,28 +7,22 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
 from sglang_tuning_exporter import __version__
+from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.diagnosis import runbook as runbooks
+from sglang_tuning_exporter.diagnosis.row import Diagnosis
 from sglang_tuning_exporter.diagnosis.table import BY_ALERT
-from sglang_tuning_exporter.diagnosis.wording import TONES
+from sglang_tuning_exporter.diagnosis.wording import TONES, FindingText
 from sglang_tuning_exporter.serve.pages.page import text_of
 from sglang_tuning_exporter.serve.pages.rendering import environment
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from markdown_it.token import Token
-
-    from sglang_tuning_exporter.collect.sidecar import Sidecar
-    from sglang_tuning_exporter.diagnosis.row import Diagnosis
-    from sglang_tuning_exporter.diagnosis.wording import FindingText
 
 _ENVIRONMENT = environment()
 _PLACEHOLDER = re.compile(r"\b(EXPORTER|SGLANG|LOG)\b")

@@ -7,21 +7,17 @@ Only a complete and valid file replaces it. Otherwise the last valid one stays i
 from __future__ import annotations
 
 import logging
+import ssl
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from sglang_tuning_exporter.config.values import UsageError
-from sglang_tuning_exporter.serve.metrics.families import single
+from sglang_tuning_exporter.serve.metrics.families import Family, single
 from sglang_tuning_exporter.serve.security import tls
 from sglang_tuning_exporter.serve.security.web_config import WebConfig, WebConfigError, parse
-
-if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Callable
-
-    from sglang_tuning_exporter.serve.metrics.families import Family
 
 LOOK_SECONDS = 1.0
 _Status: TypeAlias = "tuple[tuple[int, ...] | None, ...]"

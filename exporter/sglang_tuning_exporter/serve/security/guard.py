@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sglang_tuning_exporter.serve.security.passwords import Passwords, credentials
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from starlette.types import ASGIApp, Receive, Scope, Send
-
     from sglang_tuning_exporter.serve.security.active_config import ActiveConfig
     from sglang_tuning_exporter.serve.security.web_config import RateLimit
 

@@ -8,10 +8,7 @@ import hashlib
 import secrets
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
 
 MOST_CACHED = 100
 BCRYPT_BYTES = 72  # of a password that bcrypt uses; tools that hash longer ones cut them here

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import ssl
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sglang_tuning_exporter.serve.security.web_config import CURVES, SUITES, TLS, WebConfigError, redacted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MOST_BYTES = 1 << 20  # a bundle of all public authorities has a quarter of it
 _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}

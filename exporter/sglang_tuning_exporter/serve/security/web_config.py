@@ -7,7 +7,8 @@ they accept and this exporter cannot apply are refused too, in one sentence. Not
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
@@ -20,11 +21,7 @@ from pydantic import (
     ValidationInfo,
     model_validator,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails
 
 # Go's and OpenSSL's name of each TLS 1.2 suite: those that Go calls secure, and four with RSA key exchange that it
 # called secure up to 1.21.
