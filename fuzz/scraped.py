@@ -18,7 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from alert_matrix.promtool import PRESENT
 from fuzz import words
 from fuzz.prometheus import Prometheus, prometheus, unreadable
-from fuzz.targets import TARGETS, settings
+from fuzz.sidecars import settings
+from fuzz.targets import TARGETS
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.recordings.stack import program
 from sglang_tuning_exporter.serve.metrics import collect

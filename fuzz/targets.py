@@ -10,22 +10,18 @@ import gzip
 import json
 import math
 import re
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from fuzz import access, forgeries, words
-from sglang_tuning_exporter.collect.log import Logbook
+from fuzz import access, forgeries, state_file, words
+from fuzz.sidecars import scratch, settings, tell
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.config import OPTIONS, Config, resolve
-from sglang_tuning_exporter.config.values import Address, UsageError
+from sglang_tuning_exporter.config import resolve
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.diagnosis.evidence import past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.recordings.recording import from_files
@@ -34,10 +30,6 @@ from sglang_tuning_exporter.report import report
 from sglang_tuning_exporter.report.document import build as build_document
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.terminal import render as as_text
-from sglang_tuning_exporter.serve.api import render as as_json
-from sglang_tuning_exporter.serve.metrics import collect
-from sglang_tuning_exporter.serve.metrics.families import text_format
-from sglang_tuning_exporter.serve.pages.page import render as as_page
 from sglang_tuning_exporter.sglang.args.printed import holds_secret, is_secret, parse_server_args
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.sglang.log.reader import LogReader
@@ -71,35 +63,6 @@ class Target:
     seeds: Callable[[], list[bytes]]
     words: tuple[bytes, ...]
     longest: int = 8192
-
-
-def settings(**given: Any) -> Config:
-    """Return settings of an exporter without a server."""
-    defaults: dict[str, Any] = {option.name: option.default for option in OPTIONS}
-    defaults |= {"sglang_url": "http://127.0.0.1:9", "listen_address": Address("127.0.0.1", 0)}
-    return Config(**(defaults | given))
-
-
-@contextmanager
-def scratch(name: str, data: bytes) -> Iterator[Path]:
-    """Make a file of these bytes in a directory of its own."""
-    with tempfile.TemporaryDirectory(prefix="fuzz-") as directory:
-        path = Path(directory) / name
-        path.write_bytes(data)
-        yield path
-
-
-def tell(sidecar: Sidecar) -> None:
-    """Have it say everything that it says: its metrics must be readable, its page and its JSON must be written."""
-    families = list(text_string_to_metric_families(text_format(collect(sidecar))))
-    series = [(sample.name, tuple(sorted(sample.labels.items()))) for each in families for sample in each.samples]
-    assert len(set(series)) == len(series), "one series twice"
-    as_page(sidecar, still=False).encode("utf-8", "backslashreplace")
-    json.loads(as_json(sidecar), parse_constant=_no_constant)
-
-
-def _no_constant(word: str) -> None:
-    raise AssertionError(f"{word} is not JSON")
 
 
 def check_lines(data: bytes) -> None:
@@ -232,38 +195,6 @@ def check_config(data: bytes) -> None:
     assert repr(config)
 
 
-def check_state_file(data: bytes) -> None:
-    """Any state file is gone on from or left aside, and what is then saved is gone on from again."""
-    with scratch("state.json", data) as path:
-        log = path.with_name("server.log")
-        log.write_bytes(_line() * 3)
-        given = settings(log_file=(str(log),), state_file=path, sglang_url=None)
-        saved: list[tuple[Any, dict[str, int]]] = []
-        for _ in range(2):
-            state = ServerState(PROFILES["online"], 0.0)
-            book = Logbook(given, state, nullcontext(), clock=lambda: 1.0)
-            try:
-                book.poll()
-                judge(past_of(state, 2.0))
-                saved.append((state.saved(2.0)["ranks"], dict(book.lines)))
-            finally:
-                book.close()
-        kept = path.read_bytes()
-        if kept == data:  # not ours
-            assert saved[0] == saved[1], "what is not ours changed what is counted"
-        else:
-            assert not data.strip(b"\0 \r\n") or data.lstrip()[:1] == b"{", "a file of somebody else was overwritten"
-            assert saved[0] == saved[1], "a restart changed what had been counted"
-
-
-@cache
-def _line() -> bytes:
-    return (
-        b"[2025-11-20 11:40:13] Decode batch, #running-req: 237, #token: 925941, token usage: 0.89, cuda graph: True, "
-        b"gen throughput (token/s): 4471.70, #queue-req: 4\n"
-    )
-
-
 def parts(data: bytes) -> dict[str, bytes]:
     """The files of an input: each begins with `%%%% NAME` on a line of its own."""
     found: dict[str, bytes] = {}
@@ -354,20 +285,6 @@ def _config_seeds() -> list[bytes]:
     ]
 
 
-def _state_seeds() -> list[bytes]:
-    state = ServerState(PROFILES["online"], 0.0)
-    for text in _texts("logs/0.5.23.log"):
-        state.observe_all(LogReader().feed_runs(text), 1.0)
-    with scratch("state.json", b"") as path:
-        log = path.with_name("server.log")
-        log.write_bytes(_line() * 4)
-        given = settings(log_file=(str(log),), state_file=path, sglang_url=None, from_start=True)
-        book = Logbook(given, state, nullcontext(), clock=lambda: 1.0)
-        book.poll()
-        book.close()
-        return [path.read_bytes(), b"", b'{"schema": 1, "positions": {"patterns": [], "files": []}}']
-
-
 def _recording_seeds() -> list[bytes]:
     log = b"".join(_texts("logs/0.5.9.log", "logs/0.5.7.log")[0].splitlines(keepends=True)[:20])
     events = b'{"t": 1763638813, "event": "start"}\n{"t": 1763638814.5, "event": "ready"}\n{"t": 1763638820, "event": "SIGKILL"}\n'
@@ -398,7 +315,8 @@ TARGETS: dict[str, Target] = {
         Target("server_info", check_server_info, _info_seeds, words.JSON),
         Target("server_args", check_server_args, lambda: _texts("server_args/*.log"), words.ARGUMENT),
         Target("config", check_config, _config_seeds, words.CONFIG, 2048),
-        Target("state_file", check_state_file, _state_seeds, words.STATE),
+        Target("state_file", state_file.check_state_file, state_file.seeds, words.STATE),
+        Target("state_values", state_file.check_state_values, lambda: [bytes(3), b"\x00\x31\x17"], (b"\0",), 3),
         Target("recording", check_recording, _recording_seeds, words.RECORDING),
         Target("report", check_report, _report_seeds, words.LOG),
         Target("forgery", forgeries.check_forgery, forgeries.seeds, words.LOG, 64),

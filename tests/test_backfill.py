@@ -109,6 +109,14 @@ def test_sglangs_own_gauges_are_there_where_the_log_says_the_same(tmp_path: Path
     }
 
 
+def test_a_server_that_had_dp_ranks_before_has_each_series_once(tmp_path: Path) -> None:
+    ranked = BUSY.replace("]", " DP0]") + BUSY.replace("]", " DP1]")
+    log = (START + ranked.format(at="0:30") + START.replace("40", "42") + BUSY.format(at="2:30")).encode()
+    samples = backfilled(tmp_path, log)
+    each = [(sample.name, tuple(sorted(sample.labels.items())), moment(sample)) for sample in samples]
+    assert len(each) == len(set(each))
+
+
 def test_what_was_not_printed_yet_is_not_counted_yet(tmp_path: Path) -> None:
     log = (
         START

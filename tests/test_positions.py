@@ -181,10 +181,24 @@ def test_positions_hold_no_text_of_the_log(log: Path) -> None:
                 {"path": "x", "inode": -1, "position": 1, "head_bytes": 0, "head": "", "tail_bytes": 0, "tail": ""}
             ]
         },
+        {
+            "files": [
+                {
+                    "path": "LOG",
+                    "inode": 1,
+                    "position": 1 << 63,
+                    "head_bytes": 0,
+                    "head": "",
+                    "tail_bytes": 9,
+                    "tail": "",
+                }
+            ]
+        },
     ],
 )
 def test_damaged_positions_are_as_none(log: Path, damaged: dict[str, object]) -> None:
     append(log, LONG)
+    damaged = json.loads(json.dumps(damaged).replace("LOG", str(log)))
     follower = LogFollower([str(log)], positions=damaged)
     append(log, b"new\n")
     assert lines(follower) == [b"new\n"]

@@ -9,7 +9,10 @@ import itertools
 
 import pytest
 
+from conftest import config
 from faults import serving
+from sglang_tuning_exporter.collect.sidecar import Sidecar
+from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.state.profiles import PROFILES
@@ -74,3 +77,15 @@ def test_counters_that_have_passed_what_they_were_before_a_restart_count_from_0(
     before = serving(10).replace(b'mode="decode"} 1000', b'mode="decode"} 9000')
     state = scraped(before, serving(12))
     assert (state.starts, state.totals().counts["native_retracted_requests"]) == (1, 12)
+
+
+@pytest.mark.parametrize("starts", list(itertools.product([WITHOUT, WITH], repeat=3)))
+def test_every_scheduler_of_every_start_has_its_own_series(starts: tuple[str, ...]) -> None:
+    sidecar, reader = Sidecar(config(sglang_url="http://127.0.0.1:9")), LogReader()
+    for number, ranks in enumerate(starts):
+        sidecar.state.observe_all(reader.feed(lines(f"1{number}:00", ranks)))
+    families = collect(sidecar)
+    samples = [(each.name, tuple(sorted(each.labels.items()))) for family in families for each in family.samples]
+    assert len(samples) == len(set(samples))
+    ranked = {dict(labels).get("dp_rank") for name, labels in samples if name == "sglang_tuning_state"}
+    assert ranked == {"0" if ranks == WITH else None for ranks in starts}

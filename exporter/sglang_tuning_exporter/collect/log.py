@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from math import inf, isfinite
+from math import inf
 from typing import Any, BinaryIO
 
 from sglang_tuning_exporter.collect.compression import READABLE
@@ -18,6 +18,7 @@ from sglang_tuning_exporter.collect.state_file import StateFile
 from sglang_tuning_exporter.collect.tail import Block, FileStatus, LogFollower
 from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.sglang.clean import clean
+from sglang_tuning_exporter.sglang.event_json import is_figure
 from sglang_tuning_exporter.sglang.events import Event
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.sglang.log.reader import LogReader
@@ -96,8 +97,7 @@ class Logbook:
         self.unrecognised = self._unrecognised_before = Counter(counts(saved.get("unrecognised")))
         state, at = saved.get("state"), saved.get("at")
         if isinstance(state, dict):
-            ago = time.time() - at if isinstance(at, (int, float)) else 0.0
-            self._state.restore(state, self._clock(), max(ago, 0.0) if isfinite(ago) else 0.0)
+            self._state.restore(state, self._clock(), max(time.time() - at, 0.0) if is_figure(at) else 0.0)
 
     @property
     def left_out(self) -> int:

@@ -186,7 +186,9 @@ def _mark(entry: object) -> Mark | None:
     if not (isinstance(path, str) and isinstance(head, str) and isinstance(tail, str)):
         return None
     whole = [n for n in numbers if isinstance(n, int) and n >= 0]
-    if len(whole) != len(numbers) or whole[3] > whole[1] or whole[2] > HEAD_BYTES or whole[3] > TAIL_BYTES:
+    if len(whole) != len(numbers) or not whole[3] <= whole[1] < _NEVER:  # no file offset is larger
+        return None
+    if whole[2] > HEAD_BYTES or whole[3] > TAIL_BYTES:
         return None
     inode, position, head_bytes, tail_bytes, size, modified, number = whole
     joined = entry.get("joined") is True

@@ -136,8 +136,7 @@ class BackfillView:
 
     def _native(self) -> Iterator[Metric]:
         """Return SGLang's own gauges that a log line prints, with the labels of its schedulers (srt/metrics, 0.3.6 on)."""
-        facts, ranked = self.state.facts, self.state.has_dp_ranks
-        names = ["model_name", *(["dp_rank"] if ranked else [])]
+        facts = self.state.facts
         figures: dict[str, tuple[str, Callable[[RankState], float | None]]] = {
             "num_running_reqs": ("Requests that run (#running-req of the log).", lambda r: r.running),
             "num_queue_reqs": ("Requests that wait (#queue-req of the log).", lambda r: r.queued),
@@ -149,11 +148,14 @@ class BackfillView:
             "max_total_num_tokens": ("Tokens that fit into the KV cache.", lambda r: facts.kv_pool_tokens.get(r.dp)),
         }
         for name, (words, figure) in figures.items():
-            family = GaugeMetricFamily(f"sglang:{name}", words, labels=names)
+            family = GaugeMetricFamily(f"sglang:{name}", words)
             for rank in self.state.schedulers:
                 value = figure(rank)
                 if value is not None and isfinite(value):
-                    family.add_metric([facts.model_name or "", *([str(rank.dp)] if ranked else [])], value)
+                    labels = {"model_name": facts.model_name or ""}
+                    family.add_sample(
+                        family.name, labels if rank.dp is None else labels | {"dp_rank": str(rank.dp)}, value
+                    )
             yield family
 
     def _prometheus(self) -> Iterator[Metric]:

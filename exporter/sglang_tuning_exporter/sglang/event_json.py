@@ -8,7 +8,7 @@ from functools import cache
 from json import dumps
 from math import isfinite
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, TypeGuard, Union, get_args, get_origin, get_type_hints
 
 from sglang_tuning_exporter.sglang.events import (
     MOST_RANKS,
@@ -58,7 +58,7 @@ def from_json(kind: object, document: object) -> SavedEvent | None:
     return event
 
 
-def is_figure(value: object) -> bool:
+def is_figure(value: object) -> TypeGuard[float]:
     """Whether it is a number that a server can print."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _MOST and isfinite(value)
 
@@ -86,7 +86,8 @@ def _is_plain(value: object) -> bool:
     return True
 
 
-def _is_rank(value: object) -> bool:
+def is_rank(value: object) -> bool:
+    """Whether it is the number of a rank, or None for no rank."""
     return value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_RANKS)
 
 
@@ -98,7 +99,7 @@ _CHECKS: dict[Any, Callable[[Any], bool]] = {
     Literal: lambda value: isinstance(value, str),
     tuple: lambda value: isinstance(value, list) and len(value) <= _ARGUMENTS and all(map(_is_whole, value)),
     dict: lambda value: isinstance(value, dict) and len(value) <= _ARGUMENTS,
-    Rank: lambda value: isinstance(value, list) and len(value) == 3 and all(map(_is_rank, value)),
+    Rank: lambda value: isinstance(value, list) and len(value) == 3 and all(map(is_rank, value)),
     int: _is_whole,
     float: is_figure,
     str: lambda value: isinstance(value, str) and len(value) <= _TEXT_LENGTH,

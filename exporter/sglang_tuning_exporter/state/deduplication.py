@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any, Literal, TypeAlias, cast
 
+from sglang_tuning_exporter.sglang.event_json import is_rank
 from sglang_tuning_exporter.sglang.events import (
     MOST_RANKS,
     OUT_OF_MEMORY_PHASES,
@@ -155,7 +156,7 @@ class StatsRanks:
         """Go on from what `saved` returned."""
         self._last = None
         for entry in lists(saved)[:MOST_RANKS]:
-            if len(entry) == 3 and all(rank is None or isinstance(rank, int) for rank in entry):
+            if len(entry) == 3 and all(map(is_rank, entry)):
                 dp, pp, tp = entry
                 self.exists(Rank(dp=dp, pp=pp, tp=tp))
 

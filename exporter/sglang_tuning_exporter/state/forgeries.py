@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from sglang_tuning_exporter.sglang.event_json import is_figure
+from sglang_tuning_exporter.sglang.event_json import is_figure, is_rank
 from sglang_tuning_exporter.sglang.events import MOST_RANKS, DecodeBatch, PrefillBatch, Rank, Retraction
 from sglang_tuning_exporter.state.deduplication import same_in_all_ranks
 from sglang_tuning_exporter.state.facts import ServerFacts
@@ -223,7 +223,7 @@ class ForgeryFilter:
         found = map(_restored, lists(document.get("retractions"))[:MOST_PENDING])
         self._pending.extend(_Pending(now, line) for line in found if line is not None)
         for dp, *figures in filter(None, lists(document.get("accounts"))[:MOST_RANKS]):
-            if (dp is None or is_figure(dp)) and len(figures) == 2 and all(map(is_figure, figures)):
+            if is_rank(dp) and len(figures) == 2 and all(map(is_figure, figures)):
                 self._accounts[dp] = RetractionAccount.restored(figures[0], figures[1], now)
                 self._counting.add(dp)
                 self._confirming.add(dp)
@@ -283,7 +283,7 @@ def _restored(entry: list[Any]) -> Retraction | None:
         case _:
             return None
     ranks, figures = (dp, pp, tp), (aborted, gained, before, after)
-    if not all(rank is None or (isinstance(rank, int) and is_figure(rank)) for rank in ranks):
+    if not all(map(is_rank, ranks)):
         return None
     if not is_figure(requests) or not 0 <= requests <= MOST_REQUESTS:
         return None

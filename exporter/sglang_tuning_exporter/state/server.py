@@ -11,8 +11,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
+from sglang_tuning_exporter.sglang.event_json import is_rank
 from sglang_tuning_exporter.sglang.events import (
-    MOST_RANKS,
     NO_RANK,
     OUT_OF_MEMORY_PHASES,
     LivenessKind,
@@ -241,9 +241,8 @@ class ServerState(LoggedServer):
         """
         then = now - ago
         for entry in mappings(saved.get("ranks")):
-            dp = entry.get("dp")
-            if dp is None or (isinstance(dp, int) and 0 <= dp < MOST_RANKS):
-                self.rank(dp, now).restore(counts(entry.get("counts")))
+            if is_rank(entry.get("dp")):
+                self.rank(entry.get("dp"), now).restore(counts(entry.get("counts")))
         failures, lives = counts(saved.get("out_of_memory")), counts(saved.get("liveness"))
         self.out_of_memory.update({phase: failures[phase] for phase in OUT_OF_MEMORY_PHASES if phase in failures})
         if saved.get("unexplained") is True:

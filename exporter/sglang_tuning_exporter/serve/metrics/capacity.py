@@ -43,7 +43,7 @@ GAUGES: dict[str, tuple[str, _Figure]] = {
 
 def capacity(sidecar: SidecarView, now: float) -> Iterable[Family]:
     """Return the measured figures of each scheduler; an unknown figure has no series."""
-    ranks = PerRank(capacities(sidecar.state, sidecar.measured, now), has_dp_ranks=sidecar.state.has_dp_ranks)
+    ranks = PerRank(capacities(sidecar.state, sidecar.measured, now))
     for name, (doc, figure) in GAUGES.items():
         yield ranks.one(gauge(name, doc), partial(_value, figure))
     doc = (

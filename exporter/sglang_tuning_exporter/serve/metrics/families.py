@@ -48,10 +48,11 @@ class Family(Metric):
         super().__init__(PREFIX + name, doc, kind)
         self.names, self.sample_name, self.source = names, self.name + _ENDINGS.get(kind, ""), source
 
-    def add_metric(self, values: Iterable[str], value: float | None) -> None:
-        """Add a sample with these values of the labels; none where its value is unknown."""
+    def add_metric(self, values: Iterable[str], value: float | None, dp: int | None = None) -> None:
+        """Add a sample with these values of the labels, and of `dp_rank` if it has one; none where its value is unknown."""
         if value is not None:
-            self.samples.append(Sample(self.sample_name, _labels(self.names, tuple(values)), value))
+            names, values = (self.names, values) if dp is None else ((*self.names, "dp_rank"), (*values, str(dp)))
+            self.samples.append(Sample(self.sample_name, _labels(names, tuple(values)), value))
 
     def with_samples(self, samples: Iterable[tuple[Any, ...]]) -> Family:
         """Add samples, each given as the values of its labels and then its value; return the family."""
@@ -78,12 +79,13 @@ T = TypeVar("T", bound=RankState | RankCapacity)
 
 
 class PerRank(Generic[T]):
-    """Fills families with the samples of each scheduler; with several DP ranks their last label is `dp_rank`."""
+    """Fills families with the samples of each scheduler; those of a DP rank have `dp_rank` as last label.
 
-    def __init__(self, schedulers: Iterable[T], *, has_dp_ranks: bool) -> None:
-        self._names = ("dp_rank",) if has_dp_ranks else ()
-        ordered = sorted(schedulers, key=lambda each: -1 if each.dp is None else each.dp)
-        self._schedulers = [(each, (str(each.dp),) if has_dp_ranks else ()) for each in ordered]
+    A server may start without DP ranks after it had some: each scheduler keeps its own series.
+    """
+
+    def __init__(self, schedulers: Iterable[T]) -> None:
+        self._schedulers = sorted(schedulers, key=lambda each: -1 if each.dp is None else each.dp)
 
     def one(self, family: Family, figure: Callable[[T], float | None]) -> Family:
         """Add one sample for each scheduler whose figure is known and finite; return the family."""
@@ -96,10 +98,9 @@ class PerRank(Generic[T]):
 
     def several(self, family: Family, samples: Callable[[T], Iterable[tuple[Any, ...]]]) -> Family:
         """Add samples of each scheduler, each given as the values of its own labels and then its value; return the family."""
-        family.names += self._names
-        for scheduler, rank in self._schedulers:
-            for sample in samples(scheduler):
-                family.add_metric(sample[:-1] + rank, sample[-1])
+        for scheduler in self._schedulers:
+            for *values, value in samples(scheduler):
+                family.add_metric(values, value, scheduler.dp)
         return family
 
 

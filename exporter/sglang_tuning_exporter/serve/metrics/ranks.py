@@ -22,7 +22,7 @@ from sglang_tuning_exporter.state.signals import SIGNALS, STATES, UNKNOWN
 def schedulers(sidecar: SidecarView, now: float) -> Iterable[Family]:
     """Return the families of each scheduler."""
     state = sidecar.state
-    ranks = PerRank(state.schedulers, has_dp_ranks=state.has_dp_ranks)
+    ranks = PerRank(state.schedulers)
     yield from _waiting(ranks, state.facts, now)
     yield from _pools(ranks, state.facts)
     yield from _batches(ranks, now)

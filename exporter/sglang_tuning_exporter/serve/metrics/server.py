@@ -74,11 +74,11 @@ def memory(sidecar: SidecarView) -> Iterable[Family]:
     """Return the families about GPU memory, as reported at the start."""
     state, facts = sidecar.state, sidecar.state.facts
     doc = "GPU memory left when the server had started (available_gpu_mem); absent on a CPU server."
-    left = gauge("available_gpu_memory_bytes", doc, *(("dp_rank",) if state.has_dp_ranks else ()))
-    ranks = {str(dp): gb for dp, gb in sorted(facts.available_gb.items(), key=str) if dp is not None}
-    by_rank = ranks if state.has_dp_ranks and ranks else {"": facts.reserve_gb}
-    for dp_rank, gigabytes in by_rank.items() if facts.reserve_gb is not None else ():
-        left.add_metric([dp_rank] if state.has_dp_ranks else [], (gigabytes or 0.0) * GIGABYTE)
+    left = gauge("available_gpu_memory_bytes", doc)
+    ranks = {dp: gb for dp, gb in sorted(facts.available_gb.items(), key=str) if dp is not None}
+    by_rank = ranks if state.has_dp_ranks and ranks else {None: facts.reserve_gb}
+    for dp, gigabytes in by_rank.items() if facts.reserve_gb is not None else ():
+        left.add_metric([], (gigabytes or 0.0) * GIGABYTE, dp)
     yield left
     for name, doc, gigabytes in (
         ("gpu_memory", "GPU memory free before the weights were loaded (avail mem).", facts.memory_before_weights_gb),
