@@ -80,14 +80,19 @@ def url(value: Any) -> str:
     if "@" in text:
         shown = f"…@{text.rpartition('@')[2]}"
         raise RefusedError("a password does not belong in an address; use --api-key-file", shown)
-    try:
-        parts = urlsplit(text)
-        is_right = parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
-        is_right = False
-    if not is_right or not _is_plain(text, "?#"):
+    if not is_address(text, without="?#"):
         raise RefusedError("give an address, such as http://127.0.0.1:30000")
     return text
+
+
+def is_address(text: str, without: str = "") -> bool:
+    """Return whether a text is an HTTP address, of printable characters but these."""
+    try:
+        parts = urlsplit(text)
+        is_right = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # an invalid IPv6 address or port
+        return False
+    return is_right and _is_plain(text, without)
 
 
 def server_url(value: Any) -> str:

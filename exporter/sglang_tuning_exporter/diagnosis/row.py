@@ -34,6 +34,11 @@ class Remedy:
     will_not_help_if: str
     cost: str = ""  # empty where the change costs nothing
 
+    @property
+    def flag(self) -> str:
+        """The flag of the argument, empty where it has none."""
+        return "--" + self.arg.replace("_", "-") if self.arg else ""
+
     def with_figures(self, figures: Mapping[str, str]) -> Remedy:
         """Return it with the thresholds in its texts; all but the argument and the direction are templates."""
         texts = {

@@ -89,7 +89,6 @@ def page(alert: str, profile: Profile | None = None) -> str:
         when=when(row, in_force),
         hold=_in_words(row.hold),
         keep_firing=_in_words(row.keep_firing),
-        flag="--" + row.remedy.arg.replace("_", "-") if row.remedy.arg else "",
         causes=[BY_ID[cause].alert for cause in row.causes if BY_ID[cause].alert],
         unless=[BY_ID[other].alert or BY_ID[other].summary for other in row.unless],
         prose=prose(row.id, profile).strip(),

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
-from urllib.parse import urlsplit
 
-from sglang_tuning_exporter.config.values import UsageError
+from sglang_tuning_exporter.config.values import UsageError, is_address
 from sglang_tuning_exporter.diagnosis.expectation import is_predictable
 from sglang_tuning_exporter.diagnosis.promql import if_found, query_in_template
 from sglang_tuning_exporter.diagnosis.row import Diagnosis
@@ -26,20 +25,6 @@ _IN_FORCE = {"max_running_requests": "sglang_tuning_running_requests_limit"}
 _TEMPLATE = re.compile(
     r"\{\{-? *\$(?:labels|externalLabels)\.[a-zA-Z_][a-zA-Z0-9_]*(?: *\| *(?:urlquery|toLower|toUpper|stripPort|stripDomain))* *-?\}\}"
 )
-
-
-def _is_address(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        return (
-            parts.scheme in {"http", "https"}
-            and bool(parts.hostname)
-            and (parts.port or 1) > 0
-            and text.isprintable()
-            and " " not in text
-        )
-    except ValueError:  # an invalid IPv6 address or port
-        return False
 
 
 def _metric_query(row: Diagnosis, metric: str) -> str:
@@ -85,7 +70,7 @@ class Links:
                 raise UsageError(
                     f"{key}={url}: give templates over the alert's labels alone, such as {{{{ $labels.instance }}}}"
                 )
-            if not _is_address(plain.replace("{alert}", "x")):
+            if not is_address(plain.replace("{alert}", "x")):
                 raise UsageError(f"{key}={url}: give an address that begins with http:// or https://")
 
     def runbook(self, row: Diagnosis) -> str:
@@ -150,7 +135,7 @@ def alert_annotations(row: Diagnosis, links: Links) -> dict[str, str]:
     that series it is the guide's.
     """
     remedy, is_computed = row.remedy.with_figures(threshold_templates()), not row.condition.is_advice_fixed
-    own_flag = f"--{remedy.arg.replace('_', '-')}" if remedy.arg else ""
+    own_flag = remedy.flag
     has_flag = bool(own_flag or row.uses_advice_of_causes)
     # The newest series, where the advice changed within the last minutes.
     series = query_in_template("sglang_tuning_recommendation_timestamp_seconds", newest=True, diagnosis=row.id)

@@ -153,8 +153,7 @@ def _when(row: Diagnosis) -> str:
 def _advice(row: Diagnosis) -> str:
     """Return what to change, where no figure can be computed."""
     remedy = row.remedy.with_figures(DEFAULT.figures)
-    flag = "`--" + remedy.arg.replace("_", "-") + "`" if remedy.arg else ""
-    return f"{remedy.direction} {flag}: {remedy.fallback}" if flag else remedy.fallback
+    return f"{remedy.direction} `{remedy.flag}`: {remedy.fallback}" if remedy.flag else remedy.fallback
 
 
 def _escaped(text: str) -> str:

@@ -166,8 +166,7 @@ def advice_in_words() -> dict[str, str]:
     said: dict[str, str] = {}
     for row in DIAGNOSES:
         remedy = row.remedy.with_figures(DEFAULT.figures)
-        flag = f"{remedy.direction} --{remedy.arg.replace('_', '-')}: " if remedy.arg else ""
-        said[row.id] = flag + remedy.fallback
+        said[row.id] = (f"{remedy.direction} {remedy.flag}: " if remedy.flag else "") + remedy.fallback
     return said | {
         "healthy": "leave it as it is",
         "idle": "nothing before there is load",

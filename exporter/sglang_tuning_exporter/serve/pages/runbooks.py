@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -18,9 +18,8 @@ from markdown_it.token import Token
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.diagnosis import runbook as runbooks
-from sglang_tuning_exporter.diagnosis.row import Diagnosis
 from sglang_tuning_exporter.diagnosis.table import BY_ALERT
-from sglang_tuning_exporter.diagnosis.wording import TONES, FindingText
+from sglang_tuning_exporter.diagnosis.wording import TONES
 from sglang_tuning_exporter.serve.pages.page import text_of
 from sglang_tuning_exporter.serve.pages.rendering import environment
 
@@ -38,35 +37,23 @@ def render(sidecar: Sidecar, alert: str, host: str) -> str | None:
     row = BY_ALERT.get(alert)
     if row is None:
         return None
-    present, absent = _now(sidecar, row)
-    title, lead, body = _parts(runbooks.page(alert, sidecar.profile), _known(sidecar, host))
-    return _ENVIRONMENT.get_template("runbook.html").render(
-        title=title,
+    with sidecar.view() as now:
+        judgement = sidecar.judge(now)
+        findings = text_of(sidecar, judgement, now).findings
+    return _page(
+        runbooks.page(alert, sidecar.profile),
+        _known(sidecar, host),
         tone=TONES[row.severity],
         sections=runbooks.SECTIONS,
-        lead=lead,
-        body=body,
-        present=present,
-        absent=absent,
-        version=__version__,
+        present=next((finding for finding in findings if finding.row is row), None),
+        # known not to hold; some diagnoses need Prometheus
+        absent=any(check.diagnosis is row and check.passed is True for check in judgement.checks),
     )
 
 
 def render_index(host: str) -> str:
     """Return the list of all runbooks as HTML."""
-    title, lead, body = _parts(runbooks.index(), _known_host(host))
-    return _ENVIRONMENT.get_template("runbook.html").render(
-        title=title, tone="", sections=(), lead=lead, body=body, present=None, absent=False, version=__version__
-    )
-
-
-def _now(sidecar: Sidecar, row: Diagnosis) -> tuple[FindingText | None, bool]:
-    """Return the finding if the diagnosis holds now, and whether it is known not to hold; some need Prometheus."""
-    with sidecar.view() as now:
-        judgement = sidecar.judge(now)
-        findings = text_of(sidecar, judgement, now).findings
-    found = next((finding for finding in findings if finding.row is row), None)
-    return found, any(check.diagnosis is row and check.passed is True for check in judgement.checks)
+    return _page(runbooks.index(), _known_host(host), tone="", sections=(), present=None, absent=False)
 
 
 def _known(sidecar: Sidecar, host: str) -> dict[str, str]:
@@ -90,8 +77,8 @@ def _parsed(text: str) -> tuple[Token, ...]:
     return tuple(_MARKDOWN.parse(text))
 
 
-def _parts(text: str, known: Mapping[str, str]) -> tuple[str, str, str]:
-    """Return a page's title, its first paragraph and the rest, the last two as escaped HTML."""
+def _page(text: str, known: Mapping[str, str], **shown: object) -> str:
+    """Return Markdown as a page: its title, its first paragraph, what is `shown` of the server, and the rest."""
     tokens = [_shown(token, known) for token in _parsed(text)]
     for heading, title in pairwise(tokens):
         if heading.type == "heading_open" and title.content in runbooks.SECTIONS:
@@ -99,11 +86,10 @@ def _parts(text: str, known: Mapping[str, str]) -> tuple[str, str, str]:
     end = next(number for number, token in enumerate(tokens) if token.type == "paragraph_close") + 1
     if tokens[end].type == "table_open":
         tokens[end].attrSet("class", "facts")
-    return tokens[1].content, _html(tokens[3:end]), _html(tokens[end:])
-
-
-def _html(tokens: Sequence[Token]) -> str:
-    return str(_MARKDOWN.renderer.render(tokens, _MARKDOWN.options, {}))
+    lead, body = (_MARKDOWN.renderer.render(part, _MARKDOWN.options, {}) for part in (tokens[3:end], tokens[end:]))
+    return _ENVIRONMENT.get_template("runbook.html").render(
+        title=tokens[1].content, lead=lead, body=body, version=__version__, **shown
+    )
 
 
 def _shown(token: Token, known: Mapping[str, str]) -> Token:
