@@ -53,6 +53,8 @@ class Server:
     decoded: float = 0.0
     admitted: float = 0.0
     grammar: float = 0.0
+    pauses: float = 0.0
+    resumptions: float = 0.0
     queues: dict[str, float] = field(default_factory=dict)
     figures: float = 0.0  # what makes the gauges differ from scrape to scrape
     args: dict[str, object] = field(default_factory=dict)
@@ -84,6 +86,8 @@ class Server:
             scheduled=scheduled,
             aborted_requests=self.aborted,
             open_requests=self.open if self.new else None,
+            pauses=self.pauses,
+            resumptions=self.resumptions,
         )
 
     def tick(self) -> None:
@@ -179,6 +183,60 @@ def test_a_scheduler_that_hangs_under_load_is_found_within_ninety_seconds(server
     at, stage = server.found() or (0.0, "")
     assert stage == "scheduler"
     assert 60 <= at - 60 <= 90
+
+
+def test_a_paused_server_hangs_nowhere_for_ten_minutes(server: Server) -> None:
+    """New weights are loaded meanwhile. Its health checks fail, and the first tokens come some time after it continues."""
+    server.serves(60)
+    server.pauses += 1.0
+    for _ in range(60):
+        server.check_fails()
+        server.tick()
+    server.resumptions += 1.0
+    for _ in range(10):
+        server.tick()
+    server.serves(300)
+    assert server.found() is None
+
+
+def test_a_pause_that_nobody_ends_is_a_hang_after_ten_minutes(server: Server) -> None:
+    server.serves(60)
+    server.pauses += 1.0
+    for _ in range(150):
+        server.tick()
+    at, stage = server.found() or (0.0, "")
+    assert (stage, at - 60) == ("scheduler", 605)
+    hang = server.state.hang(server.now)
+    assert hang is not None
+    assert hang.sentence == "the server has been paused by /pause_generation for 745 s (24 requests)"
+
+
+def test_a_server_that_hangs_after_a_pause_is_found(server: Server) -> None:
+    server.serves(60)
+    server.pauses += 1.0
+    server.tick()
+    server.resumptions += 1.0
+    for _ in range(20):
+        server.tick()
+    assert (server.found() or (0.0, ""))[1] == "scheduler"
+
+
+def test_a_pause_is_known_at_the_first_look_and_from_the_access_log() -> None:
+    paused, logged = Server(pauses=3.0, resumptions=2.0), Server(has_metrics=False)
+    for _ in range(20):
+        paused.tick()
+    assert paused.found() is None
+    access = b'[2026-11-22 10:12:02] INFO:     127.0.0.1:48044 - "POST /pause_generation HTTP/1.1" 200 OK\n'
+    for event in LogReader().feed(access):
+        logged.state.observe(event, logged.now)
+    for _ in range(20):
+        logged.check_fails()
+        logged.tick()
+    assert logged.found() is None
+    for event in LogReader().feed(access.replace(b"pause", b"continue")):
+        logged.state.observe(event, logged.now)
+    logged.tick()
+    assert logged.found() is None
 
 
 def test_nobody_is_admitted_while_the_scheduler_hangs_so_that_the_wait_has_no_bound() -> None:

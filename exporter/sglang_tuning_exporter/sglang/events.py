@@ -191,6 +191,16 @@ class Rejection:
 
 
 @dataclass(slots=True)
+class Pause:
+    """A request to /pause_generation or /continue_generation, from the access log."""
+
+    time: float | None
+    rank: Rank
+    ends: bool  # generation continues
+    suspect: bool = False
+
+
+@dataclass(slots=True)
 class TooLong:
     """A prompt that the KV cache, or the context, can never hold: refused, or truncated (`--allow-auto-truncate`)."""
 
@@ -213,7 +223,7 @@ class Refusal:
 
 Event: TypeAlias = (
     DecodeBatch | PrefillBatch | Retraction | OutOfMemory | ServerArgs | KvPool | Memory | Limits | Liveness | Rejection
-    | TooLong | Refusal
+    | Pause | TooLong | Refusal
 )  # fmt: skip
 
 LINE_KINDS = (
@@ -274,6 +284,8 @@ class Scrape:
     posted_requests: float | None = None  # over HTTP
     answered_requests: float | None = None  # over HTTP, with status 200
     refused_requests: float | None = None  # over HTTP, with status 503
+    pauses: float | None = None  # POSTs to /pause_generation, cumulative
+    resumptions: float | None = None  # POSTs to /continue_generation, cumulative
     # Cumulative, of the whole server. Time to first token is that of streamed requests where the release separates them.
     time_to_first_token: Histogram | None = None
     inter_token: Histogram | None = None

@@ -15,6 +15,7 @@ from sglang_tuning_exporter.sglang.events import (
     Liveness,
     Memory,
     OutOfMemory,
+    Pause,
     PrefillBatch,
     Rank,
     Refusal,
@@ -100,6 +101,8 @@ class LoggedServer:
                 self._fail(event, now)
         elif isinstance(event, Rejection):
             self._reject(event, now)
+        elif isinstance(event, Pause):
+            self.stages.see_pause(event, now)
         elif isinstance(event, (TooLong, Refusal)):
             self._refuse(event, now)
         else:
@@ -269,7 +272,7 @@ class LoggedServer:
             if self._recalled.wait:
                 self._confirm_recalled(self._recalled.worked(event.rank, now, event.time))
             self.life.recall_work()
-        elif isinstance(event, (Retraction, OutOfMemory, Rejection, TooLong, Refusal)):
+        elif isinstance(event, (Retraction, OutOfMemory, Rejection, Pause, TooLong, Refusal)):
             return
         elif isinstance(event, ServerArgs):
             if self._is_whole(event) and self._recalled.start(event, now, sure=self._is_sure(event)):

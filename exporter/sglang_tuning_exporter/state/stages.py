@@ -6,10 +6,10 @@ Each stage has its own progress. Pure; `now` is seconds on the caller's clock. R
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
-from sglang_tuning_exporter.sglang.events import Scrape
+from sglang_tuning_exporter.sglang.events import Pause, Scrape
 from sglang_tuning_exporter.state.counters import increase
 from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.rank import RankState
@@ -20,6 +20,7 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 HANG_SECONDS = 60.0
 PROVEN_SECONDS = 20.0  # without output after tokens that must have been sent
 IDLE_SECONDS = 10.0  # of idle schedulers beside open requests
+PAUSE_SECONDS = 600.0  # of /pause_generation, until it is a hang
 STEPS_TO_OUTPUT = 60.0  # decode steps after which every running request must have sent tokens
 CHECK_SECONDS = 20.0  # until a health check fails
 FAILING_CHECK_SECONDS = 90.0  # between two failed checks of one hang
@@ -41,11 +42,14 @@ class Hang:
     stage: Stage
     seconds: float
     requests: float | None = None
+    is_pause: bool = False  # by /pause_generation
 
     @property
     def sentence(self) -> str:
         """What is seen, as a part of a sentence."""
         waiting = f" ({self.requests:.0f} requests)" if self.requests else ""
+        if self.is_pause:
+            return f"the server has been paused by /pause_generation for {self.seconds:.0f} s{waiting}"
         return f"the {self.stage} hangs: {_WORDS[self.stage]} for {self.seconds:.0f} s{waiting}"
 
 
@@ -131,10 +135,27 @@ class Stages:
         self._seen: StageFigures | None = None
         self._sent_at: float | None = None
         self._silence = _Silence(busy=False)
+        self._pauses: tuple[float, float] | None = None  # pauses and resumptions, at the last scrape
+        self._paused_at: float | None = None
+        self._resumed_at: float | None = None
 
     def batch(self, now: float) -> None:
         """Note a batch line: the scheduler works, and the log is written."""
         self.batch_at = now
+
+    def see_pause(self, event: Pause, now: float) -> None:
+        """Take a line of the access log."""
+        if not event.suspect:
+            (self.resume if event.ends else self.pause)(now)
+
+    def pause(self, now: float) -> None:
+        """Note that an operator paused the server: it does nothing until it is resumed."""
+        self._paused_at = now if self._paused_at is None else self._paused_at
+
+    def resume(self, now: float) -> None:
+        """Note that generation continues: health checks that failed during the pause say nothing."""
+        self._paused_at, self._resumed_at = None, now
+        self._failing_checks = None
 
     def fail_health_check(self, now: float, lasted: float = CHECK_SECONDS) -> None:
         """Note a health check without an answer from the detokenizer, in the log or of the exporter's own."""
@@ -158,6 +179,7 @@ class Stages:
 
     def observe(self, scrape: Scrape, ranks: Mapping[int | None, RankState], facts: ServerFacts, now: float) -> None:
         """Take one scrape; the ranks have taken it already."""
+        self._see_pauses(scrape.pauses or 0.0, scrape.resumptions or 0.0, now)
         steps, tokens, joined = self._done(ranks, facts.decode_log_interval)
         outside = sum((rank.grammar_queued or 0) + sum(rank.queues.values()) for rank in scrape.ranks)
         works = sum((rank.running or 0) + (rank.queued or 0) for rank in scrape.ranks)
@@ -199,6 +221,17 @@ class Stages:
             joined += sequences if of_server[1] is None else admitted
         return steps, tokens, joined
 
+    def _see_pauses(self, pauses: float, resumptions: float, now: float) -> None:
+        """Note whether the server is paused: an operator paused it, and did not resume it since."""
+        before, self._pauses = self._pauses, (pauses, resumptions)
+        if before is None:
+            if pauses > resumptions:
+                self.pause(now)
+        elif resumptions > before[1]:
+            self.resume(now)
+        elif pauses > before[0]:
+            self.pause(now)
+
     def _see(self, figures: StageFigures, now: float) -> None:
         before, self._seen = self._seen, figures
         if figures.sent is None:
@@ -225,7 +258,18 @@ class Stages:
         return (opened is not None and now - opened >= SUSPECT_SECONDS) or self.has_given_up_requests or failing
 
     def hang(self, now: float, stuck_since: float | None = None) -> Hang | None:
-        """Return which stage hangs, if any; `stuck_since` is since when a scheduler's own figures do not move beside work."""
+        """Return which stage hangs, if any; `stuck_since` is since when a scheduler's own figures do not move beside work.
+
+        A paused server does nothing on purpose: it hangs only if nobody resumes it.
+        """
+        found, paused_at = self._hang(now, stuck_since), self._paused_at
+        if found is not None and paused_at is not None:
+            paused = replace(found, stage="scheduler", seconds=now - paused_at, is_pause=True)
+            return paused if paused.seconds >= PAUSE_SECONDS else None
+        is_resumed = self._resumed_at is not None and now - self._resumed_at < HANG_SECONDS
+        return None if is_resumed else found
+
+    def _hang(self, now: float, stuck_since: float | None) -> Hang | None:
         requests = None if self._seen is None else self._seen.requests or self._seen.works
         held = self._held_tokens_since(now)
         if held is not None:

@@ -13,6 +13,7 @@ from sglang_tuning_exporter.sglang.args.printed import parse_server_args
 from sglang_tuning_exporter.sglang.events import (
     Event,
     Liveness,
+    Pause,
     Rank,
     Refusal,
     Rejection,
@@ -31,6 +32,7 @@ _NOON = DAY / 2
 _JITTER = 120.0  # seconds around midnight within which processes may write out of order
 
 _REJECTED = re.compile(rb'(?:INFO: +)?(?:\S{1,80} - )?"POST [^"\n]{1,2000} HTTP/\d(?:\.\d)?" 503\b')
+_PAUSED = re.compile(rb'(?:INFO: +)?(?:\S{1,80} - )?"POST /(pause|continue)_generation HTTP/\d(?:\.\d)?" 200\b')
 ACCESS = re.compile(rb'(?:INFO: +)?(?:\S{1,80} - )?"(?:GET|POST|PUT|DELETE|HEAD|OPTIONS|PATCH) ')
 _REQUEST = re.compile(
     rb"(?:Receive|Finish)(?: \w{1,20})?: obj=|in=[\w.<>]{0,60}(?:ReqInput|Req)\(|\{[^\n]{0,200}\"event\": ?\"request\."
@@ -168,9 +170,11 @@ class MessageReader:
         return kind
 
     def _read_access(self, message: bytes, time: float | None, rank: Rank, events: list[Any]) -> None:
-        """Read an access line: an event for a rejected request; health checks and scrapes are no requests."""
+        """Read an access line: an event for a rejected request or a pause; health checks and scrapes are no requests."""
         if _REJECTED.match(message):
             events.append(Rejection(time, rank, self._suspicion.after_known_sink))
+        elif pause := _PAUSED.match(message):
+            events.append(Pause(time, rank, pause[1] == b"continue", self._suspicion.after_known_sink))
 
     def _read_part(self, message: bytes, time: float | None, rank: Rank, events: list[Any]) -> str | None:
         """Read a message with a known head; `None` where it has none, or where other words follow the head."""

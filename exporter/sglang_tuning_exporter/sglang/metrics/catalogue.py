@@ -165,6 +165,10 @@ SERVER_SOURCES: tuple[Source, ...] = (
         where=("status_code", "503"),
         generates=True,
     ),
+    *(
+        Source(fact, "http_requests_total", "0.5.7-0.5.23", fold="sum", where=("endpoint", endpoint))
+        for fact, endpoint in (("pauses", "/pause_generation"), ("resumptions", "/continue_generation"))
+    ),
     # These change only with tokens or requests, not with a scrape or a waiting process.
     # Written when the detokenizer has sent something.
     Source("sent", "generation_tokens_total", "0.3.5.post2-0.5.23", fold="sum"),

@@ -85,6 +85,8 @@ def figures_at(indexes: SampleIndexes, values: Sequence[float]) -> Scrape:
         sent=_progress(series, "sent") if OUTPUTS in series else None,
         scheduled=_progress(series, "scheduled"),
         open_requests=_counted("open_requests", series),
+        pauses=_counted("pauses", series),
+        resumptions=_counted("resumptions", series),
         **figures,
         unrecognised=indexes.unrecognised,
         counters_invalid=counters_invalid,
