@@ -184,6 +184,9 @@ def test_each_rank_keeps_one_request_at_least() -> None:
     assert lowest.arg == "mem_fraction_static"
 
 
+RESERVE = {"memory_reserve_too_small"}
+
+
 def at_limit(captured: int, **facts: float) -> list[Advice]:
     of = case(max_running_requests=64, cuda_graph_max_bs=captured, usage=0.22)
     of.facts.graph_gb, of.facts.available_gb[None] = facts.get("graphs", 1.0), facts.get("left", 8.0)
@@ -202,6 +205,17 @@ def test_where_larger_graphs_do_not_fit_it_is_said_that_larger_batches_run_witho
     (advice,) = at_limit(64, left=5.5)
     assert advice.suggested == 256
     assert "batches beyond 64 will run without CUDA graphs" in advice.gain
+
+
+def test_a_limit_is_raised_within_the_kv_cache_that_a_larger_reserve_leaves() -> None:
+    args = {"max_running_requests": 384, "mem_fraction_static": 0.8, "cuda_graph_max_bs": 1000}
+    of = case(usage=0.53, **args)
+    of.facts.available_gb[None], of.facts.kv_pool_gb, of.facts.memory_before_weights_gb = 2.7, 8.8, 60.0
+    alone, beside = (
+        advise("running_at_limit", replace(of, holding=held)) for held in (frozenset(), frozenset(RESERVE))
+    )
+    assert [each.suggested for each in alone] == [640]
+    assert beside == []  # a reserve of 6.5 GB takes 4.2 of the 8.8 GB: usage would be 1.0 at the present limit
 
 
 def test_the_usage_expected_at_the_new_limit_is_said() -> None:

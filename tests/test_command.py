@@ -289,3 +289,22 @@ def test_a_bare_server_of_any_release_is_started_by_its_model_alone(release: str
 
 def test_a_seed_of_zero_is_a_seed() -> None:
     assert flags(line(server("0.5.9", random_seed=0))) == "--random-seed 0"
+
+
+@pytest.mark.parametrize(("quantization", "draft", "written"), [
+    ("modelslim", None, "--speculative-draft-model-quantization unquant"),
+    ("modelslim", "modelslim", ""),
+    (None, None, ""),
+])  # fmt: skip
+def test_a_draft_model_that_is_not_quantized_stays_so_beside_a_model_that_is(
+    quantization: str | None, draft: str | None, written: str
+) -> None:
+    given = {"quantization": quantization, "speculative_draft_model_quantization": draft}
+    command = line(server("0.5.7", speculative_algorithm="EAGLE3", **given))
+    assert [word for word in (written, "unquant") if word and word in command.text] == (
+        [written, "unquant"] if written else []
+    )
+
+
+def test_a_list_of_decode_graphs_that_no_release_makes_is_kept() -> None:
+    assert "--cuda-graph-bs 4 8 16" in flags(line(server("0.5.7", cuda_graph_bs=[4, 8, 16], cuda_graph_max_bs=16)))

@@ -221,3 +221,19 @@ def test_with_metrics_a_watchdogs_line_is_a_matter_of_ten_minutes() -> None:
     assert verdict(state, 500.0) == "scheduler_stuck"
     state._scraped = True
     assert verdict(state, 700.0) != "scheduler_stuck"
+
+
+TERMINATED = AT + "Subprocess detokenizer (pid=31) crashed with exit code -15. Triggering SIGQUIT for cleanup...\n"
+
+
+@pytest.mark.parametrize("line", [TERMINATED, *(line for line, event in DEATHS.values() if event == "process_died")])
+def test_the_processes_of_a_server_that_was_asked_to_end_do_not_crash(line: str) -> None:
+    state = after(START, *[DECODE] * 20, TERM, line)
+    assert state.liveness["process_died"] == 0
+    assert verdict(state, 5000.0) not in {"server_down", "scheduler_stuck"}
+
+
+def test_a_crash_after_the_next_start_is_one_again() -> None:
+    state = after(START, *[DECODE] * 20, TERM, START, *[DECODE] * 20, DEATHS["a process that crashed"][0])
+    assert state.liveness["process_died"] == 1
+    assert verdict(state, 5000.0) == "server_down"

@@ -204,3 +204,12 @@ def test_a_fact_from_the_metrics_stays_when_the_log_has_another_fact() -> None:
     for event in LogReader().feed(b"[2025-11-20 11:38:33] Memory pool end. avail mem=24.00 GB\n"):
         facts.apply(event)
     assert facts.weights_gb == 16.0
+
+
+@pytest.mark.parametrize(("usage", "fits"), [(0.4, True), (0.7, False)])
+def test_replicas_are_advised_only_where_their_kv_caches_hold_the_tokens_in_use(usage: float, fits: bool) -> None:  # noqa: FBT001 - a case
+    # Two GPUs with 16 GB of weights and 37.5 GB of KV cache each: a replica's whole weights leave 21.5 GB, 57 %.
+    pool = "KV Cache is allocated. #tokens: 300000, K size: 18.75 GB, V size: 18.75 GB\n"
+    past = loaded(started(TARGET_WEIGHTS + pool, tp_size=2, speculative_algorithm=None))
+    past.recent.integrals["usage"], past.recent.integrals["usage_seconds"] = usage * 100.0, 100.0
+    assert (data_parallel_would_fit(past) is not None) is fits

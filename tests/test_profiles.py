@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from scenarios import decoding, started
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.sglang.args.flags import flag_of, releases
+from sglang_tuning_exporter.state.arguments import Arguments
 from sglang_tuning_exporter.state.profiles import PROFILES
 from sglang_tuning_exporter.state.server import ServerState
 
@@ -48,14 +51,28 @@ def test_thresholds_that_contradict_each_other_are_named_with_the_bound(
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-@pytest.mark.parametrize("first", [False, True])
-def test_no_profile_contradicts_itself_in_any_edition(profile: str, first: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    assert not PROFILES[profile].for_edition(first=first).contradiction
+@pytest.mark.parametrize("version", ["0.3.6", "0.5.23"])
+def test_no_profile_contradicts_itself_in_any_edition(profile: str, version: str) -> None:
+    assert not PROFILES[profile].for_server(Arguments(version=version)).contradiction
 
 
 def test_the_first_editions_queue_does_not_overrule_a_lower_end_that_the_operator_set_above_it() -> None:
     of = PROFILES["offline"].with_thresholds({"queue_lower": 600.0})
-    assert (of.for_edition(first=True).queue_lower, of.for_edition(first=True).queue_upper) == (600.0, 2000.0)
+    older = of.for_server(Arguments(version="0.3.6"))
+    assert (older.queue_lower, older.queue_upper) == (600.0, 2000.0)
+
+
+@pytest.mark.parametrize(
+    ("role", "lower", "upper"), [("null", 5.0, 10.0), ("prefill", 5.0, inf), ("decode", 1.0, 10.0)]
+)
+def test_the_guides_reserve_is_for_servers_that_compute_prompts_and_decode(
+    role: str, lower: float, upper: float
+) -> None:
+    server, online = Arguments(version="0.5.9", args={"disaggregation_mode": role}), PROFILES["online"]
+    of = online.for_server(server)
+    assert (of.reserve_lower_gb, of.reserve_upper_gb) == (lower, upper)
+    own = online.with_thresholds({"reserve_lower_gb": 3.0, "reserve_upper_gb": 12.0}).for_server(server)
+    assert (own.reserve_lower_gb, own.reserve_upper_gb) == (3.0, 12.0)
 
 
 @given(st.floats(0.5, 40.0), st.floats(0.5, 40.0), st.floats(0.1, 60.0))

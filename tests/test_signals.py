@@ -79,6 +79,7 @@ BUSY = Observation(serving=True, running=8, queued=4, usage=0.5, graph=True, run
             OtherWaits,
             grammar=st.floats(0, 1e4),
             disaggregation=st.floats(0, 1e4),
+            per_second=st.none() | st.floats(0, 1e3),
             full_usage=st.none() | st.floats(0, 1),
             recovering=st.booleans(),
         ),
@@ -144,8 +145,13 @@ def test_the_pool_is_well_used_from_nine_tenths_on(usage: float | None, state: s
         (replace(BUSY, elsewhere=OtherWaits(grammar=5)), "grammar_queue"),
         (replace(BUSY, elsewhere=OtherWaits(grammar=4)), "held_back"),
         (replace(BUSY, queued=0, elsewhere=OtherWaits(grammar=1)), "grammar_queue"),
-        (replace(BUSY, elsewhere=OtherWaits(disaggregation=5)), "pd_queue"),
-        (replace(BUSY, elsewhere=OtherWaits(grammar=5, disaggregation=6)), "pd_queue"),
+        (replace(BUSY, elsewhere=OtherWaits(disaggregation=8)), "held_back"),  # as many as run
+        (replace(BUSY, elsewhere=OtherWaits(disaggregation=9)), "pd_queue"),
+        (replace(BUSY, elsewhere=OtherWaits(grammar=5, disaggregation=9)), "pd_queue"),
+        (replace(BUSY, elsewhere=OtherWaits(disaggregation=50, per_second=10.0)), "held_back"),  # 5 s
+        (replace(BUSY, elsewhere=OtherWaits(disaggregation=51, per_second=10.0)), "pd_queue"),
+        (replace(BUSY, elsewhere=OtherWaits(disaggregation=5, per_second=0.0)), "pd_queue"),
+        (replace(BUSY, queued=0, prefill_full=True, elsewhere=OtherWaits(disaggregation=9)), "prefill_bound"),
         (replace(BUSY, usage=0.95, elsewhere=OtherWaits(disaggregation=5)), "pool_full"),
         (replace(BUSY, usage=0.95, elsewhere=OtherWaits(full_usage=0.3)), "hybrid_pool_full"),
         (replace(BUSY, usage=0.95, elsewhere=OtherWaits(full_usage=0.95)), "pool_full"),

@@ -620,3 +620,11 @@ def test_a_server_that_computes_prompts_all_the_time_is_not_called_slow_for_its_
     past = lived(prefilling(0.0, END, queued=200) + scrapes(between=0.3))
     assert "prefill_bound" in ids(past)
     assert "latency_batch_too_large" not in ids(past)
+
+
+@pytest.mark.parametrize(("args", "named"), [({}, True), ({"device": "npu"}, False), ({"nnodes": 2}, False)])
+def test_sglangs_own_all_reduce_is_missed_only_where_it_exists(args: dict[str, Any], named: bool) -> None:  # noqa: FBT001 - a case
+    story = decoding(0.0, END, running=4) + scrapes(between=0.5)
+    past = lived(story, tp_size=8, disable_custom_all_reduce=True, **args)
+    flags = {each.flag for row in ids(past) for each in advice_of(past, row)}
+    assert ("--disable-custom-all-reduce" in flags) is named

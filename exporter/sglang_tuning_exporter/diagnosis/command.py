@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from sglang_tuning_exporter.diagnosis.spelling import shown, spelled, typed
 from sglang_tuning_exporter.sglang.args.flags import Flag, Kind, flag_of, is_before, nearest_flag, releases
 from sglang_tuning_exporter.sglang.args.printed import REDACTED
+from sglang_tuning_exporter.sglang.args.refusals import choices_of
 from sglang_tuning_exporter.sglang.args.values import attention_ranks, flag_value
 from sglang_tuning_exporter.state.facts import ServerFacts
 
@@ -163,6 +164,8 @@ def _typed_arguments(server: _Launch) -> dict[str, object]:
             given[arg] = value
     _undo_dp_attention(server, given)
     _undo_graph_config(server, given)
+    if server.args.get("quantization") and server.args.get("speculative_algorithm"):
+        _undo_draft_quantization(server, given)
     if "ssl_certfile" in given:  # SGLang requires both
         given["ssl_keyfile"] = REDACTED
     return given
@@ -211,6 +214,13 @@ def _undo_dp_attention(server: _Launch, given: dict[str, object]) -> None:
             given["attn_dp_size"] = ranks
 
 
+def _undo_draft_quantization(server: _Launch, given: dict[str, object]) -> None:
+    """Write `unquant`, which SGLang prints as nothing: without the flag the draft model has the quantization of the model."""
+    arg = "speculative_draft_model_quantization"
+    if arg in server.args and server.args[arg] is None and "unquant" in (choices_of(arg, server.release) or ()):
+        given[arg] = "unquant"
+
+
 def _undo_graph_config(server: _Launch, given: dict[str, object]) -> None:
     """Write `cuda_graph_config` (0.5.14 on) as flags: the JSON would fix every list of sizes."""
     config = server.args.get("cuda_graph_config")
@@ -236,21 +246,21 @@ def _undo_graph_phase(
         given.setdefault(f"cuda_graph_backend_{phase}", backend)
     if backend == _OFF or f"cuda_graph_bs_{phase}" in given:
         return
-    if isinstance(sizes, list) and sizes and not _follows_from_its_largest(sizes):
+    if isinstance(sizes, list) and sizes and not _follows_from_its_largest(sizes, phase):
         given[f"cuda_graph_bs_{phase}"] = sizes
         given.pop(f"cuda_graph_max_bs_{phase}", None)
     elif isinstance(most, int) and most > 0 and not follows(server, most):
         given.setdefault(f"cuda_graph_max_bs_{phase}", most)
 
 
-def _follows_from_its_largest(sizes: list[object]) -> bool:
+def _follows_from_its_largest(sizes: list[object], phase: str = "decode") -> bool:
     """Return whether SGLang lists these sizes by itself for the largest one.
 
     Its lists start with 1, 2 (decode) or 4, 8 (prefill), and have every multiple of 8 or 16 among the first.
     """
     figures = [size for size in sizes if isinstance(size, int)]
-    step = 8 if figures[:2] == [1, 2] else 16 if figures[:2] == [4, 8] else None
-    if step is None:
+    first, step = ([1, 2], 8) if phase == "decode" else ([4, 8], 16)
+    if figures[:2] != first:
         return figures == [1]
     return set(range(step, min(figures[-1], 64) + 1, step)) <= set(figures)
 
@@ -333,7 +343,11 @@ _FOLLOWS: dict[str, Callable[[_Launch, object], bool]] = {
     "torch_compile_max_bs": lambda server, _: not server.args.get("enable_torch_compile"),
     "piecewise_cuda_graph_max_tokens": _follows_from_the_chunk,
     **dict.fromkeys(
-        ("cuda_graph_bs", "cuda_graph_bs_decode", "cuda_graph_bs_prefill", "piecewise_cuda_graph_tokens"),
+        ("cuda_graph_bs", "cuda_graph_bs_decode"),
         lambda _, sizes: not isinstance(sizes, list) or _follows_from_its_largest(sizes),
+    ),
+    **dict.fromkeys(
+        ("cuda_graph_bs_prefill", "piecewise_cuda_graph_tokens"),
+        lambda _, sizes: not isinstance(sizes, list) or _follows_from_its_largest(sizes, "prefill"),
     ),
 }

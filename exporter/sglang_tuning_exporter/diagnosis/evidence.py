@@ -276,7 +276,7 @@ def past_of(
     `half_read`: the log is not read to its end, so an end in it need not be the last event.
     """
     died = "" if half_read else state.life.died
-    profile = state.profile.for_edition(first=state.facts.is_first_edition)
+    profile = state.profile.for_server(state.facts)
     window = profile.window_seconds if seconds is None else seconds
     return Past(
         state.recent(now, seconds),

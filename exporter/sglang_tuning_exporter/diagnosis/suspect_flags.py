@@ -271,7 +271,7 @@ SUSPECTS: tuple[Suspect, ...] = (
         "NCCL is slower than SGLang's own kernel for the small messages of a decode step.",
         "the GPUs have no fast links, or are on several machines",
         "srt/distributed/device_communicators/custom_all_reduce.py", only_with=("tp_size",), gpu_only=True,
-        forced_by=(("enable_deterministic_inference", ()),),
+        forced_by=(("enable_deterministic_inference", ()), ("device", ("npu",)), ("nnodes", tuple(range(2, 65)))),
     ),
     Suspect(
         "enable_deterministic_inference", is_on, _ALL,

@@ -132,6 +132,16 @@ BY_NAME: dict[str, Variant] = {
         "there is no second GPU",
         "You run one more server, and each KV cache is transferred between the two.",
     ),
+    "decode_side_is_slow": Variant(
+        "A request stays in the bootstrap queue of a prefill server until a decode server has room for it, and in the inflight queue until"
+        " its KV cache is transferred.",
+        "a decode server is down: then restart it",
+    ),
+    "prefill_side_is_slow": Variant(
+        "A request stays in the transfer queue of a decode server until its prompt is computed and its KV cache is transferred, and in the"
+        " prealloc queue until this server has room for it.",
+        "a prefill server is down: then restart it",
+    ),
     "memory_first": Variant(
         "A larger chunk needs memory for its activations, and almost none is free.",
         "another process holds the memory: check nvidia-smi",

@@ -210,7 +210,7 @@ class _ScrapedSamples:
         self.state, self.facts, self.now = state, state.facts, now
         if self._limits_of is None or self._limits_of[0] is not self.facts or self._limits_of[1] != self.facts.revision:
             self._limits_of = (self.facts, self.facts.revision)
-            self.limits = self._profile.for_edition(first=self.facts.is_first_edition)
+            self.limits = self._profile.for_server(self.facts)
         self._shares: dict[str, Shares] = {}
         self._is_judged = False
         schedulers = state.schedulers

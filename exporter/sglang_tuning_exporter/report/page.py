@@ -110,7 +110,7 @@ class _Strips:
         self._ticks = [left for left, _ in ticks(analysis.begin or 0.0, analysis.seconds)]
         # Information alerts often hold for the whole log and would only tint the page; the lanes show them.
         self._shades = [span for span in _spans(document) if span.kind != "info"]
-        self._profile = analysis.profile.for_edition(first=analysis.state.facts.is_first_edition)
+        self._profile = analysis.profile.for_server(analysis.state.facts)
 
     def all(self) -> list[Strip]:
         """Return those that the log shows."""

@@ -75,14 +75,15 @@ class OtherQueues:
             self._ratio = None  # it falls until the next known value, so it decides nothing any more
             self._weigh()
 
-    def elsewhere(self, usages: Mapping[str, float], facts: ServerFacts) -> OtherWaits:
-        """Return what can hold requests back now."""
+    def elsewhere(self, usages: Mapping[str, float], facts: ServerFacts, per_second: float | None) -> OtherWaits:
+        """Return what can hold requests back now; `per_second`: requests that start, None if not known."""
         if not self.matters and len(usages) < 2:
             return NO_OTHER_WAITS
         initial = facts.initial_new_token_ratio
         return OtherWaits(
             grammar=self.queues.get(GRAMMAR, 0.0),
             disaggregation=sum(waiting for name, waiting in self.queues.items() if name in DISAGGREGATION),
+            per_second=per_second,
             full_usage=usages.get("full") if len(usages) > 1 else None,
             recovering=self._ratio is not None and initial is not None and self._ratio > initial + FAR_ABOVE,
         )

@@ -172,24 +172,32 @@ class Arguments:
         return self.arg("decode_log_interval") or DECODE_LOG_INTERVAL
 
     @property
+    def role(self) -> str:
+        """The side of disaggregation, `prefill` or `decode`; empty for a server that does both."""
+        return next(
+            (
+                side
+                for side in ("prefill", "decode")
+                if side in (self.args.get("disaggregation_mode"), self.engine_type)
+            ),
+            "",
+        )
+
+    @property
     def waits_by(self) -> str:
         """What decides, beside the new-token ratio, when a waiting request starts.
 
         `prefill`: the prefill side of disaggregation, which decodes nothing. `other`: an argument of `_WAITS_BY` or `_STARTS_BY` is
         set, or this is the decode side, which admits by `--max-running-requests` and by what has arrived. Empty otherwise.
         """
-        mode = self.args.get("disaggregation_mode")
-        if "prefill" in (mode, self.engine_type):
+        if self.role == "prefill":
             return "prefill"
-        if "decode" in (mode, self.engine_type):
-            return "other"
-        return "other" if any(self.args.get(arg) for arg in (*_WAITS_BY, *_STARTS_BY)) else ""
+        return "other" if self.role or any(self.args.get(arg) for arg in (*_WAITS_BY, *_STARTS_BY)) else ""
 
     @property
     def starts_slowly(self) -> bool:
         """Whether a flag limits how fast requests start, and nothing but it and the new-token ratio decides that."""
-        mode = self.args.get("disaggregation_mode")
-        beside = {"prefill", "decode"} & {mode, self.engine_type} or any(self.args.get(arg) for arg in _WAITS_BY)
+        beside = self.role or any(self.args.get(arg) for arg in _WAITS_BY)
         return not beside and any(self.args.get(arg) for arg in _STARTS_BY)
 
     @property

@@ -210,8 +210,11 @@ class ServerFacts(Arguments):
 
     @property
     def without_graph(self) -> str:
-        """Why decode batches run without a graph on purpose: `unsupported` by the device, `disabled` by an argument, else empty."""
-        if self.is_cpu:
+        """Why no decode batch runs with a graph: `unsupported` by the device or the role, `disabled` by an argument, else empty.
+
+        The prefill side of disaggregation decodes nothing.
+        """
+        if self.is_cpu or self.role == "prefill":
             return "unsupported"
         if self.arg("disable_cuda_graph") or self.arg("disable_decode_cuda_graph"):
             return "disabled"

@@ -25,6 +25,7 @@ class Lifecycle:
         self.crash = ""  # which process crashed, and how
         self.watchdog = ""  # the stage of the last watchdog line
         self.has_served = False  # the log has a batch line of this start
+        self.is_stopping = False  # it was asked to end: how its processes end then is no crash
         self._is_recalled = False  # the end was logged before the exporter started
 
     def works(self) -> None:
@@ -38,10 +39,11 @@ class Lifecycle:
     def take(self, event: Event, now: float) -> None:
         """Take a line that says that the server starts, is ready, hangs or ends."""
         if isinstance(event, ServerArgs):
-            self.started_at, self.died, self.crash, self.has_served = now, "", "", False
+            self.started_at, self.died, self.crash, self.has_served, self.is_stopping = now, "", "", False, False
             self._journal.forget(WATCHDOG)
         elif isinstance(event, Liveness) and event.what != "health_check_failed":
             self.started_at = None
+            self.is_stopping = self.is_stopping or event.what == "draining"
             if event.what in ENDS:  # the lines after a crash say less
                 self.died, self.crash = event.what, event.told or self.crash
 
@@ -79,7 +81,7 @@ class Lifecycle:
 
     def restarted(self) -> None:
         """Forget how the server before ended."""
-        self.died = self.crash = ""
+        self.died, self.crash, self.is_stopping = "", "", False
 
 
 class StartCount:

@@ -8,6 +8,7 @@ from math import inf
 from typing import Protocol, TypeAlias
 
 from sglang_tuning_exporter.sglang.events import (
+    ENDS,
     DecodeBatch,
     Event,
     KvPool,
@@ -194,6 +195,8 @@ class LoggedServer:
     def _take_start_line(self, event: _StartLine, now: float) -> None:
         if not isinstance(event, (ServerArgs, Liveness)) and not self.facts.has_room:
             self.capped["dp_ranks"] += 1
+            return
+        if isinstance(event, Liveness) and event.what in ENDS and self.life.is_stopping:
             return
         if isinstance(event, ServerArgs):
             self._confirm(self.unconfirmed.restarted(now))

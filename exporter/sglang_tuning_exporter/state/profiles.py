@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from math import inf
 from typing import Literal, TypeAlias
+
+from sglang_tuning_exporter.state.arguments import Arguments
 
 # What a flag can cause. `first_tokens` and `tokens` are late by the profile's objective; `waiting` is an unhealthy queue.
 Trouble: TypeAlias = Literal[
@@ -157,10 +160,20 @@ class Profile:
                 return f"{high}={upper:g}: give a number above {low}={lower:g}, or change both"
         return ""
 
-    def for_edition(self, *, first: bool) -> Profile:
-        """Return the thresholds of the guide's edition for the server's release: its `first`, or the newest."""
-        if not first:
-            return self
+    def for_server(self, server: Arguments) -> Profile:
+        """Return the thresholds for a server: those of the guide's edition for its release, and those of its role.
+
+        The guide's reserve of memory is for the activations of prompts, which the decode side of disaggregation does not compute. What is
+        left beyond it is for requests that run and for prefixes: the prefill side holds each prompt only until it is transferred.
+        """
+        changed = self._for_first_edition() if server.is_first_edition else self
+        bound, value = {
+            "decode": ("reserve_lower_gb", self.reserve_least_gb),
+            "prefill": ("reserve_upper_gb", inf),
+        }.get(server.role, ("", 0.0))
+        return replace(changed, **{bound: value}) if bound and bound not in self.overridden else changed  # type: ignore[arg-type]
+
+    def _for_first_edition(self) -> Profile:
         lower, upper = FIRST_EDITION_QUEUE
         older: dict[str, float] = {}
         if self.queue_lower is not None and "queue_lower" not in self.overridden:

@@ -60,12 +60,13 @@ def named(states: States) -> dict[Signal, str]:
 class OtherWaits:
     """What else can hold requests back on one scheduler.
 
-    `grammar` and `disaggregation` are requests in other queues; `full_usage` is that of the full-attention pool, 0-1, where another pool
-    may be fuller; `recovering`: the new-token ratio is far above its start.
+    `grammar` and `disaggregation` are requests in other queues; `per_second` is how many start, None if not known; `full_usage` is that
+    of the full-attention pool, 0-1, where another pool may be fuller; `recovering`: the new-token ratio is far above its start.
     """
 
     grammar: float = 0.0
     disaggregation: float = 0.0
+    per_second: float | None = None
     full_usage: float | None = None
     recovering: bool = False
 
@@ -140,9 +141,7 @@ class Classifier:
             queue = self._queue(queued, wait, now)
             admission = self._admission(running, usage, elsewhere, next_fits, prefill_full=prefill_full)
         if elsewhere is not NO_OTHER_WAITS and (usage is None or usage < self._target):
-            beside = max(elsewhere.grammar, elsewhere.disaggregation)
-            if beside > (queued or 0):
-                admission = "grammar_queue" if elsewhere.grammar == beside else "pd_queue"
+            admission = self._beside(elsewhere, running, queued or 0.0, prefill_full=prefill_full) or admission
         if self._without_graph:
             return ("serving", queue, token_usage, admission, self._without_graph)
         if graph:
@@ -152,6 +151,29 @@ class Classifier:
         else:
             cuda_graph = "beyond_captured" if (running or 0) > self._largest else "eager"
         return ("serving", queue, token_usage, admission, cuda_graph)
+
+    def _beside(self, elsewhere: OtherWaits, running: float | None, queued: float, *, prefill_full: bool) -> str:
+        """Return why most requests wait in another queue; empty if they do not, or not for long."""
+        longest = max(elsewhere.grammar, elsewhere.disaggregation)
+        if longest <= queued:
+            return ""
+        if elsewhere.grammar == longest:
+            return "grammar_queue"
+        if not self._other_side_is_slow(elsewhere, running):
+            return ""
+        return (
+            "prefill_bound" if prefill_full else "pd_queue"
+        )  # a server busy with prompts keeps the other side waiting
+
+    def _other_side_is_slow(self, elsewhere: OtherWaits, running: float | None) -> bool:
+        """Whether requests wait long for the other side of disaggregation: some always do, while their KV cache is transferred.
+
+        By the estimated wait; where it is not known, or nobody minds it, more must wait there than run here.
+        """
+        waiting, rate = elsewhere.disaggregation, elsewhere.per_second
+        if self._objective is None or rate is None:
+            return waiting > (running or 0)
+        return waiting > rate * self._objective
 
     def _queue(self, queued: float, wait: Callable[[float], float | None], now: float) -> str:
         if queued > self._upper:

@@ -39,7 +39,7 @@ class Thresholds:
         drafted = facts.arg("speculative_num_draft_tokens") or DRAFTED_TOKENS
         self.tokens_per_interval = self.interval * (drafted if facts.args.get("speculative_algorithm") else 1.0)
         self.classifier = Classifier(
-            self._profile.for_edition(first=facts.is_first_edition),
+            self._profile.for_server(facts),
             facts.running_limit(self.dp),
             facts.largest_captured,
             facts.without_graph,

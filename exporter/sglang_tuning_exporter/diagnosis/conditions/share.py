@@ -31,7 +31,7 @@ STATE_WORDS: dict[str, str] = {
     "eager": "decode batches without a CUDA graph",
     "disabled": "CUDA graphs disabled",
     "replayed": "decode batches that replay a CUDA graph",
-    "unsupported": "no CUDA graphs on this device",
+    "unsupported": "no CUDA graphs by device or role",
     "at_target": "token usage at its target",
     "below_target": "token usage below its target",
     "serving": "requests served",

@@ -103,8 +103,19 @@ def data_parallel_would_fit(past: Past) -> Evidence | None:
         return None
     if facts.model_gb is None or not facts.memory_before_weights_gb:
         return None
+    if not _pool_of_one_gpu_suffices(past, facts.model_gb):
+        return None
     room = (USUAL_FRACTION - ROOM_FOR_POOL) * facts.memory_before_weights_gb
     return Evidence("weights of the whole model", facts.model_gb, room, "GB", below=True)
+
+
+def _pool_of_one_gpu_suffices(past: Past, model_gb: float) -> bool:
+    """Whether the KV caches of replicas would hold the tokens in use: each loses what the rest of the weights takes."""
+    facts, usage = past.facts, past.recent.mean("usage")
+    if usage is None or facts.rank_weights_gb is None or not facts.pools_gb:
+        return True
+    left = 1.0 - (model_gb - facts.rank_weights_gb) / facts.pools_gb
+    return usage <= past.profile.token_usage_target * left
 
 
 def router_candidate(past: Past) -> Evidence | None:

@@ -10,7 +10,7 @@ from functools import partial
 from sglang_tuning_exporter.diagnosis.conditions.memory import Failures, GraphMemory, Reserve
 from sglang_tuning_exporter.diagnosis.conditions.share import Share
 from sglang_tuning_exporter.diagnosis.row import Diagnosis, Remedy, Title
-from sglang_tuning_exporter.diagnosis.sizing import graphs, memory
+from sglang_tuning_exporter.diagnosis.sizing import graphs, memory, reserve
 
 MEM_FRACTION = "mem_fraction_static"
 _FAILURES = ("out_of_memory_prefill", "out_of_memory_decode", "graph_memory_short", "out_of_memory_any")
@@ -156,7 +156,7 @@ RESERVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         hold="10m",
         unless=("graph_memory_short",),
         causes=_FAILURES,
-        sizes=partial(memory.reserve, too_large=False),
+        sizes=partial(reserve.reserve, too_large=False),
         scale_out="neither",
     ),
     Diagnosis(
@@ -172,11 +172,11 @@ RESERVE_DIAGNOSES: tuple[Diagnosis, ...] = (
             "raise",
             "0.01 more; repeat until {reserve_lower_gb} to {reserve_good_gb} GB stay free",
             "A larger KV cache holds more requests and more cached prefixes.",
-            "other processes share the GPU, or the activations of long prompts need the memory",
+            "token usage stays low and prompts share no prefixes, other processes share the GPU, or the activations of long prompts need the memory",
             cost="Less GPU memory stays free for peaks: watch for out-of-memory failures afterwards.",
         ),
         hold="10m",
         kind="remark",
-        sizes=partial(memory.reserve, too_large=True),
+        sizes=partial(reserve.reserve, too_large=True),
     ),
 )

@@ -165,6 +165,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         seen="{value} of the serving time with most requests in a bootstrap, prealloc, transfer or inflight queue",
         guide="not in SGLang's guide: with disaggregation the other server or the transfer is the limit",
         label="The other side holds requests up",
+        sizes=layout.other_side,
         remedy=Remedy(
             "",
             "balance",

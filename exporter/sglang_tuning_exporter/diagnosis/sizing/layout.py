@@ -10,6 +10,10 @@ from sglang_tuning_exporter.sglang.args.flags import flag_of
 BY_LOAD = ("total_requests", "shortest_queue")  # the first one that a release accepts and has implemented
 SPLIT = "start {:g} servers without --dp-size, each on its own GPUs, and put SGLang's router (model gateway) in front"
 ROUTER = "put a router in front that balances by the load of the ranks"
+MORE_DECODE = "add decode servers, let each run more requests (its --max-running-requests), or make the transfer faster"
+MORE_PREFILL = (
+    "add prefill servers, or make the transfer faster; if the prealloc queue is the long one, add decode servers"
+)
 OWN_EXPERTS = "use expert parallelism, by the flag that this release has for it"
 
 
@@ -62,6 +66,13 @@ def dp_attention(basis: SizingInput) -> list[AdvisedValue]:
         return [AdvisedValue(gpus, 1.0, arg="attn_dp_size")]
     switch = AdvisedValue(1.0, 0.0, is_switch=True)
     return [replace(switch, beside=(AdvisedValue(gpus, replicas, arg="dp_size"),), otherwise=(switch,))]
+
+
+def other_side(basis: SizingInput) -> list[AdvisedValue]:
+    """Name what to add to the side of disaggregation for which this server's requests wait."""
+    if basis.facts.role == "prefill":
+        return [in_words(MORE_DECODE, "decode_side_is_slow")]
+    return [in_words(MORE_PREFILL, "prefill_side_is_slow")] if basis.facts.role else [AdvisedValue(None)]
 
 
 def _has(release: str | None, arg: str) -> bool:

@@ -8,6 +8,7 @@ from math import ceil
 from sglang_tuning_exporter.capacity.prediction import largest_batch_within, predict
 from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, SizingInput
 from sglang_tuning_exporter.diagnosis.sizing.graphs import cost_of_growth, growth_to, largest_covered, usual_size
+from sglang_tuning_exporter.diagnosis.sizing.reserve import pool_after_reserve
 from sglang_tuning_exporter.sglang.args.flags import is_before
 from sglang_tuning_exporter.state.facts import ServerFacts
 
@@ -89,8 +90,9 @@ def at_limit(basis: SizingInput) -> list[AdvisedValue]:
     usage = basis.recent.mean("usage")
     if not current or usage is None:
         return [AdvisedValue(None, current)]
-    # Token usage grows with the running requests.
-    room = min(MOST_TIMES, basis.profile.token_usage_target / usage) if usage > 0 else MOST_TIMES
+    # Token usage grows with the running requests, and with what the same advice takes from the KV cache.
+    pool = pool_after_reserve(basis)
+    room = min(MOST_TIMES, basis.profile.token_usage_target * pool / usage) if usage > 0 else MOST_TIMES
     running, in_time = basis.recent.mean("running"), batch_within_objective(basis)
     if running and in_time is not None:
         room = min(room, max(in_time / running, 1.0))
@@ -99,14 +101,14 @@ def at_limit(basis: SizingInput) -> list[AdvisedValue]:
     share, size = basis.facts.room_for_micro_batch, basis.facts.arg(basis.facts.micro_batch_arg)
     if share and size:
         suggested = min(float(_round_down(size * room)), share)
-        gain = _room(usage, suggested / size, " of each micro batch")
+        gain = _room(usage, suggested / size / pool, " of each micro batch")
         return [AdvisedValue(suggested, size, gain, basis.facts.micro_batch_arg)] if suggested > size else []
     suggested = float(_round_down(current * room))
     # A limit that was lowered because of retractions leaves this much free, and must not be raised again for it.
     if limit.is_cut_short or suggested <= current or LOWERED_LIMIT * suggested <= current + 1:
         return []
     suggested, graph, note = _within_graphs(basis, suggested, current, limit.shared_by)
-    gain = _room(usage, suggested / current, "") + note
+    gain = _room(usage, suggested / current / pool, "") + note
     return [AdvisedValue(suggested, current, gain), *graph]
 
 

@@ -5,20 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, SizingInput, in_words
-from sglang_tuning_exporter.diagnosis.sizing.graphs import graph_growth_gb, tokens_gained, whole_percents
 from sglang_tuning_exporter.diagnosis.sizing.limits import run_fewer, running_limit
 from sglang_tuning_exporter.diagnosis.sizing.prefill import smaller_chunk
+from sglang_tuning_exporter.diagnosis.sizing.reserve import LEAST_FRACTION
 
 EIGHT_BITS = ("fp8_e4m3", "fp8_e5m2")  # the first one that a release accepts
 SHORTER = "enlarge the KV cache (--mem-fraction-static, more GPUs), or send shorter requests"
 IN_FORCE = 0.95  # the KV cache has whole pages, so a little less than its cap
 POOL_STEP = 1.25
 LARGEST_MAMBA_RATIO = 4.0
-LEAST_FRACTION, LARGEST_FRACTION = 0.1, 0.95
 FEWER_DECODING = 0.75  # of the running batch, after a failure in decode
-# The Chinese edition of SGLang's guide calls 0.7 to 0.9 usual.
-USUAL_MOST = 0.9
-UNUSUAL = "more than the usual 0.7 to 0.9: raise it by 0.01 at a time and watch for out-of-memory failures"
 
 
 def larger_pool(basis: SizingInput) -> AdvisedValue | None:
@@ -96,29 +92,6 @@ def pool_short(basis: SizingInput) -> list[AdvisedValue]:
         return [larger]
     kind, shorter = eight_bits(basis), in_words(SHORTER, "shorter_requests")
     return [AdvisedValue(kind, basis.present("kv_cache_dtype"), otherwise=(shorter,)) if kind else shorter]
-
-
-def reserve(basis: SizingInput, *, too_large: bool) -> list[AdvisedValue]:
-    """Change the memory fraction until the middle of the good range is left; `too_large`: more than that is left now."""
-    facts, left, profile = basis.facts, basis.facts.reserve_gb, basis.profile
-    current = facts.arg("mem_fraction_static")
-    if left is None or current is None:
-        return [AdvisedValue(None, current)]
-    # Larger graphs that are advised as well take their memory first.
-    growth = graph_growth_gb(basis) if "cuda_graph_not_covering" in basis.holding else 0.0
-    if growth is None and too_large:
-        return []
-    # The user's own range may differ from the guide's.
-    aim = max(min(profile.reserve_aim_gb, profile.reserve_upper_gb), profile.reserve_lower_gb)
-    capacity = facts.memory_before_weights_gb
-    spare = left - (growth or 0.0) - aim
-    step = spare / capacity if capacity else (0.01 if spare > 0 else -0.01)
-    suggested = min(max(whole_percents(current + step), LEAST_FRACTION), LARGEST_FRACTION)
-    if (suggested <= current) if too_large else (suggested >= current):
-        return []
-    gained = tokens_gained(facts, (suggested - current) * capacity if capacity else None)
-    unusual = UNUSUAL if suggested > USUAL_MOST else ""
-    return [AdvisedValue(suggested, current, "; ".join(filter(None, (gained, unusual))))]
 
 
 def oom_prefill(basis: SizingInput) -> list[AdvisedValue]:

@@ -119,5 +119,5 @@ def _events(sidecar: SidecarView, now: float, counts: Family, ages: Family, even
 
 def thresholds(sidecar: SidecarView) -> Iterable[Family]:
     """Return the family of the thresholds in force, for boards and rules."""
-    profile = sidecar.profile.for_edition(first=sidecar.state.facts.is_first_edition)
+    profile = sidecar.profile.for_server(sidecar.state.facts)
     yield gauge("threshold", "What the profile in force calls healthy.", "signal", "bound").with_samples(profile.bounds)

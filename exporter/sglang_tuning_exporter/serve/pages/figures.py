@@ -154,7 +154,7 @@ def _coverage(past: Past, history: History) -> Figure:
     coverage, name = past.recent.coverage, "CUDA graph coverage"
     least, healthy = 1 - past.profile.frequent_share, past.profile.healthy["coverage"]
     if past.facts.without_graph == "unsupported":
-        return Figure(name, "none on this device")
+        return Figure(name, "decodes nothing" if past.facts.role else "none on this device")
     if past.facts.without_graph:
         return Figure(name, "off", healthy, "bad")
     if coverage is None:
