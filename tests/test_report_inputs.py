@@ -11,6 +11,7 @@ import io
 import os
 import subprocess
 import sys
+import tarfile
 import threading
 import zipfile
 from math import inf
@@ -316,6 +317,10 @@ UNUSABLE = {
     "garbage": "no line of SGLang's",
     "other.log": "no line of SGLang's",
     "cut.gz": "ends in the middle",
+    "logs.tar": "is a tar archive; unpack it",
+    "logs.tar.gz": "is a tar archive; unpack it",
+    "twice.gz": "was compressed twice; unpack it once",
+    "returns": "carriage returns alone; convert it",
 }
 
 
@@ -326,6 +331,12 @@ def test_unusable_input_is_one_sentence_that_names_the_file(tmp_path: Path, name
     (tmp_path / "garbage").write_bytes(bytes(range(256)) * 5000)
     (tmp_path / "other.log").write_text('INFO:     127.0.0.1:1 - "GET / HTTP/1.1" 200 OK\nUser logged in\n' * 9)
     (tmp_path / "cut.gz").write_bytes(gzip.compress(os.urandom(3000))[:800])
+    log = write(tmp_path / "server.log", *(decode(f"10:00:{second}") for second in range(10, 40)))
+    for mode in ("w", "w:gz"):
+        with tarfile.open(tmp_path / f"logs.tar{mode[1:].replace(':', '.')}", mode) as archive:
+            archive.add(log, "server.log")
+    (tmp_path / "twice.gz").write_bytes(gzip.compress(gzip.compress(Path(log).read_bytes())))
+    (tmp_path / "returns").write_bytes(Path(log).read_bytes().replace(b"\n", b"\r"))
     with pytest.raises(UsageError, match=reason) as raised:
         document(str(tmp_path / name))
     assert str(tmp_path / name) in str(raised.value)

@@ -36,6 +36,7 @@ from sglang_tuning_exporter.sglang.log.prefix import FIRST_DATED_SECOND
 
 STDIN = "-"
 MOST_WITHOUT_A_LINE = 32 << 20
+_TAR, _TAR_AT = b"ustar", 257
 _ROTATED = re.compile(r"(?:\.(?P<number>\d{1,4})|[-._](?P<date>\d{8}(?:[-._]?\d{1,10})?))?(?:\.(?:gz|bz2|xz|zst))?$")
 
 
@@ -128,7 +129,19 @@ class LogSource:
                 yield from self._lines(chunks)
 
     def _lines(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
-        return whole_lines(oldest_first(rejoined(unfolded(chunks), self._note), shown(self.name)))
+        return whole_lines(oldest_first(rejoined(unfolded(self._of_a_log(chunks)), self._note), shown(self.name)))
+
+    def _of_a_log(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        """Return the chunks. Raises `UsageError` when they are those of something known that only contains a log."""
+        first = next(filter(None, chunks), b"")
+        if first[_TAR_AT : _TAR_AT + len(_TAR)] == _TAR:
+            raise UsageError(f"{shown(self.name)}: is a tar archive; unpack it, and give its logs")
+        if packing(first):
+            raise UsageError(f"{shown(self.name)}: was compressed twice; unpack it once")
+        if b"\n" not in first and first.count(b"\r[20") > 1:
+            raise UsageError(f"{shown(self.name)}: its lines end in carriage returns alone; convert it: tr '\\r' '\\n'")
+        yield first
+        yield from chunks
 
     def _note(self, what: str) -> None:
         note = f"{shown(self.name)}: {what}"
