@@ -262,16 +262,25 @@ def _info_seeds() -> list[bytes]:
     recorded = [gzip.decompress(path.read_bytes()) for path in sorted(RECORDINGS.glob("*/server_info.json.gz"))]
     load = {"dp_rank": 0, "num_running_reqs": 3, "max_running_requests": 48, "memory": {"weight_gb": 1.5}}
     load |= {"queues": {"waiting": 2}}
-    return [*recorded, json.dumps({"loads": [load, {**load, "dp_rank": 1}]}).encode(), _small_info()]
+    odd = {"$(x)": "\n", "a b": [1], "new_names": ["-x", "y"], "new_path": "a'b"}
+    loads = json.dumps({"loads": [load, {**load, "dp_rank": 1}]}).encode()
+    return [*recorded, loads, _small_info(), _small_info(**odd, version="0.5.23")]
 
 
-def _small_info() -> bytes:
+def _args_seeds() -> list[bytes]:
+    return [
+        *_texts("server_args/*.log"),
+        b"server_args={'model_path': 'm', '$(x)': '\\n', 'a b': [1], 'new_names': ['-x', 'y']}",
+    ]
+
+
+def _small_info(**more: object) -> bytes:
     memory = {"weight": 14.9, "kvcache": 40.1, "graph": 1.2, "startup_available": 7.1, "token_capacity": 400000}
     states = [{"last_gen_throughput": 12.5, "memory_usage": memory, "effective_max_running_requests_per_dp": 48}]
     args = {"model_path": "m", "tp_size": 2, "dp_size": 1, "schedule_conservativeness": 1.0}
     args |= {"mem_fraction_static": 0.88}
     return json.dumps(
-        {**args, "api_key": "x", "version": "0.5.9", "status": "ready", "internal_states": states}
+        {**args, "api_key": "x", "version": "0.5.9", "status": "ready", "internal_states": states} | more
     ).encode()
 
 
@@ -313,7 +322,7 @@ TARGETS: dict[str, Target] = {
         Target("lines", check_lines, _log_seeds, words.LOG),
         Target("exposition", check_exposition, _page_seeds, words.PAGE),
         Target("server_info", check_server_info, _info_seeds, words.JSON),
-        Target("server_args", check_server_args, lambda: _texts("server_args/*.log"), words.ARGUMENT),
+        Target("server_args", check_server_args, _args_seeds, words.ARGUMENT),
         Target("config", check_config, _config_seeds, words.CONFIG, 2048),
         Target("state_file", state_file.check_state_file, state_file.seeds, words.STATE),
         Target("state_values", state_file.check_state_values, lambda: [bytes(3), b"\x00\x31\x17"], (b"\0",), 3),

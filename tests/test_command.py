@@ -6,7 +6,9 @@ they were made from was tried with the parsers of installed releases (0.4.9.post
 
 from __future__ import annotations
 
+import json
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from sglang_tuning_exporter.diagnosis.command import Command, command_line
 from sglang_tuning_exporter.sglang.args.flags import flag_of, releases
 from sglang_tuning_exporter.sglang.args.printed import parse_server_args
+from sglang_tuning_exporter.sglang.server_info import parse_server_info
 from sglang_tuning_exporter.state.facts import ServerFacts
 
 HERE = Path(__file__).parent
@@ -257,6 +260,49 @@ def test_words_are_quoted_for_a_shell() -> None:
         '--extra-metric-labels \'{"team": "a b"}\' --lora-paths a=/x/a'
     )
     assert "/x/my template.jinja" in shlex.split(command.text)
+
+
+EVIL_NAMES = (
+    "x; reboot",
+    "$(reboot)",
+    "`reboot`",
+    'x"; reboot; "',
+    "x'y",
+    "x y",
+    "x\n",
+    "x\x1b[31m",
+    "-x",
+    "é",
+    "x" * 200,
+)
+
+
+@pytest.mark.parametrize("name", EVIL_NAMES)
+@pytest.mark.parametrize("value", [1, True, "\n", ["a", "-b"]])
+def test_a_name_that_no_argument_can_have_is_no_flag(name: str, value: object) -> None:
+    arguments = {"model_path": "/models/x", "stream_interval": 7, name: value}
+    info = parse_server_info(json.dumps({**arguments, "version": "0.5.23"}))
+    start = parse_server_args(f"server_args={arguments!r}")
+    assert info is not None
+    assert start is not None
+    for args in (info.args, start.args):
+        assert name not in args
+        assert flags(line(ServerFacts(version="0.5.23", args=args))) == "--stream-interval 7"
+
+
+@pytest.mark.parametrize(
+    "value", ["a'b", "$(reboot)", "`reboot`", "a;b", "a\\", '"', "~x", "*", "{a,b}", "#x", "!x", "-x"]
+)
+def test_a_shell_runs_the_one_program_with_the_words_as_they_are(value: str) -> None:
+    args = {"chat_template": value, "json_model_override_args": f'{{"{value}": 1}}', "file_storage_path": value}
+    command = line(server("0.5.23", **args, cuda_graph_bs_decode=[value, "x"]))
+    echo = 'python3() { printf "%s\\0" "$@"; }; '
+    ran = subprocess.run(["bash", "-c", echo + command.text], capture_output=True, text=True, check=True)
+    words = ran.stdout.split("\0")
+    assert ran.stderr == ""
+    assert words[:-1] == [word.replace("$CUDA_GRAPH_BS_DECODE", "") for word in shlex.split(command.text)[1:]]
+    assert {value, f"--chat-template={value}"} & set(words)
+    assert value != "-x" or value not in words
 
 
 def test_a_secret_is_a_place_to_fill_in() -> None:

@@ -13,11 +13,14 @@ _PLAIN_FIGURE = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 def spelled(flag: Flag, value: object) -> list[str]:
-    """Return the words of one argument for a shell; a variable in place of a secret, or of what cannot be printed."""
+    """Return the words of one argument for a shell; a variable in place of a secret, or of what cannot be typed."""
     words = typed(flag, value)
-    if value == REDACTED or not all(map(str.isprintable, words)):  # the operator has the value
+    like_flags = [word for word in words[1:] if word.startswith("-") and not _PLAIN_FIGURE.fullmatch(word)]
+    one = len(words) == len(("flag", "value"))
+    # The operator has a value that is not shown, and one that no list on a command line can hold.
+    if value == REDACTED or not all(map(str.isprintable, words)) or (like_flags and not one):
         return [flag.flag, f'"${flag.arg.upper()}"']
-    if len(words) == 2 and words[1].startswith("-") and not _PLAIN_FIGURE.fullmatch(words[1]):
+    if like_flags:
         words = ["=".join(words)]  # alone it would be parsed as a flag
     return [shlex.quote(word) for word in words]
 

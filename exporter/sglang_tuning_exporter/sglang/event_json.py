@@ -10,6 +10,7 @@ from math import isfinite
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeAlias, TypeGuard, Union, get_args, get_origin, get_type_hints
 
+from sglang_tuning_exporter.sglang.args.printed import is_argument
 from sglang_tuning_exporter.sglang.events import (
     MOST_RANKS,
     KvPool,
@@ -98,7 +99,7 @@ def _is_whole(value: object) -> bool:
 _CHECKS: dict[Any, Callable[[Any], bool]] = {
     Literal: lambda value: isinstance(value, str),
     tuple: lambda value: isinstance(value, list) and len(value) <= _ARGUMENTS and all(map(_is_whole, value)),
-    dict: lambda value: isinstance(value, dict) and len(value) <= _ARGUMENTS,
+    dict: lambda value: isinstance(value, dict) and len(value) <= _ARGUMENTS and all(map(is_argument, value)),
     Rank: lambda value: isinstance(value, list) and len(value) == 3 and all(map(is_rank, value)),
     int: _is_whole,
     float: is_figure,

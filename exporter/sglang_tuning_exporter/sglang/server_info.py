@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_tuning_exporter.sglang.args.printed import REDACTED, holds_secret, is_secret
+from sglang_tuning_exporter.sglang.args.printed import REDACTED, holds_secret, is_argument, is_secret
 from sglang_tuning_exporter.sglang.metrics.histograms import MOST
 
 # Fields of the answer that are no arguments. launch_command repeats the command line with its secrets.
@@ -102,7 +102,9 @@ def parse_server_info(text: str | bytes) -> ServerInfo | None:
         found = [document]  # 0.4.3 to 0.4.5
     return ServerInfo(
         version=version if isinstance(version, str) and version else None,
-        args=without_secrets({key: value for key, value in document.items() if key not in _NOT_ARGUMENTS}),
+        args=without_secrets(
+            {key: value for key, value in document.items() if key not in _NOT_ARGUMENTS and is_argument(key)}
+        ),
         ranks=[_rank(state) for state in found],
     )
 

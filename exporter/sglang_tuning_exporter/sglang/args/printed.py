@@ -77,6 +77,11 @@ def is_secret(name: str) -> bool:
     return _SECRET.search(name) is not None or _TOKEN.search(name) is not None
 
 
+def is_argument(name: str) -> bool:
+    """Return whether an argument can have this name, from which its flag is spelled: SGLang's are fields of a Python class."""
+    return len(name) <= _NAME_LENGTH and name.isascii() and name.isidentifier()
+
+
 def holds_secret(text: str) -> bool:
     """Return whether a value may contain a secret: JSON with an `access_key`, a URL with a password, `--api-key` among arguments."""
     return _SECRET_TEXT.search(text) is not None
@@ -187,7 +192,7 @@ def _arguments(text: str, position: int, name: re.Pattern[str], closing: str, de
             end = _value_end(text, match.end(), closing)
         except _CutTextError:
             break
-        if not is_secret(key) and len(key) <= _NAME_LENGTH:
+        if not is_secret(key) and (is_argument(key) if depth == 0 else len(key) <= _NAME_LENGTH):
             found[key] = _value(text[match.end() : end], depth)
         position = end + 1
         if text[end] == closing:
