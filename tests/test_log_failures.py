@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from sglang_tuning_exporter.diagnosis.evidence import past_of
+from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.sglang.events import Event, Liveness, OutOfMemory, Rank
 from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
 
 WHEN = 1_763_638_813.0
 STAMP = "2025-11-20 11:40:13"
@@ -218,3 +222,66 @@ def test_a_launch_that_failed_is_recognised_by_the_last_exception() -> None:
         "RuntimeError: Rank 0 scheduler died during initialization (exit code: -3). If exit code is -9 (SIGKILL), …\n"
     )
     assert read(text)[1:] == [Liveness(WHEN, Rank(), "launch_failed")]
+
+
+# Of a real 0.5.23, cut down; its checks of the flags come before `server_args=`.
+MAIN = """\
+Traceback (most recent call last):
+  File "/srv/venv/lib/python3.11/site-packages/sglang/launch_server.py", line 84, in <module>
+    run_server(server_args)
+  File "/srv/venv/lib/python3.11/site-packages/sglang/srt/arg_groups/validation_hook.py", line 282, in check_server_args
+    assert cfg.schedule_policy in [
+"""
+USAGE = """\
+usage: sglang serve [-h] --model-path MODEL_PATH
+                    [--tokenizer-path TOKENIZER_PATH]
+"""
+
+
+def told(text: str) -> list[str]:
+    return [event.told for event in read(text) if isinstance(event, Liveness)]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            USAGE + "sglang serve: error: unrecognized arguments: --no-such-flag 3 --api-kay=s3cret -x\n",
+            "sglang serve: error: unrecognized arguments: --no-such-flag --api-kay -x",
+        ),
+        (
+            "launch_server.py: error: argument --tp-size: invalid int value: 'two'\n",
+            "launch_server.py: error: argument --tp-size: invalid int value: 'two'",
+        ),
+        (
+            MAIN + "AssertionError: To use priority scheduling, schedule_policy must be 'fcfs' or 'lof'.\n",
+            "AssertionError: To use priority scheduling, schedule_policy must be 'fcfs' or 'lof'",
+        ),
+        (MAIN + "EOFError\n", ""),
+    ],
+)
+def test_a_main_process_that_ends_before_it_logs_its_arguments_is_a_launch_that_failed(text: str, words: str) -> None:
+    assert signs(text) == ["launch_failed"]
+    assert told(text) == [words]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        MAIN + "KeyboardInterrupt\n",
+        MAIN.replace("launch_server", "srt/entrypoints/http_server") + "ValueError: one request\n",
+        START + DECODE + "sglang serve: error: unrecognized arguments: --words-of-a-prompt\n",
+        START + DECODE + MAIN + "ValueError: words of a prompt\n",
+    ],
+    ids=["ended by somebody", "of a request", "usage while it serves", "traceback while it serves"],
+)
+def test_other_tracebacks_and_words_of_requests_are_no_failed_launch(text: str) -> None:
+    assert signs(text) == []
+
+
+def test_a_sidecar_and_a_report_say_why_the_launch_failed() -> None:
+    state = ServerState(PROFILES["online"], 0.0)
+    failed = MAIN + "AssertionError: To use priority scheduling, schedule_policy must be 'fcfs' or 'lof'.\n"
+    state.observe_all(read(failed + MAIN + "RuntimeError: the words after it\n"), 5.0)
+    assert judge(past_of(state, 6.0)).verdict == "server_down"
+    assert state.life.crash.startswith("AssertionError: To use priority scheduling")

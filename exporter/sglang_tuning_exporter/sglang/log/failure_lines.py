@@ -38,6 +38,12 @@ _LIVENESS: tuple[tuple[re.Pattern[bytes], LivenessKind], ...] = (
     ),
 )
 
+# The main process ends with these before it logs its arguments: argparse rejects a flag, or a check of the values fails.
+_USAGE_ERROR = re.compile(rb"(?:sglang serve|launch_server\.py): error: [^\n]{1,1000}")
+_UNRECOGNIZED = re.compile(rb"([^\n]{0,40}: error: unrecognized arguments: )([^\n]*)")
+_MAIN = re.compile(rb'  File "[^"\n]{0,1000}/sglang/(?:launch_server|cli/\w{1,20})\.py", line \d+, in ')
+_NO_ERROR = (b"KeyboardInterrupt", b"SystemExit")  # somebody ended it
+
 _CRASHED = re.compile(
     rb"(?:Subp|P)rocess ([A-Za-z][\w.:-]{0,60})(?: [^'\"\n]{0,60})? crashed with exit code (-?\d{1,5})\b"
 )
@@ -134,6 +140,7 @@ class _Traceback:
     phase: OutOfMemoryPhase | None = None
     in_loop: bool = False
     started: bool = False
+    in_main: bool = False  # of the main process: it ends
 
     def read_frame(self, function: bytes, line: int) -> None:
         """Note the phase of a frame: the deepest one counts, but every frame inside a graph capture is capture."""
@@ -225,11 +232,14 @@ class FailureLines:
         The kind is `None` where the line belongs to no traceback.
         """
         is_open = self.is_in_traceback(line)
+        if not self.serving and _USAGE_ERROR.match(text):
+            return "liveness", _no_start(text, time)
         if text.startswith(TRACEBACK):
             self._open_without_head(time, line)
         elif frame := _FRAME.match(text):
-            traceback = self._open if is_open else None
-            (traceback or self._open_without_head(time, line)).read_frame(frame[1], line)
+            traceback = (self._open if is_open else None) or self._open_without_head(time, line)
+            traceback.read_frame(frame[1], line)
+            traceback.in_main = traceback.in_main or _MAIN.match(text) is not None
         elif self._closed is not None and text.startswith(_CHAINED):
             self._closed.chained = True
         elif not is_open:
@@ -262,7 +272,8 @@ class FailureLines:
         phase = _phase_of_message(text)
         if phase is None:
             if not _DEVICE.match(text):
-                return "traceback", None
+                ends = traceback.in_main and not self.serving and not text.startswith(_NO_ERROR)
+                return ("liveness", _no_start(text, when)) if ends else ("traceback", None)
             phase = self._phase_of_frames(traceback)
         elif self._already_reported(traceback, phase):
             traceback.counted = True
@@ -294,6 +305,14 @@ class FailureLines:
         if traceback.phase is not None:
             return traceback.phase
         return "startup" if traceback.started and not traceback.in_loop and not self.serving else "unknown"
+
+
+def _no_start(text: bytes, time: float | None) -> Liveness:
+    if match := _UNRECOGNIZED.match(text):  # without their values: one may be a key
+        text = match[1] + b" ".join(word.partition(b"=")[0] for word in match[2].split() if word[:1] == b"-")
+    told = text.decode("utf-8", "replace").strip().rstrip(".") if b": " in text else ""
+    told = told if len(told) <= TEXT_KEPT else told[:TEXT_KEPT].rpartition(" ")[0] + " …"
+    return Liveness(time, NO_RANK, "launch_failed", suspect=True, told=told)
 
 
 def _out_of_memory(time: float | None, rank: Rank, phase: OutOfMemoryPhase, text: bytes) -> OutOfMemory:
