@@ -11,8 +11,7 @@ from sglang_tuning_exporter.mixin.records import records
 from sglang_tuning_exporter.mixin.rendering import render
 from sglang_tuning_exporter.serve.metrics import sections
 from sglang_tuning_exporter.serve.metrics.families import Family
-from sglang_tuning_exporter.serve.metrics.sources import web
-from sglang_tuning_exporter.serve.security.active_config import up_family
+from sglang_tuning_exporter.serve.metrics.sources import web, web_config_up
 from sglang_tuning_exporter.sglang.metrics import catalogue
 from sglang_tuning_exporter.sglang.metrics.exposition import LONGEST_LINE, MOST_LINES
 from sglang_tuning_exporter.state.profiles import DEFAULT, PROFILES, THRESHOLDS, Setting
@@ -220,7 +219,7 @@ def _metrics() -> str:
     sidecar = Sidecar(config)  # never started: its families have no samples, and their names, labels and help
     with sidecar.view() as now:
         found = sections(sidecar, now)
-    serving = [web(None, is_tls=False), up_family(is_up=True)]
+    serving = [web(None, is_tls=False), web_config_up(is_up=True)]
     recorded = sorted({record.name for record in records()})
     return render("metrics.md.j2", sections=found | {"Serving": serving}, columns=_columns, recorded=recorded)
 

@@ -15,7 +15,7 @@ from sglang_tuning_exporter.serve import formats
 from sglang_tuning_exporter.serve.api import render as render_findings
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format
-from sglang_tuning_exporter.serve.metrics.sources import web
+from sglang_tuning_exporter.serve.metrics.sources import web, web_config_up
 from sglang_tuning_exporter.serve.security.guard import Guard
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def make_app(sidecar: Sidecar, web_config: ActiveConfig | None = None) -> FastAP
         native = sidecar.scrape(timeout)
         families = [*collect(sidecar), web(sidecar.config.external_url, is_tls=is_tls), *process.collect()]
         if web_config is not None:
-            families.append(web_config.up())
+            families.append(web_config_up(is_up=web_config.is_up))
         return formats.response(text_format(families) + native, request.headers)
 
     @get_or_head(app, "/api/v1/findings")

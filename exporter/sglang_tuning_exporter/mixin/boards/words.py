@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sglang_tuning_exporter.diagnosis.row import Severity
+from sglang_tuning_exporter.diagnosis.row import Remedy
 from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
 from sglang_tuning_exporter.mixin.boards.looks import (
     BAD,
@@ -19,8 +19,6 @@ from sglang_tuning_exporter.mixin.boards.looks import (
 )
 from sglang_tuning_exporter.state.profiles import DEFAULT
 from sglang_tuning_exporter.state.signals import STATES, Signal
-
-SEVERITIES: dict[Severity, str] = {"critical": BAD, "warning": WATCH, "info": NEUTRAL}
 
 # State -> words and colour. A state's number on the timeline is its place in this table.
 STATE_WORDS: dict[str, tuple[str, str]] = {
@@ -68,7 +66,7 @@ LEVELS: dict[str, tuple[str, str]] = {
     "0": ("Fine", GOOD),
 }
 COLOURS_OF_LEVELS = value_mappings({level: (" ", colour) for level, (_, colour) in LEVELS.items()})
-SEVERITY_CELLS = {str(severity): (str(severity), colour) for severity, colour in SEVERITIES.items()}
+SEVERITY_CELLS = {"critical": ("critical", BAD), "warning": ("warning", WATCH), "info": ("info", NEUTRAL)}
 
 # Judgements of the figures on tiles -> colour.
 JUDGEMENTS: dict[str, str] = dict(STATE_WORDS.values()) | {
@@ -102,35 +100,17 @@ _QUEUES = {
     "retracted": "retracted (decode side)",
 }
 
-HEALTHY = "Nothing to change"
-# Verdicts that are no diagnosis -> words and colour.
-OTHER_VERDICTS: dict[str, tuple[str, str]] = {
-    "healthy": (HEALTHY, GOOD),
-    "idle": ("Idle: nothing to judge", QUIET),
-    "no_clear_bottleneck": ("No clear bottleneck", QUIET),
-    "starting": ("Starting", QUIET),
-    "not_enough_data": ("Not enough seen yet", QUIET),
+# Every verdict in words.
+HEADLINES = {row.id: row.headline for row in DIAGNOSES} | {
+    "healthy": "Nothing to change",
+    "idle": "Idle: nothing to judge",
+    "no_clear_bottleneck": "No clear bottleneck",
+    "starting": "Starting",
+    "not_enough_data": "Not enough seen yet",
 }
-
-
-def verdicts() -> dict[str, tuple[str, str]]:
-    """Return every verdict with its words and colour."""
-    return {row.id: (row.headline, SEVERITIES[row.severity]) for row in DIAGNOSES} | OTHER_VERDICTS
-
-
-def headlines() -> dict[str, str]:
-    """Return every verdict in words."""
-    return {name: words for name, (words, _) in verdicts().items()}
-
-
-def level_looks() -> dict[str, Json]:
-    """Return overrides for series named by the urgency of a verdict."""
-    return {level: renamed(words, colour) for level, (words, colour) in LEVELS.items()}
-
-
-def queue_looks() -> dict[str, Json]:
-    """Return overrides for series named by a queue beside the main one."""
-    return {queue: renamed(words, colour) for (queue, words), colour in zip(_QUEUES.items(), COLOURS, strict=True)}
+# Overrides for series named by the urgency of a verdict, or by a queue beside the main one.
+LEVEL_LOOKS = {level: renamed(words, colour) for level, (words, colour) in LEVELS.items()}
+QUEUE_LOOKS = {queue: renamed(words, colour) for (queue, words), colour in zip(_QUEUES.items(), COLOURS, strict=True)}
 
 
 def state_looks(signal: Signal) -> dict[str, Json]:
@@ -144,33 +124,31 @@ def state_looks(signal: Signal) -> dict[str, Json]:
     }
 
 
-def verdict_looks() -> dict[str, Json]:
-    """Return overrides for series named by their verdict; their colour comes from their urgency."""
-    return _coloured_by_urgency(headlines())
-
-
-def verdict_sentences() -> dict[str, Json]:
-    """Return overrides for the verdict strip: the row's sentence with the label `figure`."""
-    said = headlines() | {row.id: row.summary.removesuffix(".") for row in DIAGNOSES}
-    return _coloured_by_urgency({name: words + "${__field.labels.figure}" for name, words in said.items()})
-
-
 def _coloured_by_urgency(names: Mapping[str, str]) -> dict[str, Json]:
     """Name series; an idle server has the urgency of a healthy one and is grey."""
     looks: dict[str, Json] = {name: {"displayName": words} for name, words in names.items()}
     return looks | {"idle": {"displayName": names["idle"], "mappings": value_mappings({"0": (" ", QUIET)})}}
 
 
-def advice_in_words() -> dict[str, str]:
-    """Return for each verdict what to do where no value can be computed: "raise --flag: words"."""
-    said: dict[str, str] = {}
-    for row in DIAGNOSES:
-        remedy = row.remedy.with_figures(DEFAULT.figures)
-        said[row.id] = (f"{remedy.direction} {remedy.flag}: " if remedy.flag else "") + remedy.fallback
-    return said | {
-        "healthy": "leave it as it is",
-        "idle": "nothing before there is load",
-        "no_clear_bottleneck": "the guide has no advice for it",
-        "starting": "wait until the model is loaded",
-        "not_enough_data": "wait for a few minutes of load",
+# Overrides for series named by their verdict, and for the verdict strip: the row's sentence with the label `figure`.
+VERDICT_LOOKS = _coloured_by_urgency(HEADLINES)
+VERDICT_SENTENCES = _coloured_by_urgency(
+    {
+        name: words + "${__field.labels.figure}"
+        for name, words in (HEADLINES | {row.id: row.summary.removesuffix(".") for row in DIAGNOSES}).items()
     }
+)
+
+
+def _advice(remedy: Remedy) -> str:
+    return (f"{remedy.direction} {remedy.flag}: " if remedy.flag else "") + remedy.fallback
+
+
+# What to do about each verdict where no value can be computed: "raise --flag: words".
+ADVICE_IN_WORDS = {row.id: _advice(row.remedy.with_figures(DEFAULT.figures)) for row in DIAGNOSES} | {
+    "healthy": "leave it as it is",
+    "idle": "nothing before there is load",
+    "no_clear_bottleneck": "the guide has no advice for it",
+    "starting": "wait until the model is loaded",
+    "not_enough_data": "wait for a few minutes of load",
+}

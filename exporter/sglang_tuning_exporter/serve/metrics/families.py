@@ -128,12 +128,8 @@ def text_format(families: Iterable[Metric]) -> str:
         lines.append(_head(family.name, family.type, family.documentation))
         for name, labels, value, *_ in family.samples:
             own = labels.text if isinstance(labels, Labels) else label_text(labels)
-            lines.append(f"{name}{own} {_number(value)}\n")
+            lines.append(f"{name}{own} {floatToGoString(value)}\n")  # type: ignore[no-untyped-call]
     return "".join(lines)
-
-
-def _number(value: float) -> str:
-    return str(floatToGoString(value))  # type: ignore[no-untyped-call]
 
 
 # Bounded: ranks, arguments and files come from outside, in any number.

@@ -62,6 +62,12 @@ def web(external_url: str | None, *, is_tls: bool) -> Family:
     )
 
 
+def web_config_up(*, is_up: bool) -> Family:
+    """Return the family that shows whether the present web configuration file is in force."""
+    doc = "Whether the present --web-config is in force; 0 while the last valid one is."
+    return single("web_config_up", doc, float(is_up))
+
+
 def _files(log: LogView) -> Iterable[Family]:
     doc = "Whether this log file is being followed."
     family = gauge("log_up", doc, "file", source=LOG)

@@ -41,14 +41,16 @@ class Figure:
 
 def figures(state: ServerState, past: Past, history: History, now: float) -> list[Figure]:
     """Return the figures in reading order; `now` is on the state's clock."""
+    throughput = Figure("Generated tokens/s", count(tokens_per_second(state.schedulers)))
     return [
         _queue(state.schedulers, past.profile, history, now),
         _usage(state.schedulers, past.profile, history),
         _running(state, history),
-        _throughput(state, history),
+        _drawn(throughput, history.line(lambda moment: moment.throughput)),
         _coverage(past, history),
         _retractions(past, history),
-        *_given_up(past),
+        # where the server counts them
+        *([] if past.given_up_share is None else [Figure("Requests given up", _percent(past.given_up_share))]),
         _reserve(past),
     ]
 
@@ -145,11 +147,6 @@ def _running(state: ServerState, history: History) -> Figure:
     return _drawn(figure, history.line(lambda moment: moment.running))
 
 
-def _throughput(state: ServerState, history: History) -> Figure:
-    figure = Figure("Generated tokens/s", count(tokens_per_second(state.schedulers)))
-    return _drawn(figure, history.line(lambda moment: moment.throughput))
-
-
 def _coverage(past: Past, history: History) -> Figure:
     coverage, name = past.recent.coverage, "CUDA graph coverage"
     least, healthy = 1 - past.profile.frequent_share, past.profile.healthy["coverage"]
@@ -157,9 +154,8 @@ def _coverage(past: Past, history: History) -> Figure:
         return Figure(name, "decodes nothing" if past.facts.role else "none on this device")
     if past.facts.without_graph:
         return Figure(name, "off", healthy, "bad")
-    if coverage is None:
-        figure = Figure(name, NOT_REPORTED, healthy)
-    else:
+    figure = Figure(name, NOT_REPORTED, healthy)
+    if coverage is not None:
         figure = Figure(name, _percent(coverage), healthy, "good" if coverage > least else "bad")
     return _drawn(figure, history.line(lambda moment: moment.replayed), _percent, band=(least, None), least=1.0)
 
@@ -179,21 +175,15 @@ def _retractions(past: Past, history: History) -> Figure:
     )
 
 
-def _given_up(past: Past) -> list[Figure]:
-    """Return the share of requests that clients gave up; empty where the server does not count them."""
-    share = past.given_up_share
-    return [] if share is None else [Figure("Requests given up", _percent(share))]
-
-
 def _reserve(past: Past) -> Figure:
     reserve, profile, name = past.facts.reserve_gb, past.profile, "GPU memory left at start"
     healthy = f"{profile.reserve_lower_gb:g} to {profile.reserve_good_gb:g} GB"
     if reserve is None:
         return Figure(name, "no GPU", "") if past.facts.is_cpu else Figure(name, NOT_REPORTED, healthy)
-    if profile.reserve_good_gb < reserve <= profile.reserve_upper_gb:
-        return Figure(name, f"{reserve:.1f} GB", healthy)  # between good and too much: not judged
-    good = profile.reserve_lower_gb <= reserve <= profile.reserve_good_gb
-    return Figure(name, f"{reserve:.1f} GB", healthy, "good" if good else "bad")
+    judgement = "bad"
+    if profile.reserve_lower_gb <= reserve <= profile.reserve_upper_gb:
+        judgement = "good" if reserve <= profile.reserve_good_gb else ""  # between good and too much: not judged
+    return Figure(name, f"{reserve:.1f} GB", healthy, judgement)
 
 
 def _ratio(figure: float | None) -> str:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 from sglang_tuning_exporter.config.values import UsageError
-from sglang_tuning_exporter.serve.metrics.families import Family, single
 from sglang_tuning_exporter.serve.security import tls
 from sglang_tuning_exporter.serve.security.web_config import WebConfig, WebConfigError, parse
 
@@ -23,12 +22,6 @@ LOOK_SECONDS = 1.0
 _Status: TypeAlias = "tuple[tuple[int, ...] | None, ...]"
 
 logger = logging.getLogger("sglang_tuning_exporter")
-
-
-def up_family(*, is_up: bool) -> Family:
-    """Return the family that shows whether the present file is in force."""
-    words = "Whether the present --web-config is in force; 0 while the last valid one is."
-    return single("web_config_up", words, float(is_up))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +46,10 @@ def read(path: Path) -> LoadedConfig:
         raise WebConfigError("not text; give YAML") from None
     config = parse(text)
     if config.users:
-        _need_bcrypt()
+        try:
+            import bcrypt  # noqa: F401, PLC0415 - only where passwords are set
+        except ImportError:
+            raise WebConfigError("basic_auth_users: needs the package bcrypt; pip install bcrypt") from None
     if config.tls is None:
         return LoadedConfig(config, None, (path,), status)
     others = tls.files(config.tls, path.parent)
@@ -71,13 +67,6 @@ def _status(files: tuple[Path, ...]) -> _Status:
         except (OSError, ValueError):
             found.append(None)
     return tuple(found)
-
-
-def _need_bcrypt() -> None:
-    try:
-        import bcrypt  # noqa: F401, PLC0415 - only where passwords are set
-    except ImportError:
-        raise WebConfigError("basic_auth_users: needs the package bcrypt; pip install bcrypt") from None
 
 
 class ActiveConfig:
@@ -121,9 +110,10 @@ class ActiveConfig:
         if self._thread is not None:
             self._thread.join(timeout=2.0)
 
-    def up(self) -> Family:
-        """Return the family that shows whether the present file is in force."""
-        return up_family(is_up=not self._problem)
+    @property
+    def is_up(self) -> bool:
+        """Whether the present file is in force."""
+        return not self._problem
 
     def reload(self) -> bool:
         """Reload where files changed, and did not change since the last look; return whether a new configuration is in force.

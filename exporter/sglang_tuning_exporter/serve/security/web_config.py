@@ -7,7 +7,7 @@ they accept and this exporter cannot apply are refused too, in one sentence. Not
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Hashable, Mapping
 from typing import Annotated, Any, Literal
 
 import yaml
@@ -133,16 +133,14 @@ def _path(word: str, info: ValidationInfo) -> str:
     return word
 
 
-def _suite(name: str) -> str:
-    if name not in SUITES and name not in SUITES_OF_TLS13:
-        raise ValueError(f"={redacted(name)}: unknown or insecure; give names of Go's tls.CipherSuites()")
-    return name
+def _each_of(known: Collection[str], remedy: str) -> AfterValidator:
+    def check(names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name not in known:
+                raise ValueError(f"={redacted(name)}: {remedy}")
+        return names
 
-
-def _curve(name: str) -> str:
-    if name not in CURVES:
-        raise ValueError(f"={redacted(name)}: give one of {', '.join(CURVES)}")
-    return name
+    return AfterValidator(check)
 
 
 def _one_curve(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -213,9 +211,14 @@ class TLS(_Section):
     client_allowed_sans: tuple[str, ...] = ()
     min_version: Annotated[Literal["TLS12", "TLS13"], BeforeValidator(_safe)] = "TLS12"
     max_version: Annotated[Literal["TLS12", "TLS13"], BeforeValidator(_safe)] = "TLS13"
-    cipher_suites: tuple[Annotated[str, AfterValidator(_suite)], ...] = ()
+    cipher_suites: Annotated[
+        tuple[str, ...],
+        _each_of({*SUITES, *SUITES_OF_TLS13}, "unknown or insecure; give names of Go's tls.CipherSuites()"),
+    ] = ()
     prefer_server_cipher_suites: Switch = True
-    curve_preferences: Annotated[tuple[Annotated[str, AfterValidator(_curve)], ...], AfterValidator(_one_curve)] = ()
+    curve_preferences: Annotated[
+        tuple[str, ...], _each_of(CURVES, f"give one of {', '.join(CURVES)}"), AfterValidator(_one_curve)
+    ] = ()
 
     @model_validator(mode="after")
     def _check_together(self) -> TLS:
@@ -277,29 +280,16 @@ class WebConfig(_Section):
 class _Loader(yaml.BaseLoader):
     """Scalars stay the text they are (a user may be called `no` or `0123`), tags mean nothing, and no key stands twice."""
 
-
-def _content(loader: _Loader, _tag: str, node: yaml.Node) -> Any:
-    if isinstance(node, yaml.MappingNode):
-        return _mapping(loader, node)
-    if isinstance(node, yaml.SequenceNode):
-        return loader.construct_sequence(node, deep=True)
-    assert isinstance(node, yaml.ScalarNode)
-    return loader.construct_scalar(node)
-
-
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key_node, value_node in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if not isinstance(key, str):
-            raise WebConfigError(f"line {key_node.start_mark.line + 1}: give a plain word as a key")
-        if key in found:
-            raise WebConfigError(f"{redacted(key)}: it stands there twice; keep one")
-        found[key] = loader.construct_object(value_node, deep=True)
-    return found
-
-
-_Loader.add_multi_constructor("", _content)
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002 - the base class's signature
+        found: dict[Hashable, Any] = {}
+        for key_node, value_node in node.value:
+            key = self.construct_object(key_node, deep)
+            if not isinstance(key, str):
+                raise WebConfigError(f"line {key_node.start_mark.line + 1}: give a plain word as a key")
+            if key in found:
+                raise WebConfigError(f"{redacted(key)}: it stands there twice; keep one")
+            found[key] = self.construct_object(value_node, deep)
+        return found
 
 
 def parse(text: str) -> WebConfig:
