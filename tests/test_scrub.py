@@ -198,6 +198,58 @@ def test_words_around_what_is_kept_are_not(line: str, canary: str) -> None:
     assert not canary_in("\n".join(kept(*line.replace("{}", canary).encode().split(b"\n"))))
 
 
+# Words of SGLang's own and figures, put together to names of hosts, addresses and numbers of people.
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(
+            "ip-10-0-17-4",
+            "gpu-17-04",
+            "ip-10-0-17-4:5000",
+            "prefill-worker-0",
+            "tp0.internal",
+            "10.0.0.7",
+            "1.2.3.4.5",
+            "10_0_0_7",
+        ),
+        *(
+            "4111 1111 1111 1111",
+            "4111111111111111",
+            "+49 170 1234567",
+            "12345678-1234-1234-1234-123456789012",
+            "\U0001f642",
+            "a@b",
+        ),
+    ],
+)
+def test_known_words_and_figures_that_make_a_name_are_not_kept(value: str) -> None:
+    args = {"dist_init_addr": value, "tool_server": [value], "model": {"name": value}, value: 1}
+    assert value not in json.dumps(Scrubber().arguments(args), ensure_ascii=False)
+    page = "".join(
+        f'sglang:num_running_reqs{{{name}="{value}"}} 1\n' for name in ("engine_type", "reason", "source", "le")
+    )
+    assert value not in Scrubber().page(page)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(
+            "auto",
+            "fp8_e4m3",
+            "w8a8_int8",
+            "write_through",
+            "trtllm_mha",
+            "round-robin-split",
+            "Hierarchical cache is disabled",
+        ),
+        *("0.5.23", "0.5.9.post1", "0.5", "1e-05", "-1", "{}", ""),
+    ],
+)
+def test_a_value_that_names_nobody_is_kept(value: str) -> None:
+    assert Scrubber().arguments({"quantization": value}) == {"quantization": value}
+
+
 def spoiled(value: Any, canary: str) -> Any:
     if isinstance(value, dict):
         return {key: spoiled(item, canary) for key, item in value.items()} | {

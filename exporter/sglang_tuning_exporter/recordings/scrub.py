@@ -38,6 +38,15 @@ _DOMAIN = re.compile(
     re.IGNORECASE,
 )
 
+# A number, a version, or words. Not words and numbers, of which names of hosts are made, and no address.
+_NUMBER = re.compile(
+    r"[+-]?(?:\d{1,10}(?:\.\d{1,24})?(?:e[+-]?\d{1,3})?|Inf)|\d{1,4}\.\d{1,4}\.\d{1,4}(?:\.?(?:post|rc|dev)\d{1,4})?|\{\}|\[\]",
+    re.ASCII,
+)
+_WORDS = re.compile(r"(?:--)?[a-z][a-z0-9]*(?:[ _+-][a-z][a-z0-9]*)*", re.IGNORECASE | re.ASCII)
+_HOST_NAME = re.compile(
+    r"(?<![\w#/.-])[a-zA-Z]{1,20}(?:-[a-zA-Z]{1,20}){0,4}(?:-\d{1,6}){1,8}(?![\w-])"
+)  # ip-10-0-17-4
 # Arguments that name a model.
 _MODEL_KEY = re.compile(r"model_path|model_name|tokenizer_path|draft_model|^model$|revision|weight_version")
 
@@ -47,7 +56,6 @@ _OWN_LABELS = frozenset({
     "priority", "mode", "stage", "phase", "method", "status_code", "status", "cache_type", "cache_source", "forward_overlap", "reason",
     "pid", "source", "state",
 })  # fmt: skip
-_OWN_WORD = re.compile(r"[\w.+-]{0,40}")
 _SERIES = re.compile(r"sglang[:_]")
 
 _ENDPOINTS = frozenset({
@@ -95,7 +103,8 @@ class Scrubber:
         text = _IPV4.sub(ADDRESS, text)
         text = _IPV6.sub(ADDRESS, text)
         text = _ABSOLUTE.sub(PATH, text)
-        return _DOMAIN.sub(HOST, text)
+        text = _DOMAIN.sub(HOST, text)
+        return _HOST_NAME.sub(HOST, text)
 
     def arguments(self, given: dict[str, Any], depth: int = 0) -> dict[str, object]:
         """Return arguments, or any JSON object, without secrets; paths and models get neutral names. `depth`: of nested objects."""
@@ -104,7 +113,7 @@ class Scrubber:
             name = str(key)
             if is_secret(name) or name == "launch_command":
                 self._learn_secret(value)
-            elif is_known(name):
+            elif is_known(name) and (name.isidentifier() or _NUMBER.fullmatch(name)):
                 cleaned[name] = self._value(name, value, depth + 1)
         return cleaned
 
@@ -137,8 +146,7 @@ class Scrubber:
         return replacement
 
     def _is_harmless(self, value: str) -> bool:
-        known = len(value) <= _LONGEST_WORD and is_known(value) and not holds_secret(value)
-        return known and self.text(value) == value  # figures may be an address
+        return _is_plain(value) and not holds_secret(value) and self.text(value) == value
 
     def page(self, page: str) -> str:
         """Return SGLang's own series of an exposition; labels of operators are numbered."""
@@ -168,7 +176,7 @@ class Scrubber:
         if name == "model_name":
             self.learn(value, MODEL)
             return MODEL
-        if not value or (name in _OWN_LABELS and _OWN_WORD.fullmatch(value) and is_known(value)):
+        if not value or (name in _OWN_LABELS and _is_plain(value)):
             return value
         number = sum(1 for other, _ in self._numbered if other == name) + 1
         return self._numbered.setdefault((name, value), f"{OTHER}-{number}")
@@ -248,6 +256,13 @@ class LogScrubber:
             )
             stamp = f"[{at:%Y-%m-%d %H:%M:%S}{ranks}] "
         return f"{stamp}server_args={self._scrubber.arguments(event.args)!r}"
+
+
+def _is_plain(value: str) -> bool:
+    """Return whether a value is a number, a version, or words of SGLang's own."""
+    if _NUMBER.fullmatch(value) is not None:
+        return True
+    return len(value) <= _LONGEST_WORD and _WORDS.fullmatch(value) is not None and is_known(value)
 
 
 def _is_safe(events: list[Any], kind: str, message: str) -> bool:
