@@ -201,10 +201,18 @@ def test_beyond_the_captured_graphs_both_are_raised() -> None:
     assert [each.typed for each in at_limit(64)] == ["--max-running-requests 256", "--cuda-graph-max-bs 256"]
 
 
-def test_where_larger_graphs_do_not_fit_it_is_said_that_larger_batches_run_without() -> None:
-    (advice,) = at_limit(64, left=5.5)
-    assert advice.suggested == 256
-    assert "batches beyond 64 will run without CUDA graphs" in advice.gain
+@pytest.mark.parametrize("facts", [{"left": 5.5}, {"graphs": 5.0}])
+def test_where_larger_graphs_do_not_fit_memory_is_found_for_them_first(facts: dict[str, float]) -> None:
+    (advice,) = at_limit(64, **facts)
+    assert (advice.flag, advice.suggested) == ("", None)
+    assert "batches beyond 64 would run without" in advice.suggestion
+
+
+def test_batches_beyond_all_usual_graphs_are_said_to_run_without() -> None:
+    of = case(max_running_requests=640, cuda_graph_max_bs=512, usage=0.22)
+    (advice,) = advise("running_at_limit", of)
+    assert advice.suggested == 2560
+    assert "batches beyond 512 will run without CUDA graphs" in advice.gain
 
 
 def test_a_limit_is_raised_within_the_kv_cache_that_a_larger_reserve_leaves() -> None:

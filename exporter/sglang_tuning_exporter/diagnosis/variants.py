@@ -152,6 +152,12 @@ BY_NAME: dict[str, Variant] = {
         "long prompts of one client must stay on the rank that has their prefix cached",
         "Requests with a common prefix may be spread over more ranks.",
     ),
+    "graphs_first": Variant(
+        "The limit makes requests wait while the KV cache has free space, but it also keeps batches within the captured CUDA graphs. Without"
+        " graphs a decode step takes longer, up to several times as long for a small model, and slower steps make batches larger still.",
+        "the KV cache has no space to give, or a longer inter-token latency is no harm: then raise the limit alone",
+        "The KV cache gets smaller.",
+    ),
     "graphs_beyond": Variant(
         "In a large batch the computation takes most of the time, so launching kernels one by one costs little.",
         "the batches are this large only for a short time",

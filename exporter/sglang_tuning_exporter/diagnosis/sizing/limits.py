@@ -6,12 +6,16 @@ from dataclasses import dataclass
 from math import ceil
 
 from sglang_tuning_exporter.capacity.prediction import largest_batch_within, predict
-from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, SizingInput
+from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, SizingInput, in_words
 from sglang_tuning_exporter.diagnosis.sizing.graphs import cost_of_growth, growth_to, largest_covered, usual_size
 from sglang_tuning_exporter.diagnosis.sizing.reserve import pool_after_reserve
 from sglang_tuning_exporter.sglang.args.flags import is_before
 from sglang_tuning_exporter.state.facts import ServerFacts
 
+GRAPHS_FIRST = (
+    "first make room for CUDA graphs of {size:g} requests, by a lower --mem-fraction-static: batches beyond {largest:g} would run without"
+    " them; then raise both limits"
+)
 LOWERED_LIMIT = 0.8  # of the running batch, if the KV cache is too small for it
 SMALL_BATCH = 8
 LEAST_SHARE = 0.25  # of the batch, in one step
@@ -108,6 +112,8 @@ def at_limit(basis: SizingInput) -> list[AdvisedValue]:
     if limit.is_cut_short or suggested <= current or LOWERED_LIMIT * suggested <= current + 1:
         return []
     suggested, graph, note = _within_graphs(basis, suggested, current, limit.shared_by)
+    if suggested <= current:
+        return graph
     gain = _room(usage, suggested / current / pool, "") + note
     return [AdvisedValue(suggested, current, gain), *graph]
 
@@ -119,7 +125,7 @@ def _room(usage: float, times: float, of: str) -> str:
 def _within_graphs(
     basis: SizingInput, suggested: float, current: float, shared_by: float
 ) -> tuple[float, list[AdvisedValue], str]:
-    """Keep the larger batch within the captured graphs, or raise those too; say so if neither is possible."""
+    """Keep the larger batch within the captured graphs, or raise those too; `current` if their memory must be found first."""
     facts, batch = basis.facts, ceil(suggested / shared_by)
     largest = largest_covered(basis)
     if largest is None or batch <= largest or facts.without_graph or _graphs_follow(basis, current, shared_by):
@@ -127,9 +133,11 @@ def _within_graphs(
     if largest * shared_by >= WORTH_IT * current:
         return largest * shared_by, [], f"; CUDA graphs cover batches up to {largest:g}"
     size = usual_size(batch)
-    cost = "" if size is None else cost_of_growth(basis, growth_to(basis, size / largest))
-    if not cost:
+    if size is None:
         return suggested, [], f"; batches beyond {largest:g} will run without CUDA graphs"
+    cost = cost_of_growth(basis, growth_to(basis, size / largest))
+    if not cost:
+        return current, [in_words(GRAPHS_FIRST.format(size=size, largest=largest), "graphs_first")], ""
     gain = f"covers batches up to {size:g}, {batch} will run"
     return suggested, [AdvisedValue(size, largest, gain, facts.graph_flag_arg, cost=cost)], ""
 
