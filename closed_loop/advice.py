@@ -13,7 +13,7 @@ from closed_loop.load import Load
 
 # Advice about clients, with the load's field that it changes.
 _COUNTED = (
-    ("clients", "requests at once", re.compile(r"\b(?:at most|about) ([\d,]+) requests at once")),
+    ("clients", "requests at once", re.compile(r"\b(?:at most|about) ([\d,]+) requests? at once")),
     ("most_new_tokens", "max_new_tokens", re.compile(r"\bat most ([\d,]+) max_new_tokens")),
 )
 

@@ -69,6 +69,11 @@ def test_a_queue_is_shortened_to_what_is_started_within_half_the_time_to_the_fir
     )
 
 
+def test_one_request_is_one() -> None:
+    words = advise_fewer(past("online", running=1, queued=7, started=0.5 * MINUTE))
+    assert words.startswith("send at most 1 request at once (now about 8)")
+
+
 def test_where_nobody_waits_the_queue_may_be_as_long_as_its_range() -> None:
     assert "at most 2,040 requests" in advise_fewer(past("offline", running=40, queued=3000))
 

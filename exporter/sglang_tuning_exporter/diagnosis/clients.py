@@ -72,4 +72,5 @@ def advise_fewer(past: Past) -> str:
     wanted, now = _rounded_down(running) + int(waiting), round(running + queued)
     if not 0 < wanted < now:
         return ""
-    return f"send at most {wanted:,} requests at once (now about {now:,}), or add a replica: {because}"
+    s = "s" if wanted > 1 else ""
+    return f"send at most {wanted:,} request{s} at once (now about {now:,}), or add a replica: {because}"
