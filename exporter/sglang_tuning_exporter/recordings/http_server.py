@@ -26,7 +26,7 @@ class HTTPServer(ThreadingHTTPServer):
         super().__init__(listener.getsockname(), _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.05,), name="http", daemon=True)
 
     @property
     def url(self) -> str:
@@ -36,12 +36,11 @@ class HTTPServer(ThreadingHTTPServer):
 
     def start(self) -> None:
         """Answer requests from now on."""
-        self._thread = threading.Thread(target=self.serve_forever, args=(0.05,), name="http", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Close the port."""
-        if self._thread is not None:
+        if self._thread.is_alive():
             self.shutdown()
             self._thread.join()
         self.server_close()

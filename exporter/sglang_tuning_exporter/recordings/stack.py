@@ -21,6 +21,7 @@ from sglang_tuning_exporter.mixin import alerts
 from sglang_tuning_exporter.recordings.notifications import Receiver
 
 LOOPBACK = "127.0.0.1"
+READY_SECONDS = 30.0
 # On Debian the program of Alertmanager has the name of its package.
 PROGRAMS = {"prometheus": ("prometheus",), "alertmanager": ("prometheus-alertmanager", "alertmanager")}
 
@@ -58,9 +59,9 @@ class Process:
                 env={**os.environ, "NO_PROXY": "*"},
             )
 
-    def wait_until_ready(self, url: str, seconds: float = 30.0) -> None:
+    def wait_until_ready(self, url: str) -> None:
         """Wait until it answers 200 there. Raises `UsageError` with the end of its output where it ends or takes too long."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + READY_SECONDS
         while time.monotonic() < deadline and self._child.poll() is None:
             with suppress(requests.RequestException):
                 if _http_get(url).status_code == 200:
@@ -140,10 +141,9 @@ class Stack:
         return {alert["labels"]["alertname"]: alert["state"] for alert in found}
 
     def _launch(self, name: str, command: Sequence[str], ready_url: str) -> None:
-        process = Process(name, command, self._directory / f"{name}.log")
-        self._processes.append(process)
+        self._processes.append(Process(name, command, self._directory / f"{name}.log"))
         try:
-            process.wait_until_ready(ready_url)
+            self._processes[-1].wait_until_ready(ready_url)
         except UsageError:
             self.stop()
             raise

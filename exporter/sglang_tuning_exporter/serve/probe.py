@@ -34,15 +34,15 @@ def _completes_handshake(host: str, port: int, seconds: float) -> bool:
     # On loopback, and nothing secret is sent.
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
     connection = http.client.HTTPSConnection(host, port, timeout=seconds, context=trusting)
-    has_shaken = False
+    is_handshake_done = False
     try:
         connection.connect()
-        has_shaken = True
+        is_handshake_done = True
         return _status(connection) in ALIVE
     except ssl.SSLError as error:
         return "ALERT" in (error.reason or "")  # it asks for a certificate
     except (http.client.RemoteDisconnected, ConnectionError):
-        return has_shaken  # it asks for one, and closed the connection after the handshake
+        return is_handshake_done  # it asks for one, and closed the connection after the handshake
     except (http.client.HTTPException, OSError):
         return False
     finally:

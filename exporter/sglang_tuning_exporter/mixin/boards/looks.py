@@ -29,9 +29,9 @@ def look(style: str | Json) -> Json:
     return fixed_colour(renamed.get(style, style)) if isinstance(style, str) else style
 
 
-def shades(colour: str = NEUTRAL, **custom: Any) -> Json:
+def shades(**custom: Any) -> Json:
     """Draw the panel's main series in shades of one colour, one for each DP rank or pool."""
-    return fixed_colour(colour, **custom) | {"color": {"mode": "shades", "fixedColor": colour}}
+    return fixed_colour(NEUTRAL, **custom) | {"color": {"mode": "shades", "fixedColor": NEUTRAL}}
 
 
 def renamed(text: str, colour: str) -> Json:

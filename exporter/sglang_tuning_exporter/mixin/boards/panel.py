@@ -7,6 +7,7 @@ type, in Grafana's words. The JSON is that of schema 39, which Grafana 10.4 and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from string import ascii_uppercase
 from typing import Any
 
 from sglang_tuning_exporter.mixin.boards import queries as q
@@ -68,7 +69,7 @@ def _targets(queries: Sequence[Json], kind: Json, form: str) -> list[Json]:
     is_instant = kind.get("instant", False)
     return [
         {
-            "refId": _reference(index),
+            "refId": reference,
             "datasource": DATASOURCE,
             "editorMode": "code",
             "expr": query["expr"],
@@ -78,19 +79,14 @@ def _targets(queries: Sequence[Json], kind: Json, form: str) -> list[Json]:
             "range": not is_instant,
             **step,
         }
-        for index, query in enumerate(queries)
+        for reference, query in zip(ascii_uppercase, queries, strict=False)
     ]
-
-
-def _reference(index: int) -> str:
-    return chr(ord("A") + index)
 
 
 def _overrides(queries: Sequence[Json], names: Mapping[str, Any]) -> list[Json]:
     """Return the looks of queries, then those of series, or of a table's columns, by their names."""
-    matched = [
-        ("byFrameRefID", _reference(index), query["look"]) for index, query in enumerate(queries) if "look" in query
-    ]
+    referred = zip(ascii_uppercase, queries, strict=False)
+    matched = [("byFrameRefID", reference, query["look"]) for reference, query in referred if "look" in query]
     matched += [("byName", name, style) for name, style in names.items()]
     return [
         {

@@ -130,10 +130,10 @@ def fleet_sum(expr: str) -> str:
     return f"sum(max by (instance) ({expr}))"
 
 
-def per_rank(expr: str, *, by: Sequence[str] = (), of: str = "max") -> str:
+def per_rank(expr: str, *, by: Sequence[str] = ()) -> str:
     """Split `expr` by DP rank, with a label `rank` for legends; absent where the server has no ranks."""
     labels = ", ".join((*by, "dp_rank"))
-    return f'label_replace({of} by ({labels}) ({expr}), "rank", " on rank $1", "dp_rank", "(.+)")'
+    return f'label_replace(max by ({labels}) ({expr}), "rank", " on rank $1", "dp_rank", "(.+)")'
 
 
 def judged(value: str, cases: Sequence[tuple[str, str]], otherwise: str) -> str:
@@ -262,9 +262,8 @@ def generated_tokens(window: str = "$__rate_interval") -> str:
     total = "sglang:generation_tokens_total"
     of_rank = 'dp_rank=~"$dp_rank"'  # no series of all ranks has it where one rank is chosen
     counted = by_server(rate(native(total, of_rank), window), "sum")
-    threshold_steps = by_server(
-        rate(native("sglang:realtime_tokens_total", is_("mode", "decode"), *_FIRST_RANK), window), "sum"
-    )
+    of_ranks = native("sglang:realtime_tokens_total", is_("mode", "decode"), *_FIRST_RANK)
+    counted_by_rank = by_server(rate(of_ranks, window), "sum")
     serving = ranked("sglang_tuning_state", is_("signal", "activity"), is_("state", "serving"))
     others = own("sglang_tuning_server_info", 'model_name!~"$model"')
     logged = (
@@ -273,4 +272,4 @@ def generated_tokens(window: str = "$__rate_interval") -> str:
         f" unless on ({ON}) present_over_time({own(total, of_rank)}[1h])"
         f" unless on ({ON}) {others}"
     )
-    return f"({counted} or on ({ON}) {threshold_steps} or on ({ON}) {by_server(logged, 'sum')})"
+    return f"({counted} or on ({ON}) {counted_by_rank} or on ({ON}) {by_server(logged, 'sum')})"

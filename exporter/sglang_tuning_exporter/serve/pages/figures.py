@@ -55,7 +55,7 @@ def figures(state: ServerState, past: Past, history: History, now: float) -> lis
     ]
 
 
-def of_before(shown: list[Figure]) -> list[Figure]:
+def past_only(shown: list[Figure]) -> list[Figure]:
     """Return the figures of a server that is down: only their past, without judgement."""
     return [replace(figure, value=NOT_REPORTED, judgement="", beside="") for figure in shown]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -43,10 +43,8 @@ def headers(own: Mapping[str, str]) -> list[tuple[str, str]]:
 class Guard:
     """ASGI middleware. Without a `web_config` there is no authentication and no rate limit."""
 
-    def __init__(
-        self, app: ASGIApp, web_config: ActiveConfig | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._app, self._web_config, self._clock = app, web_config, clock
+    def __init__(self, app: ASGIApp, web_config: ActiveConfig | None = None) -> None:
+        self._app, self._web_config = app, web_config
         self._passwords = Passwords()
         self._bucket = TokenBucket()
         # A thread of its own: guessing passwords delays only other guesses.
@@ -66,7 +64,7 @@ class Guard:
         closing = {"Connection": "close"} if _has_large_body(given) else {}
         if self._web_config is not None:
             config = self._web_config.loaded.config
-            if config.rate_limit is not None and not self._bucket.take(config.rate_limit, self._clock()):
+            if config.rate_limit is not None and not self._bucket.take(config.rate_limit, time.monotonic()):
                 return PlainTextResponse("Too Many Requests\n", 429, headers=closing)
             if config.users and not await self._is_authenticated(config.users, given.get(b"authorization")):
                 asking = {"WWW-Authenticate": 'Basic realm="sglang-tuning-exporter", charset="UTF-8"'}
