@@ -58,11 +58,6 @@ def check(convert: Callable[[Any], _T], key: str, value: Any) -> _T:
         raise UsageError(f"{key}={value if error.shown is None else error.shown}: {error}") from None
 
 
-def parse_address(key: str, value: Any) -> Address:
-    """`host:port`, `:port` or `[v6]:port` as an `Address`. Raise `UsageError`."""
-    return check(address, key, value)
-
-
 # Each of the following converts a flag, a variable or a value of YAML, or raises `RefusedError`.
 
 

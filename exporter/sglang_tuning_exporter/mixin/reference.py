@@ -135,7 +135,6 @@ def files() -> dict[str, str]:
 
 
 def _default(option: Option) -> str:
-    """Return a setting's default for a table."""
     return f"`{option.default_text}`" if option.default_text else "-"
 
 
@@ -145,7 +144,6 @@ def _link(row: Diagnosis, alerts: str) -> str:
 
 
 def _when(row: Diagnosis) -> str:
-    """Return when an alert fires."""
     return row.summary.removesuffix(".") + (f" (profile {', '.join(row.profiles)})" if row.profiles else "")
 
 
@@ -156,12 +154,10 @@ def _advice(row: Diagnosis) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return text for a cell of a Markdown table."""
     return text.replace("|", "\\|")
 
 
 def _typed(setting: Setting) -> str:
-    """Return a setting as it is typed."""
     flag = "--" + setting.arg.replace("_", "-")
     if setting.is_switch:
         return f"`{flag}`" if setting.value else f"no `{flag}`"

@@ -95,7 +95,9 @@ def _wait(stack: Stack, replay: ReplayServer, ended: threading.Event, begin: flo
             return
         try:
             state = stack.alerts().get(ALERT, "not yet") if stack.prometheus_url else "no Prometheus"
-            retractions = _figure(stack, "sglang_tuning_retraction_events_total")
+            lines = stack.page().splitlines()
+            counted = (line.split()[1] for line in lines if line.startswith("sglang_tuning_retraction_events_total "))
+            retractions = next(counted, "0").removesuffix(".0")
         except (requests.RequestException, KeyError, ValueError):
             state, retractions = "unknown", "?"
         place = f"replay at {replay.position_seconds:.0f} of {replay.recording.length_seconds:.0f} s"
@@ -104,11 +106,6 @@ def _wait(stack: Stack, replay: ReplayServer, ended: threading.Event, begin: flo
             print(f"\r\033[K{words}", end="", flush=True)
         elif int(elapsed) % 5 == 0:
             print(words, flush=True)
-
-
-def _figure(stack: Stack, name: str) -> str:
-    lines = stack.page().splitlines()
-    return next((line.rsplit(" ", 1)[1].removesuffix(".0") for line in lines if line.startswith(name + " ")), "0")
 
 
 def _clear() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from sglang_tuning_exporter.config.values import Address, parse_address
+from sglang_tuning_exporter.config.values import Address, address, check
 from sglang_tuning_exporter.diagnosis.advice import REASONS
 from sglang_tuning_exporter.diagnosis.table import MOST_SEVERE_FIRST
 from sglang_tuning_exporter.recordings.http_server import Answer, HTTPServer
@@ -112,7 +112,7 @@ def run(listen_address: str) -> int:
         sys.stdout.write(as_text(payload))
         sys.stdout.flush()
 
-    receiver = Receiver(parse_address("--listen-address", listen_address), show)
+    receiver = Receiver(check(address, "--listen-address", listen_address), show)
     with stopped_by_signal(done.set):
         receiver.start()
         print(f"waiting for Alertmanager at {receiver.url}/", flush=True)

@@ -13,7 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sglang_tuning_exporter.config.values import Address, UsageError, parse_address
+from sglang_tuning_exporter.config import values
+from sglang_tuning_exporter.config.values import Address, UsageError, check
 from sglang_tuning_exporter.recordings.http_server import Answer, HTTPServer
 from sglang_tuning_exporter.recordings.recording import Recording, load
 from sglang_tuning_exporter.recordings.signals import stopped_by_signal
@@ -157,7 +158,7 @@ def run(directory: str, *, speed: float, listen_address: str, log_file: Path | N
     at the end. Raises `UsageError` for a directory that is no recording, and for an address or a log file that cannot
     be used. For the main thread only: it handles the signals.
     """
-    recording, address = load(find(directory)), parse_address("listen_address", listen_address)
+    recording, address = load(find(directory)), check(values.address, "listen_address", listen_address)
     asked_to_stop = threading.Event()
     with ExitStack() as stack:
         if log_file is None:

@@ -23,7 +23,7 @@ from sglang_tuning_exporter.collect.schedules import LoadsSchedule, ScrapeHealth
 from sglang_tuning_exporter.collect.tail import FileStatus
 from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.config import Config
-from sglang_tuning_exporter.config.values import Address, UsageError
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.findings import Judgement, judge
 from sglang_tuning_exporter.diagnosis.recommendation import Recommendation, RecommendedSince, recommendations, since
@@ -79,18 +79,7 @@ class BackfillView:
         self.analysis = Analysis(profile)
         self.clock = AlarmClock(profile)
         self._logs, self._shift = logs, shift
-        self.config = Config(
-            sglang_url=None,
-            log_file=tuple(logs.names),
-            profile=profile.name,
-            listen_address=Address("", 0),
-            scrape_timeout=0.0,
-            metrics_path="",
-            passthrough=False,
-            from_start=True,
-            api_key_file=None,
-            state_file=None,
-        )
+        self.config = Config(log_file=tuple(logs.names), profile=profile.name)
         self.state = self.analysis.state
         self.measured = Measured(profile.window_seconds)  # a log has no `/v1/loads`
         self.loads = LoadsSchedule()

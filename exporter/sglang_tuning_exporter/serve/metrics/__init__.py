@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang_tuning_exporter.serve.metrics.capacity import capacity
 from sglang_tuning_exporter.serve.metrics.diagnoses import findings
-from sglang_tuning_exporter.serve.metrics.families import METRICS, Family
+from sglang_tuning_exporter.serve.metrics.families import Family
 from sglang_tuning_exporter.serve.metrics.ranks import schedulers
 from sglang_tuning_exporter.serve.metrics.server import failures, memory, server, thresholds
 from sglang_tuning_exporter.serve.metrics.sources import agreement, sources
@@ -33,5 +33,5 @@ def collect(sidecar: SidecarView) -> list[Family]:
     with sidecar.view() as now:
         families = [family for section in sections(sidecar, now).values() for family in section if family.samples]
         if sidecar.log is not None and sidecar.log.is_catching_up:
-            families = [each for each in families if each.type != "counter" or each.source == METRICS]
+            families = [each for each in families if each.type != "counter" or each.source == "metrics"]
     return families

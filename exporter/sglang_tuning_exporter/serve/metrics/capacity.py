@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from sglang_tuning_exporter.capacity.estimate import Estimate
 from sglang_tuning_exporter.capacity.model import RankCapacity, capacities
-from sglang_tuning_exporter.serve.metrics.families import METRICS, Family, PerRank, counter, gauge
+from sglang_tuning_exporter.serve.metrics.families import Family, PerRank, counter, gauge
 from sglang_tuning_exporter.serve.metrics.view import SidecarView
 
 # Name, HELP with the formula, and the figure; docs/capacity.md has them all. Over the last ten minutes.
@@ -65,7 +65,7 @@ def capacity(sidecar: SidecarView, now: float) -> Iterable[Family]:
             for bound, value in (("low", estimate.low), ("high", estimate.high))
         ),
     )
-    failures = counter("loads_failures", "Times that /v1/loads gave no answer, by reason.", "reason", source=METRICS)
+    failures = counter("loads_failures", "Times that /v1/loads gave no answer, by reason.", "reason", source="metrics")
     reasons = sorted({"timeout", *sidecar.loads.failures}) if sidecar.loads.counts_steps else ()
     yield failures.with_samples((reason, sidecar.loads.failures[reason]) for reason in reasons)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
 from math import isfinite
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from prometheus_client.core import Metric, Sample
 from prometheus_client.utils import floatToGoString
@@ -20,9 +20,10 @@ from sglang_tuning_exporter.state.rank import RankState
 
 PREFIX = "sglang_tuning_"
 LONGEST_LABEL = 512
-# Where figures come from, as the reference has it. The counters of METRICS go on while older lines of the log are read.
-LOG, METRICS, COMPUTED, EXPORTER = "log", "metrics", "computed", "exporter"
-LOG_OR_METRICS, LOG_AND_METRICS, LOG_OR_INFO = "log, else metrics", "metrics and log", "log, else `/server_info`"
+# Where figures come from, as the reference has it. The counters of "metrics" go on while older lines of the log are read.
+Source: TypeAlias = Literal[
+    "", "log", "metrics", "computed", "log, else metrics", "metrics and log", "log, else `/server_info`"
+]
 _ENDINGS = {"counter": "_total", "info": "_info"}
 _WORDS = str.maketrans({"\\": r"\\", "\n": r"\n"})
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
@@ -44,7 +45,7 @@ class Family(Metric):
     `source` is where its figures come from, where that is not the same for its whole section of the reference.
     """
 
-    def __init__(self, kind: str, name: str, doc: str, *names: str, source: str = "") -> None:
+    def __init__(self, kind: str, name: str, doc: str, *names: str, source: Source = "") -> None:
         super().__init__(PREFIX + name, doc, kind)
         self.names, self.sample_name, self.source = names, self.name + _ENDINGS.get(kind, ""), source
 
@@ -65,7 +66,7 @@ gauge = partial(Family, "gauge")
 counter = partial(Family, "counter")
 
 
-def single(name: str, doc: str, value: float | None, source: str = "") -> Family:
+def single(name: str, doc: str, value: float | None, source: Source = "") -> Family:
     """Make a gauge with one sample; without samples where there is no value."""
     return gauge(name, doc, source=source).with_samples([(value,)])
 

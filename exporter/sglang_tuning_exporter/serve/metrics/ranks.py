@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sglang_tuning_exporter.serve.metrics.families import (
-    COMPUTED,
-    LOG,
-    LOG_OR_METRICS,
-    Family,
-    PerRank,
-    counter,
-    gauge,
-)
+from sglang_tuning_exporter.serve.metrics.families import Family, PerRank, counter, gauge
 from sglang_tuning_exporter.serve.metrics.view import SidecarView
 from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.rank import RankState
@@ -38,7 +30,7 @@ def _waiting(ranks: PerRank[RankState], facts: ServerFacts, now: float) -> Itera
     doc = "Requests that may run at once (max_running_requests); with pipeline parallelism a micro batch's share."
     yield ranks.one(gauge("running_requests_limit", doc), lambda r: facts.running_limit(r.dp))
     doc = "Estimated wait of the last request in the queue: queued / admitted per second over the last minute."
-    yield ranks.one(gauge("queue_wait_seconds", doc, source=COMPUTED), lambda r: r.queue_wait_seconds(now))
+    yield ranks.one(gauge("queue_wait_seconds", doc, source="computed"), lambda r: r.queue_wait_seconds(now))
     doc = "Requests waiting elsewhere than in the main queue: for a grammar, or in a queue of disaggregation."
     yield ranks.several(gauge("waiting_requests", doc, "queue"), lambda r: sorted(r.beside.queues.items()))
     doc = "Prompt tokens that wait to be computed (#pending-token)."
@@ -53,7 +45,7 @@ def _pools(ranks: PerRank[RankState], facts: ServerFacts) -> Iterable[Family]:
     doc = "Capacity of the KV cache in tokens (max_total_num_tokens)."
     yield ranks.one(gauge("kv_pool_tokens", doc), lambda r: facts.kv_pool_tokens.get(r.dp))
     doc = "Share of max_new_tokens that admission keeps room for (#new_token_ratio)."
-    yield ranks.one(gauge("new_token_ratio", doc, source=LOG_OR_METRICS), lambda r: r.new_token_ratio)
+    yield ranks.one(gauge("new_token_ratio", doc, source="log, else metrics"), lambda r: r.new_token_ratio)
     yield ranks.several(
         counter(
             "prompt_tokens", "Prompt tokens, by where they came from: computed, or from the prefix cache.", "source"
@@ -68,7 +60,7 @@ def _batches(ranks: PerRank[RankState], now: float) -> Iterable[Family]:
     doc = "Generation throughput as last logged (gen throughput)."
     yield ranks.one(gauge("generation_tokens_per_second", doc), lambda r: r.generation_throughput)
     doc = "Share of decode batches of the last 10 minutes that replayed a captured graph, 0-1 (cuda graph)."
-    family = gauge("cuda_graph_coverage_ratio", doc, source=COMPUTED)
+    family = gauge("cuda_graph_coverage_ratio", doc, source="computed")
     yield ranks.one(family, lambda r: r.window.recent(now, r.totals).coverage)
     doc = (
         "Decode batches by use of a captured graph: all where the server counts them (cuda_graph_passes_total),"
@@ -89,10 +81,10 @@ def _retractions(ranks: PerRank[RankState], sidecar: SidecarView) -> Iterable[Fa
     is_read = has_log and sidecar.state.log_is_read
     counted = "retracted_requests" if has_log else "native_retracted_requests"
     doc = "Retraction events (KV cache full), TP ranks counted once; absent while the log is unreadable."
-    events = counter("retraction_events", doc, source=LOG)
+    events = counter("retraction_events", doc, source="log")
     ranks.one(events, lambda r: r.totals.counts["retraction_events"] if is_read else None)
     doc = "Requests retracted because the KV cache was full: from the log, else from the server's counter."
-    requests = counter("retracted_requests", doc, source=LOG_OR_METRICS)
+    requests = counter("retracted_requests", doc, source="log, else metrics")
     ranks.one(requests, lambda r: r.totals.counts[counted] if is_read or r.counters.has_retractions else None)
     if is_read and not sidecar.state.ranks:
         events.add_metric([], 0)
@@ -105,7 +97,7 @@ def _states(ranks: PerRank[RankState]) -> Iterable[Family]:
     every = [(signal, state) for signal in SIGNALS for state in STATES[signal]]
     doc = "1 for the state that each signal is in."
     yield ranks.several(
-        gauge("state", doc, "signal", "state", source=COMPUTED),
+        gauge("state", doc, "signal", "state", source="computed"),
         lambda r: [(signal, state, float(r.states[signal] == state)) for signal, state in every],
     )
     doc = (
@@ -113,6 +105,6 @@ def _states(ranks: PerRank[RankState]) -> Iterable[Family]:
         " increase / increase of serving time."
     )
     yield ranks.several(
-        counter("state_seconds", doc, "signal", "state", source=COMPUTED),
+        counter("state_seconds", doc, "signal", "state", source="computed"),
         lambda r: [(*each, r.totals.seconds[each]) for each in every],
     )

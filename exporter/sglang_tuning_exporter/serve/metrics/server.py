@@ -5,18 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import get_args
 
-from sglang_tuning_exporter.serve.metrics.families import (
-    LOG,
-    LOG_OR_INFO,
-    LOG_OR_METRICS,
-    METRICS,
-    Family,
-    counter,
-    gauge,
-    info,
-    shortened,
-    single,
-)
+from sglang_tuning_exporter.serve.metrics.families import Family, counter, gauge, info, shortened, single
 from sglang_tuning_exporter.serve.metrics.view import SidecarView
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES, LivenessKind
 from sglang_tuning_exporter.state.latency import Latency
@@ -40,33 +29,35 @@ def server(sidecar: SidecarView, now: float) -> Iterable[Family]:
         | {"profile": sidecar.profile.name},
     )
     doc = "A numeric argument of the running server, as resolved by it (switches are 0 or 1)."
-    yield gauge("server_arg", doc, "arg", source=LOG_OR_INFO).with_samples(sorted(facts.shown_args.items()))
+    yield gauge("server_arg", doc, "arg", source="log, else `/server_info`").with_samples(
+        sorted(facts.shown_args.items())
+    )
     doc = "Starts of the server seen by this exporter."
-    yield counter("server_starts", doc, source=LOG_OR_METRICS).with_samples([(state.starts,)])
+    yield counter("server_starts", doc, source="log, else metrics").with_samples([(state.starts,)])
     for name, doc in _COUNTED.items():
-        yield counter(name, doc, source=METRICS).with_samples([(state.server_count(name),)])
+        yield counter(name, doc, source="metrics").with_samples([(state.server_count(name),)])
     doc = (
         "Requests that SGLang rejected because its queue was full, or they waited for SGLANG_REQ_WAITING_TIMEOUT:"
         " answered with 503, or a stream with an error."
     )
     is_counted = sidecar.config.log_file or state.server_count("answered_requests") is not None
     rejected = [(state.server_totals.counts["rejected_requests"],)] if is_counted else []
-    yield counter("rejected_requests", doc, source=LOG).with_samples(rejected)
+    yield counter("rejected_requests", doc, source="log").with_samples(rejected)
     doc = (
         "Liveness events in the log: ready, draining, failed starts, crashes, watchdog timeouts, failed health checks."
     )
     yield from _events(
         sidecar,
         now,
-        counter("liveness_events", doc, "event", source=LOG),
-        gauge("liveness_event_age_seconds", "Seconds since this event was last in the log.", "event", source=LOG),
+        counter("liveness_events", doc, "event", source="log"),
+        gauge("liveness_event_age_seconds", "Seconds since this event was last in the log.", "event", source="log"),
         get_args(LivenessKind),
     )
     doc = "Latencies that the server observed since the exporter started."
-    seen = counter("latency_observations", doc, "latency", source=METRICS)
+    seen = counter("latency_observations", doc, "latency", source="metrics")
     yield seen.with_samples([(each, state.latency.observations(each)) for each in JUDGED])
     doc = "Those above the profile's objective (estimated inside a histogram's bucket)."
-    missed = counter("latency_breaches", doc, "latency", source=METRICS)
+    missed = counter("latency_breaches", doc, "latency", source="metrics")
     yield missed.with_samples([(each, state.latency.breaches(each)) for each in JUDGED])
 
 

@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sglang_tuning_exporter import __version__
-from sglang_tuning_exporter.serve.metrics.families import (
-    LOG,
-    LOG_AND_METRICS,
-    METRICS,
-    Family,
-    counter,
-    gauge,
-    info,
-    printable,
-    single,
-)
+from sglang_tuning_exporter.serve.metrics.families import Family, counter, gauge, info, printable, single
 from sglang_tuning_exporter.serve.metrics.view import LogView, SidecarView
 from sglang_tuning_exporter.sglang.events import LINE_KINDS
 
@@ -34,16 +24,16 @@ def sources(sidecar: SidecarView) -> Iterable[Family]:
         {"metrics": "yes" if is_scraped else "no", "log": "yes" if config.log_file else "no"},
     )
     doc = "Whether the last scrape of SGLang's /metrics succeeded; absent without --sglang-url."
-    yield single("up", doc, float(health.up is True) if is_scraped else None, METRICS)
+    yield single("up", doc, float(health.up is True) if is_scraped else None, "metrics")
     doc = "Why SGLang could not be scraped; only while sglang_tuning_up is 0."
-    error = gauge("scrape_error_info", doc, "reason", source=METRICS)
+    error = gauge("scrape_error_info", doc, "reason", source="metrics")
     yield error.with_samples([(health.reason, 1.0)] if is_scraped and health.up is False else [])
     doc = "Duration of the last scrape of SGLang in seconds."
-    yield single("scrape_duration_seconds", doc, health.scrape_seconds, METRICS)
+    yield single("scrape_duration_seconds", doc, health.scrape_seconds, "metrics")
     doc = "SGLang families on the last page that no known release has."
-    yield single("metrics_unrecognised_families", doc, health.unrecognised if health.up else None, METRICS)
+    yield single("metrics_unrecognised_families", doc, health.unrecognised if health.up else None, "metrics")
     doc = "Input dropped by safety limits: lines of the server's page that are too many, too long or invalid, values of dp_rank beyond the limit."
-    yield counter("capped", doc, "what", source=METRICS).with_samples(
+    yield counter("capped", doc, "what", source="metrics").with_samples(
         (what, sidecar.state.capped[what]) for what in CAPPED
     )
     doc = "Unexpected errors in the exporter's own threads; each one was restarted."
@@ -70,36 +60,36 @@ def web_config_up(*, is_up: bool) -> Family:
 
 def _files(log: LogView) -> Iterable[Family]:
     doc = "Whether this log file is being followed."
-    family = gauge("log_up", doc, "file", source=LOG)
+    family = gauge("log_up", doc, "file", source="log")
     yield family.with_samples((printable(file.path), float(file.up)) for file in log.files)
     doc = (
         "1 while lines from before the exporter's start are still being read; the log's counters are absent until then."
     )
-    yield single("log_reading_past", doc, float(log.is_catching_up), LOG)
+    yield single("log_reading_past", doc, float(log.is_catching_up), "log")
     doc = "Files that match --log-file and are not followed: there are too many."
-    yield single("log_files_left_out", doc, log.left_out, LOG)
+    yield single("log_files_left_out", doc, log.left_out, "log")
     doc = "Rotated or deleted files of the log that were gone, or may have been, before they were read to their end."
-    yield counter("log_files_lost", doc, source=LOG).with_samples([(log.files_lost,)])
+    yield counter("log_files_lost", doc, source="log").with_samples([(log.files_lost,)])
     doc = "Lines of the log that were longer than 1 MiB, and not read."
-    yield counter("log_dropped_lines", doc, source=LOG).with_samples([(log.dropped_lines,)])
+    yield counter("log_dropped_lines", doc, source="log").with_samples([(log.dropped_lines,)])
     problem, doc = log.state_file_problem, "Whether positions and counters can be saved in --state-file."
     yield single("state_file_up", doc, None if problem is None else float(not problem))
 
 
 def _lines(sidecar: SidecarView, log: LogView) -> Iterable[Family]:
     doc = "When the last line of the log arrived, in unix seconds."
-    yield single("log_last_line_timestamp_seconds", doc, log.last_line_at, LOG)
+    yield single("log_last_line_timestamp_seconds", doc, log.last_line_at, "log")
     doc = "Seconds from the last batch line of the log to the last work seen in the metrics; 0 while lines come."
-    yield single("log_silent_seconds", doc, sidecar.log_silent_seconds, LOG)
+    yield single("log_silent_seconds", doc, sidecar.log_silent_seconds, "log")
     doc = "Lines read from the log, by kind."
-    family = counter("log_lines", doc, "kind", source=LOG)
+    family = counter("log_lines", doc, "kind", source="log")
     yield family.with_samples((kind, log.lines[kind]) for kind in LINE_KINDS)
     doc = "Log lines of a known kind with words or keys that no known release prints: SGLang's format has changed."
-    unknown = counter("log_unrecognised", doc, "kind", source=LOG)
+    unknown = counter("log_unrecognised", doc, "kind", source="log")
     yield unknown.with_samples([(kind, log.unrecognised[kind]) for kind in UNRECOGNISED_KINDS])
     doc = "Lines that looked like an event of the server and were not counted, because nothing else confirmed them."
     suspicious = sidecar.state.forgeries.suspicious
-    family = counter("log_suspicious", doc, "kind", source=LOG)
+    family = counter("log_suspicious", doc, "kind", source="log")
     yield family.with_samples((kind, suspicious[kind]) for kind in SUSPICIOUS_KINDS)
 
 
@@ -111,5 +101,5 @@ def agreement(sidecar: SidecarView, now: float) -> Iterable[Family]:
         "retracted_requests": state.forgeries.disagrees(now) if state.log_is_read else None,
     }
     doc = "1 while log and metrics report different values for a fact: another server's log, or missing lines."
-    family = gauge("sources_disagree", doc, "fact", source=LOG_AND_METRICS)
+    family = gauge("sources_disagree", doc, "fact", source="metrics and log")
     yield family.with_samples(facts.items() if sidecar.log is not None else ())
