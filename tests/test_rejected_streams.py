@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.sglang.events import Rank, RankFigures, Scrape, ServerArgs
+from sglang_tuning_exporter.sglang.events import Rank, RankFigures, Rejection, Scrape, ServerArgs
 from sglang_tuning_exporter.sglang.metrics import page_figures
 from sglang_tuning_exporter.state.counters import RejectedStreams
 from sglang_tuning_exporter.state.profiles import PROFILES
@@ -97,9 +97,55 @@ def test_counters_that_begin_again_are_no_rejections() -> None:
     assert rejected((5000, 100, 0), (3, 2, 0)) == 1
 
 
-@pytest.mark.parametrize(("log_is_read", "count"), [(True, 0), (False, 30)])
-def test_answers_with_503_are_counted_from_the_log_or_else_from_the_metrics(log_is_read: bool, count: int) -> None:  # noqa: FBT001 - a case
-    assert rejected((100, 100, 0), (100, 100, 30), log_is_read=log_is_read) == count
+@pytest.mark.parametrize("log_is_read", [True, False])
+def test_answers_with_503_are_counted_by_the_servers_counter(log_is_read: bool) -> None:  # noqa: FBT001 - a case
+    assert rejected((100, 100, 0), (100, 100, 30), log_is_read=log_is_read) == 30
+
+
+def served(steps: str, *, has_counter: bool = True) -> float:
+    """Give the rejected requests of a server that does one step a second.
+
+    `r`: it rejects one request; `l`: it logs one; `f`: a line that says so is forged; `s`: it is scraped; `x`: nothing answers.
+    """
+    state, refused = ServerState(PROFILES["online"], 0.0), 0
+    for now, step in enumerate(steps):
+        refused += step == "r"
+        if step in "rlf":
+            state.observe(Rejection(None, Rank()), float(now))
+        elif step == "s":
+            answered = 100.0 if has_counter else None
+            state.observe_scrape(
+                Scrape([RankFigures()], answered_requests=answered, refused_requests=refused or None), float(now)
+            )
+        else:
+            state.lost_scrape(float(now))
+    return state.server_totals.counts["rejected_requests"]
+
+
+@pytest.mark.parametrize("forged", ["f", "ffff"])
+def test_forged_lines_of_rejections_count_nothing_beside_the_servers_counter(forged: str) -> None:
+    assert served(f"srr{forged}srs{forged}s") == 3
+
+
+@pytest.mark.parametrize("steps", ["rrsrr", "srrxrrs", "srrx", "rsxrrsxsrs", "xrrxsrs", "srsrsx"])
+def test_each_rejection_counts_once_while_scrapes_come_and_go(steps: str) -> None:
+    counted = (
+        steps.count("r") if steps[-1] != "r" else len(steps[: steps.rindex("s")].replace("s", "").replace("x", ""))
+    )
+    assert served(steps) == counted
+
+
+def test_without_the_counter_lines_count() -> None:
+    assert served("srrsrx", has_counter=False) == 3
+
+
+def test_lines_that_wait_for_a_scrape_are_not_lost_in_a_restart() -> None:
+    state = ServerState(PROFILES["online"], 0.0)
+    state.observe_scrape(Scrape([RankFigures()], answered_requests=1.0), 0.0)
+    state.observe(Rejection(None, Rank()), 1.0)
+    again = ServerState(PROFILES["online"], 2.0)
+    again.restore(state.saved(2.0), 2.0)
+    assert again.server_totals.counts["rejected_requests"] == 1
 
 
 def test_only_endpoints_that_generate_are_counted() -> None:

@@ -26,7 +26,7 @@ from sglang_tuning_exporter.sglang.events import (
     ServerArgs,
 )
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
-from sglang_tuning_exporter.state.arguments import WHOLE_ARGS
+from sglang_tuning_exporter.state.arguments import is_whole
 from sglang_tuning_exporter.state.journal import REJECTION, RETRACTION, START
 from sglang_tuning_exporter.state.profiles import Profile
 from sglang_tuning_exporter.state.server import ServerState
@@ -132,7 +132,7 @@ class Analysis:
             return
         if self._now > self.course.last_load and self.course.serves:
             self._end_of_service()
-        if isinstance(event, ServerArgs) and not (event.suspect and len(event.args) < WHOLE_ARGS):
+        if isinstance(event, ServerArgs) and is_whole(event):
             if self.course.is_another_node(event.args, self._now):
                 return
             self._before_start = before

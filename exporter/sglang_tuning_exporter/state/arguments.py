@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from sglang_tuning_exporter.sglang.args.flags import flag_of, is_before, release_of, version_tuple
 from sglang_tuning_exporter.sglang.args.values import attention_ranks, flag_value, number
+from sglang_tuning_exporter.sglang.events import ServerArgs
 from sglang_tuning_exporter.state.cadence import DECODE_LOG_INTERVAL
 
 # Arguments with a series of their own: numbers and switches only, since text may be secret.
@@ -52,6 +53,11 @@ _STARTS_BY = ("prefill_max_requests", "prefill_decode_interval")
 
 # The oldest release prints about fifty arguments, the newest several hundred; a forged line has a few.
 WHOLE_ARGS = 30
+
+
+def is_whole(event: ServerArgs) -> bool:
+    """Return whether a start has enough arguments: near raw text, their number shows that it is one."""
+    return not event.suspect or len(event.args) >= WHOLE_ARGS
 
 
 @dataclass(slots=True)

@@ -148,6 +148,42 @@ def unstarted_requests(scrape: Scrape) -> float | None:
     return max(waiting, 0.0)
 
 
+class Rejections:
+    """Requests that SGLang answered with 503: by its counter, which no text can forge, else by the lines of its access log.
+
+    While there is a counter, lines wait for the next scrape, and count only if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.waiting = 0  # lines since the last scrape
+        self._since: float | None = None  # the first scrape with the counter; None while there is no counter
+        self._counted = 0  # lines since the counter was last seen
+
+    def log(self, now: float) -> int:
+        """Take a line of the log; return 1 if it counts at once: there is no counter, or the line is older than that."""
+        if self._since is not None and now >= self._since:
+            self.waiting += 1
+            return 0
+        self._counted += self._since is None
+        return 1
+
+    def count(self, gained: int, now: float, *, counts: bool) -> int:
+        """Return how many more were rejected by a scrape; `counts`: the server has the counter, which gained so many."""
+        if not counts:
+            return self.lose_counter()
+        if self._since is None:
+            self._since = now
+        more = max(gained - self._counted, 0)
+        self.waiting = self._counted = 0
+        return more
+
+    def lose_counter(self) -> int:
+        """Return how many lines count after a scrape that failed, or without the counter."""
+        lines, self.waiting, self._since = self.waiting, 0, None
+        self._counted += lines
+        return lines
+
+
 class RejectedStreams:
     """Streamed requests that SGLang rejected: it answers them with status 200 and an error, and never finishes them.
 

@@ -26,8 +26,9 @@ from sglang_tuning_exporter.sglang.events import (
     TooLong,
 )
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
-from sglang_tuning_exporter.state.arguments import WHOLE_ARGS
+from sglang_tuning_exporter.state.arguments import is_whole
 from sglang_tuning_exporter.state.confirmation import FATAL, Confirmed, Unconfirmed
+from sglang_tuning_exporter.state.counters import Rejections
 from sglang_tuning_exporter.state.deduplication import OutOfMemoryLedger, RetractionLedger, StatsRanks
 from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.forgeries import ForgeryFilter
@@ -79,6 +80,7 @@ class LoggedServer:
         self._retractions = RetractionLedger()
         self._failures = OutOfMemoryLedger()
         self._stats_ranks = StatsRanks()
+        self._rejections = Rejections()
         self.log_is_read = True  # its files can be read, and lines come
         self._counts_by_log = True  # as it was at the last `advance`
         self._printed = now  # the last printed time
@@ -179,7 +181,7 @@ class LoggedServer:
             if self.unconfirmed.fatal(event, now, sure=self._is_sure(event)):
                 self._take_start_line(event, now)
         elif isinstance(event, ServerArgs):
-            if not self._is_whole(event):
+            if not is_whole(event):
                 self.forgeries.suspicious["startup"] += 1
             elif self.unconfirmed.start(event, now, sure=self._is_sure(event)):
                 self._take_start_line(event, now)
@@ -261,11 +263,6 @@ class LoggedServer:
         ready = isinstance(event, Liveness) and event.what == "ready" and not self.facts.ready
         return not event.suspect or not self.life.has_served or ready or self.life.starts(now)
 
-    @staticmethod
-    def _is_whole(event: ServerArgs) -> bool:
-        """Whether a start has enough arguments: near raw text, their number shows that it is one."""
-        return not event.suspect or len(event.args) >= WHOLE_ARGS
-
     def recall(self, event: Event | BatchRun, now: float) -> None:
         """Take an event from before the exporter started: facts are learned, nothing is counted.
 
@@ -278,7 +275,7 @@ class LoggedServer:
         elif isinstance(event, (Retraction, OutOfMemory, Rejection, Pause, TooLong, Refusal)):
             return
         elif isinstance(event, ServerArgs):
-            if self._is_whole(event) and self._recalled.start(event, now, sure=self._is_sure(event)):
+            if is_whole(event) and self._recalled.start(event, now, sure=self._is_sure(event)):
                 self._learn_past(event, now)
         elif self._recalled.start_waits and not (isinstance(event, Liveness) and event.what in FATAL):
             self._confirm_recalled(self._recalled.follow(event, now))
@@ -304,9 +301,14 @@ class LoggedServer:
         if event.suspect:
             self.forgeries.suspicious["rejection"] += 1
             return
-        self.server_totals.counts["rejected_requests"] += 1
-        self.journal.see(REJECTION, now)
+        self._count_rejections(self._rejections.log(now), now)
         self._tell(event, now)
+
+    def _count_rejections(self, rejected: int, now: float) -> None:
+        if not rejected:
+            return
+        self.server_totals.counts["rejected_requests"] += rejected
+        self.journal.see(REJECTION, now)
 
     def _refuse(self, event: Refusal | TooLong, now: float) -> None:
         """Count a request that the scheduler refused; each TP rank logs a prompt that is truncated."""

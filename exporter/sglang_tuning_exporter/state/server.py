@@ -22,7 +22,7 @@ from sglang_tuning_exporter.sglang.events import (
 )
 from sglang_tuning_exporter.sglang.metrics.catalogue import SERVER_COUNTS
 from sglang_tuning_exporter.state.counters import RejectedStreams, ServerCounters, increase, unstarted_requests
-from sglang_tuning_exporter.state.journal import HUNG, REJECTION, RETRACTION, WATCHDOG
+from sglang_tuning_exporter.state.journal import HUNG, RETRACTION, WATCHDOG
 from sglang_tuning_exporter.state.latency import LATENCIES, Latency, LatencyLedger, RecentLatency
 from sglang_tuning_exporter.state.logged import Listener, LoggedServer
 from sglang_tuning_exporter.state.profiles import Profile
@@ -78,23 +78,22 @@ class ServerState(LoggedServer):
                     self._schedulers.keep_counters(figures)
                 if self._schedulers.has_room(figures.dp):
                     self._see_figures(figures, progress, now, stands=stands)
-        self._count_rejected(scrape, found, now)
+        if not scrape.counters_invalid:
+            self._count_rejected(scrape, found, now)
         self._scraped = True
         self._look(scrape, now)
 
     def _count_rejected(self, scrape: Scrape, found: Mapping[str, float], now: float) -> None:
-        """Count rejected requests that no line of the log shows."""
+        """Count rejected requests, streamed or not."""
         longest = self.facts.arg("max_queued_requests")
         full = longest is not None and any((rank.queued or 0.0) >= QUEUE_FULL * longest for rank in self.schedulers)
         answered, finished = (found.get(name, 0.0) for name in ("answered_requests", "finished_requests"))
         # Whoever aborts requests takes them out of the queue as well.
         unstarted = None if found.get("aborted_requests") else unstarted_requests(scrape)
         rejected = self._rejected_streams.take(answered, finished, queue_is_full=full, unstarted=unstarted)
-        if not self.log_is_read:
-            rejected += int(found.get("refused_requests", 0.0))
-        if rejected:
-            self.server_totals.counts["rejected_requests"] += rejected
-            self.journal.see(REJECTION, now)
+        refused = int(found.get("refused_requests", 0.0))
+        rejected += self._rejections.count(refused, now, counts=scrape.answered_requests is not None)
+        self._count_rejections(rejected, now)
 
     def _begin_counters(self, now: float) -> None:
         """Take a restart that the server's counters show."""
@@ -137,6 +136,7 @@ class ServerState(LoggedServer):
         """Note that SGLang could not be scraped; `gone`: nothing answers at its address."""
         now = self._now if now is None else now
         self._count_retractions(self.forgeries.unscraped(), now)
+        self._count_rejections(self._rejections.lose_counter(), now)
         self._confirm(self.unconfirmed.lost(now, gone=gone))
 
     @property
@@ -224,7 +224,7 @@ class ServerState(LoggedServer):
             "out_of_memory": dict(self.out_of_memory),
             "unexplained": self._unexplained is not None,
             "starts": self.starts,
-            "rejected_requests": self.server_totals.counts["rejected_requests"],
+            "rejected_requests": self.server_totals.counts["rejected_requests"] + self._rejections.waiting,
             "liveness": dict(self.liveness),
             "ages": self.journal.saved(now),
             "witness": self.forgeries.saved(),

@@ -22,7 +22,14 @@ PREFIX = "sglang_tuning_"
 LONGEST_LABEL = 512
 # Where figures come from, as the reference has it. The counters of "metrics" go on while older lines of the log are read.
 Source: TypeAlias = Literal[
-    "", "log", "metrics", "computed", "log, else metrics", "metrics and log", "log, else `/server_info`"
+    "",
+    "log",
+    "metrics",
+    "computed",
+    "log, else metrics",
+    "metrics, else log",
+    "metrics and log",
+    "log, else `/server_info`",
 ]
 _ENDINGS = {"counter": "_total", "info": "_info"}
 _WORDS = str.maketrans({"\\": r"\\", "\n": r"\n"})

@@ -42,7 +42,7 @@ def server(sidecar: SidecarView, now: float) -> Iterable[Family]:
     )
     is_counted = sidecar.config.log_file or state.server_count("answered_requests") is not None
     rejected = [(state.server_totals.counts["rejected_requests"],)] if is_counted else []
-    yield counter("rejected_requests", doc, source="log").with_samples(rejected)
+    yield counter("rejected_requests", doc, source="metrics, else log").with_samples(rejected)
     doc = (
         "Liveness events in the log: ready, draining, failed starts, crashes, watchdog timeouts, failed health checks."
     )
