@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from alert_matrix.beyond import BEYOND
 from sglang_tuning_exporter.diagnosis.table import ALERTS
-from sglang_tuning_exporter.mixin.alerts import is_hidden_by
+from sglang_tuning_exporter.mixin.alerts import is_inhibited_by
 
 SUMS, PAGE = Path("docs/alert-matrix.json"), Path("docs/alert-matrix.md")
 # Part → name → combinations, failures, failures beyond any rule.
@@ -101,7 +101,7 @@ _INHIBITION = (
 
 def _hiding(alert: str) -> str:
     row = next(each for each in ALERTS if each.alert == alert)
-    return ", ".join(other.alert for other in ALERTS if is_hidden_by(row, other)) or "-"
+    return ", ".join(other.alert for other in ALERTS if is_inhibited_by(row, other)) or "-"
 
 
 def _order(name: str) -> tuple[int, float, str]:

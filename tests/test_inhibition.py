@@ -8,13 +8,13 @@ import pytest
 
 from alert_matrix.inhibition import Servers, Told, firing, measured, pairs, table, tell
 from sglang_tuning_exporter.diagnosis.table import ALERTS
-from sglang_tuning_exporter.mixin.alerts import is_hidden_by
+from sglang_tuning_exporter.mixin.alerts import is_inhibited_by
 from sglang_tuning_exporter.recordings.stack import program
 
 CONFIGURATION = Path(__file__).parents[1] / "alerts" / "alertmanager.yml"
 URGENCY = {"info": 0, "warning": 1, "critical": 2}
 PAIRS = list(pairs())
-HIDDEN = [(row, by) for row in ALERTS for by in ALERTS if is_hidden_by(row, by)]
+HIDDEN = [(row, by) for row in ALERTS for by in ALERTS if is_inhibited_by(row, by)]
 
 
 EVERYTHING = "everything:1"
@@ -34,7 +34,7 @@ def servers() -> Servers:
 def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     if program("alertmanager") is None:
         pytest.fail("prometheus-alertmanager is missing: install Alertmanager 0.25 or newer", pytrace=False)
-    return tell(tmp_path_factory.mktemp("inhibition"), CONFIGURATION, servers(), is_hidden_by)
+    return tell(tmp_path_factory.mktemp("inhibition"), CONFIGURATION, servers(), is_inhibited_by)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def suppressed(told: Told) -> frozenset[tuple[str, str]]:
 
 
 def test_of_each_pair_that_is_not_notified_which_the_table_says(suppressed: frozenset[tuple[str, str]]) -> None:
-    assert measured(suppressed) == table(is_hidden_by)
+    assert measured(suppressed) == table(is_inhibited_by)
 
 
 def test_a_cause_is_never_hidden_by_its_consequence(suppressed: frozenset[tuple[str, str]]) -> None:

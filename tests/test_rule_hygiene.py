@@ -11,10 +11,7 @@ import yaml
 
 from scenarios import SCENARIOS
 from sglang_tuning_exporter.mixin import alerts
-from sglang_tuning_exporter.serve.metrics.diagnoses import findings
-from sglang_tuning_exporter.serve.metrics.ranks import schedulers
-from sglang_tuning_exporter.serve.metrics.server import failures, memory, server, thresholds
-from sglang_tuning_exporter.serve.metrics.sources import agreement, sources
+from sglang_tuning_exporter.serve.metrics import sections
 from sglang_tuning_exporter.state.signals import STATES
 from test_core_and_rules import Simulated
 
@@ -31,16 +28,7 @@ def produced() -> dict[str, set[str]]:
     """Give every series that the exporter can have, with its labels; those of schedulers may have their rank's as well."""
     sidecar = Simulated(next(scenario for scenario in SCENARIOS if scenario.has_log))
     with sidecar.view() as now:
-        families = [
-            *sources(sidecar),
-            *server(sidecar, now),
-            *memory(sidecar),
-            *schedulers(sidecar, now),
-            *failures(sidecar, now),
-            *findings(sidecar, now),
-            *thresholds(sidecar),
-            *agreement(sidecar, now),
-        ]
+        families = [family for section in sections(sidecar, now).values() for family in section]
     labels: dict[str, set[str]] = {"up": set()}
     for family in families:
         told = {*family.names}

@@ -29,12 +29,12 @@ def scaled(text: str, time_scale: float) -> str:
     return _DURATION.sub(shorter, text)
 
 
-def is_hidden_by(row: Diagnosis, other: Diagnosis) -> bool:
-    """Whether `row` is not notified while `other` fires for the same server.
+def is_inhibited_by(row: Diagnosis, other: Diagnosis) -> bool:
+    """Return whether `row` is not notified while `other` fires for the same server.
 
-    Only by its cause, or by an alert that explains everything else about a server (`Diagnosis.hides`). Never by its own
-    consequence, nor by a less urgent alert, which may go to nobody. An alert about a job has no server: it hides no alert
-    and is hidden by none.
+    Only by its cause, or by an alert that explains everything else about a server (`Diagnosis.inhibits`). Never by its own
+    consequence, nor by a less urgent alert, which may go to nobody. An alert about a job has no server: it inhibits no alert
+    and is inhibited by none.
     """
     if "job" in {row.about, other.about}:
         return False
@@ -46,12 +46,12 @@ def is_hidden_by(row: Diagnosis, other: Diagnosis) -> bool:
 
 
 def _inhibitions() -> dict[tuple[str, ...], list[str]]:
-    """Return the alerts that others hide, by those that hide them."""
-    hidden: dict[tuple[str, ...], list[str]] = {}
+    """Return the alerts that others inhibit, by those that inhibit them."""
+    inhibited: dict[tuple[str, ...], list[str]] = {}
     for row in ALERTS:
-        if sources := tuple(other.alert for other in ALERTS if is_hidden_by(row, other)):
-            hidden.setdefault(sources, []).append(row.alert)
-    return hidden
+        if sources := tuple(other.alert for other in ALERTS if is_inhibited_by(row, other)):
+            inhibited.setdefault(sources, []).append(row.alert)
+    return inhibited
 
 
 def files(time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> dict[str, str]:

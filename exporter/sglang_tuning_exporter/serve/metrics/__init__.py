@@ -7,14 +7,14 @@ from sglang_tuning_exporter.serve.metrics.diagnoses import findings
 from sglang_tuning_exporter.serve.metrics.families import Family
 from sglang_tuning_exporter.serve.metrics.ranks import schedulers
 from sglang_tuning_exporter.serve.metrics.server import failures, memory, server, thresholds
-from sglang_tuning_exporter.serve.metrics.sources import agreement, sources
+from sglang_tuning_exporter.serve.metrics.sources import sources
 from sglang_tuning_exporter.serve.metrics.view import SidecarView
 
 
 def sections(sidecar: SidecarView, now: float) -> dict[str, list[Family]]:
     """Return every family by its heading in the reference, those without samples included."""
     return {
-        "Data sources": [*sources(sidecar), *agreement(sidecar, now)],
+        "Data sources": [*sources(sidecar, now)],
         "Server": [*server(sidecar, now)],
         "GPU memory": [*memory(sidecar)],
         "Scheduler": [*schedulers(sidecar, now)],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import get_args
 
 from sglang_tuning_exporter.serve.metrics.families import Family, counter, gauge, info, shortened, single
@@ -51,7 +51,7 @@ def server(sidecar: SidecarView, now: float) -> Iterable[Family]:
         now,
         counter("liveness_events", doc, "event", source="log"),
         gauge("liveness_event_age_seconds", "Seconds since this event was last in the log.", "event", source="log"),
-        get_args(LivenessKind),
+        {event: state.liveness[event] for event in get_args(LivenessKind)},
     )
     doc = "Latencies that the server observed since the exporter started."
     seen = counter("latency_observations", doc, "latency", source="metrics")
@@ -93,19 +93,21 @@ def failures(sidecar: SidecarView, now: float) -> Iterable[Family]:
         now,
         counter("out_of_memory", doc, "phase"),
         gauge("out_of_memory_age_seconds", "Seconds since the last out-of-memory failure in the log.", "phase"),
-        OUT_OF_MEMORY_PHASES,
+        {phase: sidecar.state.out_of_memory[phase] for phase in OUT_OF_MEMORY_PHASES},
     )
 
 
-def _events(sidecar: SidecarView, now: float, counts: Family, ages: Family, events: Sequence[str]) -> Iterable[Family]:
+def _events(
+    sidecar: SidecarView, now: float, counts: Family, ages: Family, counted: Mapping[str, int]
+) -> Iterable[Family]:
     """Fill how often each event of the log happened, and how long ago the last one was.
 
     A counter that is first seen above 0 cannot show whether its events are recent.
     """
-    state, names = sidecar.state, events if sidecar.config.log_file else ()
-    counted = state.out_of_memory if events is OUT_OF_MEMORY_PHASES else state.liveness
-    yield counts.with_samples([(event, counted[event]) for event in names])
-    yield ages.with_samples([(event, state.journal.age(event, now)) for event in names])
+    if not sidecar.config.log_file:
+        counted = {}
+    yield counts.with_samples(counted.items())
+    yield ages.with_samples((event, sidecar.state.journal.age(event, now)) for event in counted)
 
 
 def thresholds(sidecar: SidecarView) -> Iterable[Family]:

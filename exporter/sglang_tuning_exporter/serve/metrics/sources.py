@@ -14,7 +14,7 @@ CAPPED = ("dp_ranks", "long_metric_lines", "metric_lines", "refused_metric_lines
 SUSPICIOUS_KINDS = ("batch", "retraction", "out_of_memory", "startup", "rejection")
 
 
-def sources(sidecar: SidecarView) -> Iterable[Family]:
+def sources(sidecar: SidecarView, now: float) -> Iterable[Family]:
     """Return the families about where the figures come from, and whether those sources work."""
     health, config, is_scraped = sidecar.health, sidecar.config, sidecar.config.sglang_url is not None
     yield info("build", "The version of this exporter.", {"version": __version__})
@@ -41,6 +41,14 @@ def sources(sidecar: SidecarView) -> Iterable[Family]:
     if sidecar.log is not None:
         yield from _files(sidecar.log)
         yield from _lines(sidecar, sidecar.log)
+    doc = "1 while log and metrics report different values for a fact: another server's log, or missing lines."
+    disagree = gauge("sources_disagree", doc, "fact", source="metrics and log")
+    state = sidecar.state
+    facts = {
+        "kv_pool_tokens": state.facts.pools_disagree,
+        "retracted_requests": state.forgeries.disagrees(now) if state.log_is_read else None,
+    }
+    yield disagree.with_samples(facts.items() if sidecar.log is not None else ())
 
 
 def web(external_url: str | None, *, is_tls: bool) -> Family:
@@ -91,15 +99,3 @@ def _lines(sidecar: SidecarView, log: LogView) -> Iterable[Family]:
     suspicious = sidecar.state.forgeries.suspicious
     family = counter("log_suspicious", doc, "kind", source="log")
     yield family.with_samples((kind, suspicious[kind]) for kind in SUSPICIOUS_KINDS)
-
-
-def agreement(sidecar: SidecarView, now: float) -> Iterable[Family]:
-    """Return the family of facts that log and metrics report differently."""
-    state = sidecar.state
-    facts = {
-        "kv_pool_tokens": state.facts.pools_disagree,
-        "retracted_requests": state.forgeries.disagrees(now) if state.log_is_read else None,
-    }
-    doc = "1 while log and metrics report different values for a fact: another server's log, or missing lines."
-    family = gauge("sources_disagree", doc, "fact", source="metrics and log")
-    yield family.with_samples(facts.items() if sidecar.log is not None else ())

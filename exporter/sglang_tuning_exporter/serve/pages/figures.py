@@ -25,18 +25,18 @@ NOT_REPORTED = "not reported"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure. `judgement` is good, bad or empty; `before` is what `spark` draws in words, both empty without a past.
+    """One figure. `judgement` is good, bad or empty; `spark_words` says what `spark` draws, both empty without a past.
 
-    `beside` stands in small letters after the value.
+    `note` stands in small letters after the value.
     """
 
     name: str
     value: str
     healthy: str = ""
     judgement: str = ""
-    beside: str = ""
+    note: str = ""
     spark: Markup = field(default_factory=Markup)
-    before: str = ""
+    spark_words: str = ""
 
 
 def figures(state: ServerState, past: Past, history: History, now: float) -> list[Figure]:
@@ -57,7 +57,7 @@ def figures(state: ServerState, past: Past, history: History, now: float) -> lis
 
 def past_only(shown: list[Figure]) -> list[Figure]:
     """Return the figures of a server that is down: only their past, without judgement."""
-    return [replace(figure, value=NOT_REPORTED, judgement="", beside="") for figure in shown]
+    return [replace(figure, value=NOT_REPORTED, judgement="", note="") for figure in shown]
 
 
 def ranks(state: ServerState) -> list[tuple[str, ...]]:
@@ -101,8 +101,12 @@ def _drawn(
     if not known:
         return figure
     low, high = words(min(known)), words(max(known))
-    before = f"{span(points)}: {low}" + (f" to {high}" if low != high else "")
-    return replace(figure, spark=sparkline(points, f"{figure.name}, {before}", band=band, least=least), before=before)
+    spark_words = f"{span(points)}: {low}" + (f" to {high}" if low != high else "")
+    return replace(
+        figure,
+        spark=sparkline(points, f"{figure.name}, {spark_words}", band=band, least=least),
+        spark_words=spark_words,
+    )
 
 
 def _queue(schedulers: list[RankState], profile: Profile, history: History, now: float) -> Figure:
@@ -142,8 +146,8 @@ def _running(state: ServerState, history: History) -> Figure:
     limit = added_up(state.facts.running_limit(rank.dp) for rank in state.schedulers)
     batches = state.facts.micro_batches
     of = f", in one of {batches} micro batches" if batches > 1 else ""
-    beside = f"of {limit:.0f}{of}" if running is not None and limit else ""
-    figure = Figure("Running requests", count(running), near_limit(limit), beside=beside)
+    note = f"of {limit:.0f}{of}" if running is not None and limit else ""
+    figure = Figure("Running requests", count(running), near_limit(limit), note=note)
     return _drawn(figure, history.line(lambda moment: moment.running))
 
 
@@ -164,14 +168,14 @@ def _retractions(past: Past, history: History) -> Figure:
     rate = past.retractions_per_minute
     name, points = "Retractions a minute", history.retractions()
     watched = history.line(lambda moment: moment.retractions)  # one step longer than the events in its steps
-    before = f"{span(watched)}: {sum(value or 0.0 for _, value in points):.0f} in all" if points else ""
+    spark_words = f"{span(watched)}: {sum(value or 0.0 for _, value in points):.0f} in all" if points else ""
     return Figure(
         name,
         f"{rate:.1f}" if past.served_seconds or rate or points else NOT_REPORTED,
         past.profile.healthy["retractions"],
         "" if not past.served_seconds else "good" if rate <= past.profile.retractions_tolerated else "bad",
-        spark=sparkline(points, f"Retractions, {before}", bars=True),
-        before=before,
+        spark=sparkline(points, f"Retractions, {spark_words}", bars=True),
+        spark_words=spark_words,
     )
 
 

@@ -42,7 +42,7 @@ def render(sidecar: Sidecar, alert: str, host: str) -> str | None:
         findings = text_of(sidecar, judgement, now).findings
     return _page(
         runbooks.page(alert, sidecar.profile),
-        _known(sidecar, host),
+        _known(host, sidecar),
         tone=TONES[row.severity],
         sections=runbooks.SECTIONS,
         present=next((finding for finding in findings if finding.row is row), None),
@@ -53,12 +53,14 @@ def render(sidecar: Sidecar, alert: str, host: str) -> str | None:
 
 def render_index(host: str) -> str:
     """Return the list of all runbooks as HTML."""
-    return _page(runbooks.index(), _known_host(host), tone="", sections=(), present=None, absent=False)
+    return _page(runbooks.index(), _known(host), tone="", sections=(), present=None, absent=False)
 
 
-def _known(sidecar: Sidecar, host: str) -> dict[str, str]:
+def _known(host: str, sidecar: Sidecar | None = None) -> dict[str, str]:
     """Return the known values of the placeholders in commands, quoted for a shell."""
-    known = _known_host(host)
+    known = {"EXPORTER": host} if _HOST.fullmatch(host) else {}
+    if sidecar is None:
+        return known
     url = sidecar.config.sglang_url
     if url is not None and "@" not in url:
         known["SGLANG"] = url.rstrip("/")
@@ -66,10 +68,6 @@ def _known(sidecar: Sidecar, host: str) -> dict[str, str]:
     if len(paths) == 1 and paths[0] != "-":
         known["LOG"] = shlex.quote(str(Path(paths[0]).absolute()))
     return known
-
-
-def _known_host(host: str) -> dict[str, str]:
-    return {"EXPORTER": host} if _HOST.fullmatch(host) else {}
 
 
 @cache
