@@ -138,3 +138,81 @@ def test_prefill_and_decode_servers_of_one_pair_are_two_servers(tmp_path: Path) 
     other = start(2, disaggregation_mode="decode") + at(30, READY) + load(40, 400)
     with pytest.raises(UsageError, match="two servers"):
         document(files(tmp_path, one, other))
+
+
+def mixed(*frames: str, starts: int = 2, ranks: tuple[str, ...] = ("", "")) -> str:
+    """The lines of two servers in turn, each in its frame, `{}` in it; so many of them have their start."""
+    told = ""
+    for frame in frames[:starts]:
+        told += frame.format(start(0).rstrip("\n")) + "\n"
+    for second in range(40):
+        for frame, rank in zip(frames, ranks, strict=True):
+            told += frame.format(decode(second, ranks=rank).rstrip("\n")) + "\n"
+    return told
+
+
+TWO_SOURCES = {
+    "docker compose": ("sglang-1  | {}", "sglang-2  | {}"),
+    "docker compose, colours": ("\x1b[36msglang-1  | \x1b[0m{}", "\x1b[33msglang-2  | \x1b[0m{}"),
+    "kubectl logs --prefix --timestamps": (
+        "[pod/llm-7c9-x1/sglang] 2025-11-20T10:00:00.123456789Z {}",
+        "[pod/llm-7c9-x2/sglang] 2025-11-20T10:00:00.123456999Z {}",
+    ),
+    "stern": ("llm-7c9-x1 sglang {}", "llm-7c9-x2 sglang {}"),
+    "Ray": ("(SGLangEngine pid=35555) {}", "(SGLangEngine pid=111711, ip=10.15.36.1) {}"),
+    "JSON of a node's shipper": (
+        '{{"log": "{}", "stream": "stderr", "kubernetes": {{"pod_name": "llm-0"}}, "time": "2025-11-20T10:00:00.1Z"}}',
+        '{{"log": "{}", "stream": "stderr", "kubernetes": {{"pod_name": "llm-1"}}, "time": "2025-11-20T10:00:00.2Z"}}',
+    ),
+}
+
+
+@pytest.mark.parametrize("source", TWO_SOURCES)
+def test_one_log_with_the_lines_of_two_servers_is_refused_with_what_stands_before_them(
+    tmp_path: Path, source: str
+) -> None:
+    with pytest.raises(UsageError, match="holds the lines of two servers") as raised:
+        document(files(tmp_path, mixed(*TWO_SOURCES[source])))
+    assert "grep -F" in str(raised.value)
+
+
+@pytest.mark.parametrize("source", TWO_SOURCES)
+def test_without_their_starts_it_is_said_that_the_lines_may_be_of_two_servers(tmp_path: Path, source: str) -> None:
+    (note,) = document(files(tmp_path, mixed(*TWO_SOURCES[source], starts=0)))["notes"][:1]
+    assert "may hold the lines of two servers" in note
+    assert note.endswith("then the figures are of both together")
+
+
+def test_one_of_them_alone_is_read(tmp_path: Path) -> None:
+    log = "".join(line for line in mixed(*TWO_SOURCES["stern"]).splitlines(keepends=True) if "x1" in line)
+    assert document(files(tmp_path, log))["counts"]["decode_batches"] == 40
+
+
+@pytest.mark.parametrize(
+    ("frames", "ranks"),
+    [
+        (("[rank0]: {}", "[rank1]: {}"), (" TP0", " TP1")),  # torchrun
+        (("0: {}", "1: {}"), (" DP0 TP0", " DP1 TP4")),  # srun -l
+        (
+            ("sglang-1  | {}", "sglang-1  | sglang-2  | {}"),
+            ("", ""),
+        ),  # a request's text looks like another server's line
+    ],
+)
+def test_ranks_of_one_server_behind_prefixes_of_their_own_are_read(
+    tmp_path: Path, frames: tuple[str, str], ranks: tuple[str, str]
+) -> None:
+    found = document(files(tmp_path, mixed(*frames, starts=1, ranks=ranks)))
+    assert found["counts"]["decode_batches"] >= 40
+    assert [note for note in found["notes"] if "two servers" in note] == []
+
+
+def test_a_pod_that_another_one_replaces_is_no_second_server(tmp_path: Path) -> None:
+    frames = TWO_SOURCES["stern"]
+    log = "".join(frames[second // 40].format(decode(second)) for second in range(80))
+    assert document(files(tmp_path, log))["counts"]["decode_batches"] == 80
+
+
+def test_prefixes_that_count_lines_are_no_names(tmp_path: Path) -> None:
+    log = "".join(f"{number}: {decode(number // 2)}" for number in range(200))
+    assert document(files(tmp_path, log))["counts"]["decode_batches"] == 200

@@ -18,6 +18,7 @@ from sglang_tuning_exporter.collect.compression import OPENERS
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.report.clock import FAR_SECONDS, Clock, day_of, first_time, last_time
 from sglang_tuning_exporter.report.files import STDIN, LogSource, align, because, find, in_order, shown
+from sglang_tuning_exporter.report.mixture import Mixture
 from sglang_tuning_exporter.report.pacing import add_up, drifts
 from sglang_tuning_exporter.report.read_ahead import LogPart, ReadAhead, read_here
 from sglang_tuning_exporter.report.servers import Servers
@@ -68,6 +69,7 @@ class Logs:
         # A log that begins where another one ended continues its reader and its clock.
         self._lanes = list(range(len(self._logs)))
         self.readers: list[LogReader | ReadAhead] = [LogReader() for _ in self._logs]
+        self._mixtures: list[Mixture] = []
         self.ends: list[float] = []  # the last printed time of each log
         self._clocks = [Clock(log[0].ahead) for log in self._logs]
         self._pace, self._jobs = pace, jobs
@@ -96,7 +98,7 @@ class Logs:
     @property
     def remarks(self) -> list[str]:
         """Notes about the times; complete when `events` is exhausted."""
-        remarks = []
+        remarks = [mixture.note for mixture in self._mixtures if mixture.note]
         if self.first is None:
             remarks.append(
                 "no line has a time: the report has starts, counts, start-up memory and the last figures,"
@@ -225,7 +227,9 @@ class Logs:
         for source in self._logs[index]:
             self._open[lane] = source
             texts = deque[bytes](maxlen=2)  # the last block may be a single line without its end
+            self._mixtures.append(mixture := Mixture(shown(source.name)))
             for part in self._parts(lane, source):
+                mixture.see(part.text)
                 texts.appendleft(part.text)
                 if source.is_endless and not self._is_sglangs(self.readers[lane]):
                     self._check()
