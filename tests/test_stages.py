@@ -13,6 +13,7 @@ from sglang_tuning_exporter.sglang.events import (
     NO_RANK,
     DecodeBatch,
     Liveness,
+    Pause,
     PrefillBatch,
     RankFigures,
     Scrape,
@@ -86,6 +87,7 @@ class Server:
             scheduled=scheduled,
             aborted_requests=self.aborted,
             open_requests=self.open if self.new else None,
+            posted_requests=100.0 + self.pauses + self.resumptions,
             pauses=self.pauses,
             resumptions=self.resumptions,
         )
@@ -237,6 +239,15 @@ def test_a_pause_is_known_at_the_first_look_and_from_the_access_log() -> None:
         logged.state.observe(event, logged.now)
     logged.tick()
     assert logged.found() is None
+
+
+def test_a_forged_pause_hides_no_hang_from_a_server_that_counts_its_requests() -> None:
+    server = Server()
+    server.serves(60)
+    server.state.observe(Pause(None, NO_RANK, ends=False), server.now)
+    for _ in range(20):
+        server.tick()
+    assert (server.found() or (0.0, ""))[1] == "scheduler"
 
 
 def test_nobody_is_admitted_while_the_scheduler_hangs_so_that_the_wait_has_no_bound() -> None:

@@ -144,8 +144,8 @@ class Stages:
         self.batch_at = now
 
     def see_pause(self, event: Pause, now: float) -> None:
-        """Take a line of the access log."""
-        if not event.suspect:
+        """Take a line of the access log, which text of a request may have forged, where the server does not count requests itself."""
+        if not event.suspect and self._pauses is None:
             (self.resume if event.ends else self.pause)(now)
 
     def pause(self, now: float) -> None:
@@ -179,7 +179,8 @@ class Stages:
 
     def observe(self, scrape: Scrape, ranks: Mapping[int | None, RankState], facts: ServerFacts, now: float) -> None:
         """Take one scrape; the ranks have taken it already."""
-        self._see_pauses(scrape.pauses or 0.0, scrape.resumptions or 0.0, now)
+        if scrape.posted_requests is not None:
+            self._see_pauses(scrape.pauses or 0.0, scrape.resumptions or 0.0, now)
         steps, tokens, joined = self._done(ranks, facts.decode_log_interval)
         outside = sum((rank.grammar_queued or 0) + sum(rank.queues.values()) for rank in scrape.ranks)
         works = sum((rank.running or 0) + (rank.queued or 0) for rank in scrape.ranks)
