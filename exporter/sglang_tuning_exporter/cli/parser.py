@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.cli import commands as run
-from sglang_tuning_exporter.config import add_arguments
+from sglang_tuning_exporter.config import REPORT_FORMATS, add_arguments
 from sglang_tuning_exporter.config.values import UsageError, suggestion
 from sglang_tuning_exporter.state.profiles import DEFAULT_PROFILE
 
@@ -100,7 +100,7 @@ def _add_of_old_logs(add: Callable[..., _Parser]) -> None:
     )
     _add_logs(report, nargs="+")
     report.flag(
-        "--format text|json|html",
+        f"--format {'|'.join(REPORT_FORMATS)}",
         "default text; html is one self-contained page [SGLANG_TUNING_FORMAT]",
     )
     report.flag("--output FILE", "where to write it (default: standard output)", type=Path)

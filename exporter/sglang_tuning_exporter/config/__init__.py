@@ -147,7 +147,8 @@ class Config:
 
 OPTIONS = tuple(Option(each.name, **each.metadata) for each in fields(Config) if each.metadata)
 LOG_OPTIONS = tuple(option for option in OPTIONS if option.name in {"profile", "threshold"})
-REPORT_FORMAT = Option("format", values.one_of(("text", "json", "html")), "text", "how `report` prints its findings")
+REPORT_FORMATS = ("text", "json", "html")
+REPORT_FORMAT = Option("format", values.one_of(REPORT_FORMATS), "text", "how `report` prints its findings")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from sglang_tuning_exporter.state.profiles import DEFAULT, GIGABYTE, LONG_QUEUE,
 
 GRAFANA_URL = "http://localhost:3000"
 FLEET, SERVER = "sglang-tuning-fleet", "sglang-tuning-server"  # the boards that notifications link to
-_MEMORY, _IN_GB = "available_gpu_memory_bytes", f" / {GIGABYTE}"
+_VALUE = "{{ . | first | value }}"
 _SWITCHED = frozenset({"add", "drop"})  # a switch has no value
 _INSTANCE_LABEL = "{{ $labels.instance }}"
 # The series of the value in force where an argument has its default.
@@ -92,40 +92,23 @@ class Links:
 DEFAULT_LINKS = Links()
 
 
+def _threshold(words: str, default: str, signal: str, bound: str, scale: str = "") -> str:
+    """Write words with a threshold of the server's profile; without it the default."""
+    return if_found(query_in_template("sglang_tuning_threshold", scale, signal=signal, bound=bound), words, default)
+
+
 @cache
 def threshold_templates() -> dict[str, str]:
     """Return each threshold as a template: the exporter's, else the default profile's."""
-    shown = {
-        "token_usage_target": ("", "token_usage", "target"),
-        "reserve_least_gb": (_IN_GB, _MEMORY, "least"),
-        "reserve_lower_gb": (_IN_GB, _MEMORY, "lower"),
-    }
     figures = DEFAULT.figures
-    return (
-        figures
-        | {
-            name: if_found(
-                query_in_template("sglang_tuning_threshold", scale, signal=signal, bound=bound),
-                "{{ . | first | value }}",
-                figures[name],
-            )
-            for name, (scale, signal, bound) in shown.items()
-        }
-        | {"queue_limit": _queue_limit()}
-    )
-
-
-def _queue_limit() -> str:
-    """Write what a queue that is too long means to the server's profile."""
-    value, limit = "{{ . | first | value }}", DEFAULT.figures["queue_limit"]
-    length = if_found(
-        query_in_template("sglang_tuning_threshold", signal="queue", bound="upper"), LONG_QUEUE.format(value), limit
-    )
-    return if_found(
-        query_in_template("sglang_tuning_threshold", signal="queue", bound="wait_seconds"),
-        LONG_WAIT.format(value),
-        length,
-    )
+    least, lower, target = (figures[name] for name in ("reserve_least_gb", "reserve_lower_gb", "token_usage_target"))
+    length = _threshold(LONG_QUEUE.format(_VALUE), figures["queue_limit"], "queue", "upper")
+    return figures | {
+        "token_usage_target": _threshold(_VALUE, target, "token_usage", "target"),
+        "reserve_least_gb": _threshold(_VALUE, least, "available_gpu_memory_bytes", "least", f" / {GIGABYTE}"),
+        "reserve_lower_gb": _threshold(_VALUE, lower, "available_gpu_memory_bytes", "lower", f" / {GIGABYTE}"),
+        "queue_limit": _threshold(LONG_WAIT.format(_VALUE), length, "queue", "wait_seconds"),
+    }
 
 
 def alert_annotations(row: Diagnosis, links: Links) -> dict[str, str]:
@@ -172,9 +155,9 @@ def alert_annotations(row: Diagnosis, links: Links) -> dict[str, str]:
 
 def _present_value(row: Diagnosis) -> str:
     """Write the value of the row's own argument, or the one in force without it; empty where it has no value."""
-    arg, value, default = row.remedy.arg, "{{ . | first | value }}", "not set"
+    arg, default = row.remedy.arg, "not set"
     if not arg or row.remedy.direction in _SWITCHED:
         return ""
     if arg in _IN_FORCE:
-        default = if_found(query_in_template(_IN_FORCE[arg]), value + " (default)", default)
-    return if_found(query_in_template("sglang_tuning_server_arg", arg=arg), value, default)
+        default = if_found(query_in_template(_IN_FORCE[arg]), _VALUE + " (default)", default)
+    return if_found(query_in_template("sglang_tuning_server_arg", arg=arg), _VALUE, default)

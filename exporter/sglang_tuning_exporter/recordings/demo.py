@@ -7,6 +7,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from sglang_tuning_exporter.recordings.stack import Stack, program
 from sglang_tuning_exporter.state.profiles import PROFILES
 
 ALERT = "SGLangRetractingTooOften"
+_INSTALL = "not installed (Debian: apt install prometheus{})"
 
 
 def run(directory: str, *, profile: str, speed: float, seconds: float) -> int:
@@ -31,16 +33,15 @@ def run(directory: str, *, profile: str, speed: float, seconds: float) -> int:
     recorded = load(find(directory))
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    arrived: list[float] = []
     begin = time.monotonic()
 
     def show(message: Any) -> None:
-        arrived.append(time.monotonic() - begin)
+        elapsed = time.monotonic() - begin
         _clear()
         text = as_text(message, without="dashboard_url")  # no Grafana runs here
-        print(f"\nNotification after {arrived[-1]:.0f} s:\n\n{text}", flush=True)
+        print(f"\nNotification after {elapsed:.0f} s:\n\n{text}", flush=True)
 
-    with tempfile.TemporaryDirectory(prefix="sglang-tuning-demo-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="sglang-tuning-demo-") as scratch, ExitStack() as ending:
         log = Path(scratch) / "server.log"
         log.touch()
         replay = ReplayServer(recorded, log_path=log, speed=speed, loop=True)
@@ -49,23 +50,19 @@ def run(directory: str, *, profile: str, speed: float, seconds: float) -> int:
             flush=True,
         )
         print("Starting the exporter, Alertmanager and Prometheus …", flush=True)
+        ending.callback(replay.stop)
         replay.start()
         stack = Stack(
             Path(scratch), sglang_url=replay.url, log_file=log, profile=profile, time_scale=speed, on_message=show
         )
-        try:
+        # All are called, also where nobody reads the output any more.
+        ending.callback(stack.stop)
+        ending.callback(print, "Ending everything that was started.", flush=True)
+        ending.callback(_clear)
+        with suppress(KeyboardInterrupt):
             stack.start()
             _addresses(replay, stack, log)
             _wait(stack, replay, ended, begin, seconds)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            try:
-                _clear()
-                print("Ending everything that was started.", flush=True)
-            finally:  # also where nobody reads the output any more
-                stack.stop()
-                replay.stop()
     return 0
 
 
@@ -74,13 +71,8 @@ def _addresses(replay: ReplayServer, stack: Stack, log: Path) -> None:
         ("SGLang (recorded)", f"{replay.url}/metrics"),
         ("its log", str(log)),
         ("exporter", stack.exporter_url),
-        (
-            "Prometheus",
-            f"{stack.prometheus_url}/alerts"
-            if stack.prometheus_url
-            else "not installed (Debian: apt install prometheus)",
-        ),
-        ("Alertmanager", stack.alertmanager_url or "not installed (Debian: apt install prometheus-alertmanager)"),
+        ("Prometheus", f"{stack.prometheus_url}/alerts" if stack.prometheus_url else _INSTALL.format("")),
+        ("Alertmanager", stack.alertmanager_url or _INSTALL.format("-alertmanager")),
     ]
     for name, address in rows:
         print(f"  {name:<18} {address}", flush=True)

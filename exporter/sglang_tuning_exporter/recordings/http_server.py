@@ -77,8 +77,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _reply(self, body: bytes | None) -> None:
         answer = self.server.answer(self.path.partition("?")[0], body)
-        if answer is None:  # like a refused connection, but the port stays ours
-            self.close_connection = True
+        if answer is None:  # the connection is closed: as if refused, but the port stays ours
             return
         status, content_type, content = answer
         self.send_response(status)
