@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -239,7 +239,8 @@ class Stream:
     def note_start(self) -> None:
         """Note the start of a renamed file that has not been read yet, so that it is found again when compressed."""
         if not self.position and not self.rewritten:
-            self._head, self.size = self._first_text(), os.fstat(self.fd).st_size
+            with suppress(OSError):  # then it is known by what was noted before
+                self._head, self.size = self._first_text(), os.fstat(self.fd).st_size
 
     def _same_head(self) -> bool:
         head = self._first_text()

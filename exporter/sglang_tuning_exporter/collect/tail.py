@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
@@ -117,7 +118,8 @@ class LogFollower:
         for chain in self._chains.values():
             marks = self._saved.of(chain.path)
             if marks and chain.current is None and not chain.is_alias and not chain.links:
-                chain.resume_after(marks, None, now)
+                with _reported(chain):
+                    chain.resume_after(marks, None, now)
 
     def poll(self) -> Iterator[Block]:
         """Yield the new lines; never wait, and read a bounded amount of each file."""
@@ -134,8 +136,9 @@ class LogFollower:
                     yield from _blocks(chain.path, [link.look_back()], historical=True)
         crowded = sum(len(chain.links) for chain in chains) > self._most
         for chain in chains:
-            yield from self._read(chain, now, crowded=crowded)
-            chain.last_poll_at = now
+            with _reported(chain):
+                yield from self._read(chain, now, crowded=crowded)
+                chain.last_poll_at = now
 
     @staticmethod
     def _read(chain: Chain, now: float, *, crowded: bool) -> Iterator[Block]:
@@ -245,17 +248,21 @@ class LogFollower:
             owners[key] = path if mine else owners.get(key, path)
             self._chains[path].modified, self._chains[path].owners = status.st_mtime_ns, owners
         for path, chain in list(self._chains.items()):
-            if path not in found:
-                self._name_is_gone(chain, now)
-                continue
-            key = (found[path].st_dev, found[path].st_ino)
-            chain.is_alias = owners[key] != path
-            if chain.is_alias:
-                self._name_is_reused(chain, now)
-            elif chain.current is None or chain.current.key != key:
-                self._follow(chain, found[path], now)
-            else:
-                chain.current.gone_at = None
+            with _reported(chain):
+                self._check_name(chain, found.get(path), owners, now)
+
+    def _check_name(self, chain: Chain, status: os.stat_result | None, owners: Mapping[Key, str], now: float) -> None:
+        if status is None:
+            self._name_is_gone(chain, now)
+            return
+        key = (status.st_dev, status.st_ino)
+        chain.is_alias = owners[key] != chain.path
+        if chain.is_alias:
+            self._name_is_reused(chain, now)
+        elif chain.current is None or chain.current.key != key:
+            self._follow(chain, status, now)
+        else:
+            chain.current.gone_at = None
 
     def _name_is_gone(self, chain: Chain, now: float) -> None:
         chain.is_alias = False
@@ -292,25 +299,21 @@ class LogFollower:
             chain.current, chain.existed_at_start = link, False
 
     def _open(self, chain: Chain, key: Key, size: int, now: float) -> Stream | None:
+        fd = None
         try:
             fd = os.open(chain.path, rotation.OPEN)
+            link = Stream(chain.path, fd, Lines(self._limit, chain.dropped))
+            # Another key: it was replaced at this moment; see the next poll.
+            if link.key == key and self._start(chain, link, now):
+                link.grown_at = now
+                return link
         except OSError as error:
             chain.reason = reason_of(error)
             if chain.existed_at_start and chain.unopened_at_start is None:
                 chain.unopened_at_start = (key, size)
-            return None
-        link = Stream(chain.path, fd, Lines(self._limit, chain.dropped))
-        ready = False
-        if link.key == key:  # else it was replaced at this moment: see the next poll
-            try:
-                ready = self._start(chain, link, now)
-            except OSError as error:
-                chain.reason = reason_of(error)
-        if not ready:
+        if fd is not None:
             os.close(fd)
-            return None
-        link.grown_at = now
-        return link
+        return None
 
     def _start(self, chain: Chain, link: Stream, now: float) -> bool:
         """Move to the first position; False to wait until earlier files have been read."""
@@ -337,7 +340,7 @@ class LogFollower:
             chain.pattern in self._saved.patterns
         ):  # it was created while no exporter ran: all of it is new, or of a copy the rest
             link.continue_at(self._read_in_original(chain, link))
-        elif chain.unopened_at_start is not None:
+        elif chain.unopened_at_start is not None and not self._from_start:
             if chain.unopened_at_start[0] == link.key and chain.unopened_at_start[1] <= size:
                 link.start_at(chain.unopened_at_start[1])
         elif not self._from_start:
@@ -358,6 +361,15 @@ class LogFollower:
             if (mark.inode == link.key[1] or mark.position >= _COPY_BYTES) and mark.matches(link.fd)
         )
         return max(copied, default=0)
+
+
+@contextmanager
+def _reported(chain: Chain) -> Iterator[None]:
+    """Note a failing file system as the reason why the log is not read; the next poll tries again."""
+    try:
+        yield
+    except OSError as error:
+        chain.reason = reason_of(error)
 
 
 def _blocks(path: str, pieces: Iterable[bytes], *, historical: bool = False) -> Iterator[Block]:
