@@ -21,6 +21,7 @@ from sglang_tuning_exporter.mixin import alerts
 from sglang_tuning_exporter.recordings.notifications import Receiver
 
 LOOPBACK = "127.0.0.1"
+READY_SECONDS = 30.0
 # On Debian the program of Alertmanager has the name of its package.
 PROGRAMS = {"prometheus": ("prometheus",), "alertmanager": ("prometheus-alertmanager", "alertmanager")}
 
@@ -60,7 +61,7 @@ class Process:
 
     def wait_until_ready(self, url: str) -> None:
         """Wait until it answers 200 there. Raises `UsageError` with the end of its output where it ends or takes too long."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + READY_SECONDS
         while time.monotonic() < deadline and self._child.poll() is None:
             with suppress(requests.RequestException):
                 if _http_get(url).status_code == 200:
