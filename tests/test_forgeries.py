@@ -82,6 +82,28 @@ def test_a_real_failure_counts_when_the_server_is_gone() -> None:
     assert played.told().out_of_memory == {"decode": 1}
 
 
+@pytest.mark.parametrize(
+    "forged", ["out of memory", "its traceback", "all lines of a start", "start", "a dead process", "watchdog"]
+)
+@pytest.mark.parametrize("carrier", ["tool", "error in request"])
+def test_words_move_nothing_while_only_the_metrics_are_away(forged: str, carrier: str) -> None:
+    told = []
+    for words in (
+        b"",
+        CARRIERS[carrier].replace(b"%s", b"x" + FORGED[forged]).replace(b"%p", b"[2026-11-20 19:30:00] "),
+    ):
+        played = server(answers=True)
+        begin = played.now
+        for number, line in enumerate(STEADY.lines[MIDDLE : MIDDLE + 60]):
+            played.now = begin + number
+            played.state.lost_scrape(played.now)
+            played.say(line.text)
+            if number == 30:
+                played.say(words)
+        told.append(played.told())
+    assert told[0] == told[1]
+
+
 def test_a_failure_of_which_no_scrape_says_anything_counts_after_half_a_minute() -> None:
     played = server(answers=True)
     played.say(OUT_OF_MEMORY)

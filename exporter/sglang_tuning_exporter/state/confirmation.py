@@ -112,7 +112,9 @@ class Unconfirmed:
         self._lines: list[tuple[float, StartLine]] = []  # of that start
         self._answers_since: float | None = None  # each scrape since then was answered
         self._gone_at: float | None = None  # when it was last seen to be away, or to have begun again
-        self._is_gone = self._has_answered = False
+        self.is_gone = self._has_answered = False
+        self._gone_since: float | None = None  # begin of the present outage
+        self._works_on = False  # it prints batch lines although nothing answers: what answered was not the schedulers
         self._progress: float | None = None  # at the last scrape
         self._sent: float | None = None
 
@@ -132,7 +134,7 @@ class Unconfirmed:
 
     def fatal(self, event: Fatal, now: float, *, sure: bool) -> bool:
         """Return whether a failure counts at once; `sure`: no raw text can be the line."""
-        if self._is_gone or (sure and not self._answers(now)):
+        if self.is_gone or (sure and not self._answers(now)):
             return True
         if len(self._fatal) < MOST_WAITING:
             before = self._sent if _is_of_output(event) else self._progress
@@ -145,7 +147,7 @@ class Unconfirmed:
         """Return whether a start counts at once; another one that waits is refused."""
         is_late = self._gone_at is not None and 0 <= now - self._gone_at <= LATE_SECONDS
         self._refuse_start()
-        if self._is_gone or is_late or (sure and not self._answers(now)):
+        if self.is_gone or is_late or (sure and not self._answers(now)):
             self._gone_at = None
             return True
         self._start = _UnconfirmedEvent(now, event, self._answers(now), self._progress)
@@ -162,6 +164,8 @@ class Unconfirmed:
 
     def worked(self, rank: Rank, now: float, printed: float | None) -> Confirmed:
         """Take a batch line, printed at `printed`: its scheduler had no failure some seconds ago, and is not starting."""
+        if self._gone_since is not None and now - self._gone_since > SURVIVAL_SECONDS:
+            self._works_on, self.is_gone, self._gone_at = True, False, None
         start = self._start
         if start is not None and not start.asked:
             if self._is_whole(start, printed):
@@ -192,7 +196,8 @@ class Unconfirmed:
         self, now: float, progress: float | None, sent: float | None, *, busy: bool, restarted: bool
     ) -> Confirmed:
         """Take an answered scrape: progress of the server, of what it sends, and whether it is busy or restarted since the last one."""
-        self._is_gone, self._has_answered = False, True
+        self.is_gone, self._has_answered = False, True
+        self._gone_since, self._works_on = None, False
         if self._answers_since is None and progress is not None:
             self._answers_since = now
         self._progress, self._sent = progress, sent
@@ -213,9 +218,10 @@ class Unconfirmed:
     def lost(self, now: float, *, gone: bool) -> Confirmed:
         """Take a failed scrape; `gone`: nothing answers at the address."""
         self._answers_since = None
-        if not gone or not self._has_answered:
+        if not gone or not self._has_answered or self._works_on:
             return []
-        self._is_gone = True
+        self.is_gone = True
+        self._gone_since = now if self._gone_since is None else self._gone_since
         return self._confirm_until(now)
 
     def tick(self, now: float) -> Confirmed:

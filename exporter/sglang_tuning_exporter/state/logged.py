@@ -164,7 +164,7 @@ class LoggedServer:
 
     def _work(self, rank: Rank, now: float, printed: float | None) -> None:
         """Note that a scheduler works: it prints batch lines."""
-        if self.unconfirmed.wait:
+        if self.unconfirmed.wait or self.unconfirmed.is_gone:
             self._confirm(self.unconfirmed.worked(rank, now, printed))
         if self._recalled.wait:
             self._confirm_recalled(self._recalled.worked(rank, now, printed))
@@ -305,10 +305,9 @@ class LoggedServer:
         self._tell(event, now)
 
     def _count_rejections(self, rejected: int, now: float) -> None:
-        if not rejected:
-            return
-        self.server_totals.counts["rejected_requests"] += rejected
-        self.journal.see(REJECTION, now)
+        if rejected:
+            self.server_totals.counts["rejected_requests"] += rejected
+            self.journal.see(REJECTION, now)
 
     def _refuse(self, event: Refusal | TooLong, now: float) -> None:
         """Count a request that the scheduler refused; each TP rank logs a prompt that is truncated."""
@@ -362,9 +361,8 @@ class LoggedServer:
     def _end_waits(self, now: float) -> None:
         """Count what waited long enough and nothing contradicted."""
         if self._unexplained is not None and now - self._unexplained[0] >= EXPLAIN_SECONDS:
-            at, event = self._unexplained
-            self._unexplained = None
-            self._count_failure(event.phase, at)
+            at, self._unexplained = self._unexplained[0], None
+            self._count_failure("unknown", at)
         if self.unconfirmed.wait:
             self._confirm(self.unconfirmed.tick(min(now, self._now)))
         if self.forgeries.waits:
