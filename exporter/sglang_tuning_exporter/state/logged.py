@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import inf
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from sglang_tuning_exporter.sglang.events import (
     ENDS,
@@ -27,7 +27,7 @@ from sglang_tuning_exporter.sglang.events import (
 )
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.state.arguments import is_whole
-from sglang_tuning_exporter.state.confirmation import FATAL, Confirmed, Unconfirmed
+from sglang_tuning_exporter.state.confirmation import FATAL, Confirmed, StartLine, Unconfirmed
 from sglang_tuning_exporter.state.counters import Rejections
 from sglang_tuning_exporter.state.deduplication import OutOfMemoryLedger, RetractionLedger, StatsRanks
 from sglang_tuning_exporter.state.facts import ServerFacts
@@ -42,8 +42,6 @@ from sglang_tuning_exporter.state.stages import Stages
 # A failure whose line has no phase waits so long for another rank's line that has one: a counter cannot go back.
 EXPLAIN_SECONDS = 0.4
 OF_KV_CACHE = 0.9  # SGLang accepts prompts of up to the KV cache's size less 6 tokens
-
-_StartLine: TypeAlias = "ServerArgs | KvPool | Memory | Limits | Liveness"
 
 
 class Listener(Protocol):
@@ -175,7 +173,7 @@ class LoggedServer:
         """Return the scheduler of a DP rank, made on first use."""
         return self._schedulers.of(dp, now)
 
-    def _see_start_line(self, event: _StartLine, now: float) -> None:
+    def _see_start_line(self, event: StartLine, now: float) -> None:
         """Take a line of a start, or of the server's end; one that may be forged waits for what must follow it."""
         if isinstance(event, Liveness) and event.what in FATAL:
             if self.unconfirmed.fatal(event, now, sure=self._is_sure(event)):
@@ -194,7 +192,7 @@ class LoggedServer:
         else:
             self.forgeries.suspicious["startup"] += 1
 
-    def _take_start_line(self, event: _StartLine, now: float) -> None:
+    def _take_start_line(self, event: StartLine, now: float) -> None:
         if not isinstance(event, (ServerArgs, Liveness)) and not self.facts.has_room:
             self.capped["dp_ranks"] += 1
             return
@@ -232,7 +230,7 @@ class LoggedServer:
         self._stats_ranks.forget()
         self.stages.restarted()
 
-    def _learn(self, event: _StartLine) -> None:
+    def _learn(self, event: StartLine) -> None:
         if isinstance(event, (KvPool, Memory, Limits)):
             self._stats_ranks.exists(event.rank)  # every rank prints these before its first batch
         self.facts.apply(event)
@@ -254,11 +252,11 @@ class LoggedServer:
             else:
                 self._take_start_line(event, at)
 
-    def _is_sure(self, event: OutOfMemory | _StartLine) -> bool:
+    def _is_sure(self, event: OutOfMemory | StartLine) -> bool:
         """Whether no raw text can be the line: none is near, or the server has not served yet, or it has ended."""
         return not event.suspect or not self.life.has_served or bool(self.life.died)
 
-    def _accepts(self, event: _StartLine, now: float) -> bool:
+    def _accepts(self, event: StartLine, now: float) -> bool:
         """Whether a line of a start is one: near raw text, only of a server that may be starting."""
         ready = isinstance(event, Liveness) and event.what == "ready" and not self.facts.ready
         return not event.suspect or not self.life.has_served or ready or self.life.starts(now)
@@ -287,7 +285,7 @@ class LoggedServer:
             if not isinstance(event, OutOfMemory):
                 self._learn_past(event, at)
 
-    def _learn_past(self, event: _StartLine, now: float) -> None:
+    def _learn_past(self, event: StartLine, now: float) -> None:
         if isinstance(event, ServerArgs):
             self._starts.in_log = True
             self.facts = self.facts.of_next_start()
