@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import threading
@@ -17,6 +18,7 @@ from conftest import config, wait_for
 from sglang_tuning_exporter.collect import log as logbook
 from sglang_tuning_exporter.collect.log import Logbook
 from sglang_tuning_exporter.collect.sidecar import Sidecar
+from sglang_tuning_exporter.sglang.args import flags
 from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.state.confirmation import DECIDE_SECONDS
@@ -498,3 +500,21 @@ def test_within_a_file_a_cut_line_goes_on_whatever_its_next_part_looks_like(plac
         place.log.write_text(cri("F", DECODE) * 16 + cri("P", "Receive: obj=" + "x" * 16_000) + cri("F", RETRACTION))
         book.poll()
         assert (book.lines["decode"], book.lines["retraction"]) == (16, 0)
+
+
+def test_a_start_is_read_while_no_file_can_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    flags._table.cache_clear()
+    place = Place(tmp_path)
+    state = ServerState(PROFILES["online"], 0.0)
+    book = Logbook(config(log_file=(str(place.log),)), state, LOCK)
+    book.poll()
+    monkeypatch.setattr(flags, "files", refused)
+    arguments = ", ".join(f"{name}=1" for name in ("tp_size", "dp_size", "pp_size", "page_size", "stream_interval"))
+    place.write(f"server_args=ServerArgs(model_path='m', {arguments})", DECODE)
+    book.poll()
+    assert state.facts.release is not None
+    assert book.lines["decode"] == 1
+    book.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import signal
@@ -140,6 +141,21 @@ def test_a_reader_that_ends_in_the_middle_is_one_line_of_error(
     assert main(["report", str(log), "--jobs", "2", "--output", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == (
         "sglang-tuning-exporter: a process that was reading the log has ended, perhaps for want of memory; give --jobs 1\n"
+    )
+
+
+@pytest.mark.usefixtures("odd_blocks")
+@pytest.mark.parametrize("call", ["socket.socketpair", "os.memfd_create", "subprocess.Popen"])
+def test_a_reader_that_cannot_be_started_is_one_line_of_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], call: str
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(call, refused)
+    assert main(["report", str(HERE / "recordings/restart_append/server.log.gz"), "--jobs", "2"]) == 2
+    assert capsys.readouterr().err == (
+        "sglang-tuning-exporter: cannot read the log in another process: Too many open files; give --jobs 1\n"
     )
 
 

@@ -17,6 +17,7 @@ from sglang_tuning_exporter.collect.positions import digest
 from sglang_tuning_exporter.collect.state_file import StateFile
 from sglang_tuning_exporter.collect.tail import Block, FileStatus, LogFollower
 from sglang_tuning_exporter.config import Config
+from sglang_tuning_exporter.sglang.args.flags import releases
 from sglang_tuning_exporter.sglang.clean import clean
 from sglang_tuning_exporter.sglang.event_json import is_figure
 from sglang_tuning_exporter.sglang.events import Event
@@ -58,6 +59,7 @@ class Logbook:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._state, self._lock = state, lock
+        releases()  # the table of arguments is read now: at the first start in the log all descriptors may be in use
         self.files: list[FileStatus] = []
         self.last_line_at: float | None = None  # unix seconds
         self._clock = clock

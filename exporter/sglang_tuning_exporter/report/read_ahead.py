@@ -19,7 +19,7 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -81,18 +81,32 @@ class ReadAhead:
         self.unread: bytes | None = None  # the first line with words of SGLang's that could not be read
         self._pace = pace
         self._ranks = {NO_RANK: NO_RANK}  # the same object for the same ranks
-        self._socket, theirs = socket.socketpair()
-        self._files = [_shared_file() for _ in range(BLOCKS_AHEAD)]
-        self._next_file = cycle(self._files)
-        child = _CHILD.format(path=sys.path, number=theirs.fileno(), files=self._files, pace=pace)
-        self._process = subprocess.Popen(  # noqa: S603 # nosec B603 # this program, with a text of ours
-            [sys.executable, "-c", child],
-            pass_fds=[theirs.fileno(), *self._files],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        try:
+            self._process = self._start()
+        except OSError as error:
+            raise UsageError(
+                f"cannot read the log in another process: {error.strerror or error}; give --jobs 1"
+            ) from None
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._files: list[int] = []
+        with ExitStack() as opened:
+            self._socket, theirs = map(opened.enter_context, socket.socketpair())
+            for _ in range(BLOCKS_AHEAD):
+                self._files.append(_shared_file())
+                opened.callback(os.close, self._files[-1])
+            child = _CHILD.format(path=sys.path, number=theirs.fileno(), files=self._files, pace=self._pace)
+            process = subprocess.Popen(  # noqa: S603 # nosec B603 # this program, with a text of ours
+                [sys.executable, "-c", child],
+                pass_fds=[theirs.fileno(), *self._files],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            opened.pop_all()
         theirs.close()
+        self._next_file = cycle(self._files)
+        return process
 
     def close(self) -> None:
         """End the other process, whatever it does."""
