@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sglang_tuning_exporter.diagnosis.evidence import past_of
@@ -167,7 +167,17 @@ def logs(draw: st.DrawFn) -> bytes:
     return text
 
 
+# In the second of a log's first prefill a rank decodes eagerly before it.
+DECODE_THEN_PREFILL = (
+    b"[2025-11-20 01:00:00 DP0 TP0] Decode batch, #running-req: 0, #token: 0, token usage: 0.00, cuda graph: False, "
+    b"gen throughput (token/s): 0.50, #queue-req: 0\n"
+    b"[2025-11-20 01:00:00 DP0 TP0] Prefill batch, #new-seq: 0, #new-token: 17, #cached-token: 0, token usage: 0.00, "
+    b"#running-req: 0, #queue-req: 0\n"
+)
+
+
 @settings(max_examples=400)
+@example(DECODE_THEN_PREFILL, "online")
 @given(logs(), st.sampled_from(sorted(PROFILES)))
 def test_any_log_leads_to_the_same_state(text: bytes, profile: str) -> None:
     alone, together = both(text, profile)

@@ -22,14 +22,17 @@ class AttentionRanks:
     def __init__(self) -> None:
         self._running: dict[int | None, tuple[float, float]] = {}  # when, and how many
         self._prefilled: list[tuple[int | None, float]] = []  # the last two ranks that did
+        self._known_from = inf  # the first prefill
 
     def forget(self) -> None:
         """Forget the server before."""
         self._running.clear()
         self._prefilled.clear()
+        self._known_from = inf
 
     def prefilled(self, dp: int | None, now: float) -> None:
         """Take a prefill batch of a rank."""
+        self._known_from = min(self._known_from, now)
         self._prefilled = [(dp, now), *(each for each in self._prefilled if each[0] != dp)][:2]
 
     def decoded(self, dp: int | None, running: float, now: float) -> float:
@@ -41,11 +44,11 @@ class AttentionRanks:
     def explain_eager(self, dp: int | None, facts: ServerFacts, now: float, since: float) -> bool:
         """Return whether another rank can be the cause of steps without a graph; `since` is when the first of them was.
 
-        Without a log it is unknown when a rank prefills: then another rank always can.
+        Without a log it is unknown when a rank prefills: then another rank always can. Lines of one second may come in any order.
         """
         if facts.args and facts.attention_ranks < 2:
             return False
-        if not self._prefilled or any(
+        if now <= self._known_from or any(
             other != dp and at >= min(since, now - STEP_SECONDS) for other, at in self._prefilled
         ):
             return True
