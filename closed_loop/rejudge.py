@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import calendar
 import gzip
+import inspect
 import json
 import re
 import subprocess
@@ -142,6 +143,12 @@ def _lines(text: bytes, begin: float) -> list[tuple[float, bytes]]:
     return [(at + (place - 0.5) / numbers[at], line) for at, place, line in places]
 
 
+def _read_log(sidecar: Sidecar) -> None:
+    """Read the log as the judged commit does: older ones take it as an argument."""
+    read = sidecar._read_log
+    read(*(sidecar.log,)[: len(inspect.signature(read).parameters)])
+
+
 def watch(past: Past, profile: str, sources: str) -> dict[str, Any]:
     """Let the exporter watch the recording; return its judgement every second, with seconds since the server was ready."""
     scrape.Client._get = lambda _self, url, timeout, *_more: past.answer("/" + url.split("/", 3)[3], timeout)  # type: ignore[method-assign]
@@ -163,7 +170,7 @@ def watch(past: Past, profile: str, sources: str) -> dict[str, Any]:
         )
         sidecar = Sidecar(config)
         if sidecar.log is not None:
-            sidecar._read_log()
+            _read_log(sidecar)
         data, written, scraped, judged = [], 0, 0.0, 0.0
         with log.open("ab", buffering=0) as growing:
             while _NOW[0] < past.end + 1.0:
@@ -172,7 +179,7 @@ def watch(past: Past, profile: str, sources: str) -> dict[str, Any]:
                 growing.write(b"".join(line for _, line in past.lines[written:until]))
                 written = until
                 if sidecar.log is not None:
-                    sidecar._read_log()
+                    _read_log(sidecar)
                 if sidecar._scraper is not None and _NOW[0] - scraped >= SCRAPE_SECONDS and past.has_news(scraped):
                     scraped = _NOW[0]
                     sidecar.scrape(5.0)
