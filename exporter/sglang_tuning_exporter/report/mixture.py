@@ -15,7 +15,8 @@ from sglang_tuning_exporter.sglang.log.terminal import strip_terminal
 # Reasons: docs/decisions.md, "Constants by name".
 ENOUGH_LINES = 10  # batch lines of a rank in one frame
 MOST_FRAMES = 64  # with more, what stands around the lines is no name
-LINES_LOOKED_AT = 200  # of each block, about
+LINES_LOOKED_AT = 200  # of each of the first blocks, about
+BLOCKS_LOOKED_AT = 10  # of each block after so many, a tenth of these lines
 _LINE = re.compile(rb"\] (?:(?:Decode|Prefill) batch\b|(server_args=))")
 _STAMP = re.compile(STAMP)
 _NUMBER = re.compile(rb"(?<![\w=./-])\d+(?![\w=./-])")  # a length or a count; numbers of names are parts of words
@@ -36,6 +37,7 @@ class Mixture:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._blocks = 0
         self._ranks: dict[bytes, dict[bytes, _Seen]] = {}
         self._started: set[bytes] = set()  # the frames of starts
         self._alternate: tuple[bytes, bytes] | None = None  # two frames of one rank at the same time
@@ -51,15 +53,17 @@ class Mixture:
 
     def see(self, text: bytes) -> None:
         """Take some lines. Raises `UsageError` where two servers, each with its start, print at the same time."""
+        first = _LINE.search(text)
+        if first is None or _bracket(text, first) == text.rfind(b"\n", 0, first.start()) + 1:
+            return  # SGLang's own lines, with nothing around them
         found = list(_LINE.finditer(text))
-        step = len(found) // LINES_LOOKED_AT | 1  # odd: the lines of two servers may alternate
+        most = LINES_LOOKED_AT if self._blocks < BLOCKS_LOOKED_AT else LINES_LOOKED_AT // BLOCKS_LOOKED_AT
+        step = len(found) // most | 1  # odd: the lines of two servers may alternate
+        self._blocks += 1
         for place, match in enumerate(found):
             if place % step and match[1] is None:
                 continue
-            begin = text.rfind(b"\n", 0, match.start()) + 1
-            bracket = text.rfind(b"[", begin, match.start())
-            if bracket <= begin:
-                return  # SGLang's own lines, with nothing around them
+            begin, bracket = text.rfind(b"\n", 0, match.start()) + 1, _bracket(text, match)
             stamp = text[bracket + 1 : match.start()]
             moment = stamp_seconds(stamp)
             if moment is None:
@@ -98,6 +102,11 @@ class Mixture:
                 continue
             if min(seen.last, its.last) - max(seen.first, its.first) > OVERLAP_SECONDS:
                 self._alternate = (frame, other)
+
+
+def _bracket(text: bytes, match: re.Match[bytes]) -> int:
+    """Return where SGLang's prefix begins."""
+    return text.rfind(b"[", 0, match.start())
 
 
 def _frame(line: bytes, length: int) -> bytes:
