@@ -336,9 +336,8 @@ class LogFollower:
             chain.resume_after(marks, link, now)
         elif mark := self._saved.mark_of_open_file(link.fd):
             link.continue_at(mark.position)
-        elif (
-            chain.pattern in self._saved.patterns
-        ):  # it was created while no exporter ran: all of it is new, or of a copy the rest
+        elif chain.pattern in self._saved.patterns:
+            # It was created while no exporter ran: all of it is new, or of a copy the rest.
             link.continue_at(self._read_in_original(chain, link))
         elif chain.unopened_at_start is not None and not self._from_start:
             if chain.unopened_at_start[0] == link.key and chain.unopened_at_start[1] <= size:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from sglang_tuning_exporter.sglang.events import RankFigures
 from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.signals import NO_OTHER_WAITS, OtherWaits
+from sglang_tuning_exporter.state.totals import AdmissionRate
 
 GRAMMAR = "grammar"
 # Where requests of a disaggregated server wait: for the other side, for room there, or for their transfer.
@@ -75,15 +76,18 @@ class OtherQueues:
             self._ratio = None  # it falls until the next known value, so it decides nothing any more
             self._weigh()
 
-    def elsewhere(self, usages: Mapping[str, float], facts: ServerFacts, per_second: float | None) -> OtherWaits:
-        """Return what can hold requests back now; `per_second`: requests that start, None if not known."""
+    def elsewhere(
+        self, usages: Mapping[str, float], facts: ServerFacts, admission: AdmissionRate, now: float
+    ) -> OtherWaits:
+        """Return what can hold requests back now."""
         if not self.matters and len(usages) < 2:
             return NO_OTHER_WAITS
         initial = facts.initial_new_token_ratio
+        waiting = sum(waiting for name, waiting in self.queues.items() if name in DISAGGREGATION)
         return OtherWaits(
             grammar=self.queues.get(GRAMMAR, 0.0),
-            disaggregation=sum(waiting for name, waiting in self.queues.items() if name in DISAGGREGATION),
-            per_second=per_second,
+            disaggregation=waiting,
+            per_second=admission.per_second(now) if waiting else None,
             full_usage=usages.get("full") if len(usages) > 1 else None,
             recovering=self._ratio is not None and initial is not None and self._ratio > initial + FAR_ABOVE,
         )

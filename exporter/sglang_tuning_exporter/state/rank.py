@@ -340,7 +340,7 @@ class RankState(Gauges):
             prefill_full,
             self.queue_wait_seconds,
             now,
-            beside.elsewhere(usages, self.thresholds.facts, self.time.admission.per_second(now)),
+            beside.elsewhere(usages, thresholds.facts, self.time.admission, now),
             self.prompts.next_fits,
         )
         if len(usages) > 1:

@@ -168,7 +168,7 @@ class Classifier:
     def _other_side_is_slow(self, elsewhere: OtherWaits, running: float | None) -> bool:
         """Whether requests wait long for the other side of disaggregation: some always do, while their KV cache is transferred.
 
-        By the estimated wait; where it is not known, or nobody minds it, more must wait there than run here.
+        The estimated wait decides. Without an objective, or a known rate, more requests must wait there than run here.
         """
         waiting, rate = elsewhere.disaggregation, elsewhere.per_second
         if self._objective is None or rate is None:

@@ -261,7 +261,7 @@ class Stages:
     def hang(self, now: float, stuck_since: float | None = None) -> Hang | None:
         """Return which stage hangs, if any; `stuck_since` is since when a scheduler's own figures do not move beside work.
 
-        A paused server does nothing on purpose: it hangs only if nobody resumes it.
+        A paused server hangs only if it stays paused for `PAUSE_SECONDS`.
         """
         found, paused_at = self._hang(now, stuck_since), self._paused_at
         if found is not None and paused_at is not None:

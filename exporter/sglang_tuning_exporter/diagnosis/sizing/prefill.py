@@ -20,7 +20,7 @@ CERTAIN_PACE_SHARE = 0.5  # of the estimated pace, which assumes full chunks
 LEAST_USEFUL_CHUNK = 1024  # tokens: a smaller chunk takes about as long
 NO_SMALLER = "separate prefill and decode (disaggregation), or add a replica"
 ELSEWHERE = "reuse more prefixes, separate prefill and decode, or add a replica"
-MORE_PREFILL = "add prefill servers, or reuse more prefixes"
+ELSEWHERE_ON_PREFILL_SIDE = "add prefill servers, or reuse more prefixes"
 NO_MEMORY = "lower --mem-fraction-static first: a larger chunk needs memory that is not left"
 
 
@@ -33,7 +33,7 @@ def chunks(basis: SizingInput) -> list[AdvisedValue]:
     """Double the chunk, up to 16384 for each rank, if memory allows."""
     current, ranks = basis.flag("chunked_prefill_size"), ranks_sharing(basis)
     reserve = basis.facts.reserve_gb
-    elsewhere = in_words(MORE_PREFILL if basis.facts.role == "prefill" else ELSEWHERE, "prefill_elsewhere")
+    elsewhere = in_words(ELSEWHERE_ON_PREFILL_SIDE if basis.facts.role == "prefill" else ELSEWHERE, "prefill_elsewhere")
     if current is not None and (current <= 0 or current >= LARGEST_CHUNK * ranks):
         return [elsewhere]
     if reserve is not None and reserve < basis.profile.reserve_lower_gb:
