@@ -102,7 +102,7 @@ acceptance: install ## ask released SGLang wheels' own parsers about every advic
 	$(BIN)/python -m closed_loop acceptance $(ACCEPT)
 
 .PHONY: bench
-bench: bench-system install ## figures against peers, in one run of six minutes, into docs/benchmarks.md
+bench: bench-system install ## figures against peers, in one run, into docs/benchmarks.md
 	$(BIN)/python -m bench --write
 
 # Only measured against, so neither the tests nor CI need them.
