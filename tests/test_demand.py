@@ -37,7 +37,7 @@ def balanced(*, asked: float, used: float, ratio: float, conservativeness: float
         "time_to_first_token": RecentLatency(200.0, None, None, 1.0, 1.0),
         "request": RecentLatency(200.0, None, None, 9.0, 20.0),
     }
-    recent.counts["new_token_ratio"], recent.counts["new_token_ratio_told"] = 4 * ratio, 4
+    recent.counts["new_token_ratio"], recent.counts["new_token_ratio_samples"] = 4 * ratio, 4
     return Past(recent, {}, MINUTE, facts, PROFILES["offline"], latency=waits)  # type: ignore[arg-type]
 
 
@@ -53,7 +53,7 @@ def test_what_was_asked_for_follows_from_the_balance(asked: float, used: float, 
 def test_nothing_is_concluded_where_the_server_does_not_expose_it(untold: str) -> None:
     past = balanced(asked=600, used=240, ratio=0.1)
     if untold == "ratio":
-        past.recent.counts["new_token_ratio_told"] = 0
+        past.recent.counts["new_token_ratio_samples"] = 0
     elif untold == "pool":
         past.facts.kv_pool_tokens.clear()
     elif untold == "prompts":
@@ -114,7 +114,7 @@ def test_a_balance_of_a_few_large_requests_gives_no_figure() -> None:
         few.recent.integrals[figure], few.recent.integrals[figure + "_seconds"] = MINUTE * value, MINUTE
     few.recent.seconds["activity", "serving"] = MINUTE
     few.recent.counts.update(computed_tokens=200 * 1100.0, started_requests=200.0)
-    few.recent.counts["new_token_ratio"], few.recent.counts["new_token_ratio_told"] = 0.1, 1
+    few.recent.counts["new_token_ratio"], few.recent.counts["new_token_ratio_samples"] = 0.1, 1
     assert "now about" not in str(advise(ROW, SizingInput(few)))
 
 
@@ -168,10 +168,10 @@ def with_quiet_time(past: Past, minutes: float) -> Past:
         recent.integrals[f"{figure}_seconds"] += minutes * MINUTE
     recent.seconds["activity", "serving"] += minutes * MINUTE
     counts = recent.counts
-    for name in ("new_token_ratio", "new_token_ratio_told"):
+    for name in ("new_token_ratio", "new_token_ratio_samples"):
         counts[f"held_back_{name}"] = counts[name]
     counts["new_token_ratio"] += 0.7 * 4 * minutes
-    counts["new_token_ratio_told"] += 4 * minutes
+    counts["new_token_ratio_samples"] += 4 * minutes
     return past
 
 

@@ -135,7 +135,7 @@ def test_larger_graphs_are_estimated_by_those_of_decode_batches() -> None:
     facts.available_gb[None] = 7.0
     (larger,) = graphs(SizingInput(Past(recent, {}, 100.0, facts, PROFILES["online"])))
     assert larger.suggested == 64
-    (paid,) = larger.beside
+    (paid,) = larger.set_together
     assert "2.7 GB" in paid.gain
 
 

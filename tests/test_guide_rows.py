@@ -58,11 +58,11 @@ CALM: Mapping[str, float] = {}
 
 
 class Case(NamedTuple):
-    """A past that makes a row the finding, what it advises (flag, present value, value to try), and one beside it."""
+    """A past that makes a row the finding, what it advises (flag, present value, value to try), and one in which the row stays silent."""
 
     story: Story
     advised: tuple[str, float | str | None, float | str | None]
-    beside: Story
+    silent: Story
     profile: str = "online"
     end: float = END
 
@@ -295,9 +295,9 @@ def test_a_row_is_found_with_its_advice(row: str) -> None:
 
 
 @pytest.mark.parametrize("row", CASES)
-def test_a_row_is_not_found_beside_it(row: str) -> None:
+def test_a_row_stays_silent_just_outside_of_it(row: str) -> None:
     case = CASES[row]
-    assert row not in found(judged(case.beside, case.profile, case.end))
+    assert row not in found(judged(case.silent, case.profile, case.end))
 
 
 @pytest.mark.parametrize("row", MISTAKEN)

@@ -36,7 +36,7 @@ class Observation:
     running_limit: float | None = None
     largest_captured: int | None = None
     without_graph: str = ""
-    elsewhere: OtherWaits = NO_OTHER_WAITS
+    other_waits: OtherWaits = NO_OTHER_WAITS
 
 
 def classify(seen: Observation, profile: Profile) -> dict[Signal, str]:
@@ -53,7 +53,7 @@ def classify(seen: Observation, profile: Profile) -> dict[Signal, str]:
             seen.prefill_full,
             lambda _: seen.queue_wait_seconds,
             0.0,
-            seen.elsewhere,
+            seen.other_waits,
         )
     )
 
@@ -74,7 +74,7 @@ BUSY = Observation(serving=True, running=8, queued=4, usage=0.5, graph=True, run
         running_limit=st.none() | st.floats(0, 1e5),
         largest_captured=st.none() | st.integers(0, 1000),
         without_graph=st.sampled_from(["", "disabled", "unsupported"]),
-        elsewhere=st.just(NO_OTHER_WAITS)
+        other_waits=st.just(NO_OTHER_WAITS)
         | st.builds(
             OtherWaits,
             grammar=st.floats(0, 1e4),
@@ -141,20 +141,20 @@ def test_the_pool_is_well_used_from_nine_tenths_on(usage: float | None, state: s
         (replace(BUSY, running=64, usage=0.95), "running_limit"),
         (replace(BUSY, running=64, running_limit=None), "held_back"),
         (replace(BUSY, prefill_full=True), "prefill_bound"),
-        (replace(BUSY, elsewhere=OtherWaits(recovering=True)), "recovering"),
-        (replace(BUSY, elsewhere=OtherWaits(grammar=5)), "grammar_queue"),
-        (replace(BUSY, elsewhere=OtherWaits(grammar=4)), "held_back"),
-        (replace(BUSY, queued=0, elsewhere=OtherWaits(grammar=1)), "grammar_queue"),
-        (replace(BUSY, elsewhere=OtherWaits(disaggregation=8)), "held_back"),  # as many as run
-        (replace(BUSY, elsewhere=OtherWaits(disaggregation=9)), "pd_queue"),
-        (replace(BUSY, elsewhere=OtherWaits(grammar=5, disaggregation=9)), "pd_queue"),
-        (replace(BUSY, elsewhere=OtherWaits(disaggregation=50, per_second=10.0)), "held_back"),  # 5 s
-        (replace(BUSY, elsewhere=OtherWaits(disaggregation=51, per_second=10.0)), "pd_queue"),
-        (replace(BUSY, elsewhere=OtherWaits(disaggregation=5, per_second=0.0)), "pd_queue"),
-        (replace(BUSY, queued=0, prefill_full=True, elsewhere=OtherWaits(disaggregation=9)), "prefill_bound"),
-        (replace(BUSY, usage=0.95, elsewhere=OtherWaits(disaggregation=5)), "pool_full"),
-        (replace(BUSY, usage=0.95, elsewhere=OtherWaits(full_usage=0.3)), "hybrid_pool_full"),
-        (replace(BUSY, usage=0.95, elsewhere=OtherWaits(full_usage=0.95)), "pool_full"),
+        (replace(BUSY, other_waits=OtherWaits(recovering=True)), "recovering"),
+        (replace(BUSY, other_waits=OtherWaits(grammar=5)), "grammar_queue"),
+        (replace(BUSY, other_waits=OtherWaits(grammar=4)), "held_back"),
+        (replace(BUSY, queued=0, other_waits=OtherWaits(grammar=1)), "grammar_queue"),
+        (replace(BUSY, other_waits=OtherWaits(disaggregation=8)), "held_back"),  # as many as run
+        (replace(BUSY, other_waits=OtherWaits(disaggregation=9)), "pd_queue"),
+        (replace(BUSY, other_waits=OtherWaits(grammar=5, disaggregation=9)), "pd_queue"),
+        (replace(BUSY, other_waits=OtherWaits(disaggregation=50, per_second=10.0)), "held_back"),  # 5 s
+        (replace(BUSY, other_waits=OtherWaits(disaggregation=51, per_second=10.0)), "pd_queue"),
+        (replace(BUSY, other_waits=OtherWaits(disaggregation=5, per_second=0.0)), "pd_queue"),
+        (replace(BUSY, queued=0, prefill_full=True, other_waits=OtherWaits(disaggregation=9)), "prefill_bound"),
+        (replace(BUSY, usage=0.95, other_waits=OtherWaits(disaggregation=5)), "pool_full"),
+        (replace(BUSY, usage=0.95, other_waits=OtherWaits(full_usage=0.3)), "hybrid_pool_full"),
+        (replace(BUSY, usage=0.95, other_waits=OtherWaits(full_usage=0.95)), "pool_full"),
     ],
 )
 def test_what_holds_the_queue_is_named(seen: Observation, state: str) -> None:

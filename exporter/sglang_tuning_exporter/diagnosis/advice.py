@@ -166,10 +166,10 @@ def _accepted(row: Diagnosis, value: AdvisedValue, basis: SizingInput) -> list[A
 
     Empty if the release accepts none of them: the server would not start, or nothing would change.
     """
-    group = [advice for each in (value, *value.beside) if (advice := _advice(row, each, basis)) is not None]
+    group = [advice for each in (value, *value.set_together) if (advice := _advice(row, each, basis)) is not None]
     flags = [advice for advice in group if advice.suggested is not None]
     changes = {advice.arg: advice.setting for advice in flags}
-    lacks_flag = len(group) <= len(value.beside)
+    lacks_flag = len(group) <= len(value.set_together)
     if not lacks_flag and objection_to(basis.facts, changes) is None:
         moved = (each for each in group if each.suggested is None or each.suggested != each.current)
         return [_in_words(each, basis.facts) for each in moved]

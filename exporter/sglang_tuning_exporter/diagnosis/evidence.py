@@ -221,7 +221,7 @@ class Past:
     def new_token_ratio(self) -> float | None:
         """Its mean while requests were held back (`mean_while_held_back`): after a start or a retraction it falls for minutes."""
         for name in ("held_back_new_token_ratio", "new_token_ratio"):
-            count = self.recent.counts[f"{name}_told"]
+            count = self.recent.counts[f"{name}_samples"]
             if count:
                 return self.recent.counts[name] / count
         return None

@@ -19,7 +19,7 @@ def differing_settings(past: Past) -> list[Setting]:
             continue
         if not setting.needed and (seen.isdisjoint(setting.helps) or facts.is_cpu):
             continue
-        if setting.beside and not facts.arg(setting.beside):
+        if setting.requires and not facts.arg(setting.requires):
             continue
         if setting.arg == "page_size" and facts.args.get("attention_backend") in PAGED_BACKENDS:
             continue

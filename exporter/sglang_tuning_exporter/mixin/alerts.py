@@ -41,7 +41,7 @@ def is_inhibited_by(row: Diagnosis, other: Diagnosis) -> bool:
     if row is other or row.id in other.causes or URGENCY[other.severity] < URGENCY[row.severity]:
         return False
     if other.id in row.causes:
-        return not row.notified_beside
+        return not row.notified_as_well
     return other.inhibits is not None and row.inhibits is None and URGENCY[row.severity] <= URGENCY[other.inhibits]
 
 

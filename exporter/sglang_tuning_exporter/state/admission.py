@@ -35,13 +35,13 @@ class OtherQueues:
         """Forget all: nothing was seen for too long, or the server started again."""
         self.queues: dict[str, float] = {}
         self._ratio: float | None = None
-        self.matters = False
+        self.may_hold_back = False
 
     def idle(self) -> None:
         """Set all for an idle scheduler: SGLang resets the ratio."""
         self.queues = dict.fromkeys(self.queues, 0.0)
         self._ratio = None
-        self.matters = False
+        self.may_hold_back = False
 
     def see_queues(self, queues: Mapping[str, float]) -> None:
         """Take the other queues of a batch line; those without a figure keep theirs."""
@@ -62,7 +62,7 @@ class OtherQueues:
         """Take the ratio after a retraction."""
         if ratio is not None:
             self._ratio = ratio
-            self.matters = True
+            self.may_hold_back = True
 
     def decoded(self, lines: int, facts: ServerFacts) -> None:
         """Lower the ratio by the decode steps of `lines` decode lines."""
@@ -76,11 +76,11 @@ class OtherQueues:
             self._ratio = None  # it falls until the next known value, so it decides nothing any more
             self._weigh()
 
-    def elsewhere(
+    def waits(
         self, usages: Mapping[str, float], facts: ServerFacts, admission: AdmissionRate, now: float
     ) -> OtherWaits:
         """Return what can hold requests back now."""
-        if not self.matters and len(usages) < 2:
+        if not self.may_hold_back and len(usages) < 2:
             return NO_OTHER_WAITS
         initial = facts.initial_new_token_ratio
         waiting = sum(waiting for name, waiting in self.queues.items() if name in DISAGGREGATION)
@@ -93,4 +93,4 @@ class OtherQueues:
         )
 
     def _weigh(self) -> None:
-        self.matters = self._ratio is not None or any(self.queues.values())
+        self.may_hold_back = self._ratio is not None or any(self.queues.values())

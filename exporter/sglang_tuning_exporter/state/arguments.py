@@ -203,8 +203,8 @@ class Arguments:
     @property
     def starts_slowly(self) -> bool:
         """Whether a flag limits how fast requests start, and nothing but it and the new-token ratio decides that."""
-        beside = self.role or any(self.args.get(arg) for arg in _WAITS_BY)
-        return not beside and any(self.args.get(arg) for arg in _STARTS_BY)
+        waits_for_other = self.role or any(self.args.get(arg) for arg in _WAITS_BY)
+        return not waits_for_other and any(self.args.get(arg) for arg in _STARTS_BY)
 
     @property
     def adds_up_batches(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import inf
 
 from sglang_tuning_exporter.state.facts import ServerFacts
-from sglang_tuning_exporter.state.signals import HOLD_SECONDS, UNTOLD_CAPTURED
+from sglang_tuning_exporter.state.signals import ASSUMED_CAPTURED, HOLD_SECONDS
 
 # Lines of one step come in any order, and a prefill is printed at its end.
 STEP_SECONDS = 2.0
@@ -56,4 +56,4 @@ class AttentionRanks:
         if not others:
             return False
         together = sum(others) + self._running.get(dp, (0.0, 0.0))[1] if facts.adds_up_batches else max(others)
-        return together > (facts.largest_captured or UNTOLD_CAPTURED)
+        return together > (facts.largest_captured or ASSUMED_CAPTURED)

@@ -16,7 +16,7 @@ class Gauges:
     def __init__(self, totals: Totals, prompts: Prompts) -> None:
         self.totals = totals
         self.prompts = prompts
-        self.beside = OtherQueues()
+        self.other_queues = OtherQueues()
         self.clear()
 
     def clear(self) -> None:
@@ -32,11 +32,11 @@ class Gauges:
         self._joined: float = 0  # requests in the last prefill batch: they run, and `running` does not contain them
         self._fullest = ("", 0.0)  # the pool that requests wait for, and since when
         self.prompts.forget()
-        self.beside.clear()
+        self.other_queues.clear()
 
     def rest(self) -> None:
         """Set the queues and prompts of an idle scheduler."""
-        self.beside.idle()
+        self.other_queues.idle()
         self._fullest = ("", 0.0)
         self.prompts.rest()
 

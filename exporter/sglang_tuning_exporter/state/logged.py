@@ -216,7 +216,7 @@ class LoggedServer:
             self.life.watchdog = event.stage or self.life.watchdog
             if event.what == "health_check_failed":
                 self.stages.fail_health_check(now)
-        self._tell(event, now)
+        self._notify(event, now)
 
     def _restart(self, now: float, *, is_new: bool) -> None:
         """Begin with a new server; a start that is not new was counted before."""
@@ -240,7 +240,7 @@ class LoggedServer:
         if self._starts.compare(self.facts.args, now):
             self.begin_window(now)
 
-    def _tell(self, event: Event, at: float) -> None:
+    def _notify(self, event: Event, at: float) -> None:
         if self._listener is not None:
             self._listener.takes(event, at)
 
@@ -300,7 +300,7 @@ class LoggedServer:
             self.forgeries.suspicious["rejection"] += 1
             return
         self._count_rejections(self._rejections.log(now), now)
-        self._tell(event, now)
+        self._notify(event, now)
 
     def _count_rejections(self, rejected: int, now: float) -> None:
         if rejected:
@@ -335,11 +335,11 @@ class LoggedServer:
         for event in accepted:
             self.rank(event.rank.dp, now).retract(event.requests, event.ratio_after, now)
             self.journal.see(RETRACTION, now)
-            self._tell(event, now)
+            self._notify(event, now)
 
     def _fail(self, event: OutOfMemory, now: float) -> None:
         judged = self._failures.classify(event, now)
-        self._tell(event, now)
+        self._notify(event, now)
         if judged == "repeated":
             return
         self._unexplained = (now, event) if event.phase == "unknown" else None

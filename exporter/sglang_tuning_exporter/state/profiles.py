@@ -38,7 +38,7 @@ class Setting:
     """One argument as the guide sets it for a workload; `arg` and `value` as SGLang prints them, 0 and 1 for switches.
 
     `why` completes "it …". `needed`: with another value the profile makes no sense. `helps` is what it can improve, empty where rows
-    of the table advise it; `beside` is a switch without which it has no effect.
+    of the table advise it; `requires` is a switch without which it has no effect.
     """
 
     arg: str
@@ -47,7 +47,7 @@ class Setting:
     is_switch: bool = False
     needed: bool = False
     helps: tuple[Trouble, ...] = ()
-    beside: str = ""
+    requires: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ _HICACHE = (
         2.0,
         "makes the host's cache twice as large as the GPU's",
         helps=_HICACHE_HELPS,
-        beside="enable_hierarchical_cache",
+        requires="enable_hierarchical_cache",
     ),
 )
 
@@ -249,7 +249,7 @@ PROFILES: dict[str, Profile] = {
                     64.0,
                     "makes copies between the two caches larger and fewer",
                     helps=_PREFIXES,
-                    beside="enable_hierarchical_cache",
+                    requires="enable_hierarchical_cache",
                 ),
                 Setting("schedule_policy", "lpm", "serves requests with a common prefix together"),
                 Setting("chunked_prefill_size", 16384.0, "computes long prompts in fewer chunks"),

@@ -15,7 +15,7 @@ from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.gauges import Gauges
 from sglang_tuning_exporter.state.kv_cache import PoolMemory, Prompts
 from sglang_tuning_exporter.state.profiles import Profile
-from sglang_tuning_exporter.state.signals import ALL_IDLE, HOLD_SECONDS, UNTOLD_CAPTURED, Signal, States, named
+from sglang_tuning_exporter.state.signals import ALL_IDLE, ASSUMED_CAPTURED, HOLD_SECONDS, Signal, States, named
 from sglang_tuning_exporter.state.thresholds import Thresholds
 from sglang_tuning_exporter.state.timeline import IDLE, NOTHING, Timeline
 from sglang_tuning_exporter.state.totals import HELD_BACK, AdmissionRate, Snapshot, Window
@@ -67,7 +67,7 @@ class RankState(Gauges):
 
     def reset(self) -> None:
         """Forget the server before: the gauges of a new one are not known and its counters begin again."""
-        self.time.stands = False
+        self.time.is_stalled = False
         self.served = False
         self.time.forget()
         self._forget_gauges()
@@ -86,7 +86,7 @@ class RankState(Gauges):
             counts["usage_before_retractions"] += self.usage
             counts["retractions_with_usage"] += 1
         self.new_token_ratio = self.new_token_ratio if ratio is None else ratio
-        self.beside.retracted(ratio)
+        self.other_queues.retracted(ratio)
 
     def restore(self, counts: Mapping[str, float]) -> None:
         """Add what `saved` returned to an earlier process; none of it is recent."""
@@ -132,7 +132,7 @@ class RankState(Gauges):
         printed = now if line.time is None else line.time
         self._begin_batch(line, now, printed, isinstance(line, DecodeBatch))
         self._set_usages(line.full_usage, line.swa_usage, line.mamba_usage)
-        self.beside.see_queues(line.queues)
+        self.other_queues.see_queues(line.queues)
         self.running = self.running if line.running is None else line.running
         self.queued = self.queued if line.queued is None else line.queued
         if isinstance(line, DecodeBatch):
@@ -176,8 +176,8 @@ class RankState(Gauges):
         self._last_decode = lines
         self.totals.counts["decoded"] += decodes * running
         facts = self.thresholds.facts
-        if self.beside.matters:
-            self.beside.decoded(decodes, facts)
+        if self.other_queues.may_hold_back:
+            self.other_queues.decoded(decodes, facts)
         if graph is None:
             return
         self.graph = graph
@@ -224,13 +224,13 @@ class RankState(Gauges):
         now: float,
         base: RankFigures | None = None,
         *,
-        stands: bool = False,
+        is_stalled: bool = False,
     ) -> None:
         """Take the figures of a scrape; `base` are those to count from where no scrape came before.
 
         SGLang refreshes a gauge only when it prints a batch line or is idle (`log_decode_stats`, `self_check_during_idle`, later `on_idle`). So
         unchanged figures are the old observation, except zeros. Work that does not change while nothing of the whole server moves
-        (it `stands`) is a hang: releases with a grammar queue (0.4.6 on) set the gauges of an idle server to zero.
+        (`is_stalled`) is a hang: releases with a grammar queue (0.4.6 on) set the gauges of an idle server to zero.
         """
         found = self.counters.take(new, progress, base)
         if self.thresholds.revision != self.thresholds.facts.revision:
@@ -251,7 +251,7 @@ class RankState(Gauges):
         elif self.time.updated_at is not None:
             # Requests that wait for a grammar or for the other half of a pair keep no scheduler busy.
             self.time.see_again(
-                now, stands=stands and new.grammar_queued is not None and bool(new.running or new.queued)
+                now, is_stalled=is_stalled and new.grammar_queued is not None and bool(new.running or new.queued)
             )
 
     def _set_gauges(self, new: RankFigures, now: float, *, serving: bool) -> None:
@@ -260,7 +260,7 @@ class RankState(Gauges):
         self._set_throughput(new.generation_throughput)
         if new.new_token_ratio is not None:
             self.new_token_ratio = new.new_token_ratio
-        self.beside.see_figures(new)
+        self.other_queues.see_figures(new)
         self._joined = 0
         self._cadence.ended(0.0, None)
         self._seen_in_log = False
@@ -273,7 +273,7 @@ class RankState(Gauges):
         counts, is_held_back = self.totals.counts, self.time.snapshot[0][3] == HELD_BACK
         for name in ("new_token_ratio", "held_back_new_token_ratio")[: 1 + is_held_back]:
             counts[name] += ratio
-            counts[f"{name}_told"] += 1
+            counts[f"{name}_samples"] += 1
 
     def _serve_before(self, now: float) -> None:
         """Count the time since the scrape before as serving: only the counters show work, both scrapes found nothing to do."""
@@ -327,10 +327,10 @@ class RankState(Gauges):
     def _serving(self, now: float, prefill_full: bool) -> States:
         """Return the states while something runs or waits."""
         running = None if self.running is None else self.running + self._joined
-        usages, beside, thresholds = self.usages, self.beside, self.thresholds
+        usages, other_queues, thresholds = self.usages, self.other_queues, self.thresholds
         if thresholds.revision != thresholds.facts.revision:
             self._renew()
-        if self.queued == 0 and not beside.matters and len(usages) < 2:
+        if self.queued == 0 and not other_queues.may_hold_back and len(usages) < 2:
             return thresholds.classifier.unqueued(running, self.usage, self.graph)
         states = thresholds.classifier.serving(
             running,
@@ -340,7 +340,7 @@ class RankState(Gauges):
             prefill_full,
             self.queue_wait_seconds,
             now,
-            beside.elsewhere(usages, thresholds.facts, self.time.admission, now),
+            other_queues.waits(usages, thresholds.facts, self.time.admission, now),
             self.prompts.next_fits,
         )
         if len(usages) > 1:
@@ -386,7 +386,7 @@ class RankState(Gauges):
         """
         assert self._others is not None
         before, facts = self._others.decoded(self.dp, running, now), self.thresholds.facts
-        if self.graph is not False or running > (facts.largest_captured or UNTOLD_CAPTURED):
+        if self.graph is not False or running > (facts.largest_captured or ASSUMED_CAPTURED):
             return
         if self._others.explain_eager(self.dp, facts, now, before if since is None else since):
             self.graph = None

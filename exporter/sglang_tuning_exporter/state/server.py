@@ -62,7 +62,7 @@ class ServerState(LoggedServer):
         self._confirm(self.unconfirmed.scraped(now, scrape.progress, scrape.sent, busy=busy, restarted=restarted))
         if restarted:
             self._begin_counters(now)
-        stands = scrape.progress is not None and scrape.progress == self._progress
+        is_stalled = scrape.progress is not None and scrape.progress == self._progress
         self._progress = scrape.progress if scrape.progress is not None else self._progress
         found = self._counters.take(scrape, is_first=not self._scraped)
         for name, more in found.items():
@@ -77,7 +77,7 @@ class ServerState(LoggedServer):
                 if scrape.counters_invalid:
                     self._schedulers.keep_counters(figures)
                 if self._schedulers.has_room(figures.dp):
-                    self._see_figures(figures, progress, now, stands=stands)
+                    self._see_figures(figures, progress, now, is_stalled=is_stalled)
         if not scrape.counters_invalid:
             self._count_rejected(scrape, found, now)
         self._scraped = True
@@ -106,7 +106,7 @@ class ServerState(LoggedServer):
         self._rejected_streams = RejectedStreams()
         self.stages.restarted()
 
-    def _see_figures(self, figures: RankFigures, progress: float | None, now: float, *, stands: bool) -> None:
+    def _see_figures(self, figures: RankFigures, progress: float | None, now: float, *, is_stalled: bool) -> None:
         """Take what a scrape shows of one scheduler."""
         self.facts.apply_figures(figures)
         # A scheduler that the scrapes before did not have had done nothing then: its counters count from 0.
@@ -114,7 +114,7 @@ class ServerState(LoggedServer):
         rank = self.rank(figures.dp, now)
         has_base = self._scraped or rank.counters.last is not None
         before = rank.counters.figure("retracted_requests")
-        rank.see_figures(figures, progress, now, base, stands=stands)
+        rank.see_figures(figures, progress, now, base, is_stalled=is_stalled)
         counter = rank.counters.figure("retracted_requests")
         more = increase(before, counter) if has_base else None
         if more:

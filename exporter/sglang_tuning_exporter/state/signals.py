@@ -40,7 +40,7 @@ HOLD_SECONDS = 60.0
 # Reasons: docs/decisions.md, "Constants by name".
 AT_LIMIT_SHARE = 0.95
 # The largest captured batch where the log has no start.
-UNTOLD_CAPTURED = 160
+ASSUMED_CAPTURED = 160
 _ANSWERS_KEPT = 1024
 
 
@@ -98,7 +98,7 @@ class Classifier:
         self._limit = AT_LIMIT_SHARE * (running_limit or inf)
         # Where one request has just ended: of a small limit that is more than the share above.
         self._all_but_one = (running_limit or inf) - 1.0
-        self._largest = UNTOLD_CAPTURED if largest_captured is None else largest_captured
+        self._largest = ASSUMED_CAPTURED if largest_captured is None else largest_captured
         self._without_graph = without_graph  # `disabled` or `unsupported`: then `False` in a line means nothing
         self._waits_by = waits_by
         self._unqueued: dict[tuple[float | None, float | None, bool | None], States] = {}
@@ -122,7 +122,7 @@ class Classifier:
         prefill_full: bool,
         wait: Callable[[float], float | None],
         now: float,
-        elsewhere: OtherWaits = NO_OTHER_WAITS,
+        other_waits: OtherWaits = NO_OTHER_WAITS,
         next_fits: _Fits = _always,
     ) -> States:
         """Return the states while something runs or waits.
@@ -139,9 +139,9 @@ class Classifier:
             queue, admission = "empty", "no_queue"
         else:
             queue = self._queue(queued, wait, now)
-            admission = self._admission(running, usage, elsewhere, next_fits, prefill_full=prefill_full)
-        if elsewhere is not NO_OTHER_WAITS and (usage is None or usage < self._target):
-            admission = self._beside(elsewhere, running, queued or 0.0, prefill_full=prefill_full) or admission
+            admission = self._admission(running, usage, other_waits, next_fits, prefill_full=prefill_full)
+        if other_waits is not NO_OTHER_WAITS and (usage is None or usage < self._target):
+            admission = self._other_queue(other_waits, running, queued or 0.0, prefill_full=prefill_full) or admission
         if self._without_graph:
             return ("serving", queue, token_usage, admission, self._without_graph)
         if graph:
@@ -152,25 +152,25 @@ class Classifier:
             cuda_graph = "beyond_captured" if (running or 0) > self._largest else "eager"
         return ("serving", queue, token_usage, admission, cuda_graph)
 
-    def _beside(self, elsewhere: OtherWaits, running: float | None, queued: float, *, prefill_full: bool) -> str:
+    def _other_queue(self, other_waits: OtherWaits, running: float | None, queued: float, *, prefill_full: bool) -> str:
         """Return why most requests wait in another queue; empty if they do not, or not for long."""
-        longest = max(elsewhere.grammar, elsewhere.disaggregation)
+        longest = max(other_waits.grammar, other_waits.disaggregation)
         if longest <= queued:
             return ""
-        if elsewhere.grammar == longest:
+        if other_waits.grammar == longest:
             return "grammar_queue"
-        if not self._other_side_is_slow(elsewhere, running):
+        if not self._other_side_is_slow(other_waits, running):
             return ""
         return (
             "prefill_bound" if prefill_full else "pd_queue"
         )  # a server busy with prompts keeps the other side waiting
 
-    def _other_side_is_slow(self, elsewhere: OtherWaits, running: float | None) -> bool:
+    def _other_side_is_slow(self, other_waits: OtherWaits, running: float | None) -> bool:
         """Whether requests wait long for the other side of disaggregation: some always do, while their KV cache is transferred.
 
         The estimated wait decides. Without an objective, or a known rate, more requests must wait there than run here.
         """
-        waiting, rate = elsewhere.disaggregation, elsewhere.per_second
+        waiting, rate = other_waits.disaggregation, other_waits.per_second
         if self._objective is None or rate is None:
             return waiting > (running or 0)
         return waiting > rate * self._objective
@@ -188,7 +188,7 @@ class Classifier:
         self,
         running: float | None,
         usage: float | None,
-        elsewhere: OtherWaits,
+        other_waits: OtherWaits,
         next_fits: _Fits,
         *,
         prefill_full: bool,
@@ -199,12 +199,12 @@ class Classifier:
         if usage is None:
             return UNKNOWN
         if usage >= self._target:
-            full = elsewhere.full_usage
+            full = other_waits.full_usage
             return "hybrid_pool_full" if full is not None and full < self._target else "pool_full"
         # Prompts fill every batch: requests wait for prefill, not for memory.
         if prefill_full or self._waits_by == "prefill":
             return "prefill_bound"
-        if elsewhere.recovering and not self._waits_by:
+        if other_waits.recovering and not self._waits_by:
             return "recovering"
         fits = None if running is None or self._waits_by else next_fits(running, usage, self._target)
         near = running is not None and running >= self._all_but_one

@@ -38,14 +38,14 @@ class Timeline:
         self.snapshot = NOTHING
         self.until = -inf  # until then `snapshot` holds without a look at anything else
         self.seen_at: float | None = None  # when `snapshot` was seen; None: nothing is known
-        self.stands = False  # there is work, and none of it is done
+        self.is_stalled = False  # there is work, and none of it is done
         self.counted_to = now
         self.served_seconds = 0.0  # also in `totals`, which are added up only when they are read
         self.updated_at: float | None = None  # when `snapshot` was last seen, even if unchanged
         self._plan, self._rest, self._expire = plan, rest, expire
         self._planned = True
         self._stages: list[tuple[float, Snapshot]] = []
-        self._stood_since: float | None = None  # when the state before `forget` was seen
+        self._stalled_since: float | None = None  # when the state before `forget` was seen
 
     @property
     def serves(self) -> bool:
@@ -67,34 +67,34 @@ class Timeline:
     @property
     def stuck_since(self) -> float | None:
         """Since when it has work and does none of it; None where it works."""
-        return self._stood_since if self.snapshot is STUCK else None
+        return self._stalled_since if self.snapshot is STUCK else None
 
     def see(self, snapshot: Snapshot, now: float, until: float) -> None:
         """Set what was seen at `now`; it needs no plan before `until`."""
-        self.snapshot, self.until, self._planned, self.stands = snapshot, until, False, False
+        self.snapshot, self.until, self._planned, self.is_stalled = snapshot, until, False, False
         self.seen_at = self.updated_at = now
 
     def see_before(self, snapshot: Snapshot, now: float) -> None:
         """Set what held from the seconds counted so far up to `now`."""
         self._stages, self._planned, self.until = [(now, snapshot)], True, -inf
 
-    def see_again(self, now: float, *, stands: bool) -> None:
-        """Note that the last observation was seen again, and whether the work in it `stands`."""
-        self.updated_at, self.stands = now, stands
+    def see_again(self, now: float, *, is_stalled: bool) -> None:
+        """Note that the last observation was seen again, and whether its work `is_stalled`."""
+        self.updated_at, self.is_stalled = now, is_stalled
         if self.seen_at is None:
-            self.snapshot = STUCK if stands else NOTHING
+            self.snapshot = STUCK if is_stalled else NOTHING
 
     def expire(self) -> None:
-        """Discard that anything was seen lately, and that the work stands still."""
+        """Discard that anything was seen lately, and that its work is stalled."""
         self.updated_at = None
-        if self.stands:
-            self.stands, self.snapshot = False, NOTHING
+        if self.is_stalled:
+            self.is_stalled, self.snapshot = False, NOTHING
 
     def forget(self) -> None:
         """Discard what was seen: it is too old, or the server started again."""
-        self._stood_since, self.seen_at = self.seen_at, None
+        self._stalled_since, self.seen_at = self.seen_at, None
         self._stages, self._planned = [], True
-        self.snapshot, self.until = STUCK if self.stands else NOTHING, -inf
+        self.snapshot, self.until = STUCK if self.is_stalled else NOTHING, -inf
 
     def advance(self, now: float) -> None:
         """Count the seconds up to `now`."""

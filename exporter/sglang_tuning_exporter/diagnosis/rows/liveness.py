@@ -76,7 +76,7 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
             "the address given to the exporter is wrong: check --sglang-url",
         ),
         causes=(*WHAT_KILLS, "crashed", "restart_loop"),
-        notified_beside=True,
+        notified_as_well=True,
         inhibits="critical",
         kind="limit",
         scale_out="neither",
@@ -99,7 +99,7 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         hold="0m",
         keep_firing="10m",
         causes=WHAT_KILLS,
-        notified_beside=True,
+        notified_as_well=True,
         scale_out="neither",
     ),
     Diagnosis(

@@ -47,7 +47,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
             "clients retry rejected requests without a pause",
         ),
         causes=("scheduler_stuck", *WHY_REQUESTS_WAIT, "cuda_graph_not_covering", "cuda_graph_off"),
-        notified_beside=True,
+        notified_as_well=True,
         uses_advice_of_causes=True,
         scale_out="replica",
     ),

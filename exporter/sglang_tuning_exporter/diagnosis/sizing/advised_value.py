@@ -58,7 +58,7 @@ class AdvisedValue:
     """A value to set. `arg`: the argument if it is not the row's own (empty: none); `words`: what to do, in words.
 
     `variant` names the text if neither the row's nor the argument's fits; `cost` replaces the text's if a figure is
-    known. `beside` is set together with it. `otherwise`: alternatives if this server's release refuses or ignores the
+    known. `set_together` are set with it. `otherwise`: alternatives if this server's release refuses or ignores the
     value, best first.
     """
 
@@ -70,7 +70,7 @@ class AdvisedValue:
     variant: str = ""
     cost: str = ""
     is_switch: bool = False
-    beside: tuple[AdvisedValue, ...] = ()
+    set_together: tuple[AdvisedValue, ...] = ()
     otherwise: tuple[AdvisedValue, ...] = ()
 
 

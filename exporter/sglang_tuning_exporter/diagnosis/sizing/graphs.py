@@ -91,7 +91,7 @@ def graphs(basis: SizingInput) -> list[AdvisedValue]:
     covers = f"covers batches up to {suggested:g}; 99 % of the time they were at most {batch}"
     paid = _smaller_kv_cache(basis)
     cost = "" if paid else cost_of_growth(basis, graph_growth_gb(basis))
-    return [AdvisedValue(suggested, current, covers, arg, cost=cost, beside=tuple(paid))]
+    return [AdvisedValue(suggested, current, covers, arg, cost=cost, set_together=tuple(paid))]
 
 
 def cost_of_growth(basis: SizingInput, growth: float | None) -> str:

@@ -65,7 +65,7 @@ def dp_attention(basis: SizingInput) -> list[AdvisedValue]:
     if _has(facts.release, "attn_dp_size"):
         return [AdvisedValue(gpus, 1.0, arg="attn_dp_size")]
     switch = AdvisedValue(1.0, 0.0, is_switch=True)
-    return [replace(switch, beside=(AdvisedValue(gpus, replicas, arg="dp_size"),), otherwise=(switch,))]
+    return [replace(switch, set_together=(AdvisedValue(gpus, replicas, arg="dp_size"),), otherwise=(switch,))]
 
 
 def other_side(basis: SizingInput) -> list[AdvisedValue]:

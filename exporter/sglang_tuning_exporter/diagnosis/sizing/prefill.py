@@ -72,7 +72,7 @@ def interleave_decode(basis: SizingInput) -> list[AdvisedValue]:
     if basis.facts.arg("enable_mixed_chunk"):
         return [replace(shorter, otherwise=(elsewhere,)) if shorter else elsewhere]
     mixed = AdvisedValue(1.0, 0.0, arg="enable_mixed_chunk", is_switch=True)
-    together = replace(mixed, beside=() if shorter is None else (shorter,))
+    together = replace(mixed, set_together=() if shorter is None else (shorter,))
     steps, current = decode_steps_per_chunk(basis.profile), basis.facts.arg("prefill_decode_interval") or 0.0
     if current >= steps or _delays_first_tokens(basis, steps - current):
         return [elsewhere]  # shorter chunks, mixed or not, delay first tokens as well

@@ -32,7 +32,7 @@ def _waiting(ranks: PerRank[RankState], facts: ServerFacts, now: float) -> Itera
     doc = "Estimated wait of the last request in the queue: queued / admitted per second over the last minute."
     yield ranks.one(gauge("queue_wait_seconds", doc, source="computed"), lambda r: r.queue_wait_seconds(now))
     doc = "Requests waiting elsewhere than in the main queue: for a grammar, or in a queue of disaggregation."
-    yield ranks.several(gauge("waiting_requests", doc, "queue"), lambda r: sorted(r.beside.queues.items()))
+    yield ranks.several(gauge("waiting_requests", doc, "queue"), lambda r: sorted(r.other_queues.queues.items()))
     doc = "Prompt tokens that wait to be computed (#pending-token)."
     yield ranks.one(gauge("pending_tokens", doc), lambda r: r.pending_tokens)
 
