@@ -15,6 +15,7 @@ from sglang_tuning_exporter.diagnosis.conditions.share import STATE_WORDS, Share
 from sglang_tuning_exporter.diagnosis.evidence import Past
 from sglang_tuning_exporter.diagnosis.findings import Finding, judge
 from sglang_tuning_exporter.diagnosis.table import BY_ID, DIAGNOSES
+from sglang_tuning_exporter.diagnosis.wording import verdict_text
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
 from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.latency import Latency, RecentLatency
@@ -197,6 +198,18 @@ def test_the_rate_is_the_whole_servers_however_many_schedulers_served() -> None:
     recent = totals(8 * 600.0)
     recent.counts["retraction_events"] = 13
     assert ids(past(recent)) == ["retracting_too_often"]
+
+
+@pytest.mark.parametrize(
+    ("served", "observations", "seen"), [(200.0, 9, "there are 200 s and 9 in"), (12.0, 80, "there are 12 s and 80 in")]
+)
+def test_what_a_verdict_still_needs_is_said_of_seconds_and_of_observations(
+    served: float, observations: int, seen: str
+) -> None:
+    text = verdict_text(judge(past(totals(served, observations))), None, lambda _: (None, None))
+    assert "needs 20 s under load and 10 observations" in text.remark
+    assert seen in text.remark
+    assert "Too little load was seen" in text.sentence  # the load itself may be heavy
 
 
 @pytest.mark.parametrize(

@@ -87,9 +87,22 @@ def test_the_page_lives_on_the_log_alone(tmp_path: Path) -> None:
     assert "metrics not configured (--sglang-url)" in seen
 
 
+def test_the_page_says_which_log_level_has_the_batch_lines_until_one_comes(tmp_path: Path) -> None:
+    hint = "no batch line yet (SGLang prints them at --log-level info)"
+    log = tmp_path / "server.log"
+    log.write_text("UserWarning: a server at --log-level warning prints this\n")
+    quiet = Sidecar(config(log_file=(str(log),)))
+    quiet.start()
+    try:
+        assert f"server.log following; {hint}" in text_of(page_of(quiet))
+    finally:
+        quiet.stop()
+    assert hint not in text_of(page_of(watched_retractions(tmp_path, sglang_url=None)))
+
+
 def test_the_page_of_a_start_says_that_nothing_is_known_yet(tmp_path: Path) -> None:
     seen = text_of(page_of(Sidecar(config(log_file=(str(tmp_path / "none.log"),)))))
-    assert "There is too little load yet to say what limits this server." in seen
+    assert "Too little load was seen yet to say what limits this server." in seen
     assert "not reported" in seen
 
 
@@ -253,7 +266,8 @@ def test_how_far_back_a_line_goes_is_said(first: float, words: str) -> None:
 
 def test_a_verdict_without_a_finding_says_what_it_rests_on(tmp_path: Path) -> None:
     page = text_of(page_of(Sidecar(config(log_file=(str(tmp_path / "none.log"),)))))
-    assert "A verdict needs 20 s under load; there are 0 s in the last 10 minutes." in page
+    assert "A verdict needs 20 s under load and 10 observations" in page
+    assert "there are 0 s and 0 in the last 10 minutes." in page
 
 
 def test_an_unknown_figure_is_not_judged(tmp_path: Path) -> None:

@@ -165,8 +165,13 @@ class Past:
     @cached_property
     def has_enough_load(self) -> bool:
         """Whether there was enough load to judge: 20 s of serving time and 10 observations (docs/decisions.md)."""
-        seen = self.recent.counts["observations"]
-        return self.served_seconds >= self.profile.enough_serving_seconds and seen >= self.profile.enough_observations
+        enough = self.profile
+        return self.served_seconds >= enough.enough_serving_seconds and self.observations >= enough.enough_observations
+
+    @property
+    def observations(self) -> float:
+        """Batch lines, and scrapes that showed new figures."""
+        return self.recent.counts["observations"]
 
     @property
     def started_requests(self) -> float | None:

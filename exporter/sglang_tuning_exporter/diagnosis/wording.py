@@ -39,7 +39,7 @@ _SENTENCES = {
     NO_CLEAR_BOTTLENECK: ("No clear bottleneck: nothing in the tuning guide explains these figures.",) * 2,
     STARTING: ("SGLang is starting.", "SGLang was still starting."),
     NOT_ENOUGH_DATA: (
-        "There is too little load yet to say what limits this server.",
+        "Too little load was seen yet to say what limits this server.",
         "There is too little load in this log to say what limits this server.",
     ),
 }
@@ -49,7 +49,8 @@ _REMARKS = {
     IDLE: "It had almost nothing to do in {span}. Its limits show under load.",
     NO_CLEAR_BOTTLENECK: "Requests wait, or another figure is not healthy, and no diagnosis explains it. The figures below show more.",
     STARTING: "It answers when the model is loaded.",
-    NOT_ENOUGH_DATA: "A verdict needs {least:.0f} s under load; there are {served:.0f} s in {span}.",
+    NOT_ENOUGH_DATA: "A verdict needs {least:.0f} s under load and {fewest} observations (batch lines, or scrapes that show new figures);"
+    " there are {served:.0f} s and {seen:.0f} in {span}.",
 }
 TONES = {"critical": "bad", "warning": "warn", "info": "info"}
 # Over the headline, for readers who cannot see its colour.
@@ -149,7 +150,13 @@ def verdict_text(
     text = VerdictText(
         verdict,
         headline,
-        remark.format(served=past.served_seconds, least=past.profile.enough_serving_seconds, span=span),
+        remark.format(
+            served=past.served_seconds,
+            least=past.profile.enough_serving_seconds,
+            seen=past.observations,
+            fewest=past.profile.enough_observations,
+            span=span,
+        ),
         tone,
         "Idle" if verdict == IDLE else _WORDS[tone],
         own.confidence if own is not None else _confidence(judgement),
