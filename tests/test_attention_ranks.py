@@ -165,3 +165,10 @@ def test_without_a_log_a_batch_that_is_too_large_is_still_seen() -> None:
         ]
         state.observe_scrape(Scrape(ranks, progress=1000.0 * step), 15.0 * step)
     assert (seconds(state, 0), seconds(state, 2)) == ({"unknown"}, {"unknown", "beyond_captured"})
+
+
+@pytest.mark.parametrize(("running", "found"), [(160, "eager"), (161, "beyond_captured")])
+def test_without_a_start_in_the_log_the_largest_captured_batch_is_taken_to_be_160(running: int, found: str) -> None:
+    lines = [at(second, 0, decode(running, graph=False)).replace(" DP0 TP0", "") for second in range(60)]
+    seconds = told(lines, None).totals().seconds
+    assert {name for (signal, name), spent in seconds.items() if signal == "cuda_graph" and spent} == {found}

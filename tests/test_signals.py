@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sglang_tuning_exporter.state.profiles import PROFILES, Profile
 from sglang_tuning_exporter.state.signals import (
     ALL_IDLE,
+    ASSUMED_CAPTURED,
     NO_OTHER_WAITS,
     SIGNALS,
     STATES,
@@ -34,7 +35,7 @@ class Observation:
     graph: bool | None = None
     queue_wait_seconds: float | None = None  # inf when nothing was admitted for a whole window
     running_limit: float | None = None
-    largest_captured: int | None = None
+    largest_captured: int = ASSUMED_CAPTURED
     without_graph: str = ""
     other_waits: OtherWaits = NO_OTHER_WAITS
 
@@ -72,7 +73,7 @@ BUSY = Observation(serving=True, running=8, queued=4, usage=0.5, graph=True, run
         graph=st.none() | st.booleans(),
         queue_wait_seconds=st.none() | st.floats(0, inf),
         running_limit=st.none() | st.floats(0, 1e5),
-        largest_captured=st.none() | st.integers(0, 1000),
+        largest_captured=st.integers(0, 1000),
         without_graph=st.sampled_from(["", "disabled", "unsupported"]),
         other_waits=st.just(NO_OTHER_WAITS)
         | st.builds(
@@ -169,8 +170,6 @@ def test_what_holds_the_queue_is_named(seen: Observation, state: str) -> None:
         (replace(BUSY, graph=False), "eager"),
         (replace(BUSY, graph=False, running=256), "eager"),
         (replace(BUSY, graph=False, running=257), "beyond_captured"),
-        (replace(BUSY, graph=False, running=160, largest_captured=None), "eager"),
-        (replace(BUSY, graph=False, running=161, largest_captured=None), "beyond_captured"),
         (replace(BUSY, graph=False, running=257, without_graph="disabled"), "disabled"),
         (replace(BUSY, graph=False, running=257, without_graph="unsupported"), "unsupported"),
     ],

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sglang_tuning_exporter.sglang.events import RankFigures
-from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.signals import NO_OTHER_WAITS, OtherWaits
 from sglang_tuning_exporter.state.totals import AdmissionRate
 
@@ -64,25 +63,22 @@ class OtherQueues:
             self._ratio = ratio
             self.may_hold_back = True
 
-    def decoded(self, lines: int, facts: ServerFacts) -> None:
-        """Lower the ratio by the decode steps of `lines` decode lines."""
-        initial = facts.initial_new_token_ratio
+    def decoded(self, steps: int, initial: float | None) -> None:
+        """Lower the ratio by decode steps; it was `initial` at the start."""
         if self._ratio is None or initial is None:
             return
         least = LEAST_SHARE * initial
-        steps = lines * facts.decode_log_interval
         self._ratio = max(self._ratio - steps * (initial - least) / DECAY_STEPS, least)
         if self._ratio <= initial + FAR_ABOVE:
             self._ratio = None  # it falls until the next known value, so it decides nothing any more
             self._weigh()
 
     def waits(
-        self, usages: Mapping[str, float], facts: ServerFacts, admission: AdmissionRate, now: float
+        self, usages: Mapping[str, float], initial: float | None, admission: AdmissionRate, now: float
     ) -> OtherWaits:
         """Return what can hold requests back now."""
         if not self.may_hold_back and len(usages) < 2:
             return NO_OTHER_WAITS
-        initial = facts.initial_new_token_ratio
         waiting = sum(waiting for name, waiting in self.queues.items() if name in DISAGGREGATION)
         return OtherWaits(
             grammar=self.queues.get(GRAMMAR, 0.0),

@@ -15,7 +15,7 @@ from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.gauges import Gauges
 from sglang_tuning_exporter.state.kv_cache import PoolMemory, Prompts
 from sglang_tuning_exporter.state.profiles import Profile
-from sglang_tuning_exporter.state.signals import ALL_IDLE, ASSUMED_CAPTURED, HOLD_SECONDS, Signal, States, named
+from sglang_tuning_exporter.state.signals import ALL_IDLE, HOLD_SECONDS, Signal, States, named
 from sglang_tuning_exporter.state.thresholds import Thresholds
 from sglang_tuning_exporter.state.timeline import IDLE, NOTHING, Timeline
 from sglang_tuning_exporter.state.totals import HELD_BACK, AdmissionRate, Snapshot, Window
@@ -177,7 +177,7 @@ class RankState(Gauges):
         self.totals.counts["decoded"] += decodes * running
         facts = self.thresholds.facts
         if self.other_queues.may_hold_back:
-            self.other_queues.decoded(decodes, facts)
+            self.other_queues.decoded(decodes * self.thresholds.interval, self.thresholds.initial_ratio)
         if graph is None:
             return
         self.graph = graph
@@ -340,7 +340,7 @@ class RankState(Gauges):
             prefill_full,
             self.queue_wait_seconds,
             now,
-            other_queues.waits(usages, thresholds.facts, self.time.admission, now),
+            other_queues.waits(usages, thresholds.initial_ratio, self.time.admission, now),
             self.prompts.next_fits,
         )
         if len(usages) > 1:
@@ -386,7 +386,7 @@ class RankState(Gauges):
         """
         assert self._others is not None
         before, facts = self._others.decoded(self.dp, running, now), self.thresholds.facts
-        if self.graph is not False or running > (facts.largest_captured or ASSUMED_CAPTURED):
+        if self.graph is not False or running > self.thresholds.largest_captured:
             return
         if self._others.explain_eager(self.dp, facts, now, before if since is None else since):
             self.graph = None

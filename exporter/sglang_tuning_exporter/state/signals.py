@@ -88,7 +88,7 @@ class Classifier:
         self,
         profile: Profile,
         running_limit: float | None,
-        largest_captured: int | None,
+        largest_captured: int = ASSUMED_CAPTURED,
         without_graph: str = "",
         waits_by: str = "",
     ) -> None:
@@ -98,7 +98,7 @@ class Classifier:
         self._limit = AT_LIMIT_SHARE * (running_limit or inf)
         # Where one request has just ended: of a small limit that is more than the share above.
         self._all_but_one = (running_limit or inf) - 1.0
-        self._largest = ASSUMED_CAPTURED if largest_captured is None else largest_captured
+        self._largest = largest_captured
         self._without_graph = without_graph  # `disabled` or `unsupported`: then `False` in a line means nothing
         self._waits_by = waits_by
         self._unqueued: dict[tuple[float | None, float | None, bool | None], States] = {}

@@ -7,7 +7,7 @@ from math import inf
 from sglang_tuning_exporter.state.cadence import DECODE_LOG_INTERVAL, DRAFTED_TOKENS
 from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.profiles import Profile
-from sglang_tuning_exporter.state.signals import Classifier
+from sglang_tuning_exporter.state.signals import ASSUMED_CAPTURED, Classifier
 
 
 class Thresholds:
@@ -18,11 +18,13 @@ class Thresholds:
         self.facts = facts
         self._profile = profile
         self.revision = -1  # of the facts when the rest was computed
-        self.classifier = Classifier(profile, None, None)
+        self.classifier = Classifier(profile, None)
         self.interval = int(DECODE_LOG_INTERVAL)  # decode steps between two lines
         self.tokens_per_interval = DECODE_LOG_INTERVAL  # the same times the tokens that one step may give
         self.chunk: float | None = None  # the most prompt tokens of one prefill batch where prompts are chunked
         self.most: float | None = None  # the most prompt tokens of any prefill batch
+        self.initial_ratio: float | None = None  # `initial_new_token_ratio` of the arguments
+        self.largest_captured = ASSUMED_CAPTURED
 
     def use(self, facts: ServerFacts) -> None:
         """Take the facts of a new start."""
@@ -35,13 +37,15 @@ class Thresholds:
         chunk = facts.arg("chunked_prefill_size")
         self.chunk = chunk if chunk is not None and chunk > 0 else None
         self.most = facts.prefill_batch_tokens
+        self.initial_ratio = facts.initial_new_token_ratio
+        self.largest_captured = facts.largest_captured or ASSUMED_CAPTURED
         self.interval = int(facts.decode_log_interval)
         drafted = facts.arg("speculative_num_draft_tokens") or DRAFTED_TOKENS
         self.tokens_per_interval = self.interval * (drafted if facts.args.get("speculative_algorithm") else 1.0)
         self.classifier = Classifier(
             self._profile.for_server(facts),
             facts.running_limit(self.dp),
-            facts.largest_captured,
+            self.largest_captured,
             facts.without_graph,
             facts.waits_by,
         )
