@@ -26,9 +26,9 @@ from sglang_tuning_exporter.diagnosis.evidence import past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.recordings.recording import from_files
 from sglang_tuning_exporter.report import page as report_page
-from sglang_tuning_exporter.report import report
 from sglang_tuning_exporter.report.document import build as build_document
 from sglang_tuning_exporter.report.inputs import Logs
+from sglang_tuning_exporter.report.reading import ReadLogs
 from sglang_tuning_exporter.report.terminal import render as as_text
 from sglang_tuning_exporter.sglang.args.printed import holds_secret, is_secret, parse_server_args
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
@@ -227,8 +227,8 @@ def check_report(data: bytes) -> None:
     packed = data[:1] == b"\x1f"
     with scratch("server.log.gz" if packed else "server.log", gzip.compress(data[1:], 1) if packed else data) as path:
         try:
-            reading = report.ReadLogs(Logs([str(path)]), PROFILES["offline"])
-            document = build_document(reading.input, reading.analysis)
+            reading = ReadLogs(Logs([str(path)]), PROFILES["offline"]).read()
+            document = build_document(reading)
         except UsageError as error:
             assert ": " in str(error), error
             return

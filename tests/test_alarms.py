@@ -9,7 +9,7 @@ import pytest
 
 from sglang_tuning_exporter.diagnosis.promql import duration
 from sglang_tuning_exporter.diagnosis.table import ALERTS
-from sglang_tuning_exporter.report.alarms import GAP_SECONDS, AlarmClock, Evaluations, FiredAlert
+from sglang_tuning_exporter.report.alarms import GAP_SECONDS, AlarmClock, FiredAlert
 from sglang_tuning_exporter.report.analysis import Analysis
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.state.profiles import PROFILES
@@ -141,7 +141,7 @@ def test_a_reserve_that_is_too_small_fires_for_as_long_as_the_server_runs(tmp_pa
 
 
 def test_evaluations_fall_on_quarter_minutes_from_before_the_first_line_on() -> None:
-    evaluations = Evaluations()
+    evaluations = AlarmClock(PROFILES["online"])
     assert list(evaluations.due(100.0)) == [90.0]
     assert evaluations.next_due == 105.0
     assert list(evaluations.due(104.9)) == []
@@ -150,7 +150,7 @@ def test_evaluations_fall_on_quarter_minutes_from_before_the_first_line_on() -> 
 
 
 def test_before_any_time_is_known_nothing_is_due() -> None:
-    evaluations = Evaluations()
+    evaluations = AlarmClock(PROFILES["online"])
     assert list(evaluations.due(float("-inf"))) == []
     assert list(evaluations.rest()) == []
 

@@ -217,7 +217,7 @@ def exposed(night: BackfillView, tale: Told, number: int) -> list[dict[str, str]
             for (name, labels), known in samples.items()
             if name == "sglang_tuning_diagnosis_active" and known.get(step)
         )
-        tale.report[now] = frozenset(row.id for row, state in night.clock.states() if state == "firing")
+        tale.report[now] = frozenset(row.id for row, state in night.alarms.states() if state == "firing")
     noted = []
     for (name, labels), values in samples.items():
         said = ",".join(f"{label}={json.dumps(word)}" for label, word in labels)

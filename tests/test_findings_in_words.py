@@ -16,7 +16,7 @@ from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.report.document import build
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.page import render as as_html
-from sglang_tuning_exporter.report.report import ReadLogs
+from sglang_tuning_exporter.report.reading import ReadLogs
 from sglang_tuning_exporter.report.terminal import render as as_text
 from sglang_tuning_exporter.report.wording import text_of as text_of_log
 from sglang_tuning_exporter.serve.pages.page import text_of
@@ -36,8 +36,8 @@ def now(sidecar: Sidecar) -> VerdictText:
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: log.name)
 def test_terminal_and_page_of_a_report_have_the_same_sentences(log: Path) -> None:
-    reading = ReadLogs(Logs([str(log)]), PROFILES["offline"])
-    document = build(reading.input, reading.analysis)
+    reading = ReadLogs(Logs([str(log)]), PROFILES["offline"]).read()
+    document = build(reading)
     text = text_of_log(document, reading.analysis)
     sentences = {text.sentence, text.remark}
     for finding in (*text.faults, *text.chances):
@@ -99,8 +99,8 @@ def test_what_comes_from_the_server_is_printable(tmp_path: Path) -> None:
 def test_a_verdict_without_a_finding_is_of_now_or_of_a_log(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_text("[2025-11-20 10:00:00] The server is fired up and ready to roll!\n" * 2)
-    reading = ReadLogs(Logs([str(log)]), PROFILES["online"])
-    of_log = text_of_log(build(reading.input, reading.analysis), reading.analysis)
+    reading = ReadLogs(Logs([str(log)]), PROFILES["online"]).read()
+    of_log = text_of_log(build(reading), reading.analysis)
     of_now = now(Sidecar(config(log_file=(str(log),))))
     assert of_log.verdict == of_now.verdict == "not_enough_data"
     assert ("in this log" in of_log.remark, "in the last 10 minutes" in of_now.remark) == (True, True)

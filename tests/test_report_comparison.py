@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sglang_tuning_exporter.config.values import UsageError
-from sglang_tuning_exporter.report.comparison import ArgChange, ArgumentChanges, RunFigures, changed_args, compare
+from sglang_tuning_exporter.report.comparison import RunFigures, StartArgs, changed_args, compare
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.report import report, run
 from sglang_tuning_exporter.state.profiles import PROFILES
@@ -18,21 +18,27 @@ RECORDINGS = Path(__file__).parent / "recordings"
 RUN = RunFigures(
     serving_seconds=600,
     batches=500,
-    throughput=1000,
-    prompt_tokens=200,
-    running=8,
-    queued=0,
-    usage=0.5,
-    waiting=0.0,
-    above_range=0.0,
-    retractions=0.0,
-    coverage=1.0,
+    generated_tokens_per_second=1000,
+    prompt_tokens_per_second=200,
+    mean_running_requests=8,
+    mean_queued_requests=0,
+    mean_token_usage=0.5,
+    share_waiting=0.0,
+    share_queue_above_range=0.0,
+    retractions_per_minute=0.0,
+    cuda_graph_coverage=1.0,
     out_of_memory=0,
-    rejections=0,
+    rejections_per_minute=0,
 )
-ONE = (ArgChange("schedule_conservativeness", "0.1", "1.3"),)
-TUNED = (ArgChange("chunked_prefill_size", "256", "1024"),)
-TWO = (*ONE, ArgChange("page_size", "1", "64"))
+
+
+def change_of(arg: str, before: str, after: str) -> dict[str, Any]:
+    return {"arg": arg, "flag": f"--{arg.replace('_', '-')}", "before": before, "after": after}
+
+
+ONE = [change_of("schedule_conservativeness", "0.1", "1.3")]
+TUNED = [change_of("chunked_prefill_size", "256", "1024")]
+TWO = [*ONE, change_of("page_size", "1", "64")]
 
 
 def like(**figures: float | None) -> RunFigures:
@@ -40,124 +46,142 @@ def like(**figures: float | None) -> RunFigures:
 
 
 def test_fewer_retractions_under_the_same_load_after_one_change_are_likely_its_work() -> None:
-    change = compare(like(retractions=4.4), RUN, ONE)
-    assert (change.overall, change.cause) == ("better", "likely")
-    assert change.words == (
+    change = compare(like(retractions_per_minute=4.4), RUN, ONE)
+    assert (change["overall"], change["cause"]) == ("better", "likely")
+    assert change["words"] == (
         "Better: retractions a minute. The load was alike and nothing else was changed, "
         "so --schedule-conservativeness 0.1 → 1.3 is the likely cause."
     )
 
 
 def test_under_another_load_no_change_is_proven_and_throughput_says_nothing() -> None:
-    change = compare(like(retractions=4.4), like(running=1, prompt_tokens=20, throughput=100), ONE)
-    assert (change.overall, change.cause) == ("better", "unproven")
-    assert [row.direction for row in change.rows if row.name == "generated tokens a second"] == ["different"]
+    change = compare(
+        like(retractions_per_minute=4.4),
+        like(mean_running_requests=1, prompt_tokens_per_second=20, generated_tokens_per_second=100),
+        ONE,
+    )
+    assert (change["overall"], change["cause"]) == ("better", "unproven")
+    assert [row["change"] for row in change["figures"] if row["name"] == "generated tokens a second"] == ["different"]
 
 
 def test_the_same_rate_of_prompts_is_the_same_load_though_more_wait() -> None:
-    assert compare(like(queued=100, waiting=0.9), RUN, ONE).cause == "likely"
+    assert compare(like(mean_queued_requests=100, share_waiting=0.9), RUN, ONE)["cause"] == "likely"
 
 
-LENGTHS = {"prompt_length": 100.0, "answer_length": 80.0, "cached": 0.5}
+LENGTHS = {"mean_prompt_tokens": 100.0, "mean_generated_tokens": 80.0, "share_cached": 0.5}
 
 
 def test_prompts_twenty_times_as_long_are_another_load_though_as_many_clients_ask() -> None:
     change = compare(
-        like(**LENGTHS, throughput=3000), like(**{**LENGTHS, "prompt_length": 1975.0}, throughput=700), ONE
+        like(**LENGTHS, generated_tokens_per_second=3000),
+        like(**{**LENGTHS, "mean_prompt_tokens": 1975.0}, generated_tokens_per_second=700),
+        ONE,
     )
-    assert change.cause == "unproven"
+    assert change["cause"] == "unproven"
     assert (
-        "100 → 1.98e+03 prompt tokens a request" in change.words
-        or "100 → 1,975 prompt tokens a request" in change.words
+        "100 → 1.98e+03 prompt tokens a request" in change["words"]
+        or "100 → 1,975 prompt tokens a request" in change["words"]
     )
-    assert [row.direction for row in change.rows if row.name == "generated tokens a second"] == ["different"]
+    assert [row["change"] for row in change["figures"] if row["name"] == "generated tokens a second"] == ["different"]
 
 
 @pytest.mark.parametrize(
     ("figure", "after", "words"),
     [
-        ("answer_length", 200.0, "80 → 200 generated tokens a request"),
-        ("prompt_length", 70.0, "100 → 70 prompt tokens a request"),
-        ("cached", 0.1, "50 → 10 % of the prompts cached"),
+        ("mean_generated_tokens", 200.0, "80 → 200 generated tokens a request"),
+        ("mean_prompt_tokens", 70.0, "100 → 70 prompt tokens a request"),
+        ("share_cached", 0.1, "50 → 10 % of the prompts cached"),
     ],
 )
 def test_other_requests_are_another_load(figure: str, after: float, words: str) -> None:
-    change = compare(like(**LENGTHS, retractions=4.4), like(**{**LENGTHS, figure: after}), TUNED)
-    assert (change.cause, words in change.words) == ("unproven", True)
+    change = compare(like(**LENGTHS, retractions_per_minute=4.4), like(**{**LENGTHS, figure: after}), TUNED)
+    assert (change["cause"], words in change["words"]) == ("unproven", True)
 
 
-@pytest.mark.parametrize("lengths", [LENGTHS, {"prompt_length": 120.0, "answer_length": 70.0, "cached": 0.55}])
+@pytest.mark.parametrize(
+    "lengths", [LENGTHS, {"mean_prompt_tokens": 120.0, "mean_generated_tokens": 70.0, "share_cached": 0.55}]
+)
 def test_requests_of_about_the_same_size_are_the_same_load(lengths: dict[str, float]) -> None:
-    assert compare(like(**LENGTHS, retractions=4.4), like(**lengths), TUNED).cause == "likely"
+    assert compare(like(**LENGTHS, retractions_per_minute=4.4), like(**lengths), TUNED)["cause"] == "likely"
 
 
 def test_more_cached_prompts_are_the_work_of_a_flag_that_decides_what_is_cached() -> None:
-    cache = (ArgChange("disable_radix_cache", "on", "off"),)
-    change = compare(like(**{**LENGTHS, "cached": 0.0}, throughput=494), like(**LENGTHS, throughput=1035), cache)
-    assert change.cause == "likely"
+    cache = [change_of("disable_radix_cache", "on", "off")]
+    change = compare(
+        like(**{**LENGTHS, "share_cached": 0.0}, generated_tokens_per_second=494),
+        like(**LENGTHS, generated_tokens_per_second=1035),
+        cache,
+    )
+    assert change["cause"] == "likely"
 
 
 def test_better_in_one_and_worse_in_another_is_mixed() -> None:
-    assert compare(RUN, like(throughput=2000, retractions=3), ONE).overall == "mixed"
+    assert compare(RUN, like(generated_tokens_per_second=2000, retractions_per_minute=3), ONE)["overall"] == "mixed"
 
 
 def test_what_differs_by_less_than_noise_is_the_same_and_blames_no_argument() -> None:
-    change = compare(RUN, like(throughput=1100, retractions=0.3, coverage=0.97), ONE)
-    assert (change.overall, change.cause) == ("same", "none")
-    assert "made no difference" in change.words
+    change = compare(
+        RUN, like(generated_tokens_per_second=1100, retractions_per_minute=0.3, cuda_graph_coverage=0.97), ONE
+    )
+    assert (change["overall"], change["cause"]) == ("same", "none")
+    assert "made no difference" in change["words"]
 
 
 def test_without_a_change_of_arguments_none_is_the_cause() -> None:
-    change = compare(RUN, like(throughput=300, queued=90, waiting=0.9), ())
-    assert (change.overall, change.cause) == ("worse", "none")
-    assert "load, machine or model" in change.words
+    change = compare(RUN, like(generated_tokens_per_second=300, mean_queued_requests=90, share_waiting=0.9), [])
+    assert (change["overall"], change["cause"]) == ("worse", "none")
+    assert "load, machine or model" in change["words"]
 
 
 def test_of_two_changes_the_one_that_turns_what_was_the_limit_is_named() -> None:
-    change = compare(like(retractions=4.4), RUN, TWO, "retracting_too_often")
-    assert change.cause == "possible"
-    assert "--schedule-conservativeness 0.1 → 1.3 is the flag for what limited the server before" in change.words
+    change = compare(like(retractions_per_minute=4.4), RUN, TWO, "retracting_too_often")
+    assert change["cause"] == "possible"
+    assert "--schedule-conservativeness 0.1 → 1.3 is the flag for what limited the server before" in change["words"]
 
 
 def test_of_two_changes_that_turn_nothing_known_neither_is_blamed() -> None:
-    assert "try them one by one" in compare(like(retractions=4.4), RUN, TWO).words
+    assert "try them one by one" in compare(like(retractions_per_minute=4.4), RUN, TWO)["words"]
 
 
 def test_arguments_that_are_not_known_are_no_cause() -> None:
-    change = compare(like(retractions=4.4), RUN, (), known=False)
-    assert (change.overall, change.cause) == ("better", "none")
-    assert "not in its log" in change.words
+    change = compare(like(retractions_per_minute=4.4), RUN, [], known=False)
+    assert (change["overall"], change["cause"]) == ("better", "none")
+    assert "not in its log" in change["words"]
 
 
 @pytest.mark.parametrize("short", [{"serving_seconds": 20.0}, {"batches": 5.0}])
 def test_too_little_is_not_compared(short: dict[str, float]) -> None:
-    assert compare(like(**short), RUN, ONE).overall == compare(RUN, like(**short), ONE).overall == "not_comparable"
+    assert (
+        compare(like(**short), RUN, ONE)["overall"] == compare(RUN, like(**short), ONE)["overall"] == "not_comparable"
+    )
 
 
 def test_a_new_out_of_memory_failure_is_worse_however_short_the_run() -> None:
-    assert compare(RUN, like(serving_seconds=5.0, out_of_memory=1), ONE).overall == "worse"
+    assert compare(RUN, like(serving_seconds=5.0, out_of_memory=1), ONE)["overall"] == "worse"
 
 
 def test_a_figure_that_one_run_lacks_is_no_row() -> None:
-    assert "CUDA graph coverage" not in {row.name for row in compare(RUN, like(coverage=None), ()).rows}
+    assert "CUDA graph coverage" not in {
+        row["name"] for row in compare(RUN, like(cuda_graph_coverage=None), [])["figures"]
+    }
 
 
-def args(**values: Any) -> ArgumentChanges:
-    return ArgumentChanges({"model_path": "m", "random_seed": 1, "port": 1, "page_size": 1, **values})
+def args(**values: Any) -> StartArgs:
+    return StartArgs({"model_path": "m", "random_seed": 1, "port": 1, "page_size": 1, **values})
 
 
 def test_what_varies_by_itself_and_what_one_release_has_is_no_change() -> None:
-    assert changed_args(args(random_seed=1, port=1, old_only=1), args(random_seed=2, port=2, new_only=1)) == ()
+    assert changed_args(args(random_seed=1, port=1, old_only=1), args(random_seed=2, port=2, new_only=1)) == []
 
 
 def test_a_changed_argument_has_its_flag_and_both_values_as_text() -> None:
     (change,) = changed_args(args(mem_fraction_static=None), args(mem_fraction_static=0.9))
-    assert (change.flag, change.before, change.after) == ("--mem-fraction-static", "not set", "0.9")
+    assert (change["flag"], change["before"], change["after"]) == ("--mem-fraction-static", "not set", "0.9")
 
 
 def test_a_value_without_end_is_cut() -> None:
     (change,) = changed_args(args(x="a"), args(x="b" * 9999))
-    assert len(change.after) <= 80
+    assert len(change["after"]) <= 80
 
 
 def recording(name: str) -> str:

@@ -25,7 +25,8 @@ from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.report.axis import ticks
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.page import POLICY
-from sglang_tuning_exporter.report.report import ReadLogs, run
+from sglang_tuning_exporter.report.reading import ReadLogs
+from sglang_tuning_exporter.report.report import run
 from sglang_tuning_exporter.serve.pages.chart import Point, nice, scale
 from sglang_tuning_exporter.state.profiles import PROFILES
 
@@ -154,7 +155,7 @@ def test_a_server_with_graphs_shows_how_many_batches_they_cover(tmp_path: Path) 
 def test_alerts_that_would_have_fired_have_a_lane_and_shade_the_figures(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_bytes(retracting_for_long())
-    spans = ReadLogs(Logs([str(log)]), PROFILES["online"]).input.spans
+    spans = ReadLogs(Logs([str(log)]), PROFILES["online"]).read().alarms.spans()
     assert "SGLangRetractingTooOften" in {span.alert for span in spans}
     written = page(tmp_path, log)
     assert '<rect class="shade warning"' in written

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sglang_tuning_exporter.report.inputs import Logs
+from sglang_tuning_exporter.report.reading import ReadLogs
 from sglang_tuning_exporter.report.rejoined import rejoined
-from sglang_tuning_exporter.report.report import ReadLogs, report
+from sglang_tuning_exporter.report.report import report
 from sglang_tuning_exporter.report.terminal import Style, render
 from sglang_tuning_exporter.state.profiles import PROFILES
 
@@ -77,7 +78,7 @@ def test_arguments_that_a_shipper_cut_off_are_not_taken_for_unset(tmp_path: Path
         advice.get("flag"): advice["current"] for finding in document["findings"] for advice in finding["advice"]
     }
     assert advised
-    text = render(document, ReadLogs(Logs([str(log)]), PROFILES["online"]).analysis, Style())
+    text = render(document, ReadLogs(Logs([str(log)]), PROFILES["online"]).read().analysis, Style())
     assert "now not set" not in text
     assert "The command line" not in text
 

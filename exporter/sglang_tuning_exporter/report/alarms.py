@@ -89,11 +89,6 @@ class _Alert:
         return self.end(now)
 
     @property
-    def is_pending(self) -> bool:
-        """Whether its condition held at the last evaluation, or it is kept firing."""
-        return self._pending is not None
-
-    @property
     def state(self) -> str:
         """`pending`, `firing`, or nothing."""
         return "" if self._pending is None else "pending" if self._fired is None else "firing"
@@ -112,18 +107,23 @@ class _Alert:
         return FiredAlert(row.alert, row.id, row.severity, self._fired, now, self._pending, ongoing)
 
 
-class Evaluations:
-    """The times at which Prometheus evaluates: every 15 s of the log, from before its first line to after its last."""
+class AlarmClock:
+    """The alerts that a log can show, evaluated every 15 s of the log's time. Memory does not grow with the log, except for the spans.
 
-    def __init__(self) -> None:
+    What only Prometheus or SGLang's own `/metrics` can show (`server_down`, latency objectives, …) never fires here.
+    """
+
+    def __init__(self, profile: Profile) -> None:
         self.now: float | None = None  # the last evaluation
         self.next_due = -inf  # no evaluation is due before; cheaper to compare than a call of `due` for every line
+        self._alerts = [_Alert(row) for row in ALERTS if is_evaluated(row, profile.name)]
+        self._samples = _ScrapedSamples(profile, [alert.row for alert in self._alerts])
+        self._spans: list[FiredAlert] = []
 
     def due(self, moment: float) -> Iterator[float]:
-        """Return the evaluations since the last one up to and including `moment`.
+        """Return the evaluations since the last one up to and including `moment`: every 15 s, from before the first line on.
 
-        Call it with the first line's time first: the first evaluation is at or before that line. Take the events of `moment`
-        after these evaluations.
+        Take the events of `moment` after these evaluations.
         """
         if moment == -inf:
             return
@@ -131,7 +131,7 @@ class Evaluations:
         if self.now is None:
             self.now = before
         elif moment - self.now > GAP_SECONDS:
-            self.skipped(self.now + EVALUATION_SECONDS)
+            self._end_all(self.now + EVALUATION_SECONDS)
             self.now = before
         while self.now + EVALUATION_SECONDS <= moment:
             self.now += EVALUATION_SECONDS
@@ -143,23 +143,7 @@ class Evaluations:
         if self.now is not None:
             yield from self.due(self.next_due)
 
-    def skipped(self, since: float) -> None:
-        """Note that nothing is evaluated from `since` until the next evaluation."""
-
-
-class AlarmClock(Evaluations):
-    """The alerts that a log can show, evaluated every 15 s of the log's time. Memory does not grow with the log, except for the spans.
-
-    What only Prometheus or SGLang's own `/metrics` can show (`server_down`, latency objectives, …) never fires here.
-    """
-
-    def __init__(self, profile: Profile) -> None:
-        super().__init__()
-        self._alerts = [_Alert(row) for row in ALERTS if is_evaluated(row, profile.name)]
-        self._samples = _ScrapedSamples(profile, [alert.row for alert in self._alerts])
-        self._spans: list[FiredAlert] = []
-
-    def skipped(self, since: float) -> None:
+    def _end_all(self, since: float) -> None:
         """End all alerts: without samples none holds."""
         self._spans += [span for alert in self._alerts if (span := alert.end(since)) is not None]
         self._samples.forget()
@@ -171,7 +155,7 @@ class AlarmClock(Evaluations):
         samples.scrape(state, now, unrecognised)
         for alert in self._alerts:
             holds = (alert.needs is None or not samples.moved.isdisjoint(alert.needs)) and fires(alert.row, samples)
-            if (holds or alert.is_pending) and (span := alert.see(now, holds=holds)) is not None:
+            if (holds or alert.state) and (span := alert.see(now, holds=holds)) is not None:
                 self._spans.append(span)
 
     def spans(self) -> list[FiredAlert]:

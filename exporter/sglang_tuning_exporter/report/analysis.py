@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import inf
 
 from sglang_tuning_exporter.diagnosis.evidence import RESERVE, WATCHDOG
-from sglang_tuning_exporter.report.phases import FirstAndLast, PhaseTracker, Run
+from sglang_tuning_exporter.diagnosis.json_findings import Document
+from sglang_tuning_exporter.report.phases import PhaseTracker
 from sglang_tuning_exporter.report.runs import JudgedRun, Runs
 from sglang_tuning_exporter.report.sampling import Sampler
-from sglang_tuning_exporter.report.series import Series
 from sglang_tuning_exporter.report.sightings import Sightings
 from sglang_tuning_exporter.sglang.events import (
     ENDS,
@@ -27,10 +27,10 @@ from sglang_tuning_exporter.sglang.events import (
 )
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.state.arguments import is_whole
+from sglang_tuning_exporter.state.history import added_up
 from sglang_tuning_exporter.state.journal import REJECTION, RETRACTION, START
 from sglang_tuning_exporter.state.profiles import Profile
 from sglang_tuning_exporter.state.server import ServerState
-from sglang_tuning_exporter.state.totals import Totals
 
 # Seconds without a batch line that may be a pause.
 QUIET_SECONDS = 2.0
@@ -101,7 +101,7 @@ class Analysis:
         self.profile = profile
         self.state = ServerState(profile, 0.0, self)
         self.graph: bool | None = None  # of the last decode line
-        self._begin: float | None = None
+        self.begin: float | None = None  # the first time; None without printed times
         self._now = 0.0
         self._last_event_at = 0.0  # the time of a line without meaning, which ends or begins a file, is not one
         self._before_start = 0.0  # when the event before the last start was printed
@@ -113,6 +113,7 @@ class Analysis:
         self._seen = Sightings()
         self.course = PhaseTracker(lambda: self.state.served_seconds)
         self._sampler = Sampler(self.state)
+        self.series = self._sampler.series
         self._serves_until: float | None = None  # by the last batch line, which came at the next
         self._ends_after = self._pass_due = -inf
         self._runs = Runs(self.state, self._sampler, self.course)
@@ -121,7 +122,7 @@ class Analysis:
     def take(self, moment: float, event: Event | BatchRun | None) -> None:
         """Take an event printed at `moment` (-inf: not known yet); without an event only time passes."""
         before = self._last_event_at
-        if moment > self._now or (self._begin is None and moment != -inf):
+        if moment > self._now or (self.begin is None and moment != -inf):
             self._pass(moment, lightly=event is None or isinstance(event, BatchRun))
         if event is None:
             return
@@ -141,7 +142,7 @@ class Analysis:
 
     def wait(self, moment: float) -> None:
         """Let time pass without a line, so that the state at `moment` can be read."""
-        if self._begin is None or moment <= self._now:
+        if self.begin is None or moment <= self._now:
             return
         self._see_end_of_service(moment)
         self.state.advance(moment)
@@ -170,8 +171,8 @@ class Analysis:
 
         `lightly`: a run lets time pass for its own rank, which is enough for a while under the load of one rank.
         """
-        if self._begin is None:
-            self._begin = self._now = self._last_event_at = moment
+        if self.begin is None:
+            self.begin = self._now = self._last_event_at = moment
             self._sampler.begin(moment)
             self._runs.begin(moment, 0.0)
             self.course.begin(moment)
@@ -182,11 +183,6 @@ class Analysis:
             self.state.advance(moment)
             self._pass_due = moment + PASS_SECONDS if self.state.is_steady else -inf
         self._now = moment
-
-    @property
-    def serving_seconds(self) -> float:
-        """Seconds in which any rank served; `totals` adds the ranks up instead."""
-        return self.state.served_seconds
 
     def takes(self, event: Event, at: float) -> None:
         """Note an event that the state accepted, at the time when it was printed."""
@@ -250,16 +246,16 @@ class Analysis:
             self._last, self._restarted = {}, False
         self._last[dp] = line
         rank = self.state.ranks.get(dp)
-        if rank is not None and self._begin is not None:
+        if rank is not None and self.begin is not None:
             self._seen.see_states(dp, rank.time.snapshot[0], self._now)
 
     def _see(self, what: str, at: float) -> None:
-        if self._begin is not None:
+        if self.begin is not None:
             self._seen.see(what, at)
 
     def starts(self, event: ServerArgs, at: float) -> None:
         """Begin a new run: the run before ended with the line before."""
-        served = self.serving_seconds
+        served = self.state.served_seconds
         self._runs.end(self._before_start, served, self._seen, restarted=True)
         self._seen = Sightings()
         self._end_start()
@@ -274,24 +270,9 @@ class Analysis:
         self._restarted = True
 
     @property
-    def begin(self) -> float | None:
-        """The first time; None without printed times."""
-        return self._begin
-
-    @property
-    def series(self) -> Series:
-        """The figures over time."""
-        return self._sampler.series
-
-    @property
-    def runs(self) -> FirstAndLast[Run]:
-        """The runs between the starts."""
-        return self.course.runs
-
-    @property
     def seconds(self) -> float:
         """How long the span is; 0 without printed times."""
-        return 0.0 if self._begin is None else self._now - self._begin
+        return 0.0 if self.begin is None else self._now - self.begin
 
     def batches(self, kind: str) -> int:
         """Return the number of `decode` or `prefill` lines, without the repetitions of other TP and PP ranks."""
@@ -303,27 +284,23 @@ class Analysis:
         return self._available + self._ranks.own_available()
 
     @property
-    def last(self) -> LastLine:
+    def last(self) -> Document:
         """The last lines of all DP ranks together: the sum of the requests, the highest usage."""
-        running = [line.running for line in self._last.values() if line.running is not None]
-        queued = [line.queued for line in self._last.values() if line.queued is not None]
-        usages = [line.usage for line in self._last.values() if line.usage is not None]
-        return LastLine(
-            sum(running) if running else None, sum(queued) if queued else None, max(usages) if usages else None
-        )
-
-    @property
-    def totals(self) -> Totals:
-        """Seconds and counts of all ranks, added up."""
-        return self.state.totals()
+        lines = self._last.values()
+        usages = [line.usage for line in lines if line.usage is not None]
+        return {
+            "running_requests": added_up(line.running for line in lines),
+            "queued_requests": added_up(line.queued for line in lines),
+            "token_usage": max(usages, default=None),
+        }
 
     def conclude(self) -> JudgedRun:
         """End the log; return the judgement of the last start with enough load, or of the last one that failed."""
         if self._judged is None:
             self.state.settle(self._now)
-            if self._begin is not None:
+            if self.begin is not None:
                 self._sampler.end(self._now)
-            served = self.serving_seconds
+            served = self.state.served_seconds
             self._runs.end(self._now, served, self._seen, restarted=False)
             self.course.finish(self._now)
             self._judged = self._runs.judged or self._runs.whole(self._now, served, self._seen)

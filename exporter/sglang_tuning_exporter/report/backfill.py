@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
 from urllib.parse import urlencode
@@ -27,13 +27,10 @@ from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.findings import Judgement, judge
 from sglang_tuning_exporter.diagnosis.recommendation import Recommendation, RecommendedSince, recommendations, since
-from sglang_tuning_exporter.report.alarms import AlarmClock
-from sglang_tuning_exporter.report.analysis import Analysis
 from sglang_tuning_exporter.report.files import shown
-from sglang_tuning_exporter.report.given import check_output, profile_of
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.openmetrics import OpenMetricsFile
-from sglang_tuning_exporter.report.progress import watched
+from sglang_tuning_exporter.report.reading import ReadLogs, check_output, profile_of, watched
 from sglang_tuning_exporter.report.samples import EVALUATION_SECONDS
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.sglang.clean import clean
@@ -50,39 +47,27 @@ class _BackfillLog:
 
     state_file_problem: str | None = None
     is_catching_up = False  # at each time everything printed until then is read
+    left_out = dropped_lines = files_lost = 0
 
-    def __init__(self, logs: Logs) -> None:
-        self._logs = logs
-        self.files = [FileStatus(name, reason="", position=0, dropped=0) for name in logs.names]
+    def __init__(self, names: Sequence[str]) -> None:
+        self.files = [FileStatus(name, reason="", position=0, dropped=0) for name in names]
         self.last_line_at: float | None = None
-        self.left_out = self.dropped_lines = self.files_lost = 0
-
-    @property
-    def lines(self) -> Counter[str]:
-        return self._logs.lines_taken
-
-    @property
-    def unrecognised(self) -> Counter[str]:
-        return self._logs.unrecognised_taken
+        self.lines = self.unrecognised = Counter[str]()
 
 
-class BackfillView:
+class BackfillView(ReadLogs):
     """A stand-in for the running sidecar while a log is read: the same state, at the log's time."""
 
     log_silent_seconds: float | None = None  # only metrics could show that the server worked without a line
 
     def __init__(self, logs: Logs, profile: Profile, shift: float = 0.0) -> None:
-        self.profile = profile
-        self.health = ScrapeHealth()
-        self.log = _BackfillLog(logs)
+        super().__init__(logs, profile)
+        self.profile, self.state, self._shift = profile, self.analysis.state, shift
+        self.health, self.loads = ScrapeHealth(), LoadsSchedule()
+        self.log = _BackfillLog(logs.names)
         self.threads = Threads(threading.Event())  # none is started
-        self.analysis = Analysis(profile)
-        self.clock = AlarmClock(profile)
-        self._logs, self._shift = logs, shift
         self.config = Config(log_file=tuple(logs.names), profile=profile.name)
-        self.state = self.analysis.state
         self.measured = Measured(profile.window_seconds)  # a log has no `/v1/loads`
-        self.loads = LoadsSchedule()
         self.recommended_since: dict[Recommendation, RecommendedSince] = {}
         self._now = 0.0
 
@@ -102,26 +87,16 @@ class BackfillView:
         return judgement
 
     def moments(self) -> Iterator[tuple[float, list[Metric]]]:
-        """Return every scrape: its time in unix seconds, and the families. Raises `UsageError` as `Logs.events` does."""
-        analysis, clock = self.analysis, self.clock
-        with closing(self._logs.events()) as events:
-            for moment, event in events:
-                if moment >= clock.next_due:
-                    for at in clock.due(moment):
-                        analysis.take(at, None)
-                        self.state.advance(at)
-                        yield self._seen(at)
-                analysis.take(moment, event)
-                if event is not None:
-                    self.log.last_line_at = moment + self._shift
-        for at in clock.rest():
-            self.state.settle(at)
-            yield self._seen(at)
+        """Return every scrape: its time in unix seconds, and the families. Raises `UsageError` as `ReadLogs.read` does."""
+        log, logs = self.log, self.logs
+        for at in self.evaluations():
+            self._now = at
+            log.lines, log.unrecognised = logs.lines_taken, logs.unrecognised_taken
+            log.last_line_at = None if self.last_event_at is None else self.last_event_at + self._shift
+            yield at + self._shift, [*collect(self), *self._native(), *self._prometheus()]
 
-    def _seen(self, at: float) -> tuple[float, list[Metric]]:
-        self._now = at
-        self.clock.take(self.state, at, unrecognised=self.log.unrecognised.total())
-        return at + self._shift, [*collect(self), *self._native(), *self._prometheus()]
+    def _end(self, at: float) -> None:
+        self.state.settle(at)
 
     def _native(self) -> Iterator[Metric]:
         """Return SGLang's own gauges that a log line prints, with the labels of its schedulers (srt/metrics, 0.3.6 on)."""
@@ -157,7 +132,7 @@ class BackfillView:
             "Alerts as the committed rules would have had them.",
             labels=["alertname", "alertstate", "severity", "diagnosis"],
         )
-        for row, state in self.clock.states():
+        for row, state in self.alarms.states():
             alerts.add_metric([row.alert, state, row.severity, row.id], 1.0)
         yield alerts
 

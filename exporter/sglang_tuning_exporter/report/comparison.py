@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import isfinite
+from typing import NamedTuple
 
 from sglang_tuning_exporter.diagnosis.command import typed_args
 from sglang_tuning_exporter.diagnosis.evidence import amount
+from sglang_tuning_exporter.diagnosis.json_findings import Document, number
 from sglang_tuning_exporter.diagnosis.table import BY_ID
+from sglang_tuning_exporter.diagnosis.wording import capitalised
 from sglang_tuning_exporter.sglang.args.printed import VARYING_ARGS
 from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.totals import Totals
@@ -30,34 +33,29 @@ _CACHE_ARGS = frozenset(
     }
 )  # fmt: skip
 _LONGEST_VALUE = 80
-
-
-Direction: TypeAlias = Literal["better", "worse", "same", "different"]
-Overall: TypeAlias = Literal["better", "worse", "mixed", "same", "not_comparable"]
-Cause: TypeAlias = Literal["likely", "possible", "unproven", "none"]
+_FAILURES = "out-of-memory failures"
 
 
 @dataclass(frozen=True, slots=True)
 class RunFigures:
-    """The figures of a run. Shares are of serving time, 0-1; None where the log does not show a figure."""
+    """The figures of a run, as the document names them. Shares are of serving time, 0-1; None where the log does not show a figure."""
 
     serving_seconds: float
-    batches: float  # batch lines
-    throughput: float | None  # generated tokens per second, while something was decoded
-    prompt_tokens: float | None  # per second of serving time, cached ones included
-    running: float | None  # mean
-    queued: float | None  # mean
-    usage: float | None  # mean, 0-1
-    waiting: float | None  # share with requests waiting
-    above_range: float | None  # share with a queue that is too long for the profile
-    retractions: float  # per minute of serving time
-    coverage: float | None  # share of decode batches that replayed a graph
+    batches: float  # batch lines; not in the document
+    generated_tokens_per_second: float | None  # while something was decoded
+    prompt_tokens_per_second: float | None  # of serving time, cached ones included
+    mean_running_requests: float | None
+    mean_queued_requests: float | None
+    mean_token_usage: float | None  # 0-1
+    share_waiting: float | None  # with requests waiting
+    share_queue_above_range: float | None  # with a queue that is too long for the profile
+    retractions_per_minute: float  # of serving time
+    cuda_graph_coverage: float | None  # share of decode batches that replayed a graph
     out_of_memory: float  # failures
-    rejections: float  # per minute of serving time
-    requests: float = 0.0  # that were started
-    prompt_length: float | None = None  # tokens, mean, cached ones included
-    answer_length: float | None = None  # tokens, mean
-    cached: float | None = None  # share of the prompt tokens
+    rejections_per_minute: float  # of serving time
+    mean_prompt_tokens: float | None = None  # of a request, cached ones included
+    mean_generated_tokens: float | None = None  # of a request
+    share_cached: float | None = None  # of the prompt tokens
 
     @property
     def enough(self) -> bool:
@@ -67,9 +65,19 @@ class RunFigures:
     @property
     def concurrency(self) -> float | None:
         """Mean number of requests at the server, running and waiting."""
-        if self.running is None and self.queued is None:
+        if self.mean_running_requests is None and self.mean_queued_requests is None:
             return None
-        return (self.running or 0.0) + (self.queued or 0.0)
+        return (self.mean_running_requests or 0.0) + (self.mean_queued_requests or 0.0)
+
+    @property
+    def document(self) -> Document:
+        """The figures for the document."""
+        return {name: rounded(value) for name, value in asdict(self).items() if name != "batches"}
+
+
+def rounded(value: float | None) -> float | None:
+    """Return a figure as the document has it."""
+    return None if value is None or not isfinite(value) else number(round(value, 4))
 
 
 def figures_of(
@@ -100,53 +108,37 @@ def figures_of(
     return RunFigures(
         serving_seconds=served,
         batches=counts["observations"],
-        throughput=throughput,
-        prompt_tokens=prompts / served if served > 0 and prompts else None,
-        running=together("running"),
-        queued=together("queued"),
-        usage=totals.mean("usage"),
-        waiting=None if empty is None else 1.0 - empty,
-        above_range=totals.share("queue", "above_range"),
-        retractions=counts["retraction_events"] / minutes,
-        coverage=totals.coverage if has_graphs else None,
+        generated_tokens_per_second=throughput,
+        prompt_tokens_per_second=prompts / served if served > 0 and prompts else None,
+        mean_running_requests=together("running"),
+        mean_queued_requests=together("queued"),
+        mean_token_usage=totals.mean("usage"),
+        share_waiting=None if empty is None else 1.0 - empty,
+        share_queue_above_range=totals.share("queue", "above_range"),
+        retractions_per_minute=counts["retraction_events"] / minutes,
+        cuda_graph_coverage=totals.coverage if has_graphs else None,
         out_of_memory=out_of_memory,
-        rejections=counts["rejected_requests"] / minutes,
-        requests=requests,
-        prompt_length=prompts / requests if knows_lengths and prompts else None,
-        answer_length=generated / requests if knows_lengths and generated else None,
-        cached=counts["cached_tokens"] / prompts if knows_lengths and prompts else None,
+        rejections_per_minute=counts["rejected_requests"] / minutes,
+        mean_prompt_tokens=prompts / requests if knows_lengths and prompts else None,
+        mean_generated_tokens=generated / requests if knows_lengths and generated else None,
+        share_cached=counts["cached_tokens"] / prompts if knows_lengths and prompts else None,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ArgChange:
-    """One argument that differs between two starts; values as text, `not set` where one has none."""
-
-    arg: str
-    before: str
-    after: str
-
-    @property
-    def flag(self) -> str:
-        """Its name as a flag."""
-        return "--" + self.arg.replace("_", "-")
-
-
-@dataclass(frozen=True, slots=True)
-class ArgumentChanges:
+class StartArgs(NamedTuple):
     """A start's arguments: as printed, and what must have been typed to get them (None: not known)."""
 
     printed: Mapping[str, object]
     typed: Mapping[str, object] | None = None
 
     @classmethod
-    def of(cls, facts: ServerFacts) -> ArgumentChanges:
+    def of(cls, facts: ServerFacts) -> StartArgs:
         """Return the arguments of a start."""
         return cls(dict(facts.args), typed_args(facts))
 
 
-def changed_args(before: ArgumentChanges, after: ArgumentChanges) -> tuple[ArgChange, ...]:
-    """Return the arguments that differ and may have been set.
+def changed_args(before: StartArgs, after: StartArgs) -> list[Document]:
+    """Return the arguments that differ and may have been set, with both values as text.
 
     Where it is known what was typed, arguments that the server derives are left out; so are those that only one release has.
     """
@@ -156,11 +148,21 @@ def changed_args(before: ArgumentChanges, after: ArgumentChanges) -> tuple[ArgCh
     else:
         old, new = dict(before.printed), dict(after.printed)
         names = [arg for arg in new if not arg.startswith("_")]
-    return tuple(
-        ArgChange(arg, _text(old[arg]), _text(new[arg]))
+    return [
+        {"arg": arg, "flag": "--" + arg.replace("_", "-"), "before": _text(old[arg]), "after": _text(new[arg])}
         for arg in names
         if arg in old and arg in new and arg not in VARYING_ARGS and old[arg] != new[arg]
-    )
+    ]
+
+
+def changed(change: Mapping[str, str]) -> str:
+    """Return a changed argument in words."""
+    return f"{change['flag']} {change['before']} → {change['after']}"
+
+
+def is_of(change: Document, arg: str) -> bool:
+    """Whether a changed argument is `arg`, or one of those whose names begin with it."""
+    return bool(arg) and (change["arg"] == arg or change["arg"].startswith(arg + "_"))
 
 
 def _text(value: object) -> str:
@@ -168,28 +170,6 @@ def _text(value: object) -> str:
         return "not set"
     text = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
-
-
-@dataclass(frozen=True, slots=True)
-class ComparedFigure:
-    """One figure before and after. `unit` is per_second, per_minute, count, share or ratio."""
-
-    name: str
-    before: float
-    after: float
-    unit: str
-    direction: Direction
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """How a server changed from one run to another."""
-
-    rows: tuple[ComparedFigure, ...]
-    changed: tuple[ArgChange, ...]
-    overall: Overall
-    cause: Cause
-    words: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,105 +189,98 @@ class _Measure:
 
 
 _MEASURES = (
-    _Measure("generated tokens a second", "throughput", "per_second", 1, 1.0, 0.2, by_load=True),
-    _Measure("retractions a minute", "retractions", "per_minute", -1, 0.5, 0.2),
-    _Measure("serving time with requests waiting", "waiting", "share", -1, 0.1),
-    _Measure("serving time with too long a queue", "above_range", "share", -1, 0.1),
-    _Measure("requests rejected a minute", "rejections", "per_minute", -1, 0.5, 0.2),
-    _Measure("out-of-memory failures", "out_of_memory", "count", -1, 0.5),
-    _Measure("CUDA graph coverage", "coverage", "share", 1, 0.05),
-    _Measure("mean queued requests", "queued", "count", -1, 1.0, 0.2),
-    _Measure("mean running requests", "running", "count", 0, 1.0, 0.2),
-    _Measure("mean token usage", "usage", "ratio", 0, 0.1),
-    _Measure("prompt tokens a second", "prompt_tokens", "per_second", 0, 1.0, 0.2),
+    _Measure("generated tokens a second", "generated_tokens_per_second", "per_second", 1, 1.0, 0.2, by_load=True),
+    _Measure("retractions a minute", "retractions_per_minute", "per_minute", -1, 0.5, 0.2),
+    _Measure("serving time with requests waiting", "share_waiting", "share", -1, 0.1),
+    _Measure("serving time with too long a queue", "share_queue_above_range", "share", -1, 0.1),
+    _Measure("requests rejected a minute", "rejections_per_minute", "per_minute", -1, 0.5, 0.2),
+    _Measure(_FAILURES, "out_of_memory", "count", -1, 0.5),
+    _Measure("CUDA graph coverage", "cuda_graph_coverage", "share", 1, 0.05),
+    _Measure("mean queued requests", "mean_queued_requests", "count", -1, 1.0, 0.2),
+    _Measure("mean running requests", "mean_running_requests", "count", 0, 1.0, 0.2),
+    _Measure("mean token usage", "mean_token_usage", "ratio", 0, 0.1),
+    _Measure("prompt tokens a second", "prompt_tokens_per_second", "per_second", 0, 1.0, 0.2),
 )
 
 
 def compare(
-    before: RunFigures,
-    after: RunFigures,
-    changed: tuple[ArgChange, ...],
-    verdict_before: str = "",
-    *,
-    known: bool = True,
-) -> Comparison:
+    before: RunFigures, after: RunFigures, changes: Sequence[Document], verdict_before: str = "", *, known: bool = True
+) -> Document:
     """Return what got better or worse, and whether the changed arguments are the likely cause.
 
     `verdict_before` is what limited the server before; `known`: both runs printed their arguments.
     """
-    load = _load_differs(before, after, changed)
-    rows = tuple(row for measure in _MEASURES if (row := _row(measure, before, after, load)) is not None)
-    failed = [row for row in rows if row.unit == "count" and row.name.startswith("out-of-memory")]
-    if not (before.enough and after.enough) and not any(row.direction == "worse" for row in failed):
+    load = _load_differs(before, after, changes)
+    rows = [row for measure in _MEASURES if (row := _row(measure, before, after, load)) is not None]
+    failed = any(row["name"] == _FAILURES and row["change"] == "worse" for row in rows)
+    if not (before.enough and after.enough) and not failed:
+        overall, cause = "not_comparable", "none"
         words = f"Too little was served to compare: {before.serving_seconds:.0f} s before, {after.serving_seconds:.0f} s after."
-        return Comparison(rows, changed, "not_comparable", "none", words)
-    directions = {row.direction for row in rows}
-    overall: Overall = "same"
-    if "better" in directions or "worse" in directions:
-        overall = "mixed" if {"better", "worse"} <= directions else "better" if "better" in directions else "worse"
-    cause, because = _cause(changed, overall, verdict_before, load, known=known)
-    return Comparison(rows, changed, overall, cause, f"{_outcome(overall, rows)} {because}")
+    else:
+        directions = {"better", "worse"} & {row["change"] for row in rows}
+        overall = "mixed" if len(directions) == 2 else next(iter(directions), "same")
+        cause, because = _cause(changes, overall, verdict_before, load, known=known)
+        words = f"{_outcome(overall, rows)} {because}"
+    return {"overall": overall, "cause": cause, "words": words, "changed_args": changes, "figures": rows}
 
 
-def _row(measure: _Measure, before: RunFigures, after: RunFigures, load: str) -> ComparedFigure | None:
+def _row(measure: _Measure, before: RunFigures, after: RunFigures, load: str) -> Document | None:
+    """Return a figure before and after; what a load that differs changes is neither better nor worse."""
     old, new = getattr(before, measure.field), getattr(after, measure.field)
     if old is None or new is None:
         return None
-    difference = new - old
-    direction: Direction = "same"
-    if abs(difference) >= max(measure.least, measure.relative * max(abs(old), abs(new))):
+    direction = "same"
+    if abs(new - old) >= max(measure.least, measure.relative * max(abs(old), abs(new))):
         neither = not measure.good or (measure.by_load and load)
-        direction = "different" if neither else "better" if difference * measure.good > 0 else "worse"
-    return ComparedFigure(measure.name, old, new, measure.unit, direction)
+        direction = "different" if neither else "better" if (new - old) * measure.good > 0 else "worse"
+    return {
+        "name": measure.name,
+        "before": rounded(old),
+        "after": rounded(new),
+        "unit": measure.unit,
+        "change": direction,
+    }
 
 
-def _outcome(overall: Overall, rows: Iterable[ComparedFigure]) -> str:
-    better = [row.name for row in rows if row.direction == "better"]
-    worse = [row.name for row in rows if row.direction == "worse"]
+def _outcome(overall: str, rows: Iterable[Document]) -> str:
     if overall == "same":
         return "Nothing got clearly better or worse."
-    if overall == "mixed":
-        return f"Better: {_listed(better)}; worse: {_listed(worse)}."
-    return f"Better: {_listed(better)}." if overall == "better" else f"Worse: {_listed(worse)}."
+    names = {way: [row["name"] for row in rows if row["change"] == way] for way in ("better", "worse")}
+    return capitalised("; ".join(f"{way}: {_listed(found)}" for way, found in names.items() if found)) + "."
 
 
 def _cause(  # noqa: PLR0911 - one answer for each case
-    changed: tuple[ArgChange, ...], overall: Overall, verdict_before: str, load: str, *, known: bool
-) -> tuple[Cause, str]:
-    turned = _listed([f"{change.flag} {change.before} → {change.after}" for change in changed[:4]])
-    turned += f" and {len(changed) - 4} more" if len(changed) > 4 else ""
+    changes: Sequence[Document], overall: str, verdict_before: str, load: str, *, known: bool
+) -> tuple[str, str]:
+    count, is_same = len(changes), overall == "same"
+    all_changes = _listed([changed(change) for change in changes[:4]]) + (f" and {count - 4} more" if count > 4 else "")
     if not known:
         return "none", "The arguments of one of the two are not in its log, so no cause can be named."
-    if not changed:
+    if not changes:
         same = "The arguments are the same"
-        return "none", f"{same}." if overall == "same" else f"{same}: load, machine or model made the difference."
-    if overall == "same" and load:
-        return "unproven", f"The load differs ({load}), so the effect of {turned} is not known."
-    if overall == "same":
-        return "none", f"So {turned} made no difference that the log shows."
+        return "none", f"{same}." if is_same else f"{same}: load, machine or model made the difference."
+    if is_same and load:
+        return "unproven", f"The load differs ({load}), so the effect of {all_changes} is not known."
+    if is_same:
+        return "none", f"So {all_changes} made no difference that the log shows."
     if load:
-        return (
-            "unproven",
-            f"The load differs too ({load}), so {turned} {'is' if len(changed) == 1 else 'are'} not proven to be the cause.",
-        )
-    if len(changed) == 1:
-        return "likely", f"The load was alike and nothing else was changed, so {turned} is the likely cause."
+        are = "is" if count == 1 else "are"
+        return "unproven", f"The load differs too ({load}), so {all_changes} {are} not proven to be the cause."
+    if count == 1:
+        return "likely", f"The load was alike and nothing else was changed, so {all_changes} is the likely cause."
     arg = BY_ID[verdict_before].remedy.arg if verdict_before in BY_ID else ""
-    advised = [change for change in changed if arg and (change.arg == arg or change.arg.startswith(arg + "_"))]
+    advised = next((changed(change) for change in changes if is_of(change, arg)), "")
     if advised:
-        one = f"{advised[0].flag} {advised[0].before} → {advised[0].after}"
-        others = "another was" if len(changed) == 2 else f"{len(changed) - 1} others were"
-        return (
-            "possible",
-            f"The load was alike; {one} is the flag for what limited the server before, though {others} changed too.",
-        )
+        others = "another was" if count == 2 else f"{count - 1} others were"
+        flag = f"{advised} is the flag for what limited the server before"
+        return "possible", f"The load was alike; {flag}, though {others} changed too."
     return (
         "possible",
-        f"The load was alike, but {len(changed)} arguments were changed at once ({turned}): try them one by one.",
+        f"The load was alike, but {count} arguments were changed at once ({all_changes}): try them one by one.",
     )
 
 
-def _load_differs(before: RunFigures, after: RunFigures, changed: tuple[ArgChange, ...]) -> str:
+def _load_differs(before: RunFigures, after: RunFigures, changes: Sequence[Document]) -> str:
     """Return in words how the load differs; empty where it is alike.
 
     A fixed number of clients gives the same concurrency, a fixed rate of requests the same prompt tokens: one of the two is enough.
@@ -315,18 +288,19 @@ def _load_differs(before: RunFigures, after: RunFigures, changed: tuple[ArgChang
     """
     amounts = _differences(
         ("requests at once", before.concurrency, after.concurrency),
-        ("prompt tokens a second", before.prompt_tokens, after.prompt_tokens),
+        ("prompt tokens a second", before.prompt_tokens_per_second, after.prompt_tokens_per_second),
     )
     found = [words for words, _ in amounts] if all(differs for _, differs in amounts) else []
     shapes = _differences(
-        ("prompt tokens a request", before.prompt_length, after.prompt_length),
-        ("generated tokens a request", before.answer_length, after.answer_length),
+        ("prompt tokens a request", before.mean_prompt_tokens, after.mean_prompt_tokens),
+        ("generated tokens a request", before.mean_generated_tokens, after.mean_generated_tokens),
     )
     found += [words for words, differs in shapes if differs]
-    if not _CACHE_ARGS.intersection(change.arg for change in changed) and before.cached is not None is not after.cached:
-        was, now = 1.0 - before.cached, 1.0 - (after.cached or 0.0)
+    cached, then = before.share_cached, after.share_cached
+    if cached is not None and then is not None and not _CACHE_ARGS.intersection(change["arg"] for change in changes):
+        was, now = 1.0 - cached, 1.0 - then
         if max(was, now) > LOAD_ALIKE * min(was, now) + 0.05:
-            found.append(f"{100 * before.cached:.0f} → {100 * (1 - now):.0f} % of the prompts cached")
+            found.append(f"{100 * cached:.0f} → {100 * then:.0f} % of the prompts cached")
     return ", ".join(found)
 
 

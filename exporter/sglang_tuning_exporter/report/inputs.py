@@ -86,9 +86,10 @@ class Logs:
         """The names of the files, in time order."""
         return [shown(source.name) for log in self._logs for source in log]
 
-    def read_from(self, path: Path) -> bool:
-        """Whether `path` is one of the files."""
-        return path.exists() and any(source.stream is None and path.samefile(source.name) for source in self._sources)
+    @property
+    def paths(self) -> list[Path]:
+        """The regular files."""
+        return [Path(source.name) for source in self._sources if source.stream is None]
 
     @property
     def notes(self) -> list[str]:
@@ -125,7 +126,7 @@ class Logs:
     @property
     def size(self) -> int:
         """Size of the regular files in bytes, as they are on disk."""
-        return sum(Path(source.name).stat().st_size for source in self._sources if source.stream is None)
+        return sum(path.stat().st_size for path in self.paths)
 
     @property
     def is_piped(self) -> bool:

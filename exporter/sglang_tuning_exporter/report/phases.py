@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from math import inf
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Generic, TypeVar
 
-from sglang_tuning_exporter.report.comparison import ArgChange, ArgumentChanges, Comparison, RunFigures
+from sglang_tuning_exporter.diagnosis.json_findings import Document, iso, number
+from sglang_tuning_exporter.report.comparison import RunFigures, StartArgs
 
 # A shorter pause between two bursts is part of the load (docs/decisions.md, "Reports").
 IDLE_SECONDS = 60.0
@@ -28,29 +30,7 @@ _DIED = {
     "launch_failed": "the server could not be started",
 }
 
-PhaseKind: TypeAlias = Literal["start_up", "load", "idle", "crash", "stop", "silence"]
-Ending: TypeAlias = Literal["crash", "stop", "silence", "log_ends"]
 _Item = TypeVar("_Item")
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """A phase of a run. `run` counts the starts from 1; 0 is a run that began before the log."""
-
-    kind: PhaseKind
-    start: float
-    end: float
-    run: int
-    detail: str = ""
-    served: float = 0.0  # serving seconds, of a load
-
-
-@dataclass(frozen=True, slots=True)
-class RunFinding:
-    """A diagnosis that limited a run, and the arguments that its advice sets."""
-
-    diagnosis: str
-    args: frozenset[str]
 
 
 @dataclass(slots=True)
@@ -60,44 +40,44 @@ class Run:
     number: int
     start: float | None
     begin: float  # of its part in the log
-    args: ArgumentChanges = field(default_factory=lambda: ArgumentChanges({}))
+    args: StartArgs = field(default_factory=lambda: StartArgs({}))
     ready: float | None = None
     end: float = 0.0
-    ending: Ending = "log_ends"
-    memory: dict[str, Any] | None = None  # as `chapters.memory_document` writes it
-    served: float = 0.0  # seconds of serving time
+    ending: str = "log_ends"  # or crash, stop, silence
+    memory: Document | None = None
     figures: RunFigures | None = None
     verdict: str = ""
-    found: tuple[RunFinding, ...] = ()
-    changed: tuple[ArgChange, ...] = ()
-    against_last: Comparison | None = None
+    limits: Mapping[str | None, Collection[str]] = field(
+        default_factory=dict
+    )  # diagnoses (None: a crash) with the advice's arguments
+    changed: list[Document] = field(default_factory=list)
+    against_last: Document | None = None
+
+
+def stretch(start: float, end: float, begin: float | None) -> Document:
+    """Return when something began, and for how long it lasted; `at`: seconds since the log began, known without dates too."""
+    return {
+        "start": iso(start),
+        "end": iso(end),
+        "at": number(round(start - (begin or 0.0), 3)),
+        "seconds": number(round(end - start, 3)),
+    }
 
 
 class FirstAndLast(Generic[_Item]):
-    """The first and the last of many items, and how many were left out between."""
+    """The first and the last of many items."""
 
     def __init__(self, limit: int = _KEPT) -> None:
         self._limit = limit
         self._first: list[_Item] = []
         self._last: deque[_Item] = deque(maxlen=limit)
-        self.count = 0
 
     def append(self, item: _Item) -> None:
         """Add an item."""
-        self.count += 1
-        if len(self._first) < self._limit:
-            self._first.append(item)
-        else:
-            self._last.append(item)
+        (self._first if len(self._first) < self._limit else self._last).append(item)
 
     def __iter__(self) -> Iterator[_Item]:
-        yield from self._first
-        yield from self._last
-
-    @property
-    def left_out(self) -> int:
-        """How many items are not kept."""
-        return self.count - len(self._first) - len(self._last)
+        return chain(self._first, self._last)
 
 
 class PhaseTracker:
@@ -106,7 +86,7 @@ class PhaseTracker:
     def __init__(self, serving_seconds: Callable[[], float]) -> None:
         """`serving_seconds` returns how long the server has served until now."""
         self._serving_seconds = serving_seconds
-        self.phases: FirstAndLast[Phase] = FirstAndLast()
+        self.phases: FirstAndLast[Document] = FirstAndLast()
         self.runs: FirstAndLast[Run] = FirstAndLast()
         self.run: Run | None = None
         self.last_load = -inf  # when a request was last seen running or waiting
@@ -114,7 +94,8 @@ class PhaseTracker:
         self._waited = False  # requests were waiting then
         self._hung = ""
         self._starts = 0
-        self._kind: PhaseKind | None = None  # of the present phase
+        self._begin = 0.0  # of the log
+        self._kind = ""  # of the present phase: start_up, load, idle, crash, stop, silence
         self._since = 0.0
         self._detail = ""
         self._served_before = 0.0  # serving seconds before the present phase
@@ -130,6 +111,7 @@ class PhaseTracker:
 
     def begin(self, now: float) -> None:
         """Begin the log."""
+        self._begin = now
         if self.run is None:
             self.run = Run(0, None, now)
 
@@ -147,7 +129,7 @@ class PhaseTracker:
         """Begin a start and return its run. The run before must be closed with `close`."""
         self._end_phase(now)
         self._starts += 1
-        self.run = Run(self._starts, now, now, ArgumentChanges(args))
+        self.run = Run(self._starts, now, now, StartArgs(args))
         self._enter("start_up", now)
         self.last_load = -inf
         self._own_lines = 0
@@ -158,11 +140,10 @@ class PhaseTracker:
     def close(self, last: float, *, restarted: bool) -> Run | None:
         """End the run, whose last line was printed at `last`; return it if the log has any of it."""
         run = self.run
-        if run is None or (run.start is None and self._kind is None):
+        if run is None or (run.start is None and not self._kind):
             return None
         self._end_load(last)
-        ends: dict[PhaseKind | None, Ending] = {"crash": "crash", "stop": "stop", "silence": "silence"}
-        run.end, run.ending = last, ends.get(self._kind, "log_ends")
+        run.end, run.ending = last, self._kind if self._kind in {"crash", "stop", "silence"} else "log_ends"
         if run.ending == "log_ends" and restarted:
             self._end_phase(last)
             self._enter(
@@ -176,7 +157,7 @@ class PhaseTracker:
 
     def ready(self, now: float) -> None:
         """Note that the server is ready."""
-        if self.run is not None and self.run.ready is None and self._kind in {"start_up", None}:
+        if self.run is not None and self.run.ready is None and self._kind in {"start_up", ""}:
             self.run.ready = now
             self._end_phase(now)
             self._enter("idle", now, "ready, and no request comes")
@@ -250,7 +231,7 @@ class PhaseTracker:
             self._detail = "the log ends under load: it is cut here, goes on, or the server was killed"
         self._end_phase(now)
 
-    def _enter(self, kind: PhaseKind, now: float, detail: str = "") -> None:
+    def _enter(self, kind: str, now: float, detail: str = "") -> None:
         self._kind, self._since, self._detail = kind, now, detail
         self._served_before, self._bursts, self._hung = self._serving_seconds(), 1, ""
 
@@ -274,10 +255,11 @@ class PhaseTracker:
 
     def _end_phase(self, now: float) -> None:
         kind, detail, length = self._kind, self._detail, max(now - self._since, 0.0)
-        if kind is not None and self.run is not None and (length or kind != "idle"):
+        if kind and self.run is not None and (length or kind != "idle"):
             served = min(self._serving_seconds() - self._served_before, length) if kind == "load" else 0.0
             if kind == "load" and self._bursts > 1 and served < _STEADY_SHARE * length:
                 bursts = f"in {self._bursts} bursts, serving {served:.0f} s of them together"
                 detail = f"{bursts}; {detail}" if detail else bursts
-            self.phases.append(Phase(kind, self._since, self._since + length, self.run.number, detail, served))
-        self._kind = None
+            phase = {"phase": kind, **stretch(self._since, self._since + length, self._begin), "run": self.run.number}
+            self.phases.append({**phase, "serving_seconds": number(round(served, 3)), "detail": detail or None})
+        self._kind = ""

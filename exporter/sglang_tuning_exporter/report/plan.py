@@ -18,8 +18,8 @@ from sglang_tuning_exporter.diagnosis.demand import mean_prompt
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.json_findings import number
 from sglang_tuning_exporter.report.analysis import Analysis
-from sglang_tuning_exporter.report.given import check, profile_of
 from sglang_tuning_exporter.report.inputs import Logs
+from sglang_tuning_exporter.report.reading import profile_of
 
 FORMATS = ("text", "json")
 LEAST_SECONDS, MOST_SECONDS = 30.0, 86400.0
@@ -34,7 +34,7 @@ BROKEN = {
 
 def live(config: Config, *, seconds: float, format: str) -> int:  # noqa: A002 - the flag's name
     """Watch a server for `seconds` and print its table; 0, or 1 where its step time is not known. Raises `UsageError`."""
-    check("--format", format, FORMATS)
+    _check(format)
     if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
         raise UsageError(f"--seconds={seconds:g}: give {LEAST_SECONDS:g} to {MOST_SECONDS:g}")
     sidecar = Sidecar(config, self_scrape_seconds=ASK_SECONDS)
@@ -58,7 +58,7 @@ def of_logs(
     most: int | None = None,
 ) -> int:
     """Print the table of the last ten minutes of logs; 0, or 1 where the step time is not known. Raises `UsageError`."""
-    check("--format", format, FORMATS)
+    _check(format)
     analysis, read, last = Analysis(profile_of(profile, own_thresholds)), Logs(logs, most=most), 0.0
     with closing(read.events()) as events:
         for moment, event in events:
@@ -66,6 +66,11 @@ def of_logs(
             last = max(last, moment)
     analysis.state.advance(last)
     return _print(past_of(analysis.state, last), format)
+
+
+def _check(format: str) -> None:  # noqa: A002 - the flag's name
+    if format not in FORMATS:
+        raise UsageError(f"--format={format}: give one of {', '.join(FORMATS)}")
 
 
 def _print(past: Past, format: str) -> int:  # noqa: A002 - the flag's name

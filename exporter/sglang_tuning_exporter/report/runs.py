@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 
 from sglang_tuning_exporter.diagnosis.evidence import RESTART_LOOP_SECONDS, past_of
 from sglang_tuning_exporter.diagnosis.findings import Judgement, judge
-from sglang_tuning_exporter.report.chapters import memory_document
-from sglang_tuning_exporter.report.comparison import ArgumentChanges, RunFigures, changed_args, compare, figures_of
-from sglang_tuning_exporter.report.phases import PhaseTracker, Run, RunFinding
+from sglang_tuning_exporter.diagnosis.json_findings import Document, number
+from sglang_tuning_exporter.diagnosis.table import BY_ID
+from sglang_tuning_exporter.report.comparison import (
+    RunFigures,
+    StartArgs,
+    changed,
+    changed_args,
+    compare,
+    figures_of,
+    is_of,
+)
+from sglang_tuning_exporter.report.phases import PhaseTracker, Run
 from sglang_tuning_exporter.report.sampling import Sampler
 from sglang_tuning_exporter.report.sightings import Sightings
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
@@ -35,12 +46,11 @@ class _Base:
 
 @dataclass(frozen=True, slots=True)
 class JudgedRun:
-    """The start that the report judges, from its own figures; `served`: seconds of its serving time."""
+    """The start that the report judges, from its own figures."""
 
     run: Run | None  # None where the log shows none
     judgement: Judgement
     figures: RunFigures
-    served: float
     sightings: Sightings
 
     @property
@@ -89,15 +99,15 @@ class Runs:
         if run is None:
             return
         judged = self._judge(run, last, served, sightings, restarted=restarted)
-        facts = judged.facts
-        run.memory = memory_document(facts)
-        run.args = ArgumentChanges.of(facts)
-        run.served, run.figures, run.verdict = judged.served, judged.figures, judged.judgement.verdict
-        run.found = tuple(
-            RunFinding(found.diagnosis.id, frozenset(advice.arg for advice in found.advice))
+        run.memory, run.args = _memory(judged.facts), StartArgs.of(judged.facts)
+        run.figures, run.verdict = judged.figures, judged.judgement.verdict
+        run.limits = {
+            found.diagnosis.id: {advice.arg for advice in found.advice}
             for found in judged.judgement.findings
             if found.diagnosis.is_limit and found.diagnosis.severity != "info"
-        )
+        }
+        if run.ending == "crash" and not run.limits:
+            run.limits = {None: ()}
         if self.judged is None or judged.decides or not self.judged.decides:
             self.judged = judged
         earlier, self._last = self._last, run
@@ -134,7 +144,7 @@ class Runs:
             last_seen=sightings.last,
             serves=False,
         )
-        return JudgedRun(run, judge(past), figures, served, sightings)
+        return JudgedRun(run, judge(past), figures, sightings)
 
     def _starts_before(self, end: float) -> int:
         """Return the starts of the half hour up to the last one; none if that one has lasted for longer."""
@@ -165,3 +175,63 @@ class Runs:
             out_of_memory=sum(event_counts[phase] for phase in OUT_OF_MEMORY_PHASES),
             has_graphs=not self._state.facts.without_graph,
         )
+
+
+def _memory(facts: ServerFacts) -> Document | None:
+    """Return the GPU memory of a start by use (on a CPU: host memory), in GB, of one rank, as far as its lines show it.
+
+    A figure below 0 comes from rounding and is written as 0.
+    """
+    used = {
+        "before_weights_gb": facts.memory_before_weights_gb,
+        "weights_gb": facts.rank_weights_gb,
+        "kv_pool_gb": facts.pools_gb,
+        "graphs_gb": facts.graph_gb,
+        "left_gb": min((facts.available_gb or facts.left_gb).values(), default=None),
+    }
+    if all(figure is None for name, figure in used.items() if name != "graphs_gb"):
+        return None
+    written = {name: None if figure is None else number(max(figure, 0.0)) for name, figure in used.items()}
+    return {"device": "cpu" if facts.is_cpu else "gpu", **written}
+
+
+def other_starts(runs: Iterable[Run], judged: JudgedRun) -> list[Document]:
+    """Return what limited each start except the judged one, or several in a row, and whether that is over."""
+    found: list[Document] = []
+    in_order = list(runs)
+    for run, following in zip_longest(in_order, in_order[1:]):
+        for trouble in _troubles(run, following, judged) if run is not judged.run else ():
+            is_alike = (each for each in found if each["diagnosis"] == trouble["diagnosis"])
+            before = next((each for each in is_alike if each["last_run"] == run.number - 1), None)
+            if before is not None and not before["fixed_by"] and before["over"] == trouble["over"]:
+                before |= {"last_run": run.number, "fixed_by": trouble["fixed_by"]}
+            else:
+                found.append(trouble)
+    return [{**each, "words": _words(each)} for each in found]
+
+
+def _troubles(run: Run, following: Run | None, judged: JudgedRun) -> Iterator[Document]:
+    """Return what limited one start; without a diagnosis, that it crashed."""
+    now = {finding.diagnosis.id for finding in judged.judgement.findings}
+    later = judged.run is not None and judged.run.number > run.number and judged.judgement.past.has_enough_load
+    for diagnosis, args in run.limits.items():
+        is_over = later and diagnosis not in now
+        changes = following.changed if following is not None and is_over and diagnosis not in following.limits else ()
+        yield {
+            "diagnosis": diagnosis,
+            "run": run.number,
+            "last_run": run.number,
+            "over": is_over,
+            "fixed_by": [change for change in changes if any(is_of(change, arg) for arg in args)],
+        }
+
+
+def _words(trouble: Document) -> str:
+    """Return what limited a start in one line."""
+    first, last, diagnosis = trouble["run"], trouble["last_run"], trouble["diagnosis"]
+    who = "before the first start" if not last else f"start {first}"
+    who += f" to {last}" if last != first else ""
+    text = f"{who}: {'a process of the server died.' if diagnosis is None else BY_ID[diagnosis].summary}"
+    if trouble["fixed_by"]:
+        return f"{text} Fixed by {', '.join(map(changed, trouble['fixed_by']))}."
+    return f"{text} Not seen again." if trouble["over"] else text

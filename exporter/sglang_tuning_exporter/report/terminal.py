@@ -19,6 +19,7 @@ from sglang_tuning_exporter.diagnosis.wording import (
 )
 from sglang_tuning_exporter.report import wording as say
 from sglang_tuning_exporter.report.analysis import Analysis
+from sglang_tuning_exporter.report.comparison import changed
 
 _BAR = 20
 _INDENT = "   "
@@ -104,14 +105,10 @@ def _change(change: ChangeText, style: Style) -> list[str]:
 
 
 def _command(command: CommandText, style: Style) -> str:
-    changes = ", ".join(map(_flag, command.changes))
+    changes = ", ".join(map(changed, command.changes))
     lines = [" ".join(words for words, _ in command.pieces), *command.notes]
     head = style.paint("bold", f"{command.title}, {changes}:")
     return "\n".join([head, *(_INDENT + line for line in lines)])
-
-
-def _flag(change: dict[str, Any]) -> str:
-    return f"{change['flag']} {change['before']} → {change['after']}"
 
 
 def _alerts(document: Document, style: Style) -> str:
@@ -169,7 +166,7 @@ def _starts(document: Document, style: Style) -> str:
         lines.append(f"   {say.moment(start)}  {name}: {figures}; {say.ENDINGS[start['ending']]}")
         if start["against_last"] is not None:
             change = start["against_last"]
-            lines += [f"      {_flag(each)}" for each in change["changed_args"][:8]]
+            lines += [f"      {changed(each)}" for each in change["changed_args"][:8]]
             colour = _CHANGE_COLOURS.get(change["overall"], "bold")
             lines.append(style.indented(style.paint(colour, change["words"]), "      "))
     return "\n".join([*lines, *_more(starts)])
@@ -184,7 +181,7 @@ def _comparison(document: Document, style: Style) -> str:
         style.paint("bold", f"Against {against}: {say.CHANGES[comparison['overall']]}"),
         style.indented(comparison["words"]),
     ]
-    lines += [_INDENT + _flag(each) for each in comparison["changed_args"]]
+    lines += [_INDENT + changed(each) for each in comparison["changed_args"]]
     for row in comparison["figures"]:
         if not row["before"] and not row["after"]:
             continue
