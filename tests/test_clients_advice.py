@@ -74,6 +74,12 @@ def test_one_request_is_one() -> None:
     assert words.startswith("send at most 1 request at once (now about 8)")
 
 
+def test_a_batch_of_two_with_gaps_between_its_requests_is_two() -> None:
+    # Seen on a real server: two answers of 5,000 tokens fill the KV cache, and a third waits for one of them to end.
+    words = advise_fewer(past("online", running=1.97, queued=0.98, started=0.08 * MINUTE))
+    assert words.startswith("send at most 2 requests at once (now about 3)")
+
+
 def test_where_nobody_waits_the_queue_may_be_as_long_as_its_range() -> None:
     assert "at most 2,040 requests" in advise_fewer(past("offline", running=40, queued=3000))
 

@@ -69,7 +69,8 @@ def advise_fewer(past: Past) -> str:
         waiting = rate * wait
         because = f"SGLang starts about {rate:.2g} requests/s, and none should wait longer than {wait:g} s"
     running *= past.facts.micro_batches
-    wanted, now = _rounded_down(running) + int(waiting), round(running + queued)
+    # While requests wait, the batch is whole; the mean is below it by the moments between an end and the next start.
+    wanted, now = _rounded_down(round(running)) + int(waiting), round(running + queued)
     if not 0 < wanted < now:
         return ""
     s = "s" if wanted > 1 else ""
