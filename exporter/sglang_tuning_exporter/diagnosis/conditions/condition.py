@@ -149,9 +149,9 @@ class Condition(ABC):
         return self.fires(samples)
 
     @property
-    @abstractmethod
     def description(self) -> str:
-        """What must be seen, for the table of diagnoses."""
+        """What must be seen, for the table of diagnoses; empty where the row's summary says it."""
+        return ""
 
     def bound(self, profile: Profile) -> tuple[str, str]:
         """Return from which value its rule holds, and over which time, for the runbook."""

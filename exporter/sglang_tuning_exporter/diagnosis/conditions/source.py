@@ -37,7 +37,7 @@ class SourceTrouble(Condition):
 
     @property
     def description(self) -> str:
-        return self.words or "state of the data sources"
+        return self.words
 
     @property
     def needs(self) -> str:
@@ -65,7 +65,7 @@ class SourceTrouble(Condition):
         words = past.words.get(self.trouble) or self.words
         crash = f"SGLang has ended: {past.crash}." if past.crash and self.is_end else ""
         held = float(self.trouble in past.troubles)
-        return Evidence(words or self.description, held, 0.0, "count", since=since, text=words, headline=crash)
+        return Evidence(words or self.trouble, held, 0.0, "count", since=since, text=words, headline=crash)
 
     def promql(self) -> list[str]:
         return self.expression.splitlines()

@@ -38,7 +38,6 @@ _FROM_CACHE = "share of prompt tokens from the prefix cache"
 class Suitability(Condition):
     """A change of set-up would suit this server, by a test. `figures` returns what the test is based on."""
 
-    description = "a test of the server's set-up and load: `diagnosis/conditions/suitability.py`"
     kind = "chance"
     needs = "the server's arguments, and load"
 

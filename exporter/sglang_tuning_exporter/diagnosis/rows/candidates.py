@@ -15,6 +15,8 @@ from sglang_tuning_exporter.diagnosis.suspects import suspects_evidence
 
 _BURN_RATE_ALERTS = "the burn-rate alerts of the latency objectives notify; this row names the flag to change"
 
+_ANSWERED_WITH_ERROR = "SGLang answers each of these requests with an error: the clients know, and the server is well"
+
 _late = partial(Diagnosis, no_alert=_BURN_RATE_ALERTS)
 
 LATENCY_DIAGNOSES: tuple[Diagnosis, ...] = (
@@ -162,6 +164,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
     Diagnosis(
         id="prompts_beyond_kv_cache",
         condition=Suitability(suitability.prompts_beyond_kv_cache),
+        no_alert=_ANSWERED_WITH_ERROR,
         summary="Prompts are longer than the whole KV cache: SGLang refuses or truncates them.",
         seen="{value} prompts were longer than the KV cache",
         guide="not in SGLang's guide: a prompt must fit into the KV cache, less 6 tokens, even if it is the only one",
@@ -178,6 +181,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
     Diagnosis(
         id="prompts_beyond_context",
         condition=Suitability(suitability.prompts_beyond_context),
+        no_alert=_ANSWERED_WITH_ERROR,
         summary="Requests are longer than --context-length allows: SGLang refuses or truncates them.",
         seen="{value} requests were longer than --context-length allows",
         guide="not in SGLang's guide: --context-length limits prompt and answer together; without it, the model's own context does",
@@ -195,6 +199,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
     Diagnosis(
         id="requests_refused",
         condition=Suitability(suitability.requests_refused),
+        no_alert=_ANSWERED_WITH_ERROR,
         summary="SGLang answers many requests with an error, because it cannot do what they ask for.",
         seen="{value} of the requests were refused",
         guide="not in SGLang's guide: the scheduler ends such a request at once and prints why, with self.rid= at the end of the line",
