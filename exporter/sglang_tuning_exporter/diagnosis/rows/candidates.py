@@ -15,7 +15,7 @@ from sglang_tuning_exporter.diagnosis.suspects import suspects_evidence
 
 _BURN_RATE_ALERTS = "the burn-rate alerts of the latency objectives notify; this row names the flag to change"
 
-_ANSWERED_WITH_ERROR = "SGLang answers each of these requests with an error: the clients know, and the server is well"
+_ANSWERED_WITH_ERROR = "the server is well: SGLang answers each of these requests with an error, which its client sees"
 
 _late = partial(Diagnosis, no_alert=_BURN_RATE_ALERTS)
 
