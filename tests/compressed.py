@@ -15,11 +15,11 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".bz2": b
 
 
 def compressed(text: bytes, extension: str) -> bytes:
-    """Compress a text; zstd by Python itself from 3.14 on, else by the package of the extra `zstd`."""
+    """Compress a text; zstd by Python itself from 3.14 on, else by its backport of the extra `zstd`."""
     if extension in COMPRESS:
         return COMPRESS[extension](text)
     try:
         zstd = import_module("compression.zstd")
     except ImportError:
-        zstd = import_module("zstandard")
+        zstd = import_module("backports.zstd")
     return bytes(zstd.compress(text))

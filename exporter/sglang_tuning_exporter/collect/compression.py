@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import io
 import lzma
 import zlib
 from contextlib import suppress
@@ -33,61 +32,12 @@ REMEDIES = {
 }
 """What to do with files that cannot be read here, by extension."""
 
-_STEP = 512  # packed bytes: they unpack to 16 MiB at most
-
-
-class _ZstdText(io.RawIOBase):
-    """The text of a zstd file by the package `zstandard`, whose own reader neither goes back nor notices a file that ends early."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self._frame: Any = None
-        self._text = self._packed = b""
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        self._fill()
-        text = self._text[: len(buffer)]
-        buffer[: len(text)] = text
-        self._text = self._text[len(text) :]
-        self._at += len(text)
-        return len(text)
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        wanted = offset + (self._at if whence == io.SEEK_CUR else 0)
-        if wanted < self._at:
-            self._file.seek(0)
-            self.__init__(self._file)  # type: ignore[misc]
-        while self._at < wanted and self.readinto(bytearray(min(wanted - self._at, io.DEFAULT_BUFFER_SIZE))):
-            pass
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def _fill(self) -> None:
-        while not self._text and (data := self._packed or self._file.read(_STEP)):
-            if self._frame is None or self._frame.eof:
-                self._frame = _zstd.ZstdDecompressor().decompressobj()
-            self._text = self._frame.decompress(data)
-            self._packed = self._frame.unused_data if self._frame.eof else b""
-        if not self._text and self._frame is not None and not self._frame.eof:
-            raise EOFError("ends in the middle of a frame")
-
-
 with suppress(ImportError):
     try:  # from Python 3.14 on
         _zstd: Any = import_module("compression.zstd")
-        OPENERS[".zst"] = _zstd.open
     except ImportError:
-        _zstd = import_module("zstandard")
-        OPENERS[".zst"] = lambda file: io.BufferedReader(_ZstdText(file))
+        _zstd = import_module("backports.zstd")
+    OPENERS[".zst"] = _zstd.open
     DAMAGE += (_zstd.ZstdError,)
 READABLE = tuple(OPENERS)
 """Extensions of compressed files that can be read."""
