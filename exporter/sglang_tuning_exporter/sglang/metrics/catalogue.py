@@ -18,12 +18,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+_PASSES, _FIRST_TOKENS = "cuda_graph_passes_total", "time_to_first_token_seconds_count"
 # Families that a release writes from its first batch on, in every release that has the counter.
-_COUNTS_RETRACTIONS = ("realtime_tokens_total", "cuda_graph_passes_total")  # came with the counter, 0.5.7
+_COUNTS_RETRACTIONS = ("realtime_tokens_total", _PASSES)  # came with the counter, 0.5.7
 _COUNTS_ABORTS = ("total_retracted_reqs", "queue_time_seconds_count", "realtime_tokens_total")
-
-
-_FOLDS = {"sum": "sum of all series", "histogram": "sum of all series, one TP and PP rank of each DP rank"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,7 @@ class Source:
     fact: str
     metric: str
     versions: str
-    fold: Literal["max", "min", "sum", "histogram"] = "max"  # over the TP and PP ranks of one scheduler
+    fold: Literal["max", "min"] = "max"  # over the TP and PP ranks of one scheduler
     where: tuple[str, str] | None = None  # only series with this label; for a histogram, where they have it
     generates: bool = False  # only series of an endpoint that generates
     parts: str | None = None  # label whose values are added up within one rank
@@ -45,24 +43,18 @@ class Source:
     needs: str | None = None  # without this family on the page the figure is never written
     pool: tuple[str, ...] = ()  # zero means "no such pool" unless one of these is above zero
 
-    @property
-    def aggregation(self) -> str:
+    def aggregation(self, fold: str) -> str:
         """How series become the figure, in words for the docs."""
-        words = _FOLDS.get(self.fold, f"{self.fold} over TP and PP ranks")
+        words = f"{fold} of endpoints that generate" if self.generates else fold
         if self.where:
-            present = " where present" if self.fold == "histogram" else ""
-            words = f'{self.where[0]}="{self.where[1]}"{present}, {words}'
-        if self.generates:
-            words += " of endpoints that generate"
+            words = f'{self.where[0]}="{self.where[1]}"{" where present" if self in HISTOGRAM_SOURCES else ""}, {words}'
         if self.parts:
             words = f"sum over {self.parts}, then {words}"
         if self.zero_with:
             words += f"; 0 when absent beside {' or '.join(self.zero_with)}"
         if self.needs:
             words += f"; only beside {self.needs}"
-        if self.pool:
-            words += "; none when the model has no such pool"
-        return words
+        return words + "; none when the model has no such pool" if self.pool else words
 
 
 _SWA_POOL = ("swa_available_tokens", "swa_evictable_tokens", "swa_used_tokens", "max_total_num_tokens_swa")
@@ -86,20 +78,8 @@ SOURCES: tuple[Source, ...] = (
     Source("kv_pool_tokens", "max_total_num_tokens", "0.5.6.post2-0.5.23"),
     Source("generation_throughput", "gen_throughput", "0.3.5.post2-0.5.23"),
     Source("new_token_ratio", "new_token_ratio", "0.5.5.post3-0.5.23"),
-    Source(
-        "graph_passes",
-        "cuda_graph_passes_total",
-        "0.5.7-0.5.23",
-        where=("mode", "decode_cuda_graph"),
-        zero_with=("cuda_graph_passes_total",),
-    ),
-    Source(
-        "eager_passes",
-        "cuda_graph_passes_total",
-        "0.5.7-0.5.23",
-        where=("mode", "decode_none"),
-        zero_with=("cuda_graph_passes_total",),
-    ),
+    Source("graph_passes", _PASSES, "0.5.7-0.5.23", where=("mode", "decode_cuda_graph"), zero_with=(_PASSES,)),
+    Source("eager_passes", _PASSES, "0.5.7-0.5.23", where=("mode", "decode_none"), zero_with=(_PASSES,)),
     Source("decoded_tokens", "realtime_tokens_total", "0.5.7-0.5.23", where=("mode", "decode")),
     Source("retracted_requests", "num_retracted_requests_total", "0.5.7-0.5.23", zero_with=_COUNTS_RETRACTIONS),
     # A gauge by type, cumulative by value, refreshed by decode logs only.
@@ -128,133 +108,88 @@ SOURCES: tuple[Source, ...] = (
 
 # Of the whole server: written by the tokenizer process, or only compared with itself.
 SERVER_SOURCES: tuple[Source, ...] = (
-    Source(
-        "aborted_requests", "num_aborted_requests_total", "0.4.9.post6-0.5.23", fold="sum", zero_with=_COUNTS_ABORTS
-    ),
+    Source("aborted_requests", "num_aborted_requests_total", "0.4.9.post6-0.5.23", zero_with=_COUNTS_ABORTS),
     # Streamed or not: without streaming, the first tokens that the tokenizer gets. The prefill server of a disaggregated pair has
     # none; there the requests that left the queue are counted instead.
-    Source("started_requests", "time_to_first_token_seconds_count", "0.3.5.post2-0.5.23", fold="sum"),
-    Source("finished_requests", "e2e_request_latency_seconds_count", "0.3.5.post2-0.5.23", fold="sum"),
+    Source("started_requests", _FIRST_TOKENS, "0.3.5.post2-0.5.23"),
+    Source("finished_requests", "e2e_request_latency_seconds_count", "0.3.5.post2-0.5.23"),
     # Added when a request ends, as is the count of requests that ended.
-    Source("finished_prompt_tokens", "prompt_tokens_total", "0.3.5.post2-0.5.23", fold="sum"),
-    Source("finished_answer_tokens", "generation_tokens_total", "0.3.5.post2-0.5.23", fold="sum"),
+    Source("finished_prompt_tokens", "prompt_tokens_total", "0.3.5.post2-0.5.23"),
+    Source("finished_answer_tokens", "generation_tokens_total", "0.3.5.post2-0.5.23"),
     # Absent until the first prompt with a cached prefix.
-    Source(
-        "finished_cached_tokens",
-        "cached_tokens_total",
-        "0.4.3.post4-0.5.23",
-        fold="sum",
-        zero_with=("time_to_first_token_seconds_count",),
-    ),
+    Source("finished_cached_tokens", "cached_tokens_total", "0.4.3.post4-0.5.23", zero_with=(_FIRST_TOKENS,)),
     # One for all answers to one prompt (`n`), and for all prompts of one body.
-    Source("posted_requests", "http_requests_total", "0.5.7-0.5.23", fold="sum", where=("method", "POST")),
+    Source("posted_requests", "http_requests_total", "0.5.7-0.5.23", where=("method", "POST")),
     # A streamed request that is rejected is answered with 200, and never finished.
-    Source(
-        "answered_requests",
-        "http_responses_total",
-        "0.5.7-0.5.23",
-        fold="sum",
-        where=("status_code", "200"),
-        generates=True,
-    ),
-    Source(
-        "refused_requests",
-        "http_responses_total",
-        "0.5.7-0.5.23",
-        fold="sum",
-        where=("status_code", "503"),
-        generates=True,
-    ),
-    *(
-        Source(fact, "http_requests_total", "0.5.7-0.5.23", fold="sum", where=("endpoint", endpoint))
-        for fact, endpoint in (("pauses", "/pause_generation"), ("resumptions", "/continue_generation"))
-    ),
-    # These change only with tokens or requests, not with a scrape or a waiting process.
-    # Written when the detokenizer has sent something.
-    Source("sent", "generation_tokens_total", "0.3.5.post2-0.5.23", fold="sum"),
-    Source("sent", "prompt_tokens_total", "0.3.5.post2-0.5.23", fold="sum"),
-    Source("sent", "num_requests_total", "0.4.3.post4-0.5.23", fold="sum"),
-    # The three above change when a request ends. These two change while one runs, the only ones before 0.5.7.
-    Source("sent", "time_to_first_token_seconds_count", "0.3.5.post2-0.5.23", fold="sum"),
-    Source("sent", OUTPUTS, "0.4.3.post4-0.5.23", fold="sum"),
-    # Written by the scheduler.
-    Source("scheduled", "queue_time_seconds_count", "0.5.3.post3-0.5.23", fold="sum"),
-    Source("scheduled", "realtime_tokens_total", "0.5.7-0.5.23", fold="sum"),
-    Source("scheduled", "cuda_graph_passes_total", "0.5.7-0.5.23", fold="sum"),
-    Source("scheduled", "prefill_effective_tokens_total", "0.5.20-0.5.23", fold="sum"),
+    Source("answered_requests", "http_responses_total", "0.5.7-0.5.23", where=("status_code", "200"), generates=True),
+    Source("refused_requests", "http_responses_total", "0.5.7-0.5.23", where=("status_code", "503"), generates=True),
+    Source("pauses", "http_requests_total", "0.5.7-0.5.23", where=("endpoint", "/pause_generation")),
+    Source("resumptions", "http_requests_total", "0.5.7-0.5.23", where=("endpoint", "/continue_generation")),
     Source(
         "open_requests",
         "http_requests_active",
         "0.5.9-0.5.23",
-        fold="sum",
         where=("method", "POST"),
         generates=True,
         zero_with=("http_requests_active",),
     ),
+)
+# These change only with tokens or requests, not with a scrape or a waiting process.
+PROGRESS_SOURCES: tuple[Source, ...] = (
+    # Written when the detokenizer has sent something.
+    Source("sent", "generation_tokens_total", "0.3.5.post2-0.5.23"),
+    Source("sent", "prompt_tokens_total", "0.3.5.post2-0.5.23"),
+    Source("sent", "num_requests_total", "0.4.3.post4-0.5.23"),
+    # The three above change when a request ends. These two change while one runs, the only ones before 0.5.7.
+    Source("sent", _FIRST_TOKENS, "0.3.5.post2-0.5.23"),
+    Source("sent", OUTPUTS, "0.4.3.post4-0.5.23"),
+    # Written by the scheduler.
+    Source("scheduled", "queue_time_seconds_count", "0.5.3.post3-0.5.23"),
+    Source("scheduled", "realtime_tokens_total", "0.5.7-0.5.23"),
+    Source("scheduled", _PASSES, "0.5.7-0.5.23"),
+    Source("scheduled", "prefill_effective_tokens_total", "0.5.20-0.5.23"),
 )
 
 # Histograms of the whole server, in seconds except the tokens of answers.
 HISTOGRAM_SOURCES: tuple[Source, ...] = (
     # Without streaming the tokenizer gets the first tokens after fifty (SGLANG_FORCE_STREAM_INTERVAL) or at the end, and nobody waits
     # for them. The label came with 0.5.18; before, both are in one series.
-    Source(
-        "time_to_first_token",
-        "time_to_first_token_seconds",
-        "0.3.5.post2-0.5.23",
-        fold="histogram",
-        where=("is_streaming", "true"),
-    ),
-    Source("inter_token", "inter_token_latency_seconds", "0.4.3.post4-0.5.23", fold="histogram"),
+    Source("time_to_first_token", "time_to_first_token_seconds", "0.3.5.post2-0.5.23", where=("is_streaming", "true")),
+    Source("inter_token", "inter_token_latency_seconds", "0.4.3.post4-0.5.23"),
     # The mean since the first token, observed with every output: smoother than the inter-token latency.
-    Source("inter_token", "time_per_output_token_seconds", "0.3.5.post2-0.4.3.post4", fold="histogram"),
-    Source("request_latency", "e2e_request_latency_seconds", "0.3.5.post2-0.5.23", fold="histogram"),
-    Source("queue_time", "queue_time_seconds", "0.5.3.post3-0.5.23", fold="histogram"),
+    Source("inter_token", "time_per_output_token_seconds", "0.3.5.post2-0.4.3.post4"),
+    Source("request_latency", "e2e_request_latency_seconds", "0.3.5.post2-0.5.23"),
+    Source("queue_time", "queue_time_seconds", "0.5.3.post3-0.5.23"),
     # Up to 0.5.9 with --collect-tokens-histogram only.
-    Source("answer_tokens", "generation_tokens_histogram", "0.4.6.post5-0.5.23", fold="histogram"),
+    Source("answer_tokens", "generation_tokens_histogram", "0.4.6.post5-0.5.23"),
 )
 HISTOGRAM_MEMBERS = frozenset(
     f"{source.metric}_{member}" for source in HISTOGRAM_SOURCES for member in ("bucket", "count", "sum")
 )
 
 
-def _wanted() -> frozenset[str]:
-    names: set[str] = set()
-    for source in SOURCES + SERVER_SOURCES:
-        names.update((source.metric, *source.zero_with, *source.pool), [source.needs] if source.needs else [])
-    return frozenset(names)
-
-
-WANTED = _wanted()
+WANTED = frozenset(
+    name
+    for source in SOURCES + SERVER_SOURCES + PROGRESS_SOURCES
+    for name in (source.metric, *source.zero_with, *source.pool, source.needs)
+    if name
+)
 # Counters of the whole server, added up from scrape to scrape.
 SERVER_COUNTS = (
     *("aborted_requests", "started_requests", "finished_requests"),
     *("finished_prompt_tokens", "finished_answer_tokens", "finished_cached_tokens", "posted_requests"),
     *("answered_requests", "refused_requests"),
 )
-_COUNTERS = {
-    "graph_passes",
-    "eager_passes",
-    "decoded_tokens",
-    "retracted_requests",
-    "queued_requests",
-    "admitted_requests",
-    "sent",
-    "scheduled",
-}
-# All counters.
+# All counters; the last one has the name of a gauge.
 CUMULATIVE = frozenset(
-    source.metric for source in SOURCES + SERVER_SOURCES if source.fact in _COUNTERS.union(SERVER_COUNTS)
+    name for name in WANTED if name.endswith(("_total", "_count", "_sum")) or name == "total_retracted_reqs"
 )
 
 
 def describe() -> list[tuple[str, str, str, str]]:
     """Return the rows of docs/sources.md: fact, metric, versions, aggregation."""
-    return [
-        (
-            source.fact,
-            f"sglang:{source.metric}{'_bucket' if source.fold == 'histogram' else ''}",
-            source.versions,
-            source.aggregation,
-        )
-        for source in (*SOURCES, *SERVER_SOURCES, *HISTOGRAM_SOURCES)
-    ]
+    rows = [(source, source.metric, f"{source.fold} over TP and PP ranks") for source in SOURCES]
+    rows += [(source, source.metric, "sum of all series") for source in SERVER_SOURCES + PROGRESS_SOURCES]
+    words = "sum of all series, one TP and PP rank of each DP rank"
+    rows += [(source, f"{source.metric}_bucket", words) for source in HISTOGRAM_SOURCES]
+    return [(source.fact, f"sglang:{name}", source.versions, source.aggregation(fold)) for source, name, fold in rows]

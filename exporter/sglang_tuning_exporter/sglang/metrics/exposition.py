@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
@@ -197,24 +197,6 @@ class SafePage:
     left_out: int = 0
 
 
-@dataclass(slots=True)
-class _Declaration:
-    """What a page declares of a family."""
-
-    declared: str = ""  # a key of TYPES
-    help: str | None = None
-
-    def add(self, keyword: str, rest: str) -> None:
-        """Take a comment; only the first of its kind counts."""
-        if keyword == "HELP" and self.help is None:
-            self.help = _help(rest)
-        elif keyword == "TYPE" and not self.declared and rest in TYPES:
-            self.declared = rest
-
-
-_UNDECLARED = _Declaration()
-
-
 def passthrough(page: Page) -> SafePage:
     """Return SGLang's own page in 0.0.4, safe to append to another page of 0.0.4 without `sglang:` families.
 
@@ -223,50 +205,48 @@ def passthrough(page: Page) -> SafePage:
     the page, and a second sample of one series. All lines of a family are placed at its first sample: strict parsers reject a page with a
     family in two parts, or with a TYPE after its samples.
     """
-    declarations: dict[str, _Declaration] = {}
+    declarations: dict[str, dict[str, str]] = {}
     for keyword, name, rest in page.comments:
         if is_sglang_series(name):
-            declarations.setdefault(name_with_colon(name), _Declaration()).add(keyword, rest)
+            declared = declarations.setdefault(name_with_colon(name), {})
+            if keyword == "HELP" or rest in TYPES:
+                declared.setdefault(keyword, rest)
     samples = [(name_with_colon(name), raw, value) for name, raw, _, value in page.samples if is_sglang_series(name)]
     names = {name for name, _, _ in samples}
-    left_out = page.broken
-    families: dict[str, tuple[_Declaration, list[tuple[str, str, str]]]] = {}
-    seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
+    unique: dict[tuple[str, frozenset[tuple[str, str]]], tuple[str, str, str]] = {}
     for sample in samples:
-        series = (sample[0], _identity(sample[1]))
-        if series in seen:
-            left_out += 1
-            continue
-        seen.add(series)
+        unique.setdefault((sample[0], _identity(sample[1])), sample)
+    left_out = page.broken + len(samples) - len(unique)
+    families: dict[str, tuple[dict[str, str], list[tuple[str, str, str]]]] = {}
+    for sample in unique.values():
         home = _family_of(declarations, names, sample[0])
         if home is not None:
             families.setdefault(home[0], (home[1], []))[1].append(sample)
     out: list[str] = []
-    for name, (declaration, members) in families.items():
-        lines = _lines(declaration.declared, members)
+    for name, (declared, members) in families.items():
+        lines = _lines(declared.get("TYPE", ""), members)
         left_out += len(members) - len(lines)
         if lines:
-            if declaration.help is not None:
-                out.append(f"# HELP {name} {declaration.help}")
-            if declaration.declared:
-                out.append(f"# TYPE {name} {TYPES[declaration.declared]}")
-            out.extend(lines)
+            out += _head(name, declared)
+            out += lines
     return SafePage("\n".join(out) + "\n" if out else "", left_out)
 
 
-def _family_of(declarations: dict[str, _Declaration], names: set[str], name: str) -> tuple[str, _Declaration] | None:
-    """Return name and head of the family of a sample; None for `_created`, which 0.0.4 does not have."""
+def _family_of(
+    declarations: dict[str, dict[str, str]], names: set[str], name: str
+) -> tuple[str, dict[str, str]] | None:
+    """Return the name of a sample's family and what is declared of it; None for `_created`, which 0.0.4 does not have."""
     base, _, suffix = name.rpartition("_")
-    owner = declarations.get(base, _UNDECLARED)
-    if "_" + suffix in _SUFFIXES.get(owner.declared, ()):
+    owner = declarations.get(base, {})
+    if "_" + suffix in _SUFFIXES.get(owner.get("TYPE", ""), ()):
         return base, owner
     if name in declarations:
         return name, declarations[name]
     if suffix == "created" and (base in declarations or base + "_total" in declarations):
         return None
-    if _OPENMETRICS_SUFFIXES.get(owner.declared) == suffix and base not in names:
+    if _OPENMETRICS_SUFFIXES.get(owner.get("TYPE", "")) == suffix and base not in names:
         return name, owner  # in 0.0.4 a counter is declared under the name of its samples
-    return name, _UNDECLARED
+    return name, {}
 
 
 def _lines(declared: str, samples: list[tuple[str, str, str]]) -> list[str]:
@@ -281,6 +261,13 @@ def _lines(declared: str, samples: list[tuple[str, str, str]]) -> list[str]:
 
 def _is_bound(text: str | None) -> bool:
     return text is None or (_BOUND.fullmatch(text) is not None and _number(text) is not None)
+
+
+def _head(name: str, declared: dict[str, str]) -> Iterator[str]:
+    if "HELP" in declared:
+        yield f"# HELP {name} {_help(declared['HELP'])}"
+    if "TYPE" in declared:
+        yield f"# TYPE {name} {TYPES[declared['TYPE']]}"
 
 
 def is_sglang_series(name: str) -> bool:

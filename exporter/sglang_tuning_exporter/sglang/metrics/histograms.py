@@ -146,21 +146,18 @@ def read(
 def _series_and_bound(raw: str) -> tuple[_Key, float | None]:
     """Return the series of a sample, and its bound where it is a bucket."""
     found = labels(raw)
-    return _shared(frozenset(item for item in found.items() if item[0] != "le")), _bound(found)
+    series = _shared(frozenset(item for item in found.items() if item[0] != "le"))
+    try:
+        bound = float(found["le"])
+    except (KeyError, ValueError):
+        return series, None
+    return series, None if isnan(bound) or bound == -inf else bound
 
 
 @lru_cache(maxsize=512)
 def _shared(key: _Key) -> _Key:
     """Return one object for all buckets of a series, to save memory."""
     return key
-
-
-def _bound(found: Mapping[str, str]) -> float | None:
-    try:
-        bound = float(found["le"])
-    except (KeyError, ValueError):
-        return None
-    return None if isnan(bound) or bound == -inf else bound
 
 
 def _is_count(value: float) -> bool:

@@ -60,15 +60,11 @@ class PageReader:
         if layout is None or _has_overflow(layout, values, figures):
             passed = exposition.passthrough(exposition.scan(text)) if self._passthrough else exposition.SafePage("")
             return ParsedPage(page_figures.read(text), passed.text, passed.left_out)
-        return ParsedPage(page_figures.figures_at(layout.indexes, values), self._native(layout, text), layout.left_out)
-
-    def _native(self, layout: _Layout, text: str) -> str:
-        if not self._passthrough:
-            return ""
-        if layout.native is None:
-            return text
-        lines = text.split("\n")
-        return "".join([lines[place] + "\n" for place in layout.native])
+        native = text
+        if layout.native is not None:
+            lines = text.split("\n") if layout.native else []
+            native = "".join([lines[place] + "\n" for place in layout.native])
+        return ParsedPage(page_figures.figures_at(layout.indexes, values), native, layout.left_out)
 
 
 def _has_overflow(layout: _Layout, values: list[float], figures: list[str]) -> bool:
@@ -87,7 +83,7 @@ def _layout(text: str, text_between: list[str], *, passthrough: bool) -> _Layout
     values = [place for place, part in enumerate(text_between[:-1]) if not part.rpartition("\n")[2].startswith("#")]
     if len(values) != len(page.samples):
         return None
-    passed = exposition.passthrough(page) if passthrough else exposition.SafePage(text)
+    passed = exposition.passthrough(page) if passthrough else exposition.SafePage("")
     native_lines = None
     if passed.text != text:
         lines, passed_lines = text.split("\n"), passed.text.splitlines()

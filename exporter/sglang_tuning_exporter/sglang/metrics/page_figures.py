@@ -14,18 +14,19 @@ from sglang_tuning_exporter.sglang.metrics.catalogue import (
     HISTOGRAM_MEMBERS,
     HISTOGRAM_SOURCES,
     OUTPUTS,
-    SERVER_COUNTS,
+    PROGRESS_SOURCES,
     SERVER_SOURCES,
     SOURCES,
     WANTED,
     Source,
 )
 from sglang_tuning_exporter.sglang.metrics.exposition import Page, is_sglang_series, labels, name_with_colon, scan
-from sglang_tuning_exporter.sglang.metrics.histograms import MOST, Histogram
+from sglang_tuning_exporter.sglang.metrics.histograms import MOST
 from sglang_tuning_exporter.sglang.metrics.histograms import read as read_histogram
 from sglang_tuning_exporter.sglang.metrics.names import FAMILIES
 
 Series = list[tuple["Mapping[str, str]", float]]
+Process = tuple["int | None", frozenset[tuple[str, str]]]  # DP rank, and labels
 
 # Paths of the HTTP server that generate.
 _GENERATES = re.compile(
@@ -75,18 +76,22 @@ def figures_at(indexes: SampleIndexes, values: Sequence[float]) -> Scrape:
             series[family] = found
         counters_invalid = counters_invalid or (len(found) < len(samples) and family in CUMULATIVE)
     members = {name: [(raw, values[number]) for raw, number in found] for name, found in indexes.members.items()}
-    figures: dict[str, Any] = {fact: _counted(fact, series) for fact in SERVER_COUNTS}
-    figures |= {source.fact: _histogram(source.fact, members) for source in HISTOGRAM_SOURCES}
+    figures: dict[str, Any] = {source.fact: _total(source, series) for source in SERVER_SOURCES}
+    for source in HISTOGRAM_SOURCES:
+        if source.fact not in figures and f"{source.metric}_bucket" in members:
+            buckets, counts, sums = (members.get(f"{source.metric}_{each}", []) for each in ("bucket", "count", "sum"))
+            figures[source.fact] = read_histogram(buckets, counts, sums, source.where)
+    sent, scheduled = (
+        [value for source in PROGRESS_SOURCES if source.fact == fact for _, value in series.get(source.metric, [])]
+        for fact in ("sent", "scheduled")
+    )
     return Scrape(
         ranks=_ranks(series),
         model_name=_model_name(series),
         engine_type=_engine_type(series),
-        progress=_progress(series, "sent", "scheduled"),
-        sent=_progress(series, "sent") if OUTPUTS in series else None,
-        scheduled=_progress(series, "scheduled"),
-        open_requests=_counted("open_requests", series),
-        pauses=_counted("pauses", series),
-        resumptions=_counted("resumptions", series),
+        progress=math.fsum(sent + scheduled) if sent or scheduled else None,
+        sent=math.fsum(sent) if OUTPUTS in series else None,
+        scheduled=math.fsum(scheduled) if scheduled else None,
         **figures,
         unrecognised=indexes.unrecognised,
         counters_invalid=counters_invalid,
@@ -108,19 +113,16 @@ def _ranks(series: Mapping[str, Series]) -> list[RankFigures]:
     ranks: dict[int | None, RankFigures] = {}
     for source in SOURCES:
         for dp, value in _figures(source, series).items():
-            _set_figure(ranks.setdefault(dp, RankFigures(dp=dp)), source.fact, value)
+            rank = ranks.setdefault(dp, RankFigures(dp=dp))
+            queue = source.fact.removeprefix("queues.")
+            if queue != source.fact:
+                rank.queues[queue] = max(value, rank.queues.get(queue, value))
+            elif getattr(rank, source.fact) is None:
+                setattr(rank, source.fact, value)
     # On a page with ranks, a figure without a rank label belongs to none of them.
     return sorted((rank for rank in ranks.values() if rank.dp is not None), key=lambda rank: rank.dp or 0) or list(
         ranks.values()
     )
-
-
-def _set_figure(rank: RankFigures, fact: str, value: float) -> None:
-    queue = fact.removeprefix("queues.")
-    if queue != fact:
-        rank.queues[queue] = max(value, rank.queues.get(queue, value))
-    elif getattr(rank, fact) is None:
-        setattr(rank, fact, value)
 
 
 def _figures(source: Source, series: Mapping[str, Series]) -> dict[int | None, float]:
@@ -140,10 +142,10 @@ def _figures(source: Source, series: Mapping[str, Series]) -> dict[int | None, f
     return found
 
 
-def _by_process(source: Source, series: Series) -> dict[tuple[int | None, frozenset[tuple[str, str]]], float]:
+def _by_process(source: Source, series: Series) -> dict[Process, float]:
     """Return the figure of every process: the total where it is split by priority, the sum of `parts`."""
-    totals: dict[tuple[int | None, frozenset[tuple[str, str]]], float] = {}
-    split: dict[tuple[int | None, frozenset[tuple[str, str]]], float] = {}
+    totals: dict[Process, float] = {}
+    split: dict[Process, float] = {}
     for label, value in series:
         if source.where and label.get(source.where[0]) != source.where[1]:
             continue
@@ -187,26 +189,10 @@ def _engine_type(series: Mapping[str, Series]) -> str | None:
     return engine if honest or engine != "unified" else None
 
 
-def _progress(series: Mapping[str, Series], *facts: str) -> float | None:
-    values = [value for source in SERVER_SOURCES if source.fact in facts for _, value in series.get(source.metric, [])]
-    return math.fsum(values) if values else None
-
-
-def _counted(fact: str, series: Mapping[str, Series]) -> float | None:
-    source = next(source for source in SERVER_SOURCES if source.fact == fact)
+def _total(source: Source, series: Mapping[str, Series]) -> float | None:
     if found := _by_process(source, series.get(source.metric, [])):
         return math.fsum(found.values())
     return 0.0 if any(sibling in series for sibling in source.zero_with) else None
-
-
-def _histogram(fact: str, members: Mapping[str, list[tuple[str, float]]]) -> Histogram | None:
-    for source in HISTOGRAM_SOURCES:
-        if source.fact == fact and f"{source.metric}_bucket" in members:
-            buckets, counts, sums = (
-                members.get(f"{source.metric}_{member}", []) for member in ("bucket", "count", "sum")
-            )
-            return read_histogram(buckets, counts, sums, source.where)
-    return None
 
 
 def _unrecognised(names: Iterable[str]) -> int:
