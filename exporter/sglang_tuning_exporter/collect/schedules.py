@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-from sglang_tuning_exporter.sglang.server_info import Load
 
 INFO_RETRY_SECONDS = (15.0, 300.0)
 # From this release on the answer comes from shared memory; before, it interrupts the schedulers.
@@ -32,12 +29,12 @@ class InfoSchedule:
     """When to ask for `/server_info`: once after each start; without an answer again, after growing pauses."""
 
     def __init__(self) -> None:
-        self._due: float | None = 0.0
-        self._pause = INFO_RETRY_SECONDS[0]
+        self.ask_again()
 
     def ask_again(self) -> None:
         """Ask again: the server may have restarted, so earlier answers may be outdated."""
-        self._due, self._pause = 0.0, INFO_RETRY_SECONDS[0]
+        self._due: float | None = 0.0
+        self._pause = INFO_RETRY_SECONDS[0]
 
     def start_if_due(self, now: float) -> bool:
         """Return whether to ask now; the caller must then ask."""
@@ -61,36 +58,27 @@ class LoadsSchedule:
 
     def __init__(self) -> None:
         self.failures: Counter[str] = Counter()
-        self._once = self._always = False
+        self.counts_steps = False  # whether the release counts its steps
+        self._once = False
         self._scraped_at: float | None = None  # the scrape after which it was asked last
-
-    @property
-    def counts_steps(self) -> bool:
-        """Whether the release counts its steps."""
-        return self._always
 
     def set_release(self, version: tuple[int, int, int] | None, *, with_ranks: bool) -> None:
         """Note the release; None if unknown."""
-        self._always = version is not None and version >= SNAPSHOT_SINCE
+        self.counts_steps = version is not None and version >= SNAPSHOT_SINCE
         self._once = version is not None and version >= LIMITS_SINCE and with_ranks
 
     def ask_again(self) -> None:
         """Stop asking until the release is known again: another server may be running."""
-        self._always = self._once = False
+        self.counts_steps = self._once = False
 
     def start_if_due(self, scraped_at: float | None) -> bool:
         """Return whether to ask now; the caller must then ask. `scraped_at` is the last scrape."""
-        if scraped_at is None or not (self._always or self._once):
+        if scraped_at is None or not (self.counts_steps or self._once):
             return False
         if not self._once and self._scraped_at is not None and scraped_at < self._scraped_at + LEAST_SECONDS:
             return False
         self._once, self._scraped_at = False, scraped_at
         return True
-
-    def note_answer(self, loads: Sequence[Load]) -> None:
-        """Note an answer; an answer without schedulers is a failure."""
-        if not loads:
-            self.failures["invalid"] += 1
 
     def count_failure(self, reason: str) -> None:
         """Count a failed request by its reason; a 404 of this path does not mean that metrics are disabled."""

@@ -17,7 +17,6 @@ from urllib.parse import urljoin, urlsplit
 
 import certifi
 import urllib3
-from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import ConnectTimeoutError, ReadTimeoutError
 
@@ -43,8 +42,13 @@ _STATUSES: dict[int, tuple[Reason, str]] = {
 }
 _SGLANG_SERIES = re.compile(r"^[ \t]*sglang[:_]", re.MULTILINE)
 _BROKEN_OFF = (http.client.RemoteDisconnected, http.client.IncompleteRead)
-_TIMEOUTS = (ConnectTimeoutError, ReadTimeoutError)  # not NewConnectionError, which is a ConnectTimeoutError
+_TIMEOUTS = (
+    TimeoutError,
+    ConnectTimeoutError,
+    ReadTimeoutError,
+)  # not NewConnectionError, which is a ConnectTimeoutError
 _REDIRECTS = {301, 302, 303, 307, 308}
+_HEADERS = {"User-Agent": "sglang-tuning-exporter", "Accept-Encoding": "identity", "Connection": "close"}
 # Continues "it answers HTTP 401", by whether a key was sent.
 _REFUSED = {
     True: ": the key that was sent is not the server's --api-key; check --api-key-file or SGLANG_TUNING_API_KEY",
@@ -84,13 +88,6 @@ class Client:
         """Send `api_key`, or the content of `api_key_file`, which is read for each request because keys are rotated."""
         self._base_url, self._metrics_url = base_url, metrics_url
         self._api_key, self._api_key_file = api_key, api_key_file
-        # urllib3 reads no proxy, password or certificate from the environment and keeps no cookies.
-        self._pools = urllib3.PoolManager(
-            headers={"User-Agent": "sglang-tuning-exporter", "Accept-Encoding": "identity", "Connection": "close"},
-            retries=False,
-            ca_certs=certifi.where() if base_url.startswith("https:") else None,
-        )
-        self._pools.pool_classes_by_scheme = _pools(self._opened)
         self._socket: socket.socket | None = None
         self._is_cut = self._has_ended = False
 
@@ -143,11 +140,8 @@ class Client:
         self._has_ended = True
         self.cut()
 
-    def _opened(self, connected: socket.socket | None) -> None:
-        self._socket = connected
-
     def _get(self, url: str, timeout: float, accept: str, most: int = MOST_BYTES) -> str:
-        late = ScrapeError("timeout", f"no complete answer within {timeout:.1f} s")
+        late = _late(timeout)
         deadline = time.monotonic() + timeout
         self._is_cut = self._has_ended
         if self._is_cut:
@@ -160,31 +154,31 @@ class Client:
             text = self._ask(url, timeout, accept, most)
         except ScrapeError:
             raise
-        except (urllib3.exceptions.HTTPError, ValueError, OSError) as error:
+        except (urllib3.exceptions.HTTPError, http.client.HTTPException, ValueError, OSError) as error:
             if self._is_cut or type(error) in _TIMEOUTS or time.monotonic() >= deadline:
                 raise late from None
             raise _failure(error, is_tls=url.startswith("https:")) from None
         finally:
             timer.cancel()
             self._socket = None
-            self._pools.clear()
         if self._is_cut:  # an answer without a length ends when its connection is cut
             raise late
         return text
 
     def _ask(self, url: str, timeout: float, accept: str, most: int) -> str:
         for _ in range(2):
-            self._pools.clear()  # a server may close a connection without notice: none is reused
-            headers = {**self._pools.headers, "Accept": accept, **self._authorization()}
-            answer = self._pools.request(
-                "GET", url, headers=headers, timeout=timeout, preload_content=False, redirect=False
-            )
-            with closing(answer):
-                if answer.status in _REDIRECTS:
-                    url = self._checked_redirect(urljoin(url, answer.headers.get("Location", "")))
-                    continue
-                _check(answer, with_key="Authorization" in headers)
-                return _body(answer, most)
+            headers = {**_HEADERS, "Accept": accept, **self._authorization()}
+            where = urllib3.util.parse_url(url)
+            with closing(_connection(where, timeout)) as connection:
+                connection.connect()
+                self._socket = connection.sock
+                connection.request("GET", where.request_uri, headers=headers, preload_content=False)
+                with closing(connection.getresponse()) as answer:
+                    if answer.status in _REDIRECTS:
+                        url = self._checked_redirect(urljoin(url, answer.headers.get("Location", "")))
+                        continue
+                    _check(answer, with_key="Authorization" in headers)
+                    return _body(answer, most)
         raise ScrapeError("http_status", "it answers with redirects only")
 
     def _authorization(self) -> dict[str, str]:
@@ -196,6 +190,14 @@ class Client:
         if urlsplit(url)[:2] != urlsplit(self._base_url)[:2]:
             raise ScrapeError("http_status", "it redirects to another server")
         return url
+
+
+def _connection(where: urllib3.util.Url, timeout: float) -> HTTPConnection:
+    """Return a connection of urllib3, which reads no proxy, password or certificate from the environment and keeps no cookies."""
+    host = (where.host or "").strip("[]")
+    if where.scheme == "https":
+        return HTTPSConnection(host, where.port, timeout=timeout, ca_certs=certifi.where())
+    return HTTPConnection(host, where.port, timeout=timeout)
 
 
 def _check(response: urllib3.BaseHTTPResponse, *, with_key: bool) -> None:
@@ -239,7 +241,7 @@ def _known_failure(cause: BaseException, *, is_tls: bool) -> ScrapeError | None:
         return ScrapeError("unreachable", "the host name is unknown: check --sglang-url and this machine's DNS")
     if isinstance(cause, ssl.SSLError):
         return ScrapeError("unreachable", _tls_failure(cause))
-    if isinstance(cause, ConnectionResetError) and not is_tls:  # also RemoteDisconnected
+    if isinstance(cause, ConnectionResetError | BrokenPipeError) and not is_tls:  # also RemoteDisconnected
         return ScrapeError("unreachable", "it closed the connection; does it want TLS (https:// in --sglang-url)?")
     if isinstance(cause, http.client.HTTPException) and not isinstance(cause, _BROKEN_OFF):
         return ScrapeError("invalid", "the answer is not HTTP as it should be")
@@ -254,17 +256,8 @@ def _tls_failure(error: ssl.SSLError) -> str:
     return f"the TLS connection failed ({error.reason or 'no reason given'})"
 
 
-def _pools(opened: Callable[[socket.socket | None], None]) -> dict[str, type[HTTPConnectionPool]]:
-    """Make pools that expose the socket of a connection: urllib3 hides it until the headers have arrived."""
-
-    def noted(pool: type[HTTPConnectionPool], connection: type[HTTPConnection]) -> type[HTTPConnectionPool]:
-        def connect(self: HTTPConnection) -> None:
-            connection.connect(self)
-            opened(self.sock)
-
-        return type(pool.__name__, (pool,), {"ConnectionCls": type("Noted", (connection,), {"connect": connect})})
-
-    return {"http": noted(HTTPConnectionPool, HTTPConnection), "https": noted(HTTPSConnectionPool, HTTPSConnection)}
+def _late(timeout: float) -> ScrapeError:
+    return ScrapeError("timeout", f"no complete answer within {timeout:.1f} s")
 
 
 class Scraper:
@@ -281,7 +274,7 @@ class Scraper:
 
     def scrape(self, timeout: float) -> Outcome:
         """Return the outcome of a new scrape, or of the current one; `timeout` in seconds. Never raise."""
-        late = Outcome(None, ScrapeError("timeout", f"no complete answer within {timeout:.1f} s"), timeout)
+        late = Outcome(None, _late(timeout), timeout)
         deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0:
             with self._lock:

@@ -280,6 +280,7 @@ class Sidecar:
             if self._client is None or not answers or not self._info_schedule.start_if_due(time.monotonic()):
                 return
         info = self._client.server_info(self.config.scrape_timeout)
+        version = version_tuple(info.version) if info is not None else None
         with self._lock:
             if without:
                 self._outage.asked(answered=info is not None)
@@ -288,9 +289,7 @@ class Sidecar:
             if info is not None:
                 self.state.facts.apply_info(info.version, info.args, info.max_running_requests)
                 self.state.facts.apply_ranks(info.ranks)
-        # Only /v1/loads shows the limit of each DP rank, from 0.5.8 on.
-        version = version_tuple(info.version) if info is not None else None
-        with self._lock:
+            # Only /v1/loads shows the limit of each DP rank, from 0.5.8 on.
             self.loads.set_release(version, with_ranks=self.state.has_dp_ranks)
 
     def _ask_loads(self) -> None:
@@ -305,7 +304,8 @@ class Sidecar:
                 self.loads.count_failure(error.reason)
             return
         with self._lock:
-            self.loads.note_answer(loads)
+            if not loads:  # an answer without schedulers
+                self.loads.count_failure("invalid")
             self.measured.observe(loads, time.monotonic())
             for load in loads if self.state.has_dp_ranks else ():
                 self.state.facts.apply_load(load.dp, load.max_running_requests)
