@@ -110,6 +110,19 @@ def test_a_log_without_a_line_says_why(tmp_path: Path, capsys: pytest.CaptureFix
     assert "hardly varied" in capsys.readouterr().out
 
 
+def test_a_busy_log_with_prefill_before_each_decode_line_is_not_said_to_lack_load(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = log_of(tmp_path / "server.log")
+    prefill = "Prefill batch, #new-seq: 1, #new-token: 40, #cached-token: 0, token usage: 0.10, #running-req: 3, #queue-req: 26"
+    log.write_text("".join(f"{line[:22]}{prefill}\n{line}\n" for line in log.read_text().splitlines()))
+    assert main(["plan", str(log)]) == 1
+    words = capsys.readouterr().out
+    assert "none after a prefill" in words
+    assert "--sglang-url" in words
+    assert "under load" not in words
+
+
 def test_a_packed_log_above_the_given_size_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     packed = tmp_path / "server.log.gz"
     packed.write_bytes(gzip.compress(log_of(tmp_path / "server.log").read_bytes()))

@@ -11,6 +11,7 @@ from typing import Any
 
 from sglang_tuning_exporter.capacity.estimate import Estimate
 from sglang_tuning_exporter.capacity.prediction import PlanRow, larger_cache, plan_rows
+from sglang_tuning_exporter.capacity.step_time import LEAST_LINES
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.config.values import UsageError
@@ -24,6 +25,11 @@ from sglang_tuning_exporter.report.reading import profile_of
 FORMATS = ("text", "json")
 LEAST_SECONDS, MOST_SECONDS = 30.0, 86400.0
 ASK_SECONDS = 5.0
+_TOO_FEW_SEEN = "too few decode steps were seen: watch for longer, under load"
+_TOO_FEW_LOGGED = (
+    f"fewer than {LEAST_LINES} decode lines of the log's last ten minutes show the time of a step"
+    " (one a second at most, and none after a prefill or another batch): give a longer log, or ask the server itself (--sglang-url)"
+)
 BROKEN = {
     "inter_token": "tokens later than the objective",
     "first_token": "first tokens later than the objective",
@@ -44,7 +50,7 @@ def live(config: Config, *, seconds: float, format: str) -> int:  # noqa: A002 -
         with sidecar.view() as now:
             if sidecar.health.up is False:
                 raise UsageError(f"--sglang-url={config.sglang_url}: {sidecar.health.message}")
-            return _print(sidecar.past(now), format)
+            return _print(sidecar.past(now), format, _TOO_FEW_SEEN)
     finally:
         sidecar.stop()
 
@@ -65,7 +71,7 @@ def of_logs(
             analysis.take(moment, event)
             last = max(last, moment)
     analysis.state.advance(last)
-    return _print(past_of(analysis.state, last), format)
+    return _print(past_of(analysis.state, last), format, _TOO_FEW_LOGGED)
 
 
 def _check(format: str) -> None:  # noqa: A002 - the flag's name
@@ -73,14 +79,14 @@ def _check(format: str) -> None:  # noqa: A002 - the flag's name
         raise UsageError(f"--format={format}: give one of {', '.join(FORMATS)}")
 
 
-def _print(past: Past, format: str) -> int:  # noqa: A002 - the flag's name
-    document = plan(past)
+def _print(past: Past, format: str, too_few: str) -> int:  # noqa: A002 - the flag's name
+    document = plan(past, too_few)
     sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n" if format == "json" else _text(document))
     return 1 if document["refused"] else 0
 
 
-def plan(past: Past) -> dict[str, Any]:
-    """Return the table as a document."""
+def plan(past: Past, too_few: str) -> dict[str, Any]:
+    """Return the table as a document; `too_few` says what to do where the step time is not known."""
     ranks, profile = past.capacities(), past.profile
     prompt, counts = mean_prompt(past), past.recent.counts
     tokens = counts["computed_tokens"] + counts["cached_tokens"]
@@ -90,7 +96,7 @@ def plan(past: Past) -> dict[str, Any]:
     return {
         "schema_version": "1",
         "basis": sorted({rank.step.source for rank in ranks if rank.step is not None}),
-        "refused": _why_not(past),
+        "refused": _why_not(past, too_few),
         "objectives": {
             "first_token_seconds": profile.time_to_first_token_seconds,
             "inter_token_seconds": profile.inter_token_seconds,
@@ -103,12 +109,12 @@ def plan(past: Past) -> dict[str, Any]:
     }
 
 
-def _why_not(past: Past) -> str | None:
+def _why_not(past: Past, too_few: str) -> str | None:
     """Say why nothing, or nothing but the present batch, can be predicted; None where more can."""
     steps = [rank.step for rank in past.capacities()]
     known = [step for step in steps if step is not None]
     if len(known) < len(steps) or not steps:
-        return "too few decode steps were seen: watch for longer, under load"
+        return too_few
     return next((step.refused for step in known if step.line is None), None)
 
 
