@@ -396,6 +396,9 @@ def gave_up(share: float, *, first_token: float = 0.05, queued: int = 0, answere
         (gave_up(1 / 6, first_token=3.0), "online", True),  # first tokens come late
         (gave_up(1 / 6, first_token=3.0), "offline", False),  # nobody waits for first tokens there
         (gave_up(1 / 6, queued=30), "offline", True),  # they wait, and a client's own limit ends that
+        (gave_up(0.8, queued=1), "online", True),  # most of them, and there is always a short queue
+        (gave_up(0.3, queued=1), "online", False),  # fewer: a wait that the profile allows is no reason
+        (gave_up(0.8), "online", False),  # nobody waits: an editor that drops a completion with the next key
         (gave_up(0.04, first_token=3.0), "online", False),  # too few
         (gave_up(1.0, queued=3000, answered=False), "online", True),  # everybody, and no answer was ever counted
     ],

@@ -101,13 +101,16 @@ def _is_capped(samples: Samples) -> bool:
 
 
 _REJECTIONS = "instance:sglang_tuning_rejections:rate"
+# Share of the requests given up, 0-1, above which any wait is a reason: half of them, where all got their first token.
+MANY_GIVEN_UP = 0.33
 
 
 @dataclass(frozen=True, slots=True)
 class Rejections(Condition):
     """SGLang rejected more requests than the profile tolerates, or clients abandoned too large a share for a reason.
 
-    A reason: requests waited too long, or more than `times` the error budget of first tokens came late.
+    A reason: requests waited too long, more than `times` the error budget of first tokens came late, or requests waited at all and
+    many of them were given up.
     """
 
     description = "requests/min rejected or abandoned above `rejections_per_minute`, five minutes"
@@ -136,7 +139,8 @@ class Rejections(Condition):
         """Return whether the server gave clients a reason: people who stop an answer on purpose have none."""
         profile, recent = past.profile, past.latency.get("time_to_first_token")
         waited = past.recent.share("queue", "above_range") or 0.0
-        if profile.queue_wait_seconds is None:  # any wait may be too long for the clients of a profile without a limit
+        # Any wait may be too long for the clients of a profile without a limit, and is where many give up.
+        if profile.queue_wait_seconds is None or (past.given_up_share or 0.0) > MANY_GIVEN_UP:
             waited = 1.0 - (past.recent.share("queue", "empty") or 0.0)
         late = (recent.breach_share if recent is not None else None) or 0.0
         return waited > profile.frequent_share or late > profile.late_bound(self.times)
@@ -145,15 +149,16 @@ class Rejections(Condition):
         limit = f"({threshold('rejections_per_minute', 'upper')} + {ONE_MORE:g})"
         late = f'instance:sglang_tuning_latency_breaches:ratio{WINDOW}{{latency="time_to_first_token"}}'
         budget = f"({self.times:g} * (1 - {threshold('latency', 'objective')}))"
-        empty = share_of("queue", ("empty",))
+        empty, given_up = share_of("queue", ("empty",)), f"instance:sglang_tuning_given_up:ratio{WINDOW}"
         return [
             f'({_REJECTIONS}{WINDOW}{{kind="rejected"}} {above(limit)}',
             f'or {_REJECTIONS}{WINDOW}{{kind="given_up"}} {above(limit)}',
-            f"  and {ON} (instance:sglang_tuning_given_up:ratio{WINDOW} {above(threshold('aborted_share', 'upper'))})",
-            # Reasons: requests waited (any wait, if the profile has no limit), or first tokens came late.
+            f"  and {ON} ({given_up} {above(threshold('aborted_share', 'upper'))})",
+            # Reasons: requests waited (any wait, if the profile has no limit or many are given up), or first tokens came late.
             f"  and {ON} (",
             f"    {share_of('queue', ('above_range',))} {above(OFTEN)}",
             f"    or ((1 - {empty}) {above(OFTEN)} unless {ON} {threshold('queue', 'wait_seconds')})",
+            f"    or ((1 - {empty}) {above(OFTEN)} and {ON} {given_up} > {MANY_GIVEN_UP:g})",
             f"    or {late} {above(OFTEN)}",
             f"    or {late} {above(budget)}",
             "  )",
