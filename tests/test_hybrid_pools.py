@@ -15,7 +15,7 @@ from sglang_tuning_exporter.state.profiles import PROFILES
 from sglang_tuning_exporter.state.server import ServerState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 ARGS = {"mamba_full_memory_ratio": 0.9, "swa_full_tokens_ratio": 0.5, "max_running_requests": 512}
 
@@ -36,9 +36,9 @@ def swa(usage: float) -> str:
     return f"#swa token: {int(130_000 * usage)}, swa token usage: {usage:.2f}"
 
 
-def told(lines: list[str]) -> ServerState:
+def told(lines: list[str], args: Mapping[str, object] = ARGS) -> ServerState:
     state = ServerState(PROFILES["online"], 0.0)
-    state.observe(ServerArgs(None, NO_RANK, dict(ARGS)), 0.0)
+    state.observe(ServerArgs(None, NO_RANK, dict(args)), 0.0)
     for event in LogReader().feed("".join(lines).encode()):
         state.observe_all([event])
     return state
@@ -94,3 +94,38 @@ def test_the_metrics_name_it_as_well() -> None:
         )
         state.observe_scrape(Scrape([figures], progress=1000.0 * step), 15.0 * step)
     assert advised(state, 590.0) == ("mamba", "--mamba-full-memory-ratio")
+
+
+def at_the_limit(args: dict[str, object], states: int, limit: int) -> list[str]:
+    cache = (
+        f"Mamba Cache is allocated. max_mamba_cache_size: {states}, conv_state size: 0.40GB, ssm_state size: 21.00GB"
+    )
+    limits = f"max_total_num_tokens=430000, max_running_requests={limit}, context_len=131072, available_gpu_mem=7.10 GB"
+    start = [f"[2025-11-20 09:59:40] {text}\n" for text in (cache, limits)]
+    state = told([*start, *(line(second, 0.20, mamba(0.55), 30, limit) for second in range(0, 540, 2))], args)
+    past = past_of(state, state._printed)
+    assert "running_at_limit" in {finding.diagnosis.id for finding in judge(past).findings}
+    return [advice.typed or "" for advice in advise("running_at_limit", SizingInput(past))]
+
+
+def test_a_limit_that_the_states_of_the_mamba_cache_set_is_raised_by_a_larger_cache() -> None:
+    args: dict[str, object] = {"mamba_full_memory_ratio": 0.9, "max_running_requests": None}
+    assert at_the_limit(args, 186, 62) == ["--mamba-full-memory-ratio 1.12"]
+    assert at_the_limit(args, 311, 62) == ["--mamba-full-memory-ratio 1.12"]  # with two further buffers
+
+
+def test_a_typed_mamba_cache_and_the_limit_that_it_sets_are_raised_together() -> None:
+    args: dict[str, object] = {"mamba_full_memory_ratio": 0.9, "max_mamba_cache_size": 192, "max_running_requests": 64}
+    assert at_the_limit(args, 192, 64) == ["--max-mamba-cache-size 240", "--max-running-requests 80"]
+
+
+def test_a_limit_below_what_the_mamba_cache_has_states_for_is_raised_itself() -> None:
+    args: dict[str, object] = {"mamba_full_memory_ratio": 0.9, "max_running_requests": 40}
+    (typed,) = at_the_limit(args, 186, 40)
+    assert typed.startswith("--max-running-requests ")
+
+
+def test_without_a_radix_cache_the_mamba_cache_follows_the_limit() -> None:
+    args: dict[str, object] = {"mamba_full_memory_ratio": 0.9, "max_running_requests": 62, "disable_radix_cache": True}
+    (typed,) = at_the_limit(args, 62, 62)
+    assert typed.startswith("--max-running-requests ")

@@ -29,6 +29,7 @@ ROW_OF_CHANGE: dict[tuple[str, str], str] = {
     ("cuda_graph_max_bs", "raise"): "cuda_graph_not_covering",
     ("disable_decode_cuda_graph", "drop"): "cuda_graph_off",
     ("mamba_full_memory_ratio", "raise"): "hybrid_pool_full",
+    ("max_mamba_cache_size", "raise"): "hybrid_pool_full",
 }
 BY_CHANGE: dict[tuple[str, str], Variant] = {
     ("max_total_tokens", "raise"): Variant(

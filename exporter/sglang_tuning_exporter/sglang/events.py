@@ -145,6 +145,7 @@ class Memory:
     used_gb: float | None = None
     graph_sizes: tuple[int, ...] = ()  # captured decode batch sizes, with stage graph
     of_prefill: bool = False  # with stage graph: of prefill batches
+    states: int | None = None  # with stage state_cache: of requests and prefixes together
     suspect: bool = False
 
 

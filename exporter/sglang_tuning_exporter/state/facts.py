@@ -25,6 +25,8 @@ from sglang_tuning_exporter.sglang.server_info import RankInfo
 from sglang_tuning_exporter.state.arguments import Arguments
 from sglang_tuning_exporter.state.start_memory import StartMemory
 
+MOST_STATES = 5  # of the mamba cache for each running request; docs/decisions.md
+
 
 def _most(figures: Iterable[float | None]) -> float | None:
     """Return the largest figure above zero: memory is a difference, which can be negative for a small model."""
@@ -52,6 +54,7 @@ class ServerFacts(Arguments):
     _memory: StartMemory = field(default_factory=StartMemory, compare=False, repr=False)
     available_gb: dict[int | None, float] = field(default_factory=dict)  # by DP rank; the smallest of its TP ranks
     left_gb: dict[Rank, float] = field(default_factory=dict)  # by the rank that printed it, after its last stage
+    state_slots: float | None = None  # of one scheduler's mamba cache, from the log
     memory_device: str | None = None
     graph_device: str | None = None
     ready: bool = False
@@ -100,6 +103,8 @@ class ServerFacts(Arguments):
     def _apply_memory(self, event: Memory) -> None:
         self._memory.of(event.rank).take(event)
         self._sum_up()
+        if event.states:
+            self.state_slots = min(event.states, self.state_slots or event.states)
         if event.stage in {"pool", "graph"} and event.available_gb is not None:
             if len(self.left_gb) < MOST_RANKS or event.rank in self.left_gb:
                 self.left_gb[event.rank] = event.available_gb
@@ -256,6 +261,20 @@ class ServerFacts(Arguments):
             return None
         share = max(limit // self.micro_batches, 1.0)
         return min(share, self.arg(self.micro_batch_arg) or share)
+
+    @property
+    def states_per_request(self) -> int | None:
+        """How many states of the mamba cache SGLang reserves for a running request, where they set the running limit; else None.
+
+        1 without a radix cache, 3 with one, up to 5 with further buffers (`_calculate_mamba_ratio`).
+        """
+        limit, states = max(self.running_limits.values(), default=None), self.state_slots
+        if not limit or not states or not limit <= states < (MOST_STATES + 1) * limit:
+            return None
+        if self.arg("disable_radix_cache") and self.arg("max_running_requests"):
+            return None  # then the cache follows the limit
+        each = int(states // limit)
+        return each if states // each == limit else None
 
     @property
     def room_for_micro_batch(self) -> float | None:

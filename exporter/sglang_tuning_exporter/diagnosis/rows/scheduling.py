@@ -8,7 +8,7 @@ from sglang_tuning_exporter.diagnosis import clients
 from sglang_tuning_exporter.diagnosis.conditions.requests import Rejections, RetractionRate
 from sglang_tuning_exporter.diagnosis.conditions.share import OtherCause, Share, Spread
 from sglang_tuning_exporter.diagnosis.row import Diagnosis, Remedy, Title
-from sglang_tuning_exporter.diagnosis.sizing import admission, layout, limits, memory, prefill
+from sglang_tuning_exporter.diagnosis.sizing import admission, hybrid, layout, limits, memory, prefill
 
 CONSERVATIVENESS = "schedule_conservativeness"
 RUNNING_LIMIT = "max_running_requests"
@@ -114,7 +114,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
             cost="The main KV cache gets smaller by as much as the other gains.",
         ),
         causes=(*_RETRACTING, "dp_imbalanced"),
-        sizes=memory.fuller_second_cache,
+        sizes=hybrid.fuller_second_cache,
     ),
     _limit(
         id="running_at_limit",

@@ -8,6 +8,7 @@ from math import ceil
 from sglang_tuning_exporter.capacity.prediction import largest_batch_within, predict
 from sglang_tuning_exporter.diagnosis.sizing.advised_value import AdvisedValue, SizingInput, in_words
 from sglang_tuning_exporter.diagnosis.sizing.graphs import cost_of_growth, growth_to, largest_covered, usual_size
+from sglang_tuning_exporter.diagnosis.sizing.hybrid import more_states
 from sglang_tuning_exporter.diagnosis.sizing.reserve import pool_after_reserve
 from sglang_tuning_exporter.sglang.args.flags import is_before
 from sglang_tuning_exporter.state.facts import ServerFacts
@@ -94,6 +95,9 @@ def at_limit(basis: SizingInput) -> list[AdvisedValue]:
     usage = basis.recent.mean("usage")
     if not current or usage is None:
         return [AdvisedValue(None, current)]
+    states = more_states(basis)
+    if states is not None:
+        return states
     # Token usage grows with the running requests, and with what the same advice takes from the KV cache.
     pool = pool_after_reserve(basis)
     room = min(MOST_TIMES, basis.profile.token_usage_target * pool / usage) if usage > 0 else MOST_TIMES

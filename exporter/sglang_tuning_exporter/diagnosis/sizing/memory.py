@@ -1,4 +1,4 @@
-"""Values for GPU memory: `--mem-fraction-static`, the KV cache, the second cache of hybrid models, and what to lower after a failure. Pure."""
+"""Values for GPU memory: `--mem-fraction-static`, the KV cache, and what to lower after a failure. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from sglang_tuning_exporter.diagnosis.sizing.reserve import LEAST_FRACTION
 EIGHT_BITS = ("fp8_e4m3", "fp8_e5m2")  # the first one that a release accepts
 SHORTER = "enlarge the KV cache (--mem-fraction-static, more GPUs), or send shorter requests"
 IN_FORCE = 0.95  # the KV cache has whole pages, so a little less than its cap
-POOL_STEP = 1.25
-LARGEST_MAMBA_RATIO = 4.0
 FEWER_DECODING = 0.75  # of the running batch, after a failure in decode
 
 
@@ -66,19 +64,6 @@ def larger_pool_flags(basis: SizingInput) -> str:
     """Return the flags that enlarge the KV cache, in words."""
     kind = eight_bits(basis)
     return f"--mem-fraction-static, --kv-cache-dtype {kind}" if kind else "--mem-fraction-static"
-
-
-def fuller_second_cache(basis: SizingInput) -> list[AdvisedValue]:
-    """Name the cache that is full, and the flag that gives it more memory if this release has one."""
-    pool = basis.past.fullest_pool
-    arg = {"swa": "swa_full_tokens_ratio", "mamba": "mamba_full_memory_ratio"}.get(pool, "")
-    current = basis.facts.arg(arg)
-    words = f"the {pool} cache is full: give it more of the memory"
-    if current is None:
-        return [in_words(words)]
-    most = 1.0 if pool == "swa" else LARGEST_MAMBA_RATIO
-    suggested = min(round(POOL_STEP * current, 2), most)
-    return [AdvisedValue(suggested, current, words, arg, otherwise=(in_words(words),))] if suggested > current else []
 
 
 def pool_short(basis: SizingInput) -> list[AdvisedValue]:

@@ -25,6 +25,7 @@ _POOL = re.compile(
 )
 _WEIGHTS = re.compile(rb"Load weight (begin|end)\.")
 _STATE_CACHE = re.compile(rb"Mamba Cache is allocated\.")
+_STATES = re.compile(rb"max_mamba_cache_size: (\d{1,12})\b")
 _STATE_SIZE = re.compile(rb"_(?:state|cache) size: " + _NUMBER + rb" ?GB")
 _POOL_END = re.compile(rb"Memory pool end\.")
 _GRAPH = re.compile(rb"Capture ([\w -]{0,60}?)cuda graph (begin|end)\.", re.IGNORECASE)
@@ -113,12 +114,13 @@ class MemoryLines:
         stage: Literal["weights_begin", "weights", "state_cache", "pool", "graph_begin", "graph"]
         used_gb = _gigabytes(_USED, text)
         sizes: tuple[int, ...] = ()
-        of_prefill = False
+        of_prefill, states = False, None
         if match := _WEIGHTS.match(text):
             stage = "weights_begin" if match[1] == b"begin" else "weights"
         elif _STATE_CACHE.match(text):
             stage, parts = "state_cache", _STATE_SIZE.findall(text)
             used_gb = sum(map(float, parts)) if parts else None
+            states = int(count[1]) if (count := _STATES.search(text)) else None
         elif _POOL_END.match(text):
             stage = "pool"
         elif _GRAPH_SIZES_LINE.match(text):
@@ -140,4 +142,5 @@ class MemoryLines:
             used_gb=used_gb,
             graph_sizes=sizes,
             of_prefill=of_prefill,
+            states=states,
         )
