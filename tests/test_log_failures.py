@@ -46,6 +46,10 @@ PHASES = [
     (DECODE, SERVING, "unknown"),
     ("", SERVING, "unknown"),
     ("", (*SERVING, "forward_extend"), "prefill"),
+    # The encoder of images takes them all at once: a smaller chunk of the prompt needs no less memory there.
+    (DECODE, (*SERVING, "forward_extend", "embed_mm_inputs", "_get_chunked_prefill_embedding", "forward"), "unknown"),
+    (DECODE, (*SERVING, "forward_extend", "get_video_feature", "forward"), "unknown"),
+    (DECODE, (*SERVING, "forward_extend", "general_mm_embed_routine", "forward"), "prefill"),
     ("", ("run_scheduler_process", "__init__", "load_model"), "startup"),
     (START, ("run_scheduler_process", "__init__", "forward_extend"), "startup"),
     (START, ("run_scheduler_process", "__init__", "init_device_graphs", "capture", "forward_decode"), "graph_capture"),

@@ -216,3 +216,47 @@ def test_a_pod_that_another_one_replaces_is_no_second_server(tmp_path: Path) -> 
 def test_prefixes_that_count_lines_are_no_names(tmp_path: Path) -> None:
     log = "".join(f"{number}: {decode(number // 2)}" for number in range(200))
     assert document(files(tmp_path, log))["counts"]["decode_batches"] == 200
+
+
+def together(*starts: str, ready: int, before: str = "") -> str:
+    return before + "".join(starts) + ready * at(90, READY) + load(100, 400)
+
+
+def test_servers_that_start_together_in_one_log_are_refused_with_their_ports(tmp_path: Path) -> None:
+    log = together(start(0, port=31001), start(1, port=31002), ready=2)
+    with pytest.raises(UsageError, match=r"several servers print into this log together \(--port 31001, 31002\)"):
+        document(files(tmp_path, log))
+
+
+@pytest.mark.parametrize(("first", "then"), [("prefill", "decode"), ("decode", "prefill")])
+def test_both_sides_of_a_prefill_decode_pair_in_one_log_are_refused(tmp_path: Path, first: str, then: str) -> None:
+    prefill = at(
+        200,
+        "Prefill batch, #new-seq: 1, #new-token: 512, #cached-token: 0, token usage: 0.01, #running-req: 0, #queue-req: 0, #bootstrap-req: 1,"
+        " #inflight-req: 0, cuda graph: False, input throughput (token/s): 900.00",
+    )
+    log = (
+        start(0, port=31000, disaggregation_mode=first)
+        + at(60, READY)
+        + start(61, port=31001, disaggregation_mode=then)
+    )
+    log += at(90, READY) + load(100, 200) + prefill + load(205, 300)
+    with pytest.raises(UsageError, match="a prefill and a decode server print batches"):
+        document(files(tmp_path, log))
+
+
+def test_starts_one_after_the_other_are_of_one_server(tmp_path: Path) -> None:
+    killed = together(start(0, port=31001), start(30, port=31002), ready=1)  # the first one ended without a word
+    assert document(files(tmp_path, killed))["counts"]["server_starts"] == 2
+    restarted = together(start(61, port=31002), ready=1, before=start(0, port=31001) + at(60, READY))
+    assert document(files(tmp_path, restarted))["counts"]["server_starts"] == 2
+
+
+def test_several_tokenizers_of_one_server_are_ready_each(tmp_path: Path) -> None:
+    log = together(start(0, port=31001), start(30, port=31001, tokenizer_worker_num=4), ready=4)
+    assert document(files(tmp_path, log))["counts"]["server_starts"] == 2
+
+
+def test_nodes_of_one_server_in_one_log_are_one_start(tmp_path: Path) -> None:
+    nodes = [start(rank, nnodes=2, node_rank=rank, dist_init_addr="10.0.0.1:5000") for rank in (0, 1)]
+    assert document(files(tmp_path, together(*nodes, ready=1)))["counts"]["server_starts"] == 1

@@ -107,6 +107,16 @@ def test_a_finding_that_was_too_short_for_its_alert_says_so() -> None:
     assert "No alert would have fired. What was found did not last long enough for an alert." in ended.stdout
 
 
+@pytest.mark.parametrize(("stamp", "has_times"), [("[2025-11-20 10:00:00] ", True), ("", False)])
+def test_a_log_of_one_second_has_times(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], stamp: str, *, has_times: bool
+) -> None:
+    path = tmp_path / "server.log"
+    path.write_text(f"{stamp}server_args=ServerArgs(model_path='m', port=30000, tp_size=1)\n")
+    main(["report", str(path)])
+    assert ("The log has no times" in capsys.readouterr().out) is not has_times
+
+
 def test_the_help_of_report_loads_neither_the_web_nor_the_page() -> None:
     code = (
         "import sys; from sglang_tuning_exporter.cli import main\n"

@@ -21,7 +21,7 @@ from sglang_tuning_exporter.report.files import STDIN, LogSource, align, because
 from sglang_tuning_exporter.report.mixture import Mixture
 from sglang_tuning_exporter.report.pacing import add_up, drifts
 from sglang_tuning_exporter.report.read_ahead import LogPart, ReadAhead, read_here
-from sglang_tuning_exporter.report.servers import Servers
+from sglang_tuning_exporter.report.servers import Servers, SharedLog
 from sglang_tuning_exporter.sglang.events import Event
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.sglang.log.forms import OwnTimes
@@ -70,6 +70,7 @@ class Logs:
         self._lanes = list(range(len(self._logs)))
         self.readers: list[LogReader | ReadAhead] = [LogReader() for _ in self._logs]
         self._mixtures: list[Mixture] = []
+        self._shared = [SharedLog(shown(log[0].name)) for log in self._logs]
         self.ends: list[float] = []  # the last printed time of each log
         self._clocks = [Clock(log[0].ahead) for log in self._logs]
         self._pace, self._jobs = pace, jobs
@@ -231,6 +232,7 @@ class Logs:
             self._mixtures.append(mixture := Mixture(shown(source.name)))
             for part in self._parts(lane, source):
                 mixture.see(part.text)
+                self._shared[lane].has_frames |= mixture.has_frames
                 texts.appendleft(part.text)
                 if source.is_endless and not self._is_sglangs(self.readers[lane]):
                     self._check()
@@ -256,6 +258,7 @@ class Logs:
         clock, reader = self._clocks[lane], self.readers[lane]
         known = reader.unrecognised.copy()
         events = part.events()
+        self._shared[lane].see(events)
         drifted = [] if self._pace or known == reader.unrecognised else drifts(part.text, known, last)
         if not events and self._pace is not None:
             # Access lines alone, perhaps for hours: they move the time, but only by little at once.

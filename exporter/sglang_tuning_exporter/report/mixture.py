@@ -38,6 +38,7 @@ class Mixture:
     def __init__(self, name: str) -> None:
         self._name = name
         self._blocks = 0
+        self.has_frames = False  # something stands around the lines
         self._ranks: dict[bytes, dict[bytes, _Seen]] = {}
         self._started: set[bytes] = set()  # the frames of starts
         self._alternate: tuple[bytes, bytes] | None = None  # two frames of one rank at the same time
@@ -56,6 +57,7 @@ class Mixture:
         first = _LINE.search(text)
         if first is None or _bracket(text, first) == text.rfind(b"\n", 0, first.start()) + 1:
             return  # SGLang's own lines, with nothing around them
+        self.has_frames = True
         found = list(_LINE.finditer(text))
         most = LINES_LOOKED_AT if self._blocks < BLOCKS_LOOKED_AT else LINES_LOOKED_AT // BLOCKS_LOOKED_AT
         step = len(found) // most | 1  # odd: the lines of two servers may alternate

@@ -1,12 +1,20 @@
-"""Whether several logs are of one server: nodes and ranks may have files of their own; logs of two servers are refused. Pure."""
+"""Whether the logs, and the lines of one log, are of one server: nodes and ranks may have files of their own. Two servers are refused. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sglang_tuning_exporter.config.values import UsageError
-from sglang_tuning_exporter.sglang.events import DecodeBatch, Event, PrefillBatch, Rank, ServerArgs
+from sglang_tuning_exporter.sglang.events import (
+    ENDS,
+    DecodeBatch,
+    Event,
+    Liveness,
+    PrefillBatch,
+    Rank,
+    ServerArgs,
+)
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 
@@ -102,4 +110,58 @@ class Servers:
         names = " and ".join(self._name_of(number) for number in sorted((log.number, other.number)))
         return UsageError(
             f"{names}: logs of two servers, or the same lines twice: {reason}; give one server's logs at a time, or compare two with --against"
+        )
+
+
+class SharedLog:
+    """The starts in one log. Raises `UsageError` where several servers print into it together, with nothing before their lines."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._starts: list[Mapping[str, object]] = []  # of the servers that may be running
+        self._ready = 0  # since the last start
+        self.has_frames = False  # what stands around the lines names their server: `Mixture` looks at it
+
+    def see(self, events: Iterable[Event | BatchRun]) -> None:
+        """Take the next events of the log."""
+        for event in () if self.has_frames else events:
+            if isinstance(event, ServerArgs):
+                self._start(event)
+            elif isinstance(event, Liveness):
+                self._note_life(event)
+            elif len(self._starts) > 1 and isinstance(event, (BatchRun, DecodeBatch, PrefillBatch)):
+                self._check_role(event)
+
+    def _start(self, event: ServerArgs) -> None:
+        """Keep the servers that this one does not replace: those not yet ready, and the other side of a prefill/decode pair."""
+        sides = [each.get("disaggregation_mode") for each in (event.args, *self._starts)]
+        if self._ready and not {"prefill", "decode"} <= set(sides):
+            self._starts.clear()
+        self._ready = 0
+        if all(each != event.args and not are_nodes(each, event.args) for each in self._starts):
+            self._starts.append(event.args)
+
+    def _note_life(self, event: Liveness) -> None:
+        if event.what == "ready":
+            self._ready += 1
+            # With several tokenizers each of them says so.
+            single = all(each.get("tokenizer_worker_num", 1) == 1 for each in self._starts)
+            if self._ready > 1 and len(self._starts) > 1 and single:
+                raise self._refusal("more than one is ready after the last start")
+        elif event.what in ENDS or event.what == "draining":
+            self._starts.clear()  # whose end it is, is not known
+
+    def _check_role(self, event: BatchRun | DecodeBatch | PrefillBatch) -> None:
+        """Refuse decode lines after the start of a prefill server, and the other way round, where both have started."""
+        side = self._starts[-1].get("disaggregation_mode")
+        decodes = event.decodes if isinstance(event, BatchRun) else isinstance(event, DecodeBatch)
+        prefills = event.prefills if isinstance(event, BatchRun) else isinstance(event, PrefillBatch)
+        if (side == "prefill" and decodes) or (side == "decode" and prefills):
+            raise self._refusal("a prefill and a decode server print batches")
+
+    def _refusal(self, reason: str) -> UsageError:
+        ports = ", ".join(sorted({str(each.get("port", "?")) for each in self._starts}))
+        return UsageError(
+            f"{self._name}: several servers print into this log together (--port {ports}): {reason}; nothing shows whose each line is,"
+            " so let each server write a log of its own"
         )

@@ -100,7 +100,7 @@ def after_the_end(document: Document) -> str:
 def no_alert(document: Document) -> str:
     """Return why no alert would have fired, where one might be expected."""
     expected = any(BY_ID[each["diagnosis"]].alert and each["severity"] != "info" for each in document["findings"])
-    if not document["span"]["seconds"]:
+    if document["span"]["start"] is None and not document["span"]["seconds"]:
         return "The log has no times, so it is not known which alerts would have fired."
     return "What was found did not last long enough for an alert." if expected else ""
 

@@ -88,7 +88,7 @@ FAILURE_DIAGNOSES: tuple[Diagnosis, ...] = (
             "lower",
             "0.8, then 0.7",
             "Weights and KV cache take this share of GPU memory; the rest must hold CUDA graphs and activations.",
-            "the weights alone do not fit: then use more GPUs (--tp-size) or --quantization fp8",
+            "the weights alone do not fit: then use more GPUs (--tp-size) or --quantization fp8; or a request has too many images: then send fewer at once",
             cost="The KV cache gets smaller.",
         ),
         sizes=memory.oom_any,
@@ -172,7 +172,8 @@ RESERVE_DIAGNOSES: tuple[Diagnosis, ...] = (
             "raise",
             "0.01 more; repeat until {reserve_lower_gb} to {reserve_good_gb} GB stay free",
             "A larger KV cache holds more requests and more cached prefixes.",
-            "token usage stays low and prompts share no prefixes, other processes share the GPU, or the activations of long prompts need the memory",
+            "token usage stays low and prompts share no prefixes, other processes share the GPU, the CPU shares its memory (DGX Spark, Jetson), or the"
+            " activations of long prompts or images need it",
             cost="Less GPU memory stays free for peaks: watch for out-of-memory failures afterwards.",
         ),
         hold="10m",

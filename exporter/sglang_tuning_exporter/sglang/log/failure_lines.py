@@ -90,6 +90,8 @@ _CHAINED = (b"During handling of the above exception", b"The above exception was
 _IN_CAPTURE = re.compile(rb"capture|init_(?:device|cuda)_graphs|init_piecewise", re.IGNORECASE)
 _IN_PREFILL = re.compile(rb"prefill|extend", re.IGNORECASE)
 _IN_DECODE = re.compile(rb"decode|update_running_batch", re.IGNORECASE)
+# The encoder takes all images, videos and sounds of a request at once, however small the chunk of its prompt is.
+_IN_ENCODER = re.compile(rb"embed_mm_inputs|get_(?:image|img|video|audio)_features?$|encode_images")
 _IN_LOOP = re.compile(rb"event_loop|forward_loop|process_input_requests|handle_request|forward_step")
 _IN_START = re.compile(rb"__init__|init_|load_model|load_weights|alloc_memory_pool|profile_max_num_token|launch_")
 
@@ -143,13 +145,17 @@ class _Traceback:
     in_main: bool = False  # of the main process: it ends
 
     def read_frame(self, function: bytes, line: int) -> None:
-        """Note the phase of a frame: the deepest one counts, but every frame inside a graph capture is capture."""
+        """Note the phase of a frame: the deepest one counts, but every frame inside a graph capture is capture, and inside an
+        encoder neither prefill nor decode.
+        """
         self.expires = line + _OTHER_LINES_BETWEEN
         if _IN_CAPTURE.search(function):
             self.phase = "graph_capture"
+        elif _IN_ENCODER.search(function):
+            self.phase = "unknown"
         elif _IN_LOOP.search(function):
             self.in_loop = True
-        if self.phase != "graph_capture":
+        if self.phase not in {"graph_capture", "unknown"}:
             if _IN_PREFILL.search(function):
                 self.phase = "prefill"
             elif _IN_DECODE.search(function):
