@@ -529,6 +529,17 @@ UNTUNED: tuple[Situation, ...] = (
         never=(f"{CONSERVATIVENESS} down", "--max-running-requests up"),
     ),
     Situation(
+        name="retry-storm",
+        what="60 clients that give a request up after three seconds and ask again, and --max-running-requests 25",
+        flags="--max-total-tokens 16384 --max-running-requests 25",
+        steps=(_send(60, 60, (200, 900), 150, patience_seconds=3.0),),
+        truth="Nearly all get a first token within two seconds, and most are given up before their answer ends.",
+        right="Fewer requests at once or a replica, or a flag of what they wait for. Never that all is well.",
+        verdicts=("requests_rejected", "running_at_limit", "queue_too_long", "latency_queue", *POOL),
+        never=(CONSERVATIVENESS,),
+        cannot_tell=("log", "report"),
+    ),
+    Situation(
         name="priorities-short-queue",
         what="priority scheduling, --max-running-requests 4, --max-queued-requests 10, and 20 clients of three priorities",
         flags="--max-total-tokens 8192 --enable-priority-scheduling --max-running-requests 4 --max-queued-requests 10",
