@@ -200,7 +200,7 @@ def fits(folder: Path) -> dict[str, Any]:
                     readings.take(reading)
     state.observe_all(LogReader().feed(gzip.decompress((folder / "server.log.gz").read_bytes())))
     lines = [sample for rank in state.schedulers for sample in rank.samples.since(-inf)]
-    moments = [StepSums.of_line(batch, batch / speed) for batch, speed in lines]
+    moments = [StepSums.of_line(batch, batch / speed) for _, batch, speed, _ in lines]
     return {
         "name": folder.name,
         "counters": _fit(fit([each.decode for each in readings.intervals])),

@@ -105,9 +105,33 @@ def test_a_log_gives_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "One more replica" in text
 
 
-def test_a_log_without_a_line_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", str(log_of(tmp_path / "server.log", batches=(8,)))]) == 1
-    assert "hardly varied" in capsys.readouterr().out
+def test_a_log_without_a_line_says_why_and_shows_the_present_batch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(log_of(tmp_path / "server.log", batches=(11,))), "--format", "json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert [row["requests"] for row in document["rows"]] == [11]
+    assert "hardly varied" in document["refused"]
+
+
+def test_the_minutes_after_the_last_decode_line_are_not_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = log_of(tmp_path / "server.log")
+    with log.open("a") as file:
+        file.write(
+            "[2026-11-20 10:40:00] SIGTERM received. signum=None frame=None. Draining requests and shutting down...\n"
+        )
+    assert main(["plan", str(log)]) == 0
+    assert "at once" in capsys.readouterr().out
+
+
+def test_a_prefill_side_says_that_it_decodes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = log_of(tmp_path / "server.log")
+    start = "[2026-11-20 09:59:00] server_args=ServerArgs(model_path='m', disaggregation_mode='prefill', tp_size=1)\n"
+    log.write_text(start + log.read_text())
+    assert main(["plan", str(log)]) == 1
+    assert "the prefill side of disaggregation decodes nothing" in capsys.readouterr().out
 
 
 def test_a_busy_log_with_prefill_before_each_decode_line_is_not_said_to_lack_load(

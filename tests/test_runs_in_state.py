@@ -234,7 +234,7 @@ def samples_of(*lines: tuple[int, bytes]) -> list[tuple[float, float]]:
         for events in (LogReader().feed(text), LogReader().feed_runs(text))
     )
     assert together == alone
-    return alone
+    return [(batch, speed) for _, batch, speed, _ in alone]
 
 
 def of_batch(running: int) -> bytes:
@@ -244,6 +244,10 @@ def of_batch(running: int) -> bytes:
 
 def test_a_decode_line_is_a_sample_where_the_batch_did_not_change() -> None:
     assert samples_of((1, of_batch(8)), (2, of_batch(8)), (3, of_batch(9)), (4, of_batch(9))) == [(8, 88.5), (9, 99.5)]
+
+
+def test_a_decode_line_of_nearly_the_same_batch_is_a_sample_at_the_mean_batch() -> None:
+    assert samples_of((1, of_batch(40)), (2, of_batch(37)), (3, of_batch(33))) == [(38.5, 407.5)]
 
 
 def test_a_decode_line_after_a_prefill_line_is_no_sample() -> None:

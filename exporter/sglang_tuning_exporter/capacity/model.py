@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import floor, inf
+from operator import itemgetter
 from typing import NamedTuple
 
 from sglang_tuning_exporter.capacity.estimate import Estimate
@@ -13,6 +14,7 @@ from sglang_tuning_exporter.capacity.moments import StepSums, total
 from sglang_tuning_exporter.capacity.readings import Counters, Prefill, Readings, measure
 from sglang_tuning_exporter.capacity.step_time import LEAST_LINES, StepTime, fit
 from sglang_tuning_exporter.sglang.server_info import Load
+from sglang_tuning_exporter.state.decode_samples import DecodeSample
 from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.rank import RankState
 from sglang_tuning_exporter.state.server import ServerState
@@ -42,6 +44,7 @@ class RankCapacity:
     most_requests: int | None = None
     pool_tokens: float | None = None
     running_limit: float | None = None
+    no_step: str = ""  # why the step time is unknown
 
     @property
     def backlog_seconds(self) -> Estimate | None:
@@ -133,15 +136,20 @@ class Measured:
 def capacities(state: ServerState, measured: Measured | None, now: float) -> list[RankCapacity]:
     """Return the capacity of each scheduler, from `/v1/loads` where the release counts steps, else from the log's decode lines."""
     ranks = state.schedulers
-    return [_rank(rank, state.facts, measured, now, only=len(ranks) == 1) for rank in ranks]
+    counted = [None if measured is None else measured.scheduler(each.dp, now, only=len(ranks) == 1) for each in ranks]
+    of_lines = logged(state, now) if None in counted else ""
+    return [_rank(rank, state.facts, each, of_lines, now) for rank, each in zip(ranks, counted, strict=True)]
 
 
-def _rank(rank: RankState, facts: ServerFacts, measured: Measured | None, now: float, *, only: bool) -> RankCapacity:
-    counted = None if measured is None else measured.scheduler(rank.dp, now, only=only)
-    if counted is None:
-        speeds, waiting = Speeds(logged(rank, facts, now), _NOT_MEASURED, None), None
-    else:
+def _rank(
+    rank: RankState, facts: ServerFacts, counted: _Scheduler | None, of_lines: StepTime | str, now: float
+) -> RankCapacity:
+    if counted is not None:
         speeds, waiting = counted.speeds(now), counted.waiting
+        no_step = "" if speeds.step else "too few decode steps were seen: watch for longer, under load"
+    else:
+        step, no_step = (None, of_lines) if isinstance(of_lines, str) else (of_lines, "")
+        speeds, waiting = Speeds(step, _NOT_MEASURED, None), None
     pool, limit = facts.kv_pool_tokens.get(rank.dp), facts.running_limit(rank.dp)
     recent = rank.window.recent(now, rank.totals)
     running, usage = recent.mean("running"), recent.mean("usage")
@@ -159,6 +167,7 @@ def _rank(rank: RankState, facts: ServerFacts, measured: Measured | None, now: f
         most_requests=_most_requests(pool, tokens_held, limit),
         pool_tokens=pool,
         running_limit=limit,
+        no_step=no_step,
     )
 
 
@@ -169,21 +178,35 @@ def _most_requests(pool: float | None, tokens_held: float | None, limit: float |
     return None if fitting is None else max(floor(min(bounds)), 1)
 
 
-def logged(rank: RankState, facts: ServerFacts, now: float) -> StepTime | None:
-    """Return the step time from decode lines; less exact, because a line is the mean of some forty steps.
+def logged(state: ServerState, now: float) -> StepTime | str:
+    """Return the step time from the decode lines of all schedulers, or why there is none.
 
-    None with speculative decoding: a line's throughput then is not one token per request and step.
+    It is less exact than counters: a line is the mean of some forty steps. The schedulers run the same model on the same kind of GPU,
+    and with DP attention each step together. A speculative step gives each request several tokens, so a line must show how many.
     """
-    if facts.args.get("speculative_algorithm"):
-        return None
-    if not rank.samples.since(now - STALE_SECONDS):
-        return None
-    return _fit_of_lines(tuple(rank.samples.since(now - rank.window.length)))
+    if state.facts.role == "prefill":
+        return "the prefill side of disaggregation decodes nothing"
+    if not any(rank.totals.counts["decoded"] for rank in state.schedulers):
+        return "no decode steps were seen: /v1/loads counts them from 0.5.18 on, and a log shows them under load"
+    begin = now - state.profile.window_seconds
+    lines = sorted((each for rank in state.schedulers for each in rank.samples.since(begin)), key=itemgetter(0))
+    speculates = bool(state.facts.args.get("speculative_algorithm"))
+    samples = [line for line in lines if line.accept_length or not speculates]
+    if lines and not samples:
+        return "the decode lines do not show how many tokens a speculative step gives (accept len)"
+    if samples and samples[-1].at < now - STALE_SECONDS:
+        samples = []
+    return _fit_of_lines(tuple(samples)) or (
+        f"{len(samples)} decode lines of the last ten minutes show the time of a step (one a second at most, and none after a prefill or"
+        f" another batch), and {LEAST_LINES} are needed: give a longer log, or ask the server itself (--sglang-url, from 0.5.18 on)"
+    )
 
 
 @lru_cache(maxsize=MOST_FITS)
-def _fit_of_lines(lines: tuple[tuple[float, float], ...]) -> StepTime | None:
-    """Return the fit of (batch, tokens per second) of decode lines; cached, because one page needs the same fit several times."""
-    return fit(
-        [StepSums.of_line(running, running / speed) for running, speed in lines], least=LEAST_LINES, source="log"
-    )
+def _fit_of_lines(samples: tuple[DecodeSample, ...]) -> StepTime | None:
+    """Return the fit of decode lines; cached, because one page needs the same fit several times."""
+    lines = []
+    for _, batch, speed, accepted in samples:
+        tokens = accepted or 1.0
+        lines.append(StepSums.of_line(batch, batch * tokens / speed, tokens))
+    return fit(lines, least=LEAST_LINES, source="log")

@@ -18,9 +18,9 @@ class StepSums(NamedTuple):
     tokens: float = 0.0
 
     @classmethod
-    def of_line(cls, batch: float, seconds: float) -> StepSums:
-        """Return the mean step of a decode line as one step with one token per request."""
-        return cls(1.0, batch, seconds, batch * batch, batch * seconds, batch)
+    def of_line(cls, batch: float, seconds: float, tokens_per_request: float = 1.0) -> StepSums:
+        """Return the mean step of a decode line as one step."""
+        return cls(1.0, batch, seconds, batch * batch, batch * seconds, batch * tokens_per_request)
 
     def minus(self, earlier: StepSums) -> StepSums:
         """Return the sums since `earlier`."""

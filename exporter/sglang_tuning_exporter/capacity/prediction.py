@@ -95,10 +95,11 @@ class PlanRow:
 def plan_rows(ranks: Sequence[RankCapacity], profile: Profile, prompt: float | None) -> list[PlanRow]:
     """Return a row for 1, 2, 4 … requests per scheduler, up to as many as fit; no rows without step times.
 
-    `prompt`: uncached tokens of the mean prompt.
+    Without a line only batches near the mean one are known, so that has a row. `prompt`: uncached tokens of the mean prompt.
     """
     most = min((rank.most_requests or MOST_BATCH for rank in ranks), default=0)
-    batches = sorted({*(1 << power for power in range(13) if 1 << power < most), most})
+    means = {round(rank.step.batch) for rank in ranks if rank.step is not None and rank.step.line is None}
+    batches = sorted({*(1 << power for power in range(13) if 1 << power < most), most, *means})
     found = (_row(ranks, batch, profile, prompt) for batch in batches if batch)
     return [row for row in found if row is not None]
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from sglang_tuning_exporter.capacity.estimate import Estimate
 from sglang_tuning_exporter.capacity.prediction import PlanRow, larger_cache, plan_rows
-from sglang_tuning_exporter.capacity.step_time import LEAST_LINES
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.config.values import UsageError
@@ -21,15 +20,12 @@ from sglang_tuning_exporter.diagnosis.json_findings import number
 from sglang_tuning_exporter.report.analysis import Analysis
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.reading import profile_of
+from sglang_tuning_exporter.sglang.events import DecodeBatch
+from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 
 FORMATS = ("text", "json")
 LEAST_SECONDS, MOST_SECONDS = 30.0, 86400.0
 ASK_SECONDS = 5.0
-_TOO_FEW_SEEN = "too few decode steps were seen: watch for longer, under load"
-_TOO_FEW_LOGGED = (
-    f"fewer than {LEAST_LINES} decode lines of the log's last ten minutes show the time of a step"
-    " (one a second at most, and none after a prefill or another batch): give a longer log, or ask the server itself (--sglang-url)"
-)
 BROKEN = {
     "inter_token": "tokens later than the objective",
     "first_token": "first tokens later than the objective",
@@ -50,7 +46,7 @@ def live(config: Config, *, seconds: float, format: str) -> int:  # noqa: A002 -
         with sidecar.view() as now:
             if sidecar.health.up is False:
                 raise UsageError(f"--sglang-url={config.sglang_url}: {sidecar.health.message}")
-            return _print(sidecar.past(now), format, _TOO_FEW_SEEN)
+            return _print(sidecar.past(now), format)
     finally:
         sidecar.stop()
 
@@ -63,15 +59,16 @@ def of_logs(
     format: str,  # noqa: A002 - the flag's name
     most: int | None = None,
 ) -> int:
-    """Print the table of the last ten minutes of logs; 0, or 1 where the step time is not known. Raises `UsageError`."""
+    """Print the table of the last ten minutes with decode lines; 0, or 1 where the step time is not known. Raises `UsageError`."""
     _check(format)
     analysis, read, last = Analysis(profile_of(profile, own_thresholds)), Logs(logs, most=most), 0.0
     with closing(read.events()) as events:
         for moment, event in events:
             analysis.take(moment, event)
-            last = max(last, moment)
+            if isinstance(event, DecodeBatch) or (isinstance(event, BatchRun) and event.decodes):
+                last = max(last, moment)
     analysis.state.advance(last)
-    return _print(past_of(analysis.state, last), format, _TOO_FEW_LOGGED)
+    return _print(past_of(analysis.state, last), format)
 
 
 def _check(format: str) -> None:  # noqa: A002 - the flag's name
@@ -79,14 +76,14 @@ def _check(format: str) -> None:  # noqa: A002 - the flag's name
         raise UsageError(f"--format={format}: give one of {', '.join(FORMATS)}")
 
 
-def _print(past: Past, format: str, too_few: str) -> int:  # noqa: A002 - the flag's name
-    document = plan(past, too_few)
+def _print(past: Past, format: str) -> int:  # noqa: A002 - the flag's name
+    document = plan(past)
     sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n" if format == "json" else _text(document))
     return 1 if document["refused"] else 0
 
 
-def plan(past: Past, too_few: str) -> dict[str, Any]:
-    """Return the table as a document; `too_few` says what to do where the step time is not known."""
+def plan(past: Past) -> dict[str, Any]:
+    """Return the table as a document."""
     ranks, profile = past.capacities(), past.profile
     prompt, counts = mean_prompt(past), past.recent.counts
     tokens = counts["computed_tokens"] + counts["cached_tokens"]
@@ -96,7 +93,7 @@ def plan(past: Past, too_few: str) -> dict[str, Any]:
     return {
         "schema_version": "1",
         "basis": sorted({rank.step.source for rank in ranks if rank.step is not None}),
-        "refused": _why_not(past, too_few),
+        "refused": _why_not(past),
         "objectives": {
             "first_token_seconds": profile.time_to_first_token_seconds,
             "inter_token_seconds": profile.inter_token_seconds,
@@ -109,13 +106,11 @@ def plan(past: Past, too_few: str) -> dict[str, Any]:
     }
 
 
-def _why_not(past: Past, too_few: str) -> str | None:
+def _why_not(past: Past) -> str | None:
     """Say why nothing, or nothing but the present batch, can be predicted; None where more can."""
-    steps = [rank.step for rank in past.capacities()]
-    known = [step for step in steps if step is not None]
-    if len(known) < len(steps) or not steps:
-        return too_few
-    return next((step.refused for step in known if step.line is None), None)
+    ranks = past.capacities()
+    unknown = next((rank.no_step for rank in ranks if rank.step is None), "" if ranks else "no scheduler was seen")
+    return unknown or next((rank.step.refused for rank in ranks if rank.step and rank.step.line is None), None)
 
 
 def _row(row: PlanRow) -> dict[str, Any]:
@@ -160,6 +155,6 @@ def _text(document: dict[str, Any]) -> str:
             f"FP8 KV cache (from 16 bits): {doubled['requests']:,} at once, {doubled['tokens_per_second']['value']:,.0f} tokens/s, if steps stay as long."
         )
     if document["refused"]:
-        lines.append(f"Only the present batch: {document['refused']}.")
+        lines.append(f"Only batches near the present one: {document['refused']}.")
     lines.append(f"One more replica: {replica['tokens_per_second']:,.0f} tokens/s with both full.")
     return "\n".join(lines) + "\n"

@@ -54,6 +54,7 @@ class DecodeBatch:
     graph: bool | None = None  # a captured graph was replayed
     graph_device: str | None = None  # cuda, cpu, npu or musa: the word before `graph:`
     generation_throughput: float | None = None  # tokens per second
+    accept_length: float | None = None  # tokens that a speculative step gives each request
     queues: Mapping[str, int] = field(default_factory=dict)  # PD and others: prealloc, transfer, retracted, …
     unknown_keys: tuple[str, ...] = ()
     suspect: bool = False  # raw text of a model or a client may have produced this line (`sglang.log.raw_text`)

@@ -4,24 +4,37 @@ from __future__ import annotations
 
 from collections import deque
 from math import inf
+from typing import NamedTuple
 
 from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun, throughput
 
 SAMPLE_SECONDS = 1.0  # between two samples: SGLang prints whole seconds
+NEARLY_SAME = 0.1  # of the mean batch, between the ends of an interval: the mean is off by half as much at most
 _KEPT = 600
 
 
-class DecodeSamples:
-    """Batch and tokens per second of decode lines: at most one per second, the last ten minutes of them.
+class DecodeSample(NamedTuple):
+    """One decode line: its time, the mean batch since the line before, tokens per second, and those of a speculative step per request."""
 
-    The throughput of a decode line is over the time since the line before. So a line is a sample only after a decode line with the
-    same batch: otherwise that time also has prefill or requests that ended. Of the lines with one time only the first can be a
-    sample, so that a run of lines gives the same samples as its lines one by one.
+    at: float
+    batch: float
+    tokens_per_second: float
+    accept_length: float | None
+
+
+class DecodeSamples:
+    """Samples of decode lines: at most one per second, the last ten minutes of them.
+
+    The throughput of a decode line is over the time since the line before. So a line is a sample only after a decode line with nearly
+    the same batch: otherwise that time also has prefill, or the mean batch is not known. Of the lines with one time only the first can
+    be a sample, so that a run of lines gives the same samples as its lines one by one.
     """
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[float, float, float | bytes]] = deque(maxlen=_KEPT)  # a line is read when asked for
+        self._samples: deque[DecodeSample | tuple[float, float, bytes]] = deque(
+            maxlen=_KEPT
+        )  # a line is read when asked for
         self._due = -inf
         self.at = -inf  # time of the last line
         self.batch = 0.0  # of the last line, 0 where that was a prefill line
@@ -31,20 +44,29 @@ class DecodeSamples:
         self.at = at
         if not self.batch or at < self._due:
             return
-        first: float | bytes | None = None
         if isinstance(lines, BatchRun):
-            first = None if not lines.decodes else lines.first_decode_of(int(self.batch))
-        elif isinstance(lines, DecodeBatch) and lines.running == self.batch:
-            first = lines.generation_throughput
-        if first:
-            self._due = at + SAMPLE_SECONDS
-            self._samples.append((at, self.batch, first))
+            running, line = lines.first_decode or (0, b"")
+        elif isinstance(lines, DecodeBatch) and lines.generation_throughput:
+            running, line = lines.running or 0, b""
+        else:
+            return
+        batch = (self.batch + running) / 2
+        if not running or abs(self.batch - running) > NEARLY_SAME * batch:
+            return
+        self._due = at + SAMPLE_SECONDS
+        if isinstance(lines, DecodeBatch):
+            self._samples.append(DecodeSample(at, batch, lines.generation_throughput or 0.0, lines.accept_length))
+        else:
+            self._samples.append((at, batch, line))
 
-    def since(self, begin: float) -> list[tuple[float, float]]:
-        """Return batch and tokens per second of the samples from `begin` on; each line is read once."""
-        for place, (at, batch, speed) in enumerate(self._samples):
-            if isinstance(speed, bytes):
-                self._samples[place] = (at, batch, throughput(speed))
+    def since(self, begin: float) -> list[DecodeSample]:
+        """Return the samples from `begin` on; each line is read once."""
+        for place, sample in enumerate(self._samples):
+            if not isinstance(sample, DecodeSample):
+                at, batch, line = sample
+                self._samples[place] = DecodeSample(at, batch, throughput(line), None)
         return [
-            (batch, speed) for at, batch, speed in self._samples if at >= begin and isinstance(speed, float) and speed
+            sample
+            for sample in self._samples
+            if isinstance(sample, DecodeSample) and sample.at >= begin and sample.tokens_per_second
         ]

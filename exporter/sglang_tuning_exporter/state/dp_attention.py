@@ -41,19 +41,26 @@ class AttentionRanks:
         self._running[dp] = (now, running)
         return before
 
+    def has_prefilled(self, dp: int | None, facts: ServerFacts, since: float) -> bool:
+        """Return whether this rank's steps waited for a prefill of another one."""
+        return not _are_independent(facts) and any(other != dp and at >= since for other, at in self._prefilled)
+
     def explain_eager(self, dp: int | None, facts: ServerFacts, now: float, since: float) -> bool:
         """Return whether another rank can be the cause of steps without a graph; `since` is when the first of them was.
 
         Without a log it is unknown when a rank prefills: then another rank always can. Lines of one second may come in any order.
         """
-        if facts.args and facts.attention_ranks < 2:
+        if _are_independent(facts):
             return False
-        if now <= self._known_from or any(
-            other != dp and at >= min(since, now - STEP_SECONDS) for other, at in self._prefilled
-        ):
+        if now <= self._known_from or self.has_prefilled(dp, facts, min(since, now - STEP_SECONDS)):
             return True
         others = [running for other, (at, running) in self._running.items() if other != dp and now - at <= HOLD_SECONDS]
         if not others:
             return False
         together = sum(others) + self._running.get(dp, (0.0, 0.0))[1] if facts.adds_up_batches else max(others)
         return together > (facts.largest_captured or ASSUMED_CAPTURED)
+
+
+def _are_independent(facts: ServerFacts) -> bool:
+    """Whether each rank runs steps of its own; without a start in the log that is not known."""
+    return bool(facts.args) and facts.attention_ranks < 2

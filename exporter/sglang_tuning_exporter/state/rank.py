@@ -156,7 +156,10 @@ class RankState(Gauges):
             self._cadence.delivered(now, printed)
         if self.time.snapshot[0][0] != "serving":
             self._cadence.woke(now)
+            self.samples.batch = 0.0  # the line's throughput is also over the pause
         if now != self.samples.at:
+            if self._others is not None and self._others.has_prefilled(self.dp, self.thresholds.facts, self.samples.at):
+                self.samples.batch = 0.0
             self.samples.begin(lines, now)
         if self.thresholds.revision != self.thresholds.facts.revision:
             self._renew()

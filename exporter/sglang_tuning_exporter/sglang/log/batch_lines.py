@@ -197,6 +197,7 @@ def parse_decode(text: bytes, time: float | None, rank: Rank) -> DecodeBatch | N
         swa_usage=_usage(fields, b"swa token usage"),
         mamba_usage=_usage(fields, b"mamba usage"),
         generation_throughput=_figure(fields, b"gen throughput (token/s)"),
+        accept_length=_figure(fields, b"accept len"),
         queues=_queues(fields),
         unknown_keys=_unknown_keys(fields),
     )

@@ -173,11 +173,13 @@ class BatchRun(NamedTuple):
     def __repr__(self) -> str:
         return f"BatchRun({self.time}, {self.rank}, decode={self.decode}, prefill={self.prefill})"
 
-    def first_decode_of(self, running: int) -> bytes | None:
-        """Return the first line, if it is a decode line of a batch of `running`."""
+    @property
+    def first_decode(self) -> tuple[int, bytes] | None:
+        """The running requests of the first line, and that line, if it is a decode line."""
         line, start = self.lines[0], len(self.prefix)
-        is_of_batch = line.startswith(b"%d," % running, start + _BATCH) and line.startswith(b"Decode", start)
-        return line if is_of_batch else None
+        if not line.startswith(b"Decode", start):
+            return None
+        return int(line[start + _BATCH : line.index(b",", start + _BATCH)]), line
 
     def _last(self, head: bytes) -> bytes | None:
         start = self.prefix + head
