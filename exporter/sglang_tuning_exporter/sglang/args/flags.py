@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from sglang_tuning_exporter.sglang.args.printed import is_secret
 
+T = TypeVar("T")
 Kind = Literal["switch", "either", "value", "list", "json", "adapters", "none"]
 
 _KINDS: dict[str, Kind] = {
@@ -49,31 +50,32 @@ class Flag:
     default: object
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    releases: tuple[str, ...]
-    indexes: dict[str, int]  # of each release; an empty name is the newest
-    rows: dict[str, list[tuple[int, int, Flag]]]  # first and last release, by index
+def read_table(name: str) -> dict[str, Any]:
+    """Return one of the JSON files beside this one."""
+    document: dict[str, Any] = json.loads((files(__package__) / name).read_text(encoding="utf-8"))
+    return document
 
-    def flag(self, arg: str, index: int) -> Flag | None:
-        return next((flag for first, last, flag in self.rows.get(arg, ()) if first <= index <= last), None)
+
+def in_release(spans: Iterable[tuple[int, int, T]], index: int) -> T | None:
+    """Return what holds in the release with this index, of values from a first to a last release; None where nothing does."""
+    return next((value for first, last, value in spans if first <= index <= last), None)
 
 
 @lru_cache(maxsize=1)
-def _table() -> _Table:
-    document: dict[str, Any] = json.loads((files(__package__) / "flags.json").read_text(encoding="utf-8"))
-    releases = tuple(document["releases"])
-    indexes = {release: index for index, release in enumerate(releases)} | {"": len(releases) - 1}
+def _table() -> tuple[dict[str, int], dict[str, list[tuple[int, int, Flag]]]]:
+    document = read_table("flags.json")
+    names = document["releases"]
+    indexes = {release: index for index, release in enumerate(names)} | {"": len(names) - 1}
     rows = {
         arg: [(indexes[row[0]], indexes[row[1]], _flag(arg, row)) for row in spans]
         for arg, spans in document["arguments"].items()
     }
-    return _Table(releases, indexes, rows)
+    return indexes, rows
 
 
 def release_indexes() -> dict[str, int]:
     """Return the index of each release in `releases()`; an empty name is the newest."""
-    return _table().indexes
+    return _table()[0]
 
 
 def _flag(arg: str, row: list[Any]) -> Flag:
@@ -91,14 +93,16 @@ def argument_names() -> frozenset[str]:
 @lru_cache(maxsize=1)
 def _names() -> tuple[frozenset[str], ...]:
     """Return the names of the arguments of each release, without secrets, which are never among parsed arguments."""
-    table = _table()
-    args = [arg for arg in table.rows if not is_secret(arg)]
-    return tuple(frozenset(arg for arg in args if table.flag(arg, index)) for index in range(len(table.releases)))
+    rows = {arg: spans for arg, spans in _table()[1].items() if not is_secret(arg)}
+    return tuple(
+        frozenset(arg for arg, spans in rows.items() if in_release(spans, index)) for index in range(len(releases()))
+    )
 
 
+@lru_cache(maxsize=1)
 def releases() -> tuple[str, ...]:
     """Return the releases whose flags are known, oldest first."""
-    return _table().releases
+    return tuple(release for release in release_indexes() if release)
 
 
 def flag_of(arg: str, release: str) -> Flag | None:
@@ -106,15 +110,12 @@ def flag_of(arg: str, release: str) -> Flag | None:
 
     Raises ValueError for a release that is not one of them.
     """
-    table = _table()
-    return table.flag(arg, table.releases.index(release))
+    return in_release(_table()[1].get(arg, ()), releases().index(release))
 
 
 def nearest_flag(arg: str, release: str) -> Flag | None:
     """Return an argument's flag in the nearest release that has it; None where none has."""
-    table = _table()
-    index = table.releases.index(release)
-    spans = table.rows.get(arg, ())
+    index, spans = releases().index(release), _table()[1].get(arg, ())
     return min(spans, key=lambda span: max(span[0] - index, index - span[1], 0))[2] if spans else None
 
 
@@ -130,14 +131,14 @@ def infer_version(args: Mapping[str, object]) -> tuple[str, str] | None:
 def _releases_with(names: frozenset[str]) -> tuple[str, str] | None:
     if len(names & argument_names()) < _FEWEST_NAMES:
         return None
-    table, known = _table(), _names()
+    known = _names()
     fits = [len(names & each) for each in known]
     fitting = [index for index, count in enumerate(fits) if count == max(fits)]
     missing = {index: len(known[index]) - fits[index] for index in fitting}
     fewest = min(missing.values())
     if fewest <= _MISSING_OF_A_WHOLE_LINE:
         fitting = [index for index in fitting if missing[index] == fewest]
-    return table.releases[fitting[0]], table.releases[fitting[-1]]
+    return releases()[fitting[0]], releases()[fitting[-1]]
 
 
 def release_of(version: str | None, args: Mapping[str, object]) -> str | None:

@@ -156,14 +156,14 @@ def _compound(text: str, depth: int) -> object:
     """Return a mapping, a list, the value of an enum or a nested dataclass; other text unchanged. Raises `_CutTextError`."""
     value: object = text[:_VALUE_LENGTH]
     if text[:1] == "{" and text[-1:] == "}":
-        value = _pairs(text, 1, _KEY, "}", depth + 1)
+        value = _arguments(text, 1, _KEY, "}", depth + 1).args
     elif text[:1] + text[-1:] in ("[]", "()"):
         # In a list such as ['--api-key', '…'] only the item before shows which one is secret.
         value = REDACTED if holds_secret(text) else _items(text[1:-1], depth)
     elif text[-1:] == ">" and (match := _ENUM.match(text)):
         value = _value(text[match.end() : -1], depth + 1)
     elif text[-1:] == ")" and (start := _START.match(text)) and start[1] == "(":
-        fields = _pairs(text, start.end(), _NAME, ")", depth + 1)
+        fields = _arguments(text, start.end(), _NAME, ")", depth + 1).args
         # A call such as field(default_factory=…) is not the value in force.
         value = None if "default_factory" in fields else fields or value
     return value
@@ -174,10 +174,6 @@ class PrintedArguments(NamedTuple):
 
     args: dict[str, object]
     is_cut: bool
-
-
-def _pairs(text: str, position: int, name: re.Pattern[str], closing: str, depth: int) -> dict[str, object]:
-    return _arguments(text, position, name, closing, depth).args
 
 
 def _arguments(text: str, position: int, name: re.Pattern[str], closing: str, depth: int) -> PrintedArguments:

@@ -6,14 +6,13 @@ and what their start-up code overrides, with the file.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.resources import files
+from operator import not_
 from typing import Any, Literal
 
-from sglang_tuning_exporter.sglang.args.flags import flag_of, release_indexes
+from sglang_tuning_exporter.sglang.args.flags import flag_of, in_release, read_table, release_indexes
 from sglang_tuning_exporter.sglang.args.values import attention_ranks, in_force, number
 
 Kind = Literal["refused", "ignored"]
@@ -31,57 +30,41 @@ class Objection:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentCheck:
-    """One check of the releases from index `first` to `last`; all of `when` must hold."""
+    """One check of the releases from index `first` to `last`: what happens `then`, where all of `when` holds."""
 
     first: int
     last: int
-    kind: Kind
+    then: Kind
     arg: str
-    when: tuple[tuple[str, str, Any], ...]
+    when: list[list[Any]]  # argument, test, and what most tests compare with
     words: str
     source: str
 
     def holds(self, values: _Values) -> bool:
         """Return whether the server would reject or ignore these values."""
-        return all(_TESTS[test](values.of(arg), values.resolved(other)) for arg, test, other in self.when)
+        return all(_TESTS[test](values.of(arg), *map(values.resolved, other)) for arg, test, *other in self.when)
 
 
 @lru_cache(maxsize=1)
 def _choices() -> dict[str, list[tuple[int, int, tuple[object, ...]]]]:
-    document = json.loads((files(__package__) / "choices.json").read_text(encoding="utf-8"))
     indexes = release_indexes()
     return {
         arg: [(indexes[first], indexes[last], tuple(values)) for first, last, values in spans]
-        for arg, spans in document["arguments"].items()
+        for arg, spans in read_table("choices.json")["arguments"].items()
     }
 
 
 @lru_cache(maxsize=1)
 def checks() -> tuple[ArgumentCheck, ...]:
     """Return all checks of all releases."""
-    document = json.loads((files(__package__) / "refusals.json").read_text(encoding="utf-8"))
     indexes = release_indexes()
-    return tuple(
-        ArgumentCheck(
-            indexes[row["first"]],
-            indexes[row["last"]],
-            row["then"],
-            row["arg"],
-            tuple(
-                (arg, test, tuple(rest[0]) if rest and isinstance(rest[0], list) else rest[0] if rest else None)
-                for arg, test, *rest in row["when"]
-            ),
-            row["words"],
-            row["source"],
-        )
-        for row in document["checks"]
-    )
+    rows = read_table("refusals.json")["checks"]
+    return tuple(ArgumentCheck(**row | {end: indexes[row[end]] for end in ("first", "last")}) for row in rows)
 
 
 def choices_of(arg: str, release: str) -> tuple[object, ...] | None:
     """Return the values that a release's parser accepts for a flag; None where it accepts any."""
-    index = release_indexes()[release]
-    return next((values for first, last, values in _choices().get(arg, ()) if first <= index <= last), None)
+    return in_release(_choices().get(arg, ()), release_indexes()[release])
 
 
 def objection(release: str, values: Mapping[str, object], changes: Mapping[str, object]) -> Objection | None:
@@ -99,11 +82,11 @@ def objection(release: str, values: Mapping[str, object], changes: Mapping[str, 
     for check in checks():
         if not check.first <= index <= check.last:
             continue
-        if check.kind == "ignored" and (check.arg not in changes or found is not None):
+        if check.then == "ignored" and (check.arg not in changes or found is not None):
             continue
-        if check.holds(after) and (check.kind == "ignored" or not check.holds(before)):
-            found = Objection(check.kind, check.arg, check.words, check.source)
-            if check.kind == "refused":
+        if check.holds(after) and (check.then == "ignored" or not check.holds(before)):
+            found = Objection(check.then, check.arg, check.words, check.source)
+            if check.then == "refused":
                 return found
     return found
 
@@ -162,10 +145,10 @@ _COMPUTED: dict[str, Callable[[_Values], object]] = {
 
 
 # (value, what it is compared with) -> whether the test holds
-_TESTS: dict[str, Callable[[Any, Any], bool]] = {
-    "on": lambda value, _: bool(value),
-    "off": lambda value, _: not value,
-    "set": lambda value, _: bool(value),
+_TESTS: dict[str, Callable[..., bool]] = {
+    "on": bool,
+    "off": not_,
+    "set": bool,
     "in": lambda value, among: value in among,
     "not in": lambda value, among: value is not None and value not in among,
     "above": lambda value, bound: _is_figure(value) and value > bound,
