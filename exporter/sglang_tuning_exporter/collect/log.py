@@ -148,7 +148,7 @@ class Logbook:
             self._lost_before += sum(status.lost for status in gone)
             self.files = statuses
             if self._is_changed():
-                self._save_now(self._clock())
+                self._save(self._clock())
         if size < BEHIND_BYTES:
             if self._behind_since is not None:
                 logger.info("log: finished reading the existing lines")
@@ -202,7 +202,7 @@ class Logbook:
         Positions are those after the last counted block. The reading thread may have got another block already.
         """
         if self._is_changed():
-            self._save(now)
+            self._save(now, moved=False)
 
     def _is_changed(self) -> bool:
         return self._saved_counters is None or self._saved_counters != self._state.counted()
@@ -282,7 +282,7 @@ class Logbook:
             self.unrecognised = sum(
                 (Counter(r.unrecognised) for r in self._readers.values()), self._unrecognised_before
             )
-            self._save_now(now)
+            self._save(now)
 
     def _with_process_times(self, path: str, events: list[Event | BatchRun]) -> list[Event | BatchRun]:
         """Convert printed times to this process's clock, at most now; lines without a time happened now."""
@@ -314,15 +314,12 @@ class Logbook:
         self._before = self._before + Counter(reader.counts)
         self._unrecognised_before = self._unrecognised_before + Counter(reader.unrecognised)
 
-    def _save_now(self, now: float) -> None:
-        """Save with the present positions. Only the reading thread may call it, after it has counted all blocks."""
-        if self._state_file is not None and self._state_file.held:
-            self._counted_up_to = self._follower.positions()
-            self._save(now)
-
-    def _save(self, now: float) -> None:
+    def _save(self, now: float, *, moved: bool = True) -> None:
+        """Save; `moved`: with the present positions, as only the reading thread may, after it has counted all blocks."""
         if self._state_file is None or not self._state_file.held:
             return
+        if moved:
+            self._counted_up_to = self._follower.positions()
         saved = self._state_file.save(
             {
                 "at": time.time(),

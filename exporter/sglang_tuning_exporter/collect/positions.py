@@ -11,7 +11,8 @@ import hashlib
 import os
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 from sglang_tuning_exporter.collect import rotation
 from sglang_tuning_exporter.collect.compression import DAMAGE
@@ -25,6 +26,12 @@ SURE_BYTES = 32
 """Equal bytes before the offset, or at the start, that prove a copy with another inode."""
 _SEARCHED = 16 << 20  # bytes of a file that are searched for the text that was read last
 _NEVER = 1 << 63
+# Of a mark in a state file, with what an older one lacks.
+_NUMBERS = dict.fromkeys(("inode", "position", "head_bytes", "tail_bytes")) | {
+    "size": 0,
+    "modified": _NEVER,
+    "generation": 0,
+}
 _GET_VERSION = 0x80007601 | struct.calcsize("l") << 16  # FS_IOC_GETVERSION of linux/fs.h
 
 
@@ -142,9 +149,9 @@ def digest(text: bytes) -> str:
     return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
-def make_mark(path: str, inode: int, position: int, head: bytes, tail: bytes) -> Mark:
+def make_mark(path: str, inode: int, position: int, head: bytes, tail: bytes, **more: Any) -> Mark:
     """Return the mark of a file whose first bytes are `head` and whose bytes before `position` are `tail`."""
-    return Mark(path, inode, position, len(head), digest(head), len(tail), digest(tail))
+    return Mark(path, inode, position, len(head), digest(head), len(tail), digest(tail), **more)
 
 
 def mark_of_all(path: str, fd: int) -> Mark:
@@ -152,10 +159,8 @@ def mark_of_all(path: str, fd: int) -> Mark:
     status = os.fstat(fd)
     length = min(status.st_size, TAIL_BYTES)
     head, tail = os.pread(fd, HEAD_BYTES, 0), os.pread(fd, length, status.st_size - length)
-    mark = make_mark(path, status.st_ino, status.st_size, head[: status.st_size], tail)
-    return replace(
-        mark, size=status.st_size, modified=status.st_mtime_ns, generation=generation(fd), held=True, least=1
-    )
+    looked = {"size": status.st_size, "modified": status.st_mtime_ns, "generation": generation(fd)}
+    return make_mark(path, status.st_ino, status.st_size, head[: status.st_size], tail, **looked, held=True, least=1)
 
 
 def dump_positions(patterns: Iterable[str], marks: Iterable[Mark]) -> dict[str, object]:
@@ -176,23 +181,15 @@ def load_positions(positions: Mapping[str, object] | None) -> SavedPositions:
 def _mark(entry: object) -> Mark | None:
     if not isinstance(entry, Mapping):
         return None
-    path, head, tail = entry.get("path"), entry.get("head"), entry.get("tail")
-    numbers = [entry.get(name) for name in ("inode", "position", "head_bytes", "tail_bytes")]
-    numbers += [
-        entry.get("size", 0),
-        entry.get("modified", _NEVER),
-        entry.get("generation", 0),
-    ]  # absent in older marks
-    if not (isinstance(path, str) and isinstance(head, str) and isinstance(tail, str)):
+    texts: dict[str, Any] = {name: entry.get(name) for name in ("path", "head", "tail")}
+    numbers: dict[str, Any] = {name: entry.get(name, default) for name, default in _NUMBERS.items()}
+    if not all(isinstance(text, str) for text in texts.values()):
         return None
-    whole = [n for n in numbers if isinstance(n, int) and n >= 0]
-    if len(whole) != len(numbers) or not whole[3] <= whole[1] < _NEVER:  # no file offset is larger
+    if not all(isinstance(number, int) and number >= 0 for number in numbers.values()):
         return None
-    if whole[2] > HEAD_BYTES or whole[3] > TAIL_BYTES:
-        return None
-    inode, position, head_bytes, tail_bytes, size, modified, number = whole
-    joined = entry.get("joined") is True
-    return Mark(path, inode, position, head_bytes, head, tail_bytes, tail, size, modified, joined, number)
+    mark = Mark(**texts, **numbers, joined=entry.get("joined") is True)
+    fits = mark.head_bytes <= HEAD_BYTES and mark.tail_bytes <= min(TAIL_BYTES, mark.position)
+    return mark if fits and mark.position < _NEVER else None  # no file offset is larger
 
 
 class LogDirectories:

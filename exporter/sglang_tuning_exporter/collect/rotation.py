@@ -111,21 +111,18 @@ def modified(folder: str) -> int:
 
 def directories(folder: str) -> list[str]:
     """Return the directories in one that changed last; none if it cannot be read."""
-    with suppress(OSError, ValueError), os.scandir(folder) as entries:
-        found = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-        return sorted(found, key=modified, reverse=True)[:MOST_FOLDERS]
-    return []
+    found = [entry.path for entry in _entries(folder) if entry.is_dir(follow_symlinks=False)]
+    return sorted(found, key=modified, reverse=True)[:MOST_FOLDERS]
 
 
 def rotated(folder: str, base: str) -> list[RotatedFile]:
     """Return the files of one directory that belong to the log of this name, oldest first."""
     found: dict[str, RotatedFile] = {}
-    with suppress(OSError, ValueError), os.scandir(folder) as entries:
-        for name, suffix, inside in [(entry.name, *_added(entry.name, base)) for entry in entries]:
-            if suffix and (packing(name) == "" or suffix not in found):  # both exist while a file is being compressed
-                with suppress(OSError):
-                    path = os.path.join(folder, name)  # noqa: PTH118 -- thousands of them
-                    found[suffix] = _rotated_file(path, suffix, inside=inside)
+    for entry in _entries(folder):
+        suffix, inside = _added(entry.name, base)
+        if suffix and (packing(entry.name) == "" or suffix not in found):  # both exist while a file is being compressed
+            with suppress(OSError):
+                found[suffix] = _rotated_file(entry.path, suffix, inside=inside)
     return newest(list(found.values()))
 
 
@@ -137,7 +134,7 @@ def alike(path: str, inode: int) -> Iterator[list[RotatedFile]]:
     those of the directory. `inode`: of a file that is looked for.
     """
     folder, base = os.path.split(path)
-    entries = _entries(folder)
+    entries = _entries(folder, links=False)
     number = next((entry.inode() for entry in entries if entry.path == path), None)
     targets = [entry.path for entry in entries if entry.inode() == number]  # a hard link has several names
     shapes = dict.fromkeys(_shape(entry.path) for entry in entries if entry.inode() in (inode, number))
@@ -150,7 +147,9 @@ def alike(path: str, inode: int) -> Iterator[list[RotatedFile]]:
     above, own = os.path.split(folder)
     if _NUMBER.search(own):
         others = [below for below in directories(above) if _shape(os.path.basename(below)) == _shape(own)]  # noqa: PTH119 -- few
-        yield _group([entry for below in others for entry in _entries(below) if entry.name == base], targets, above)
+        yield _group(
+            [entry for below in others for entry in _entries(below, links=False) if entry.name == base], targets, above
+        )
 
 
 def _group(entries: list[os.DirEntry[str]], targets: list[str], folder: str) -> list[RotatedFile]:
@@ -176,9 +175,9 @@ def _suffix(name: str) -> str:
     return f".{numbers[0]}" if len(numbers) == 1 else ""
 
 
-def _entries(folder: str) -> list[os.DirEntry[str]]:
+def _entries(folder: str, *, links: bool = True) -> list[os.DirEntry[str]]:
     with suppress(OSError, ValueError), os.scandir(folder) as entries:
-        return [entry for entry in entries if not entry.is_symlink()]
+        return [entry for entry in entries if links or not entry.is_symlink()]
     return []
 
 

@@ -67,7 +67,8 @@ class StateFile:
         """Lock the file; False if another exporter holds it, it cannot be locked, or it is not ours."""
         try:
             with self._directory() as directory:
-                _check(self.path.name, directory)
+                with suppress(FileNotFoundError), _opened(self.path.name, directory):
+                    pass
                 self._lock = _locked(f"{self.path.name}.lock", directory)
         except BlockingIOError:
             self.problem = "another exporter uses it; give each exporter a --state-file of its own"
@@ -112,7 +113,6 @@ class StateFile:
             return False
         try:
             with self._directory() as directory:
-                _check(self.path.name, directory)
                 _replace(self.path.name, text, directory)
         except (OSError, _NotOursError) as error:
             self.problem = f"cannot be written: {_explained(error)}"
@@ -151,27 +151,14 @@ def _opened(name: str, directory: int) -> Iterator[Any]:
         yield file
 
 
-def _check(name: str, directory: int) -> None:
-    """Raise `_NotOursError` if something at this name is not ours; a missing file is fine."""
-    try:
-        with _opened(name, directory):
-            pass
-    except FileNotFoundError:
-        pass
-
-
-def _check_kind(name: str, found: os.stat_result) -> None:
+def _check_kind(name: str, found: os.stat_result, *, is_lock: bool = False) -> None:
     if stat.S_ISLNK(found.st_mode):
         raise _NotOursError(f"{name} is a symbolic link; give the path of the file itself")
     if not stat.S_ISREG(found.st_mode):
         raise _NotOursError(f"{name} is not a regular file; give another path")
     if found.st_uid != os.geteuid():
         raise _NotOursError(f"{name} belongs to another user; give another path")
-
-
-def _check_lock(name: str, found: os.stat_result) -> None:
-    _check_kind(name, found)
-    if found.st_size:
+    if is_lock and found.st_size:
         raise _NotOursError(f"{name} is not empty, so it is no lock of an exporter; give another path")
 
 
@@ -181,7 +168,7 @@ def _locked(name: str, directory: int) -> int:
         _check_kind(name, os.stat(name, dir_fd=directory, follow_symlinks=False))
     lock = os.open(name, _LOCK, 0o600, dir_fd=directory)
     try:
-        _check_lock(name, os.fstat(lock))
+        _check_kind(name, os.fstat(lock), is_lock=True)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BaseException:
         os.close(lock)
@@ -190,7 +177,9 @@ def _locked(name: str, directory: int) -> int:
 
 
 def _replace(name: str, text: bytes, directory: int) -> None:
-    """Write a new file and rename it; a leftover of an earlier crash is removed first."""
+    """Write a new file and rename it over ours, or to a free name; a leftover of an earlier crash is removed first."""
+    with suppress(FileNotFoundError), _opened(name, directory):
+        pass
     beside = f"{name}.new"
     with suppress(FileNotFoundError), _opened(beside, directory):
         os.unlink(beside, dir_fd=directory)

@@ -99,8 +99,7 @@ class Stream:
         """Return how far this file has been read; None for a pipe, which cannot be read again."""
         if not self.seekable:
             return None
-        mark = positions.make_mark(self.path, self.key[1], self._line_start, self._head, self._line_tail)
-        return replace(mark, size=self.size, modified=self.modified, joined=self.joined, generation=self._generation)
+        return self._mark(self._line_start, self._head, self._line_tail, joined=self.joined)
 
     def mark_of_text(self) -> positions.Mark:
         """Return a mark that fits any file with the same text: all of an intact file, what was read of a rewritten one."""
@@ -110,8 +109,11 @@ class Stream:
 
     def mark_of_read_text(self) -> positions.Mark:
         """Return a mark that fits any file that begins with what was read."""
-        mark = positions.make_mark(self.path, self.key[1], self.position, self._head[: self.position], self._tail)
-        return replace(mark, modified=self.modified, size=self.size, generation=self._generation, least=1)
+        return self._mark(self.position, self._head[: self.position], self._tail, least=1)
+
+    def _mark(self, position: int, head: bytes, tail: bytes, **more: int) -> positions.Mark:
+        looked = {"size": self.size, "modified": self.modified, "generation": self._generation}
+        return positions.make_mark(self.path, self.key[1], position, head, tail, **looked, **more)
 
     def has_text(self) -> bool:
         """Return whether the file has, or had, text."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import BinaryIO
 
 from sglang_tuning_exporter.collect import rotation
@@ -124,7 +124,7 @@ class LogFollower:
     def poll(self) -> Iterator[Block]:
         """Yield the new lines; never wait, and read a bounded amount of each file."""
         if self._stdin is not None:
-            yield from _blocks("-", self._stdin.read())
+            yield from (Block("-", data) for data in self._stdin.read() if data)
         now = self._clock()
         if now >= self._next_glob:
             self._expand(now, at_start=False)
@@ -132,8 +132,8 @@ class LogFollower:
         chains = list(self._chains.values())
         for chain in chains:
             for link in chain.links:
-                if link.look_back_from:
-                    yield from _blocks(chain.path, [link.look_back()], historical=True)
+                if link.look_back_from and (text := link.look_back()):
+                    yield Block(chain.path, text, historical=True)
         crowded = sum(len(chain.links) for chain in chains) > self._most
         for chain in chains:
             with _reported(chain):
@@ -151,8 +151,8 @@ class LogFollower:
                 chain.check_rewritten(link)
             if not link.rewritten:
                 begins = not link.has_lines
-                for block in _blocks(chain.path, chain.read(link, now)):
-                    yield replace(block, begins=begins)
+                for data in filter(None, chain.read(link, now)):
+                    yield Block(chain.path, data, begins=begins)
                     begins = False
             if link.rewritten and not rewound:
                 chain.reread(now)
@@ -369,7 +369,3 @@ def _reported(chain: Chain) -> Iterator[None]:
         yield
     except OSError as error:
         chain.reason = reason_of(error)
-
-
-def _blocks(path: str, pieces: Iterable[bytes], *, historical: bool = False) -> Iterator[Block]:
-    return (Block(path, data, historical) for data in pieces if data)
