@@ -10,11 +10,10 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
+# Functions that open the text of a compressed file, by its extension, and what they raise where it is truncated or damaged.
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-"""Functions that open the text of a compressed file, by the extension of the file."""
 DAMAGE: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, lzma.LZMAError)
-"""Exceptions that a truncated or damaged compressed file raises."""
-MAGIC = {
+MAGIC = {  # the first bytes of compressed files
     b"\x1f\x8b": ".gz",
     b"BZh": ".bz2",
     b"\xfd7zXZ\0": ".xz",
@@ -23,14 +22,12 @@ MAGIC = {
     b"7z\xbc\xaf\x27\x1c": ".7z",
     b"\x04\x22\x4d\x18": ".lz4",
 }
-"""The first bytes of compressed files."""
-REMEDIES = {
+REMEDIES = {  # what to do with files that cannot be read here
     ".zst": "install sglang-tuning-exporter[zstd], or unpack it with zstd -d",
     ".zip": "unpack it, or give its text: unzip -p",
     ".7z": "unpack it, or give its text: 7z e -so",
     ".lz4": "unpack it, or give its text: lz4 -dc",
 }
-"""What to do with files that cannot be read here, by extension."""
 
 with suppress(ImportError):
     try:  # from Python 3.14 on
@@ -40,7 +37,6 @@ with suppress(ImportError):
     OPENERS[".zst"] = _zstd.open
     DAMAGE += (_zstd.ZstdError,)
 READABLE = tuple(OPENERS)
-"""Extensions of compressed files that can be read."""
 
 
 def packing(first: bytes) -> str:

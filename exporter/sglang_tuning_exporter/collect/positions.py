@@ -18,12 +18,9 @@ from sglang_tuning_exporter.collect import rotation
 from sglang_tuning_exporter.collect.compression import DAMAGE
 from sglang_tuning_exporter.collect.rotation import RotatedFile
 
-HEAD_BYTES = 1024
-"""Bytes of a file's start that are remembered: several lines."""
-TAIL_BYTES = 256
-"""Bytes before a position that are remembered: one or two log lines."""
-SURE_BYTES = 32
-"""Equal bytes before the offset, or at the start, that prove a copy with another inode."""
+HEAD_BYTES = 1024  # of a file's start that are remembered: several lines
+TAIL_BYTES = 256  # before a position that are remembered: one or two log lines
+SURE_BYTES = 32  # equal before the offset, or at the start, that prove a copy with another inode
 _SEARCHED = 16 << 20  # bytes of a file that are searched for the text that was read last
 _NEVER = 1 << 63
 # Of a mark in a state file, with what an older one lacks.
@@ -37,22 +34,18 @@ _GET_VERSION = 0x80007601 | struct.calcsize("l") << 16  # FS_IOC_GETVERSION of l
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Inode `inode` was read up to byte `position`; `path` was the name of its log.
+    """How far a file has been read. In a compressed file bytes are those of the text."""
 
-    The position is the start of a line, or the end of an incomplete last line. In a compressed file bytes are those of
-    the text. `joined`: its last line continues in the next file of the log.
-    """
-
-    path: str
+    path: str  # the name of its log
     inode: int
-    position: int
+    position: int  # in bytes: the start of a line, or the end of an incomplete last line
     head_bytes: int
     head: str
     tail_bytes: int
     tail: str
     size: int = 0  # at the last look
     modified: int = _NEVER  # nanoseconds
-    joined: bool = False
+    joined: bool = False  # its last line continues in the next file of the log
     generation: int = 0  # of the inode, whose number is reused after deletion; 0: unknown
     held: bool = False  # the file is open and `position` is its end: a copy ends there as well
     least: int = SURE_BYTES  # bytes before the offset that prove a copy

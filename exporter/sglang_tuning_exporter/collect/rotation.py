@@ -13,10 +13,8 @@ from typing import IO
 from sglang_tuning_exporter.collect import compression
 from sglang_tuning_exporter.collect.compression import DAMAGE, OPENERS, READABLE
 
-MOST_FILES = 512
-"""The newest rotated files of a log that are considered; a directory may hold thousands."""
-MOST_FOLDERS = 64
-"""Directories beside a log that are searched for rotated files; those that changed last."""
+MOST_FILES = 512  # the newest rotated files of a log that are considered; a directory may hold thousands
+MOST_FOLDERS = 64  # directories beside a log that are searched for rotated files; those that changed last
 OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY  # opening a FIFO without a writer must not block
 _VOTERS = 32  # numbered files whose times decide whether numbers rise or fall with age
 _MOST_EMPTY = 8  # empty files that are considered: one may get its first text late, but anybody may create thousands

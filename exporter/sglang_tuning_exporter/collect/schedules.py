@@ -51,13 +51,10 @@ class InfoSchedule:
 
 
 class LoadsSchedule:
-    """When to ask for `/v1/loads`: after scrapes if the release counts steps, else once per start for the ranks' limits.
-
-    `failures` counts failed requests by reason.
-    """
+    """When to ask for `/v1/loads`: after scrapes if the release counts steps, else once per start for the ranks' limits."""
 
     def __init__(self) -> None:
-        self.failures: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()  # failed requests, by reason
         self.counts_steps = False  # whether the release counts its steps
         self._once = False
         self._scraped_at: float | None = None  # the scrape after which it was asked last

@@ -15,10 +15,8 @@ from dataclasses import dataclass, replace
 from sglang_tuning_exporter.collect import positions, rotation
 from sglang_tuning_exporter.collect.stream import Key
 
-MOST_FILES = 256
-"""Files open at once; at most half of the process's limit of open files."""
-MOST_REMEMBERED = 512
-"""Files not followed whose positions survive a restart."""
+MOST_FILES = 256  # open at once; at most half of the process's limit of open files
+MOST_REMEMBERED = 512  # files not followed whose positions survive a restart
 _NO_KEY = (0, 0)
 
 

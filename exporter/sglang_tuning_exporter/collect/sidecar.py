@@ -154,29 +154,25 @@ class Sidecar:
 
     def past(self, now: float, seconds: float | None = None) -> Past:
         """Return the input of the conditions for the last `seconds` (default: the profile's window); call it inside `view`."""
-        troubles = set()
-        if self.health.up is False and self.health.reason != "not_ready":
-            troubles.add("metrics_disabled" if self.health.reason == "metrics_disabled" else "server_down")
-        words = {}
-        if "server_down" in troubles:
-            words["server_down"] = f"its /metrics could not be scraped ({self.health.message})"
-            if self.health.reason == "timeout":
+        health, troubles, words = self.health, set(), {}
+        if health.up is False and health.reason == "metrics_disabled":
+            troubles.add("metrics_disabled")
+        elif health.up is False and health.reason != "not_ready":
+            words["server_down"] = f"its /metrics could not be scraped ({health.message})"
+            if health.reason == "timeout":
                 troubles.add("hung")
                 words["server_down"] = (
-                    f"it takes connections and does not answer ({self.health.message}): its HTTP server or its tokenizer hangs"
+                    f"it takes connections and does not answer ({health.message}): its HTTP server or its tokenizer hangs"
                 )
         if trouble := self._log_trouble(now):
-            troubles.add("log_silent")
             words["log_silent"] = trouble
-        starting = (
-            self.health.starting if self.health.up is False else self.health.up is None and self.state.life.starts(now)
-        )
+        starting = health.starting if health.up is False else health.up is None and self.state.life.starts(now)
         half_read = self.log is not None and self.log.is_catching_up
         return past_of(
             self.state,
             now,
             seconds=seconds,
-            troubles=frozenset(troubles),
+            troubles=frozenset({*troubles, *words}),
             words=words,
             starting=starting,
             half_read=half_read,

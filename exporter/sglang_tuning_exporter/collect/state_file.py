@@ -47,11 +47,7 @@ class _NotOursError(Exception):
 
 
 class StateFile:
-    """A JSON document beside the log. Nothing here raises: `problem` describes a failure, and the exporter continues without.
-
-    Positions and counters are saved together before the counters are shown. After a crash the log is read from exactly
-    the position that belongs to the counters, so no event is lost or counted twice.
-    """
+    """A JSON document beside the log. Nothing here raises: `problem` describes a failure, and the exporter continues without."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,14 +1,15 @@
-"""One open log file as whole lines, across truncation and holes of NUL bytes."""
+"""One open log file, or standard input, as whole lines; a file across truncation and holes of NUL bytes."""
 
 from __future__ import annotations
 
 import errno
 import os
+import select
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from pathlib import Path
+from typing import BinaryIO
 
 from sglang_tuning_exporter.collect import positions, rotation
 from sglang_tuning_exporter.collect.compression import DAMAGE
@@ -21,15 +22,7 @@ _LOOK_BACK, _LOOK_BACK_TEXT = 256 << 20, 4 << 20
 _LAST_WORDS = 64 << 10  # the last lines say how a server ended
 _START_UP = b"server_args="
 
-OTHER_KINDS = (
-    (stat.S_ISDIR, "is a directory"),
-    (stat.S_ISCHR, "is a device"),
-    (stat.S_ISBLK, "is a device"),
-    (stat.S_ISSOCK, "is a socket"),
-)
-
-Key = tuple[int, int]
-"""Device and inode: identify a file whatever its name is."""
+Key = tuple[int, int]  # device and inode: identify a file whatever its name is
 
 
 class Stream:
@@ -328,6 +321,46 @@ class CompressedStream(Stream):
         return raw
 
 
+class Stdin:
+    """Standard input, a pipe shared with other processes: its blocking mode is not changed."""
+
+    def __init__(self, stream: BinaryIO | None, limit: int) -> None:
+        self.dropped = Dropped()
+        self.lines = Lines(limit, self.dropped)
+        self.position = 0
+        self.reason = "ended" if stream is None else ""  # empty while there may be more
+        self._stream = stream
+        self._ready = select.poll()
+        try:
+            self._fd = stream.fileno() if stream is not None else -1
+            if self._fd >= 0:
+                self._ready.register(self._fd, select.POLLIN)
+        except (OSError, ValueError):
+            self._fd = -1
+
+    def read(self) -> Iterator[bytes]:
+        """Yield new lines, at most the budget."""
+        budget = BUDGET
+        while budget > 0 and not self.reason and (self._fd < 0 or self._ready.poll(0)):
+            try:
+                raw = self._read()
+            except BlockingIOError:
+                return
+            except (OSError, ValueError) as error:
+                self.reason = f"unreadable: {getattr(error, 'strerror', None) or error}"
+                break
+            budget -= len(raw)
+            self.position += len(raw)
+            if not raw:
+                self.reason = "ended"
+            yield self.lines.feed(raw) if raw else self.lines.flush()
+
+    def _read(self) -> bytes:
+        if self._fd >= 0:
+            return os.read(self._fd, CHUNK)
+        return self._stream.read(CHUNK) if self._stream is not None else b""
+
+
 def _last(before: bytes, text: bytes, end: int) -> bytes:
     return _after_nul((before + text[max(0, end - positions.TAIL_BYTES) : end])[-positions.TAIL_BYTES :])
 
@@ -345,16 +378,3 @@ def reason_of(error: OSError) -> str:
     if isinstance(error, IsADirectoryError):
         return "is a directory"
     return f"unreadable: {error.strerror or error}"
-
-
-def stat_of(path: str) -> tuple[str, os.stat_result | None]:
-    """Return what is wrong with a path, or its status."""
-    try:
-        status = Path(path).stat()
-    except OSError as error:
-        return reason_of(error), None
-    except ValueError:  # a NUL byte in the name
-        return "missing", None
-    # Checked before opening: opening a device may have effects, and /dev/zero has no end.
-    wrong = next((words for is_kind, words in OTHER_KINDS if is_kind(status.st_mode)), "")
-    return wrong, None if wrong else status

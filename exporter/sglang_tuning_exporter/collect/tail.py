@@ -6,11 +6,13 @@ Nothing here waits, and no state of a file raises an exception; `LogFollower.sta
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
 from sglang_tuning_exporter.collect import rotation
@@ -18,8 +20,7 @@ from sglang_tuning_exporter.collect.chain import Chain
 from sglang_tuning_exporter.collect.lines import Lines
 from sglang_tuning_exporter.collect.positions import dump_positions, load_positions
 from sglang_tuning_exporter.collect.selection import Candidate, Selection, most_files
-from sglang_tuning_exporter.collect.standard_input import Stdin
-from sglang_tuning_exporter.collect.stream import OTHER_KINDS, Key, Stream, reason_of, stat_of
+from sglang_tuning_exporter.collect.stream import Key, Stdin, Stream, reason_of
 
 _COPY_BYTES = 4096  # equal text of a copy: two servers may print the same first warnings, but not the same arguments
 _GLOB_SECONDS = 1.0
@@ -32,41 +33,36 @@ _REMEDIES = {
     "is a socket": "give a regular file, or - for standard input",
     "unreadable": "give a path to a file on a disk that can be read",
 }
-_GONE = ("missing", *(words for _, words in OTHER_KINDS))  # after other errors the same file may come back
+_OTHER_KINDS = (
+    (stat.S_ISDIR, "is a directory"),
+    (stat.S_ISCHR, "is a device"),
+    (stat.S_ISBLK, "is a device"),
+    (stat.S_ISSOCK, "is a socket"),
+)
+_GONE = ("missing", *(words for _, words in _OTHER_KINDS))  # after other errors the same file may come back
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    r"""Some whole lines of one file, each ending in `\n`, without the NUL bytes of holes.
-
-    `historical` text was in the file before the exporter started: start-up facts are taken from it, nothing is counted.
-    `begins`: this is the first block of another file of the log.
-    """
+    r"""Some whole lines of one file, each ending in `\n`, without the NUL bytes of holes."""
 
     path: str
     data: bytes
-    historical: bool = False
-    begins: bool = False
+    historical: bool = False  # from before the exporter started: start-up facts are taken from it, nothing is counted
+    begins: bool = False  # the first block of another file of the log
 
 
 @dataclass(frozen=True, slots=True)
 class FileStatus:
-    """One followed file, or a pattern that nothing matches; `path` is "-" for stdin.
-
-    `reason` is "" when up, else "missing", "permission denied", "is a directory", "is a device", "is a socket",
-    "unreadable: …" or "ended" (stdin).
-    `position` is in bytes; `dropped` counts lines longer than the limit. `lost` counts files
-    that were gone, or may have been, before they were read to their end; `last_lost` names the last one. `unread` is the
-    first line that looks like SGLang's, if no such line could be parsed; the parser of the lines sets it.
-    """
+    """One followed file, or a pattern that nothing matches; `path` is "-" for stdin."""
 
     path: str
-    reason: str
-    position: int
-    dropped: int
-    lost: int = 0
-    last_lost: str = ""
-    unread: str = ""
+    reason: str  # "" when up, else a key of `_REMEDIES` (and more, after a colon), or "ended" (stdin)
+    position: int  # in bytes
+    dropped: int  # lines longer than the limit
+    lost: int = 0  # files that were gone, or may have been, before they were read to their end
+    last_lost: str = ""  # the last of them, and why
+    unread: str = ""  # the first line that looks like SGLang's, if no such line could be parsed; set by their parser
 
     @property
     def up(self) -> bool:
@@ -237,7 +233,7 @@ class LogFollower:
     def _check_names(self, now: float) -> None:
         found: dict[str, os.stat_result] = {}
         for path, chain in self._chains.items():
-            chain.reason, status = stat_of(path)
+            chain.reason, status = _stat_of(path)
             if status is not None:
                 found[path] = status
         owners: dict[Key, str] = {}
@@ -369,3 +365,16 @@ def _reported(chain: Chain) -> Iterator[None]:
         yield
     except OSError as error:
         chain.reason = reason_of(error)
+
+
+def _stat_of(path: str) -> tuple[str, os.stat_result | None]:
+    """Return what is wrong with a path, or its status."""
+    try:
+        status = Path(path).stat()
+    except OSError as error:
+        return reason_of(error), None
+    except ValueError:  # a NUL byte in the name
+        return "missing", None
+    # Checked before opening: opening a device may have effects, and /dev/zero has no end.
+    wrong = next((words for is_kind, words in _OTHER_KINDS if is_kind(status.st_mode)), "")
+    return wrong, None if wrong else status

@@ -11,25 +11,20 @@ from collections.abc import Callable
 
 from sglang_tuning_exporter.sglang.clean import clean
 
-RESTART_SECONDS = 1.0
-"""Pause before a thread is started again."""
-STEADY_SECONDS = 60.0
-"""A thread that ran this long has recovered: its next error counts as the first."""
+RESTART_SECONDS = 1.0  # pause before a thread is started again
+STEADY_SECONDS = 60.0  # a thread that ran this long has recovered: its next error counts as the first
 MOST_IN_A_ROW = 5
 
 logger = logging.getLogger("sglang_tuning_exporter")
 
 
 class Threads:
-    """Runs functions in threads until `stopping` is set; after an error the function is called again.
-
-    `errors` counts errors by name. After too many in a row `failed` gets the name and `give_up` is called.
-    """
+    """Runs functions in threads until `stopping` is set; after an error the function is called again."""
 
     def __init__(self, stopping: threading.Event) -> None:
-        self.errors: Counter[str] = Counter()
-        self.failed = ""
-        self.give_up: Callable[[], object] = lambda: None
+        self.errors: Counter[str] = Counter()  # by name
+        self.failed = ""  # the name of the thread that had too many errors in a row
+        self.give_up: Callable[[], object] = lambda: None  # called then
         self._stopping = stopping
         self._threads: list[threading.Thread] = []
 

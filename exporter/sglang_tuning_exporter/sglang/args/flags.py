@@ -39,14 +39,11 @@ _FEWEST_NAMES = 5
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One argument in one release; `flag` is empty where it has no flag, not even a deprecated one.
-
-    `either` is a switch that also has a `--no-` form; `adapters` are LoRA adapters, `name=path` each.
-    """
+    """One argument in one release."""
 
     arg: str
-    flag: str
-    kind: Kind
+    flag: str  # empty where it has none, not even a deprecated one
+    kind: Kind  # `either` is a switch that also has a `--no-` form; `adapters` are LoRA adapters, `name=path` each
     default: object
 
 

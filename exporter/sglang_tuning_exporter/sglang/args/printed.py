@@ -71,9 +71,7 @@ def are_same_settings(before: Mapping[str, object], after: Mapping[str, object])
 
 @lru_cache(maxsize=2048)  # a server's arguments have the same names at every start
 def is_secret(name: str) -> bool:
-    """Return whether the value of a key is secret: API keys, passwords, secrets, credentials, key files, and access tokens (`hf_token`, not
-    `max_total_tokens`).
-    """
+    """Return whether the value of a key is secret: of `api_key`, `ssl_keyfile` and `hf_token` it is, of `max_total_tokens` not."""
     return _SECRET.search(name) is not None or _TOKEN.search(name) is not None
 
 

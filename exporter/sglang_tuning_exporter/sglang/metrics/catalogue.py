@@ -26,15 +26,11 @@ _COUNTS_ABORTS = ("total_retracted_reqs", "queue_time_seconds_count", "realtime_
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One source of a figure or of a histogram. Of several, the first that a page has is used.
+    """One source of a figure or of a histogram. Of several, the first that a page has is used."""
 
-    `fact` is a field of `RankFigures` or of `Scrape`, or `queues.<key>`; `metric` the name of a sample, or of a histogram's family, without
-    `sglang:`; `versions` the first and the last examined release that have it.
-    """
-
-    fact: str
-    metric: str
-    versions: str
+    fact: str  # a field of `RankFigures` or of `Scrape`, or `queues.<key>`
+    metric: str  # the name of a sample, or of a histogram's family, without `sglang:`
+    versions: str  # the first and the last examined release that have it
     fold: Literal["max", "min"] = "max"  # over the TP and PP ranks of one scheduler
     where: tuple[str, str] | None = None  # only series with this label; for a histogram, where they have it
     generates: bool = False  # only series of an endpoint that generates

@@ -67,15 +67,12 @@ def bounded(text: str) -> BoundedPage:
 
 @dataclass(slots=True)
 class Page:
-    """What a page has: samples in order, comments (keyword, name, text), and how many lines are neither, nor blank.
+    """What a page has."""
 
-    `canonical`: every line, except comments, has the form that servers print: the value follows the last blank.
-    """
-
-    samples: list[Sample] = field(default_factory=list)
-    comments: list[tuple[str, str, str]] = field(default_factory=list)
-    broken: int = 0
-    canonical: bool = True
+    samples: list[Sample] = field(default_factory=list)  # in order
+    comments: list[tuple[str, str, str]] = field(default_factory=list)  # keyword, name, text
+    broken: int = 0  # lines that are neither, nor blank
+    canonical: bool = True  # every line but comments has the form that servers print: the value follows the last blank
 
 
 def scan(text: str) -> Page:

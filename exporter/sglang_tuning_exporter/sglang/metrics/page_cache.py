@@ -1,7 +1,6 @@
 """Caches the line structure of one server's pages between scrapes, so that only the values are parsed. Pure; nothing here raises.
 
-From scrape to scrape only the values of a page change, until a new series comes. To compare the rest takes a small part of the time of
-parsing it. Tests check that a page read with the cache gives the same figures as one parsed from scratch.
+Until a new series comes only the values change, and to compare the rest takes a small part of the time of parsing it.
 """
 
 from __future__ import annotations
