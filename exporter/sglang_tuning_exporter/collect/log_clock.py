@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
+from sglang_tuning_exporter.collect.rotation import opened
 from sglang_tuning_exporter.sglang.log.forms import own_times, printed_time
 
 LOOK_BACK_BYTES = 64 << 10
 LINES_TRIED = 256  # the lines of a traceback have no time
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def offset_of(path: str) -> float | None:
@@ -17,14 +17,9 @@ def offset_of(path: str) -> float | None:
 
     The last line was printed at the time of the last modification.
     """
-    with suppress(OSError):
-        fd = os.open(path, _READ)
-        try:
-            status = os.fstat(fd)
-            tail = os.pread(fd, LOOK_BACK_BYTES, max(status.st_size - LOOK_BACK_BYTES, 0))
-        finally:
-            os.close(fd)
-        printed = last_printed(tail)
+    with suppress(OSError), opened(path) as fd:
+        status = os.fstat(fd)
+        printed = last_printed(os.pread(fd, LOOK_BACK_BYTES, max(status.st_size - LOOK_BACK_BYTES, 0)))
         return None if printed is None else status.st_mtime - printed
     return None
 

@@ -11,6 +11,7 @@ import hashlib
 import os
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -262,11 +263,6 @@ def assign_saved(marks: Sequence[Mark], files: Sequence[RotatedFile]) -> dict[in
 
 
 def _matches(mark: Mark, file: RotatedFile) -> bool:
-    try:
-        fd = os.open(file.path, rotation.OPEN)
-    except OSError:
-        return False
-    try:
+    with suppress(OSError), rotation.opened(file.path) as fd:
         return mark.matches(fd, file.path)
-    finally:
-        os.close(fd)
+    return False

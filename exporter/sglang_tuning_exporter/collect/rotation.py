@@ -76,6 +76,16 @@ def is_readable(path: str) -> bool:
 
 
 @contextmanager
+def opened(path: str) -> Iterator[int]:
+    """Open a file for reading, and close it."""
+    fd = os.open(path, OPEN)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
 def unpacked(fd: int, name: str) -> Iterator[IO[bytes]]:
     """Open the text of a compressed file. Raise `OSError` for a format that Python cannot read."""
     extension = packing_of(fd, name)
@@ -196,17 +206,9 @@ def _rotated_file(path: str, suffix: str, *, inside: bool) -> RotatedFile:
 
 
 def _unpacks_to_nothing(path: str) -> bool:
-    try:
-        fd = os.open(path, OPEN)
-    except OSError:
-        return False
-    try:
-        with unpacked(fd, path) as text:
-            return not text.read(1)
-    except DAMAGE:
-        return False
-    finally:
-        os.close(fd)
+    with suppress(*DAMAGE), opened(path) as fd, unpacked(fd, path) as text:
+        return not text.read(1)
+    return False
 
 
 def _added(name: str, base: str) -> tuple[str, bool]:
