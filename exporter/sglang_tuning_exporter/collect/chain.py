@@ -164,7 +164,10 @@ class Chain:
     def resume_after(self, marks: Sequence[Mark], following: Stream | None, now: float) -> None:
         """Continue after `marks`, which an earlier process made of this log, newest last."""
         beside = self._rotated_files(marks)
-        files = beside + ([self._as_rotated(following)] if following is not None else [])
+        files = list(beside)
+        if following is not None:
+            device, inode = following.key
+            files.append(RotatedFile(self.path, inode, device, following.size, following.modified, ""))
         found = positions.assign_saved(marks, files)
         here, last = len(beside), len(marks) - 1
         sure = found.get(last) == here and marks[last].head_bytes >= positions.SURE_BYTES
@@ -255,9 +258,6 @@ class Chain:
     def _rotated_files(self, marks: Sequence[Mark], following: Stream | None = None) -> list[RotatedFile]:
         taken = following.key if following is not None else None
         return [file for file in self.directories.rotated_files(marks) if (file.device, file.inode) != taken]
-
-    def _as_rotated(self, link: Stream) -> RotatedFile:
-        return rotation.RotatedFile(self.path, link.key[1], link.key[0], link.size, link.modified, "")
 
     def _unread(self, marks: Sequence[Mark], found: dict[int, int], beside: Sequence[RotatedFile]) -> list[RotatedFile]:
         """Return the files written after the marked ones; `found` maps marks to files in `beside`."""

@@ -326,11 +326,8 @@ class Sidecar:
         pause = FIRST_DUE_CHECK_SECONDS
         while not self._stopping.wait(pause):
             pause = min(DUE_CHECK_SECONDS, self._self_scrape_seconds)
-            every = (
-                min(ASK_SECONDS, self._self_scrape_seconds)
-                if self.state.unconfirmed.wait
-                else self._self_scrape_seconds
-            )
+            waits = self.state.unconfirmed.wait
+            every = min(ASK_SECONDS, self._self_scrape_seconds) if waits else self._self_scrape_seconds
             if self._scraped_at is None or time.monotonic() - self._scraped_at >= every:
                 self.scrape(self.config.scrape_timeout)
             self._ask_server_info()

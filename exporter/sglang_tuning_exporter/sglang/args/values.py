@@ -54,12 +54,8 @@ def flag_value(arg: str, args: Mapping[str, object], release: str | None) -> obj
     printed, factor = args.get(arg), print_factor(arg, args, release)
     if factor == 1.0 or isinstance(printed, bool) or not isinstance(printed, (int, float)) or printed <= 0:
         return printed
-    flag = printed / factor
-    return (
-        round(flag)
-        if isinstance(printed, int) and factor < 1 and arg != "schedule_conservativeness"
-        else round(flag, 4)
-    )
+    is_whole = isinstance(printed, int) and factor < 1 and arg != "schedule_conservativeness"
+    return round(printed / factor, None if is_whole else 4)
 
 
 def in_force(arg: str, flag: float, args: Mapping[str, object], release: str | None) -> float:
@@ -72,8 +68,5 @@ def in_force(arg: str, flag: float, args: Mapping[str, object], release: str | N
 
 def _count(value: object) -> int:
     """Return an argument as a count, 1 where it is none."""
-    return (
-        max(int(value), 1)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e9
-        else 1
-    )
+    figure = number(value)
+    return max(int(figure), 1) if figure is not None and figure < 1e9 else 1

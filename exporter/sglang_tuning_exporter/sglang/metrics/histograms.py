@@ -59,9 +59,8 @@ class Histogram:
         """The share of the bucket with most observations, 0-1; 0 without observations."""
         if self.observations <= 0:
             return 0.0
-        return (
-            max(now - before for now, before in zip(self.counts, (0.0, *self.counts), strict=False)) / self.observations
-        )
+        fullest = max(now - before for now, before in zip(self.counts, (0.0, *self.counts), strict=False))
+        return fullest / self.observations
 
     def above(self, seconds: float) -> float:
         """Estimate how many took longer than `seconds`, by linear interpolation inside its bucket: the inverse of `histogram_quantile`.
