@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import not_
 from typing import Any, Literal
 
 from sglang_tuning_exporter.sglang.args.flags import flag_of, in_release, read_table, release_indexes
@@ -36,13 +35,13 @@ class ArgumentCheck:
     last: int
     then: Kind
     arg: str
-    when: list[list[Any]]  # argument, test, and what most tests compare with
+    when: list[tuple[str, str, Any]]  # argument, test, and what most tests compare with
     words: str
     source: str
 
     def holds(self, values: _Values) -> bool:
         """Return whether the server would reject or ignore these values."""
-        return all(_TESTS[test](values.of(arg), *map(values.resolved, other)) for arg, test, *other in self.when)
+        return all(_TESTS[test](values.of(arg), values.resolved(other)) for arg, test, other in self.when)
 
 
 @lru_cache(maxsize=1)
@@ -145,10 +144,10 @@ _COMPUTED: dict[str, Callable[[_Values], object]] = {
 
 
 # (value, what it is compared with) -> whether the test holds
-_TESTS: dict[str, Callable[..., bool]] = {
-    "on": bool,
-    "off": not_,
-    "set": bool,
+_TESTS: dict[str, Callable[[Any, Any], bool]] = {
+    "on": lambda value, _: bool(value),
+    "off": lambda value, _: not value,
+    "set": lambda value, _: bool(value),
     "in": lambda value, among: value in among,
     "not in": lambda value, among: value is not None and value not in among,
     "above": lambda value, bound: _is_figure(value) and value > bound,
