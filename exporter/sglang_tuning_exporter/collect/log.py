@@ -37,6 +37,7 @@ FIRST_READ_SECONDS = 600.0
 # A file that returns within this time continues: during a rotation the name does not exist for a moment.
 FORGET_SECONDS = 600.0
 STDIN = "-"  # its path; all of its lines are new
+_NOT_FOLLOWED = FileStatus("", "not followed yet", 0, 0)
 
 logger = logging.getLogger("sglang_tuning_exporter")
 
@@ -61,6 +62,7 @@ class Logbook:
         self._state, self._lock = state, lock
         releases()  # the table of arguments is read now: at the first start in the log all descriptors may be in use
         self.files: list[FileStatus] = []
+        self.dropped_lines = self.files_lost = 0  # of the files followed now and before
         self.last_line_at: float | None = None  # unix seconds
         self._clock = clock
         self._readers: dict[str, LogReader] = {}
@@ -78,7 +80,7 @@ class Logbook:
         self._counted_up_to = self._follower.positions()  # after the last counted block; `positions()` may be ahead
         self._logged_problem = ""
         self._logged_left_out = 0
-        self._dropped_before = self._lost_before = 0  # in files that are no longer followed
+        self.left_out = self._follower.left_out
         self._saved_counters: object = None  # counters of the last save; None: not saved yet
         self._catching_up = True  # until all lines that existed at the start have been read
         self._behind_since: float | None = None  # end of the first poll, if it did not read all of them
@@ -101,21 +103,6 @@ class Logbook:
         if isinstance(state, dict):
             self._state.restore(state, self._clock(), max(time.time() - at, 0.0) if is_figure(at) else 0.0)
 
-    @property
-    def left_out(self) -> int:
-        """How many files match a glob and are not followed because there are too many."""
-        return self._follower.left_out
-
-    @property
-    def dropped_lines(self) -> int:
-        """How many overlong lines were dropped, in the files followed now and before."""
-        return self._dropped_before + sum(status.dropped for status in self.files)
-
-    @property
-    def files_lost(self) -> int:
-        """How many files of the logs were gone, or may have been, before they were read to their end."""
-        return self._lost_before + sum(status.lost for status in self.files)
-
     def poll(self, stopping: Callable[[], bool] = lambda: False) -> bool:
         """Read the new lines. Return True if there are so many that it should be called again at once.
 
@@ -133,7 +120,10 @@ class Logbook:
             self._process_released(self._clock())
         self._forget_gone()
         statuses = [self._with_unread(status) for status in self._follower.status()]
-        self._log_changes(statuses)
+        known = {status.path: status for status in self.files}
+        changes = [(known.get(status.path, _NOT_FOLLOWED), status) for status in statuses]
+        _log_changes(changes)
+        self.left_out = self._follower.left_out
         if self.left_out > 2 * self._logged_left_out:
             self._logged_left_out = self.left_out
             logger.warning(
@@ -141,11 +131,9 @@ class Logbook:
                 self.left_out,
                 len(statuses),
             )
-        followed = {status.path for status in statuses}
         with self._lock:
-            gone = [status for status in self.files if status.path not in followed]
-            self._dropped_before += sum(status.dropped for status in gone)
-            self._lost_before += sum(status.lost for status in gone)
+            self.dropped_lines += sum(now.dropped - before.dropped for before, now in changes)
+            self.files_lost += sum(now.lost - before.lost for before, now in changes)
             self.files = statuses
             if self._is_changed():
                 self._save(self._clock())
@@ -159,30 +147,6 @@ class Logbook:
             self._behind_since = self._clock()
             logger.info("log: reading the existing lines; counters appear when that is finished")
         return size >= BEHIND_BYTES
-
-    def _log_changes(self, statuses: list[FileStatus]) -> None:
-        before = {status.path: status for status in self.files}
-        for status in statuses:
-            known = before.get(status.path)
-            if known is None or (known.up, known.reason) != (status.up, status.reason):
-                level = logging.INFO if status.reason in ("", "missing", "ended") else logging.WARNING
-                logger.log(level, "log %s: %s", status.path, status.words)
-            if status.unread and not (known is not None and known.unread):
-                logger.warning(
-                    "log %s: cannot parse lines that look like SGLang's; the first: %s",
-                    status.path,
-                    status.unread,
-                )
-            if status.lost > (known.lost if known is not None else 0):
-                logger.warning(
-                    "log %s: %d rotated files were not read to their end, so their events are missing; the last: %s; "
-                    "keep rotated files beside the log or in a directory beside it, uncompressed for one rotation (delaycompress) "
-                    "or as %s",
-                    status.path,
-                    status.lost,
-                    clean(status.last_lost),
-                    ", ".join(READABLE),
-                )
 
     def _with_unread(self, status: FileStatus) -> FileStatus:
         """Add the first line that looks like SGLang's if no such line could be parsed."""
@@ -347,6 +311,25 @@ class Logbook:
             self._logged_problem = file.problem
             without = "" if file.held else "; continuing without it"
             logger.warning("state file %s: %s%s", file.path, file.problem or "writable again", without)
+
+
+def _log_changes(changes: list[tuple[FileStatus, FileStatus]]) -> None:
+    for before, now in changes:
+        if before.reason != now.reason:
+            level = logging.INFO if now.reason in ("", "missing", "ended") else logging.WARNING
+            logger.log(level, "log %s: %s", now.path, now.words)
+        if now.unread and not before.unread:
+            logger.warning("log %s: cannot parse lines that look like SGLang's; the first: %s", now.path, now.unread)
+        if now.lost > before.lost:
+            logger.warning(
+                "log %s: %d rotated files were not read to their end, so their events are missing; the last: %s; "
+                "keep rotated files beside the log or in a directory beside it, uncompressed for one rotation (delaycompress) "
+                "or as %s",
+                now.path,
+                now.lost,
+                clean(now.last_lost),
+                ", ".join(READABLE),
+            )
 
 
 def _read_uncounted(reader: LogReader, text: bytes) -> list[Event | BatchRun]:
