@@ -59,20 +59,20 @@ def in_release(spans: Iterable[tuple[int, int, T]], index: int) -> T | None:
 
 
 @lru_cache(maxsize=1)
-def _table() -> tuple[dict[str, int], dict[str, list[tuple[int, int, Flag]]]]:
+def _table() -> tuple[tuple[str, ...], dict[str, int], dict[str, list[tuple[int, int, Flag]]]]:
     document = read_table("flags.json")
-    names = document["releases"]
+    names = tuple(document["releases"])
     indexes = {release: index for index, release in enumerate(names)} | {"": len(names) - 1}
     rows = {
         arg: [(indexes[row[0]], indexes[row[1]], _flag(arg, row)) for row in spans]
         for arg, spans in document["arguments"].items()
     }
-    return indexes, rows
+    return names, indexes, rows
 
 
 def release_indexes() -> dict[str, int]:
     """Return the index of each release in `releases()`; an empty name is the newest."""
-    return _table()[0]
+    return _table()[1]
 
 
 def _flag(arg: str, row: list[Any]) -> Flag:
@@ -90,16 +90,15 @@ def argument_names() -> frozenset[str]:
 @lru_cache(maxsize=1)
 def _names() -> tuple[frozenset[str], ...]:
     """Return the names of the arguments of each release, without secrets, which are never among parsed arguments."""
-    rows = {arg: spans for arg, spans in _table()[1].items() if not is_secret(arg)}
+    rows = {arg: spans for arg, spans in _table()[2].items() if not is_secret(arg)}
     return tuple(
         frozenset(arg for arg, spans in rows.items() if in_release(spans, index)) for index in range(len(releases()))
     )
 
 
-@lru_cache(maxsize=1)
 def releases() -> tuple[str, ...]:
     """Return the releases whose flags are known, oldest first."""
-    return tuple(release for release in release_indexes() if release)
+    return _table()[0]
 
 
 def flag_of(arg: str, release: str) -> Flag | None:
@@ -107,12 +106,14 @@ def flag_of(arg: str, release: str) -> Flag | None:
 
     Raises ValueError for a release that is not one of them.
     """
-    return in_release(_table()[1].get(arg, ()), releases().index(release))
+    names, _, rows = _table()
+    return in_release(rows.get(arg, ()), names.index(release))
 
 
 def nearest_flag(arg: str, release: str) -> Flag | None:
     """Return an argument's flag in the nearest release that has it; None where none has."""
-    index, spans = releases().index(release), _table()[1].get(arg, ())
+    names, _, rows = _table()
+    index, spans = names.index(release), rows.get(arg, ())
     return min(spans, key=lambda span: max(span[0] - index, index - span[1], 0))[2] if spans else None
 
 
