@@ -174,9 +174,11 @@ class Chain:
         mark_of = {to: marks[at] for at, to in found.items()}
         # The same file without its text was copied and truncated: a line may begin in the copy and end here.
         copied = following is not None and marks[last].is_same_file(following.fd) and not sure
-        cut = (
-            0 if following is None else _continue(following, mark_of.get(here), None if last in found else marks[last])
-        )
+        cut = 0  # where the text of the newest mark ends in a file without a mark
+        if following is not None:
+            cut = 0 if here in mark_of or last in found else marks[last].known_text(following.fd)
+            if here in mark_of or cut:
+                following.continue_at(cut or mark_of[here].position)
         elsewhere = {at: to for at, to in found.items() if to != here}
         unread = [] if sure or cut else self._unread_since(marks, elsewhere, beside)
         self._count_unfound(marks[:last] if cut else marks, found)
@@ -326,14 +328,3 @@ def _missing(beside: Sequence[RotatedFile], found: dict[int, int], fresh: Sequen
     there = {file.count for file in beside}
     lowest = min(1, *(count for count in counts if count is not None))
     return [number for number in range(lowest, last) if number not in there]
-
-
-def _continue(following: Stream, mark: Mark | None, newest: Mark | None) -> int:
-    """Continue a file at its mark, else where the text of the `newest` mark ends in it; return that position, 0 for none."""
-    if mark is not None:
-        following.continue_at(mark.position)
-        return 0
-    cut = 0 if newest is None else newest.known_text(following.fd)
-    if cut:
-        following.continue_at(cut)
-    return cut
