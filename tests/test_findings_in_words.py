@@ -11,7 +11,9 @@ import pytest
 from conftest import config, watched_retractions
 from scenes import SCENES, lived
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.diagnosis.wording import state_shares
+from sglang_tuning_exporter.diagnosis.evidence import past_of
+from sglang_tuning_exporter.diagnosis.findings import Judgement
+from sglang_tuning_exporter.diagnosis.wording import state_shares, verdict_text
 from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.report.document import build
 from sglang_tuning_exporter.report.inputs import Logs
@@ -21,6 +23,7 @@ from sglang_tuning_exporter.report.terminal import render as as_text
 from sglang_tuning_exporter.report.wording import text_of as text_of_log
 from sglang_tuning_exporter.serve.pages.page import text_of
 from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
 from test_report_page import text_of as seen
 
 if TYPE_CHECKING:
@@ -105,3 +108,24 @@ def test_a_verdict_without_a_finding_is_of_now_or_of_a_log(tmp_path: Path) -> No
     assert of_log.verdict == of_now.verdict == "not_enough_data"
     assert ("in this log" in of_log.remark, "in the last 10 minutes" in of_now.remark) == (True, True)
     assert of_log.sentence != of_now.sentence
+
+
+@pytest.mark.parametrize(
+    ("shares", "sentence", "remark"),
+    [
+        ({"running_limit": 29.0, "held_back": 20.0, "no_queue": 51.0}, "for different reasons at different times", "29 % --max-running"),
+        ({"running_limit": 29.0, "held_back": 4.0, "no_queue": 67.0}, "for part of the time", "29 % --max-running"),
+        ({"pool_full": 80.0, "no_queue": 20.0}, "most of the time a full KV cache and requests waiting", ""),
+        ({"no_queue": 100.0}, "nothing in the tuning guide explains these figures", "no diagnosis explains it"),
+    ],
+)  # fmt: skip
+def test_without_a_clear_bottleneck_the_reasons_to_wait_are_named(
+    shares: dict[str, float], sentence: str, remark: str
+) -> None:
+    past = past_of(ServerState(PROFILES["online"], 0.0), 600.0)
+    for state, seconds in shares.items():
+        past.recent.seconds["admission", state] = seconds
+    text = verdict_text(Judgement("no_clear_bottleneck", (), (), past), None, lambda _: (None, None))
+    assert text.sentence.startswith("No clear bottleneck: ")
+    assert sentence in text.sentence
+    assert remark in text.remark

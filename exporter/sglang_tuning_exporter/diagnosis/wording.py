@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
 from sglang_tuning_exporter.diagnosis.advice import REASONS, Advice
-from sglang_tuning_exporter.diagnosis.conditions.share import STATE_WORDS
-from sglang_tuning_exporter.diagnosis.evidence import RESERVE, WATCHDOG, Evidence, amount
+from sglang_tuning_exporter.diagnosis.conditions.share import STATE_WORDS, WAITS
+from sglang_tuning_exporter.diagnosis.evidence import RESERVE, WATCHDOG, Evidence, Past, amount
 from sglang_tuning_exporter.diagnosis.findings import (
     HEALTHY,
     IDLE,
@@ -59,6 +59,7 @@ _WORDS = {"bad": "Critical", "warn": "Warning", "info": "Hint", "good": "Healthy
 OVER_SECONDS = 300.0
 HANG_OVER_SECONDS = 30.0  # a hang is checked every 15 s
 _LASTING = frozenset({RESERVE, START})  # printed once, at a start
+LEAST_SHARE = 0.05  # of the serving time, for a reason to wait to be named
 _RATES = {"per_minute": "/min", "per_second": "/s"}
 _TOGETHER = (
     "These changes go together: each answers another finding, and this release accepts them all."
@@ -145,6 +146,8 @@ def verdict_text(
     span = f"the last {past.profile.window_seconds / 60:.0f} minutes" if log is None else "this log"
     tone = _tone(judgement)
     headline = own.headline if own is not None else _SENTENCES[verdict][log is not None]
+    if verdict == NO_CLEAR_BOTTLENECK and (reasons := _reasons_to_wait(past)):
+        headline, remark = _why_unclear(reasons, past)
     if log is not None and verdict == HEALTHY:
         headline += " Some things could be better." if findings else " Nothing needs to be changed."
     text = VerdictText(
@@ -165,6 +168,23 @@ def verdict_text(
     )
     cleaned_text: VerdictText = cleaned(text)
     return cleaned_text
+
+
+def _reasons_to_wait(past: Past) -> list[tuple[float, str]]:
+    """Return the share of the serving time for each reason why requests waited, the longest first."""
+    shares = ((past.recent.share("admission", state) or 0.0, STATE_WORDS[state]) for state in WAITS)
+    return sorted((each for each in shares if each[0] >= LEAST_SHARE), reverse=True)
+
+
+def _why_unclear(reasons: list[tuple[float, str]], past: Past) -> tuple[str, str]:
+    """Return headline and remark where requests waited, and no diagnosis holds."""
+    share, words = reasons[0]
+    if share > past.profile.frequent_share:
+        return f"No clear bottleneck: most of the time {words}, and no change is known that helps.", ""
+    when = "for different reasons at different times" if len(reasons) > 1 else "for part of the time"
+    return f"No clear bottleneck: requests waited {when}.", "Of the serving time: " + ", ".join(
+        f"{100 * each:.0f} % {why}" for each, why in reasons
+    ) + "."
 
 
 def _tone(judgement: Judgement) -> str:

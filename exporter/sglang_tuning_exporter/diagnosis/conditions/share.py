@@ -10,7 +10,7 @@ from sglang_tuning_exporter.diagnosis.demand import mean_prompt
 from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past
 from sglang_tuning_exporter.diagnosis.promql import ON, above, one_of, threshold
 from sglang_tuning_exporter.state.profiles import Profile
-from sglang_tuning_exporter.state.signals import Signal
+from sglang_tuning_exporter.state.signals import IDLE, STATES, UNKNOWN, Signal
 
 # The states in words for users, because their names are internal.
 STATE_WORDS: dict[str, str] = {
@@ -37,6 +37,8 @@ STATE_WORDS: dict[str, str] = {
     "serving": "requests served",
     "stuck": "requests and no progress",
 }
+# States of admission in which requests wait.
+WAITS = tuple(state for state in STATES["admission"] if state not in {"no_queue", IDLE, UNKNOWN})
 OFTEN = threshold("share", "upper")
 PERCENT = "{{ $value | humanizePercentage }}"
 
