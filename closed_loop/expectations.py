@@ -22,9 +22,8 @@ from closed_loop.load import Load
 from closed_loop.loops import BY_NAME as LOOPS
 from closed_loop.loops import MORE, Loop
 from closed_loop.series import Bench, run_loop
-from sglang_tuning_exporter.capacity.moments import StepSums
 from sglang_tuning_exporter.capacity.readings import Counters, Readings
-from sglang_tuning_exporter.capacity.step_time import StepTime, fit
+from sglang_tuning_exporter.capacity.step_time import StepSums, StepTime, fit
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.sglang.server_info import parse_loads
 from sglang_tuning_exporter.state.profiles import PROFILES

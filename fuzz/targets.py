@@ -28,7 +28,7 @@ from sglang_tuning_exporter.recordings.recording import from_files
 from sglang_tuning_exporter.report import page as report_page
 from sglang_tuning_exporter.report.document import build as build_document
 from sglang_tuning_exporter.report.inputs import Logs
-from sglang_tuning_exporter.report.reading import ReadLogs
+from sglang_tuning_exporter.report.report import ReadLogs
 from sglang_tuning_exporter.report.terminal import render as as_text
 from sglang_tuning_exporter.sglang.args.printed import holds_secret, is_secret, parse_server_args
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun

@@ -21,7 +21,7 @@ from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.collect import log as logbook
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.report import openmetrics
-from sglang_tuning_exporter.report.openmetrics import OpenMetricsFile
+from sglang_tuning_exporter.report.openmetrics import openmetrics_file
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format
 
@@ -246,7 +246,7 @@ def family(name: str, value: float) -> GaugeMetricFamily:
 
 def test_families_and_series_stand_together_however_they_came(tmp_path: Path) -> None:
     path = tmp_path / "x.om"
-    with OpenMetricsFile(path, {"job": "j"}) as file:
+    with openmetrics_file(path, {"job": "j"}) as file:
         for at in (10.0, 20.5):
             file.add([family("one", at), family("two", at)], at)
     assert [line.split(" ")[0] for line in path.read_text().splitlines() if line[0] != "#"] == [
@@ -259,7 +259,7 @@ def test_families_and_series_stand_together_however_they_came(tmp_path: Path) ->
 
 def test_a_file_larger_than_memory_may_hold_is_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def written(name: str) -> str:
-        with OpenMetricsFile(tmp_path / name, {}) as file:
+        with openmetrics_file(tmp_path / name, {}) as file:
             for at in range(100):
                 counter = CounterMetricFamily("n", "n")
                 counter.add_metric([], at)
@@ -274,7 +274,7 @@ def test_a_file_larger_than_memory_may_hold_is_the_same_file(tmp_path: Path, mon
 
 def test_a_link_goes_on_leading_where_it_led(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "there")
-    with OpenMetricsFile(tmp_path / "link", {}) as file:
+    with openmetrics_file(tmp_path / "link", {}) as file:
         file.add([family("one", 1.0)], 1.0)
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "there").read_text().endswith("# EOF\n")
@@ -291,7 +291,7 @@ def test_a_log_may_come_from_standard_input(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_finished_is_not_there(tmp_path: Path) -> None:
     def interrupted() -> None:
-        with OpenMetricsFile(tmp_path / "x", {}) as file:
+        with openmetrics_file(tmp_path / "x", {}) as file:
             file.add([family("one", 1.0)], 1.0)
             raise KeyboardInterrupt
 

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from sglang_tuning_exporter.capacity.estimate import Estimate, jackknife
 from sglang_tuning_exporter.capacity.model import STALE_SECONDS, Measured, capacities, logged
-from sglang_tuning_exporter.capacity.moments import NONE, StepSums, total, windows
 from sglang_tuning_exporter.capacity.readings import Counters, Interval, Readings, measure
-from sglang_tuning_exporter.capacity.step_time import fit
+from sglang_tuning_exporter.capacity.step_time import NONE, StepSums, fit, total, windows
 from sglang_tuning_exporter.sglang.events import DecodeBatch, KvPool, Limits, PrefillBatch, Rank
 from sglang_tuning_exporter.sglang.server_info import Load, parse_loads
 from sglang_tuning_exporter.state.profiles import PROFILES

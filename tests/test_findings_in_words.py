@@ -18,7 +18,7 @@ from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.report.document import build
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.page import render as as_html
-from sglang_tuning_exporter.report.reading import ReadLogs
+from sglang_tuning_exporter.report.report import ReadLogs
 from sglang_tuning_exporter.report.terminal import render as as_text
 from sglang_tuning_exporter.report.wording import text_of as text_of_log
 from sglang_tuning_exporter.serve.pages.page import text_of

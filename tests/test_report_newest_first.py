@@ -9,7 +9,7 @@ import pytest
 
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.report.inputs import Logs
-from sglang_tuning_exporter.report.newest_first import oldest_first
+from sglang_tuning_exporter.report.texts import oldest_first
 from test_log_wrapping import recorded, wrapped
 from test_report_unfolded import told
 
@@ -52,7 +52,7 @@ def test_ranks_that_write_a_little_out_of_order_and_a_clock_that_is_put_back_do_
 
 
 def test_one_that_is_too_large_to_be_turned_round_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sglang_tuning_exporter.report.newest_first.LONGEST_DOCUMENT", 1 << 16)
+    monkeypatch.setattr("sglang_tuning_exporter.report.texts.LONGEST_DOCUMENT", 1 << 16)
     with pytest.raises(UsageError, match=r"newest line comes first.*oldest line first") as raised:
         list(Logs(["-"], io.BytesIO(turned(wrapped("nothing", LINES)))).events())
     assert "\n" not in str(raised.value)

@@ -22,11 +22,9 @@ from markupsafe import escape
 
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.recordings.replay import packaged
-from sglang_tuning_exporter.report.axis import ticks
 from sglang_tuning_exporter.report.inputs import Logs
-from sglang_tuning_exporter.report.page import POLICY
-from sglang_tuning_exporter.report.reading import ReadLogs
-from sglang_tuning_exporter.report.report import run
+from sglang_tuning_exporter.report.page import POLICY, ticks
+from sglang_tuning_exporter.report.report import ReadLogs, run
 from sglang_tuning_exporter.serve.pages.chart import Point, nice, scale
 from sglang_tuning_exporter.state.profiles import PROFILES
 

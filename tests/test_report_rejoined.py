@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sglang_tuning_exporter.report.inputs import Logs
-from sglang_tuning_exporter.report.reading import ReadLogs
-from sglang_tuning_exporter.report.rejoined import rejoined
-from sglang_tuning_exporter.report.report import report
+from sglang_tuning_exporter.report.report import ReadLogs, report
 from sglang_tuning_exporter.report.terminal import Style, render
+from sglang_tuning_exporter.report.texts import rejoined
 from sglang_tuning_exporter.state.profiles import PROFILES
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from conftest import environment
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.diagnosis.wording import duration, figure
 from sglang_tuning_exporter.recordings.replay import packaged
-from sglang_tuning_exporter.report.reading import WORTH_BYTES, Progress, progress_line
+from sglang_tuning_exporter.report.report import WORTH_BYTES, Progress, progress_line
 from sglang_tuning_exporter.report.wording import moment
 
 RETRACT = str(packaged("retract") / "server.log.gz")

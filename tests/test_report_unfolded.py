@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sglang_tuning_exporter.report.inputs import Logs
-from sglang_tuning_exporter.report.unfolded import LONGEST_DOCUMENT, unfolded
+from sglang_tuning_exporter.report.texts import LONGEST_DOCUMENT, unfolded
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from test_log_wrapping import recorded
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.report.sightings import Sightings
+from sglang_tuning_exporter.report.runs import Sightings
 from sglang_tuning_exporter.sglang.events import NO_RANK, DecodeBatch
 from sglang_tuning_exporter.state.profiles import PROFILES
 from sglang_tuning_exporter.state.server import ServerState

@@ -10,9 +10,8 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from sglang_tuning_exporter.capacity.estimate import Estimate
-from sglang_tuning_exporter.capacity.moments import StepSums, total
 from sglang_tuning_exporter.capacity.readings import Counters, Prefill, Readings, measure
-from sglang_tuning_exporter.capacity.step_time import LEAST_LINES, StepTime, fit
+from sglang_tuning_exporter.capacity.step_time import LEAST_LINES, StepSums, StepTime, fit, total
 from sglang_tuning_exporter.sglang.server_info import Load
 from sglang_tuning_exporter.state.decode_samples import DecodeSample
 from sglang_tuning_exporter.state.facts import ServerFacts

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sglang_tuning_exporter.capacity.estimate import Estimate, jackknife
-from sglang_tuning_exporter.capacity.moments import NONE, StepSums
+from sglang_tuning_exporter.capacity.step_time import NONE, StepSums
 from sglang_tuning_exporter.sglang.server_info import Load
 
 LEAST_SECONDS = 1.0  # between two readings

@@ -19,7 +19,7 @@ from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.diagnosis.promql import LOOKBACK, duration
 from sglang_tuning_exporter.diagnosis.row import Diagnosis
 from sglang_tuning_exporter.diagnosis.table import ALERTS
-from sglang_tuning_exporter.report.samples import COUNTED, EVALUATION_SECONDS, SampleSeries, Shares, increase_of
+from sglang_tuning_exporter.report.samples import COUNTED, EVALUATION_SECONDS, SampleSeries, Shares
 from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.journal import REJECTION, RETRACTION, START
 from sglang_tuning_exporter.state.profiles import Profile
@@ -263,8 +263,8 @@ class _ScrapedSamples:
     def increase(self, event: str, window: str, ago: str = "0s") -> float:
         seconds, at = duration(window), self.now - duration(ago)
         if event == RETRACTION:
-            series = [each for each in self._retractions.values() if not each.is_level]
-            return sum((increase_of(each, seconds, at) or 0.0) for each in series)
+            vectors = [each.within(seconds, at) for each in self._retractions.values() if not each.is_level]
+            return sum(found.increases([(found.first, found.last)])[0] for found in vectors if found is not None)
         if event not in self.moved:
             return 0.0
         place, found = self._places[event], self._counts.within(seconds, at)

@@ -9,9 +9,8 @@ from math import inf
 from sglang_tuning_exporter.diagnosis.evidence import RESERVE, WATCHDOG
 from sglang_tuning_exporter.diagnosis.json_findings import Document
 from sglang_tuning_exporter.report.phases import PhaseTracker
-from sglang_tuning_exporter.report.runs import JudgedRun, Runs
-from sglang_tuning_exporter.report.sampling import Sampler
-from sglang_tuning_exporter.report.sightings import Sightings
+from sglang_tuning_exporter.report.runs import JudgedRun, Runs, Sightings
+from sglang_tuning_exporter.report.series import Sampler
 from sglang_tuning_exporter.sglang.events import (
     ENDS,
     DecodeBatch,
@@ -149,7 +148,7 @@ class Analysis:
         hang = self.state.hang(moment)
         if hang is not None:
             self._runs.see_hang(hang)
-            self.course.hangs(hang.stage)
+            self.course.hung = hang.stage
             self._seen.see(WATCHDOG, moment)
 
     def _see_end_of_service(self, moment: float) -> None:
@@ -157,7 +156,7 @@ class Analysis:
         if moment - self.course.last_load > QUIET_SECONDS and self.course.serves:
             until = self._end_of_service()
             if until is not None:
-                self.course.serves_until(until)
+                self.course.served_until = until
 
     def _end_of_service(self) -> float | None:
         """Return until when the server serves by its last batch line; asked before another line changes the state that it left."""
@@ -193,23 +192,19 @@ class Analysis:
             self._see(RETRACTION, at)
         elif isinstance(event, OutOfMemory):
             self._see(event.phase, at)
-            self.course.ran_out_of_memory(event.phase)
+            self.course.out_of_memory = event.phase
         elif isinstance(event, Rejection):
             self._see(REJECTION, at)
         elif isinstance(event, ServerArgs):
             self._see(START, at)
         elif isinstance(event, Liveness):
             self._see(event.what, at)
-            self._note_life(event, at)
-
-    def _note_life(self, event: Liveness, at: float) -> None:
-        what = event.what
-        if what == "ready":
-            self.course.ready(at)
-        elif what == "draining":
-            self.course.stopping(at)
-        elif what in ENDS:
-            self.course.died(at, what, event.told)
+            if event.what == "ready":
+                self.course.ready(at)
+            elif event.what == "draining":
+                self.course.stopping(at)
+            elif event.what in ENDS:
+                self.course.died(at, event.what, event.told)
 
     def _note_run(self, run: BatchRun) -> None:
         # Only the last line of a second counts as seen: the lines before it held for no time.
@@ -263,7 +258,7 @@ class Analysis:
         self.course.start(at, event.args)
 
     def _end_start(self) -> None:
-        for kind in ("decode", "prefill"):
+        for kind in _KINDS:
             self._counts[kind] += self._ranks.own_batches(kind)
         self._available += self._ranks.own_available()
         self._ranks = _Ranks()

@@ -29,13 +29,13 @@ from sglang_tuning_exporter.diagnosis.findings import Judgement, judge
 from sglang_tuning_exporter.diagnosis.recommendation import Recommendation, RecommendedSince, recommendations, since
 from sglang_tuning_exporter.report.files import shown
 from sglang_tuning_exporter.report.inputs import Logs
-from sglang_tuning_exporter.report.openmetrics import OpenMetricsFile
-from sglang_tuning_exporter.report.reading import ReadLogs, check_output, profile_of, watched
+from sglang_tuning_exporter.report.openmetrics import openmetrics_file
+from sglang_tuning_exporter.report.report import ReadLogs, check_output, watched
 from sglang_tuning_exporter.report.samples import EVALUATION_SECONDS
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.sglang.clean import clean
 from sglang_tuning_exporter.sglang.log.prefix import FIRST_DATED_SECOND, day_seconds
-from sglang_tuning_exporter.state.profiles import Profile
+from sglang_tuning_exporter.state.profiles import PROFILES, Profile
 from sglang_tuning_exporter.state.rank import RankState
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
@@ -154,7 +154,7 @@ def run(
 
     Prints where `board`, the address of a server's board in Grafana, shows them.
     """
-    judged = profile_of(profile, own_thresholds)
+    judged = PROFILES[profile].with_thresholds(own_thresholds or {})
     for flag, value in (("--job", job), ("--instance", instance)):
         if not value or not value.isprintable():
             raise UsageError(f"{flag}={shown(value)}: give a name, as Prometheus would have it")
@@ -164,7 +164,7 @@ def run(
     begin: float | None = None
     end = 0.0
     try:
-        with OpenMetricsFile(output, {"job": job, "instance": instance}) as file, watched(read, worth=_WORTH_BYTES):
+        with openmetrics_file(output, {"job": job, "instance": instance}) as file, watched(read, worth=_WORTH_BYTES):
             for at, families in night.moments():
                 begin = at if begin is None else begin
                 end = at

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import BinaryIO, Protocol
+from typing import IO, Any, BinaryIO
 
 from sglang_tuning_exporter.collect.compression import DAMAGE, OPENERS
 from sglang_tuning_exporter.sglang.log.terminal import LONGEST_LINE
 
 BLOCK = 1 << 20
 COMPRESSED_BLOCK = 1 << 14
-
-
 MIB = 1 << 20
 # A log packs to a tenth or a thirtieth of its size. A file that unpacks to a hundred times its size is made to fill a disk.
 MOST_UNPACKED, MOST_RATIO = 64 * MIB, 100
@@ -27,46 +25,45 @@ class InputTooLargeError(Exception):
     """An input of unknown size is larger than a log would be; the message names the limit."""
 
 
-class Readable(Protocol):
-    """A stream that can be read piece by piece."""
-
-    def read(self, size: int, /) -> bytes:
-        """Return the next bytes, at most `size`; none at the end."""
-
-
 class DamagedFileError(Exception):
     """A compressed file ends early, or other data follows it."""
 
 
-@dataclass(slots=True)
-class _Rejoined:
-    """A stream whose first bytes were read already."""
+class Counted(io.RawIOBase):
+    """A stream that says how many bytes were read of it."""
 
-    first: bytes
-    stream: Readable
+    def __init__(self, stream: IO[bytes], on_read: Callable[[int], None]) -> None:
+        self._stream, self._on_read = stream, on_read
 
-    def read(self, size: int = COMPRESSED_BLOCK) -> bytes:
-        found, self.first = self.first[:size], self.first[size:]
-        return found or self.stream.read(size)
+    def readable(self) -> bool:
+        """Return True: `io.BufferedReader` asks."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read into a buffer, and count what was read."""
+        data = self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        self._on_read(len(data))
+        return len(data)
 
 
-def unpack(packing: str, first: bytes, stream: Readable) -> Iterator[bytes]:
+def unpack(packing: str, stream: IO[bytes]) -> Iterator[bytes]:
     """Decompress a file in the format of an extension. Raises `DamagedFileError` after everything that can be read."""
     if packing == ".gz":
-        yield from unzip(first, stream)
+        yield from _unzip(stream)
         return
     try:
-        with OPENERS[packing](_Rejoined(first, stream)) as text:
+        with OPENERS[packing](stream) as text:
             while chunk := text.read1(BLOCK):  # what `read` had when the file ends early would be lost
                 yield chunk
     except DAMAGE as error:
         raise DamagedFileError("is damaged or ends early") from error
 
 
-def unzip(first: bytes, stream: Readable) -> Iterator[bytes]:
+def _unzip(stream: IO[bytes]) -> Iterator[bytes]:
     """Decompress the members of a gzip file. Raises `DamagedFileError` after everything that can be read."""
     member, fresh = zlib.decompressobj(wbits=31), False
-    data = first
+    data = stream.read(BLOCK)
     while data or (data := stream.read(COMPRESSED_BLOCK)):
         if member.eof:
             data = data.lstrip(b"\0")  # tape padding

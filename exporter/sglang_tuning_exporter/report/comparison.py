@@ -81,24 +81,16 @@ def rounded(value: float | None) -> float | None:
 
 
 def figures_of(
-    totals: Totals,
-    served: float,
-    *,
-    throughput: float | None,
-    generated: float,
-    out_of_memory: float,
-    has_graphs: bool = True,
+    totals: Totals, served: float, throughput: float | None, out_of_memory: float, *, has_graphs: bool
 ) -> RunFigures:
-    """Return a run's figures from its totals.
-
-    `served`: seconds in which any scheduler served; `generated`: tokens, as far as the log shows their rate.
-    """
+    """Return a run's figures from its totals; `served`: seconds in which any scheduler served."""
     counts = totals.counts
     minutes = max(served, 60.0) / 60.0  # a shorter run counts as a minute: one burst is no rate
     prompts, requests = counts["computed_tokens"] + counts["cached_tokens"], counts["new_sequences"]
     # Retracted requests start again with what they had generated, so their prompts are not those of the clients.
     knows_lengths = requests >= ENOUGH_REQUESTS and counts["log_retracted_requests"] <= RETRACTED_SHARE * requests
     empty = totals.share("queue", "empty")
+    generated = (throughput or 0.0) * served  # an estimate: the rate is read for a part of the seconds only
 
     def together(figure: str) -> float | None:
         """All schedulers added up, while any of them served."""

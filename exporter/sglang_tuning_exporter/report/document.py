@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sglang_tuning_exporter.diagnosis.json_findings import (
     SCHEMA_VERSION,
     Document,
@@ -14,9 +16,11 @@ from sglang_tuning_exporter.diagnosis.json_findings import (
 )
 from sglang_tuning_exporter.report.alarms import FiredAlert
 from sglang_tuning_exporter.report.phases import Run, stretch
-from sglang_tuning_exporter.report.reading import ReadLogs
 from sglang_tuning_exporter.report.runs import other_starts
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.report.report import ReadLogs
 
 
 def build(reading: ReadLogs, against: Document | None = None) -> Document:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import glob
+import io
 import os
 import re
 import stat
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from math import inf
 from pathlib import Path
 from typing import IO, BinaryIO
@@ -17,6 +19,7 @@ from sglang_tuning_exporter.collect.compression import MAGIC, OPENERS, REMEDIES,
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.report.blocks import (
     BLOCK,
+    Counted,
     DamagedFileError,
     InputTooLargeError,
     unpack,
@@ -25,10 +28,8 @@ from sglang_tuning_exporter.report.blocks import (
     without_holes,
 )
 from sglang_tuning_exporter.report.clock import begin_of
-from sglang_tuning_exporter.report.newest_first import oldest_first
-from sglang_tuning_exporter.report.rejoined import rejoined
 from sglang_tuning_exporter.report.servers import are_nodes, start_of, zone_between
-from sglang_tuning_exporter.report.unfolded import unfolded
+from sglang_tuning_exporter.report.texts import oldest_first, rejoined, unfolded
 from sglang_tuning_exporter.sglang.clean import clean
 from sglang_tuning_exporter.sglang.events import ServerArgs
 from sglang_tuning_exporter.sglang.log.forms import OwnTimes, own_times
@@ -60,34 +61,27 @@ class LogSource:
     on_read: Callable[[int], None] | None = None  # called with the number of bytes that were read
     most: int | None = None  # the most bytes of an input of unknown size
     _held: Iterator[bytes] | None = None
-    _head: bytes = b""
     _taken: int = 0  # bytes, packed or not
     _given: int = 0  # bytes of whole lines
-    _is_packed: bool = False
+    _is_sized: bool = False
 
     def look(self) -> None:
         """Read the beginning. Raises `UsageError` when it cannot be read."""
         with self._telling():
             blocks = self._read()
-            self._head = next(blocks, b"")
-            self.first, self.own_times = begin_of(self._head), own_times(self._head)
-            self.start = start_of(self._head)
-            self.empty = not self._head
+            head = next(blocks, b"")
+            self.first, self.own_times, self.start = begin_of(head), own_times(head), start_of(head)
+            self.empty = not head
             if self.stream is not None:
-                self._held = blocks
+                self._held = chain([head], blocks)
             else:
                 blocks.close()
-                self._head = b""
 
     def blocks(self) -> Iterator[bytes]:
         """Return everything in blocks of whole lines. Raises `UsageError` when it cannot be read."""
         with self._telling():
-            held, self._held = self._held, None
-            if held is not None:
-                head, self._head = self._head, b""
-                self._given = len(head)
-                yield head
-            for block in self._read() if held is None else held:
+            blocks, self._held = self._held or self._read(), None
+            for block in blocks:
                 self._given += len(block)
                 yield block
             self._close()
@@ -109,8 +103,7 @@ class LogSource:
     @property
     def is_endless(self) -> bool:
         """Whether its size is not known, and too much was read to go on without a line of SGLang's."""
-        is_known = self.stream is None and not self._is_packed
-        return not is_known and self.most is None and self._given > MOST_WITHOUT_A_LINE
+        return not self._is_sized and self.most is None and self._given > MOST_WITHOUT_A_LINE
 
     def take(self, number: int) -> None:
         """Count `number` more bytes as read."""
@@ -121,12 +114,11 @@ class LogSource:
     def _read(self) -> Generator[bytes, None, None]:
         self._taken = 0
         if self.stream is not None:
-            yield from self._lines(self._chunks(_Watched(self.stream, self)))
-        else:
-            with Path(self.name).open("rb") as stream:
-                self._is_packed = packing(os.pread(stream.fileno(), max(map(len, MAGIC)), 0)) != ""
-                chunks = self._chunks(_Watched(stream, self)) if self._is_packed else self._plain(stream)
-                yield from self._lines(chunks)
+            yield from self._lines(self._chunks(self.stream))
+            return
+        with Path(self.name).open("rb") as stream:
+            self._is_sized = not packing(os.pread(stream.fileno(), max(map(len, MAGIC)), 0))
+            yield from self._lines(self._plain(stream) if self._is_sized else self._chunks(stream))
 
     def _lines(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
         return whole_lines(oldest_first(rejoined(unfolded(self._of_a_log(chunks)), self._note), shown(self.name)))
@@ -153,19 +145,19 @@ class LogSource:
             self.take(len(chunk))
             yield chunk
 
-    def _chunks(self, stream: _Watched) -> Iterator[bytes]:
-        first = stream.read(BLOCK)
-        extension = packing(first)
+    def _chunks(self, of: IO[bytes]) -> Iterator[bytes]:
+        """Return what a pipe or a packed file has, unpacked."""
+        stream = io.BufferedReader(Counted(of, self.take), BLOCK)
+        extension = packing(stream.peek())
         if not extension:
-            yield from within(stream.chunks(first), self.most, None)
+            yield from within(iter(lambda: stream.read(BLOCK), b""), self.most, None)
             return
         if extension not in OPENERS:
-            raise UsageError(
-                f"{shown(self.name)}: is a {extension} file, which cannot be read here; {REMEDIES[extension]}"
-            )
+            remedy = REMEDIES[extension]
+            raise UsageError(f"{shown(self.name)}: is a {extension} file, which cannot be read here; {remedy}")
         rest = b""
         try:
-            for chunk in within(unpack(extension, first, stream), self.most, lambda: self._taken):
+            for chunk in within(unpack(extension, stream), self.most, lambda: self._taken):
                 # The last line may be cut, and a cut figure is wrong.
                 end = chunk.rfind(b"\n") + 1
                 if rest:
@@ -176,25 +168,6 @@ class LogSource:
             self._note(f"{reason}; only what comes before it was read")
         else:
             yield rest
-
-
-@dataclass(frozen=True, slots=True)
-class _Watched:
-    """A stream that counts for its source how much was read."""
-
-    stream: IO[bytes]
-    source: LogSource
-
-    def read(self, size: int) -> bytes:
-        data = self.stream.read(size)
-        self.source.take(len(data))
-        return data
-
-    def chunks(self, first: bytes) -> Iterator[bytes]:
-        """Return the first bytes and all that follow."""
-        yield first
-        while chunk := self.read(BLOCK):
-            yield chunk
 
 
 @contextmanager

@@ -16,12 +16,10 @@ from typing import IO, TypeAlias
 
 from sglang_tuning_exporter.collect.compression import OPENERS
 from sglang_tuning_exporter.config.values import UsageError
-from sglang_tuning_exporter.report.clock import FAR_SECONDS, Clock, day_of, first_time, last_time
+from sglang_tuning_exporter.report.clock import FAR_SECONDS, Clock, add_up, day_of, drifts, first_time, last_time
 from sglang_tuning_exporter.report.files import STDIN, LogSource, align, because, find, in_order, shown
-from sglang_tuning_exporter.report.mixture import Mixture
-from sglang_tuning_exporter.report.pacing import add_up, drifts
 from sglang_tuning_exporter.report.read_ahead import LogPart, ReadAhead, read_here
-from sglang_tuning_exporter.report.servers import Servers, SharedLog
+from sglang_tuning_exporter.report.servers import Mixture, Servers, SharedLog
 from sglang_tuning_exporter.sglang.events import Event
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.sglang.log.forms import OwnTimes
@@ -66,6 +64,7 @@ class Logs:
             raise UsageError(f"{self._names(sources)}: {reason}{because(sources)}")
         self._zones = align(self._sources)
         self._logs = in_order(self._sources)
+        self._begins = [-inf if log[0].first is None else log[0].first for log in self._logs]
         # A log that begins where another one ended continues its reader and its clock.
         self._lanes = list(range(len(self._logs)))
         self.readers: list[LogReader | ReadAhead] = [LogReader() for _ in self._logs]
@@ -108,31 +107,22 @@ class Logs:
             )
         elif self.first < FIRST_DATED_SECOND:
             remarks.append("times have no date: where they begin again, the next day is assumed")
-        for way, times in (
-            ("back", sum(clock.set_back for clock in self._clocks)),
-            ("forward", sum(clock.set_forward for clock in self._clocks)),
-        ):
-            if times:
-                often = "once" if times == 1 else f"{times} times"
+        for way, times in (("back", "set_back"), ("forward", "set_forward")):
+            if count := sum(getattr(clock, times) for clock in self._clocks):
+                often = "once" if count == 1 else f"{count} times"
                 remarks.append(
                     f"the clock was set {way} {often}: time goes on from where it was, so later times are not those printed"
                 )
-        strays = sum(clock.strays for clock in self._clocks)
-        if strays:
+        if strays := sum(clock.strays for clock in self._clocks):
             lines = "1 line has a time" if strays == 1 else f"{strays} lines have times"
             remarks.append(f"{lines} far from those around it: taken as printed with the line before")
-        remarks += self._zones
-        return remarks
+        return remarks + self._zones
 
     @property
     def size(self) -> int:
-        """Size of the regular files in bytes, as they are on disk."""
-        return sum(path.stat().st_size for path in self.paths)
-
-    @property
-    def is_piped(self) -> bool:
-        """Whether a part comes from a pipe, whose size is not known."""
-        return any(source.stream is not None for source in self._sources)
+        """Size in bytes, as on disk; 0 where a part comes from a pipe."""
+        is_piped = len(self.paths) < len(self._sources)
+        return 0 if is_piped else sum(path.stat().st_size for path in self.paths)
 
     def watch(self, on_read: Callable[[int], None]) -> None:
         """Call `on_read` with the number of bytes whenever some were read."""
@@ -179,7 +169,7 @@ class Logs:
         heap: list[tuple[float, int, Event | BatchRun | None, Iterator[_Timed]]] = []
         ended: list[int] = []
         while heap or waiting:
-            while waiting and (not heap or self._first_of(waiting[-1]) < heap[0][0]):
+            while waiting and (not heap or self._begins[waiting[-1]] < heap[0][0]):
                 index = waiting.pop()
                 self._go_on(index, ended)
                 events = self._read(index)
@@ -215,26 +205,25 @@ class Logs:
                 ended.remove(before)
                 return
 
-    def _first_of(self, index: int) -> float:
-        first = self._logs[index][0].first
-        return -inf if first is None else first
-
     def _read(self, index: int) -> Iterator[_Timed]:
         lane = self._lanes[index]
-        if lane == index:
-            self._begin_reading(lane)
-        clock, first = self._clocks[lane], self._logs[index][0]
+        is_large = self._size >= LARGE and _size(self._logs[lane]) >= LARGE * LARGE_PART
+        if lane == index and is_large and self._jobs > 1:  # another process reads a large part of large logs
+            self._jobs -= 1
+            self.readers[lane] = self._processes.enter_context(closing(ReadAhead(self._pace)))
+        clock, first, reader = self._clocks[lane], self._logs[index][0], self.readers[lane]
         last = None if first.first is None else first.first + first.ahead
         yield clock.read(last), None
         for source in self._logs[index]:
             self._open[lane] = source
             texts = deque[bytes](maxlen=2)  # the last block may be a single line without its end
             self._mixtures.append(mixture := Mixture(shown(source.name)))
-            for part in self._parts(lane, source):
+            text = source.blocks()
+            for part in reader.parts(text) if isinstance(reader, ReadAhead) else read_here(text, reader, self._pace):
                 mixture.see(part.text)
                 self._shared[lane].has_frames |= mixture.has_frames
                 texts.appendleft(part.text)
-                if source.is_endless and not self._is_sglangs(self.readers[lane]):
+                if source.is_endless and not any(reader.counts[kind] for kind in (*_SGLANG_KINDS, *_SERVED_KINDS)):
                     self._check()
                 last = yield from self._take(lane, part, last, own=source.own_times)
             if last is not None:
@@ -244,12 +233,6 @@ class Logs:
                 if clock.printed is not None:
                     self.ends.append(clock.printed)
                 yield moment, None
-
-    def _begin_reading(self, lane: int) -> None:
-        """Let another process read a log that is a large part of large logs, while one may be started."""
-        if self._jobs > 1 and self._size >= LARGE and _size(self._logs[lane]) >= LARGE * LARGE_PART:
-            self._jobs -= 1
-            self.readers[lane] = self._processes.enter_context(closing(ReadAhead(self._pace)))
 
     def _take(
         self, lane: int, part: LogPart, last: float | None, *, own: OwnTimes
@@ -278,17 +261,6 @@ class Logs:
             yield moment, event
         self._taken[lane] = (reader.counts.copy(), reader.unrecognised.copy())
         return last
-
-    def _parts(self, lane: int, source: LogSource) -> Iterator[LogPart]:
-        """Return the parts of a file, read here or in another process."""
-        reader = self.readers[lane]
-        if isinstance(reader, ReadAhead):
-            return reader.parts(source.blocks())
-        return read_here(source.blocks(), reader, self._pace)
-
-    @staticmethod
-    def _is_sglangs(reader: LogReader | ReadAhead) -> bool:
-        return any(reader.counts[kind] for kind in (*_SGLANG_KINDS, *_SERVED_KINDS))
 
     def _check(self) -> None:
         found = sum(reader.counts[kind] for reader in self.readers for kind in _SGLANG_KINDS)

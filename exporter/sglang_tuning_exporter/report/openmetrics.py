@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 from prometheus_client.core import Metric
 
@@ -34,80 +34,66 @@ class _OpenSeries:
     held: list[str] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class _OpenMetric:
-    about: str
-    series: dict[tuple[str, ...], _OpenSeries] = field(default_factory=dict)
+@contextmanager
+def openmetrics_file(path: Path, labels: Mapping[str, str]) -> Iterator[OpenMetricsFile]:
+    """Give a file that is written whole when the `with` block ends without an error, else not at all. Raises `OSError`."""
+    target = path.resolve()  # of a link
+    with tempfile.TemporaryDirectory(prefix=_BESIDE, dir=target.parent, ignore_cleanup_errors=True) as directory:
+        file = OpenMetricsFile(Path(directory), labels)
+        yield file
+        file.write_to(target)
 
 
 class OpenMetricsFile:
-    """A file that is written whole when the `with` block ends without an error, else not at all. Raises `OSError`.
+    """Samples in files in a directory, one for each series. `labels` are added to every series, before its own."""
 
-    `labels` are added to every series, before its own.
-    """
-
-    def __init__(self, path: Path, labels: Mapping[str, str]) -> None:
-        self._path = path.resolve()  # the target of a link
+    def __init__(self, directory: Path, labels: Mapping[str, str]) -> None:
+        self._directory = directory
         self._labels = "".join(f'{name}="{_escaped(value)}",' for name, value in labels.items())
-        self._families: dict[str, _OpenMetric] = {}
-        self._held = 0
-        self._directory: Path | None = None
-        self.samples = 0
-
-    def __enter__(self) -> OpenMetricsFile:  # noqa: PYI034 - Python 3.10 has no Self
-        self._directory = Path(tempfile.mkdtemp(prefix=_BESIDE, dir=self._path.parent))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._directory is not None
-        try:
-            if kind is None:
-                self._concatenate(self._directory / "whole")
-        finally:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        # By the family's name: its head, and its series by name and labels.
+        self._families: dict[str, tuple[str, dict[tuple[str, ...], _OpenSeries]]] = {}
+        self._held = self._count = 0
 
     def add(self, families: Iterable[Metric], at: float) -> None:
         """Write every sample of `families` at this time, unix seconds, which must rise from call to call."""
         moment = f" {at:.3f}\n".replace(".000\n", "\n")
         for family in families:
-            known = self._families.get(family.name)
-            if known is None:
+            if family.name not in self._families:
                 about = f"# HELP {family.name} {_escaped(family.documentation)}\n# TYPE {family.name} {family.type}\n"
-                known = self._families[family.name] = _OpenMetric(about)
+                self._families[family.name] = (about, {})
+            known = self._families[family.name][1]
             for sample in family.samples:
                 key = (sample.name, *sample.labels.values())
-                series = known.series.get(key) or self._new(known, key, sample.labels)
+                series = known.get(key)
+                if series is None:
+                    series = known[key] = self._new(sample.name, sample.labels)
                 line = f"{series.head} {_figure(sample.value)}{moment}"
                 series.held.append(line)
                 self._held += len(line)
-                self.samples += 1
         if self._held > MOST_HELD:
             self._spill()
 
-    def _new(self, family: _OpenMetric, key: tuple[str, ...], labels: Mapping[str, str]) -> _OpenSeries:
-        assert self._directory is not None
-        own = "".join(f'{name}="{_escaped(value)}",' for name, value in labels.items())
-        number = sum(len(other.series) for other in self._families.values())
-        series = _OpenSeries(f"{key[0]}{{{(self._labels + own)[:-1]}}}", self._directory / str(number))
-        family.series[key] = series
-        return series
+    def _new(self, name: str, labels: Mapping[str, str]) -> _OpenSeries:
+        own = "".join(f'{label}="{_escaped(value)}",' for label, value in labels.items())
+        self._count += 1
+        return _OpenSeries(f"{name}{{{(self._labels + own)[:-1]}}}", self._directory / str(self._count))
 
     def _spill(self) -> None:
-        for family in self._families.values():
-            for series in family.series.values():
+        for _, of_family in self._families.values():
+            for series in of_family.values():
                 if series.held:
                     with series.file.open("a", encoding="utf-8") as file:
                         file.writelines(series.held)
                     series.held.clear()
         self._held = 0
 
-    def _concatenate(self, whole: Path) -> None:
+    def write_to(self, target: Path) -> None:
+        """Write all into one file, in place of another."""
+        whole = self._directory / "whole"
         with whole.open("wb") as sink:
-            for family in self._families.values():
-                sink.write(family.about.encode())
-                for series in family.series.values():
+            for about, of_family in self._families.values():
+                sink.write(about.encode())
+                for series in of_family.values():
                     if series.file.exists():
                         with series.file.open("rb") as source:
                             shutil.copyfileobj(source, sink, 1 << 20)
@@ -118,7 +104,7 @@ class OpenMetricsFile:
         mask = os.umask(0)
         os.umask(mask)
         whole.chmod(0o666 & ~mask)
-        whole.replace(self._path)
+        whole.replace(target)
 
 
 def _figure(value: float) -> str:

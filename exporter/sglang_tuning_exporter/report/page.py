@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil, floor
 from typing import Any
 
 from markupsafe import Markup
@@ -14,16 +16,19 @@ from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.diagnosis.wording import duration, figure, state_shares
 from sglang_tuning_exporter.report import wording
 from sglang_tuning_exporter.report.analysis import Analysis
-from sglang_tuning_exporter.report.axis import ticks
 from sglang_tuning_exporter.report.wording import MEMORY, PHASES, in_part, moment
 from sglang_tuning_exporter.serve.pages.chart import ChartSize, MarkedSpan, Point, Scale, chart, lane, nice, scale
 from sglang_tuning_exporter.serve.pages.figures import near_limit
 from sglang_tuning_exporter.serve.pages.rendering import environment
+from sglang_tuning_exporter.sglang.log.prefix import FIRST_DATED_SECOND
 
 # Nothing is fetched, run, framed or sent; styles are in the page.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _ENVIRONMENT = environment("report")
 _HOLDS_SECONDS = 60.0  # a figure holds so long after its line; then the curve breaks
+_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)  # of the time axis
+_DAY = 86400
+_TICKS = 8  # at most, so that their labels fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +44,8 @@ class Strip:
 
 def render(document: Document, analysis: Analysis) -> str:
     """Return the page."""
-    begin, seconds, text, part = (
-        analysis.begin, analysis.seconds, wording.text_of(document, analysis), in_part(document)
-    )  # fmt: skip
-    has_axis = begin is not None and seconds > 0
+    text, part, seconds = wording.text_of(document, analysis), in_part(document), analysis.seconds
+    has_axis = analysis.begin is not None and seconds > 0
     return _ENVIRONMENT.get_template("report.html").render(
         policy=POLICY,
         version=__version__,
@@ -55,7 +58,7 @@ def render(document: Document, analysis: Analysis) -> str:
         model=analysis.state.facts.model_name,
         rows=BY_ID,
         memory_parts=_memory_parts,
-        ticks=ticks(begin, seconds) if begin is not None and has_axis else [],
+        ticks=ticks(analysis.begin or 0.0, seconds) if has_axis else [],
         lanes=_lanes(document, seconds) if has_axis else [],
         strips=_Strips(document, analysis).all() if has_axis else [],
         shares=state_shares(document["shares"]),
@@ -74,12 +77,7 @@ def _memory_parts(memory: dict[str, Any]) -> list[tuple[str, float, float]]:
 
 def _lanes(document: Document, seconds: float) -> list[tuple[str, Markup]]:
     phases = [
-        MarkedSpan(
-            phase["at"],
-            phase["seconds"],
-            phase["phase"],
-            f"{PHASES[phase['phase']]}, {moment(phase)}, {duration(phase['seconds'])}",
-        )
+        _span(phase, phase["phase"], f"{PHASES[phase['phase']]}, {moment(phase)}, {duration(phase['seconds'])}")
         for phase in document["phases"]
     ]
     lanes = [("Phases", lane(phases, seconds, "The phases of the run"))] if phases else []
@@ -90,15 +88,14 @@ def _lanes(document: Document, seconds: float) -> list[tuple[str, Markup]]:
 
 def _spans(document: Document, name: str = "") -> list[MarkedSpan]:
     return [
-        MarkedSpan(
-            alert["at"],
-            alert["seconds"],
-            alert["severity"],
-            f"{alert['alert']}, {moment(alert)}, for {duration(alert['seconds'])}",
-        )
+        _span(alert, alert["severity"], f"{alert['alert']}, {moment(alert)}, for {duration(alert['seconds'])}")
         for alert in document["alerts"]
         if name in {"", alert["alert"]}
     ]
+
+
+def _span(stretch: Document, kind: str, words: str) -> MarkedSpan:
+    return MarkedSpan(stretch["at"], stretch["seconds"], kind, words)
 
 
 class _Strips:
@@ -114,60 +111,51 @@ class _Strips:
 
     def all(self) -> list[Strip]:
         """Return those that the log shows."""
-        facts, series, target = self._analysis.state.facts, self._series, self._profile.token_usage_target
+        facts, series, profile = self._analysis.state.facts, self._series, self._profile
         now = [rank for rank in self._analysis.state.schedulers if rank.served]  # without those of earlier starts
         limit = sum(known for rank in now if (known := facts.running_limit(rank.dp)) is not None) or None
-        healthy = self._profile.healthy
-        usage, running, coverage = series.line("usage"), series.line("running"), series.coverage()
+        healthy, retractions = profile.healthy, series.retractions()
+        has_length = profile.queue_wait_seconds is None  # a queue that is judged by its wait has no healthy length
+        lower, upper = (profile.queue_lower, profile.queue_upper) if has_length else (None, None)
         strips = [
-            self._queue(series.line("queued")),
+            self._strip("Queued requests", series.line("queued"), healthy["queue"], lower=lower, upper=upper),
             self._strip(
-                "Token usage", usage, scale(usage, least=1.0, lower=target), healthy["usage"],
-                marks=series.retractions(), decimals=2,
+                "Token usage", series.line("usage"), healthy["usage"], retractions, least=1.0, lower=profile.token_usage_target
             ),
-            self._strip(
-                "Running requests", running, _nice(running, limit=limit), near_limit(limit)
-            ),
+            self._strip("Running requests", series.line("running"), near_limit(limit), limit=limit),
             self._strip("Generated tokens a second", series.line("throughput")),
             None if facts.without_graph else self._strip(
-                "CUDA graph coverage", coverage, scale(coverage, least=1.0, lower=1 - self._profile.frequent_share),
-                healthy["coverage"], decimals=2,
+                "CUDA graph coverage", series.coverage(), healthy["coverage"], least=1.0, lower=1 - profile.frequent_share
             ),
-            self._retractions(series.retractions()),
+            self._retractions(retractions),
         ]  # fmt: skip
         return [strip for strip in strips if strip is not None]
-
-    def _queue(self, points: list[Point]) -> Strip | None:
-        profile = self._profile
-        # A queue that is judged by its wait has no healthy length.
-        lower, upper = (
-            (profile.queue_lower, profile.queue_upper) if profile.queue_wait_seconds is None else (None, None)
-        )
-        return self._strip("Queued requests", points, _nice(points, lower=lower, upper=upper), profile.healthy["queue"])
 
     def _strip(
         self,
         name: str,
         points: list[Point],
-        of: Scale | None = None,
         healthy: str = "",
-        *,
         marks: Sequence[Point] = (),
-        decimals: int = 0,
+        *,
+        least: float = 0.0,
+        **bounds: float | None,
     ) -> Strip | None:
+        """Return a figure over time. A share has `least` 1: its scale need not end at a round figure."""
         if not points:
             return None
+        decimals, of = 2 if least else 0, scale(points, least=least, **bounds)
+        of = of if least else _rounded_up(of)
         mean = sum(point.mean for point in points) / len(points)
         value, most = f"{mean:,.{decimals}f}", f"{max(point.high for point in points):,.{decimals}f}"
         value = f"{value} throughout" if value == most else f"{value} on average, {most} at most"
         words = f"{name} over the run: {value}" + ("; ticks at the upper edge are retractions" if marks else "")
-        of = of or _nice(points)
         return Strip(name, value, healthy, f"{of.top:,g}", self._chart(points, of, words, marks=marks))
 
     def _retractions(self, points: list[Point]) -> Strip | None:
         if not points:
             return None
-        value, of = f"{self._document['counts']['retraction_events']:,} in all", _nice(points)
+        value, of = f"{self._document['counts']['retraction_events']:,} in all", _rounded_up(scale(points))
         picture = self._chart(points, of, f"Retractions over the run: {value}", bars=True)
         healthy = f"{self._profile.healthy['retractions']} a minute"
         return Strip("Retractions", value, healthy, f"{of.top:,g} in {duration(self._series.width)}", picture)
@@ -181,9 +169,28 @@ class _Strips:
         )
 
 
-def _nice(
-    points: list[Point], lower: float | None = None, upper: float | None = None, limit: float | None = None
-) -> Scale:
-    """Return a scale that ends at a round figure."""
-    of = scale(points, lower=lower, upper=upper, limit=limit)
+def _rounded_up(of: Scale) -> Scale:
     return replace(of, top=nice(of.top))
+
+
+def ticks(begin: float, seconds: float) -> list[tuple[float, str]]:
+    """Return round times in `seconds` from `begin` on (unix, or since a midnight): their place in percent, and their labels."""
+    wanted = seconds / _TICKS
+    step = next((step for step in _STEPS if step >= wanted), ceil(wanted / _DAY) * _DAY)
+    first = (-begin) % step if begin >= FIRST_DATED_SECOND else 0.0
+    found = []
+    for number in range(floor((seconds - first) / step) + 1 if first <= seconds else 0):
+        at = first + number * step
+        found.append((round(100 * at / seconds, 2), _words(begin, at, step, first=not number)))
+    return found
+
+
+def _words(begin: float, at: float, step: float, *, first: bool) -> str:
+    if begin < FIRST_DATED_SECOND:
+        return f"+{int(at) // 3600}:{int(at) // 60 % 60:02}" + (f":{int(at) % 60:02}" if step < 60 else "")
+    when = dt.datetime.fromtimestamp(begin + at, dt.timezone.utc)
+    if step >= _DAY:
+        return f"{when:%d %b}"
+    clock = f"{when:%H:%M:%S}" if step < 60 else f"{when:%H:%M}"
+    is_midnight = when.hour == when.minute == when.second == 0
+    return f"{when:%d %b} {clock}" if is_midnight and not first else clock

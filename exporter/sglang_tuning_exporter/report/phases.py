@@ -90,9 +90,9 @@ class PhaseTracker:
         self.runs: FirstAndLast[Run] = FirstAndLast()
         self.run: Run | None = None
         self.last_load = -inf  # when a request was last seen running or waiting
-        self._served_until: float | None = None  # if that is after `last_load`
+        self.served_until: float | None = None  # the server served until then before a pause of the log
         self._waited = False  # requests were waiting then
-        self._hung = ""
+        self.hung = ""  # the stage that hangs
         self._starts = 0
         self._begin = 0.0  # of the log
         self._kind = ""  # of the present phase: start_up, load, idle, crash, stop, silence
@@ -102,7 +102,7 @@ class PhaseTracker:
         self._bursts = 0
         self._own_lines = 0
         self._node_ranks: set[object] = set()
-        self._out_of_memory = ""
+        self.out_of_memory = ""
 
     @property
     def serves(self) -> bool:
@@ -134,7 +134,7 @@ class PhaseTracker:
         self.last_load = -inf
         self._own_lines = 0
         self._node_ranks = {args.get("node_rank")}
-        self._out_of_memory = ""
+        self.out_of_memory = ""
         return self.run
 
     def close(self, last: float, *, restarted: bool) -> Run | None:
@@ -177,7 +177,7 @@ class PhaseTracker:
             self._detail = ""
         self._end_phase(now)
         self._enter("load", now)
-        self.last_load, self._waited, self._served_until = now, waits, None
+        self.last_load, self._waited, self.served_until = now, waits, None
 
     def goes_on(self, now: float, *, waits: bool) -> bool:
         """Take a batch line where the load goes on; False where this line may begin one."""
@@ -187,22 +187,10 @@ class PhaseTracker:
         return True
 
     def _go_on(self, now: float, *, waits: bool) -> None:
-        if self._served_until is not None:
+        if self.served_until is not None:
             self._bursts += now > self._end_of_load(now)
-            self._served_until = None
+            self.served_until = None
         self.last_load, self._waited = now, waits
-
-    def serves_until(self, moment: float) -> None:
-        """Note until when the server served before a pause of the log."""
-        self._served_until = moment
-
-    def hangs(self, stage: str) -> None:
-        """Note that a stage of the server hangs."""
-        self._hung = stage
-
-    def ran_out_of_memory(self, phase: str) -> None:
-        """Note that memory ran out: a crash that follows comes from it."""
-        self._out_of_memory = phase
 
     def died(self, now: float, what: str, crash: str = "") -> None:
         """Take the end of a process of the server, or a start that failed; `crash` says which process ended and how."""
@@ -214,7 +202,7 @@ class PhaseTracker:
         self._end_load(now)
         self._end_phase(now)
         words = crash or _DIED.get(what, what)
-        after = f", after running out of memory in {self._out_of_memory}" if self._out_of_memory else ""
+        after = f", after running out of memory in {self.out_of_memory}" if self.out_of_memory else ""
         self._enter("crash", now, words + after)
 
     def stopping(self, now: float) -> None:
@@ -233,12 +221,12 @@ class PhaseTracker:
 
     def _enter(self, kind: str, now: float, detail: str = "") -> None:
         self._kind, self._since, self._detail = kind, now, detail
-        self._served_before, self._bursts, self._hung = self._serving_seconds(), 1, ""
+        self._served_before, self._bursts, self.hung = self._serving_seconds(), 1, ""
 
     def _end_of_load(self, now: float) -> float:
         """Return until when the present load was served."""
-        until = self.last_load if self._served_until is None else max(self._served_until, self.last_load)
-        return min(until, now) if self._served_until is not None or now - until > _TAIL_SECONDS else now
+        until = self.last_load if self.served_until is None else max(self.served_until, self.last_load)
+        return min(until, now) if self.served_until is not None or now - until > _TAIL_SECONDS else now
 
     def _end_load(self, now: float) -> None:
         """End the load where it was last served; what follows is idle, or silence if requests were waiting."""
@@ -246,8 +234,8 @@ class PhaseTracker:
         if self._kind != "load" or now - end <= _TAIL_SECONDS:
             return
         self._end_phase(end)
-        if self._hung:
-            self._enter("silence", end, f"the {self._hung} hung")
+        if self.hung:
+            self._enter("silence", end, f"the {self.hung} hung")
         elif self._waited:
             self._enter("silence", end, "requests were waiting, and nothing was printed")
         else:

@@ -19,9 +19,9 @@ from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.json_findings import number
 from sglang_tuning_exporter.report.analysis import Analysis
 from sglang_tuning_exporter.report.inputs import Logs
-from sglang_tuning_exporter.report.reading import profile_of
 from sglang_tuning_exporter.sglang.events import DecodeBatch
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
+from sglang_tuning_exporter.state.profiles import PROFILES
 
 FORMATS = ("text", "json")
 LEAST_SECONDS, MOST_SECONDS = 30.0, 86400.0
@@ -61,7 +61,7 @@ def of_logs(
 ) -> int:
     """Print the table of the last ten minutes with decode lines; 0, or 1 where the step time is not known. Raises `UsageError`."""
     _check(format)
-    analysis, read, last = Analysis(profile_of(profile, own_thresholds)), Logs(logs, most=most), 0.0
+    analysis, read, last = Analysis(PROFILES[profile].with_thresholds(own_thresholds)), Logs(logs, most=most), 0.0
     with closing(read.events()) as events:
         for moment, event in events:
             analysis.take(moment, event)

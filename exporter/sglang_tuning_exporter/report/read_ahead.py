@@ -21,13 +21,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from itertools import cycle
+from itertools import accumulate, cycle
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 from sglang_tuning_exporter.config.values import UsageError
-from sglang_tuning_exporter.report.pacing import paced
+from sglang_tuning_exporter.report.clock import paced
 from sglang_tuning_exporter.sglang.events import NO_RANK, Event, Rank
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.sglang.log.reader import LogReader
@@ -119,32 +119,24 @@ class ReadAhead:
     def parts(self, blocks: Iterable[bytes]) -> Iterator[LogPart]:
         """Return the parts of blocks of whole lines as `read_here` does. Raises `UsageError` where the other process has ended."""
         rest, sent = iter(blocks), deque[tuple[int, bytes]]()
-        while True:
-            while len(sent) < BLOCKS_AHEAD and (block := next(rest, None)) is not None:
-                file = next(self._next_file)
-                self._ask(file, block)
-                sent.append((file, block))
-            if not sent:
-                return
-            file, block = sent.popleft()
-            after = next(_cut(sent[0][1], self._pace)) if sent else b""
-            read = self._answer(file)
-            texts = list(_texts(block, read))
-            for text, following, part in zip(texts, [*texts[1:], after], read, strict=True):
-                yield LogPart(text, following, partial(self._take, part))
-
-    def _ask(self, file: int, block: bytes) -> None:
         try:
-            _send(self._socket, file, block)
-        except OSError:
-            raise UsageError(_DIED) from None
-
-    def _answer(self, file: int) -> list[_ReadPart]:
-        try:
-            parts = pickle.loads(_receive(self._socket, file))  # noqa: S301 # nosec B301 # data of our own process, in a file that nobody else has
-        except OSError:
-            raise UsageError(_DIED) from None
-        return [_ReadPart(*part) for part in parts]
+            while True:
+                while len(sent) < BLOCKS_AHEAD and (block := next(rest, None)) is not None:
+                    sent.append((next(self._next_file), block))
+                    _send(self._socket, *sent[-1])
+                if not sent:
+                    return
+                file, block = sent.popleft()
+                read: list[_ReadPart] = pickle.loads(_receive(self._socket, file))  # noqa: S301 # nosec B301 # data of our own process, in a file that nobody else has
+                ends = accumulate(part.length for part in read)
+                texts = [block[end - part.length : end] for part, end in zip(read, ends, strict=True)]
+                after = next(_cut(sent[0][1], self._pace)) if sent else b""
+                for text, following, part in zip(texts, [*texts[1:], after], read, strict=True):
+                    yield LogPart(text, following, partial(self._take, part))
+        except OSError:  # of the socket: `blocks` raises `UsageError`
+            raise UsageError(
+                "a process that was reading the log has ended, perhaps for want of memory; give --jobs 1"
+            ) from None
 
     def _take(self, part: _ReadPart) -> _Events:
         for tally, more in zip((self.counts, self.unrecognised), part.counted, strict=True):
@@ -159,9 +151,6 @@ class ReadAhead:
         for place, event in part.others:
             events.insert(place, event)
         return events
-
-
-_DIED = "a process that was reading the log has ended, perhaps for want of memory; give --jobs 1"
 
 
 def available() -> int:
@@ -183,7 +172,7 @@ def work(number: int, files: Sequence[int], pace: float | None) -> None:
     with socket.socket(fileno=number) as asked, suppress(OSError):
         reader = LogReader()
         for file in cycle(files):
-            parts = [tuple(_read(reader, text)) for text in _cut(_receive(asked, file), pace)]
+            parts = [_read(reader, text) for text in _cut(_receive(asked, file), pace)]
             _send(asked, file, pickle.dumps(parts, pickle.HIGHEST_PROTOCOL))
 
 
@@ -212,13 +201,6 @@ def _more(now: dict[str, int], before: dict[str, int]) -> dict[str, int]:
 
 def _cut(block: bytes, pace: float | None) -> Iterator[bytes]:
     return iter((block,)) if pace is None else paced(block, pace)
-
-
-def _texts(block: bytes, parts: list[_ReadPart]) -> Iterator[bytes]:
-    start = 0
-    for part in parts:
-        yield block[start : start + part.length]
-        start += part.length
 
 
 def _shared_file() -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 from sglang_tuning_exporter.diagnosis.evidence import RESTART_LOOP_SECONDS, past_of
-from sglang_tuning_exporter.diagnosis.findings import Judgement, judge
+from sglang_tuning_exporter.diagnosis.findings import Finding, Judgement, judge
 from sglang_tuning_exporter.diagnosis.json_findings import Document, number
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.report.comparison import (
@@ -21,14 +21,76 @@ from sglang_tuning_exporter.report.comparison import (
     is_of,
 )
 from sglang_tuning_exporter.report.phases import PhaseTracker, Run
-from sglang_tuning_exporter.report.sampling import Sampler
-from sglang_tuning_exporter.report.sightings import Sightings
+from sglang_tuning_exporter.report.series import Sampler
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
 from sglang_tuning_exporter.state.facts import ServerFacts
-from sglang_tuning_exporter.state.journal import START
+from sglang_tuning_exporter.state.journal import START, WORK
 from sglang_tuning_exporter.state.server import ServerState
+from sglang_tuning_exporter.state.signals import States, named
 from sglang_tuning_exporter.state.stages import Hang
 from sglang_tuning_exporter.state.totals import Totals
+
+
+class Sightings:
+    """The events and states of one start, and when they were first and last seen."""
+
+    def __init__(self) -> None:
+        self._first: dict[Hashable, float] = {}
+        self._last: dict[Hashable, float] = {}
+        self._together: dict[States, tuple[float, float]] = {}  # states of all signals together: first and last seen
+        self._latest: dict[int | None, States] = {}  # of each DP rank at the last batch line of the present time
+        self._now = 0.0
+        self._states: States | None = None  # those seen last; most often the next ones are the same
+        self._since = self._until = 0.0
+
+    def see(self, what: Hashable, now: float) -> None:
+        """Note an event printed at `now`, perhaps out of order."""
+        self._first[what] = min(self._first.get(what, now), now)
+        self._last[what] = max(self._last.get(what, now), now)
+
+    def see_states(self, dp: int | None, states: States, now: float) -> None:
+        """Note the states of a scheduler at a batch line. Those before another line of the same time held for no time."""
+        if now != self._now:
+            self._take_latest()
+            self._now = now
+        self._latest[dp] = states
+
+    def _take_latest(self) -> None:
+        for states in self._latest.values():
+            if states is not self._states:
+                self._keep()
+                self._states, self._since = states, self._now
+            self._until = self._now
+        self._latest.clear()
+
+    def _keep(self) -> None:
+        if self._states is not None:
+            first = self._together.get(self._states, (self._since, 0.0))[0]
+            self._together[self._states] = (first, self._until)
+            self._states = None
+
+    def _take_apart(self) -> None:
+        """Note when each signal's state was seen: there are dozens of combinations and millions of lines."""
+        self._take_latest()
+        self._keep()
+        for states, (first, last) in self._together.items():
+            for item in (*named(states).items(), WORK):
+                self.see(item, first)
+                self.see(item, last)
+        self._together.clear()
+
+    def last(self, what: Hashable) -> float | None:
+        """Return when an event, by its name, or a state, by signal and state, was last seen; None where it never was."""
+        self._take_apart()
+        return self._last.get(what)
+
+    def of(self, finding: Finding) -> tuple[float | None, float | None]:
+        """Return when the evidence of a finding was first and last printed."""
+        self._take_apart()
+        keys = finding.diagnosis.condition.measured_by
+        first = [self._first[key] for key in keys if key in self._first]
+        last = [self._last[key] for key in keys if key in self._last]
+        return min(first, default=None), max(last, default=None)
 
 
 @dataclass(slots=True)
@@ -131,7 +193,11 @@ class Runs:
         totals.counts["served_seconds"] = served
         event_counts = state.out_of_memory + state.liveness
         event_counts.subtract(base.event_counts)
-        figures = self._figures(totals, served, event_counts, base)
+        totals.counts["rejected_requests"] = state.server_totals.counts["rejected_requests"] - base.rejected
+        seconds = self._sampler.generated_for - base.generated_for
+        rate = (self._sampler.generated - base.generated) / seconds if seconds > 0 else None
+        failures = sum(event_counts[phase] for phase in OUT_OF_MEMORY_PHASES)
+        figures = figures_of(totals, served, rate, failures, has_graphs=not state.facts.without_graph)
         past = replace(
             past_of(state, last, starting=not restarted and state.life.starts(last)),
             recent=totals,
@@ -161,20 +227,6 @@ class Runs:
             for rank in self._state.schedulers
         }
         return {dp: totals for dp, totals in gained.items() if totals.counts["observations"]} or gained
-
-    def _figures(self, totals: Totals, served: float, event_counts: Counter[str], base: _Base) -> RunFigures:
-        sampler = self._sampler
-        totals.counts["rejected_requests"] = self._state.server_totals.counts["rejected_requests"] - base.rejected
-        seconds = sampler.generated_for - base.generated_for
-        rate = (sampler.generated - base.generated) / seconds if seconds > 0 else None
-        return figures_of(
-            totals,
-            served,
-            throughput=rate,
-            generated=(rate or 0.0) * served,  # an estimate: the rate is read for a part of the seconds only
-            out_of_memory=sum(event_counts[phase] for phase in OUT_OF_MEMORY_PHASES),
-            has_graphs=not self._state.facts.without_graph,
-        )
 
 
 def _memory(facts: ServerFacts) -> Document | None:

@@ -99,12 +99,6 @@ class RangeVector(Generic[_T]):
         return found
 
 
-def increase_of(series: SampleSeries[float], window: float, now: float) -> float | None:
-    """Return `increase()` of a counter over the window; None for less than two samples."""
-    found = series.within(window, now)
-    return None if found is None else found.increases([(found.first, found.last)])[0]
-
-
 class Shares:
     """Seconds in each state over one window, of every scheduler and of all of them together."""
 
@@ -113,8 +107,6 @@ class Shares:
         found = ((dp, series.within(window, now)) for dp, series in seconds.items())
         self._by_rank = [(dp, vector) for dp, vector in found if vector is not None]
         self._gained: dict[Signal, list[dict[str, float]]] = {}  # of each scheduler, by state
-        self._serving: dict[Signal, float] = {}
-        self._busy: dict[Signal, float] = {}
 
     def _of(self, signal: Signal) -> list[dict[str, float]]:
         """Return the seconds of one signal; most evaluations need few signals."""
@@ -128,23 +120,13 @@ class Shares:
                 known.append({COUNTED[place][1]: each for place, each in zip(moved, gained, strict=True)})
         return known
 
-    def serving(self, signal: Signal) -> float:
-        """Return the seconds in which a signal was known while something ran or waited, of all schedulers together."""
-        known = self._serving.get(signal)
-        if known is None:
-            known = self._serving[signal] = sum([_serving(own) for own in self._of(signal)])
-        return known
-
     def busy(self, signal: Signal) -> float:
         """Return the seconds in which the busiest scheduler served."""
-        known = self._busy.get(signal)
-        if known is None:
-            known = self._busy[signal] = max([_serving(own) for own in self._of(signal)], default=0.0)
-        return known
+        return max([_serving(own) for own in self._of(signal)], default=0.0)
 
     def share(self, signal: Signal, states: tuple[str, ...]) -> float | None:
         """Return the part of them in these states, 0-1; None without any."""
-        serving = self.serving(signal)
+        serving = sum([_serving(own) for own in self._of(signal)])
         if serving <= 0:
             return None
         return sum([own.get(state, 0.0) for own in self._of(signal) for state in states]) / serving

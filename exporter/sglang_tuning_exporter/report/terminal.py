@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass
-from typing import Any
 
 from sglang_tuning_exporter.diagnosis.json_findings import Document
 from sglang_tuning_exporter.diagnosis.wording import (
@@ -107,8 +106,14 @@ def _change(change: ChangeText, style: Style) -> list[str]:
 def _command(command: CommandText, style: Style) -> str:
     changes = ", ".join(map(changed, command.changes))
     lines = [" ".join(words for words, _ in command.pieces), *command.notes]
-    head = style.paint("bold", f"{command.title}, {changes}:")
-    return "\n".join([head, *(_INDENT + line for line in lines)])
+    return _section(f"{command.title}, {changes}:", [_INDENT + line for line in lines], style)
+
+
+def _section(title: str, lines: list[str], style: Style, of: list[Document] | None = None) -> str:
+    """Return lines below a title, nothing without any; `of`: all that they might show."""
+    more = len(of or ()) - _PHASES_SHOWN
+    further = [f"   and {more} more"] if more > 0 else []
+    return "\n".join([style.paint("bold", title), *lines, *further]) if lines else ""
 
 
 def _alerts(document: Document, style: Style) -> str:
@@ -117,18 +122,15 @@ def _alerts(document: Document, style: Style) -> str:
     if not alerts:
         fired = "No alert would have fired." if document["span"]["seconds"] else ""
         return " ".join(filter(None, (fired, after or say.no_alert(document))))
-    lines = [style.paint("bold", "Alerts that would have fired")]
+    lines = []
     for alert in alerts:
         name = style.paint(TONES[alert["severity"]], alert["alert"])
         lines.append(f"   {name} {say.moment(alert)}  for {say.lasted(alert)}")
-    return "\n".join([*lines, *([style.indented(after)] if after else [])])
+    return _section("Alerts that would have fired", [*lines, *([style.indented(after)] if after else [])], style)
 
 
 def _phases(document: Document, style: Style) -> str:
-    phases = document["phases"]
-    if not phases:
-        return ""
-    lines = [style.paint("bold", "The course of the run")]
+    phases, lines = document["phases"], []
     starts = {start["run"]: start for start in document["starts"]}
     for phase in phases[:_PHASES_SHOWN]:
         words = say.PHASES[phase["phase"]]
@@ -139,27 +141,17 @@ def _phases(document: Document, style: Style) -> str:
         if phase["phase"] == "start_up" and memory:
             line += f"  {say.memory_words(memory)}"
         lines.append(line)
-    return "\n".join([*lines, *_more(phases)])
-
-
-def _more(items: list[Any]) -> list[str]:
-    return [f"   and {len(items) - _PHASES_SHOWN} more"] if len(items) > _PHASES_SHOWN else []
+    return _section("The course of the run", lines, style, phases)
 
 
 def _earlier(document: Document, style: Style) -> str:
-    earlier = document["earlier"]
-    if not earlier:
-        return ""
-    shown_ = [style.indented(each["words"]) for each in earlier[:_PHASES_SHOWN]]
-    return "\n".join([style.paint("bold", "Other starts, as each was judged"), *shown_, *_more(earlier)])
+    lines = [style.indented(each["words"]) for each in document["earlier"][:_PHASES_SHOWN]]
+    return _section("Other starts, as each was judged", lines, style, document["earlier"])
 
 
 def _starts(document: Document, style: Style) -> str:
-    starts = document["starts"]
-    if len(starts) < 2:
-        return ""
-    lines = [style.paint("bold", "From start to start")]
-    for start in starts[:_PHASES_SHOWN]:
+    starts, lines = document["starts"], []
+    for start in starts[:_PHASES_SHOWN] if len(starts) > 1 else ():
         name = f"start {start['run']}" if start["started_in_log"] else "before the first start"
         figures = ", ".join(f"{value} {what.lower()}" for what, value in say.start_figures(start))
         figures = f"{figures}: {say.label(start['verdict'])}" if figures else "nothing was served"
@@ -169,18 +161,14 @@ def _starts(document: Document, style: Style) -> str:
             lines += [f"      {changed(each)}" for each in change["changed_args"][:8]]
             colour = _CHANGE_COLOURS.get(change["overall"], "bold")
             lines.append(style.indented(style.paint(colour, change["words"]), "      "))
-    return "\n".join([*lines, *_more(starts)])
+    return _section("From start to start", lines, style, starts)
 
 
 def _comparison(document: Document, style: Style) -> str:
     comparison = document["comparison"]
     if comparison is None:
         return ""
-    against = ", ".join(comparison["against"][:3]) + (" and more" if len(comparison["against"]) > 3 else "")
-    lines = [
-        style.paint("bold", f"Against {against}: {say.CHANGES[comparison['overall']]}"),
-        style.indented(comparison["words"]),
-    ]
+    lines = [style.indented(comparison["words"])]
     lines += [_INDENT + changed(each) for each in comparison["changed_args"]]
     for row in comparison["figures"]:
         if not row["before"] and not row["after"]:
@@ -188,7 +176,7 @@ def _comparison(document: Document, style: Style) -> str:
         words = f"{figure(row['before'], row['unit'])} → {figure(row['after'], row['unit'])}"
         change = "" if row["change"] in {"same", "different"} else row["change"]
         lines.append(f"   {row['name']:<37} {words:<24} {style.paint(_CHANGE_COLOURS[row['change']], change)}".rstrip())
-    return "\n".join(lines)
+    return _section(f"Against {say.few(comparison['against'])}: {say.CHANGES[comparison['overall']]}", lines, style)
 
 
 def _shares(document: Document, style: Style) -> str:
@@ -196,7 +184,7 @@ def _shares(document: Document, style: Style) -> str:
     for words, share in state_shares(document["shares"]):
         bar = "█" * max(round(_BAR * share), 1)
         lines.append(f"   {100 * share:3.0f} %  {style.paint('info', f'{bar:<{_BAR}}')}  {words}")
-    return "\n".join([style.paint("bold", "Share of the serving time with"), *lines]) if lines else ""
+    return _section("Share of the serving time with", lines, style)
 
 
 def _figures(document: Document, style: Style) -> str:
@@ -207,5 +195,5 @@ def _figures(document: Document, style: Style) -> str:
         for name, value in document["last"].items()
         if value is not None
     )
-    lines = [counted, f"At the end: {last}" if last else ""]
-    return "\n".join([style.paint("bold", "Counted"), *(_INDENT + line for line in lines if line)])
+    lines = [counted, *([f"At the end: {last}"] if last else [])]
+    return _section("Counted", [_INDENT + line for line in lines], style)

@@ -159,12 +159,13 @@ def memory_words(memory: dict[str, Any]) -> str:
 def span_words(document: Document) -> str:
     """Return which logs these are, and from when to when."""
     span, sources = document["span"], document["sources"]
-    when = (
-        "no date in the log"
-        if span["start"] is None
-        else f"{printed(span['start'])} to {printed(span['end'])} as printed"
-    )
-    return (
-        f"{', '.join(sources[:3])}{' and more' if len(sources) > 3 else ''}: {when}, {duration(span['seconds'])},"
-        f" serving {duration(span['serving_seconds'])}; profile {document['profile']}"
-    )
+    when = "no date in the log"
+    if span["start"] is not None:
+        when = f"{printed(span['start'])} to {printed(span['end'])} as printed"
+    served = f"{duration(span['seconds'])}, serving {duration(span['serving_seconds'])}"
+    return f"{few(sources)}: {when}, {served}; profile {document['profile']}"
+
+
+def few(names: list[str]) -> str:
+    """Return the first names."""
+    return ", ".join(names[:3]) + (" and more" if len(names) > 3 else "")
