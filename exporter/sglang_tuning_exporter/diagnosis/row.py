@@ -65,7 +65,7 @@ class Diagnosis:
     profiles: the profiles in which the row is used; empty for all.
     unless: rows that explain the same evidence better.
     causes: rows that this one can be a consequence of. It is listed after them, and not notified while one of them is,
-        except where it is `notified_as_well` them.
+        except where it is `notified_as_well`.
     uses_advice_of_causes: takes the advice of a cause that has some.
     superseded_by: the row that says the same more urgently; while that one is found, this one is not.
     inhibits: while it fires, no alert of the same server up to this severity is notified, except its own causes.

@@ -170,21 +170,20 @@ def verdict_text(
     return cleaned_text
 
 
-def _reasons_to_wait(past: Past) -> list[tuple[float, str]]:
+def _reasons_to_wait(past: Past) -> list[tuple[str, float]]:
     """Return the share of the serving time for each reason why requests waited, the longest first."""
-    shares = ((past.recent.share("admission", state) or 0.0, STATE_WORDS[state]) for state in WAITS)
-    return sorted((each for each in shares if each[0] >= LEAST_SHARE), reverse=True)
+    shares = {state: past.recent.share("admission", state) or 0.0 for state in WAITS}
+    return [(words, share) for words, share in state_shares({"admission": shares}) if share >= LEAST_SHARE]
 
 
-def _why_unclear(reasons: list[tuple[float, str]], past: Past) -> tuple[str, str]:
+def _why_unclear(reasons: list[tuple[str, float]], past: Past) -> tuple[str, str]:
     """Return headline and remark where requests waited, and no diagnosis holds."""
-    share, words = reasons[0]
+    words, share = reasons[0]
     if share > past.profile.frequent_share:
         return f"No clear bottleneck: most of the time {words}, and no change is known that helps.", ""
     when = "for different reasons at different times" if len(reasons) > 1 else "for part of the time"
-    return f"No clear bottleneck: requests waited {when}.", "Of the serving time: " + ", ".join(
-        f"{100 * each:.0f} % {why}" for each, why in reasons
-    ) + "."
+    shares = ", ".join(f"{100 * each:.0f} % {why}" for why, each in reasons)
+    return f"No clear bottleneck: requests waited {when}.", f"Of the serving time: {shares}."
 
 
 def _tone(judgement: Judgement) -> str:

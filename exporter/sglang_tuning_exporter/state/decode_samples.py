@@ -32,9 +32,8 @@ class DecodeSamples:
     """
 
     def __init__(self) -> None:
-        self._samples: deque[DecodeSample | tuple[float, float, bytes]] = deque(
-            maxlen=_KEPT
-        )  # a line is read when asked for
+        # A line is read when it is asked for: until then its time and mean batch stand beside it.
+        self._samples: deque[DecodeSample | tuple[float, float, bytes]] = deque(maxlen=_KEPT)
         self._due = -inf
         self.at = -inf  # time of the last line
         self.batch = 0.0  # of the last line, 0 where that was a prefill line
@@ -61,12 +60,13 @@ class DecodeSamples:
 
     def since(self, begin: float) -> list[DecodeSample]:
         """Return the samples from `begin` on; each line is read once."""
-        for place, sample in enumerate(self._samples):
-            if not isinstance(sample, DecodeSample):
-                at, batch, line = sample
-                self._samples[place] = DecodeSample(at, batch, throughput(line), None)
-        return [
-            sample
-            for sample in self._samples
-            if isinstance(sample, DecodeSample) and sample.at >= begin and sample.tokens_per_second
-        ]
+        found = []
+        for place, kept in enumerate(self._samples):
+            if isinstance(kept, DecodeSample):
+                sample = kept
+            else:
+                at, batch, line = kept
+                sample = self._samples[place] = DecodeSample(at, batch, throughput(line), None)
+            if sample.at >= begin and sample.tokens_per_second:
+                found.append(sample)
+        return found

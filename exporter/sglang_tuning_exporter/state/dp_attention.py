@@ -43,7 +43,8 @@ class AttentionRanks:
 
     def has_prefilled(self, dp: int | None, facts: ServerFacts, since: float) -> bool:
         """Return whether this rank's steps waited for a prefill of another one."""
-        return not _are_independent(facts) and any(other != dp and at >= since for other, at in self._prefilled)
+        # In this order: the ranks' arguments are looked at only where another one has prefilled.
+        return any(other != dp and at >= since for other, at in self._prefilled) and not _are_independent(facts)
 
     def explain_eager(self, dp: int | None, facts: ServerFacts, now: float, since: float) -> bool:
         """Return whether another rank can be the cause of steps without a graph; `since` is when the first of them was.
