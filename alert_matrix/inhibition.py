@@ -48,10 +48,10 @@ class Manager:
         """Give the server and the name of every alert that is not notified."""
         with requests.Session() as session:
             session.trust_env = False
-            told = session.get(f"{self.url}/api/v2/alerts", timeout=30).json()
+            active = session.get(f"{self.url}/api/v2/alerts", timeout=30).json()
         return {
             (alert["labels"]["job"], alert["labels"]["alertname"])
-            for alert in told
+            for alert in active
             if alert["status"]["state"] == "suppressed"
         }
 

@@ -86,8 +86,8 @@ def play(runs: list[Run], chosen: Chosen, order: list[str], reads: Reads | None 
     for firsts, lasts, counts in zip(answers[::3], answers[1::3], answers[2::3], strict=True):
         for (alert, instance), first in firsts.items():
             if instance in names:
-                told = Fired(first, lasts[alert, instance], round(counts[alert, instance]))
-                fired[names[instance]][alert] = told
+                seen = Fired(first, lasts[alert, instance], round(counts[alert, instance]))
+                fired[names[instance]][alert] = seen
     return fired
 
 

@@ -178,22 +178,22 @@ def _ranks(run: Run, own: Page) -> Iterator[tuple[str, dict[str, str], Series | 
     yield "up", {}, None, 0.0, inf
     come_and_go = run.column.disturbance == "DP ranks come and go"
     for (name, labels), series in own.items():
-        told = dict(labels)
+        named = dict(labels)
         if not come_and_go or name not in OF_RANKS:
-            yield name, told, series, 0.0, inf
-        elif "dp_rank" in told:
-            is_last = int(told["dp_rank"]) == run.case.ranks - 1
-            yield name, told, series, 0.0, run.pending if is_last else inf
+            yield name, named, series, 0.0, inf
+        elif "dp_rank" in named:
+            is_last = int(named["dp_rank"]) == run.case.ranks - 1
+            yield name, named, series, 0.0, run.pending if is_last else inf
             if is_last:
-                yield name, told, series, run.pending + 3 * MINUTE, inf
+                yield name, named, series, run.pending + 3 * MINUTE, inf
         else:
-            yield name, told, series, 0.0, run.pending
+            yield name, named, series, 0.0, run.pending
             anew = series.anew([run.pending]) if isinstance(series, Counter) else series
-            yield name, {**told, "dp_rank": "0"}, anew, run.pending, inf
+            yield name, {**named, "dp_rank": "0"}, anew, run.pending, inf
             # What is counted once happens on the first rank; both spend their time alike.
             other = growing(0) if "retract" in name else anew
-            yield name, {**told, "dp_rank": "1"}, other, run.pending, run.late
-            yield name, {**told, "dp_rank": "1"}, other, run.late + 5 * MINUTE, inf
+            yield name, {**named, "dp_rank": "1"}, other, run.pending, run.late
+            yield name, {**named, "dp_rank": "1"}, other, run.late + 5 * MINUTE, inf
 
 
 def stored(run: Run, every: list[Shown]) -> Iterator[tuple[str, str]]:

@@ -134,9 +134,9 @@ def _is_discreet(said: str, text: bytes) -> None:
     assert len(said.splitlines()) == 1, said
     assert said.isprintable(), ascii(said)
     assert "-----BEGIN" not in said, said
-    told = said.encode()
+    body = said.encode()
     for secret in (*_HASH.findall(text), *_PEM_LINE.findall(text)):
-        assert secret not in told, said
+        assert secret not in body, said
 
 
 def _has_no_key_twice(node: yaml.Node | None) -> None:

@@ -57,7 +57,7 @@ class Files(RuleBasedStateMachine):
         self.half = b""  # the incomplete line
         self.risky: set[int] = set()  # lines with a part that was gone before it was read
         self.unknowable: set[int] = set()  # those of them whose loss cannot be seen in any file
-        self.told: list[bytes] = []
+        self.seen_lines: list[bytes] = []
         self.lost = self.gone = 0
         self.empty = False  # a file had no text when it was compressed or last saved, so nothing identifies it
         self.follower: LogFollower | None = None
@@ -307,7 +307,7 @@ class Files(RuleBasedStateMachine):
 
     def _gone(self, path: Path) -> set[int]:
         self.gone += 1
-        known = {*self.told[: min(self.saved[1], self.older[1])]}
+        known = {*self.seen_lines[: min(self.saved[1], self.older[1])]}
         lines = self.files[path].parts
         gone = {number for number in lines if number >= len(self.lines) or self.lines[number] not in known}
         self.risky |= gone
@@ -318,7 +318,7 @@ class Files(RuleBasedStateMachine):
     def start(self) -> None:
         """Start a follower from the last save."""
         positions, count = self.saved
-        del self.told[count:]
+        del self.seen_lines[count:]
         self.follower = LogFollower(
             [str(self.path)], positions=None if positions is None else json.loads(json.dumps(positions)), from_start=True,
             clock=lambda: float(self.now),
@@ -327,7 +327,7 @@ class Files(RuleBasedStateMachine):
 
     def _save(self) -> None:
         assert self.follower is not None
-        self.older, self.saved = self.saved, (self.follower.positions(), len(self.told))
+        self.older, self.saved = self.saved, (self.follower.positions(), len(self.seen_lines))
 
     @precondition(lambda self: self.follower is not None)
     @rule(seconds=st.sampled_from([0, 1, 4, 20, 100]), blocks=st.sampled_from([1, 2, 1000]))
@@ -339,7 +339,7 @@ class Files(RuleBasedStateMachine):
         self._touched_folders()
         for number, block in enumerate(self.follower.poll()):
             if not block.historical:
-                self.told += block.data.splitlines(keepends=True)
+                self.seen_lines += block.data.splitlines(keepends=True)
             self._save()
             if number + 1 >= blocks:
                 return
@@ -368,9 +368,9 @@ class Files(RuleBasedStateMachine):
         self.start()
 
     @invariant()
-    def nothing_is_told_twice(self) -> None:
+    def nothing_is_read_twice(self) -> None:
         """No complete line is returned twice."""
-        twice = [line for line, times in Counter(self.told).items() if times > 1 and line.startswith(b"[2026")]
+        twice = [line for line, times in Counter(self.seen_lines).items() if times > 1 and line.startswith(b"[2026")]
         assert not twice, twice
 
     def teardown(self) -> None:
@@ -394,13 +394,13 @@ class Files(RuleBasedStateMachine):
             self.restart(1)
         quiet = 0
         while quiet < 3:
-            before = len(self.told)
+            before = len(self.seen_lines)
             self.look(1, 1000)
-            quiet = quiet + 1 if len(self.told) == before else 0
+            quiet = quiet + 1 if len(self.seen_lines) == before else 0
         assert self.follower is not None
         lost = self.lost + sum(status.lost for status in self.follower.status())
-        told, written = set(self.told), set(self.lines)
-        missing = [number for number, line in enumerate(self.lines) if line not in told]
+        seen_lines, written = set(self.seen_lines), set(self.lines)
+        missing = [number for number, line in enumerate(self.lines) if line not in seen_lines]
         if (self.rotated_to != self.folder or self.regime == "link") and (self.gone or self.empty):
             # A directory beside the log, or the files of a link, are recognised by a file that was read before, with text.
             self.risky |= set(missing)
@@ -411,11 +411,11 @@ class Files(RuleBasedStateMachine):
         unsaid = [self.lines[number] for number in missing if known and number not in self.unknowable]
         assert lost or not unsaid, ("not said", unsaid)
         assert self.gone or self.empty or not lost, "said to be lost, and all of it is there"
-        strange = [line for line in self.told if line not in written]
+        strange = [line for line in self.seen_lines if line not in written]
         assert not strange or self.risky, ("never written", strange)
-        order = [line for line in self.told if line in written]
-        assert order == [line for line in self.lines if line in told], "out of order"
-        self.nothing_is_told_twice()
+        order = [line for line in self.seen_lines if line in written]
+        assert order == [line for line in self.lines if line in seen_lines], "out of order"
+        self.nothing_is_read_twice()
         ran["lines"] += len(self.lines)
         ran["runs with files gone"] += bool(self.gone)
         ran["runs with lines gone"] += bool(missing)

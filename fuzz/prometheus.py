@@ -72,10 +72,10 @@ class Prometheus:
 
         def all_scraped() -> bool:
             targets = json.loads(self._get("/api/v1/targets?state=active") or b"{}")["data"]["activeTargets"]
-            told = {
+            answers = {
                 each["discoveredLabels"]["__metrics_path__"]: (each["health"], each["lastError"]) for each in targets
             }
-            known = [told.get(f"/{self._batch}/{place}", ("unknown", "")) for place in range(len(pages))]
+            known = [answers.get(f"/{self._batch}/{place}", ("unknown", "")) for place in range(len(pages))]
             found.clear()
             found.update({place: error for place, (health, error) in enumerate(known) if health == "down"})
             # A busy machine: the page did not get there in time, and is scraped again.
@@ -163,6 +163,6 @@ def unreadable(pages: Sequence[bytes]) -> dict[int, str]:
         if "error while linting" not in said:
             return found
         words = next(line for line in said.splitlines() if "error while linting" in line)
-        told = _LINE.search(words)
-        assert told is not None, words
-        found[lines[int(told[1]) - 1][0]] = words
+        found_line = _LINE.search(words)
+        assert found_line is not None, words
+        found[lines[int(found_line[1]) - 1][0]] = words

@@ -127,7 +127,7 @@ def started(rest: float = 12) -> bytes:
     """Three servers that do nothing, half an hour in all: too little memory left, almost none but no graphs to blame, too much."""
     text = b""
     for number, (gigabytes, without) in enumerate(((b"2.50", b"False"), (b"0.70", b"True"), (b"15.00", b"False"))):
-        told = STARTED.replace(b"available_gpu_mem=9.87", b"available_gpu_mem=" + gigabytes)
-        told = told.replace(b"'disable_cuda_graph': False", b"'disable_cuda_graph': " + without)
-        text += later(told, 13 * 60 * number)
+        started = STARTED.replace(b"available_gpu_mem=9.87", b"available_gpu_mem=" + gigabytes)
+        started = started.replace(b"'disable_cuda_graph': False", b"'disable_cuda_graph': " + without)
+        text += later(started, 13 * 60 * number)
     return quiet(text, rest)

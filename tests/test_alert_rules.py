@@ -128,12 +128,12 @@ def test_a_summary_is_the_same_words_each_time(alert: str) -> None:
 @pytest.mark.parametrize("alert", RULES)
 def test_advice_to_set_a_flag_has_its_present_value(alert: str) -> None:
     notes = RULES[alert]["annotations"]
-    told = "sglang_tuning_recommendation_timestamp_seconds"
-    computed = told in notes.get("flag", "")
+    recommended_at = "sglang_tuning_recommendation_timestamp_seconds"
+    computed = recommended_at in notes.get("flag", "")
     assert computed == ("current" in notes)
     # One series has all of it: words for people have no flag and none of the guide's figures beside them.
     for name in ("current", "suggested", "direction") if computed else ():
-        assert told in notes[name]
+        assert recommended_at in notes[name]
 
 
 @pytest.mark.parametrize("alert", RULES)

@@ -1,4 +1,4 @@
-"""A server that speculates loads a draft model with the lines of the target: what it takes is told from what the target takes."""
+"""A server that speculates loads a draft model with the lines of the target: what it takes is told apart from what the target takes."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def swa(usage: float) -> str:
     return f"#swa token: {int(130_000 * usage)}, swa token usage: {usage:.2f}"
 
 
-def told(lines: list[str], args: Mapping[str, object] = ARGS) -> ServerState:
+def state_of(lines: list[str], args: Mapping[str, object] = ARGS) -> ServerState:
     state = ServerState(PROFILES["online"], 0.0)
     state.observe(ServerArgs(None, NO_RANK, dict(args)), 0.0)
     for event in LogReader().feed("".join(lines).encode()):
@@ -60,27 +60,27 @@ def test_a_pool_that_was_full_is_named_after_it_has_drained(
 ) -> None:
     lines = [line(second, 0.62, beside(0.97), 20) for second in range(0, 540, 2)]
     lines += [line(541, 0.62, beside(0.20), 0)]
-    state = told(lines)
+    state = state_of(lines)
     assert advised(state, state._printed) == (pool, flag)
 
 
 def test_of_two_pools_the_one_is_named_for_which_requests_waited_longer() -> None:
     both = [line(second, 0.40, f"{swa(0.95)}, {mamba(0.30)}", 20) for second in range(0, 400, 2)]
     both += [line(second, 0.40, f"{swa(0.30)}, {mamba(0.95)}", 20) for second in range(400, 500, 2)]
-    state = told(both)
+    state = state_of(both)
     past = past_of(state, state._printed)
     assert past.fullest_pool == "swa"
 
 
 def test_a_pool_that_is_full_while_nobody_waits_is_not_waited_for() -> None:
-    state = told([line(second, 0.40, mamba(0.97), 0) for second in range(0, 300, 2)])
+    state = state_of([line(second, 0.40, mamba(0.97), 0) for second in range(0, 300, 2)])
     assert past_of(state, state._printed).fullest_pool == "full"
 
 
 def test_what_was_full_before_the_window_is_not_named() -> None:
     lines = [line(second, 0.40, swa(0.97), 20) for second in range(0, 300, 2)]
     lines += [line(second, 0.40, f"{swa(0.40)}, {mamba(0.95)}", 20) for second in range(1200, 1500, 2)]
-    state = told(lines)
+    state = state_of(lines)
     assert past_of(state, state._printed, seconds=400).fullest_pool == "mamba"
 
 
@@ -102,7 +102,7 @@ def at_the_limit(args: dict[str, object], states: int, limit: int) -> list[str]:
     )
     limits = f"max_total_num_tokens=430000, max_running_requests={limit}, context_len=131072, available_gpu_mem=7.10 GB"
     start = [f"[2025-11-20 09:59:40] {text}\n" for text in (cache, limits)]
-    state = told([*start, *(line(second, 0.20, mamba(0.55), 30, limit) for second in range(0, 540, 2))], args)
+    state = state_of([*start, *(line(second, 0.20, mamba(0.55), 30, limit) for second in range(0, 540, 2))], args)
     past = past_of(state, state._printed)
     assert "running_at_limit" in {finding.diagnosis.id for finding in judge(past).findings}
     return [advice.typed or "" for advice in advise("running_at_limit", SizingInput(past))]

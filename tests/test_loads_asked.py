@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-def info(version: str) -> Callable[[Any], None]:
-    told = {"model_path": "tiny", "version": version, "internal_states": [{}]}
-    return reply(json.dumps(told).encode(), content_type="application/json")
+def info_page(version: str) -> Callable[[Any], None]:
+    info = {"model_path": "tiny", "version": version, "internal_states": [{}]}
+    return reply(json.dumps(info).encode(), content_type="application/json")
 
 
 def loads(prefill_seconds: float = 1.0) -> Callable[[Any], None]:
@@ -53,7 +53,7 @@ def failures(sidecar: Sidecar, reason: str) -> float | None:
 
 
 def test_a_release_that_counts_its_steps_is_asked_with_the_key(sidecar: Sidecar, sglang: FakeSGLang) -> None:
-    sglang.answers |= {"/server_info": info("0.5.23"), "/v1/loads": loads()}
+    sglang.answers |= {"/server_info": info_page("0.5.23"), "/v1/loads": loads()}
     sidecar.start()
     wait_for(lambda: sglang.count("/v1/loads") == 1)
     (head,) = (head for head in sglang.asked if head.startswith("GET /v1/loads"))
@@ -64,7 +64,7 @@ def test_a_release_that_counts_its_steps_is_asked_with_the_key(sidecar: Sidecar,
 
 @pytest.mark.parametrize("version", ["0.5.7", "0.5.16", "0.5.17"])
 def test_a_release_that_asks_its_schedulers_is_left_alone(sidecar: Sidecar, sglang: FakeSGLang, version: str) -> None:
-    sglang.answers |= {"/server_info": info(version), "/v1/loads": loads()}
+    sglang.answers |= {"/server_info": info_page(version), "/v1/loads": loads()}
     sidecar.start()
     wait_for(lambda: sglang.count("/metrics") > 3 and sglang.count("/server_info") == 1)
     assert sglang.count("/v1/loads") == 0
@@ -72,7 +72,7 @@ def test_a_release_that_asks_its_schedulers_is_left_alone(sidecar: Sidecar, sgla
 
 
 def test_a_server_without_it_counts_a_failure_and_serves_all_else(sidecar: Sidecar, sglang: FakeSGLang) -> None:
-    sglang.answers |= {"/server_info": info("0.5.23")}
+    sglang.answers |= {"/server_info": info_page("0.5.23")}
     sidecar.start()
     wait_for(lambda: failures(sidecar, "http_404") == 1)
     assert sidecar.health.up is True
@@ -81,7 +81,7 @@ def test_a_server_without_it_counts_a_failure_and_serves_all_else(sidecar: Sidec
 @pytest.mark.parametrize("answer", [b"", b"[]", b'{"loads": []}', b"<html>"])
 def test_an_answer_that_holds_no_scheduler_is_a_failure(sidecar: Sidecar, sglang: FakeSGLang, answer: bytes) -> None:
     sglang.answers |= {
-        "/server_info": info("0.5.23"),
+        "/server_info": info_page("0.5.23"),
         "/v1/loads": reply(answer, content_type="application/json"),
     }
     sidecar.start()
@@ -89,7 +89,7 @@ def test_an_answer_that_holds_no_scheduler_is_a_failure(sidecar: Sidecar, sglang
 
 
 def test_scrapes_go_on_while_it_hangs(sidecar: Sidecar, sglang: FakeSGLang) -> None:
-    sglang.answers |= {"/server_info": info("0.5.23"), "/v1/loads": hang}
+    sglang.answers |= {"/server_info": info_page("0.5.23"), "/v1/loads": hang}
     sidecar.start()
     wait_for(lambda: sglang.count("/v1/loads") == 1)
     before = sglang.count("/metrics")

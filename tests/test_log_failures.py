@@ -242,8 +242,8 @@ usage: sglang serve [-h] --model-path MODEL_PATH
 """
 
 
-def told(text: str) -> list[str]:
-    return [event.told for event in read(text) if isinstance(event, Liveness)]
+def details(text: str) -> list[str]:
+    return [event.detail for event in read(text) if isinstance(event, Liveness)]
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def told(text: str) -> list[str]:
 )
 def test_a_main_process_that_ends_before_it_logs_its_arguments_is_a_launch_that_failed(text: str, words: str) -> None:
     assert signs(text) == ["launch_failed"]
-    assert told(text) == [words]
+    assert details(text) == [words]
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,7 @@ def test_a_live_server_is_asked_for_a_while(
     sglang: FakeSGLang, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "LEAST_SECONDS", 0.1)
-    told = {"model_path": "tiny", "version": "0.5.23", "internal_states": [{}]}
+    info = {"model_path": "tiny", "version": "0.5.23", "internal_states": [{}]}
     load = {
         "timestamp": time.time(),
         "dp_rank": 0,
@@ -184,7 +184,7 @@ def test_a_live_server_is_asked_for_a_while(
         "total_prefill_busy_us": 1,
         "decode_moments": None,
     }
-    answers: dict[str, Any] = {"/server_info": told, "/v1/loads": {"loads": [load]}}
+    answers: dict[str, Any] = {"/server_info": info, "/v1/loads": {"loads": [load]}}
     sglang.answers |= {
         path: reply(json.dumps(answer).encode(), content_type="application/json") for path, answer in answers.items()
     }

@@ -24,8 +24,8 @@ def at(seconds: int, text: str, ranks: str = "") -> str:
 
 
 def start(seconds: int, **args: object) -> str:
-    told = {"model_path": "m", "host": "0.0.0.0", "port": 30000, "max_running_requests": 4, **args}
-    return at(seconds, f"server_args=ServerArgs({', '.join(f'{name}={value!r}' for name, value in told.items())})")
+    printed = {"model_path": "m", "host": "0.0.0.0", "port": 30000, "max_running_requests": 4, **args}
+    return at(seconds, f"server_args=ServerArgs({', '.join(f'{name}={value!r}' for name, value in printed.items())})")
 
 
 def decode(seconds: int, running: int = 4, queued: int = 0, ranks: str = "") -> str:
@@ -142,13 +142,13 @@ def test_prefill_and_decode_servers_of_one_pair_are_two_servers(tmp_path: Path) 
 
 def mixed(*frames: str, starts: int = 2, ranks: tuple[str, ...] = ("", "")) -> str:
     """The lines of two servers in turn, each in its frame, `{}` in it; so many of them have their start."""
-    told = ""
+    printed = ""
     for frame in frames[:starts]:
-        told += frame.format(start(0).rstrip("\n")) + "\n"
+        printed += frame.format(start(0).rstrip("\n")) + "\n"
     for second in range(40):
         for frame, rank in zip(frames, ranks, strict=True):
-            told += frame.format(decode(second, ranks=rank).rstrip("\n")) + "\n"
-    return told
+            printed += frame.format(decode(second, ranks=rank).rstrip("\n")) + "\n"
+    return printed
 
 
 TWO_SOURCES = {
@@ -260,3 +260,15 @@ def test_several_tokenizers_of_one_server_are_ready_each(tmp_path: Path) -> None
 def test_nodes_of_one_server_in_one_log_are_one_start(tmp_path: Path) -> None:
     nodes = [start(rank, nnodes=2, node_rank=rank, dist_init_addr="10.0.0.1:5000") for rank in (0, 1)]
     assert document(files(tmp_path, together(*nodes, ready=1)))["counts"]["server_starts"] == 1
+
+
+def test_forged_words_in_logged_text_are_no_second_server_that_is_ready(tmp_path: Path) -> None:
+    log = together(start(0, port=31001), start(30, port=31002), ready=1)  # the first one ended without a word
+    assert document(files(tmp_path, log + at(400, "Error in detect_and_parse: x") + at(400, READY) + load(401, 500)))
+
+
+def test_a_forged_start_in_one_of_two_logs_does_not_make_the_other_one_another_server(tmp_path: Path) -> None:
+    one = start(0) + at(60, READY) + load(100, 400, ranks=" TP0")
+    forged = at(200, "Error in detect_and_parse: x", " TP1") + start(200, port=4)
+    other = load(100, 200, ranks=" TP1") + forged + load(205, 400, ranks=" TP1")
+    assert document(files(tmp_path, one, other))["counts"]["server_starts"] == 1

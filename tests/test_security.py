@@ -70,8 +70,8 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Whatever leaves the exporter and its commands, by name, after a life among secrets."""
     place = tmp_path_factory.mktemp("canaries")
     fake = FakeSGLang({"/metrics": reply(SERVING)})
-    told = {"version": "0.5.23", "model_path": "a/b", **CANARIES, "internal_states": [{**CANARIES}]}
-    fake.answers["/server_info"] = fake.answers["/get_server_info"] = reply(json.dumps(told).encode())
+    info = {"version": "0.5.23", "model_path": "a/b", **CANARIES, "internal_states": [{**CANARIES}]}
+    fake.answers["/server_info"] = fake.answers["/get_server_info"] = reply(json.dumps(info).encode())
     fake.start()
     key, log, state, web_config = (place / name for name in ("key", "server.log", "state.json", "web.yml"))
     key.write_text(KEY + "\n")

@@ -68,8 +68,8 @@ def test_any_points_give_a_drawing_inside_its_box(
 
 @given(POINTS)
 def test_there_is_a_drawing_exactly_where_a_figure_is_known(points: list[tuple[float, float | None]]) -> None:
-    told = any(value is not None and abs(value) < inf and at >= -LENGTH_SECONDS for at, value in points)
-    assert bool(sparkline(points, WORDS)) is told
+    is_drawn = any(value is not None and abs(value) < inf and at >= -LENGTH_SECONDS for at, value in points)
+    assert bool(sparkline(points, WORDS)) is is_drawn
 
 
 @given(st.text())

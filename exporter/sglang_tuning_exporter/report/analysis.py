@@ -204,7 +204,7 @@ class Analysis:
             elif event.what == "draining":
                 self.course.stopping(at)
             elif event.what in ENDS:
-                self.course.died(at, event.what, event.told)
+                self.course.died(at, event.what, event.detail)
 
     def _note_run(self, run: BatchRun) -> None:
         # Only the last line of a second counts as seen: the lines before it held for no time.

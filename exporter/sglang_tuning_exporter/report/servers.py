@@ -76,7 +76,10 @@ class _Log:
 
 
 class Servers:
-    """The events of all logs in time order. Raises `UsageError` where they are of several servers."""
+    """The events of all logs in time order. Raises `UsageError` where they are of several servers.
+
+    Lines that raw text may have produced prove no second server.
+    """
 
     def __init__(self, name_of: Callable[[int], str]) -> None:
         self._name_of = name_of
@@ -89,8 +92,9 @@ class Servers:
         if log is None:
             log = self._logs[number] = _Log(number)
         if isinstance(event, ServerArgs):
-            log.started, log.args = now, event.args
-            self._starts += 1
+            if not event.suspect:
+                log.started, log.args = now, event.args
+                self._starts += 1
             for each in self._logs.values():
                 each.printing.clear()
         if self._starts > 1 and log.started is not None:
@@ -128,7 +132,10 @@ class Servers:
 
 
 class SharedLog:
-    """The starts in one log. Raises `UsageError` where several servers print into it together, with nothing before their lines."""
+    """The starts in one log. Raises `UsageError` where several servers print into it together, with nothing before their lines.
+
+    As above, suspect lines prove nothing.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -148,6 +155,9 @@ class SharedLog:
 
     def _start(self, event: ServerArgs) -> None:
         """Keep the servers that this one does not replace: those not yet ready, and the other side of a prefill/decode pair."""
+        if event.suspect:
+            self._ready = 0
+            return
         sides = [each.get("disaggregation_mode") for each in (event.args, *self._starts)]
         if self._ready and not {"prefill", "decode"} <= set(sides):
             self._starts.clear()
@@ -157,7 +167,7 @@ class SharedLog:
 
     def _note_life(self, event: Liveness) -> None:
         if event.what == "ready":
-            self._ready += 1
+            self._ready += not event.suspect
             # With several tokenizers each of them says so.
             single = all(each.get("tokenizer_worker_num", 1) == 1 for each in self._starts)
             if self._ready > 1 and len(self._starts) > 1 and single:

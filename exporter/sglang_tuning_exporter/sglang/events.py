@@ -179,7 +179,7 @@ class Liveness:
     what: LivenessKind
     suspect: bool = False
     stage: str = ""  # whose watchdog it was: tokenizer, scheduler or detokenizer
-    told: str = ""  # which process crashed, and how
+    detail: str = ""  # which process crashed, and how
     timely: bool = False  # the times in a failed health check's text agree with the line's own
 
 

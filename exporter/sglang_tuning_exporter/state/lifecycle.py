@@ -45,7 +45,7 @@ class Lifecycle:
             self.started_at = None
             self.is_stopping = self.is_stopping or event.what == "draining"
             if event.what in ENDS:  # the lines after a crash say less
-                self.died, self.crash = event.what, self.crash or event.told
+                self.died, self.crash = event.what, self.crash or event.detail
 
     def recall(self, event: Event, now: float) -> None:
         """Take such a line from before the exporter started."""

@@ -228,8 +228,8 @@ def retractions(*by: str) -> str:
         f"{sum_} (increase({ranked(counter) if ranks else own(counter)}[10m]) / 10)"
         for counter in ("sglang_tuning_retraction_events_total", "sglang_tuning_retracted_requests_total")
     )
-    told = [] if ranks else [f"{sum_} ({own('instance:sglang_tuning_retractions:rate10m')})"]
-    return f" or on ({', '.join(by)}) ".join((*told, f"{events} > 0", requests, events))
+    without_ranks = [] if ranks else [f"{sum_} ({own('instance:sglang_tuning_retractions:rate10m')})"]
+    return f" or on ({', '.join(by)}) ".join((*without_ranks, f"{events} > 0", requests, events))
 
 
 def present_retractions(*by: str) -> str:

@@ -214,7 +214,7 @@ class FailureLines:
                     self.serving = True
                 stage = _WATCHED.get(match[1] or b"", "scheduler") if what == "watchdog_timeout" else ""
                 timely = what == "health_check_failed" and _is_timely(text, time)
-                return Liveness(time, rank, what, stage=stage, told=_crash_text(text), timely=timely)
+                return Liveness(time, rank, what, stage=stage, detail=_crash_text(text), timely=timely)
         return None
 
     def _announce(self, line: int, time: float | None, rank: Rank, *, sure: bool) -> None:
@@ -316,9 +316,9 @@ class FailureLines:
 def _no_start(text: bytes, time: float | None) -> Liveness:
     if match := _UNRECOGNIZED.match(text):  # without their values: one may be a key
         text = match[1] + b" ".join(word.partition(b"=")[0] for word in match[2].split() if word[:1] == b"-")
-    told = text.decode("utf-8", "replace").strip().rstrip(".") if b": " in text else ""
-    told = told if len(told) <= TEXT_KEPT else told[:TEXT_KEPT].rpartition(" ")[0] + " …"
-    return Liveness(time, NO_RANK, "launch_failed", suspect=True, told=told)
+    detail = text.decode("utf-8", "replace").strip().rstrip(".") if b": " in text else ""
+    detail = detail if len(detail) <= TEXT_KEPT else detail[:TEXT_KEPT].rpartition(" ")[0] + " …"
+    return Liveness(time, NO_RANK, "launch_failed", suspect=True, detail=detail)
 
 
 def _out_of_memory(time: float | None, rank: Rank, phase: OutOfMemoryPhase, text: bytes) -> OutOfMemory:
