@@ -73,7 +73,7 @@ class Run:
         return self.case.history + 7.0
 
     @property
-    def _patience(self) -> float:
+    def _longest_delay(self) -> float:
         """What late scrapes and evaluations may cost at most in this column, the same for all servers of one file."""
         return 8.0 * self.column.scrape + 2.0 * self.column.evaluation
 
@@ -94,7 +94,7 @@ class Run:
             return self.begin + self.case.seen_for / 2
         delay = LONG_GAP if self.has_long_gap else LOADING
         settled = self.case.settled if self.restart is not None and self.restart > self.begin else 0.0
-        return self.begin + delay + self.case.time + settled + self._patience + MINUTE
+        return self.begin + delay + self.case.time + settled + self._longest_delay + MINUTE
 
     @cached_property
     def end(self) -> float:
@@ -111,7 +111,7 @@ class Run:
         """When the run is over."""
         last = max(self.end, self.late + (LONG_GAP if self.has_long_gap else 0.0))
         tail = self.case.tail if self.case.tail < inf else 0.0
-        return last + tail + self.case.keep + self._patience + 2 * MINUTE
+        return last + tail + self.case.keep + self._longest_delay + 2 * MINUTE
 
     @cached_property
     def gaps(self) -> tuple[tuple[float, float], ...]:

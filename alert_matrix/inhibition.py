@@ -69,7 +69,7 @@ class Manager:
 
 
 @dataclass(frozen=True)
-class Told:
+class Observed:
     """What Alertmanager did about all servers: alerts that were not notified, servers whose pager rang, severities that rang it."""
 
     suppressed: frozenset[tuple[str, str]]
@@ -77,9 +77,9 @@ class Told:
     severities: frozenset[str]
 
 
-def tell(
+def observe(
     directory: Path, configuration: Path, servers: Servers, hidden: Callable[[Diagnosis, Diagnosis], bool]
-) -> Told:
+) -> Observed:
     """Post the alerts of all servers, some servers to each Alertmanager: what hides what is looked for among all of its alerts."""
     suppressed: set[tuple[str, str]] = set()
     messages: list[Any] = []
@@ -103,7 +103,7 @@ def tell(
             manager.ring(critical)
             messages += manager.pager
     severities = {alert["labels"]["severity"] for message in messages for alert in message["alerts"]}
-    return Told(frozenset(suppressed), frozenset(_jobs(messages)), frozenset(severities))
+    return Observed(frozenset(suppressed), frozenset(_jobs(messages)), frozenset(severities))
 
 
 def _jobs(messages: Iterable[Any]) -> set[str]:

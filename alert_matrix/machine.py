@@ -84,7 +84,7 @@ def outcomes(part: Part, text: str) -> list[Outcome]:
     alerts = [row.alert for row in ALERTS] if is_healthy else [part.case.row.alert]
     mine = [run for run in runs(part.case, part.scrape, part.evaluation) if run.has_long_gap == part.with_long_gaps]
     return [
-        _told(judge(run, alert, fired.get(alert)))
+        _outcome(judge(run, alert, fired.get(alert)))
         for run, fired in zip(mine, _fired(mine, alerts, text), strict=True)
         for alert in alerts
     ]
@@ -122,7 +122,7 @@ def together(mine: list[Run], text: str) -> list[Outcome]:
             chosen = rules.choose(groups, {run.case.row.alert for run in some})
             played = play(some, chosen, order, lambda run, shown: own[run.case.row.alert].reads(shown))
             found += [
-                _told(judge(run, run.case.row.alert, fired.get(run.case.row.alert)))
+                _outcome(judge(run, run.case.row.alert, fired.get(run.case.row.alert)))
                 for run, fired in zip(some, played, strict=True)
             ]
     return found
@@ -139,7 +139,7 @@ def play_all(todo: list[Part], text: str, jobs: int, report: Callable[[Part, lis
     return found
 
 
-def _told(verdict: Verdict) -> Outcome:
+def _outcome(verdict: Verdict) -> Outcome:
     run = verdict.run
     return Outcome(
         verdict.alert,

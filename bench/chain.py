@@ -24,7 +24,7 @@ TIME_SCALE = 60.0
 INTERVAL = "1s"
 ALERT = "SGLangOutOfMemoryDecode"
 MINIMAL = "Minimal"
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 # What SGLang prints when memory runs out while it generates; the alert looks back ten minutes and has no `for`.
 FAILURE = """\
 [2025-11-20 11:30:{:02} TP0] Scheduler hit an exception: Traceback (most recent call last):
@@ -74,14 +74,14 @@ class _Heard:
 
     def wait(self, status: str) -> float:
         """Return when it received the alert. Raises `TimeoutError`."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         try:
             while True:
-                told, at = self._arrived.get(timeout=max(0.0, deadline - time.monotonic()))
-                if told == status:
+                arrived, at = self._arrived.get(timeout=max(0.0, deadline - time.monotonic()))
+                if arrived == status:
                     return at
         except queue.Empty:
-            raise TimeoutError(f"{self._name} was not {status} within {PATIENCE_SECONDS:.0f} s") from None
+            raise TimeoutError(f"{self._name} was not {status} within {TIMEOUT_SECONDS:.0f} s") from None
 
 
 def measure(directory: Path) -> Table:
@@ -124,7 +124,7 @@ def _trials(directory: Path) -> Iterator[tuple[float, float]]:
             running.callback(chain.stop)
             chain.start()
         # An increase needs a sample before it, and Prometheus takes about five seconds to begin.
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while not real.query("sglang_tuning_out_of_memory_total") and time.monotonic() < deadline:
             time.sleep(0.2)
         time.sleep(2)

@@ -152,7 +152,7 @@ class Soak:
     def run(self, seconds: float) -> bool:
         """Write, kill and scrape until all is done or `seconds` are over; False where it reads no further."""
         exporter, server = self._exporter, self._server
-        begin = told = progressed = time.monotonic()
+        begin = printed_at = progressed = time.monotonic()
         read = last = 0.0
         self.look()
         time.sleep(BASE_SECONDS + 1)  # no scrape can confirm a retraction just before the first scrape
@@ -171,8 +171,8 @@ class Soak:
                 return False
             if self._warm is None and share >= WARM_SHARE and exporter.kills >= self._kills:
                 self._warm = exporter.memory_kib(), exporter.files()
-            if now - told > 10:
-                told = now
+            if now - printed_at > 10:
+                printed_at = now
                 words = f"{server.lines:,} lines written, {read:,.0f} read, {exporter.scrapes:,} scrapes, {exporter.kills} kills"
                 print(f"{words}, {exporter.memory_kib() / 1024:.1f} MiB", file=sys.stderr, flush=True)
         return True

@@ -35,7 +35,7 @@ MOST_QUEUED = 24
 CLIENTS = 48
 LEAVING_TOKENS = 24
 SETTLE_SECONDS = 6.0  # SGLang aborts what was left two seconds later (managers/tokenizer_manager.py, create_abort_task)
-_PATIENCE = aiohttp.ClientTimeout(total=600)
+_TIMEOUT = aiohttp.ClientTimeout(total=600)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ async def drive(storm: Storm, url: str) -> list[Asked]:
 
 async def _stream(session: aiohttp.ClientSession, url: str, body: dict[str, Any], each: Asked) -> None:
     last: dict[str, Any] = {}
-    async with session.post(f"{url}/generate", json=body, timeout=_PATIENCE) as answer:
+    async with session.post(f"{url}/generate", json=body, timeout=_TIMEOUT) as answer:
         async for line in answer.content:
             if not line.startswith(b"data: {"):
                 continue
@@ -108,7 +108,7 @@ async def _stream(session: aiohttp.ClientSession, url: str, body: dict[str, Any]
 
 
 async def _whole(session: aiohttp.ClientSession, url: str, body: dict[str, Any], each: Asked) -> None:
-    async with session.post(f"{url}/generate", json=body, timeout=_PATIENCE) as answer:
+    async with session.post(f"{url}/generate", json=body, timeout=_TIMEOUT) as answer:
         each.end(answer.status, _meta(await answer.json(content_type=None)))
 
 
@@ -123,7 +123,7 @@ def _meta(summary: dict[str, Any]) -> dict[str, Any]:
 async def _abort(session: aiohttp.ClientSession, url: str, rid: str, after: float, manner: Manner) -> None:
     if manner == "asks to abort":
         await asyncio.sleep(after)
-        async with session.post(f"{url}/abort_request", json={"rid": rid}, timeout=_PATIENCE) as answer:
+        async with session.post(f"{url}/abort_request", json={"rid": rid}, timeout=_TIMEOUT) as answer:
             await answer.read()
 
 
@@ -183,8 +183,8 @@ def run(
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    requests_told = "".join(json.dumps(asdict(each)) + "\n" for each in asked)
-    path.with_suffix(".requests.jsonl").write_text(requests_told, encoding="utf-8")
+    request_lines = "".join(json.dumps(asdict(each)) + "\n" for each in asked)
+    path.with_suffix(".requests.jsonl").write_text(request_lines, encoding="utf-8")
     for row in rows:
         say(f"{row.what}: {dict(row.counts)}{'' if row.agrees else '  ' + (row.why if row.differs else 'DIFFERS')}")
     return summary

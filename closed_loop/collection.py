@@ -13,7 +13,7 @@ from typing import Any
 from closed_loop import agreement, convergence, liveness, quiet
 from closed_loop.loops import LOOPS, Loop
 
-TOLD = (
+MEASURES = (
     "tokens_per_second",
     "tokens_per_cpu_second",
     "latency_p50",
@@ -100,7 +100,7 @@ def _side(side: Any) -> dict[str, Any]:
         "others": side["others"],
         "time_scale": side["time_scale"],
         "seconds": side["load"]["seconds"],
-        **{name: side["measures"][name] for name in TOLD},
+        **{name: side["measures"][name] for name in MEASURES},
         "retractions_per_million_tokens": _per_million(side["measures"]),
     }
 

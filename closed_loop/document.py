@@ -44,7 +44,7 @@ def _head(data: dict[str, Any]) -> str:
     machine = data["machine"]
     sides = [side for runs in data["loops"].values() for run in runs for side in (run["before"], run["after"]) if side]
     shares = [side["others"] for side in sides]
-    scales = _told(sides, "time_scale") or [chain.TIME_SCALE]
+    scales = _distinct(sides, "time_scale") or [chain.TIME_SCALE]
     scale = _either(scales)
     others = f"{100 * median(shares):.0f} % (most {100 * max(shares):.0f} %)" if shares else "-"
     return f"""# The advice, followed on a real engine
@@ -84,7 +84,7 @@ def _overview(data: dict[str, Any]) -> str:
 
 def _loop(loop: Loop, runs: Sequence[Any]) -> str:
     environment = "".join(f" `{name}={value}`" for name, value in loop.env.items())
-    seconds = _either(_told([run["before"] for run in runs], "seconds"))
+    seconds = _either(_distinct([run["before"] for run in runs], "seconds"))
     lines = [f"## {loop.name}", ""]
     lines.append(
         f"Set: {loop.what}. `{loop.flags}`{environment}, profile `{loop.profile}`, {loop.load.clients} clients, {seconds} s."
@@ -123,8 +123,8 @@ def _converged(data: dict[str, Any]) -> str:
             " over the same flags, whose best points are run again in turn with the advised setting: the machine's speed drifts within minutes, so only"
             " runs of the same minutes are compared, and not with the figures above. Other programs took"
             f" {100 * median(side['others'] for side in sides):.0f} % of the machine meanwhile."
-            f" A run is {_either(_told(sides, 'seconds'))} s of load, with clocks"
-            f" {_either(_told(sides, 'time_scale'))} times as fast."
+            f" A run is {_either(_distinct(sides, 'seconds'))} s of load, with clocks"
+            f" {_either(_distinct(sides, 'time_scale'))} times as fast."
         ),
     ]
     heads = ("step", "flags", "tokens a second", WORDS["tokens_per_cpu_second"], "first token p50, s", "verdict")
@@ -271,7 +271,7 @@ change all wall-clock figures. Differences of a few per cent between two single 
 (`--lane 1`) slow each other by up to a quarter even on separate cores: run one at a time for figures."""
 
 
-def _told(sides: Iterable[Any], name: str) -> list[float]:
+def _distinct(sides: Iterable[Any], name: str) -> list[float]:
     return sorted({side[name] for side in sides})
 
 

@@ -29,7 +29,7 @@ class Load:
     retracts one. `streamed` is the share of requests that stream; of these, `stopped` is the share whose client closes the
     connection in the middle of the answer. Each request asks for `samples` answers; of these the longest is counted. With a
     `schema` (JSON) answers are held to it. A client pauses for one of `pause_seconds` after each answer, gives up a
-    request after `patience_seconds`, and after the end of the load waits `grace_seconds` for its answer.
+    request after `timeout_seconds`, and after the end of the load waits `grace_seconds` for its answer.
     """
 
     clients: int
@@ -47,7 +47,7 @@ class Load:
     dp_rank: int | None = None
     samples: int = 1
     schema: str = ""
-    patience_seconds: float = 900.0
+    timeout_seconds: float = 900.0
     grace_seconds: float = 0.0
 
     def request(self, number: int) -> dict[str, Any]:
@@ -157,10 +157,10 @@ async def drive(load: Load, url: str, records: list[Record] | None = None) -> li
 
 
 async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any], record: Record, load: Load) -> None:
-    received, patience = 0, aiohttp.ClientTimeout(total=load.patience_seconds)
+    received, timeout = 0, aiohttp.ClientTimeout(total=load.timeout_seconds)
     stops_after = load.stops_after(record.number) if body["stream"] else None
     try:
-        async with session.post(f"{url}/generate", json=body, timeout=patience) as answer:
+        async with session.post(f"{url}/generate", json=body, timeout=timeout) as answer:
             record.status = answer.status
             async for line in answer.content:
                 found = _GENERATED.search(line)

@@ -53,7 +53,7 @@ def run(installation: Installation, lane: Lane, mix: str, scratch: Path, say: Ca
         share = (server.cpu_seconds("sglang::scheduler") - begin) / QUIET_SECONDS
         rank = _capacity(readings)
         say(f"{mix}: {_words(rank.step)}")
-        phases = [_told(server, replace(MIXES[mix], seed=9), clients, rank) for clients in CLIENTS]
+        phases = [_compared(server, replace(MIXES[mix], seed=9), clients, rank) for clients in CLIENTS]
         for phase in phases:
             say(f"{mix}: {phase}")
         return {"mix": mix, "model": _words(rank.step), "cpu_share": round(share, 3), "phases": phases}
@@ -98,7 +98,7 @@ def _phase(
     return records
 
 
-def _told(server: engine.Engine, sent: load.Load, clients: int, rank: RankCapacity) -> dict[str, Any]:
+def _compared(server: engine.Engine, sent: load.Load, clients: int, rank: RankCapacity) -> dict[str, Any]:
     """Run one phase and return its tokens a second with a full batch, measured and predicted."""
     own, begin, cpu = Readings(600.0), time.time(), server.cpu_seconds("sglang::scheduler")
     records = _phase(server, sent, clients, PHASE_SECONDS, own)
@@ -108,13 +108,13 @@ def _told(server: engine.Engine, sent: load.Load, clients: int, rank: RankCapaci
     predicted = throughput(rank, float(clients))
     decode = [each.decode for each in own.intervals if each.decode.steps]
     steps = sum(each.steps for each in decode)
-    foretold = None if rank.step is None else rank.step.at(float(clients))
+    predicted_step = None if rank.step is None else rank.step.at(float(clients))
     return {
         "clients": clients,
         "measured": round(tokens / (last - first), 1),
         "predicted": None if predicted is None else [round(each, 1) for each in predicted.with_drift],
         "step_ms": round(1e3 * sum(each.seconds for each in decode) / steps, 3) if steps else None,
-        "predicted_step_ms": None if foretold is None else round(1e3 * foretold.value, 3),
+        "predicted_step_ms": None if predicted_step is None else round(1e3 * predicted_step.value, 3),
         "cpu_share": round(used, 3),
     }
 

@@ -81,11 +81,11 @@ class Past:
         ]
         return bool(signals) and signals[-1].startswith("SIGSTOP")
 
-    def answer(self, path: str, patience: float) -> str:
+    def answer(self, path: str, timeout: float) -> str:
         """Return the recorded answer of this time. Raises `ScrapeError` as the client would."""
         now = _NOW[0]
         if path == "/health_generate" and self.hangs():  # nobody asked then; no token can have come
-            _NOW[0] += patience
+            _NOW[0] += timeout
             raise scrape.ScrapeError("timeout", "a process is stopped")
         status = _nearest(self.answers, now)
         if status != "200":

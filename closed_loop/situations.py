@@ -56,7 +56,7 @@ class Situation:
     env: tuple[tuple[str, str], ...] = ()
     version: str = "0.5.23"
     from_start: bool = False  # what is said while it starts is judged as well
-    cannot_tell: tuple[str, ...] = ()  # ways of seeing in which nothing shows it
+    silent_sources: tuple[str, ...] = ()  # ways of seeing in which nothing shows it
 
     def words_of_load(self) -> str:
         """Say what is sent, in one line."""
@@ -92,7 +92,7 @@ def _stage(process: Process, version: str = "0.5.23") -> Situation:
         name=f"{prefix}stop-{process}",
         what=f"SIGSTOP of the {stage} for 140 s under the load of 24 clients",
         flags="--max-total-tokens 16384",
-        steps=(_send(24, 190, (24, 60), 120, patience_seconds=30.0),),
+        steps=(_send(24, 190, (24, 60), 120, timeout_seconds=30.0),),
         acts=(Act(30, "STOP", process), Act(170, "CONT", process)),
         asked_at=165,
         truth=f"The {stage} does nothing for 140 s: no request is answered. It serves before and after.",
@@ -100,7 +100,7 @@ def _stage(process: Process, version: str = "0.5.23") -> Situation:
         verdicts=headline,
         never=("--max-running-requests", CONSERVATIVENESS, "requests at once"),
         version=version,
-        cannot_tell=("log", "report") if silent else (),
+        silent_sources=("log", "report") if silent else (),
     )
 
 
@@ -232,7 +232,7 @@ UNTUNED: tuple[Situation, ...] = (
         name="impatient-clients",
         what="24 clients that give a request up after four seconds, and --max-running-requests 4",
         flags="--max-total-tokens 16384 --max-running-requests 4",
-        steps=(_send(24, 60, 40, 200, patience_seconds=4.0),),
+        steps=(_send(24, 60, 40, 200, timeout_seconds=4.0),),
         truth="Most requests are given up while they wait for the running limit, beside an empty pool.",
         right="--max-running-requests up, before anybody is asked to send less.",
         verdicts=("running_at_limit", "requests_rejected"),
@@ -392,7 +392,7 @@ UNTUNED: tuple[Situation, ...] = (
         verdicts=("latency_queue", "running_at_limit", "queue_too_long"),
         cures=("--max-running-requests up",),
         never=(CONSERVATIVENESS, "--chunked-prefill-size", "--max-total-tokens"),
-        cannot_tell=("log", "report"),
+        silent_sources=("log", "report"),
     ),
     Situation(
         name="ramp-rejected-streams",
@@ -404,7 +404,7 @@ UNTUNED: tuple[Situation, ...] = (
         verdicts=("requests_rejected", "running_at_limit"),
         cures=("--max-running-requests up",),
         never=(CONSERVATIVENESS, "--max-total-tokens"),
-        cannot_tell=("log", "report"),
+        silent_sources=("log", "report"),
     ),
     Situation(
         name="ignore-eos-small-pool",
@@ -416,7 +416,7 @@ UNTUNED: tuple[Situation, ...] = (
         verdicts=POOL,
         cures=("--max-total-tokens up",),
         never=(CONSERVATIVENESS, "--max-running-requests up"),
-        cannot_tell=("log", "report"),
+        silent_sources=("log", "report"),
     ),
     Situation(
         name="limit-6-chunks-128",
@@ -503,7 +503,7 @@ UNTUNED: tuple[Situation, ...] = (
         verdicts=HEALTHY,
         cures=("--context-length up",),
         never=(CONSERVATIVENESS, "requests at once", "replica", "--max-total-tokens"),
-        cannot_tell=("metrics",),
+        silent_sources=("metrics",),
     ),
     Situation(
         name="schema-without-backend",
@@ -515,13 +515,13 @@ UNTUNED: tuple[Situation, ...] = (
         verdicts=HEALTHY,
         cures=("--grammar-backend",),
         never=(CONSERVATIVENESS, "requests at once", "replica", "--max-total-tokens"),
-        cannot_tell=("metrics",),
+        silent_sources=("metrics",),
     ),
     Situation(
         name="impatient-clients-small-pool",
         what="60 clients that give a request up after six seconds, and a pool of 3,000 tokens",
         flags="--max-total-tokens 3000",
-        steps=(_send(60, 60, 120, 150, patience_seconds=6.0),),
+        steps=(_send(60, 60, 120, 150, timeout_seconds=6.0),),
         truth="Some twelve requests of 250 tokens fit; what waits for six seconds is given up.",
         right="A larger pool, before anybody is asked to send less.",
         verdicts=(*POOL, "retracting_too_often", "conservativeness_ineffective"),
@@ -532,12 +532,12 @@ UNTUNED: tuple[Situation, ...] = (
         name="retry-storm",
         what="60 clients that give a request up after three seconds and ask again, and --max-running-requests 25",
         flags="--max-total-tokens 16384 --max-running-requests 25",
-        steps=(_send(60, 60, (200, 900), 150, patience_seconds=3.0),),
+        steps=(_send(60, 60, (200, 900), 150, timeout_seconds=3.0),),
         truth="Nearly all get a first token within two seconds, and most are given up before their answer ends.",
         right="Fewer requests at once or a replica, or a flag of what they wait for. Never that all is well.",
         verdicts=("requests_rejected", "running_at_limit", "queue_too_long", "latency_queue", *POOL),
         never=(CONSERVATIVENESS,),
-        cannot_tell=("log", "report"),
+        silent_sources=("log", "report"),
     ),
     Situation(
         name="priorities-short-queue",

@@ -115,7 +115,7 @@ def seen_by(situation: Situation, data: Mapping[str, Any], source: str) -> Seen:
         before = [each for each in times if each["at"] <= asked]
         last = before[-1]
     verdict = last["verdict"]
-    silence = NEUTRAL if source in situation.cannot_tell else _UNDECIDED
+    silence = NEUTRAL if source in situation.silent_sources else _UNDECIDED
     false = [f"`{verdict}` is false"] if verdict not in {*situation.verdicts, *silence} else []
     others = [each["verdict"] for each in every if each["verdict"] not in {*situation.verdicts, *NEUTRAL}]
     if source != "report":

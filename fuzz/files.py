@@ -236,9 +236,9 @@ class Files(RuleBasedStateMachine):
 
     @precondition(lambda self: self.at != self.log and self.log.exists())
     @rule()
-    def told_late(self) -> None:
+    def reopens_late(self) -> None:
         """The writer gets the signal of the rotation late."""
-        ran["told_late"] += 1
+        ran["reopens_late"] += 1
         self._passes()
         self._reopen()
 

@@ -110,7 +110,7 @@ CARRIERS: dict[str, bytes] = {
 }
 
 
-class Told(NamedTuple):
+class Outcome(NamedTuple):
     """Reported facts that a forged line must not change."""
 
     starts: int
@@ -164,10 +164,10 @@ class Played:
         self.state.advance(self.now + 40.0)
         self.state.settle(self.now + 40.0)
 
-    def told(self) -> Told:
+    def outcome(self) -> Outcome:
         """Return the reported facts now."""
         state = self.state
-        return Told(
+        return Outcome(
             state.starts,
             dict(+Counter(state.out_of_memory)),
             dict(+Counter(state.liveness)),
@@ -179,7 +179,7 @@ class Played:
         )
 
 
-def play(recording: Recording, words: bytes, middle: int, *, metrics: bool, envelope: int = 0) -> Told:
+def play(recording: Recording, words: bytes, middle: int, *, metrics: bool, envelope: int = 0) -> Outcome:
     """Return the facts after a recording with these words before line `middle`; `%p` becomes the prefix at that time."""
     played = Played(recording, middle, metrics=metrics, envelope=envelope)
     played.until_middle()
@@ -189,11 +189,11 @@ def play(recording: Recording, words: bytes, middle: int, *, metrics: bool, enve
     if words:
         played.say(words.replace(b"%p", prefix))
     played.to_end()
-    return played.told()
+    return played.outcome()
 
 
 @cache
-def recordings() -> tuple[tuple[Recording, dict[bool, Told]], ...]:
+def recordings() -> tuple[tuple[Recording, dict[bool, Outcome]], ...]:
     """Return real recordings with their facts."""
     packed = [ROOT / "tests" / "recordings" / name for name in NAMES]
     loaded = [load(path) if path.is_dir() else load(packaged(path.name)) for path in packed]
@@ -236,14 +236,14 @@ def check_forgery(data: bytes) -> None:
     last = max(number for number, line in enumerate(recording.lines) if b"Decode batch" in line.text) - 60
     middle = served + int.from_bytes(data[5:8], "big") % max(last - served, 1)
     words = carrier.replace(b"%s", data[8:].replace(b"%", b"") + forged)
-    told = play(recording, words, middle, metrics=metrics, envelope=data[1] // 2 % len(ENVELOPES))
+    outcome = play(recording, words, middle, metrics=metrics, envelope=data[1] // 2 % len(ENVELOPES))
     true = truth[metrics]
     if not metrics:
         least, most = _retractions(recording, middle, carrier, forged)
-        assert least <= told.retractions - true.retractions <= most, (recording.name, middle, carrier, forged)
+        assert least <= outcome.retractions - true.retractions <= most, (recording.name, middle, carrier, forged)
         # A log alone cannot show that an access line is none (SECURITY.md).
-        told = told._replace(retractions=true.retractions, rejected=true.rejected)
-    assert told == true, (recording.name, middle, carrier, forged, metrics)
+        outcome = outcome._replace(retractions=true.retractions, rejected=true.rejected)
+    assert outcome == true, (recording.name, middle, carrier, forged, metrics)
 
 
 def seeds() -> list[bytes]:

@@ -118,10 +118,10 @@ def refused(rng: random.Random, count: int, running: Prometheus) -> list[tuple[b
         # The second page of the same server has other figures alone, and is read by its places.
         second = _FIGURE.sub(lambda _: " " + rng.choice((*NUMBERS[:3], "7", "+Inf")), first)
         pages.append(exported(rng, rng.choice(([first], [first, second], [first, first]))))
-    told = {place: said for place, page in enumerate(pages) if (said := _refused_by_the_client(page))}
-    told |= {place: f"promtool: {said}" for place, said in unreadable(pages).items()}
-    told |= {place: f"Prometheus: {said}" for place, said in running.refused(pages).items()}
-    return [(pages[place], said) for place, said in sorted(told.items())]
+    refusals = {place: said for place, page in enumerate(pages) if (said := _refused_by_the_client(page))}
+    refusals |= {place: f"promtool: {said}" for place, said in unreadable(pages).items()}
+    refusals |= {place: f"Prometheus: {said}" for place, said in running.refused(pages).items()}
+    return [(pages[place], said) for place, said in sorted(refusals.items())]
 
 
 def run(seconds: float, seed: int) -> int:

@@ -41,7 +41,7 @@ def scratch(name: str, data: bytes) -> Iterator[Path]:
         yield path
 
 
-def tell(sidecar: Sidecar) -> None:
+def check_outputs(sidecar: Sidecar) -> None:
     """Have it say everything that it says: its metrics must be readable, its page and its JSON must be written."""
     families = list(text_string_to_metric_families(text_format(collect(sidecar))))
     series = [(sample.name, tuple(sorted(sample.labels.items()))) for each in families for sample in each.samples]

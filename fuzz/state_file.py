@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fuzz import forgeries
-from fuzz.sidecars import scratch, settings, tell
+from fuzz.sidecars import check_outputs, scratch, settings
 from sglang_tuning_exporter.collect.log import Logbook
 from sglang_tuning_exporter.collect.positions import HEAD_BYTES, TAIL_BYTES, digest, make_mark
 from sglang_tuning_exporter.collect.sidecar import Sidecar
@@ -66,7 +66,7 @@ def check_state_values(data: bytes) -> None:
             sidecar.state.observe_scrape(facts.read(_serving()), now)
             sidecar.state.observe_all(LogReader().feed_runs(_line()), now)
             sidecar.state.advance(now + 40.0)
-            tell(sidecar)
+            check_outputs(sidecar)
             json.dumps(sidecar.state.saved(now + 40.0), allow_nan=False)
         finally:
             sidecar.stop()

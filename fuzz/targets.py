@@ -18,7 +18,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from fuzz import access, forgeries, state_file, words
-from fuzz.sidecars import scratch, settings, tell
+from fuzz.sidecars import check_outputs, scratch, settings
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import resolve
 from sglang_tuning_exporter.config.values import UsageError
@@ -124,7 +124,7 @@ def check_exposition(data: bytes) -> None:
     now = time.monotonic()
     for at in (0.0, 5.0):
         sidecar.state.observe_scrape(facts.read(text), now + at)
-    tell(sidecar)
+    check_outputs(sidecar)
     _check_reader(text.split(words.PART.decode()))
 
 
@@ -164,7 +164,7 @@ def check_server_info(data: bytes) -> None:
         sidecar.state.facts.apply_info(info.version, info.args, info.max_running_requests)
     for load in parse_loads(data):
         sidecar.state.facts.apply_load(load.dp, load.max_running_requests)
-    tell(sidecar)
+    check_outputs(sidecar)
 
 
 def check_server_args(data: bytes) -> None:
@@ -179,7 +179,7 @@ def check_server_args(data: bytes) -> None:
     for event in LogReader().feed(line):
         sidecar.state.observe(event, now)
     harmless(dict(sidecar.state.facts.args))
-    tell(sidecar)
+    check_outputs(sidecar)
 
 
 def check_config(data: bytes) -> None:

@@ -125,7 +125,7 @@ class Browser:
 
     def tabbed(self, most: int = 60) -> list[str]:
         """What the Tab key comes to, in order, until it leaves the page: the words of links, the tag of others."""
-        told = []
+        reached = []
         for _ in range(most):
             self.driver.switch_to.active_element.send_keys(Keys.TAB)
             at = self.evaluate(
@@ -137,19 +137,19 @@ class Browser:
                 break
             tag, words, outlined = at
             assert outlined, f"{tag} {words!r} does not show that it has the focus"
-            told.append(words if tag == "A" else tag.lower())
-        return told
+            reached.append(words if tag == "A" else tag.lower())
+        return reached
 
     def accessible(self) -> list[dict[str, Any]]:
         """What assistive technology is told: role, name and properties of each node that is not ignored, in order."""
         nodes = self.command("Accessibility.getFullAXTree")["nodes"]
         by_id = {node["nodeId"]: node for node in nodes}
-        told: list[dict[str, Any]] = []
+        exposed: list[dict[str, Any]] = []
 
         def visit(node: dict[str, Any]) -> None:
             if not node.get("ignored"):
                 properties = {each["name"]: each["value"].get("value") for each in node.get("properties", ())}
-                told.append(
+                exposed.append(
                     {"role": node["role"]["value"], "name": node.get("name", {}).get("value", ""), **properties}
                 )
             for child in node.get("childIds", ()):
@@ -157,7 +157,7 @@ class Browser:
                     visit(by_id[child])
 
         visit(nodes[0])
-        return told
+        return exposed
 
     def picture(self, height: int | None = None) -> bytes:
         """The page as PNG, down to this height in CSS pixels, or all of it."""

@@ -134,7 +134,7 @@ class ServerProcess:
         self.url = f"http://{Address(*self._address)}"
         self._child: subprocess.Popen[bytes] | None = None
 
-    def tell(self, page: bytes, info: bytes | None = None) -> None:
+    def publish(self, page: bytes, info: bytes | None = None) -> None:
         """Put a page, and arguments, in place of the last ones, at one moment."""
         for name, text in (("metrics", page), ("server_info", info)):
             if text is not None:

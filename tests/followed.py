@@ -126,7 +126,7 @@ def silent(exporter: Exporter) -> bool:
     return any(finding["diagnosis"] == "log_silent" for finding in findings)
 
 
-def told(exporter: Exporter, log: Path | Server, *, is_up: bool, words: str = "") -> None:
+def check_log_status(exporter: Exporter, log: Path | Server, *, is_up: bool, words: str = "") -> None:
     """Page, findings and standard error say whether the log is read, and if not, why."""
     wait_for(lambda: up(exporter, log) == float(is_up), 10)
     assert silent(exporter) is not is_up

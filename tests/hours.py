@@ -73,7 +73,7 @@ class Story:
     gone_from: float | None = field(default=None)  # from this moment on the exporter itself does not answer
 
 
-def told(story: Story, directory: Path, families: Collection[str], sink: IO[str]) -> None:
+def write_story(story: Story, directory: Path, families: Collection[str], sink: IO[str]) -> None:
     """Write what Prometheus would have scraped. Of the server's own families only `families` are kept: they are many."""
     directory.mkdir(parents=True)
     log = directory / "server.log"
@@ -170,7 +170,7 @@ def repeated(page: str, *, end: float, count: int = 24, every: float = 5.0) -> I
 
 
 def blocks(source: Path, directory: Path) -> None:
-    """Turn what `told` wrote into a Prometheus's data directory."""
+    """Turn what `write_story` wrote into a Prometheus's data directory."""
     ran = promtool("tsdb", "create-blocks-from", "openmetrics", source, directory)
     assert ran.status == 0, ran.words[-2000:]
 

@@ -90,13 +90,13 @@ class Scenario:
 
 def started(at: float = 0.0, reserve: float | None = 6.5, **args: object) -> Story:
     """Print a start; `reserve` GB are left after it."""
-    told: list[Event] = [
+    events: list[Event] = [
         ServerArgs(None, NO_RANK, {**ARGS, **args}),
         Memory(None, NO_RANK, "weights_begin", available_gb=80.0),
         Limits(None, NO_RANK, max_total_num_tokens=400_000, available_gb=reserve, memory_device="gpu"),
         Liveness(None, NO_RANK, "ready"),
     ]
-    return [(at, event) for event in told]
+    return [(at, event) for event in events]
 
 
 def decoding(

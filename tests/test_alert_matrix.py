@@ -68,12 +68,12 @@ def test_an_alert_fires_in_time_stays_to_the_end_and_is_silent_just_below(alert:
 
 
 def test_the_machines_servers_have_the_series_that_the_exporter_exposes() -> None:
-    told = set(server.healthy("online"))
+    simulated = set(server.healthy("online"))
     for case in every_case():
         for trouble in (case.present, case.below, case.always):
             if trouble is not None:
-                told |= {*trouble.rates, *trouble.jumps, *trouble.gauges}
-    unknown = {(name, frozenset(label for label, _ in labels)) for name, labels in told} - exposed()
+                simulated |= {*trouble.rates, *trouble.jumps, *trouble.gauges}
+    unknown = {(name, frozenset(label for label, _ in labels)) for name, labels in simulated} - exposed()
     assert unknown == set()
 
 
@@ -136,7 +136,7 @@ def test_a_rule_without_its_limit_fires_just_below() -> None:
 def values(run: Run, name: str) -> list[str]:
     """Give what Prometheus stores of a series at each scrape: a number, `stale`, or `_` for nothing."""
     [text] = [
-        text for told, text in story.stored(run, story.page(run, "a")) if told.startswith((f"{name}{{", f"{name} "))
+        text for series, text in story.stored(run, story.page(run, "a")) if series.startswith((f"{name}{{", f"{name} "))
     ]
     return re.sub(r"^_x\d+ ", "", text).split(" _x4 ")
 
@@ -163,10 +163,10 @@ def test_a_prometheus_that_was_away_has_stored_nothing() -> None:
 
 def test_an_exporter_that_restarts_counts_from_0_again() -> None:
     run = Run(case_of("queue_too_long"), "present", replace(PLAIN, disturbance="exporter restarts"))
-    told = [
+    totals = [
         float(value) for value in values(run, "sglang_tuning_started_requests_total") if value not in {"stale", "_"}
     ]
-    assert sum(later < sooner for sooner, later in pairwise(told)) == 2
+    assert sum(later < sooner for sooner, later in pairwise(totals)) == 2
 
 
 def test_the_page_says_what_was_kept_and_which_alerts_hide_which() -> None:
@@ -175,8 +175,8 @@ def test_the_page_says_what_was_kept_and_which_alerts_hide_which() -> None:
 
 def test_the_sums_count_failures_by_alert_and_apart_from_what_is_beyond_any_rule() -> None:
     column = {"scrape": 15, "evaluation": 60, "misses": "no miss", "disturbance": "nothing else"}
-    told = {"alert": "SGLangServerDown", "level": "present", "column": column, "fault": "", "beyond": ""}
-    outcomes = [told, {**told, "fault": "late"}, {**told, "fault": "broken", "beyond": "no data"}]
+    outcome = {"alert": "SGLangServerDown", "level": "present", "column": column, "fault": "", "beyond": ""}
+    outcomes = [outcome, {**outcome, "fault": "late"}, {**outcome, "fault": "broken", "beyond": "no data"}]
     found = document.sums(outcomes)
     assert found["alerts"] == {"SGLangServerDown": [3, 1, 1]}
     assert found["scrapes"] == {"15 s": [3, 1, 1]}

@@ -432,8 +432,8 @@ def test_of_alerts_sent_together_the_most_severe_comes_first(manager: Alertmanag
     assert str(mail["Subject"]).endswith("(1 of 2 alerts)")
     body = mail.get_body(("plain",))
     assert body is not None
-    told = re.findall(r"^\[(\w+)\] ", body.get_content(), re.MULTILINE)
-    assert told == ["critical", "warning"]
+    severities = re.findall(r"^\[(\w+)\] ", body.get_content(), re.MULTILINE)
+    assert severities == ["critical", "warning"]
 
 
 def test_a_cause_at_another_server_hides_nothing(manager: Alertmanager) -> None:

@@ -45,7 +45,7 @@ def state_of(args: Mapping[str, object] | None) -> ServerState:
     return state
 
 
-def told(lines: list[str], args: Mapping[str, object] | None) -> ServerState:
+def state_after(lines: list[str], args: Mapping[str, object] | None) -> ServerState:
     state = state_of(args)
     for event in LogReader().feed("".join(lines).encode()):
         state.observe_all([event])
@@ -57,7 +57,7 @@ def eager_beside(others: str, args: Mapping[str, object] | None = ATTENTION) -> 
     lines = []
     for second in range(0, 300, 2):
         lines += [at(second, 3, others), at(second + 1, 0, decode(graph=False))]
-    return told(lines, args)
+    return state_after(lines, args)
 
 
 def found(state: ServerState) -> set[str]:
@@ -86,7 +86,7 @@ def test_small_batches_on_all_ranks_without_a_graph_are_a_finding() -> None:
     lines = [at(0, 3, PREFILL)]
     for second in range(10, 300, 2):
         lines += [at(second, dp, decode(graph=False)) for dp in range(RANKS)]
-    assert "cuda_graph_off" in found(told(lines, ATTENTION))
+    assert "cuda_graph_off" in found(state_after(lines, ATTENTION))
 
 
 def test_ranks_of_plain_data_parallelism_answer_for_themselves() -> None:
@@ -101,7 +101,7 @@ def test_a_graph_that_is_replayed_is_replayed_beside_anything() -> None:
     lines = []
     for second in range(0, 300, 2):
         lines += [at(second, 3, PREFILL), at(second + 1, 0, decode(graph=True))]
-    assert seconds(told(lines, ATTENTION)) == {"replayed"}
+    assert seconds(state_after(lines, ATTENTION)) == {"replayed"}
 
 
 @pytest.mark.parametrize(
@@ -170,5 +170,5 @@ def test_without_a_log_a_batch_that_is_too_large_is_still_seen() -> None:
 @pytest.mark.parametrize(("running", "found"), [(160, "eager"), (161, "beyond_captured")])
 def test_without_a_start_in_the_log_the_largest_captured_batch_is_taken_to_be_160(running: int, found: str) -> None:
     lines = [at(second, 0, decode(running, graph=False)).replace(" DP0 TP0", "") for second in range(60)]
-    seconds = told(lines, None).totals().seconds
+    seconds = state_after(lines, None).totals().seconds
     assert {name for (signal, name), spent in seconds.items() if signal == "cuda_graph" and spent} == {found}

@@ -100,8 +100,8 @@ def test_series_have_the_job_and_the_instance_that_are_given(tmp_path: Path) -> 
 def test_sglangs_own_gauges_are_there_where_the_log_says_the_same(tmp_path: Path) -> None:
     samples = backfilled(tmp_path, (START + BUSY.format(at="0:05") + BUSY.format(at="0:20")).encode())
     at = 1763638800.0
-    told = {s.name: s.value for s in samples if s.name.startswith("sglang:") and moment(s) == at + 15}
-    assert told == {
+    gauges = {s.name: s.value for s in samples if s.name.startswith("sglang:") and moment(s) == at + 15}
+    assert gauges == {
         "sglang:num_running_reqs": 7.0,
         "sglang:num_queue_reqs": 3.0,
         "sglang:token_usage": 0.5,

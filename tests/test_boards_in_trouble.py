@@ -189,9 +189,11 @@ def test_what_limits_a_server_comes_first_and_both_flags_of_a_diagnosis_are_show
     for diagnosis in ("cuda_graph_not_covering", "queue_too_long"):
         series[f'sglang_tuning_diagnosis_active{{{place},diagnosis="{diagnosis}"}}'] = "1x240"
     words = 'flag="--cuda-graph-max-bs",current="160 (default)",suggested="256"'
-    told = "sglang_tuning_recommendation_timestamp_seconds"
-    series[f'{told}{{{place},diagnosis="cuda_graph_not_covering",{words}}}'] = "1.7e9x240"
-    series[f'{told}{{{place},diagnosis="queue_too_long",flag="",current="",suggested="send fewer"}}'] = "1.7e9x240"
+    recommended_at = "sglang_tuning_recommendation_timestamp_seconds"
+    series[f'{recommended_at}{{{place},diagnosis="cuda_graph_not_covering",{words}}}'] = "1.7e9x240"
+    series[f'{recommended_at}{{{place},diagnosis="queue_too_long",flag="",current="",suggested="send fewer"}}'] = (
+        "1.7e9x240"
+    )
     for arg, value in (("cuda_graph_max_bs", 256), ("mem_fraction_static", 0.85)):
         labels = f'{place},diagnosis="cuda_graph_not_covering",arg="{arg}"'
         series[f"sglang_tuning_recommended_arg{{{labels}}}"] = f"{value}x240"
@@ -291,10 +293,10 @@ def test_a_dead_server_is_shown_with_how_its_log_says_that_it_ended_and_no_figur
 
 def test_a_verdict_is_shown_with_its_figure_and_since_when(tmp_path: Path) -> None:
     place = 'job="sglang",instance="a:1"'
-    told = "sglang_tuning_verdict"
-    series = {key: values for key, values in server("a:1").items() if told not in key} | {
-        f'{told}{{{place},verdict="healthy",severity="none"}}': "1x40 stale _x200",
-        f'{told}{{{place},verdict="retracting_too_often",severity="warning"}}': "_x41 1x200",
+    verdict = "sglang_tuning_verdict"
+    series = {key: values for key, values in server("a:1").items() if verdict not in key} | {
+        f'{verdict}{{{place},verdict="healthy",severity="none"}}': "1x40 stale _x200",
+        f'{verdict}{{{place},verdict="retracting_too_often",severity="warning"}}': "_x41 1x200",
         f'sglang_tuning_diagnosis_evidence{{{place},diagnosis="retracting_too_often",unit="per_minute"}}': "_x41 12.43x200",
         f'sglang_tuning_diagnosis_evidence{{{place},diagnosis="queue_too_long",unit="share"}}': "_x41 0.62x200",
     }
@@ -312,14 +314,14 @@ def test_a_verdict_is_shown_with_its_figure_and_since_when(tmp_path: Path) -> No
 
 def test_a_time_that_ends_after_the_data_shows_the_last_verdict_and_when_the_data_ended(tmp_path: Path) -> None:
     place = 'job="sglang",instance="night"'
-    told = "sglang_tuning_verdict"
+    verdict = "sglang_tuning_verdict"
     words = 'diagnosis="retracting_too_often",flag="--schedule-conservativeness",current="0.1"'
     recommended = f"sglang_tuning_recommendation_timestamp_seconds{{{place},{words},suggested="
     series = {
         f"up{{{place}}}": "1x80",
         f'sglang_tuning_build_info{{{place},version="1"}}': "1x80",
-        f'{told}{{{place},verdict="healthy",severity="none"}}': "1x40",
-        f'{told}{{{place},verdict="retracting_too_often",severity="warning"}}': "_x41 1x39",
+        f'{verdict}{{{place},verdict="healthy",severity="none"}}': "1x40",
+        f'{verdict}{{{place},verdict="retracting_too_often",severity="warning"}}': "_x41 1x39",
         f'sglang_tuning_diagnosis_active{{{place},diagnosis="retracting_too_often"}}': "0x40 1x39",
         recommended + '"0.5"}': "_x41 5x10",
         recommended + '"1.3"}': "_x60 5x20",

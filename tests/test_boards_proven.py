@@ -20,7 +20,7 @@ import yaml
 
 from alert_matrix.promtool import PRESENT
 from conftest import wait_for
-from hours import Moment, Story, blocks, quarter, recorded, repeated, told
+from hours import Moment, Story, blocks, quarter, recorded, repeated, write_story
 from sglang_tuning_exporter.mixin import boards
 from sglang_tuning_exporter.recordings.recording import load
 from sglang_tuning_exporter.recordings.replay import packaged
@@ -153,7 +153,7 @@ def proof(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proof]:
     with (directory / "all.om").open("w") as sink:
         for instance, story in SERVERS.items():
             made_ = story(end)
-            told(
+            write_story(
                 Story(
                     instance,
                     made_.moments,

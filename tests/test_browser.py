@@ -231,23 +231,23 @@ def test_a_screen_reader_gets_landmarks_headings_figures_and_tables(
     name: str, browser: Browser, scene: Callable[[str], Scene]
 ) -> None:
     browser.open(scene(name)[1])
-    told = browser.accessible()
-    roles = [node["role"] for node in told]
+    nodes = browser.accessible()
+    roles = [node["role"] for node in nodes]
     assert [role for role in roles if role in {"banner", "main", "contentinfo"}] == ["banner", "main", "contentinfo"]
-    levels = [node["level"] for node in told if node["role"] == "heading"]
+    levels = [node["level"] for node in nodes if node["role"] == "heading"]
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(later <= earlier + 1 for earlier, later in pairwise(levels))
     figures = browser.evaluate("return [...document.querySelectorAll('.figures dt')].map(e => e.textContent)")
-    terms = [_words(told, place) for place, role in enumerate(roles) if role == "term"]
+    terms = [_words(nodes, place) for place, role in enumerate(roles) if role == "term"]
     assert [figure for figure in figures if figure not in terms] == []
     assert len(figures) == (7 if name == "unseen" else 8)  # given-up requests are known from the metrics alone
     tables = [place for place, role in enumerate(roles) if role == "table"]
     assert len(tables) == browser.count("table")
-    headers = [node["name"] for node in told if node["role"] == "columnheader"]
+    headers = [node["name"] for node in nodes if node["role"] == "columnheader"]
     assert {"Source", "Health"} <= set(headers)
-    assert ("DP0" in [node["name"] for node in told if node["role"] == "rowheader"]) is (name == "dp2")
-    links = [node["name"] for node in told if node["role"] == "link"]
+    assert ("DP0" in [node["name"] for node in nodes if node["role"] == "rowheader"]) is (name == "dp2")
+    links = [node["name"] for node in nodes if node["role"] == "link"]
     assert len(links) == len(set(links))  # each can be told from the others by its name
 
 
@@ -277,10 +277,10 @@ def test_whether_a_figure_is_good_is_said_in_words_too(browser: Browser, scene: 
 
 def test_it_can_be_read_with_scripts_switched_off(browser: Browser, address: str) -> None:
     browser.open(address, scripts=False)
-    told = [node["name"] for node in browser.accessible() if node["role"] == "StaticText"]
+    texts = [node["name"] for node in browser.accessible() if node["role"] == "StaticText"]
     browser.command("Emulation.setScriptExecutionDisabled", value=False)
-    assert BY_ID["cuda_graph_not_covering"].summary in told
-    assert "--cuda-graph-max-bs-decode 512" in told
+    assert BY_ID["cuda_graph_not_covering"].summary in texts
+    assert "--cuda-graph-max-bs-decode 512" in texts
 
 
 def test_the_runbooks_fit_a_phone_and_stand_out(browser: Browser, address: str) -> None:
@@ -323,6 +323,6 @@ def test_a_page_that_is_held_still_is_not_loaded_again_and_can_be_let_go(browser
     assert browser.driver.current_url == refreshing
 
 
-def _words(told: list[dict[str, Any]], place: int) -> str:
+def _words(nodes: list[dict[str, Any]], place: int) -> str:
     """The words of a node that is named by its content alone: those of the text behind it."""
-    return str(told[place]["name"] or told[place + 1]["name"])
+    return str(nodes[place]["name"] or nodes[place + 1]["name"])

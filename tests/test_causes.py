@@ -136,9 +136,9 @@ def test_the_relation_of_causes_has_no_circle() -> None:
 
 def test_alerts_are_notified_causes_first() -> None:
     places = {row.id: place for place, row in enumerate(ALERTS)}
-    told = [(cause, row.id) for row in ALERTS for cause in row.causes if cause in places]
-    assert told
-    assert all(places[cause] < places[row] for cause, row in told)
+    pairs = [(cause, row.id) for row in ALERTS for cause in row.causes if cause in places]
+    assert pairs
+    assert all(places[cause] < places[row] for cause, row in pairs)
 
 
 @settings(max_examples=100)

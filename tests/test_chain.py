@@ -141,12 +141,12 @@ def test_a_follower_that_ended_while_it_caught_up_goes_on_in_each_file_where_it_
         log.write(10)
         log.shift()
     log.write(10)
-    told: list[int] = []
-    while told[-1:] != [50]:
+    received: list[int] = []
+    while received[-1:] != [50]:
         block = next((block for block in follower.poll() if not block.historical), None)
-        told += [int(line.split()[3]) for line in block.data.splitlines()] if block is not None else []
+        received += [int(line.split()[3]) for line in block.data.splitlines()] if block is not None else []
         follower = LogFollower([str(log.path)], positions=saved(follower))
-    assert told == log.numbers(1, 50)
+    assert received == log.numbers(1, 50)
     assert lost(follower) == 0
 
 

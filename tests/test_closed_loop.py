@@ -61,7 +61,7 @@ def side(**figures: Any) -> dict[str, Any]:
     names = "tokens_per_second latency_p50 latency_p99 first_token_p50 first_token_p99 retractions_per_minute"
     names += " tokens_per_cpu_second token_usage running queued cached_share errors cpu_share"
     measured = {**dict.fromkeys(names.split(), 1.0), **figures.pop("measures", {})}
-    told = {
+    usual = {
         "verdict": "healthy",
         "findings": [],
         "notifications": [],
@@ -70,7 +70,7 @@ def side(**figures: Any) -> dict[str, Any]:
         "time_scale": 12,
         "load": {"seconds": 60},
     }
-    return {**told, **figures}
+    return {**usual, **figures}
 
 
 # --- the tables -------------------------------------------------------------------------------------------------------
@@ -88,8 +88,8 @@ def test_every_loop_expects_a_row_of_the_table_and_its_alert(loop: Loop) -> None
 
 
 def test_every_loop_and_start_sets_flags_that_the_release_has() -> None:
-    told = [loop.flags for loop in LOOPS] + [f"{start.fixed} {start.wrong}" for start in convergence.STARTS]
-    for flags in told:
+    flag_lines = [loop.flags for loop in LOOPS] + [f"{start.fixed} {start.wrong}" for start in convergence.STARTS]
+    for flags in flag_lines:
         for word in flags.split():
             if word.startswith("--"):
                 found = flag_of(word[2:].replace("-", "_"), "0.5.23")
@@ -242,11 +242,11 @@ def test_a_flag_that_stands_for_what_nobody_can_turn_is_held_against_the_advice(
 def test_who_cannot_turn_the_flag_of_one_advice_reads_on() -> None:
     pool, policy = turn("--max-total-tokens", 3000, 6000), turn("--schedule-policy", "fcfs", "lpm")
     command = {"text": " ".join([*PROGRAM, "--max-total-tokens 6000"]), "changes": [pool]}
-    told = [finding("running_far_below_limit", pool), finding("shared_prefixes_unused", policy)]
+    both = [finding("running_far_below_limit", pool), finding("shared_prefixes_unused", policy)]
     before = ("--max-total-tokens", "3000")
-    found = advised(findings(*told, command=command), before, LOAD, ["--max-total-tokens"])
+    found = advised(findings(*both, command=command), before, LOAD, ["--max-total-tokens"])
     assert found.args == (*before, "--schedule-policy", "lpm")
-    alone = advised(findings(told[0], command=command), before, LOAD, ["--max-total-tokens"])
+    alone = advised(findings(both[0], command=command), before, LOAD, ["--max-total-tokens"])
     assert (alone.changes, alone.words) == ((), "--max-total-tokens 3000 -> 6000, which is held here")
 
 
@@ -269,8 +269,8 @@ def write(folder: Path, name: str, result: object) -> None:
 
 def loop_result(loop: str, *, found: str, alert: str = "", advice: tuple[object, ...] = ()) -> dict[str, Any]:
     notified = [{"alert": alert, "after_seconds": 41.0, "flag": "", "current": "", "suggested": ""}] if alert else []
-    told = [{"diagnosis": found, "advice": [list(advice)] if advice else []}] if found else []
-    before = side(verdict=found or "healthy", findings=told, notifications=notified)
+    reported = [{"diagnosis": found, "advice": [list(advice)] if advice else []}] if found else []
+    before = side(verdict=found or "healthy", findings=reported, notifications=notified)
     after = side(measures={"tokens_per_cpu_second": 2.0, "running": 2.0, "latency_p50": 0.5})
     return {"loop": loop, "before": before, "after": after, "advice": {"changes": [], "words": ""}}
 
@@ -334,9 +334,9 @@ def test_what_a_folder_of_results_lacks_stays_as_it_was(tmp_path: Path) -> None:
 
 def test_clients_that_are_advised_how_many_tokens_are_enough_ask_for_so_many() -> None:
     words = "ask for at most 1,472 max_new_tokens (now about 4,096): the flag is low enough"
-    told = advised(findings(finding("admission_too_conservative", turn(None, None, words))), NOW, LOAD)
-    assert (told.args, told.load.most_new_tokens, told.load.clients) == (NOW, 1472, LOAD.clients)
-    assert told.changes == (Change("max_new_tokens", str(LOAD.most_new_tokens), "1472"),)
+    followed = advised(findings(finding("admission_too_conservative", turn(None, None, words))), NOW, LOAD)
+    assert (followed.args, followed.load.most_new_tokens, followed.load.clients) == (NOW, 1472, LOAD.clients)
+    assert followed.changes == (Change("max_new_tokens", str(LOAD.most_new_tokens), "1472"),)
 
 
 def test_the_committed_page_is_what_the_committed_figures_say() -> None:

@@ -40,7 +40,7 @@ def message(alert: str, status: str) -> dict[str, Any]:
     return {"alerts": [{"status": status, "labels": {"alertname": alert}}]}
 
 
-def told(**changed: Any) -> FaultRecords:
+def records(**changed: Any) -> FaultRecords:
     """A server that was killed at 100, told of at 130, started at 140, and back at 170."""
     lines = {"decode": 7, "prefill": 3, "retraction": 0}
     usual = FaultRecords(
@@ -59,7 +59,7 @@ def told(**changed: Any) -> FaultRecords:
 
 
 def test_seconds_are_from_the_fault_and_from_the_repair() -> None:
-    found = judged(named("kill_main"), told())
+    found = judged(named("kill_main"), records())
     assert found["problems"] == []
     assert found["seconds"] == {"up_0": 1.0, "firing": 31.0, "webhook": 34.0}
     assert found["after_repair"] == {"ready": 30.0, "up_1": 29.0, "not_firing": 28.0, "resolved_webhook": 32.0}
@@ -78,19 +78,19 @@ def test_seconds_are_from_the_fault_and_from_the_repair() -> None:
     ],
 )
 def test_what_is_not_as_the_table_says_is_a_problem(changed: dict[str, Any], problem: str) -> None:
-    assert any(problem in found for found in judged(named("kill_main"), told(**changed))["problems"])
+    assert any(problem in found for found in judged(named("kill_main"), records(**changed))["problems"])
 
 
 def test_alerts_that_any_server_on_a_cpu_has_are_no_problem() -> None:
-    found = judged(named("kill_main"), told(firing={**told().firing, "SGLangCudaGraphOff": [(120, 1.0)]}))
+    found = judged(named("kill_main"), records(firing={**records().firing, "SGLangCudaGraphOff": [(120, 1.0)]}))
     assert found["problems"] == []
     assert found["others"] == {"SGLangCudaGraphOff": 20.0}
 
 
 def test_an_event_that_the_log_should_have_must_have_been_counted() -> None:
-    silent = judged(named("kill_scheduler"), told())
+    silent = judged(named("kill_scheduler"), records())
     assert silent["problems"] == ["none of process_died was counted"]
-    counted = judged(named("kill_scheduler"), told(events={"process_died": [(99, 0.0), (103, 1.0)]}))
+    counted = judged(named("kill_scheduler"), records(events={"process_died": [(99, 0.0), (103, 1.0)]}))
     assert counted["problems"] == []
     assert counted["events"] == {"process_died": 3.0}
 
@@ -116,7 +116,7 @@ def test_the_table_of_faults_speaks_of_alerts_events_and_deeds_that_there_are() 
 
 
 def test_a_result_is_a_row_of_a_table() -> None:
-    found = {**judged(named("kill_main"), told()), "version": "0.5.23", "time_scale": 10.0}
+    found = {**judged(named("kill_main"), records()), "version": "0.5.23", "time_scale": 10.0}
     row = liveness.table([found])[-1]
     assert row == (
         "| 0.5.23 | 10 times as fast | SIGKILL of the main process | SGLangServerDown"
@@ -150,9 +150,9 @@ def _until(holds: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def asked(number: int, outcome: str, **told_of: Any) -> Asked:
+def asked(number: int, outcome: str, **details: Any) -> Asked:
     made = Asked(number, "stays", 24, stream=True)
-    for name, value in {"outcome": outcome, **told_of}.items():
+    for name, value in {"outcome": outcome, **details}.items():
         setattr(made, name, value)
     return made
 

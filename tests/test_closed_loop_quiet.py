@@ -11,7 +11,7 @@ from closed_loop.quiet import HEALTHY, Course, plans, table, written
 
 
 def course(load: str = "chat", **more: object) -> Course:
-    told: dict[str, object] = {
+    usual: dict[str, object] = {
         "seconds": 90.0,
         "requests": 1200,
         "answered": 1000,
@@ -19,7 +19,7 @@ def course(load: str = "chat", **more: object) -> Course:
         "probes": 18,
         **more,
     }
-    return Course(load, HEALTHY[load].profile, 10.0, **told)  # type: ignore[arg-type]  # fields by name
+    return Course(load, HEALTHY[load].profile, 10.0, **usual)  # type: ignore[arg-type]  # fields by name
 
 
 def test_at_least_eight_kinds_of_healthy_load_are_sent_under_their_own_profiles() -> None:
@@ -57,8 +57,8 @@ def test_a_course_is_kept_as_json_and_collected(tmp_path: Path) -> None:
 def test_a_load_that_was_not_sent_again_keeps_its_result(tmp_path: Path) -> None:
     written(course("rag", requests=7), tmp_path)
     known = json.loads(json.dumps({"quiet": [course("rag", requests=1).as_json(), course("chat").as_json()]}))
-    told = beside(collect(tmp_path), known)["quiet"]
-    assert [(each["load"], each["requests"]) for each in told] == [("chat", 1200), ("rag", 7)]
+    merged = beside(collect(tmp_path), known)["quiet"]
+    assert [(each["load"], each["requests"]) for each in merged] == [("chat", 1200), ("rag", 7)]
 
 
 def test_the_table_names_alerts_by_their_states_and_the_time_by_the_rules_clocks() -> None:

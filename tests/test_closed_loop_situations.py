@@ -25,7 +25,7 @@ SITUATION = Situation(
 RAISED = {"flag": "--max-total-tokens", "current": 600, "suggested": 1200}
 
 
-def told(verdict: str, *advice: dict[str, Any], before: str = "healthy") -> dict[str, Any]:
+def capture(verdict: str, *advice: dict[str, Any], before: str = "healthy") -> dict[str, Any]:
     finding = {"diagnosis": verdict, "severity": "warning", "alert": "", "advice": list(advice)}
     last = {"at": 50.0, "verdict": verdict, "findings": [finding]}
     times = {"times": [{"at": 10.0, "verdict": before, "findings": []}, last]}
@@ -55,35 +55,35 @@ def test_nothing_is_a_cure_and_forbidden_in_one_situation() -> None:
 
 
 def test_a_right_headline_with_its_cure_is_not_wrong() -> None:
-    found = seen(SITUATION, told("running_far_below_limit", RAISED))
+    found = seen(SITUATION, capture("running_far_below_limit", RAISED))
     assert found["both"].wrong == ()
     assert found["both"].advice == ("--max-total-tokens 600 → 1200",)
 
 
 def test_silence_is_not_wrong_but_a_cure_that_is_not_named_is_missed() -> None:
-    assert seen(SITUATION, told("no_clear_bottleneck"))["log"].wrong == ()
-    (missed,) = seen(SITUATION, told("no_clear_bottleneck"))["both"].wrong
+    assert seen(SITUATION, capture("no_clear_bottleneck"))["log"].wrong == ()
+    (missed,) = seen(SITUATION, capture("no_clear_bottleneck"))["both"].wrong
     assert missed == "does not name `--max-total-tokens up`"
 
 
 def test_a_cure_that_turns_its_flag_the_wrong_way_does_not_cure() -> None:
     lowered = {**RAISED, "suggested": 300}
-    assert seen(SITUATION, told("running_far_below_limit", lowered))["both"].wrong
+    assert seen(SITUATION, capture("running_far_below_limit", lowered))["both"].wrong
 
 
 def test_a_cure_that_comes_after_asking_people_for_less_is_late() -> None:
     fewer = {"flag": "", "suggestion": "send at most 5 requests at once"}
-    (late,) = seen(SITUATION, told("no_clear_bottleneck", fewer, RAISED))["both"].wrong
+    (late,) = seen(SITUATION, capture("no_clear_bottleneck", fewer, RAISED))["both"].wrong
     assert late == "--max-total-tokens 600 → 1200 comes after: send at most 5 requests at once"
-    assert seen(SITUATION, told("no_clear_bottleneck", RAISED, fewer))["both"].wrong == ()
+    assert seen(SITUATION, capture("no_clear_bottleneck", RAISED, fewer))["both"].wrong == ()
 
 
 def test_a_healthy_headline_over_a_full_pool_is_wrong() -> None:
-    assert "`healthy` is false" in seen(SITUATION, told("healthy", RAISED))["report"].wrong
+    assert "`healthy` is false" in seen(SITUATION, capture("healthy", RAISED))["report"].wrong
 
 
 def test_a_false_headline_earlier_is_wrong_although_the_last_one_is_right() -> None:
-    found = seen(SITUATION, told("running_far_below_limit", RAISED, before="client_too_slow"))
+    found = seen(SITUATION, capture("running_far_below_limit", RAISED, before="client_too_slow"))
     assert found["both"].wrong == ("`client_too_slow` for 50% of the time",)
 
 
@@ -95,18 +95,18 @@ def test_a_false_headline_earlier_is_wrong_although_the_last_one_is_right() -> N
     ],
 )
 def test_an_advice_that_must_never_be_given_is_wrong_beside_the_right_one(advice: dict[str, Any]) -> None:
-    assert len(seen(SITUATION, told("running_far_below_limit", RAISED, advice))["metrics"].wrong) == 1
+    assert len(seen(SITUATION, capture("running_far_below_limit", RAISED, advice))["metrics"].wrong) == 1
 
 
 def test_a_switch_is_added_or_dropped() -> None:
     drop = {"flag": "--disable-radix-cache", "current": 1, "suggested": 0, "is_switch": True}
     assert advised({"advice": [drop]}) == ["--disable-radix-cache drop"]
     situation = replace(SITUATION, cures=("--disable-radix-cache drop",))
-    assert seen(situation, told("running_far_below_limit", drop))["both"].wrong == ()
+    assert seen(situation, capture("running_far_below_limit", drop))["both"].wrong == ()
 
 
 def test_the_page_counts_what_is_wrong_at_each_revision() -> None:
-    wrong, right = seen(SITUATION, told("healthy")), seen(SITUATION, told("running_far_below_limit", RAISED))
+    wrong, right = seen(SITUATION, capture("healthy")), seen(SITUATION, capture("running_far_below_limit", RAISED))
     page = render([(SITUATION, {"old": wrong, "new": right})], ["old", "new"])
     assert "At old, 1 of 1 situations" in page
     assert "At new, 0 of 1 situations" in page

@@ -179,7 +179,7 @@ def lives(draw: st.DrawFn) -> Life:
 
 
 @dataclass
-class Told:
+class Outcome:
     """One life told three times: at each evaluation the ids that are found, that fire by the report, and that fire by the rules."""
 
     found: dict[float, frozenset[str]] = field(default_factory=dict)
@@ -187,23 +187,23 @@ class Told:
     rules: dict[float, frozenset[str]] = field(default_factory=dict)
 
 
-def told(several: tuple[Life, ...], directory: Path, rules: str = RULES) -> list[Told]:
-    lived = [Told() for _ in several]
+def outcomes_of(several: tuple[Life, ...], directory: Path, rules: str = RULES) -> list[Outcome]:
+    lived = [Outcome() for _ in several]
     series: list[dict[str, str]] = []
-    for number, (life, tale) in enumerate(zip(several, lived, strict=True)):
+    for number, (life, outcome) in enumerate(zip(several, lived, strict=True)):
         log = directory / f"{number}.log"
         log.write_text(life.text())
         series += exposed(
-            BackfillView(Logs([str(log)]), PROFILES[life.profile].with_thresholds(life.thresholds)), tale, number
+            BackfillView(Logs([str(log)]), PROFILES[life.profile].with_thresholds(life.thresholds)), outcome, number
         )
-    steps = max(len(tale.found) for tale in lived)
+    steps = max(len(outcome.found) for outcome in lived)
     for number, step, ids in fired(series, steps, directory, rules):
         if step * EVALUATION_SECONDS in lived[number].found:
             lived[number].rules[step * EVALUATION_SECONDS] = ids
     return lived
 
 
-def exposed(night: BackfillView, tale: Told, number: int) -> list[dict[str, str]]:
+def exposed(night: BackfillView, outcome: Outcome, number: int) -> list[dict[str, str]]:
     """Follow a log to its end; the series that the rules ask for, in promtool's notation, each sample 5 s before an evaluation."""
     samples: dict[tuple[str, tuple[tuple[str, str], ...]], dict[int, float]] = {}
     for step, (_, families) in enumerate(night.moments()):
@@ -212,16 +212,16 @@ def exposed(night: BackfillView, tale: Told, number: int) -> list[dict[str, str]
                 if sample.name in USED:
                     samples.setdefault((sample.name, tuple(sorted(sample.labels.items()))), {})[step] = sample.value
         now = step * EVALUATION_SECONDS
-        tale.found[now] = frozenset(
+        outcome.found[now] = frozenset(
             dict(labels)["diagnosis"]
             for (name, labels), known in samples.items()
             if name == "sglang_tuning_diagnosis_active" and known.get(step)
         )
-        tale.report[now] = frozenset(row.id for row, state in night.alarms.states() if state == "firing")
+        outcome.report[now] = frozenset(row.id for row, state in night.alarms.states() if state == "firing")
     noted = []
     for (name, labels), values in samples.items():
         said = ",".join(f"{label}={json.dumps(word)}" for label, word in labels)
-        steps = (values.get(step, "stale" if step - 1 in values else "_") for step in range(len(tale.found)))
+        steps = (values.get(step, "stale" if step - 1 in values else "_") for step in range(len(outcome.found)))
         noted.append(
             {
                 "series": f'{name}{{job="sglang",instance="{number}",{said}}}',
@@ -242,17 +242,17 @@ def fired(
             yield int(number), step, frozenset(fires.get(number, ()))
 
 
-def differences(life: Life, tale: Told) -> list[str]:
+def differences(life: Life, outcome: Outcome) -> list[str]:
     """Say where the three differ by more than they may."""
     ids = {row.id for row in EVALUATED if is_evaluated(row, life.profile)}
-    at_minutes = {at: set(fire & ids) for at, fire in tale.rules.items() if at % 60 == 0}
-    said = disagreements(tale.found, {at: fire for at, fire in at_minutes.items() if at < 60 * life.ends})
+    at_minutes = {at: set(fire & ids) for at, fire in outcome.rules.items() if at % 60 == 0}
+    said = disagreements(outcome.found, {at: fire for at, fire in at_minutes.items() if at < 60 * life.ends})
     # What was found under load is found for minutes after it, in the past tense; what fires must have been found all the same.
-    said += [each for each in disagreements(tale.found, at_minutes) if ": fires at" in each and each not in said]
+    said += [each for each in disagreements(outcome.found, at_minutes) if ": fires at" in each and each not in said]
     said = [f"measured {each}" for each in said if each.split(":")[0] in ids]
     for one, other, words in (
-        (tale.report, tale.rules, "the report alone"),
-        (tale.rules, tale.report, "the rules alone"),
+        (outcome.report, outcome.rules, "the report alone"),
+        (outcome.rules, outcome.report, "the rules alone"),
     ):
         for at, fire in one.items():
             near = [other.get(at + shift, frozenset()) for shift in (-EVALUATION_SECONDS, 0.0, EVALUATION_SECONDS)]
@@ -263,18 +263,18 @@ def differences(life: Life, tale: Told) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def over(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
-    return dict(zip((life.name for life in OVER), told(OVER, tmp_path_factory.mktemp("over")), strict=True))
+def over(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    return dict(zip((life.name for life in OVER), outcomes_of(OVER, tmp_path_factory.mktemp("over")), strict=True))
 
 
 @pytest.mark.parametrize("life", OVER, ids=lambda life: life.name)
-def test_a_trouble_of_each_kind_is_reported_alike(life: Life, over: dict[str, Told]) -> None:
+def test_a_trouble_of_each_kind_is_reported_alike(life: Life, over: dict[str, Outcome]) -> None:
     assert differences(life, over[life.name]) == []
 
 
-def test_every_kind_that_a_log_can_show_has_fired_by_the_rules_and_in_the_report(over: dict[str, Told]) -> None:
+def test_every_kind_that_a_log_can_show_has_fired_by_the_rules_and_in_the_report(over: dict[str, Outcome]) -> None:
     for way in ("rules", "report"):
-        ids = frozenset().union(*(fire for tale in over.values() for fire in getattr(tale, way).values()))
+        ids = frozenset().union(*(fire for outcome in over.values() for fire in getattr(outcome, way).values()))
         assert {type(BY_ID[row].condition) for row in ids} == {type(row.condition) for row in EVALUATED}
 
 
@@ -288,8 +288,8 @@ def test_every_kind_that_a_log_can_show_has_fired_by_the_rules_and_in_the_report
 def test_whatever_a_server_lives_through_is_reported_alike(
     tmp_path_factory: pytest.TempPathFactory, several: list[Life]
 ) -> None:
-    tales = told(tuple(several), tmp_path_factory.mktemp("lives"))
-    said = {repr(life): differences(life, tale) for life, tale in zip(several, tales, strict=True)}
+    outcomes = outcomes_of(tuple(several), tmp_path_factory.mktemp("lives"))
+    said = {repr(life): differences(life, outcome) for life, outcome in zip(several, outcomes, strict=True)}
     assert {life: words for life, words in said.items() if words} == {}
 
 
@@ -298,8 +298,8 @@ def test_a_rule_that_ignores_that_graphs_are_off_is_found(tmp_path: Path) -> Non
     wrong = 'unless on (job, instance) instance:sglang_tuning_server_arg:last5m{arg="disable_cuda_graph"} == 1'
     assert right in RULES
     chosen = tuple(life for life in OVER if life.name.startswith("graph_memory"))
-    tales = told(chosen, tmp_path, RULES.replace(right, wrong))
-    found = {life.graphs_off for life, tale in zip(chosen, tales, strict=True) if differences(life, tale)}
+    outcomes = outcomes_of(chosen, tmp_path, RULES.replace(right, wrong))
+    found = {life.graphs_off for life, outcome in zip(chosen, outcomes, strict=True) if differences(life, outcome)}
     assert found == {"disable_decode_cuda_graph", "cuda_graph_config"}
 
 

@@ -44,7 +44,7 @@ ASKED_AT = tuple(60.0 * minute for minute in (12, 16, 20, 25, 30))
 RULES = alerts.files()["alerts/rules/sglang-tuning.rules.yml"]
 # Those that a server's figures tell. What burns a budget is Prometheus' alone, and what is wrong with a source is told by
 # the source: their scenarios are in alerts/tests; only that a server is down is told by its log as well.
-TOLD = tuple(
+COMPARED = tuple(
     row
     for row in ALERTS
     if row.id == "server_down" or not (row.condition.is_advice_fixed or isinstance(row.condition, BurnRate))
@@ -79,7 +79,7 @@ class Simulated(Sidecar):
         self.judged = super().judge(now)
         return self.judged
 
-    def tell(self, what: object, at: float) -> None:
+    def observe(self, what: object, at: float) -> None:
         self.now = at
         if isinstance(what, Away):
             self.state.lost_scrape()
@@ -106,7 +106,7 @@ def played(scenario: Scenario) -> tuple[History, Series]:
     for sample in range(int(LENGTH / STEP) + 1):
         now = STEP * sample
         while pair is not None and pair[0] <= now:
-            sidecar.tell(pair[1], pair[0])
+            sidecar.observe(pair[1], pair[0])
             pair = next(story, None)
         sidecar.now = now
         for family in collect(sidecar):
@@ -129,8 +129,8 @@ def fired(scenarios: tuple[Scenario, ...], directory: Path, rules: str = RULES) 
     inputs: list[dict[str, str]] = []
     for scenario in scenarios:
         for (name, labels), samples in played(scenario)[1].items():
-            told = ",".join(f"{key}={json.dumps(value)}" for key, value in labels)
-            selector = f'{name}{{job="sglang",instance="{scenario.name}",{told}}}'
+            label_text = ",".join(f"{key}={json.dumps(value)}" for key, value in labels)
+            selector = f'{name}{{job="sglang",instance="{scenario.name}",{label_text}}}'
             inputs.append({"series": selector, "values": shorthand(samples)})
     fires = alerts_firing(inputs, ASKED_AT, rules, directory, interval="15s", evaluation="30s")
     names = [scenario.name for scenario in scenarios]
@@ -141,7 +141,7 @@ def seconds(duration: str) -> float:
     return float(duration[:-1]) * {"s": 1.0, "m": 60.0, "h": 3600.0}[duration[-1]] if duration else 0.0
 
 
-def patience(row: Diagnosis) -> float:
+def longest_delay(row: Diagnosis) -> float:
     """After how long an unbroken finding must notify."""
     looks_back = type(row.condition) in {Share, RetractionRate, Rejections, Spread}
     return (600.0 if looks_back else 0.0) + seconds(row.hold) + 60.0
@@ -151,8 +151,8 @@ def disagreements(found: History, firing: Mapping[float, set[str]]) -> list[str]
     """Say where core and rules differ by more than the rules may."""
     said = []
     for at, alerts_then in firing.items():
-        for row in TOLD:
-            since = at - patience(row)
+        for row in COMPARED:
+            since = at - longest_delay(row)
             always = all(row.id in ids for moment, ids in found.items() if since <= moment <= at)
             if since >= 0 and always and row.id not in alerts_then:
                 said.append(f"{row.id}: found since {since:g} s, and silent at {at:g} s")
@@ -176,13 +176,13 @@ def test_core_and_rules_agree_at_every_moment_asked(scenario: Scenario, firing: 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_both_end_where_the_words_say(scenario: Scenario, firing: Any) -> None:
-    with_alert = {row.id for row in TOLD}
+    with_alert = {row.id for row in COMPARED}
     assert played(scenario)[0][LENGTH] & with_alert == scenario.ends
     assert firing[scenario.name][LENGTH] == scenario.ends
 
 
 def test_every_alert_that_the_exporter_can_fire_has_its_scenario() -> None:
-    assert set().union(*(scenario.ends for scenario in SCENARIOS)) == {row.id for row in TOLD}
+    assert set().union(*(scenario.ends for scenario in SCENARIOS)) == {row.id for row in COMPARED}
     assert len({scenario.name for scenario in SCENARIOS}) == len(SCENARIOS)
 
 

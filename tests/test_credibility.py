@@ -560,7 +560,7 @@ def test_a_line_that_the_base_may_contain_is_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "believed"),
+    ("line", "accepted"),
     [
         (decode(0.91), True),
         (decode(0.91, running=401), False),
@@ -584,29 +584,29 @@ def test_a_line_that_the_base_may_contain_is_accepted() -> None:
         "prefill with a queue from nowhere",
     ],
 )
-def test_a_suspect_batch_line_is_accepted_when_its_figures_fit(line: str, *, believed: bool) -> None:
+def test_a_suspect_batch_line_is_accepted_when_its_figures_fit(line: str, *, accepted: bool) -> None:
     server = busy()
     server.say(30, TOOL)
     server.say(30, line)
-    assert server.doubted == ({} if believed else {"batch": 1})
-    assert (server.state.ranks[None].usage == 0.97) is not believed
+    assert server.doubted == ({} if accepted else {"batch": 1})
+    assert (server.state.ranks[None].usage == 0.97) is not accepted
 
 
-@pytest.mark.parametrize(("line", "believed"), [(decode(0.3), True), (prefill(), False)])
-def test_a_suspect_batch_line_without_a_neighbour_has_to_fit_the_pool(line: str, *, believed: bool) -> None:
+@pytest.mark.parametrize(("line", "accepted"), [(decode(0.3), True), (prefill(), False)])
+def test_a_suspect_batch_line_without_a_neighbour_has_to_fit_the_pool(line: str, *, accepted: bool) -> None:
     server = Server()
     server.say(1, TOOL)
     server.say(1, line)
-    assert server.doubted == ({} if believed else {"batch": 1})
+    assert server.doubted == ({} if accepted else {"batch": 1})
 
 
 def test_a_suspect_batch_line_in_a_log_without_its_start_is_compared_with_the_line_before() -> None:
-    for line, believed in ((decode(0.95), True), (decode(0.3), False)):
+    for line, accepted in ((decode(0.95), True), (decode(0.3), False)):
         state, reader = ServerState(PROFILES["online"], 0.0), LogReader()
         for message in (decode(), TOOL, line):
             for event in reader.feed(f"[2025-11-20 11:00:30] {message}\n".encode()):
                 state.observe(event, 30.0)
-        assert state.totals().counts["replayed"] == DECODE_LOG_INTERVAL * (1 + believed)
+        assert state.totals().counts["replayed"] == DECODE_LOG_INTERVAL * (1 + accepted)
 
 
 def test_a_batch_line_that_nothing_made_suspect_is_not_asked() -> None:

@@ -70,7 +70,7 @@ def test_the_sentence_says_that_it_comes_from_the_log(death: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "crash"),
     [
         (
             "Subprocess scheduler_0 (pid=4711) crashed with exit code -9. Triggering SIGQUIT for cleanup...",
@@ -81,11 +81,11 @@ def test_the_sentence_says_that_it_comes_from_the_log(death: str) -> None:
         ("Subprocess scheduler_0 crashed with exit code -999", "scheduler_0 crashed with exit code -999"),
     ],
 )
-def test_the_headline_quotes_which_process_crashed_and_how(line: str, told: str) -> None:
+def test_the_headline_quotes_which_process_crashed_and_how(line: str, crash: str) -> None:
     state = after(START, DECODE, f"{AT}{line}\n", DEATHS["a child that failed"][0])
     (found,) = [f for f in judge(past_of(state, 60.0)).findings if f.diagnosis.id == "server_down"]
-    assert found.headline == f"SGLang has ended: {told}."
-    assert found.sentence == f"its log says that {told}"
+    assert found.headline == f"SGLang has ended: {crash}."
+    assert found.sentence == f"its log says that {crash}"
     state.observe_all(LogReader().feed((START + DECODE + DEATHS["a child that failed"][0]).encode()), 70.0)
     (found,) = [f for f in judge(past_of(state, 80.0)).findings if f.diagnosis.id == "server_down"]
     assert found.headline == "SGLang does not answer."

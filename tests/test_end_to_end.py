@@ -32,7 +32,7 @@ class Run:
     def __init__(self, stack: Stack, replay: ReplayServer, messages: list[Any]) -> None:
         self.stack, self.replay, self._messages = stack, replay, messages
 
-    def told(self) -> list[dict[str, Any]]:
+    def notified(self) -> list[dict[str, Any]]:
         return [alert for message in list(self._messages) for alert in message["alerts"]]
 
     def texts(self) -> str:
@@ -85,11 +85,11 @@ def is_running(pid: int) -> bool:
 def test_retractions_reach_a_person_as_advice_to_raise_the_flag_and_never_to_lower_it(tmp_path: Path) -> None:
     begin = time.monotonic()
     with chain("retract", tmp_path) as run:
-        while not run.told():
+        while not run.notified():
             assert time.monotonic() - begin < 150, f"no notification; Prometheus says {run.stack.alerts()}"
             time.sleep(0.2)
         # Whose requests wait may have burnt its latency budget by then, too.
-        [alert] = [each for each in run.told() if not each["labels"]["alertname"].endswith("BurningFast")]
+        [alert] = [each for each in run.notified() if not each["labels"]["alertname"].endswith("BurningFast")]
         assert alert["labels"]["alertname"] == "SGLangRetractingTooOften"
         assert alert["labels"]["instance"] == run.stack.exporter_url.removeprefix("http://")
         notes = alert["annotations"]
@@ -113,4 +113,4 @@ def test_a_healthy_online_server_fires_nothing(tmp_path: Path) -> None:
         busy = run.stack.query('instance:sglang_tuning_serving_seconds:increase10m{signal="activity"}')
         assert float(busy[0]["value"][1]) > 60 / SPEED
         assert run.seen("firing") == set()
-        assert run.told() == []
+        assert run.notified() == []

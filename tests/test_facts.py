@@ -29,7 +29,7 @@ def only_rank(name: str) -> RankFigures:
     return rank
 
 
-def told(rank: RankFigures) -> set[str]:
+def present(rank: RankFigures) -> set[str]:
     return {field.name for field in fields(rank) if getattr(rank, field.name) not in (None, {})} - {"dp"}
 
 
@@ -119,10 +119,10 @@ def test_the_first_releases_keep_their_last_figures_when_idle() -> None:
 
 def test_old_releases_leave_absent_what_they_do_not_expose() -> None:
     basic = {"running", "queued", "full_usage", "used_tokens", "generation_throughput"}
-    assert told(only_rank("0.3.6.post3_dp2-bigqueue")) == basic
-    assert told(only_rank("0.4.3.post4_tp8-healthy")) == basic
-    assert told(only_rank("0.4.6.post5_dp2-bigqueue")) == basic | {"grammar_queued"}
-    assert told(only_rank("0.4.9.post6_tp8-retract")) == basic | {"grammar_queued", "retracted_requests"}
+    assert present(only_rank("0.3.6.post3_dp2-bigqueue")) == basic
+    assert present(only_rank("0.4.3.post4_tp8-healthy")) == basic
+    assert present(only_rank("0.4.6.post5_dp2-bigqueue")) == basic | {"grammar_queued"}
+    assert present(only_rank("0.4.9.post6_tp8-retract")) == basic | {"grammar_queued", "retracted_requests"}
 
 
 def test_queues_of_disaggregated_serving_are_read_under_every_release_s_name() -> None:
@@ -198,8 +198,8 @@ def test_a_recorded_server_with_two_dp_ranks_has_two_ranks() -> None:
 
 def test_before_the_first_request_only_constants_are_exposed() -> None:
     constants = {"kv_pool_tokens", "available_gpu_memory_gb", "graph_memory_gb", "weight_memory_gb", "kv_memory_gb"}
-    assert told(only_rank("recorded-0.5.23-starting")) == constants
-    assert told(only_rank("recorded-0.5.9-starting")) == {"admitted_requests"}
+    assert present(only_rank("recorded-0.5.23-starting")) == constants
+    assert present(only_rank("recorded-0.5.9-starting")) == {"admitted_requests"}
 
 
 def test_names_that_lost_their_colon_are_read_the_same() -> None:

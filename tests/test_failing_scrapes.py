@@ -60,8 +60,8 @@ class Exporter:
         }
 
     def page(self, moment: float) -> str:
-        told = self._down if self.is_down else self._healthy
-        values = ((labelled(name, dict(labels)), series.at(moment)) for (name, labels), series in told.items())
+        page = self._down if self.is_down else self._healthy
+        values = ((labelled(name, dict(labels)), series.at(moment)) for (name, labels), series in page.items())
         return "".join(f"{name} {value}\n" for name, value in values if value is not None)
 
     def start(self) -> None:
@@ -90,7 +90,7 @@ def test_a_server_that_is_down_is_notified_once_and_resolved_once_though_scrapes
     )
     stack.exporter_url = exporter.url
 
-    def told(status: str) -> list[str]:
+    def starts_of(status: str) -> list[str]:
         """When each notified alert of this status began."""
         return [
             alert["startsAt"]
@@ -107,18 +107,18 @@ def test_a_server_that_is_down_is_notified_once_and_resolved_once_though_scrapes
         stack._start_prometheus()
         wait_until(lambda: len(exporter.answers) > 10, "scrapes")
         exporter.is_down = True
-        wait_until(lambda: told("firing"), "the notification")
+        wait_until(lambda: starts_of("firing"), "the notification")
         # Five minutes of the rules' time: what flaps would have come again.
         time.sleep(5 * 60 / SPEED)
-        assert told("resolved") == []
+        assert starts_of("resolved") == []
         exporter.is_down = False
-        wait_until(lambda: told("resolved"), "its end")
+        wait_until(lambda: starts_of("resolved"), "its end")
         time.sleep(3 * 60 / SPEED)
     finally:
         stack.stop()
         exporter.stop()
-    assert len(set(told("firing"))) == 1
-    assert len(set(told("resolved"))) == 1
+    assert len(set(starts_of("firing"))) == 1
+    assert len(set(starts_of("resolved"))) == 1
     assert {alert["labels"]["alertname"] for message in messages for alert in message["alerts"]} == {ALERT}
     failed = exporter.answers.count(False)
     assert failed > 3

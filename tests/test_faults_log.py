@@ -20,6 +20,7 @@ from followed import (
     EVENTS,
     LINES,
     Server,
+    check_log_status,
     counted,
     cpu_seconds,
     decode,
@@ -30,7 +31,6 @@ from followed import (
     open_files,
     retraction,
     silent,
-    told,
     unmounted,
     up,
 )
@@ -50,12 +50,12 @@ def test_a_log_deleted_while_it_is_written_is_read_to_its_end_and_then_the_new_o
         counted(exporter, 1)
         server.path.unlink()
         server.write(3)
-        told(exporter, server, is_up=False, words="missing")
+        check_log_status(exporter, server, is_up=False, words="missing")
         counted(exporter, 4)
         server.write()
         server.reopen()
         server.write(2)
-        told(exporter, server, is_up=True)
+        check_log_status(exporter, server, is_up=True)
         counted(exporter, 7)
 
 
@@ -64,10 +64,10 @@ def test_a_log_rotated_by_rename_loses_nothing_while_its_writer_still_has_the_ol
         server.write(2)
         server.path.rename(f"{server.path}.1")
         server.write(2)
-        told(exporter, server, is_up=False)
+        check_log_status(exporter, server, is_up=False)
         server.reopen()
         server.write(2)
-        told(exporter, server, is_up=True)
+        check_log_status(exporter, server, is_up=True)
         counted(exporter, 6)
 
 
@@ -78,7 +78,7 @@ def test_a_log_copied_and_truncated_again_and_again_loses_nothing(server: Server
             counted(exporter, 7 * (number + 1))
             shutil.copyfile(server.path, f"{server.path}.1")
             os.truncate(server.path, 0)
-        told(exporter, server, is_up=True)
+        check_log_status(exporter, server, is_up=True)
 
 
 @pytest.mark.parametrize("again", [3, 40], ids=["shorter", "longer"])
@@ -145,7 +145,7 @@ def test_what_is_no_log_in_the_logs_place_is_reported_and_the_log_that_comes_bac
         server.path.rename(f"{server.path}.1")
         put(server.path)
         server.write(2)
-        told(exporter, server, is_up=False, words=f"log {server.path}: ")
+        check_log_status(exporter, server, is_up=False, words=f"log {server.path}: ")
         assert words in "".join(exporter.said)
         counted(exporter, 3)
         before = cpu_seconds(exporter)
@@ -157,7 +157,7 @@ def test_what_is_no_log_in_the_logs_place_is_reported_and_the_log_that_comes_bac
             server.path.unlink()
         server.reopen()
         server.write(2)
-        told(exporter, server, is_up=True)
+        check_log_status(exporter, server, is_up=True)
         counted(exporter, 5)
 
 
@@ -168,7 +168,7 @@ def test_a_pipe_in_the_logs_place_is_read_and_never_waited_for(server: Server) -
         server.path.rename(f"{server.path}.1")
         os.mkfifo(server.path)
         time.sleep(0.3)
-        told(exporter, server, is_up=True)
+        check_log_status(exporter, server, is_up=True)
         server.reopen()
         server.write(2)
         counted(exporter, 3)
@@ -196,7 +196,7 @@ def test_a_link_switched_to_another_file_and_back_loses_and_doubles_nothing(tmp_
         counted(exporter, 5)
         switch(first)
         first.write(2)
-        told(exporter, link, is_up=True)
+        check_log_status(exporter, link, is_up=True)
         counted(exporter, 7)
     first.close()
     second.close()
@@ -209,18 +209,18 @@ def test_a_log_that_may_not_be_read_for_a_while_is_reported_and_read_on(server: 
         counted(exporter, 1)
         directory.chmod(0)
         server.write(2)
-        told(exporter, server, is_up=False, words="permission denied")
+        check_log_status(exporter, server, is_up=False, words="permission denied")
         directory.chmod(0o755)
-        told(exporter, server, is_up=True)
+        check_log_status(exporter, server, is_up=True)
         counted(exporter, 3)
         server.path.rename(f"{server.path}.1")
         server.reopen()
         server.path.chmod(0)
         server.write(2)
-        told(exporter, server, is_up=False)
+        check_log_status(exporter, server, is_up=False)
         server.path.chmod(0o644)
         counted(exporter, 5)
-        told(exporter, server, is_up=True)
+        check_log_status(exporter, server, is_up=True)
 
 
 def test_a_directory_removed_and_made_again_is_read_again(tmp_path: Path) -> None:
@@ -231,13 +231,13 @@ def test_a_directory_removed_and_made_again_is_read_again(tmp_path: Path) -> Non
         counted(exporter, 1)
         shutil.rmtree(tmp_path / "logs")
         server.write()
-        told(exporter, server, is_up=False, words="missing")
+        check_log_status(exporter, server, is_up=False, words="missing")
         counted(exporter, 2)
         (tmp_path / "logs").mkdir()
         server.reopen()
         server.write(2)
         counted(exporter, 4)
-        told(exporter, server, is_up=True)
+        check_log_status(exporter, server, is_up=True)
     server.close()
 
 
@@ -259,7 +259,7 @@ def test_a_log_on_a_full_disk_ends_in_half_a_line_and_goes_on_with_the_next(tmp_
             assert not written.endswith(b"\n")
             whole = written.count(b"Decode batch") - 1
             wait_for(lambda: exporter.page().value(LINES, kind="decode") == whole)
-            told(exporter, server, is_up=True)
+            check_log_status(exporter, server, is_up=True)
             ballast.close()
             (disk / "ballast").unlink()
             server.raw(b"\n" + decode() * 3)

@@ -24,6 +24,7 @@ from followed import (
     LINES,
     STATE_FILE_UP,
     Server,
+    check_log_status,
     counted,
     decode,
     end_seconds,
@@ -31,7 +32,6 @@ from followed import (
     mounted,
     of,
     open_files,
-    told,
     unmounted,
 )
 from sglang_tuning_exporter.state.cadence import DECODE_LOG_INTERVAL
@@ -376,10 +376,10 @@ def test_a_log_on_standard_input_whose_writer_dies_is_reported_and_stays_counted
     with following("--log-file", "-", stdin=writer.stdout) as exporter:
         writer.stdout.close()
         wait_for(lambda: exporter.page().value(LINES, kind="decode") == 3, 10)
-        told(exporter, Path("-"), is_up=True)
+        check_log_status(exporter, Path("-"), is_up=True)
         writer.kill()
         writer.wait()
-        told(exporter, Path("-"), is_up=False, words="log -: ended")
+        check_log_status(exporter, Path("-"), is_up=False, words="log -: ended")
         assert exporter.page().value(LINES, kind="decode") == 3
 
 

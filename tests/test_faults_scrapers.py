@@ -42,7 +42,7 @@ from sglang_tuning_exporter.state.server import ServerState
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PATIENCE = "X-Prometheus-Scrape-Timeout-Seconds"
+TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
 LARGE = b"# TYPE sglang:odd gauge\n" + b"".join(b'sglang:odd{a="%d"} 1\n' % i for i in range(20_000))
 DAY = 86_400
 
@@ -210,7 +210,7 @@ def test_connections_that_dawdle_do_not_lock_the_scraper_out(row: str, begun: by
         for number in range(3 * MOST_CONNECTIONS):
             all_of_them.enter_context(connected(exporter, begun, buffer=2048))
             if number % 32 == 0:
-                answer = prometheus.get(exporter.url + "/metrics", headers={PATIENCE: "5"}, timeout=12)
+                answer = prometheus.get(exporter.url + "/metrics", headers={TIMEOUT_HEADER: "5"}, timeout=12)
                 assert answer.status_code == 200
                 assert "\nsglang_tuning_up 1" in answer.text
         assert exporter.get("/-/healthy").status_code == 200
@@ -267,7 +267,11 @@ OVERSIZED: dict[str, bytes] = {
     "query": b"GET /metrics?" + b"x=1&" * (2 << 20) + b" HTTP/1.1\r\nHost: x\r\n\r\n",
     "header": b"GET /metrics HTTP/1.1\r\nHost: x\r\nX: " + b"x" * (10 << 20) + b"\r\n\r\n",
     "headers": b"GET /metrics HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * (1 << 20) + b"\r\n",
-    "patience": b"GET /metrics HTTP/1.1\r\nHost: x\r\n" + PATIENCE.encode() + b": " + b"9" * (10 << 20) + b"\r\n\r\n",
+    "patience": b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
+    + TIMEOUT_HEADER.encode()
+    + b": "
+    + b"9" * (10 << 20)
+    + b"\r\n\r\n",
     "noise": bytes(range(256)) * 40_000,
 }
 
@@ -341,7 +345,7 @@ def test_a_host_that_is_none_changes_nothing(path: str, host: bytes, exporter: E
 def test_an_invalid_scrape_timeout_counts_as_absent(said: str, exporter: Exporter) -> None:
     answer = asked(
         exporter,
-        f"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{PATIENCE}: {said}\r\n\r\n".encode(),
+        f"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{TIMEOUT_HEADER}: {said}\r\n\r\n".encode(),
     )
     assert status(answer) in {200, 400}
     if status(answer) == 200 and said != "1e-300":
@@ -399,7 +403,7 @@ class Prometheus:
 @pytest.fixture
 def chain(tmp_path: Path) -> Iterator[tuple[ServerProcess, Exporter, Prometheus]]:
     with server_process(tmp_path) as server:
-        server.tell(serving(1000))
+        server.publish(serving(1000))
         server.start()
         with running_exporter("--sglang-url", server.url) as exporter:
             prometheus = Prometheus(tmp_path, exporter)
@@ -415,13 +419,13 @@ def test_prometheus_sees_a_kill_and_a_recovery_and_no_gap_in_the_counters(
     server, exporter, prometheus = chain
     counter = "sglang_tuning_retracted_requests_total"
     wait_for(lambda: prometheus.value("sglang_tuning_up") == 1, 40)
-    server.tell(serving(1030))
+    server.publish(serving(1030))
     wait_for(lambda: prometheus.value(counter) == 30, 20)
     server.kill()
     wait_for(lambda: prometheus.value("sglang_tuning_up") == 0, 20)
     assert prometheus.query("sglang_tuning_scrape_error_info")[0]["metric"]["reason"] == "connection_refused"
     assert prometheus.value('sglang_tuning_diagnosis_active{diagnosis="server_down"}') == 1
-    server.tell(serving(12))
+    server.publish(serving(12))
     server.start()
     wait_for(lambda: prometheus.value(counter) == 42, 20)
     wait_for(lambda: prometheus.value("sglang_tuning_up") == 1, 20)

@@ -400,7 +400,7 @@ def test_hostile_server_info_costs_only_itself(row: str, watched: Watched) -> No
 def served(tmp_path: Path) -> Iterator[tuple[ServerProcess, Exporter]]:
     """A server in a process of its own that has counted to 1000, and an exporter that has scraped it."""
     with server_process(tmp_path) as server:
-        server.tell(serving(1000), server_info("0.5.20"))
+        server.publish(serving(1000), server_info("0.5.20"))
         server.start()
         with running_exporter("--sglang-url", server.url) as exporter:
             assert exporter.page().value("sglang_tuning_up") == 1
@@ -410,7 +410,7 @@ def served(tmp_path: Path) -> Iterator[tuple[ServerProcess, Exporter]]:
 
 def test_a_killed_server_is_down_and_counts_on_when_it_is_back(served: tuple[ServerProcess, Exporter]) -> None:
     server, exporter = served
-    server.tell(serving(1010))
+    server.publish(serving(1010))
     before = totals(exporter.page())
     assert before == Totals(10, 10, 0)
     server.kill()
@@ -418,7 +418,7 @@ def test_a_killed_server_is_down_and_counts_on_when_it_is_back(served: tuple[Ser
     assert (page.value("sglang_tuning_up"), page.error) == (0, "connection_refused")
     assert totals(page) == before
     assert found(exporter) == {"server_down"}
-    server.tell(serving(4))
+    server.publish(serving(4))
     server.start()
     page = exporter.page()
     assert (page.value("sglang_tuning_up"), page.error) == (1, None)
@@ -437,7 +437,7 @@ def test_a_frozen_server_times_out_and_loses_nothing(served: tuple[ServerProcess
         assert (page.value("sglang_tuning_up"), page.error) == (0, "timeout")
         assert totals(page) == before
     assert found(exporter) == {"server_down"}
-    server.tell(serving(1025))
+    server.publish(serving(1025))
     server.signal(signal.SIGCONT)
     page = exporter.page()
     assert (page.value("sglang_tuning_up"), page.error) == (1, None)
@@ -447,25 +447,25 @@ def test_a_frozen_server_times_out_and_loses_nothing(served: tuple[ServerProcess
 
 def test_restarted_as_another_release_with_other_dp_ranks(served: tuple[ServerProcess, Exporter]) -> None:
     server, exporter = served
-    server.tell(serving(1010))
+    server.publish(serving(1010))
     before = totals(exporter.page())
     server.kill()
     assert exporter.page().error == "connection_refused"
-    server.tell(serving(3, ranks=(0, 1)), server_info("0.5.23"))
+    server.publish(serving(3, ranks=(0, 1)), server_info("0.5.23"))
     server.start()
     page = exporter.page()
     assert page.value("sglang_tuning_up") == 1
     assert totals(page) == before.more(6, starts=1)
     assert {labels.get("dp_rank") for labels in page.labels("sglang_tuning_queued_requests")} >= {"0", "1"}
     wait_for(lambda: exporter.page().labels("sglang_tuning_server_info")[0]["version"] == "0.5.23")
-    server.tell(serving(5, ranks=(0, 1)))
+    server.publish(serving(5, ranks=(0, 1)))
     assert totals(exporter.page()) == before.more(10, starts=1)
 
 
 def test_a_server_that_closes_every_connection_is_up_at_every_scrape(tmp_path: Path) -> None:
     """Debian's `http.server` speaks HTTP/1.0 here: each answer ends its connection."""
     with server_process(tmp_path) as server:
-        server.tell(serving(1000))
+        server.publish(serving(1000))
         server.start()
         with running_exporter("--sglang-url", server.url) as exporter:
             assert [exporter.page().value("sglang_tuning_up") for _ in range(20)] == [1] * 20
@@ -491,14 +491,14 @@ def test_both_sides_speak_ipv6(tmp_path: Path) -> None:
     except OSError:
         pytest.skip("this machine has no IPv6 loopback")
     with server_process(tmp_path, host="::1") as server:
-        server.tell(serving(1000))
+        server.publish(serving(1000))
         server.start()
         with running_exporter("--sglang-url", server.url, "--listen-address", "[::1]:0") as exporter:
             assert exporter.url.startswith("http://[::1]:")
             assert exporter.page().value("sglang_tuning_up") == 1
             server.kill()
             assert exporter.page().error == "connection_refused"
-            server.tell(serving(2))
+            server.publish(serving(2))
             server.start()
             assert totals(exporter.page()) == Totals(2, 2, 1)
 

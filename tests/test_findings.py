@@ -59,9 +59,9 @@ def totals(
     """Give `served` seconds, each signal in its quiet state but for the shares told."""
     made = Totals()
     for signal in SIGNALS:
-        told = {state: share * served for (of, state), share in shares.items() if of == signal}
-        made.seconds[signal, QUIET[signal]] = served - sum(told.values())
-        for state, spent in told.items():
+        spread = {state: share * served for (of, state), share in shares.items() if of == signal}
+        made.seconds[signal, QUIET[signal]] = served - sum(spread.values())
+        for state, spent in spread.items():
             made.seconds[signal, state] += spent
     made.integrals.update(usage=0.3 * served, usage_seconds=served, running=20 * served, running_seconds=served)
     made.running_seconds[200] = served

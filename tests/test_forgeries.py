@@ -46,15 +46,15 @@ TRUTH = {metrics: play(STEADY, b"", 0, metrics=metrics) for metrics in (False, T
 @pytest.mark.parametrize("forged", FORGED)
 def test_words_behind_any_message_move_nothing(forged: str, *, metrics: bool) -> None:
     for carrier in CARRIERS if not metrics else ("tool", "an exception", "no prefix"):
-        told = play(STEADY, CARRIERS[carrier].replace(b"%s", FORGED[forged]), MIDDLE, metrics=metrics)
+        outcome = play(STEADY, CARRIERS[carrier].replace(b"%s", FORGED[forged]), MIDDLE, metrics=metrics)
         if (
             forged == "rejections"
             and not metrics
             and carrier not in {"undefined function", "json part", "parsed value", "tool"}
         ):
-            assert told.rejected == TRUTH[metrics].rejected + 30  # a log alone cannot show more (SECURITY.md)
-            told = told._replace(rejected=TRUTH[metrics].rejected)
-        assert told == TRUTH[metrics], carrier
+            assert outcome.rejected == TRUTH[metrics].rejected + 30  # a log alone cannot show more (SECURITY.md)
+            outcome = outcome._replace(rejected=TRUTH[metrics].rejected)
+        assert outcome == TRUTH[metrics], carrier
 
 
 def server(*, answers: bool) -> Played:
@@ -71,15 +71,15 @@ def test_a_real_failure_counts_at_once_with_the_log_alone() -> None:
     played = server(answers=False)
     played.say(b"")
     played.say(OUT_OF_MEMORY)
-    assert played.told().out_of_memory == {"decode": 1}
+    assert played.outcome().out_of_memory == {"decode": 1}
 
 
 def test_a_real_failure_counts_when_the_server_is_gone() -> None:
     played = server(answers=True)
     played.say(OUT_OF_MEMORY)
-    assert played.told().out_of_memory == {}
+    assert played.outcome().out_of_memory == {}
     played.state.lost_scrape(played.now + 1.0)
-    assert played.told().out_of_memory == {"decode": 1}
+    assert played.outcome().out_of_memory == {"decode": 1}
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_real_failure_counts_when_the_server_is_gone() -> None:
 )
 @pytest.mark.parametrize("carrier", ["tool", "error in request"])
 def test_words_move_nothing_while_only_the_metrics_are_away(forged: str, carrier: str) -> None:
-    told = []
+    outcomes = []
     for words in (
         b"",
         CARRIERS[carrier].replace(b"%s", b"x" + FORGED[forged]).replace(b"%p", b"[2026-11-20 19:30:00] "),
@@ -100,8 +100,8 @@ def test_words_move_nothing_while_only_the_metrics_are_away(forged: str, carrier
             played.say(line.text)
             if number == 30:
                 played.say(words)
-        told.append(played.told())
-    assert told[0] == told[1]
+        outcomes.append(played.outcome())
+    assert outcomes[0] == outcomes[1]
 
 
 def test_a_failure_of_which_no_scrape_says_anything_counts_after_half_a_minute() -> None:
@@ -109,18 +109,18 @@ def test_a_failure_of_which_no_scrape_says_anything_counts_after_half_a_minute()
     played.say(OUT_OF_MEMORY)
     played.state.lost_scrape(played.now + 1.0, gone=False)
     played.state.advance(played.now + DECIDE_SECONDS - 0.1)
-    assert played.told().out_of_memory == {}
+    assert played.outcome().out_of_memory == {}
     played.state.advance(played.now + DECIDE_SECONDS + 0.1)
-    assert played.told().out_of_memory == {"decode": 1}
+    assert played.outcome().out_of_memory == {"decode": 1}
 
 
 def test_a_start_while_the_server_is_away_is_one() -> None:
     played = server(answers=True)
     start = next(line.text for line in STEADY.lines if b"server_args=" in line.text)
     played.say(b"some words\n" + start)
-    assert played.told().starts == 1
+    assert played.outcome().starts == 1
     played.state.lost_scrape(played.now + 1.0)
-    assert played.told().starts == 2
+    assert played.outcome().starts == 2
 
 
 LINES = [line.text for line in WHOLE.lines]
@@ -149,18 +149,18 @@ def test_a_start_that_waited_for_its_next_lines_begins_a_run_with_its_own_first_
     again = [line.replace(b"11-20 19:", b"11-20 20:") for line in LINES[first:]]
     words = again[0][:22] + b"words of somebody\n"
     path = tmp_path / "server.log"
-    told = reported(path, *LINES[:MIDDLE], words, *again)
-    assert len(told["starts"]) == 2
-    assert told == reported(path, *LINES[:MIDDLE], *again)
+    found = reported(path, *LINES[:MIDDLE], words, *again)
+    assert len(found["starts"]) == 2
+    assert found == reported(path, *LINES[:MIDDLE], *again)
 
 
 def test_a_failure_that_waited_ends_its_run_when_it_was_printed(tmp_path: Path) -> None:
     died = LINES[MIDDLE - 1][:22] + b"Received sigquit from a child process. It usually means the child failed.\n"
     words = LINES[MIDDLE - 1][:22] + b"words of somebody\n"
     path = tmp_path / "server.log"
-    told = reported(path, *LINES[:MIDDLE], words, died)
-    assert told["starts"][0]["ending"] == "crash"
-    assert told == reported(path, *LINES[:MIDDLE], died)
+    found = reported(path, *LINES[:MIDDLE], words, died)
+    assert found["starts"][0]["ending"] == "crash"
+    assert found == reported(path, *LINES[:MIDDLE], died)
 
 
 def restarted(played: Played) -> None:
@@ -187,11 +187,11 @@ def test_a_start_that_waits_counts_whenever_the_exporter_is_killed(killed: int, 
         played.now += 1.0
         played.state.advance(played.now)
     if answers:
-        assert played.told().starts == 1
+        assert played.outcome().starts == 1
         played.state.observe_scrape(facts.read(WHOLE.scrapes[1].text.decode()), played.now)
-    assert played.told().starts == 2
+    assert played.outcome().starts == 2
     if answers or killed < 2:  # else it was believed before: its arguments are in what the log says of the past
-        assert played.told().arguments == TRUTH[False].arguments
+        assert played.outcome().arguments == TRUTH[False].arguments
 
 
 @pytest.mark.parametrize("answers", [False, True], ids=["log only", "with metrics"])
@@ -204,8 +204,8 @@ def test_a_forged_start_is_refused_whenever_the_exporter_is_killed(killed: int, 
         if number == killed:
             restarted(played)
     played.to_end()
-    assert played.told().starts == 1
-    assert played.told().arguments == TRUTH[False].arguments
+    assert played.outcome().starts == 1
+    assert played.outcome().arguments == TRUTH[False].arguments
 
 
 @pytest.mark.parametrize("after", [0, 40], ids=["the last lines", "in the middle"])
@@ -235,16 +235,16 @@ def test_a_start_of_before_the_exporter_came_is_known_when_its_next_lines_are() 
 
 def test_a_start_in_a_state_file_has_no_argument_that_no_document_can_hold() -> None:
     start = ServerArgs(None, NO_RANK, {"a": b"x", "b": inf, "c": [1, None], "d": "x"})
-    kind, told = json.loads(json.dumps(to_json(start), allow_nan=False))
-    assert from_json(kind, told) == ServerArgs(None, NO_RANK, {"c": [1, None], "d": "x"})
+    kind, body = json.loads(json.dumps(to_json(start), allow_nan=False))
+    assert from_json(kind, body) == ServerArgs(None, NO_RANK, {"c": [1, None], "d": "x"})
 
 
 @given(st.sampled_from(["ServerArgs", "Limits", "Liveness", "Memory", "x"]), JSON)
 def test_whatever_a_state_file_has_in_place_of_an_event_is_one_or_left_out(kind: str, value: object) -> None:
     rank = [None, None, None]
-    for told in (value, {"rank": value}, {"rank": rank, "args": value}, {"rank": rank, "what": value, "stage": value}):
-        event = from_json(kind, told)
+    for body in (value, {"rank": value}, {"rank": rank, "args": value}, {"rank": rank, "what": value, "stage": value}):
+        event = from_json(kind, body)
         assert event is None or json.dumps(to_json(event), allow_nan=False)
         state = ServerState(PROFILES["online"], 0.0)
-        state.restore({"claims": {"start": [[1.0, kind, told, True, 1.0]], "lines": [[1.0, kind, told]]}}, 1.0)
+        state.restore({"claims": {"start": [[1.0, kind, body, True, 1.0]], "lines": [[1.0, kind, body]]}}, 1.0)
         state.settle(2.0)

@@ -23,7 +23,7 @@ BEGIN = datetime(2025, 11, 20, 11, 41, 0)  # noqa: DTZ001 - printed without a zo
 SECONDS = 150
 
 
-def figures(line: str, at: datetime, **told: object) -> str:
+def figures(line: str, at: datetime, **changed: object) -> str:
     """Put a time and figures into a line of a release; `running` is `#running-req`, and so on."""
     names = {
         "running": "#running-req",
@@ -32,7 +32,7 @@ def figures(line: str, at: datetime, **told: object) -> str:
         "new": "#new-seq",
         "graph": "cuda graph",
     }
-    for name, value in told.items():
+    for name, value in changed.items():
         line = re.sub(rf"({names[name]}: )[\w.]+", rf"\g<1>{value}", line)
     stamp = at.strftime("%Y-%m-%d %H:%M:%S") if line.startswith("[2") else at.strftime("%H:%M:%S")
     return re.sub(r"^\[[\d :-]*\d", f"[{stamp}", line)

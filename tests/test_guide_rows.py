@@ -480,9 +480,9 @@ def test_tokens_that_are_late_because_of_prompts_in_between_get_decode_steps_bet
 def test_the_finding_shows_how_much_is_computed_for_each_late_gap() -> None:
     (finding,) = judge(past(interrupted(0.08, 3000.0), version="0.5.23")).findings
     assert finding.diagnosis.id == BETWEEN
-    told = {each.name: each.words() for each in finding.evidence}
-    assert told["prompt tokens prefilled for each late gap"] == "750"
-    assert told["median inter-token latency"].startswith("0.0")
+    evidence = {each.name: each.words() for each in finding.evidence}
+    assert evidence["prompt tokens prefilled for each late gap"] == "750"
+    assert evidence["median inter-token latency"].startswith("0.0")
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,8 @@ def test_every_release_exposes_the_latencies_that_it_has(  # noqa: PLR0917
     name: str, bounds: int, first: int, inter: int | None, whole: int, queued: int | None
 ) -> None:
     scrape = page(name)
-    told = (scrape.time_to_first_token, scrape.inter_token, scrape.request_latency, scrape.queue_time)
-    assert [None if histogram is None else histogram.observations for histogram in told] == [
+    latencies = (scrape.time_to_first_token, scrape.inter_token, scrape.request_latency, scrape.queue_time)
+    assert [None if histogram is None else histogram.observations for histogram in latencies] == [
         first, inter, whole, queued,
     ]  # fmt: skip
     assert len(known(scrape.time_to_first_token).bounds) == bounds

@@ -38,7 +38,7 @@ STEPS = st.lists(
 
 def lines(steps: list[tuple[float, int, int, float, str]], dp: int | None) -> list[tuple[float, object]]:
     now = 0.0
-    told: list[tuple[float, object]] = []
+    events: list[tuple[float, object]] = []
     rank = Rank(dp=dp)
     for step, running, queued, usage, kind in steps:
         now += step
@@ -49,8 +49,8 @@ def lines(steps: list[tuple[float, int, int, float, str]], dp: int | None) -> li
             event = DecodeBatch(None, rank, running, queued, 100, usage, generation_throughput=100.0, graph=True)
         else:
             event = PrefillBatch(None, rank, 2, 2048 if "full" in kind else 60, 0, running, queued, full_usage=usage)
-        told.append((now, event))
-    return told
+        events.append((now, event))
+    return events
 
 
 def judged(events: list[tuple[float, object]], profile: str, twin: bool) -> Judgement:  # noqa: FBT001

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from alert_matrix.inhibition import Servers, Told, firing, measured, pairs, table, tell
+from alert_matrix.inhibition import Observed, Servers, firing, measured, observe, pairs, table
 from sglang_tuning_exporter.diagnosis.table import ALERTS
 from sglang_tuning_exporter.mixin.alerts import is_inhibited_by
 from sglang_tuning_exporter.recordings.stack import program
@@ -31,15 +31,15 @@ def servers() -> Servers:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+def observed(tmp_path_factory: pytest.TempPathFactory) -> Observed:
     if program("alertmanager") is None:
         pytest.fail("prometheus-alertmanager is missing: install Alertmanager 0.25 or newer", pytrace=False)
-    return tell(tmp_path_factory.mktemp("inhibition"), CONFIGURATION, servers(), is_inhibited_by)
+    return observe(tmp_path_factory.mktemp("inhibition"), CONFIGURATION, servers(), is_inhibited_by)
 
 
 @pytest.fixture(scope="module")
-def suppressed(told: Told) -> frozenset[tuple[str, str]]:
-    return told.suppressed
+def suppressed(observed: Observed) -> frozenset[tuple[str, str]]:
+    return observed.suppressed
 
 
 def test_of_each_pair_that_is_not_notified_which_the_table_says(suppressed: frozenset[tuple[str, str]]) -> None:
@@ -86,12 +86,12 @@ def test_what_has_ended_hides_nothing(suppressed: frozenset[tuple[str, str]]) ->
 def test_of_all_alerts_at_once_some_are_notified_and_a_critical_one_is_among_them(
     suppressed: frozenset[tuple[str, str]],
 ) -> None:
-    told = {row.alert for row in ALERTS} - {alert for server, alert in suppressed if server == "everything:1"}
-    assert told & {row.alert for row in ALERTS if row.severity == "critical"}
+    notified = {row.alert for row in ALERTS} - {alert for server, alert in suppressed if server == "everything:1"}
+    assert notified & {row.alert for row in ALERTS if row.severity == "critical"}
 
 
-def test_a_pager_that_is_sent_critical_alerts_alone_rings_for_each_server_with_one(told: Told) -> None:
+def test_a_pager_that_is_sent_critical_alerts_alone_rings_for_each_server_with_one(observed: Observed) -> None:
     pairs_with_one = {server for server, *both in PAIRS if any(row.severity == "critical" for row in both)}
     alone = {f"alone:{row.id}" for row in ALERTS if row.severity == "critical"}
-    assert (pairs_with_one | alone | {EVERYTHING}) - told.rung == set()
-    assert told.severities == {"critical"}
+    assert (pairs_with_one | alone | {EVERYTHING}) - observed.rung == set()
+    assert observed.severities == {"critical"}

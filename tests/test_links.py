@@ -39,7 +39,7 @@ def link(alert: str, series: list[str], directory: Path) -> list[str]:
         ],
     }
     (directory / "test.yml").write_text(yaml.safe_dump(test))
-    told = subprocess.run(
+    ran = subprocess.run(
         ["promtool", "test", "rules", "test.yml"],
         cwd=directory,
         capture_output=True,
@@ -47,7 +47,7 @@ def link(alert: str, series: list[str], directory: Path) -> list[str]:
         timeout=60,
         check=False,
     )
-    return [line for line in (told.stdout + told.stderr).replace("\\n", "\n").split('"') if "/runbooks/" in line]
+    return [line for line in (ran.stdout + ran.stderr).replace("\\n", "\n").split('"') if "/runbooks/" in line]
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")

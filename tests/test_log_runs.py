@@ -141,8 +141,8 @@ def test_a_recorded_log_has_the_same_lines_in_runs_and_alone(path: Path, newline
         assert run.new_sequences == sum(line.new_sequences or 0 for line in prefills)
         assert run.computed_tokens == sum(line.new_tokens or 0 for line in prefills)
         assert run.cached_tokens == sum(line.cached_tokens or 0 for line in prefills)
-        told = [line.pending_tokens for line in prefills if line.pending_tokens is not None]
-        assert run.pending == (b"%d" % told[-1] if told else b"")
+        pending = [line.pending_tokens for line in prefills if line.pending_tokens is not None]
+        assert run.pending == (b"%d" % pending[-1] if pending else b"")
         assert (run.running, run.queued, run.usage) == (lines[-1].running, lines[-1].queued, lines[-1].full_usage)
 
 

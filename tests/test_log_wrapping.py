@@ -193,12 +193,12 @@ def test_a_form_is_learned_alike_from_a_line_at_a_time_and_from_a_whole_file(nam
 
 @pytest.mark.parametrize("name", ["stern", "torchrun", "Loki JSONL", "custom formatter", "CSV", "journald JSON"])
 def test_a_report_of_a_wrapped_log_is_that_of_the_bare_one(name: str) -> None:
-    def told(wrapping: str) -> tuple[Any, ...]:
+    def outcome(wrapping: str) -> tuple[Any, ...]:
         inputs = Logs(["-"], io.BytesIO(wrapped(wrapping, recorded())))
         events = [(int(time), type(event).__name__) for time, event in inputs.events() if event is not None]
         return sum(reader.counts["decode"] for reader in inputs.readers), events[0], events[-1]
 
-    assert told(name) == told("nothing")
+    assert outcome(name) == outcome("nothing")
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -128,7 +128,7 @@ def prefill(queued: int, tokens: int = 900) -> str:
 RETRACTION = "KV cache pool is full. Retract requests. #retracted_reqs: 5, #new_token_ratio: 0.3002 -> 0.5783"
 
 
-def told(lines: list[str], profile: str = "online") -> ServerState:
+def state_after(lines: list[str], profile: str = "online") -> ServerState:
     state = ServerState(PROFILES[profile], 0.0)
     for event in LogReader().feed(("\n".join(lines) + "\n").encode()):
         state.observe_all([event])
@@ -136,7 +136,7 @@ def told(lines: list[str], profile: str = "online") -> ServerState:
 
 
 def judged(lines: list[str]) -> list[str]:
-    state = told(lines)
+    state = state_after(lines)
     now = state._printed
     past = past_of(state, now)
     return [finding.diagnosis.id for finding in judge(past).findings]
@@ -154,31 +154,31 @@ def test_a_micro_batch_at_its_share_is_the_running_limit_and_not_a_reserve_that_
 
 
 def test_a_micro_batch_with_room_is_not_at_the_limit() -> None:
-    state = told(served(Layout(pp=4), decode(12, 20)))
+    state = state_after(served(Layout(pp=4), decode(12, 20)))
     assert state.rank(None, 0.0).states["admission"] != "running_limit"
 
 
 def test_the_limit_that_is_advised_is_that_of_all_micro_batches_together() -> None:
-    state = told(served(Layout(pp=4), decode(16, 20)))
+    state = state_after(served(Layout(pp=4), decode(16, 20)))
     (advice,) = advise("running_at_limit", SizingInput(past_of(state, state._printed)))
     assert (advice.flag, advice.current) == ("--max-running-requests", 64)
     assert advice.suggested > 64  # type: ignore[operator]
 
 
 def test_where_the_size_of_a_micro_batch_is_the_limit_that_is_what_is_raised() -> None:
-    state = told(served(Layout(pp=4, micro="4"), decode(4, 20)))
+    state = state_after(served(Layout(pp=4, micro="4"), decode(4, 20)))
     (advice,) = advise("running_at_limit", SizingInput(past_of(state, state._printed)))
     assert (advice.flag, advice.current, advice.suggested) == ("--max-micro-batch-size", 4, 11)
 
 
 def test_clients_send_enough_for_all_micro_batches() -> None:
-    state = told(served(Layout(pp=4), decode(8, 0, usage=0.45)), "offline")
+    state = state_after(served(Layout(pp=4), decode(8, 0, usage=0.45)), "offline")
     words = advise_more(past_of(state, state._printed))
     assert words.startswith("send about 164 requests at once (now 32): about 64 can run")
 
 
 def counted(lines: list[str]) -> dict[str, float]:
-    return dict(told(lines).totals().counts)
+    return dict(state_after(lines).totals().counts)
 
 
 def history(layout: Layout, order: list[int]) -> list[str]:
@@ -197,13 +197,13 @@ def test_ten_retractions_of_a_server_with_four_stages_are_ten() -> None:
     lines = layout.begin()
     for event in range(10):
         lines += [at(20 * event, rank, RETRACTION) for rank in layout.ranks]
-    assert told(lines).totals().counts["retraction_events"] == 10
+    assert state_after(lines).totals().counts["retraction_events"] == 10
 
 
 def test_the_stages_of_two_data_parallel_ranks_are_two_schedulers() -> None:
     lines = [at(0, f" DP{dp} PP{pp}", RETRACTION) for pp in (0, 1) for dp in (0, 1)]
     lines += [at(second, f" DP{dp} PP{pp}", prefill(0)) for second in range(3) for pp in (0, 1) for dp in (0, 1)]
-    state = told(lines)
+    state = state_after(lines)
     counts = state.totals().counts
     assert (counts["retraction_events"], counts["computed_tokens"]) == (2, 6 * 900)
 

@@ -24,7 +24,7 @@ def append(path: Path, text: bytes) -> None:
         file.write(text)
 
 
-def told(follower: LogFollower) -> list[bytes]:
+def new_lines(follower: LogFollower) -> list[bytes]:
     follower.status()
     new = (block.data for block in follower.poll() if not block.historical)
     found = [line for data in new for line in data.splitlines(keepends=True)]
@@ -36,27 +36,27 @@ def scenario(log: Path) -> Iterator[bytes]:
     """Yield the lines that are read of a log that is written, renamed, copied and truncated, emptied, and gone on with."""
     append(log, b"".join(LINES[:2]))
     follower = LogFollower([str(log)], from_start=True)
-    yield from told(follower)
+    yield from new_lines(follower)
     append(log, LINES[2] + LINES[3])
-    yield from told(follower)
+    yield from new_lines(follower)
     log.rename(log.with_name("server.log.1"))
     append(log, LINES[4] + LINES[5])
-    yield from told(follower)
+    yield from new_lines(follower)
     append(log, LINES[6])
     log.with_name("server.log.2").write_bytes(log.read_bytes())
     os.truncate(log, 0)
     append(log, LINES[7])
-    yield from told(follower)
+    yield from new_lines(follower)
     saved = follower.positions()
     follower.close()
     append(log, LINES[8])
     follower = LogFollower([str(log)], positions=saved)
-    yield from told(follower)
+    yield from new_lines(follower)
     log.unlink()
-    yield from told(follower)
+    yield from new_lines(follower)
     append(log, LINES[9])
     for _ in range(3):
-        yield from told(follower)
+        yield from new_lines(follower)
     follower.close()
 
 

@@ -119,10 +119,10 @@ def test_a_limit_in_force_that_nobody_set_is_the_default(
 
 def test_a_recommendation_keeps_its_time_for_as_long_as_its_words() -> None:
     first, other = Recommendation("a", "--x", "1", "2", "raise"), Recommendation("a", "--x", "1", "3", "raise")
-    told = since({}, {first: None}, 100.0)
-    assert since(told, {first: None}, 200.0) == {first: RecommendedSince(100.0, None)}
-    assert since(told, {other: None}, 200.0) == {other: RecommendedSince(200.0, None)}
-    assert since(since(told, {}, 200.0), {first: None}, 300.0) == {first: RecommendedSince(300.0, None)}
+    before = since({}, {first: None}, 100.0)
+    assert since(before, {first: None}, 200.0) == {first: RecommendedSince(100.0, None)}
+    assert since(before, {other: None}, 200.0) == {other: RecommendedSince(200.0, None)}
+    assert since(since(before, {}, 200.0), {first: None}, 300.0) == {first: RecommendedSince(300.0, None)}
 
 
 def expectation(then: float) -> Expected:

@@ -53,7 +53,7 @@ def printed(text: str) -> bytes:
     return f"[{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())}{text}\n".encode()
 
 
-def told_log() -> bytes:
+def log_text() -> bytes:
     s = SECRETS
     return b"".join(
         (
@@ -128,7 +128,7 @@ def recording(made: Recorder) -> Iterator[None]:
 
 def recorded(server: FakeSGLang, directory: Path, *, keep_request_text: bool = False) -> tuple[Path, Recorder]:
     log, output = directory / "server.log", directory / "out"
-    log.write_bytes(told_log())
+    log.write_bytes(log_text())
     made = recorder(server, log, output, keep_request_text=keep_request_text)
     with recording(made):
         wait_for(lambda: server.count("/metrics") > 2)
@@ -144,22 +144,22 @@ def everything(directory: Path) -> bytes:
     return b"\n".join([*map(gzip.decompress, packed), *plain, *(path.name.encode() for path in directory.iterdir())])
 
 
-def retractions(told: Recording) -> int:
-    return sum(b"] KV cache pool is full. Retract requests." in line.text for line in told.lines)
+def retractions(kept: Recording) -> int:
+    return sum(b"] KV cache pool is full. Retract requests." in line.text for line in kept.lines)
 
 
-def verdict(told: Recording) -> str:
+def verdict(kept: Recording) -> str:
     """What log and scrapes together say, at the recording's own times."""
     state, reader = ServerState(PROFILES["online"], 0.0), LogReader()
-    pieces = [(line.at, 0, line.text) for line in told.lines] + [(page.at, 1, page.text) for page in told.scrapes]
+    pieces = [(line.at, 0, line.text) for line in kept.lines] + [(page.at, 1, page.text) for page in kept.scrapes]
     for at, is_page, text in sorted(pieces, key=lambda piece: piece[:2]):
         if is_page:
             state.observe_scrape(facts.read(text.decode()), at)
         else:
             for event in reader.feed(text):
                 state.observe(event, at)
-    state.advance(told.length_seconds)
-    return judge(past_of(state, told.length_seconds)).verdict
+    state.advance(kept.length_seconds)
+    return judge(past_of(state, kept.length_seconds)).verdict
 
 
 @pytest.mark.parametrize("name", ["retract", "big_queue"])
@@ -189,7 +189,7 @@ def test_no_secret_and_no_name_is_anywhere_in_the_folder(server: FakeSGLang, tmp
 
 
 def test_the_figures_are_all_there(server: FakeSGLang, tmp_path: Path) -> None:
-    output, told = recorded(server, tmp_path)
+    output, result = recorded(server, tmp_path)
     whole = everything(output)
     for figure in (
         b"'schedule_conservativeness': 0.3",
@@ -203,8 +203,8 @@ def test_the_figures_are_all_there(server: FakeSGLang, tmp_path: Path) -> None:
     assert json.loads(again.server_info)["schedule_conservativeness"] == 0.3
     assert json.loads((output / "loads.json").read_text())["loads"][0]["num_running_reqs"] == 3
     assert facts.read(again.scrapes[0].text.decode()).ranks == facts.read(SERVING.decode()).ranks
-    assert told.scrapes == len(again.scrapes) > 2
-    assert told.log.left_out > 0
+    assert result.scrapes == len(again.scrapes) > 2
+    assert result.log.left_out > 0
 
 
 def test_requests_are_kept_when_asked_for_and_secrets_still_are_not(server: FakeSGLang, tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_requests_are_kept_when_asked_for_and_secrets_still_are_not(server: Fake
 
 def test_the_start_is_kept_and_what_was_printed_long_ago_is_not(server: FakeSGLang, tmp_path: Path) -> None:
     log, output = tmp_path / "server.log", tmp_path / "out"
-    log.write_bytes(told_log().replace(printed("")[:14], b"[2025-11-20 11") + DECODE * 50)
+    log.write_bytes(log_text().replace(printed("")[:14], b"[2025-11-20 11") + DECODE * 50)
     os.utime(log, (NOON, NOON))
     with recording(recorder(server, log, output)):
         wait_for(lambda: server.count("/metrics") > 1)
@@ -229,7 +229,7 @@ def test_the_start_is_kept_and_what_was_printed_long_ago_is_not(server: FakeSGLa
 
 def test_a_server_that_goes_away_is_away_in_the_recording(server: FakeSGLang, tmp_path: Path) -> None:
     log, output = tmp_path / "server.log", tmp_path / "out"
-    log.write_bytes(told_log())
+    log.write_bytes(log_text())
     with recording(recorder(server, log, output)):
         wait_for(lambda: server.count("/metrics") > 1)
         server.stop()
@@ -245,7 +245,7 @@ def test_a_server_that_goes_away_is_away_in_the_recording(server: FakeSGLang, tm
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_recording_is_whole(server: FakeSGLang, tmp_path: Path, number: signal.Signals) -> None:
     log, output = tmp_path / "server.log", tmp_path / "out"
-    log.write_bytes(told_log())
+    log.write_bytes(log_text())
     process = subprocess.Popen(
         [sys.executable, "-m", "sglang_tuning_exporter", "record", "--sglang-url", server.url,
          "--log-file", str(log), "--output", str(output)],
@@ -266,7 +266,7 @@ def test_a_recording_ends_in_time_whatever_the_server_leaves_unanswered(
 ) -> None:
     server.answers[path] = hang
     log, output = tmp_path / "server.log", tmp_path / "out"
-    log.write_bytes(told_log())
+    log.write_bytes(log_text())
     begin = 0.0
     with recording(recorder(server, log, output)):
         wait_for(lambda: server.count(path) > 0)
@@ -277,7 +277,7 @@ def test_a_recording_ends_in_time_whatever_the_server_leaves_unanswered(
 
 def test_a_killed_recording_can_be_loaded(server: FakeSGLang, tmp_path: Path) -> None:
     log, output = tmp_path / "server.log", tmp_path / "out"
-    log.write_bytes(told_log())
+    log.write_bytes(log_text())
     process = subprocess.Popen(
         [sys.executable, "-m", "sglang_tuning_exporter", "record", "--sglang-url", server.url,
          "--log-file", str(log), "--output", str(output)],

@@ -184,9 +184,9 @@ def test_an_installed_exporter_replays_watches_and_shows_a_packaged_recording(in
 @pytest.mark.parametrize("form", ["text", "json", "html"])
 def test_an_installed_exporter_reports_on_a_log(installed: Path, tmp_path: Path, form: str) -> None:
     log = installed / "sglang_tuning_exporter" / "recordings" / "retract" / "server.log.gz"
-    told = command(installed, "report", str(log), "--format", form, cwd=tmp_path)
-    assert (told.returncode, told.stderr) == (1, "")
-    assert "retract" in told.stdout.lower()
+    ran = command(installed, "report", str(log), "--format", form, cwd=tmp_path)
+    assert (ran.returncode, ran.stderr) == (1, "")
+    assert "retract" in ran.stdout.lower()
 
 
 def test_an_installed_demo_starts_its_own_server_and_exporter_where_nothing_else_is(

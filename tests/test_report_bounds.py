@@ -43,9 +43,9 @@ class Endless(io.RawIOBase):
 
 
 def refused(*arguments: str, stdin: object = None, most: int | None = None) -> str:
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as error:
         list(Logs(list(arguments), stdin, most=most).events())  # type: ignore[arg-type]
-    return str(told.value)
+    return str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def refused(*arguments: str, stdin: object = None, most: int | None = None) -> s
 def test_what_unpacks_without_end_is_refused(tmp_path: Path, text: bytes, said: str) -> None:
     path = tmp_path / "server.log.gz"
     path.write_bytes(gzip.compress(text))
-    told = refused(str(path)).removeprefix(f"{path}: ")
-    assert told in {said, f"unpacks to more than 100 times its size{ENDED}"}
+    message = refused(str(path)).removeprefix(f"{path}: ")
+    assert message in {said, f"unpacks to more than 100 times its size{ENDED}"}
 
 
 def test_with_the_flag_so_much_is_read_whatever_it_looks_like(tmp_path: Path) -> None:
@@ -78,8 +78,8 @@ def test_with_the_flag_so_much_is_read_whatever_it_looks_like(tmp_path: Path) ->
 @pytest.mark.parametrize(("piece", "most"), [(b"\0", 20), (b"x", 20), (b"y\n", 8), (b"\n", 8)])
 def test_a_stream_that_never_ends_is_left(piece: bytes, most: int) -> None:
     stream = Endless(piece)
-    told = refused("-", stdin=stream)
-    assert told in {
+    message = refused("-", stdin=stream)
+    assert message in {
         f"-: has no end of a line in 8 MiB{ENDED}",
         "-: no line of SGLang's in it; give a server's log, written at --log-level info",
     }

@@ -120,8 +120,8 @@ def test_a_line_without_time_stays_behind_the_line_before_it(tmp_path: Path) -> 
     first = write(tmp_path / "a.log", decode("10:00:00", 1), raised, decode("10:00:20", 3))
     second = write(tmp_path / "b.log", decode("10:00:10", 2))
     lines = [line for line in lines_in_order(Logs([first, second])) if isinstance(line, (DecodeBatch, OutOfMemory))]
-    told = [line.running if isinstance(line, DecodeBatch) else type(line) for line in lines]
-    assert told == [1, OutOfMemory, 2, 3]
+    read = [line.running if isinstance(line, DecodeBatch) else type(line) for line in lines]
+    assert read == [1, OutOfMemory, 2, 3]
 
 
 def test_a_file_named_twice_or_by_a_link_is_read_once(tmp_path: Path) -> None:

@@ -174,11 +174,11 @@ def test_alerts_fire_as_long_into_the_log_in_any_time_zone(
 ) -> None:
     log = tmp_path / "server.log"
     log.write_bytes(later(text_of(name), 1800 * half_hours))
-    told = [
+    fired = [
         [(each["alert"], each["at"], each["seconds"]) for each in found["alerts"]]
         for found in (document(log), whole[name])
     ]
-    assert told[0] == told[1]
+    assert fired[0] == fired[1]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.texts import oldest_first
 from test_log_wrapping import recorded, wrapped
-from test_report_unfolded import told
+from test_report_unfolded import events_of
 
 LINES = recorded()[:500]
 
@@ -28,11 +28,11 @@ def read(text: bytes) -> list[bytes]:
     "name", ["nothing", "Loki JSONL", "Loki API values", "CloudWatch get-log-events", "GCP", "Loki text", "CSV"]
 )
 def test_lines_with_the_newest_first_give_the_events_of_their_log(name: str) -> None:
-    events = told(turned(wrapped(name, LINES)))
+    events = events_of(turned(wrapped(name, LINES)))
     times = [event.time for event in events if getattr(event, "time", None) is not None]  # type: ignore[attr-defined]
     assert times == sorted(times)
     assert len(events) > 100
-    assert [sure(event) for event in events] == [sure(event) for event in told(wrapped("nothing", LINES))]
+    assert [sure(event) for event in events] == [sure(event) for event in events_of(wrapped("nothing", LINES))]
 
 
 def sure(event: object) -> object:

@@ -39,8 +39,8 @@ def load(begin: int, end: int, **figures: Any) -> str:
 
 
 def start(seconds: int, **args: object) -> str:
-    told = {"model_path": "m", "tp_size": 1, "max_running_requests": 2, "random_seed": seconds, **args}
-    return at(seconds, f"server_args=ServerArgs({', '.join(f'{name}={value!r}' for name, value in told.items())})")
+    arguments = {"model_path": "m", "tp_size": 1, "max_running_requests": 2, "random_seed": seconds, **args}
+    return at(seconds, f"server_args=ServerArgs({', '.join(f'{name}={value!r}' for name, value in arguments.items())})")
 
 
 def document(tmp_path: Path, *texts: str) -> dict[str, Any]:
@@ -83,10 +83,10 @@ def test_bursts_are_one_load_that_says_how_much_of_it_was_served(tmp_path: Path)
     bursts = "".join(load(60 + 30 * number, 72 + 30 * number) for number in range(20))
     found = document(tmp_path, start(0) + at(30, READY) + bursts + at(1200, "something else"))
     assert [phase["phase"] for phase in found["phases"]] == ["start_up", "idle", "load", "idle"]
-    told = found["phases"][2]
-    assert told["detail"].startswith("in 20 bursts, serving ")
-    assert told["serving_seconds"] == pytest.approx(found["span"]["serving_seconds"])
-    assert told["serving_seconds"] < 0.8 * told["seconds"]
+    burst_load = found["phases"][2]
+    assert burst_load["detail"].startswith("in 20 bursts, serving ")
+    assert burst_load["serving_seconds"] == pytest.approx(found["span"]["serving_seconds"])
+    assert burst_load["serving_seconds"] < 0.8 * burst_load["seconds"]
 
 
 def test_an_idle_server_that_is_stopped_does_not_end_under_load(tmp_path: Path) -> None:
@@ -159,8 +159,8 @@ def test_a_crash_says_why_and_lasts_until_the_next_start(tmp_path: Path) -> None
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
     )
     found = document(tmp_path, start(0) + at(30, READY) + load(35, 65) + crash + start(125))
-    (told,) = [phase for phase in found["phases"] if phase["phase"] == "crash"]
-    assert (told["at"], told["seconds"]) == (65, 60)
+    (crash_phase,) = [phase for phase in found["phases"] if phase["phase"] == "crash"]
+    assert (crash_phase["at"], crash_phase["seconds"]) == (65, 60)
     assert found["starts"][0]["ending"] == "crash"
 
 

@@ -34,7 +34,7 @@ def stamp(seconds: int) -> str:
 
 
 def start(seconds: int, **args: object) -> str:
-    told = {
+    arguments = {
         "model_path": "m",
         "tp_size": 8,
         "chunked_prefill_size": 8192,
@@ -42,9 +42,9 @@ def start(seconds: int, **args: object) -> str:
         "mem_fraction_static": 0.85,
         **args,
     }
-    limit, chunk = told["max_running_requests"], told["chunked_prefill_size"]
+    limit, chunk = arguments["max_running_requests"], arguments["chunked_prefill_size"]
     return (
-        f"{stamp(seconds)} server_args=ServerArgs({', '.join(f'{name}={value!r}' for name, value in told.items())})\n"
+        f"{stamp(seconds)} server_args=ServerArgs({', '.join(f'{name}={value!r}' for name, value in arguments.items())})\n"
         f"{stamp(seconds + 25)} max_total_num_tokens=400000, chunked_prefill_size={chunk}, max_prefill_tokens=16384, "
         f"max_running_requests={limit}, context_len=32768, available_gpu_mem=6.50 GB\n{stamp(seconds + 30)} {READY}\n"
     )

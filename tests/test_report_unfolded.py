@@ -85,7 +85,7 @@ DOCUMENTS: dict[str, Callable[[Lines], str]] = {
 }
 
 
-def told(data: bytes) -> list[object]:
+def events_of(data: bytes) -> list[object]:
     found: list[object] = []
     for _, event in Logs(["-"], io.BytesIO(data)).events():
         found += event.events() if isinstance(event, BatchRun) else [event] * (event is not None)
@@ -97,7 +97,7 @@ def test_an_answer_of_a_log_store_gives_the_events_of_its_log(name: str) -> None
     lines = recorded()[:500]
     plain = "\n".join(line for line, _, _ in lines).encode() + b"\n"
     document = DOCUMENTS[name](lines).encode("utf-16" if name == "UTF-16" else "utf-8")
-    assert told(document) == told(plain)
+    assert events_of(document) == events_of(plain)
 
 
 @pytest.mark.parametrize(

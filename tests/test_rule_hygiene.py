@@ -31,8 +31,8 @@ def produced() -> dict[str, set[str]]:
         families = [family for section in sections(sidecar, now).values() for family in section]
     labels: dict[str, set[str]] = {"up": set()}
     for family in families:
-        told = {*family.names}
-        labels[family.name + SUFFIXES.get(family.type, "")] = {*told, *TARGET, "dp_rank"}
+        names = {*family.names}
+        labels[family.name + SUFFIXES.get(family.type, "")] = {*names, *TARGET, "dp_rank"}
     return labels
 
 

@@ -48,7 +48,7 @@ def counted(totals: Totals) -> dict[str, float]:
     return {name: count for name, count in totals.counts.items() if count and name != "decoded"}
 
 
-def told(state: ServerState) -> dict[str, Any]:
+def snapshot(state: ServerState) -> dict[str, Any]:
     """All that anybody may ask a state for."""
     now = state._now
     totals, recent = state.totals(), state.recent(now, 120.0)
@@ -74,7 +74,7 @@ def told(state: ServerState) -> dict[str, Any]:
                 "throughput": rank.generation_throughput,
                 "ratio": rank.new_token_ratio,
                 "pending": rank.pending_tokens,
-                "prompts told": rank.prompts.are_logged,
+                "prompts logged": rank.prompts.are_logged,
                 "wait": rank.queue_wait_seconds(now),
                 "full": rank.pool.can_be_full(state.facts, dp, now),
                 "samples": rank.samples.since(-inf),
@@ -86,7 +86,7 @@ def told(state: ServerState) -> dict[str, Any]:
 
 
 def both(text: bytes, profile: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    return told(fed(LogReader().feed(text), profile)), told(fed(LogReader().feed_runs(text), profile))
+    return snapshot(fed(LogReader().feed(text), profile)), snapshot(fed(LogReader().feed_runs(text), profile))
 
 
 @pytest.mark.parametrize("profile", ["online", "offline"])
@@ -191,7 +191,7 @@ def at_once(text: bytes, profile: str, now: float | None) -> dict[str, Any]:
     state.observe_all(events, now)
     ended = next((event.time for event in reversed(events) if event.time is not None), 0.0) if now is None else now
     state.settle(ended + 7.0)
-    return told(state)
+    return snapshot(state)
 
 
 @settings(max_examples=200)
@@ -207,7 +207,7 @@ def test_a_backlog_arrives_at_one_moment(text: bytes, profile: str) -> None:
     for event in LogReader().feed(text):
         alone.observe(event, 9.0)
     alone.settle(16.0)
-    assert at_once(text, profile, 9.0) == told(alone)
+    assert at_once(text, profile, 9.0) == snapshot(alone)
 
 
 def test_the_prompt_tokens_of_all_prefill_lines_count_and_the_last_line_gives_the_queue() -> None:

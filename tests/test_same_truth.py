@@ -36,9 +36,9 @@ pytestmark = pytest.mark.skipif(not PRESENT, reason="no Prometheus is installed"
 
 def capped() -> bytes:
     """The retracting server of 0.5.9, had its conservativeness been as high as it has effect."""
-    told = prolonged("v0.5.9-retract")
-    assert b"schedule_conservativeness=0.1," in told
-    return told.replace(b"schedule_conservativeness=0.1,", b"schedule_conservativeness=1.5,")
+    text = prolonged("v0.5.9-retract")
+    assert b"schedule_conservativeness=0.1," in text
+    return text.replace(b"schedule_conservativeness=0.1,", b"schedule_conservativeness=1.5,")
 
 
 # name -> profile, log, and alerts that must be among those that fire: an agreement on silence proves little
@@ -80,7 +80,7 @@ class Night:
 
 
 @dataclass(frozen=True)
-class Told:
+class Reported:
     """What the report says, and when the first and the last evaluation were."""
 
     first: float
@@ -88,7 +88,7 @@ class Told:
     spans: list[tuple[str, float, float]]
 
 
-def told_by_the_report(log: Path, exposed: Path, profile: str) -> Told:
+def read_report(log: Path, exposed: Path, profile: str) -> Reported:
     """Alerts of the report's JSON; the evaluations are the moments that were backfilled."""
     output = log.with_suffix(".json")
     assert main(["report", str(log), "--profile", profile, "--format", "json", "--output", str(output)]) in {0, 1}
@@ -97,7 +97,7 @@ def told_by_the_report(log: Path, exposed: Path, profile: str) -> Told:
     for alert in json.loads(output.read_text())["alerts"]:
         start, end = (datetime.fromisoformat(alert[key].replace("Z", "+00:00")).timestamp() for key in ("start", "end"))
         spans.append((alert["alert"], start, end))
-    return Told(moments[0], moments[-1], spans)
+    return Reported(moments[0], moments[-1], spans)
 
 
 class Prometheus:
@@ -140,41 +140,41 @@ class Prometheus:
 @pytest.fixture(scope="module")
 def nights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Night]:
     directory = tmp_path_factory.mktemp("nights")
-    reported: dict[str, Told] = {}
+    reported: dict[str, Reported] = {}
     for name, (profile, make, _) in NIGHTS.items():
         log, exposed = directory / f"{name}.log", directory / f"{name}.om"
         log.write_bytes(make())
         flags = ["--profile", profile, "--instance", name, "--output", str(exposed)]
         assert main(["backfill", str(log), *flags]) == 0
-        reported[name] = told_by_the_report(log, exposed, profile)
+        reported[name] = read_report(log, exposed, profile)
         ran = promtool("tsdb", "create-blocks-from", "openmetrics", exposed, f"{directory}/data")
         assert ran.status == 0, ran.words
     prometheus = Prometheus(directory)
     try:
-        fired = evaluated(directory, prometheus, {name: told.first for name, told in reported.items()})
+        fired = evaluated(directory, prometheus, {name: report.first for name, report in reported.items()})
     finally:
         prometheus.close()
     return {
         name: Night(
-            _by_alert(told.spans, told),
+            _by_alert(report.spans, report),
             _by_alert(
                 (
-                    (alert, start + told.first, end + told.first)
+                    (alert, start + report.first, end + report.first)
                     for alert, spans in fired[name].items()
                     for start, end in spans
                 ),
-                told,
+                report,
             ),
         )
-        for name, told in reported.items()
+        for name, report in reported.items()
     }
 
 
-def _by_alert(spans: Iterable[tuple[str, float, float]], told: Told) -> dict[str, list[tuple[float, float]]]:
+def _by_alert(spans: Iterable[tuple[str, float, float]], report: Reported) -> dict[str, list[tuple[float, float]]]:
     found: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for alert, start, end in spans:
-        if start <= told.last:
-            found[alert].append((start - told.first, min(end, told.last) - told.first))
+        if start <= report.last:
+            found[alert].append((start - report.first, min(end, report.last) - report.first))
     return dict(found)
 
 
@@ -240,8 +240,8 @@ def _fired(output: str, firsts: dict[str, float]) -> dict[str, dict[str, list[tu
     ):
         step = _seconds(found[1]) // 15 - 1
         for labels in re.findall(r"\{__name__=[^}]*\}", found[2]):
-            told = dict(re.findall(r'(\w+)=\\?"([^"\\]*)\\?"', labels))
-            moments[told["instance"], told["alertname"]].add(step)
+            labels_of = dict(re.findall(r'(\w+)=\\?"([^"\\]*)\\?"', labels))
+            moments[labels_of["instance"], labels_of["alertname"]].add(step)
     fired: dict[str, dict[str, list[tuple[float, float]]]] = {name: {} for name in firsts}
     for (instance, alert), steps in moments.items():
         spans: list[tuple[float, float]] = []

@@ -81,8 +81,8 @@ def test_arguments_keep_figures_and_lose_names_and_secrets() -> None:
         b" 'schedule_conservativeness': 0.3, 'max_running_requests': 128, 'attention_backend': 'fa3', 'dist_init_addr': 'node7:5000',"
         b" 'tool_server': 'https://tools.acme.example/x', 'sidecar_args': ['--token', 'abc'], 'log_requests': True}"
     )
-    [told] = kept(line)
-    assert told == (
+    [scrubbed] = kept(line)
+    assert scrubbed == (
         "[2025-11-20 11:40:11] server_args={'model_path': 'model', 'served_model_name': 'model', 'host': '127.0.0.1',"
         " 'schedule_conservativeness': 0.3, 'max_running_requests': 128, 'attention_backend': 'fa3', 'dist_init_addr': 'scrubbed',"
         " 'tool_server': 'scrubbed', 'sidecar_args': ['--token', 'scrubbed'], 'log_requests': True}"
@@ -265,8 +265,8 @@ def spoiled(value: Any, canary: str) -> Any:
 def test_a_foreign_word_in_any_field_of_an_answer_or_label_is_not_kept(canary: str) -> None:
     scrubber = Scrubber()
     for path in sorted(Path(__file__).parent.glob("recordings/*/server_info.json.gz")):
-        told = spoiled(json.loads(gzip.decompress(path.read_bytes())), canary)
-        assert not canary_in(json.dumps(scrubber.arguments(told), indent=0))
+        answer = spoiled(json.loads(gzip.decompress(path.read_bytes())), canary)
+        assert not canary_in(json.dumps(scrubber.arguments(answer), indent=0))
     for path in sorted((DATA / "metrics").glob("*.prom")):
         page = path.read_text()
         odd = re.sub(r'="[^"]*"', f'="{canary}"', page) + re.sub(r"\{", f'{{zanzibari_team="{canary}",', page)
@@ -281,7 +281,7 @@ def test_what_is_kept_is_read_as_it_was(log: Path) -> None:
         kept_line = scrubber.line(line)
         if kept_line is None or b"server_args" in kept_line:
             continue
-        told = [
+        original = [
             event
             for event in before.feed(line)
             if isinstance(event, (DecodeBatch, OutOfMemory, PrefillBatch, Retraction))
@@ -291,7 +291,7 @@ def test_what_is_kept_is_read_as_it_was(log: Path) -> None:
             for event in after.feed(kept_line)
             if isinstance(event, (DecodeBatch, OutOfMemory, PrefillBatch, Retraction))
         ]
-        assert [type(event) for event in again] == [type(event) for event in told], kept_line
+        assert [type(event) for event in again] == [type(event) for event in original], kept_line
     assert before.counts == after.counts
 
 

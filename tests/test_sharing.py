@@ -38,7 +38,7 @@ def requests(
     """
 
     def scrape(count: float) -> Scrape:
-        told = Histogram((1.0, inf), (count, count), count)
+        histogram = Histogram((1.0, inf), (count, count), count)
         return Scrape(
             [],
             progress=count,
@@ -47,7 +47,7 @@ def requests(
             finished_prompt_tokens=count * prompt,
             finished_cached_tokens=None if cached is None else count * cached,
             posted_requests=None if posted is None else count * posted,
-            time_to_first_token=told,
+            time_to_first_token=histogram,
         )
 
     return [(10.0 * step, scrape(each * step)) for step in range(20)]

@@ -452,15 +452,15 @@ class TestFromTheLogAlone:
 
     def fails(self, server: Server, times: int, every: float = 20.0, *, batch: bool = False) -> list[str]:
         """Give the stage that is said after each check."""
-        told: list[str] = []
+        stages: list[str] = []
         for _ in range(times):
             server.check_fails()
             if batch:
                 server.state.observe(PrefillBatch(None, NO_RANK, 1, 1, 0, 0, 0), server.now + 1)
             hang = server.state.hang(server.now)
-            told.append("" if hang is None else hang.stage)
+            stages.append("" if hang is None else hang.stage)
             server.now += every
-        return told
+        return stages
 
     def test_checks_in_vain_for_a_minute_mean_a_hang(self, server: Server) -> None:
         assert self.fails(server, 4) == ["", "", "scheduler", "scheduler"]

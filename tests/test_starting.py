@@ -90,13 +90,13 @@ def test_it_is_down_after_a_quarter_of_an_hour_without_a_sign_of_a_start(
 def test_then_the_reason_is_exposed_to_prometheus(alone: SteppedExporter) -> None:
     alone.fails()
     alone.verdict(after=930.0)
-    told = {
+    reasons = {
         sample.labels.get("reason")
         for family in collect(alone.sidecar)
         for sample in family.samples
         if sample.name == "sglang_tuning_scrape_error_info"
     }
-    assert told == {"connection_refused"}
+    assert reasons == {"connection_refused"}
 
 
 def test_a_start_in_the_log_is_waited_for_half_an_hour(exporter: SteppedExporter) -> None:

@@ -269,8 +269,8 @@ def test_a_flag_with_a_value_and_no_default_is_taken_off_the_command_line() -> N
     assert command is not None
     assert "--prefill-max-requests" not in command.text
     assert command.text.endswith("--prefill-decode-interval 0")
-    told = {(change.flag, change.old, change.new) for change in command.changes}
-    assert ("--prefill-max-requests", "1", "not set") in told
+    changes = {(change.flag, change.old, change.new) for change in command.changes}
+    assert ("--prefill-max-requests", "1", "not set") in changes
 
 
 @pytest.mark.parametrize(
@@ -281,15 +281,15 @@ def test_decode_steps_between_long_prompts_are_kept_where_the_objective_needs_th
     interval: int, profile: str, *, named: bool
 ) -> None:
     past = lived(SLOW_STARTS + scrapes(), profile, prompt=3000, prefill_decode_interval=interval)
-    told = [each.flag for row in judge(past).findings for each in row.advice]
-    assert ("--prefill-decode-interval" in told) is named
+    flags = [each.flag for row in judge(past).findings for each in row.advice]
+    assert ("--prefill-decode-interval" in flags) is named
 
 
 def test_full_prefill_batches_that_decode_steps_delay_name_the_interval_and_no_larger_chunk() -> None:
     """On a real 0.5.23 a chunk twice as large left the median first token at 1.5 s; without the interval it took 0.07 s."""
     past = lived(prefilling(0.0, END) + scrapes(), prompt=300, prefill_decode_interval=200)
-    told = [(each.flag, each.suggested) for each in advice_of(past, "prefill_bound")]
-    assert told == [("--prefill-decode-interval", 0.0)]
+    advice = [(each.flag, each.suggested) for each in advice_of(past, "prefill_bound")]
+    assert advice == [("--prefill-decode-interval", 0.0)]
 
 
 def test_where_prefill_takes_most_of_the_time_the_interval_is_not_what_fills_prefill_batches() -> None:

@@ -62,16 +62,16 @@ def reported(life: Life, directory: Path, form: str) -> str:
 @pytest.mark.parametrize("life", LIVES, ids=lambda life: life.name)
 def test_no_sentence_has_the_default(life: Life, tmp_path: Path) -> None:
     sidecar = watched(life)
-    told = {
+    texts = {
         "page": page.render(sidecar),
         "json": findings.render(sidecar).decode(),
         "series": text_format(collect(sidecar)),
         **{form: reported(life, tmp_path, form) for form in ("text", "json", "html")},
     }
-    for where, text in told.items():
+    for where, text in texts.items():
         plain = re.sub(r"<[^>]*>", "", text)
         assert LITERALS.findall(plain) == [], where
-    assert SAYS[life.name] in re.sub(r"<[^>]*>", "", told["page"])
+    assert SAYS[life.name] in re.sub(r"<[^>]*>", "", texts["page"])
 
 
 def test_every_word_of_the_table_can_be_said_of_any_profile() -> None:

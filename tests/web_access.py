@@ -153,10 +153,10 @@ class NodeExporter:
             stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=dict(os.environ),
         )  # fmt: skip
         self.said: list[str] = []
-        self._is_told: queue.Queue[bool] = queue.Queue()
+        self._has_started: queue.Queue[bool] = queue.Queue()
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
-        self._is_told.get(timeout=30)
+        self._has_started.get(timeout=30)
         # What Go's server finds wrong itself is told after it has said that it listens.
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=0.3)
@@ -169,8 +169,8 @@ class NodeExporter:
         for line in self._process.stderr:
             self.said.append(line.decode())
             if b"TLS is " in line:
-                self._is_told.put(True)  # noqa: FBT003 - that it was told
-        self._is_told.put(True)  # noqa: FBT003
+                self._has_started.put(True)  # noqa: FBT003 - that it was told
+        self._has_started.put(True)  # noqa: FBT003
 
     def end(self) -> None:
         self._process.kill()
