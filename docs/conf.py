@@ -21,5 +21,5 @@ linkcheck_ignore = [
 ]  # no server runs; GitHub limits how often it may be asked
 suppress_warnings = [
     "toc.not_included",  # each runbook is reached from the runbooks' index
-    "misc.highlighting_failure",  # Pygments does not know the colon in the name of a recorded series
+    "misc.highlighting_failure",  # Pygments does not support the colon in the name of a recorded series
 ]

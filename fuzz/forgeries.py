@@ -212,7 +212,7 @@ def carriers() -> tuple[bytes, ...]:
 def _retractions(recording: Recording, middle: int, carrier: bytes, forged: bytes) -> tuple[int, int]:
     """Return how many retractions fewer and more may be counted without metrics (SECURITY.md).
 
-    Of those near the words, one is believed for each decode line; after what is known to hold a model's words, none.
+    Of those near the raw words, one counts for each decode line; after a message that is known to contain a model's text, none counts.
     """
     before = carrier.split(b"%s")[0].removeprefix(b"%p")
     suspicion = SuspectText()
@@ -232,7 +232,7 @@ def check_forgery(data: bytes) -> None:
     forged = tuple(FORGED.values())[data[2] % len(FORGED)]
     carrier = carriers()[int.from_bytes(data[3:5], "big") % len(carriers())]
     served = next(number for number, line in enumerate(recording.lines) if b"fired up and ready" in line.text) + 60
-    # A log that ends, or falls silent, bears out what was claimed.
+    # Keep away from the end of the log: silence after a forged failure would confirm it.
     last = max(number for number, line in enumerate(recording.lines) if b"Decode batch" in line.text) - 60
     middle = served + int.from_bytes(data[5:8], "big") % max(last - served, 1)
     words = carrier.replace(b"%s", data[8:].replace(b"%", b"") + forged)

@@ -31,8 +31,10 @@ def found(text: str, words: list[tuple[re.Pattern[str], str]]) -> Iterator[tuple
 
 
 def passages(path: Path) -> Iterator[tuple[int, str]]:
-    """Give a file's prose with line numbers: Markdown without code; of Python docstrings, comments and literals with a space."""
+    """Give a file's prose with line numbers: docstrings, comments and literals with a space of Python, else all text but code spans."""
     text = path.read_text(encoding="utf-8")
+    if path.suffix == ".json":
+        text = text.replace(r"\n", "  ")  # the n of an escaped line end is no part of the next word
     if path.suffix != ".py":
         prose = _CODE.sub(lambda code: "\n" * code[0].count("\n"), text)
         yield from enumerate(prose.splitlines(), 1)

@@ -1,4 +1,4 @@
-"""A real Chromium without a window, for pages of the exporter: sizes, schemes, what it asked for, what a screen reader is told."""
+"""A real headless Chromium for the exporter's pages: window sizes, colour schemes, requests made, the accessibility tree."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class Browser:
         return reached
 
     def accessible(self) -> list[dict[str, Any]]:
-        """What assistive technology is told: role, name and properties of each node that is not ignored, in order."""
+        """The accessibility tree in order: role, name and properties of each node that is not ignored."""
         nodes = self.command("Accessibility.getFullAXTree")["nodes"]
         by_id = {node["nodeId"]: node for node in nodes}
         exposed: list[dict[str, Any]] = []

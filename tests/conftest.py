@@ -91,7 +91,7 @@ def drip(head: bytes, drop: bytes = b"x") -> Answer:
 
 @dataclass
 class FakeSGLang:
-    """A port that answers as it is told to; `asked` has the head of every request. It can go away and come back."""
+    """A port that sends the configured `answers`; `asked` has the head of every request. It can stop and start again."""
 
     answers: dict[str, Answer] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
@@ -139,7 +139,7 @@ class FakeSGLang:
 
 @pytest.fixture
 def sglang() -> Iterator[FakeSGLang]:
-    """An SGLang that serves one page and knows nothing else."""
+    """An SGLang that serves one /metrics page and answers 404 to everything else."""
     fake = FakeSGLang({"/metrics": reply(SERVING)})
     fake.start()
     yield fake

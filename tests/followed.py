@@ -1,4 +1,4 @@
-"""A log that meets with an accident, and a running exporter that follows it."""
+"""A log that is rotated, truncated or removed, and a running exporter that follows it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AS_ANY_OWNER = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if o
 
 
 def decode(stamp: str = "2025-11-20 11:40:13") -> bytes:
-    """A batch of a server with a full pool, so that a retraction is believed."""
+    """A batch of a server with a full KV cache, so that the exporter accepts a retraction."""
     return (
         f"[{stamp}] Decode batch, #running-req: 237, #token: 1009172, token usage: 0.97, cuda graph: True, "
         "gen throughput (token/s): 4471.70, #queue-req: 4\n"
@@ -41,7 +41,7 @@ def retraction(number: int, stamp: str = "2025-11-20 11:40:10") -> bytes:
 
 
 class Server:
-    """Writes events and knows how many: each is a retraction and the decode batch after it."""
+    """Writes events and counts them: each is a retraction and the decode batch after it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -61,7 +61,7 @@ class Server:
             text = text[os.write(self._fd, text) :]
 
     def reopen(self) -> None:
-        """As a server does that is told of a rotation, or started again."""
+        """Open the log again, as a server does after the signal of a rotation or after a restart."""
         os.close(self._fd)
         self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
@@ -127,7 +127,7 @@ def silent(exporter: Exporter) -> bool:
 
 
 def check_log_status(exporter: Exporter, log: Path | Server, *, is_up: bool, words: str = "") -> None:
-    """Page, findings and standard error say whether the log is read, and if not, why."""
+    """Check that page, findings and standard error show whether the log is read, and if not, why."""
     wait_for(lambda: up(exporter, log) == float(is_up), 10)
     assert silent(exporter) is not is_up
     if words:

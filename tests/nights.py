@@ -83,7 +83,7 @@ torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.75 GiB. GPU 0 ha
 
 
 def failing(rest: float = 14) -> bytes:
-    """A night on GPUs: batches beyond the captured graphs, requests turned away, lines nobody knows, memory that runs out while it starts and decodes."""
+    """A night on GPUs: batches beyond the captured graphs, rejected requests, unknown lines, out of memory at start-up and in decode."""
     text = STARTED
     at = last_time(text)
     for second in range(0, 21 * 60, 5):

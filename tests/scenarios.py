@@ -1,6 +1,6 @@
-"""Half hours of one server each, as what its log and its metrics told: the same for Python's findings and Prometheus' alerts.
+"""Scenarios of 30 minutes, one server each, as log events and scrapes: the same input for Python's findings and Prometheus' alerts.
 
-`ends` names what must be found, and what must notify, when the half hour is over; rows without an alert are left out.
+`ends` names the diagnoses that must be found, and must notify, at the end of the scenario; rows without an alert are left out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 MINUTE = 60.0
 LENGTH = 30 * MINUTE
 NO_QUEUES: Mapping[str, int] = {}
-# What a server of a recent release prints; the names alone tell which edition of the guide is its own.
+# Arguments as a recent release prints them; their names alone decide which edition of the guide applies.
 ARGS: dict[str, object] = {
     "device": "cuda",
     "schedule_conservativeness": 1.0,
@@ -58,7 +58,7 @@ class Away:
 
 @dataclass(frozen=True)
 class ServerInfo:
-    """What /server_info told: the release."""
+    """The answer of /server_info: the release."""
 
     version: str
 
@@ -79,7 +79,7 @@ class Scenario:
 
     @property
     def is_scraped(self) -> bool:
-        """Whether the exporter knows SGLang's address."""
+        """Whether the exporter is configured with SGLang's address."""
         return any(isinstance(what, (Scrape, Away)) for _, what in self.story)
 
     @property
@@ -325,7 +325,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
     Scenario(
         "grammar_queue",
-        "Most requests wait for a grammar; only the metrics tell.",
+        "Most requests wait for a grammar; only the metrics show it.",
         scraped(figures=GRAMMAR),
         frozenset({"grammar_queue"}),
     ),
@@ -362,7 +362,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
     Scenario(
         "prefill_bound_at_most",
-        "The same with the largest chunk that the guide knows: advice is to people, and the finding stands.",
+        "The same with the largest chunk in the guide: the advice names no flag, and the finding stays.",
         started(chunked_prefill_size=16384) + prefilling(tokens=16384, queued=200),
         frozenset({"prefill_bound"}),
         "offline",

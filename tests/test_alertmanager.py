@@ -1,6 +1,6 @@
-"""A real Alertmanager as configured: what people read by mail and webhook, and what is left out as its cause is told.
+"""A real Alertmanager with the generated configuration: the text of mails and webhook messages, and which alerts it inhibits.
 
-The configuration is used as generated but for the addresses (a mail sink and a webhook on loopback) and shorter waits.
+Only the addresses (a mail sink and a webhook on loopback) and the waiting times differ from the generated configuration.
 """
 
 from __future__ import annotations

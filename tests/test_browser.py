@@ -248,7 +248,7 @@ def test_a_screen_reader_gets_landmarks_headings_figures_and_tables(
     assert {"Source", "Health"} <= set(headers)
     assert ("DP0" in [node["name"] for node in nodes if node["role"] == "rowheader"]) is (name == "dp2")
     links = [node["name"] for node in nodes if node["role"] == "link"]
-    assert len(links) == len(set(links))  # each can be told from the others by its name
+    assert len(links) == len(set(links))  # each name belongs to one link only
 
 
 def test_a_screen_reader_gets_a_text_for_each_picture(browser: Browser, scene: Callable[[str], Scene]) -> None:

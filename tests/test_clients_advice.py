@@ -1,4 +1,4 @@
-"""How many requests at once clients are told to send: a figure that follows from what the server did."""
+"""Advice to clients: how many requests to send at once, computed from what the server did."""
 
 from __future__ import annotations
 

@@ -324,11 +324,11 @@ def test_the_page_compares_a_convergence_with_its_grid(tmp_path: Path) -> None:
 
 def test_what_a_folder_of_results_lacks_stays_as_it_was(tmp_path: Path) -> None:
     write(tmp_path, "idle.1", loop_result("idle", found=""))
-    known = {"loops": {"idle": [], "healthy": ["told before"]}, "agreement": {"told": "before"}}
+    known = {"loops": {"idle": [], "healthy": ["earlier result"]}, "agreement": {"earlier": "result"}}
     data = beside(collect(tmp_path), known)
     assert len(data["loops"]["idle"]) == 1
-    assert data["loops"]["healthy"] == ["told before"]
-    assert data["agreement"] == {"told": "before"}
+    assert data["loops"]["healthy"] == ["earlier result"]
+    assert data["agreement"] == {"earlier": "result"}
     assert list(data["loops"]) == ["healthy", "idle"]
 
 

@@ -41,7 +41,7 @@ def message(alert: str, status: str) -> dict[str, Any]:
 
 
 def records(**changed: Any) -> FaultRecords:
-    """A server that was killed at 100, told of at 130, started at 140, and back at 170."""
+    """A server that was killed at 100, notified at 134, restarted at 140, and ready at 170."""
     lines = {"decode": 7, "prefill": 3, "retraction": 0}
     usual = FaultRecords(
         fault_at=100.0,
@@ -226,7 +226,7 @@ def test_log_server_exporter_and_report_agree_on_the_same_events() -> None:
     one_piece = asked(0, "rejected", stream=False)
     rows = compared([one_piece, asked(1, "finished", tokens=9)], served=1, prompt=24, generated=9)
     different = {what for what, row in rows.items() if not row.agrees}
-    assert different == {"admissions"}  # one was admitted of which the made figures know nothing
+    assert different == {"admissions"}  # the counters above do not include one admitted request
     assert rows["retracted requests"].counts == {"log": 2, "server": 2, "exporter": 2}
 
 

@@ -52,7 +52,7 @@ GRAPHS_OFF: dict[str, dict[str, object]] = {
 
 @dataclass(frozen=True)
 class Life:
-    """Half an hour of a server, as its log tells it; minutes since the start, rates a minute."""
+    """30 minutes of a server, from which its log is written; times are minutes since the start, rates are per minute."""
 
     name: str = "quiet"
     profile: str = DEFAULT_PROFILE
@@ -133,7 +133,7 @@ def stamp(second: float) -> str:
     return f"2025-11-20 {11 + int(second) // 3600:02}:{int(second) // 60 % 60:02}:{int(second) % 60:02}"
 
 
-# One for each kind that a log alone can tell: well over its threshold.
+# One for each kind that a log alone can show: well over its threshold.
 OVER = (
     Life("share", queued=40, usage=0.97, running=64),
     Life("held_back", queued=9, usage=0.4),
@@ -180,7 +180,7 @@ def lives(draw: st.DrawFn) -> Life:
 
 @dataclass
 class Outcome:
-    """One life told three times: at each evaluation the ids that are found, that fire by the report, and that fire by the rules."""
+    """Ids of diagnoses at each evaluation, from three sources: found live, firing by the report, firing by the rules."""
 
     found: dict[float, frozenset[str]] = field(default_factory=dict)
     report: dict[float, frozenset[str]] = field(default_factory=dict)

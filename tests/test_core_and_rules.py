@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 STEP = 15.0
 ASKED_AT = tuple(60.0 * minute for minute in (12, 16, 20, 25, 30))
 RULES = alerts.files()["alerts/rules/sglang-tuning.rules.yml"]
-# Those that a server's figures tell. What burns a budget is Prometheus' alone, and what is wrong with a source is told by
-# the source: their scenarios are in alerts/tests; only that a server is down is told by its log as well.
+# Alerts that follow from a server's own figures. Only Prometheus computes burn rates, and problems of a source are seen by its
+# reader: alerts/tests has their scenarios. The one exception is server_down, which the log shows too.
 COMPARED = tuple(
     row
     for row in ALERTS
@@ -60,7 +60,7 @@ Series = dict[tuple[str, tuple[tuple[str, str], ...]], dict[int, float]]
 
 
 class Simulated(Sidecar):
-    """A sidecar whose clock is the scenario's, and which is told instead of looking."""
+    """A sidecar with the scenario's clock, which gets events by `observe` in place of reading files and sockets."""
 
     def __init__(self, scenario: Scenario) -> None:
         url = "http://127.0.0.1:9" if scenario.is_scraped else None

@@ -63,7 +63,7 @@ OUT_OF_MEMORY = "Decode out of memory. Try to lower your batch size."
 
 
 class Server:
-    """What the exporter knows of a server whose log and metrics it is shown; `ranks` is what the prefix says."""
+    """The exporter's state of one server, fed with log lines and scrapes; `ranks` is the rank part of the log prefix."""
 
     def __init__(self, *, tp: int = 1, dp: int = 1, more: str = "", ranks: str = "") -> None:
         self.state = ServerState(PROFILES["online"], 0.0)
@@ -101,7 +101,7 @@ class Server:
 
 
 def busy(**layout: int) -> Server:
-    """A server that serves with a full pool, and is scraped where `retracted` is told: the base lies long ago."""
+    """A server under load with a full KV cache."""
     server = Server(tp=layout.get("tp", 1), ranks=" TP0" if layout.get("tp", 1) > 1 else "")
     server.say(1, decode(), " TP0" if layout.get("tp", 1) > 1 else "")
     return server

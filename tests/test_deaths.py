@@ -1,4 +1,4 @@
-"""A server known by its log alone: after the line that tells of its end, and nothing since, it is not called healthy."""
+"""With the log alone: after a line about the end of the server, and no later line, the verdict is not healthy."""
 
 from __future__ import annotations
 

@@ -49,14 +49,14 @@ def test_what_was_asked_for_follows_from_the_balance(asked: float, used: float, 
     assert (found.asked, found.used, found.share) == pytest.approx((asked, used, used / asked))
 
 
-@pytest.mark.parametrize("untold", ["ratio", "pool", "prompts", "figures"])
-def test_nothing_is_concluded_where_the_server_does_not_expose_it(untold: str) -> None:
+@pytest.mark.parametrize("missing", ["ratio", "pool", "prompts", "figures"])
+def test_nothing_is_concluded_where_the_server_does_not_expose_it(missing: str) -> None:
     past = balanced(asked=600, used=240, ratio=0.1)
-    if untold == "ratio":
+    if missing == "ratio":
         past.recent.counts["new_token_ratio_samples"] = 0
-    elif untold == "pool":
+    elif missing == "pool":
         past.facts.kv_pool_tokens.clear()
-    elif untold == "prompts":
+    elif missing == "prompts":
         del past.recent.counts["started_requests"]
     else:
         past = replace(past, recent=Totals())

@@ -1,4 +1,4 @@
-"""A server that speculates loads a draft model with the lines of the target: what it takes is told apart from what the target takes."""
+"""Speculative decoding: target and draft model print the same start-up lines, and the memory of each is counted apart."""
 
 from __future__ import annotations
 

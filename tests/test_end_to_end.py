@@ -27,7 +27,7 @@ EVERY_ALERT_SEEN = 'count by (alertname, alertstate) (count_over_time(ALERTS{ale
 
 
 class Run:
-    """A chain at work and the alerts that its webhook has been told of."""
+    """A running chain and the alerts that its webhook received."""
 
     def __init__(self, stack: Stack, replay: ReplayServer, messages: list[Any]) -> None:
         self.stack, self.replay, self._messages = stack, replay, messages
@@ -96,7 +96,7 @@ def test_retractions_reach_a_person_as_advice_to_raise_the_flag_and_never_to_low
         assert (notes["flag"], notes["current"], notes["suggested"]) == ("--schedule-conservativeness", "0.1", "1.3")
         assert notes["direction"] == "raise"
         assert "Change --schedule-conservativeness: now 0.1, try 1.3." in run.texts()
-        # A retraction leaves the pool half empty: requests wait beside room most of the time, and yet nobody is told to
+        # A retraction leaves the KV cache half empty: requests wait beside free tokens most of the time, and still no advice is to
         # lower the flag.
         room = 'instance:sglang_tuning_state:share10m{signal="admission", state=~"held_back|recovering"}'
         shares = run.stack.query(f"sum by (instance) ({room})")

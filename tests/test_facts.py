@@ -236,7 +236,7 @@ def test_the_model_and_the_role_are_read_from_labels() -> None:
     assert page("0.5.12_prio1-bigqueue").engine_type == "unified"
 
 
-def test_the_role_is_untold_where_every_server_called_itself_unified() -> None:
+def test_the_role_is_unknown_in_releases_where_every_server_is_called_unified() -> None:
     text = (PAGES / "0.5.3.post3_pdprefill-bigqueue.prom").read_text()
     assert 'engine_type="unified"' in text
     assert facts.read(text).engine_type is None
@@ -271,13 +271,13 @@ def test_the_table_describes_every_fact_and_every_row_names_a_family_that_exists
     assert described == per_rank | of_the_server
     pages = "".join(name.read_text() for name in PAGES.glob("*.prom"))
     # The first is of 0.5.4 to 0.5.6, of which there is no page; the others were cut out of the pages here.
-    untold_here = {
+    unexposed_here = {
         "sglang:num_retractions_sum",
         "sglang:generation_tokens_histogram_bucket",
         "sglang:http_requests_active",
         "sglang:per_stage_req_latency_seconds_count",
     }
-    assert {metric for _, metric, *_ in rows if f"{metric}{{" not in pages} <= untold_here | {
+    assert {metric for _, metric, *_ in rows if f"{metric}{{" not in pages} <= unexposed_here | {
         "sglang:time_to_first_token_seconds_count",
         "sglang:inter_token_latency_seconds_count",
     }

@@ -146,7 +146,7 @@ def test_what_is_no_log_in_the_logs_place_is_reported_and_the_log_that_comes_bac
         put(server.path)
         server.write(2)
         check_log_status(exporter, server, is_up=False, words=f"log {server.path}: ")
-        assert words in "".join(exporter.said)
+        wait_for(lambda: words in "".join(exporter.said))
         counted(exporter, 3)
         before = cpu_seconds(exporter)
         time.sleep(0.5)
@@ -344,7 +344,7 @@ def test_a_log_that_shrinks_while_it_is_read_doubles_nothing_and_is_read_on(serv
         seen = exporter.page().value(EVENTS) or 0.0
         assert 0 < seen <= server.events
         os.truncate(server.path, 0)
-        server.raw(b"\n" + decode())  # of retractions beside words of others one is believed for each decode line
+        server.raw(b"\n" + decode())  # near raw words of others, one retraction counts for each decode line
         server.write(5)
         wait_for(lambda: exporter.page().value(EVENTS) == seen + 5)
 

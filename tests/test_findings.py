@@ -44,7 +44,7 @@ ARGS: dict[str, object] = {
     "cuda_graph_max_bs": 160,
     "device": "cuda",
 }
-# What a row needs to be told beside its state, so that there is something to turn.
+# Arguments that a row needs beside its state, so that there is a flag to change.
 APT: dict[str, dict[str, object]] = {
     "admission_recovering": {"schedule_conservativeness": 0.1},
     "running_far_below_limit": {"max_running_requests": 4096, "kv_cache_dtype": "auto"},
@@ -56,7 +56,7 @@ NO_SHARES: Mapping[tuple[Signal, str], float] = {}
 def totals(
     served: float = 200.0, observations: int = 100, shares: Mapping[tuple[Signal, str], float] = NO_SHARES
 ) -> Totals:
-    """Give `served` seconds, each signal in its quiet state but for the shares told."""
+    """Give totals of `served` seconds: each signal is in its quiet state, except for the given shares."""
     made = Totals()
     for signal in SIGNALS:
         spread = {state: share * served for (of, state), share in shares.items() if of == signal}

@@ -127,7 +127,7 @@ LINES = [line.text for line in WHOLE.lines]
 
 
 def reported(path: Path, *lines: bytes) -> dict[str, Any]:
-    """The report of a log of these lines, without how many there are and how many nobody knows."""
+    """The report of a log of these lines, without its counts of lines and of unrecognised lines."""
     path.write_bytes(b"".join(lines))
     document = report(Logs([str(path)]), PROFILES["online"])
     del document["counts"]["lines"], document["counts"]["unrecognised"]
@@ -164,7 +164,7 @@ def test_a_failure_that_waited_ends_its_run_when_it_was_printed(tmp_path: Path) 
 
 
 def restarted(played: Played) -> None:
-    """As if the exporter were killed and started again: a new process knows what the state file has."""
+    """Replace the state, as when the exporter is killed and started again: a new process has only the state file."""
     saved = json.loads(json.dumps(played.state.saved(played.now), allow_nan=False))
     played.state = ServerState(PROFILES["online"], played.now)
     played.state.restore(saved, played.now)
@@ -190,7 +190,9 @@ def test_a_start_that_waits_counts_whenever_the_exporter_is_killed(killed: int, 
         assert played.outcome().starts == 1
         played.state.observe_scrape(facts.read(WHOLE.scrapes[1].text.decode()), played.now)
     assert played.outcome().starts == 2
-    if answers or killed < 2:  # else it was believed before: its arguments are in what the log says of the past
+    if (
+        answers or killed < 2
+    ):  # else it was accepted before, and its arguments are in the part of the log that is read at start-up
         assert played.outcome().arguments == TRUTH[False].arguments
 
 

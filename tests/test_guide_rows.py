@@ -281,7 +281,7 @@ MISTAKEN = (
 
 def test_every_row_of_the_guide_is_in_the_table_and_has_its_case() -> None:
     assert {*GUIDE_ROWS, *CAUSE_ROWS} <= set(BY_ID)
-    # Whether metrics are disabled is told by the scrape: it has scenarios among those of the rules and of the sidecar.
+    # Only a scrape shows that metrics are disabled: its scenarios are among those of the rules and of the sidecar.
     assert {*CASES, "metrics_disabled"} == {*GUIDE_ROWS, *CAUSE_ROWS}
 
 
@@ -494,7 +494,7 @@ def test_the_finding_shows_how_much_is_computed_for_each_late_gap() -> None:
         pytest.param(interrupted(0.08, 3000.0, quick=0.15), "online", id="every-step-is-slow"),
         pytest.param(interrupted(0.08, 3000.0, retracted=3.0), "online", id="requests-are-retracted"),
         pytest.param(interrupted(0.08, 3000.0), "offline", id="no-objective"),
-        pytest.param(started() + prefilling(0.0, END) + load(), "online", id="gaps-are-not-told"),
+        pytest.param(started() + prefilling(0.0, END) + load(), "online", id="gaps-are-not-exposed"),
     ],
 )
 def test_without_long_prompts_between_late_tokens_it_is_not_said(story: Story, profile: str) -> None:

@@ -1,6 +1,6 @@
-"""A server's pages one after the other: what is read by place is what a first reading of the same page tells.
+"""Pages of one server in a row: a read with the cached line structure gives the same as a full parse of the page.
 
-The oracle is that first reading, by `facts.read` and `exposition.passthrough`.
+The reference is the full parse, by `facts.read` and `exposition.passthrough`.
 """
 
 from __future__ import annotations

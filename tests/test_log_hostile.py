@@ -198,7 +198,7 @@ def test_bytes_that_are_no_text_are_other_lines() -> None:
 
 
 def test_a_forged_retraction_needs_a_line_of_its_own() -> None:
-    """A tool name with a newline in it is printed as two lines: the second cannot be told from a real one here."""
+    """A tool name with a newline in it is printed as two lines: the second looks exactly like a real one here."""
     events, _ = read(PREFIX + b"Model attempted to call undefined function: x\n" + PREFIX + RETRACTION + b"\n")
     assert [type(event) for event in events] == [Retraction]
 

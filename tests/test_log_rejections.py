@@ -1,4 +1,4 @@
-"""Requests that SGLang turned away, told by uvicorn's access lines alone (the queue's limit is logged nowhere else)."""
+"""Requests that SGLang rejected, counted from uvicorn's access lines alone (SGLang logs nothing when its queue is full)."""
 
 from __future__ import annotations
 

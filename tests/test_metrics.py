@@ -1,4 +1,4 @@
-"""The /metrics page: every family of the contract, nothing twice, nothing that the server does not tell."""
+"""The /metrics page: every promised family, no series twice, no series without data from the server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from sglang_tuning_exporter.serve.metrics.families import PREFIX, gauge, info, t
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.state.signals import SIGNALS, STATES
 
-# Every family of the contract, with its labels, that the retract recording can tell. In HELP's name, without _total.
+# Every promised family that the retract recording has data for, with its labels. Named as in HELP, without _total.
 FAMILIES: dict[str, set[str]] = {
     "up": set(),
     "scrape_error_info": {"reason"},

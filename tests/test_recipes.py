@@ -106,7 +106,7 @@ PANEL = """- title: More
       - legend: "{{state}}"
         expr: sum by (state) ([[ rate(ranked('sglang_tuning_state_seconds_total', is_('signal', 'token_usage'))) ]])
 """
-LINE = "The server has run out of patience with its scheduler"
+LINE = "The server has stopped waiting for its scheduler"
 
 
 class Tree:
@@ -197,14 +197,14 @@ def test_the_recipe_for_a_log_line_gives_its_event(tree: Tree) -> None:
         f'    (re.compile(rb"{LINE}"), "process_died"),\n    (re.compile(rb"SIGTERM received',
     )
     tree.write(
-        "tests/test_log_patience.py",
+        "tests/test_log_waiting.py",
         "from sglang_tuning_exporter.sglang.log.reader import LogReader\n\n\n"
         "def test_the_line_is_the_end_of_a_process() -> None:\n"
         f'    (event,) = LogReader().feed(b"[2026-11-20 19:51:18] {LINE}\\n")\n'
         '    assert event.what == "process_died"\n',
     )
     assert tree.generate() == set()
-    tree.test("tests/test_log_patience.py")
+    tree.test("tests/test_log_waiting.py")
     assert are_named(tree.edited, "Add a log line")
 
 

@@ -35,7 +35,7 @@ TYPES: dict[str, tuple[type, ...]] = {
 
 
 def faults(value: Any, schema: dict[str, Any], where: str = "$") -> list[str]:
-    """Say where `value` breaks `schema`; knows the keywords that the report's schema uses, and only those."""
+    """List where `value` breaks `schema`; handles only the keywords that the report's schema uses."""
     used = {
         "type",
         "const",
@@ -50,7 +50,7 @@ def faults(value: Any, schema: dict[str, Any], where: str = "$") -> list[str]:
         "properties",
     }
     unknown = set(schema) - used - {"additionalProperties", "description", "title", "$schema"}
-    assert not unknown, f"the walker does not know {unknown}"
+    assert not unknown, f"this check does not handle {unknown}"
     names = schema.get("type", [])
     names = [names] if isinstance(names, str) else names
     kinds = tuple(kind for name in names for kind in TYPES[name])

@@ -1,4 +1,4 @@
-"""What a log store gives with its newest line first tells what the log tells."""
+"""An export of a log store with the newest line first gives the same events as the log itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The course of a run, told from its log: phases, starts with their memory, and what changed between them.
+"""The course of a run as its log shows it: phases, the memory of each start, and what changed between starts.
 
 The recordings are real logs of 0.5.23 (tests/recordings); other lines are those of 0.5.23 and 0.5.12 as the released
 wheels format them, with times and figures of our own.

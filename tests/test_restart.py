@@ -88,7 +88,7 @@ def log(tmp_path: Path) -> Iterator[Log]:
 
 @contextmanager
 def exporter(log: Log, state: Path | None = None, *flags: str) -> Iterator[Exporter]:
-    """An exporter that follows the log, with a state file if one is told."""
+    """An exporter that follows the log, with a state file if `state` is given."""
     with running_exporter("--log-file", str(log.path), *(["--state-file", str(state)] if state else []), *flags) as one:
         yield one
 

@@ -62,7 +62,7 @@ def a_new_state(now: float = 0.0) -> ServerState:
 
 
 def restarted(old: ServerState, at: float, *, ago: float = 0.0, now: float = 5000.0) -> ServerState:
-    """What a new process knows that was given the old one's state file, `ago` seconds after it was written."""
+    """The state of a new process that loads the old one's state file, `ago` seconds after it was written."""
     new = a_new_state(now)
     new.restore(json.loads(json.dumps(old.saved(at))), now, ago)
     return new

@@ -163,7 +163,7 @@ def test_a_restart_is_counted_from_the_metrics_while_the_log_is_dead() -> None:
     state = ServerState(PROFILES["online"], 0.0)
     state.observe_all(LogReader().feed(START), 1.0)
     restarted(state, 10.0)
-    assert state.starts == 1  # the log will tell
+    assert state.starts == 1  # the log is expected to show it
     state.log_is_read = False
     restarted(state, 20.0)
     assert state.starts == 2

@@ -1,4 +1,4 @@
-"""A server's state is the same whether it was told of batch lines one by one or of a second's lines at once."""
+"""A server's state is the same whether it takes batch lines one by one or all lines of a second at once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def counted(totals: Totals) -> dict[str, float]:
 
 
 def snapshot(state: ServerState) -> dict[str, Any]:
-    """All that anybody may ask a state for."""
+    """Everything that readers of a state use."""
     now = state._now
     totals, recent = state.totals(), state.recent(now, 120.0)
     return {
@@ -185,7 +185,7 @@ def test_any_log_leads_to_the_same_state(text: bytes, profile: str) -> None:
 
 
 def at_once(text: bytes, profile: str, now: float | None) -> dict[str, Any]:
-    """What a state tells that took a log's events together."""
+    """The snapshot of a state that took all events of a log at once."""
     events = LogReader().feed_runs(text)
     state = ServerState(PROFILES[profile], 0.0)
     state.observe_all(events, now)

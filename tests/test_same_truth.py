@@ -70,7 +70,7 @@ NIGHTS: dict[str, tuple[str, Callable[[], bytes], set[str]]] = {
 
 @dataclass(frozen=True)
 class Night:
-    """One log, told twice: alert -> when it fired, seconds since the first evaluation (end: first evaluation without it).
+    """Alerts of one log by report and by Prometheus: when each fired, in seconds since the first evaluation (end: first evaluation without it).
 
     What fires at the log's end ends with it.
     """

@@ -181,7 +181,7 @@ CASES: dict[str, tuple[dict[str, tuple[float | None, float | None]], float]] = {
     "one that is dead beside a bored one": ({"a": (0.1, 0), "b": (None, None)}, 1.6),
     "one that starts beside one in great need": ({"a": (1.6, 1), "b": (1.6, 1), "c": (None, None)}, 3.2),
     "nobody asks": ({"a": (0.0, 0), "b": (0.0, 0)}, 0.0),
-    "nobody knows": ({"a": (None, None), "b": (None, None)}, 1.6),
+    "no figures": ({"a": (None, None), "b": (None, None)}, 1.6),
 }
 
 

@@ -336,7 +336,7 @@ HOSTILE_HEADERS = (
 
 
 def test_no_request_reaches_a_file_a_program_or_a_socket_of_its_choice(sglang: FakeSGLang, tmp_path: Path) -> None:
-    """Python itself tells of every file, connection and program from the moment that all pages have been asked once."""
+    """Python's audit events list every file, connection and program, from the moment that each page was requested once."""
     log, events = tmp_path / "server.log", tmp_path / "events"
     log.write_bytes(lines_of_a_night())
     command = [sys.executable, "-c", AUDITED, str(events), "serve", "--listen-address", "127.0.0.1:0",

@@ -307,7 +307,7 @@ def test_the_guides_first_edition_is_that_of_servers_before_0_4_3(
 
 
 def test_server_info_fills_what_nothing_else_has() -> None:
-    # Metrics alone tell no pool before 0.5.6 and no memory before 0.5.11.
+    # Metrics alone show no KV cache before 0.5.6 and no memory before 0.5.11.
     facts = ServerFacts()
     facts.apply_ranks(
         [

@@ -167,7 +167,7 @@ def test_what_is_no_answer_is_none_and_no_loads(text: str | bytes) -> None:
     assert parse_loads(text) == []
 
 
-def test_odd_figures_are_untold() -> None:
+def test_odd_figures_are_unknown() -> None:
     state = {
         "effective_max_running_requests_per_dp": True,
         "last_gen_throughput": "fast",

@@ -1,4 +1,4 @@
-"""Shared prefixes told from requests that come back to their own tokens after a retraction or a preemption."""
+"""Shared prefixes are distinguished from requests that find their own tokens in the cache after a retraction or a preemption."""
 
 from __future__ import annotations
 

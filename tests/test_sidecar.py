@@ -90,7 +90,7 @@ def test_a_rename_loses_nothing(following: Exporter, directory: Path) -> None:
     with log.open("ab", buffering=0) as writer:
         writer.write(RETRACTION)
         log.rename(directory / "server.log.1")
-        writer.write(_another(1))  # the writer has not been told yet
+        writer.write(_another(1))  # the writer has not reopened the log yet
         log.write_bytes(_another(2))
         time.sleep(0.3)
         writer.write(_another(3))

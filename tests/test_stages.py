@@ -419,7 +419,7 @@ def test_the_other_half_of_a_pair_that_is_waited_for_is_no_hang(server: Server, 
 
 
 def test_a_release_whose_tokens_come_out_at_the_end_is_not_judged_by_them() -> None:
-    """Before 0.4.3 nothing is told of a request that is not streamed before it ends."""
+    """Before 0.4.3 no metric counts the tokens of a request without streaming until it ends."""
     page = "sglang:generation_tokens_total 10\nsglang:num_running_reqs 3\n"
     assert facts.read(page).sent is None
     later = page + "sglang:inter_token_latency_seconds_count 5\n"

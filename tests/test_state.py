@@ -1,6 +1,6 @@
 """One server's state over time: log lines and scrapes in, gauges, counters and seconds out.
 
-Figures are invented; the shapes (which release tells what) are those of the data directory.
+Figures are invented; which release exposes what is as in the data directory.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def test_a_slow_server_is_not_idle_between_two_of_its_lines() -> None:
     for step in range(10):
         state.observe(decode(), 24.0 * step)
     state.advance(9 * 24.0)
-    assert seconds(state)["serving"] >= 8 * 24.0  # the first pause was longer than anybody could know
+    assert seconds(state)["serving"] >= 8 * 24.0  # before the second line the pause between lines is unknown
 
 
 def test_while_scrapes_come_they_say_when_the_server_is_idle() -> None:

@@ -473,7 +473,7 @@ def test_a_file_that_breaks_while_it_runs_opens_nothing_and_closes_nothing_and_i
         own.write(GUARDED)
         wait_for(lambda: scraped(exporter, own.client()).value("sglang_tuning_web_config_up") == 1, 8)
         errors = [line for line in exporter.said if line.startswith("ERROR")]
-        assert len(errors) == len(breaks) + 1, "each problem is told once"
+        assert len(errors) == len(breaks) + 1, "each problem is logged once"
         assert HASH not in "".join(exporter.said)
 
 
@@ -526,7 +526,7 @@ def test_a_prometheus_scrapes_over_tls_with_a_password(certified: Certificates, 
 
 
 def targets(port: int) -> dict[str, tuple[str, str]]:
-    """Health and the end of the last error of each job, as Prometheus tells; empty before it answers."""
+    """Health and the end of the last error of each job, as Prometheus reports them; empty before it answers."""
     try:
         found = requests.get(f"http://127.0.0.1:{port}/api/v1/targets", timeout=5).json()["data"]["activeTargets"]
     except requests.RequestException:
@@ -610,7 +610,7 @@ def test_a_handshake_that_nobody_goes_on_with_is_ended(
     certified: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert server.HANDSHAKE_SECONDS == 10
-    monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 0.2)  # asyncio's own patience is a minute
+    monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 0.2)  # asyncio's own limit is a minute
     with (
         ours(certified.write(GUARDED)) as exporter,
         socket.create_connection(("127.0.0.1", exporter.port), timeout=20) as silent,

@@ -1,4 +1,4 @@
-"""`/api/v1/findings`: what limits the server now, as JSON, in the report's own schema where both tell."""
+"""`/api/v1/findings`: what limits the server now, as JSON, in the report's schema for the keys that both have."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -24,6 +25,18 @@ def test_a_key_is_no_prose(tmp_path: Path) -> None:
     file = tmp_path / "a.py"
     file.write_text('KEY = "told"\n')
     assert list(wording.passages(file)) == []
+
+
+def test_comments_and_values_of_yaml_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "a.yml"
+    file.write_text("# as told\nkey:\n- title: as told\n")
+    assert [problem.split(": ")[0] for problem in wording.problems([file])] == [f"{file}:1", f"{file}:3"]
+
+
+def test_values_of_json_are_read_behind_an_escaped_line_end_too(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps({"description": "a line\ntold"}, indent=1))
+    assert [problem.split(": ")[0] for problem in wording.problems([file])] == [f"{file}:2"]
 
 
 def test_code_in_markdown_is_not_read_and_lines_keep_their_number(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What tests of the web configuration share: certificates made now, Debian's node_exporter, and a client that tells what it met."""
+"""Helpers for tests of the web configuration: fresh certificates, Debian's node_exporter, and a client that reports how each request ended."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class NodeExporter:
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
         self._has_started.get(timeout=30)
-        # What Go's server finds wrong itself is told after it has said that it listens.
+        # Go's server reports its own errors only after it has logged that it listens.
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=0.3)
         self.accepted = self._process.poll() is None
@@ -169,7 +169,7 @@ class NodeExporter:
         for line in self._process.stderr:
             self.said.append(line.decode())
             if b"TLS is " in line:
-                self._has_started.put(True)  # noqa: FBT003 - that it was told
+                self._has_started.put(True)  # noqa: FBT003 - a signal: it has started
         self._has_started.put(True)  # noqa: FBT003
 
     def end(self) -> None:

@@ -440,7 +440,7 @@ AROUND: dict[str, Callable[[str, int, dt.datetime], str]] = {
 }
 
 
-# Several lines for each of the server's: what follows or precedes one cannot be told from a request's words.
+# Several lines for each of the server's: the text before and after it looks like a request's text.
 AMID: dict[str, Callable[[str, int, dt.datetime], str]] = {
     "journalctl verbose": lambda line, n, t: (
         f"{t:%a %Y-%m-%d %H:%M:%S}.123456 UTC [s=ab;i={n:x};b=cd;m=1;t=2;x=3]\n    _TRANSPORT=stdout\n"
