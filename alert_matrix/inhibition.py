@@ -1,4 +1,4 @@
-"""Every pair of alerts at a real Alertmanager with the committed configuration: which one is not notified while the other fires."""
+"""Every pair of alerts, posted to a real Alertmanager with the committed configuration: which one it inhibits while the other fires."""
 
 from __future__ import annotations
 

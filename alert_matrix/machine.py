@@ -1,4 +1,4 @@
-"""The whole matrix: which runs there are, played in parts by as many promtools as there are cores."""
+"""The whole matrix: all runs, split into parts for as many promtools as there are cores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""promtool plays runs to rules: when each alert of each server fired for the first and the last time, and how often."""
+"""Run simulated servers through promtool: when each alert of each server fired first and last, and how often."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""promtool, started in one place: what it says, and what it found where a test of rules expects nothing."""
+"""The one place that starts promtool, and reads its output: what it found where a test of rules expects nothing."""
 
 from __future__ import annotations
 

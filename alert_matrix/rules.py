@@ -1,4 +1,4 @@
-"""The rules that decide about one alert, and the series that they can read: all else cannot change what it does."""
+"""The rules that decide about one alert, and the series that they can read. Nothing else can change the alert."""
 
 from __future__ import annotations
 

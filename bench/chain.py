@@ -1,4 +1,4 @@
-"""From a condition to the webhook: the whole chain beside the shortest one that Prometheus and Alertmanager allow."""
+"""The delay from a condition to the webhook: the whole chain beside the shortest one that Prometheus and Alertmanager allow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether mtail's program and our parse find the same in a log: only then are their times compared.
+"""Check that mtail's program and the exporter's parse find the same in a log: only then are their times compared.
 
 `figures` reads line by line, so it also checks the timed parse, which reads whole seconds at once.
 """

@@ -1,4 +1,4 @@
-"""Our own reading of a log, in a process of its own: `python -m bench.parse lines|state LOG`."""
+"""The exporter's parse of a log, in a process of its own: `python -m bench.parse lines|state LOG`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""`python -m fuzz [--seconds S] [--seed N] [--target NAME …]`: hostile input for everything that comes from the world.
+"""`python -m fuzz [--seconds S] [--seed N] [--target NAME …]`: hostile input for every reader of outside input.
 
-First spoiled log lines by the million, then whole pages for a real Prometheus, then each target of `fuzz/targets.py`: led by coverage (atheris) where there
-is a wheel of it for this Python, else by Hypothesis; the first line says which. The time is for all together. What a target must not do is written in its
-check; an input that does it is kept under `build/fuzz/<target>/`: put it under `tests/data/fuzz/<target>/`, where a test tries it again, and mend what it
-found. Exit status 1 when something was found.
+It mutates log lines by the million, then whole pages for a real Prometheus, then the input of each target of `fuzz/targets.py`: guided by coverage (atheris)
+where there is a wheel of it for this Python, else by Hypothesis; the first line says which. The time is for all together. Each target's check states what
+must not happen; an input that makes it happen is kept under `build/fuzz/<target>/`. Move it to `tests/data/fuzz/<target>/`, where a test tries it again, and
+correct the fault. Exit status 1 when something was found.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Access: web configuration files with the PEM texts they hold, and the headers that ask to be let in.
+"""Web configuration files with the PEM texts they hold, and request headers for authentication.
 
 Keys, certificates and hashes are made anew by every process.
 """

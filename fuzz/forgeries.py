@@ -1,7 +1,7 @@
-"""A real recording with words of a request in its log: what they forge, after which messages, and what is reported of the server.
+"""A real recording with forged lines in its log: what they forge, after which messages, and what the exporter reports of the server.
 
-Run as a target of `python -m fuzz`: an input chooses a recording, a message (those of `fuzz/sinks.json`, and some that only look like nothing), the place
-and what is forged. No failure, start, retraction, argument or end of the server may come of it, beside what the recording has.
+Run as a target of `python -m fuzz`: an input chooses a recording, a message (those of `fuzz/sinks.json`, and some that only look similar), the place
+and the forged line. No failure, start, retraction, argument or end of the server may follow from it, beside those of the recording.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Targets without atheris: Hypothesis spoils real inputs, not led by coverage, and makes what it finds as small as it can."""
+"""Targets without atheris: Hypothesis mutates real inputs, without coverage, and shrinks what it finds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real Prometheus that says of many pages at once which of them it refuses, and promtool, which reads with another parser."""
+"""A real Prometheus that is asked which of many pages it refuses, and promtool, which has another parser."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Whole pages of the exporter, made from spoiled pages and names of a server, as Prometheus, promtool and prometheus_client read them.
+"""Whole pages of the exporter, made from mutated pages and names of a server, read by Prometheus, promtool and prometheus_client.
 
-One line that Prometheus refuses costs the whole page, and every rule sees nothing.
+If Prometheus refuses one line, it drops the whole page, and every rule is without data.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A sidecar for a check: its settings, its files, and everything that it says."""
+"""A sidecar for a check: its settings, its files, and all of its outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spoiled log lines by the million through reader, state and findings, without a guide: the way that costs least a line.
+"""Mutated log lines by the million through reader, state and findings, without coverage, because that is fastest.
 
 No line may raise, read alone or with the usual lines of its second, both ways must read the same kinds of lines, and
 memory may not grow: all is checked at every block.

@@ -1,7 +1,7 @@
-"""What is fed and what must hold: for each kind of input from the world a check that raises on whatever must not happen.
+"""Fuzz targets: for each kind of outside input a check that raises on whatever must not happen.
 
-A check takes any bytes, says nothing where they are refused as they should be, and is the same for a test, for a found case that is tried again, and for
-the fuzzer that is led by coverage.
+A check takes any bytes and returns nothing where they are refused as they should be. Tests, kept inputs and the fuzzer
+that is guided by coverage run the same check.
 """
 
 from __future__ import annotations

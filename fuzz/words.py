@@ -1,4 +1,4 @@
-"""Words that mean something to whoever reads an input, for the fuzzer to put in."""
+"""Words that have a meaning for a reader of an input, for the fuzzer to insert."""
 
 from __future__ import annotations
 

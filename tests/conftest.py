@@ -1,4 +1,4 @@
-"""What several test files share: an SGLang made of a socket, a running exporter, a sidecar behind a real port."""
+"""Fixtures for several test files: a fake SGLang on a socket, a running exporter, a sidecar behind a real port."""
 
 from __future__ import annotations
 

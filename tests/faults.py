@@ -1,4 +1,4 @@
-"""What the fault tests share: an SGLang that counts, in this process or in one of its own, and what an exporter makes of it."""
+"""Helpers of the fault tests: fake SGLangs with known counts, in this process or in one of their own, and the exporter's totals."""
 
 from __future__ import annotations
 

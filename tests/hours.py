@@ -1,7 +1,7 @@
-"""Stretches of time for a real Prometheus: recordings and written situations, driven through the real exporter by a clock of their own.
+"""Hours of metrics for a real Prometheus: recordings and written situations, run through the real exporter with a simulated clock.
 
-Everything between a log file on disk and an exposition is the exporter itself; only its clock is turned. What it would
-have answered to each scrape goes, with its time, into a file that `promtool` turns into blocks.
+From the log file on disk to the exposition everything is the real exporter, except its clock. Its answer to each scrape is
+written, with the time, to a file that `promtool` converts to blocks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Logs long enough for alerts: recordings played again and again with later times, and a written night of failures."""
+"""Logs long enough for alerts: recordings repeated with later times, and a written night of failures."""
 
 from __future__ import annotations
 

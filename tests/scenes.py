@@ -1,4 +1,4 @@
-"""Servers in the situations that the exporter's page is read in: minutes lived through by the real exporter, whose clock then stands still.
+"""Servers in typical situations for the exporter's page: the real exporter runs through some minutes, then its clock stops.
 
 The lines, scrapes and clocks are those of `situations` and `hours`, or a recording's.
 """

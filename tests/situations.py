@@ -1,7 +1,7 @@
-"""Hours of a server on eight GPUs, written line by line and scrape by scrape as SGLang 0.5.23 does, for boards to be looked at.
+"""Hours of a server on eight GPUs, written line by line and scrape by scrape as SGLang 0.5.23 does, as input for the boards.
 
-The start-up lines are those of tests/data/logs/0.5.23.log. What follows is invented, in the release's own formats: a
-healthy hour, a storm of retractions, an hour with too few clients, a server that dies. The exporter that reads it is real.
+The start-up lines are those of tests/data/logs/0.5.23.log. The rest is invented, in the release's own formats: a
+healthy hour, an hour with many retractions, an hour with too few clients, a server that dies. The exporter that reads it is real.
 """
 
 from __future__ import annotations

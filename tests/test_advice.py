@@ -1,4 +1,4 @@
-"""What to turn, from which value to which, for each diagnosis. Arguments are given as the server prints them."""
+"""The advised flag, its present value and the value to try, for each diagnosis. Arguments are as the server prints them."""
 
 from __future__ import annotations
 

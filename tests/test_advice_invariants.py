@@ -1,4 +1,4 @@
-"""What holds of all advice, whatever the server and its load: facts and a load by chance in, findings and command line out."""
+"""Properties of all advice, for any server and load: random facts and loads in, findings and command line out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the alerts would have fired, from lines alone; test_same_truth holds it against Prometheus."""
+"""When alerts would have fired, from log lines alone; test_same_truth compares it with Prometheus."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The matrix of `alert_matrix/`: a small part of it for every alert, and that the machine itself would notice.
+"""A small part of `alert_matrix/` for every alert, and checks that the matrix finds wrong rules.
 
-`make test-rules` plays all of it.
+`make test-rules` runs all of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The alert rules as Prometheus runs them: `promtool` plays every scenario; the rules say all that a person needs."""
+"""`promtool` runs every scenario of alerts/tests on the alert rules; each alert has all annotations that a person needs."""
 
 from __future__ import annotations
 

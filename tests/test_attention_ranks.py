@@ -1,4 +1,4 @@
-"""Ranks of DP attention run each step together: what one of them does is no finding about the graphs of another."""
+"""DP attention: all ranks run each step together, so a batch without a graph on one rank can have its cause on another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A log as the metrics that would have been scraped: the live exporter's own, and a file that every reader of OpenMetrics takes."""
+"""`backfill`: from a log the metrics that the live exporter would have exposed, in valid OpenMetrics."""
 
 from __future__ import annotations
 

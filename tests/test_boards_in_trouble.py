@@ -1,7 +1,7 @@
-"""What the boards say in trouble: foreign targets, missed and slow scrapes, odd names, two jobs, low objectives.
+"""What the boards show in difficult cases: foreign targets, missed and slow scrapes, odd names, two jobs, low objectives.
 
-`promtool` answers the boards' own queries over series written here. A sample that is `_` was not scraped, one that is
-`stale` is what a failed scrape leaves behind.
+`promtool` answers the boards' own queries over series written here. The sample `_` means no scrape; `stale` is the marker
+that a failed scrape leaves.
 """
 
 from __future__ import annotations

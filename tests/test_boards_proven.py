@@ -1,4 +1,4 @@
-"""Every query of every panel, asked of a real Prometheus that holds what real servers of several releases gave the exporter."""
+"""Every query of every panel, run on a real Prometheus with the exporter's metrics of real servers of several releases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exporter's own page in a real Chromium: read at a glance, on a phone, in the dark, by keyboard, by ear, and without a script."""
+"""The exporter's page in a real Chromium: first screen, phone, dark scheme, keyboard, screen reader, no scripts."""
 
 from __future__ import annotations
 

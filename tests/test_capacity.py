@@ -1,4 +1,4 @@
-"""The capacity model: moments of decode steps in, a line with its interval out, or the reason why there is none."""
+"""The capacity model: sums over decode steps in, the fitted step time with its interval out, or the reason for no fit."""
 
 from __future__ import annotations
 

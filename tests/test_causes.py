@@ -1,4 +1,4 @@
-"""Causes before consequences: what a verdict names first, and what follows from it."""
+"""Causes before consequences: which finding becomes the verdict, and which findings follow from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files that a log has been are all read, the oldest first; what is gone unread is said."""
+"""All rotated files of a log are read, the oldest first; files that were lost unread are reported."""
 
 from __future__ import annotations
 

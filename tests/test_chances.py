@@ -1,4 +1,4 @@
-"""Chances from the guide: a profile's settings, a router instead of replicas in one server, graphs for prefill, usual memory fractions."""
+"""Optional improvements from the guide: settings of a profile, a router instead of replicas in one server, prefill graphs, memory fractions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real program: a mistake is one line and status 2, and it ends on signals."""
+"""The installed program: a usage error prints one line and exits with status 2; signals end it."""
 
 from __future__ import annotations
 

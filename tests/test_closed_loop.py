@@ -1,4 +1,4 @@
-"""The proof on a real engine: its table, its figures, how it reads the exporter's JSON, and its page. No engine is started here."""
+"""The closed loop without an engine: its table of loops, its measurements, how it reads the exporter's JSON, and its page."""
 
 from __future__ import annotations
 

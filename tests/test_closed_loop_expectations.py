@@ -1,4 +1,4 @@
-"""What advice was expected to bring beside what came: how results become comparisons, and comparisons the page. No engine is started here."""
+"""Expected and measured effects of advice: from results to comparisons, and from comparisons to the page. No engine is started here."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the closed loop says of faults and of counts, without an engine: text and series in, figures and problems out.
+"""How the closed loop judges faults and counts, without an engine: text and series in, figures and problems out.
 
-Log lines are cut from a real 0.5.23's; figures of pages are made.
+Log lines come from a real 0.5.23; figures of pages are invented.
 """
 
 from __future__ import annotations

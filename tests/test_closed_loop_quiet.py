@@ -1,4 +1,4 @@
-"""False alarms: what is sent, in which order, and what is kept of it."""
+"""The closed loop's search for false alarms: which loads it sends, in which order, and which results it keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of situations, the load that they send, and how what is said of them is compared with the truth."""
+"""Situations of the closed loop: their table, their loads, and how the exporter's verdicts are compared with the known cause."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The new command line: printed arguments and advice in, one line for a shell out.
+"""The suggested command line: printed arguments and advice in, one line for a shell out.
 
-The lines of arguments are those of `data/logs` and those that real servers printed, in `data/server_args`. That such command lines resolve to the arguments
-they were made from was tried with the parsers of installed releases (0.4.9.post6, 0.5.9, 0.5.23), not here.
+Arguments come from `data/logs` and, as real servers printed them, from `data/server_args`. The parsers of installed releases
+(0.4.9.post6, 0.5.9, 0.5.23) gave the same arguments back for such command lines; that is not repeated here.
 """
 
 from __future__ import annotations

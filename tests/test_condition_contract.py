@@ -1,7 +1,7 @@
-"""Each kind of condition says the same thing three times: measured live, as PromQL in a real engine, and evaluated by the report.
+"""Each kind of condition gives the same result in three places: measured live, as PromQL in a real engine, and in the report.
 
-Hypothesis writes half an hours of servers as logs. One pass over a log gives what the exporter would expose, what it would find, and when
-the report says that alerts fired; `promtool` evaluates the committed rules over the exposed series, all servers in one run.
+Hypothesis generates logs of servers, 30 minutes each. One pass over a log gives the exporter's series, its findings and the
+report's alerts; `promtool` evaluates the committed rules over the series, all servers in one run.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Python's findings and Prometheus' alerts say the same of the same half hour.
+"""Python's findings and Prometheus' alerts agree on the same 30 minutes.
 
-Each scenario is driven through the real state and the real metrics; their series, sampled every 15 s, are played to the
-committed rules by `promtool`, all servers in one run, so that none may be taken for another.
+Each scenario runs through the real state and the real metrics. `promtool` evaluates the committed rules over their series,
+sampled every 15 s, for all servers in one run.
 
-What a rule may differ in: it wants to see the cause in the last two minutes as well and for its whole `for` (so one burst,
-which a finding looks back at for ten minutes, notifies nobody), and it keeps firing for its `keep_firing_for`. Hence: what
-was found without a break for window, `for` and a minute must be firing; what fires must have been found within the last
+A rule may differ from a finding: it needs the cause in the last two minutes too and for its whole `for` (so one burst,
+which stays a finding for ten minutes, notifies nobody), and it keeps firing for its `keep_firing_for`. Hence: a diagnosis
+found without a break for window, `for` and a minute must fire; an alert that fires must have been found within the last
 `keep_firing_for` and a minute.
 """
 

@@ -1,4 +1,4 @@
-"""What it takes for a line of the log to be counted: text and scrapes in, counters out. Times are seconds since the server started."""
+"""Which log lines count as events: text and scrapes in, counters out. Times are seconds since the server started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/decisions.md: every number that something is judged by has a row with its value, its reason and its source."""
+"""docs/decisions.md has a row for every number that a judgement uses, with its value, its reason and its source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What requests use of what they ask for, and that a low conservativeness is advised only where they end early."""
+"""How many of the requested tokens requests use; a low conservativeness is advised only where they end early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two sides of prefill/decode disaggregation: what is normal for a side is no finding, and what is slow is named with its side."""
+"""Prefill/decode disaggregation: normal behaviour of one side is no finding, and a slow side is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the README and the reference promise, and that every page is reached and every link of the repository leads somewhere."""
+"""README and reference have what they must have, every page is linked, and every link of the repository leads somewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Advice says what it is expected to bring where step times were measured, and is withheld where that is hardly anything."""
+"""Advice states its expected effect where step times were measured, and is withheld where the effect is negligible."""
 
 from __future__ import annotations
 

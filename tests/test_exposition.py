@@ -1,6 +1,6 @@
-"""Prometheus text: samples out of it, and a page that is safe to append.
+"""Prometheus text: its samples, and a page that is safe to append to the exporter's own.
 
-The oracle is the parser of prometheus_client. How the pages were made: data/metrics/README.md.
+The reference is the parser of prometheus_client. How the pages were made: data/metrics/README.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""No line of SGLang's page, and no name of its, may have Prometheus refuse ours: asked of a real Prometheus, promtool and prometheus_client.
+"""Nothing on SGLang's page makes Prometheus refuse the exporter's: checked with a real Prometheus, promtool and prometheus_client.
 
-`python -m fuzz --target scraped` does the same for as long as it is let.
+`python -m fuzz --target scraped` does the same for any length of time.
 """
 
 from __future__ import annotations

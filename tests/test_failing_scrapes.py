@@ -1,4 +1,4 @@
-"""A scraper that fails one time in ten, a real Prometheus and a real Alertmanager: a trouble is notified once, and resolved once.
+"""One scrape in ten fails, with a real Prometheus and a real Alertmanager: an alert is notified once, and resolved once.
 
 The page is that of the matrix's server, and every duration of the rules is divided by the same figure.
 """

@@ -1,4 +1,4 @@
-"""A large log that was there before the exporter: until it has been read its counters are nobody's business."""
+"""A large log from before the exporter's start: no scrape sees its counters before all of it has been read."""
 
 from __future__ import annotations
 

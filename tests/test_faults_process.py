@@ -1,4 +1,4 @@
-"""What can happen to the exporter itself: killed, starved of files, disk and terminal, its clock moved. During, and after."""
+"""Faults of the exporter's own process: killed, without file descriptors, disk or terminal, its clock changed. During, and after."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fault matrix, first half: what those who scrape the exporter can do to it, and to each other."""
+"""Faults caused by clients that scrape the exporter: what they can do to it, and to each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fault matrix, first half: what an SGLang can do to the exporter that watches it. Each row is named in docs/faults.md."""
+"""Faults of the SGLang server that the exporter watches. Each row is named in docs/faults.md."""
 
 from __future__ import annotations
 

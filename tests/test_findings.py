@@ -1,4 +1,4 @@
-"""What limits a server, from a past made of figures: each row just above its threshold, and silent just below."""
+"""Findings from given figures: each row is found just above its threshold, and silent just below."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines that a request or a model puts into the log move nothing: with the server's metrics beside it, and without. Times are seconds."""
+"""Forged lines that a request or a model puts into the log change nothing, with the server's metrics and without. Times are seconds."""
 
 from __future__ import annotations
 

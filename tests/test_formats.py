@@ -1,4 +1,4 @@
-"""What a scraper accepts is what it gets: text or OpenMetrics, plain or gzip, with the same samples in each."""
+"""A scraper gets the format that it accepts: text or OpenMetrics, plain or gzip, with the same samples in each."""
 
 from __future__ import annotations
 

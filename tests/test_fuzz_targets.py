@@ -1,6 +1,6 @@
-"""Hostile input for everything that comes from the world, a little of it at every run; `python -m fuzz` does the same for as long as it is let.
+"""A short fuzzing run for every reader of outside input; `python -m fuzz` does the same for any length of time.
 
-What must hold is said by each target's check in `fuzz/targets.py`. An input that once broke one lies in `data/fuzz/<target>/` and is tried again here.
+Each target's check in `fuzz/targets.py` states what must hold. An input that once failed lies in `data/fuzz/<target>/` and is tried again here.
 """
 
 from __future__ import annotations

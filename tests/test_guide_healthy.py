@@ -1,7 +1,7 @@
-"""The server that the tuning guide calls healthy is healthy, from log lines of every edition's releases, in every profile.
+"""The tuning guide's example of a healthy server is healthy in every profile, from log lines of every edition's releases.
 
-The guide's first edition stood beside releases up to 0.4.2, the newest beside 0.5.x; the releases between print what the
-editions between speak of. Each log is a release's own start and its own batch lines, with the guide's figures in them.
+The guide's first edition belongs to releases up to 0.4.2, the newest to 0.5.x, the others to the releases between them.
+Each log is a release's own start and its own batch lines, with the guide's figures in them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every row that the guide and its readers need: what makes it the finding and what to turn then, and what must not.
+"""Every row of the guide: when it is found, with which advice, and when it stays silent.
 
 Each past is a few minutes of events, taken by the real state.
 """

@@ -1,4 +1,4 @@
-"""Many series of a latency as one histogram, and what can be estimated from it. Prometheus itself is the judge of quantiles."""
+"""Many series of a latency as one histogram, and estimates from it. Quantiles are compared with those of Prometheus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of a hybrid model's pools requests waited for: that of the time looked back on, not that of the last line."""
+"""Hybrid models: which of their memory pools was full while requests waited, over the whole window and not only in the last line."""
 
 from __future__ import annotations
 

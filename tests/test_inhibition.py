@@ -1,4 +1,4 @@
-"""Which alert is not notified while another one fires: every pair of them, at a real Alertmanager with the committed configuration."""
+"""Inhibition of every pair of alerts, by a real Alertmanager with the committed configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is counted once although it is printed often, and what is counted twice although it looks the same."""
+"""Deduplication: a line that several ranks repeat counts once; equal lines of different events count each."""
 
 from __future__ import annotations
 

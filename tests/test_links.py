@@ -1,4 +1,4 @@
-"""The link of a notification leads to where people reach the exporter, by what promtool makes of the rules' own annotation."""
+"""The runbook link of a notification leads to the exporter's public address, as promtool renders the rules' annotation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/v1/loads` is asked after scrapes, by whom it may be, and nothing waits for it."""
+"""`/v1/loads` is requested after scrapes, only of releases where the answer is cheap, and nothing waits for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines that quote, forge, mangle or flood: nothing in them may count."""
+"""Lines that quote, forge, corrupt or flood a log: none of their content counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold for any log: nothing raises, and where a block ends changes nothing."""
+"""Properties of any log: reading raises nothing, and the events do not depend on where a block of bytes ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of a log that is followed every line must have the shape of the lines before it, until a lasting change."""
+"""Each line of a followed log must have the wrapping of the lines before it, until the wrapping changes for good."""
 
 from __future__ import annotations
 

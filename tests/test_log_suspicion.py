@@ -1,4 +1,4 @@
-"""Lines that somebody else's text could have put into the log: they are events still, but marked and counted."""
+"""Lines that may be text of a request or a model are still events, but marked as suspect and counted."""
 
 from __future__ import annotations
 

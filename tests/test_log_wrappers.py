@@ -1,4 +1,4 @@
-"""What other programs put around a server's line, with the event that must come out all the same."""
+"""Lines as other programs wrap them, and the event that each must give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What surrounds the lines of a stream is learned: whatever it is, the events and times are those of the bare lines."""
+"""The wrapping of a stream is learned: events and times are those of the bare lines, whatever the wrapping."""
 
 from __future__ import annotations
 

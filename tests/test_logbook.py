@@ -1,4 +1,4 @@
-"""The log half and its memory: files on a disk in, counters out, and the same counters for whoever comes after a crash."""
+"""Reading the log with a state file: files on a disk in, counters out, and the same counters after a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The application keeps to its own description, whatever a client makes up: requests by schemathesis, to a real port."""
+"""Every answer matches the OpenAPI description: schemathesis sends generated requests to a real port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that starts with other arguments is judged by what it does then, not by what it did with the arguments before."""
+"""After a start with other arguments a server is judged by what it does then, not by what it did with the arguments before."""
 
 from __future__ import annotations
 

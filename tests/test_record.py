@@ -1,4 +1,4 @@
-"""A recording made of a live server is judged as the server was, and does not reveal who runs it."""
+"""A recording of a live server gives the server's verdict, and does not reveal who runs it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Captures of situations on a real server: what the exporter says of each, from each of its sources, is the truth.
+"""Captures of real servers in known situations: the verdict from each of the exporter's sources matches the known cause.
 
-The truth is in `closed_loop/situations.py`. The sidecar itself runs, with its clock moved by hand (`closed_loop/rejudge.py`).
-`OPEN` names what does not hold yet; who mends it takes its line out.
+The causes are in `closed_loop/situations.py`. The real sidecar runs with a simulated clock (`closed_loop/rejudge.py`).
+`OPEN` lists what does not hold yet; whoever corrects it removes its line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What is no log ends in bounded time and memory with one line: bombs, holes, devices, endless streams. The bounds are lowered, so that little is written."""
+"""Input that is not a log ends with one line, in bounded time and memory: compression bombs, sparse files, devices, endless streams.
+
+The tests lower the bounds, so that they write little.
+"""
 
 from __future__ import annotations
 

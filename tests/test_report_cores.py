@@ -1,4 +1,4 @@
-"""A log that another process reads: the same events as when it is read here, wherever it is cut."""
+"""A log read by another process gives the same events as one read in this process, wherever it is cut."""
 
 from __future__ import annotations
 

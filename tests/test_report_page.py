@@ -1,4 +1,4 @@
-"""The report as a page: everything that the text says, drawn over time, in one file that asks nobody for anything.
+"""The report as an HTML page: everything in the text, charts over time, in one file that loads nothing else.
 
 Real logs of 0.5.23 (tests/recordings), and lines as the released wheels format them, with hostile words in them.
 """

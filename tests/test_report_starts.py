@@ -1,4 +1,4 @@
-"""Of several starts in a log the last one with enough load is judged, alone; what limited the others is history.
+"""Of several starts in a log the last one with enough load is judged, alone; what limited the others is reported as history.
 
 The lines are those of 0.5.23 as the released wheel formats them, with times and figures of our own.
 """

@@ -1,4 +1,4 @@
-"""What the report looks like on a terminal, and that it is plain everywhere else."""
+"""The report on a terminal, with colours and progress, and as plain text everywhere else."""
 
 from __future__ import annotations
 

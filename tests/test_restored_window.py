@@ -1,4 +1,4 @@
-"""After a restart of the exporter: what was counted before goes on in the counters, and is nothing that happens now."""
+"""After a restart of the exporter, restored counts stay in the counters but do not count as recent."""
 
 from __future__ import annotations
 

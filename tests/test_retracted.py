@@ -1,4 +1,4 @@
-"""Retracted requests while the log comes and goes: the server's own counter takes over, and no request is invented."""
+"""The count of retracted requests while the log is unreadable: the server's counter takes over, and no request counts twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the linters of Prometheus rules ask for, of the rules that we generate: names, labels, matchers, functions."""
+"""The generated rules follow the linters for Prometheus rules: names, labels, matchers, functions."""
 
 from __future__ import annotations
 

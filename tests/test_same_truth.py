@@ -1,9 +1,9 @@
-"""The same truth twice: what a log says would have fired, and what Prometheus fires over the same log, backfilled.
+"""The report and Prometheus fire the same alerts for the same log.
 
-The backfilled blocks lie in a real Prometheus. Its samples, read back out of it, go to `promtool test rules`, where
+The log is backfilled into a real Prometheus. Its samples, read back out of it, go to `promtool test rules`, where
 Prometheus's own engine evaluates the committed rule file: recording rules, `for`, `keep_firing_for`. A Prometheus evaluates
-some seconds after it scrapes, so the samples stand five seconds before each evaluation; where a series is missing from a
-scrape stands the mark that a Prometheus sets there.
+some seconds after it scrapes, so the samples stand five seconds before each evaluation. A series that is missing from a
+scrape gets the stale marker, as in a real Prometheus.
 """
 
 from __future__ import annotations

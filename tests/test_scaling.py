@@ -1,4 +1,4 @@
-"""Tune or scale: a server's demand over what it can do, whether a replica helps, and a fleet that follows it."""
+"""The scaling signal: demand over capacity, whether a replica helps, and a simulated fleet that follows it."""
 
 from __future__ import annotations
 

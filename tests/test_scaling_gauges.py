@@ -1,4 +1,4 @@
-"""The gauges for scaling on the exporter's own page, while it watches real servers' captures: present where they are known, absent else.
+"""The scaling gauges on the exporter's page, for captures of real servers: present where the figures are known, else absent.
 
 The captures are those of `tests/captures`; `closed_loop/rejudge.py` moves the exporter's clock and reads its page as a scraper does.
 """

@@ -1,4 +1,4 @@
-"""Whatever SGLang answers or does not, a scrape ends in time with one word for the reason."""
+"""Whatever SGLang answers, a scrape ends in time with one word for the reason."""
 
 from __future__ import annotations
 

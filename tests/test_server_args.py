@@ -1,4 +1,4 @@
-"""The printed arguments of a server, read back; Python's own parser is the judge where it can be."""
+"""The printed arguments of a server, read back, and compared with Python's own parser where that can read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server is doing, in one word for each signal."""
+"""The state of each signal of a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that is not there yet: for how long it may be starting, and when it is down."""
+"""A server that does not answer yet: how long it counts as starting, and when it counts as down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags that the operator set away from SGLang's defaults: first where they explain what is seen, named where nothing does."""
+"""Flags that differ from SGLang's defaults: advised first where they explain a finding, listed where nothing else does."""
 
 from __future__ import annotations
 

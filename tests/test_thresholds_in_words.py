@@ -1,4 +1,4 @@
-"""A threshold that somebody set is the one that every sentence has: on the page, in JSON, in the series of the advice, and in the report."""
+"""A threshold set by the operator appears in every sentence: on the page, in JSON, in the series of the advice, and in the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seconds and integrals: added up at once or one by one, they come to the same."""
+"""Seconds and integrals are the same whether added at once or one by one."""
 
 from __future__ import annotations
 

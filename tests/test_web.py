@@ -1,4 +1,4 @@
-"""The page for people and the manners of the port: words from outside escaped, nothing to write to."""
+"""The exporter's HTML pages and HTTP behaviour: text from outside is escaped, and every endpoint is read-only."""
 
 from __future__ import annotations
 

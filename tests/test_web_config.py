@@ -1,4 +1,4 @@
-"""The web configuration file, against Debian's node_exporter with the same file, and against a real Prometheus."""
+"""The web configuration file, compared with Debian's node_exporter with the same file, and with a real Prometheus."""
 
 from __future__ import annotations
 

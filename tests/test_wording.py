@@ -1,4 +1,4 @@
-"""The check of words: `make check` runs it over what readers see."""
+"""The check for banned words that `make check` runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs on every change and on a release, read from its files: the schema, the pins, the rights, and that each step is a target of ours."""
+"""The CI workflows, checked from their files: schema, pinned actions, permissions, and that each step runs a target of the Makefile."""
 
 from __future__ import annotations
 
