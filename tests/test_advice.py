@@ -83,7 +83,9 @@ def test_a_pool_that_is_full_at_peaks_only_is_no_reason_to_run_fewer(conservativ
 
 
 @pytest.mark.parametrize(("started", "flag"), [(100.0, "--max-running-requests"), (1000.0, "")])
-def test_fewer_run_at_once_only_where_much_of_the_work_is_taken_back(started: float, flag: str) -> None:
+def test_fewer_running_requests_are_advised_only_where_retractions_undo_much_of_the_work(
+    started: float, flag: str
+) -> None:
     # Seen on a real engine: five retractions among eight hundred requests a minute, and nine at once in place of thirteen.
     of = case(schedule_conservativeness=1.3, max_running_requests=64, ran=50, usage=0.95)
     of.recent.counts["retraction_events"] = 100.0
@@ -106,7 +108,7 @@ def test_where_admission_is_mostly_recovering_no_fewer_retractions_are_promised(
     assert "75 %" in one("retracting_too_often", of).gain
 
 
-def test_a_single_running_request_cannot_be_fewer() -> None:
+def test_with_one_running_request_no_lower_limit_is_advised() -> None:
     assert advise("retracting_too_often", case(schedule_conservativeness=2.0, max_running_requests=1, ran=1)) == []
 
 
@@ -120,12 +122,12 @@ def test_under_dp_attention_the_default_is_already_at_0_3() -> None:
     assert one("admission_too_conservative", of).flag == ""
 
 
-def test_who_raised_the_flag_under_dp_attention_is_not_advised_to_raise_it_again() -> None:
+def test_a_flag_that_was_raised_under_dp_attention_is_not_advised_again() -> None:
     of = case(schedule_conservativeness=1.299, enable_dp_attention=True, dp_size=2, max_running_requests=100, ran=40)
     assert turned("retracting_too_often", of) == ("--max-running-requests", 100, 64)
 
 
-def test_a_too_careful_admission_is_advised_0_3() -> None:
+def test_an_admission_that_is_too_conservative_is_advised_0_3() -> None:
     of = case(schedule_conservativeness=1.0)
     assert turned("admission_too_conservative", of) == ("--schedule-conservativeness", 1.0, 0.3)
 
@@ -176,7 +178,7 @@ def test_the_limit_that_the_server_found_by_itself_is_the_present_value() -> Non
     assert turned("running_at_limit", case(limits={None: 48}, usage=0.45)) == ("--max-running-requests", 48, 96)
 
 
-def test_dp_attention_shares_the_flag_out() -> None:
+def test_dp_attention_divides_the_limit_among_its_ranks() -> None:
     shared = case(limits={0: 32, 1: 32}, usage=0.45, dp_size=2, enable_dp_attention=True, max_running_requests=64)
     plain = case(limits={0: 64, 1: 64}, usage=0.45, dp_size=2, max_running_requests=64)
     assert (
@@ -276,7 +278,9 @@ def test_any_failure_lowers_the_memory_fraction_to_0_8_then_0_7(current: float |
         (case(max_running_requests=128, enable_dp_attention=True, dp_size=8, ran=10), 60),
     ],
 )
-def test_a_failure_in_decode_runs_three_quarters_of_the_batch_that_ran(of: SizingInput, suggested: float) -> None:
+def test_after_a_failure_in_decode_three_quarters_of_the_last_batch_are_advised(
+    of: SizingInput, suggested: float
+) -> None:
     assert one("out_of_memory_decode", of).suggested == suggested
 
 
@@ -349,7 +353,9 @@ def test_a_pool_that_is_full_long_before_the_limit_is_made_larger(pool: float, a
 
 
 @pytest.mark.parametrize(("prompt", "flag"), [(999.0, ""), (1001.0, "--max-running-requests")])
-def test_fewer_run_at_once_only_where_it_is_dear_to_compute_a_request_again(prompt: float, flag: str) -> None:
+def test_fewer_running_requests_are_advised_only_where_computing_a_request_again_is_expensive(
+    prompt: float, flag: str
+) -> None:
     # Seen on a real engine: four retractions for each request, prompts of 24 tokens, and a tenth of the throughput lost by 8 in place of 11.
     of = case(schedule_conservativeness=1.6, max_running_requests=64, ran=50, usage=0.95)
     of.recent.counts.update(retraction_events=400.0, computed_tokens=100 * prompt, started_requests=100.0)

@@ -213,7 +213,7 @@ def test_no_advice_is_given_for_the_value_that_is_set(past: Past) -> None:
 
 @many
 @given(pasts())
-def test_who_follows_all_advice_does_not_go_round_in_circles(past: Past) -> None:
+def test_following_all_advice_again_and_again_never_comes_back_to_an_earlier_setting(past: Past) -> None:
     seen: list[dict[str, object]] = []
     for _ in range(STEPS):
         judged = judge(past)

@@ -118,7 +118,7 @@ def test_three_starts_in_half_an_hour_are_a_loop_and_two_are_none(tmp_path: Path
     assert 40 <= minutes(found)[2] <= 43
 
 
-def test_a_loop_is_counted_from_the_first_start_of_the_log_on(tmp_path: Path) -> None:
+def test_a_restart_loop_counts_from_the_first_start_in_the_log(tmp_path: Path) -> None:
     assert [span.alert for span in spans(tmp_path, arguments(0) + arguments(20) + arguments(40) + quiet(90))] == [
         "SGLangRestartLoop"
     ]
@@ -149,7 +149,7 @@ def test_evaluations_fall_on_quarter_minutes_from_before_the_first_line_on() -> 
     assert list(evaluations.rest()) == [150.0]
 
 
-def test_before_any_time_is_known_nothing_is_due() -> None:
+def test_without_a_printed_time_no_evaluation_is_due() -> None:
     evaluations = AlarmClock(PROFILES["online"])
     assert list(evaluations.due(float("-inf"))) == []
     assert list(evaluations.rest()) == []
@@ -162,6 +162,6 @@ def test_every_duration_of_the_table_can_be_read(row: object) -> None:
     assert not keep or duration(keep) > 0
 
 
-def test_what_is_no_duration_is_refused() -> None:
+def test_text_that_is_not_a_duration_is_refused() -> None:
     with pytest.raises(ValueError, match="no duration such as 5m"):
         duration("soon")

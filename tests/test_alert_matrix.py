@@ -67,7 +67,7 @@ def test_an_alert_fires_in_time_stays_to_the_end_and_is_silent_just_below(alert:
     assert [str(outcome) for outcome in mine if outcome.fault] == []
 
 
-def test_the_machines_servers_have_the_series_that_the_exporter_exposes() -> None:
+def test_the_matrixs_servers_have_only_series_that_the_exporter_exposes() -> None:
     simulated = set(server.healthy("online"))
     for case in every_case():
         for trouble in (case.present, case.below, case.always):
@@ -77,7 +77,7 @@ def test_the_machines_servers_have_the_series_that_the_exporter_exposes() -> Non
     assert unknown == set()
 
 
-def test_the_machines_servers_have_every_series_that_a_rule_reads() -> None:
+def test_the_matrixs_servers_have_every_series_that_a_rule_reads() -> None:
     read = {name for name in rules.choose(rules.load(RULES)).names if name.startswith("sglang_tuning_")}
     assert read - {name for name, _ in server.healthy("online")} - set(server.ABSENT) == set()
 

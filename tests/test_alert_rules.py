@@ -113,7 +113,7 @@ def test_an_alert_says_how_urgent_it_is(alert: str) -> None:
 
 
 @pytest.mark.parametrize("alert", RULES)
-def test_an_alert_says_what_is_seen_what_to_do_why_and_when_that_will_not_help(alert: str) -> None:
+def test_an_alert_has_the_evidence_the_action_the_reason_and_when_it_will_not_help(alert: str) -> None:
     notes = RULES[alert]["annotations"]
     assert all(
         notes[key].strip() for key in ("summary", "description", "suggested", "why", "will_not_help_if", "guide")

@@ -278,7 +278,7 @@ def rendered(configuration: Path, template: str, status: str, *shown: Mapping[st
     return ran.stdout
 
 
-def test_slack_is_given_links_of_its_own_kind(configuration: Path) -> None:
+def test_links_for_slack_have_slacks_own_syntax(configuration: Path) -> None:
     shown = alert("SGLangRetractingTooOften", "links:1", {**FIGURES, **LINKS})
     text = rendered(configuration, "slack", "firing", shown)
     assert f"<{LINKS['runbook_url']}|Runbook> · <{LINKS['dashboard_url']}|Dashboard>" in text
@@ -289,7 +289,7 @@ FOREIGN = {"labels": {"alertname": "NodeFilesystemFull"}, "annotations": {}}
 
 
 @pytest.mark.parametrize("template", ["title", "text", "slack", "html"])
-def test_an_alert_that_is_not_ours_has_no_empty_sentences(configuration: Path, template: str) -> None:
+def test_an_alert_of_another_source_gets_no_empty_sentences(configuration: Path, template: str) -> None:
     firing, over = (rendered(configuration, template, status, FOREIGN) for status in ("firing", "resolved"))
     for text in (firing, over):
         assert "NodeFilesystemFull" in text
@@ -303,7 +303,9 @@ def test_an_alert_that_is_not_ours_has_no_empty_sentences(configuration: Path, t
 
 
 @pytest.mark.parametrize("template", ["title", "text", "slack", "html"])
-def test_of_alerts_that_come_together_ours_keep_all_their_words(configuration: Path, template: str) -> None:
+def test_alerts_of_the_exporter_keep_all_their_words_beside_alerts_of_others(
+    configuration: Path, template: str
+) -> None:
     ours = alert("SGLangRetractingTooOften", "both:1", FIGURES)
     text = rendered(configuration, template, "firing", FOREIGN, ours)
     if template == "title":

@@ -89,7 +89,7 @@ def test_small_batches_on_all_ranks_without_a_graph_are_a_finding() -> None:
     assert "cuda_graph_off" in found(state_after(lines, ATTENTION))
 
 
-def test_ranks_of_plain_data_parallelism_answer_for_themselves() -> None:
+def test_ranks_of_plain_data_parallelism_are_judged_each_alone() -> None:
     assert "eager" in seconds(eager_beside(PREFILL, PLAIN))
 
 
@@ -97,7 +97,7 @@ def test_a_log_without_its_start_may_be_of_dp_attention() -> None:
     assert "eager" not in seconds(eager_beside(PREFILL, None))
 
 
-def test_a_graph_that_is_replayed_is_replayed_beside_anything() -> None:
+def test_a_replayed_graph_counts_as_replayed_whatever_the_other_ranks_do() -> None:
     lines = []
     for second in range(0, 300, 2):
         lines += [at(second, 3, PREFILL), at(second + 1, 0, decode(graph=True))]

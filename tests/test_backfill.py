@@ -68,7 +68,7 @@ def refused(directory: Path, log: bytes, *flags: str) -> str:
     return ran.stderr
 
 
-def test_it_prints_where_the_board_shows_that_server_and_time(
+def test_it_prints_the_boards_address_for_that_server_and_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = START.encode() + BUSY.format(at="1:00").encode()
@@ -212,20 +212,20 @@ def test_a_log_without_dates_needs_its_day(tmp_path: Path) -> None:
         (["--output", "/dev/null"], "is no ordinary file"),
     ],
 )
-def test_a_mistake_is_one_line(tmp_path: Path, flags: list[str], words: str) -> None:
+def test_a_usage_error_is_one_line(tmp_path: Path, flags: list[str], words: str) -> None:
     given = flags if "--output" in flags else ["--output", str(tmp_path / "x"), *flags]
     assert words in refused(tmp_path, START.encode(), *given)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["server.log"]
 
 
-def test_a_day_that_is_none_is_a_mistake(tmp_path: Path) -> None:
+def test_an_invalid_day_is_a_usage_error(tmp_path: Path) -> None:
     said = refused(
         tmp_path, b"[11:40:00] The server is fired up\n", "--output", str(tmp_path / "x"), "--date", "2025-02-30"
     )
     assert "YYYY-MM-DD" in said
 
 
-def test_what_is_no_log_leaves_no_file(tmp_path: Path) -> None:
+def test_input_that_is_not_a_log_leaves_no_file(tmp_path: Path) -> None:
     assert "no line of SGLang's" in refused(tmp_path, b"[2025-11-20 11:40:00] hello\n", "--output", str(tmp_path / "x"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["server.log"]
 
@@ -244,7 +244,7 @@ def family(name: str, value: float) -> GaugeMetricFamily:
     return made
 
 
-def test_families_and_series_stand_together_however_they_came(tmp_path: Path) -> None:
+def test_families_and_series_are_grouped_whatever_their_order_was(tmp_path: Path) -> None:
     path = tmp_path / "x.om"
     with openmetrics_file(path, {"job": "j"}) as file:
         for at in (10.0, 20.5):
@@ -272,7 +272,7 @@ def test_a_file_larger_than_memory_may_hold_is_the_same_file(tmp_path: Path, mon
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
-def test_a_link_goes_on_leading_where_it_led(tmp_path: Path) -> None:
+def test_a_symbolic_link_still_points_to_its_target(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "there")
     with openmetrics_file(tmp_path / "link", {}) as file:
         file.add([family("one", 1.0)], 1.0)
@@ -289,7 +289,7 @@ def test_a_log_may_come_from_standard_input(tmp_path: Path) -> None:
     assert "sglang_tuning_build_info" in (tmp_path / "x").read_text()
 
 
-def test_a_file_that_is_not_finished_is_not_there(tmp_path: Path) -> None:
+def test_an_unfinished_file_does_not_appear(tmp_path: Path) -> None:
     def interrupted() -> None:
         with openmetrics_file(tmp_path / "x", {}) as file:
             file.add([family("one", 1.0)], 1.0)

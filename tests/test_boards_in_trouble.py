@@ -119,7 +119,7 @@ def levels(samples: Samples) -> dict[str, float]:
 # --- who is counted --------------------------------------------------------------------------------------------------
 
 
-def test_a_target_that_is_no_exporter_is_no_server_of_the_fleet(tmp_path: Path) -> None:
+def test_a_target_that_is_not_an_exporter_is_not_in_the_fleet(tmp_path: Path) -> None:
     counted, rows, line = answers(tmp_path, server("a:1") | NODE, [query("fleet", title) for title in FLEET], at="30m")
     assert levels(counted) == {"0": 1}
     assert [labels["instance"] for labels, _ in rows] == ["a:1"]
@@ -174,7 +174,7 @@ def test_an_instance_that_two_jobs_scrape_counts_once(tmp_path: Path) -> None:
     assert [value for _, value in tokens] == [10]
 
 
-def test_a_level_that_no_server_has_is_shown_as_none_of_them(tmp_path: Path) -> None:
+def test_a_severity_that_no_server_has_is_shown_as_0(tmp_path: Path) -> None:
     series = server("a:1", "healthy") | server("b:1", "stuck", "critical") | server("c:1", job="again")
     counted = answer(tmp_path, series, query("fleet", "Servers"))
     assert {labels["level"]: value for labels, value in counted} == {"4": 1, "3": 0, "2": 0, "1": 0, "0": 2}
@@ -224,7 +224,7 @@ def test_a_change_that_several_diagnoses_advise_stands_once_beside_the_verdict(t
     ("verdict", "shown"),
     [("scheduler_stuck", ["scheduler_stuck"]), ("queue_too_long", ["queue_too_long", "shared_prefixes_unused"])],
 )
-def test_a_chance_does_not_stand_beside_a_failure(tmp_path: Path, verdict: str, shown: list[str]) -> None:
+def test_an_optional_improvement_is_not_shown_beside_a_failure(tmp_path: Path, verdict: str, shown: list[str]) -> None:
     series = server("a:1", verdict, next(row.severity for row in DIAGNOSES if row.id == verdict))
     for diagnosis in (verdict, "shared_prefixes_unused"):
         series[f'sglang_tuning_diagnosis_active{{job="sglang",instance="a:1",diagnosis="{diagnosis}"}}'] = "1x240"
@@ -232,7 +232,7 @@ def test_a_chance_does_not_stand_beside_a_failure(tmp_path: Path, verdict: str, 
     assert sorted(labels["diagnosis"] for labels, _ in rows) == shown
 
 
-def test_a_share_of_the_time_says_that_it_is_one(tmp_path: Path) -> None:
+def test_a_share_of_time_is_labelled_as_a_share_of_time(tmp_path: Path) -> None:
     place = 'job="sglang",instance="a:1",diagnosis="client_too_slow"'
     series = server("a:1", "client_too_slow", "info") | {
         f'sglang_tuning_diagnosis_evidence{{{place},unit="share"}}': "0.97x240"
@@ -371,7 +371,7 @@ def test_the_alerts_that_fire_stand_beside_the_verdict_the_most_severe_with_the_
 
 
 @pytest.mark.parametrize("verdict", ["not_enough_data", "starting", "no_clear_bottleneck"])
-def test_a_server_without_a_verdict_is_not_as_it_should_be(tmp_path: Path, verdict: str) -> None:
+def test_a_server_without_a_verdict_is_not_shown_as_healthy(tmp_path: Path, verdict: str) -> None:
     series = server("a:1", verdict) | server("b:1", "idle") | server("c:1", "healthy")
     assert levels(answer(tmp_path, series, query("fleet", "Servers"))) == {"1": 1, "0": 2}
 
@@ -395,7 +395,7 @@ def test_a_burn_rate_that_notifies_makes_the_diagnosis_found_as_urgent_and_does_
     assert [(labels["verdict"], int(value)) for labels, value in rows] == [("retracting_too_often", 4)]
 
 
-def test_of_two_that_are_as_urgent_the_exporters_own_word_is_shown(tmp_path: Path) -> None:
+def test_of_two_equally_urgent_verdicts_the_exporters_own_is_shown(tmp_path: Path) -> None:
     series = server("a:1", "queue_too_long", "warning") | firing("a:1", "inter_token_latency_burning_slow", "warning")
     assert [labels["verdict"] for labels, _ in answer(tmp_path, series, query("fleet", FLEET[1]))] == ["queue_too_long"]
 
@@ -486,7 +486,7 @@ def test_latencies_stay_when_a_rank_is_chosen(tmp_path: Path) -> None:
     assert [[round(value, 6) for _, value in samples] for samples in found] == [[0.1], [1], [1]]
 
 
-def test_tokens_per_second_are_all_of_one_rank_or_all_of_all(tmp_path: Path) -> None:
+def test_tokens_per_second_are_the_sum_of_one_rank_or_of_all_ranks(tmp_path: Path) -> None:
     exprs = [
         query("server", "Tokens per second", ref, instance="a:1", dp_rank=rank)
         for rank in ("0", "1", ".*")
@@ -556,7 +556,7 @@ def test_the_tile_asks_the_record_and_the_limit_that_the_alert_asks() -> None:
     assert asked[2] in tile
 
 
-def test_a_log_that_is_dead_hides_no_retraction(tmp_path: Path) -> None:
+def test_an_unreadable_log_hides_no_retraction(tmp_path: Path) -> None:
     place = 'job="sglang",instance="a:1"'
     series = retracting(4) | {f"sglang_tuning_retraction_events_total{{{place}}}": "0x240"}
     series[f"sglang_tuning_retracted_requests_total{{{place}}}"] = "0+1x240"
@@ -679,7 +679,7 @@ def test_a_tile_shows_what_was_known_last_while_one_scrape_is_missing(tmp_path: 
     assert [labels["advice"] for labels, _ in found[-1]] == ["--dp-size: try 2"]
 
 
-def test_what_a_server_that_went_away_said_last_is_not_shown_by_an_exporter_that_answers(tmp_path: Path) -> None:
+def test_the_last_figures_of_a_server_that_is_away_are_not_shown_while_the_exporter_answers(tmp_path: Path) -> None:
     series = server("a:1", "server_down", "critical") | {
         'sglang_tuning_queued_requests{job="sglang",instance="a:1"}': "7x110 stale _x60"
     }
@@ -703,7 +703,7 @@ def test_the_lines_of_a_burn_rate_lie_where_the_rules_notify(
     assert [round(value, 6) for samples in found for _, value in samples] == [fast, slow]
 
 
-def test_a_server_that_keeps_nothing_of_a_low_objective_is_far_too_fast(tmp_path: Path) -> None:
+def test_a_server_that_misses_every_request_of_a_low_objective_burns_its_budget_fast(tmp_path: Path) -> None:
     place = 'job="sglang",instance="a:1"'
     series = {f'sglang_tuning_threshold{{{place},signal="latency",bound="objective"}}': "0.8x240"}
     for name in ("observations", "breaches"):

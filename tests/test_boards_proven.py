@@ -235,7 +235,7 @@ def test_every_query_of_every_panel_finds_something_on_one_of_the_servers(proof:
 
 
 @pytest.mark.parametrize("instance", SERVERS)
-def test_no_panel_shows_what_is_no_number(proof: Proof, instance: str) -> None:
+def test_no_panel_shows_a_value_that_is_not_a_number(proof: Proof, instance: str) -> None:
     for _, panel in ALL:
         for target in panel["targets"]:
             assert all(map(math.isfinite, proof.of(target, instance))), target["expr"]
@@ -280,7 +280,7 @@ def test_every_variable_offers_a_choice(proof: Proof, board: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("board", BOARDS, ids=[board["uid"] for board in BOARDS])
-def test_every_mark_is_a_query_that_prometheus_understands(proof: Proof, board: dict[str, Any]) -> None:
+def test_every_annotation_is_a_query_that_prometheus_accepts(proof: Proof, board: dict[str, Any]) -> None:
     for mark in board["annotations"]["list"]:
         proof.values(mark["target"]["expr"], "gpu", instant=False)
 

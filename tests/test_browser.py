@@ -68,7 +68,7 @@ def address(scene: Callable[[str], Scene]) -> str:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [WINDOW, PHONE])
-def test_what_limits_it_and_what_to_type_are_on_the_first_screen(
+def test_the_limit_and_the_command_are_on_the_first_screen(
     width: int, scheme: str, browser: Browser, address: str
 ) -> None:
     browser.open(address, width=width, height=740, scheme=scheme)
@@ -89,7 +89,7 @@ def test_a_recorded_server_that_retracts_shows_the_command_to_type_on_a_phone(br
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", ["retracting", "down"])
-def test_every_text_stands_out_from_what_is_behind_it(
+def test_every_text_has_enough_contrast(
     name: str, scheme: str, browser: Browser, scene: Callable[[str], Scene]
 ) -> None:
     browser.open(scene(name)[1], scheme=scheme)
@@ -170,14 +170,14 @@ def test_text_alone_twice_as_large_is_not_cut(browser: Browser, address: str) ->
     assert [text for text in after.values() if text.right > WINDOW] == []
 
 
-def test_it_asks_for_nothing_but_itself_and_complains_of_nothing(browser: Browser, address: str) -> None:
+def test_the_page_loads_nothing_else_and_logs_no_error(browser: Browser, address: str) -> None:
     browser.open(address)
     time.sleep(0.3)  # an icon is asked for late
     assert {url for url in browser.asked_for() if not url.startswith("data:")} == {address}
     assert browser.complaints() == []
 
 
-def test_a_name_from_right_to_left_turns_nothing_around_but_itself(
+def test_a_right_to_left_name_changes_the_direction_of_nothing_else(
     browser: Browser, scene: Callable[[str], Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sidecar, address = scene("beyond_captured")
@@ -265,7 +265,7 @@ def test_a_screen_reader_gets_a_text_for_each_picture(browser: Browser, scene: C
     ]
 
 
-def test_whether_a_figure_is_good_is_said_in_words_too(browser: Browser, scene: Callable[[str], Scene]) -> None:
+def test_good_and_bad_figures_are_marked_in_words_too(browser: Browser, scene: Callable[[str], Scene]) -> None:
     browser.open(scene("retracting")[1])
     judged = browser.evaluate(
         "return [...document.querySelectorAll('.figures > div')].map(e => [e.className, e.querySelector('.healthy').textContent])"
@@ -292,7 +292,7 @@ def test_the_runbooks_fit_a_phone_and_stand_out(browser: Browser, address: str) 
             assert browser.complaints() == []
 
 
-def test_the_page_of_a_replayed_server_turns_by_itself_while_it_is_looked_at(browser: Browser, tmp_path: Path) -> None:
+def test_the_page_of_a_replayed_server_refreshes_by_itself(browser: Browser, tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.touch()
     replay = ReplayServer(load(packaged("retract")), log_path=log, speed=10.0)
@@ -312,7 +312,7 @@ def test_the_page_of_a_replayed_server_turns_by_itself_while_it_is_looked_at(bro
         replay.stop()
 
 
-def test_a_page_that_is_held_still_is_not_loaded_again_and_can_be_let_go(browser: Browser, address: str) -> None:
+def test_a_paused_page_does_not_refresh_and_can_be_resumed(browser: Browser, address: str) -> None:
     refreshing = address.removesuffix("?still")
     browser.open(refreshing)
     assert browser.evaluate("return document.querySelector('meta[http-equiv=refresh]').content") == "10"

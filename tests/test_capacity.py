@@ -49,9 +49,7 @@ def synthetic(
 
 @given(fixed=st.floats(0.001, 0.1), share=st.floats(0.01, 0.5), noise=st.floats(0.0, 0.05))
 @settings(max_examples=60)
-def test_a_known_line_is_found_again_within_its_interval_widened_threefold(
-    fixed: float, share: float, noise: float
-) -> None:
+def test_a_known_line_is_fitted_within_three_times_its_interval(fixed: float, share: float, noise: float) -> None:
     slope = fixed * share
     step = fit(synthetic(fixed, slope, noise=noise))
     assert step is not None
@@ -82,21 +80,21 @@ def test_a_constant_batch_gives_its_mean_step_and_no_line(batch: int, seconds: f
     assert step.at(2 * batch) is None
 
 
-def test_steps_that_get_shorter_with_the_batch_are_no_line() -> None:
+def test_steps_that_get_shorter_with_the_batch_give_no_line() -> None:
     step = fit(synthetic(0.010, -0.0005))
     assert step is not None
     assert step.line is None
     assert "not slower" in step.refused
 
 
-def test_a_line_that_starts_below_zero_is_none() -> None:
+def test_a_line_that_starts_below_zero_is_refused() -> None:
     step = fit(synthetic(-0.003, 0.001))
     assert step is not None
     assert step.line is None
     assert "below zero" in step.refused
 
 
-def test_windows_that_disagree_are_no_line() -> None:
+def test_windows_that_disagree_give_no_line() -> None:
     step = fit([*synthetic(0.004, 0.0001, parts=4), *synthetic(0.003, 0.002, parts=4)])
     assert step is not None
     assert step.line is None
@@ -136,7 +134,7 @@ def test_windows_hold_every_step_once(parts: list[list[int]], most: int) -> None
     assert isclose(total(cut).batch_seconds, total(moments).batch_seconds, rel_tol=1e-9, abs_tol=1e-9)
 
 
-def test_a_jackknife_of_one_window_is_none() -> None:
+def test_one_window_gives_no_jackknife_interval() -> None:
     assert jackknife(1.0, [1.0]) is None
     assert jackknife(1.0, [float("nan"), 1.0]) is None
 
@@ -146,7 +144,7 @@ def reading(at: float, steps: float, *, prefill: float = 0.0) -> Counters:
     return Counters(at, 1000 * prefill, prefill, decode)
 
 
-def test_two_readings_give_what_happened_between() -> None:
+def test_two_readings_give_the_difference_between_them() -> None:
     readings = Readings(600.0)
     for at in (100.0, 105.0):
         readings.take(reading(at, 10 * at, prefill=at / 10))
@@ -155,7 +153,7 @@ def test_two_readings_give_what_happened_between() -> None:
     assert interval.prefill_tokens == pytest.approx(500.0)
 
 
-def test_counters_that_begin_again_end_what_was_known() -> None:
+def test_counters_that_start_again_from_0_clear_the_earlier_readings() -> None:
     readings = Readings(600.0)
     for at, steps in ((100.0, 1000.0), (105.0, 1100.0), (110.0, 20.0)):
         readings.take(reading(at, steps))
@@ -164,7 +162,7 @@ def test_counters_that_begin_again_end_what_was_known() -> None:
     assert [interval.decode.steps for interval in readings.intervals] == [50.0]
 
 
-def test_one_counter_that_falls_is_a_new_server_even_if_the_others_have_passed() -> None:
+def test_one_counter_that_falls_means_a_new_server_even_if_the_others_are_higher() -> None:
     readings = Readings(600.0)
     readings.take(reading(100.0, 1000.0))
     readings.take(reading(105.0, 1100.0, prefill=2.0))
@@ -172,7 +170,7 @@ def test_one_counter_that_falls_is_a_new_server_even_if_the_others_have_passed()
     assert not readings.intervals
 
 
-def test_a_snapshot_seen_before_is_no_news() -> None:
+def test_a_repeated_snapshot_is_ignored() -> None:
     readings = Readings(600.0)
     assert readings.take(reading(100.0, 1000.0))
     assert not readings.take(reading(100.0, 1000.0))
@@ -205,7 +203,7 @@ finite = st.floats(0, 1e15, allow_nan=False)
         max_size=12,
     )
 )
-def test_whatever_is_counted_gives_possible_figures_or_none(loads: list[Load]) -> None:
+def test_any_counters_give_plausible_figures_or_none(loads: list[Load]) -> None:
     measured, state = Measured(600.0), served()
     for second, load in enumerate(loads):
         measured.observe([load], float(second))
@@ -460,7 +458,7 @@ def readings_of(capture: str) -> list[StepSums]:
         ("long-answers-tiny-pool", "disagree"),
     ],
 )
-def test_a_real_servers_counters_that_carry_no_line_are_refused(capture: str, why: str) -> None:
+def test_counters_of_a_real_server_that_allow_no_fit_are_refused(capture: str, why: str) -> None:
     step = fit(readings_of(capture))
     assert step is not None
     assert step.line is None
@@ -468,7 +466,7 @@ def test_a_real_servers_counters_that_carry_no_line_are_refused(capture: str, wh
 
 
 @pytest.mark.parametrize("capture", ["answers-by-schema", "late-by-prefill-interval-10"])
-def test_a_real_servers_counters_that_carry_a_line_give_it(capture: str) -> None:
+def test_counters_of_a_real_server_that_allow_a_fit_give_it(capture: str) -> None:
     step = fit(readings_of(capture))
     assert step is not None
     assert step.line is not None
@@ -476,7 +474,7 @@ def test_a_real_servers_counters_that_carry_a_line_give_it(capture: str) -> None
     assert 0.0003 < step.line.per_request.value < 0.0006
 
 
-def test_what_counts_no_steps_is_read_as_before() -> None:
+def test_a_release_that_counts_no_steps_is_read_as_before() -> None:
     old = {"dp_rank": 0, "num_running_reqs": 1, "decode_moments": [1, 2, "three", 4, 5, 6]}
     (load,) = parse_loads(json.dumps({"loads": [old]}))
     assert not load.counts_steps
@@ -484,7 +482,7 @@ def test_what_counts_no_steps_is_read_as_before() -> None:
     assert Counters.of(load) is None
 
 
-def test_sums_that_no_steps_can_have_are_no_reading() -> None:
+def test_impossible_sums_over_steps_are_no_reading() -> None:
     load = Load(
         dp=0, timestamp=1.0, prefill_uncached_tokens=0, prefill_busy_seconds=0.0, decode_moments=(2, 20, 1, 4, 1, 1)
     )
@@ -523,7 +521,7 @@ def after_variety(seconds: float = 0.0085, *, watched: bool = True) -> Measured:
     return measured
 
 
-def test_a_batch_that_stands_still_keeps_the_line_of_when_it_varied() -> None:
+def test_a_constant_batch_keeps_the_fit_from_when_the_batch_varied() -> None:
     (rank,) = capacities(served(), after_variety(), 705.0)
     assert rank.step is not None
     assert rank.step.line is not None
@@ -531,7 +529,7 @@ def test_a_batch_that_stands_still_keeps_the_line_of_when_it_varied() -> None:
     assert 0 < rank.step.line_age_seconds < 700
 
 
-def test_a_line_that_the_present_steps_do_not_lie_on_is_dropped() -> None:
+def test_a_fit_that_the_present_steps_contradict_is_dropped() -> None:
     (rank,) = capacities(served(), after_variety(0.02, watched=False), 705.0)
     assert rank.step is not None
     assert rank.step.line is None

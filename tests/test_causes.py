@@ -41,7 +41,7 @@ def found(judgement: Judgement) -> list[str]:
         ("decode", "out_of_memory_decode"),
     ],
 )
-def test_a_server_that_ran_out_of_memory_and_ended_is_headed_by_that(phase: str, row: str) -> None:
+def test_the_verdict_of_a_server_that_ran_out_of_memory_and_ended_is_the_memory_failure(phase: str, row: str) -> None:
     story = [*started(), *decoding(0.0, 100.0), (101.0, failed(phase)), (102.0, DIED)]
     judgement = judged(story, 130.0)
     assert judgement.verdict == row
@@ -49,27 +49,27 @@ def test_a_server_that_ran_out_of_memory_and_ended_is_headed_by_that(phase: str,
     assert judgement.findings[1].because == (row,)
 
 
-def test_a_watchdog_that_ended_the_server_heads_what_follows() -> None:
+def test_the_verdict_of_a_server_that_its_watchdog_ended_is_the_hang() -> None:
     stopped = Liveness(None, NO_RANK, "watchdog_timeout")
     judgement = judged([*started(), *decoding(0.0, 100.0), (400.0, stopped), (401.0, DIED)], 420.0)
     assert found(judgement)[:2] == ["scheduler_stuck", "server_down"]
 
 
 @pytest.mark.parametrize("again", [started(300.0) + decoding(320.0, 500.0), decoding(110.0, 500.0)])
-def test_a_failure_that_the_server_got_over_is_not_why_it_is_down_now(again: Story) -> None:
+def test_a_failure_that_the_server_survived_is_not_the_cause_of_a_later_end(again: Story) -> None:
     story = [*started(), *decoding(0.0, 100.0), (101.0, failed("decode")), *again, (510.0, DIED)]
     judgement = judged(story, 520.0)
     assert judgement.verdict == "server_down"
     assert judgement.findings[0].because == ()
 
 
-def test_a_little_memory_left_at_the_start_is_not_why_a_server_is_down() -> None:
+def test_little_memory_left_at_the_start_is_not_the_cause_of_a_server_that_is_down() -> None:
     judgement = judged([*started(reserve=0.6), *decoding(0.0, 100.0), (101.0, DIED)], 130.0)
     assert judgement.verdict == "server_down"
     assert "graph_memory_short" in found(judgement)
 
 
-def test_a_server_that_does_not_come_up_for_want_of_memory_is_headed_by_that() -> None:
+def test_the_verdict_of_a_server_that_fails_to_start_without_memory_is_the_memory_failure() -> None:
     story = [
         pair for at in (0.0, 60.0, 120.0, 180.0) for pair in ((at, started()[0][1]), (at + 20, failed("graph_capture")))
     ]
@@ -128,7 +128,7 @@ def test_refused_requests_of_a_hung_scheduler_say_what_to_do_about_that() -> Non
     assert rejected.advice == judgement.findings[0].advice
 
 
-def test_the_relation_of_causes_has_no_circle() -> None:
+def test_no_diagnosis_is_its_own_cause() -> None:
     order = causes_first(BY_ID, lambda row: BY_ID[row].causes)
     places = {row: place for place, row in enumerate(order)}
     assert all(places[cause] < places[row.id] for row in DIAGNOSES for cause in row.causes)
@@ -143,7 +143,7 @@ def test_alerts_are_notified_causes_first() -> None:
 
 @settings(max_examples=100)
 @given(st.sets(st.sampled_from(sorted(BY_ID)), min_size=1))
-def test_whatever_holds_each_row_comes_after_its_causes_and_else_as_in_the_table(rows: set[str]) -> None:
+def test_rows_come_after_their_causes_and_otherwise_in_the_order_of_the_table(rows: set[str]) -> None:
     holding = {row: Evidence("share", 1.0, 0.5, "share") for row in BY_ID if row in rows}
     order = causes_first(holding, lambda row: causes_of(row, holding))
     assert sorted(order) == sorted(holding)
@@ -193,7 +193,7 @@ def test_a_wait_that_ended_minutes_ago_is_in_the_past_tense() -> None:
     )
 
 
-def test_what_goes_on_comes_before_what_is_over() -> None:
+def test_ongoing_findings_come_before_past_ones() -> None:
     story = (
         started() + decoding(0.0, 500.0, running=64, queued=3000, usage=0.92) + repeated(retraction(), 5.0, end=200.0)
     )
@@ -205,7 +205,7 @@ def test_what_goes_on_comes_before_what_is_over() -> None:
     assert judgement.verdict == "queue_too_long"
 
 
-def test_only_what_a_past_can_date_is_in_the_past_tense() -> None:
+def test_only_findings_with_a_known_time_are_in_the_past_tense() -> None:
     for row in DIAGNOSES:
         assert bool(row.summary_past) <= bool(row.condition.measured_by), row.id
         assert "{until}" in (row.summary_past or "{until}"), row.id

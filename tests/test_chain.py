@@ -211,7 +211,7 @@ def test_files_of_the_same_bytes_are_distinguished_by_identity(log: Log) -> None
     assert len(read(LogFollower([str(log.path)], positions=positions))) == 3
 
 
-def test_a_file_that_is_gone_unread_is_said(log: Log) -> None:
+def test_a_file_that_is_gone_unread_is_reported(log: Log) -> None:
     log.write(3)
     follower = LogFollower([str(log.path)], from_start=True)
     assert read(follower) == [1, 2, 3]
@@ -227,7 +227,7 @@ def test_a_file_that_is_gone_unread_is_said(log: Log) -> None:
     assert lost(follower) == 1
 
 
-def test_a_compressed_file_that_goes_before_the_next_look_at_it_is_said(log: Log) -> None:
+def test_a_compressed_file_that_goes_before_the_next_look_at_it_is_reported(log: Log) -> None:
     log.write(3)
     follower = LogFollower([str(log.path)], from_start=True)
     assert read(follower) == [1, 2, 3]
@@ -315,7 +315,7 @@ def test_a_glob_that_matches_rotated_files_in_a_directory_beside_the_log_reads_t
     assert sorted(read(follower)) == [3, 4, 5]
 
 
-def test_a_file_that_was_rotated_to_another_place_while_nobody_read_is_said(log: Log, tmp_path: Path) -> None:
+def test_a_file_that_was_rotated_to_another_place_while_nobody_read_is_reported(log: Log, tmp_path: Path) -> None:
     log.write(3)
     follower = LogFollower([str(log.path)], from_start=True)
     assert read(follower) == [1, 2, 3]
@@ -338,7 +338,7 @@ def test_an_open_file_that_is_rotated_into_another_directory_is_read_to_its_end(
     assert (read(follower), lost(follower)) == ([1, 2, 3], 0)
 
 
-def test_a_number_that_is_missing_between_the_last_file_and_the_log_is_said(log: Log) -> None:
+def test_a_missing_number_between_the_last_file_and_the_log_is_reported(log: Log) -> None:
     log.write(1)
     follower = LogFollower([str(log.path)], from_start=True)
     assert read(follower) == [1]
@@ -350,7 +350,7 @@ def test_a_number_that_is_missing_between_the_last_file_and_the_log_is_said(log:
     assert lost(follower) == 1
 
 
-def test_a_compressed_file_that_is_damaged_or_of_an_unknown_packing_is_said(log: Log) -> None:
+def test_a_compressed_file_that_is_damaged_or_of_an_unknown_packing_is_reported(log: Log) -> None:
     log.write(1)
     follower = LogFollower([str(log.path)], from_start=True)
     assert read(follower) == [1]
@@ -713,7 +713,7 @@ def test_no_line_continues_after_a_packed_file_without_text(log: Log) -> None:
     assert read(LogFollower([str(log.path)], positions=positions)) == [1, 2, 3]
 
 
-def test_a_writer_that_has_not_heard_of_a_rotation_is_read_after_a_restart(log: Log) -> None:
+def test_a_writer_that_has_not_reopened_its_log_after_a_rotation_is_read_after_a_restart(log: Log) -> None:
     follower = LogFollower([str(log.path)], from_start=True)
     old = log.rename("-20260318")
     for _ in range(2):

@@ -55,7 +55,7 @@ def flags(past: Past, row: str) -> dict[str, float | str | None]:
     return {} if finding is None else {advice.flag: advice.suggested for advice in finding.advice}
 
 
-def test_a_multi_turn_server_without_radix_cache_hears_of_it_even_when_nothing_waits() -> None:
+def test_a_multi_turn_server_without_radix_cache_gets_the_advice_even_when_nothing_waits() -> None:
     past = lived(HEALTHY, "multi_turn", disable_radix_cache=True)
     assert flags(past, SETTINGS) == {"--disable-radix-cache": 0.0}
     assert judge(past).verdict == "no_clear_bottleneck"  # it computes every remedy before again
@@ -74,7 +74,7 @@ def test_a_server_without_trouble_gets_no_advice_about_settings(profile: str) ->
 
 
 @pytest.mark.parametrize("profile", ["multi_turn", "long_context"])
-def test_a_full_kv_cache_of_long_conversations_can_go_on_in_host_memory(profile: str) -> None:
+def test_a_full_kv_cache_of_long_conversations_gets_the_advice_of_a_host_cache(profile: str) -> None:
     past = lived(FULL, profile, disable_radix_cache=False, enable_hierarchical_cache=False, hicache_ratio=2.0)
     assert flags(past, SETTINGS) == {"--enable-hierarchical-cache": 1.0}
 

@@ -98,7 +98,7 @@ def test_no_notification_shows_one() -> None:
     assert strange_in(as_text({"alerts": [alert]})) == set()
 
 
-def test_an_argument_that_nobody_sees_whole_is_not_in_the_command_to_be_typed() -> None:
+def test_an_argument_that_was_cut_is_not_in_the_suggested_command() -> None:
     sidecar = Sidecar(config())
     sidecar.state.facts.apply_info("0.5.9", {"model_path": "m", "chat_template": f"a{STRANGE}b"}, None)
     command = command_line(sidecar.state.facts, {"max_running_requests": 7})
@@ -107,6 +107,6 @@ def test_an_argument_that_nobody_sees_whole_is_not_in_the_command_to_be_typed() 
     assert command.text.isprintable()
 
 
-def test_names_that_differ_stay_two() -> None:
+def test_different_names_stay_different() -> None:
     assert len({clean(f"a{c}") for c in STRANGE}) == len(STRANGE)
     assert clean("plain é 漢字") == "plain é 漢字"

@@ -123,7 +123,7 @@ def test_a_taken_port_is_one_line() -> None:
         assert f"--listen-address={address}: " in complaint("serve", "--log-file", "x", "--listen-address", address)
 
 
-def test_a_command_that_is_none_is_one_line() -> None:
+def test_an_unknown_command_is_one_line() -> None:
     assert "watch-it" in complaint("watch-it")
 
 
@@ -182,7 +182,7 @@ def test_help_names_every_variable() -> None:
     assert "SGLANG_TUNING_CONFIG" in said
 
 
-def test_whoever_stops_reading_the_output_sees_no_traceback() -> None:
+def test_a_closed_output_pipe_causes_no_traceback() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with subprocess.Popen(
@@ -305,7 +305,7 @@ def test_standard_input_is_a_log() -> None:
         assert exporter.page().value("sglang_tuning_retraction_events_total") == 1
 
 
-def test_a_closed_standard_input_is_said_and_no_traceback() -> None:
+def test_a_closed_standard_input_is_reported_without_a_traceback() -> None:
     ended = subprocess.Popen(
         [
             "sh",
@@ -328,7 +328,7 @@ def test_a_closed_standard_input_is_said_and_no_traceback() -> None:
     assert b"Traceback" not in said
 
 
-def test_a_demo_whose_output_nobody_reads_any_more_leaves_no_exporter_behind(tmp_path: Path) -> None:
+def test_a_demo_whose_output_pipe_is_closed_leaves_no_exporter_running(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "sglang_tuning_exporter", "demo"],
         stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment(PATH=str(tmp_path)),

@@ -52,7 +52,7 @@ def test_no_more_are_asked_for_than_the_server_lets_wait() -> None:
 
 
 @pytest.mark.parametrize("profile", ["online", "long_context"])
-def test_where_an_empty_queue_is_good_nobody_is_advised_to_send_more(profile: str) -> None:
+def test_where_an_empty_queue_is_healthy_no_advice_is_to_send_more(profile: str) -> None:
     assert advise_more(past(profile, running=10)) == ""
 
 
@@ -69,12 +69,12 @@ def test_a_queue_is_shortened_to_what_is_started_within_half_the_time_to_the_fir
     )
 
 
-def test_one_request_is_one() -> None:
+def test_one_running_request_counts_as_one() -> None:
     words = advise_fewer(past("online", running=1, queued=7, started=0.5 * MINUTE))
     assert words.startswith("send at most 1 request at once (now about 8)")
 
 
-def test_a_batch_of_two_with_gaps_between_its_requests_is_two() -> None:
+def test_a_batch_of_two_with_gaps_between_its_requests_counts_as_two() -> None:
     # Seen on a real server: two answers of 5,000 tokens fill the KV cache, and a third waits for one of them to end.
     words = advise_fewer(past("online", running=1.97, queued=0.98, started=0.08 * MINUTE))
     assert words.startswith("send at most 2 requests at once (now about 3)")

@@ -122,7 +122,7 @@ def test_requests_of_a_family_share_their_prefix_and_nothing_else() -> None:
     assert len({tuple(prompt[50:]) for prompt in prompts}) == 60
 
 
-def test_a_load_survives_its_way_through_json() -> None:
+def test_a_load_is_the_same_after_json() -> None:
     load = Load(clients=4, prompt_tokens=(24, 1200), families=2, prefix_tokens=9)
     assert Load.of_json(json.loads(json.dumps(load.as_json()))) == load
 
@@ -190,7 +190,7 @@ def test_the_command_line_is_taken_word_by_word() -> None:
     assert [(c.what, c.old, c.new) for c in found.changes] == [("--schedule-conservativeness", "0.1", "1.3")]
 
 
-def test_a_chance_is_typed_behind_the_present_command_line() -> None:
+def test_the_flag_of_an_optional_improvement_is_added_to_the_present_command_line() -> None:
     found = advised(findings(finding("shared_prefixes_unused", turn("--schedule-policy", "fcfs", "lpm"))), NOW, LOAD)
     assert found.args == (*NOW, "--schedule-policy", "lpm")
 
@@ -216,19 +216,19 @@ def test_clients_follow_the_advised_number(words: str, clients: int) -> None:
     assert found.changes[0].what == "requests at once"
 
 
-def test_a_finding_that_is_to_be_left_as_it_is_does_not_hide_the_next() -> None:
+def test_a_finding_with_a_flag_that_must_not_change_does_not_hide_the_next_one() -> None:
     left = finding("retracting_too_often", turn(None, None, "leave it, or enlarge the pool"))
     long = finding("queue_too_long", turn(None, None, "send at most 24 requests at once (now about 47)"))
     assert advised(findings(left, long), NOW, LOAD).load.clients == 24
 
 
 @pytest.mark.parametrize("words", ["send more requests at once", "wait: it comes down by itself within minutes"])
-def test_words_without_a_number_change_nothing(words: str) -> None:
+def test_advice_without_a_number_changes_nothing(words: str) -> None:
     found = advised(findings(finding("admission_recovering", turn(None, None, words))), NOW, LOAD)
     assert (found.args, found.load, found.changes, found.words) == (NOW, LOAD, (), words)
 
 
-def test_a_flag_that_stands_for_what_nobody_can_turn_is_held_against_the_advice() -> None:
+def test_a_flag_that_is_fixed_in_this_loop_is_not_changed_by_the_advice() -> None:
     turned = [turn("--max-total-tokens", 3000, 6000), turn("--chunked-prefill-size", 128, 4096)]
     after = "--chunked-prefill-size 4096 --max-total-tokens 6000"
     document = findings(finding("prefill_bound"), command={"text": " ".join([*PROGRAM, after]), "changes": turned})
@@ -239,7 +239,7 @@ def test_a_flag_that_stands_for_what_nobody_can_turn_is_held_against_the_advice(
     assert len(advised(document, before, LOAD).changes) == 2
 
 
-def test_who_cannot_turn_the_flag_of_one_advice_reads_on() -> None:
+def test_if_the_flag_of_one_finding_is_fixed_the_next_finding_is_followed() -> None:
     pool, policy = turn("--max-total-tokens", 3000, 6000), turn("--schedule-policy", "fcfs", "lpm")
     command = {"text": " ".join([*PROGRAM, "--max-total-tokens 6000"]), "changes": [pool]}
     both = [finding("running_far_below_limit", pool), finding("shared_prefixes_unused", policy)]
@@ -322,7 +322,7 @@ def test_the_page_compares_a_convergence_with_its_grid(tmp_path: Path) -> None:
     assert "not within" not in page
 
 
-def test_what_a_folder_of_results_lacks_stays_as_it_was(tmp_path: Path) -> None:
+def test_results_that_a_folder_lacks_stay_as_they_were(tmp_path: Path) -> None:
     write(tmp_path, "idle.1", loop_result("idle", found=""))
     known = {"loops": {"idle": [], "healthy": ["earlier result"]}, "agreement": {"earlier": "result"}}
     data = beside(collect(tmp_path), known)

@@ -77,7 +77,7 @@ def test_seconds_are_from_the_fault_and_from_the_repair() -> None:
         ({"up": [(99, 1.0), (180, 1.0)]}, "sglang_tuning_up stayed 1"),
     ],
 )
-def test_what_is_not_as_the_table_says_is_a_problem(changed: dict[str, Any], problem: str) -> None:
+def test_a_difference_from_the_table_is_a_problem(changed: dict[str, Any], problem: str) -> None:
     assert any(problem in found for found in judged(named("kill_main"), records(**changed))["problems"])
 
 
@@ -106,7 +106,7 @@ def test_lines_of_a_prompt_are_no_lines_of_the_log() -> None:
     assert timeline.count_lines((LOG + quoted).splitlines()) == {"decode": 1, "prefill": 1, "retraction": 1, "start": 0}
 
 
-def test_the_table_of_faults_speaks_of_alerts_events_and_deeds_that_there_are() -> None:
+def test_the_table_of_faults_names_existing_alerts_events_and_actions() -> None:
     rules = yaml.safe_load(files()["alerts/rules/sglang-tuning.rules.yml"])
     alerts = {rule["alert"] for group in rules["groups"] for rule in group["rules"] if "alert" in rule}
     for fault in FAULTS:
@@ -243,7 +243,7 @@ def test_a_request_that_failed_is_a_problem() -> None:
     assert accounts.problems([], [asked(0, "failed", words="status 500")]) == ["1 requests failed: status 500"]
 
 
-def test_what_was_asked_and_how_is_drawn_from_the_seed_alone() -> None:
+def test_requests_depend_on_the_seed_alone() -> None:
     storm = agreement.Storm(seed=3)
     manners = [storm.manner(number) for number in range(300)]
     assert manners == [agreement.Storm(seed=3).manner(number) for number in range(300)]

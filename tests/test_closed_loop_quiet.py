@@ -70,7 +70,7 @@ def test_the_table_names_alerts_by_their_states_and_the_time_by_the_rules_clocks
     ]  # fmt: skip
 
 
-def test_the_page_says_how_long_nothing_was_wrong_and_that_nobody_was_called(tmp_path: Path) -> None:
+def test_the_page_has_the_length_of_the_healthy_loads_and_the_number_of_false_alarms(tmp_path: Path) -> None:
     written(course(), tmp_path)
     page = render(collect(tmp_path))
     assert "0.2 hours by the rules' clocks, 1,200\nrequests" in page

@@ -49,7 +49,7 @@ def test_every_stopped_process_goes_on_before_the_load_ends() -> None:
         assert [Act(170, "CONT", act.process) for act in stops] == [a for a in situation.acts if a.signal == "CONT"]
 
 
-def test_nothing_is_a_cure_and_forbidden_in_one_situation() -> None:
+def test_no_change_is_both_a_cure_and_forbidden_in_one_situation() -> None:
     for situation in SITUATIONS:
         assert not {*situation.cures, *(cure.split()[0] for cure in situation.cures)} & set(situation.never)
 
@@ -60,13 +60,13 @@ def test_a_right_headline_with_its_cure_is_not_wrong() -> None:
     assert found["both"].advice == ("--max-total-tokens 600 → 1200",)
 
 
-def test_silence_is_not_wrong_but_a_cure_that_is_not_named_is_missed() -> None:
+def test_a_verdict_without_a_finding_is_not_wrong_but_a_missing_cure_is() -> None:
     assert seen(SITUATION, capture("no_clear_bottleneck"))["log"].wrong == ()
     (missed,) = seen(SITUATION, capture("no_clear_bottleneck"))["both"].wrong
     assert missed == "does not name `--max-total-tokens up`"
 
 
-def test_a_cure_that_turns_its_flag_the_wrong_way_does_not_cure() -> None:
+def test_a_change_of_the_right_flag_in_the_wrong_direction_is_no_cure() -> None:
     lowered = {**RAISED, "suggested": 300}
     assert seen(SITUATION, capture("running_far_below_limit", lowered))["both"].wrong
 
@@ -126,7 +126,7 @@ def test_a_share_of_the_clients_closes_the_connection_in_the_middle_of_an_answer
     assert all(2 <= tokens <= 50 for tokens in after)
 
 
-def test_what_a_load_does_not_ask_for_is_not_in_its_requests() -> None:
+def test_a_request_has_only_the_fields_that_its_load_sets() -> None:
     assert {"priority", "routed_dp_rank"} & Load(clients=1).request(0).keys() == set()
     both = Load(clients=1, priorities=(3,), dp_rank=1).request(0)
     assert (both["priority"], both["routed_dp_rank"]) == (3, 1)

@@ -111,7 +111,7 @@ def test_a_change_to_the_value_in_force_is_no_change() -> None:
     assert command.changes == ()
 
 
-def test_a_change_to_the_default_is_said_aloud() -> None:
+def test_a_change_to_the_default_is_written_out() -> None:
     command = line(server("0.5.9", schedule_policy="lpm"), schedule_policy="fcfs")
     assert flags(command) == "--schedule-policy fcfs"
     assert [change.text for change in command.changes] == ["--schedule-policy: lpm -> fcfs"]
@@ -193,7 +193,7 @@ def test_names_that_are_the_models_are_left_out_and_others_are_not() -> None:
     )
 
 
-def test_a_drawn_seed_is_left_out_and_a_chosen_one_kept() -> None:
+def test_a_random_seed_is_left_out_and_a_chosen_one_is_kept() -> None:
     assert flags(line(server("0.5.9", random_seed=893342043))) == ""
     assert flags(line(server("0.5.9", random_seed=42))) == "--random-seed 42"
 
@@ -305,14 +305,14 @@ def test_a_shell_runs_the_one_program_with_the_words_as_they_are(value: str) -> 
     assert value != "-x" or value not in words
 
 
-def test_a_secret_is_a_place_to_fill_in() -> None:
+def test_a_secret_becomes_a_placeholder() -> None:
     command = line(server("0.5.23", api_key="<redacted>", ssl_certfile="/x/c.pem"))
     assert '--api-key "$API_KEY"' in command.text
     assert '--ssl-certfile /x/c.pem --ssl-keyfile "$SSL_KEYFILE"' in command.text
     assert command.secrets == ("--admin-api-key",)
 
 
-def test_a_secret_that_was_never_read_is_named() -> None:
+def test_a_secret_that_the_exporter_never_reads_is_named() -> None:
     assert line(server("0.4.9.post6")).secrets == ("--api-key",)
 
 

@@ -448,7 +448,7 @@ def test_the_images_of_a_manifest_are_pinned_and_its_server_gives_metrics(path: 
     assert "--enable-metrics" in " ".join(containers["sglang"]["args"])
 
 
-def test_the_unit_runs_serve_as_nobody_in_particular_and_gives_up_on_a_wrong_setting() -> None:
+def test_the_systemd_unit_runs_serve_as_a_dynamic_user_and_stops_after_a_wrong_setting() -> None:
     settings = dict(line.partition("=")[::2] for line in UNIT.splitlines() if re.match(r"[A-Z][A-Za-z]+=", line))
     assert settings["ExecStart"].endswith("/sglang-tuning-exporter serve")
     assert settings["DynamicUser"] == "yes"

@@ -285,7 +285,7 @@ def test_every_kind_that_a_log_can_show_has_fired_by_the_rules_and_in_the_report
     suppress_health_check=list(HealthCheck),
 )
 @given(st.lists(lives(), min_size=24, max_size=24))
-def test_whatever_a_server_lives_through_is_reported_alike(
+def test_any_course_of_a_server_is_reported_alike(
     tmp_path_factory: pytest.TempPathFactory, several: list[Life]
 ) -> None:
     outcomes = outcomes_of(tuple(several), tmp_path_factory.mktemp("lives"))
@@ -313,7 +313,7 @@ def test_a_row_with_an_alert_has_a_rule_and_whoever_cannot_measure_it_says_so(ro
     assert all(duration(window) > 0 for _, window in condition.counted)
 
 
-def test_a_condition_equals_its_twin_and_can_be_a_key() -> None:
+def test_equal_conditions_compare_equal_and_hash_equal() -> None:
     for row in DIAGNOSES:
         twin = copy(row.condition)
         assert twin == row.condition

@@ -175,7 +175,7 @@ def test_core_and_rules_agree_at_every_moment_asked(scenario: Scenario, firing: 
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-def test_both_end_where_the_words_say(scenario: Scenario, firing: Any) -> None:
+def test_findings_and_alerts_at_the_end_are_those_that_the_scenario_names(scenario: Scenario, firing: Any) -> None:
     with_alert = {row.id for row in COMPARED}
     assert played(scenario)[0][LENGTH] & with_alert == scenario.ends
     assert firing[scenario.name][LENGTH] == scenario.ends

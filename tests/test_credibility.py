@@ -126,7 +126,7 @@ def test_a_line_in_a_tools_name_is_no_retraction() -> None:
     assert (server.counted, server.requests, server.doubted) == (0, 0, {"retraction": 1})
 
 
-def test_a_retraction_that_no_other_rank_prints_is_none() -> None:
+def test_a_retraction_that_no_other_rank_prints_does_not_count() -> None:
     server = busy(tp=8)
     server.say(30, TOOL)
     server.say(30, retraction(), " TP0")
@@ -147,7 +147,7 @@ def test_a_retraction_in_the_name_of_a_rank_that_is_not_there_repeats_nothing() 
 
 @pytest.mark.parametrize("counter", [7.0, None], ids=["a counter that stands", "no counter yet"])
 @pytest.mark.parametrize("tp", [1, 8])
-def test_a_retraction_that_the_servers_own_counter_lacks_is_none(counter: float | None, tp: int) -> None:
+def test_a_retraction_that_the_servers_own_counter_lacks_does_not_count(counter: float | None, tp: int) -> None:
     server = scraped(counter, tp=tp)
     server.say(30, TOOL)
     server.say(30, retraction(), " TP0" if tp > 1 else "")
@@ -202,7 +202,7 @@ def test_a_scheduler_beyond_the_last_is_rejected() -> None:
     assert (server.counted, server.doubted) == (0, {"retraction": 1})
 
 
-def test_what_waits_is_bounded() -> None:
+def test_the_number_of_waiting_lines_is_bounded() -> None:
     server = scraped(7)
     server.say(30, TOOL)
     for ratio in range(MOST_PENDING + 50):
@@ -214,7 +214,7 @@ def test_what_waits_is_bounded() -> None:
     assert (server.counted, server.doubted) == (0, {"retraction": MOST_PENDING + 50})
 
 
-def test_a_forged_line_does_not_take_what_the_counter_gained_for_a_real_one() -> None:
+def test_a_forged_line_does_not_use_up_the_increase_of_a_real_one() -> None:
     server = scraped(7)
     server.say(30, TOOL)
     server.say(30, retraction(1))
@@ -241,7 +241,7 @@ def test_an_increase_without_a_line_does_not_confirm_a_forged_line_much_later() 
 
 
 @pytest.mark.parametrize("suspect", [True, False])
-def test_a_retraction_of_no_request_cannot_be_borne_out_by_the_counter(*, suspect: bool) -> None:
+def test_a_retraction_of_no_request_cannot_be_confirmed_by_the_counter(*, suspect: bool) -> None:
     server = scraped(7)
     if suspect:
         server.say(30, TOOL)
@@ -263,7 +263,7 @@ def borne_out(server: Server, at: float) -> tuple[int, Counter[str]]:
     return server.counted, server.doubted
 
 
-def test_a_pool_that_was_a_third_full_a_moment_ago_is_not_full() -> None:
+def test_a_kv_cache_that_was_a_third_full_a_moment_ago_is_not_full() -> None:
     server = scraped(7)
     server.say(30, decode(0.30, running=40))
     assert borne_out(server, 31) == (0, {"retraction": 1})
@@ -303,7 +303,7 @@ def test_a_retraction_is_accepted_where_one_figure_does_not_describe_the_pool(ar
     assert borne_out(server, 31) == (1, {})
 
 
-def test_a_usage_of_long_ago_says_nothing() -> None:
+def test_an_old_usage_is_no_evidence() -> None:
     server = scraped(7)
     server.say(30, decode(0.30, running=40))
     assert borne_out(server, 95) == (1, {})
@@ -317,7 +317,7 @@ def test_a_rejected_batch_line_leaves_the_pool_unknown() -> None:
     assert borne_out(server, 32) == (1, {"batch": 1})
 
 
-def test_a_pool_of_another_size_than_the_lines_says_nothing() -> None:
+def test_a_kv_cache_of_another_size_than_in_the_line_is_no_evidence() -> None:
     server = scraped(7)
     server.say(30, decode(0.97, running=40, tokens=97_000))
     assert borne_out(server, 31) == (1, {})
@@ -326,7 +326,7 @@ def test_a_pool_of_another_size_than_the_lines_says_nothing() -> None:
 # A real one ----------------------------------------------------------------------------------------------------------
 
 
-def test_without_metrics_a_retraction_that_nothing_speaks_against_counts_at_once() -> None:
+def test_without_metrics_a_retraction_that_nothing_contradicts_counts_at_once() -> None:
     server = busy()
     server.say(30, retraction())
     assert (server.counted, server.requests) == (1, 5)
@@ -348,7 +348,7 @@ def test_the_counter_confirms_a_retraction_at_once(*, log_first: bool) -> None:
 
 
 @pytest.mark.parametrize("counter", [7.0, None])
-def test_the_counter_confirms_what_stands_between_raw_messages(counter: float | None) -> None:
+def test_the_counter_confirms_a_retraction_between_raw_messages(counter: float | None) -> None:
     server, before = scraped(counter), counter or 0.0
     for event in range(20):
         server.say(30 + event, TOOL)
@@ -357,7 +357,7 @@ def test_the_counter_confirms_what_stands_between_raw_messages(counter: float | 
     assert (server.counted, server.doubted) == (20, {})
 
 
-def test_other_ranks_bear_out_what_stands_between_raw_messages() -> None:
+def test_other_ranks_confirm_a_retraction_between_raw_messages() -> None:
     server = busy(tp=8)
     for event in range(20):
         server.say(30 + event, TOOL)
@@ -367,7 +367,7 @@ def test_other_ranks_bear_out_what_stands_between_raw_messages() -> None:
     assert (server.counted, server.doubted) == (20, {})
 
 
-def test_other_ranks_bear_it_out_where_the_arguments_are_not_known() -> None:
+def test_other_ranks_confirm_it_where_the_arguments_are_unknown() -> None:
     server = Server(tp=8, ranks=" TP0")
     server.state = ServerState(PROFILES["online"], 0.0)
     server.say(30, TOOL)
@@ -387,7 +387,7 @@ def test_a_server_before_0_5_7_has_no_counter_to_be_asked() -> None:
     assert (server.counted, server.doubted, server.state.forgeries.disagrees(90)) == (1, {}, None)
 
 
-def test_a_server_that_dies_of_it_has_retracted() -> None:
+def test_a_retraction_counts_when_the_server_dies_right_after_it() -> None:
     server = scraped(7)
     server.state.lost_scrape()
     server.say(30, retraction())
@@ -417,7 +417,7 @@ def test_when_it_answers_again_its_counter_is_not_counted_on_twice() -> None:
     assert (server.counted, server.doubted) == (1, {"retraction": 1})
 
 
-def test_a_restart_settles_what_waits_and_the_new_counter_is_asked_anew() -> None:
+def test_a_restart_settles_waiting_lines_and_starts_with_the_new_counter() -> None:
     server = scraped(7)
     server.say(30, retraction(ratio=0.1))
     server.state.lost_scrape()
@@ -446,7 +446,7 @@ def test_a_restart_does_not_settle_what_was_forged() -> None:
     assert (server.counted, server.doubted) == (0, {"retraction": 1})
 
 
-def test_a_line_accepted_without_evidence_costs_a_later_one_nothing() -> None:
+def test_a_line_accepted_without_evidence_does_not_use_up_the_evidence_of_a_later_one() -> None:
     server = scraped(7)
     server.state.lost_scrape()
     server.say(30, retraction(9, ratio=0.1))
@@ -458,7 +458,7 @@ def test_a_line_accepted_without_evidence_costs_a_later_one_nothing() -> None:
     assert server.counted == 2
 
 
-def test_what_the_log_does_not_show_within_a_minute_is_said_for_ten() -> None:
+def test_a_count_that_the_log_does_not_show_within_a_minute_is_reported_for_ten_minutes() -> None:
     server = scraped(7)
     server.scrape(40, 12)
     said = []
@@ -468,7 +468,7 @@ def test_what_the_log_does_not_show_within_a_minute_is_said_for_ten() -> None:
     assert [at for at, disagrees in said if disagrees][::39] == [115, 700]
 
 
-def test_what_came_with_the_first_scrape_is_no_disagreement() -> None:
+def test_counts_in_the_first_scrape_are_no_disagreement() -> None:
     server = busy()
     server.scrape(2, 7)
     server.say(3, retraction())
@@ -609,7 +609,7 @@ def test_a_suspect_batch_line_in_a_log_without_its_start_is_compared_with_the_li
         assert state.totals().counts["replayed"] == DECODE_LOG_INTERVAL * (1 + accepted)
 
 
-def test_a_batch_line_that_nothing_made_suspect_is_not_asked() -> None:
+def test_a_batch_line_that_nothing_made_suspect_is_not_checked() -> None:
     server = busy()
     server.say(30, decode(0.55, running=401))
     assert (server.state.ranks[None].running, server.doubted) == (401, {})
@@ -618,7 +618,7 @@ def test_a_batch_line_that_nothing_made_suspect_is_not_asked() -> None:
 # Failures ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_failure_after_which_its_rank_goes_on_decoding_was_none() -> None:
+def test_a_failure_does_not_count_if_its_rank_goes_on_decoding() -> None:
     server = busy()
     server.say(30, TOOL)
     server.say(30, OUT_OF_MEMORY)
@@ -627,7 +627,7 @@ def test_a_failure_after_which_its_rank_goes_on_decoding_was_none() -> None:
     assert (+server.state.out_of_memory, server.doubted) == ({}, {"out_of_memory": 1})
 
 
-def test_another_scheduler_that_decodes_does_not_speak_for_it() -> None:
+def test_decoding_of_another_scheduler_is_no_evidence_against_it() -> None:
     server = Server(dp=2)
     for rank in (0, 1):
         server.say(1, decode(), f" DP{rank} TP0")
@@ -638,7 +638,7 @@ def test_another_scheduler_that_decodes_does_not_speak_for_it() -> None:
     assert (+server.state.out_of_memory, server.doubted) == ({"decode": 1}, {})
 
 
-def test_a_failure_after_which_nothing_is_heard_counts_after_half_a_minute() -> None:
+def test_a_failure_followed_by_silence_counts_after_half_a_minute() -> None:
     server = busy()
     server.say(30, TOOL)
     server.say(30, OUT_OF_MEMORY)
@@ -655,7 +655,7 @@ def test_a_failure_that_nothing_made_suspect_counts_at_once() -> None:
     assert +server.state.out_of_memory == {"decode": 1}
 
 
-def test_a_forged_failure_is_found_out_in_a_backlog_that_is_read_in_one_moment() -> None:
+def test_a_forged_failure_is_recognised_in_a_backlog_that_is_read_in_one_moment() -> None:
     server = busy()
     for message, second in ((TOOL, 30), (OUT_OF_MEMORY, 30), (decode(), 40)):
         for event in server.reader.feed(f"[2025-11-20 11:00:{second}] {message}\n".encode()):

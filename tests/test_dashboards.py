@@ -337,7 +337,7 @@ def test_white_words_on_a_colour_and_its_words_on_either_theme_can_be_read(colou
     assert contrast("#181b1f") >= 3  # large words on Grafana's dark panel
 
 
-def test_what_holds_requests_back_is_amber_and_a_full_kv_cache_is_not_green() -> None:
+def test_states_that_hold_requests_back_are_amber_and_a_full_kv_cache_is_not_green() -> None:
     holding = {"pool_full", "held_back", "running_limit", "prefill_bound", "recovering", "above_range", "grammar_queue"}
     assert {state for state, (_, colour) in words.STATE_WORDS.items() if colour == looks.WATCH} >= holding
 

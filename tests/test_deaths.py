@@ -196,7 +196,9 @@ def test_every_event_is_counted_from_0_on(tmp_path: Path) -> None:
     assert {labels["event"] for labels in page.labels(name)} >= {*ENDS, "watchdog_timeout", "health_check_failed"}
 
 
-def test_an_end_in_half_a_log_is_not_the_last_word(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_end_in_the_log_is_not_final_while_the_exporter_still_catches_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     log = tmp_path / "server.log"
     log.write_text(START + DEATHS["an exception"][0])
     sidecar = Sidecar(config(log_file=(str(log),), from_start=True))
@@ -233,7 +235,7 @@ def test_the_processes_of_a_server_that_was_asked_to_end_do_not_crash(line: str)
     assert verdict(state, 5000.0) not in {"server_down", "scheduler_stuck"}
 
 
-def test_a_crash_after_the_next_start_is_one_again() -> None:
+def test_a_crash_after_the_next_start_counts_again() -> None:
     state = after(START, *[DECODE] * 20, TERM, START, *[DECODE] * 20, DEATHS["a process that crashed"][0])
     assert state.liveness["process_died"] == 1
     assert verdict(state, 5000.0) == "server_down"

@@ -43,7 +43,7 @@ def balanced(*, asked: float, used: float, ratio: float, conservativeness: float
 
 @pytest.mark.parametrize(("asked", "used"), [(4000, 400), (600, 240), (512, 500)])
 @pytest.mark.parametrize("ratio", [0.03, 0.13, 0.7])
-def test_what_was_asked_for_follows_from_the_balance(asked: float, used: float, ratio: float) -> None:
+def test_the_requested_tokens_follow_from_the_balance(asked: float, used: float, ratio: float) -> None:
     found = demand(balanced(asked=asked, used=used, ratio=ratio))
     assert found is not None
     assert (found.asked, found.used, found.share) == pytest.approx((asked, used, used / asked))
@@ -140,7 +140,7 @@ def test_requests_that_ignore_the_end_of_sequence_are_distinguished_from_those_k
     assert not is_reserved_in_full(reserved(length, in_full=False))
 
 
-def test_answers_of_different_lengths_are_not_reserved_in_full() -> None:
+def test_for_answers_of_different_lengths_not_all_requested_tokens_are_reserved() -> None:
     assert not is_reserved_in_full(replace(reserved(600.0, in_full=True), fixed_answer_tokens=None))
 
 

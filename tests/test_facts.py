@@ -290,5 +290,5 @@ def test_no_page_raises(text: str) -> None:
 
 
 @pytest.mark.parametrize("rank", ["", "x", "-1", "²", "9" * 5000])
-def test_a_rank_that_is_no_rank_is_no_rank(rank: str) -> None:
+def test_an_invalid_rank_label_makes_no_rank(rank: str) -> None:
     assert [figures.dp for figures in facts.read(f'sglang:num_running_reqs{{dp_rank="{rank}"}} 1\n').ranks] == [None]

@@ -203,7 +203,7 @@ def test_the_rate_is_the_whole_servers_however_many_schedulers_served() -> None:
 @pytest.mark.parametrize(
     ("served", "observations", "seen"), [(200.0, 9, "there are 200 s and 9 in"), (12.0, 80, "there are 12 s and 80 in")]
 )
-def test_what_a_verdict_still_needs_is_said_of_seconds_and_of_observations(
+def test_an_undecided_verdict_names_the_missing_seconds_and_observations(
     served: float, observations: int, seen: str
 ) -> None:
     text = verdict_text(judge(past(totals(served, observations))), None, lambda _: (None, None))
@@ -240,7 +240,7 @@ def test_retractions_without_enough_load_are_no_finding() -> None:
         (1.3, None, ["retracting_too_often"]),
     ],
 )
-def test_nobody_is_called_for_one_retraction_in_twenty_requests_that_no_flag_would_save(
+def test_one_retraction_in_twenty_requests_without_a_remedy_by_a_flag_is_no_alert(
     conservativeness: float, started: int | None, expected: list[str]
 ) -> None:
     of = retracted(40)
@@ -251,7 +251,7 @@ def test_nobody_is_called_for_one_retraction_in_twenty_requests_that_no_flag_wou
     assert judge(of).verdict == (expected or ["no_clear_bottleneck"])[0]
 
 
-def test_seconds_of_eight_schedulers_are_no_more_than_those_watched() -> None:
+def test_serving_seconds_of_eight_schedulers_are_not_more_than_the_watched_seconds() -> None:
     assert ids(past(totals(80.0, shares={("queue", "above_range"): 0.9}), watched=10.0)) == []
 
 
@@ -262,7 +262,7 @@ def test_an_empty_queue_is_a_finding_offline_only() -> None:
         assert ids(past(empty, profile=profile)) == []
 
 
-def test_a_server_that_retracts_and_holds_back_is_advised_to_raise_conservativeness_only() -> None:
+def test_a_server_that_retracts_and_holds_requests_back_is_advised_only_to_raise_conservativeness() -> None:
     recent = totals(shares={("admission", "held_back"): 0.91})
     recent.counts["retraction_events"] = 15
     (finding,) = findings(past(recent, schedule_conservativeness=0.1))
@@ -366,7 +366,7 @@ def test_a_queue_in_the_guides_range_is_healthy_offline_and_undecided_online() -
     assert (judged(past()), judged(past(profile="online"))) == ("healthy", "no_clear_bottleneck")
 
 
-def test_requests_held_back_where_no_flag_is_left_to_turn_are_no_health() -> None:
+def test_requests_held_back_without_a_flag_to_change_are_not_healthy() -> None:
     recent = totals(shares={("admission", "held_back"): 0.9})
     assert judged(past(recent, schedule_conservativeness=0.3)) == "admission_too_conservative"
 
@@ -425,7 +425,7 @@ def _pasts(draw: st.DrawFn) -> Past:
 
 @settings(max_examples=150)
 @given(_pasts())
-def test_no_flag_is_turned_two_ways_nor_to_the_value_it_has(of: Past) -> None:
+def test_no_flag_is_both_raised_and_lowered_nor_set_to_its_present_value(of: Past) -> None:
     found = findings(of)
     advice = [each for finding in found for each in finding.advice if each.arg]
     # What follows from a cause names the cause's flag, with the same value.
@@ -517,7 +517,7 @@ def test_an_objective_that_burns_has_the_advice_of_its_cause() -> None:
     assert found["time_to_first_token_burning_fast"].advice == found["running_at_limit"].advice
 
 
-def test_evidence_without_a_figure_says_what_was_seen() -> None:
+def test_evidence_without_a_figure_is_a_sentence() -> None:
     words = "its /metrics could not be scraped (connection refused)"
     down = replace(past(), troubles=frozenset({"server_down"}), words={"server_down": words})
     (found,) = [each for each in findings(down) if each.diagnosis.id == "server_down"]

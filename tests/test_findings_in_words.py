@@ -74,12 +74,12 @@ def test_a_retraction_rate_is_healthy_up_to_the_same_figure_everywhere(tmp_path:
     assert finding.figures[0].endswith(f"({healthy})")
 
 
-def test_an_empty_queue_is_said_once() -> None:
+def test_an_empty_queue_is_mentioned_once() -> None:
     shares = {"queue": {"empty": 1.0}, "admission": {"no_queue": 1.0}, "activity": {"serving": 1.0}}
     assert state_shares(shares) == [("an empty queue", 1.0)]
 
 
-def test_a_value_that_is_a_word_is_said_as_it_is(tmp_path: Path) -> None:
+def test_a_value_that_is_a_word_is_shown_as_it_is(tmp_path: Path) -> None:
     sidecar = watched_retractions(tmp_path)
     with sidecar.view() as at:
         judgement = sidecar.judge(at)
@@ -99,7 +99,7 @@ def test_what_comes_from_the_server_is_printable(tmp_path: Path) -> None:
     assert all(words.isprintable() for words, _ in command.pieces)
 
 
-def test_a_verdict_without_a_finding_is_of_now_or_of_a_log(tmp_path: Path) -> None:
+def test_a_verdict_without_a_finding_is_about_now_or_about_a_log(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_text("[2025-11-20 10:00:00] The server is fired up and ready to roll!\n" * 2)
     reading = ReadLogs(Logs([str(log)]), PROFILES["online"]).read()

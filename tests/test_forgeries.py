@@ -44,7 +44,7 @@ TRUTH = {metrics: play(STEADY, b"", 0, metrics=metrics) for metrics in (False, T
 
 @pytest.mark.parametrize("metrics", [False, True], ids=["log only", "with metrics"])
 @pytest.mark.parametrize("forged", FORGED)
-def test_words_behind_any_message_move_nothing(forged: str, *, metrics: bool) -> None:
+def test_forged_words_behind_any_message_change_nothing(forged: str, *, metrics: bool) -> None:
     for carrier in CARRIERS if not metrics else ("tool", "an exception", "no prefix"):
         outcome = play(STEADY, CARRIERS[carrier].replace(b"%s", FORGED[forged]), MIDDLE, metrics=metrics)
         if (
@@ -86,7 +86,7 @@ def test_a_real_failure_counts_when_the_server_is_gone() -> None:
     "forged", ["out of memory", "its traceback", "all lines of a start", "start", "a dead process", "watchdog"]
 )
 @pytest.mark.parametrize("carrier", ["tool", "error in request"])
-def test_words_move_nothing_while_only_the_metrics_are_away(forged: str, carrier: str) -> None:
+def test_forged_words_change_nothing_while_only_the_metrics_are_away(forged: str, carrier: str) -> None:
     outcomes = []
     for words in (
         b"",
@@ -114,7 +114,7 @@ def test_a_failure_of_which_no_scrape_says_anything_counts_after_half_a_minute()
     assert played.outcome().out_of_memory == {"decode": 1}
 
 
-def test_a_start_while_the_server_is_away_is_one() -> None:
+def test_a_start_in_the_log_counts_once_the_server_is_away() -> None:
     played = server(answers=True)
     start = next(line.text for line in STEADY.lines if b"server_args=" in line.text)
     played.say(b"some words\n" + start)

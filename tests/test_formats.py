@@ -50,7 +50,7 @@ def test_the_page_of_every_release_has_the_same_samples_in_strict_openmetrics(pa
         ("text/html", "text/plain"),
     ],
 )
-def test_openmetrics_is_for_who_accepts_no_plain_text(accept: str, content_type: str) -> None:
+def test_openmetrics_is_sent_to_scrapers_that_do_not_accept_plain_text(accept: str, content_type: str) -> None:
     assert response("a 1\n", {"Accept": accept}).headers["Content-Type"].startswith(content_type)
 
 
@@ -58,7 +58,7 @@ def test_openmetrics_is_for_who_accepts_no_plain_text(accept: str, content_type:
     ("accepted", "is_packed"),
     [("gzip", True), ("gzip, deflate, br", True), ("", False), ("gzip;q=0", False), ("br", False), ("gzip;q=x", False)],
 )
-def test_a_page_is_packed_for_who_accepts_gzip(accepted: str, is_packed: bool) -> None:  # noqa: FBT001 - a row of the table above
+def test_a_page_is_compressed_for_scrapers_that_accept_gzip(accepted: str, is_packed: bool) -> None:  # noqa: FBT001 - a row of the table above
     answer = response("a 1\n" * 1000, {"Accept-Encoding": accepted})
     assert (answer.headers.get("Content-Encoding") == "gzip") is is_packed
     assert (gzip.decompress(answer.body) if is_packed else answer.body) == b"a 1\n" * 1000

@@ -36,7 +36,7 @@ def test_every_real_input_is_read(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(TARGETS))
-def test_no_spoiled_input_does_what_must_not_happen(name: str) -> None:
+def test_no_mutated_input_breaks_a_check(name: str) -> None:
     target = TARGETS[name]
     seeds = [seed[: target.longest] for seed in target.seeds()]
 
@@ -51,13 +51,13 @@ def test_no_spoiled_input_does_what_must_not_happen(name: str) -> None:
     tried()
 
 
-def test_what_was_found_once_stays_mended() -> None:
+def test_inputs_that_failed_once_pass_now() -> None:
     assert {case.parent.name for case in CASES} <= TARGETS.keys()
     for case in CASES:
         TARGETS[case.parent.name].check(case.read_bytes())
 
 
-def test_a_check_sees_a_secret() -> None:
+def test_the_check_finds_a_leaked_secret() -> None:
     with pytest.raises(AssertionError, match="hf_token"):
         harmless({"a": [{"hf_token": "x"}]})
     with pytest.raises(AssertionError):

@@ -69,7 +69,7 @@ def test_output_may_be_a_directory_that_is_not_there_yet(tmp_path: Path) -> None
     assert {name: (tmp_path / "new/place" / name).read_text() for name in files()} == files()
 
 
-def test_an_output_that_is_a_file_is_one_line_that_says_so(tmp_path: Path) -> None:
+def test_an_output_directory_that_is_a_file_is_a_usage_error_of_one_line(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     refused = command("--output", "taken", cwd=tmp_path)
     assert refused.returncode == 2
@@ -84,7 +84,7 @@ def test_an_output_where_nobody_may_write_is_a_usage_error() -> None:
 
 
 @pytest.mark.parametrize("time_scale", ["0", "-1", "nan"])
-def test_a_time_scale_that_is_none_is_refused(time_scale: str, tmp_path: Path) -> None:
+def test_an_invalid_time_scale_is_refused(time_scale: str, tmp_path: Path) -> None:
     refused = command(f"--time-scale={time_scale}", "--output", str(tmp_path), cwd=tmp_path)
     assert refused.returncode == 2
     assert refused.stderr == f"sglang-tuning-exporter: --time-scale={time_scale}: give a number from 0.001 to 1000\n"
@@ -132,7 +132,7 @@ def test_a_duration_is_divided(text: str, scaled: str) -> None:
         "5 to 8 GB, E5, 0.5m2, v10s_total",
     ],
 )
-def test_what_is_no_duration_is_left_alone(text: str) -> None:
+def test_text_that_is_not_a_duration_is_left_alone(text: str) -> None:
     assert alerts.scaled(text, 10) == text
 
 

@@ -295,13 +295,13 @@ def test_a_row_is_found_with_its_advice(row: str) -> None:
 
 
 @pytest.mark.parametrize("row", CASES)
-def test_a_row_stays_silent_just_outside_of_it(row: str) -> None:
+def test_a_row_stays_silent_just_outside_its_limits(row: str) -> None:
     case = CASES[row]
     assert row not in found(judged(case.silent, case.profile, case.end))
 
 
 @pytest.mark.parametrize("row", MISTAKEN)
-def test_a_cause_is_not_taken_for_a_careful_admission(row: str) -> None:
+def test_another_cause_is_not_mistaken_for_a_conservative_admission(row: str) -> None:
     case = CASES[row]
     known = past(case.story, case.profile, case.end)
     usages = [known.recent.mean("usage")]
@@ -351,14 +351,14 @@ def test_the_lower_end_of_the_range_is_the_editions_too(queued: int, version: st
         (started(), "online", "not_enough_data"),
     ],
 )
-def test_the_verdict_is_an_honest_word_where_nothing_limits(story: Story, profile: str, word: str) -> None:
+def test_the_verdict_is_no_clear_bottleneck_where_nothing_limits(story: Story, profile: str, word: str) -> None:
     end = 15.0 if len(story) < 10 else END
     assert judge(past(story, profile, end)).verdict == word
 
 
 @settings(max_examples=60)
 @given(st.lists(st.sampled_from(sorted(CASES)), min_size=2, max_size=3), st.sampled_from(sorted(PROFILES)))
-def test_two_rows_at_once_never_turn_one_flag_two_ways(rows: list[str], profile: str) -> None:
+def test_two_rows_at_once_never_advise_opposite_changes_of_one_flag(rows: list[str], profile: str) -> None:
     story = [pair for row in rows for pair in CASES[row].story]
     judgement = judged(story, profile)
     turned = [each for finding in judgement.findings for each in finding.advice if each.arg]
@@ -403,7 +403,7 @@ def gave_up(share: float, *, first_token: float = 0.05, queued: int = 0, answere
         (gave_up(1.0, queued=3000, answered=False), "online", True),  # everybody, and no answer was ever counted
     ],
 )
-def test_given_up_requests_are_trouble_only_with_a_reason_to_give_up(
+def test_requests_that_clients_cancel_are_a_finding_only_with_a_cause(
     story: Story,
     profile: str,
     expected: bool,  # noqa: FBT001 - a parameter of the test
@@ -509,7 +509,7 @@ def test_mixed_chunks_make_every_step_late_and_the_batch_is_not_blamed() -> None
     assert "latency_batch_too_large" in found(judge(past(interrupted(0.9, 60_000.0, quick=0.15), version="0.5.9")))
 
 
-def test_a_latency_whose_objective_is_missed_is_no_health() -> None:
+def test_a_missed_latency_objective_is_not_healthy() -> None:
     # Every gap between tokens is three times as long as the objective.
     judgement = judged(slow(0.5, 0.3))
     assert judgement.verdict == "latency_batch_too_large"

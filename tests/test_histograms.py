@@ -94,7 +94,7 @@ def test_tensor_parallel_ranks_repeat_a_wait_and_data_parallel_ranks_do_not() ->
     assert known(first_token(text)).observations == 11
 
 
-def test_series_with_other_boundaries_are_added_where_both_have_one() -> None:
+def test_series_with_different_boundaries_are_added_at_their_common_boundaries() -> None:
     text = series({"1": 2, "2": 3, "+Inf": 4}, 'a="1",') + series({"2": 5, "3": 5, "+Inf": 6}, 'a="2",')
     assert known(first_token(text)) == Histogram((2.0, inf), (8.0, 10.0))
     assert first_token(series({"1": 2, "+Inf": 4}, 'a="1",') + series({"2": 5, "+Inf": 6}, 'a="2",')) is None
@@ -126,7 +126,7 @@ def test_buckets_out_of_order_are_put_in_order() -> None:
 
 
 @pytest.mark.parametrize("bad", ["NaN", "-1", "1e300", "+Inf"])
-def test_a_bucket_that_counts_nothing_countable_is_left_out(bad: str) -> None:
+def test_a_bucket_without_a_numeric_count_and_boundary_is_left_out(bad: str) -> None:
     text = series({"1": 2, "+Inf": 4}) + f'{NAME}_bucket{{le="2"}} {bad}\n{NAME}_bucket{{le="x"}} 3\n{NAME}_bucket 3\n'
     assert known(first_token(text)) == Histogram((1.0, inf), (2.0, 4.0))
 
@@ -160,7 +160,7 @@ samples = st.lists(
 
 
 @given(samples, samples, samples, st.floats(), st.floats(0, 1))
-def test_whatever_a_page_has_a_histogram_rises_and_estimates_lie_within_it(
+def test_on_any_page_a_histogram_is_monotonic_and_estimates_lie_within_it(
     buckets: list[tuple[str, float]],
     counts: list[tuple[str, float]],
     sums: list[tuple[str, float]],
@@ -201,7 +201,7 @@ def test_as_many_are_above_a_quantile_as_its_share_says(counts: list[int], secon
     assert histogram.above(quantile) == pytest.approx(histogram.above(seconds), abs=1e-6)
 
 
-def test_what_came_since_is_a_difference_and_a_new_server_has_none() -> None:
+def test_recent_observations_are_a_difference_and_a_new_server_has_none() -> None:
     earlier, later = Histogram((1.0, inf), (2.0, 3.0), 4.0), Histogram((1.0, inf), (2.0, 5.0), 9.0)
     assert later.since(earlier) == Histogram((1.0, inf), (0.0, 2.0), 5.0)
     assert earlier.since(later) is None

@@ -55,7 +55,7 @@ def advised(state: ServerState, now: float) -> tuple[str, str]:
     ("beside", "pool", "flag"),
     [(mamba, "mamba", "--mamba-full-memory-ratio"), (swa, "swa", "--swa-full-tokens-ratio")],
 )
-def test_a_pool_that_was_full_is_named_after_it_has_drained(
+def test_a_pool_that_was_full_is_named_even_after_it_has_emptied(
     beside: Callable[[float], str], pool: str, flag: str
 ) -> None:
     lines = [line(second, 0.62, beside(0.97), 20) for second in range(0, 540, 2)]
@@ -84,7 +84,7 @@ def test_what_was_full_before_the_window_is_not_named() -> None:
     assert past_of(state, state._printed, seconds=400).fullest_pool == "mamba"
 
 
-def test_the_metrics_name_it_as_well() -> None:
+def test_metrics_alone_name_the_same_pool() -> None:
     state = ServerState(PROFILES["online"], 0.0)
     state.observe(ServerArgs(None, NO_RANK, dict(ARGS)), 0.0)
     for step in range(40):

@@ -42,7 +42,7 @@ def suppressed(observed: Observed) -> frozenset[tuple[str, str]]:
     return observed.suppressed
 
 
-def test_of_each_pair_that_is_not_notified_which_the_table_says(suppressed: frozenset[tuple[str, str]]) -> None:
+def test_of_each_pair_the_alert_that_the_table_names_is_inhibited(suppressed: frozenset[tuple[str, str]]) -> None:
     assert measured(suppressed) == table(is_inhibited_by)
 
 
@@ -79,7 +79,7 @@ def test_an_alert_by_itself_is_notified_and_one_of_another_server_hides_nothing(
     assert [server for server, _ in suppressed if server.startswith("alone:")] == []
 
 
-def test_what_has_ended_hides_nothing(suppressed: frozenset[tuple[str, str]]) -> None:
+def test_a_resolved_alert_inhibits_nothing(suppressed: frozenset[tuple[str, str]]) -> None:
     assert [server for server, _ in suppressed if " after " in server] == []
 
 
@@ -90,7 +90,7 @@ def test_of_all_alerts_at_once_some_are_notified_and_a_critical_one_is_among_the
     assert notified & {row.alert for row in ALERTS if row.severity == "critical"}
 
 
-def test_a_pager_that_is_sent_critical_alerts_alone_rings_for_each_server_with_one(observed: Observed) -> None:
+def test_a_pager_for_critical_alerts_only_rings_for_each_server_that_has_one(observed: Observed) -> None:
     pairs_with_one = {server for server, *both in PAIRS if any(row.severity == "critical" for row in both)}
     alone = {f"alone:{row.id}" for row in ALERTS if row.severity == "critical"}
     assert (pairs_with_one | alone | {EVERYTHING}) - observed.rung == set()

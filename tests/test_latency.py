@@ -51,7 +51,7 @@ def test_what_comes_after_the_first_scrape_is_counted() -> None:
     assert counted(ledger(scrape(100, 50), scrape(108, 52))) == (10, 2)
 
 
-def test_a_family_that_the_first_page_did_not_have_had_seen_nothing() -> None:
+def test_a_family_missing_from_the_first_page_counts_from_zero() -> None:
     assert counted(ledger(Scrape(ranks=[]), scrape(3, 1))) == (4, 1)
 
 
@@ -67,7 +67,7 @@ def test_a_server_that_starts_again_with_other_boundaries_counts_from_nothing() 
     assert recent.observations == 20
 
 
-def test_a_page_without_the_family_in_between_loses_nothing_and_counts_nothing_twice() -> None:
+def test_one_page_without_the_family_neither_loses_nor_doubles_a_count() -> None:
     assert counted(ledger(scrape(10), Scrape(ranks=[]), scrape(12))) == (2, 0)
 
 
@@ -100,7 +100,7 @@ def test_what_is_older_than_the_window_is_not_recent() -> None:
     assert own.recent("time_to_first_token", 990.0, 7200.0) == recent
 
 
-def test_nothing_observed_lately_is_nothing_and_not_zero_seconds() -> None:
+def test_without_recent_observations_the_latency_is_unknown_and_not_zero() -> None:
     own = ledger(scrape(5), *(scrape(9) for _ in range(100)))
     assert own.recent("time_to_first_token", 1000.0) is None
     assert ledger(scrape(5)).recent("time_to_first_token", 0.0) is None
@@ -197,7 +197,7 @@ def test_the_longest_answer_but_one_in_a_hundred_is_estimated_inside_its_bucket(
     assert ledger(answers(7, 9), answers(7 + short, 9 + long)).longest_answer(20.0) == pytest.approx(within)
 
 
-def test_of_few_answers_nobody_says_how_long_the_longest_are() -> None:
+def test_with_few_answers_the_longest_answer_is_unknown() -> None:
     assert ledger(answers(0, 0), answers(20, 20)).longest_answer(20.0) is None
     assert ledger(scrape(0), scrape(900)).longest_answer(20.0) is None
 

@@ -82,14 +82,14 @@ CHANGES: dict[str, Callable[[str], str]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_page_that_is_laid_out_otherwise_is_read_anew(change: Callable[[str], str]) -> None:
+def test_a_page_with_another_line_structure_is_parsed_in_full(change: Callable[[str], str]) -> None:
     other = change(PAGE)
     assert after(PAGE, other) == afresh(other)
     assert after(PAGE, other, moved(PAGE, 1)) == afresh(moved(PAGE, 1))
     assert after(other, other) == afresh(other)
 
 
-def test_what_is_not_passed_on_stays_out_of_every_page() -> None:
+def test_series_that_are_not_passed_on_are_on_no_page() -> None:
     text = PROCESS + SERVING.decode() + PROCESS.replace("fds", "files")
     native = after(text, text).native
     assert "process_" not in native

@@ -63,7 +63,9 @@ def test_a_release_that_counts_its_steps_is_asked_with_the_key(sidecar: Sidecar,
 
 
 @pytest.mark.parametrize("version", ["0.5.7", "0.5.16", "0.5.17"])
-def test_a_release_that_asks_its_schedulers_is_left_alone(sidecar: Sidecar, sglang: FakeSGLang, version: str) -> None:
+def test_a_release_that_would_ask_its_schedulers_is_not_asked(
+    sidecar: Sidecar, sglang: FakeSGLang, version: str
+) -> None:
     sglang.answers |= {"/server_info": info_page(version), "/v1/loads": loads()}
     sidecar.start()
     wait_for(lambda: sglang.count("/metrics") > 3 and sglang.count("/server_info") == 1)
@@ -79,7 +81,7 @@ def test_a_server_without_it_counts_a_failure_and_serves_all_else(sidecar: Sidec
 
 
 @pytest.mark.parametrize("answer", [b"", b"[]", b'{"loads": []}', b"<html>"])
-def test_an_answer_that_holds_no_scheduler_is_a_failure(sidecar: Sidecar, sglang: FakeSGLang, answer: bytes) -> None:
+def test_an_answer_without_a_scheduler_is_a_failure(sidecar: Sidecar, sglang: FakeSGLang, answer: bytes) -> None:
     sglang.answers |= {
         "/server_info": info_page("0.5.23"),
         "/v1/loads": reply(answer, content_type="application/json"),

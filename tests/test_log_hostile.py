@@ -97,7 +97,7 @@ def test_a_line_without_a_time_is_rejected_among_lines_with_one(line: bytes) -> 
     assert len(read(line + b"\n")[0]) == 1
 
 
-def test_an_exception_outside_of_a_traceback_is_somebody_elses_text() -> None:
+def test_an_exception_outside_of_a_traceback_is_text_of_another_program() -> None:
     events, _ = read(PREFIX + DECODE + b"\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB.\n")
     assert len(events) == 1
 
@@ -135,7 +135,7 @@ def test_millions_of_field_names_leave_eight_short_ones() -> None:
         (b"server_args=None", "server_args"),
     ],
 )
-def test_a_known_head_whose_body_says_nothing_is_counted_as_unrecognised(line: bytes, kind: str) -> None:
+def test_a_known_head_without_figures_counts_as_unrecognised(line: bytes, kind: str) -> None:
     events, reader = read(PREFIX + line + b"\n")
     assert events == []
     assert {name for name, count in reader.unrecognised.items() if count} == {kind}
@@ -148,13 +148,13 @@ def test_a_decode_line_cut_off_keeps_what_was_printed_and_is_counted() -> None:
     assert reader.unrecognised["batch_line"] == 1
 
 
-def test_figures_that_cannot_be_are_missing() -> None:
+def test_impossible_figures_are_left_out() -> None:
     events, _ = read(PREFIX + b"Decode batch. #running-req: 5, #token: -4, token usage: 47.11, #queue-req: -1\n")
     assert isinstance(events[0], DecodeBatch)
     assert (events[0].tokens, events[0].full_usage, events[0].queued) == (None, None, None)
 
 
-def test_a_line_of_a_megabyte_is_read_as_far_as_it_matters() -> None:
+def test_of_a_line_of_a_megabyte_the_start_is_read() -> None:
     events, reader = read(
         PREFIX + DECODE + b", " + b"x" * 1_000_000 + b"\n"
         + PREFIX + b"Receive: obj=GenerateReqInput(text='" + PROMPT * 5000 + b"')\n"
@@ -165,7 +165,7 @@ def test_a_line_of_a_megabyte_is_read_as_far_as_it_matters() -> None:
     assert sum(reader.counts.values()) == 6
 
 
-def test_parts_of_a_line_that_never_ends_do_not_grow_without_bound() -> None:
+def test_memory_for_a_line_that_never_ends_is_bounded() -> None:
     reader = LogReader()
     assert len(reader.feed(b"2025-11-20T11:40:13.1Z stderr F " + PREFIX + DECODE + b"\n")) == 1
     part = b"2025-11-20T11:40:13.1Z stderr P " + b"x" * 16_000 + b"\n"
@@ -190,7 +190,7 @@ def test_a_million_different_seconds_are_not_all_remembered() -> None:
     assert len(reader._fast_path._prefixes) <= 4096
 
 
-def test_bytes_that_are_no_text_are_other_lines() -> None:
+def test_bytes_that_are_not_text_count_as_other_lines() -> None:
     block = b"\xff\xfe\x00\n" + PREFIX + b"\xff\xc3\x28\n" + PREFIX + DECODE + b", #\xff\xfe: 1\n" + b"\0\n\n"
     events, reader = read(block)
     assert [type(event) for event in events] == [DecodeBatch]
@@ -212,7 +212,7 @@ def test_lines_of_two_ranks_written_into_each_other_do_not_mix() -> None:
 
 @pytest.mark.parametrize("figure", [b"1e999", b"9" * 6000, b"9" * 25])
 @pytest.mark.parametrize("key", [b"#running-req", b"#queue-req", b"#token"])
-def test_a_figure_that_no_server_prints_is_missing(key: bytes, figure: bytes) -> None:
+def test_a_figure_that_no_server_prints_is_left_out(key: bytes, figure: bytes) -> None:
     line = b"[2025-11-20 11:40:13 TP0] Decode batch, #running-req: 1, #token: 1, token usage: 0.10, #queue-req: 1\n"
     events = LogReader().feed(re.sub(key + b": 1", key + b": " + figure, line))
     name = {b"#running-req": "running", b"#queue-req": "queued", b"#token": "tokens"}[key]

@@ -45,7 +45,7 @@ def test_all_decode_lines_of_a_run_have_the_same_graph() -> None:
     assert [(run.decodes, run.graph) for run in found] == [(2, True), (1, False), (1, True)]
 
 
-def test_what_joins_the_batch_is_what_was_prefilled_after_the_last_decode_line() -> None:
+def test_requests_join_the_batch_in_the_prefill_lines_after_the_last_decode_line() -> None:
     before, after = AT + PREFILL % (4, 100), AT + PREFILL % (2, 50) + AT + PREFILL % (1, 17)
     run = only_run(before + AT + DECODE % (3, b"True") + after)
     assert (run.prefills, run.new_sequences, run.joined_sequences, run.new_tokens) == (3, 7, 1, 17)
@@ -53,7 +53,7 @@ def test_what_joins_the_batch_is_what_was_prefilled_after_the_last_decode_line()
     assert (run.running, run.queued, run.usage) == (0, 0, 0.38)
 
 
-def test_a_health_probe_stands_alone() -> None:
+def test_a_health_probe_is_not_part_of_a_run() -> None:
     found = runs(AT + DECODE % (3, b"True") + AT + PREFILL % (1, 1) + AT + DECODE % (3, b"True"))
     assert [type(each).__name__ for each in found] == ["BatchRun", "PrefillBatch", "BatchRun"]
     assert isinstance(found[1], PrefillBatch)

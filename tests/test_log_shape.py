@@ -103,7 +103,7 @@ def ray(lines: list[str], pid: int = 101) -> str:
 
 
 @pytest.mark.parametrize("wrap", [journald, ray])
-def test_what_a_process_writes_that_had_written_nothing_yet_is_handed_over_as_doubtful(
+def test_the_first_lines_of_a_new_process_are_passed_on_as_doubtful(
     wrap: Callable[..., str],
 ) -> None:
     reader = Reader()
@@ -118,18 +118,18 @@ def test_what_a_process_writes_that_had_written_nothing_yet_is_handed_over_as_do
 
 
 @pytest.mark.parametrize("between", [[server(70)], [server(1)] * 70])
-def test_it_is_handed_over_as_well_while_others_go_on_writing(between: list[list[str]]) -> None:
+def test_they_are_passed_on_while_other_processes_go_on_writing(between: list[list[str]]) -> None:
     reader = read(journald(server(90)), journald(RAISED, pid=5000), *map(journald, between), journald(server(1)))
     [event] = [event for event in reader.events if isinstance(event, OutOfMemory)]
     assert event.suspect
 
 
-def test_of_a_process_whose_prefix_has_another_layout_nothing_is_handed_over() -> None:
+def test_lines_of_a_process_with_another_prefix_layout_are_not_passed_on() -> None:
     reader = read(journald(server(90)), journald([f"[2026-11-20 19:51:18 DP0 TP0] {RETRACTION}"], pid=5000))
     assert reader.release_held(1e9) == []
 
 
-def test_lines_that_were_handed_over_teach_their_process_still() -> None:
+def test_lines_that_were_passed_on_still_count_as_the_form_of_their_process() -> None:
     reader = Reader()
     reader.feed(journald(server(90)).encode(), 0.0)
     for at in range(1, 15):

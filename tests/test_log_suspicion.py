@@ -38,7 +38,7 @@ def suspicions(events: Sequence[Event | BatchRun]) -> list[bool]:
 
 
 @pytest.mark.parametrize("line", [DECODE, PREFILL, RETRACTION, OUT_OF_MEMORY])
-def test_what_follows_a_tools_name_is_suspect(line: bytes) -> None:
+def test_lines_after_a_tools_name_are_suspect(line: bytes) -> None:
     assert suspicions(read(AT + line + TOOL + AT + line)[0]) == [False, True]
 
 

@@ -184,7 +184,7 @@ def test_a_followed_log_gives_in_any_form_the_events_of_the_bare_one(name: str) 
 
 
 @pytest.mark.parametrize("name", [*AROUND, *INSTEAD])
-def test_a_form_is_learned_alike_from_a_line_at_a_time_and_from_a_whole_file(name: str) -> None:
+def test_a_form_is_learned_the_same_way_line_by_line_and_from_a_whole_file(name: str) -> None:
     lines = wrapped(name, recorded()[:400]).splitlines(keepends=True)
     reader = LogReader()
     singly = [event for line in lines for event in reader.feed(line)]
@@ -394,7 +394,7 @@ def test_a_recording_keeps_nothing_of_what_surrounds_a_line(name: str) -> None:
     assert kept == [line.encode() + b"\n" for line in lines]
 
 
-def test_what_a_stream_may_hold_is_kept_within_bounds() -> None:
+def test_memory_for_a_stream_is_bounded() -> None:
     reader = LogReader()
     reader.feed(f"[2026-11-20 19:51:18 TP0] {DECODE}\n".encode())
     for number in range(3000):

@@ -92,7 +92,7 @@ def test_positions_and_counters_are_in_the_file_when_the_block_is_read(place: Pl
         assert document["state"]["ranks"][0]["counts"]["retraction_events"] == 1
 
 
-def test_what_is_saved_while_a_block_is_being_parsed_is_the_position_before_it(
+def test_a_save_while_a_block_is_parsed_has_the_position_before_the_block(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with place.reader() as (book, state):
@@ -147,7 +147,7 @@ def test_lines_are_counted_on_and_what_was_there_before_is_not(place: Place) -> 
     assert events(state) == 0
 
 
-def test_a_line_that_is_half_written_when_the_reader_dies_is_read_once(place: Place) -> None:
+def test_a_line_half_written_at_the_exporters_end_is_read_once(place: Place) -> None:
     with place.reader() as (book, state):
         with place.log.open("a") as file:
             file.write(AT.format(ranks="") + RETRACTION[:40])
@@ -246,7 +246,7 @@ def test_a_file_that_is_followed_is_never_forgotten_however_quiet_it_is(rotation
     assert len(rotations.book._readers) == 1
 
 
-def test_a_failure_that_waits_for_its_phase_is_not_lost_with_the_reader(place: Place) -> None:
+def test_a_failure_that_waits_for_its_phase_survives_a_restart(place: Place) -> None:
     place.start()
     with place.reader() as (book, state):
         place.write(DECODE, "Scheduler hit an exception: Traceback (most recent call last):")
@@ -279,7 +279,7 @@ def test_a_failure_that_was_counted_without_a_line_is_saved_before_it_is_shown(p
         assert (shown, sum(state.out_of_memory.values())) == (1, 1)
 
 
-def test_what_a_scrape_confirmed_is_kept_when_it_is_shown(place: Place) -> None:
+def test_an_event_that_a_scrape_confirmed_is_saved_before_it_is_shown(place: Place) -> None:
     with place.reader() as (book, state):
         scrape(state, 7, ago=60)
         place.write(DECODE, TOOL, RETRACTION)
@@ -292,7 +292,7 @@ def test_what_a_scrape_confirmed_is_kept_when_it_is_shown(place: Place) -> None:
         assert events(state) == 1
 
 
-def test_what_is_suspect_waits_on_in_the_next_reader(place: Place) -> None:
+def test_suspect_lines_keep_waiting_after_a_restart(place: Place) -> None:
     place.start(tp=8)
     with place.reader() as (book, state):
         place.write(DECODE, TOOL, RETRACTION, ranks=" TP0")
@@ -408,7 +408,7 @@ def test_a_retraction_of_a_server_that_was_restarted_meanwhile_is_still_counted(
         assert events(state) == 1
 
 
-def test_a_second_reader_has_no_memory_and_takes_none(place: Place) -> None:
+def test_a_second_exporter_on_one_state_file_neither_reads_nor_writes_it(place: Place) -> None:
     with place.reader() as (book, state), place.reader() as (other, others):
         assert (book.state_file_problem, other.state_file_problem) == (
             "",

@@ -105,7 +105,7 @@ def test_several_alerts_are_printed_one_after_the_other() -> None:
     ]
 
 
-def test_an_alert_that_is_not_ours_has_no_empty_sentences() -> None:
+def test_an_alert_of_another_source_gets_no_empty_sentences() -> None:
     text = as_text(message({"labels": {"alertname": "A"}}))
     assert text.strip() == "[firing] A on ?"
 
@@ -140,7 +140,7 @@ def test_a_huge_annotation_stays_on_its_line() -> None:
         message(None, 3, "x", []),
     ],
 )
-def test_what_is_no_message_gives_no_text(payload: object) -> None:
+def test_json_that_is_not_a_message_gives_no_text(payload: object) -> None:
     assert as_text(payload) == ""
 
 
@@ -186,7 +186,7 @@ def test_what_is_not_json_is_refused(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("length", [b"-5", b"many", str(MOST_BODY_BYTES * 1000).encode()])
-def test_a_length_that_lies_is_refused(length: bytes) -> None:
+def test_a_wrong_content_length_is_refused(length: bytes) -> None:
     received: list[Any] = []
     with receiver(received, threading.Event()) as webhook:
         host, _, port = webhook.url.removeprefix("http://").rstrip("/").rpartition(":")
@@ -197,7 +197,7 @@ def test_a_length_that_lies_is_refused(length: bytes) -> None:
     assert received == []
 
 
-def test_looking_at_the_port_says_what_it_waits_for() -> None:
+def test_a_get_request_answers_what_the_port_is_for() -> None:
     with receiver([], threading.Event()) as webhook, requests.Session() as session:
         session.trust_env = False
         assert session.get(webhook.url, timeout=5).text == "waiting for Alertmanager\n"

@@ -89,7 +89,7 @@ def test_the_description_itself_is_not_served(address: str) -> None:
         assert requests.get(address + path, timeout=10).status_code == 404
 
 
-def test_an_exporter_that_is_not_ready_says_so_as_described(sidecar: Sidecar, address: str) -> None:
+def test_an_exporter_that_is_not_ready_answers_as_described(sidecar: Sidecar, address: str) -> None:
     assert not sidecar.running
     answer = requests.get(address + "/-/ready", timeout=10)
     assert answer.status_code == 503

@@ -66,7 +66,7 @@ def test_a_start_with_the_same_arguments_goes_on_where_the_last_one_was() -> Non
     assert "running_at_limit" in found(past_of(state, now + 10.0))
 
 
-def test_what_is_right_after_a_change_is_not_known_yet() -> None:
+def test_right_after_a_change_the_effect_is_unknown() -> None:
     state = new_state()
     start(state, 0.0)
     now = serve(state, 1.0, 540.0)
@@ -131,7 +131,7 @@ def test_asking_the_same_server_again_changes_nothing() -> None:
     assert "running_at_limit" in found(past_of(state, 600.0))
 
 
-def test_what_the_scheduler_settled_on_is_no_change_of_its_argument() -> None:
+def test_a_value_that_the_scheduler_computes_is_no_change_of_the_argument() -> None:
     state = new_state()
     start(state, 0.0, chunked_prefill_size=None)
     now = serve(state, 1.0, 540.0)
@@ -151,5 +151,5 @@ def test_what_the_scheduler_settled_on_is_no_change_of_its_argument() -> None:
         ({"new_flag_of_a_later_release": 3}, True),
     ],
 )
-def test_arguments_are_the_same_where_nobody_turned_one(after: dict[str, object], same: bool) -> None:  # noqa: FBT001 - a case
+def test_arguments_are_the_same_where_none_was_changed(after: dict[str, object], same: bool) -> None:  # noqa: FBT001 - a case
     assert are_same_settings(ARGS, {**ARGS, **after}) == same

@@ -60,7 +60,7 @@ def test_a_first_token_waits_for_its_own_prefill_and_for_those_before_it() -> No
     assert 0.01 < alone < full
 
 
-def test_what_is_not_known_is_left_out() -> None:
+def test_unknown_figures_are_left_out() -> None:
     (row, *_) = plan_rows([measured()], WITHOUT_OBJECTIVES, None)
     assert (row.kv_cache, row.first_token_seconds) == (None, None)
     assert plan_rows([RankCapacity(None)], WITHOUT_OBJECTIVES, 100.0) == []
@@ -68,7 +68,7 @@ def test_what_is_not_known_is_left_out() -> None:
     assert larger_cache([measured()], 2.0) is None
 
 
-def test_twice_the_cache_runs_as_many_as_the_limit_lets() -> None:
+def test_with_twice_the_cache_the_limit_decides_how_many_run() -> None:
     held = larger_cache([FULL], 2.0)
     free = larger_cache([replace(FULL, running_limit=None)], 2.0)
     assert held is not None
@@ -165,7 +165,7 @@ def test_a_packed_log_above_the_given_size_is_refused(tmp_path: Path, capsys: py
         (["/nowhere/server.log"], "/nowhere/server.log"),
     ],
 )
-def test_a_mistake_is_one_line(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_usage_error_is_one_line(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *flags]) == 2
     said = capsys.readouterr().err
     assert words in said
@@ -193,7 +193,9 @@ def test_a_live_server_is_asked_for_a_while(
     assert sglang.count("/v1/loads") == 1
 
 
-def test_a_server_that_is_away_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_answer_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(command, "LEAST_SECONDS", 0.1)
     assert main(["plan", "--sglang-url", "http://127.0.0.1:1", "--seconds", "1"]) == 2
     assert "connection refused" in capsys.readouterr().err

@@ -196,7 +196,7 @@ def test_positions_hold_no_text_of_the_log(log: Path) -> None:
         },
     ],
 )
-def test_damaged_positions_are_as_none(log: Path, damaged: dict[str, object]) -> None:
+def test_damaged_positions_are_ignored(log: Path, damaged: dict[str, object]) -> None:
     append(log, LONG)
     damaged = json.loads(json.dumps(damaged).replace("LOG", str(log)))
     follower = LogFollower([str(log)], positions=damaged)

@@ -76,9 +76,7 @@ def test_the_guides_reserve_is_for_servers_that_compute_prompts_and_decode(
 
 
 @given(st.floats(0.5, 40.0), st.floats(0.5, 40.0), st.floats(0.1, 60.0))
-def test_what_is_advised_for_memory_lies_in_the_range_in_force_and_on_the_right_side(
-    lower: float, width: float, reserve: float
-) -> None:
+def test_memory_advice_lies_within_the_range_in_force(lower: float, width: float, reserve: float) -> None:
     thresholds = {"reserve_least_gb": 0.05, "reserve_lower_gb": lower, "reserve_upper_gb": lower + width}
     of = past(reserve, **thresholds)
     assert lower < of.profile.reserve_aim_gb < lower + width

@@ -63,7 +63,7 @@ def test_the_limit_of_the_context_is_raised_beyond_such_requests_and_the_server_
 
 
 @pytest.mark.parametrize("words", [REFUSED, TRUNCATED, BEYOND_CONTEXT, ANSWER_BEYOND_CONTEXT])
-def test_such_lines_put_each_other_in_no_doubt(words: bytes) -> None:
+def test_such_lines_do_not_make_each_other_suspect(words: bytes) -> None:
     served = b"Prefill batch, #new-seq: 1, #new-token: 9, #cached-token: 0, token usage: 0.00, #running-req: 0, #queue-req: 0, \n"
     events = LogReader().feed(STAMP + served + 3 * (STAMP + words))
     assert [event.suspect for event in events if isinstance(event, TooLong)] == [False, False, False]
@@ -73,7 +73,7 @@ def test_where_the_models_own_context_is_too_short_nothing_is_said() -> None:
     assert found(lived(HEALTHY + too_long(tokens=5000, most=1024)), CONTEXT_ROW) is None
 
 
-def test_its_line_within_other_words_is_no_event() -> None:
+def test_the_same_words_inside_another_line_are_no_event() -> None:
     assert LogReader().feed(STAMP + b"user said: " + REFUSED) == []
 
 

@@ -62,7 +62,7 @@ def scenario(log: Path) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ESTALE])
 @pytest.mark.parametrize("call", CALLS)
-def test_one_failed_call_of_the_system_at_any_moment_raises_nothing(
+def test_one_failing_system_call_at_any_moment_raises_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, error: int
 ) -> None:
     real = getattr(os, call)

@@ -42,12 +42,12 @@ def said(diagnosis: str, of: SizingInput) -> Recommendation:
     return recommendation(found(diagnosis, advise(diagnosis, of)), of.facts)
 
 
-def test_a_value_is_said_as_it_is_typed() -> None:
+def test_a_value_is_shown_as_it_is_typed() -> None:
     words = said("retracting_too_often", case(schedule_conservativeness=0.05))
     assert words == ("retracting_too_often", "--schedule-conservativeness", "0.05", "1.3", "raise")
 
 
-def test_of_two_flags_the_rows_own_is_said_with_its_own_values() -> None:
+def test_of_two_flags_that_of_the_row_is_shown_with_its_values() -> None:
     of = case(20, mem_fraction_static=0.88, cuda_graph_max_bs=160)
     assert [advice.flag for advice in advise("graph_memory_short", of)] == [
         "--cuda-graph-max-bs",
@@ -56,7 +56,7 @@ def test_of_two_flags_the_rows_own_is_said_with_its_own_values() -> None:
     assert said("graph_memory_short", of)[1:] == ("--mem-fraction-static", "0.88", "0.83", "lower")
 
 
-def test_a_flag_that_figures_show_to_be_the_cause_is_said_before_the_rows_own() -> None:
+def test_a_flag_that_figures_prove_to_be_the_cause_comes_before_that_of_the_row() -> None:
     own = advise("retracting_too_often", case(schedule_conservativeness=0.05))
     cause = Advice("--max-total-tokens", "max_total_tokens", 4096.0, None, "leave it out", "", "", direction="drop")
     assert recommendation(found("retracting_too_often", [cause, *own]), ServerFacts()).suggested == "1.3"
@@ -77,7 +77,7 @@ def test_a_flag_that_figures_show_to_be_the_cause_is_said_before_the_rows_own() 
         ),
     ],
 )
-def test_a_switch_is_said_in_words(diagnosis: str, args: dict[str, object], words: tuple[str, ...]) -> None:
+def test_a_switch_is_described_in_words(diagnosis: str, args: dict[str, object], words: tuple[str, ...]) -> None:
     assert said(diagnosis, case(**args))[1:] == words
 
 
@@ -95,7 +95,7 @@ def test_a_flag_that_is_not_set_says_so() -> None:
     assert said("retracting_too_often", case(model_path="m")).current == "not set"
 
 
-def test_of_a_flag_that_is_not_known_nothing_is_said() -> None:
+def test_an_unknown_flag_has_no_present_value() -> None:
     cut = case(model_path="m")
     cut.facts.args_are_cut = True
     assert said("retracting_too_often", case()).current == ""

@@ -227,7 +227,7 @@ def test_the_start_is_kept_and_what_was_printed_long_ago_is_not(server: FakeSGLa
     assert again.length_seconds < 60
 
 
-def test_a_server_that_goes_away_is_away_in_the_recording(server: FakeSGLang, tmp_path: Path) -> None:
+def test_a_server_that_stops_answering_stops_answering_in_the_recording(server: FakeSGLang, tmp_path: Path) -> None:
     log, output = tmp_path / "server.log", tmp_path / "out"
     log.write_bytes(log_text())
     with recording(recorder(server, log, output)):
@@ -289,14 +289,14 @@ def test_a_killed_recording_can_be_loaded(server: FakeSGLang, tmp_path: Path) ->
     assert len(load(output).scrapes) >= 1
 
 
-def test_a_folder_that_holds_something_is_left_alone(server: FakeSGLang, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_empty_is_left_alone(server: FakeSGLang, tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.touch()
     with pytest.raises(UsageError, match="is not empty; give a new directory"):
         recorder(server, log, tmp_path).run()
 
 
-def test_a_log_that_is_not_there_is_a_users_mistake(server: FakeSGLang, tmp_path: Path) -> None:
+def test_a_missing_log_is_a_usage_error(server: FakeSGLang, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--log-file=.*missing; give the log of the running server"):
         recorder(server, tmp_path / "none.log", tmp_path / "out").run()
 

@@ -112,7 +112,9 @@ def test_the_latest_scrape_is_the_one_of_the_moment() -> None:
         ("restart_append", 0, 73),
     ],
 )
-def test_a_real_recording_says_how_much_there_is_to_see(name: str, retractions: int, load_seconds: int) -> None:
+def test_a_real_recording_has_its_retractions_and_its_seconds_of_load(
+    name: str, retractions: int, load_seconds: int
+) -> None:
     recording = load(packaged(name) if name in {"retract", "steady"} else RECORDINGS / name)
     lines = [line for line in recording.lines if b"] KV cache pool is full. Retract requests." in line.text]
     assert (len(lines), round(sum(end - begin for begin, end in recording.loads))) == (retractions, load_seconds)
@@ -186,7 +188,7 @@ def test_a_directory_that_is_no_recording_is_one_line_of_complaint(
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_directory_is_a_users_mistake(tmp_path: Path) -> None:
+def test_a_missing_directory_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not a directory"):
         load(tmp_path / "none")
 

@@ -75,12 +75,12 @@ def test_ten_retractions_are_ten_events() -> None:
     assert state.totals().counts["native_retracted_requests"] == 10
 
 
-def test_read_naively_the_retracting_server_would_have_been_advised_to_lower_the_flag() -> None:
+def test_by_shares_of_time_alone_the_retracting_server_would_be_advised_to_lower_the_flag() -> None:
     shares = [watched("retract").totals().share("admission", state) or 0.0 for state in ("held_back", "recovering")]
     assert sum(shares) > 0.5
 
 
-def test_what_the_retracting_server_waits_for_is_mostly_the_ratio_that_its_retractions_left() -> None:
+def test_the_retracting_server_mostly_waits_because_retractions_raised_its_token_ratio() -> None:
     recovering = watched("retract").totals().share("admission", "recovering")
     assert recovering is not None
     assert recovering > 0.5

@@ -85,12 +85,12 @@ def test_a_kept_capture_is_small_and_can_be_replayed(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "source"), cases(HEADLINE))
-def test_the_headline_is_true_at_the_end_of_the_load_and_never_false_before(name: str, source: str) -> None:
+def test_the_verdict_is_right_at_the_end_of_the_load_and_never_wrong_before(name: str, source: str) -> None:
     assert said_of(name)[source].false_headlines == ()
 
 
 @pytest.mark.parametrize(("name", "source"), cases(ADVICE))
-def test_nothing_is_advised_that_would_do_harm(name: str, source: str) -> None:
+def test_no_harmful_change_is_advised(name: str, source: str) -> None:
     assert said_of(name)[source].harmful == ()
 
 
@@ -106,5 +106,5 @@ def test_the_flag_that_cures_is_named(name: str) -> None:
     assert said_of(name)["both"].missed == ()
 
 
-def test_what_is_known_to_be_open_is_about_recordings_that_are_here() -> None:
+def test_every_known_failure_belongs_to_a_kept_capture() -> None:
     assert {name for name, _ in (*HEADLINE, *ADVICE)} | set(CURE) <= set(NAMES)

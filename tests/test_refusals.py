@@ -90,7 +90,7 @@ def test_lora_needs_the_radix_cache_off_in_old_releases(value: object) -> None:
     assert kind("0.5.9", lora, disable_radix_cache=value) == ""
 
 
-def test_what_a_release_has_no_flag_for_is_refused() -> None:
+def test_a_flag_that_the_release_does_not_have_is_refused() -> None:
     assert kind("0.5.20", {}, cuda_graph_max_bs=256) == "refused"
 
 

@@ -28,7 +28,7 @@ def refusals(every: float = 2.0, *, grammar: bool = True, suspect: bool = False)
 
 
 @pytest.mark.parametrize(("words", "grammar"), [(GRAMMAR, True), (OTHER, False)])
-def test_each_is_read_and_puts_no_other_in_doubt(words: bytes, grammar: bool) -> None:  # noqa: FBT001 - a case
+def test_each_is_read_and_makes_no_other_line_suspect(words: bytes, grammar: bool) -> None:  # noqa: FBT001 - a case
     events = LogReader().feed(3 * (STAMP + words))
     assert events == [Refusal(1_795_429_588.0, NO_RANK, grammar)] * 3
 
@@ -36,7 +36,7 @@ def test_each_is_read_and_puts_no_other_in_doubt(words: bytes, grammar: bool) ->
 @pytest.mark.parametrize(
     "words", [b"Aborted by AbortReq., self.rid='49b39663'\n", b"user said: it failed, self.rid='a b'\n"]
 )
-def test_an_abort_by_the_client_and_other_words_are_none(words: bytes) -> None:
+def test_aborts_by_clients_and_other_texts_do_not_count(words: bytes) -> None:
     assert LogReader().feed(STAMP + words) == []
 
 

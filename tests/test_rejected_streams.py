@@ -128,7 +128,7 @@ def test_forged_lines_of_rejections_count_nothing_beside_the_servers_counter(for
 
 
 @pytest.mark.parametrize("steps", ["rrsrr", "srrxrrs", "srrx", "rsxrrsxsrs", "xrrxsrs", "srsrsx"])
-def test_each_rejection_counts_once_while_scrapes_come_and_go(steps: str) -> None:
+def test_each_rejection_counts_once_while_some_scrapes_fail(steps: str) -> None:
     counted = (
         steps.count("r") if steps[-1] != "r" else len(steps[: steps.rindex("s")].replace("s", "").replace("x", ""))
     )

@@ -222,7 +222,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", sorted(PLACES))
-def test_a_place_that_was_forgotten_is_named(tree: Path, name: str) -> None:
+def test_a_place_with_another_version_is_named(tree: Path, name: str) -> None:
     assert contradictions(tree) == []
     (tree / name).write_text((tree / name).read_text().replace(__version__, "9.8.7"))
     assert any(line.startswith(f"{name}: says 9.8.7") for line in contradictions(tree))

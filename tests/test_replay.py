@@ -192,17 +192,17 @@ def test_a_stopped_replay_closes_its_port_and_may_be_stopped_again(tmp_path: Pat
 
 
 @pytest.mark.parametrize("speed", [0.0, -1.0, float("nan"), float("inf"), 1e9])
-def test_a_speed_that_is_none_is_refused(tmp_path: Path, speed: float) -> None:
+def test_an_invalid_speed_is_refused(tmp_path: Path, speed: float) -> None:
     with pytest.raises(UsageError, match="speed="):
         ReplayServer(made(), log_path=tmp_path / "log", speed=speed)
 
 
-def test_a_log_that_cannot_be_written_is_a_users_mistake(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_written_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="log_file="):
         ReplayServer(made(), log_path=tmp_path / "none" / "log")
 
 
-def test_a_port_in_use_is_a_users_mistake(tmp_path: Path) -> None:
+def test_a_port_in_use_is_a_usage_error(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = Address(*taken.getsockname())
         with pytest.raises(UsageError, match="listen_address="):

@@ -62,14 +62,14 @@ def refused(*arguments: str, stdin: object = None, most: int | None = None) -> s
     ],
     ids=["zeros", "one line", "zeros behind a line", "lines", "ends of lines"],
 )
-def test_what_unpacks_without_end_is_refused(tmp_path: Path, text: bytes, said: str) -> None:
+def test_a_compression_bomb_is_refused(tmp_path: Path, text: bytes, said: str) -> None:
     path = tmp_path / "server.log.gz"
     path.write_bytes(gzip.compress(text))
     message = refused(str(path)).removeprefix(f"{path}: ")
     assert message in {said, f"unpacks to more than 100 times its size{ENDED}"}
 
 
-def test_with_the_flag_so_much_is_read_whatever_it_looks_like(tmp_path: Path) -> None:
+def test_the_flag_allows_as_much_input_as_it_names(tmp_path: Path) -> None:
     path = tmp_path / "server.log.gz"
     path.write_bytes(gzip.compress(LINE * 100_000))
     logs = Logs([str(path)], most=20 << 20)
@@ -79,7 +79,7 @@ def test_with_the_flag_so_much_is_read_whatever_it_looks_like(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("piece", "most"), [(b"\0", 20), (b"x", 20), (b"y\n", 8), (b"\n", 8)])
-def test_a_stream_that_never_ends_is_left(piece: bytes, most: int) -> None:
+def test_a_stream_that_never_ends_is_refused(piece: bytes, most: int) -> None:
     stream = Endless(piece)
     message = refused("-", stdin=stream)
     assert message in {
@@ -89,11 +89,11 @@ def test_a_stream_that_never_ends_is_left(piece: bytes, most: int) -> None:
     assert stream.given <= most << 20
 
 
-def test_a_stream_of_lines_without_end_is_left_at_the_bound() -> None:
+def test_a_stream_of_endless_lines_is_refused_at_the_bound() -> None:
     assert refused("-", stdin=Endless(LINE), most=3 << 20) == f"-: is larger than 0.00292969 GiB{ENDED}"
 
 
-def test_a_pipe_that_never_ends_is_left(tmp_path: Path) -> None:
+def test_a_pipe_that_never_ends_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
 
@@ -125,12 +125,12 @@ def test_a_hole_of_ten_gigabytes_is_passed_over(tmp_path: Path) -> None:
     assert refused(str(path)) == f"{path}: is empty"
 
 
-def test_a_device_is_no_log() -> None:
+def test_a_device_is_refused() -> None:
     assert refused("/dev/zero") == "/dev/zero: is a device; give a file, or - for standard input"
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])
-def test_a_bound_that_is_none_is_refused(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_bound_is_refused(value: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "/dev/null", f"--max-gb={value}"]) == 2
     assert capsys.readouterr().err == (
         f"sglang-tuning-exporter: --max-gb={float(value):g}: give a number above 0, up to 1000000\n"

@@ -115,11 +115,11 @@ def test_more_cached_prompts_are_the_work_of_a_flag_that_decides_what_is_cached(
     assert change["cause"] == "likely"
 
 
-def test_better_in_one_and_worse_in_another_is_mixed() -> None:
+def test_a_better_and_a_worse_figure_give_the_outcome_mixed() -> None:
     assert compare(RUN, like(generated_tokens_per_second=2000, retractions_per_minute=3), ONE)["overall"] == "mixed"
 
 
-def test_what_differs_by_less_than_noise_is_the_same_and_blames_no_argument() -> None:
+def test_a_difference_below_noise_is_no_change_and_has_no_cause() -> None:
     change = compare(
         RUN, like(generated_tokens_per_second=1100, retractions_per_minute=0.3, cuda_graph_coverage=0.97), ONE
     )
@@ -150,7 +150,7 @@ def test_arguments_that_are_not_known_are_no_cause() -> None:
 
 
 @pytest.mark.parametrize("short", [{"serving_seconds": 20.0}, {"batches": 5.0}])
-def test_too_little_is_not_compared(short: dict[str, float]) -> None:
+def test_runs_with_too_little_load_are_not_compared(short: dict[str, float]) -> None:
     assert (
         compare(like(**short), RUN, ONE)["overall"] == compare(RUN, like(**short), ONE)["overall"] == "not_comparable"
     )
@@ -170,7 +170,7 @@ def args(**values: Any) -> StartArgs:
     return StartArgs({"model_path": "m", "random_seed": 1, "port": 1, "page_size": 1, **values})
 
 
-def test_what_varies_by_itself_and_what_one_release_has_is_no_change() -> None:
+def test_arguments_that_always_differ_or_that_only_one_release_has_are_no_change() -> None:
     assert changed_args(args(random_seed=1, port=1, old_only=1), args(random_seed=2, port=2, new_only=1)) == []
 
 
@@ -196,7 +196,7 @@ def test_a_log_against_another_says_so_in_the_text(capfd: pytest.CaptureFixture[
     assert "serving time with requests waiting" in said
 
 
-def test_what_is_compared_with_must_be_a_log_too(tmp_path: Path) -> None:
+def test_the_file_to_compare_with_must_be_a_log_too(tmp_path: Path) -> None:
     other = tmp_path / "other.txt"
     other.write_text("nothing of the kind\n")
     with pytest.raises(UsageError, match="no line of SGLang's"):

@@ -160,7 +160,7 @@ def test_a_reader_that_cannot_be_started_is_one_line_of_error(
 
 
 @pytest.mark.parametrize("jobs", ["0", "-1", "65"])
-def test_a_number_of_jobs_that_is_none_is_refused(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_number_of_jobs_is_refused(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(RECORDINGS[0]), "--jobs", jobs]) == 2
     assert capsys.readouterr().err == f"sglang-tuning-exporter: --jobs={jobs}: give a number from 1 to 64\n"
 

@@ -256,7 +256,7 @@ def test_shares_of_each_signal_add_up_to_one_and_leave_idle_time_out(tmp_path: P
         assert sum(states.values()) == pytest.approx(1)
 
 
-def test_nothing_served_has_no_shares(tmp_path: Path) -> None:
+def test_without_served_requests_there_are_no_shares(tmp_path: Path) -> None:
     log = write(tmp_path / "a.log", "[2025-11-20 10:00:00] server_args={'tp_size': 2}", "[2025-11-20 10:05:00] x")
     found = document(log)
     assert found["shares"] == {}
@@ -298,7 +298,7 @@ def run_on(*logs: str | Path, output: Path | None = None, kind: str = "json", pr
     return run([str(log) for log in logs], format=kind, output=output, profile=profile)
 
 
-def test_the_exit_status_says_whether_something_should_change(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_exit_status_is_1_if_something_should_change(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_on(recording("big_queue")) == 1
     assert run_on(recording("dp2")) == 0
     assert capfd.readouterr().err == ""

@@ -441,6 +441,6 @@ def test_one_line_with_a_time_of_its_own_moves_no_other(tmp_path: Path, stray: s
     assert other["counts"]["decode_batches"] == one["counts"]["decode_batches"] + 1
 
 
-def test_a_month_typed_wrong_in_the_last_line_does_not_make_the_night_longer(tmp_path: Path) -> None:
+def test_a_wrong_month_in_the_last_line_does_not_make_the_log_longer(tmp_path: Path) -> None:
     name = write(tmp_path / "a.log", decode("10:00:00"), decode("10:00:30"), decode("10:00:40", date="2026-01-20 "))
     assert document(name)["span"]["seconds"] == 30

@@ -45,13 +45,13 @@ def test_a_log_with_the_oldest_first_stays_as_it_is() -> None:
     assert read(text) == text.splitlines()
 
 
-def test_ranks_that_write_a_little_out_of_order_and_a_clock_that_is_put_back_do_not_turn_a_log_round() -> None:
+def test_lines_slightly_out_of_order_and_a_clock_set_back_do_not_reverse_a_log() -> None:
     seconds = [10, 9, 11, 10, 12, 11, 13, 12, 14, 2, 3, 4, 5]
     text = "".join(f"[2026-11-20 19:51:{second:02d} TP0] Load weight begin.\n" for second in seconds).encode()
     assert read(text) == text.splitlines()
 
 
-def test_one_that_is_too_large_to_be_turned_round_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reversed_log_that_is_too_large_to_reverse_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sglang_tuning_exporter.report.texts.LONGEST_DOCUMENT", 1 << 16)
     with pytest.raises(UsageError, match=r"newest line comes first.*oldest line first") as raised:
         list(Logs(["-"], io.BytesIO(turned(wrapped("nothing", LINES)))).events())

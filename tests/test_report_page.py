@@ -161,7 +161,7 @@ def test_alerts_that_would_have_fired_have_a_lane_and_shade_the_figures(tmp_path
     assert f"SGLangRetractingTooOften {BY_ID['retracting_too_often'].summary}" in seen(written)
 
 
-def test_nothing_comes_from_elsewhere_and_nothing_can_be_run(tmp_path: Path) -> None:
+def test_the_page_loads_nothing_and_runs_nothing(tmp_path: Path) -> None:
     written = page(tmp_path, hostile_log(tmp_path))
     tree = Tree(written)
     assert tree.tags.isdisjoint(
@@ -234,7 +234,7 @@ def test_a_scale_ends_at_a_round_figure(value: float, rounded: float) -> None:
     assert nice(value) == pytest.approx(rounded)
 
 
-def test_a_bound_far_above_the_figures_does_not_flatten_them() -> None:
+def test_a_limit_far_above_the_figures_does_not_flatten_the_chart() -> None:
     points = [Point(0.5, 3, 3, 3)]
     assert scale(points, upper=2000).top == 3
     assert scale(points, upper=4).top == 4

@@ -66,7 +66,7 @@ def test_the_servers_own_request_before_it_is_ready_is_no_load(tmp_path: Path) -
     assert phases(document(tmp_path, text)) == [("start_up", 30), ("idle", 60), ("load", 25)]
 
 
-def test_a_minute_of_nothing_before_a_short_load_is_neither_warm_up_nor_load(tmp_path: Path) -> None:
+def test_an_idle_minute_before_a_short_load_is_neither_start_up_nor_load(tmp_path: Path) -> None:
     busy = "".join(decode(second, queued=44) for second in range(90, 118, 3))
     found = document(tmp_path, start(0) + at(30, READY) + busy)
     assert phases(found) == [("start_up", 30), ("idle", 60), ("load", 27)]
@@ -217,7 +217,7 @@ def test_a_clock_that_was_set_back_is_noted(tmp_path: Path) -> None:
     assert "set back once" in document(tmp_path, load(7200, 7230) + load(0, 30))["notes"][0]
 
 
-def test_of_a_server_that_starts_without_end_the_first_and_the_last_are_kept() -> None:
+def test_of_very_many_starts_the_first_and_the_last_are_kept() -> None:
     kept: FirstAndLast[int] = FirstAndLast(3)
     for number in range(1000):
         kept.append(number)

@@ -186,7 +186,7 @@ def test_a_loop_that_ended_hours_ago_is_history(tmp_path: Path) -> None:
     assert (earlier["run"], earlier["last_run"], earlier["over"]) == (1, 5, True)
 
 
-def test_what_is_not_over_is_not_called_fixed(tmp_path: Path) -> None:
+def test_an_ongoing_finding_is_not_called_fixed(tmp_path: Path) -> None:
     found = document(
         tmp_path,
         *(start(0), load(40, 600, 20), failed(605, EXTEND)),
@@ -224,7 +224,7 @@ def test_ranks_that_serve_side_by_side_do_not_dilute_a_rate(tmp_path: Path) -> N
     assert "retracting_too_often" in {each["diagnosis"] for each in found["findings"]}
 
 
-def test_a_log_of_one_start_has_no_history_and_no_word_of_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_report_of_a_log_with_one_start_has_no_history(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     found = document(tmp_path, start(0), load(40, 600, 20))
     assert (found["earlier"], found["judged"]["run"], found["judged"]["serving_seconds"]) == (
         [],
@@ -275,14 +275,14 @@ def retracting(begin: int, end: int) -> list[str]:
     return sorted((retractions + load(begin, end, 20, usage=0.9)).splitlines(keepends=True))
 
 
-def test_what_is_over_is_said_with_the_time_when_it_was_last_seen(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_past_finding_has_the_time_when_it_was_last_seen(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     said = head(tmp_path, capfd, start(0), *retracting(40, 1000), load(1000, 2000, 20))
     assert "until 00:16" in said
 
 
-def test_what_goes_on_until_the_end_is_not_said_to_be_over(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_finding_that_lasts_until_the_end_is_not_in_the_past_tense(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     said = head(tmp_path, capfd, start(0), *retracting(40, 1000))
     assert ("until" in said, "Last seen" in said) == (False, False)
 

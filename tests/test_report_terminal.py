@@ -54,7 +54,7 @@ def test_a_terminal_gets_colours_and_lines_that_fit() -> None:
 
 
 @pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_who_wants_no_colours_gets_none(variables: dict[str, str]) -> None:
+def test_no_color_or_a_dumb_terminal_turns_colours_off(variables: dict[str, str]) -> None:
     assert "\x1b" not in on_a_terminal(**variables)
 
 

@@ -142,7 +142,7 @@ def test_the_age_of_an_event_goes_on_over_a_restart() -> None:
 
 
 @pytest.mark.parametrize("ages", [None, [], {"decode": "x"}, {"decode": -1e300}, {"x": 5.0}, {"decode": True}])
-def test_an_age_is_never_negative_whatever_the_state_file_says(ages: object) -> None:
+def test_an_age_is_never_negative_whatever_the_state_file_has(ages: object) -> None:
     new = a_new_state(5000.0)
     new.restore({**a_new_state().saved(0.0), "ages": ages}, 5000.0)
     assert (new.journal.age("decode", 5000.0) or 0.0) >= 0.0
@@ -276,7 +276,7 @@ def test_a_failure_of_the_last_ten_minutes_is_a_finding_though_nobody_watched(pl
     book.close()
 
 
-def test_starts_of_a_night_without_the_exporter_are_no_restart_loop(place: Place) -> None:
+def test_starts_while_the_exporter_was_down_are_no_restart_loop(place: Place) -> None:
     place.first(ago=36_000.0)
     place.write("server_args={{'tp_size': 1, 'port': {n}}}", ago=35_000.0, times=8, step=4000.0)
     place.write(HEALTHY, ago=1.0)
@@ -286,7 +286,7 @@ def test_starts_of_a_night_without_the_exporter_are_no_restart_loop(place: Place
     book.close()
 
 
-def test_a_batch_of_hours_ago_is_nothing_that_runs_now(place: Place) -> None:
+def test_a_batch_from_hours_ago_does_not_count_as_running_now(place: Place) -> None:
     place.first(ago=36_000.0)
     place.write(HEALTHY, ago=30_000.0, times=3)
     book, state = place.reader()
@@ -313,7 +313,7 @@ def test_a_log_read_from_its_start_counts_its_past_and_does_not_judge_by_it(plac
     book.close()
 
 
-def test_what_is_written_after_the_gap_was_read_is_news(place: Place) -> None:
+def test_lines_written_after_the_restart_count_as_recent(place: Place) -> None:
     place.first(ago=400.0)
     place.write(RETRACTION, ago=390.0, times=5)
     book, state = place.reader()
@@ -341,7 +341,7 @@ def test_an_end_that_was_printed_before_is_none_once_the_server_answers(place: P
     book.close()
 
 
-def test_an_end_that_is_printed_now_is_not_taken_back_by_an_answer_under_way(place: Place) -> None:
+def test_an_end_that_is_printed_now_is_not_cleared_by_an_answer_under_way(place: Place) -> None:
     book, state = place.reader()
     place.write(CRASH, ago=0.0)
     book.poll()

@@ -110,7 +110,7 @@ def test_a_linter_finds_nothing(rule: dict[str, Any]) -> None:
     assert problems(rule) == []
 
 
-def test_no_record_is_made_twice_alike() -> None:
+def test_no_recording_rule_exists_twice() -> None:
     made = [(rule["record"], str(rule.get("labels"))) for rule in RULES if "record" in rule]
     assert len(set(made)) == len(made)
 
@@ -142,7 +142,7 @@ RECORDING: dict[str, Any] = next(rule for rule in RULES if rule.get("record", ""
         ("record", "sglang_tuning_share", "sglang_tuning_share is not level:metric:operations"),
     ],
 )
-def test_a_linter_would_find_it(part: str, value: object, said: str) -> None:
+def test_the_linter_check_finds_a_bad_rule(part: str, value: object, said: str) -> None:
     spoiled = copy.deepcopy(RECORDING if part == "record" else HELD_BACK)
     spoiled[part] = value
     assert said in problems(spoiled)

@@ -174,7 +174,7 @@ def test_every_link_between_pages_leads_to_one() -> None:
     assert {f"{runbooks.FOLDER}/{link}" for link in links - {runbooks.GUIDE_URL}} <= set(runbooks.files())
 
 
-def test_a_name_inside_code_is_no_link() -> None:
+def test_an_alert_name_inside_code_is_no_link() -> None:
     text = "see SGLangServerDown, `SGLangServerDown`, SGLangNobodyKnows"
     assert (
         runbooks.linked(text, "")
@@ -204,7 +204,7 @@ def test_the_name_of_the_alert_may_stand_anywhere_in_the_address() -> None:
 
 
 @pytest.mark.parametrize("url", ["", "wiki.example/x", "javascript:alert(1)", "https://x\n- alert: y"])
-def test_an_address_that_is_none_is_refused(url: str) -> None:
+def test_an_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(UsageError, match="begins with http"):
         Links(runbooks=url)
     with pytest.raises(UsageError, match="begins with http"):
@@ -251,7 +251,7 @@ def test_commands_are_filled_in_for_this_server(address: str) -> None:
     assert not re.search(r"\b(EXPORTER|LOG|SGLANG)\b", page)
 
 
-def test_what_is_unknown_to_the_exporter_stays_a_placeholder(tmp_path: Path) -> None:
+def test_a_value_that_the_exporter_does_not_have_stays_a_placeholder(tmp_path: Path) -> None:
     sidecar = Sidecar(config(log_file=(str(tmp_path / "*.log"),)))
     with web(sidecar) as url:
         page = text_of(get(f"{url}/runbooks/SGLangServerDown").text)
@@ -285,7 +285,7 @@ def test_the_page_says_whether_it_holds_now_and_what_to_try(address: str) -> Non
     assert "It does not hold at the moment:" in text_of(get(f"{address}/runbooks/SGLangOutOfMemoryDecode").text)
 
 
-def test_what_the_exporter_cannot_judge_it_does_not_deny(address: str) -> None:
+def test_a_diagnosis_that_the_exporter_cannot_judge_is_not_called_absent(address: str) -> None:
     page = text_of(get(f"{address}/runbooks/SGLangTuningExporterDown").text)
     assert "It holds now" not in page
     assert "It does not hold" not in page

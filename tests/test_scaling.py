@@ -73,7 +73,7 @@ def test_a_server_that_is_away_has_neither_figure(more: dict[str, Any]) -> None:
     assert scale_out_helps(judge(given)) is None
 
 
-def test_what_waits_wants_as_much_of_the_cache_as_what_runs() -> None:
+def test_waiting_requests_need_as_much_of_the_cache_as_running_ones() -> None:
     assert of(past(running=8, queued=8, usage=0.5, limit=64))["kv_cache"] == pytest.approx(1.0)
     assert of(past(running=8, queued=0, usage=0.5, limit=64))["kv_cache"] == pytest.approx(0.5)
 
@@ -129,16 +129,16 @@ def test_a_fleet_that_nobody_asks_shrinks_to_one_and_comes_back(courses: dict[st
 
 
 @pytest.mark.parametrize("scene", ["restart", "dead", "flag"])
-def test_what_a_replica_does_not_cure_changes_no_fleet(courses: dict[str, fleet.Course], scene: str) -> None:
+def test_a_problem_that_replicas_do_not_solve_changes_no_fleet(courses: dict[str, fleet.Course], scene: str) -> None:
     assert {count for _, count in courses[scene].replicas} == {2}
 
 
-def test_a_queue_that_a_flag_would_end_is_long_all_the_same(courses: dict[str, fleet.Course]) -> None:
+def test_a_queue_that_a_flag_would_shorten_still_counts_as_long(courses: dict[str, fleet.Course]) -> None:
     assert courses["flag"].queued[-1][1] > 100
 
 
 @pytest.mark.parametrize("scene", [scene.name for scene in fleet.SCENES])
-def test_no_fleet_flaps(courses: dict[str, fleet.Course], scene: str) -> None:
+def test_no_fleet_size_oscillates(courses: dict[str, fleet.Course], scene: str) -> None:
     assert courses[scene].changes <= 1  # up and down again with the load
 
 

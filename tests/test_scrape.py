@@ -184,7 +184,7 @@ def test_a_proxy_of_the_environment_is_not_used(fake: FakeSGLang) -> None:
         assert other.page().value("sglang_tuning_up") == 1
 
 
-def test_a_fetch_that_drips_is_ended_and_its_thread_with_it(sglang: FakeSGLang) -> None:
+def test_a_response_that_arrives_byte_by_byte_is_ended_with_its_thread(sglang: FakeSGLang) -> None:
     sglang.answers["/metrics"] = drip(OK_HEAD + b"\r\n")
     with pytest.raises(ScrapeError) as caught:
         Client(sglang.url, sglang.url + "/metrics").metrics(0.3)

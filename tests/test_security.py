@@ -425,7 +425,7 @@ def test_the_only_address_to_report_to_is_the_repository_s_own() -> None:
     assert not re.search(r"[\w.]+@[\w.]+\.\w+", text)
 
 
-def test_whatever_is_waved_through_the_checkers_carries_its_reason() -> None:
+def test_every_exception_for_a_checker_has_its_reason() -> None:
     waved = [
         (file.name, line.strip())
         for folder in ("exporter", "bench", "fuzz")

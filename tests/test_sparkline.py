@@ -99,12 +99,12 @@ def test_a_late_step_breaks_no_line() -> None:
     assert len(paths(drawn([(-30, 1), (-18, 1), (0, 1)]), "line")) == 1
 
 
-def test_a_lone_moment_is_a_dot() -> None:
+def test_a_single_moment_is_drawn_as_a_dot() -> None:
     (dot,) = drawn(steps(None, 5)).iter("path")
     assert dot.get("class") == "dot"
 
 
-def test_what_is_no_figure_is_not_shown() -> None:
+def test_a_value_that_is_not_a_number_is_not_shown() -> None:
     assert len(paths(drawn(steps(1, 2, nan, 3, 4, inf, 5, 6)), "line")) == 3
     assert sparkline(steps(nan, inf, -inf), WORDS) == ""
 
@@ -114,7 +114,7 @@ def test_now_is_at_the_right_edge_and_a_quarter_of_an_hour_ago_at_the_left() -> 
     assert (line[0][0], line[-1][0]) == (MARGIN, WIDTH - MARGIN)
 
 
-def test_more_is_higher_and_the_most_touches_the_top() -> None:
+def test_larger_values_are_higher_and_the_largest_touches_the_top() -> None:
     ((low, middle, high),) = paths(drawn(steps(0, 50, 100)), "line")
     assert (low[1], middle[1], high[1]) == (HEIGHT - MARGIN, HEIGHT / 2, MARGIN)
 

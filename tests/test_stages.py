@@ -250,7 +250,7 @@ def test_a_forged_pause_hides_no_hang_from_a_server_that_counts_its_requests() -
     assert (server.found() or (0.0, ""))[1] == "scheduler"
 
 
-def test_nobody_is_admitted_while_the_scheduler_hangs_so_that_the_wait_has_no_bound() -> None:
+def test_while_the_scheduler_hangs_the_queue_wait_is_unbounded() -> None:
     server = Server(queued=3.0)
     server.serves(60)
     for _ in range(20):
@@ -271,7 +271,7 @@ def test_the_verdict_names_stage_seconds_and_requests() -> None:
     assert found.sentence == "the detokenizer hangs: tokens are generated and not sent for 75 s (24 requests)"
 
 
-def test_it_is_over_with_the_first_token_that_comes_out(server: Server) -> None:
+def test_a_hang_ends_with_the_first_token(server: Server) -> None:
     server.serves(60)
     for _ in range(20):
         server.computes()
@@ -281,7 +281,7 @@ def test_it_is_over_with_the_first_token_that_comes_out(server: Server) -> None:
     assert server.stages[-1][1] == ""
 
 
-def test_a_restart_ends_it(server: Server) -> None:
+def test_a_restart_ends_a_hang(server: Server) -> None:
     server.serves(60)
     for _ in range(20):
         server.computes()
@@ -310,7 +310,7 @@ def test_an_idle_server_that_is_probed_hangs_nowhere(server: Server) -> None:
     assert server.found() is None
 
 
-def test_what_the_scheduler_counts_late_is_no_hang() -> None:
+def test_counters_that_the_scheduler_updates_late_are_no_hang() -> None:
     """Its counters are written every forty steps: those of a load that is over may come with the next check."""
     server = Server()
     server.serves(60)
@@ -410,7 +410,7 @@ def test_a_grammar_that_is_compiled_is_no_hang(server: Server) -> None:
 
 
 @pytest.mark.parametrize("queue", ["bootstrap", "prealloc", "transfer", "inflight"])
-def test_the_other_half_of_a_pair_that_is_waited_for_is_no_hang(server: Server, queue: str) -> None:
+def test_waiting_for_the_other_server_of_a_prefill_decode_pair_is_no_hang(server: Server, queue: str) -> None:
     server.serves(60)
     server.running, server.open, server.queues = 0.0, 8.0, {queue: 8.0}
     for _ in range(60):
@@ -573,7 +573,7 @@ class TestASilentLog:
             server.tick()
         assert self.silent(server) <= 2 * STEP
 
-    def test_health_checks_are_no_work(self, server: Server) -> None:
+    def test_health_checks_do_not_count_as_work(self, server: Server) -> None:
         server.serves(60)
         server.running = server.open = 0.0
         for _ in range(1000):
@@ -691,7 +691,7 @@ def test_what_is_given_up_while_nothing_comes_out_is_called_rejected_only_when_s
     assert "requests_rejected" in found_by(server)
 
 
-def test_first_tokens_that_were_late_while_the_server_hung_are_no_slow_prompts() -> None:
+def test_first_tokens_delayed_by_a_hang_are_not_put_down_to_slow_prompts() -> None:
     late = RecentLatency(observations=100.0, breaches=90.0, mean_seconds=30.0, p50_seconds=30.0, p99_seconds=60.0)
     for hangs, expected in ((0, True), (30, False)):
         server = Server()

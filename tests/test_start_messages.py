@@ -65,18 +65,18 @@ def by_tls(connection: socket.socket) -> None:
     context.wrap_socket(connection, server_side=True).close()
 
 
-def test_an_unknown_host_is_said_with_what_to_check() -> None:
+def test_an_unknown_host_is_logged_with_what_to_check() -> None:
     said = warning("--sglang-url", "http://no-such-host.invalid:30000", of="cannot scrape")
     assert "the host name is unknown: check --sglang-url" in said
 
 
-def test_a_missing_key_is_said_with_the_flag_that_gives_it(sglang: FakeSGLang) -> None:
+def test_a_missing_key_is_logged_with_its_flag(sglang: FakeSGLang) -> None:
     sglang.answers["/metrics"] = reply(b"", "401 Unauthorized")
     said = warning("--sglang-url", sglang.url, of="cannot scrape")
     assert "it answers HTTP 401: it wants a key; give --api-key-file" in said
 
 
-def test_a_wrong_key_is_said_to_be_wrong_and_is_not_repeated(sglang: FakeSGLang, tmp_path: Path) -> None:
+def test_a_wrong_key_is_logged_without_the_key(sglang: FakeSGLang, tmp_path: Path) -> None:
     sglang.answers["/metrics"] = reply(b"", "401 Unauthorized")
     (tmp_path / "key").write_text("guessed-key\n")
     said = warning("--sglang-url", sglang.url, "--api-key-file", str(tmp_path / "key"), of="cannot scrape")
@@ -84,31 +84,31 @@ def test_a_wrong_key_is_said_to_be_wrong_and_is_not_repeated(sglang: FakeSGLang,
     assert "guessed-key" not in said
 
 
-def test_tls_to_a_server_without_it_is_said() -> None:
+def test_tls_to_a_server_without_tls_is_logged() -> None:
     with answering(in_the_clear) as port:
         said = warning("--sglang-url", f"https://127.0.0.1:{port}", of="cannot scrape")
     assert "it does not speak TLS: give --sglang-url with http://" in said
 
 
-def test_plain_http_to_a_server_with_tls_is_said() -> None:
+def test_plain_http_to_a_server_with_tls_is_logged() -> None:
     with answering(by_tls) as port:
         said = warning("--sglang-url", f"http://127.0.0.1:{port}", of="cannot scrape")
     assert "it closed the connection; does it want TLS (https:// in --sglang-url)?" in said
 
 
-def test_a_certificate_of_an_unknown_authority_is_said() -> None:
+def test_a_certificate_of_an_unknown_authority_is_logged() -> None:
     with answering(by_tls) as port:
         said = warning("--sglang-url", f"https://127.0.0.1:{port}", of="cannot scrape")
     assert "its certificate is not trusted: " in said
 
 
-def test_a_log_that_is_a_directory_is_said_with_what_to_give(tmp_path: Path) -> None:
+def test_a_log_that_is_a_directory_is_logged_with_what_to_give(tmp_path: Path) -> None:
     said = warning("--log-file", str(tmp_path), of=f"log {tmp_path}")
     assert "is a directory; name the file in it, or a pattern such as DIR/*.log" in said
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-def test_a_log_that_may_not_be_read_is_said_with_what_to_change(tmp_path: Path) -> None:
+def test_an_unreadable_log_file_is_logged_with_what_to_change(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.touch(mode=0)
     assert "permission denied; let this user read it" in warning("--log-file", str(log), of=f"log {log}")
@@ -121,7 +121,7 @@ def test_a_log_that_is_not_there_yet_is_waited_for_and_no_warning(tmp_path: Path
         assert not any("WARNING" in line for line in exporter.said)
 
 
-def test_a_log_that_is_followed_is_said_without_a_warning(tmp_path: Path) -> None:
+def test_a_followed_log_is_logged_without_a_warning(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.touch()
     with running_exporter("--log-file", str(log)) as exporter:

@@ -87,7 +87,7 @@ def test_it_is_down_after_a_quarter_of_an_hour_without_a_sign_of_a_start(
     assert alone.verdict(after=seconds) == verdict
 
 
-def test_then_the_reason_is_exposed_to_prometheus(alone: SteppedExporter) -> None:
+def test_after_that_the_reason_is_exposed_to_prometheus(alone: SteppedExporter) -> None:
     alone.fails()
     alone.verdict(after=930.0)
     reasons = {
@@ -153,7 +153,7 @@ def test_a_server_that_is_up_is_not_starting(alone: SteppedExporter) -> None:
 
 
 @pytest.mark.parametrize("reason", ["timeout", "http_status", "invalid", "too_large"])
-def test_what_takes_connections_is_not_starting(alone: SteppedExporter, reason: Reason) -> None:
+def test_a_server_that_accepts_connections_is_not_starting(alone: SteppedExporter, reason: Reason) -> None:
     alone.fails(reason)
     assert (alone.verdict(), alone.reason()) == ("server_down", reason)
 
@@ -254,7 +254,7 @@ class TestA404:
         exporter.fails("metrics_disabled")
         assert exporter.reason() == "metrics_disabled"
 
-    def test_a_start_that_never_ends_is_none(self, exporter: SteppedExporter) -> None:
+    def test_a_start_that_never_ends_stops_counting_as_a_start(self, exporter: SteppedExporter) -> None:
         exporter.prints(START)
         exporter.fails("metrics_disabled")
         assert exporter.verdict(after=1900.0, reason="metrics_disabled") == "server_down"

@@ -120,7 +120,7 @@ def test_the_seconds_of_every_signal_add_up_to_wall_time_whatever_happens(
         assert sum(spent.values()) == pytest.approx(0.0 if begun is None else latest + 1.0 - begun)
 
 
-def test_a_scrape_holds_for_a_minute_and_then_nothing_is_known() -> None:
+def test_a_scrape_is_valid_for_a_minute_and_then_the_state_is_unknown() -> None:
     state = new_state()
     state.observe_scrape(scrape(figures(running=8)), 0.0)
     state.advance(100.0)
@@ -252,7 +252,7 @@ def test_a_probes_few_tokens_are_no_load() -> None:
     assert state.ranks[None].states["activity"] == "idle"
 
 
-def test_one_ranks_progress_does_not_wake_another() -> None:
+def test_progress_of_one_rank_does_not_count_for_another() -> None:
     state = new_state()
     for now, progress in ((0.0, 0.0), (15.0, 9000.0), (30.0, 18_000.0)):
         state.observe_scrape(scrape(figures(8, dp=0, used_tokens=now), figures(0, dp=1), progress=progress), now)
@@ -292,7 +292,7 @@ def test_the_ratio_of_the_last_minutes_is_the_mean_of_the_scrapes_under_load() -
     assert past_of(new_state(), 4.0).new_token_ratio is None
 
 
-def test_whatever_was_said_last_is_the_state() -> None:
+def test_the_latest_observation_is_the_state() -> None:
     state = new_state()
     state.observe_scrape(scrape(figures(0)), 0.0)
     state.observe(decode(running=8), 1.0)
@@ -454,7 +454,7 @@ def test_a_restart_in_the_log_resets_gauges_and_no_counters() -> None:
     assert seconds(state)["serving"] == 5.0
 
 
-def test_what_a_start_taught_is_gone_after_the_next() -> None:
+def test_facts_of_one_start_are_gone_after_the_next_start() -> None:
     state = new_state()
     state.observe(Limits(None, NO_RANK, 1000, 64, available_gb=12.0, memory_device="gpu"), 0.0)
     state.observe(decode(), 1.0)
@@ -566,7 +566,7 @@ def test_the_wait_is_the_queue_over_the_rate_of_admission() -> None:
     assert state.ranks[None].queue_wait_seconds(60.0) == pytest.approx(100 / (140 / 60))
 
 
-def test_nobody_waits_in_an_empty_queue() -> None:
+def test_the_wait_in_an_empty_queue_is_zero() -> None:
     state = new_state()
     state.observe(decode(queued=0), 0.0)
     assert state.ranks[None].queue_wait_seconds(0.0) == 0.0
@@ -728,7 +728,7 @@ def test_a_prefill_that_the_gauges_do_not_show_is_work_while_its_line_speaks() -
     assert state.ranks[None].states["activity"] == "serving"
 
 
-def test_work_that_no_scrape_caught_was_done_before_the_scrape_that_counts_it() -> None:
+def test_work_between_two_scrapes_is_dated_before_the_scrape_that_counts_it() -> None:
     state = new_state()
     for step in range(5):
         state.observe_scrape(scrape(figures(running=0, queued=0), progress=9000.0 * step), 15.0 * step)
@@ -736,7 +736,7 @@ def test_work_that_no_scrape_caught_was_done_before_the_scrape_that_counts_it() 
     assert seconds(state) == {"serving": 60.0, "idle": 10.0}
 
 
-def test_a_burst_that_a_scrape_caught_ends_with_the_next_one() -> None:
+def test_a_burst_that_a_scrape_shows_ends_with_the_next_scrape() -> None:
     state = new_state()
     state.observe_scrape(scrape(figures(running=0, queued=0), progress=0.0), 0.0)
     state.observe_scrape(scrape(figures(running=4, queued=9), progress=9000.0), 10.0)

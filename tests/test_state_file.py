@@ -194,7 +194,7 @@ def test_a_file_of_another_user_is_neither_read_nor_touched(path: Path, name: st
 
 
 @pytest.mark.parametrize("text", [b"", OURS, OURS + b"3}", b'{"schema":1,"at":17.5,"positions":{'])
-def test_what_a_crash_left_of_a_new_document_is_in_nobodys_way(file: StateFile, path: Path, text: bytes) -> None:
+def test_a_leftover_of_a_crash_while_saving_does_not_disturb(file: StateFile, path: Path, text: bytes) -> None:
     Path(f"{path}.new").write_bytes(text)
     assert file.save({"lines": {}})
     assert not Path(f"{path}.new").exists()
@@ -288,7 +288,7 @@ def test_a_killed_exporter_does_not_keep_it(path: Path) -> None:
         ("nul\0byte", "cannot be used: no file has a name with a NUL byte in it; give another path"),
     ],
 )
-def test_a_path_that_cannot_be_a_state_file_is_said(tmp_path: Path, name: str, problem: str) -> None:
+def test_a_path_that_cannot_be_a_state_file_is_reported(tmp_path: Path, name: str, problem: str) -> None:
     (tmp_path / "a-file").touch()
     (tmp_path / "a-directory").mkdir()
     os.mkfifo(tmp_path / "a-pipe")

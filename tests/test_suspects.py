@@ -397,7 +397,7 @@ def test_nothing_is_named_where_a_limit_with_a_flag_explains_the_wait() -> None:
     assert NAMED not in ids(past)
 
 
-def test_a_server_with_the_defaults_has_no_suspects() -> None:
+def test_a_server_with_default_flags_gets_no_such_advice() -> None:
     past = lived(FULL + scrapes(), prompt=1200)
     assert suspects(past, troubles(past)) == ()
 
@@ -416,7 +416,7 @@ WAITING = decoding(0.0, END, running=20, queued=6000, usage=0.5)
     [(0.8, ["--page-size"]), (0.3, ["--max-running-requests"])],
     ids=["no room for more", "room"],
 )
-def test_pages_of_air_are_named_at_a_running_limit_that_usage_keeps_from_being_raised(
+def test_mostly_empty_pages_are_named_where_usage_prevents_a_higher_running_limit(
     usage: float, flags: list[str]
 ) -> None:
     story = decoding(0.0, END, running=23, queued=17, usage=usage) + scrapes()

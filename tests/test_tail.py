@@ -199,7 +199,7 @@ def test_one_poll_reads_a_bounded_amount_of_each_file(tmp_path: Path) -> None:
     text=st.lists(st.sampled_from([b"a", b"bb", b"\n", b"\0", b"\xff\r", b"x" * 9])).map(b"".join),
     cuts=st.lists(st.integers(0, 200), max_size=12),
 )
-def test_any_split_into_writes_gives_the_same_lines(text: bytes, cuts: list[int]) -> None:
+def test_the_lines_do_not_depend_on_how_writes_split_them(text: bytes, cuts: list[int]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory) / "log"
         follower = LogFollower([str(log)], max_line_bytes=20)
@@ -265,7 +265,7 @@ def test_a_file_deleted_and_made_again_is_read_from_its_start_after_the_rest_of_
     assert live(follower) == [b"2\n", b"3\n"]
 
 
-def test_a_quiet_deleted_file_and_a_quiet_rotated_one_are_let_go(log: Path) -> None:
+def test_deleted_and_rotated_files_without_news_are_closed(log: Path) -> None:
     clock = Clock()
     follower = LogFollower([str(log)], clock=clock)
     open_before = len(list(Path("/proc/self/fd").iterdir()))

@@ -65,7 +65,7 @@ def test_a_log_is_followed_again_after_an_unexpected_error(
     assert (book.lines["decode"], sidecar.threads.failed) == (2, "")
 
 
-def test_an_error_at_the_first_look_does_not_keep_the_exporter_from_starting(
+def test_an_error_at_the_first_poll_does_not_stop_the_start_of_the_exporter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     log = tmp_path / "server.log"
@@ -90,7 +90,7 @@ def test_a_thread_that_fails_again_and_again_is_given_up(said: list[str]) -> Non
     assert said[-1] == "log thread: 5 errors in a row: the exporter ends"
 
 
-def test_errors_far_apart_are_not_in_a_row(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+def test_errors_far_apart_do_not_count_as_repeated(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
     monkeypatch.setattr(threads, "STEADY_SECONDS", 0.0)
     stopping = threading.Event()
     group = Threads(stopping)

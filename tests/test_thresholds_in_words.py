@@ -60,7 +60,7 @@ def reported(life: Life, directory: Path, form: str) -> str:
 
 
 @pytest.mark.parametrize("life", LIVES, ids=lambda life: life.name)
-def test_no_sentence_has_the_default(life: Life, tmp_path: Path) -> None:
+def test_no_sentence_has_the_default_instead_of_the_set_threshold(life: Life, tmp_path: Path) -> None:
     sidecar = watched(life)
     texts = {
         "page": page.render(sidecar),

@@ -81,7 +81,7 @@ def test_the_sources_are_named(address: str) -> None:
     assert "server.log following" in seen
 
 
-def test_the_page_lives_on_the_log_alone(tmp_path: Path) -> None:
+def test_the_page_works_with_the_log_alone(tmp_path: Path) -> None:
     seen = text_of(page_of(watched_retractions(tmp_path, sglang_url=None)))
     assert seen.count(FOUND) == 1
     assert "metrics not configured (--sglang-url)" in seen
@@ -123,7 +123,7 @@ def test_a_hostile_model_name_is_text(name: str, tmp_path: Path) -> None:
     assert "<img" not in page
 
 
-def test_a_server_that_is_down_shows_no_shares_of_before(address: str) -> None:
+def test_a_server_that_is_down_shows_no_old_shares(address: str) -> None:
     seen = text_of(requests.get(address + "/", timeout=10).text)
     assert HEADLINE in seen
     assert "Serving time with" not in seen
@@ -134,7 +134,7 @@ def test_every_state_that_takes_serving_time_has_words_for_its_line(signal: Sign
     assert set(STATES[signal]) - {"idle", "unknown"} <= set(STATE_WORDS)
 
 
-def test_nothing_comes_from_elsewhere(address: str) -> None:
+def test_the_page_loads_nothing_from_elsewhere(address: str) -> None:
     page = requests.get(address + "/", timeout=10).text
     assert re.findall(r'<link[^>]*href="([^"]{5})', page) == ["data:"]  # the icon
     assert not re.search(r"(src|action|srcset)\s*=|url\(|@import|<script", page)
@@ -227,7 +227,7 @@ def test_it_is_ready_only_while_it_watches(tmp_path: Path) -> None:
         (Evidence("oom", 2.0, 0.0, "count"), "none"),
     ],
 )
-def test_what_would_be_healthy_is_said_on_the_right_side(evidence: Evidence, words: str) -> None:
+def test_the_healthy_range_is_shown_on_the_right_side(evidence: Evidence, words: str) -> None:
     assert bounds_of(evidence) == f"healthy: {words}"
 
 
@@ -303,7 +303,7 @@ def test_the_page_says_how_the_server_fails_to_answer(address: str) -> None:
     assert "Seen: its /metrics could not be scraped (connection refused: nothing listens at that address)." in seen
 
 
-def test_the_page_of_a_dead_server_has_nothing_green_and_no_figure_of_before(tmp_path: Path) -> None:
+def test_the_page_of_a_dead_server_has_nothing_green_and_no_old_figure(tmp_path: Path) -> None:
     with lived(SCENES["down"](), tmp_path) as sidecar, web(sidecar) as address:
         page = requests.get(address + "/?still", timeout=10).text
     assert '<h1 class="bad">' in page
@@ -324,7 +324,7 @@ def test_the_page_of_a_server_that_hangs_generates_no_token_and_offers_no_chance
     assert "healthy: none" not in page
 
 
-def test_an_idle_server_retracts_nothing_and_one_never_seen_is_not_known_to(tmp_path: Path) -> None:
+def test_an_idle_server_has_no_retractions_and_an_unseen_one_has_none_shown(tmp_path: Path) -> None:
     for name, figure in (("idle", "0.0"), ("unseen", "not reported")):
         with lived(SCENES[name](), tmp_path / name) as sidecar, web(sidecar) as address:
             page = requests.get(address + "/?still", timeout=10).text

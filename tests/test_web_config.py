@@ -193,7 +193,7 @@ def test_every_file_is_judged_as_node_exporter_judges_it_but_for_those_that_are_
         ("\x00", "not YAML"),
     ],
 )  # fmt: skip
-def test_a_slip_is_one_sentence_with_its_remedy(text: str, words: str) -> None:
+def test_a_mistake_in_the_file_is_one_sentence_with_its_remedy(text: str, words: str) -> None:
     with pytest.raises(WebConfigError, match=re.escape(words)) as refused:
         parse(text)
     assert "\n" not in str(refused.value)
@@ -210,7 +210,7 @@ SLIPS = (
 
 
 @pytest.mark.parametrize("slip", SLIPS)
-def test_no_slip_has_a_secret_repeated(slip: str, certified: Certificates) -> None:
+def test_no_error_message_repeats_a_secret(slip: str, certified: Certificates) -> None:
     with pytest.raises(UsageError) as error:
         ActiveConfig(certified.write(slip, "slip.yml"))
     assert CANARY not in str(error.value)
@@ -341,7 +341,7 @@ def test_the_same_versions_and_suites_are_agreed_on_as_by_node_exporter(settings
                 assert met.suite == expected.suite
 
 
-def test_a_client_with_one_curve_is_answered_only_if_it_is_the_one_that_is_given(certified: Certificates) -> None:
+def test_a_client_with_one_curve_is_answered_only_if_the_file_allows_the_curve(certified: Certificates) -> None:
     file = certified.write(f"tls_server_config: {{{PAIR}, curve_preferences: [CurveP384]}}", "curve.yml")
     with ours(file) as exporter, node_exporter(file) as theirs:
         for curve, answered in (("secp384r1", 200), ("prime256v1", None)):
@@ -487,7 +487,7 @@ def test_a_file_emptied_while_it_is_written_lets_nobody_in_where_node_exporter_d
         assert ask(theirs.url).status == 200
 
 
-def test_what_was_missing_is_taken_over_when_it_comes(tmp_path: Path) -> None:
+def test_a_missing_file_is_used_once_it_exists(tmp_path: Path) -> None:
     own = certificates(tmp_path)
     file = own.write(GUARDED)
     web_config = ActiveConfig(file)
@@ -579,7 +579,7 @@ def test_no_more_than_a_hundred_passwords_are_remembered_and_none_of_them_in_cle
     assert b"right" not in b"".join(passwords._verified)
 
 
-def test_a_name_that_nobody_has_costs_as_much_as_the_dearest_password() -> None:
+def test_an_unknown_user_name_costs_as_much_time_as_the_slowest_password() -> None:
     passwords, users = Passwords(), {"a": HASH, "b": hashed("x", 6)}
     assert not passwords.verify(users, "nobody", b"right")
     (stand_in,) = passwords._dummy_hashes.values()
@@ -587,7 +587,7 @@ def test_a_name_that_nobody_has_costs_as_much_as_the_dearest_password() -> None:
     assert not passwords.verify(users, "nobody", b".")
 
 
-def test_who_is_known_does_not_wait_for_those_who_guess(certified: Certificates) -> None:
+def test_a_client_with_a_remembered_password_does_not_wait_behind_guesses(certified: Certificates) -> None:
     file = certified.write(f"basic_auth_users: {{a: '{hashed('right', 11)}'}}", "guessed.yml")
     with ours(file) as exporter, ThreadPoolExecutor(8) as pool:
         assert ask(exporter.url, None, basic("a", "right"), "/-/healthy").status == 200
@@ -629,7 +629,7 @@ def test_a_handshake_that_nobody_goes_on_with_is_ended(
     ],
     ids=["tls", "client certificates", "tls and passwords", "passwords"],
 )
-def test_the_health_check_of_the_container_sees_life_behind_every_door(text: str, certified: Certificates) -> None:
+def test_the_containers_health_check_works_with_every_web_configuration(text: str, certified: Certificates) -> None:
     with ours(certified.write(text, "probed.yml")) as exporter:
         assert is_alive("127.0.0.1", exporter.port)
     assert not is_alive("127.0.0.1", exporter.port)
@@ -643,7 +643,7 @@ def test_the_health_check_finds_the_port_in_the_settings(certified: Certificates
             assert subprocess.run(command, check=False, timeout=60, env=variables).returncode == status
 
 
-def test_the_health_check_takes_a_silent_port_and_a_broken_answer_for_death() -> None:
+def test_the_health_check_fails_on_a_silent_port_and_on_a_broken_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert not is_alive("127.0.0.1", silent.getsockname()[1], 0.3)
 
@@ -657,7 +657,7 @@ def test_without_a_file_neither_bcrypt_nor_the_yaml_parser_is_loaded() -> None:
     assert ran.stdout.strip() == ""
 
 
-def test_the_twin_is_a_real_node_exporter(certified: Certificates) -> None:
+def test_the_compared_program_is_a_real_node_exporter(certified: Certificates) -> None:
     with node_exporter(certified.write("{}", "open.yml")) as running:
         assert isinstance(running, NodeExporter)
         assert "node_exporter_build_info" in requests.get(running.url + "/metrics", timeout=10).text

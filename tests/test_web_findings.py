@@ -91,6 +91,6 @@ def test_an_exporter_that_has_seen_nothing_says_so(tmp_path: Path) -> None:
     assert document["server"] == {"version": None, "args": {}}
 
 
-def test_shares_are_shares(address: str) -> None:
+def test_shares_are_between_0_and_1(address: str) -> None:
     for states in findings(address)["shares"].values():
         assert math.isclose(sum(states.values()), 1.0, abs_tol=1e-4) or not any(states.values())

@@ -51,7 +51,7 @@ def test_a_mark_is_a_copy() -> None:
     assert window.recent(10.0, totals).seconds["activity", "serving"] == 4.0
 
 
-def test_time_that_runs_backwards_leaves_no_mark() -> None:
+def test_time_that_goes_backwards_adds_no_mark() -> None:
     window = Window(600.0)
     window.mark(100.0, serving(1.0))
     window.mark(50.0, serving(9.0))
@@ -110,7 +110,7 @@ def test_a_remembered_batch_size_is_never_below_the_real_one_until_the_largest(s
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=2))
-def test_a_sum_less_one_part_is_the_other(seconds: list[float]) -> None:
+def test_a_sum_minus_one_part_is_the_other_part(seconds: list[float]) -> None:
     first, second = (serving(each) for each in seconds)
     assert ((first + second) - first).seconds["activity", "serving"] == pytest.approx(seconds[1], abs=1e-6)
 
