@@ -193,6 +193,15 @@ class Rejection:
 
 
 @dataclass(slots=True)
+class ServerError:
+    """A request answered with 500, from the access log: an exception in SGLang ended it."""
+
+    time: float | None
+    rank: Rank
+    suspect: bool = False
+
+
+@dataclass(slots=True)
 class Pause:
     """A request to /pause_generation or /continue_generation, from the access log."""
 
@@ -225,7 +234,7 @@ class Refusal:
 
 Event: TypeAlias = (
     DecodeBatch | PrefillBatch | Retraction | OutOfMemory | ServerArgs | KvPool | Memory | Limits | Liveness | Rejection
-    | Pause | TooLong | Refusal
+    | ServerError | Pause | TooLong | Refusal
 )  # fmt: skip
 
 LINE_KINDS = (
@@ -286,6 +295,7 @@ class Scrape:
     posted_requests: float | None = None  # over HTTP
     answered_requests: float | None = None  # over HTTP, with status 200
     refused_requests: float | None = None  # over HTTP, with status 503
+    server_errors: float | None = None  # over HTTP, with status 500
     pauses: float | None = None  # POSTs to /pause_generation, cumulative
     resumptions: float | None = None  # POSTs to /continue_generation, cumulative
     # Cumulative, of the whole server. Time to first token is that of streamed requests where the release separates them.

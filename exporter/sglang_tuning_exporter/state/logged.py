@@ -23,6 +23,7 @@ from sglang_tuning_exporter.sglang.events import (
     Rejection,
     Retraction,
     ServerArgs,
+    ServerError,
     TooLong,
 )
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
@@ -81,8 +82,7 @@ class LoggedServer:
         self._rejections = Rejections()
         self.log_is_read = True  # its files can be read, and lines come
         self._counts_by_log = True  # as it was at the last `advance`
-        self._printed = now  # the last printed time
-        self.begun = self._now = now
+        self.begun = self._now = self._printed = now  # `_printed`: the last printed time
 
     @property
     def starts(self) -> int:
@@ -102,6 +102,8 @@ class LoggedServer:
                 self._fail(event, now)
         elif isinstance(event, Rejection):
             self._reject(event, now)
+        elif isinstance(event, ServerError):
+            self.server_totals.counts["logged_server_errors"] += not event.suspect
         elif isinstance(event, Pause):
             self.stages.see_pause(event, now)
         elif isinstance(event, (TooLong, Refusal)):
@@ -270,7 +272,7 @@ class LoggedServer:
             if self._recalled.wait:
                 self._confirm_recalled(self._recalled.worked(event.rank, now, event.time))
             self.life.recall_work()
-        elif isinstance(event, (Retraction, OutOfMemory, Rejection, Pause, TooLong, Refusal)):
+        elif isinstance(event, (Retraction, OutOfMemory, Rejection, ServerError, Pause, TooLong, Refusal)):
             return
         elif isinstance(event, ServerArgs):
             if is_whole(event) and self._recalled.start(event, now, sure=self._is_sure(event)):

@@ -214,6 +214,22 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
         sizes=admission.refusals,
     ),
     Diagnosis(
+        id="requests_failed",
+        condition=Suitability(suitability.requests_failed),
+        no_alert="an error of SGLang or of its clients, not of its tuning: whoever watches the service alerts on HTTP 500 there",
+        summary="SGLang answers many requests with HTTP 500: an exception ended them.",
+        seen="{value} of the requests were answered with HTTP 500",
+        guide="not in SGLang's guide: a healthy server answers no request with HTTP 500",
+        remedy=Remedy(
+            "",
+            "read",
+            "the traceback in the log just before the lines with 500",
+            "No flag mends an exception. Its last line says what went wrong: often a client that asks for what this release cannot do, or a time limit of"
+            " the web server.",
+            "a proxy in front of SGLang answers 500 by itself: then SGLang's log has no such line",
+        ),
+    ),
+    Diagnosis(
         id="router_candidate",
         condition=Suitability(suitability.router_candidate),
         summary="One server runs several replicas by --dp-size; SGLang's guide prefers a router in front of single servers.",

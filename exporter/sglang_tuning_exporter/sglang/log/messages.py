@@ -18,6 +18,7 @@ from sglang_tuning_exporter.sglang.events import (
     Refusal,
     Rejection,
     ServerArgs,
+    ServerError,
     TooLong,
 )
 from sglang_tuning_exporter.sglang.log import batch_lines
@@ -31,7 +32,7 @@ from sglang_tuning_exporter.sglang.log.terminal import LONGEST_LINE, strip_termi
 _NOON = DAY / 2
 _JITTER = 120.0  # seconds around midnight within which processes may write out of order
 
-_REJECTED = re.compile(rb'(?:INFO: +)?(?:\S{1,80} - )?"POST [^"\n]{1,2000} HTTP/\d(?:\.\d)?" 503\b')
+_FAILED = re.compile(rb'(?:INFO: +)?(?:\S{1,80} - )?"POST [^"\n]{1,2000} HTTP/\d(?:\.\d)?" 50([03])\b')
 _PAUSED = re.compile(rb'(?:INFO: +)?(?:\S{1,80} - )?"POST /(pause|continue)_generation HTTP/\d(?:\.\d)?" 200\b')
 ACCESS = re.compile(rb'(?:INFO: +)?(?:\S{1,80} - )?"(?:GET|POST|PUT|DELETE|HEAD|OPTIONS|PATCH) ')
 _REQUEST = re.compile(
@@ -170,9 +171,10 @@ class MessageReader:
         return kind
 
     def _read_access(self, message: bytes, time: float | None, rank: Rank, events: list[Any]) -> None:
-        """Read an access line: an event for a rejected request or a pause; health checks and scrapes are no requests."""
-        if _REJECTED.match(message):
-            events.append(Rejection(time, rank, self._suspicion.after_known_sink))
+        """Read an access line: an event for a request that failed, or a pause; health checks and scrapes are no requests."""
+        if failed := _FAILED.match(message):
+            kind = Rejection if failed[1] == b"3" else ServerError
+            events.append(kind(time, rank, self._suspicion.after_known_sink))
         elif pause := _PAUSED.match(message):
             events.append(Pause(time, rank, pause[1] == b"continue", self._suspicion.after_known_sink))
 

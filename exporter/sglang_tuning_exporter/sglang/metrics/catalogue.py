@@ -119,6 +119,7 @@ SERVER_SOURCES: tuple[Source, ...] = (
     # A streamed request that is rejected is answered with 200, and never finished.
     Source("answered_requests", "http_responses_total", "0.5.7-0.5.23", where=("status_code", "200"), generates=True),
     Source("refused_requests", "http_responses_total", "0.5.7-0.5.23", where=("status_code", "503"), generates=True),
+    Source("server_errors", "http_responses_total", "0.5.7-0.5.23", where=("status_code", "500"), generates=True),
     Source("pauses", "http_requests_total", "0.5.7-0.5.23", where=("endpoint", "/pause_generation")),
     Source("resumptions", "http_requests_total", "0.5.7-0.5.23", where=("endpoint", "/continue_generation")),
     Source(
@@ -174,7 +175,7 @@ WANTED = frozenset(
 SERVER_COUNTS = (
     *("aborted_requests", "started_requests", "finished_requests"),
     *("finished_prompt_tokens", "finished_answer_tokens", "finished_cached_tokens", "posted_requests"),
-    *("answered_requests", "refused_requests"),
+    *("answered_requests", "refused_requests", "server_errors"),
 )
 # All counters; the last one has the name of a gauge.
 CUMULATIVE = frozenset(
