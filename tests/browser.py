@@ -39,7 +39,7 @@ return seen;
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A piece of text as it is drawn: where, in CSS pixels, and how it stands out from what is behind it."""
+    """A piece of text as drawn: its place in CSS pixels, and its contrast with the background."""
 
     words: str
     left: float
@@ -50,7 +50,7 @@ class Text:
 
 
 class Browser:
-    """One window, its size and scheme to be chosen for every page."""
+    """One window; each page sets its size and colour scheme."""
 
     def __init__(self, driver: webdriver.Chrome) -> None:
         self.driver = driver
@@ -86,11 +86,11 @@ class Browser:
         return int(self.evaluate(f"return document.querySelectorAll({json.dumps(selector)}).length"))
 
     def text(self, selector: str) -> str:
-        """What the first such element says, as it is in the document; empty without one, as between two pages."""
+        """The text of the first such element in the document; empty without one, as between two pages."""
         return str(self.evaluate(f"return document.querySelector({json.dumps(selector)})?.textContent ?? ''"))
 
     def texts(self) -> list[Text]:
-        """All text that can be seen."""
+        """All visible text."""
         drawn = [each for each in self.evaluate(_TEXTS) if not each["unseen"] and each["width"]]
         return [
             Text(
@@ -115,16 +115,16 @@ class Browser:
         return [str(request["request"]["url"]) for request in sent]
 
     def complaints(self) -> list[str]:
-        """What stands in the console."""
+        """The messages in the console."""
         return [str(entry["message"]) for entry in self._log("browser")]
 
     def _log(self, kind: str) -> list[dict[str, Any]]:
-        """What Chromium has logged since it was asked last."""
+        """What Chromium has logged since the last call."""
         entries: list[dict[str, Any]] = self.driver.get_log(kind)  # type: ignore[no-untyped-call]
         return entries
 
     def tabbed(self, most: int = 60) -> list[str]:
-        """What the Tab key comes to, in order, until it leaves the page: the words of links, the tag of others."""
+        """The elements that the Tab key reaches, in order, until it leaves the page: the words of links, the tag of others."""
         reached = []
         for _ in range(most):
             self.driver.switch_to.active_element.send_keys(Keys.TAB)
@@ -180,7 +180,7 @@ def contrast(ink: list[float], paper: list[float]) -> float:
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A Chromium and its driver; both are gone at the end."""
+    """A Chromium and its driver; both are ended afterwards."""
     for program, package in (("chromium", "chromium"), ("chromedriver", "chromium-driver")):
         if shutil.which(program) is None:
             pytest.fail(f"{program} is missing: install it (Debian: apt install {package})", pytrace=False)

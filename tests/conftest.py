@@ -71,14 +71,14 @@ def raw(text: bytes) -> Answer:
 
 
 def hang(connection: socket.socket) -> None:
-    """No answer until the asker gives up."""
+    """No answer until the client closes the connection."""
     connection.settimeout(20)
     with suppress(OSError):
         connection.recv(1)
 
 
 def drip(head: bytes, drop: bytes = b"x") -> Answer:
-    """This beginning, then a drop now and then for as long as the asker listens."""
+    """This beginning, then one byte now and then until the client closes the connection."""
 
     def answer(connection: socket.socket) -> None:
         connection.sendall(head)
@@ -172,7 +172,7 @@ class Page:
 
 
 class Exporter:
-    """A running `serve` and what it says on standard error."""
+    """A running `serve` with its lines on standard error."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
@@ -200,7 +200,7 @@ class Exporter:
         return Page(answer.text)
 
     def end(self) -> int:
-        """Have it end as an orchestrator does; its exit status."""
+        """End it as an orchestrator does; return its exit status."""
         self.process.terminate()
         try:
             return self.process.wait(timeout=10)
@@ -214,7 +214,7 @@ class Exporter:
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """This process's environment without settings of ours, and with `variables`."""
+    """This process's environment without the exporter's own variables, and with `variables`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_TUNING_")}
     return kept | variables
 
@@ -236,7 +236,7 @@ def running_exporter(*flags: str, stdin: int | IO[bytes] = subprocess.DEVNULL, *
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 5.0) -> None:
-    """Until it holds; fails when it does not in time."""
+    """Wait until it is true; fail after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"

@@ -52,7 +52,7 @@ def server_info(version: str = "0.5.23", **args: object) -> bytes:
 
 
 class Totals(NamedTuple):
-    """What an exporter has counted, all DP ranks together."""
+    """The counts of an exporter, summed over all DP ranks."""
 
     retracted: float
     batches: float
@@ -74,14 +74,14 @@ def totals(page: Page) -> Totals:
 
 
 def found(exporter: Exporter) -> set[str]:
-    """The findings about whether the server lives."""
+    """The findings about whether the server is up."""
     answer = exporter.get("/api/v1/findings")
     assert answer.status_code == 200
     return {finding["diagnosis"] for finding in answer.json()["findings"]} & LIVENESS
 
 
 def complaints(exporter: Exporter) -> list[str]:
-    """What an exporter says that nobody should read: a traceback."""
+    """Tracebacks in the output of an exporter, which must not have any."""
     return [line for line in exporter.said if re.search(r"Traceback|Exception|Error:", line)]
 
 
@@ -97,7 +97,7 @@ def forget_peak(exporter: Exporter) -> None:
 
 @dataclass
 class Watched:
-    """An exporter and the server that it watches, which counts."""
+    """An exporter and the server that it watches, with its true counts."""
 
     exporter: Exporter
     sglang: FakeSGLang
@@ -108,7 +108,7 @@ class Watched:
         self.sglang.answers["/metrics"] = answer
 
     def page(self, within: float = 10.0) -> Page:
-        """Scrape it as a Prometheus does that waits no longer than it said."""
+        """Scrape it as a Prometheus does, which waits no longer than the timeout in its header."""
         begin = time.monotonic()
         answer = self.exporter.get("/metrics", {"X-Prometheus-Scrape-Timeout-Seconds": str(within)})
         assert time.monotonic() - begin < within + GRACE_SECONDS
@@ -116,7 +116,7 @@ class Watched:
         return Page(answer.text)
 
     def well(self, more: int = 3) -> Totals:
-        """Have the server count so much more and answer as it should; what the exporter has counted then."""
+        """Let the server count this much more and answer normally; return what the exporter has counted then."""
         self.count += more
         self.answer(reply(serving(self.count)))
         page = self.page()
@@ -126,7 +126,7 @@ class Watched:
 
 
 class ServerProcess:
-    """An SGLang in a process of its own, which can be killed and frozen. What it serves lies in files."""
+    """An SGLang in a process of its own, which can be killed and frozen. It serves files."""
 
     def __init__(self, directory: Path, host: str) -> None:
         self.directory = directory
@@ -135,7 +135,7 @@ class ServerProcess:
         self._child: subprocess.Popen[bytes] | None = None
 
     def publish(self, page: bytes, info: bytes | None = None) -> None:
-        """Put a page, and arguments, in place of the last ones, at one moment."""
+        """Replace the served page, and the arguments, each at one moment."""
         for name, text in (("metrics", page), ("server_info", info)):
             if text is not None:
                 new = self.directory / f"{name}.new"
@@ -173,7 +173,7 @@ def server_process(directory: Path, host: str = "127.0.0.1") -> Iterator[ServerP
 
 @contextmanager
 def closing_at_once(port: int) -> Iterator[None]:
-    """A port that lets everybody in and out again without having read a word."""
+    """A port that accepts each connection and closes it unread."""
     listener = socket.create_server(("127.0.0.1", port))
 
     def accept() -> None:
@@ -194,7 +194,7 @@ def closing_at_once(port: int) -> Iterator[None]:
 
 
 def endless(head: bytes, piece: bytes, most: int = 1 << 30) -> Answer:
-    """This beginning, then this piece again and again, `most` bytes unless the asker goes before."""
+    """This beginning, then this piece again and again, up to `most` bytes or until the client leaves."""
 
     def answer(connection: socket.socket) -> None:
         connection.sendall(head)

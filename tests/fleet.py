@@ -80,7 +80,7 @@ class Server:
         self.state.observe_scrape(scrape, float(now))
 
     def demand(self, now: int) -> float | None:
-        """What `instance:sglang_tuning_demand:last5m` is for it; None where that is absent."""
+        """The value of `instance:sglang_tuning_demand:last5m` for it; None where that is absent."""
         self.state.advance(float(now))
         lost = frozenset({"server_down"}) if self.dead else frozenset[str]()
         starting = not self.dead and not self.is_ready(now)
@@ -100,7 +100,7 @@ class Server:
 
 
 def wanted(demands: list[float | None]) -> float:
-    """What `job:sglang_tuning_demand:sum5m` is for these servers."""
+    """The value of `job:sglang_tuning_demand:sum5m` for these servers."""
     known = [each for each in demands if each is not None]
     least = TARGET_RATIO * len(demands) if len(known) < len(demands) else 0.0
     return max(sum(known), least)
@@ -131,7 +131,7 @@ SCENES = (
 
 @dataclass
 class Course:
-    """What came of it: replicas and demand by the second of each look of the scaler."""
+    """The result: replicas and demand at each second in which the scaler looks."""
 
     replicas: list[tuple[int, int]] = field(default_factory=list)
     demand: list[tuple[int, float]] = field(default_factory=list)
@@ -185,21 +185,21 @@ def _server(since: int, limit: int) -> Server:
 
 
 def _share(ready: list[Server]) -> None:
-    """Let what waits go to the others: clients of a busy server give up and ask again, and the router picks another."""
+    """Move waiting requests to other servers: clients of a busy server cancel and retry, and the router picks another."""
     waiting = sum(server.queued for server in ready)
     for server in ready:
         server.queued += (waiting / len(ready) - server.queued) * SHARED_SHARE
 
 
 def _wish(demand: float, replicas: int) -> int:
-    """Replicas that an HPA wants for an average of `TARGET_RATIO`."""
+    """Replicas that an HPA computes for an average of `TARGET_RATIO`."""
     if abs(demand / (TARGET_RATIO * replicas) - 1) <= TOLERANCE:
         return replicas
     return max(1, min(MOST_REPLICAS, ceil(demand / TARGET_RATIO - 1e-9)))
 
 
 def _scale(servers: list[Server], lately: list[int], now: int, limit: int) -> None:
-    """Go up to double the servers of a cold start ago, and down to the most that was wanted in the last minutes."""
+    """Scale up to at most twice the servers of one cold start ago, and down to the largest number that was computed in the last minutes."""
     before = sum(server.since <= now - GROWTH_SECONDS for server in servers)
     up = min(lately[-1], 2 * max(before, 1))
     while len(servers) < up:

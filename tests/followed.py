@@ -33,7 +33,7 @@ def decode(stamp: str = "2025-11-20 11:40:13") -> bytes:
 
 
 def retraction(number: int, stamp: str = "2025-11-20 11:40:10") -> bytes:
-    """A retraction whose figures are no other's, so that each one is an event."""
+    """A retraction with figures of its own, so that each one is an event."""
     return (
         f"[{stamp}] KV cache pool is full. Retract requests. #retracted_reqs: 5, #new_tokens_gained: {8000 + number}, "
         f"#new_token_ratio: {number % 9000 / 10_000:.4f} -> 0.5783\n"
@@ -96,7 +96,7 @@ def following(*flags: str, **how: Any) -> Iterator[Exporter]:
 
 
 def end_seconds() -> float:
-    """Two, and what a machine that is busy with others takes to say so."""
+    """Two seconds, and more on a machine that is busy with other processes."""
     return 2.5 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
@@ -106,7 +106,7 @@ def of(log: Path | Server, *more: str) -> Sequence[str]:
 
 
 def counted(exporter: Exporter, events: int, seconds: float = 20.0) -> None:
-    """Every event was counted, and none twice: both kinds of line, the events and the batches agree."""
+    """Check that every event was counted once: both kinds of line, the events and the batches agree."""
     wait_for(lambda: exporter.page().value(LINES, kind="decode") == events, seconds)
     page = exporter.page()
     assert page.value(EVENTS) == events

@@ -34,7 +34,7 @@ COUNTER = re.compile(r"_(?:total|count|sum|bucket)$")
 
 @dataclass
 class Clock:
-    """Unix seconds that stand still until somebody turns them; takes the place of the module `time`."""
+    """A simulated clock in unix seconds, which moves only when a test sets it; replaces the module `time`."""
 
     now: float
 
@@ -46,14 +46,14 @@ class Clock:
 
     @contextmanager
     def worn(self) -> Iterator[None]:
-        """Have the exporter look at this clock."""
+        """Make the exporter use this clock."""
         with patch.object(sidecar, "time", self), patch.object(logbook, "time", self):
             yield
 
 
 @dataclass(frozen=True)
 class Moment:
-    """What happened up to a scrape: lines that were printed, and the page that was answered; None: nobody answered."""
+    """One scrape: the lines that were printed before it, and the page that SGLang answered; None: no answer."""
 
     at: float  # unix seconds
     lines: bytes
@@ -176,5 +176,5 @@ def blocks(source: Path, directory: Path) -> None:
 
 
 def quarter() -> float:
-    """Unix seconds of a moment that is past and lies on a whole minute."""
+    """Unix seconds of a whole minute in the past."""
     return time.time() // 60 * 60 - 60

@@ -21,7 +21,7 @@ def printed(at: datetime) -> str:
 
 
 def later(text: bytes, seconds: float) -> bytes:
-    """The same lines, printed so much later."""
+    """The same lines with later times."""
 
     def shift(match: re.Match[bytes]) -> bytes:
         at = datetime.strptime(match[1].decode(), _FORM).replace(tzinfo=timezone.utc) + timedelta(seconds=seconds)
@@ -124,7 +124,7 @@ def imbalanced(minutes: float = 14, rest: float = 12) -> bytes:
 
 
 def started(rest: float = 12) -> bytes:
-    """Three servers that do nothing, half an hour in all: too little memory left, almost none but no graphs to blame, too much."""
+    """Three idle servers, half an hour in all: too little memory left, almost none but without graphs, too much."""
     text = b""
     for number, (gigabytes, without) in enumerate(((b"2.50", b"False"), (b"0.70", b"True"), (b"15.00", b"False"))):
         started = STARTED.replace(b"available_gpu_mem=9.87", b"available_gpu_mem=" + gigabytes)

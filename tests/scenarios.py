@@ -245,7 +245,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
     Scenario(
         "held_back_at_0_3",
-        "The same with conservativeness where the guide wants it: no flag to turn, and yet requests wait beside room.",
+        "The same with the guide's conservativeness: no flag to change, but requests wait although the KV cache has room.",
         started(schedule_conservativeness=0.3) + decoding(queued=20),
         frozenset({"admission_too_conservative"}),
     ),
@@ -415,7 +415,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
     Scenario(
         "graphs_missing",
-        "Small batches run without a graph, and nobody switched it off.",
+        "Small batches run without a graph, and no argument switches graphs off.",
         started() + decoding(graph=False),
         frozenset({"cuda_graph_off"}),
     ),
@@ -464,7 +464,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
     Scenario(
         "given_up_by_all",
-        "Requests wait, nobody gets an answer, and all give up.",
+        "Requests wait, none is answered, and all clients cancel.",
         scraped(
             aborts=2.0,
             answers=0.0,

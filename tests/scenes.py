@@ -25,7 +25,7 @@ MINUTES = 15.0
 
 @contextmanager
 def lived(story: Story, directory: Path) -> Iterator[Sidecar]:
-    """The exporter after a story. Its clock stands still at the end of it, so that a page can be looked at for as long as it takes."""
+    """The exporter after a story. Its clock stops at the end, so that a page does not change while a test reads it."""
     directory.mkdir(parents=True, exist_ok=True)
     log = directory / "server.log"
     log.touch()
@@ -50,7 +50,7 @@ def lived(story: Story, directory: Path) -> Iterator[Sidecar]:
             with exporter.view():
                 pass
     exporter.running = True
-    exporter.view = lambda: _seen_at(exporter, clock)  # type: ignore[method-assign]  # this one lives on its own clock
+    exporter.view = lambda: _seen_at(exporter, clock)  # type: ignore[method-assign]  # this sidecar has a simulated clock
     try:
         yield exporter
     finally:
@@ -59,7 +59,7 @@ def lived(story: Story, directory: Path) -> Iterator[Sidecar]:
 
 @contextmanager
 def _seen_at(exporter: Sidecar, clock: Clock) -> Iterator[float]:
-    """The exporter's view at the moment that a clock shows. Under its lock: the clock is everybody's while it is worn."""
+    """The exporter's view at the clock's time. Under its lock, because all threads use the clock meanwhile."""
     with exporter._lock, clock.worn(), Sidecar.view(exporter) as now:
         yield now
 
@@ -82,7 +82,7 @@ def _growing(load: Load, share: float) -> Load:
 
 
 def retracting() -> Story:
-    """A storm of retractions that has grown for eight minutes."""
+    """A rate of retractions that has grown for eight minutes."""
     return Story("retracting", invented(lambda minute: _growing(STORM, max(0.0, minute - 7) / 3)))
 
 
@@ -92,7 +92,7 @@ def recorded() -> Story:
 
 
 def healthy() -> Story:
-    """A good quarter of an hour."""
+    """Fifteen healthy minutes."""
     return Story("healthy", invented(lambda _: HEALTHY))
 
 
@@ -118,7 +118,7 @@ def unseen() -> Story:
 
 
 def down() -> Story:
-    """A good server that has not answered for two minutes."""
+    """A healthy server that has not answered for two minutes."""
     return Story("down", invented(lambda minute: HEALTHY if minute < MINUTES - 2 else None))
 
 

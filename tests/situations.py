@@ -76,12 +76,12 @@ CLIENTS = Load(running=9, queued=0, usage=0.04, generated=610, arriving=1.2, fir
 
 
 def healthy(_minute: float) -> Load | None:
-    """The same good hour all through."""
+    """An hour of the same healthy load."""
     return HEALTHY
 
 
 def storm(minute: float) -> Load | None:
-    """Good for 25 minutes; then longer answers fill the pool, and requests are thrown back until the end."""
+    """Healthy for 25 minutes; then longer answers fill the KV cache, and requests are retracted until the end."""
     if minute < 25:
         return HEALTHY
     share = min(1.0, (minute - 25) / 6)
@@ -99,12 +99,12 @@ def storm(minute: float) -> Load | None:
 
 
 def few_clients(_minute: float) -> Load | None:
-    """A server that could do fifteen times as much."""
+    """A server that could do fifteen times the work."""
     return CLIENTS
 
 
 def dead(minute: float) -> Load | None:
-    """Good until minute 46; then nobody answers and the log is silent."""
+    """Healthy until minute 46; then the server does not answer and logs nothing."""
     return HEALTHY if minute < 46 else None
 
 
@@ -241,7 +241,7 @@ class Server:
 def hour(
     plan: Callable[[float], Load | None], *, end: float, minutes: float = 60.0, every: float = 5.0, seed: int = 1
 ) -> Iterator[Moment]:
-    """Live through a plan (minute -> load, None: dead) that ends at `end`, a scrape every so many seconds."""
+    """Run through a plan (minute -> load, None: down) that ends at `end`, a scrape every so many seconds."""
     server = Server(seed)
     steps = int(minutes * 60 / every)
     for step in range(steps + 1):

@@ -84,7 +84,7 @@ def test_the_matrixs_servers_have_every_series_that_a_rule_reads() -> None:
 
 @dataclass(frozen=True)
 class Unheard:
-    """A kind of condition that nobody has described."""
+    """A kind of condition that alert_matrix/troubles.py does not describe."""
 
 
 def test_a_row_of_an_unknown_kind_is_an_error() -> None:

@@ -53,7 +53,7 @@ def state_after(lines: list[str], args: Mapping[str, object] | None) -> ServerSt
 
 
 def eager_beside(others: str, args: Mapping[str, object] | None = ATTENTION) -> ServerState:
-    """Five minutes in which rank 0 says that its small batch runs without a graph, and another does something else."""
+    """Five minutes in which rank 0 logs a small batch without a graph, while another rank logs `others`."""
     lines = []
     for second in range(0, 300, 2):
         lines += [at(second, 3, others), at(second + 1, 0, decode(graph=False))]

@@ -154,7 +154,7 @@ def test_the_series_of_the_live_exporter_and_the_backfilled_ones_are_the_same(tm
 
 
 def live(directory: Path, log: bytes, moments: list[float]) -> list[tuple[float, dict[str, float]]]:
-    """What the exporter itself exposes when each line is printed at its time. Lines of one moment come one by one."""
+    """The series of the live exporter when each line is printed at its time. Lines of one moment come one by one."""
     followed = directory / "followed.log"
     followed.touch()
     clock = Clock(moments[0] - 1)

@@ -40,7 +40,7 @@ Samples = list[tuple[dict[str, str], float]]
 
 
 def chosen(target: Mapping[str, Any], **choices: str) -> str:
-    """Give a query with what is chosen put in, as Grafana does: a rate is over four of its least steps, or of the data source's."""
+    """Fill a query's variables as Grafana does: a rate is over four times its smallest step, or that of the data source."""
     expr: str = target["expr"]
     choices["__rate_interval"] = {"15s": "1m", "1m": "4m"}[target.get("interval", "15s")]
     for name, value in sorted((ALL | choices).items(), key=lambda item: -len(item[0])):
@@ -61,7 +61,7 @@ def query(board: str, title: str, ref: str = "A", **choices: str) -> str:
 def answers(
     directory: Path, series: Mapping[str, str], exprs: list[str], *, at: str, every: str = "15s"
 ) -> list[Samples]:
-    """Give what Prometheus answers to each query: no expectation is met, so that promtool prints what it got."""
+    """Give the answer of Prometheus to each query: every expectation is wrong, so that promtool prints the answer."""
     case = {
         "interval": every,
         "input_series": [{"series": name, "values": values} for name, values in series.items()],

@@ -110,7 +110,7 @@ SERVERS: dict[str, Callable[[float], Story]] = {
 
 
 def chosen(expr: str, instance: str) -> str:
-    """Put in what is chosen, as Grafana does."""
+    """Fill in the chosen variables, as Grafana does."""
     for name, value in sorted((EVERYTHING | {"instance": instance}).items(), key=lambda item: -len(item[0])):
         expr = expr.replace(f"${name}", value)
     return expr
@@ -211,7 +211,7 @@ def absent(proof: Proof, instance: str) -> dict[str, str]:
 
 
 def is_bound(target: dict[str, Any]) -> bool:
-    """Tell whether it only draws a line that the profile or the board sets: a panel with nothing else is empty."""
+    """Return whether the query only draws a limit of the profile or the board: a panel with nothing else counts as empty."""
     bound = r"\(*(?:0 \* )?\(*max\(last_over_time\(sglang_tuning_threshold|clamp_max\((?:0\.5|vector\()|vector\("
     return re.match(bound, target["expr"]) is not None
 

@@ -46,7 +46,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Scene]]:
-    """Gives the sidecar of a situation of `scenes` and its address; each is lived through once."""
+    """Gives the sidecar of a situation of `scenes` and its address; each is run once."""
     with ExitStack() as open_scenes:
         known: dict[str, Scene] = {}
 
@@ -306,7 +306,7 @@ def test_the_page_of_a_replayed_server_refreshes_by_itself(browser: Browser, tmp
             wait_for(lambda: browser.text("footer") != "" and browser.text("time") != first, 20)
             # The recording's retractions, each of which the server's counter is asked about.
             wait_for(lambda: bool(re.search(r"last \d+ s: [1-9]\d* in all", browser.text(".figures"))), 20)
-            assert browser.evaluate("return scrollY") > 200  # whoever reads further down is left about there
+            assert browser.evaluate("return scrollY") > 200  # a reader further down keeps about the same place
             assert {url for url in browser.asked_for() if not url.startswith("data:")} == {exporter.url + "/"}
     finally:
         replay.stop()
@@ -324,5 +324,5 @@ def test_a_paused_page_does_not_refresh_and_can_be_resumed(browser: Browser, add
 
 
 def _words(nodes: list[dict[str, Any]], place: int) -> str:
-    """The words of a node that is named by its content alone: those of the text behind it."""
+    """The words of a node without a name of its own: those of the text after it."""
     return str(nodes[place]["name"] or nodes[place + 1]["name"])

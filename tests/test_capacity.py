@@ -182,7 +182,9 @@ def test_what_is_older_than_the_window_is_left_out() -> None:
     for at in range(100, 200, 10):
         readings.take(reading(float(at), float(at)))
     assert sum(interval.seconds for interval in readings.intervals) == 60.0
-    readings.take(reading(1000.0, 1000.0))  # nobody asked for long: what came between is not of the last minute
+    readings.take(
+        reading(1000.0, 1000.0)
+    )  # a long pause between two readings: their difference is not of the last minute
     assert not readings.intervals
 
 
@@ -217,7 +219,7 @@ def test_any_counters_give_plausible_figures_or_none(loads: list[Load]) -> None:
 
 
 def served(running: int = 8, *, pool: int = 10_000, limit: int = 64) -> ServerState:
-    """A scheduler whose decode lines say for a minute that `running` requests hold half of the KV cache."""
+    """A scheduler whose decode lines show for a minute that `running` requests use half of the KV cache."""
     state = ServerState(PROFILES["offline"], 0.0)
     state.observe(KvPool(0.0, Rank(), pool), 0.0)
     state.observe(Limits(0.0, Rank(), max_total_num_tokens=pool, max_running_requests=limit), 0.0)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Log:
-    """A log whose lines are numbered, and the files it has been; each event takes a second of the files' times."""
+    """A log with numbered lines, and its rotated files; each event moves the files' times by a second."""
 
     def __init__(self, folder: Path, name: str = "server.log") -> None:
         self.path = folder / name
@@ -455,7 +455,7 @@ LINKED = {
 
 
 def lead(path: Path, file: Path, link: Callable[[Path, Path], None]) -> None:
-    """Let a link lead to a file that may be new, as rotatelogs, cronolog and glog do."""
+    """Point a symbolic link at a file that may be new, as rotatelogs, cronolog and glog do."""
     file.parent.mkdir(exist_ok=True)
     file.touch()
     link(path.with_name("new-link"), file)
@@ -575,7 +575,7 @@ def test_a_file_that_got_the_inode_of_a_deleted_one_is_another_file(log: Log, mo
     assert read(follower) == []
     before = saved(follower)
     follower.close()
-    log.write(2)  # where nobody sees it, and then it is gone
+    log.write(2)  # while nobody reads, and then it is removed
     log.path.write_bytes(b"")
     generation = 8
     log.write(1)
@@ -660,7 +660,7 @@ def test_a_rewritten_file_that_is_packed_afterwards_is_read_once(log: Log) -> No
 
 @pytest.mark.parametrize("names", [("-20260318", "-20260319"), (".2", ".1")])
 def test_a_rotated_file_without_text_keeps_its_place(log: Log, names: tuple[str, str]) -> None:
-    """Its writer has not heard of the second rotation yet."""
+    """Its writer has not reopened the log since the second rotation."""
     log.write(1)
     log.rename(names[0])
     empty = log.rename(names[1])
@@ -729,7 +729,7 @@ def test_a_file_that_was_empty_at_the_last_look_is_read_after_it_was_written_and
     first = log.rename(".1")
     assert read(follower) == []
     positions = saved(follower)
-    with first.open("ab") as file:  # by a writer that has not heard of the rotation
+    with first.open("ab") as file:  # by a writer that has not reopened the log
         file.write(b"[2026-03-18 11:22:05] line 000001 of a writer that is late\n")
     log.touch(first)
     log.pack(first).rename(f"{log.path}.2.gz")

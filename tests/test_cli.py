@@ -36,7 +36,7 @@ def program(*arguments: str, **variables: str) -> subprocess.CompletedProcess[st
 
 
 def complaint(*arguments: str, **variables: str) -> str:
-    """What it says on being refused: one line, status 2."""
+    """The error message: one line, with exit status 2."""
     ended = program(*arguments, **variables)
     assert ended.returncode == 2, ended
     assert ended.stdout == ""
@@ -147,7 +147,7 @@ def test_a_variable_that_nothing_reads_is_a_warning() -> None:
 
 
 def completed(*words: str) -> list[str]:
-    """What bash offers for the last of the words."""
+    """The completions of bash for the last word."""
     typed = " ".join(shlex.quote(word) for word in ("sglang-tuning-exporter", *words))
     ask = f'COMP_WORDS=({typed}); COMP_CWORD={len(words)}; _sglang_tuning_exporter; echo "${{COMPREPLY[@]}}"'
     script = program("completion", "bash").stdout
@@ -278,7 +278,7 @@ def test_a_closed_terminal_ends_it_during_the_start() -> None:
 def test_a_scraper_that_hangs_up_does_not_end_it(sglang: FakeSGLang) -> None:
     sglang.answers["/metrics"] = reply(b"".join(b'sglang:x{n="%d"} 1\n' % n for n in range(200_000)))
     with running_exporter("--sglang-url", sglang.url) as exporter, socket.socket() as asking:
-        # Only so does a write meet SIGPIPE: the answer is longer than all buffers, the asker says that it will send
+        # Only this way a write gets SIGPIPE: the answer is longer than all buffers, the asker says that it will send
         # no more, and hangs up with most of it unread.
         asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         asking.connect(("127.0.0.1", int(exporter.url.rpartition(":")[2])))

@@ -51,7 +51,7 @@ def line(facts: ServerFacts, **changes: object) -> Command:
 
 
 def flags(command: Command) -> str:
-    """What follows the model, which is the same throughout."""
+    """The command line after the model, which is always the same."""
     return command.text.removeprefix("python3 -m sglang.launch_server --model-path /models/x").strip()
 
 

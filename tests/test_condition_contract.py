@@ -247,7 +247,7 @@ def differences(life: Life, outcome: Outcome) -> list[str]:
     ids = {row.id for row in EVALUATED if is_evaluated(row, life.profile)}
     at_minutes = {at: set(fire & ids) for at, fire in outcome.rules.items() if at % 60 == 0}
     said = disagreements(outcome.found, {at: fire for at, fire in at_minutes.items() if at < 60 * life.ends})
-    # What was found under load is found for minutes after it, in the past tense; what fires must have been found all the same.
+    # A finding stays for minutes after the load, in the past tense. An alert that fires must have been found even then.
     said += [each for each in disagreements(outcome.found, at_minutes) if ": fires at" in each and each not in said]
     said = [f"measured {each}" for each in said if each.split(":")[0] in ids]
     for one, other, words in (

@@ -97,7 +97,7 @@ class Simulated(Sidecar):
 
 @cache
 def played(scenario: Scenario) -> tuple[History, Series]:
-    """Give what was found, and the series, at every 15 s."""
+    """Give the findings and the series, every 15 s."""
     sidecar = Simulated(scenario)
     found: History = {}
     series: Series = {}

@@ -256,7 +256,7 @@ def test_a_retraction_of_no_request_cannot_be_confirmed_by_the_counter(*, suspec
 
 
 def borne_out(server: Server, at: float) -> tuple[int, Counter[str]]:
-    """What becomes of a retraction after a raw message that the server's counter bears out: it counts if the pool can have been full."""
+    """Counts after a retraction that follows a raw message and that the server's counter confirms: it counts if the KV cache can have been full."""
     server.say(at, TOOL)
     server.say(at, retraction())
     server.scrape(at + 1, 12)
@@ -525,7 +525,7 @@ def storms(draw: st.DrawFn) -> Storm:
 @settings(max_examples=150)
 @given(storms(), st.sampled_from([None, 0, 40]))
 def test_in_a_storm_every_line_is_counted_however_it_meets_the_scrapes(storm: Storm, before: int | None) -> None:
-    """With raw messages about, the base lies before the storm: a suspect line that only the base holds has no witness."""
+    """With raw messages near, the first scrape lies before the retractions: nothing confirms a suspect line that only that scrape contains."""
     server = busy()
     begun = 2.0 if storm.sinks else storm.begun
     moments: list[tuple[float, int]] = []

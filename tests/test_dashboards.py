@@ -237,7 +237,7 @@ def test_a_counter_is_only_seen_as_a_rate_or_an_increase(panel: dict[str, Any]) 
 @pytest.mark.parametrize("panel", PANELS)
 def test_a_rate_uses_the_interval_of_grafana_or_says_its_own(panel: dict[str, Any]) -> None:
     for target in panel["targets"]:
-        # what was known last is a value, and no window that a figure speaks of
+        # the last known value, not a window that a figure is about
         spoken = re.sub(r"(?:last|min|max|present)_over_time\([^\[]+\[[^\]]+\]", "", target["expr"])
         spoken = re.sub(r"\[\$__range:\w+\] @ end\(\)", "", spoken)  # which servers are drawn, and not what of them
         for window in set(re.findall(r"\[([^\]]+)\]", spoken)):

@@ -115,7 +115,7 @@ def test_one_health_check_in_vain_is_no_hang() -> None:
     assert verdict(after(START, DECODE, CHECK), 400.0) != "scheduler_stuck"
 
 
-# A line that prints the words of a tool call raw: what stands behind it may be somebody else's text.
+# A line that prints the text of a tool call raw: the lines after it may be text of a model.
 WORDS = "[2025-11-20 11:36:00] Tool 'weather' is not defined in the tools list.\n"
 
 
@@ -130,7 +130,7 @@ def failed_check(line: int, began: int | None = None) -> str:
 
 
 def beside_work(*checks: str) -> ServerState:
-    """Failed checks every 20 s with the words of others before them, and ten seconds after each the scheduler decodes."""
+    """Failed checks every 20 s after raw text of requests, and ten seconds after each the scheduler decodes."""
     state, reader = ServerState(PROFILES["online"], 0.0), LogReader()
     state.observe_all(reader.feed((START + DECODE * 5 + WORDS).encode()), 0.0)
     for place, check in enumerate(checks):

@@ -70,7 +70,7 @@ def test_requests_that_end_early_lower_conservativeness() -> None:
 
 @pytest.mark.parametrize("conservativeness", [1.0, 1.3])
 def test_requests_that_use_what_they_ask_for_leave_it_where_it_is(conservativeness: float) -> None:
-    # Seen on a real engine: 1.3 -> 0.3 for want of room, and 0.3 -> 1.3 for retractions, round and round.
+    # Seen on a real engine: 1.3 -> 0.3 because requests waited, and 0.3 -> 1.3 because of retractions, again and again.
     past = balanced(asked=600, used=240, ratio=0.13, conservativeness=conservativeness)
     assert advise(ROW, SizingInput(past)) == []
 
@@ -126,7 +126,7 @@ def test_requests_that_share_a_prefix_have_used_what_is_not_in_it() -> None:
 
 
 def reserved(length: float, *, in_full: bool) -> Past:
-    """A server whose answers all have that length: of requests that keep all of it free, or by the ratio."""
+    """A server whose answers all have that length; its requests keep all of it free, or a part by the token ratio."""
     past = balanced(asked=length, used=length / 2, ratio=1.0 if in_full else 0.1)
     past.recent.counts["new_token_ratio"] = 0.4
     return replace(past, fixed_answer_tokens=length)
@@ -203,7 +203,7 @@ def test_figures_of_the_time_held_back_are_counted_apart() -> None:
 def test_room_for_up_to_two_requests_is_free_while_others_wait_for_room(
     free_requests: float, *, waits_for_another_reason: bool
 ) -> None:
-    """SGLang tries to admit only when a running request has ended: one that fits then takes its place."""
+    """SGLang admits only when a running request ends: the next one that fits takes its place."""
     pool, running, ratio, most = 60_000.0, 10.0, 0.1, 4096.0
     past = balanced(asked=4000, used=400, ratio=ratio)
     past.facts.kv_pool_tokens[None] = int(pool)

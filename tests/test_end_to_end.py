@@ -46,7 +46,7 @@ class Run:
 
 @contextmanager
 def chain(name: str, directory: Path) -> Iterator[Run]:
-    """Play a packaged recording again and again into the whole chain; at the end all of it is gone."""
+    """Replay a packaged recording in a loop into the whole chain; all processes are ended afterwards."""
     for needed, package in PROGRAMS.items():
         if program(needed) is None:
             pytest.fail(f"{needed} is missing: install it (Debian: apt install {package})", pytrace=False)

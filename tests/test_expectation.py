@@ -121,7 +121,7 @@ def test_raising_the_limit_says_what_it_brings() -> None:
     advice = advised(past(measured()))
     assert advice.flag == "--max-running-requests"
     assert advice.expected is not None
-    # 16 at once, of 32 that want to
+    # 16 at once, of 32 requests
     assert advice.expected.then.tokens_per_second.value == pytest.approx(16 / 0.0072)
     assert "expected: 455 → 2,222 tokens/s (+389 %), inter-token p50 4.4 → 7.2 ms" in advice.gain
     assert "the last 10 minutes' step times" in advice.gain
@@ -204,7 +204,7 @@ def test_the_document_has_value_interval_and_basis() -> None:
 
 
 def test_a_quiet_time_in_the_window_does_not_make_a_prediction_too_far() -> None:
-    """Eight ran at once for a while, of which the mean over the window shows a third."""
+    """Eight ran at once for a while; the mean over the window shows a third of that."""
     quiet = replace(measured(batch=3.0), step=replace(measured(batch=3.0).step, deviation=2.5))  # type: ignore[type-var]
     given = past(quiet, running=3, queued=0, usage=0.05, limit=64)
     advice = advised(given, "client_too_slow")
@@ -258,7 +258,7 @@ def test_an_unsure_prefill_speed_makes_the_throughput_unsure() -> None:
 
 
 def test_under_five_per_cent_is_judged_without_the_spread_between_minutes() -> None:
-    """The machine's drift moves both sides of the change."""
+    """The machine's drift changes both sides alike."""
     flat = advised(past(measured(fixed=0.00001, per_request=0.01, half=0.001)))
     assert flat.expected is not None
     assert flat.expected.gain_interval[1] < 0.05

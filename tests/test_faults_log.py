@@ -333,7 +333,7 @@ def test_a_hole_of_ten_gigabytes_is_skipped(server: Server) -> None:
 
 
 def test_a_log_that_shrinks_while_it_is_read_doubles_nothing_and_is_read_on(server: Server) -> None:
-    """What is cut off before anybody read it is lost to everybody; what is left is counted once."""
+    """Text that is cut off before it is read is lost; the rest is counted once."""
     dice = random.Random(3)
     with following(*of(server)) as exporter:
         for _ in range(20):

@@ -58,7 +58,7 @@ def with_state(state: Path) -> tuple[str, str]:
 
 
 def usage(*flags: str) -> tuple[int, str]:
-    """The exit status and the words of a `serve` that refuses to start."""
+    """The exit status and the message of a `serve` that refuses to start."""
     command = [sys.executable, "-m", "sglang_tuning_exporter", "serve", *flags]
     ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=30, check=False)
     return ended.returncode, ended.stderr
@@ -120,7 +120,7 @@ def test_it_ends_in_time_while_it_is_far_behind_and_goes_on_where_it_was(server:
 
 @pytest.fixture
 def hangups() -> Iterator[None]:
-    """As from a shell: a run of these tests under nohup would hand on that hang-ups are ignored."""
+    """Reset hang-ups as a shell has them: tests run under nohup would pass on that they are ignored."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -405,7 +405,7 @@ def spent(exporter: object) -> dict[str, float]:
 
 
 def moved_clock(offset: Path) -> dict[str, str]:
-    """Variables under which a process has a wall clock that the file `offset` moves."""
+    """Environment variables that shift the wall clock of a process by the number in the file `offset`."""
     offset.write_text("+0\n")
     return {
         "LD_PRELOAD": str(FAKETIME),

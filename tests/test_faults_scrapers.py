@@ -65,7 +65,7 @@ def exporter(fake: FakeSGLang) -> Iterator[Exporter]:
 
 @pytest.fixture(autouse=True)
 def unharmed(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Before and after each row a well-behaved scraper is served, and the exporter has grown and complained of nothing."""
+    """Before and after each row a normal scraper is served, and the exporter has neither grown nor logged an error."""
     if "exporter" not in request.fixturenames:
         yield
         return
@@ -84,7 +84,7 @@ def unharmed(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def connected(exporter: Exporter, first: bytes = b"", *, buffer: int | None = None) -> socket.socket:
-    """A connection that has said this much, and takes in little at a time when `buffer` says so."""
+    """A connection that has sent these bytes, with a small receive buffer where `buffer` is given."""
     host, port = exporter.url.removeprefix("http://").split(":")
     connection = socket.socket()
     if buffer is not None:
@@ -96,7 +96,7 @@ def connected(exporter: Exporter, first: bytes = b"", *, buffer: int | None = No
 
 
 def asked(exporter: Exporter, request: bytes) -> bytes:
-    """What comes back for these bytes until the exporter closes."""
+    """The answer to these bytes, until the exporter closes the connection."""
     with connected(exporter) as connection:
         with suppress(ConnectionError):  # it need not read all of them
             connection.sendall(request)
@@ -112,7 +112,7 @@ def status(answer: bytes) -> int:
 
 
 def test_two_prometheus_at_once_each_get_a_whole_page_of_one_moment(fake: FakeSGLang) -> None:
-    """SGLang counts at every question; whoever asks while a scrape is under way shares it."""
+    """The fake SGLang counts each scrape; clients that ask during a scrape share its result."""
     count = 1000
     lock = threading.Lock()
 
@@ -390,7 +390,7 @@ class Prometheus:
         return list(answer.json()["data"]["result"])
 
     def value(self, expression: str) -> float | None:
-        """An instant's one value; None before there is one."""
+        """The single value of an instant query; None before there is one."""
         with suppress(requests.RequestException):
             found = self.query(expression)
             return float(found[0]["value"][1]) if found else None

@@ -54,7 +54,7 @@ PAGE = serving(1)
 
 
 class Fault(NamedTuple):
-    """What SGLang answers, and what that is called."""
+    """An answer of SGLang, and the reason that the exporter must report."""
 
     answer: Answer
     reason: str
@@ -104,7 +104,7 @@ def fake() -> Iterator[FakeSGLang]:
 
 @pytest.fixture(scope="module")
 def watched(fake: FakeSGLang) -> Iterator[Watched]:
-    """One exporter for all rows: what one fault does to it, the next would show."""
+    """One exporter for all rows, so that a lasting effect of one fault fails the next row."""
     with running_exporter("--sglang-url", fake.url, "--scrape-timeout", "11") as exporter:
         watched = Watched(exporter, fake)
         watched.well()
@@ -113,7 +113,7 @@ def watched(fake: FakeSGLang) -> Iterator[Watched]:
 
 @pytest.fixture(autouse=True)
 def well(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Before and after each row: it counts what the server counts, once, and what it held and said stays small."""
+    """Before and after each row the exporter counts what the server counts, once, and its memory and output stay small."""
     if "watched" not in request.fixturenames:
         yield
         return
@@ -370,7 +370,7 @@ HOSTILE_INFO: dict[str, Answer] = {
 
 
 def _asked_anew(watched: Watched) -> None:
-    """A server that was away is asked again what it is."""
+    """The exporter asks a server that was down for its arguments again."""
     before = watched.sglang.count("/server_info")
     watched.sglang.stop()
     watched.page()
@@ -472,13 +472,13 @@ def test_a_server_that_closes_every_connection_is_up_at_every_scrape(tmp_path: P
 
 
 def test_a_name_that_does_not_resolve_is_unreachable(fake: FakeSGLang) -> None:
-    """A name that cannot be: the resolver may take longer than the scrape."""
+    """An impossible name: the resolver may take longer than the scrape."""
     with running_exporter("--sglang-url", f"http://no-such-host.invalid:{fake.port}") as exporter:
         begin = time.monotonic()
         page = exporter.page(within="3")
         assert time.monotonic() - begin < 3 + GRACE_SECONDS
         assert page.value("sglang_tuning_up") == 0
-        # Never seen up, it may be starting: a name may come with its container. What failed is said all the same.
+        # A server that was never up may be starting: its name may appear with its container. The reason is reported anyway.
         assert page.error in {"not_ready", "timeout"}
         assert found(exporter) <= {"server_down"}
         assert "no-such-host.invalid" in exporter.get("/").text

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SHARE_ROWS = [(row.id, row.condition) for row in DIAGNOSES if isinstance(row.condition, Share)]
 FAILURE_ROWS = [(row.id, row.condition) for row in DIAGNOSES if isinstance(row.condition, Failures)]
-# Where nothing is wrong; `other` is a state that no row speaks of.
+# The states in which nothing is wrong; no row is about the state `other`.
 QUIET: dict[Signal, str] = {
     "activity": "serving",
     "queue": "in_range",
@@ -129,7 +129,7 @@ def test_clients_are_not_too_slow_where_something_else_is_reached(
 @pytest.mark.parametrize(
     ("sizes", "limit", "held_back"),
     [
-        ({2: 200.0}, None, False),  # a limit that nobody has named
+        ({2: 200.0}, None, False),  # a limit of an unknown name
         ({2: 200.0}, 64.0, True),
         ({40: 60.0, 41: 80.0, 43: 60.0}, None, True),
     ],

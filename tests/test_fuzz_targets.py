@@ -25,7 +25,7 @@ BUDGET = {"report": 15, "exposition": 25}
 
 @pytest.fixture(autouse=True)
 def _quiet() -> None:
-    """A damaged state file is said aloud: not ten thousand times."""
+    """Silence the log, because each damaged state file writes a line."""
     logging.getLogger("sglang_tuning_exporter").setLevel(logging.CRITICAL)
 
 

@@ -141,7 +141,7 @@ def _durations(text: str) -> list[float]:
 
 
 def _spoken_of_by_prometheus(text: str) -> str:
-    """Give the parts of a rule file that hold durations: without comments and annotations, which are words."""
+    """Give the parts of a rule file that have durations: without comments and annotations, which are prose."""
     document = yaml.safe_load(text)
     parts = [
         f"{rule['expr']} {rule.get('for', '')} {rule.get('keep_firing_for', '')}"

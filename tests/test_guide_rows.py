@@ -109,7 +109,7 @@ def prompts(cached: int, **args: object) -> Story:
 
 
 def slow(first: float, between: float, *, running: int = 40, queued: int = 0, usage: float = 0.95) -> Story:
-    """Scrapes of a server whose every answer takes so many seconds."""
+    """Scrapes of a server whose answers all take this many seconds."""
 
     def histogram(seconds: float, count: float) -> Histogram:
         bounds = (0.05, 0.2, 1.0, 4.0, 20.0, inf)
@@ -372,7 +372,7 @@ def test_two_rows_at_once_never_advise_opposite_changes_of_one_flag(rows: list[s
 
 
 def gave_up(share: float, *, first_token: float = 0.05, queued: int = 0, answered: bool = True) -> Story:
-    """Scrapes of a server that starts a request a second, of which so many are given up."""
+    """Scrapes of a server that starts a request a second; clients cancel this many of them."""
     story: Story = []
     for step in range(20):
         done = 10.0 * step * (1 - share) if answered else 0.0
@@ -394,7 +394,7 @@ def gave_up(share: float, *, first_token: float = 0.05, queued: int = 0, answere
         (gave_up(1 / 6), "online", False),  # a chat, whose readers stop what they have seen enough of
         (gave_up(1 / 6), "offline", False),
         (gave_up(1 / 6, first_token=3.0), "online", True),  # first tokens come late
-        (gave_up(1 / 6, first_token=3.0), "offline", False),  # nobody waits for first tokens there
+        (gave_up(1 / 6, first_token=3.0), "offline", False),  # offline, first tokens do not matter
         (gave_up(1 / 6, queued=30), "offline", True),  # they wait, and a client's own limit ends that
         (gave_up(0.8, queued=1), "online", True),  # most of them, and there is always a short queue
         (gave_up(0.3, queued=1), "online", False),  # fewer: a wait that the profile allows is no reason

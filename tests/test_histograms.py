@@ -209,7 +209,7 @@ def test_recent_observations_are_a_difference_and_a_new_server_has_none() -> Non
 
 
 def test_quantiles_are_those_of_histogram_quantile(tmp_path: Path) -> None:
-    """Promtool computes them of the same buckets."""
+    """promtool computes them from the same buckets."""
     recording = Path(__file__).parent / "recordings" / "big_queue"
     text = gzip.decompress(max(recording.glob("metrics-*.prom.gz")).read_bytes()).decode()
     streamed = [

@@ -14,7 +14,7 @@ Points = list[tuple[float, float | None]]
 
 
 class Server:
-    """A server's state and the history that is kept of it, on a clock of their own."""
+    """A server's state and its history, on a simulated clock."""
 
     def __init__(self) -> None:
         self.state = ServerState(PROFILES["online"], 0.0)

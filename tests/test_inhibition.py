@@ -21,7 +21,7 @@ EVERYTHING = "everything:1"
 
 
 def servers() -> Servers:
-    """Give each alert and each pair a server of its own, and one where what would hide another has ended."""
+    """Give each alert and each pair a server of its own, and each inhibited pair a second one where the inhibiting alert has resolved."""
     found: Servers = {f"alone:{row.id}": [firing(row, f"alone:{row.id}")] for row in ALERTS}
     found |= {server: [firing(row, server) for row in both] for server, *both in PAIRS}
     for row, by in HIDDEN:

@@ -34,7 +34,7 @@ def afresh(text: str) -> ParsedPage:
 
 
 def after(*texts: str) -> ParsedPage:
-    """What one reader says of the last of these pages."""
+    """The result of one reader for the last of these pages."""
     reader = PageReader()
     return [reader.read(text) for text in texts][-1]
 

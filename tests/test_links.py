@@ -24,7 +24,7 @@ OWN = 'job="sglang", instance="gpu1:9741"'
 
 
 def link(alert: str, series: list[str], directory: Path) -> list[str]:
-    """What differs from an empty annotation, by promtool, where an alert with this link fires beside these series."""
+    """The rendered link of an alert, as promtool prints it where it differs from an empty annotation, beside these series."""
     rule = {"alert": "A", "expr": "trouble == 1", "annotations": {"link": LINKS[alert].strip()}}
     (directory / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "g", "rules": [rule]}]}))
     test = {

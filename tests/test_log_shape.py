@@ -27,7 +27,7 @@ WRAPPED = sorted(set(AROUND) - {"nothing"})
 
 
 def server(number: int, rank: str = " TP0") -> list[str]:
-    """Give so many lines, of three sorts."""
+    """Give this many lines, of three kinds."""
     bodies = (DECODE, PREFILL, READY)
     return [f"[2026-11-20 19:51:{at % 60:02d}{rank}] {bodies[at % 3]}" for at in range(number)]
 
@@ -49,7 +49,7 @@ def read(*texts: str) -> Reader:
 
 
 class Reader(LogReader):
-    """With the events of all it has read."""
+    """A log reader that keeps the events of everything it has read."""
 
     def __init__(self) -> None:
         super().__init__(strict=True)
@@ -184,7 +184,7 @@ def test_two_containers_in_one_log_are_both_read() -> None:
 def test_a_text_that_imitates_another_wrapping_moves_nothing(
     name: str, rank: str, other: str, number: int, sentence: str
 ) -> None:
-    """What a request says stands inside a line, whatever it looks like."""
+    """Text of a request is inside a line, whatever it looks like."""
     lines = server(number, rank)
     imitation = AROUND[other](f"[2026-11-20 19:51:18{rank}] {RETRACTION}", 1, WHEN)
     forged = f"[2026-11-20 19:51:18{rank}] Receive: obj={sentence.format(imitation)}"

@@ -113,7 +113,7 @@ def test_a_line_glued_to_other_text_is_in_doubt_until_a_start_is_read(wrapper: s
 def test_a_log_of_wrapped_lines_gives_the_events_of_the_lines(lines: list[str], wrappers: list[str]) -> None:
     plain = [PREFIX + LINES[line] for line in lines]
     wrapped = [WRAPPERS[wrappers[i % len(wrappers)]](line) for i, line in enumerate(plain)]
-    # What stands before a line in the same physical one may be anybody's words: that may put events in doubt.
+    # Text before a line in the same physical line may come from a request: this can make events suspect.
     assert unmarked(read(*wrapped)) == unmarked(read(*plain))
 
 

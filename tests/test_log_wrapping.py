@@ -59,7 +59,7 @@ def read(text: bytes, *, strict: bool = False) -> list[Event]:
 
 
 def unmarked(events: list[Event]) -> list[Event]:
-    """Take off what is said of words near the events: a form is learned from some lines before it is known."""
+    """Remove the mark for suspect lines: the first lines of a form are read before the form is learned."""
     for event in events:
         event.suspect = False
         if isinstance(event, Retraction):

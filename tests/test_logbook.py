@@ -61,7 +61,7 @@ class Place:
 
     @contextmanager
     def reader(self) -> Iterator[tuple[Logbook, ServerState]]:
-        """Start a process; at the end it is gone like after a SIGKILL."""
+        """Start a reader; it ends without saving, as after SIGKILL."""
         state = ServerState(PROFILES["online"], time.monotonic())
         book = Logbook(config(log_file=(str(self.log),), state_file=self.state_file), state, LOCK)
         book.poll()
@@ -195,7 +195,7 @@ class Rotations:
 
     def poll(self, after: float = 2.0) -> None:
         self.now += after
-        for _ in range(2):  # what has gone is let go in the one, and forgotten in the other
+        for _ in range(2):  # one closes files that are gone, the other drops their positions
             self.book.poll()
 
     def lines(self, kind: str) -> int:

@@ -113,7 +113,7 @@ def page_of(sidecar: Sidecar) -> Page:
 
 @pytest.fixture(scope="module")
 def retracting(tmp_path_factory: pytest.TempPathFactory) -> Page:
-    """After the retract recording, SGLang having ended, as a recording does."""
+    """An exporter after the retract recording, at whose end SGLang stops."""
     sidecar = watched_retractions(tmp_path_factory.mktemp("retract"))
     sidecar.start()
     return page_of(sidecar)

@@ -32,7 +32,7 @@ def lines(follower: LogFollower) -> list[bytes]:
 
 
 def read_and_stop(pattern: Path) -> dict[str, object]:
-    """Read all there is and return what a state file would hold, after a way through JSON."""
+    """Read everything and return what a state file would contain, after a round trip through JSON."""
     follower = LogFollower([str(pattern)], from_start=True)
     lines(follower)
     saved: dict[str, object] = json.loads(json.dumps(follower.positions()))

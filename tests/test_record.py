@@ -116,7 +116,7 @@ def recorder(server: FakeSGLang, log: Path, output: Path, *, keep_request_text: 
 
 @contextmanager
 def recording(made: Recorder) -> Iterator[None]:
-    """It records while the block runs."""
+    """Record while the block runs."""
     thread = threading.Thread(target=made.run)
     thread.start()
     try:
@@ -149,7 +149,7 @@ def retractions(kept: Recording) -> int:
 
 
 def verdict(kept: Recording) -> str:
-    """What log and scrapes together say, at the recording's own times."""
+    """The verdict from log and scrapes together, at the recording's own times."""
     state, reader = ServerState(PROFILES["online"], 0.0), LogReader()
     pieces = [(line.at, 0, line.text) for line in kept.lines] + [(page.at, 1, page.text) for page in kept.scrapes]
     for at, is_page, text in sorted(pieces, key=lambda piece: piece[:2]):

@@ -209,7 +209,7 @@ def test_every_place_that_says_a_version_says_this_one() -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Copy what says a version, with a date for it."""
+    """Copy every file that names the version, with a date for it."""
     for name in ("exporter/sglang_tuning_exporter/__init__.py", *PLACES):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text((ROOT / name).read_text())

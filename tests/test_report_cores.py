@@ -80,7 +80,7 @@ def outcome(parts: Iterator[LogPart], reader: LogReader | ReadAhead) -> tuple[ob
 
 
 def both(text: bytes, size: int, pace: float | None = None) -> tuple[object, object]:
-    """What this process finds, and what another one finds."""
+    """The events of this process, and those of another one."""
     blocks = list(whole_lines(text[at : at + size] for at in range(0, len(text), size)))
     here = LogReader()
     with closing(ReadAhead(pace)) as ahead:
@@ -113,7 +113,7 @@ def test_wherever_it_is_cut_trouble_is_read_the_same(
 
 @pytest.fixture
 def odd_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So small that a recording has many, and is a large log."""
+    """Make blocks so small that a recording has many, and counts as a large log."""
     monkeypatch.setattr(files, "BLOCK", 7919)
     monkeypatch.setattr(inputs, "LARGE", 1)
 

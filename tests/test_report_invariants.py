@@ -122,7 +122,7 @@ def test_a_rotated_log_is_that_of_its_parts(whole: dict[str, dict[str, Any]], tm
 
 
 def judged(found: dict[str, Any]) -> dict[str, Any]:
-    """Keep what a time and a rank leave alone."""
+    """Keep the parts of a report that do not depend on times or ranks."""
     counts = {key: value for key, value in found["counts"].items() if key != "lines"}
     flags = [[advice["typed"] for advice in finding["advice"]] for finding in found["findings"]]
     return {
@@ -191,7 +191,7 @@ def test_alerts_fire_as_long_into_the_log_in_any_time_zone(
 def test_a_finding_and_the_table_of_shares_show_the_same_share(
     tmp_path: Path, capture: str, diagnosis: str, state: str
 ) -> None:
-    """Waits that one line does not explain are put down to a cause afterwards: in the table as well."""
+    """Waits without a cause in their own line get one from later lines, in the table too."""
     (tmp_path / "server.log").write_bytes(text_of(capture))
     found = document(tmp_path / "server.log")
     [share] = [row["evidence"][0]["value"] for row in found["findings"] if row["diagnosis"] == diagnosis]

@@ -36,7 +36,7 @@ def test_lines_with_the_newest_first_give_the_events_of_their_log(name: str) -> 
 
 
 def sure(event: object) -> object:
-    """Return the event without its doubt, which depends on what stands before a line."""
+    """Return the event without its mark as suspect, which depends on the lines before it."""
     return replace(event, suspect=False) if hasattr(event, "suspect") else event  # type: ignore[type-var]  # all are dataclasses
 
 

@@ -45,7 +45,7 @@ def page(tmp_path: Path, *logs: str | Path, profile: str = "online", against: tu
 
 
 def text_of(page: str) -> str:
-    """What a reader sees, in one line."""
+    """The visible text, in one line."""
     body = re.sub(r"<(style|title)>.*?</\1>", " ", page, flags=re.DOTALL)
     return " ".join(html.unescape(re.sub(r"</?(?:span|bdi|code)[^>]*>", "", body).replace("<", " <")).split())
 
@@ -76,7 +76,7 @@ def retracting_for_long() -> bytes:
 
 
 class Tree(HTMLParser):
-    """Says whether every tag is closed in order, and which there are."""
+    """A parser that collects the tags and checks that all are closed in order."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

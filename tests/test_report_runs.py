@@ -202,7 +202,7 @@ RANKS = st.sampled_from([(b"",), (b"",), (b" TP0",), (b" DP0 TP0", b" DP1 TP0"),
 
 @st.composite
 def busy_logs(draw: st.DrawFn) -> bytes:
-    """A server that does one thing for a while, before and after it another, and there in parts of seconds a third."""
+    """A server with one load for a while, another before and after it, and a third one for parts of seconds."""
     quiet, steady = draw(LINES), draw(LINES)
     passing = st.lists(st.just(steady) | LINES | st.sampled_from([quiet, steady]) | OTHER, max_size=4)
     ranks = draw(RANKS)

@@ -141,7 +141,7 @@ def test_prefill_and_decode_servers_of_one_pair_are_two_servers(tmp_path: Path) 
 
 
 def mixed(*frames: str, starts: int = 2, ranks: tuple[str, ...] = ("", "")) -> str:
-    """The lines of two servers in turn, each in its frame, `{}` in it; so many of them have their start."""
+    """The lines of two servers in turn, each inside its frame at `{}`; `starts` of them print their start."""
     printed = ""
     for frame in frames[:starts]:
         printed += frame.format(start(0).rstrip("\n")) + "\n"

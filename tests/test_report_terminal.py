@@ -25,7 +25,7 @@ COMMAND = [sys.executable, "-m", "sglang_tuning_exporter", "report", RETRACT]
 
 
 def on_a_terminal(**variables: str) -> str:
-    """What a real terminal of 80 columns gets."""
+    """The output on a real terminal of 80 columns."""
     leader, follower = pty.openpty()
     process = subprocess.Popen(
         COMMAND, stdout=follower, stderr=follower, env=environment(**{"TERM": "xterm", "COLUMNS": "80", **variables})

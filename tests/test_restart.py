@@ -46,7 +46,7 @@ def retraction(number: int, requests: int = 5) -> str:
 
 
 class Log:
-    """The log of a server that writes without looking who reads."""
+    """The log of a server that writes whether anybody reads or not."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -94,7 +94,7 @@ COUNTED: dict[str, tuple[list[Event], Callable[[ServerState], float]]] = {
 
 
 def recent(state: ServerState, now: float) -> dict[str, float]:
-    """Everything of the window that is not zero."""
+    """All figures of the window that are not zero."""
     past = past_of(state, now)
     return {name: count for name, count in (*past.recent.counts.items(), *past.event_counts.items()) if count} | (
         {"starts": past.starts} if past.starts else {}

@@ -27,7 +27,7 @@ REQUESTS = "sglang_tuning_retracted_requests_total"
 
 
 class Seen(NamedTuple):
-    """The counters after a scrape: by the log, by the server, and as they are exposed."""
+    """The counters after a scrape: from the log, from the server, and as exposed."""
 
     logged: float
     native: float
@@ -41,7 +41,7 @@ def scraped(text: bytes) -> Scrape:
 
 
 def played(recording: Recording, dead: tuple[float, float], *, lines_come_late: bool) -> list[Seen]:
-    """What is counted over a real server's log and scrapes, while the log cannot be read for a time."""
+    """The counts over a real server's log and scrapes, with a time in which the log cannot be read."""
     state, reader, kept, seen = ServerState(PROFILES["online"], 0.0), LogReader(), [], []
     moments: list[tuple[float, bytes, bool]] = [(line.at, line.text, True) for line in recording.lines]
     moments += [(scrape.at, scrape.text, False) for scrape in recording.scrapes]
@@ -178,7 +178,7 @@ def test_a_log_that_comes_back_counts_no_start_again(later: float, starts: int) 
     restarted(state, 10.0)
     state.log_is_read = True
     state.advance(15.0 + later)
-    if later > LATE_SECONDS:  # nobody remembers that one: it is a start if the server was away
+    if later > LATE_SECONDS:  # no record of the earlier count: it is a start if the server was down
         state.lost_scrape()
     state.observe_all(LogReader().feed(START), 15.0 + later)
     assert state.starts == starts

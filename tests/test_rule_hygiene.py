@@ -41,7 +41,7 @@ RECORDED = {rule["record"] for rule in RULES if "record" in rule}
 
 
 def problems(rule: dict[str, Any]) -> list[str]:  # noqa: C901, PLR0912 - one question after the other
-    """Say what a linter would of one rule."""
+    """List what a linter would report for one rule."""
     found = []
     words: str = rule["expr"]
     # The one alert has no instance left; the records add up servers, which is what they are for.

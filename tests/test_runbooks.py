@@ -228,7 +228,7 @@ def get(url: str, **headers: str) -> requests.Response:
 
 
 def text_of(page: str) -> str:
-    """What a reader sees, in one line."""
+    """The visible text, in one line."""
     body = re.sub(r"<(style|title)>.*?</\1>", " ", page, flags=re.DOTALL)
     return " ".join(html.unescape(re.sub(r"<[^>]+>", "", body)).split())
 

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(not PRESENT, reason="no Prometheus is installed"
 
 
 def capped() -> bytes:
-    """The retracting server of 0.5.9, had its conservativeness been as high as it has effect."""
+    """The retracting server of 0.5.9, with its conservativeness replaced by the highest value that has an effect."""
     text = prolonged("v0.5.9-retract")
     assert b"schedule_conservativeness=0.1," in text
     return text.replace(b"schedule_conservativeness=0.1,", b"schedule_conservativeness=1.5,")
@@ -81,7 +81,7 @@ class Night:
 
 @dataclass(frozen=True)
 class Reported:
-    """What the report says, and when the first and the last evaluation were."""
+    """The alerts of the report, with the times of the first and the last evaluation."""
 
     first: float
     last: float
@@ -101,7 +101,7 @@ def read_report(log: Path, exposed: Path, profile: str) -> Reported:
 
 
 class Prometheus:
-    """A real one over backfilled blocks."""
+    """A real Prometheus with the backfilled blocks."""
 
     def __init__(self, directory: Path) -> None:
         self._address = f"127.0.0.1:{free_port()}"
@@ -233,7 +233,7 @@ def _noted(series: dict[str, Any], first: float, length: int) -> dict[str, str]:
 
 
 def _fired(output: str, firsts: dict[str, float]) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Read what promtool says it got at each evaluation in place of nothing."""
+    """Read the alerts that promtool got at each evaluation where the test expects none."""
     moments: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
     for found in re.finditer(
         r'expr: "ALERTS\{[^\n]*time: ([0-9hms]+),\s+exp:[^\n]*\n\s+got:((?:\s+\{?Labels:|[^\n])*)', output

@@ -148,7 +148,7 @@ def test_the_picture_in_the_docs_is_of_this_code() -> None:
 
 
 def queries() -> list[str]:
-    """What the examples ask of Prometheus."""
+    """The queries of the examples."""
     text = "".join((DEPLOY / name).read_text() for name in ("keda.yml", "hpa.yml"))
     return re.findall(r"(job:sglang_tuning_demand:sum5m)", text)
 
@@ -180,7 +180,7 @@ CASES: dict[str, tuple[dict[str, tuple[float | None, float | None]], float]] = {
     "one that starts beside one in need": ({"a": (1.2, 1), "b": (None, None)}, 1.6),
     "one that is dead beside a bored one": ({"a": (0.1, 0), "b": (None, None)}, 1.6),
     "one that starts beside one in great need": ({"a": (1.6, 1), "b": (1.6, 1), "c": (None, None)}, 3.2),
-    "nobody asks": ({"a": (0.0, 0), "b": (0.0, 0)}, 0.0),
+    "no requests": ({"a": (0.0, 0), "b": (0.0, 0)}, 0.0),
     "no figures": ({"a": (None, None), "b": (None, None)}, 1.6),
 }
 

@@ -83,7 +83,7 @@ def fake() -> Iterator[FakeSGLang]:
 
 @pytest.fixture(scope="module")
 def exporter(fake: FakeSGLang, logged: Path) -> Iterator[Exporter]:
-    """One exporter for all the ways in which an SGLang that has served can fail; it must outlive every one."""
+    """One exporter for all failures of an SGLang that has served; it must survive each of them."""
     with running_exporter("--sglang-url", fake.url, "--log-file", str(logged)) as running:
         yield running
 

@@ -144,7 +144,7 @@ def test_words_that_name_a_place_are_replaced(text: str, scrubbed: str) -> None:
     assert Scrubber().text(text) == scrubbed
 
 
-# A word of nobody's in every place where a real server has one: none may be left, in whatever form it came.
+# An invented word in every place where a real server has one: none may remain, in any form.
 CANARIES = (
     "zanzibari",
     "zanzibari7",

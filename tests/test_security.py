@@ -67,7 +67,7 @@ def lines_of_a_night() -> bytes:
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Whatever leaves the exporter and its commands, by name, after a life among secrets."""
+    """All outputs of the exporter and its commands, by name, after input full of secrets."""
     place = tmp_path_factory.mktemp("canaries")
     fake = FakeSGLang({"/metrics": reply(SERVING)})
     info = {"version": "0.5.23", "model_path": "a/b", **CANARIES, "internal_states": [{**CANARIES}]}
@@ -138,7 +138,7 @@ def test_no_secret_is_in_anything_that_leaves_the_exporter(outputs: dict[str, st
 
 
 def test_the_outputs_that_were_searched_are_those_of_a_server_that_was_seen(outputs: dict[str, str]) -> None:
-    """Else nothing would have been there to leak."""
+    """Otherwise the outputs would have had nothing to leak."""
     assert "sglang_tuning_retraction_events_total" in outputs["/metrics"]
     assert "sglang_tuning_up 0.0" in outputs["500 Internal Server Error"]
     assert "a/b" in outputs["/api/v1/findings"], "the arguments with the secrets among them were read"
@@ -154,7 +154,7 @@ def test_the_outputs_that_were_searched_are_those_of_a_server_that_was_seen(outp
 
 
 def test_no_flag_takes_a_secret_itself() -> None:
-    """Arguments of a process are there for every user of the machine to read."""
+    """Every user of the machine can read the arguments of a process."""
     secretive = {option.name for option in OPTIONS if re.search(r"key|password|token|secret", option.name)}
     assert secretive == {"api_key_file"}
 
@@ -205,7 +205,7 @@ def address(sidecar: Sidecar) -> Iterator[str]:
 
 
 def exchange(address: str, request: bytes, most: int = 1 << 20) -> bytes:
-    """The bytes that come for these bytes, until the other side hangs up or is quiet."""
+    """The answer to these bytes, until the other side closes the connection or pauses."""
     parts = urlsplit(address)
     answer = b""
     with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=5) as connection, suppress(OSError):
@@ -293,7 +293,7 @@ def test_a_small_body_does_no_harm(address: str) -> None:
 
 
 def test_an_upgrade_to_a_websocket_is_answered_as_the_plain_request_it_also_is(address: str) -> None:
-    """With a library for websockets installed, as here, uvicorn would take it past what stands before the application."""
+    """With a websocket library installed, as here, uvicorn would pass the upgrade around the exporter's middleware."""
     upgrade = ("Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==")
     request = asking("/metrics", "GET", *upgrade).replace(b"Connection: close", b"Connection: Upgrade")
     answer = exchange(address, request, most=1)
@@ -388,7 +388,7 @@ def test_no_request_reaches_a_file_a_program_or_a_socket_of_its_choice(sglang: F
 
 
 def is_our_own(event: str, log: Path) -> bool:
-    """What it does by itself: it looks at its log and at its own process, and asks its SGLang."""
+    """The exporter's own accesses: its log, its own process, and its SGLang."""
     return (
         str(log) in event
         or f"'{log.parent}'" in event
@@ -440,7 +440,7 @@ def test_no_data_is_executed_or_unpickled_in_the_package() -> None:
     forbidden = re.compile(
         r"\b(pickle\b|marshal\b|shelve\b|eval\(|exec\(|os\.system|shell=True|yaml\.load\((?!text, Loader=_Loader))"
     )
-    # What the process that reads a large log sends to the report, over a socket pair: no data of anybody else.
+    # The process that reads a large log sends this to the report, over a socket pair: no data from outside.
     of_our_process = re.compile(r"# nosec B(?:301|302|403) # data of our own process")
     for file in (ROOT / "exporter").rglob("*.py"):
         for line in file.read_text().splitlines():

@@ -31,7 +31,7 @@ def printed(version: str) -> str:
 
 
 def judged(text: str) -> dict[str, object]:
-    """What Python's parser makes of the printed arguments."""
+    """The printed arguments as Python's parser reads them."""
     tree = ast.parse(text.split("=", 1)[1], mode="eval").body
     if isinstance(tree, ast.Call):
         pairs = {keyword.arg or "": keyword.value for keyword in tree.keywords}

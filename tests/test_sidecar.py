@@ -46,7 +46,7 @@ def append(path: Path, text: bytes) -> None:
 
 @contextmanager
 def watching(self_scrape_seconds: float = 0.3, **settings: Any) -> Iterator[Sidecar]:
-    """A started sidecar that scrapes by itself when nobody has for so long."""
+    """A started sidecar that scrapes by itself after this long without a scrape."""
     sidecar = Sidecar(config(**settings), self_scrape_seconds=self_scrape_seconds)
     sidecar.start()
     try:
@@ -121,7 +121,7 @@ def test_a_missing_file_is_said_and_read_from_its_first_line_when_it_comes(
 
 
 def _another(number: int) -> bytes:
-    """A retraction that no ledger can take for another rank's repetition of the last."""
+    """A retraction with new figures, so that it is no repetition of the last one by another rank."""
     return RETRACTION.replace(b"8950", b"%d" % (9000 + number))
 
 

@@ -25,7 +25,7 @@ from sglang_tuning_exporter.state.signals import (
 
 @dataclass(slots=True)
 class Observation:
-    """What is known of one scheduler at one moment. Usages are 0-1."""
+    """The figures of one scheduler at one moment. Usages are 0-1."""
 
     serving: bool
     running: float | None = None

@@ -38,7 +38,7 @@ RETRACTION = (
 
 @dataclass
 class Server:
-    """A server whose stages can be stopped; `new` releases count passes and open requests, old ones only what comes out."""
+    """A server whose stages can be stopped; `new` releases count passes and open requests, old ones only generated tokens."""
 
     new: bool = True
     has_metrics: bool = True
@@ -129,7 +129,7 @@ class Server:
             self.state.observe(event, self.now)
 
     def found(self) -> tuple[float, str] | None:
-        """Since when which stage is said to hang."""
+        """The stage that hangs, and since when."""
         return next(((at, stage) for at, stage in self.stages if stage), None)
 
 
@@ -441,7 +441,7 @@ def test_only_requests_that_generate_are_open() -> None:
 
 
 class TestFromTheLogAlone:
-    """Health checks that somebody makes are all there is: SGLang prints each that is in vain, twenty seconds after its begin."""
+    """Health checks are the only requests: SGLang prints each one that fails, twenty seconds after its begin."""
 
     @pytest.fixture
     def server(self) -> Server:
@@ -451,7 +451,7 @@ class TestFromTheLogAlone:
         return server
 
     def fails(self, server: Server, times: int, every: float = 20.0, *, batch: bool = False) -> list[str]:
-        """Give the stage that is said after each check."""
+        """Give the hanging stage after each check."""
         stages: list[str] = []
         for _ in range(times):
             server.check_fails()
@@ -516,7 +516,7 @@ def test_a_watchdog_names_its_stage(line: bytes, stage: str) -> None:
 
 
 class TestASilentLog:
-    """How long after its last batch line the server was still at work."""
+    """How long the server was still under load after its last batch line."""
 
     @staticmethod
     def silent(server: Server) -> float:
@@ -582,7 +582,7 @@ class TestASilentLog:
         assert self.silent(server) <= STEP
 
     def test_retractions_are_no_batch_lines(self, server: Server) -> None:
-        """With --log-level warning they are all that is printed."""
+        """With --log-level warning SGLang prints nothing else."""
         server.logs = False
         for _ in range(60):
             for event in LogReader().feed(RETRACTION):
@@ -592,7 +592,7 @@ class TestASilentLog:
 
 
 class TestHealthChecksOfItsOwn:
-    """Made only where requests are there and nothing moves; each takes ten seconds when it is in vain."""
+    """The exporter checks only where requests are open and no figure changes; each check takes ten seconds when it fails."""
 
     @staticmethod
     def waits(server: Server, seconds: float, *, answered: bool | None) -> int:

@@ -54,7 +54,7 @@ def answering(answer: Callable[[socket.socket], object]) -> Iterator[int]:
 
 
 def in_the_clear(connection: socket.socket) -> None:
-    """Refuse what is no HTTP, as uvicorn does."""
+    """Refuse bytes that are not HTTP, as uvicorn does."""
     connection.recv(4096)
     connection.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
 

@@ -171,7 +171,7 @@ def test_a_server_that_takes_connections_and_does_not_answer_hangs_at_its_tokeni
 
 
 def test_a_503_counts_as_starting_for_as_long_as_a_start_can_last(alone: SteppedExporter) -> None:
-    """A proxy says 503 for a server that is dead as well."""
+    """A proxy also answers 503 for a server that is down."""
     alone.fails("not_ready")
     assert alone.verdict(after=1700.0, reason="not_ready") == "starting"
     assert alone.verdict(after=150.0, reason="not_ready") == "server_down"
@@ -206,7 +206,7 @@ def test_another_way_to_fail_does_not_begin_the_time_anew(alone: SteppedExporter
 
 @pytest.mark.parametrize("release", ["0.3.6", "0.4.6.post5"])
 def test_an_empty_page_is_no_outage_up_to_0_4(alone: SteppedExporter, release: str) -> None:
-    """There, a server without a request so far has an empty page, for days."""
+    """In these releases the page is empty until the first request, even for days."""
     alone.sidecar.state.facts.apply_info(release, {}, None)
     for _ in range(200):
         alone.now += 15.0
@@ -236,7 +236,7 @@ def test_an_empty_page_is_no_excuse_for_a_server_that_died(exporter: SteppedExpo
 
 
 class TestA404:
-    """SGLang without --enable-metrics, or a proxy whose server is gone."""
+    """SGLang without --enable-metrics, or a proxy whose server is down."""
 
     def test_it_is_a_server_without_metrics_where_none_were_ever_seen(self, alone: SteppedExporter) -> None:
         alone.fails("metrics_disabled")

@@ -596,7 +596,7 @@ def admission(state: ServerState) -> str:
 
 
 def test_a_request_is_not_held_back_where_the_next_would_not_fit() -> None:
-    # Three of 1,150 tokens run in a KV cache of 4,200, and nobody says how large those are that wait.
+    # Three of 1,150 tokens run in a KV cache of 4,200, and the size of the waiting ones is unknown.
     state = new_state()
     state.observe(decode(running=3, queued=20, usage=0.82), 0.0)
     assert admission(state) == "pool_full"

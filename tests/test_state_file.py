@@ -347,7 +347,7 @@ def test_what_is_in_the_way_of_the_new_document_is_said_and_the_old_one_stays(fi
 
 
 def test_a_full_disk_is_said_and_the_old_document_stays_whole(file: StateFile, path: Path) -> None:
-    """A limit on the size of files stands for the disk: a write ends in the middle in the same way."""
+    """A limit on the size of files replaces the full disk: a write ends in the middle in the same way."""
     file.save({"old": 1})
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:

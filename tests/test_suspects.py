@@ -35,7 +35,7 @@ FULL = decoding(0.0, END, running=20, queued=30, usage=0.95)
 
 
 def lived(story: Story, profile: str = "online", prompt: int = 0, **args: Any) -> Past:
-    """Live through a story; `prompt` is the mean length of the prompts, 0 where it is not known."""
+    """The past after a story; `prompt` is the mean length of the prompts, 0 where it is unknown."""
     state = ServerState(PROFILES[profile], 0.0)
     for at, what in sorted(started(model_path="/models/llama", **args) + story, key=lambda pair: pair[0]):
         if isinstance(what, Scrape):
@@ -72,7 +72,7 @@ def scrapes(first: float = 0.1, between: float = 0.01) -> Story:
 
 
 def interrupted(gap: float, chunk: int) -> Past:
-    """Live through decoding that a prompt of 2,000 tokens interrupts now and then; the first token takes half a second."""
+    """The past after decoding with interruptions by prompts of 2,000 tokens; the first token takes half a second."""
     story = decoding(0.0, END, running=12) + scrapes(first=0.5)
     # The last argument exists from 0.5.19 on.
     past = lived(story, prompt=2000, chunked_prefill_size=chunk, prefill_decode_interval=0)

@@ -53,7 +53,7 @@ def append(path: Path, text: bytes) -> None:
 
 @contextlib.contextmanager
 def forbidden(path: Path) -> Iterator[None]:
-    """Take the right to read `path`; root, whom no mode stops, becomes nobody meanwhile."""
+    """Remove the permission to read `path`; root, who may read everything, becomes the user nobody meanwhile."""
     mode = path.stat().st_mode
     path.chmod(0)
     if os.geteuid() == 0:
@@ -70,7 +70,7 @@ def forbidden(path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def open_directory() -> Iterator[Path]:
-    """Give a directory that every user may enter, which pytest's own are not."""
+    """Give a directory that every user may enter, unlike pytest's own."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)

@@ -47,7 +47,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def text_of(page: str) -> str:
-    """What a reader sees, in one line."""
+    """The visible text, in one line."""
     body = re.sub(r"<(style|title)>.*?</\1>", " ", page, flags=re.DOTALL)
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
 
@@ -286,7 +286,7 @@ def test_a_kv_cache_is_green_only_while_nobody_waits_and_red_where_it_has_room_f
         line = DecodeBatch(None, Rank(), 2, queued, 1000, usage, graph_device="cpu")
         sidecar.state.observe(line, time.monotonic())
         shown += re.findall(r'<div(?: class="(\w+)")?><dt>Token usage</dt><dd class="value">([^<]*)<', page_of(sidecar))
-    assert shown[:2] == [("good", "0.20"), ("", "0.95")]  # full with a queue: what the guide wants, and requests wait
+    assert shown[:2] == [("good", "0.20"), ("", "0.95")]  # full with a queue: as the guide advises, and requests wait
     assert shown[2] in {("", "0.20"), ("bad", "0.20")}  # the server recovers, or holds back
 
 

@@ -132,7 +132,7 @@ STRICTER = {
 }  # fmt: skip
 if sys.version_info < (3, 11):  # it cannot be held to this one
     STRICTER |= {"curve X25519"}
-# It refuses these because of HTTP/2, which we do not speak.
+# It refuses these because of HTTP/2, which the exporter does not support.
 LOOSER = {"a suite that HTTP/2 lacks", "suites of TLS 1.3 alone"}
 
 
@@ -145,7 +145,7 @@ def certified(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @contextmanager
 def serving(file: Path) -> Iterator[Exporter]:
-    """The whole of `serve` in a process of its own."""
+    """`serve` in a process of its own."""
     log = file.parent / "server.log"
     log.touch()
     with running_exporter("--log-file", str(log), "--web-config", str(file)) as exporter:

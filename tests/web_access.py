@@ -36,7 +36,7 @@ NODE_EXPORTER = "prometheus-node-exporter"
 
 
 def hashed(password: str, cost: int = 4) -> str:
-    """The cheapest hash that bcrypt has, unless a test is about the cost."""
+    """A hash of the lowest bcrypt cost, unless a test is about the cost."""
     return bcrypt.hashpw(password.encode(), bcrypt.gensalt(cost)).decode()
 
 
@@ -85,7 +85,7 @@ def certificates(directory: Path) -> Certificates:
 
 @dataclass(frozen=True)
 class Met:
-    """What a client met: a status, or none when the connection failed; the TLS version and suite that were agreed on."""
+    """The result of a request: the status, or none when the connection failed, and the agreed TLS version and suite."""
 
     status: int | None
     version: str | None = None
@@ -132,7 +132,7 @@ def ask(url: str, context: ssl.SSLContext | None = None, authorization: str | No
 
 
 def limited(context: ssl.SSLContext, lowest: str, highest: str) -> ssl.SSLContext:
-    """The same client, that speaks these versions only."""
+    """The same client, limited to these TLS versions."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of versions that a test offers to be refused with
         context.minimum_version, context.maximum_version = ssl.TLSVersion[lowest], ssl.TLSVersion[highest]
@@ -142,7 +142,7 @@ def limited(context: ssl.SSLContext, lowest: str, highest: str) -> ssl.SSLContex
 
 
 class NodeExporter:
-    """Debian's, on a free port, without a collector; `accepted` is whether it runs with its file."""
+    """Debian's node_exporter on a free port, without collectors; `accepted`: it runs with its file."""
 
     def __init__(self, file: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -181,7 +181,7 @@ class NodeExporter:
 
 
 class Ours(logging.Handler):
-    """Ours on a free port of this process, with what it logs."""
+    """This exporter on a free port of this process, with its log."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()
