@@ -30,7 +30,9 @@ _NO_GRAPH: _Graph = (None, None)
 
 _PREFIX = rb"\[[-0-9 :]{19}[^\]\n]{0,40}\] "
 # A rejected request, a server error and a pause are events, so they are no usual lines. A shape keeps the words of the status, not its digits.
-_ACCESS = re.compile(_PREFIX + rb'INFO:     [^ \n]{1,80} - "(?![^\n]*(?:Service Unavailable|Internal Server|e_generation HTTP))[^\n:]*')
+_ACCESS = re.compile(
+    _PREFIX + rb'INFO:     [^ \n]{1,80} - "(?![^\n]*(?:Service Unavailable|Internal Server|e_generation HTTP))[^\n:]*'
+)
 _DECODE = re.compile(rb"(" + _PREFIX + rb")" + batch_lines.USUAL_DECODE)
 _PREFILL = re.compile(rb"(" + _PREFIX + rb")" + batch_lines.USUAL_PREFILL)
 # A health probe is no load, so it is an event of its own (`PrefillBatch.is_health_probe`).
