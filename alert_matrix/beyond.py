@@ -14,7 +14,7 @@ SELDOM = 60
 
 @dataclass(frozen=True)
 class Beyond:
-    """Runs in which some faults are nobody's."""
+    """Runs with faults that no rule can avoid."""
 
     reason: str
     faults: frozenset[Fault]
@@ -102,7 +102,7 @@ def idle(failed: Iterable[str]) -> list[str]:
 
 
 def reason(verdict: Verdict) -> str:
-    """Say why a fault is nobody's; empty where it is the rules'."""
+    """Return why no rule can avoid a fault; empty where the rules are at fault."""
     for each in BEYOND:
         if verdict.fault and verdict.fault in each.faults and each.holds(verdict.run):
             return each.reason

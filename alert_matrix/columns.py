@@ -59,22 +59,22 @@ class Run:
 
     @property
     def _seed(self) -> str:
-        """What the run's chances begin with, the same in every run of the machine and for both evaluation intervals."""
+        """The seed of the run, the same in every run of the matrix and for both evaluation intervals."""
         return f"{self.case.name}|{self.level}|{self.column.scrape}|{self.column.misses}|{self.column.disturbance}"
 
     @cached_property
     def place(self) -> int:
-        """Where between two evaluations the scrapes lie."""
+        """The offset of the scrapes between two evaluations."""
         return random.Random(self._seed).randrange(PLACES)
 
     @property
     def begin(self) -> float:
-        """When the trouble begins: at no round moment."""
+        """When the trouble begins: not at a whole interval."""
         return self.case.history + 7.0
 
     @property
     def _longest_delay(self) -> float:
-        """What late scrapes and evaluations may cost at most in this column, the same for all servers of one file."""
+        """The largest delay by late scrapes and evaluations in this column, the same for all servers of one file."""
         return 8.0 * self.column.scrape + 2.0 * self.column.evaluation
 
     @property
@@ -137,7 +137,7 @@ class Run:
 
     @cached_property
     def restart(self) -> float | None:
-        """When the server restarts: while the alert is pending, or well before its trouble where that is to be away."""
+        """When the server restarts: while the alert is pending, or well before the trouble if the trouble is that the server is down."""
         if self.column.disturbance != "server restarts":
             return None
         if self.case.is_server_away or self.case.settled > 10 * MINUTE:
@@ -169,7 +169,7 @@ class Run:
 
     @property
     def is_unseen_before_restart(self) -> bool:
-        """Whether the exporter starts anew before a scrape has read what happened when the trouble began."""
+        """Whether the exporter restarts before a scrape has read the event that began the trouble."""
         return not any(ended == "read" and self.begin < at < self.pending for at, ended in self.scrapes)
 
     @cached_property

@@ -66,7 +66,7 @@ def sums(outcomes: Iterable[dict[str, Any]]) -> Sums:
 
 
 def page(kept: dict[str, Any]) -> str:
-    """Write the page from what was kept."""
+    """Write the page from the kept sums."""
     before, now = kept["before"], kept["now"]
     lines = [_HEAD, "## Failures before and now", ""]
     lines += [
@@ -113,7 +113,7 @@ def _order(name: str) -> tuple[int, float, str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Keep the sums of what was played, and write the page."""
+    """Write the sums of the outcomes, and the page."""
     parser = argparse.ArgumentParser(prog="python -m alert_matrix.document", description=__doc__)
     for name in ("before", "now"):
         parser.add_argument(f"--{name}", type=Path, help="outcomes, a line for each")

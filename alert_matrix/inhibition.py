@@ -61,7 +61,7 @@ class Manager:
             wait_until(lambda: servers <= _jobs(self.pager), "the pager", most)
 
     def settled(self, expected: set[tuple[str, str]], most: float = 60.0) -> set[tuple[str, str]]:
-        """Give the same as soon as it is what is expected, or after a while: Alertmanager takes alerts up one by one."""
+        """Give the same, but wait a while for the expected result: Alertmanager processes alerts one by one."""
         deadline = time.monotonic() + most
         while (seen := self.suppressed()) != expected and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -80,7 +80,7 @@ class Observed:
 def observe(
     directory: Path, configuration: Path, servers: Servers, hidden: Callable[[Diagnosis, Diagnosis], bool]
 ) -> Observed:
-    """Post the alerts of all servers, some servers to each Alertmanager: what hides what is looked for among all of its alerts."""
+    """Post the alerts of all servers, some servers to each Alertmanager, because it compares every alert with all others."""
     suppressed: set[tuple[str, str]] = set()
     messages: list[Any] = []
     names = list(servers)
@@ -130,7 +130,7 @@ def firing(row: Diagnosis, server: str, *, ended: bool = False) -> dict[str, Any
 
 @contextmanager
 def running(directory: Path, configuration: Path = CONFIGURATION) -> Iterator[Manager]:
-    """Run Alertmanager with a configuration as it is, but for its addresses and with a route of critical alerts to a pager."""
+    """Run Alertmanager with a configuration in which only the addresses are replaced and critical alerts go to a pager."""
     url = f"http://{LOOPBACK}:{free_port()}"
     manager = Manager(url)
     receiver = Receiver(Address(LOOPBACK, 0), manager.pager.append)
@@ -181,12 +181,12 @@ def pairs() -> Iterator[tuple[str, Diagnosis, Diagnosis]]:
 
 
 def table(hidden: Callable[[Diagnosis, Diagnosis], bool]) -> Hidden:
-    """Give what hides each alert, by a function of two rows."""
+    """Give the alerts that inhibit each alert, by a function of two rows."""
     return {row.alert: frozenset(other.alert for other in ALERTS if hidden(row, other)) for row in ALERTS}
 
 
 def measured(suppressed: Iterable[tuple[str, str]]) -> Hidden:
-    """Give what hid each alert on the servers of `pairs`."""
+    """Give the alerts that inhibited each alert on the servers of `pairs`."""
     seen = set(suppressed)
     found: dict[str, set[str]] = {row.alert: set() for row in ALERTS}
     for server, one, other in pairs():

@@ -43,7 +43,7 @@ def every_case() -> list[Case]:
 
 
 def healthy_case() -> Case:
-    """Give the server that nothing is wrong with: of every row, none may fire."""
+    """Give the healthy server, on which no alert may fire."""
     return Case(ALERTS[0], HEALTHY, Trouble(), None, window=10 * MINUTE, tail=5 * MINUTE)
 
 
@@ -60,7 +60,7 @@ def runs(case: Case, scrape: int, evaluation: int) -> Iterator[Run]:
 
 @dataclass(frozen=True)
 class Part:
-    """What one promtool plays: one case at one pair of intervals, the long gaps apart because their runs last longer."""
+    """The work of one promtool: one case at one pair of intervals; runs with long gaps are separate because they last longer."""
 
     case: Case
     scrape: int
@@ -79,7 +79,7 @@ def parts(
 
 
 def outcomes(part: Part, text: str) -> list[Outcome]:
-    """Play a part to the rules of a file and judge it."""
+    """Run a part against the rules of a file and judge the result."""
     is_healthy = part.case.words == HEALTHY
     alerts = [row.alert for row in ALERTS] if is_healthy else [part.case.row.alert]
     mine = [run for run in runs(part.case, part.scrape, part.evaluation) if run.has_long_gap == part.with_long_gaps]
@@ -91,7 +91,7 @@ def outcomes(part: Part, text: str) -> list[Outcome]:
 
 
 def _fired(mine: list[Run], alerts: list[str], text: str) -> list[dict[str, Fired]]:
-    """Play runs, each by itself where a rule fails: it fails for all servers of one promtool."""
+    """Play runs; if a rule fails, each run alone, because it fails for all servers of one promtool."""
     groups = rules.load(text)
     try:
         return play(mine, rules.choose(groups, alerts), [group["name"] for group in groups])
@@ -111,7 +111,7 @@ def _fired(mine: list[Run], alerts: list[str], text: str) -> list[dict[str, Fire
 
 
 def together(mine: list[Run], text: str) -> list[Outcome]:
-    """Play runs of several cases in few promtools, those that last long apart: each server has what its own alert reads."""
+    """Play runs of several cases in few promtools, long runs separately. Each server has only the series that its own alert reads."""
     groups = rules.load(text)
     own = {alert: rules.choose(groups, [alert]) for alert in {run.case.row.alert for run in mine}}
     order = [group["name"] for group in groups]

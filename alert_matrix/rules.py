@@ -30,14 +30,14 @@ _DIFFER_BY = {
 
 @dataclass(frozen=True)
 class Chosen:
-    """Groups of rules, without annotations, and what they can read."""
+    """Groups of rules, without annotations, and the series that they can read."""
 
     groups: list[dict[str, Any]]
     names: frozenset[str]
     words: frozenset[str]
 
     def reads(self, shown: Shown) -> bool:
-        """Whether a series could change what they do."""
+        """Whether a series could change their result."""
         if shown.name not in self.names:
             return False
         if shown.name == _SECONDS and shown.series is not None and shown.series.constant == 0:

@@ -74,12 +74,12 @@ def mixed(signal: Signal, states: Iterable[str] = (), share: float = 0.0) -> Sha
 
 
 def thresholds(profile: Profile) -> Page:
-    """Give the series of what a profile calls healthy."""
+    """Give the threshold series of a profile."""
     return {key("threshold", signal=signal, bound=bound): shown(value) for signal, bound, value in profile.bounds}
 
 
 def healthy(profile: str, shares: Mapping[Signal, Shares] | None = None) -> Page:
-    """Give the page of a server that does well, its time split as given or as usual."""
+    """Give the page of a healthy server, its time split as given or as usual."""
     page: Page = {
         key("build_info", version="1.0.0"): shown(1),
         key("sources_info", metrics="yes", log="yes"): shown(1),

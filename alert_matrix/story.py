@@ -126,7 +126,7 @@ def _gauge(own: Page, name: Key) -> Gauge:
 
 
 def _restart(own: Page, at: float) -> None:
-    """Let the server end, start and load: nothing is asked of it, and no state is known."""
+    """Let the server end, start and load: it has no requests, and its state is unknown."""
     end = at + LOADING
     for name in list(own):
         metric, labels = name
@@ -159,7 +159,7 @@ def _begin_anew(own: Page, moments: tuple[float, ...]) -> None:
 
 
 def _labels(run: Run, instance: str, own: Page) -> Iterator[Shown]:
-    """Write the target's labels to each series, and let ranks and a new target label come and go."""
+    """Add the target's labels to each series, and let ranks and a new target label appear and disappear."""
     trouble = {"present": run.case.present, "below": run.case.below}.get(run.level)
     gone = trouble is not None and trouble.is_target_gone
     for name, labels, series, begin, last in _ranks(run, own):

@@ -27,7 +27,7 @@ MINUTE, HOUR = 60.0, 3600.0
 
 
 class UndescribedError(Exception):
-    """A row that the machine cannot try."""
+    """A row that the matrix cannot test."""
 
 
 def length(text: str) -> float:
@@ -37,7 +37,7 @@ def length(text: str) -> float:
 
 @dataclass(frozen=True)
 class Trouble:
-    """What is different on the page meanwhile. Rates are a minute, jumps seconds after the beginning."""
+    """The differences on the page during the trouble. Rates are per minute, jumps are in seconds after its begin."""
 
     shares: Mapping[Signal, Shares] = field(default_factory=dict)
     on_rank: Mapping[int, Mapping[Signal, Shares]] = field(default_factory=dict)
@@ -202,7 +202,7 @@ def _graph_memory(row: Diagnosis, _condition: GraphMemory) -> list[Case]:
 
 
 def _event(row: Diagnosis, words: str, counter: Key, seen_for: float = 10 * MINUTE) -> Case:
-    """Describe a row that one increment within its window meets. There is nothing just below."""
+    """Describe a row that one increment within its window fulfils. There is no case just below."""
     return Case(row, words, Trouble(jumps={counter: (1.0,)}), None, tail=5 * MINUTE, seen_for=seen_for)
 
 
@@ -290,7 +290,7 @@ def _burning(row: Diagnosis, condition: BurnRate) -> list[Case]:
 
 
 def _shown(row: Diagnosis, words: str, gauges: dict[Key, float | None], **more: Any) -> Case:
-    """Describe a row that a gauge meets: just below it is the same for half of its time."""
+    """Describe a row that a gauge fulfils; just below means the same value for half of the time."""
     short = Trouble(gauges=gauges, lasts=length(row.hold) / 2)
     return Case(row, words, Trouble(gauges=gauges), short, tail=5 * MINUTE, **more)
 

@@ -19,7 +19,7 @@ FLAPPING = 0.25
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was wrong in one run; an empty `fault` for nothing."""
+    """The result of one run; `fault` is empty if the alert was right."""
 
     run: Run
     alert: str
@@ -55,7 +55,7 @@ def judge(run: Run, alert: str, fired: Fired | None) -> Verdict:
 
 
 def _may(run: Run, alert: str) -> bool:
-    """Whether the alert may fire though nothing is wrong with the server: scrapes that fail are the exporter's trouble."""
+    """Whether the alert may fire for a healthy server: failed scrapes are a trouble of the exporter."""
     share = MISSES[run.column.misses]
     # Away for half of its time and failing one time in five besides is more than half of its time.
     is_away = run.has_long_gap or share > FLAPPING or (run.level == "below" and share >= FLAPPING / 2)

@@ -64,7 +64,7 @@ def _block(name: str) -> str:
 
 
 def web_config_seeds() -> list[bytes]:
-    """Whole files: paths and PEM texts, each section, and what is refused for good reasons."""
+    """Whole files: with paths and with PEM texts, each section, and some that must be refused."""
     pair = "cert_file: server.pem, key_file: server.key"
     clients = "client_auth_type: RequireAndVerifyClientCert, client_ca_file: ca.pem"
     optional = f"  client_ca: {_block('ca.pem')}  client_auth_type: VerifyClientCertIfGiven\n"
@@ -148,7 +148,7 @@ def _has_no_key_twice(node: yaml.Node | None) -> None:
 
 
 def request_seeds() -> list[bytes]:
-    """Requests as their method and headers: who is let in, who is not, and what is too heavy."""
+    """Requests as method and headers: accepted, rejected, and too large ones."""
     right = [_basic(name, word) for name, word in _PASSWORDS.items()]
     first = right[0]
     return [
@@ -188,7 +188,7 @@ async def _let_in(_scope: Scope, _receive: Receive, send: Send) -> None:
 
 
 def check_request(data: bytes) -> None:
-    """No header raises; whoever is let in said a name and its password, and whoever says them plainly is let in."""
+    """No header raises; only a request with a name and its password is accepted, and each plain one with them is."""
     method, *lines = data.split(b"\n")
     pairs = [line.partition(b":") for line in lines]
     headers = [(name.strip().lower(), value.strip()) for name, _, value in pairs]  # as h11 hands them on

@@ -192,7 +192,7 @@ class Files(RuleBasedStateMachine):
 
     @rule(compress=st.sampled_from(["no", "no", "others", "now"]), at_once=st.booleans())
     def rotate(self, compress: str, *, at_once: bool) -> None:
-        """As logrotate, Docker and the kubelet do; with delaycompress the others are packed."""
+        """Rotate as logrotate, Docker and the kubelet do; with delaycompress the older files are compressed."""
         if not self.log.exists():
             return
         ran[f"rotate by {self.regime}"] += 1
@@ -285,7 +285,7 @@ class Files(RuleBasedStateMachine):
     @precondition(lambda self: self.at == self.log)
     @rule(cut=st.sampled_from(["remove", "truncate"]))
     def gone_by_hand(self, cut: str) -> None:
-        """Somebody removes the log and starts the server again, or empties it."""
+        """An operator removes the log and starts the server again, or empties it."""
         if self.regime == "copytruncate":
             cut = "truncate"  # if such a log is removed, nothing connects the copies to the new one
         ran[f"{cut} by hand"] += 1

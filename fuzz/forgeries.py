@@ -124,7 +124,7 @@ class Outcome(NamedTuple):
 
 
 class Played:
-    """A recording that is read as it was written, with words in its middle; with `metrics` its scrapes come in between."""
+    """A recording that is read at its own times, with forged text in the middle; with `metrics` its scrapes are read too."""
 
     def __init__(self, recording: Recording, middle: int, *, metrics: bool, envelope: int = 0) -> None:
         self._envelope = ENVELOPES[envelope]
@@ -155,7 +155,7 @@ class Played:
         self.state.observe_all(self.reader.feed_runs(text, self.now), self.now)
 
     def until_middle(self) -> None:
-        """Read until where the words come."""
+        """Read up to the place of the forged text."""
         self._go_on(self._middle)
 
     def to_end(self) -> None:
@@ -202,7 +202,7 @@ def recordings() -> tuple[tuple[Recording, dict[bool, Outcome]], ...]:
 
 @cache
 def carriers() -> tuple[bytes, ...]:
-    """Every message with raw words that is known of any release, and those above."""
+    """Every known message with raw text, of any release, and those above."""
     words = (f"{sink.before}%s{sink.after}" for sink, _ in sinks.known())
     messages = (b"%p" + text.replace("%p", "p").encode() + b"\n" for text in words)
     # Of those that are events of their own, the recording's figures would have to be others.
@@ -224,7 +224,7 @@ def _retractions(recording: Recording, middle: int, carrier: bytes, forged: byte
 
 
 def check_forgery(data: bytes) -> None:
-    """Words of others behind any message of any release move nothing of the server."""
+    """Forged text after any message of any release changes no fact of the server."""
     if len(data) < 6:
         return
     recording, truth = recordings()[data[0] % len(recordings())]

@@ -29,7 +29,7 @@ def seeds() -> list[bytes]:
 
 
 def mutators(rng: random.Random, lines: list[bytes]) -> tuple[Callable[[bytes], bytes], ...]:
-    """Ways to spoil one line. Long lines are cut first, so that one start's arguments do not eat the time of a thousand batches."""
+    """Ways to mutate one line. Long lines are cut first, because the arguments of one start take as long as a thousand batch lines."""
 
     def flip(line: bytes) -> bytes:
         at = rng.randrange(len(line) or 1)

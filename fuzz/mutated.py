@@ -17,7 +17,7 @@ _ROUND = 100  # inputs between two looks at the clock
 
 @st.composite
 def spoiled(draw: st.DrawFn, seeds: list[bytes], words: tuple[bytes, ...]) -> bytes:
-    """A real input that was cut, mended with pieces of another, with words that mean something and with words that mean nothing."""
+    """A real input, mutated: cut, joined with pieces of another, with meaningful and with random words."""
     text = draw(st.sampled_from(seeds))
     for _ in range(draw(st.integers(0, 4))):
         at = draw(st.integers(0, len(text)))

@@ -33,11 +33,11 @@ class _Pages(ThreadingHTTPServer):
     request_queue_size = 512
 
     def handle_error(self, *_: object) -> None:
-        """Say nothing: Prometheus hangs up when a page is late, and comes again."""
+        """Log nothing: Prometheus closes the connection when a page is late, and scrapes again."""
 
 
 class Prometheus:
-    """A running Prometheus; `refused` has it scrape pages."""
+    """A running Prometheus; `refused` makes it scrape pages."""
 
     def __init__(self, directory: Path) -> None:
         self._directory, self._batch = directory, 0
@@ -140,7 +140,7 @@ class Prometheus:
 
 @contextmanager
 def prometheus() -> Iterator[Prometheus]:
-    """Run one with everything in a directory that goes with it."""
+    """Run one in a directory that is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="fuzz-prometheus-") as directory:
         running = Prometheus(Path(directory))
         try:
@@ -150,7 +150,7 @@ def prometheus() -> Iterator[Prometheus]:
 
 
 def unreadable(pages: Sequence[bytes]) -> dict[int, str]:
-    """Give the places of the pages that promtool cannot read, with its words; what it only finds unusual is none of them."""
+    """Give the places of the pages that promtool cannot read, with its message; a page with mere lint warnings is not among them."""
     found: dict[int, str] = {}
     while True:
         lines = [

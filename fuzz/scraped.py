@@ -67,7 +67,7 @@ TEXTS = (
 
 
 def spoiled_page(rng: random.Random, seeds: Sequence[str]) -> str:
-    """Make a page of a server that has some lines of its own and some that nobody should print."""
+    """Make a page of a server from real lines and from invalid ones."""
     lines = rng.choice(seeds).splitlines()
     bases = ["sglang:h", "sglang:c", "sglang_c", "sglang:h_bucket", "sglang:x"]
     for _ in range(rng.randrange(1, 12)):
@@ -88,7 +88,7 @@ def spoiled_page(rng: random.Random, seeds: Sequence[str]) -> str:
 
 
 def exported(rng: random.Random, pages: Sequence[str]) -> bytes:
-    """What an exporter answers that has read these pages of one server one after the other, and hostile names."""
+    """The answer of an exporter that has read these pages of one server in turn, and hostile names."""
     name = rng.choice(TEXTS)
     sidecar = Sidecar(settings(log_file=(f"/nowhere/{name.replace(chr(0), '')}.log",)))
     info = parse_server_info(json.dumps({"model_path": name, "served_model_name": name, "version": rng.choice(TEXTS)}))
@@ -110,12 +110,12 @@ def _refused_by_the_client(page: bytes) -> str:
 
 
 def refused(rng: random.Random, count: int, running: Prometheus) -> list[tuple[bytes, str]]:
-    """Make `count` pages and give those that one of the readers refuses, with its words."""
+    """Make `count` pages and give those that one of the readers refuses, with its message."""
     seeds = [seed.decode() for seed in TARGETS["exposition"].seeds() if words.PART not in seed]
     pages = []
     for _ in range(count):
         first = spoiled_page(rng, seeds)
-        # The second page of the same server has other figures alone, and is read by its places.
+        # The second page of the same server differs in figures only, and is read with the cached line structure.
         second = _FIGURE.sub(lambda _: " " + rng.choice((*NUMBERS[:3], "7", "+Inf")), first)
         pages.append(exported(rng, rng.choice(([first], [first, second], [first, first]))))
     refusals = {place: said for place, page in enumerate(pages) if (said := _refused_by_the_client(page))}

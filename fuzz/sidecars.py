@@ -42,7 +42,7 @@ def scratch(name: str, data: bytes) -> Iterator[Path]:
 
 
 def check_outputs(sidecar: Sidecar) -> None:
-    """Have it say everything that it says: its metrics must be readable, its page and its JSON must be written."""
+    """Check all outputs of a sidecar: metrics must be readable, and page, JSON and command line must be written."""
     families = list(text_string_to_metric_families(text_format(collect(sidecar))))
     series = [(sample.name, tuple(sorted(sample.labels.items()))) for each in families for sample in each.samples]
     assert len(set(series)) == len(series), "one series twice"

@@ -44,7 +44,7 @@ _LONGEST = 80
 
 
 class Sink(NamedTuple):
-    """A text with a raw part: how it comes out, and the constant words before and after."""
+    """A text with a raw part: how SGLang prints it, and the constant words before and after."""
 
     how: str
     before: str
@@ -146,7 +146,7 @@ def _is_raw(node: ast.expr) -> bool:
 
 
 def of_wheel(path: Path) -> dict[Sink, str]:
-    """The sinks of one release, each with the first place where it stands."""
+    """The sinks of one release, each with the first place in its source."""
     found: dict[Sink, str] = {}
     with zipfile.ZipFile(path) as wheel:
         for name in sorted(wheel.namelist()):
@@ -157,7 +157,7 @@ def of_wheel(path: Path) -> dict[Sink, str]:
 
 
 def known() -> list[tuple[Sink, dict[str, str]]]:
-    """What was found when it was last looked for: each sink with its place by release."""
+    """The result of the last search: each sink with its place by release."""
     return [(Sink(*entry["sink"]), entry["at"]) for entry in json.loads(PLACE.read_text())]
 
 
@@ -191,7 +191,7 @@ def _cell(words: str) -> str:
 
 
 def main(wheels: list[str]) -> int:
-    """Read the wheels, write the file and the page, and say what is new."""
+    """Read the wheels, write the file and the page, and print what is new."""
     before = {sink for sink, _ in known()} if PLACE.exists() else set()
     found: dict[Sink, dict[str, str]] = {}
     for path in sorted(

@@ -47,7 +47,7 @@ _ODD_VALUES: tuple[object, ...] = (
 
 
 def check_state_values(data: bytes) -> None:
-    """Whatever one value of a state file is instead: the log is read, everything is said, and each series once."""
+    """With any value in place of one value of a state file, the log is read, all outputs are written, and no series is twice there."""
     document = json.loads(_rich_state())
     paths = list(_paths(document))
     path = paths[int.from_bytes(data[:2], "big") % len(paths)]
@@ -102,7 +102,7 @@ def _serving() -> str:
 
 
 def check_state_file(data: bytes) -> None:
-    """Any state file is gone on from or left aside, and what is then saved is gone on from again."""
+    """Any state file is restored or ignored, and the file that is saved afterwards is restored again."""
     with scratch("state.json", data) as path:
         log = path.with_name("server.log")
         log.write_bytes(_line() * 3)

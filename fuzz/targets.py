@@ -56,7 +56,7 @@ def parsed(text: str) -> dict[str, object] | None:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One kind of input. `seeds` are real ones; `words` mean something to whoever reads it; `longest` in bytes."""
+    """One kind of input. `seeds` are real inputs; `words` have a meaning for its reader; `longest` is in bytes."""
 
     name: str
     check: Check
@@ -99,7 +99,7 @@ def known(text: str) -> list[tuple[str, str, str]]:
 
 
 def check_exposition(data: bytes) -> None:
-    """What passes through is always a page, and the client library reads the samples that we read."""
+    """The text that is passed through is always a valid page, and the client library reads the same samples."""
     text = data.decode("utf-8", "replace")
     page = exposition.scan(text)
     passed = exposition.passthrough(page).text
@@ -129,7 +129,7 @@ def check_exposition(data: bytes) -> None:
 
 
 def _check_reader(pages: list[str]) -> None:
-    """Pages of one server one after the other, some with other figures only, are each read as if it were the first."""
+    """Each page of a sequence from one server, some with other figures only, is read as if it were the first."""
     readers = {passed: PageReader(passthrough=passed) for passed in (True, False)}
     later = [_LAST_DIGIT.sub(lambda digit: str(9 - int(digit[0])), page) for page in pages]
     for page in (*pages, *later, pages[0]):
@@ -183,7 +183,7 @@ def check_server_args(data: bytes) -> None:
 
 
 def check_config(data: bytes) -> None:
-    """A file is settings, or one line that says what is wrong with it."""
+    """A file gives settings, or an error of one line."""
     with scratch("exporter.yml", data) as path:
         try:
             config = resolve({"config": str(path)}, {})
@@ -205,7 +205,7 @@ def parts(data: bytes) -> dict[str, bytes]:
 
 
 def check_recording(data: bytes) -> None:
-    """Any directory is a recording in order of time, or one line that says why not."""
+    """Any directory gives a recording in order of time, or an error of one line."""
     try:
         recording = from_files(parts(data), name="x")
     except UsageError as error:
@@ -223,7 +223,7 @@ def check_recording(data: bytes) -> None:
 
 
 def check_report(data: bytes) -> None:
-    """Any log, plain or packed, gets a report in every form, or one line that says why not."""
+    """Any log, plain or compressed, gives a report in every form, or an error of one line."""
     packed = data[:1] == b"\x1f"
     with scratch("server.log.gz" if packed else "server.log", gzip.compress(data[1:], 1) if packed else data) as path:
         try:
