@@ -55,7 +55,7 @@ def turned(diagnosis: str, of: SizingInput) -> tuple[str, float | str | None, fl
         if row.id not in ("running_far_below_limit", "profile_settings") and not row.names_suspects
     ],
 )
-def test_every_diagnosis_advises_something_where_nothing_is_known_of_the_server(diagnosis: str) -> None:
+def test_every_diagnosis_gives_advice_even_without_facts_about_the_server(diagnosis: str) -> None:
     advice = one(diagnosis, case())
     assert advice.suggestion
     assert advice.why
@@ -133,7 +133,7 @@ def test_an_admission_that_is_too_conservative_is_advised_0_3() -> None:
 
 
 @pytest.mark.parametrize("current", [0.3, 0.1])
-def test_at_or_below_0_3_it_is_what_the_requests_ask_for_that_keeps_the_pool_free(current: float) -> None:
+def test_at_or_below_0_3_the_requested_tokens_keep_the_kv_cache_free(current: float) -> None:
     advice = one("admission_too_conservative", case(schedule_conservativeness=current))
     assert (advice.flag, advice.suggested) == ("", None)
     assert "max_new_tokens" in advice.suggestion
@@ -299,7 +299,7 @@ def test_graphs_grow_to_the_next_usual_size_with_a_cap(ran: int, tp: int, sugges
 
 
 @pytest.mark.parametrize("current", [512, 768, 800])
-def test_beyond_the_largest_useful_graph_nothing_is_raised_and_that_is_said(current: int) -> None:
+def test_beyond_the_largest_useful_graph_the_advice_is_that_none_larger_helps(current: int) -> None:
     advice = one("cuda_graph_not_covering", case(cuda_graph_max_bs=current, ran=1000))
     assert (advice.flag, advice.suggested) == ("", None)
     assert "up to 1000 requests" in advice.suggestion

@@ -142,7 +142,7 @@ def test_attention_data_parallelism_does_not_replace_replicas() -> None:
     assert advise("dp_attention_candidate", case(tp_size=8, dp_size=2)) == []
 
 
-def test_one_server_on_each_gpu_is_said_in_words() -> None:
+def test_one_server_on_each_gpu_is_advised_in_words() -> None:
     advice = one("data_parallel_would_fit", case(tp_size=8))
     assert advice.flag == ""
     assert "--tp-size 1 on each of the 8 GPUs, behind a router" in advice.suggestion
@@ -208,7 +208,7 @@ def test_where_larger_graphs_do_not_fit_memory_is_found_for_them_first(facts: di
     assert "batches beyond 64 would run without" in advice.suggestion
 
 
-def test_batches_beyond_all_usual_graphs_are_said_to_run_without() -> None:
+def test_the_advice_warns_that_batches_beyond_all_usual_graphs_run_without() -> None:
     of = case(max_running_requests=640, cuda_graph_max_bs=512, usage=0.22)
     (advice,) = advise("running_at_limit", of)
     assert advice.suggested == 2560
@@ -226,7 +226,7 @@ def test_a_limit_is_raised_within_the_kv_cache_that_a_larger_reserve_leaves() ->
     assert beside == []  # a reserve of 6.5 GB takes 4.2 of the 8.8 GB: usage would be 1.0 at the present limit
 
 
-def test_the_usage_expected_at_the_new_limit_is_said() -> None:
+def test_the_advice_has_the_expected_usage_at_the_new_limit() -> None:
     assert at_limit(160)[0].gain.startswith("token usage is 0.22 at this limit, about 0.55 at the new one")
 
 
@@ -257,7 +257,7 @@ def test_after_a_failure_nothing_in_the_command_takes_more_memory(phase: str) ->
 
 
 @pytest.mark.parametrize(("left", "lowered"), [(13.5, []), (9.87, []), (6.0, []), (5.5, ["mem_fraction_static"])])
-def test_what_is_said_of_the_memory_fraction_is_what_the_command_does(left: float, lowered: list[str]) -> None:
+def test_the_advice_and_the_command_have_the_same_memory_fraction(left: float, lowered: list[str]) -> None:
     of = case("0.5.23", cuda_graph_max_bs_decode=160, mem_fraction_static=0.85, ran=300)
     of.facts.available_gb[None], of.facts.memory_before_weights_gb, of.facts.graph_gb = left, 80.0, 1.0
     raised, *others = advise("cuda_graph_not_covering", of)
@@ -290,7 +290,7 @@ def test_the_grammar_backends_named_are_those_of_the_release() -> None:
         ("cuda_graph_not_covering", case(cuda_graph_max_bs=768, ran=1000)),
     ],
 )
-def test_another_change_than_the_rows_own_has_its_own_reason_and_limits(diagnosis: str, of: SizingInput) -> None:
+def test_a_change_of_another_flag_has_its_own_reason_and_limits(diagnosis: str, of: SizingInput) -> None:
     of.recent.integrals.update(running=100 * 12.0, running_seconds=100.0)
     advice, remedy = one(diagnosis, of), BY_ID[diagnosis].remedy
     assert advice.why != remedy.why

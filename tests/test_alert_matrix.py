@@ -92,7 +92,7 @@ def test_a_row_of_an_unknown_kind_is_an_error() -> None:
         cases(replace(ALERTS[0], condition=Unheard()))  # type: ignore[arg-type]
 
 
-def test_a_source_that_nobody_has_described_is_an_error() -> None:
+def test_an_undescribed_source_is_an_error() -> None:
     with pytest.raises(UndescribedError, match="new_source"):
         cases(replace(ALERTS[0], id="new_source", condition=SourceTrouble("up == 0")))
 

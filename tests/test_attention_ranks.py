@@ -75,7 +75,7 @@ def test_a_small_batch_beside_a_prefill_on_another_rank_is_no_finding() -> None:
     assert "cuda_graph_off" not in found(state)
 
 
-def test_a_small_batch_beside_one_that_is_too_large_is_the_large_ones_doing() -> None:
+def test_a_small_batch_without_a_graph_beside_a_too_large_one_is_put_down_to_the_large_one() -> None:
     state = eager_beside(decode(200, graph=False))
     assert (seconds(state), seconds(state, 3)) == ({"unknown"}, {"beyond_captured"})
     assert "cuda_graph_not_covering" in found(state)

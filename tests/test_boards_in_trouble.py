@@ -261,7 +261,7 @@ def test_an_empty_queue_is_below_the_range_of_a_profile_that_has_one(tmp_path: P
 # --- as it should be -------------------------------------------------------------------------------------------------
 
 
-def test_a_dead_server_is_shown_with_how_its_log_says_that_it_ended_and_no_figure_of_before(tmp_path: Path) -> None:
+def test_a_dead_server_is_shown_with_the_end_from_its_log_and_without_old_figures(tmp_path: Path) -> None:
     place = 'job="sglang",instance="a:1"'
     words = "its log says that scheduler_0 crashed with exit code -9"
     look = 'diagnosis="server_down",suggested="look at the log"'
@@ -340,7 +340,7 @@ def test_a_time_that_ends_after_the_data_shows_the_last_verdict_and_when_the_dat
     assert answers(tmp_path, series, [query("server", "Since", "B", instance="night")], at="20m") == [[]]
 
 
-def test_an_exporter_that_was_removed_is_not_shown_beside_those_that_are_there(tmp_path: Path) -> None:
+def test_a_removed_exporter_is_not_shown_beside_the_present_ones(tmp_path: Path) -> None:
     gone = dict.fromkeys(server("old:1", "queue_too_long", "warning"), "1x80")
     rows = answer(tmp_path, server("a:1") | gone, query("fleet", FLEET[1]), at="40m")
     assert [labels["instance"] for labels, _ in rows] == ["a:1"]

@@ -110,7 +110,7 @@ def test_a_machine_that_becomes_slower_meanwhile_does_not_tilt_the_line() -> Non
     assert isclose(step.line.per_request.value, 0.0005, rel_tol=0.01)
 
 
-def test_few_steps_say_nothing() -> None:
+def test_few_steps_give_no_fit() -> None:
     assert fit(synthetic(0.004, 0.0003, parts=3)) is None
     assert fit([of([4, 5], lambda _: 0.01)] * 10) is None
     assert fit([]) is None
@@ -177,7 +177,7 @@ def test_a_repeated_snapshot_is_ignored() -> None:
     assert not readings.intervals
 
 
-def test_what_is_older_than_the_window_is_left_out() -> None:
+def test_readings_older_than_the_window_are_left_out() -> None:
     readings = Readings(60.0)
     for at in range(100, 200, 10):
         readings.take(reading(float(at), float(at)))
@@ -346,7 +346,7 @@ def test_a_speculative_step_gives_each_request_as_many_tokens_as_the_line_shows(
     assert speed.value == pytest.approx(2000.0)
 
 
-def test_speculative_lines_that_do_not_show_the_accepted_tokens_say_nothing_of_a_step() -> None:
+def test_speculative_lines_without_the_accepted_tokens_give_no_step_time() -> None:
     state = decoding(accept_length=None)
     assert not isinstance(logged(state, 600.0), str)
     state.facts.args = {"speculative_algorithm": "EAGLE"}

@@ -117,7 +117,7 @@ def test_a_long_queue_names_the_flag_that_shortens_it() -> None:
     assert judgement.findings[0].advice == judgement.findings[1].advice
 
 
-def test_refused_requests_of_a_hung_scheduler_say_what_to_do_about_that() -> None:
+def test_the_advice_for_refused_requests_of_a_hung_scheduler_is_about_the_hang() -> None:
     stopped = Liveness(None, NO_RANK, "watchdog_timeout")
     story = (
         started() + decoding(0.0, 200.0, queued=3000, usage=0.5) + repeated(Rejection(None, NO_RANK), 5.0, end=200.0)

@@ -611,7 +611,7 @@ def test_numbered_files_are_in_the_order_of_most_of_their_times(log: Log) -> Non
     assert [place.count for place in positions.LogDirectories(str(log.path)).rotated_files([])] == [1, 2, 3, 4]
 
 
-def test_what_a_log_was_before_it_was_followed_is_not_read(log: Log) -> None:
+def test_files_rotated_before_the_log_was_followed_are_not_read(log: Log) -> None:
     log.write(3)
     log.shift()
     log.write(1)

@@ -86,7 +86,7 @@ def test_no_error_shows_one(command: str, capfd: pytest.CaptureFixture[str]) -> 
     assert strange_in(said) == set()
 
 
-def test_no_log_line_of_ours_shows_one_or_begins_another() -> None:
+def test_no_log_line_of_the_exporter_shows_one_or_is_split_by_one() -> None:
     record = logging.LogRecord("x", logging.INFO, "x", 1, "log %s: %s", (EVIL, "a\nb"), None)
     said = _OneLine("%(message)s").format(record)
     assert strange_in(said) == set()

@@ -51,7 +51,7 @@ def test_a_change_without_a_prediction_has_no_error() -> None:
 
 
 @pytest.mark.parametrize("speeds", [(None, 500.0), (500.0, None), (0.0, 500.0)])
-def test_a_side_that_generated_nothing_is_compared_with_nothing(speeds: tuple[float | None, float | None]) -> None:
+def test_a_side_without_generated_tokens_is_not_compared(speeds: tuple[float | None, float | None]) -> None:
     assert compared("limit", 1, [side(speeds[0], "--a", 2.0), side(speeds[1])]) == []
 
 

@@ -157,7 +157,7 @@ def asked(number: int, outcome: str, **details: Any) -> Asked:
     return made
 
 
-def test_the_end_of_an_answer_says_how_the_request_ended() -> None:
+def test_the_end_of_an_answer_shows_how_the_request_ended() -> None:
     ends: dict[str, tuple[int, dict[str, Any]]] = {
         "finished": (200, {"finish_reason": {"type": "stop", "matched": 1}, "completion_tokens": 9}),
         "aborted waiting": (200, {"finish_reason": {"type": "abort", "message": "Abort in waiting queue"}}),

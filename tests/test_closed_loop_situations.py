@@ -33,7 +33,7 @@ def capture(verdict: str, *advice: dict[str, Any], before: str = "healthy") -> d
 
 
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda each: each.name)
-def test_a_situation_says_when_it_is_asked_and_what_is_done_within_its_length(situation: Situation) -> None:
+def test_the_question_and_the_actions_of_a_situation_are_within_its_length(situation: Situation) -> None:
     length = sum(max(load.seconds for load in step) for step in situation.steps)
     assert all(act.at < length for act in situation.acts)
     assert situation.asked_at is None or situation.asked_at <= length

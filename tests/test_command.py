@@ -158,11 +158,13 @@ def test_advice_that_the_release_has_no_flag_for_is_named_and_not_written() -> N
         ("0.5.9", {"tp_size": 8, "dp_size": 4, "chunked_prefill_size": -1}, "--chunked-prefill-size -1"),
     ],
 )
-def test_what_dp_attention_divides_is_multiplied_back(version: str, args: dict[str, object], expected: str) -> None:
+def test_a_value_that_dp_attention_divides_is_multiplied_again(
+    version: str, args: dict[str, object], expected: str
+) -> None:
     assert expected in flags(line(server(version, enable_dp_attention=True, **args)))
 
 
-def test_what_dp_attention_multiplies_is_divided_back() -> None:
+def test_a_value_that_dp_attention_multiplies_is_divided_again() -> None:
     args = {"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}
     assert flags(line(server("0.5.9", schedule_conservativeness=0.3, **args))) == (
         "--tp-size 8 --dp-size 8 --enable-dp-attention"

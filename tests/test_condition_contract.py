@@ -304,7 +304,7 @@ def test_a_rule_that_ignores_that_graphs_are_off_is_found(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("row", DIAGNOSES, ids=lambda row: row.id)
-def test_a_row_with_an_alert_has_a_rule_and_whoever_cannot_measure_it_says_so(row: Any) -> None:
+def test_a_row_with_an_alert_has_a_rule_and_its_condition_names_what_it_needs(row: Any) -> None:
     condition = row.condition
     assert bool(condition.promql()) == bool(row.alert) or not row.alert
     assert condition.needs

@@ -394,7 +394,7 @@ def test_a_retraction_counts_when_the_server_dies_right_after_it() -> None:
     assert (server.counted, server.doubted) == (1, {})
 
 
-def test_a_server_that_cannot_be_asked_does_not_confirm_what_was_forged() -> None:
+def test_a_server_that_does_not_answer_confirms_no_forged_line() -> None:
     server = scraped(7)
     server.say(30, TOOL)
     server.say(30, retraction())
@@ -433,7 +433,7 @@ def test_a_restart_settles_waiting_lines_and_starts_with_the_new_counter() -> No
     assert (server.counted, server.requests, server.doubted) == (4, 20, {})
 
 
-def test_a_restart_does_not_settle_what_was_forged() -> None:
+def test_a_restart_does_not_confirm_forged_lines() -> None:
     server = scraped(7)
     server.say(30, TOOL)
     server.say(30, retraction())

@@ -111,7 +111,7 @@ def test_after_a_minute_of_health_checks_in_vain_and_nothing_since_it_hangs(late
     assert verdict(state, 90.0 + later + 100.0) != "scheduler_stuck"
 
 
-def test_one_health_check_in_vain_is_no_hang() -> None:
+def test_one_failed_health_check_is_no_hang() -> None:
     assert verdict(after(START, DECODE, CHECK), 400.0) != "scheduler_stuck"
 
 
@@ -164,7 +164,7 @@ def test_a_server_that_is_stopped_on_purpose_has_not_died() -> None:
 
 
 @pytest.mark.parametrize("death", [*(line for line, _ in DEATHS.values()), WATCHDOG])
-def test_an_exporter_that_comes_later_says_the_same(death: str, tmp_path: Path) -> None:
+def test_an_exporter_that_is_started_later_gives_the_same_verdict(death: str, tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_text(START + DECODE + death)
     sidecar = Sidecar(config(log_file=(str(log),)))

@@ -111,7 +111,7 @@ def test_every_number_has_a_row_or_is_listed_as_technical() -> None:
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: ",".join(row[0]))
-def test_a_row_says_the_value_of_the_code(row: tuple[tuple[str, ...], tuple[str, ...], str]) -> None:
+def test_a_row_has_the_value_of_the_code(row: tuple[tuple[str, ...], tuple[str, ...], str]) -> None:
     names, modules, cell = row
     known = {at: value for at, value in constants().items() if at[1] in names and at[0] in modules}
     if {name for _, name in known} != set(names):  # a constant that has moved within its room
@@ -126,7 +126,7 @@ def test_a_row_says_the_value_of_the_code(row: tuple[tuple[str, ...], tuple[str,
         )
 
 
-def test_what_is_listed_as_technical_is_there() -> None:
+def test_every_constant_listed_as_technical_exists() -> None:
     listed = {
         (module, name)
         for each in TECHNICAL.values()

@@ -69,7 +69,7 @@ def test_requests_that_end_early_lower_conservativeness() -> None:
 
 
 @pytest.mark.parametrize("conservativeness", [1.0, 1.3])
-def test_requests_that_use_what_they_ask_for_leave_it_where_it_is(conservativeness: float) -> None:
+def test_requests_that_use_all_requested_tokens_leave_conservativeness_unchanged(conservativeness: float) -> None:
     # Seen on a real engine: 1.3 -> 0.3 because requests waited, and 0.3 -> 1.3 because of retractions, again and again.
     past = balanced(asked=600, used=240, ratio=0.13, conservativeness=conservativeness)
     assert advise(ROW, SizingInput(past)) == []
@@ -118,7 +118,7 @@ def test_a_balance_of_a_few_large_requests_gives_no_figure() -> None:
     assert "now about" not in str(advise(ROW, SizingInput(few)))
 
 
-def test_requests_that_share_a_prefix_have_used_what_is_not_in_it() -> None:
+def test_requests_that_share_a_prefix_use_only_the_tokens_outside_it() -> None:
     past = balanced(asked=3000, used=2100, ratio=0.1)
     past.recent.counts.update(cached_tokens=200 * 2000.0)  # beside a hundred of their own
     found = demand(past)
@@ -176,7 +176,7 @@ def with_quiet_time(past: Past, minutes: float) -> Past:
 
 
 @pytest.mark.parametrize("minutes", [0.5, 3.0, 9.0])
-def test_quiet_minutes_in_the_window_change_nothing_of_what_requests_ask_for(minutes: float) -> None:
+def test_quiet_minutes_in_the_window_do_not_change_the_requested_tokens(minutes: float) -> None:
     past = with_quiet_time(balanced(asked=4000, used=400, ratio=0.1), minutes)
     found = demand(past)
     assert found is not None
@@ -223,7 +223,7 @@ def logged(answer: float, *, speculative: str | None = None) -> Past:
 
 
 @pytest.mark.parametrize(("answer", "later"), [(300.0, True), (200.0, True), (100.0, False), (20.0, False)])
-def test_what_is_free_is_used_later_where_answers_are_long_enough_to_fill_it(answer: float, later: bool) -> None:  # noqa: FBT001 - a case
+def test_free_tokens_are_used_later_where_answers_are_long_enough(answer: float, later: bool) -> None:  # noqa: FBT001 - a case
     assert is_used_later(logged(answer)) is later
 
 

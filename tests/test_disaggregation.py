@@ -50,7 +50,7 @@ def test_requests_that_wait_long_for_a_decode_server_are_named_with_the_side_to_
     assert advice.suggestion.startswith("add decode servers")
 
 
-def test_a_prefill_side_whose_batches_are_full_is_itself_what_requests_wait_for() -> None:
+def test_on_a_prefill_side_with_full_batches_requests_wait_for_prefill() -> None:
     # A chunk of 16,384 tokens takes ten seconds; requests leave the bootstrap queue only between two chunks.
     line = PrefillBatch(None, NO_RANK, 6, 16384, 0, 0, 0, 0, 0.4, queues={"prealloc": 20, "inflight": 3})
     story: Story = [(10.0 * step, line) for step in range(1, 60)]

@@ -117,7 +117,7 @@ def test_the_largest_batch_within_a_time_is_on_the_line() -> None:
     assert largest_batch_within(RankCapacity(None), 1.0) is None
 
 
-def test_raising_the_limit_says_what_it_brings() -> None:
+def test_the_advice_to_raise_the_limit_has_its_expected_effect() -> None:
     advice = advised(past(measured()))
     assert advice.flag == "--max-running-requests"
     assert advice.expected is not None
@@ -133,7 +133,7 @@ def test_no_more_run_than_want_to() -> None:
     assert advice.expected.then.requests == pytest.approx(6.0)
 
 
-def test_what_gains_hardly_anything_is_said_and_not_advised() -> None:
+def test_a_change_with_hardly_any_gain_is_mentioned_but_not_advised() -> None:
     advice = advised(past(measured(fixed=0.00001, per_request=0.01, half=0.001)))
     assert advice.flag == ""
     assert advice.suggested is None
@@ -160,7 +160,7 @@ def test_a_figure_from_the_log_says_that_prefill_is_left_out() -> None:
     assert "the log's decode lines, prefill left out" in advised(past(measured(source="log"))).gain
 
 
-def test_clients_are_advised_what_more_at_once_brings() -> None:
+def test_advice_to_clients_has_the_expected_effect_of_more_requests_at_once() -> None:
     given = past(measured(batch=1.0), running=1, queued=0, usage=0.2, limit=64)
     advice = advised(given, "client_too_slow")
     assert advice.expected is not None
@@ -177,7 +177,7 @@ def test_a_limit_is_raised_no_further_than_tokens_come_in_time() -> None:
     assert advice.suggested == min(16.0, float(int(batch or 0)))
 
 
-def test_what_the_histogram_has_beyond_the_model_counts_in_proportion() -> None:
+def test_latency_beyond_the_model_counts_in_proportion() -> None:
     model = predict([measured()])
     assert model is not None
     given = past(measured(), profile="online")

@@ -170,7 +170,7 @@ def test_whatever_the_client_library_writes_is_read_back(
 
 
 @given(st.one_of(st.text(), st.text(alphabet='xsglang:_{}="\\\n# \t\r019.eE+NaInfTYPEHELP,')))
-def test_no_text_raises_and_what_passes_through_is_sound(text: str) -> None:
+def test_no_text_raises_and_the_passed_text_is_a_valid_page(text: str) -> None:
     page = exposition.scan(text)
     for _, raw, _, _ in page.samples:
         exposition.labels(raw)

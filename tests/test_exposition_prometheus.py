@@ -45,7 +45,7 @@ def page(line: str) -> str:
     return f"sglang:before 1\n{line}\nsglang:after 2\n"
 
 
-def test_what_was_found_once_is_refused_as_it_stands_and_not_as_we_pass_it_on(running: Prometheus) -> None:
+def test_lines_found_by_fuzzing_are_refused_as_they_are_but_not_as_passed_on(running: Prometheus) -> None:
     raw = [page(line).encode() for line in FOUND]
     assert (running.refused(raw).keys() | unreadable(raw).keys()) == set(range(len(FOUND)))
     passed = [exposition.passthrough(exposition.scan(page(line))).text for line in FOUND]
@@ -100,7 +100,7 @@ def test_infinity_stays_on_the_page() -> None:
         ("# any remark\n\n  \t\n#\n", 0),
     ],
 )
-def test_what_is_left_out_because_it_would_be_refused_is_counted(line: str, left_out: int) -> None:
+def test_lines_left_out_because_prometheus_would_refuse_them_are_counted(line: str, left_out: int) -> None:
     for _ in range(2):
         assert PageReader().read(page(line)).left_out == left_out
 
@@ -109,5 +109,5 @@ def test_what_is_left_out_because_it_would_be_refused_is_counted(line: str, left
     ("printed", "passed"),
     [("-nan", "NaN"), ("+NaN", "NaN"), ("infinity", "+Inf"), ("-Infinity", "-Inf"), ("inf", "+Inf"), ("1.50", "1.50")],
 )
-def test_what_is_no_figure_is_passed_on_in_one_spelling(printed: str, passed: str) -> None:
+def test_nan_and_infinity_are_passed_on_in_one_spelling(printed: str, passed: str) -> None:
     assert exposition.passthrough(exposition.scan(f"sglang:x {printed}\n")).text == f"sglang:x {passed}\n"

@@ -50,7 +50,7 @@ def present(rank: RankFigures) -> set[str]:
         ("0.5.23_allsched8-healthy", 237, 4, 0.89, 0, 4471.70),
     ],
 )
-def test_a_page_says_what_the_log_of_the_same_moment_says(  # noqa: PLR0917
+def test_a_page_has_the_figures_of_the_log_at_the_same_moment(  # noqa: PLR0917
     name: str, running: int, queued: int, usage: float, retracted: int | None, throughput: float
 ) -> None:
     rank = only_rank(name)

@@ -80,6 +80,6 @@ def test_every_test_that_a_row_names_exists() -> None:
         assert f'    "{row}": ' in names, row
 
 
-def test_a_rank_beyond_the_bound_is_none() -> None:
+def test_a_rank_beyond_the_bound_is_ignored() -> None:
     assert parse_rank(b" DP1023 TP7") == events.Rank(dp=1023, tp=7)
     assert parse_rank(b" DP1024 TP99999 PP3") == events.Rank(pp=3)

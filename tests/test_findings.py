@@ -300,7 +300,7 @@ def test_a_flag_where_the_guide_wants_it_is_not_advised_again_for_requests_held_
     assert judge(held_back).changes == {}
 
 
-def test_findings_come_in_the_tables_order_of_urgency() -> None:
+def test_findings_come_in_the_order_of_urgency_of_the_table() -> None:
     recent = totals(shares={("queue", "above_range"): 0.9, ("admission", "running_limit"): 0.9})
     found = ids(past(recent, failures={"prefill": 1, "startup": 1}, reserve=3.0))
     places = [list(BY_ID).index(each) for each in found]
@@ -327,7 +327,7 @@ def test_confidence_grows_with_the_time_served(served: float, expected: str) -> 
         (past(reserve=4.64), "4.6 GB free on the GPU at start-up"),
     ],
 )
-def test_a_finding_says_what_is_seen_with_its_figure(of: Past, sentence: str) -> None:
+def test_a_finding_has_its_evidence_with_the_figure(of: Past, sentence: str) -> None:
     (finding,) = findings(of)
     assert finding.sentence == sentence
 

@@ -91,7 +91,7 @@ def test_a_value_that_is_a_word_is_shown_as_it_is(tmp_path: Path) -> None:
     assert change.now.startswith("now fcfs")
 
 
-def test_what_comes_from_the_server_is_printable(tmp_path: Path) -> None:
+def test_text_from_the_server_is_printable(tmp_path: Path) -> None:
     sidecar = watched_retractions(tmp_path)
     sidecar.state.facts.args["model_path"] = "a\x1b[2J\u202e"
     command = now(sidecar).command

@@ -65,7 +65,7 @@ def test_an_argument_is_spelled_as_its_release_spells_it(release: str, arg: str,
         ("0.5.23", "no_such_argument"),
     ],
 )
-def test_a_release_has_no_flag_for_what_is_not_yet_or_no_longer_its_argument(release: str, arg: str) -> None:
+def test_a_release_has_no_flag_for_an_argument_that_it_does_not_have_yet_or_any_more(release: str, arg: str) -> None:
     assert flag_of(arg, release) is None
 
 
@@ -131,11 +131,11 @@ def test_the_version_chooses_among_releases_that_fit_alike() -> None:
     assert release_of(None, args) == releases()[-1]
 
 
-def test_what_the_server_printed_goes_before_an_earlier_version() -> None:
+def test_the_printed_arguments_take_precedence_over_an_earlier_version() -> None:
     assert release_of("0.5.9", printed("0.5.23")) == "0.5.23"
 
 
-def test_a_version_alone_is_enough_and_nothing_is_not() -> None:
+def test_a_version_alone_identifies_the_release() -> None:
     assert release_of("0.5.13.dev4+gabcdef", {}) == "0.5.13"
     assert release_of("0.2.1", {}) == "0.3.0"
     assert release_of("0.9.0", {}) == releases()[-1]

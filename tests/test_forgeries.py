@@ -104,7 +104,7 @@ def test_forged_words_change_nothing_while_only_the_metrics_are_away(forged: str
     assert outcomes[0] == outcomes[1]
 
 
-def test_a_failure_of_which_no_scrape_says_anything_counts_after_half_a_minute() -> None:
+def test_a_failure_without_a_scrape_after_it_counts_after_half_a_minute() -> None:
     played = server(answers=True)
     played.say(OUT_OF_MEMORY)
     played.state.lost_scrape(played.now + 1.0, gone=False)
@@ -242,7 +242,7 @@ def test_a_start_in_a_state_file_has_no_argument_that_no_document_can_hold() -> 
 
 
 @given(st.sampled_from(["ServerArgs", "Limits", "Liveness", "Memory", "x"]), JSON)
-def test_whatever_a_state_file_has_in_place_of_an_event_is_one_or_left_out(kind: str, value: object) -> None:
+def test_any_value_in_place_of_an_event_in_a_state_file_is_an_event_or_left_out(kind: str, value: object) -> None:
     rank = [None, None, None]
     for body in (value, {"rank": value}, {"rank": rank, "args": value}, {"rank": rank, "what": value, "stage": value}):
         event = from_json(kind, body)

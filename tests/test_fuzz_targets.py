@@ -64,7 +64,7 @@ def test_the_check_finds_a_leaked_secret() -> None:
         harmless({"a": ["--api-key", "x"]})
 
 
-def test_without_atheris_every_target_is_run_by_hypothesis_and_that_is_said() -> None:
+def test_without_atheris_every_target_is_run_by_hypothesis_and_the_first_line_shows_it() -> None:
     script = (
         "import runpy, sys; sys.modules['atheris'] = None; "
         f"sys.argv = ['fuzz', '--seconds', '0', '--lines', '2000', '--seed', '5', '--target', 'spoiled', {', '.join(map(repr, TARGETS))}]; "

@@ -36,7 +36,7 @@ def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_what_is_committed_is_what_would_be_written() -> None:
+def test_the_committed_files_are_those_that_generate_would_write() -> None:
     checked = command("--check", cwd=ROOT)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 

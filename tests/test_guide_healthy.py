@@ -98,7 +98,9 @@ def test_close_to_the_running_limit_with_a_full_kv_cache_is_healthy(
     assert (document["verdict"], wrong(document), status) == ("healthy", [], 0)
 
 
-def test_the_memory_is_a_chance_beside_the_healthy_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_free_memory_is_an_optional_improvement_beside_the_healthy_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     release = next(path for path in LOGS if path.stem == "0.5.23")
     _, document = reported(log(release), "offline", tmp_path, capsys)
     (chance,) = [each for each in document["findings"] if each["diagnosis"] == "running_far_below_limit"]

@@ -497,7 +497,7 @@ def test_the_finding_shows_how_much_is_computed_for_each_late_gap() -> None:
         pytest.param(started() + prefilling(0.0, END) + load(), "online", id="gaps-are-not-exposed"),
     ],
 )
-def test_without_long_prompts_between_late_tokens_it_is_not_said(story: Story, profile: str) -> None:
+def test_without_long_prompts_between_late_tokens_the_finding_is_absent(story: Story, profile: str) -> None:
     assert between(story, profile=profile) == []
 
 

@@ -59,7 +59,7 @@ def test_every_release_exposes_the_latencies_that_it_has(  # noqa: PLR0917
     assert len(known(scrape.time_to_first_token).bounds) == bounds
 
 
-def test_the_first_token_of_an_answer_that_is_not_streamed_is_waited_for_by_nobody() -> None:
+def test_first_tokens_of_answers_without_streaming_are_not_latencies() -> None:
     streamed, whole = (
         series({"1": 3, "+Inf": 4}, 'is_streaming="true",'),
         series({"1": 0, "+Inf": 9}, 'is_streaming="false",'),
@@ -179,7 +179,7 @@ def test_on_any_page_a_histogram_is_monotonic_and_estimates_lie_within_it(
     assert quantile is None or min(0, histogram.bounds[0]) <= quantile <= histogram.bounds[-2]
 
 
-def test_what_took_longer_is_estimated_by_a_straight_line_inside_the_bucket() -> None:
+def test_inside_a_bucket_a_share_is_estimated_linearly() -> None:
     histogram = Histogram((1.0, 2.0, 4.0, inf), (10.0, 30.0, 40.0, 45.0))
     assert [histogram.above(seconds) for seconds in (0.5, 1, 1.5, 3, 4)] == [40, 35, 25, 10, 5]
 
@@ -191,7 +191,7 @@ def test_how_far_beyond_the_largest_boundary_something_took_is_unknown() -> None
 
 
 @given(st.lists(st.integers(0, 1000), min_size=3, max_size=3), st.floats(0, 4))
-def test_as_many_are_above_a_quantile_as_its_share_says(counts: list[int], seconds: float) -> None:
+def test_the_share_of_observations_above_a_quantile_is_that_of_the_quantile(counts: list[int], seconds: float) -> None:
     histogram = Histogram((1.0, 2.0, 4.0, inf), (*map(float, sorted(counts)), float(max(counts))))
     if not histogram.observations:
         return

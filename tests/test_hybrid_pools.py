@@ -72,12 +72,12 @@ def test_of_two_pools_the_one_is_named_for_which_requests_waited_longer() -> Non
     assert past.fullest_pool == "swa"
 
 
-def test_a_pool_that_is_full_while_nobody_waits_is_not_waited_for() -> None:
+def test_a_pool_that_is_full_while_no_request_waits_is_not_named() -> None:
     state = state_of([line(second, 0.40, mamba(0.97), 0) for second in range(0, 300, 2)])
     assert past_of(state, state._printed).fullest_pool == "full"
 
 
-def test_what_was_full_before_the_window_is_not_named() -> None:
+def test_a_pool_that_was_full_before_the_window_is_not_named() -> None:
     lines = [line(second, 0.40, swa(0.97), 20) for second in range(0, 300, 2)]
     lines += [line(second, 0.40, f"{swa(0.40)}, {mamba(0.95)}", 20) for second in range(1200, 1500, 2)]
     state = state_of(lines)

@@ -43,11 +43,11 @@ def test_nothing_is_counted_before_the_first_scrape() -> None:
     assert counted(ledger()) == (None, None)
 
 
-def test_what_the_server_counted_before_the_exporter_came_is_not_counted() -> None:
+def test_observations_from_before_the_exporters_start_are_not_counted() -> None:
     assert counted(ledger(scrape(100, 50))) == (0, 0)
 
 
-def test_what_comes_after_the_first_scrape_is_counted() -> None:
+def test_observations_after_the_first_scrape_are_counted() -> None:
     assert counted(ledger(scrape(100, 50), scrape(108, 52))) == (10, 2)
 
 
@@ -75,7 +75,7 @@ def test_an_objective_inside_a_bucket_divides_it() -> None:
     assert counted(ledger(scrape(0), scrape(0, 8), objective=1.25)) == (8, 6)
 
 
-def test_without_an_objective_nothing_is_a_breach_and_the_figures_are_shown_all_the_same() -> None:
+def test_without_an_objective_there_are_no_breaches_but_the_latencies_are_shown() -> None:
     own = ledger(scrape(0), scrape(3, 1), objective=None)
     assert counted(own) == (4, None)
     recent = own.recent("time_to_first_token", 10.0)
@@ -91,7 +91,7 @@ def test_the_last_minutes_have_a_mean_quantiles_and_a_share_of_breaches() -> Non
     assert (recent.mean_seconds, recent.p50_seconds, recent.p99_seconds) == pytest.approx((0.9, 5 / 6, 1 + 3.9 / 4))
 
 
-def test_what_is_older_than_the_window_is_not_recent() -> None:
+def test_observations_older_than_the_window_are_not_recent() -> None:
     own = ledger(*(scrape(10 * number) for number in range(100)))
     recent, minute = own.recent("time_to_first_token", 990.0), own.recent("time_to_first_token", 990.0, 60.0)
     assert recent is not None

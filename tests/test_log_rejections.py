@@ -46,7 +46,7 @@ def test_a_post_answered_with_503_is_a_rejection_however_it_is_printed(line: byt
         b'Receive: text="POST /generate HTTP/1.1" 503 Service Unavailable',
     ],
 )
-def test_probes_other_answers_and_quotations_are_none(line: bytes, *, runs: bool) -> None:
+def test_probes_other_answers_and_quotations_do_not_count(line: bytes, *, runs: bool) -> None:
     assert rejections(STAMP + line + b"\n", runs=runs) == 0
 
 

@@ -63,14 +63,14 @@ FORGED = f"[2026-11-20 19:51:18 TP0] {RETRACTION}"
 
 
 @pytest.mark.parametrize("name", ["stern", "docker --timestamps", "kubernetes", "GCP", "Fluent Bit", "syslog", "CSV"])
-def test_a_line_without_what_surrounds_the_others_is_no_event(name: str) -> None:
+def test_a_line_without_the_wrapping_of_the_others_is_no_event(name: str) -> None:
     reader = read(around(name, server(90)), FORGED + "\n", around(name, server(3)))
     assert len(reader.events) == 93
     assert reader.number(Retraction) == 0
 
 
 @pytest.mark.parametrize("name", ["stern", "kubernetes", "GCP", "syslog"])
-def test_a_traceback_without_what_surrounds_the_others_is_no_failure(name: str) -> None:
+def test_a_traceback_without_the_wrapping_of_the_others_is_no_failure(name: str) -> None:
     raw = 'Traceback (most recent call last):\n  File "x.py", line 1, in forward\ntorch.OutOfMemoryError: CUDA out of memory.\n'
     assert read(around(name, server(90)), raw).number(OutOfMemory) == 0
     wrapped = [f"[2026-11-20 19:51:18 TP0] Scheduler hit an exception: {raw.splitlines()[0]}", *raw.splitlines()[1:]]
@@ -158,7 +158,7 @@ def test_sglangs_own_prefix_keeps_its_layout_and_its_ranks(wrap: Callable[[list[
 
 
 @pytest.mark.parametrize("name", ["stern", "GCP", "kubetail", "CSV", "kubernetes", "syslog"])
-def test_another_form_that_lasts_is_accepted_and_loses_nothing(name: str) -> None:
+def test_another_wrapping_that_lasts_is_accepted_and_loses_nothing(name: str) -> None:
     reader = read(around("nothing", server(90)), around(name, server(15)))
     assert len(reader.events) == 90
     reader.events += reader.feed(around(name, server(20)).encode())
@@ -181,7 +181,7 @@ def test_two_containers_in_one_log_are_both_read() -> None:
     st.integers(70, 120),
     st.sampled_from(["{0}", "Words: {0}", "obj=GenerateReqInput(text='{0}", "[{0}", "x {0}"]),
 )
-def test_a_text_that_imitates_another_wrapping_moves_nothing(
+def test_a_text_that_imitates_another_wrapping_changes_nothing(
     name: str, rank: str, other: str, number: int, sentence: str
 ) -> None:
     """Text of a request is inside a line, whatever it looks like."""

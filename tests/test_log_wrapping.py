@@ -73,7 +73,7 @@ def expected() -> list[Event]:
 
 
 @pytest.mark.parametrize("name", [*AROUND, *AMID])
-def test_whatever_stands_around_the_lines_the_events_and_times_are_those_of_the_bare_log(name: str) -> None:
+def test_in_any_wrapping_the_events_and_times_are_those_of_the_bare_log(name: str) -> None:
     assert len(expected()) > 700
     assert read(wrapped(name, recorded())) == expected()
 
@@ -164,7 +164,7 @@ def test_every_record_of_a_document_of_several_is_read(size: int, strict: bool) 
 
 
 @pytest.mark.parametrize("name", INSTEAD)
-def test_whatever_stands_in_the_place_of_sglangs_prefix_the_lines_are_read_and_have_its_time(name: str) -> None:
+def test_with_any_text_in_place_of_sglangs_prefix_the_lines_are_read_with_its_time(name: str) -> None:
     events = read(wrapped(name, recorded()))
     assert [type(event) for event in events] == [type(event) for event in expected()]
     assert [int(event.time or 0) for event in events] == [int(event.time or 0) for event in expected()]
@@ -383,7 +383,7 @@ def test_a_report_quotes_the_first_line_of_a_form_that_cannot_be_learned() -> No
 
 
 @pytest.mark.parametrize("name", ["stern", "GCP", "syslog 5424", "custom formatter", "custom formatter with a host"])
-def test_a_recording_keeps_nothing_of_what_surrounds_a_line(name: str) -> None:
+def test_a_recording_keeps_nothing_of_the_wrapping_of_a_line(name: str) -> None:
     scrubber = LogScrubber(Scrubber())
     lines = [f"[2026-11-20 19:51:{second:02d}] {DECODE}" for second in range(10, 20)]
     if name.endswith("host"):

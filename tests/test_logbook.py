@@ -134,7 +134,7 @@ def test_the_words_of_the_log_are_not_in_the_file(place: Place) -> None:
     assert "get_weather" not in text
 
 
-def test_lines_are_counted_on_and_what_was_there_before_is_not(place: Place) -> None:
+def test_new_lines_are_counted_and_those_from_before_the_start_are_not(place: Place) -> None:
     place.start()
     place.write(DECODE, RETRACTION)
     for number in range(1, 4):
@@ -426,7 +426,7 @@ def test_without_a_state_file_there_is_no_problem_to_report(place: Place) -> Non
     book.close()
 
 
-def test_a_log_none_of_whose_lines_can_be_read_says_so_once_with_its_first_line(
+def test_a_log_without_a_readable_line_is_reported_once_with_its_first_line(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []

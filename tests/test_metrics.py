@@ -201,7 +201,7 @@ def test_an_exporter_behind_another_does_not_collide_with_itself(sglang: FakeSGL
     assert page.value("process_cpu_seconds_total") != 5
 
 
-def test_without_passthrough_only_ours_are_left(sglang: FakeSGLang) -> None:
+def test_without_passthrough_only_the_exporters_own_series_are_left(sglang: FakeSGLang) -> None:
     page = native(sglang, passthrough=False)
     assert page.value("sglang_tuning_up") == 1
     assert all(name.startswith(PREFIX) for name in page.families if name not in OWN_PROCESS)
@@ -288,7 +288,10 @@ def test_a_log_whose_name_is_not_utf8_does_not_cost_the_page(tmp_path: Path) -> 
 
 @pytest.mark.skipif(not PRESENT, reason="promtool is not installed")
 @pytest.mark.parametrize("passthrough", [True, False])
-def test_promtool_finds_nothing_wrong_with_ours_and_can_read_all(passthrough: bool, sglang: FakeSGLang) -> None:  # noqa: FBT001 - a parameter of the test
+def test_promtool_accepts_the_page_and_the_exporters_series_pass_its_lint(
+    passthrough: bool,  # noqa: FBT001 - a parameter of the test
+    sglang: FakeSGLang,
+) -> None:
     page = native(sglang, passthrough=passthrough)
     status, said = promtool("check", "metrics", given=page.text)
     assert "error" not in said, said
@@ -298,7 +301,9 @@ def test_promtool_finds_nothing_wrong_with_ours_and_can_read_all(passthrough: bo
 
 
 @pytest.mark.parametrize("serving", [SERVING, SERVING_WITH_DP_RANKS], ids=["one scheduler", "DP ranks"])
-def test_our_page_is_what_the_library_would_write(serving: bytes, sglang: FakeSGLang, tmp_path: Path) -> None:
+def test_the_exporters_page_is_what_prometheus_client_would_write(
+    serving: bytes, sglang: FakeSGLang, tmp_path: Path
+) -> None:
     sglang.answers["/metrics"] = reply(serving)
     sidecar = watched_retractions(tmp_path, sglang_url=sglang.url)
     sidecar.scrape(5)

@@ -65,7 +65,7 @@ def test_runbook_and_dashboard_are_linked_where_the_rule_has_them() -> None:
     assert ("Runbook" in text, "Dashboard" in text) == (True, False)
 
 
-def test_what_the_change_is_expected_to_bring_stands_after_the_advice() -> None:
+def test_the_expected_effect_follows_the_advice() -> None:
     brings = "455 → 2,222 tokens/s (+389 %), inter-token p50 4.4 → 7.2 ms; from the last 10 minutes' step times"
     assert f"try 1.3.\n  Expected: {brings}" in as_text(message(notes(expected=brings)))
     assert "Expected" not in as_text(message(notes(expected="")))
@@ -77,7 +77,7 @@ def test_advice_to_people_names_no_flag() -> None:
     assert "Turn" not in text
 
 
-def test_advice_without_a_figure_says_which_way_to_turn_and_the_value_now() -> None:
+def test_advice_without_a_figure_has_the_direction_and_the_present_value() -> None:
     words = {"direction": "raise", "suggested": "as far as usage stays below 0.9"}
     text = as_text(message(notes(**words)))
     assert "  Raise --schedule-conservativeness (now 0.1): as far as usage stays below 0.9.\n" in text

@@ -45,7 +45,7 @@ def found(past: Past) -> set[str]:
     return {finding.diagnosis.id for finding in judge(past).findings}
 
 
-def test_a_limit_that_was_raised_is_not_raised_again_for_what_the_lower_one_did() -> None:
+def test_a_raised_limit_is_not_raised_again_because_of_figures_under_the_lower_one() -> None:
     state = new_state()
     start(state, 0.0)
     now = serve(state, 1.0, 540.0)
@@ -74,7 +74,7 @@ def test_right_after_a_change_the_effect_is_unknown() -> None:
     assert not past_of(state, now + 10.0).has_enough_load
 
 
-def test_a_failure_says_nothing_about_the_arguments_that_were_set_after_it() -> None:
+def test_a_failure_is_not_evidence_about_arguments_that_were_set_after_it() -> None:
     state = new_state()
     start(state, 0.0)
     state.observe(OutOfMemory(None, NO_RANK, "prefill"), 100.0)

@@ -165,7 +165,7 @@ def test_the_limit_that_is_advised_is_that_of_all_micro_batches_together() -> No
     assert advice.suggested > 64  # type: ignore[operator]
 
 
-def test_where_the_size_of_a_micro_batch_is_the_limit_that_is_what_is_raised() -> None:
+def test_where_the_size_of_a_micro_batch_is_the_limit_that_size_is_raised() -> None:
     state = state_after(served(Layout(pp=4, micro="4"), decode(4, 20)))
     (advice,) = advise("running_at_limit", SizingInput(past_of(state, state._printed)))
     assert (advice.flag, advice.current, advice.suggested) == ("--max-micro-batch-size", 4, 11)

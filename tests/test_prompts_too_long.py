@@ -69,7 +69,7 @@ def test_such_lines_do_not_make_each_other_suspect(words: bytes) -> None:
     assert [event.suspect for event in events if isinstance(event, TooLong)] == [False, False, False]
 
 
-def test_where_the_models_own_context_is_too_short_nothing_is_said() -> None:
+def test_where_the_models_own_context_is_too_short_there_is_no_finding() -> None:
     assert found(lived(HEALTHY + too_long(tokens=5000, most=1024)), CONTEXT_ROW) is None
 
 
@@ -105,5 +105,5 @@ def test_where_memory_is_the_limit_the_advice_is_words_with_the_length_of_the_pr
         too_long(rank=Rank(tp=1)),  # each TP rank logs a prompt that is truncated
     ],
 )
-def test_nothing_is_said_without_such_prompts(story: Story) -> None:
+def test_without_such_prompts_there_is_no_finding(story: Story) -> None:
     assert found(lived(HEALTHY + story, max_total_tokens=POOL), ROW) is None

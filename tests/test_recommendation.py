@@ -132,7 +132,7 @@ def expectation(then: float) -> Expected:
     return Expected(now, after, "the last 10 minutes' step times")
 
 
-def test_what_a_change_brings_is_said_in_the_same_words_until_it_is_another_figure() -> None:
+def test_the_expected_effect_keeps_its_words_until_its_figure_changes() -> None:
     advice = Recommendation("retracting_too_often", "--schedule-conservativeness", "0.05", "1.3", "raise")
     first, alike, other = expectation(800.0), expectation(830.0), expectation(1000.0)
     said = since({}, {advice: first}, 100.0)

@@ -58,5 +58,5 @@ def test_for_any_other_reason_the_log_has_it(grammar: bool) -> None:  # noqa: FB
 
 
 @pytest.mark.parametrize("story", [[], refusals(suspect=True), refusals(every=60.0) + ADMITTED])
-def test_nothing_is_said_of_few_or_of_none(story: Story) -> None:
+def test_with_few_or_no_such_requests_there_is_no_finding(story: Story) -> None:
     assert found(lived(HEALTHY + story, grammar_backend="none"), ROW) is None

@@ -89,7 +89,7 @@ def test_requests_that_end_in_one_counter_first_are_no_rejections() -> None:
     assert rejected((100, 100, 0), (108, 112, 0), (124, 120, 0), (126, 130, 0), (144, 140, 0)) == 4
 
 
-def test_what_was_answered_before_the_first_look_is_not_counted() -> None:
+def test_answers_before_the_first_scrape_are_not_counted() -> None:
     assert rejected((5000, 100, 0)) == 0
 
 

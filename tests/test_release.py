@@ -202,7 +202,7 @@ def test_an_installed_demo_starts_its_own_server_and_exporter_where_nothing_else
     assert re.search(r"^  exporter +http://127\.0\.0\.1:\d+$", ran.stdout, re.MULTILINE)
 
 
-def test_every_place_that_says_a_version_says_this_one() -> None:
+def test_every_place_that_names_a_version_names_this_one() -> None:
     assert version(ROOT) == __version__
     assert contradictions(ROOT) == []
 

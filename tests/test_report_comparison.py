@@ -54,7 +54,7 @@ def test_fewer_retractions_under_the_same_load_after_one_change_are_likely_its_w
     )
 
 
-def test_under_another_load_no_change_is_proven_and_throughput_says_nothing() -> None:
+def test_under_another_load_no_change_is_proven_and_throughput_is_not_compared() -> None:
     change = compare(
         like(retractions_per_minute=4.4),
         like(mean_running_requests=1, prompt_tokens_per_second=20, generated_tokens_per_second=100),
@@ -105,7 +105,7 @@ def test_requests_of_about_the_same_size_are_the_same_load(lengths: dict[str, fl
     assert compare(like(**LENGTHS, retractions_per_minute=4.4), like(**lengths), TUNED)["cause"] == "likely"
 
 
-def test_more_cached_prompts_are_the_work_of_a_flag_that_decides_what_is_cached() -> None:
+def test_more_cached_prompts_are_put_down_to_a_flag_that_affects_the_cache() -> None:
     cache = [change_of("disable_radix_cache", "on", "off")]
     change = compare(
         like(**{**LENGTHS, "share_cached": 0.0}, generated_tokens_per_second=494),
@@ -133,13 +133,13 @@ def test_without_a_change_of_arguments_none_is_the_cause() -> None:
     assert "load, machine or model" in change["words"]
 
 
-def test_of_two_changes_the_one_that_turns_what_was_the_limit_is_named() -> None:
+def test_of_two_changes_the_one_of_the_limiting_flag_is_named_as_the_cause() -> None:
     change = compare(like(retractions_per_minute=4.4), RUN, TWO, "retracting_too_often")
     assert change["cause"] == "possible"
     assert "--schedule-conservativeness 0.1 → 1.3 is the flag for what limited the server before" in change["words"]
 
 
-def test_of_two_changes_that_turn_nothing_known_neither_is_blamed() -> None:
+def test_of_two_changes_without_a_known_effect_neither_is_named_as_the_cause() -> None:
     assert "try them one by one" in compare(like(retractions_per_minute=4.4), RUN, TWO)["words"]
 
 
@@ -188,7 +188,7 @@ def recording(name: str) -> str:
     return str(RECORDINGS / name / "server.log.gz")
 
 
-def test_a_log_against_another_says_so_in_the_text(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_comparison_of_two_logs_has_its_text(capfd: pytest.CaptureFixture[str]) -> None:
     run([recording("client_limited")], format="text", output=None, profile="online", against=[recording("big_queue")])
     said = capfd.readouterr().out
     assert f"Against {recording('big_queue')}: " in said

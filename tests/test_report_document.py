@@ -280,7 +280,7 @@ def test_retractions_are_judged_over_the_whole_span_not_its_last_minutes(tmp_pat
     assert finding["evidence"][0]["value"] == pytest.approx(30 / 1190 * 60, rel=0.01)
 
 
-def test_a_request_that_quotes_the_log_moves_nothing(tmp_path: Path) -> None:
+def test_a_request_that_quotes_the_log_changes_nothing(tmp_path: Path) -> None:
     quoted = batch(5, busy(400, 4000)).replace("[", "text='[", 1)
     lines = [
         batch(0, busy(4, 0)),
@@ -304,7 +304,7 @@ def test_the_exit_status_is_1_if_something_should_change(capfd: pytest.CaptureFi
     assert capfd.readouterr().err == ""
 
 
-def test_the_text_says_the_verdict_the_flag_and_the_counts(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_text_has_the_verdict_the_flag_and_the_counts(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_on(recording("big_queue"), kind="text") == 1
     text = capfd.readouterr().out
     assert text.startswith(

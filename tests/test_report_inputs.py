@@ -419,7 +419,7 @@ STRAYS = {
 
 @pytest.mark.parametrize("place", [0, 1, 60, 119, 120])
 @pytest.mark.parametrize("stray", STRAYS)
-def test_one_line_with_a_time_of_its_own_moves_no_other(tmp_path: Path, stray: str, place: int) -> None:
+def test_one_line_with_a_wrong_time_changes_no_other(tmp_path: Path, stray: str, place: int) -> None:
     lines = [decode(f"10:{second // 60:02}:{second % 60:02}", 3) for second in range(0, 600, 5)]
     plain_log = write(tmp_path / "plain.log", *lines)
     date, clock = STRAYS[stray].split(" ")

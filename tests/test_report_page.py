@@ -105,7 +105,7 @@ def test_every_log_gives_a_page_whose_tags_are_closed(log: Path, profile: str, t
     assert Tree(page(tmp_path, log, profile=profile)).open == []
 
 
-def test_the_page_says_what_the_text_says(tmp_path: Path) -> None:
+def test_the_page_has_everything_that_the_text_has(tmp_path: Path) -> None:
     said = seen(page(tmp_path, RETRACT))
     row = BY_ID["retracting_too_often"]
     for words in (
@@ -200,7 +200,7 @@ def test_a_night_that_was_good_on_the_whole_is_not_called_healthy_when_alerts_wo
     assert "healthy: near 4 while requests wait" in seen(written)
 
 
-def test_what_got_better_or_worse_stands_first(tmp_path: Path) -> None:
+def test_the_comparison_with_earlier_logs_comes_first(tmp_path: Path) -> None:
     big, limited = (str(HERE / "recordings" / name / "server.log.gz") for name in ("big_queue", "client_limited"))
     said = seen(page(tmp_path, limited, against=(big,)))
     assert said.index("Against") < said.index("Over time")

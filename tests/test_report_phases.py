@@ -240,7 +240,7 @@ def test_a_hang_that_is_over_is_found_and_its_silence_is_not_idle(tmp_path: Path
     assert found["findings"][0]["last_seen"] is not None
 
 
-def test_one_health_check_in_vain_is_no_hang(tmp_path: Path) -> None:
+def test_one_failed_health_check_is_no_hang(tmp_path: Path) -> None:
     text = start(0) + at(30, READY) + load(40, 100, running=2) + at(101, VAIN) + load(105, 400, running=2)
     assert document(tmp_path, text)["verdict"] != "scheduler_stuck"
 

@@ -177,7 +177,7 @@ def test_one_log_with_the_lines_of_two_servers_is_refused_with_what_stands_befor
 
 
 @pytest.mark.parametrize("source", TWO_SOURCES)
-def test_without_their_starts_it_is_said_that_the_lines_may_be_of_two_servers(tmp_path: Path, source: str) -> None:
+def test_without_their_starts_a_note_warns_that_the_lines_may_be_of_two_servers(tmp_path: Path, source: str) -> None:
     (note,) = document(files(tmp_path, mixed(*TWO_SOURCES[source], starts=0)))["notes"][:1]
     assert "may hold the lines of two servers" in note
     assert note.endswith("then the figures are of both together")

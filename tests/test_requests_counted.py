@@ -84,7 +84,7 @@ def test_a_server_that_starts_again_counts_from_nothing() -> None:
     assert (past.started_requests, past.finished_requests) == (9, 7)
 
 
-def test_a_page_with_a_spoiled_counter_counts_nothing_and_loses_nothing() -> None:
+def test_a_page_with_an_invalid_counter_counts_nothing_and_loses_nothing() -> None:
     spoiled = PAGES["0.5.9"].replace(" 171.0", " NaN")
     later = PAGES["0.5.9"].replace(" 171.0", " 181.0").replace(" 169.0", " 179.0")
     past = scraped(PAGES["0.5.9"], spoiled, later)
@@ -134,7 +134,7 @@ def test_retractions_are_counted_for_each_request_not_for_each_streamed_one(stre
     assert tolerated(SizingInput(past))
 
 
-def test_where_nothing_is_streamed_the_longest_answer_is_known_all_the_same() -> None:
+def test_without_streaming_the_longest_answer_is_still_known() -> None:
     slowest = RecentLatency(600.0, None, None, 9.0, 20.0)
     past = replace(loaded(streamed=False), latency={"request": slowest}, longest_answer=1700.0)
     assert longest_answer(past) == 1700.0

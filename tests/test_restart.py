@@ -250,7 +250,7 @@ def test_a_start_that_waits_for_its_next_lines_is_counted_by_the_one_after_the_k
         shows(one, starts, 2)
 
 
-def test_a_damaged_state_file_is_said_and_the_exporter_starts_as_new(log: Log, tmp_path: Path) -> None:
+def test_a_damaged_state_file_is_reported_and_the_exporter_starts_as_new(log: Log, tmp_path: Path) -> None:
     state = tmp_path / "state.json"
     state.write_bytes(b'{"schema": 1, "positions": {"files": [{"path"')
     log.write(DECODE, retraction(1))
@@ -265,7 +265,7 @@ def test_a_damaged_state_file_is_said_and_the_exporter_starts_as_new(log: Log, t
         assert one.page().value(EVENTS) == 1
 
 
-def test_a_state_file_that_cannot_be_written_is_said_and_the_exporter_goes_on(log: Log, tmp_path: Path) -> None:
+def test_a_state_file_that_cannot_be_written_is_reported_and_the_exporter_goes_on(log: Log, tmp_path: Path) -> None:
     (tmp_path / "state.json.lock").mkdir()
     with exporter(log, tmp_path / "state.json") as one:
         assert any(
@@ -277,7 +277,7 @@ def test_a_state_file_that_cannot_be_written_is_said_and_the_exporter_goes_on(lo
         shows(one, EVENTS, 1)
 
 
-def test_a_state_file_that_can_no_longer_be_written_is_said_and_so_is_that_it_can_again(
+def test_a_state_file_that_is_not_writable_for_a_while_is_reported_and_so_is_its_recovery(
     log: Log, tmp_path: Path
 ) -> None:
     state = tmp_path / "state.json"
@@ -297,7 +297,7 @@ def test_a_state_file_that_can_no_longer_be_written_is_said_and_so_is_that_it_ca
         assert one.page().value(EVENTS) == 1
 
 
-def test_of_two_exporters_with_one_state_file_the_second_goes_on_without(log: Log, tmp_path: Path) -> None:
+def test_of_two_exporters_with_one_state_file_the_second_runs_without_it(log: Log, tmp_path: Path) -> None:
     state = tmp_path / "state.json"
     with exporter(log, state) as first, exporter(log, state) as second:
         assert any(

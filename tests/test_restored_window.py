@@ -102,7 +102,7 @@ def recent(state: ServerState, now: float) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("counted", COUNTED)
-def test_what_was_restored_goes_on_in_the_counters_and_not_in_the_window(counted: str) -> None:
+def test_restored_counts_continue_in_the_counters_and_not_in_the_window(counted: str) -> None:
     events, count = COUNTED[counted]
     old = a_new_state()
     for event in events:
@@ -116,7 +116,7 @@ def test_what_was_restored_goes_on_in_the_counters_and_not_in_the_window(counted
 
 
 @pytest.mark.parametrize("counted", COUNTED)
-def test_what_comes_after_the_restart_is_all_that_the_window_holds(counted: str) -> None:
+def test_the_window_holds_only_events_after_the_restart(counted: str) -> None:
     events, count = COUNTED[counted]
     old = a_new_state()
     for event in events:
@@ -267,7 +267,7 @@ def test_an_event_of_before_the_first_look_is_as_old_as_its_line(place: Place) -
     book.close()
 
 
-def test_a_failure_of_the_last_ten_minutes_is_a_finding_though_nobody_watched(place: Place) -> None:
+def test_a_failure_of_the_last_ten_minutes_is_a_finding_even_if_the_exporter_was_down(place: Place) -> None:
     place.first(ago=3600.0)
     place.write(OOM, ago=100.0)
     book, state = place.reader()
@@ -333,7 +333,7 @@ def test_an_end_that_was_printed_before_the_exporter_came_is_still_the_end(place
     book.close()
 
 
-def test_an_end_that_was_printed_before_is_none_once_the_server_answers(place: Place) -> None:
+def test_an_end_that_was_printed_before_the_start_does_not_count_once_the_server_answers(place: Place) -> None:
     place.write(CRASH, ago=300.0)
     book, state = place.reader()
     state.life.answers()

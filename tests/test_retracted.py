@@ -72,7 +72,7 @@ def recording() -> Recording:
     return load(packaged("retract"))
 
 
-def test_while_the_log_is_read_it_is_what_counts(recording: Recording) -> None:
+def test_while_the_log_is_read_its_count_is_used(recording: Recording) -> None:
     seen = played(recording, (1e9, 1e9), lines_come_late=False)
     assert [each.shown for each in seen] == [each.logged for each in seen]
     assert seen[-1].shown == seen[-1].native == 10
@@ -105,7 +105,7 @@ def test_a_log_that_comes_back_is_not_counted_over_the_servers_counter(
     assert whole[-1].shown - 2 * most <= shown[-1] <= whole[-1].shown
 
 
-def test_the_total_goes_on_after_a_restart_whoever_counted() -> None:
+def test_the_total_continues_after_a_restart_from_either_source() -> None:
     old = ServerState(PROFILES["online"], 0.0)
     rank = old.rank(None, 0.0)
     rank.counters.has_retractions = True
@@ -121,7 +121,7 @@ def test_the_total_goes_on_after_a_restart_whoever_counted() -> None:
     assert old.totals().counts["retracted_requests"] == new.totals().counts["retracted_requests"] == 37
 
 
-def test_what_is_saved_between_two_looks_is_in_the_total() -> None:
+def test_counts_saved_between_two_looks_are_in_the_total() -> None:
     old = ServerState(PROFILES["online"], 0.0)
     old.advance(1.0)
     old.rank(None, 1.0).totals.counts["log_retracted_requests"] += 8
@@ -132,7 +132,7 @@ def test_what_is_saved_between_two_looks_is_in_the_total() -> None:
     assert new.totals().counts["retracted_requests"] == 8
 
 
-def test_a_log_alone_is_what_counts_even_while_it_cannot_be_read() -> None:
+def test_without_metrics_the_log_is_used_even_while_it_cannot_be_read() -> None:
     state = ServerState(PROFILES["online"], 0.0)
     state.log_is_read = False
     state.advance(1.0)

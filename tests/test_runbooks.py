@@ -69,7 +69,7 @@ def test_a_runbook_has_the_four_sections_and_no_other(diagnosis: str) -> None:
 
 
 @pytest.mark.parametrize("diagnosis", PROSE)
-def test_a_runbook_says_how_to_see_that_it_helped_and_when_it_will_not(diagnosis: str) -> None:
+def test_a_runbook_has_how_to_see_that_it_helped_and_when_it_will_not(diagnosis: str) -> None:
     mitigation = runbooks.prose(diagnosis).partition("## Mitigation")[2]
     assert "It helped" in mitigation
     assert re.search(r"will not help|will help|no tuning flag|No tuning flag", mitigation, re.IGNORECASE)

@@ -194,7 +194,7 @@ def test_a_foreign_word_anywhere_in_a_line_is_not_kept(log: Path) -> None:
         "{} [2025-11-20 11:40:11] The server is fired up and ready to roll!",
     ],
 )
-def test_words_around_what_is_kept_are_not(line: str, canary: str) -> None:
+def test_words_around_kept_figures_are_removed(line: str, canary: str) -> None:
     assert not canary_in("\n".join(kept(*line.replace("{}", canary).encode().split(b"\n"))))
 
 
@@ -275,7 +275,7 @@ def test_a_foreign_word_in_any_field_of_an_answer_or_label_is_not_kept(canary: s
 
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
-def test_what_is_kept_is_read_as_it_was(log: Path) -> None:
+def test_kept_lines_give_the_same_events_as_before(log: Path) -> None:
     scrubber, before, after = LogScrubber(Scrubber()), LogReader(), LogReader()
     for line in log.read_bytes().splitlines(keepends=True):
         kept_line = scrubber.line(line)

@@ -241,7 +241,7 @@ def test_every_answer_carries_the_safe_headers_once(status: int, address: str) -
     assert not [line for line in lines if line.lower().startswith(("server:", "x-powered-by:", "access-control-"))]
 
 
-def test_an_error_of_our_own_carries_them_too_and_says_nothing_of_itself(sidecar: Sidecar, address: str) -> None:
+def test_an_internal_error_carries_them_too_and_reveals_nothing(sidecar: Sidecar, address: str) -> None:
     sidecar.judge = None  # type: ignore[assignment, method-assign]  # the page asks it, and fails
     answer = requests.get(address + "/", timeout=5)
     assert (answer.status_code, answer.text) == (500, "Internal Server Error")
@@ -258,7 +258,7 @@ def test_too_many_requests_at_once_are_turned_away_with_them() -> None:
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "get"])
 @pytest.mark.parametrize("target", ["/", "/metrics", "/absent"])
-def test_what_is_not_get_or_head_is_405_with_the_two_that_are_allowed(method: str, target: str, address: str) -> None:
+def test_other_methods_than_get_and_head_are_answered_405(method: str, target: str, address: str) -> None:
     answer = exchange(address, asking(target, method)).decode().lower()
     assert answer.startswith("http/1.1 405 ")
     assert "\r\nallow: get, head\r\n" in answer

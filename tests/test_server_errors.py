@@ -50,7 +50,7 @@ def test_each_line_is_an_event_among_batch_lines_of_the_same_second(*, runs: boo
         b'Receive: text="POST /generate HTTP/1.1" 500 Internal Server Error\n',
     ],
 )
-def test_probes_other_answers_and_quotations_are_none(line: bytes) -> None:
+def test_probes_other_answers_and_quotations_do_not_count(line: bytes) -> None:
     assert LogReader().feed_runs(STAMP + line) == []
 
 

@@ -98,7 +98,7 @@ def test_the_arguments_of_an_event_are_copied() -> None:
     assert (event.args, facts.arg("chunked_prefill_size")) == ({}, 8192)
 
 
-def test_an_argument_left_open_takes_what_the_server_settled_on() -> None:
+def test_an_argument_left_open_takes_the_value_that_the_server_chose() -> None:
     facts = with_args(chunked_prefill_size=None)
     facts.apply(limits())
     assert facts.arg("chunked_prefill_size") == 8192
@@ -209,7 +209,7 @@ def test_the_capture_lines_win_over_the_arguments() -> None:
     assert (facts.largest_captured, facts.graph_gb) == (80, 2.0)
 
 
-def test_nothing_captured_is_nothing_known() -> None:
+def test_without_captured_graphs_no_size_is_known() -> None:
     assert ServerFacts().largest_captured is None
 
 
@@ -268,14 +268,16 @@ def test_the_pool_is_the_last_figure_printed() -> None:
     assert (facts.kv_pool_tokens, facts.kv_pool_gb) == ({None: 1800}, 8.0)
 
 
-def test_a_batch_line_says_nothing_that_lasts() -> None:
+def test_a_batch_line_changes_no_fact_of_the_start() -> None:
     facts = ServerFacts()
     facts.apply(DecodeBatch(None, NO_RANK, 1))
     assert facts == ServerFacts()
 
 
 @pytest.mark.parametrize(("release", "left"), [("0.4.3.post4", 9.87), ("0.4.6.post5", 9.87), ("0.4.9.post6", 9.87)])
-def test_what_the_last_stage_left_is_the_reserve_where_the_limits_line_lacks_it(release: str, left: float) -> None:
+def test_the_memory_left_by_the_last_stage_is_the_reserve_where_the_limits_line_lacks_it(
+    release: str, left: float
+) -> None:
     assert from_log(release).reserve_gb == left
 
 

@@ -162,7 +162,7 @@ def test_loads_are_read_for_every_dp_rank(answer: Any) -> None:
     ],
     ids=lambda text: repr(text[:12]),
 )
-def test_what_is_no_answer_is_none_and_no_loads(text: str | bytes) -> None:
+def test_text_that_is_not_an_answer_gives_neither_info_nor_loads(text: str | bytes) -> None:
     assert parse_server_info(text) is None
     assert parse_loads(text) == []
 

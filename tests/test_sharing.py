@@ -86,13 +86,13 @@ def test_prompts_that_share_prefixes_are_found_beside_preemptions() -> None:
     assert shared.proven == pytest.approx(0.6, abs=0.05)
 
 
-def test_nothing_is_said_of_sharing_where_nothing_counts_preemptions() -> None:
+def test_without_a_count_of_preemptions_there_is_no_finding_about_shared_prefixes() -> None:
     past = lived(batches(300), enable_priority_scheduling=True)
     assert sharing(past) == PrefixSharing(0.3, None)
     assert UNUSED not in ids(past)
 
 
-def test_priorities_without_preemption_bring_nobody_back() -> None:
+def test_priorities_without_preemption_bring_no_request_back() -> None:
     past = lived(batches(300), enable_priority_scheduling=True, disable_priority_preemption=True)
     assert sharing(past) == PrefixSharing(0.3, 0.0)
 
@@ -172,7 +172,7 @@ def test_an_order_by_prefixes_is_wasted_where_nothing_is_cached() -> None:
     assert WASTED not in ids(lived(batches(300), policy="lpm"))
 
 
-def test_nothing_is_said_of_the_order_where_nothing_waits() -> None:
+def test_without_waiting_requests_there_is_no_finding_about_their_order() -> None:
     assert not {UNUSED, WASTED} & ids(lived(batches(300, queued=0)))
     assert not {UNUSED, WASTED} & ids(lived(batches(0, queued=0), policy="lpm"))
 

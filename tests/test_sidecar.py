@@ -109,7 +109,7 @@ def test_a_copied_and_truncated_log_loses_nothing(following: Exporter, directory
     wait_for(lambda: events(following) == before + 3)
 
 
-def test_a_missing_file_is_said_and_read_from_its_first_line_when_it_comes(
+def test_a_missing_file_is_reported_and_read_from_its_first_line_when_it_appears(
     following: Exporter, directory: Path
 ) -> None:
     late, before = directory / "late.log", events(following)
@@ -154,7 +154,7 @@ def test_without_a_log_its_families_are_absent_and_the_key_is_sent_but_never_sho
     assert "sk-" not in shown
 
 
-def test_both_halves_are_said(sglang: FakeSGLang, tmp_path: Path) -> None:
+def test_with_log_and_metrics_the_page_has_both(sglang: FakeSGLang, tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.touch()
     with running_exporter("--sglang-url", sglang.url, "--log-file", str(log)) as exporter:
@@ -319,7 +319,7 @@ def test_a_server_whose_requests_stand_still_is_asked_for_a_token_and_not_all_th
         assert sglang.count("/health_generate") == 1
 
 
-def test_the_pauses_between_vain_questions_grow() -> None:
+def test_the_pauses_between_failed_requests_grow() -> None:
     inquiry, now, asked = InfoSchedule(), 0.0, []
     while now < 1000:
         if inquiry.start_if_due(now):

@@ -158,7 +158,7 @@ def test_the_pool_is_well_used_from_nine_tenths_on(usage: float | None, state: s
         (replace(BUSY, usage=0.95, other_waits=OtherWaits(full_usage=0.95)), "pool_full"),
     ],
 )
-def test_what_holds_the_queue_is_named(seen: Observation, state: str) -> None:
+def test_the_reason_why_requests_wait_is_named(seen: Observation, state: str) -> None:
     assert classify(seen, ONLINE)["admission"] == state
 
 

@@ -124,7 +124,7 @@ def test_the_scale_is_at_least_as_high_as_requested() -> None:
     assert half[1] == HEIGHT / 2
 
 
-def test_nothing_all_the_time_is_a_line_along_the_bottom() -> None:
+def test_constant_zero_is_a_line_along_the_bottom() -> None:
     (line,) = paths(drawn(steps(0, 0, 0)), "line")
     assert {y for _, y in line} == {HEIGHT - MARGIN}
 
@@ -155,7 +155,7 @@ def test_a_bound_is_on_the_scale_only_where_the_line_comes_near_it(highest: floa
     assert (HEIGHT - MARGIN - end[1]) / (HEIGHT - 2 * MARGIN) == pytest.approx(height)
 
 
-def test_what_is_older_than_the_drawing_is_left_out() -> None:
+def test_points_older_than_the_drawing_are_left_out() -> None:
     (line,) = paths(drawn([(-LENGTH_SECONDS - 5, 1000), (-5, 1), (0, 2)]), "line")
     assert len(line) == 2
     assert line[-1][1] == MARGIN

@@ -388,7 +388,7 @@ def test_tokens_of_more_than_all_requests_may_have_prove_a_hang_however_many_giv
     assert (stage, at - 60 <= 90) == ("detokenizer", True)
 
 
-def test_tokens_that_all_requests_may_have_had_prove_nothing() -> None:
+def test_tokens_that_all_requests_may_have_had_prove_no_hang() -> None:
     """A slow server whose clients all give up after twenty tokens."""
     server = Server()
     server.serves(60)
@@ -462,7 +462,7 @@ class TestFromTheLogAlone:
             server.now += every
         return stages
 
-    def test_checks_in_vain_for_a_minute_mean_a_hang(self, server: Server) -> None:
+    def test_failed_checks_for_a_minute_mean_a_hang(self, server: Server) -> None:
         assert self.fails(server, 4) == ["", "", "scheduler", "scheduler"]
 
     def test_batch_lines_between_them_show_that_the_scheduler_works(self, server: Server) -> None:
@@ -474,17 +474,17 @@ class TestFromTheLogAlone:
     def test_several_routers_that_check_at_once_prove_nothing_earlier(self, server: Server) -> None:
         assert set(self.fails(server, 4, every=5.0)) == {""}
 
-    def test_one_check_in_vain_is_no_hang(self, server: Server) -> None:
+    def test_one_failed_check_is_no_hang(self, server: Server) -> None:
         assert self.fails(server, 1) == [""]
         server.now += 300.0
         assert self.fails(server, 1) == [""]
 
-    def test_it_is_over_when_no_check_has_been_in_vain_for_long_and_the_scheduler_works(self, server: Server) -> None:
+    def test_a_hang_ends_when_no_check_has_failed_for_long_and_the_scheduler_works(self, server: Server) -> None:
         self.fails(server, 4)
         server.state.observe(PrefillBatch(None, NO_RANK, 1, 1, 0, 0, 0), server.now)
         assert server.state.hang(server.now + 100.0) is None
 
-    def test_it_is_not_over_because_nobody_checks_any_more(self, server: Server) -> None:
+    def test_a_hang_does_not_end_because_the_checks_end(self, server: Server) -> None:
         self.fails(server, 4)
         hang = server.state.hang(server.now + 5000.0)
         assert hang is not None
@@ -662,7 +662,7 @@ class TestHealthChecksOfItsOwn:
         assert idle.found() is None
 
 
-def test_clients_who_gave_up_on_a_server_that_hung_had_no_other_reason() -> None:
+def test_requests_cancelled_during_a_hang_are_no_rejections() -> None:
     server = Server()
     server.serves(300)
     for _ in range(30):
@@ -678,7 +678,7 @@ def test_clients_who_gave_up_on_a_server_that_hung_had_no_other_reason() -> None
     assert "requests_rejected" not in found_by(server)
 
 
-def test_what_is_given_up_while_nothing_comes_out_is_called_rejected_only_when_something_does() -> None:
+def test_requests_cancelled_during_a_hang_count_as_rejected_only_when_tokens_come_again() -> None:
     server = Server()
     server.queued = 300.0
     server.serves(300)

@@ -194,7 +194,7 @@ def test_a_503_of_a_server_that_has_served_by_its_log_is_no_start(exporter: Step
     assert (exporter.verdict(), exporter.reason()) == ("server_down", "http_503")
 
 
-def test_another_way_to_fail_does_not_begin_the_time_anew(alone: SteppedExporter) -> None:
+def test_another_kind_of_failure_does_not_restart_the_time(alone: SteppedExporter) -> None:
     """A name server that answers sometimes."""
     for _ in range(120):
         alone.now += 10.0

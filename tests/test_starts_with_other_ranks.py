@@ -73,7 +73,7 @@ def test_a_start_without_dp_ranks_after_one_with_them_is_seen_in_the_metrics_alo
     assert state.totals().counts["native_retracted_requests"] == 4 * 5 + 10
 
 
-def test_counters_that_have_passed_what_they_were_before_a_restart_count_from_0() -> None:
+def test_counters_above_their_values_before_a_restart_count_from_0() -> None:
     before = serving(10).replace(b'mode="decode"} 1000', b'mode="decode"} 9000')
     state = scraped(before, serving(12))
     assert (state.starts, state.totals().counts["native_retracted_requests"]) == (1, 12)

@@ -538,7 +538,7 @@ def test_a_failure_is_recent_for_as_long_as_asked_even_over_a_restart() -> None:
     assert state.recent_marks(601.0, 600.0) == {"start": 1}
 
 
-def test_history_teaches_facts_and_counts_nothing() -> None:
+def test_history_sets_facts_and_counts_nothing() -> None:
     state = new_state()
     history: list[Event] = [
         args(schedule_conservativeness=0.1),
@@ -710,7 +710,7 @@ def test_a_rate_of_admission_does_not_count_the_pauses_between_bursts() -> None:
     assert totals.serving_seconds() == pytest.approx(150.0, abs=30.0)
 
 
-def test_beside_a_log_that_lives_a_scrape_of_an_idle_server_says_so_whatever_was_done_before() -> None:
+def test_while_the_log_is_read_a_scrape_of_an_idle_server_makes_it_idle() -> None:
     state = new_state()
     state.observe_scrape(scrape(figures(running=0, queued=0), progress=0.0), 0.0)
     state.observe(prefill(running=0, queued=0), 5.0)

@@ -56,7 +56,7 @@ def test_only_its_owner_may_read_it(file: StateFile, path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_whoever_reads_it_meanwhile_sees_a_whole_document(file: StateFile, path: Path) -> None:
+def test_a_concurrent_reader_sees_a_whole_document(file: StateFile, path: Path) -> None:
     file.save({"number": 0, "text": ""})
     stop = threading.Event()
 
@@ -110,7 +110,9 @@ OURS = b'{"schema": 1, "program": "sglang-tuning-exporter", "lines": '
     ],
     ids=["empty", "nul", "cut", "cut by a crash", "newer", "not utf-8", "deep", "giant number", "huge"],
 )
-def test_a_damaged_document_of_ours_is_said_and_replaced_by_the_next_save(path: Path, text: bytes) -> None:
+def test_a_damaged_state_file_of_the_exporter_is_reported_and_replaced_by_the_next_save(
+    path: Path, text: bytes
+) -> None:
     path.write_bytes(text)
     file = taken(path)
     assert file.load() == {}
@@ -136,7 +138,7 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize("text", FOREIGN)
-def test_a_file_of_somebody_else_is_not_taken_and_stays_as_it_is(path: Path, text: bytes) -> None:
+def test_a_file_of_another_program_is_not_used_and_stays_as_it_is(path: Path, text: bytes) -> None:
     path.write_bytes(text)
     file = taken(path)
     assert (file.held, file.load(), file.save({"lines": {}})) == (False, {}, False)
@@ -146,7 +148,7 @@ def test_a_file_of_somebody_else_is_not_taken_and_stays_as_it_is(path: Path, tex
 
 
 @pytest.mark.parametrize("text", FOREIGN)
-def test_a_file_of_somebody_else_that_comes_meanwhile_stays_as_it_is_until_it_goes(
+def test_a_file_of_another_program_that_appears_later_stays_as_it_is_until_it_is_removed(
     file: StateFile, path: Path, text: bytes
 ) -> None:
     assert file.save({"lines": {}})
@@ -228,7 +230,7 @@ IN_THE_WAY: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("suffix", ["", ".new", ".lock"])
 @pytest.mark.parametrize("kind", IN_THE_WAY)
-def test_what_is_laid_in_its_way_is_said_and_left_as_it_is(tmp_path: Path, suffix: str, kind: str) -> None:
+def test_a_file_that_is_laid_in_its_way_is_reported_and_left_as_it_is(tmp_path: Path, suffix: str, kind: str) -> None:
     place = tmp_path / f"state.json{suffix}"
     IN_THE_WAY[kind](place)
     before = {path.name: path.lstat() for path in tmp_path.iterdir()}
@@ -320,7 +322,7 @@ def test_a_document_that_became_a_pipe_does_not_hold_up_the_start(file: StateFil
 
 
 @pytest.mark.skipif(AS_ROOT, reason="root may write anywhere")
-def test_a_directory_that_may_not_be_written_is_said(tmp_path: Path) -> None:
+def test_a_directory_that_may_not_be_written_is_reported(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     file = taken(tmp_path / "state.json")
     tmp_path.chmod(0o700)
@@ -328,14 +330,14 @@ def test_a_directory_that_may_not_be_written_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(AS_ROOT, reason="root may read anything")
-def test_a_file_that_may_not_be_read_is_said(file: StateFile, path: Path) -> None:
+def test_a_file_that_may_not_be_read_is_reported(file: StateFile, path: Path) -> None:
     path.write_text("{}")
     path.chmod(0)
     assert file.load() == {}
     assert file.problem == "cannot be read: Permission denied; let this user read and write it and its directory"
 
 
-def test_what_is_in_the_way_of_the_new_document_is_said_and_the_old_one_stays(file: StateFile, path: Path) -> None:
+def test_an_obstacle_for_the_new_document_is_reported_and_the_old_one_stays(file: StateFile, path: Path) -> None:
     file.save({"old": 1})
     Path(f"{path}.new").mkdir()
     assert not file.save({"new": 1})
@@ -346,7 +348,7 @@ def test_what_is_in_the_way_of_the_new_document_is_said_and_the_old_one_stays(fi
     assert (file.problem, file.load()) == ("", {"schema": 1, "new": 1})
 
 
-def test_a_full_disk_is_said_and_the_old_document_stays_whole(file: StateFile, path: Path) -> None:
+def test_a_full_disk_is_reported_and_the_old_document_stays_whole(file: StateFile, path: Path) -> None:
     """A limit on the size of files replaces the full disk: a write ends in the middle in the same way."""
     file.save({"old": 1})
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

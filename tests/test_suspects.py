@@ -117,11 +117,11 @@ def test_late_first_tokens_have_the_flag_that_cures_before_fewer_requests() -> N
     assert judgement.changes["disable_radix_cache"] is False
 
 
-def test_the_same_is_said_from_the_log_alone() -> None:
+def test_the_log_alone_names_the_same_flag() -> None:
     assert first_flag(lived(FULL, disable_radix_cache=True), "running_far_below_limit") == "--disable-radix-cache"
 
 
-def test_it_is_said_too_where_the_queue_is_in_the_range_of_throughput() -> None:
+def test_the_radix_cache_is_named_first_in_a_profile_for_throughput_too() -> None:
     story = decoding(0.0, END, running=20, queued=300, usage=0.95)
     past = lived(story, "offline", disable_radix_cache=True)
     assert first_flag(past, "running_far_below_limit") == "--disable-radix-cache"
@@ -250,7 +250,7 @@ def test_a_short_queue_limit_is_named_where_it_alone_rejects() -> None:
     assert (advised[0].flag, advised[0].suggested) == ("--max-queued-requests", 16.0)
 
 
-def test_where_only_bursts_are_refused_nobody_is_advised_to_send_fewer_requests_or_more() -> None:
+def test_where_only_bursts_are_refused_no_advice_is_to_send_fewer_or_more_requests() -> None:
     story = decoding(0.0, END, running=20) + repeated(Rejection(None, NO_RANK), 15.0, end=END)
     past = lived(story, "offline", max_queued_requests=4)
     assert [each.flag for each in advice_of(past, "requests_rejected")] == ["--max-queued-requests"]
@@ -303,7 +303,9 @@ def test_where_prefill_takes_most_of_the_time_the_interval_is_not_what_fills_pre
 
 
 @pytest.mark.parametrize("profile", ["online", "offline"])
-def test_requests_that_may_not_start_beside_room_are_no_health_and_no_conservativeness(profile: str) -> None:
+def test_requests_that_wait_although_the_kv_cache_has_room_are_not_healthy_and_not_put_down_to_conservativeness(
+    profile: str,
+) -> None:
     past = lived(SLOW_STARTS + scrapes(), profile, prefill_decode_interval=16)
     assert judge(past).verdict == "no_clear_bottleneck"
     assert [each.flag for each in advice_of(past, NAMED)] == ["--prefill-decode-interval"]
@@ -402,7 +404,7 @@ def test_a_server_with_default_flags_gets_no_such_advice() -> None:
     assert suspects(past, troubles(past)) == ()
 
 
-def test_what_sglang_sets_by_itself_is_not_named() -> None:
+def test_a_value_that_sglang_sets_by_itself_is_not_named() -> None:
     story = decoding(0.0, END, running=6) + scrapes(between=0.3)
     past = lived(story, disable_overlap_schedule=True, speculative_algorithm="EAGLE")
     assert "--disable-overlap-schedule" not in {each.flag for each in advice_of(past, NAMED)}
@@ -424,12 +426,12 @@ def test_mostly_empty_pages_are_named_where_usage_prevents_a_higher_running_limi
     assert [each.flag for finding in judge(past).findings for each in finding.advice] == flags
 
 
-def test_what_the_guide_sets_against_retractions_is_no_suspect() -> None:
+def test_a_value_that_the_guide_advises_against_retractions_is_not_named() -> None:
     # Seen on a real engine: 1.3 for its retractions, 1.0 because requests waited, 1.3 again.
     assert "schedule_conservativeness" not in named(lived(WAITING, "offline", schedule_conservativeness=1.3))
 
 
-def test_a_conservativeness_far_above_it_is_a_suspect_where_nothing_is_retracted() -> None:
+def test_a_conservativeness_far_above_the_guides_is_named_where_nothing_is_retracted() -> None:
     assert "schedule_conservativeness" in named(lived(WAITING, "offline", schedule_conservativeness=3))
     retracted = WAITING + repeated(retraction(), 60.0, end=END)
     assert "schedule_conservativeness" not in named(lived(retracted, "offline", schedule_conservativeness=3))
@@ -557,7 +559,7 @@ def test_a_pool_that_memory_limits_is_not_raised_by_its_cap() -> None:
     assert [each.flag for each in advised] == [""]
 
 
-def test_late_tokens_between_small_chunks_are_not_the_batch() -> None:
+def test_late_tokens_between_small_chunks_are_not_put_down_to_the_batch() -> None:
     # Seen on a real engine: prompts of 2,000 tokens in chunks of 256, with first tokens and tokens late.
     story = decoding(0.0, END, running=12) + scrapes(first=9.0, between=0.3)
     advised = advice_of(lived(story, prompt=2000, chunked_prefill_size=256), "latency_batch_too_large")
@@ -590,14 +592,14 @@ def test_decode_steps_between_chunks_are_advised_only_where_first_tokens_stay_in
     assert first_flag(interrupted(gap=0.09, chunk=4096), "latency_prefill_between") == ""
 
 
-def test_late_tokens_between_small_prefill_batches_are_not_the_batch() -> None:
+def test_late_tokens_between_small_prefill_batches_are_not_put_down_to_the_batch() -> None:
     # Seen on a real engine: three prompts of 120 tokens in each prefill batch, and 30 waiting.
     story = decoding(0.0, END, running=60) + scrapes(between=0.3)
     advised = advice_of(lived(story, prompt=120, max_prefill_tokens=256), "latency_batch_too_large")
     assert [(each.flag, each.suggested) for each in advised] == [("--max-prefill-tokens", 16384.0)]
 
 
-def test_late_tokens_beside_prefill_batches_of_many_prompts_are_the_batch() -> None:
+def test_late_tokens_beside_prefill_batches_of_many_prompts_are_put_down_to_the_batch() -> None:
     story = decoding(0.0, END, running=60) + scrapes(between=0.3)
     advised = advice_of(lived(story, prompt=120, max_prefill_tokens=4096), "latency_batch_too_large")
     assert [each.flag for each in advised] == ["--max-running-requests"]
@@ -610,7 +612,7 @@ def test_every_row_that_would_ask_for_fewer_requests_has_the_flag_that_cures() -
     assert first_flag(past, "queue_too_long") == first_flag(past, "latency_queue") == "--page-size"
 
 
-def test_late_tokens_of_a_large_batch_are_the_batch() -> None:
+def test_late_tokens_of_a_large_batch_are_put_down_to_the_batch() -> None:
     story = decoding(0.0, END, running=40) + scrapes(between=0.3)
     advised = advice_of(lived(story, prompt=2000), "latency_batch_too_large")
     assert [each.flag for each in advised] == ["--max-running-requests"]

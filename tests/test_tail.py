@@ -298,7 +298,7 @@ def test_a_truncated_file_is_read_from_its_new_start(log: Path, *, appending: bo
         assert live(follower) == [b"fourth\n"]
 
 
-def test_what_was_written_between_a_look_and_a_copytruncate_is_read_from_the_copy(log: Path) -> None:
+def test_lines_written_between_a_poll_and_a_copytruncate_are_read_from_the_copy(log: Path) -> None:
     follower = LogFollower([str(log)])
     with log.open("ab", buffering=0) as writer:
         writer.write(b"2026-01-01 00:00:00 a first line, long enough to be known again\n")

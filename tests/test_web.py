@@ -59,7 +59,7 @@ def page_of(sidecar: Sidecar) -> str:
     return answer.text
 
 
-def test_the_verdict_is_the_headline_and_is_said_once(address: str) -> None:
+def test_the_verdict_is_the_headline_and_appears_once(address: str) -> None:
     page = requests.get(address + "/", timeout=10).text
     assert f'<h1 class="bad">{html.escape(HEADLINE)}</h1>' in page
     assert text_of(page).count(HEADLINE) == 1
@@ -260,11 +260,11 @@ def test_prose_with_flags_reads_as_it_was_written(words: str) -> None:
     ("first", "words"),
     [(0.0, "just now"), (-5.0, "last 5 s"), (-89.0, "last 89 s"), (-90.0, "last 2 min"), (-900.0, "last 15 min")],
 )
-def test_how_far_back_a_line_goes_is_said(first: float, words: str) -> None:
+def test_a_chart_shows_how_far_back_it_goes(first: float, words: str) -> None:
     assert span([(-2000.0, 1.0), (first, 1.0), (0.0, 2.0)]) == words
 
 
-def test_a_verdict_without_a_finding_says_what_it_rests_on(tmp_path: Path) -> None:
+def test_a_verdict_without_a_finding_shows_its_evidence(tmp_path: Path) -> None:
     page = text_of(page_of(Sidecar(config(log_file=(str(tmp_path / "none.log"),)))))
     assert "A verdict needs 20 s under load and 10 observations" in page
     assert "there are 0 s and 0 in the last 10 minutes." in page
@@ -331,7 +331,7 @@ def test_an_idle_server_has_no_retractions_and_an_unseen_one_has_none_shown(tmp_
         assert f'Retractions a minute</dt><dd class="value">{figure}<' in page
 
 
-def test_a_check_that_passed_shows_its_figure_with_its_limit_or_no_and_never_what_is_seen_when_it_fails(
+def test_a_passed_check_shows_its_figure_with_its_limit_and_not_the_words_for_a_failure(
     tmp_path: Path,
 ) -> None:
     with lived(SCENES["healthy"](), tmp_path) as sidecar, web(sidecar) as address:

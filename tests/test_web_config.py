@@ -232,9 +232,7 @@ MISPLACED = (
 
 
 @pytest.mark.parametrize("text", MISPLACED)
-def test_a_hash_or_a_key_in_another_place_than_its_own_is_not_repeated_either(
-    text: str, certified: Certificates
-) -> None:
+def test_a_hash_or_a_key_in_a_wrong_place_is_not_repeated_either(text: str, certified: Certificates) -> None:
     pem = (certified.directory / "server.key").read_text()
     first_line = pem.splitlines()[1]
     for secret, piece in ((HASH, HASH[:30]), (pem, first_line), (first_line, first_line)):
@@ -265,7 +263,7 @@ def test_serve_ends_with_status_2_and_one_line(certified: Certificates) -> None:
     assert ran.stderr.count("\n") == 1
 
 
-def test_a_key_with_a_password_is_refused_and_nobody_is_asked_for_it_on_the_terminal(certified: Certificates) -> None:
+def test_a_key_with_a_password_is_refused_without_a_prompt_on_the_terminal(certified: Certificates) -> None:
     subprocess.run(
         ["openssl", "pkey", "-aes128", "-passout", "pass:word", "-in", "server.key", "-out", "locked.key"],
         cwd=certified.directory, check=True, capture_output=True,
@@ -390,7 +388,7 @@ def test_certificates_may_stand_in_the_file_itself_and_leave_no_file_behind(
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_the_headers_of_the_file_stand_in_place_of_ours_on_every_answer(certified: Certificates) -> None:
+def test_the_headers_of_the_file_replace_the_exporters_own_on_every_answer(certified: Certificates) -> None:
     file = certified.write(
         "http_server_config: {headers: {X-Frame-Options: sameorigin, Content-Security-Policy: '',"
         " Strict-Transport-Security: max-age=9}}\n"
@@ -606,9 +604,7 @@ def test_a_password_counts_as_far_as_bcrypt_reads_it_as_with_node_exporter(certi
             assert met == expected == (401 if len(password) < 72 else 200)
 
 
-def test_a_handshake_that_nobody_goes_on_with_is_ended(
-    certified: Certificates, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unfinished_handshake_is_ended(certified: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
     assert server.HANDSHAKE_SECONDS == 10
     monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 0.2)  # asyncio's own limit is a minute
     with (

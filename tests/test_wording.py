@@ -46,5 +46,5 @@ def test_code_in_markdown_is_not_read_and_lines_keep_their_number(tmp_path: Path
     assert (4, " here") in list(wording.passages(file))
 
 
-def test_what_readers_see_has_no_banned_word() -> None:
+def test_no_listed_file_has_a_banned_word() -> None:
     assert wording.problems() == []

@@ -126,7 +126,7 @@ def test_every_target_of_a_step_exists(step: str) -> None:
         assert planned.returncode == 0, planned.stderr
 
 
-def test_what_is_run_on_every_change_is_what_a_contributor_runs() -> None:
+def test_ci_runs_the_same_targets_as_a_contributor() -> None:
     assert "make check test" in RUNS.values()
     assert "make dist" in RUNS.values()
     assert "make test-image" in RUNS.values()
