@@ -210,7 +210,7 @@ def test_amtool_accepts_the_configuration_and_its_templates(configuration: Path)
     assert "1 templates" in checked.stdout
 
 
-def test_the_mail_says_which_flag_to_turn_from_what_to_what_and_why(manager: Alertmanager) -> None:
+def test_the_mail_names_the_flag_its_present_value_the_value_to_try_and_the_reason(manager: Alertmanager) -> None:
     manager.send(alert("SGLangRetractingTooOften", "mail:1", FIGURES))
     wait_until(lambda: manager.mails("mail:1"), "the mail")
     mail = manager.mails("mail:1")[0]

@@ -41,7 +41,7 @@ def notes(**changed: str) -> dict[str, Any]:
     return {**FIRING, "annotations": {**FIRING["annotations"], **changed}}  # type: ignore[dict-item]  # a mapping, above
 
 
-def test_a_firing_alert_says_which_flag_to_turn_from_what_to_what_and_why() -> None:
+def test_a_firing_alert_names_the_flag_its_present_value_the_value_to_try_and_the_reason() -> None:
     assert as_text(message(FIRING)) == (
         "[warning] SGLangRetractingTooOften on gpu1:9741\n"
         "  Requests are taken out again.\n"
