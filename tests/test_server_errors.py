@@ -8,6 +8,7 @@ from scenarios import Story, decoding, repeated
 from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.sglang.events import NO_RANK, PrefillBatch, RankFigures, Scrape, ServerError
 from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.sglang.metrics import page_figures
 from test_chances import END, found, lived
 
 STAMP = b"[2026-11-23 10:26:28] "
@@ -22,12 +23,18 @@ def errors(every: float = 2.0, *, suspect: bool = False) -> Story:
     return repeated(ServerError(None, NO_RANK, suspect), every, end=END)
 
 
-def counted(answered: float, failed: float) -> Story:
-    """Scrapes at which the server's counters have so many answers a second with status 200 and 500."""
+def counted(answered: float, failed: float = 0.0, *, with_500: float = 0.0, opened: float = 0.0) -> Story:
+    """Scrapes of a server that gets so many requests a second: those that an exception ends have no response in its counters."""
     return [
         (
             float(at),
-            Scrape([RankFigures(running=20, queued=0)], answered_requests=answered * at, server_errors=failed * at),
+            Scrape(
+                [RankFigures(running=20, queued=0)],
+                generation_posts=(answered + failed + with_500 + opened) * at,
+                generation_responses=(answered + with_500) * at,
+                server_errors=with_500 * at,
+                open_requests=opened * at,
+            ),
         )
         for at in range(0, int(END), 15)
     ]
@@ -58,16 +65,42 @@ def test_many_in_the_log_are_named_and_the_limits_of_the_server_stay_as_they_are
     past = lived(HEALTHY + ADMITTED + errors())
     finding = found(past, ROW)
     assert finding is not None
-    assert finding.evidence[0].value == pytest.approx(1 / 11, rel=0.1)
+    assert finding.evidence[0].value == pytest.approx(0.1)
     assert judge(past).verdict == "healthy"
 
 
-def test_where_all_fail_so_does_the_counter_alone_show_it() -> None:
-    assert found(lived(counted(0.0, 2.0)), ROW) is not None
+@pytest.mark.parametrize("story", [counted(0.0, 2.0), counted(2.0, 0.5), counted(2.0, with_500=0.5)])
+def test_counters_alone_show_them_with_a_response_or_without(story: Story) -> None:
+    finding = found(lived(story), ROW)
+    assert finding is not None
+    assert finding.evidence[0].value == pytest.approx(1.0 if story == counted(0.0, 2.0) else 0.2)
 
 
 @pytest.mark.parametrize(
-    "story", [[], errors(suspect=True), errors(every=60.0) + ADMITTED, counted(2.0, 0.05), counted(2.0, 0.0) + errors()]
+    "story", [[], errors(suspect=True), errors(every=60.0) + ADMITTED, counted(2.0, 0.05), counted(2.0, opened=1.0)]
 )
-def test_nothing_is_said_of_few_of_forged_lines_or_of_lines_that_the_counter_does_not_have(story: Story) -> None:
+def test_nothing_is_found_where_few_fail_or_many_only_wait(story: Story) -> None:
     assert found(lived(HEALTHY + story), ROW) is None
+
+
+def test_lines_of_the_log_that_the_counters_contradict_count_nothing() -> None:
+    assert found(lived(HEALTHY + counted(2.0) + errors()), ROW) is None
+
+
+def test_a_restart_between_two_scrapes_makes_no_failed_request() -> None:
+    again = [(at + END / 2, scrape) for at, scrape in counted(2.0) if at < END / 2]
+    assert found(lived([each for each in counted(2.0, opened=0.2) if each[0] < END / 2] + again), ROW) is None
+
+
+def test_the_page_of_a_real_server_has_requests_and_responses_of_endpoints_that_generate() -> None:
+    page = "".join(
+        f'sglang:http_{name}{{endpoint="/generate",method="POST"{status}}} {value}\n'
+        for name, status, value in (
+            ("requests_total", "", 83.0),
+            ("responses_total", ',status_code="200"', 53.0),
+            ("responses_total", ',status_code="400"', 29.0),
+            ("requests_active", "", 0.0),
+        )
+    )
+    scrape = page_figures.read(page + 'sglang:http_requests_total{endpoint="/health",method="GET"} 5.0\n')
+    assert (scrape.generation_posts, scrape.generation_responses, scrape.open_requests) == (83.0, 82.0, 0.0)

@@ -296,6 +296,8 @@ class Scrape:
     answered_requests: float | None = None  # over HTTP, with status 200
     refused_requests: float | None = None  # over HTTP, with status 503
     server_errors: float | None = None  # over HTTP, with status 500
+    generation_posts: float | None = None  # over HTTP, to endpoints that generate
+    generation_responses: float | None = None  # to them, with any status
     pauses: float | None = None  # POSTs to /pause_generation, cumulative
     resumptions: float | None = None  # POSTs to /continue_generation, cumulative
     # Cumulative, of the whole server. Time to first token is that of streamed requests where the release separates them.

@@ -223,9 +223,13 @@ class ServerCounters:
 
     def __init__(self) -> None:
         self._last: dict[str, float | None] = {}
+        self._open: float | None = None  # requests at the last scrape
 
     def take(self, scrape: Scrape, *, is_first: bool) -> dict[str, float]:
-        """Return what each counter gained; one that the first scrape did not have counts from 0."""
+        """Return what each counter gained; one that the first scrape did not have counts from 0.
+
+        `failed_requests` are those that ended without a counted response: an exception in SGLang ended them.
+        """
         found = {}
         for name in SERVER_COUNTS:
             figure: float | None = getattr(scrape, name)
@@ -233,6 +237,10 @@ class ServerCounters:
                 is_base = is_first and name not in self._last
                 found[name] = 0.0 if is_base else increase(self._last.get(name), figure)
                 self._last[name] = figure
+        if scrape.open_requests is not None and {"generation_posts", "generation_responses"} <= found.keys():
+            opened = 0.0 if self._open is None else scrape.open_requests - self._open
+            found["failed_requests"] = found["generation_posts"] - found["generation_responses"] - opened
+            self._open = scrape.open_requests
         return found
 
     def has(self, name: str) -> bool:
@@ -241,4 +249,4 @@ class ServerCounters:
 
     def begin_again(self) -> None:
         """Count from 0."""
-        self._last = dict.fromkeys(self._last)
+        self._last, self._open = dict.fromkeys(self._last), 0.0

@@ -179,11 +179,13 @@ def requests_refused(past: Past) -> Evidence | None:
 def requests_failed(past: Past) -> Evidence | None:
     """SGLang answers many requests with HTTP 500."""
     counts, name = past.recent.counts, "share of the requests that were answered with HTTP 500"
-    answered = counts.get("answered_requests", 0.0)
-    # Text can forge lines of the access log, but not SGLang's own counter.
-    failed = counts.get("server_errors", 0.0) or (0.0 if answered else counts.get("logged_server_errors", 0.0))
-    asked = max(counts.get("new_sequences", 0.0), answered) + failed
-    return Evidence(name, failed / asked, MANY_REFUSED, "share") if failed else None
+    posted = counts.get("generation_posts", 0.0)
+    if posted:  # text can forge lines of the access log, but not SGLang's own counters
+        failed = counts.get("server_errors", 0.0) + counts.get("failed_requests", 0.0)
+    else:
+        failed = counts.get("logged_server_errors", 0.0)
+    asked = max(counts.get("new_sequences", 0.0), posted, failed)
+    return Evidence(name, failed / asked, MANY_REFUSED, "share") if failed > 0 else None
 
 
 def quantization_candidate(past: Past) -> Evidence | None:

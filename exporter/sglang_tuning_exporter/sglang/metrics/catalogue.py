@@ -120,6 +120,16 @@ SERVER_SOURCES: tuple[Source, ...] = (
     Source("answered_requests", "http_responses_total", "0.5.7-0.5.23", where=("status_code", "200"), generates=True),
     Source("refused_requests", "http_responses_total", "0.5.7-0.5.23", where=("status_code", "503"), generates=True),
     Source("server_errors", "http_responses_total", "0.5.7-0.5.23", where=("status_code", "500"), generates=True),
+    # Of requests that an exception ends only the first of these counts; uvicorn answers them with status 500.
+    *(
+        Source(
+            fact, metric, "0.5.9-0.5.23", where=("method", "POST"), generates=True, zero_with=("http_requests_active",)
+        )
+        for fact, metric in (
+            ("generation_posts", "http_requests_total"),
+            ("generation_responses", "http_responses_total"),
+        )
+    ),
     Source("pauses", "http_requests_total", "0.5.7-0.5.23", where=("endpoint", "/pause_generation")),
     Source("resumptions", "http_requests_total", "0.5.7-0.5.23", where=("endpoint", "/continue_generation")),
     Source(
@@ -175,7 +185,7 @@ WANTED = frozenset(
 SERVER_COUNTS = (
     *("aborted_requests", "started_requests", "finished_requests"),
     *("finished_prompt_tokens", "finished_answer_tokens", "finished_cached_tokens", "posted_requests"),
-    *("answered_requests", "refused_requests", "server_errors"),
+    *("answered_requests", "refused_requests", "server_errors", "generation_posts", "generation_responses"),
 )
 # All counters; the last one has the name of a gauge.
 CUMULATIVE = frozenset(
