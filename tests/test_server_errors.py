@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from scenarios import Story, decoding, repeated
 from sglang_tuning_exporter.diagnosis.findings import judge
+from sglang_tuning_exporter.report.inputs import Logs
+from sglang_tuning_exporter.report.report import report
 from sglang_tuning_exporter.sglang.events import NO_RANK, PrefillBatch, RankFigures, Scrape, ServerError
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.sglang.metrics import page_figures
+from sglang_tuning_exporter.state.profiles import PROFILES
 from test_chances import END, found, lived
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 STAMP = b"[2026-11-23 10:26:28] "
 POST = b'INFO:     127.0.0.1:40000 - "POST /v1/chat/completions HTTP/1.1" 500 Internal Server Error\n'
@@ -61,12 +69,12 @@ def test_probes_other_answers_and_quotations_do_not_count(line: bytes) -> None:
     assert LogReader().feed_runs(STAMP + line) == []
 
 
-def test_many_in_the_log_are_named_and_the_limits_of_the_server_stay_as_they_are() -> None:
+def test_many_in_the_log_are_the_verdict_of_a_server_that_nothing_else_limits() -> None:
     past = lived(HEALTHY + ADMITTED + errors())
     finding = found(past, ROW)
     assert finding is not None
-    assert finding.evidence[0].value == pytest.approx(0.1)
-    assert judge(past).verdict == "healthy"
+    assert finding.evidence[0].value == pytest.approx(1 / 11)
+    assert judge(past).verdict == ROW
 
 
 @pytest.mark.parametrize("story", [counted(0.0, 2.0), counted(2.0, 0.5), counted(2.0, with_500=0.5)])
@@ -104,3 +112,13 @@ def test_the_page_of_a_real_server_has_requests_and_responses_of_endpoints_that_
     )
     scrape = page_figures.read(page + 'sglang:http_requests_total{endpoint="/health",method="GET"} 5.0\n')
     assert (scrape.generation_posts, scrape.generation_responses, scrape.open_requests) == (83.0, 82.0, 0.0)
+
+
+def test_the_report_of_a_log_names_them(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    lines = (
+        (STAMP + DECODE + STAMP + POST).replace(b"10:26:28", b"10:%02d:%02d" % divmod(at, 60)) for at in range(900)
+    )
+    log.write_bytes(b"".join(lines))
+    found_in = report(Logs([str(log)]), PROFILES["online"])["findings"]
+    assert ROW in [finding["diagnosis"] for finding in found_in]

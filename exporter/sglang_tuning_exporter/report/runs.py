@@ -99,7 +99,7 @@ class _Base:
 
     at: float = 0.0
     served: float = 0.0
-    rejected: float = 0.0
+    server: Totals = field(default_factory=Totals)
     generated: float = 0.0
     generated_for: float = 0.0
     totals: dict[int | None, Totals] = field(default_factory=dict)
@@ -143,7 +143,7 @@ class Runs:
         self._base = _Base(
             now,
             served,
-            state.server_totals.counts["rejected_requests"],
+            state.server_totals.copy(),
             sampler.generated,
             sampler.generated_for,
             {dp: rank.totals.copy() for dp, rank in state.ranks.items()},
@@ -189,11 +189,10 @@ class Runs:
         state, base = self._state, self._base
         served -= base.served
         by_rank = self._gained()
-        totals = sum(by_rank.values(), Totals())
+        totals = sum(by_rank.values(), state.server_totals - base.server)
         totals.counts["served_seconds"] = served
         event_counts = state.out_of_memory + state.liveness
         event_counts.subtract(base.event_counts)
-        totals.counts["rejected_requests"] = state.server_totals.counts["rejected_requests"] - base.rejected
         seconds = self._sampler.generated_for - base.generated_for
         rate = (self._sampler.generated - base.generated) / seconds if seconds > 0 else None
         failures = sum(event_counts[phase] for phase in OUT_OF_MEMORY_PHASES)

@@ -184,8 +184,8 @@ def requests_failed(past: Past) -> Evidence | None:
         failed = counts.get("server_errors", 0.0) + counts.get("failed_requests", 0.0)
     else:
         failed = counts.get("logged_server_errors", 0.0)
-    asked = max(counts.get("new_sequences", 0.0), posted, failed)
-    return Evidence(name, failed / asked, MANY_REFUSED, "share") if failed > 0 else None
+        posted = counts.get("new_sequences", 0.0) + failed  # most of them fail before they get to a scheduler
+    return Evidence(name, failed / posted, MANY_REFUSED, "share") if failed > 0 else None
 
 
 def quantization_candidate(past: Past) -> Evidence | None:

@@ -216,6 +216,8 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
     Diagnosis(
         id="requests_failed",
         condition=Suitability(suitability.requests_failed),
+        severity="warning",
+        kind="limit",
         no_alert="an error of SGLang or of its clients, not of its tuning: whoever watches the service alerts on HTTP 500 there",
         summary="SGLang answers many requests with HTTP 500: an exception ended them.",
         seen="{value} of the requests were answered with HTTP 500",
@@ -223,7 +225,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
         remedy=Remedy(
             "",
             "read",
-            "the traceback in the log just before the lines with 500",
+            "read the traceback beside the lines with 500 in the log",
             "No flag mends an exception. Its last line says what went wrong: often a client that asks for what this release cannot do, or a time limit of"
             " the web server.",
             "a proxy in front of SGLang answers 500 by itself: then SGLang's log has no such line",
