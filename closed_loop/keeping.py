@@ -90,4 +90,5 @@ def unpack(archive: Path, folder: Path) -> Path:
 
 def _without_paths(text: bytes) -> bytes:
     text = re.sub(rb"/[^\s'\",:()\[\]{}]*/model-[0-9a-z.]+", b"/srv/sglang/tiny-llama", text)
-    return re.sub(rb"/[^\s'\",:()\[\]{}]*/venv-[0-9a-z.]+/", b"/opt/venv/", text)
+    text = re.sub(rb"/[^\s'\",:()\[\]{}]*/venv-[0-9a-z.]+/", b"/opt/venv/", text)
+    return re.sub(rb'(?<=")/(?!opt/venv/)[^\s"]*(?=/lib/python3)', b"/usr", text)  # Python's own files

@@ -28,7 +28,7 @@ class Load:
     `ignore_eos` is false because SGLang keeps all of max_new_tokens free for a request that sets it, and so never
     retracts one. `streamed` is the share of requests that stream; of these, `stopped` is the share whose client closes the
     connection in the middle of the answer. Each request asks for `samples` answers; of these the longest is counted. With a
-    `schema` (JSON) answers are held to it. A client pauses for one of `pause_seconds` after each answer, gives up a
+    `schema` (JSON) answers are held to it, and they end at `stop_regex`. A client pauses for one of `pause_seconds` after each answer, gives up a
     request after `timeout_seconds`, and after the end of the load waits `grace_seconds` for its answer.
     """
 
@@ -47,6 +47,7 @@ class Load:
     dp_rank: int | None = None
     samples: int = 1
     schema: str = ""
+    stop_regex: str = ""
     timeout_seconds: float = 900.0
     grace_seconds: float = 0.0
 
@@ -67,6 +68,8 @@ class Load:
             sampling["n"] = self.samples
         if self.schema:
             sampling["json_schema"] = self.schema
+        if self.stop_regex:
+            sampling["stop_regex"] = self.stop_regex
         body: dict[str, Any] = {"input_ids": prompt, "sampling_params": sampling, "stream": True}
         if self.streamed < 1.0:
             body["stream"] = drawn.random() < self.streamed

@@ -518,6 +518,16 @@ UNTUNED: tuple[Situation, ...] = (
         silent_sources=("metrics",),
     ),
     Situation(
+        name="requests-end-in-500",
+        what="--max-total-tokens 16384, six clients, and two whose stop_regex is no regular expression",
+        flags="--max-total-tokens 16384",
+        steps=((*_send(6, 60, 60, 120), *_send(2, 60, 60, 120, stop_regex="(")),),
+        truth="Each request of the two ends in an exception and HTTP 500; the others are served well.",
+        right="Look at the exception. No flag.",
+        verdicts=("requests_failed",),
+        never=("--",),
+    ),
+    Situation(
         name="impatient-clients-small-pool",
         what="60 clients that give a request up after six seconds, and a pool of 3,000 tokens",
         flags="--max-total-tokens 3000",

@@ -6,7 +6,7 @@ import pytest
 
 from sglang_tuning_exporter.diagnosis.evidence import past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
-from sglang_tuning_exporter.sglang.events import Event, Liveness, OutOfMemory, Rank
+from sglang_tuning_exporter.sglang.events import Event, Liveness, OutOfMemory, Rank, ServerError
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.state.profiles import PROFILES
 from sglang_tuning_exporter.state.server import ServerState
@@ -177,7 +177,8 @@ def test_a_traceback_of_the_http_server_is_no_failure_of_the_scheduler() -> None
     text = f"[{STAMP}] ERROR:    Exception in ASGI application\nTraceback (most recent call last):\n"
     text += '  File "x.py", line 1, in app\n'
     reader = LogReader()
-    assert reader.feed((text + "AttributeError: no attribute 'path'\n").encode()) == []
+    [event] = reader.feed((text + "AttributeError: no attribute 'path'\n").encode())
+    assert isinstance(event, ServerError)
     assert reader.counts["traceback"] == 3
 
 

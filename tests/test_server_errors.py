@@ -122,3 +122,21 @@ def test_the_report_of_a_log_names_them(tmp_path: Path) -> None:
     log.write_bytes(b"".join(lines))
     found_in = report(Logs([str(log)]), PROFILES["online"])["findings"]
     assert ROW in [finding["diagnosis"] for finding in found_in]
+
+
+EXCEPTION = STAMP + b"ERROR:    Exception in ASGI application\nTraceback (most recent call last):\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "failed"),
+    [
+        (STAMP + POST.replace(b"500 Internal Server Error", b"200 OK") + EXCEPTION, 1),  # a stream
+        (STAMP + POST + EXCEPTION, 1),
+        (STAMP + POST + STAMP + POST + EXCEPTION + EXCEPTION, 2),
+        (STAMP + POST.replace(b"POST /v1/chat/completions", b"GET /v1/loads") + EXCEPTION, 0),
+        (STAMP + b"INFO:     Exception in ASGI application was said\n", 0),
+    ],
+)
+def test_an_exception_counts_once_for_its_request(lines: bytes, failed: int) -> None:
+    events = LogReader().feed_runs(3 * lines)
+    assert sum(isinstance(event, ServerError) for event in events) == 3 * failed

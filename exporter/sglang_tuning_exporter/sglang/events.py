@@ -194,7 +194,7 @@ class Rejection:
 
 @dataclass(slots=True)
 class ServerError:
-    """A request answered with 500, from the access log: an exception in SGLang ended it."""
+    """A request that an exception in SGLang ended: answered with status 500, or a stream that broke off."""
 
     time: float | None
     rank: Rank

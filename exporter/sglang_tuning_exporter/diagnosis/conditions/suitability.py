@@ -177,8 +177,8 @@ def requests_refused(past: Past) -> Evidence | None:
 
 
 def requests_failed(past: Past) -> Evidence | None:
-    """SGLang answers many requests with HTTP 500."""
-    counts, name = past.recent.counts, "share of the requests that were answered with HTTP 500"
+    """Many requests end in an exception of SGLang."""
+    counts, name = past.recent.counts, "share of the requests that ended in an exception"
     posted = counts.get("generation_posts", 0.0)
     if posted:  # text can forge lines of the access log, but not SGLang's own counters
         failed = counts.get("server_errors", 0.0) + counts.get("failed_requests", 0.0)

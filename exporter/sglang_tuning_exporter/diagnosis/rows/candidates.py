@@ -219,13 +219,13 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
         severity="warning",
         kind="limit",
         no_alert="an error of SGLang or of its clients, not of its tuning: whoever watches the service alerts on HTTP 500 there",
-        summary="SGLang answers many requests with HTTP 500: an exception ended them.",
-        seen="{value} of the requests were answered with HTTP 500",
-        guide="not in SGLang's guide: a healthy server answers no request with HTTP 500",
+        summary="Many requests end in an exception of SGLang: HTTP 500, or a stream that breaks off.",
+        seen="{value} of the requests ended in an exception",
+        guide="not in SGLang's guide: no request to a healthy server ends in an exception",
         remedy=Remedy(
             "",
             "read",
-            "read the traceback beside the lines with 500 in the log",
+            "read the traceback after Exception in ASGI application in the log",
             "No flag mends an exception. Its last line says what went wrong: often a client that asks for what this release cannot do, or a time limit of"
             " the web server.",
             "a proxy in front of SGLang answers 500 by itself: then SGLang's log has no such line",

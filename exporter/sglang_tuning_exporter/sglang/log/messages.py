@@ -32,7 +32,8 @@ from sglang_tuning_exporter.sglang.log.terminal import LONGEST_LINE, strip_termi
 _NOON = DAY / 2
 _JITTER = 120.0  # seconds around midnight within which processes may write out of order
 
-_FAILED = re.compile(rb'(?:INFO: +)?(?:\S{1,80} - )?"POST [^"\n]{1,2000} HTTP/\d(?:\.\d)?" 50([03])\b')
+_FAILED = re.compile(rb'(?:INFO: +)?(?:\S{1,80} - )?"([A-Z]{3,7}) [^"\n]{1,2000} HTTP/\d(?:\.\d)?" 50([03])\b')
+_EXCEPTION = b"Exception in ASGI application"  # uvicorn prints it of each request that an exception ended
 _PAUSED = re.compile(rb'(?:INFO: +)?(?:\S{1,80} - )?"POST /(pause|continue)_generation HTTP/\d(?:\.\d)?" 200\b')
 ACCESS = re.compile(rb'(?:INFO: +)?(?:\S{1,80} - )?"(?:GET|POST|PUT|DELETE|HEAD|OPTIONS|PATCH) ')
 _REQUEST = re.compile(
@@ -92,6 +93,7 @@ class MessageReader:
         self._memory = MemoryLines()
         self._cut_args: tuple[ServerArgs, bytes] | None = None  # of the line before: the next one may be the rest
         self._suspicion = SuspectText()
+        self._exceptions_due = 0  # access lines with status 500 whose exception was not printed yet
         self._line = 0
         self._has_times = False
         self._may_hold_raw_text = True  # requests may have put raw text into the log: until a start is read, and again from its first batch on
@@ -173,10 +175,22 @@ class MessageReader:
     def _read_access(self, message: bytes, time: float | None, rank: Rank, events: list[Any]) -> None:
         """Read an access line: an event for a request that failed, or a pause; health checks and scrapes are no requests."""
         if failed := _FAILED.match(message):
-            kind = Rejection if failed[1] == b"3" else ServerError
-            events.append(kind(time, rank, self._suspicion.after_known_sink))
+            is_rejected = failed[2] == b"3"
+            self._exceptions_due += not is_rejected
+            if failed[1] == b"POST":
+                events.append((Rejection if is_rejected else ServerError)(time, rank, self._suspicion.after_known_sink))
         elif pause := _PAUSED.match(message):
             events.append(Pause(time, rank, pause[1] == b"continue", self._suspicion.after_known_sink))
+
+    def _read_exception(self, message: bytes, time: float | None, rank: Rank, events: list[Any]) -> bool:
+        """Read uvicorn's line of an exception: a failed request, unless its access line had status 500; that of a stream has 200."""
+        if message.rstrip().removeprefix(b"ERROR:").lstrip() != _EXCEPTION:
+            return False
+        if self._exceptions_due:
+            self._exceptions_due -= 1
+        else:
+            events.append(ServerError(time, rank, self._suspicion.after_known_sink))
+        return True
 
     def _read_part(self, message: bytes, time: float | None, rank: Rank, events: list[Any]) -> str | None:
         """Read a message with a known head; `None` where it has none, or where other words follow the head."""
@@ -230,6 +244,8 @@ class MessageReader:
             return "request"
         if message.endswith(b"'") and (found := _REFUSED.match(message)) is not None:
             events.append(Refusal(time, rank, found[1] is not None, suspect=suspect))
+            return "request"
+        if self._read_exception(strip_logger_parts(message), time, rank, events):
             return "request"
         if _OTHER_BATCH.match(message):
             self.unrecognised["batch_line"] += 1
