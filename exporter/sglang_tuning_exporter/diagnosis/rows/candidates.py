@@ -218,6 +218,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
         condition=Suitability(suitability.requests_failed),
         severity="warning",
         kind="limit",
+        scale_out="neither",
         no_alert="an error of SGLang or of its clients, not of its tuning: whoever watches the service alerts on HTTP 500 there",
         summary="Many requests end in an exception of SGLang: HTTP 500, or a stream that breaks off.",
         seen="{value} of the requests ended in an exception",
