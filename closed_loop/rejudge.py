@@ -1,7 +1,8 @@
-"""Judge a capture with the exporter on the path: `python rejudge.py CAPTURE PROFILE` prints one JSON object.
+"""Judge captures with the exporter on the path: of each line PROFILE CAPTURE of standard input it prints one JSON object.
 
 The exporter's sidecar runs with a simulated clock: the log file grows as it did, and requests get the recorded answers. An older revision is
-judged in the same way: set PYTHONPATH to its folder. This file imports nothing else of the project.
+judged in the same way: set PYTHONPATH to its folder. This file imports nothing else of the project. Each capture has a process of its own,
+forked when the exporter is imported.
 """
 
 # ruff: noqa: E402, SLF001 - the clock is replaced before the exporter takes it, and its sidecar is driven step by step
@@ -9,14 +10,17 @@ judged in the same way: set PYTHONPATH to its folder. This file imports nothing 
 from __future__ import annotations
 
 import calendar
+import contextlib
 import gzip
 import inspect
+import io
 import json
+import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from bisect import bisect_right
 from pathlib import Path
 from typing import Any
@@ -26,6 +30,7 @@ time.time = lambda: _NOW[0]
 time.monotonic = lambda: _NOW[0]
 time.sleep = lambda _seconds: None
 
+from sglang_tuning_exporter.cli import main as command
 from sglang_tuning_exporter.config import Config
 
 try:
@@ -248,24 +253,39 @@ def _judgement(judgement: Any) -> dict[str, Any]:
 def report(folder: Path, profile: str) -> dict[str, Any]:
     """Return the offline report on the log, as its command prints it."""
     log = next(path for path in (folder / "server.log", folder / "server.log.gz") if path.exists())
-    words = ["report", "--format", "json", "--profile", profile, str(log)]
-    done = subprocess.run(
-        [sys.executable, "-m", "sglang_tuning_exporter", *words], capture_output=True, text=True, check=False
-    )
-    if done.returncode not in {0, 1}:
-        return {"verdict": f"exit {done.returncode}: {done.stderr[-200:]}", "findings": [], "alarms": []}
-    data = json.loads(done.stdout)
+    printed, said = io.TextIOWrapper(io.BytesIO()), io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
+        status = command(["report", "--format", "json", "--profile", profile, str(log)])
+    if status not in {0, 1}:
+        return {"verdict": f"exit {status}: {said.getvalue()[-200:]}", "findings": [], "alarms": []}
+    printed.seek(0)
+    data = json.load(printed)
     return {name: data.get(name) for name in ("verdict", "findings", "alarms", "command")}
 
 
-def main() -> None:
+def judge(folder: Path, profile: str) -> dict[str, Any]:
     """Judge the capture from each source."""
-    folder, profile = Path(sys.argv[1]), sys.argv[2]
     past = Past(folder)
     data: dict[str, Any] = {sources: watch(past, profile, sources) for sources in SOURCES}
     data["report"] = report(folder, profile)
     data["events"] = [[event["event"], round(event["t"] - past.ready, 1)] for event in past.events]
-    json.dump(data, sys.stdout)
+    return data
+
+
+def main() -> None:
+    """Answer each line; an error is an object with `error`."""
+    for line in sys.stdin:
+        profile, folder = line.rstrip("\n").split(" ", 1)
+        child = os.fork()
+        if child == 0:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the exporter's log
+            try:
+                answer = judge(Path(folder), profile)
+            except Exception:  # noqa: BLE001 - whatever an older revision raises
+                answer = {"error": traceback.format_exc()[-600:]}
+            print(json.dumps(answer), flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -81,19 +82,32 @@ def short(name: str) -> str:
     return asked.stdout.strip()
 
 
-def judged(capture: Path, exporter: Path, profile: str) -> dict[str, Any]:
-    """Return the judgement of the capture by that exporter."""
-    done = subprocess.run(
-        [sys.executable, str(HERE / "rejudge.py"), str(capture), profile],
+Judge = Callable[[Path, str], dict[str, Any]]  # a capture and a profile → the judgement
+
+
+@contextmanager
+def judging(exporter: Path) -> Iterator[Judge]:
+    """Start a process that judges captures with that exporter, which it imports once."""
+    process = subprocess.Popen(
+        [sys.executable, str(HERE / "rejudge.py")],
         env={**os.environ, "PYTHONPATH": str(exporter)},
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        check=False,
     )
-    if done.returncode:
-        raise UsageError(f"{capture.name}: {done.stderr[-600:]}")
-    data: dict[str, Any] = json.loads(done.stdout)
-    return data
+    asked, answers = process.stdin, process.stdout
+    assert asked is not None
+    assert answers is not None
+
+    def judge(capture: Path, profile: str) -> dict[str, Any]:
+        print(profile, capture, file=asked, flush=True)
+        data: dict[str, Any] = json.loads(answers.readline() or '{"error": "the process has ended"}')
+        if "error" in data:
+            raise UsageError(f"{capture.name}: {data['error']}")
+        return data
+
+    with process:
+        yield judge
 
 
 def seen(situation: Situation, data: Mapping[str, Any]) -> dict[str, Seen]:
@@ -200,7 +214,18 @@ def table(
     What a revision says of a kept capture is remembered in `folder`.
     """
     exporters = {name: revision(name, folder) for name in revisions}
-    rows: list[Row] = []
+    with ExitStack() as open_judges:
+        judges = {name: open_judges.enter_context(judging(exporter)) for name, exporter in exporters.items()}
+        return list(_rows(captures, names, exporters, judges, say))
+
+
+def _rows(
+    captures: Path,
+    names: Sequence[str],
+    exporters: Mapping[str, Path],
+    judges: Mapping[str, Judge],
+    say: Callable[[str], None],
+) -> Iterator[Row]:
     for situation in (each for each in SITUATIONS if not names or each.name in names):
         kept, capture = keeping.archive_of(situation.name, captures), captures / situation.name
         if not kept.exists() and not capture.is_dir():
@@ -210,18 +235,17 @@ def table(
             if kept.exists():
                 mark, capture = hashlib.sha256(kept.read_bytes()).hexdigest()[:8], keeping.unpack(kept, Path(scratch))
             found = {}
-            for name, exporter in exporters.items():
-                known = folder / exporter.parent.name / f"{situation.name}-{mark}.json"
+            for name, judge in judges.items():
+                known = exporters[name].parent / f"{situation.name}-{mark}.json"
                 if name != "work" and mark and known.exists():
                     data = json.loads(known.read_text(encoding="utf-8"))
                 else:
-                    data = judged(capture, exporter, situation.profile)
+                    data = judge(capture, situation.profile)
                     if name != "work" and mark:
                         known.write_text(json.dumps(data), encoding="utf-8")
                 found[name] = seen(situation, data)
         say(situation.name)
-        rows.append((situation, found))
-    return rows
+        yield situation, found
 
 
 def is_wrong(rows: Iterable[Row], name: str) -> bool:

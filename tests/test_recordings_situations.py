@@ -7,20 +7,21 @@ The causes are in `closed_loop/situations.py`. The real sidecar runs with a simu
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
 from closed_loop.keeping import ARCHIVES, MOST_BYTES, archive_of, pack, unpack
 from closed_loop.situations import BY_NAME
-from closed_loop.verdicts import SOURCES, Seen, judged, seen
+from closed_loop.verdicts import SOURCES, Seen, judging, seen
 from sglang_tuning_exporter.recordings.recording import load
 
+Said: TypeAlias = Callable[[str], dict[str, Seen]]
 EXPORTER = Path(__file__).parent.parent / "exporter"
 NAMES = sorted(path.name.removesuffix(".tar.xz") for path in ARCHIVES.glob("*.tar.xz"))
 
@@ -49,11 +50,18 @@ def unpacked(name: str) -> Iterator[Path]:
         yield unpack(archive_of(name), Path(scratch))
 
 
-@cache
-def said_of(name: str) -> dict[str, Seen]:
-    situation = BY_NAME[name]
-    with unpacked(name) as capture:
-        return seen(situation, judged(capture, EXPORTER, situation.profile))
+@pytest.fixture(scope="module")
+def said_of() -> Iterator[Said]:
+    """What the exporter of the working tree says of a situation, from each source."""
+    with judging(EXPORTER) as judge:
+
+        @cache
+        def of(name: str) -> dict[str, Seen]:
+            situation = BY_NAME[name]
+            with unpacked(name) as capture:
+                return seen(situation, judge(capture, situation.profile))
+
+        yield of
 
 
 def test_an_archive_of_the_same_files_has_the_same_bytes_and_gives_them_back(tmp_path: Path) -> None:
@@ -85,12 +93,14 @@ def test_a_kept_capture_is_small_and_can_be_replayed(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "source"), cases(HEADLINE))
-def test_the_verdict_is_right_at_the_end_of_the_load_and_never_wrong_before(name: str, source: str) -> None:
+def test_the_verdict_is_right_at_the_end_of_the_load_and_never_wrong_before(
+    name: str, source: str, said_of: Said
+) -> None:
     assert said_of(name)[source].false_headlines == ()
 
 
 @pytest.mark.parametrize(("name", "source"), cases(ADVICE))
-def test_no_harmful_change_is_advised(name: str, source: str) -> None:
+def test_no_harmful_change_is_advised(name: str, source: str, said_of: Said) -> None:
     assert said_of(name)[source].harmful == ()
 
 
@@ -102,7 +112,7 @@ def test_no_harmful_change_is_advised(name: str, source: str) -> None:
         if BY_NAME[name].cures
     ],
 )
-def test_the_flag_that_cures_is_named(name: str) -> None:
+def test_the_flag_that_cures_is_named(name: str, said_of: Said) -> None:
     assert said_of(name)["both"].missed == ()
 
 

@@ -25,9 +25,9 @@ ENDED = "; give a log, or how much to read at most with --max-gb"
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "MOST_UNPACKED", 2 << 20)
-    monkeypatch.setattr(blocks, "MOST_WITHOUT_END", 8 << 20)
-    monkeypatch.setattr(files, "MOST_WITHOUT_A_LINE", 4 << 20)
+    monkeypatch.setattr(blocks, "MOST_UNPACKED", 1 << 18)
+    monkeypatch.setattr(blocks, "MOST_WITHOUT_END", 1 << 20)
+    monkeypatch.setattr(files, "MOST_WITHOUT_A_LINE", 1 << 20)
 
 
 class Endless(io.RawIOBase):
@@ -54,11 +54,11 @@ def refused(*arguments: str, stdin: object = None, most: int | None = None) -> s
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (b"\0" * (40 << 20), f"has no end of a line in 8 MiB{ENDED}"),
-        (b"x" * (40 << 20), f"has no end of a line in 8 MiB{ENDED}"),
-        (LINE + b"\0" * (40 << 20), f"unpacks to more than 100 times its size{ENDED}"),
-        (LINE * 400_000, f"unpacks to more than 100 times its size{ENDED}"),
-        (b"\n" * (40 << 20), f"unpacks to more than 100 times its size{ENDED}"),
+        (b"\0" * (5 << 20), f"has no end of a line in 1 MiB{ENDED}"),
+        (b"x" * (5 << 20), f"has no end of a line in 1 MiB{ENDED}"),
+        (LINE + b"\0" * (5 << 20), f"unpacks to more than 100 times its size{ENDED}"),
+        (LINE * 50_000, f"unpacks to more than 100 times its size{ENDED}"),
+        (b"\n" * (5 << 20), f"unpacks to more than 100 times its size{ENDED}"),
     ],
     ids=["zeros", "one line", "zeros behind a line", "lines", "ends of lines"],
 )
@@ -71,19 +71,19 @@ def test_a_compression_bomb_is_refused(tmp_path: Path, text: bytes, said: str) -
 
 def test_the_flag_allows_as_much_input_as_it_names(tmp_path: Path) -> None:
     path = tmp_path / "server.log.gz"
-    path.write_bytes(gzip.compress(LINE * 100_000))
-    logs = Logs([str(path)], most=20 << 20)
+    path.write_bytes(gzip.compress(LINE * 20_000))
+    logs = Logs([str(path)], most=4 << 20)
     list(logs.events())
-    assert logs.lines == 100_000
-    assert refused(str(path), most=5 << 20) == f"{path}: is larger than 0.00488281 GiB{ENDED}"
+    assert logs.lines == 20_000
+    assert refused(str(path), most=1 << 20) == f"{path}: is larger than 0.000976562 GiB{ENDED}"
 
 
-@pytest.mark.parametrize(("piece", "most"), [(b"\0", 20), (b"x", 20), (b"y\n", 8), (b"\n", 8)])
+@pytest.mark.parametrize(("piece", "most"), [(b"\0", 4), (b"x", 4), (b"y\n", 2), (b"\n", 2)])
 def test_a_stream_that_never_ends_is_refused(piece: bytes, most: int) -> None:
     stream = Endless(piece)
     message = refused("-", stdin=stream)
     assert message in {
-        f"-: has no end of a line in 8 MiB{ENDED}",
+        f"-: has no end of a line in 1 MiB{ENDED}",
         "-: no line of SGLang's in it; give a server's log, written at --log-level info",
     }
     assert stream.given <= most << 20
@@ -106,7 +106,7 @@ def test_a_pipe_that_never_ends_is_refused(tmp_path: Path) -> None:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), pipe.fileno())  # what it still holds goes there
 
     threading.Thread(target=write, daemon=True).start()
-    assert refused(str(path)) == f"{path}: has no end of a line in 8 MiB{ENDED}"
+    assert refused(str(path)) == f"{path}: has no end of a line in 1 MiB{ENDED}"
 
 
 def test_a_hole_of_ten_gigabytes_is_passed_over(tmp_path: Path) -> None:

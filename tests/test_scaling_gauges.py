@@ -14,7 +14,7 @@ import pytest
 
 from closed_loop.keeping import archive_of, unpack
 from closed_loop.situations import BY_NAME
-from closed_loop.verdicts import judged
+from closed_loop.verdicts import judging
 
 EXPORTER = Path(__file__).parent.parent / "exporter"
 HELPS, RATIO = "sglang_tuning_scale_out_helps", "sglang_tuning_capacity_ratio"
@@ -24,7 +24,8 @@ HELPS, RATIO = "sglang_tuning_scale_out_helps", "sglang_tuning_capacity_ratio"
 def moments(name: str) -> list[dict[str, Any]]:
     with TemporaryDirectory(prefix="capture-") as scratch:
         capture = unpack(archive_of(name), Path(scratch))
-        times: list[dict[str, Any]] = judged(capture, EXPORTER, BY_NAME[name].profile)["both"]["times"]
+        with judging(EXPORTER) as judge:
+            times: list[dict[str, Any]] = judge(capture, BY_NAME[name].profile)["both"]["times"]
     return times
 
 

@@ -163,6 +163,10 @@ class Chain:
 
     def resume_after(self, marks: Sequence[Mark], following: Stream | None, now: float) -> None:
         """Continue after `marks`, which an earlier process made of this log, newest last."""
+        if following is not None and len(marks) == 1 and marks[0].is_surely(following.fd):
+            following.continue_at(marks[0].position)  # nothing was written elsewhere since
+            self._continue_lines(following)
+            return
         beside = self._rotated_files(marks)
         files = list(beside)
         if following is not None:

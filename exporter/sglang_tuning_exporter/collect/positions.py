@@ -86,6 +86,10 @@ class Mark:
             return False
         return not self.generation or generation(fd) in (self.generation, 0)
 
+    def is_surely(self, fd: int) -> bool:
+        """Return whether the open file is the marked one, and neither was rewritten nor has too little text to know that."""
+        return self.head_bytes >= SURE_BYTES and self.is_same_file(fd) and self.matches(fd)
+
     def _has_same_text(self, pread: Callable[[int, int], bytes], *, same: bool) -> bool:
         if digest(pread(self.head_bytes, 0)) != self.head:
             return False

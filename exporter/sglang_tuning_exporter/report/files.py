@@ -37,6 +37,7 @@ from sglang_tuning_exporter.sglang.log.prefix import FIRST_DATED_SECOND
 
 STDIN = "-"
 MOST_WITHOUT_A_LINE = 32 << 20
+_SHORT_LINE_BYTES = 64  # bytes that a line counts at least towards that: a short one takes as long to read
 _TAR, _TAR_AT = b"ustar", 257
 _ROTATED = re.compile(r"(?:\.(?P<number>\d{1,4})|[-._](?P<date>\d{8}(?:[-._]?\d{1,10})?))?(?:\.(?:gz|bz2|xz|zst))?$")
 
@@ -62,7 +63,7 @@ class LogSource:
     most: int | None = None  # the most bytes of an input of unknown size
     _held: Iterator[bytes] | None = None
     _taken: int = 0  # bytes, packed or not
-    _given: int = 0  # bytes of whole lines
+    _given: int = 0  # bytes of whole lines, each at least `_SHORT_LINE_BYTES`
     _is_sized: bool = False
 
     def look(self) -> None:
@@ -82,7 +83,7 @@ class LogSource:
         with self._telling():
             blocks, self._held = self._held or self._read(), None
             for block in blocks:
-                self._given += len(block)
+                self._given += max(len(block), _SHORT_LINE_BYTES * block.count(b"\n"))
                 yield block
             self._close()
 
