@@ -9,6 +9,7 @@ import json
 import re
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -78,7 +79,7 @@ def test_in_any_wrapping_the_events_and_times_are_those_of_the_bare_log(name: st
     assert read(wrapped(name, recorded())) == expected()
 
 
-def report_of(directory: Path, name: str, ahead: dt.timedelta) -> dict[str, Any]:
+def report_of(name: str, ahead: dt.timedelta) -> dict[str, Any]:
     """The report of a log whose shipper's clock is `ahead` of the server's; its first and last lines have no prefix of SGLang's."""
     lines = recorded()[:400]
     first, last = lines[0][2] - dt.timedelta(seconds=5), lines[-1][2] + dt.timedelta(seconds=5)
@@ -87,35 +88,44 @@ def report_of(directory: Path, name: str, ahead: dt.timedelta) -> dict[str, Any]
         *lines,
         ("Killed", 401, last),
     ]
-    log = directory / "server.log"
-    log.write_bytes(wrapped(name, [(line, number, time + ahead) for line, number, time in lines]))
-    found: dict[str, Any] = report(Logs([str(log)]), PROFILES["online"])
+    with TemporaryDirectory(prefix="wrapped-") as directory:
+        log = Path(directory) / "server.log"
+        log.write_bytes(wrapped(name, [(line, number, time + ahead) for line, number, time in lines]))
+        found: dict[str, Any] = report(Logs([str(log)]), PROFILES["online"])
     found["counts"].pop("lines")  # CSV has a line of names
     # Some forms have two names in turn, as if two servers printed.
     found["notes"] = [note for note in found["notes"] if "may hold the lines of two servers" not in note]
     return {key: value for key, value in found.items() if key != "sources"}
 
 
+@cache
+def bare_report() -> dict[str, Any]:
+    return report_of("nothing", dt.timedelta())
+
+
 @pytest.mark.parametrize("hours", [-8, 8])
 @pytest.mark.parametrize("name", AROUND)
-def test_the_report_is_the_same_whatever_the_time_zone_of_the_text_around_the_lines(
-    tmp_path: Path, name: str, hours: int
-) -> None:
-    assert report_of(tmp_path, name, dt.timedelta(hours=hours)) == report_of(tmp_path, "nothing", dt.timedelta())
+def test_the_report_is_the_same_whatever_the_time_zone_of_the_text_around_the_lines(name: str, hours: int) -> None:
+    assert report_of(name, dt.timedelta(hours=hours)) == bare_report()
 
 
-@pytest.mark.parametrize("name", AROUND)
-def test_a_failure_without_a_prefix_has_no_time_of_another_time_zone(name: str) -> None:
+@cache
+def times_until_a_failure(name: str, hours: int) -> list[float | None]:
+    """The times of the events of a log that ends with a failure, under a shipper whose clock is ahead of the server's."""
     failure = [
         "Traceback (most recent call last):",
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
     ]
     lines = [*recorded()[:400], *((line, 401 + place, recorded()[399][2]) for place, line in enumerate(failure))]
-    elsewhere = [(line, number, time + dt.timedelta(hours=8)) for line, number, time in lines]
-    assert read(wrapped("nothing", lines))[-1].time == recorded()[399][2].replace(tzinfo=dt.timezone.utc).timestamp()
-    assert [event.time for event in read(wrapped(name, elsewhere))] == [
-        event.time for event in read(wrapped("nothing", lines))
-    ]
+    ahead = [(line, number, time + dt.timedelta(hours=hours)) for line, number, time in lines]
+    return [event.time for event in read(wrapped(name, ahead))]
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_a_failure_without_a_prefix_has_no_time_of_another_time_zone(name: str) -> None:
+    bare = times_until_a_failure("nothing", 0)
+    assert bare[-1] == recorded()[399][2].replace(tzinfo=dt.timezone.utc).timestamp()
+    assert times_until_a_failure(name, 8) == bare
 
 
 # These print text behind each line, or differ between lines that match a search and others: no shipper that cuts lines does.
@@ -143,12 +153,14 @@ def test_arguments_in_two_lines_of_a_shipper_are_read_whole(name: str) -> None:
     assert not start.is_cut
 
 
+@cache
+def doubts(wrapping: str) -> list[tuple[bool, bool]]:
+    events = LogReader().feed(wrapped(wrapping, recorded()))
+    return [(event.suspect, event.near_raw_text) for event in events if isinstance(event, Retraction)]
+
+
 @pytest.mark.parametrize("name", AROUND)
 def test_once_the_form_is_learned_no_wrapping_puts_an_event_in_doubt(name: str) -> None:
-    def doubts(wrapping: str) -> list[tuple[bool, bool]]:
-        events = LogReader().feed(wrapped(wrapping, recorded()))
-        return [(event.suspect, event.near_raw_text) for event in events if isinstance(event, Retraction)]
-
     bare = doubts("nothing")
     assert (False, False) in bare
     assert doubts(name) == bare
@@ -170,10 +182,14 @@ def test_with_any_text_in_place_of_sglangs_prefix_the_lines_are_read_with_its_ti
     assert [int(event.time or 0) for event in events] == [int(event.time or 0) for event in expected()]
 
 
+@cache
+def followed(name: str) -> list[Event]:
+    return read(wrapped(name, recorded()[:200]), strict=True)
+
+
 @pytest.mark.parametrize("name", [*AROUND, *INSTEAD, *AMID])
 def test_a_followed_log_gives_in_any_form_the_events_of_the_bare_one(name: str) -> None:
-    lines = recorded()[:200]
-    events, bare = read(wrapped(name, lines), strict=True), read(wrapped("nothing", lines), strict=True)
+    events, bare = followed(name), followed("nothing")
     assert len(bare) > 60
     if name not in INSTEAD:
         assert events == bare

@@ -98,7 +98,7 @@ def test_a_failure_has_its_reason_and_the_page_comes_in_time(
         log.write(RETRACTION)
     time.sleep(0.4)
     begin = time.monotonic()
-    within = 3.0 if reason == "too_large" else 1.0
+    within = 3.0  # of which the exporter keeps back a tenth, also for a machine that runs other tests
     page = exporter.page(within=str(within))
     # What is announced is the scraper's whole scrape_timeout: past it, Prometheus has gone.
     assert time.monotonic() - begin < within

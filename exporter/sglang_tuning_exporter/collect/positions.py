@@ -87,7 +87,7 @@ class Mark:
         return not self.generation or generation(fd) in (self.generation, 0)
 
     def is_surely(self, fd: int) -> bool:
-        """Return whether the open file is the marked one, and neither was rewritten nor has too little text to know that."""
+        """Return whether the open file is the marked one, and neither was rewritten nor is too short to be certain."""
         return self.head_bytes >= SURE_BYTES and self.is_same_file(fd) and self.matches(fd)
 
     def _has_same_text(self, pread: Callable[[int, int], bytes], *, same: bool) -> bool:
