@@ -1,8 +1,8 @@
-"""Judge captures with the exporter on the path: of each line PROFILE CAPTURE of standard input it prints one JSON object.
+"""Judge captures with the exporter on the path: for each line PROFILE CAPTURE of standard input it prints one JSON object.
 
 The exporter's sidecar runs with a simulated clock: the log file grows as it did, and requests get the recorded answers. An older revision is
 judged in the same way: set PYTHONPATH to its folder. This file imports nothing else of the project. Each capture has a process of its own,
-forked when the exporter is imported.
+forked after the exporter is imported.
 """
 
 # ruff: noqa: E402, SLF001 - the clock is replaced before the exporter takes it, and its sidecar is driven step by step
@@ -285,7 +285,8 @@ def main() -> None:
                 answer = {"error": traceback.format_exc()[-600:]}
             print(json.dumps(answer), flush=True)
             os._exit(0)
-        os.waitpid(child, 0)
+        if status := os.waitpid(child, 0)[1]:  # killed: whoever asked waits for a line
+            print(json.dumps({"error": f"its process ended with wait status {status}"}), flush=True)
 
 
 if __name__ == "__main__":

@@ -95,9 +95,14 @@ def following(*flags: str, **how: Any) -> Iterator[Exporter]:
     assert "Traceback" not in "".join(exporter.said)
 
 
+def slowdown() -> float:
+    """How much longer than alone a process takes on a machine that is busy with others; 1 on one that is not."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 def end_seconds() -> float:
     """Two seconds, and more on a machine that is busy with other processes."""
-    return 2.5 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    return 2.5 * slowdown()
 
 
 def of(log: Path | Server, *more: str) -> Sequence[str]:

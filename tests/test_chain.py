@@ -180,6 +180,22 @@ def test_an_unread_file_is_read_under_the_names_of_each_rotation_and_compressed(
     assert lost(follower) == 0
 
 
+def test_a_log_that_is_the_only_marked_file_is_resumed_without_a_search_for_others(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.write(3)
+    follower = LogFollower([str(log.path)], from_start=True)
+    assert read(follower) == [1, 2, 3]
+    positions = saved(follower)
+    log.write(2)
+
+    def search(folder: str, _base: str) -> list[rotation.RotatedFile]:
+        pytest.fail(f"{folder} was searched")
+
+    monkeypatch.setattr(rotation, "rotated", search)
+    assert read(LogFollower([str(log.path)], positions=positions)) == [4, 5]
+
+
 @pytest.mark.parametrize("kept", ["first half", "last half"])
 @pytest.mark.parametrize("restarted", [True, False])
 def test_a_log_cut_to_a_part_of_itself_is_not_counted_again(log: Log, kept: str, *, restarted: bool) -> None:

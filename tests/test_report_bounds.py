@@ -89,6 +89,16 @@ def test_a_stream_that_never_ends_is_refused(piece: bytes, most: int) -> None:
     assert stream.given <= most << 20
 
 
+@pytest.mark.parametrize("piece", [b"y\n", b"\n"])
+def test_endless_short_lines_are_refused_long_before_as_many_bytes_of_long_ones(
+    piece: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "MOST_WITHOUT_A_LINE", 16 << 20)
+    stream = Endless(piece)
+    assert "no line of SGLang's in it" in refused("-", stdin=stream)
+    assert stream.given <= 3 << 20
+
+
 def test_a_stream_of_endless_lines_is_refused_at_the_bound() -> None:
     assert refused("-", stdin=Endless(LINE), most=3 << 20) == f"-: is larger than 0.00292969 GiB{ENDED}"
 

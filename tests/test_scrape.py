@@ -24,6 +24,7 @@ from conftest import (
     running_exporter,
     wait_for,
 )
+from followed import slowdown
 from sglang_tuning_exporter.collect.scrape import Client, Outcome, ScrapeError, Scraper
 from sglang_tuning_exporter.serve.app import scrape_timeout
 
@@ -98,10 +99,10 @@ def test_a_failure_has_its_reason_and_the_page_comes_in_time(
         log.write(RETRACTION)
     time.sleep(0.4)
     begin = time.monotonic()
-    within = 3.0  # of which the exporter keeps back a tenth, also for a machine that runs other tests
+    within = 3.0 if reason == "too_large" else 1.0
     page = exporter.page(within=str(within))
     # What is announced is the scraper's whole scrape_timeout: past it, Prometheus has gone.
-    assert time.monotonic() - begin < within
+    assert time.monotonic() - begin < within * slowdown()
     assert page.value("sglang_tuning_up") == 0
     assert page.error == reason
     assert page.value("sglang_tuning_retraction_events_total") == before + 1, "the log half goes on"
