@@ -1,0 +1,145 @@
+"""What a server printed and answered, and when: the input of every case. Times are unix seconds; a log's own are read as UTC."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import tarfile
+from bisect import bisect_right
+from calendar import timegm
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import groupby
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+_STAMP = re.compile(rb"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)")
+_NAMED = re.compile(r"(?:.*/)?(metrics|v1_loads)-(?:\d+-)?(\d{9,})\.(?:prom|json)")
+HANGS, REFUSES = "hangs", "refuses"  # in place of a status
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """From `at` on, the server answers `path` with this status and text; `hangs` and `refuses` are no answer."""
+
+    at: float
+    path: str
+    status: int | str
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A log as chunks of bytes with the time each was written, the server's answers, and when it started, was ready and ended."""
+
+    log: tuple[tuple[float, bytes], ...]
+    pages: tuple[Page, ...] = ()
+    begin: float = 0.0  # the exporter starts
+    ready: float = 0.0
+    end: float = 0.0  # the last moment at which the exporter is asked
+    loads: tuple[tuple[float, float], ...] = ()  # begin and end of each load, where known
+
+    @property
+    def text(self) -> bytes:
+        """The whole log."""
+        return b"".join(line for _, line in self.log)
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """The ways in that it has an input for."""
+        if not self.pages:
+            return ("report", "log")
+        return ("report", "log", "metrics", "both") if self.log else ("metrics",)
+
+    def with_text(self, log: bytes) -> Recording:
+        """The same server with another log."""
+        return replace(self, log=tuple(timed(log, self.begin)))
+
+
+def timed(log: bytes, begin: float = 0.0) -> Iterator[tuple[float, bytes]]:
+    """Place each line at its printed second, several of one second evenly over it; a line without a time follows its predecessor."""
+    placed, second = [], begin
+    for line in io.BytesIO(log):
+        found = _STAMP.search(line[:64])
+        if found:
+            second = max(second, float(timegm((*map(int, found.groups()), 0, 0, 0))))
+        placed.append((second, line))
+    for at, group in groupby(placed, key=lambda pair: pair[0]):
+        lines = [line for _, line in group]
+        for number, line in enumerate(lines):
+            yield at + (number + 0.5) / len(lines), line
+
+
+def of_log(log: bytes, *, quiet_seconds: float = 20.0) -> Recording:
+    """Make a recording of a log alone; the exporter starts a second before its first line and is asked until some time after its last."""
+    first = next((float(timegm((*map(int, found.groups()), 0, 0, 0))) for found in _STAMP.finditer(log)), 1_700_000_000.0)
+    lines = tuple(timed(log, first))
+    last = lines[-1][0] if lines else first
+    return Recording(lines, begin=first - 1.0, ready=first, end=last + quiet_seconds)
+
+
+@lru_cache(maxsize=4)
+def read(path: Path) -> Recording:
+    """Read a log (`.log`, `.log.gz`), or a capture: a folder or a `.tar.xz` with `server.log`, pages and `events.jsonl`."""
+    if path.is_dir():
+        return of_files({each.name: each.read_bytes() for each in path.iterdir() if each.is_file()})
+    if path.name.endswith(".tar.xz"):
+        with tarfile.open(path) as packed:
+            return of_files({m.name.rpartition("/")[2]: f.read() for m in packed if (f := packed.extractfile(m))})
+    data = path.read_bytes()
+    return of_log(gzip.decompress(data) if path.suffix == ".gz" else data)
+
+
+def of_files(packed: Mapping[str, bytes]) -> Recording:
+    """Make a recording of a capture's files by name."""
+    files = {n.removesuffix(".gz"): gzip.decompress(b) if n.endswith(".gz") else b for n, b in packed.items()}
+    events = [json.loads(line) for line in files.get("events.jsonl", b"").splitlines() if line.strip()]
+    times = {name: [e["t"] for e in events if e["event"] == name] for name in {e["event"] for e in events}}
+    log = files["server.log"]
+    pages = sorted(_pages(files, events), key=lambda page: page.at)
+    alone = of_log(log)
+    begin = min([*times.get("start", []), alone.begin, *(p.at for p in pages if p.status == 200)][:2] or [0.0])
+    ready = (times.get("ready") or times.get("load_begin") or [alone.ready])[0]
+    ends = [t for name in ("load_end", "ready", "exit") for t in times.get(name, [])]
+    end = max([*ends, *(p.at for p in pages)] or [alone.end]) + 1.0
+    loads = tuple(zip(times.get("load_begin", []), times.get("load_end", []), strict=False))
+    lines = tuple(timed(log, begin))
+    return Recording(lines, tuple(pages), begin, ready, end if pages else max(end, alone.end), loads)
+
+
+def _pages(files: Mapping[str, bytes], events: Iterable[Mapping[str, object]]) -> Iterator[Page]:
+    texts = []
+    for name, body in files.items():
+        if found := _NAMED.fullmatch(name):
+            path = "/metrics" if found[1] == "metrics" else "/v1/loads"
+            texts.append((int(found[2]) / 1000, path, body.decode("utf-8", "replace")))
+        elif name.startswith("server_info"):
+            yield from (Page(0.0, path, 200, body.decode()) for path in ("/server_info", "/get_server_info"))
+    for at, path, text in texts:
+        yield Page(at, path, 200, text)
+    answered = sorted(at for at, path, _ in texts if path == "/metrics")
+    for path, table in (("/metrics", "scrapes.tsv"), ("/health", "health.tsv"), ("/health_generate", "health.tsv")):
+        for row in files.get(table, b"").decode().splitlines():
+            at, status = _answer(row)
+            place = bisect_right(answered, at + 0.001)
+            if status != 200:
+                yield Page(at, path, status)
+            elif path != "/metrics":
+                yield Page(at, path, 200)
+            elif place and answered[place - 1] < at - 0.5:  # a scrape whose text was not kept: the one before it
+                yield Page(at, path, 200, next(text for t, p, text in texts if p == path and t == answered[place - 1]))
+    stopped = [(float(str(e["t"])), str(e["event"])) for e in events if str(e["event"]).startswith("SIG")]
+    for at, name in stopped:  # nobody asked for a token then; none can have come
+        yield Page(at, "/health_generate", HANGS if name.startswith("SIGSTOP") else 200)
+
+
+def _answer(row: str) -> tuple[float, int | str]:
+    """Read a row of `scrapes.tsv` or `health.tsv`: two layouts exist, with and without a number in front."""
+    cells = row.split("\t")
+    at, status = (cells[1], cells[2]) if cells[0].isdigit() and len(cells) > 3 else (cells[0], cells[1])
+    if status.isdigit():
+        return float(at), int(status)
+    return float(at), HANGS if "imeout" in status else REFUSES
