@@ -1,0 +1,134 @@
+"""Ask the product: `report`, live with the log alone, with metrics alone, with both, or any command."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Lock, local
+from typing import Any
+
+from truth.cases import Answer, Case, Change, Finding
+from truth.recording import ROOT, Recording
+
+STEP_SECONDS = 0.5  # the log grows
+SCRAPE_SECONDS = 5.0  # as a Prometheus in a hurry: each scrape of the exporter is one of SGLang
+JUDGE_SECONDS = 1.0
+_SERIES = re.compile(r"^([a-zA-Z_:][^ {]*(?:\{.*\})?) (\S+)$", re.MULTILINE)
+_mine = local()
+_started: list[subprocess.Popen[str]] = []
+_starting = Lock()
+
+
+def _driver() -> subprocess.Popen[str]:
+    """Return this thread's driver, which judges one job after the other."""
+    if not hasattr(_mine, "driver"):
+        kept = {name: value for name, value in os.environ.items() if name in {"PATH", "HOME", "LANG", "TMPDIR"}}
+        with _starting:
+            _mine.driver = subprocess.Popen(
+                [sys.executable, str(ROOT / "truth" / "driver.py")],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                env={**kept, "TZ": "UTC", "PYTHONPATH": os.environ.get("TRUTH_EXPORTER", str(ROOT / "exporter"))},
+            )  # fmt: skip
+            _started.append(_mine.driver)
+    driver: subprocess.Popen[str] = _mine.driver
+    return driver
+
+
+@atexit.register
+def _end() -> None:
+    for driver in _started:
+        driver.kill()
+
+
+def _ask(job: Mapping[str, Any]) -> dict[str, Any]:
+    driver = _driver()
+    assert driver.stdin is not None
+    assert driver.stdout is not None
+    print(json.dumps(job), file=driver.stdin, flush=True)
+    answer: dict[str, Any] = json.loads(driver.stdout.readline() or '{"error": "the driver has ended"}')
+    if "error" in answer:
+        raise RuntimeError(f"{job['argv']}: {answer['error']}")
+    return answer
+
+
+def command(argv: list[str], stdin: bytes = b"") -> tuple[int, str, str]:
+    """Run a command of the product; return its exit status, standard output and standard error."""
+    answer = _ask({"argv": argv, "stdin": stdin.decode("latin-1")})
+    return answer["status"], answer["out"], answer["err"]
+
+
+def ask(case: Case, way: str) -> list[Answer]:
+    """Return the answers over time: one by `report`, one a second live."""
+    recording = case.recording()
+    with tempfile.TemporaryDirectory(prefix="truth-") as folder:
+        log = Path(folder) / "server.log"
+        options = ["--profile", case.profile, *case.options]
+        if way == "report":
+            log.write_bytes(recording.text)
+            return [report(log, options, recording.end)]
+        log.touch()
+        return live(recording, way, log, options)
+
+
+def report(log: Path, options: list[str], at: float = 0.0) -> Answer:
+    """Ask `report` once for people and once as JSON."""
+    status, text, error = command(["report", *options, str(log)])
+    if status not in {0, 1}:
+        return Answer(at, status, f"exit {status}", text=error)
+    return _answer(json.loads(command(["report", "--format", "json", *options, str(log)])[1]), at, status, text)
+
+
+def live(recording: Recording, way: str, log: Path, options: list[str]) -> list[Answer]:
+    """Let the exporter watch the recording."""
+    argv = ["serve", "--listen-address", "127.0.0.1:{port}", "--no-passthrough", *options]
+    argv += ["--log-file", str(log)] if way != "metrics" else []
+    argv += ["--sglang-url", "http://127.0.0.1:{sglang}"] if way != "log" else []
+    seen = _ask({
+        "argv": argv, "log": str(log), "begin": recording.begin, "end": recording.end, "step": STEP_SECONDS,
+        "chunks": [(at, text.decode("latin-1")) for at, text in recording.log],
+        "pages": [(page.at, page.path, page.status, page.text) for page in recording.pages],
+        "every": {"/metrics": SCRAPE_SECONDS, "/api/v1/findings": JUDGE_SECONDS},
+    })  # fmt: skip
+    if not seen["seen"]:
+        raise RuntimeError(f"{argv}: no answer: {seen['err'][-500:]}")
+    answers, series = [], {}
+    for at, pages in seen["seen"]:
+        if "/metrics" in pages:
+            series = {name: float(value) for name, value in _SERIES.findall(pages["/metrics"])}
+        if "/api/v1/findings" in pages:
+            answers.append(_answer(json.loads(pages["/api/v1/findings"]), at, 200, seen["err"], series))
+    return answers
+
+
+def _answer(
+    document: dict[str, Any], at: float, status: int, text: str, series: Mapping[str, float] | None = None
+) -> Answer:
+    findings = tuple(
+        Finding(
+            found["diagnosis"], found["severity"], found["confidence"], found.get("sentence", ""),
+            tuple(_change(advice) for advice in found["advice"]),
+        )
+        for found in document["findings"]
+    )  # fmt: skip
+    alerts = tuple(each["alert"] for each in document.get("alerts", ()))
+    return Answer(at, status, document["verdict"], findings, _flat(document["counts"]), alerts, document, series or {}, text)
+
+
+def _change(advice: Mapping[str, Any]) -> Change:
+    words = " ".join(str(advice.get(key) or "") for key in ("action", "suggestion", "why"))
+    return Change(str(advice.get("flag") or ""), advice.get("current"), advice.get("suggested"), words.strip())
+
+
+def _flat(counts: Mapping[str, Any], above: str = "") -> dict[str, float]:
+    """Name the counts of an object within the counts by both names."""
+    flat: dict[str, float] = {}
+    for name, value in counts.items():
+        flat |= _flat(value, f"{above}{name}.") if isinstance(value, dict) else {above + name: value}
+    return flat
