@@ -16,7 +16,6 @@ import json
 import os
 import pkgutil
 import queue
-import select
 import signal
 import socket
 import sys
@@ -24,11 +23,10 @@ import tempfile
 import threading
 import time
 from bisect import bisect_right
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-FASTER = 20.0  # sockets time out so many times earlier, and a hang takes that much less of our time
+FASTER = 20.0  # sockets time out so many times earlier: a hang of 5 s takes 0.25 s
 NOW: list[float | None] = [None]  # seconds on the moved clock; None: the real one
 ASLEEP: dict[threading.Thread, float] = {}  # until when, on the moved clock
 _real, _real_wait, _timeout = time.time, threading.Condition.wait, socket.socket.settimeout
@@ -64,6 +62,8 @@ queue.SimpleQueue = queue._PySimpleQueue  # type: ignore[attr-defined,misc] # no
 socket.socket.settimeout = lambda self, t: _timeout(self, t and t / FASTER)  # type: ignore[method-assign]
 
 import sglang_tuning_exporter
+from truth.recording import Page
+from truth.stand_in import StandIn
 from sglang_tuning_exporter.cli import main as product
 
 for module in pkgutil.walk_packages(sglang_tuning_exporter.__path__, "sglang_tuning_exporter."):
@@ -81,60 +81,10 @@ def move(to: float) -> None:
         time.sleep(0.0005)
 
 
-class StandIn:
-    """SGLang as the recording has it, on a port of its own."""
-
-    def __init__(self, pages: list[tuple[float, str, int | str, str]]) -> None:
-        self.pages: dict[str, list[tuple[float, int | str, str]]] = {}
-        for at, path, status, text in sorted(pages, key=lambda page: page[0]):
-            self.pages.setdefault(path, []).append((at, status, text))
-        self.server: ThreadingHTTPServer | None = None
-        self.port = 0
-        self.follow()
-
-    def answer(self, path: str) -> tuple[int | str, str]:
-        """Return status and text as of now."""
-        rows = self.pages.get(path.partition("?")[0], [])
-        place = bisect_right(rows, _now(), key=lambda row: row[0])
-        return rows[place - 1][1:] if place else ("refuses" if path == "/metrics" else 404, "")
-
-    def follow(self) -> None:
-        """Listen, or not, as the server does now; the port is taken at the first call."""
-        wanted = self.answer("/metrics")[0] != "refuses"
-        if self.server is not None and not wanted:
-            self.server.shutdown()
-            self.server.server_close()
-            self.server = None
-        elif self.server is None and (wanted or not self.port):
-            handler = type("Handler", (_Handler,), {"stand_in": self})
-            self.server = ThreadingHTTPServer(("127.0.0.1", self.port), handler)
-            self.port = self.server.server_address[1]
-            threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
-            self.follow()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    stand_in: StandIn
-
-    def do_GET(self) -> None:
-        status, text = self.stand_in.answer(self.path)
-        if isinstance(status, str):  # it takes the connection and does not answer: the clock goes on until the client leaves
-            while not select.select([self.connection], [], [], 0.1 / FASTER)[0]:
-                NOW[0] = _now() + 0.1
-            return
-        self.send_response(status)
-        self.send_header("Content-Type", "text/plain; version=0.0.4" if self.path == "/metrics" else "application/json")
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *_: Any) -> None:
-        """Say nothing."""
-
-
 def get(port: int, path: str) -> str:
     """Ask the exporter."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60 * FASTER)
-    connection.request("GET", path)
+    connection.request("GET", path, headers={"X-Prometheus-Scrape-Timeout-Seconds": "5"})
     return connection.getresponse().read().decode()
 
 
@@ -160,7 +110,6 @@ def live(job: dict[str, Any], port: int, stand_in: StandIn, seen: list[Any]) -> 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """Do one job in this process."""
-    import faulthandler; faulthandler.dump_traceback_later(25, exit=True, file=open("/tmp/trace","w"))
     signal.alarm(job.get("limit", 300))  # a job that hangs is an answer too: its parent reports how it ended
     streams = [tempfile.TemporaryFile() for _ in range(3)]  # noqa: SIM115 - they are this process's own
     streams[0].write(job.get("stdin", "").encode("latin-1"))
@@ -174,7 +123,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        stand_in = StandIn(job["pages"])
+        stand_in = StandIn((Page(*page) for page in job["pages"]), _now, lambda seconds: NOW.__setitem__(0, _now() + seconds))
         argv = [each.format(port=port, sglang=stand_in.port) for each in argv]
         threading.Thread(target=live, args=(job, port, stand_in, seen), daemon=True).start()
     try:

@@ -32,7 +32,7 @@ def _driver() -> subprocess.Popen[str]:
         kept = {name: value for name, value in os.environ.items() if name in {"PATH", "HOME", "LANG", "TMPDIR"}}
         with _starting:
             _mine.driver = subprocess.Popen(
-                [sys.executable, str(ROOT / "truth" / "driver.py")],
+                [sys.executable, "-m", "truth.driver"], cwd=ROOT,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                 env={**kept, "TZ": "UTC", "PYTHONPATH": os.environ.get("TRUTH_EXPORTER", str(ROOT / "exporter"))},
             )  # fmt: skip

@@ -1,0 +1,65 @@
+"""SGLang as a recording has it: an HTTP server on loopback that answers, refuses or hangs as the server did at that time."""
+
+from __future__ import annotations
+
+import select
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from truth.recording import HANGS, REFUSES, Page
+
+
+class StandIn:
+    """Answers on `port` what the page of that path says at `now()`. While it hangs it calls `pass_time(seconds)` again and again."""
+
+    def __init__(
+        self, pages: Iterable[Page], now: Callable[[], float], pass_time: Callable[[float], object] | None = None
+    ) -> None:
+        self.now, self.pass_time = now, pass_time
+        self.pages: dict[str, list[Page]] = {}
+        for page in sorted(pages, key=lambda page: page.at):
+            self.pages.setdefault(page.path, []).append(page)
+        self.server: ThreadingHTTPServer | None = None
+        self.port = 0
+        self.follow()
+
+    def answer(self, path: str) -> tuple[int | str, str]:
+        """Return status and text as of now."""
+        rows = self.pages.get(path.partition("?")[0], [])
+        place = bisect_right(rows, self.now(), key=lambda page: page.at)
+        return (rows[place - 1].status, rows[place - 1].text) if place else (REFUSES if path == "/metrics" else 404, "")
+
+    def follow(self) -> None:
+        """Listen, or not, as the server does now; the port is taken at the first call."""
+        wanted = self.answer("/metrics")[0] != REFUSES
+        if self.server is not None and not wanted:
+            self.server.shutdown()
+            self.server.server_close()
+            self.server = None
+        elif self.server is None and (wanted or not self.port):
+            handler = type("Handler", (_Handler,), {"stand_in": self})
+            self.server = ThreadingHTTPServer(("127.0.0.1", self.port), handler)
+            self.port = self.server.server_address[1]
+            threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+            self.follow()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    stand_in: StandIn
+
+    def do_GET(self) -> None:  # noqa: N802 - the library's name
+        status, text = self.stand_in.answer(self.path)
+        if status == HANGS or isinstance(status, str):
+            while not select.select([self.connection], [], [], 0.005)[0]:  # until the client leaves
+                if self.stand_in.pass_time is not None:
+                    self.stand_in.pass_time(0.1)
+            return
+        self.send_response(status)
+        self.send_header("Content-Type", "text/plain; version=0.0.4" if self.path == "/metrics" else "application/json")
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
