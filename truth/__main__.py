@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from truth import ways
 from truth.cases import WAYS, Case, data
 
-FAMILIES = ("counts", "guide", "situations", "simulated", "today", "every_way", "surface")
-SAMPLE = {"counts": 9, "guide": 9, "situations": 30, "simulated": 30, "today": 12, "every_way": 20, "surface": 1}
+# Each with the part of its cases that a sample asks: one in so many.
+FAMILIES = {
+    "counts": 9, "guide": 9, "situations": 30, "simulated": 30, "today": 12, "every_way": 20, "surface": 1, "processes": 9,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +43,16 @@ class Result:
 def ask(family: str, case: Case, way: str) -> list[Result]:
     """Ask about one case; an input at which the product ends or hangs is wrong in every check."""
     try:
-        checks = case.check(way, ways.ask(case, way))
+        checks = case.check(way, case.ask(case) if case.ask else ways.ask(case, way))
     except RuntimeError as error:
         checks = {"answer": str(error)}
-    return [Result(family, case.name, way, check, wrong) for check, wrong in checks.items()]
+    return [_result(family, case.name, way, check, wrong) for check, wrong in checks.items()]
+
+
+def _result(family: str, case: str, way: str, check: str, wrong: str) -> Result:
+    """Make a result; a check of a case that compares ways is named `figure by way`."""
+    figure, by, other = check.partition(" by ")
+    return Result(family, case, other if by else way, figure, wrong)
 
 
 def chosen(family: str, only: str, sample: bool, wanted: Iterable[str]) -> Iterator[tuple[str, Case, str]]:  # noqa: FBT001 - of the command line
@@ -53,7 +61,7 @@ def chosen(family: str, only: str, sample: bool, wanted: Iterable[str]) -> Itera
         for way in case.ways:
             if only not in case.name or way not in wanted:
                 continue
-            if not sample or zlib.crc32(f"{case.name} {way}".encode()) % SAMPLE[family] == 0:
+            if not sample or zlib.crc32(f"{case.name} {way}".encode()) % FAMILIES[family] == 0:
                 yield family, case, way
 
 
@@ -93,7 +101,9 @@ def main(argv: list[str] | None = None) -> int:
     with ThreadPoolExecutor(given.jobs) as pool:
         for family in given.family or FAMILIES:
             begin = time.monotonic()
-            work = chosen(family, given.only, given.sample, given.way or (*WAYS, "every", "outside"))
+            work = chosen(
+                family, given.only, given.sample, given.way or (*WAYS, "every", "outside", "process", "real time")
+            )
             found = [each for part in pool.map(lambda job: ask(*job), work) for each in part]
             print("\n".join(score(found)), f"  ({time.monotonic() - begin:.0f} s)", flush=True)
             results += found

@@ -78,7 +78,7 @@ Checks: TypeAlias = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`check` gets the way in and the answers over time: one by `report`, one a step live."""
+    """`check` gets the way in and the answers over time: one by `report`, one a step live. `ask` replaces the usual way of asking."""
 
     name: str
     recording: Callable[[], Recording]
@@ -86,6 +86,7 @@ class Case:
     ways: tuple[str, ...] = WAYS
     profile: str = "online"
     options: tuple[str, ...] = ()  # further options of the command
+    ask: Callable[[Case], Sequence[Answer]] | None = None
 
 
 def data(name: str) -> Any:

@@ -62,9 +62,9 @@ queue.SimpleQueue = queue._PySimpleQueue  # type: ignore[attr-defined,misc] # no
 socket.socket.settimeout = lambda self, t: _timeout(self, t and t / FASTER)  # type: ignore[method-assign]
 
 import sglang_tuning_exporter
+from sglang_tuning_exporter.cli import main as product
 from truth.recording import Page
 from truth.stand_in import StandIn
-from sglang_tuning_exporter.cli import main as product
 
 for module in pkgutil.walk_packages(sglang_tuning_exporter.__path__, "sglang_tuning_exporter."):
     if not module.name.endswith("__main__"):
@@ -90,7 +90,7 @@ def get(port: int, path: str) -> str:
 
 def live(job: dict[str, Any], port: int, stand_in: StandIn, seen: list[Any]) -> None:
     """Let time go by, and ask the exporter for each path when it is due."""
-    while not socket.socket().connect_ex(("127.0.0.1", port)) == 0:
+    while socket.socket().connect_ex(("127.0.0.1", port)):
         time.sleep(0.01)
     due, written, chunks = dict.fromkeys(job["every"], job["begin"]), 0, job["chunks"]
     with Path(job["log"]).open("ab", buffering=0) as log:
@@ -123,20 +123,21 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        stand_in = StandIn((Page(*page) for page in job["pages"]), _now, lambda seconds: NOW.__setitem__(0, _now() + seconds))
+        stand_in = StandIn(
+            (Page(*page) for page in job["pages"]), _now, lambda seconds: NOW.__setitem__(0, _now() + seconds)
+        )
         argv = [each.format(port=port, sglang=stand_in.port) for each in argv]
         threading.Thread(target=live, args=(job, port, stand_in, seen), daemon=True).start()
     try:
         status = product(argv)
     except SystemExit as error:
-        status = error.code
+        status = int(error.code or 0)
     sys.stdout.flush()
     sys.stderr.flush()
-    texts = []
     for stream in streams[1:]:
         stream.seek(0)
-        texts.append(stream.read().decode("utf-8", "replace"))
-    return {"status": status, "out": texts[0], "err": texts[1], "seen": seen}
+    out, err = (stream.read().decode("utf-8", "replace") for stream in streams[1:])
+    return {"status": status, "out": out, "err": err, "seen": seen}
 
 
 def main() -> None:

@@ -75,7 +75,9 @@ def timed(log: bytes, begin: float = 0.0) -> Iterator[tuple[float, bytes]]:
 
 def of_log(log: bytes, *, quiet_seconds: float = 20.0) -> Recording:
     """Make a recording of a log alone; the exporter starts a second before its first line and is asked until some time after its last."""
-    first = next((float(timegm((*map(int, found.groups()), 0, 0, 0))) for found in _STAMP.finditer(log)), 1_700_000_000.0)
+    first = next(
+        (float(timegm((*map(int, found.groups()), 0, 0, 0))) for found in _STAMP.finditer(log)), 1_700_000_000.0
+    )
     lines = tuple(timed(log, first))
     last = lines[-1][0] if lines else first
     return Recording(lines, begin=first - 1.0, ready=first, end=last + quiet_seconds)
@@ -115,25 +117,29 @@ def _pages(files: Mapping[str, bytes], events: Iterable[Mapping[str, object]]) -
     for name, body in files.items():
         if found := _NAMED.fullmatch(name):
             path = "/metrics" if found[1] == "metrics" else "/v1/loads"
-            texts.append((int(found[2]) / 1000, path, body.decode("utf-8", "replace")))
+            texts.append(Page(int(found[2]) / 1000, path, 200, body.decode("utf-8", "replace")))
         elif name.startswith("server_info"):
             yield from (Page(0.0, path, 200, body.decode()) for path in ("/server_info", "/get_server_info"))
-    for at, path, text in texts:
-        yield Page(at, path, 200, text)
-    answered = sorted(at for at, path, _ in texts if path == "/metrics")
+    yield from texts
+    yield from _answers(files, sorted((page for page in texts if page.path == "/metrics"), key=lambda page: page.at))
+    for event in events:
+        at, name = float(str(event["t"])), str(event["event"])
+        if name.startswith("SIG"):  # nobody asked for a token then; none can have come
+            yield Page(at, "/health_generate", HANGS if name.startswith("SIGSTOP") else 200)
+        if (name == "exit" or name.startswith("SIGKILL")) and "scrapes.tsv" not in files:
+            yield Page(at, "/metrics", REFUSES)
+
+
+def _answers(files: Mapping[str, bytes], kept: list[Page]) -> Iterator[Page]:
+    """Read the tables of what was asked for and what came; a scrape whose text was not kept had that of the one before it."""
     for path, table in (("/metrics", "scrapes.tsv"), ("/health", "health.tsv"), ("/health_generate", "health.tsv")):
         for row in files.get(table, b"").decode().splitlines():
             at, status = _answer(row)
-            place = bisect_right(answered, at + 0.001)
-            if status != 200:
+            place = bisect_right(kept, at + 0.001, key=lambda page: page.at)
+            if status != 200 or path != "/metrics":
                 yield Page(at, path, status)
-            elif path != "/metrics":
-                yield Page(at, path, 200)
-            elif place and answered[place - 1] < at - 0.5:  # a scrape whose text was not kept: the one before it
-                yield Page(at, path, 200, next(text for t, p, text in texts if p == path and t == answered[place - 1]))
-    stopped = [(float(str(e["t"])), str(e["event"])) for e in events if str(e["event"]).startswith("SIG")]
-    for at, name in stopped:  # nobody asked for a token then; none can have come
-        yield Page(at, "/health_generate", HANGS if name.startswith("SIGSTOP") else 200)
+            elif place and kept[place - 1].at < at - 0.5:
+                yield replace(kept[place - 1], at=at)
 
 
 def _answer(row: str) -> tuple[float, int | str]:

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from truth.recording import HANGS, REFUSES, Page
+from truth.recording import REFUSES, Page
 
 
 class StandIn:
@@ -21,7 +21,7 @@ class StandIn:
         self.pages: dict[str, list[Page]] = {}
         for page in sorted(pages, key=lambda page: page.at):
             self.pages.setdefault(page.path, []).append(page)
-        self.server: ThreadingHTTPServer | None = None
+        self.server: _Server | None = None
         self.port = 0
         self.follow()
 
@@ -40,18 +40,25 @@ class StandIn:
             self.server = None
         elif self.server is None and (wanted or not self.port):
             handler = type("Handler", (_Handler,), {"stand_in": self})
-            self.server = ThreadingHTTPServer(("127.0.0.1", self.port), handler)
+            self.server = _Server(("127.0.0.1", self.port), handler)
             self.port = self.server.server_address[1]
             threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
             self.follow()
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """Say nothing of a client that left."""
+
+
 class _Handler(BaseHTTPRequestHandler):
     stand_in: StandIn
 
-    def do_GET(self) -> None:  # noqa: N802 - the library's name
+    def do_GET(self) -> None:
         status, text = self.stand_in.answer(self.path)
-        if status == HANGS or isinstance(status, str):
+        if isinstance(status, str):
             while not select.select([self.connection], [], [], 0.005)[0]:  # until the client leaves
                 if self.stand_in.pass_time is not None:
                     self.stand_in.pass_time(0.1)

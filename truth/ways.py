@@ -20,6 +20,11 @@ from truth.recording import ROOT, Recording
 STEP_SECONDS = 0.5  # the log grows
 SCRAPE_SECONDS = 5.0  # as a Prometheus in a hurry: each scrape of the exporter is one of SGLang
 JUDGE_SECONDS = 1.0
+ENVIRONMENT = {
+    **{name: value for name, value in os.environ.items() if name in {"PATH", "HOME", "LANG", "TMPDIR"}},
+    "TZ": "UTC",
+    "PYTHONPATH": os.environ.get("TRUTH_EXPORTER", str(ROOT / "exporter")),  # another revision's is judged the same way
+}
 _SERIES = re.compile(r"^([a-zA-Z_:][^ {]*(?:\{.*\})?) (\S+)$", re.MULTILINE)
 _mine = local()
 _started: list[subprocess.Popen[str]] = []
@@ -29,12 +34,11 @@ _starting = Lock()
 def _driver() -> subprocess.Popen[str]:
     """Return this thread's driver, which judges one job after the other."""
     if not hasattr(_mine, "driver"):
-        kept = {name: value for name, value in os.environ.items() if name in {"PATH", "HOME", "LANG", "TMPDIR"}}
         with _starting:
             _mine.driver = subprocess.Popen(
                 [sys.executable, "-m", "truth.driver"], cwd=ROOT,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                env={**kept, "TZ": "UTC", "PYTHONPATH": os.environ.get("TRUTH_EXPORTER", str(ROOT / "exporter"))},
+                env=ENVIRONMENT,
             )  # fmt: skip
             _started.append(_mine.driver)
     driver: subprocess.Popen[str] = _mine.driver
@@ -82,7 +86,7 @@ def report(log: Path, options: list[str], at: float = 0.0) -> Answer:
     status, text, error = command(["report", *options, str(log)])
     if status not in {0, 1}:
         return Answer(at, status, f"exit {status}", text=error)
-    return _answer(json.loads(command(["report", "--format", "json", *options, str(log)])[1]), at, status, text)
+    return answer_of(json.loads(command(["report", "--format", "json", *options, str(log)])[1]), at, status, text)
 
 
 def live(recording: Recording, way: str, log: Path, options: list[str]) -> list[Answer]:
@@ -101,15 +105,16 @@ def live(recording: Recording, way: str, log: Path, options: list[str]) -> list[
     answers, series = [], {}
     for at, pages in seen["seen"]:
         if "/metrics" in pages:
-            series = {name: float(value) for name, value in _SERIES.findall(pages["/metrics"])}
+            series = series_of(pages["/metrics"])
         if "/api/v1/findings" in pages:
-            answers.append(_answer(json.loads(pages["/api/v1/findings"]), at, 200, seen["err"], series))
+            answers.append(answer_of(json.loads(pages["/api/v1/findings"]), at, 200, seen["err"], series))
     return answers
 
 
-def _answer(
+def answer_of(
     document: dict[str, Any], at: float, status: int, text: str, series: Mapping[str, float] | None = None
 ) -> Answer:
+    """Read an answer off its JSON: of `report`, or of the API beside the series of the page."""
     findings = tuple(
         Finding(
             found["diagnosis"], found["severity"], found["confidence"], found.get("sentence", ""),
@@ -118,12 +123,35 @@ def _answer(
         for found in document["findings"]
     )  # fmt: skip
     alerts = tuple(each["alert"] for each in document.get("alerts", ()))
-    return Answer(at, status, document["verdict"], findings, _flat(document["counts"]), alerts, document, series or {}, text)
+    return Answer(
+        at, status, document["verdict"], findings, _flat(document["counts"]), alerts, document, series or {}, text
+    )
+
+
+def series_of(page: str) -> dict[str, float]:
+    """Return the series of a page by name and labels."""
+    return {name: float(value) for name, value in _SERIES.findall(page)}
 
 
 def _change(advice: Mapping[str, Any]) -> Change:
     words = " ".join(str(advice.get(key) or "") for key in ("action", "suggestion", "why"))
     return Change(str(advice.get("flag") or ""), advice.get("current"), advice.get("suggested"), words.strip())
+
+
+def backfill(log: Path, options: list[str]) -> dict[str, list[tuple[float, float]]]:
+    """Return the series of `backfill` by name and labels without its own: each with its times and values."""
+    output = log.with_suffix(".om")
+    status, _, error = command(["backfill", *options, "--output", str(output), str(log)])
+    if status:
+        raise RuntimeError(f"backfill: exit {status}: {error}")
+    series: dict[str, list[tuple[float, float]]] = {}
+    for line in output.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            name, value, at = line.replace('job="sglang",instance="backfill",', "").rsplit(" ", 2)
+            series.setdefault(name.replace('{job="sglang",instance="backfill"}', ""), []).append(
+                (float(at), float(value))
+            )
+    return series
 
 
 def _flat(counts: Mapping[str, Any], above: str = "") -> dict[str, float]:

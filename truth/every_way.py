@@ -1,0 +1,137 @@
+"""One recording, every way in: equal or within a tenth; else the poorer source is silent or less certain, never different.
+
+Compared with what the richest way in says (log and metrics): the verdict (the headline of `report` beside the worst that was said live),
+since when, the wait, the token usage, the retractions, and the advice.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from calendar import timegm
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+from operator import eq
+from pathlib import Path
+from statistics import fmean
+from time import strptime
+from typing import Any
+
+from truth import ways
+from truth.cases import SILENT, WAYS, Answer, Case, Checks
+from truth.recording import ROOT, Recording, read
+
+RECORDINGS = (
+    *sorted((ROOT / "tests" / "captures").glob("*.tar.xz"))[::2],
+    *sorted(path for path in (ROOT / "tests" / "recordings").iterdir() if path.is_dir()),
+)
+HELD_SECONDS = 20.0  # a verdict that was said for less is a moment
+SINCE_SECONDS = 15.0  # a tenth of the longest loads
+SEVERITIES = ("", "info", "warning", "critical")
+CONFIDENCES = ("", "low", "medium", "high")
+USAGE, WAIT = 'sglang_tuning_token_usage_ratio{pool="full"}', "sglang_tuning_queue_wait_seconds"
+RETRACTED = "sglang_tuning_retracted_requests_total"
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """The figures of one way in; None where it says nothing of it."""
+
+    verdict: str | None = None
+    confidence: str = ""
+    since: float | None = None
+    wait: float | None = None
+    usage: float | None = None
+    retractions: float | None = None
+    advice: str | None = None
+
+
+def cases() -> Iterator[Case]:
+    """Give a case for each recording."""
+    for number, path in enumerate(RECORDINGS):
+        name = path.name.removesuffix(".tar.xz")
+        profile = ("online", "offline")[number % 2]
+        yield Case(name, partial(read, path), check, ("every",), profile, ask=ask)
+
+
+def ask(case: Case) -> list[Answer]:
+    """Return an answer by each way in: the one at the end, or the worst said live; `text` names the way."""
+    answers = [replace(_worst(case.recording(), ways.ask(case, way)), text=way) for way in WAYS]
+    with tempfile.TemporaryDirectory(prefix="truth-") as folder:
+        log = Path(folder) / "server.log"
+        log.write_bytes(case.recording().text)
+        series = ways.backfill(log, ["--profile", case.profile])
+    last = {name: points[-1][1] for name, points in series.items() if points}
+    means = {name: fmean(value for _, value in series[name]) for name in (USAGE, WAIT) if series.get(name)}
+    return [*answers, Answer(0.0, 0, "", metrics={**last, **means}, text="backfill")]
+
+
+def check(_way: str, answers: Sequence[Answer]) -> Checks:
+    """Compare each way with the richest."""
+    said = {answer.text: _said(answer) for answer in answers}
+    checks: Checks = {}
+    for way in ("report", "log", "metrics", "backfill"):
+        for figure, same in _COMPARED.items():
+            rich, poor = getattr(said["both"], figure), getattr(said[way], figure)
+            less = CONFIDENCES.index(said[way].confidence) < CONFIDENCES.index(said["both"].confidence)
+            alike = rich is None or poor is None or same(rich, poor)
+            uncertain = less and figure != "verdict"
+            checks[f"{figure} by {way}"] = "" if alike or uncertain else f"{poor}, with log and metrics {rich}"
+    return checks
+
+
+def _worst(recording: Recording, answers: Sequence[Answer]) -> Answer:
+    """Return the last answer with the worst verdict that was said for a while under load, with the means of its figures."""
+    until = recording.loads[-1][1] if recording.loads else recording.end
+    begin = recording.loads[0][0] if recording.loads else recording.ready
+    under = [each for each in answers if begin <= each.at <= until] or list(answers)
+    held: dict[str, float] = {}
+    for verdict, group in groupby(under, key=lambda each: each.verdict):
+        held[verdict] = max(held.get(verdict, 0.0), float(len(list(group))))
+    long = [
+        each for each in under if len(under) == 1 or held[each.verdict] >= min(HELD_SECONDS, len(under) / 2)
+    ] or under
+    worst = max(long, key=lambda each: (SEVERITIES.index(_severity(each)), held[each.verdict], each.at))
+    points = {name: [each.metrics[name] for each in under if name in each.metrics] for name in (USAGE, WAIT)}
+    figures = {name: fmean(values) for name, values in points.items() if values}
+    return replace(worst, metrics={**answers[-1].metrics, **figures}, counts=answers[-1].counts)
+
+
+def _severity(answer: Answer) -> str:
+    return next((found.severity for found in answer.findings if found.diagnosis == answer.verdict), "")
+
+
+def _said(answer: Answer) -> Said:
+    found: Mapping[str, Any] = next(
+        (each for each in answer.document.get("findings", ()) if each["diagnosis"] == answer.verdict), {}
+    )
+    change = answer.changes[0] if answer.changes and found else None
+    retracted = answer.metrics.get(RETRACTED, answer.counts.get("retracted_requests"))
+    return Said(
+        None if not answer.verdict or answer.verdict in SILENT else answer.verdict,
+        answer.confidence,
+        timegm(strptime(found["first_seen"][:19], "%Y-%m-%dT%H:%M:%S")) if found.get("first_seen") else None,
+        answer.metrics.get(WAIT) or _evidence(found, "wait"),
+        answer.metrics.get(USAGE) or _evidence(found, "mean token usage"),
+        retracted,
+        f"{change.flag} {change.to}" if change and change.flag else None,
+    )
+
+
+def _evidence(found: Mapping[str, Any], words: str) -> float | None:
+    return next((each["value"] for each in found.get("evidence", ()) if words in each["name"]), None)
+
+
+def _near(rich: float, poor: float) -> bool:
+    return abs(rich - poor) <= max(0.1 * max(abs(rich), abs(poor)), 0.02)
+
+
+_COMPARED: dict[str, Callable[[Any, Any], bool]] = {
+    "verdict": eq,
+    "since": lambda rich, poor: abs(rich - poor) <= SINCE_SECONDS,
+    "wait": _near,
+    "usage": _near,
+    "retractions": eq,
+    "advice": eq,
+}
