@@ -35,6 +35,10 @@ from sglang_tuning_exporter.state.server import ServerState
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+# Python's variables change what the processes of a test do, so a machine that sets some would test something else.
+for _name in [name for name in os.environ if name.startswith("PYTHON")]:
+    del os.environ[_name]
+
 settings.register_profile("suite", deadline=None)  # a busy machine is no failure
 settings.load_profile("suite")
 

@@ -294,17 +294,24 @@ def test_a_file_system_that_cannot_be_written_is_reported_and_it_goes_on(server:
         unmounted(disk)
 
 
+# What Python cannot write it keeps, and tries again at its exit; with the variable it keeps nothing.
+BUFFERED_OR_NOT = pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "PYTHONUNBUFFERED"])
+
+
+@BUFFERED_OR_NOT
 @pytest.mark.parametrize(
     "streams",
-    ["<&- >&- 2>&-", "</dev/null >/dev/full 2>/dev/full", "2> >(exec <&-; sleep 0.1)"],
-    ids=["closed", "a full disk", "a broken pipe"],
+    ["<&- >&- 2>&-", "2>&-", "</dev/null >/dev/full 2>/dev/full", "2>/dev/full", "2> >(exec <&-; sleep 0.1)"],
+    ids=["closed", "closed for errors", "a full disk", "a full disk for errors", "a broken pipe"],
 )
-def test_whatever_its_standard_streams_are_it_serves(server: Server, state: Path, streams: str) -> None:
+def test_whatever_its_standard_streams_are_it_serves_and_ends_with_status_zero(
+    server: Server, state: Path, streams: str, unbuffered: str
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     flags = [*of(server), *with_state(state), "--listen-address", f"127.0.0.1:{port}"]
     command = ["bash", "-c", f'exec "$@" {streams}', "bash", sys.executable, "-m", "sglang_tuning_exporter", "serve"]
-    with subprocess.Popen([*command, *flags], env=environment()) as process:
+    with subprocess.Popen([*command, *flags], env=environment(PYTHONUNBUFFERED=unbuffered)) as process:
         try:
             wait_for(state.exists, 30)  # written when the log has been opened
             server.write(2)
@@ -318,19 +325,12 @@ def test_whatever_its_standard_streams_are_it_serves(server: Server, state: Path
             process.kill()
 
 
-def test_a_mistake_is_status_two_even_where_nobody_can_read_the_words() -> None:
-    for streams in ("2>/dev/full", "2>&-", ">&- 2>&-"):
-        command = [
-            "bash",
-            "-c",
-            f'exec "$@" {streams}',
-            "bash",
-            sys.executable,
-            "-m",
-            "sglang_tuning_exporter",
-            "serve",
-        ]
-        assert subprocess.run(command, env=environment(), timeout=30, check=False).returncode == 2
+@BUFFERED_OR_NOT
+@pytest.mark.parametrize("streams", ["2>/dev/full", "2>&-", ">&- 2>&-", ">/dev/full 2>/dev/full"])
+def test_a_mistake_is_status_two_even_where_nobody_can_read_the_words(streams: str, unbuffered: str) -> None:
+    command = ["bash", "-c", f'exec "$@" {streams}', "bash", sys.executable, "-m", "sglang_tuning_exporter", "serve"]
+    ended = subprocess.run(command, env=environment(PYTHONUNBUFFERED=unbuffered), timeout=30, check=False)
+    assert ended.returncode == 2
 
 
 def test_started_twice_the_second_says_that_the_port_is_taken_and_the_first_goes_on(server: Server) -> None:

@@ -42,8 +42,9 @@ def _run(argv: list[str]) -> int:
     except BrokenPipeError:
         # Whoever read our output has enough of it. The signal itself stays ignored, as Python has it: it would end a
         # server whose client hangs up.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE_STATUS
+    finally:
+        _discard_unwritten()
     return status
 
 
@@ -57,3 +58,12 @@ def _open_standard_streams() -> None:
     for name, number in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - for as long as we run
+
+
+def _discard_unwritten() -> None:
+    """Discard output that a full disk or a broken pipe refuses: Python would try again at exit and replace the status by 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
