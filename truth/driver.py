@@ -116,32 +116,27 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     for number, stream in enumerate(streams):
         stream.seek(0)
         os.dup2(stream.fileno(), number)
-    seen: list[Any] = []
-    argv = job["argv"]
+    argv, seen = job["argv"], list[Any]()
     if "chunks" in job:
         NOW[0] = job["begin"]
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        stand_in = StandIn(
-            (Page(*page) for page in job["pages"]), _now, lambda seconds: NOW.__setitem__(0, _now() + seconds)
-        )
+        stand_in = StandIn([Page(*page) for page in job["pages"]], _now, lambda more: NOW.__setitem__(0, _now() + more))
         argv = [each.format(port=port, sglang=stand_in.port) for each in argv]
         threading.Thread(target=live, args=(job, port, stand_in, seen), daemon=True).start()
     try:
         status = product(argv)
     except SystemExit as error:
         status = int(error.code or 0)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    for stream in streams[1:]:
-        stream.seek(0)
-    out, err = (stream.read().decode("utf-8", "replace") for stream in streams[1:])
+    print(end="", flush=True)
+    out, err = (
+        os.pread(each.fileno(), os.fstat(each.fileno()).st_size, 0).decode("utf-8", "replace") for each in streams[1:]
+    )
     return {"status": status, "out": out, "err": err, "seen": seen}
 
 
-def main() -> None:
-    """Answer each line."""
+if __name__ == "__main__":
     for line in sys.stdin:
         if not (child := os.fork()):
             answers = os.fdopen(os.dup(1), "w")
@@ -149,7 +144,3 @@ def main() -> None:
             os._exit(0)
         if ended := os.waitpid(child, 0)[1]:
             print(json.dumps({"error": f"the process ended with wait status {ended}"}), flush=True)
-
-
-if __name__ == "__main__":
-    main()
