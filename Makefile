@@ -86,6 +86,10 @@ SIDE_BY_SIDE = $(if $(TESTS),,-n $(shell echo $$(( 2 * $$(nproc) ))) --dist load
 test: system install ## every test, with real Prometheus, Alertmanager and Chromium
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(TESTS)
 
+.PHONY: truth
+truth: install ## the product from outside: every case by every way in, beside its truth; TRUTH="guide --way report --wrong"
+	$(BIN)/python -m truth $(TRUTH)
+
 .PHONY: test-rules
 test-rules: system install ## every alert under every scraper, by promtool; RULES="--only QueueTooLong --scrape 15 60"
 	$(BIN)/python -m alert_matrix $(RULES)
