@@ -104,6 +104,8 @@ def _arguments(printed: str, given: dict[str, Any]) -> str:
         graphs["decode"]["bs"] = _sizes(graphs["decode"]["max_bs"])
         for graph in graphs.values() if given.get("disable_cuda_graph") else ():
             graph["backend"] = "disabled"
+    if "model_path" in given:
+        given = {"tokenizer_path": given["model_path"], "served_model_name": given["model_path"], **given}
     if unknown := {*given} - {*values}:
         raise TypeError(f"this release has no {', '.join(sorted(unknown))}")
     values |= given
@@ -113,11 +115,13 @@ def _arguments(printed: str, given: dict[str, Any]) -> str:
 def start(at: float, release: str = "0.5.23", **arguments: Any) -> list[str]:
     """Print a start until the server is ready, with arguments of that release in place and what it measures.
 
-    Measured: `weights` and `available_gpu_mem` (GB), `max_total_num_tokens`, `context_len`, `running_limit`.
+    Measured: `weights` and `available_gpu_mem` (GB), `architecture`, `max_total_num_tokens`, `context_len`, `running_limit`.
     """
-    figures = {"available_gpu_mem": 9.87, "weights": 16.46, "max_total_num_tokens": 1040384, "context_len": 131072}
+    figures: dict[str, Any] = {"available_gpu_mem": 9.87, "weights": 16.46, "architecture": "LlamaForCausalLM"}
+    figures |= {"max_total_num_tokens": 1040384, "context_len": 131072}
     figures |= {name: arguments.pop(name) for name in (*figures, "running_limit") if name in arguments}
     figures |= {"free": 78.71 - figures["weights"], "before": figures["available_gpu_mem"] + 2.06}
+    figures["half"] = (figures["free"] - figures["before"]) / 2  # of the KV cache
     figures.setdefault("running_limit", arguments.get("max_running_requests") or 4096)
     figures |= {
         name: arguments.get(name, old) for name, old in (("chunked_prefill_size", 8192), ("max_prefill_tokens", 16384))
