@@ -2,34 +2,113 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import pty
 import re
+import shlex
+import struct
 import subprocess
 import sys
+import termios
 import time
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 
 from conftest import environment
 from sglang_tuning_exporter.cli import main
-from sglang_tuning_exporter.diagnosis.wording import duration, figure
+from sglang_tuning_exporter.diagnosis.wording import TONES, duration, figure
 from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.report.report import WORTH_BYTES, Progress, progress_line
+from sglang_tuning_exporter.report.terminal import Style
 from sglang_tuning_exporter.report.wording import moment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 RETRACT = str(packaged("retract") / "server.log.gz")
 COMMAND = [sys.executable, "-m", "sglang_tuning_exporter", "report", RETRACT]
+RECORDINGS = Path(__file__).parent / "recordings"
+LOGS = sorted(RECORDINGS.glob("*/server.log*"))
+
+Colour: TypeAlias = "tuple[int, int, int]"
+WHITE, BLACK = (255, 255, 255), (0, 0, 0)
+# The first sixteen colours are what a theme makes of them, the others of the 256 are the same everywhere.
+XTERM: list[Colour] = [
+    *((0, 0, 0), (205, 0, 0), (0, 205, 0), (205, 205, 0), (0, 0, 238), (205, 0, 205), (0, 205, 205), (229, 229, 229)),
+    *((127, 127, 127), (255, 0, 0), (0, 255, 0), (255, 255, 0), (92, 92, 255), (255, 0, 255), (0, 255, 255), WHITE),
+]
+VGA: list[Colour] = [
+    *((0, 0, 0), (170, 0, 0), (0, 170, 0), (170, 85, 0), (0, 0, 170), (170, 0, 170), (0, 170, 170), (170, 170, 170)),
+    *((85, 85, 85), (255, 85, 85), (85, 255, 85), (255, 255, 85), (85, 85, 255), (255, 85, 255), (85, 255, 255), WHITE),
+]
+LEVELS = (0, 95, 135, 175, 215, 255)
+CUBE: list[Colour] = [(red, green, blue) for red in LEVELS for green in LEVELS for blue in LEVELS]
+GREYS: list[Colour] = [(8 + 10 * step,) * 3 for step in range(24)]
+# A terminal: its ink, its paper, its sixteen colours.
+TERMINALS = {
+    "xterm, black on white": (BLACK, WHITE, XTERM),
+    "xterm, white on black": ((229, 229, 229), BLACK, XTERM),
+    "VGA, grey on black": ((170, 170, 170), BLACK, VGA),
+    "VGA, black on white": (BLACK, WHITE, VGA),
+    "Solarized, light": ((101, 123, 131), (253, 246, 227), XTERM),
+}
+READABLE = 4.5  # WCAG 2, level AA, for text of this size
+SGR = re.compile(r"\x1b\[([0-9;]*)m")
 
 
-def on_a_terminal(**variables: str) -> str:
-    """The output on a real terminal of 80 columns."""
-    leader, follower = pty.openpty()
-    process = subprocess.Popen(
-        COMMAND, stdout=follower, stderr=follower, env=environment(**{"TERM": "xterm", "COLUMNS": "80", **variables})
+def luminance(colour: Colour) -> float:
+    red, green, blue = (
+        part / 255 / 12.92 if part / 255 <= 0.03928 else ((part / 255 + 0.055) / 1.055) ** 2.4 for part in colour
     )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: Colour, other: Colour) -> float:
+    dark, light = sorted(map(luminance, (one, other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def pieces(said: str, terminal: str) -> Iterator[tuple[str, Colour, Colour, bool]]:
+    """The text as a terminal shows it: each piece with ink and paper, and whether the terminal's own are used."""
+    own_ink, own_paper, colours = TERMINALS[terminal]
+    palette = [*colours, *CUBE, *GREYS]
+    ink: int | None = None  # places in the palette; None: the terminal's own
+    paper: int | None = None
+    is_bold = False
+    texts = SGR.split(said)
+    for text, codes in zip(texts[::2], [*texts[1::2], None], strict=True):
+        if text.strip():
+            brighter = 8 if is_bold and ink is not None and ink < 8 else 0  # most terminals do so
+            shown = own_ink if ink is None else palette[ink + brighter]
+            yield text, shown, own_paper if paper is None else palette[paper], ink is None and paper is None
+        numbers = iter([] if codes is None else map(int, codes.split(";")))
+        for number in numbers:
+            if number == 0:
+                ink = paper = None
+                is_bold = False
+            elif number == 1:
+                is_bold = True
+            elif 30 <= number <= 37:
+                ink = number - 30
+            else:
+                assert (number, next(numbers)) in {(38, 5), (48, 5)}, said
+                colour = next(numbers)
+                ink, paper = (colour, paper) if number == 38 else (ink, colour)
+
+
+@cache
+def on_a_terminal(log: str = RETRACT, columns: int = 80, variables: tuple[tuple[str, str], ...] = ()) -> str:
+    """The output on a real terminal."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    surroundings = environment(**{"TERM": "xterm", **dict(variables)})
+    surroundings.pop("COLUMNS", None)
+    process = subprocess.Popen([*COMMAND[:-1], log], stdout=follower, stderr=follower, env=surroundings)
     os.close(follower)
     said = b""
     while True:
@@ -41,21 +120,88 @@ def on_a_terminal(**variables: str) -> str:
             break
         said += piece
     os.close(leader)
-    assert process.wait(timeout=30) == 1
-    return said.decode()
+    assert process.wait(timeout=30) in {0, 1}
+    return said.decode().replace("\r\n", "\n")
 
 
-def test_a_terminal_gets_colours_and_lines_that_fit() -> None:
-    said = on_a_terminal()
-    assert said.startswith("\x1b[1;33mSGLang keeps retracting running requests: the KV cache is full.\x1b[0m")
-    why = re.search(r"Why: .*?\n(?=   It costs)", said.replace("\r", ""), re.DOTALL)
-    assert why is not None
-    assert max(len(line) for line in why[0].splitlines()) <= 80
+def test_a_terminal_gets_the_headline_in_ink_and_paper_of_its_own() -> None:
+    assert on_a_terminal().startswith(
+        "\x1b[1;38;5;16;48;5;214mSGLang keeps retracting running requests: the KV cache is full.\x1b[0m (confidence:"
+    )
 
 
-@pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_no_color_or_a_dumb_terminal_turns_colours_off(variables: dict[str, str]) -> None:
-    assert "\x1b" not in on_a_terminal(**variables)
+def test_what_is_measured_is_contrast_and_bright_yellow_on_white_has_none() -> None:
+    (_, ink, paper, is_own), plain = pieces("\x1b[1;33mtext\x1b[0m text", "xterm, black on white")
+    assert (ink, paper, is_own, plain[3]) == ((255, 255, 0), WHITE, False, True)
+    assert round(contrast(ink, paper), 2) == 1.07
+    assert round(contrast(BLACK, WHITE), 2) == 21
+
+
+@pytest.mark.parametrize("terminal", TERMINALS)
+@pytest.mark.parametrize("tone", [*TONES.values(), "good", "calm", "bold"])
+def test_each_tone_is_readable_on_a_white_and_on_a_black_terminal(tone: str, terminal: str) -> None:
+    ((_, ink, paper, is_own),) = pieces(Style(colour=True).paint(tone, "a headline"), terminal)
+    assert is_own or contrast(ink, paper) >= READABLE
+
+
+@pytest.mark.parametrize("terminal", TERMINALS)
+def test_everything_that_a_terminal_shows_is_readable_or_has_the_terminals_own_colours(terminal: str) -> None:
+    shown = list(pieces(on_a_terminal(), terminal))
+    assert [text for text, ink, paper, is_own in shown if not is_own and contrast(ink, paper) < READABLE] == []
+    assert sum(not is_own for *_, is_own in shown) >= 3  # the headline and the severity of each finding
+
+
+@pytest.mark.parametrize(
+    ("log", "columns"),
+    [*((str(log), 80) for log in LOGS), (RETRACT, 80), (RETRACT, 60)],
+    ids=lambda each: Path(str(each)).parent.name,
+)
+def test_no_line_is_wider_than_the_terminal(log: str, columns: int) -> None:
+    said = on_a_terminal(log, columns)
+    lines = SGR.sub("", said).splitlines()
+    assert len(lines) > 10
+    # A path or a value in quotes is never broken, so that it can be copied.
+    assert [line for line in lines if len(line) > columns and " " in line.strip()] == []
+
+
+def test_a_narrow_terminal_gets_the_same_words_as_a_file() -> None:
+    ended = subprocess.run(COMMAND, capture_output=True, text=True, env=environment(), check=False)
+    said = SGR.sub("", on_a_terminal()).replace(" \\\n", "\n")
+    assert said.split() == ended.stdout.split()
+
+
+def test_a_broken_line_of_a_headline_has_its_colours_on_each_line_and_none_on_the_indent() -> None:
+    style = Style(colour=True, width=40)
+    first, second = style.fit(style.paint("bad", "one two three four five six seven eight nine")).split("\n")
+    assert first == style.paint("bad", "one two three four five six seven eight")
+    assert second == "  " + style.paint("bad", "nine")
+
+
+def test_a_broken_command_line_can_be_pasted_into_a_shell() -> None:
+    said = SGR.sub("", on_a_terminal())
+    command = re.search(r"^   python3 -m sglang\.launch_server(?:.*\\\n)+.*", said, re.MULTILINE)
+    assert command is not None
+    read = subprocess.run(
+        ["bash", "-c", f"printf '%s\\n' {command[0]}"], capture_output=True, text=True, check=True
+    ).stdout
+    ended = subprocess.run(COMMAND, capture_output=True, text=True, env=environment(), check=False)
+    whole = re.search(r"^   (python3 -m sglang\.launch_server .*)", ended.stdout, re.MULTILINE)
+    assert whole is not None
+    assert read.splitlines() == shlex.split(whole[1])
+
+
+def test_a_value_in_quotes_is_not_broken() -> None:
+    words = [("", "command"), (" ", '--json \'{"a": 1, "b": 2, "c": 3, "d": 4}\''), (" ", "--last")]
+    assert Style(width=40).fill(words, "  ", end=" \\").split("\n") == [
+        "  command \\",
+        '    --json \'{"a": 1, "b": 2, "c": 3, "d": 4}\' \\',
+        "    --last",
+    ]
+
+
+@pytest.mark.parametrize("variable", [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_no_color_or_a_dumb_terminal_turns_colours_off(variable: tuple[str, str]) -> None:
+    assert "\x1b" not in on_a_terminal(variables=(variable,))
 
 
 def test_a_pipe_gets_neither_colour_nor_progress() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import textwrap
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sglang_tuning_exporter.diagnosis.json_findings import Document
@@ -22,8 +23,20 @@ from sglang_tuning_exporter.report.comparison import changed
 
 _BAR = 20
 _INDENT = "   "
-_CODES = {"bold": "1", "soft": "2", "bad": "1;31", "warn": "1;33", "info": "1;36", "good": "1;32", "calm": "1"}
-_CHANGE_COLOURS = {"better": "good", "worse": "bad", "same": "soft", "different": "bold"}
+# Ink and paper are both set, of the part of the palette that no theme replaces: a tone is readable on a white and on a black terminal.
+# Other text has the terminal's own colours.
+_CODES = {
+    "bold": "1",
+    "calm": "1",
+    "bad": "1;38;5;231;48;5;124",  # white on red
+    "warn": "1;38;5;16;48;5;214",  # black on amber
+    "info": "1;38;5;231;48;5;24",  # white on blue
+    "good": "1;38;5;231;48;5;22",  # white on green
+}
+_CHANGE_TONES = {"better": "good", "worse": "bad", "different": "bold"}
+_END = "\x1b[0m"
+_CODE = re.compile(r"\x1b\[[0-9;]*m")
+_NARROWEST = 40  # columns
 _PHASES_SHOWN = 40
 
 
@@ -34,23 +47,38 @@ class Style:
     colour: bool = False
     width: int | None = None
 
-    def paint(self, kind: str, text: str) -> str:
-        """Colour a piece of text."""
-        return f"\x1b[{_CODES[kind]}m{text}\x1b[0m" if self.colour else text
+    def paint(self, kind: str | None, text: str) -> str:
+        """Colour a piece of text; without a kind, or without text, nothing is added."""
+        return f"\x1b[{_CODES[kind]}m{text}{_END}" if self.colour and kind is not None and text else text
 
-    def indented(self, text: str, indent: str = _INDENT) -> str:
-        """Indent a paragraph; what follows its first line stands further in."""
-        if self.width is None:
-            return indent + text
-        inner = indent + "  "
-        return textwrap.fill(
-            text,
-            max(self.width, 40),
-            initial_indent=indent,
-            subsequent_indent=inner,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+    def fit(self, text: str) -> str:
+        """Break lines that are too long between words; what follows the first line stands further in."""
+        return text if self.width is None else "\n".join(self._broken(line) for line in text.split("\n"))
+
+    def _broken(self, line: str) -> str:
+        indent = line[: len(line) - len(line.lstrip(" "))]
+        first, *rest = re.split(r"( +)", line[len(indent) :])
+        return self.fill([("", first), *zip(rest[::2], rest[1::2], strict=True)], indent)
+
+    def fill(self, words: Iterable[tuple[str, str]], indent: str, end: str = "") -> str:
+        """Join words, each with the blanks before it, to lines that fit; `end` is put where a line is broken."""
+        width = max(self.width or 0, _NARROWEST) - len(end) if self.width is not None else None
+        lines, line, painted = [], indent, ""
+        begun = False
+        for blanks, word in words:
+            if begun and width is not None and _columns(line + blanks + word) > width:
+                lines.append(line + (_END if painted else "") + end)
+                line = f"{indent}  {painted}{word}"
+            else:
+                line += blanks + word
+            begun = True
+            for code in _CODE.findall(word):
+                painted = "" if code == _END else code
+        return "\n".join([*lines, line])
+
+
+def _columns(text: str) -> int:
+    return len(_CODE.sub("", text))
 
 
 PLAIN = Style()
@@ -59,16 +87,12 @@ PLAIN = Style()
 def render(document: Document, analysis: Analysis, style: Style = PLAIN) -> str:
     """Write the document as text: the verdict first, then why, what to change, and the course of the run."""
     text = say.text_of(document, analysis)
-    parts = [_head(document, text, style), _comparison(document, style)]
-    parts += [_finding(number, finding, style) for number, finding in enumerate(text.findings, 1)]
-    parts += [
+    findings = [_finding(number, finding, style) for number, finding in enumerate(text.findings, 1)]
+    course = [_alerts, _phases, _earlier, _starts, _shares, _figures]
+    parts = [
+        *map(style.fit, (_head(document, text, style), _comparison(document, style), *findings)),
         _command(text.command, style) if text.command is not None else "",
-        _alerts(document, style),
-        _phases(document, style),
-        _earlier(document, style),
-        _starts(document, style),
-        _shares(document, style),
-        _figures(document, style),
+        *(style.fit(write(document, style)) for write in course),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -90,7 +114,7 @@ def _finding(number: int, finding: FindingText, style: Style) -> str:
     for change in finding.changes:
         lines += _change(change, style)
     after = filter(None, (f"Guide: {finding.row.guide}.", finding.period))
-    lines += [style.paint("soft", style.indented(each)) for each in after]
+    lines += [_INDENT + each for each in after]
     return "\n".join(lines)
 
 
@@ -100,13 +124,17 @@ def _change(change: ChangeText, style: Style) -> list[str]:
         return [_INDENT + style.paint("bold", f"{typed.removesuffix('.')}, as for finding {change.as_in}")]
     lines = [f"{label} {words}" for label, words in change.reasons]
     first = _INDENT + style.paint("bold", f"{typed}, {change.now}" if change.now else typed)
-    return [first, *(style.indented(each) for each in (change.gain, *lines) if each)]
+    return [first, *(_INDENT + each for each in (change.gain, *lines) if each)]
 
 
 def _command(command: CommandText, style: Style) -> str:
     changes = ", ".join(map(changed, command.changes))
-    lines = [" ".join(words for words, _ in command.pieces), *command.notes]
-    return _section(f"{command.title}, {changes}:", [_INDENT + line for line in lines], style)
+    words = [(" " if number else "", piece) for number, (piece, _) in enumerate(command.pieces)]
+    title = style.fit(style.paint("bold", f"{command.title}, {changes}:"))
+    # A value in quotes stays whole, and broken lines can be pasted into a shell.
+    return "\n".join(
+        [title, style.fill(words, _INDENT, end=" \\"), *(style.fit(_INDENT + note) for note in command.notes)]
+    )
 
 
 def _section(title: str, lines: list[str], style: Style, of: list[Document] | None = None) -> str:
@@ -126,7 +154,7 @@ def _alerts(document: Document, style: Style) -> str:
     for alert in alerts:
         name = style.paint(TONES[alert["severity"]], alert["alert"])
         lines.append(f"   {name} {say.moment(alert)}  for {say.lasted(alert)}")
-    return _section("Alerts that would have fired", [*lines, *([style.indented(after)] if after else [])], style)
+    return _section("Alerts that would have fired", [*lines, *([_INDENT + after] if after else [])], style)
 
 
 def _phases(document: Document, style: Style) -> str:
@@ -145,7 +173,7 @@ def _phases(document: Document, style: Style) -> str:
 
 
 def _earlier(document: Document, style: Style) -> str:
-    lines = [style.indented(each["words"]) for each in document["earlier"][:_PHASES_SHOWN]]
+    lines = [_INDENT + each["words"] for each in document["earlier"][:_PHASES_SHOWN]]
     return _section("Other starts, as each was judged", lines, style, document["earlier"])
 
 
@@ -159,8 +187,7 @@ def _starts(document: Document, style: Style) -> str:
         if start["against_last"] is not None:
             change = start["against_last"]
             lines += [f"      {changed(each)}" for each in change["changed_args"][:8]]
-            colour = _CHANGE_COLOURS.get(change["overall"], "bold")
-            lines.append(style.indented(style.paint(colour, change["words"]), "      "))
+            lines.append(f"      {style.paint(_CHANGE_TONES.get(change['overall'], 'bold'), change['words'])}")
     return _section("From start to start", lines, style, starts)
 
 
@@ -168,14 +195,16 @@ def _comparison(document: Document, style: Style) -> str:
     comparison = document["comparison"]
     if comparison is None:
         return ""
-    lines = [style.indented(comparison["words"])]
+    lines = [_INDENT + comparison["words"]]
     lines += [_INDENT + changed(each) for each in comparison["changed_args"]]
     for row in comparison["figures"]:
         if not row["before"] and not row["after"]:
             continue
         words = f"{figure(row['before'], row['unit'])} → {figure(row['after'], row['unit'])}"
         change = "" if row["change"] in {"same", "different"} else row["change"]
-        lines.append(f"   {row['name']:<37} {words:<24} {style.paint(_CHANGE_COLOURS[row['change']], change)}".rstrip())
+        lines.append(
+            f"   {row['name']:<37} {words:<24} {style.paint(_CHANGE_TONES.get(row['change']), change)}".rstrip()
+        )
     return _section(f"Against {say.few(comparison['against'])}: {say.CHANGES[comparison['overall']]}", lines, style)
 
 
@@ -183,7 +212,7 @@ def _shares(document: Document, style: Style) -> str:
     lines = []
     for words, share in state_shares(document["shares"]):
         bar = "█" * max(round(_BAR * share), 1)
-        lines.append(f"   {100 * share:3.0f} %  {style.paint('info', f'{bar:<{_BAR}}')}  {words}")
+        lines.append(f"   {100 * share:3.0f} %  {bar:<{_BAR}}  {words}")
     return _section("Share of the serving time with", lines, style)
 
 
