@@ -121,11 +121,14 @@ def _pages(files: Mapping[str, bytes], events: Iterable[Mapping[str, object]]) -
         elif name.startswith("server_info"):
             yield from (Page(0.0, path, 200, body.decode()) for path in ("/server_info", "/get_server_info"))
     yield from texts
-    yield from _answers(files, sorted((page for page in texts if page.path == "/metrics"), key=lambda page: page.at))
-    for event in events:
-        at, name = float(str(event["t"])), str(event["event"])
-        if name.startswith("SIG"):  # nobody asked for a token then; none can have come
-            yield Page(at, "/health_generate", HANGS if name.startswith("SIGSTOP") else 200)
+    marks = [(float(str(event["t"])), str(event["event"])) for event in events]
+    signals = [(at, name.startswith("SIGSTOP")) for at, name in marks if name.startswith("SIG")]
+    for page in _answers(files, sorted((each for each in texts if each.path == "/metrics"), key=lambda each: each.at)):
+        stopped = [stop for at, stop in signals if at <= page.at][-1:] == [True]
+        if not stopped or page.path != "/health_generate":  # nobody asked for a token then; none can have come
+            yield page
+    yield from (Page(at, "/health_generate", HANGS if stop else 200) for at, stop in signals)
+    for at, name in marks:
         if (name == "exit" or name.startswith("SIGKILL")) and "scrapes.tsv" not in files:
             yield Page(at, "/metrics", REFUSES)
 
