@@ -28,8 +28,7 @@ REAL_TIME = (
     "limit-6-chunks-128", "long-answers-tiny-pool", "healthy-chat", "healthy-probes", "retry-storm", "page-512", "prefixes-cache-off",
     "prompts-beyond-the-pool", "refused-503", "one-token-answers", "early-chunks", "late-by-prefill",
 )  # fmt: skip
-BEFORE_SECONDS = 3.0  # it starts so long before the server is ready
-SIDE_BY_SIDE = 4  # more of them would keep each other waiting
+SIDE_BY_SIDE = 6  # more of them would keep each other waiting
 PROGRAM = (sys.executable, "-m", "sglang_tuning_exporter")
 
 
@@ -38,7 +37,7 @@ def cases() -> Iterator[Case]:
     for path in sorted(CAPTURES.glob("*.tar.xz"))[: LOGS * 4 : 4]:
         yield Case(path.name.removesuffix(".tar.xz"), partial(read, path), check, ("process",), ask=_as_process)
     for name in REAL_TIME:
-        yield Case(name, partial(_late, name), check, ("real time",), ask=_in_real_time)
+        yield Case(name, partial(_until_the_load_ends, name), check, ("real time",), ask=_in_real_time)
 
 
 def check(_way: str, answers: Sequence[Answer]) -> Checks:
@@ -57,10 +56,10 @@ def _counted(answer: Answer) -> dict[str, float]:
     return {name: value for name, value in answer.counts.items() if name != "lines"}
 
 
-def _late(name: str) -> Recording:
-    """Return the server from shortly before it is ready until the end of its load."""
+def _until_the_load_ends(name: str) -> Recording:
+    """Return the server until the end of its load."""
     whole = read(CAPTURES / f"{name}.tar.xz")
-    return replace(whole, begin=whole.ready - BEFORE_SECONDS, end=whole.loads[-1][1] if whole.loads else whole.end)
+    return replace(whole, end=whole.loads[-1][1] if whole.loads else whole.end)
 
 
 def _as_process(case: Case) -> list[Answer]:
@@ -81,7 +80,7 @@ def _in_real_time(case: Case) -> list[Answer]:
 def all_at_once() -> dict[str, Answer]:
     """Watch the dozen, a few side by side."""
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        return dict(zip(REAL_TIME, pool.map(watch, map(_late, REAL_TIME)), strict=True))
+        return dict(zip(REAL_TIME, pool.map(watch, map(_until_the_load_ends, REAL_TIME)), strict=True))
 
 
 def watch(recording: Recording) -> Answer:

@@ -17,9 +17,9 @@ from typing import Any
 from truth.cases import Answer, Case, Change, Finding
 from truth.recording import ROOT, Recording
 
-STEP_SECONDS = 0.5  # the log grows
-SCRAPE_SECONDS = 5.0  # as a Prometheus in a hurry: each scrape of the exporter is one of SGLang
-JUDGE_SECONDS = 1.0
+# How often the log grows, the exporter is scraped (each time it scrapes SGLang) and its findings are read; less often in a long recording.
+STEP_SECONDS, SCRAPE_SECONDS, JUDGE_SECONDS = 0.5, 5.0, 1.0
+LONG_SECONDS = 240.0
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if name in {"PATH", "HOME", "LANG", "TMPDIR"}},
     "TZ": "UTC",
@@ -94,11 +94,12 @@ def live(recording: Recording, way: str, log: Path, options: list[str]) -> list[
     argv = ["serve", "--listen-address", "127.0.0.1:{port}", "--no-passthrough", *options]
     argv += ["--log-file", str(log)] if way != "metrics" else []
     argv += ["--sglang-url", "http://127.0.0.1:{sglang}"] if way != "log" else []
+    rarer = max(1.0, (recording.end - recording.begin) / LONG_SECONDS)
     seen = _ask({
-        "argv": argv, "log": str(log), "begin": recording.begin, "end": recording.end, "step": STEP_SECONDS,
+        "argv": argv, "log": str(log), "begin": recording.begin, "end": recording.end, "step": STEP_SECONDS * rarer,
         "chunks": [(at, text.decode("latin-1")) for at, text in recording.log],
         "pages": [(page.at, page.path, page.status, page.text) for page in recording.pages],
-        "every": {"/metrics": SCRAPE_SECONDS, "/api/v1/findings": JUDGE_SECONDS},
+        "every": {"/metrics": SCRAPE_SECONDS * min(rarer, 3.0), "/api/v1/findings": JUDGE_SECONDS * rarer},
     })  # fmt: skip
     if not seen["seen"]:
         raise RuntimeError(f"{argv}: no answer: {seen['err'][-500:]}")
