@@ -3,7 +3,8 @@ SHELL := /bin/sh
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
+# Debian's packages, without their services; empty where this user can't install any.
+INSTALL := $(shell command -v apt-get >/dev/null && { [ "$$(id -u)" = 0 ] || command -v sudo; } && echo sh release/debian.sh)
 # Programs the tests run for real, and the Debian packages that bring them.
 PROGRAMS := promtool prometheus-alertmanager amtool prometheus-node-exporter chromium chromedriver
 PACKAGES := prometheus prometheus-alertmanager prometheus-node-exporter chromium chromium-driver python3-venv libfaketime
@@ -25,9 +26,7 @@ $(VENV)/installed: pyproject.toml
 system: ## Debian's Prometheus, Alertmanager, Chromium and its driver, where one is missing
 	@for p in $(PROGRAMS); do command -v $$p >/dev/null || missing=1; done; \
 	$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || missing=1; \
-	if [ -n "$$missing" ] && command -v apt-get >/dev/null; then \
-	  echo "installing: $(PACKAGES)"; $(SUDO) apt-get update -q >/dev/null && \
-	  DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -q -y --no-install-recommends $(PACKAGES) >/dev/null; \
+	if [ -n "$$missing" ] && [ -n "$(INSTALL)" ]; then echo "installing: $(PACKAGES)"; $(INSTALL) $(PACKAGES); \
 	elif [ -n "$$missing" ]; then echo "please install: $(PROGRAMS)"; fi
 
 # The demo needs two programs and the exporter alone, none of the development tools.
@@ -37,10 +36,7 @@ demo: ## a recorded SGLang that retracts, and the notification it leads to (Ctrl
 	@echo "1/3 Prometheus and Alertmanager (where they are missing, installing them takes about a minute)"
 	@if command -v prometheus >/dev/null && { command -v prometheus-alertmanager || command -v alertmanager; } >/dev/null && \
 	  $(PYTHON) -c 'import venv, ensurepip' 2>/dev/null; then echo "    installed"; \
-	elif command -v apt-get >/dev/null; then \
-	  $(SUDO) apt-get update -q >/dev/null && echo "    installing Debian's packages" && \
-	  DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -q -y --no-install-recommends prometheus prometheus-alertmanager python3-venv >/dev/null; \
-	else echo "    not found: without both there is no notification; the exporter's page shows the same finding"; fi
+	else $(or $(INSTALL),false) prometheus prometheus-alertmanager python3-venv || true; fi
 	@echo "2/3 the exporter, in $(DEMO_VENV) (about half a minute the first time)"
 	@$(MAKE) --no-print-directory $(DEMO_VENV)/installed
 	@echo "3/3 the demo: the first notification comes within a minute from here"
@@ -98,10 +94,6 @@ test-rules: system install ## every alert under every scraper, by promtool; RULE
 test-real: system install ## the advice followed on a real SGLang (on a CPU), 25 to 30 minutes
 	$(BIN)/python -m closed_loop run $(REAL)
 
-.PHONY: situations
-situations: install ## what HEAD says of the kept captures of real servers, into docs/situations.md
-	$(BIN)/python -m closed_loop situations --output docs/situations.md $(SITUATIONS)
-
 .PHONY: acceptance
 acceptance: install ## ask released SGLang wheels' own parsers about every advice (PyPI, and an installed engine)
 	$(BIN)/python -m closed_loop acceptance $(ACCEPT)
@@ -115,9 +107,7 @@ BENCH_PROGRAMS := mtail prometheus-node-exporter
 .PHONY: bench-system
 bench-system: system
 	@for p in $(BENCH_PROGRAMS); do command -v $$p >/dev/null || missing=1; done; \
-	if [ -n "$$missing" ] && command -v apt-get >/dev/null; then \
-	  echo "installing: $(BENCH_PROGRAMS)"; \
-	  DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -q -y --no-install-recommends $(BENCH_PROGRAMS) >/dev/null || true; fi
+	if [ -n "$$missing" ] && [ -n "$(INSTALL)" ]; then echo "installing: $(BENCH_PROGRAMS)"; $(INSTALL) $(BENCH_PROGRAMS) || true; fi
 
 .PHONY: fuzz
 fuzz: install ## hostile input for everything that comes from the world, ten minutes; FUZZ="--seconds 60 --target lines"

@@ -17,7 +17,6 @@ import pytest
 
 from conftest import Exporter, environment, wait_for
 from release.archives import build, copied, digests
-from release.size import PACKAGE, measured
 from release.statements import PLACES, contradictions, sections, unreleasable, version
 from sglang_tuning_exporter import __version__
 
@@ -198,7 +197,7 @@ def test_an_installed_demo_starts_its_own_server_and_exporter_where_nothing_else
         env=environment(PYTHONPATH=str(installed), PATH=str(tmp_path)),
     )  # fmt: skip
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert "Prometheus         not installed" in ran.stdout
+    assert "Not installed: Prometheus and Alertmanager. No notification;" in ran.stdout
     assert re.search(r"^  exporter +http://127\.0\.0\.1:\d+$", ran.stdout, re.MULTILINE)
 
 
@@ -266,29 +265,3 @@ def test_the_notes_of_a_release_are_its_section_of_the_changelog() -> None:
     )
     assert ran.stdout.startswith("### Added")
     assert "## [" not in ran.stdout
-
-
-def test_the_size_of_a_tree_names_its_longest_function_and_the_chain_of_its_rooms(tmp_path: Path) -> None:
-    package = tmp_path / PACKAGE
-    for name, text in {
-        "__init__.py": '"""A package."""\n',
-        "cli.py": "from sglang_tuning_exporter.report.page import long\n\nlong()  # noqa: S101\n",
-        "report/__init__.py": "",
-        "report/page.py": "from sglang_tuning_exporter.state import rank  # noqa: F401 - to see that it counts\n\n\n"
-        'def long():\n    """Say."""\n    # nothing\n' + "    print()\n" * 60,
-        "state/__init__.py": "",
-        "state/rank.py": "if TYPE_CHECKING:\n    from sglang_tuning_exporter.cli import main\n",
-    }.items():
-        (package / name).parent.mkdir(parents=True, exist_ok=True)
-        (package / name).write_text(text)
-    (tmp_path / "README.md").write_text("Four words are here.\n")
-    found = measured(tmp_path)
-    assert (found["files"], found["modules at the root"], found["words of README.md"]) == ("6", "1", "4")
-    assert found["longest function"] == "63 (report/page.py long)"
-    assert found["floors of imports between rooms"] == "3 (cli → report → state)"
-    assert found["noqa without a reason"] == "1"
-    assert found["lines of code (no blank line, comment or docstring)"] == str(2 + 62 + 2)
-
-
-def test_every_rule_that_is_waived_in_the_package_says_why() -> None:
-    assert measured(ROOT)["noqa without a reason"] == "0"

@@ -17,11 +17,10 @@ from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.recordings.notifications import as_text
 from sglang_tuning_exporter.recordings.recording import load
 from sglang_tuning_exporter.recordings.replay import ReplayServer, find
-from sglang_tuning_exporter.recordings.stack import Stack, program
+from sglang_tuning_exporter.recordings.stack import Stack
 from sglang_tuning_exporter.state.profiles import PROFILES
 
 ALERT = "SGLangRetractingTooOften"
-_INSTALL = "not installed (Debian: apt install prometheus{})"
 
 
 def run(directory: str, *, profile: str, speed: float, seconds: float) -> int:
@@ -71,13 +70,15 @@ def _addresses(replay: ReplayServer, stack: Stack, log: Path) -> None:
         ("SGLang (recorded)", f"{replay.url}/metrics"),
         ("its log", str(log)),
         ("exporter", stack.exporter_url),
-        ("Prometheus", f"{stack.prometheus_url}/alerts" if stack.prometheus_url else _INSTALL.format("")),
-        ("Alertmanager", stack.alertmanager_url or _INSTALL.format("-alertmanager")),
+        ("Prometheus", stack.prometheus_url),
+        ("Alertmanager", stack.alertmanager_url),
     ]
     for name, address in rows:
-        print(f"  {name:<18} {address}", flush=True)
-    if not (program("prometheus") and program("alertmanager")):
-        print("  Without both there is no notification; the exporter's page shows the same finding.", flush=True)
+        if address:
+            print(f"  {name:<18} {address}", flush=True)
+    missing = " and ".join(name for name, address in rows if not address)
+    if missing:
+        print(f"  Not installed: {missing}. No notification; the exporter's page shows the same finding.", flush=True)
 
 
 def _wait(stack: Stack, replay: ReplayServer, ended: threading.Event, begin: float, seconds: float) -> None:
