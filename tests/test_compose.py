@@ -279,6 +279,11 @@ def test_every_recipe_for_the_log_takes_both_streams(path: str) -> None:
     assert "2>>" not in text
 
 
+@pytest.mark.parametrize("path", ["README.md", "docs/log.md", ".env.example", "deploy/sglang-tuning-exporter.service"])
+def test_every_recipe_that_appends_to_the_log_makes_its_folder(path: str) -> None:
+    assert re.search(r"install -d .*/var/log/sglang\b", (ROOT / path).read_text())
+
+
 def test_a_fresh_volume_belongs_to_the_uid_that_writes_it() -> None:
     made = re.search(r"install -d -o 10001 -g 10001 -m \d+ (.*)", DOCKERFILE)
     assert made
