@@ -28,17 +28,19 @@ def _line(at: float, release: str, rank: str, text: str) -> str:
     return f"[{stamp}{rank and ' ' + rank}] {text}"
 
 
+@lru_cache(maxsize=256)
+def _form(kind: str, release: str, given: frozenset[str]) -> str:
+    pool = _FORMS["pool"][next((form for field, form in _POOLS.items() if field in given), "plain")].split(", ")
+    shown = ", ".join(part for part in pool if kind == "decode" or "usage" in part)
+    parts = enumerate(re.split(r"\[([^]]*)\]", _of(_FORMS[kind], release)))  # each second one if its figures are given
+    kept = [part for n, part in parts if n % 2 == 0 or given.issuperset(re.findall(r"\{(\w+)", part))]
+    return "".join(kept).replace("{pool}", shown)
+
+
 def _filled(kind: str, release: str, fields: Mapping[str, Any]) -> str:
     if unknown := {*fields} - _FIELDS:
         raise TypeError(f"no release prints {', '.join(sorted(unknown))}")
-
-    def part(found: re.Match[str]) -> str:
-        return found[1] if all(fields.get(name) is not None for name in re.findall(r"\{(\w+)", found[1])) else ""
-
-    form = next((form for field, form in _POOLS.items() if fields.get(field) is not None), "plain")
-    pool = [part for part in _FORMS["pool"][form].split(", ") if kind == "decode" or "usage" in part]
-    template = re.sub(r"\[([^]]*)\]", part, _of(_FORMS[kind], release))
-    return template.replace("{pool}", ", ".join(pool)).format(**fields)
+    return _form(kind, release, frozenset(name for name in fields if fields[name] is not None)).format(**fields)
 
 
 def decode(
@@ -55,11 +57,7 @@ def prefill(
 ) -> str:
     """Print a prefill line; more: `usage`, `running` and `queue`, which it always has, `pending_token`, `throughput` …"""
     given = {"new_seqs": new_seqs, "new_tokens": new_tokens, "cached": cached, **more}
-    usual: dict[str, Any] = {
-        "throughput": new_tokens / 0.6,
-        "graph": False,
-        "optimistic": 0 if "bootstrap" in more else None,
-    }
+    usual = {"throughput": new_tokens / 0.6, "graph": False, "optimistic": 0 if "bootstrap" in more else None}
     usual["pending_token"] = more["queue"] * new_tokens // max(1, new_seqs)
     usual["hit_rate"] = 100.0 * cached / max(1, new_tokens + cached)
     return _line(at, release, rank, _filled("prefill", release, usual | given))
