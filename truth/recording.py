@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 _STAMP = re.compile(rb"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)")
 _NAMED = re.compile(r"(?:.*/)?(metrics|v1_loads)-(?:\d+-)?(\d{9,})\.(?:prom|json)")
+_LATE_MILLISECONDS = 5000.0
 HANGS, REFUSES = "hangs", "refuses"  # in place of a status
 
 
@@ -146,9 +147,9 @@ def _answers(files: Mapping[str, bytes], kept: list[Page]) -> Iterator[Page]:
 
 
 def _answer(row: str) -> tuple[float, int | str]:
-    """Read a row of `scrapes.tsv` or `health.tsv`: two layouts exist, with and without a number in front."""
+    """Read a row of `scrapes.tsv` or `health.tsv`, with or without a number in front; whoever asks gives up before a late answer comes."""
     cells = row.split("\t")
-    at, status = (cells[1], cells[2]) if cells[0].isdigit() and len(cells) > 3 else (cells[0], cells[1])
-    if status.isdigit():
+    at, status, took = cells[1:4] if cells[0].isdigit() and len(cells) > 3 else cells[:3]
+    if status.isdigit() and float(took) < _LATE_MILLISECONDS:
         return float(at), int(status)
-    return float(at), HANGS if "imeout" in status else REFUSES
+    return float(at), HANGS if status.isdigit() or "imeout" in status else REFUSES
