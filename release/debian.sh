@@ -20,5 +20,5 @@ apt-get update -q >/dev/null
 apt-get install -q -y --no-install-recommends --no-upgrade $missing >/dev/null
 for package in $missing; do
   [ ! -e "/etc/init.d/$package" ] || update-rc.d "$package" disable
-  [ ! -e "/lib/systemd/system/$package.service" ] || deb-systemd-helper disable "$package.service" >/dev/null
+  [ ! -e "/lib/systemd/system/$package.service" ] || DPKG_MAINTSCRIPT_PACKAGE=$package deb-systemd-helper disable "$package.service" >/dev/null
 done

@@ -60,8 +60,9 @@ class Debian:
         for service in ("prometheus", "prometheus-alertmanager"):
             (root / "etc/init.d" / service).touch()
             (root / "lib/systemd/system" / f"{service}.service").touch()
-        for name in ("apt-get", "update-rc.d", "deb-systemd-helper"):
-            command(self._commands, name, f'echo "{name} $*" >>{self._calls}')
+        command(self._commands, "update-rc.d", f'echo "update-rc.d $*" >>{self._calls}')
+        # As the real one, it does nothing where dpkg does not call it.
+        command(self._commands, "deb-systemd-helper", f'echo "$DPKG_MAINTSCRIPT_PACKAGE: $*" >>{self._calls}')
         command(self._commands, "dpkg-query", f'case " {installed} " in *" $4 "*) echo installed ;; *) exit 1 ;; esac')
         asked = f'for s in prometheus prometheus-alertmanager.service cron; do sh {self.policy} $s start; echo "$s $?"; done'
         command(
@@ -84,9 +85,9 @@ def test_no_service_of_an_installed_package_is_started_or_left_enabled(tmp_path:
         "prometheus-alertmanager.service 101",
         "cron 0",
         "update-rc.d prometheus disable",
-        "deb-systemd-helper disable prometheus.service",
+        "prometheus: disable prometheus.service",
         "update-rc.d prometheus-alertmanager disable",
-        "deb-systemd-helper disable prometheus-alertmanager.service",
+        "prometheus-alertmanager: disable prometheus-alertmanager.service",
     ]
     assert not machine.policy.exists()
 
@@ -95,9 +96,7 @@ def test_a_service_that_a_user_already_has_stays_as_it_is(tmp_path: Path) -> Non
     calls = Debian(tmp_path, installed="prometheus").install("prometheus", "prometheus-alertmanager")
     assert calls[1].endswith("--no-upgrade prometheus-alertmanager")
     assert "prometheus 0" in calls
-    assert not [
-        call for call in calls if call.startswith(("update-rc.d prometheus ", "deb-systemd-helper disable prometheus."))
-    ]
+    assert not [call for call in calls if call.startswith(("update-rc.d prometheus ", "prometheus: "))]
 
 
 def test_where_all_is_installed_nothing_is_done(tmp_path: Path) -> None:
