@@ -1,4 +1,4 @@
-"""`python -m closed_loop [run|liveness|agreement|predict|expect|capture|situations|keep|quiet|acceptance|install|document]`: see CONTRIBUTING.md."""
+"""`python -m closed_loop [run|liveness|agreement|predict|expect|capture|keep|quiet|acceptance|install|document]`: see CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from closed_loop import agreement, captures, expectations, keeping, liveness, predictions, quiet, verdicts
+from closed_loop import agreement, captures, expectations, keeping, liveness, predictions, quiet
 from closed_loop.acceptance import ASKED, accept
 from closed_loop.chain import Lane
 from closed_loop.collection import beside, collect
@@ -79,18 +79,8 @@ def _parser() -> argparse.ArgumentParser:
         parsing.add_argument("--again", action="store_true", help="also where a result exists")
     capturing = tasks.add_parser("capture", help="make each situation on a real server and keep its log and metrics")
     capturing.add_argument("--lane", type=int, default=0, choices=(0, 1), help="port and cores")
-    judging = tasks.add_parser(
-        "situations", help="the verdicts of revisions of the exporter on the captures, beside the truth"
-    )
-    judging.add_argument(
-        "--revisions", default=f"{verdicts.BEFORE},HEAD", metavar="REVISION,REVISION", help="of git, or: work"
-    )
-    judging.add_argument("--output", type=Path, help="write the table as a page, such as docs/situations.md")
-    judging.add_argument(
-        "--captures", type=Path, default=keeping.ARCHIVES, help="kept captures, or .closed-loop/captures"
-    )
-    packing = tasks.add_parser("keep", help="pack captures into small archives for the tests and the table")
-    for parsing in (capturing, judging, packing):
+    packing = tasks.add_parser("keep", help="pack captures into small archives for the net and the tests")
+    for parsing in (capturing, packing):
         parsing.add_argument("--only", default="all", metavar="NAME,NAME", help=f"of {', '.join(SITUATIONS)}")
         parsing.add_argument("--results", type=Path, default=RESULTS)
     calming = tasks.add_parser("quiet", help="healthy loads in turn on one real server, where every alert is false")
@@ -131,7 +121,6 @@ def main() -> int:
             "predict": _predict,
             "expect": _expect,
             "capture": _capture,
-            "situations": _situations,
             "keep": _keep,
             "quiet": _quiet,
             "document": _document,
@@ -264,20 +253,6 @@ def _capture(args: argparse.Namespace) -> int:
         else:
             begun.rename(folder / name)
     return 1 if failed else 0
-
-
-def _situations(args: argparse.Namespace) -> int:
-    revisions = [verdicts.short(name) for name in args.revisions.split(",")]
-    wanted = _chosen("--only", args.only, tuple(SITUATIONS))
-    rows = verdicts.table(args.captures, wanted, revisions, args.results / "revisions", say)
-    if not rows:
-        raise UsageError(f"--captures={args.captures}: none there; run python -m closed_loop capture and keep first")
-    page = verdicts.render(rows, revisions)
-    if args.output is None:
-        print(page)
-    else:
-        args.output.write_text(page, encoding="utf-8")
-    return 1 if verdicts.is_wrong(rows, revisions[-1]) else 0
 
 
 def _keep(args: argparse.Namespace) -> int:

@@ -1,39 +1,35 @@
 """The scaling gauges on the exporter's page, for captures of real servers: present where the figures are known, else absent.
 
-The captures are those of `tests/captures`; `closed_loop/rejudge.py` moves the exporter's clock and reads its page as a scraper does.
+The captures are those of `tests/captures`; `truth/driver.py` moves the exporter's clock and reads its page as a scraper does.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from itertools import pairwise
 
 import pytest
 
-from closed_loop.keeping import archive_of, unpack
-from closed_loop.situations import BY_NAME
-from closed_loop.verdicts import judging
+from truth.cases import Answer
+from truth.situations import cases
+from truth.ways import ask
 
-EXPORTER = Path(__file__).parent.parent / "exporter"
+CASES = {case.name: case for case in cases()}
 HELPS, RATIO = "sglang_tuning_scale_out_helps", "sglang_tuning_capacity_ratio"
 
 
 @cache
-def moments(name: str) -> list[dict[str, Any]]:
-    with TemporaryDirectory(prefix="capture-") as scratch:
-        capture = unpack(archive_of(name), Path(scratch))
-        with judging(EXPORTER) as judge:
-            times: list[dict[str, Any]] = judge(capture, BY_NAME[name].profile)["both"]["times"]
-    return times
+def moments(name: str) -> list[Answer]:
+    return ask(CASES[name], "both")
 
 
 def between(name: str, verdict: str) -> list[dict[str, float]]:
-    """The gauges at each moment at which the exporter gave that verdict."""
-    found = [moment["scaling"] for moment in moments(name) if moment["verdict"] == verdict]
+    """The gauges on each page after which the exporter gave that verdict, and gave it before."""
+    answers = moments(name)
+    pages = [after for before, after in pairwise(answers) if before.metrics is not after.metrics and after.metrics]
+    found = [answer for answer in pages if answer.verdict == verdict]
     assert found, f"{name} never was {verdict}"
-    return found
+    return [{gauge: answer.metrics[gauge] for gauge in (HELPS, RATIO) if gauge in answer.metrics} for answer in found]
 
 
 @pytest.mark.parametrize(
