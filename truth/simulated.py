@@ -88,7 +88,7 @@ def _truth(spec: Given, server: Given, loads: Sequence[Given], seed: int) -> dic
         counted = free if max(free.values()) >= _TENTH else gained
         best = max(counted.values())
         right.append({name for name, gain in counted.items() if gain >= max(_TENTH, _CLEAR * best)})
-        near = {name for name, gain in free.items() if gain >= _TENTH / 2 and best < 2 * _TENTH}
+        near = {n for n, gain in free.items() if gain >= _TENTH / 2 and (best < 2 * _TENTH or counted is gained)}
         named = {verdict for name in right[-1] | near for verdict in _CHANGES[name]["verdicts"]}
         accept.append(sorted(named | (set(spec.get("also", [])) if right[-1] else SILENT | {"healthy"})))
     late = [what != "first" or well < 1 / (0.5 + _LATE) for well in base]
@@ -150,9 +150,9 @@ def _recording(name: str, cut: float) -> Recording:
     pages += [Page(READY - 6, path, 200, text) for path in ("/server_info", "/get_server_info")]
     for at, now in run.pages:
         now |= {"used": flags.pool - now["free"], "usage": 1 - now["free"] / flags.pool, "pages": flags.pool // flags.page,
-                "handed": now["waiting"] * flags.decode_side, "queued": now["waiting"] * (not flags.decode_side), "active": now["running"] + now["waiting"]}  # fmt: skip
-        body = _page()[0] % Counter({**vars(flags), **now})
-        pages.append(Page(at, "/metrics", 200, body.replace('"unified"', '"decode"') if flags.decode_side else body))
+                "handed": now["waiting"] * flags.decode_side, "active": now["running"] + now["waiting"]}  # fmt: skip
+        figures = Counter({**vars(flags), **now, "queued": now["waiting"] - now["handed"]})
+        pages.append(Page(at, "/metrics", 200, _page()[0] % figures))
     begin = READY + cut if cut else _BEGIN
     log = [line for line in log if line[0] >= begin]
     return Recording(tuple(log), tuple(pages), begin, READY - 6, run.spans[-1][1] + QUIET_SECONDS, tuple(run.spans))
