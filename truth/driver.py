@@ -5,17 +5,13 @@ server (`argv`, `log`, `chunks`, `pages`, `begin`, `end`, `step`, `every`): the 
 recording says, while the clock goes on by `step` seconds. Every job has a process of its own, forked after the product is imported.
 """
 
-# ruff: noqa: E402 - the clock is replaced before anything takes it
-
 from __future__ import annotations
 
-import asyncio
 import http.client
 import importlib
 import json
 import os
 import pkgutil
-import queue
 import signal
 import socket
 import sys
@@ -26,41 +22,9 @@ from bisect import bisect_right
 from pathlib import Path
 from typing import Any
 
-FASTER = 20.0  # sockets time out so many times earlier: a hang of 5 s takes 0.25 s
-NOW: list[float | None] = [None]  # seconds on the moved clock; None: the real one
-ASLEEP: dict[threading.Thread, float] = {}  # until when, on the moved clock
-_real, _real_wait, _timeout = time.time, threading.Condition.wait, socket.socket.settimeout
+from truth import clock  # first: the product takes its time from it
 
-
-def _now() -> float:
-    return _real() if NOW[0] is None else NOW[0]
-
-
-def _wait(self: Any, timeout: float | None = None) -> bool:
-    if timeout is None or timeout <= 0 or NOW[0] is None:
-        return _real_wait(self, timeout)
-    until, me, waiter = _now() + timeout, threading.current_thread(), threading.Lock()
-    waiter.acquire()
-    self._waiters.append(waiter)  # as the standard library's, whose time-out is of the real clock
-    held, ASLEEP[me], notified = self._release_save(), until, False
-    try:
-        while _now() < until and not notified:
-            notified = waiter.acquire(timeout=0.001)
-        return notified
-    finally:
-        ASLEEP.pop(me, None)
-        self._acquire_restore(held)
-        if not notified and waiter in self._waiters:
-            self._waiters.remove(waiter)
-
-
-asyncio.BaseEventLoop.time = lambda _self, steady=time.perf_counter: steady()  # type: ignore[method-assign,misc]
-time.time = time.monotonic = _now
-threading._time = queue.time = _now  # type: ignore[attr-defined] # noqa: SLF001 - taken from `time` before this file could replace it
-threading.Condition.wait = _wait  # type: ignore[method-assign]
-queue.SimpleQueue = queue._PySimpleQueue  # type: ignore[attr-defined,misc] # noqa: SLF001 - the one in C waits by the real clock
-socket.socket.settimeout = lambda self, t: _timeout(self, t and t / FASTER)  # type: ignore[method-assign]
-
+# isort: split
 import sglang_tuning_exporter
 from sglang_tuning_exporter.cli import main as product
 from truth.recording import Page
@@ -71,19 +35,9 @@ for module in pkgutil.walk_packages(sglang_tuning_exporter.__path__, "sglang_tun
         importlib.import_module(module.name)
 
 
-def move(to: float) -> None:
-    """Set the clock, and wait until each thread that this wakes is done and sleeps again."""
-    NOW[0] = to
-    woken, begin = [thread for thread, until in list(ASLEEP.items()) if until <= to], time.perf_counter()
-    while any(thread.is_alive() and ASLEEP.get(thread, to) <= to for thread in woken):
-        if time.perf_counter() - begin > 1.0:
-            return
-        time.sleep(0.0005)
-
-
 def get(port: int, path: str) -> str:
     """Ask the exporter."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60 * FASTER)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60 * clock.FASTER)
     connection.request("GET", path, headers={"X-Prometheus-Scrape-Timeout-Seconds": "5"})
     return connection.getresponse().read().decode()
 
@@ -94,12 +48,12 @@ def live(job: dict[str, Any], port: int, stand_in: StandIn, seen: list[Any]) -> 
         time.sleep(0.01)
     due, written, chunks = dict.fromkeys(job["every"], job["begin"]), 0, job["chunks"]
     with Path(job["log"]).open("ab", buffering=0) as log:
-        while _now() < job["end"]:
-            to = min(_now() + job["step"], job["end"])
+        while clock.now() < job["end"]:
+            to = min(clock.now() + job["step"], job["end"])
             until = bisect_right(chunks, to, lo=written, key=lambda chunk: chunk[0])
             log.write(b"".join(text.encode("latin-1") for _, text in chunks[written:until]))
             written = until
-            move(to)
+            clock.move(to)
             stand_in.follow()
             asked = [path for path, seconds in job["every"].items() if to >= due[path] + seconds or to == job["end"]]
             if asked:
@@ -118,11 +72,11 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         os.dup2(stream.fileno(), number)
     argv, seen = job["argv"], list[Any]()
     if "chunks" in job:
-        NOW[0] = job["begin"]
+        clock.NOW[0] = job["begin"]
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        stand_in = StandIn([Page(*page) for page in job["pages"]], _now, lambda more: NOW.__setitem__(0, _now() + more))
+        stand_in = StandIn([Page(*page) for page in job["pages"]], clock.now, clock.hang)
         argv = [each.format(port=port, sglang=stand_in.port) for each in argv]
         threading.Thread(target=live, args=(job, port, stand_in, seen), daemon=True).start()
     try:

@@ -12,12 +12,12 @@ from truth.recording import REFUSES, Page
 
 
 class StandIn:
-    """Answers on `port` what the page of that path says at `now()`. While it hangs it calls `pass_time(seconds)` again and again."""
+    """Answers on `port` what the page of that path says at `now()`. Where it hangs it calls `hang`, and waits until its client leaves."""
 
     def __init__(
-        self, pages: Iterable[Page], now: Callable[[], float], pass_time: Callable[[float], object] | None = None
+        self, pages: Iterable[Page], now: Callable[[], float], hang: Callable[[], object] | None = None
     ) -> None:
-        self.now, self.pass_time = now, pass_time
+        self.now, self.hang = now, hang
         self.pages: dict[str, list[Page]] = {}
         for page in sorted(pages, key=lambda page: page.at):
             self.pages.setdefault(page.path, []).append(page)
@@ -59,9 +59,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         status, text = self.stand_in.answer(self.path)
         if isinstance(status, str):
-            while not select.select([self.connection], [], [], 0.005)[0]:  # until the client leaves
-                if self.stand_in.pass_time is not None:
-                    self.stand_in.pass_time(0.1)
+            if self.stand_in.hang is not None:
+                self.stand_in.hang()
+            select.select([self.connection], [], [], 60.0)
             return
         self.send_response(status)
         self.send_header("Content-Type", "text/plain; version=0.0.4" if self.path == "/metrics" else "application/json")
