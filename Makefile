@@ -39,7 +39,7 @@ demo: ## a recorded SGLang that retracts, and the notification it leads to (Ctrl
 	else $(or $(INSTALL),false) prometheus prometheus-alertmanager python3-venv || true; fi
 	@echo "2/3 the exporter, in $(DEMO_VENV) (about half a minute the first time)"
 	@$(MAKE) --no-print-directory $(DEMO_VENV)/installed
-	@echo "3/3 the demo: the first notification comes within a minute from here"
+	@echo "3/3 the demo: with both programs the first notification comes within a minute"
 	@$(DEMO_VENV)/bin/sglang-tuning-exporter demo $(DEMO)
 
 $(DEMO_VENV)/installed: pyproject.toml
