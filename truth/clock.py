@@ -1,6 +1,7 @@
 """A clock that is moved by hand, for a process and all its threads; a module that is imported after this one takes it for the real one.
 
-Waits with a time-out end when the clock has come to it, sockets wait so much shorter (`FASTER`), and asyncio keeps the real time.
+Waits with a time-out end when the clock has come to it, and asyncio keeps the real time. A client of the stand-in that gets no answer times out
+as soon as the clock has moved by as much.
 """
 
 from __future__ import annotations
@@ -8,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
+import select
 import socket
 import threading
 import time
 from typing import Any
 
-FASTER = 20.0  # sockets time out so many times earlier: a hang of 5 s takes 0.25 s
 NOW: list[float | None] = [None]  # seconds on the moved clock; None: the real one
-PATIENCE = [0.0]  # seconds that the exporter waits for an answer
+PATIENCE: dict[int, float] = {}  # by port of a client: how many seconds it waits for an answer
+HUNG: set[int] = set()  # clients that have waited so long, on the moved clock
 ASLEEP: dict[threading.Thread, tuple[float, Any]] = {}  # until when, on the moved clock, and the lock that wakes
-_real, _real_wait, _timeout = time.time, threading.Condition.wait, socket.socket.settimeout
+_real, _real_wait, _real_receive = time.time, threading.Condition.wait, socket.socket.recv_into
 
 
 def now() -> float:
@@ -51,23 +53,32 @@ def pass_to(moment: float) -> list[threading.Thread]:
     return list(woken)
 
 
-def _set_timeout(self: Any, seconds: float | None) -> None:
-    PATIENCE[0] = seconds if seconds and seconds < FASTER else PATIENCE[0]  # the driver's own is longer
-    _timeout(self, seconds and seconds / FASTER)
+def _receive(self: Any, *args: Any) -> int:
+    limit, begin = self.gettimeout(), time.perf_counter()
+    if not limit or NOW[0] is None:
+        return _real_receive(self, *args)
+    PATIENCE[port := self.getsockname()[1]] = limit
+    while not select.select([self], [], [], 0.02)[0]:
+        if port in HUNG or time.perf_counter() - begin > limit:
+            raise TimeoutError("timed out")
+    return _real_receive(self, *args)
 
 
-def hang() -> None:
-    """Let as much time go by as the exporter waits for an answer that does not come."""
-    for _ in range(int(PATIENCE[0] * 10)):
+def hang(port: int) -> None:
+    """Let as much time go by as that client waits for an answer that does not come."""
+    while port not in PATIENCE:
+        time.sleep(0.001)
+    for _ in range(int(PATIENCE.pop(port) * 10)):
         pass_to(now() + 0.1)
         time.sleep(0.001)
+    HUNG.add(port)
 
 
 def move(to: float) -> None:
     """Set the clock, and wait until each thread that this wakes is done and sleeps again."""
     woken, begin = pass_to(to), time.perf_counter()
     while any(thread.is_alive() and ASLEEP.get(thread, (to, None))[0] <= to for thread in woken):
-        if time.perf_counter() - begin > 1.0:
+        if time.perf_counter() - begin > 5.0:
             return
         time.sleep(0.0005)
 
@@ -77,4 +88,4 @@ time.time = time.monotonic = now
 threading._time = queue.time = now  # type: ignore[attr-defined] # noqa: SLF001 - taken from `time` before this file could replace it
 threading.Condition.wait = _wait  # type: ignore[method-assign]
 queue.SimpleQueue = queue._PySimpleQueue  # type: ignore[attr-defined,misc] # noqa: SLF001 - the one in C waits by the real clock
-socket.socket.settimeout = _set_timeout  # type: ignore[method-assign]
+socket.socket.recv_into = _receive  # type: ignore[assignment,method-assign]

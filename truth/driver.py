@@ -37,7 +37,7 @@ for module in pkgutil.walk_packages(sglang_tuning_exporter.__path__, "sglang_tun
 
 def get(port: int, path: str) -> str:
     """Ask the exporter."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60 * clock.FASTER)
+    connection = http.client.HTTPConnection("127.0.0.1", port)
     connection.request("GET", path, headers={"X-Prometheus-Scrape-Timeout-Seconds": "5"})
     return connection.getresponse().read().decode()
 

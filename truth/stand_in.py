@@ -12,10 +12,10 @@ from truth.recording import REFUSES, Page
 
 
 class StandIn:
-    """Answers on `port` what the page of that path says at `now()`. Where it hangs it calls `hang`, and waits until its client leaves."""
+    """Answers on `port` what the page of that path says at `now()`. Where it hangs it calls `hang` with its client's port, and waits until that leaves."""
 
     def __init__(
-        self, pages: Iterable[Page], now: Callable[[], float], hang: Callable[[], object] | None = None
+        self, pages: Iterable[Page], now: Callable[[], float], hang: Callable[[int], object] | None = None
     ) -> None:
         self.now, self.hang = now, hang
         self.pages: dict[str, list[Page]] = {}
@@ -60,7 +60,7 @@ class _Handler(BaseHTTPRequestHandler):
         status, text = self.stand_in.answer(self.path)
         if isinstance(status, str):
             if self.stand_in.hang is not None:
-                self.stand_in.hang()
+                self.stand_in.hang(self.client_address[1])
             select.select([self.connection], [], [], 60.0)
             return
         self.send_response(status)
