@@ -176,11 +176,12 @@ def _check(name: str, _: str, answers: Sequence[Answer]) -> Checks:
 
 
 def cases() -> Iterator[Case]:
-    """Give each set; the first one of a family by each way in."""
+    """Give each set, those that are drawn at the run under `drawn/`; the first one of a family by each way in."""
     for name, spec, number in _specs():
         ways = WAYS if number == 1 and "cut" not in spec and "ranks" not in spec["server"] else ("report",)
         recording = partial(_recording, name, spec.get("cut", 0.0))
-        yield Case(name, recording, partial(_check, name), ways, spec.get("profile", "offline"))
+        shown = name if name in SETTINGS["fixed"] else f"drawn/{name}"
+        yield Case(shown, recording, partial(_check, name), ways, spec.get("profile", "offline"))
 
 
 def main() -> None:
