@@ -112,7 +112,7 @@ def _said(answer: Answer) -> Said:
         None if not answer.verdict or answer.verdict in SILENT else answer.verdict,
         answer.confidence,
         timegm(strptime(found["first_seen"][:19], "%Y-%m-%dT%H:%M:%S")) if found.get("first_seen") else None,
-        answer.metrics.get(WAIT) or _evidence(found, "wait"),
+        answer.metrics.get(WAIT) or _evidence(found, "estimated wait"),
         answer.metrics.get(USAGE) or _evidence(found, "mean token usage"),
         retracted,
         f"{change.flag} {change.to}" if change and change.flag else None,

@@ -24,6 +24,7 @@ from truth.simulator import QUIET_SECONDS, READY, SETTINGS, Given, simulate
 
 SEED = int(os.environ.get("TRUTH_SEED") or Random().randrange(10**6))
 _CHANGES, _BEGIN = SETTINGS["changes"], READY - 60.0
+_MEMORY = {"running_far_below_limit", "memory_reserve_too_large", "flags_away_from_defaults"}
 _TENTH, _CLEAR, _LATE, _TRIES = 0.1, 0.7, 2.0, 60  # a gain that counts; what part of the best is right; a late token
 
 
@@ -132,6 +133,9 @@ def _page() -> tuple[str, dict[str, list[float]]]:  # with names in place of fig
     return text, bounds
 
 
+_waited: dict[str, float] = {}  # the mean queue of each set that was run
+
+
 def _recording(name: str, cut: float) -> Recording:
     """Run a set and keep what it prints; `cut` seconds of the load, and the start, are not in the log."""
     found = _set(name)
@@ -143,6 +147,7 @@ def _recording(name: str, cut: float) -> Recording:
         max_running_requests=flags.limit * flags.ranks if flags.limit != usual["limit"] else None, disable_radix_cache=not flags.radix,
         max_total_tokens=flags.pool if flags.capped else None, disaggregation_mode="decode" if flags.decode_side else "null", **away,
     )  # fmt: skip
+    _waited[name] = sum(now["waiting"] for _, now in run.pages) / len(run.pages)
     log = [*timed("\n".join([*start, ""]).encode(), _BEGIN), *sorted(run.log)]
     info = ast.literal_eval(next(line for line in start if "server_args=" in line).partition("server_args=")[2])
     text = json.dumps({**info, "version": flags.release, "max_total_num_tokens": flags.pool})
@@ -158,18 +163,21 @@ def _recording(name: str, cut: float) -> Recording:
     return Recording(tuple(log), tuple(pages), begin, READY - 6, run.spans[-1][1] + QUIET_SECONDS, tuple(run.spans))
 
 
-def _check(name: str, _: str, answers: Sequence[Answer]) -> Checks:
+def _check(name: str, profile: str, _: str, answers: Sequence[Answer]) -> Checks:
     """Compare the answer at the end of the load with what the model shows."""
     found = _set(name)
     end = READY + sum(load.get("seconds", SETTINGS["load"]["seconds"]) for load in found["loads"])
     answer = next((each for each in reversed(answers) if each.at <= end), answers[-1])
     accept = {verdict for each in found["accept"] for verdict in each}
+    told = {answer.verdict, *(each.diagnosis for each in answer.findings)}
+    # Where nothing but memory helps and the queue is within the guide's range, the guide calls it good, and memory is a chance.
+    if accept <= _MEMORY and profile == "offline" and 100 <= _waited[name] <= 2000 and told & accept:
+        accept |= {"healthy", "no_limit_in_log"}
     wrong = "" if answer.verdict in accept else f"{answer.verdict}, not {' or '.join(sorted(accept))}"
     first = next((f"{c.flag} {c.direction}" for each in answer.findings[:1] for c in each.changes[:1]), "")
     allowed = SILENT | set(SETTINGS["families"].get(name.rpartition("/")[0], {}).get("beside", []))
     false = f"{first}: {found['gains']}" if first in found["never"] else wrong if answer.verdict not in allowed else ""
     if len(found["loads"]) > 1:
-        told = {answer.verdict, *(each.diagnosis for each in answer.findings)}
         unnamed = [each for each in found["accept"] if not SILENT & set(each) and not told & set(each)]
         return {"both named": f"nothing of {unnamed}" if unnamed else "", "nothing false": false}
     return {"verdict": wrong, "nothing false": false}
@@ -179,9 +187,10 @@ def cases() -> Iterator[Case]:
     """Give each set, those that are drawn at the run under `drawn/`; the first one of a family by each way in."""
     for name, spec, number in _specs():
         ways = WAYS if number == 1 and "cut" not in spec and "ranks" not in spec["server"] else ("report",)
+        profile = spec.get("profile", "offline")
         recording = partial(_recording, name, spec.get("cut", 0.0))
         shown = name if name in SETTINGS["fixed"] else f"drawn/{name}"
-        yield Case(shown, recording, partial(_check, name), ways, spec.get("profile", "offline"))
+        yield Case(shown, recording, partial(_check, name, profile), ways, profile)
 
 
 def main() -> None:
