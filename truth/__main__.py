@@ -46,13 +46,10 @@ def ask(family: str, case: Case, way: str) -> list[Result]:
         checks = case.check(way, case.ask(case) if case.ask else ways.ask(case, way))
     except RuntimeError as error:
         checks = {"answer": str(error)}
-    return [_result(family, case.name, way, check, wrong) for check, wrong in checks.items()]
-
-
-def _result(family: str, case: str, way: str, check: str, wrong: str) -> Result:
-    """Make a result; a check of a case that compares ways is named `figure by way`."""
-    figure, by, other = check.partition(" by ")
-    return Result(family, case, other if by else way, figure, wrong)
+    named = [
+        (check.partition(" by "), wrong) for check, wrong in checks.items()
+    ]  # `figure by way` where ways are compared
+    return [Result(family, case.name, other if by else way, check, wrong) for (check, by, other), wrong in named]
 
 
 def chosen(family: str, only: str, sample: bool, wanted: Iterable[str]) -> Iterator[tuple[str, Case, str]]:  # noqa: FBT001 - of the command line

@@ -7,7 +7,6 @@ recording says, while the clock goes on by `step` seconds. Every job has a proce
 
 from __future__ import annotations
 
-import http.client
 import importlib
 import json
 import os
@@ -28,18 +27,11 @@ from truth import clock  # first: the product takes its time from it
 import sglang_tuning_exporter
 from sglang_tuning_exporter.cli import main as product
 from truth.recording import Page
-from truth.stand_in import StandIn
+from truth.stand_in import StandIn, get
 
 for module in pkgutil.walk_packages(sglang_tuning_exporter.__path__, "sglang_tuning_exporter."):
     if not module.name.endswith("__main__"):
         importlib.import_module(module.name)
-
-
-def get(port: int, path: str) -> str:
-    """Ask the exporter."""
-    connection = http.client.HTTPConnection("127.0.0.1", port)
-    connection.request("GET", path, headers={"X-Prometheus-Scrape-Timeout-Seconds": "5"})
-    return connection.getresponse().read().decode()
 
 
 def live(job: dict[str, Any], port: int, stand_in: StandIn, seen: list[Any]) -> None:

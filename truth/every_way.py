@@ -11,7 +11,7 @@ from calendar import timegm
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
+from itertools import groupby, product
 from operator import eq
 from pathlib import Path
 from statistics import fmean
@@ -28,8 +28,7 @@ RECORDINGS = (
 )
 HELD_SECONDS = 20.0  # a verdict that was said for less is a moment
 SINCE_SECONDS = 15.0  # a tenth of the longest loads
-SEVERITIES = ("", "info", "warning", "critical")
-CONFIDENCES = ("", "low", "medium", "high")
+SEVERITIES, CONFIDENCES = ("", "info", "warning", "critical"), ("", "low", "medium", "high")
 USAGE, WAIT = 'sglang_tuning_token_usage_ratio{pool="full"}', "sglang_tuning_queue_wait_seconds"
 RETRACTED = "sglang_tuning_retracted_requests_total"
 
@@ -71,13 +70,11 @@ def check(_way: str, answers: Sequence[Answer]) -> Checks:
     """Compare each way with the richest."""
     said = {answer.text: _said(answer) for answer in answers}
     checks: Checks = {}
-    for way in ("report", "log", "metrics", "backfill"):
-        for figure, same in _COMPARED.items():
-            rich, poor = getattr(said["both"], figure), getattr(said[way], figure)
-            less = CONFIDENCES.index(said[way].confidence) < CONFIDENCES.index(said["both"].confidence)
-            alike = rich is None or poor is None or same(rich, poor)
-            uncertain = less and figure != "verdict"
-            checks[f"{figure} by {way}"] = "" if alike or uncertain else f"{poor}, with log and metrics {rich}"
+    for way, (figure, same) in product(("report", "log", "metrics", "backfill"), _COMPARED.items()):
+        rich, poor = getattr(said["both"], figure), getattr(said[way], figure)
+        less = CONFIDENCES.index(said[way].confidence) < CONFIDENCES.index(said["both"].confidence)
+        alike = rich is None or poor is None or same(rich, poor) or (less and figure != "verdict")
+        checks[f"{figure} by {way}"] = "" if alike else f"{poor}, with log and metrics {rich}"
     return checks
 
 
@@ -92,35 +89,31 @@ def _worst(recording: Recording, answers: Sequence[Answer]) -> Answer:
     long = [
         each for each in under if len(under) == 1 or held[each.verdict] >= min(HELD_SECONDS, len(under) / 2)
     ] or under
-    worst = max(long, key=lambda each: (SEVERITIES.index(_severity(each)), held[each.verdict], each.at))
+    worst = max(long, key=lambda each: (_severity(each), held[each.verdict], each.at))
     points = {name: [each.metrics[name] for each in under if name in each.metrics] for name in (USAGE, WAIT)}
     figures = {name: fmean(values) for name, values in points.items() if values}
     return replace(worst, metrics={**answers[-1].metrics, **figures}, counts=answers[-1].counts)
 
 
-def _severity(answer: Answer) -> str:
-    return next((found.severity for found in answer.findings if found.diagnosis == answer.verdict), "")
+def _severity(answer: Answer) -> int:
+    return next((SEVERITIES.index(each.severity) for each in answer.findings if each.diagnosis == answer.verdict), 0)
 
 
 def _said(answer: Answer) -> Said:
     found: Mapping[str, Any] = next(
-        (each for each in answer.document.get("findings", ()) if each["diagnosis"] == answer.verdict), {}
+        (f for f in answer.document.get("findings", ()) if f["diagnosis"] == answer.verdict), {}
     )
     change = answer.changes[0] if answer.changes and found else None
-    retracted = answer.metrics.get(RETRACTED, answer.counts.get("retracted_requests"))
+    shown = {each["name"]: each["value"] for each in found.get("evidence", ())}
     return Said(
         None if not answer.verdict or answer.verdict in SILENT else answer.verdict,
         answer.confidence,
         timegm(strptime(found["first_seen"][:19], "%Y-%m-%dT%H:%M:%S")) if found.get("first_seen") else None,
-        answer.metrics.get(WAIT) or _evidence(found, "estimated wait"),
-        answer.metrics.get(USAGE) or _evidence(found, "mean token usage"),
-        retracted,
+        answer.metrics.get(WAIT) or shown.get("estimated wait in the queue"),
+        answer.metrics.get(USAGE) or shown.get("mean token usage"),
+        answer.metrics.get(RETRACTED, answer.counts.get("retracted_requests")),
         f"{change.flag} {change.to}" if change and change.flag else None,
     )
-
-
-def _evidence(found: Mapping[str, Any], words: str) -> float | None:
-    return next((each["value"] for each in found.get("evidence", ()) if words in each["name"]), None)
 
 
 def _near(rich: float, poor: float) -> bool:
@@ -128,10 +121,5 @@ def _near(rich: float, poor: float) -> bool:
 
 
 _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
-    "verdict": eq,
-    "since": lambda rich, poor: abs(rich - poor) <= SINCE_SECONDS,
-    "wait": _near,
-    "usage": _near,
-    "retractions": eq,
-    "advice": eq,
-}
+    "verdict": eq, "since": lambda rich, poor: abs(rich - poor) <= SINCE_SECONDS, "wait": _near, "usage": _near, "retractions": eq, "advice": eq,
+}  # fmt: skip

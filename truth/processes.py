@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import signal
 import socket
@@ -16,11 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 from truth import ways
 from truth.cases import Answer, Case, Checks
 from truth.recording import ROOT, Recording, read
-from truth.stand_in import StandIn
+from truth.stand_in import StandIn, get
 
 CAPTURES = ROOT / "tests" / "captures"
 LOGS = 20
@@ -42,18 +42,13 @@ def cases() -> Iterator[Case]:
 
 def check(_way: str, answers: Sequence[Answer]) -> Checks:
     """Compare the driver's answer with the process's."""
-    driven, alone = ([a.verdict, *(f.diagnosis for f in a.findings)] for a in answers)
-    changes, counts = ([a.changes[:1] for a in answers], [_counted(a) for a in answers])
-    return {
-        "status": "" if answers[0].status == answers[1].status else f"{answers[1].status}, not {answers[0].status}",
-        "findings": "" if driven == alone else f"{alone}, not {driven}",
-        "first change": "" if changes[0] == changes[1] else f"{changes[1]}, not {changes[0]}",
-        "counts": "" if counts[0] == counts[1] else f"{counts[1]}, not {counts[0]}",
+    said: dict[str, list[Any]] = {
+        "status": [answer.status for answer in answers],
+        "findings": [[answer.verdict, *(each.diagnosis for each in answer.findings)] for answer in answers],
+        "first change": [answer.changes[:1] for answer in answers],
+        "counts": [{name: value for name, value in answer.counts.items() if name != "lines"} for answer in answers],
     }
-
-
-def _counted(answer: Answer) -> dict[str, float]:
-    return {name: value for name, value in answer.counts.items() if name != "lines"}
+    return {name: "" if both[0] == both[1] else f"{both[1]}, not {both[0]}" for name, both in said.items()}
 
 
 def _until_the_load_ends(name: str) -> Recording:
@@ -110,16 +105,10 @@ def watch(recording: Recording) -> Answer:
                 stand_in.follow()
                 if now - scraped >= ways.SCRAPE_SECONDS:
                     scraped = now
-                    _get(port, "/metrics")
+                    get(port, "/metrics")
                 time.sleep(0.1)
-            series = ways.series_of(_get(port, "/metrics"))
-            document = json.loads(_get(port, "/api/v1/findings"))
+            series = ways.series_of(get(port, "/metrics"))
+            document = json.loads(get(port, "/api/v1/findings"))
             process.send_signal(signal.SIGTERM)
             ended = process.wait()
     return ways.answer_of(document, recording.end, 200 if ended == 0 else ended, "", series)
-
-
-def _get(port: int, path: str) -> str:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    connection.request("GET", path)
-    return connection.getresponse().read().decode()

@@ -20,6 +20,7 @@ _STAMP = re.compile(rb"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)")
 _NAMED = re.compile(r"(?:.*/)?(metrics|v1_loads)-(?:\d+-)?(\d{9,})\.(?:prom|json)")
 _LATE_MILLISECONDS = 5000.0
 HANGS, REFUSES = "hangs", "refuses"  # in place of a status
+QUIET_SECONDS = 20.0  # so long after a log's last line the exporter is still asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +49,6 @@ class Recording:
         """The whole log."""
         return b"".join(line for _, line in self.log)
 
-    @property
-    def ways(self) -> tuple[str, ...]:
-        """The ways in that it has an input for."""
-        if not self.pages:
-            return ("report", "log")
-        return ("report", "log", "metrics", "both") if self.log else ("metrics",)
-
-    def with_text(self, log: bytes) -> Recording:
-        """The same server with another log."""
-        return replace(self, log=tuple(timed(log, self.begin)))
-
 
 def timed(log: bytes, begin: float = 0.0) -> Iterator[tuple[float, bytes]]:
     """Place each line at its printed second, several of one second evenly over it; a line without a time follows its predecessor."""
@@ -74,14 +64,14 @@ def timed(log: bytes, begin: float = 0.0) -> Iterator[tuple[float, bytes]]:
             yield at + (number + 0.5) / len(lines), line
 
 
-def of_log(log: bytes, *, quiet_seconds: float = 20.0) -> Recording:
+def of_log(log: bytes) -> Recording:
     """Make a recording of a log alone; the exporter starts a second before its first line and is asked until some time after its last."""
     first = next(
         (float(timegm((*map(int, found.groups()), 0, 0, 0))) for found in _STAMP.finditer(log)), 1_700_000_000.0
     )
     lines = tuple(timed(log, first))
     last = lines[-1][0] if lines else first
-    return Recording(lines, begin=first - 1.0, ready=first, end=last + quiet_seconds)
+    return Recording(lines, begin=first - 1.0, ready=first, end=last + QUIET_SECONDS)
 
 
 @lru_cache(maxsize=4)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import http.client
 import select
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from truth.recording import REFUSES, Page
+
+
+def get(port: int, path: str) -> str:
+    """Ask the exporter as a Prometheus does."""
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.request("GET", path, headers={"X-Prometheus-Scrape-Timeout-Seconds": "5"})
+    return connection.getresponse().read().decode()
 
 
 class StandIn:
@@ -21,7 +30,7 @@ class StandIn:
         self.pages: dict[str, list[Page]] = {}
         for page in sorted(pages, key=lambda page: page.at):
             self.pages.setdefault(page.path, []).append(page)
-        self.server: _Server | None = None
+        self.server: ThreadingHTTPServer | None = None
         self.port = 0
         self.follow()
 
@@ -40,17 +49,10 @@ class StandIn:
             self.server = None
         elif self.server is None and (wanted or not self.port):
             handler = type("Handler", (_Handler,), {"stand_in": self})
-            self.server = _Server(("127.0.0.1", self.port), handler)
+            self.server = ThreadingHTTPServer(("127.0.0.1", self.port), handler)
             self.port = self.server.server_address[1]
             threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
             self.follow()
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, *_: object) -> None:
-        """Say nothing of a client that left."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -63,6 +65,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self.stand_in.hang(self.client_address[1])
             select.select([self.connection], [], [], 60.0)
             return
+        with suppress(ConnectionError):  # of a client that left
+            self._send(status, text)
+
+    def _send(self, status: int, text: str) -> None:
         self.send_response(status)
         self.send_header("Content-Type", "text/plain; version=0.0.4" if self.path == "/metrics" else "application/json")
         self.end_headers()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import re
@@ -11,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from threading import Lock, local
+from threading import local
 from typing import Any
 
 from truth.cases import Answer, Case, Change, Finding
@@ -27,28 +26,15 @@ ENVIRONMENT = {
 }
 _SERIES = re.compile(r"^([a-zA-Z_:][^ {]*(?:\{.*\})?) (\S+)$", re.MULTILINE)
 _mine = local()
-_started: list[subprocess.Popen[str]] = []
-_starting = Lock()
 
 
 def _driver() -> subprocess.Popen[str]:
-    """Return this thread's driver, which judges one job after the other."""
+    """Return this thread's driver: it judges one job after the other, and ends with this process."""
     if not hasattr(_mine, "driver"):
-        with _starting:
-            _mine.driver = subprocess.Popen(
-                [sys.executable, "-m", "truth.driver"], cwd=ROOT,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                env=ENVIRONMENT,
-            )  # fmt: skip
-            _started.append(_mine.driver)
+        argv, pipe = [sys.executable, "-m", "truth.driver"], subprocess.PIPE
+        _mine.driver = subprocess.Popen(argv, cwd=ROOT, env=ENVIRONMENT, stdin=pipe, stdout=pipe, text=True)
     driver: subprocess.Popen[str] = _mine.driver
     return driver
-
-
-@atexit.register
-def _end() -> None:
-    for driver in _started:
-        driver.kill()
 
 
 def _ask(job: Mapping[str, Any]) -> dict[str, Any]:
