@@ -223,7 +223,8 @@ class Finder:
         if name == module:
             os.kill(os.getpid(), number)
 sys.meta_path.insert(0, Finder)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # pytest may run under nohup
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # pytest may run under nohup,
+signal.signal(signal.SIGINT, signal.default_int_handler)  # or in the background of a script
 runpy.run_module("sglang_tuning_exporter", run_name="__main__", alter_sys=True)
 """
 

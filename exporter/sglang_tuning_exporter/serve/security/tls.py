@@ -28,7 +28,7 @@ def context(tls: TLS, directory: Path) -> ssl.SSLContext:
     for curve in tls.curve_preferences:
         try:
             made.set_ecdh_curve(CURVES[curve])
-        except (ssl.SSLError, ValueError):  # Python 3.10 cannot set X25519
+        except (ssl.SSLError, ValueError):  # Python 3.10 and 3.11.2 cannot set X25519
             raise WebConfigError(f"curve_preferences={curve}: this Python cannot set it; leave it out") from None
     _load_pair(made, _pem(tls, directory, "cert"), _pem(tls, directory, "key"))
     if tls.client_auth_type != "NoClientCert":
