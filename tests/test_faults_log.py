@@ -364,7 +364,7 @@ def test_of_a_glob_that_matches_five_thousand_files_the_newest_are_followed_and_
         assert up(exporter, tmp_path / "start-4999.log") == 1
         newest, oldest = Server(tmp_path / "start-5000.log"), Server(tmp_path / "start-0000.log")
         newest.write(3)
-        counted(exporter, 3, seconds=90)  # the folder is listed again after a pause that grows with what a listing costs
+        counted(exporter, 3, seconds=90)  # a listing that costs more is repeated less often
         oldest.events = 100
         oldest.write(2)
         counted(exporter, 5, seconds=90)
