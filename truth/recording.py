@@ -116,7 +116,7 @@ def _pages(files: Mapping[str, bytes], events: Iterable[Mapping[str, object]]) -
     signals = [(at, name.startswith("SIGSTOP")) for at, name in marks if name.startswith("SIG")]
     for page in _answers(files, sorted((each for each in texts if each.path == "/metrics"), key=lambda each: each.at)):
         stopped = [stop for at, stop in signals if at <= page.at][-1:] == [True]
-        if not stopped or page.path != "/health_generate":  # nobody asked for a token then; none can have come
+        if not stopped or page.path != "/health_generate":  # no token was asked for then; none can have come
             yield page
     yield from (Page(at, "/health_generate", HANGS if stop else 200) for at, stop in signals)
     for at, name in marks:

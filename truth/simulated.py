@@ -169,16 +169,16 @@ def _check(name: str, profile: str, _: str, answers: Sequence[Answer]) -> Checks
     end = READY + sum(load.get("seconds", SETTINGS["load"]["seconds"]) for load in found["loads"])
     answer = next((each for each in reversed(answers) if each.at <= end), answers[-1])
     accept = {verdict for each in found["accept"] for verdict in each}
-    told = {answer.verdict, *(each.diagnosis for each in answer.findings)}
+    heard = {answer.verdict, *(each.diagnosis for each in answer.findings)}
     # Where nothing but memory helps and the queue is within the guide's range, the guide calls it good, and memory is a chance.
-    if accept <= _MEMORY and profile == "offline" and 100 <= _waited[name] <= 2000 and told & accept:
+    if accept <= _MEMORY and profile == "offline" and 100 <= _waited[name] <= 2000 and heard & accept:
         accept |= {"healthy", "no_limit_in_log"}
     wrong = "" if answer.verdict in accept else f"{answer.verdict}, not {' or '.join(sorted(accept))}"
     first = next((f"{c.flag} {c.direction}" for each in answer.findings[:1] for c in each.changes[:1]), "")
     allowed = SILENT | set(SETTINGS["families"].get(name.rpartition("/")[0], {}).get("beside", []))
     false = f"{first}: {found['gains']}" if first in found["never"] else wrong if answer.verdict not in allowed else ""
     if len(found["loads"]) > 1:
-        unnamed = [each for each in found["accept"] if not SILENT & set(each) and not told & set(each)]
+        unnamed = [each for each in found["accept"] if not SILENT & set(each) and not heard & set(each)]
         return {"both named": f"nothing of {unnamed}" if unnamed else "", "nothing false": false}
     return {"verdict": wrong, "nothing false": false}
 

@@ -65,8 +65,8 @@ def generated() -> dict[str, Any]:
     groups = [group for name, text in files.items() if "/rules/" in name for group in yaml.safe_load(text)["groups"]]
     rules = [rule for group in groups for rule in group["rules"]]
     for rule in (each for each in rules if "alert" in each):
-        told = {"annotations": sorted(rule["annotations"]), "for": rule.get("for")}
-        texts.setdefault("rules", {})[rule["alert"]] = {**rule["labels"], **told}
+        shown = {"annotations": sorted(rule["annotations"]), "for": rule.get("for")}
+        texts.setdefault("rules", {})[rule["alert"]] = {**rule["labels"], **shown}
     boards = [json.loads(text) for name, text in files.items() if name.endswith(".json")]
     variables = {board["uid"]: [each["name"] for each in board["templating"]["list"]] for board in boards}
     records = sorted(rule["record"] for rule in rules if "record" in rule)
@@ -102,7 +102,7 @@ def answers() -> dict[str, Any]:
 
 
 def _ended(argv: list[str], how: str) -> int:
-    """Run a command whose reader has left, or that is told to end while it reads."""
+    """Run a command whose reader has left, or that gets a signal while it reads."""
     reader, writer = os.pipe()
     if how == "closed":
         os.close(reader)

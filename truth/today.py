@@ -131,9 +131,9 @@ def _ask(case: Case) -> list[Answer]:
 def said(answer: Answer) -> dict[str, Any]:
     """Return what is recorded of an answer."""
     first = next(([change.flag, change.now, change.to] for change in answer.changes), None)
-    told = {"status": answer.status, "verdict": answer.verdict, "confidence": answer.confidence, "change": first}
+    named = {"status": answer.status, "verdict": answer.verdict, "confidence": answer.confidence, "change": first}
     findings = [each.diagnosis for each in answer.findings]
-    return {**told, "findings": findings, "counts": dict(answer.counts), "error": answer.text}
+    return {**named, "findings": findings, "counts": dict(answer.counts), "error": answer.text}
 
 
 def _renamed(value: Any, words: Mapping[str, str]) -> Any:
