@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import signal
+import threading
 from collections.abc import Callable
 
 
@@ -13,15 +15,24 @@ def handle_hang_up(end: Callable[[], object] | None = None) -> None:
 
     Nothing changes where SIGHUP is ignored already (nohup), and where there is a terminal but nothing to end in order.
     """
-    handler = end if _has_terminal() else _warn
-    if handler is not None and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, lambda *_: handler())
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        return
+    if _has_terminal():
+        if end is not None:
+            signal.signal(signal.SIGHUP, lambda *_: end())
+    elif not callable(signal.getsignal(signal.SIGHUP)):
+        # A handler must not log: it may interrupt a line that is being written, and both would be lost.
+        hang_ups: queue.SimpleQueue[int] = queue.SimpleQueue()
+        signal.signal(signal.SIGHUP, lambda number, _: hang_ups.put(number))
+        threading.Thread(target=_warn, args=(hang_ups,), name="hang-ups", daemon=True).start()
 
 
-def _warn() -> None:
-    logging.getLogger("sglang_tuning_exporter").warning(
-        "SIGHUP: ignored; restart to change settings (rotated logs are followed without a signal)"
-    )
+def _warn(hang_ups: queue.SimpleQueue[int]) -> None:
+    while True:
+        hang_ups.get()
+        logging.getLogger("sglang_tuning_exporter").warning(
+            "SIGHUP: ignored; restart to change settings (rotated logs are followed without a signal)"
+        )
 
 
 def _has_terminal() -> bool:
