@@ -1,0 +1,60 @@
+"""What one line of a log says: an `Event`.
+
+Times are unix seconds as printed; memory is in GB as SGLang prints it (1 GB = 2**30 bytes); usages are 0 to 1. A figure that the line does not
+have is absent, never zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Rank(NamedTuple):
+    """The ranks in a line's prefix, None where it has none."""
+
+    dp: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+
+
+NO_RANK = Rank()
+MOST_RANKS = 1024
+"""Ranks are numbered below this; a greater number is none."""
+
+
+@dataclass(slots=True)
+class Event:
+    """One thing that a line says.
+
+    | kind | figures | word, text, others |
+    |---|---|---|
+    | `decode` | running queued tokens usage swa_usage mamba_usage graph (1 replayed, 0 not) throughput accept_length, and requests in other queues: prealloc transfer retracted bootstrap inflight … | word: cuda, cpu, npu, musa |
+    | `prefill` | sequences tokens cached running queued pending usage swa_usage mamba_usage, other queues | |
+    | `retraction` | requests aborted ratio_before ratio_after gained; testing 1 for SGLANG_TEST_RETRACT | |
+    | `out_of_memory` | | word: prefill decode graph_capture startup unknown; text: the line |
+    | `arguments` | cut 1 where the line was cut | arguments |
+    | `pool` | tokens gigabytes; resized 1 (after the graphs were captured) | |
+    | `memory` | available used states; prefill 1 (graphs of prefill batches) | word: weights_begin weights state_cache pool graph_begin graph; sizes: captured decode batches |
+    | `limits` | max_total_num_tokens max_running_requests chunked_prefill_size available_gb context_len max_prefill_tokens | word: gpu cpu … |
+    | `ready` | | "fired up and ready to roll" |
+    | `hang` | seconds | word: scheduler tokenizer detokenizer; a watchdog that timed out |
+    | `health` | timely 1 where the times in its text agree with its own | a health check that failed |
+    | `end` | | word: process_died scheduler_exception launch_failed; text: which process, how |
+    | `draining` | | SIGTERM received |
+    | `rejected` | | answered with 503 |
+    | `server_error` | | answered with 500, or a stream broken by an exception |
+    | `pause`, `resume` | | POST /pause_generation, /continue_generation |
+    | `too_long` | tokens most | a prompt that cannot fit |
+    | `refused` | grammar 1 | answered with an error at once |
+    """
+
+    kind: str
+    time: float | None = None
+    rank: Rank = NO_RANK
+    figures: dict[str, float] = field(default_factory=dict)
+    word: str = ""
+    text: str = ""
+    sizes: tuple[int, ...] = ()
+    arguments: dict[str, object] = field(default_factory=dict)
+    marked: bool = False  # text of a client or a model was printed close before: it may be no line of SGLang's
