@@ -1,0 +1,364 @@
+"""What is known of a server since its start: arguments, limits, the KV cache, GPU memory. Pure.
+
+Memory is in GB as SGLang prints it (2**30 bytes). None is not known; -1, 0 and None among the arguments are no sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from sglang_tuning_exporter.core.events import NO_RANK, Event, Rank
+from sglang_tuning_exporter.sglang.args.flags import flag_of, is_before, release_of, version_tuple
+from sglang_tuning_exporter.sglang.args.values import attention_ranks, flag_value, number, print_factor
+
+DECODE_LOG_INTERVAL = 40.0  # decode steps between two decode lines, the default of --decode-log-interval
+# With one of these a request may also wait for an adapter's slot, its prefix or a larger batch; or few start at a time
+# (`get_new_batch_prefill`, srt/managers/scheduler.py; `PrefillAdder`, srt/managers/schedule_policy.py).
+WAITS_BY = (
+    "enable_lora", "lora_paths", "hicache_storage_backend", "enable_lmcache", "enable_prefill_delayer", "min_free_slots_delay", "dllm_algorithm",
+)  # fmt: skip
+STARTS_BY = ("prefill_max_requests", "prefill_decode_interval")
+# A larger page than this can leave much of the KV cache empty; smaller ones follow from the attention backend.
+_STATES_A_REQUEST = 5  # of the mamba cache, at most
+_WITHOUT_GRAPHS = ("cpu", "mps", "hpu", "xpu")
+
+
+@dataclass(slots=True)
+class RankMemory:
+    """The memory lines of one rank: what the target took, then a draft model."""
+
+    before: float | None = None  # free before the weights
+    left: float | None = None  # free after the last stage
+    taken: dict[str, float] = field(default_factory=dict)  # weights, draft_weights, pool, draft_pool, graph, decode_graph
+    begin: float | None = None
+    pool_ended: bool = False
+
+    def add(self, name: str, gigabytes: float) -> None:
+        """Add to what a stage took."""
+        self.taken[name] = self.taken.get(name, 0.0) + gigabytes
+
+
+@dataclass(slots=True)
+class Facts:
+    """One start of a server. Sizes by DP rank are those of one scheduler."""
+
+    arguments: dict[str, object] = field(default_factory=dict)
+    cut: bool = False  # some of the printed arguments are not known
+    version: str | None = None
+    started: float | None = None  # unix seconds of the arguments' line
+    ready: bool = False
+    limits: dict[int | None, float] = field(default_factory=dict)  # max_running_requests in force
+    pools: dict[int | None, float] = field(default_factory=dict)  # tokens of the KV cache
+    available: dict[int | None, float] = field(default_factory=dict)  # available_gpu_mem, least of the TP ranks
+    memory: dict[Rank, RankMemory] = field(default_factory=dict)
+    graph_sizes: tuple[int, ...] = ()
+    states: float | None = None  # of a scheduler's mamba cache
+    memory_device: str = ""
+    graph_device: str = ""
+    first_form: bool = False  # lines of the first edition's releases: no `#pending-token`, no graph
+    _release: tuple[int, str | None] = (-1, None)
+
+    def take(self, event: Event) -> None:
+        """Take a line of the start."""
+        figures, dp = event.figures, event.rank.dp
+        if event.kind == "arguments":
+            self.arguments, self.cut = dict(event.arguments), bool(figures.get("cut"))
+            self.started = event.time
+        elif event.kind == "limits":
+            if "max_total_num_tokens" in figures:
+                self.pools[dp] = figures["max_total_num_tokens"]
+            if "max_running_requests" in figures:
+                self.limits[dp] = figures["max_running_requests"]
+            if "chunked_prefill_size" in figures and self.arguments.get("chunked_prefill_size") is None:
+                self.arguments["chunked_prefill_size"] = int(figures["chunked_prefill_size"])
+                self.cut = self.cut or len(self.arguments) == 1
+            self.memory_device = event.word or self.memory_device
+            known = self.memory.get(event.rank)
+            left = figures.get("available_gb", known.left if known else None)
+            if left is not None:
+                self.available[dp] = min(self.available.get(dp, left), left)
+        elif event.kind == "pool":
+            self.pools[dp] = figures["tokens"]
+            self._take_pool(event)
+        elif event.kind == "memory":
+            self._take_memory(event)
+        elif event.kind == "ready":
+            self.ready = True
+
+    def _take_pool(self, event: Event) -> None:
+        rank, gigabytes = self._rank(event), event.figures.get("gigabytes")
+        if gigabytes is None:
+            return
+        if event.figures.get("resized"):
+            rank.taken["pool"] = gigabytes
+        else:
+            rank.add("draft_pool" if rank.pool_ended and "pool" in rank.taken else "pool", gigabytes)
+
+    def _take_memory(self, event: Event) -> None:
+        rank, figures = self._rank(event), event.figures
+        used, free = figures.get("used"), figures.get("available")
+        if event.word == "weights_begin":
+            rank.before = free if rank.before is None else rank.before
+            rank.begin = free
+        elif event.word == "weights":
+            if used is None and rank.begin is not None and free is not None:  # up to 0.4.0
+                used = max(round(rank.begin - free, 2), 0.0)
+            if used is not None:
+                rank.add("draft_weights" if "weights" in rank.taken else "weights", used)
+        elif event.word == "state_cache" and used is not None:
+            rank.add("draft_pool" if rank.pool_ended else "pool", used)
+        elif event.word == "pool":
+            rank.pool_ended = True
+        elif event.word == "graph" and used is not None:
+            rank.add("graph", used)
+            if not figures.get("prefill"):
+                rank.add("decode_graph", used)
+        if "states" in figures:
+            self.states = min(figures["states"], self.states or figures["states"])
+        if event.word in {"pool", "graph"} and free is not None:
+            rank.left = free
+        if event.word in {"graph_begin", "graph"} and event.sizes:
+            self.graph_sizes = event.sizes
+
+    def _rank(self, event: Event) -> RankMemory:
+        return self.memory.setdefault(event.rank if len(self.memory) < 1024 else NO_RANK, RankMemory())
+
+    # Arguments
+
+    def number(self, arg: str) -> float | None:
+        """Return a numeric argument or switch as printed; None where unset or unknown."""
+        return number(self.arguments.get(arg))
+
+    def size(self, arg: str) -> float | None:
+        """Return an argument that is a size; None where it is off (-1, 0) or unknown."""
+        figure = self.number(arg)
+        return figure if figure is not None and figure > 0 else None
+
+    def typed(self, arg: str) -> float | None:
+        """Return a numeric argument as it is typed: SGLang prints some multiplied or divided."""
+        return number(flag_value(arg, self.arguments, self.release))
+
+    def word(self, arg: str) -> str:
+        """Return an argument that is text; empty where it is none."""
+        value = self.arguments.get(arg)
+        return value if isinstance(value, str) else ""
+
+    def is_on(self, arg: str) -> bool:
+        """Whether a switch is on, or an argument is set."""
+        return bool(self.arguments.get(arg))
+
+    def factor(self, arg: str) -> float:
+        """Return the printed value for a typed one of 1."""
+        return print_factor(arg, self.arguments, self.release)
+
+    @property
+    def knows_arguments(self) -> bool:
+        """Whether the start is in the log."""
+        return bool(self.arguments) and not self.cut
+
+    @property
+    def release(self) -> str | None:
+        """The known release whose arguments these are; None where it cannot be told."""
+        if self._release[0] != len(self.arguments):
+            self._release = (len(self.arguments), release_of(self.version, self.arguments))
+        return self._release[1]
+
+    def is_before(self, *version: int) -> bool:
+        """Whether the release is known to be older."""
+        return self.release is not None and is_before(self.release, (version[0], version[1], version[2]))
+
+    def has_flag(self, arg: str) -> bool:
+        """Whether the release, where it is known, has the argument."""
+        return self.release is None or flag_of(arg, self.release) is not None
+
+    def flag(self, arg: str) -> str:
+        """Return an argument as this release's flag; empty where it has none."""
+        if self.release is None:
+            return "--" + arg.replace("_", "-")
+        found = flag_of(arg, self.release)
+        return found.flag if found is not None else ""
+
+    @property
+    def is_first_edition(self) -> bool:
+        """Whether the guide's first edition is about this release (up to 0.4.1), by the form of its lines where the start is unknown."""
+        return self.is_before(0, 4, 3) if self.release is not None else self.first_form
+
+    # What follows from arguments
+
+    @property
+    def attention_ranks(self) -> int:
+        """Ranks of attention data parallelism, 1 without it."""
+        return attention_ranks(self.arguments)
+
+    @property
+    def pipeline_stages(self) -> int:
+        """Pipeline-parallel ranks, 1 without."""
+        return max(int(self.number("pp_size") or 1), 1)
+
+    @property
+    def micro_batches(self) -> int:
+        """Batches that one scheduler runs in turn: `#running-req` is that of one."""
+        return self.pipeline_stages + (int(self.number("pp_async_batch_depth") or 0) if self.pipeline_stages > 1 else 0)
+
+    @property
+    def shards(self) -> int:
+        """GPUs that share one copy of the weights."""
+        return max(int(self.number("tp_size") or 1), 1) * self.pipeline_stages
+
+    @property
+    def shared_by(self) -> int:
+        """How many batches share --max-running-requests."""
+        return self.attention_ranks * self.micro_batches
+
+    @property
+    def role(self) -> str:
+        """The side of disaggregation, `prefill` or `decode`; empty for both."""
+        mode = self.word("disaggregation_mode")
+        return mode if mode in {"prefill", "decode"} else ""
+
+    @property
+    def waits_by(self) -> str:
+        """What decides, beside the new-token ratio, when a waiting request starts: `prefill`, `other` or nothing else."""
+        if self.role == "prefill":
+            return "prefill"
+        return "other" if self.role or any(self.arguments.get(arg) for arg in (*WAITS_BY, *STARTS_BY)) else ""
+
+    @property
+    def starts_slowly(self) -> bool:
+        """Whether only a flag limits how fast requests start."""
+        return not (self.role or any(map(self.is_on, WAITS_BY))) and any(map(self.is_on, STARTS_BY))
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the server runs without a GPU."""
+        return self.word("device") in _WITHOUT_GRAPHS or self.memory_device == "cpu"
+
+    @property
+    def without_graph(self) -> str:
+        """`disabled` or `unsupported` where decode batches have no graphs at all; empty where they may."""
+        if self.is_cpu or self.graph_device == "cpu" or self.role == "prefill" or self.is_on("is_embedding"):
+            return "unsupported"
+        config = self.arguments.get("cuda_graph_config")
+        decode = config.get("decode") if isinstance(config, dict) else None
+        off = isinstance(decode, dict) and decode.get("backend") == "disabled"
+        return "disabled" if off or self.is_on("disable_cuda_graph") or self.is_on("disable_decode_cuda_graph") else ""
+
+    @property
+    def graph_arg(self) -> str:
+        """The argument of the largest captured decode batch: renamed in 0.5.14, the old name refused from 0.5.20 on."""
+        for name in ("cuda_graph_max_bs_decode", "cuda_graph_max_bs"):
+            if name in self.arguments:
+                return name
+        version = version_tuple(self.version or self.release)
+        return "cuda_graph_max_bs" if version is None or version < (0, 5, 14) else "cuda_graph_max_bs_decode"
+
+    @property
+    def largest_captured(self) -> float | None:
+        """The largest decode batch with a CUDA graph: of the log, else of the arguments."""
+        sizes = max(self.graph_sizes, default=0)
+        config = self.arguments.get("cuda_graph_config")
+        decode = config.get("decode") if isinstance(config, dict) else None
+        most = number(decode.get("max_bs")) if isinstance(decode, dict) else None
+        listed = self.arguments.get("cuda_graph_bs") or self.arguments.get("cuda_graph_bs_decode")
+        largest = max((size for size in listed if isinstance(size, int)), default=0) if isinstance(listed, list) else 0
+        return float(sizes or largest or self.size(self.graph_arg) or most or 0.0) or None
+
+    @property
+    def graphs_padded(self) -> bool:
+        """Whether a batch below the largest captured size replays the next larger graph."""
+        return not self.is_on("disable_cuda_graph_padding")
+
+    @property
+    def steps_between_lines(self) -> float:
+        """Decode steps between two decode lines."""
+        return self.size("decode_log_interval") or DECODE_LOG_INTERVAL
+
+    @property
+    def prefill_tokens(self) -> float | None:
+        """The most tokens of one prefill batch: the smaller of chunked_prefill_size and max_prefill_tokens."""
+        return min(filter(None, (self.size("chunked_prefill_size"), self.size("max_prefill_tokens"))), default=None)
+
+    @property
+    def initial_ratio(self) -> float | None:
+        """The new-token ratio at the start: min(0.7 x conservativeness, 1) (srt/managers/scheduler.py, from 0.3.6 on)."""
+        value = self.number("schedule_conservativeness")
+        return None if value is None else min(0.7 * value, 1.0)
+
+    @property
+    def may_reserve_in_full(self) -> bool:
+        """Whether requests with ignore_eos are reserved in full here: from 0.5.22 on, before only with the radix cache off.
+
+        `_get_running_request_total_token_offset`, `add_one_req_ignore_eos` (srt/managers/schedule_policy.py).
+        """
+        return self.release is None or not self.is_before(0, 5, 22) or self.is_on("disable_radix_cache")
+
+    # Sizes
+
+    def limit(self, dp: int | None) -> float | None:
+        """Return the running limit of one scheduler's batch; None where unknown."""
+        known = self.limits.get(dp, self.limits.get(None)) or max(self.limits.values(), default=None)
+        micro = self.size("max_micro_batch_size") or self.size("pp_max_micro_batch_size")
+        if known is None:
+            flag = self.size("max_running_requests")
+            known = None if flag is None else max(flag // self.attention_ranks, 1.0)
+        if known is None:
+            return micro
+        share = max(known // self.micro_batches, 1.0)
+        return min(share, micro) if micro else share
+
+    @property
+    def least_limit(self) -> float | None:
+        """The smallest running limit of a scheduler's batch."""
+        return min(filter(None, map(self.limit, self.limits or (None,))), default=None)
+
+    def pool(self, dp: int | None = None) -> float | None:
+        """Return the tokens of one scheduler's KV cache; None where unknown."""
+        return self.pools.get(dp) or max(self.pools.values(), default=None)
+
+    def gigabytes(self, name: str) -> float | None:
+        """Return what a stage took on the rank with most; None where unknown or nothing."""
+        return most(rank.taken.get(name) for rank in self.memory.values())
+
+    @property
+    def capacity_gb(self) -> float | None:
+        """GPU memory free before the weights, on the rank with least: SGLang sizes all pools by it."""
+        return min((rank.before for rank in self.memory.values() if rank.before), default=None)
+
+    @property
+    def reserve_gb(self) -> float | None:
+        """GPU memory left after the start, on the rank with least; None on a CPU server."""
+        return None if self.is_cpu or not self.available else min(self.available.values())
+
+    @property
+    def pools_gb(self) -> float | None:
+        """The KV cache of one GPU, a draft model's included."""
+        pool = self.gigabytes("pool")
+        return None if pool is None else pool + (self.gigabytes("draft_pool") or 0.0)
+
+    @property
+    def weights_gb(self) -> float | None:
+        """The weights on one GPU, a draft model's included."""
+        weights = self.gigabytes("weights")
+        return None if weights is None else weights + (self.gigabytes("draft_weights") or 0.0)
+
+    @property
+    def states_a_request(self) -> float | None:
+        """States of the mamba cache for each running request, where they set the running limit (0.5.5 on)."""
+        limit = max(self.limits.values(), default=None)
+        if not self.states or not limit or self.states < limit or self.states > _STATES_A_REQUEST * (limit + 1):
+            return None
+        if self.number("max_running_requests") is not None and self.number("max_running_requests") == limit:
+            return None
+        each = int(self.states // limit)
+        return float(each) if self.states // each == limit else None
+
+    @property
+    def model(self) -> str:
+        """The model's name and path."""
+        return f"{self.word('served_model_name')} {self.word('model_path')}"
+
+
+def most(figures: Iterable[float | None]) -> float | None:
+    """Return the largest figure above zero."""
+    return max((figure for figure in figures if figure is not None and figure > 0), default=None)

@@ -1,0 +1,709 @@
+"""A server over time: events in, seconds in each state and counts out. Pure; times are unix seconds.
+
+A line says what holds until the next one. All lines of one time are one moment, because printed times are whole seconds: its prefill batches
+take the time that their tokens need, the rest is decoding. Where the next line is overdue (`OVERDUE` intervals), the scheduler is idle.
+Everything is added up in buckets of ten seconds, so any stretch of time is a sum of buckets.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from math import ceil, inf
+from typing import NamedTuple
+
+from sglang_tuning_exporter.core.events import Event, Rank
+from sglang_tuning_exporter.core.facts import Facts
+from sglang_tuning_exporter.state.profiles import Profile
+
+BUCKET_SECONDS = 10.0
+OVERDUE = 2.5  # intervals between two lines; then nothing is decoded any more
+LEAST_HOLD_SECONDS = 2.0  # printed times are whole seconds
+MOST_HOLD_SECONDS = 300.0
+STUCK_SECONDS = 60.0  # work and no line for so long is a hang, if the work is still there afterwards
+MANY_RUNNING = 8  # a silence that began with so many is worth a note
+USUAL_STEP_SECONDS = 0.05  # until the log shows it
+USUAL_PREFILL_RATE = 1000.0  # tokens a second, until the log shows it
+FULL_PREFILL = 0.9  # of the most tokens that a prefill batch may have
+SAME_CHUNK = 3  # lines with exactly the most tokens show the size of a chunk
+AT_LIMIT = 0.95
+ASSUMED_CAPTURED = 160.0  # the smallest of SGLang's defaults of the largest captured batch
+USUAL_CAPTURED = "160 to 256"
+RATE_SECONDS = 60.0  # over which admissions are counted for the wait
+LEAST_RATE_SECONDS = 5.0
+COARSE = 0.05  # of the pool: smaller requests fill it smoothly, and usage alone says whether it is full
+SHARED_PREFIXES = 0.2
+FAR_ABOVE = 0.2  # of the new-token ratio, above its start
+LEAST_RATIO, DECAY_STEPS = 0.14, 600.0  # of the initial ratio; srt/managers/schedule_policy.py
+REPEAT_SECONDS = 10.0  # within which other ranks print the same event
+ELSEWHERE = ("bootstrap", "unbootstrapped", "prealloc", "transfer", "transferring", "inflight", "host_receive")
+IDLE, UNKNOWN = "idle", "unknown"
+SIGNALS = ("queue", "token_usage", "admission", "cuda_graph")
+WAITS = (
+    "held_back", "recovering", "running_limit", "pool_full", "hybrid_pool_full", "prefill_bound", "grammar_queue", "pd_queue", "standing_still",
+)  # fmt: skip
+
+
+class Totals(dict[str, float]):
+    """Sums by name: seconds of a state (`queue/empty`), figure x seconds (`running`), counts (`retractions`). They add and subtract."""
+
+    def __missing__(self, name: str) -> float:
+        return 0.0
+
+    def add(self, other: Totals, times: float = 1.0) -> None:
+        """Add another one, or subtract it (`times` -1)."""
+        for name, value in other.items():
+            self[name] = self.get(name, 0.0) + times * value
+
+    def rename(self, old: str, new: str) -> None:
+        """Count one state as another."""
+        if old in self:
+            self[new] = self.get(new, 0.0) + self.pop(old)
+
+    def under(self, head: str) -> dict[str, float]:
+        """Return what is named `head/…`, by the rest of its name."""
+        return {name[len(head) + 1 :]: value for name, value in self.items() if name.startswith(head + "/")}
+
+    def known(self, signal: str) -> float:
+        """Return the seconds in which something ran or waited and a signal was known."""
+        return sum(value for state, value in self.under(signal).items() if state not in {IDLE, UNKNOWN})
+
+    def share(self, signal: str, *states: str) -> float | None:
+        """Return the share of states in the known serving time; None without any."""
+        known = self.known(signal)
+        return sum(self[f"{signal}/{state}"] for state in states) / known if known > 0 else None
+
+    def mean(self, figure: str, when: str = "") -> float | None:
+        """Return the mean of a figure over the serving time, or over one state of admission."""
+        name = f"{figure}@{when}" if when else figure
+        seconds = self[f"{name}:s"]
+        return self[name] / seconds if seconds > 0 else None
+
+    def quantile(self, head: str, share: float) -> float | None:
+        """Return the number below which `head/NUMBER` lies for this share of its seconds."""
+        seconds = sorted((float(number), value) for number, value in self.under(head).items() if value > 0)
+        left = share * sum(value for _, value in seconds)
+        for number, value in seconds:
+            left -= value
+            if left <= 1e-9:
+                return number
+        return seconds[-1][0] if seconds else None
+
+
+class Moment(NamedTuple):
+    """What a scheduler does: one word for each of `SIGNALS`."""
+
+    queue: str
+    token_usage: str
+    admission: str
+    cuda_graph: str
+
+
+_ALL_IDLE = Moment(IDLE, IDLE, IDLE, IDLE)
+_ALL_UNKNOWN = Moment(UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN)
+
+
+class Hang(NamedTuple):
+    """A silence with work before and after it."""
+
+    begin: float
+    seconds: float
+    before: float  # requests that ran before
+    after: float  # and after
+
+
+class Scheduler:
+    """One DP rank, or the whole server without."""
+
+    def __init__(self, dp: int | None, server: Server) -> None:
+        self.dp = dp
+        self._server = server
+        self.speaker: Rank | None = None  # of the ranks that print the same batch, the one that counts
+        self.running: float | None = None
+        self.queued: float | None = None
+        self.usages: dict[str, float] = {}
+        self.graph: bool | None = None
+        self.queues: dict[str, float] = {}
+        self.pending: tuple[float, float] | None = None  # tokens that wait, and of how many requests
+        self.ratio: float | None = None  # the new-token ratio after a retraction, until it is near its start again
+        self.throughput: float | None = None
+        self.at: float | None = None  # the moment
+        self.spent = -inf  # up to when time is counted
+        self._tokens = self._joined = 0.0  # of the moment's prefill batches
+        self._full = False
+        self._decoded = False
+        self._goes_on = False  # the last prompt continues in the next batch
+        self._steps: deque[float] = deque(maxlen=5)  # seconds between decode lines, as the throughput has it
+        self._decoded_at: float | None = None
+        self._prefilled_at: float | None = None
+        self._gaps: deque[float] = deque(maxlen=5)
+        self._rate = USUAL_PREFILL_RATE  # most prompt tokens in a second
+        self._second = (-inf, 0.0)
+        self._sizes: Counter[float] = Counter()  # tokens of prefill batches
+        self.chunk: float | None = None  # most tokens of a prefill batch, where the log shows it
+        self._admitted: deque[tuple[float, float]] = deque()
+        self._admitted_at: float | None = None
+        self._fell_at: float | None = None  # a request ended since the last one was admitted
+        self._served = 0.0
+
+    # A line
+
+    def take(self, event: Event, now: float) -> None:
+        """Take a batch line."""
+        figures = event.figures
+        if self.at is None or now != self.at:
+            self._proceed(now, figures.get("running"))
+        server = self._server
+        for name, figure in (("full", "usage"), ("swa", "swa_usage"), ("mamba", "mamba_usage")):
+            if figure in figures:
+                self.usages[name] = figures[figure]
+        self.queues.update({name: figures[name] for name in ELSEWHERE if name in figures})
+        before = self.running
+        self.running, self.queued = figures.get("running", self.running), figures.get("queued", self.queued)
+        if before is not None and self.running is not None and self.running < before:
+            self._fell_at = now
+        if event.kind == "decode":
+            self._decode(event, now)
+        else:
+            self._prefill(event, now)
+        server.bucket(now)["lines"] += 1
+
+    def _decode(self, event: Event, now: float) -> None:
+        figures, bucket, facts = event.figures, self._server.bucket(now), self._server.facts
+        running, steps = self.running or 0.0, facts.steps_between_lines
+        throughput, accepted = figures.get("throughput"), figures.get("accept_length", 1.0)
+        self.throughput = throughput if throughput is not None else self.throughput
+        if throughput and running:
+            self._steps.append(steps * max(accepted, 1.0) * running / throughput)
+        if self._decoded_at is not None and now > self._decoded_at:
+            self._gaps.append(now - self._decoded_at)
+        self._decoded_at, self._decoded = now, True
+        bucket["decode_lines"] += 1
+        bucket["decoded"] += steps * max(accepted, 1.0) * running
+        if "accept_length" in figures:
+            bucket["accepted"] += accepted
+            bucket["accepted:n"] += 1
+        if "graph" in figures:
+            self.graph = bool(figures["graph"])
+            facts.graph_device = event.word or facts.graph_device
+            bucket["replayed" if self.graph else "eager"] += 1
+            if not self.graph and self._server.another_decides(self.dp, running, now):
+                self.graph = None
+        if self.ratio is not None:
+            initial = facts.initial_ratio or 0.7
+            self.ratio -= steps * (initial - LEAST_RATIO * initial) / DECAY_STEPS
+            self.ratio = None if self.ratio <= initial + FAR_ABOVE else self.ratio
+
+    def _prefill(self, event: Event, now: float) -> None:
+        figures, bucket, facts = event.figures, self._server.bucket(now), self._server.facts
+        tokens, sequences = figures.get("tokens", 0.0), figures.get("sequences", 0.0)
+        if tokens <= 1 and not (self.running or self.queued or figures.get("cached")):
+            self.running = self.queued = 0.0  # a health probe is no load
+            self._tokens = self._joined = 0.0
+            return
+        most = facts.prefill_tokens or self._chunk(tokens)
+        counted = tokens + (self.running or 0.0 if facts.is_on("enable_mixed_chunk") else 0.0)
+        full = most is not None and counted >= FULL_PREFILL * most and not self._ended_by_requests(counted, sequences)
+        started = max(sequences - self._goes_on, 0.0)
+        self._goes_on = full and facts.number("chunked_prefill_size") != -1
+        self._full = full  # of the moment's last prefill batch
+        self._tokens += tokens
+        self._joined += sequences
+        second = self._second[1] + tokens if int(now) == self._second[0] else tokens
+        self._second = (int(now), second)
+        self._rate = max(self._rate, second)
+        if self._prefilled_at is not None and now > self._prefilled_at and self._decoded_at is None:
+            self._gaps.append(now - self._prefilled_at)
+        self._prefilled_at = now
+        if started:
+            self._admitted.append((now, started))
+            self._admitted_at, self._fell_at = now, None
+        bucket["prefill_lines"] += 1
+        bucket["computed"] += tokens
+        bucket["cached"] += figures.get("cached", 0.0)
+        bucket["sequences"] += sequences
+        bucket["started"] += started
+        if tokens <= sequences:  # several answers to one prompt: each finds all of it
+            bucket["repeated"] += figures.get("cached", 0.0)
+        if "pending" in figures:
+            self.pending = (figures["pending"], figures.get("queued", 0.0))
+
+    def _chunk(self, tokens: float) -> float | None:
+        """Return the most tokens of a batch where only the log shows them: a size that comes again and again and that nothing exceeds."""
+        if tokens > 0 and (tokens >= (self.chunk or 0.0) or tokens in self._sizes):
+            self._sizes[tokens] += 1
+            if len(self._sizes) > 64:
+                self._sizes = Counter(dict(self._sizes.most_common(32)))
+        largest = max(self._sizes, default=0.0)
+        self.chunk = largest if self._sizes[largest] >= SAME_CHUNK and largest >= 32 else None
+        return self.chunk
+
+    def _ended_by_requests(self, tokens: float, sequences: float) -> bool:
+        facts = self._server.facts
+        most = facts.size("prefill_max_requests")
+        return most is not None and sequences >= most and tokens <= (facts.prefill_tokens or inf) - (facts.size("page_size") or 1)
+
+    def retract(self, event: Event, now: float) -> None:
+        """Take a retraction of this scheduler."""
+        self.advance(now)
+        bucket, usage = self._server.bucket(now), self.usage
+        if usage is not None:
+            bucket["usage_before"] += usage
+            bucket["usage_before:n"] += 1
+        after, initial = event.figures.get("ratio_after"), self._server.facts.initial_ratio
+        if after is not None:
+            self.ratio = after if initial is None or after > initial + FAR_ABOVE else None
+
+    @property
+    def usage(self) -> float | None:
+        """The usage of the fullest pool, 0 to 1."""
+        return max(self.usages.values(), default=None)
+
+    # Time
+
+    def _proceed(self, now: float, runs: float | None) -> None:
+        """Begin a moment; `runs` is what its first line says runs now."""
+        self.advance(now)
+        if self.at is not None and runs is not None:
+            gap, ran = now - self.at, (self.running or 0.0) + self._joined * (not self._decoded)
+            if gap > max(STUCK_SECONDS, self.hold_seconds) and ran >= 1 and self._server.serves_through(self.at):
+                if runs >= ran / 2:
+                    self._server.hung(Hang(self.at, gap, ran, runs), now)
+                elif ran >= MANY_RUNNING:
+                    self._server.silences.append(Hang(self.at, gap, ran, runs))
+        self.at, self.spent = now, max(now, self.spent)
+        self._tokens = self._joined = 0.0
+        self._full = self._decoded = False
+
+    @property
+    def hold_seconds(self) -> float:
+        """How long the last moment is valid."""
+        known = min(self._steps, default=None)
+        gap = min(self._gaps, default=None)
+        due = min(filter(None, (known, gap)), default=self._server.facts.steps_between_lines * USUAL_STEP_SECONDS)
+        if known is None and gap is not None:
+            due = max(self._gaps)
+        return min(max(OVERDUE * (due + self.prefill_seconds), LEAST_HOLD_SECONDS), MOST_HOLD_SECONDS)
+
+    @property
+    def prefill_seconds(self) -> float:
+        """How long the moment's prompts take to compute."""
+        return self._tokens / self._rate
+
+    def advance(self, now: float) -> None:
+        """Count the time up to `now`."""
+        if self.at is None or now <= self.spent:
+            return
+        if self.running == 0 and not self.queued and not self._joined and not any(self.queues.values()):
+            self._spend(now, _ALL_IDLE)
+            return
+        prefill = min(self.prefill_seconds, STUCK_SECONDS)
+        if self._tokens and self.spent < self.at + prefill:
+            self._spend(min(now, self.at + prefill), self._states(prefilling=True))
+        until = self.at + self.hold_seconds
+        if self.spent < min(now, until):
+            self._spend(min(now, until), self._states(prefilling=False))
+        if self.spent < now:
+            waits = self.queued is None or self.queued > 0 or any(self.queues.values())
+            self._spend(now, _ALL_UNKNOWN if waits else _ALL_IDLE)
+
+    def _spend(self, until: float, moment: Moment) -> None:
+        """Count the time up to `until` as this."""
+        serves = moment is not _ALL_IDLE and moment is not _ALL_UNKNOWN
+        running = None if self.running is None else self.running + self._joined * (not self._decoded)
+        while self.spent < until:
+            bucket = self._server.bucket(self.spent)
+            end = min(until, (self.spent // BUCKET_SECONDS + 1) * BUCKET_SECONDS) if serves else until
+            seconds, self.spent = end - self.spent, end
+            for signal, state in zip(SIGNALS, moment, strict=True):
+                bucket[f"{signal}/{state}"] += seconds
+            if not serves:
+                continue
+            self._served += seconds
+            bucket[f"serves/{self.dp}"] += seconds
+            if moment.queue not in {"empty", UNKNOWN}:
+                bucket[f"waits/{self.dp}"] += seconds
+            for name, value in (("running", running), ("queued", self.queued), ("usage", self.usage)):
+                if value is None:
+                    continue
+                bucket[name] += value * seconds
+                bucket[f"{name}:s"] += seconds
+                if moment.admission in WAITS:
+                    bucket[f"{name}@{moment.admission}"] += value * seconds
+                    bucket[f"{name}@{moment.admission}:s"] += seconds
+            if running:
+                bucket[f"batch/{_binned(running)}"] += seconds
+                if moment.admission in {"held_back", "running_limit"}:
+                    bucket[f"held/{_binned(running)}"] += seconds
+            if self._tokens and self._full and self.spent <= (self.at or 0.0) + self.prefill_seconds:
+                bucket["full_prefill"] += seconds
+
+    # States
+
+    def wait_seconds(self, now: float) -> float | None:
+        """Estimate how long the last request of the queue waits: by admissions, which count retracted requests again."""
+        if not self.queued:
+            return 0.0 if self.queued is not None else None
+        while self._admitted and self._admitted[0][0] < now - RATE_SECONDS:
+            self._admitted.popleft()
+        seconds = min(self._served, RATE_SECONDS)
+        if seconds < LEAST_RATE_SECONDS:
+            return None
+        rate = sum(number for _, number in self._admitted) / seconds
+        return self.queued / rate if rate > 0 else inf
+
+    def _states(self, *, prefilling: bool) -> Moment:
+        profile, facts = self._server.profile, self._server.facts
+        usage, queued = self.usage, self.queued
+        running = None if self.running is None else self.running + self._joined * (not self._decoded)
+        target = profile.token_usage_target
+        at_usage = UNKNOWN if usage is None else "at_target" if usage >= target else "below_target"
+        elsewhere = sum(self.queues.values()) if self.queues else 0.0
+        if queued is None:
+            queue = UNKNOWN
+        elif queued <= 0:
+            queue = "empty"
+        else:
+            queue = self._queue(queued)
+        admission = self._admission(running, usage, queued, elsewhere, full=self._full and (prefilling or not self._decoded))
+        if facts.without_graph:
+            graph = facts.without_graph
+        elif self.graph:
+            graph = "replayed"
+        elif self.graph is None:
+            graph = UNKNOWN
+        else:
+            graph = "beyond_captured" if (self.running or 0.0) > (facts.largest_captured or ASSUMED_CAPTURED) else "eager"
+        return Moment(queue, at_usage, admission, graph)
+
+    def _queue(self, queued: float) -> str:
+        profile = self._server.profile
+        if queued > profile.queue_upper:
+            return "above_range"
+        if profile.queue_wait_seconds is not None:
+            wait = self.wait_seconds(self.spent)
+            if wait is not None and wait > profile.queue_wait_seconds:
+                return "above_range"
+        return "below_range" if queued < (profile.queue_lower or -inf) else "in_range"
+
+    def _admission(self, running: float | None, usage: float | None, queued: float | None, elsewhere: float, *, full: bool) -> str:
+        """Return why requests wait: the first reason of a list."""
+        facts, target = self._server.facts, self._server.profile.token_usage_target
+        limit = facts.limit(self.dp)
+        if elsewhere > (queued or 0.0) and self._other_side_is_slow(elsewhere, running):
+            return "prefill_bound" if full else "pd_queue"
+        if queued is None:
+            return UNKNOWN
+        if queued <= 0:
+            return "no_queue"
+        if running is not None and limit is not None and running >= min(AT_LIMIT * limit, max(limit - 1.0, 1.0)):
+            return "running_limit"
+        if full or facts.waits_by == "prefill":
+            return "prefill_bound"
+        if usage is None:
+            return UNKNOWN
+        if usage >= target:
+            return "hybrid_pool_full" if self.usages.get("full", usage) < target else "pool_full"
+        if self.ratio is not None and not facts.waits_by:
+            return "recovering"
+        fits = running is None or self._next_fits(running, usage, target)
+        if not fits:
+            return "pool_full"
+        if self._stands_still():
+            return "standing_still"
+        return UNKNOWN if facts.waits_by else "held_back"
+
+    def _stands_still(self) -> bool:
+        """Whether requests end and the next ones fit, but nothing was admitted for a minute."""
+        if self._admitted_at is None or self._fell_at is None or self._goes_on:
+            return False
+        return self._fell_at - self._admitted_at > STUCK_SECONDS / 2 and self.spent - self._admitted_at > STUCK_SECONDS
+
+    def _other_side_is_slow(self, elsewhere: float, running: float | None) -> bool:
+        """Whether requests wait long for the other side of a pair: some always do, while their KV cache is transferred."""
+        objective, seconds = self._server.profile.queue_wait_seconds, min(self._served, RATE_SECONDS)
+        rate = sum(number for _, number in self._admitted) / seconds if seconds >= LEAST_RATE_SECONDS else None
+        if objective is None or not rate:
+            return elsewhere > (running or 0.0)
+        return elsewhere > rate * objective
+
+    def _next_fits(self, running: float, usage: float, target: float) -> bool:
+        """Return whether one more request would leave the KV cache below its target.
+
+        Small requests fill it smoothly: usage alone decides. A large one needs its prompt in whole pages and a page to decode into, and,
+        where few prefixes are shared, what the mean running request has.
+        """
+        facts, totals = self._server.facts, self._server.totals
+        pool, computed, cached = facts.pool(self.dp), totals["computed"], totals["cached"]
+        shared = cached / (cached + computed) if cached else 0.0
+        need = 0.0 if running <= 0 or shared > SHARED_PREFIXES else usage / (running * facts.micro_batches)
+        tokens, requests = self.pending or (0.0, 0.0)
+        prompt = (1 - shared) * tokens / requests if tokens and requests else computed / max(totals["started"], 1.0)
+        if pool and prompt:
+            page = max(facts.size("page_size") or 1.0, 1.0)
+            need = max(need, page * (ceil(prompt / page) + 1) / pool)
+        return need < COARSE or usage + need <= target
+
+
+def _binned(running: float) -> str:
+    return f"{running:.0f}" if running <= 256 else f"{ceil(running / 8) * 8}"
+
+
+class Server:
+    """One server: facts since its start, its schedulers, buckets, and what happened."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.base = profile
+        self.profile = profile
+        self.facts = Facts()
+        self.schedulers: dict[int | None, Scheduler] = {}
+        self.buckets: deque[tuple[float, Totals]] = deque()
+        self.totals = Totals()  # of this start, without the open bucket
+        self.begin: float | None = None  # the first and the last time
+        self.now: float | None = None
+        self.starts = 0
+        self.starting = False  # arguments were printed, and nothing served yet
+        self.stopping = False  # it was asked to end
+        self.ended = ""  # how it ended, in words
+        self.hangs: list[Hang] = []
+        self.silences: list[Hang] = []
+        self.last: dict[str, float] = {}  # when something happened last
+        self.started: list[Facts] = []
+        self.dated = False
+        self._repeated: dict[tuple[float | str | None, ...], tuple[float, Counter[Rank]]] = {}
+        self._failed: dict[str, float] = {}
+        self._prefilled: dict[int | None, float] = {}
+        self._exceptions_due = 0.0
+
+    def bucket(self, now: float) -> Totals:
+        """Return the sums of ten seconds."""
+        begin = now // BUCKET_SECONDS * BUCKET_SECONDS
+        if not self.buckets or begin > self.buckets[-1][0]:
+            if self.buckets:
+                self.totals.add(self.buckets[-1][1])
+            self.buckets.append((begin, Totals()))
+        elif begin < self.buckets[-1][0]:  # a rank whose lines come late
+            for start, totals in reversed(self.buckets):
+                if start <= begin:
+                    return totals
+        return self.buckets[-1][1]
+
+    def window(self, seconds: float) -> Totals:
+        """Return the sums of the last `seconds`."""
+        whole, since = Totals(), (self.now or 0.0) - seconds
+        for begin, totals in reversed(self.buckets):
+            if begin + BUCKET_SECONDS <= since:
+                break
+            whole.add(totals)
+        return whole
+
+    def advance(self, now: float) -> None:
+        """Count the time up to `now`."""
+        self.now = now if self.now is None else max(self.now, now)
+        for scheduler in self.schedulers.values():
+            scheduler.advance(self.now)
+
+    def take(self, event: Event) -> None:
+        """Take an event. Without a time it is taken at the time of the last one."""
+        now = event.time if event.time is not None else self.now
+        if event.time is not None:
+            self.dated = True
+            self.begin = event.time if self.begin is None else self.begin
+        now = 0.0 if now is None else now if self.now is None else max(now, self.now)
+        self.now = now
+        take = _TAKES.get(event.kind, Server._take_fact)
+        take(self, event, now)
+
+    def count(self, name: str, now: float, event: Event, number: float = 1.0) -> None:
+        """Count what happened, and what of it is marked."""
+        bucket = self.bucket(now)
+        bucket[name] += number
+        if event.marked:
+            bucket[f"marked.{name}"] += number
+        self.last[name] = now
+
+    def _take_batch(self, event: Event, now: float) -> None:
+        rank = event.rank
+        scheduler = self.schedulers.get(rank.dp)
+        if scheduler is None:
+            if len(self.schedulers) >= 1024:
+                return
+            scheduler = self.schedulers[rank.dp] = Scheduler(rank.dp, self)
+        if rank.tp is not None or rank.pp is not None:
+            known = scheduler.speaker
+            if known is None or _place(rank) < _place(known):
+                scheduler.speaker = rank
+            elif _place(rank) > _place(known):
+                return  # every pipeline stage prints every batch
+        if self.ended or self.starting:
+            self.ended, self.starting = "", event.kind != "decode" and self.starting and not self.facts.ready
+            self.advance(now)
+        if event.kind == "prefill":
+            self._prefilled[rank.dp] = now
+            self.facts.first_form = False if "pending" in event.figures else self.facts.first_form
+        elif "graph" not in event.figures and not self.facts.arguments:
+            self.facts.first_form = True
+        else:
+            self.facts.first_form = False
+        if not self.facts.arguments and self.facts.is_first_edition != (self.profile is not self.base):
+            self.profile = self.base.for_server(_Edition(self.facts))  # type: ignore[arg-type]
+        scheduler.take(event, now)
+
+    def _take_retraction(self, event: Event, now: float) -> None:
+        figures = event.figures
+        if figures.get("testing") or self._is_repeated(event, now, tuple(figures.get(name) for name in _ALIKE)):
+            return
+        scheduler = self.schedulers.get(event.rank.dp) or (next(iter(self.schedulers.values())) if len(self.schedulers) == 1 else None)
+        if scheduler is not None:
+            scheduler.retract(event, now)
+        self.count("retractions", now, event)
+        self.count("retracted", now, event, figures.get("requests", 0.0))
+        if "ratio_after" in figures:
+            self.bucket(now)["ratio_after"] += figures["ratio_after"]
+            self.bucket(now)["ratio_after:n"] += 1
+
+    def _is_repeated(self, event: Event, now: float, figures: tuple[float | str | None, ...]) -> bool:
+        """Whether another rank has printed this event: its n-th line is the n-th line of any other."""
+        key = (event.kind, event.rank.dp, *figures)
+        last, lines = self._repeated.pop(key, (now, Counter[Rank]()))
+        if now - last > REPEAT_SECONDS:
+            lines = Counter[Rank]()
+        before = max(lines.values(), default=0)
+        lines[event.rank] += 1
+        self._repeated[key] = (now, lines)
+        if len(self._repeated) > 512:
+            self._repeated.pop(next(iter(self._repeated)))
+        return lines[event.rank] <= before
+
+    def _take_out_of_memory(self, event: Event, now: float) -> None:
+        """Count a failure once: it is logged and raised, by each rank and by the parent process, and not every line has its phase."""
+        recent = {phase for phase, at in self._failed.items() if now - at <= REPEAT_SECONDS}
+        phase = event.word or "unknown"
+        self._failed[phase] = now
+        if phase in recent or (phase == "unknown" and recent):
+            if phase == "unknown" and phase not in recent:
+                del self._failed[phase]
+            return
+        if recent == {"unknown"}:
+            del self._failed["unknown"]
+            self.bucket(now)["out_of_memory.unknown"] -= 1
+        self.count(f"out_of_memory.{phase}", now, event)
+
+    def _take_end(self, event: Event, now: float) -> None:
+        if self.stopping and event.word == "process_died":
+            return  # how processes end that were asked to is no crash
+        if not self.ended:
+            self.count("ends", now, event)
+        self.ended = event.text or self.ended or event.word
+        self._stop(now)
+
+    def _take_draining(self, event: Event, now: float) -> None:
+        self.stopping = True
+        self.last["draining"] = now
+
+    def _take_start(self, event: Event, now: float) -> None:
+        self.advance(now)
+        self._stop(now)
+        self.starts += 1
+        self.count("starts", now, event)
+        self.started.append(self.facts)
+        self.facts = Facts(version=self.facts.version)
+        self.facts.take(event)
+        self.profile = self.base.for_server(_Edition(self.facts))  # type: ignore[arg-type]
+        self.schedulers.clear()
+        self._failed.clear()
+        self.totals = Totals()
+        self.starting, self.stopping, self.ended = True, False, ""
+
+    def _stop(self, now: float) -> None:
+        for scheduler in self.schedulers.values():
+            scheduler.advance(now)
+            scheduler.at = None
+
+    def _take_fact(self, event: Event, now: float) -> None:
+        self.facts.take(event)
+        if event.kind == "ready":
+            self.starting = False
+
+    def _take_hang(self, event: Event, now: float) -> None:
+        self.count("watchdogs", now, event)
+
+    def _take_count(self, event: Event, now: float) -> None:
+        if event.kind == "server_error" or event.kind == "rejected":
+            self.count({"server_error": "server_errors", "rejected": "rejected"}[event.kind], now, event)
+        elif event.kind == "too_long":
+            kind = "beyond_context" if event.figures.get("most", 0.0) >= (self.facts.size("context_length") or inf) - 8 else "too_long"
+            self.count(kind, now, event)
+            self.bucket(now)[f"{kind}_tokens"] += event.figures.get("tokens", 0.0)
+        elif event.kind == "refused":
+            self.count("refused", now, event)
+            self.bucket(now)["refused_for_grammar"] += event.figures.get("grammar", 0.0)
+        else:
+            self.count(event.kind, now, event)
+
+    # What schedulers ask
+
+    def another_decides(self, dp: int | None, running: float, now: float) -> bool:
+        """Whether a step ran without a graph because of another rank of DP attention: one prefilled, or has a larger batch."""
+        if self.facts.knows_arguments and self.facts.attention_ranks < 2:
+            return False
+        if dp is None:
+            return False
+        if any(other != dp and now - at <= 2.0 for other, at in self._prefilled.items()):
+            return True
+        largest = self.facts.largest_captured or ASSUMED_CAPTURED
+        others = [each.running or 0.0 for each in self.schedulers.values() if each.dp != dp]
+        return running <= largest and max(others, default=0.0) > largest
+
+    def serves_through(self, since: float) -> bool:
+        """Whether no start or pause came since."""
+        return max(self.last.get("starts", -inf), self.last.get("pause", -inf), self.last.get("ends", -inf)) <= since and not self.stopping
+
+    def hung(self, hang: Hang, now: float) -> None:
+        """Note a hang; several schedulers have the same."""
+        if self.hangs and self.hangs[-1].begin + self.hangs[-1].seconds > hang.begin:
+            return
+        self.hangs.append(hang)
+        self.bucket(now)["hangs"] += 1
+        self.last["hangs"] = now
+
+
+class _Edition:
+    """What `Profile.for_server` asks of a server."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.is_first_edition = facts.is_first_edition
+        self.role = facts.role
+
+
+_ALIKE = ("requests", "aborted", "gained", "ratio_before", "ratio_after")
+
+
+def _place(rank: Rank) -> tuple[int, int]:
+    return rank.pp or 0, rank.tp or 0
+
+
+_TAKES = {
+    "decode": Server._take_batch,  # noqa: SLF001 - the table of this class
+    "prefill": Server._take_batch,  # noqa: SLF001
+    "retraction": Server._take_retraction,  # noqa: SLF001
+    "out_of_memory": Server._take_out_of_memory,  # noqa: SLF001
+    "arguments": Server._take_start,  # noqa: SLF001
+    "end": Server._take_end,  # noqa: SLF001
+    "draining": Server._take_draining,  # noqa: SLF001
+    "hang": Server._take_hang,  # noqa: SLF001
+    **dict.fromkeys(("rejected", "server_error", "pause", "resume", "too_long", "refused", "health"), Server._take_count),  # noqa: SLF001
+}
+
+
+def mean_prompt(totals: Totals) -> float | None:
+    """Return the tokens of a mean prompt, cached ones included; None where unknown."""
+    return (totals["computed"] + totals["cached"]) / totals["started"] if totals["started"] else None
+
+
+def merged(buckets: Iterable[Totals]) -> Totals:
+    """Return the sum of buckets."""
+    whole = Totals()
+    for totals in buckets:
+        whole.add(totals)
+    return whole

@@ -1,0 +1,155 @@
+"""A stretch of a server's time, as conditions, advice and words look at it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from sglang_tuning_exporter.core.facts import Facts
+from sglang_tuning_exporter.core.server import SIGNALS, Hang, Totals, mean_prompt
+from sglang_tuning_exporter.state.profiles import Profile
+
+# Of the waiting time with a batch of one size or one less: the running limit, where the start is not in the log.
+CONSTANT_BATCH = 0.8
+# Share of the time in which full prefill batches were computed, above which requests wait for prefill whatever the cache holds.
+MOSTLY_PREFILL = 0.5
+LEAST_MINUTE = 60.0  # less than a minute counts as a minute: one burst is no rate
+ENOUGH_ON_A_RANK = 20.0  # seconds
+
+
+@dataclass(frozen=True)  # no slots, because of `cached_property`
+class View:
+    """Sums over a stretch, with the facts and thresholds in force. `now` is its end, unix seconds."""
+
+    totals: Totals
+    facts: Facts
+    profile: Profile
+    now: float
+    ranks: Mapping[int | None, float] = field(default_factory=dict)  # DP ranks, and what each runs at last
+    starting: bool = False
+    stopping: bool = False
+    ended: str = ""
+    hangs: tuple[Hang, ...] = ()
+    last: Mapping[str, float] = field(default_factory=dict)  # when something happened last
+
+    @cached_property
+    def known(self) -> Mapping[str, float]:
+        """Seconds in which something ran or waited, for each signal."""
+        return {signal: self.totals.known(signal) for signal in SIGNALS}
+
+    def share(self, signal: str, *states: str) -> float | None:
+        """Return the share of states in the known serving time; None without any."""
+        known = self.known[signal]
+        return sum(self.totals[f"{signal}/{state}"] for state in states) / known if known > 0 else None
+
+    def waiting_share(self, *states: str) -> float | None:
+        """Return the share of states in the time in which requests waited for a known reason."""
+        known = self.known["admission"] - self.totals["admission/no_queue"]
+        return sum(self.totals[f"admission/{state}"] for state in states) / known if known > 0 else None
+
+    @cached_property
+    def served(self) -> float:
+        """Seconds in which any scheduler served, of the one that served most."""
+        return max(self.totals.under("serves").values(), default=0.0)
+
+    @cached_property
+    def idle(self) -> float:
+        """Seconds in which a scheduler had nothing to do, of the one that had least of it."""
+        return self.totals["queue/idle"] / max(len(self.totals.under("serves")), 1)
+
+    @property
+    def serving_ranks(self) -> float:
+        """How many schedulers served at once, on average."""
+        return max(sum(self.totals.under("serves").values()) / self.served, 1.0) if self.served > 0 else 1.0
+
+    @property
+    def has_enough_load(self) -> bool:
+        """Whether it served for 20 s and printed 10 batch lines."""
+        profile = self.profile
+        return self.served >= profile.enough_serving_seconds and self.totals["lines"] >= profile.enough_observations
+
+    def mean(self, figure: str, when: str = "") -> float | None:
+        """Return the mean of running, queued or usage of a scheduler, while it served."""
+        return self.totals.mean(figure, when)
+
+    def sum(self, figure: str) -> float | None:
+        """Return the mean of running or queued over all schedulers together, micro batches included."""
+        mean = self.totals.mean(figure)
+        if mean is None:
+            return None
+        return mean * self.serving_ranks * (self.facts.micro_batches if figure == "running" else 1)
+
+    def batch(self, share: float = 0.99) -> float | None:
+        """Return the batch that is not exceeded for this share of the serving time."""
+        return self.totals.quantile("batch", share)
+
+    def per_minute(self, count: float) -> float:
+        """Return a count per minute of serving time."""
+        return 60.0 * count / max(self.served, LEAST_MINUTE)
+
+    @property
+    def retractions_a_minute(self) -> float:
+        """Retractions per minute of serving time."""
+        return self.per_minute(self.totals["retractions"])
+
+    @cached_property
+    def prompt(self) -> float | None:
+        """Tokens of a mean prompt, cached ones included."""
+        return mean_prompt(self.totals)
+
+    @cached_property
+    def answer(self) -> float | None:
+        """Decoded tokens for each request that started; None where unknown, or in a stretch that is short beside the answers."""
+        started = self.totals["started"]
+        return self.totals["decoded"] / started if started and self.totals["decoded"] else None
+
+    @cached_property
+    def wait(self) -> float | None:
+        """The mean wait in seconds: queued requests over admissions per second, retracted ones again."""
+        queued, admitted = self.sum("queued"), self.totals["started"]
+        return queued * self.served / admitted if queued is not None and admitted else None
+
+    @property
+    def cached_share(self) -> float | None:
+        """Share of the prompt tokens that came from the prefix cache."""
+        tokens = self.totals["computed"] + self.totals["cached"]
+        return self.totals["cached"] / tokens if tokens and self.facts.number("disable_radix_cache") != 1 else None
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Mean seconds between two tokens of a request, by running requests and throughput of the decode lines."""
+        seconds = self.known["queue"]
+        return seconds * (self.mean("running") or 0.0) / self.totals["decoded"] if self.totals["decoded"] and seconds else None
+
+    @property
+    def prefill_share(self) -> float:
+        """Share of the serving time in full prefill batches with requests waiting."""
+        return self.share("admission", "prefill_bound") or 0.0
+
+    def waited(self) -> dict[str, float]:
+        """Return the share of its serving time in which requests waited, for each DP rank; idle ranks have 0."""
+        waits, serves = self.totals.under("waits"), self.totals.under("serves")
+        if self.served < ENOUGH_ON_A_RANK:
+            return {}
+        return {dp: waits.get(dp, 0.0) / self.served for dp in {*serves, *map(str, self.ranks)} - {"None"}}
+
+
+def explained(view: View) -> View:
+    """Return the view with the waits explained that one moment cannot explain.
+
+    Where the running limit is not known, a batch that stays at one size while requests wait is at a limit.
+    """
+    held = view.totals.under("held")
+    waited = sum(held.values())
+    if view.facts.least_limit is not None or not waited or not view.totals["admission/held_back"]:
+        return view
+    size = max(held, key=lambda number: held[number] + held.get(f"{float(number) - 1:.0f}", 0.0))
+    near = held[size] + held.get(f"{float(size) - 1:.0f}", 0.0)
+    if float(size) < 2 or near < CONSTANT_BATCH * waited:
+        return view
+    totals = Totals(view.totals)
+    for head in ("admission/{}", "running@{}", "running@{}:s", "queued@{}", "queued@{}:s", "usage@{}", "usage@{}:s"):
+        totals.rename(head.format("held_back"), head.format("running_limit"))
+    totals["limit_seen"] = float(size)
+    return replace(view, totals=totals)
