@@ -1,0 +1,668 @@
+"""The text around SGLang's lines, and SGLang's own stamp: `[2025-11-20 11:40:13 DP0 TP3] `.
+
+Container runtimes and log followers are known by their form (`_RUNTIMES`). Any other text around a line is a `Layer` that is learned from
+lines with SGLang's stamp or words in it: at once where it cannot be a sentence, after `_ENOUGH` lines where it can, and after `_ENOUGH_MORE`
+in a row where the stream has another form already. What was learned is not unlearned by lines that do not have it.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
+
+from sglang_tuning_exporter.core.events import MOST_RANKS, NO_RANK, Rank
+
+LONGEST = 262_144  # bytes read of a line; `server_args=` has about 20 kB
+DAY = 86_400
+_FIRST_DATED = 1e9  # seconds; a smaller time is one of the day
+_LONGEST_BEFORE = 300
+_ENOUGH, _ENOUGH_MORE = 3, 16
+_HELD_FORMS, _HELD_LENGTH = 16, 65_536
+_FORMS_KEPT = 8
+_LAYERS = 4
+_RECORDS = 4096  # of one JSON document
+_EPOCH_DAY = dt.date(1970, 1, 1).toordinal()
+
+# SGLang's own stamp: configure_logger, sglang/srt/utils.py, later srt/utils/common.py. 0.3.0 has no date; milliseconds with SGLANG_LOG_MS
+# (0.5.6); `gpu_id=0` before 0.3.
+_RANKS = rb"(?:[ ]+(?:[A-Z_]{2,12}\d{1,5}|gpu(?:_id)?=\d{1,5}))*"
+_STAMP = re.compile(
+    rb"(?:\[?(?:(\d{4}-\d\d-\d\d)[ T])?([0-2]\d):([0-5]\d):([0-6]\d)(?:[.,](\d{1,9}))?(" + _RANKS + rb")[ ]*\]"
+    rb"|\[((?:gpu(?:_id)?=\d{1,5}|(?:DP|TP|PP|EP|ATTN_CP|MOE_DP)\d{1,5})" + _RANKS + rb")\])[ ]?"
+)
+_RANK = re.compile(rb"(?<![A-Z_])(DP|TP|PP|gpu|gpu_id)=?(\d{1,5})")
+_RANK_WORD = rb"(?<![\w.-])(?:DP|TP|PP|EP|ATTN_CP|MOE_DP)\d{1,5}(?![\w.-])"
+
+
+class Stamp(NamedTuple):
+    """When and by which ranks a line was printed."""
+
+    time: float | None  # unix seconds, read as UTC
+    clock: float | None  # seconds since midnight, where there is no date
+    rank: Rank
+
+
+def stamp_of(text: bytes, start: int = 0) -> tuple[Stamp, int] | None:
+    """Read SGLang's stamp at `start`; also return where the message begins."""
+    match = _STAMP.match(text, start)
+    return None if match is None else (_read_stamp(match[0]), match.end())
+
+
+@lru_cache(maxsize=4096)
+def _read_stamp(text: bytes) -> Stamp:
+    match = _STAMP.match(text)
+    assert match is not None
+    date, hours, minutes, seconds, fraction, ranks, alone = match.groups()
+    rank = rank_of(ranks or alone or b"")
+    if hours is None:
+        return Stamp(None, None, rank)
+    clock = int(hours) * 3600 + int(minutes) * 60 + int(seconds) + (float(b"0." + fraction) if fraction else 0.0)
+    if date is None:
+        return Stamp(None, clock, rank)
+    day = _day(int(date[:4]), int(date[5:7]), int(date[8:]))
+    return Stamp(None if day is None else day + clock, None, rank)
+
+
+def rank_of(text: bytes) -> Rank:
+    """Read the ranks in ` DP1 PP0 TP3` or `gpu_id=0` (0.2: the GPU is the TP rank)."""
+    found = {name: int(number) for name, number in _RANK.findall(text) if int(number) < MOST_RANKS}
+    tp = found.get(b"TP", found.get(b"gpu_id", found.get(b"gpu")))
+    return Rank(found.get(b"DP"), tp, found.get(b"PP")) if found else NO_RANK
+
+
+def _day(year: int, month: int, day: int) -> int | None:
+    """Return the unix seconds of a date's midnight."""
+    try:
+        return (dt.date(year, month, day).toordinal() - _EPOCH_DAY) * DAY
+    except ValueError:
+        return None
+
+
+# Times as others print them.
+_MONTHS = b"Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"
+_CLOCK = rb"(?P<hours>[0-2]\d):(?P<minutes>[0-5]\d):(?P<seconds>[0-6]\d)(?:[.,](?P<fraction>\d{1,9}))?"
+_YEAR, _MONTH, _DATE = rb"(?P<year>20\d\d)", rb"(?P<month>[01]\d)", rb"(?P<day>[0-3]\d)"
+_NAME = rb"(?P<name>%b)" % _MONTHS
+_ZONE = rb"(?: ?(?P<zone>Z|UTC|GMT|[+-]\d\d:?\d\d))?"
+_TIMES = (
+    _YEAR + rb"[-/.]" + _MONTH + rb"[-/.]" + _DATE + rb"(?:[ T_]|, )" + _CLOCK + _ZONE,
+    _YEAR + _MONTH + _DATE + rb"[-T ]?" + _CLOCK.replace(b":(?P", b":?(?P") + rb"(?!\d)" + _ZONE,
+    _NAME + rb" (?P<day>[ \d]\d) (?:(?P<year>\d{4}) )?" + _CLOCK,  # syslog
+    rb"[DIWEFC]" + _MONTH + _DATE + rb" " + _CLOCK,  # glog
+    _DATE + rb"[ /-]" + _NAME + rb"[ /-](?P<year>\d{4})[ :]" + _CLOCK + _ZONE,
+    _DATE + rb"\." + _MONTH + rb"\." + _YEAR + rb",? " + _CLOCK,
+    _MONTH + rb"/" + _DATE + rb"/" + _YEAR + rb",? " + _CLOCK + rb"(?: (?P<half>[AP]M))?",
+    _MONTH + rb"[-/]" + _DATE + rb" " + _CLOCK,
+    _CLOCK + rb"(?![\w:])",
+    rb"(?P<epoch>(?:1[4-9]|2[01])\d{8}(?:\.\d{1,9}|\d{3}|\d{6}|\d{9})?)(?![\w.:-])",  # 2014 to 2040, in any unit
+)
+_TIME = b"(?:%b)" % b"|".join(re.sub(rb"\?P<\w+>", b"?:", form) for form in _TIMES)
+_TIME_READERS = tuple(map(re.compile, _TIMES))
+
+
+def time_of(text: bytes) -> float | None:
+    """Read the time that begins a text: unix seconds, without a zone as UTC; seconds since midnight where there is no date."""
+    match = next((match for form in _TIME_READERS if (match := form.match(text)) is not None), None)
+    if match is None:
+        return None
+    found = match.groupdict()
+    if epoch := found.get("epoch"):
+        whole, _, fraction = epoch.partition(b".")
+        return float(epoch) if fraction else int(whole) / 10.0 ** (len(whole) - 10)
+    fraction = found["fraction"]
+    clock: float = int(found["hours"]) * 3600 + int(found["minutes"]) * 60 + int(found["seconds"])
+    clock += float(b"0." + fraction) if fraction else 0.0
+    if half := found.get("half"):
+        clock = clock % (DAY / 2) + (DAY / 2 if half == b"PM" else 0.0)
+    if "day" not in found:
+        return clock
+    month = _MONTHS.split(b"|").index(found["name"]) + 1 if found.get("name") else int(found["month"])
+    today = dt.datetime.now(dt.timezone.utc).date()
+    years = (int(found["year"]),) if found.get("year") else (today.year, today.year - 1)
+    days = (_day(year, month, int(found["day"])) for year in years)
+    limit = (today.toordinal() - _EPOCH_DAY + 1) * DAY  # a day without a year is the last one that has begun anywhere
+    day = next((day for day in days if day is not None and (len(years) == 1 or day <= limit)), None)
+    zone = (found.get("zone") or b"Z").replace(b":", b"")
+    ahead = (int(zone[1:3]) * 3600 + int(zone[3:5]) * 60) * (-1 if zone[:1] == b"-" else 1) if zone[:1] in b"+-" else 0
+    return None if day is None else day + clock - ahead
+
+
+class Line(NamedTuple):
+    """A line without the text around it."""
+
+    text: bytes  # from SGLang's stamp on; where another text replaces it, the message
+    time: float | None = None  # as printed around it: unix seconds, or seconds since midnight
+    rank: Rank = NO_RANK
+    more: tuple[bytes, ...] = ()  # further lines of the same record
+    stream: str = ""  # of a container, whose lines are cut
+    partial: bool = False  # the stream's next line goes on with this one
+    headed: bool = False  # another text stands in place of SGLang's stamp
+    glued: bool = False  # behind another text without an end of line
+    around: str = ""  # names of the layers around it
+
+
+# Words of SGLang's that begin a message, with what follows them: a sentence about them does not match.
+_WORDS = (
+    rb"(?:Decode|Prefill) batch(?: ?\[\d{1,12}\])?(?:\([^)\n]{1,40}\))?[.,] ?#|new fill batch\. #"
+    rb"|#running-req: \d|KV cache pool is full\.|[Dd]ecode out of memory happened|Testing retraction"
+    rb"|server_args=(?:ServerArgs\(|\{)|max_total_num_tokens=\d|Memory pool end\.|KV Cache is allocated\."
+    rb"|Load weight (?:begin|end)|Capture [\w -]{0,40}[Gg]raph (?:begin|end)|Mamba Cache is allocated\."
+    rb"|The server is fired up and ready to roll!|[A-Z]\w{1,40} hit an exception: Traceback"
+)
+_OWN = rb"\[(?:20\d\d-\d\d-\d\d[ T])?[0-2]\d:[0-5]\d:[0-6]\d(?:[.,]\d{1,9})?(?: +[A-Z_]{2,12}\d{1,5})*\] ?(?=\S)"
+_HEAD, WORDS = re.compile(_OWN + rb"|" + _WORDS), re.compile(_WORDS)
+_BETWEEN = (
+    rb"(?:\[?[A-Z]{3,8}\]?[ :|-]+|[\[({][\w ./:={}-]{0,60}[\])}]:? ?|[\w./-]{1,60}\.py:\d{1,6}:? ?|[ \t|-]|[A-Z]:[ \t])"
+)
+# Another time in brackets before SGLang's stamp or words.
+_SECOND = re.compile(rb"%b(?:%b{0,12}?(?=%b)|%b{1,12}?(?=%b))" % (_OWN, _BETWEEN, _OWN, _BETWEEN, _WORDS))
+
+_ISO = rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d) "
+_RUNTIMES = re.compile(
+    rb"(?P<journald>(?:"
+    + _ISO
+    + rb"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)? )[^\s:\[]{1,255} [^\s:\[\]]{1,100}(?:\[\d+\])?: ?)"
+    rb"|(?P<docker>" + _ISO + rb")|(?P<compose>[A-Za-z0-9][\w.-]{0,100} *\| ?)|(?P<kubectl>\[pod/[^\]\s]{1,300}\] )"
+    rb"|(?P<ray>\((?:[^()\n]{1,100} )?pid=\d+(?:, ?ip=[\w.:]+)?\) ?)"
+)
+_CRI = re.compile(rb"(" + _TIME + rb") (stdout|stderr) ([PF])(?::\S*)?(?: |$)")
+_REPEATED = re.compile(rb" \[repeated \d+x across (?:cluster|actors)\].*$")  # by Ray
+_DOCKER_CUTS = 16_000  # bytes; it cuts at 16,384, or a little before so that no character is cut
+
+_ANSI = re.compile(rb"\x1b\[[0-9;:?]*[A-Za-z]|\x1b\([A-Z0-9]|\x1b[=>78]|\x1b[\]_P^][^\x07\x1b\n]{0,300}(?:\x07|\x1b\\)")
+_BAR = re.compile(rb"\s*(?:[A-Z][\w /-]{0,60}(?:\([^()\n]{0,80}\))?: *)?\d{1,3}%\|[^|\n]{0,200}\|[^\"'{}\\\n]{0,120}$")
+_GLUED = re.compile(rb"\[20\d\d-[01]\d-[0-3]\d [0-2]\d:[0-5]\d:[0-5]\d")
+_GLUED_WITHIN = 600
+_QUOTING = re.compile(rb"[\"'{}\\]|obj=|text=|ReqInput|Model attempted|rid=|prompt")
+
+
+def without_terminal(line: bytes) -> bytes:
+    """Return a line without colours, carriage returns at its ends, and NULs or a byte order mark at its start."""
+    line = line.strip(b"\r")
+    if b"\x1b" in line:
+        line = _ANSI.sub(b"", line)
+    if line[:1] in (b"\x00", b"\xef"):
+        line = line.lstrip(b"\x00").removeprefix(b"\xef\xbb\xbf")
+    return line
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One text around lines. `remove` returns what is inside; nothing where a line does not have it."""
+
+    key: tuple[object, ...]
+    remove: Callable[[Line], list[Line]] = field(compare=False)
+    sure: bool = field(compare=False, default=True)  # no sentence looks like it: one line is enough
+
+
+Form: TypeAlias = tuple[Layer, ...]
+Path: TypeAlias = tuple[str | int | None, ...]  # names and places in JSON; None: every place of a list
+
+
+def without(form: Form, line: Line) -> list[Line]:
+    """Return a line, or the records in it, without these layers."""
+    lines = [line]
+    for layer in form:
+        lines = [inner for line in lines for inner in layer.remove(line)]
+    return lines
+
+
+def form_of(text: bytes, layers: int = _LAYERS) -> Form | None:
+    """Return the layers around a line; None where it has no stamp or words of SGLang's, or nothing that can be a layer."""
+    head = _HEAD.search(text)
+    if not layers or (head is None and b'MESSAGE":[' not in text):
+        return None
+    start = len(text) if head is None else head.start()
+    if start == 0:
+        second = _SECOND.match(text)
+        if second is None:
+            return ()
+        start = second.end()
+    brace = 0 if text[:1] == b"[" and text.rstrip()[-1:] == b"]" and _json_of(text) else text.find(b"{", 0, start)
+    if brace >= 0 and (entry := _json_of(text[brace:])) is not None:
+        inner = _json_form(entry, layers)
+        outer = _text_layer(text[:brace]) if brace else None
+        return None if inner is None or (brace and outer is None) else (outer, *inner) if outer else inner
+    if text[:1] == b'"' and isinstance(value := _loads(text), str):
+        inner = form_of(value.encode("utf-8", "replace"), layers - 1)
+        return None if inner is None else (_QUOTED, *inner)
+    if (column := _csv_form(text, start, layers)) is not None:
+        return column
+    if (match := re.search(rb'=(")\{\\"', text[:start])) is not None:
+        outer, inner = _text_layer(text[: match.end(1)]), form_of(_unquoted(text[match.end(1) :], b'"'), layers - 1)
+        return None if outer is None or inner is None else (outer, *inner)
+    layer = None if head is None else _text_layer(text[:start], replaces=_STAMP.match(text, start) is None)
+    return None if layer is None else (layer,)
+
+
+# A text before a line: times, quoted fields, groups in brackets and words vary, all else is fixed.
+_LABELS = rb"\{[\w.-]+ ?[=:] ?\"[^\"\n]*\"(?:, ?[\w.-]+ ?[=:] ?\"[^\"\n]*\")*\}"
+_TOKENS: dict[str, bytes] = {
+    "time": _TIME,
+    "labels": _LABELS,
+    "grep": rb"(?:[\w./+-]{1,200}[:-])?\d{1,9}[:-]",
+    "quoted": rb"\"[^\"\n]*\"",
+    "apostrophes": rb"'[^'\n]*'",
+    "square": rb"\[[^\]\[\n]{0,120}\]",
+    "round": rb"\([^()\n]{0,120}\)",
+    "angle": rb"<[^<>\n]{0,60}>",
+    "curly": rb"\{[\w./:=-]{0,80}\}",
+    "rank": _RANK_WORD,
+    "word": rb"[\w./@%+:#~*-]*\w[/@%+*-]*",
+    "space": rb"[ \t]+",
+}
+_ONLY_WHERE = {
+    "time": (rb"(?<![\w.-])", b""),
+    "grep": (b"", rb"(?=\Z)"),
+    "quoted": (b"", rb"(?=[ ,:;=}\t])"),
+    "apostrophes": (b"", rb"(?=[ ,:;=}\t])"),
+    "square": (rb"(?!\[" + _TIME + rb")", b""),
+}
+_TOKEN = re.compile(
+    b"|".join(
+        b"(?P<%b>%b)" % (name.encode(), _ONLY_WHERE.get(name, (b"", b""))[0] + p + _ONLY_WHERE.get(name, (b"", b""))[1])
+        for name, p in _TOKENS.items()
+    )
+    + rb"|(?P<other>[^\w\n])"
+)
+_OF_REQUESTS = re.compile(
+    rb"obj=|text=|ReqInput|Model attempted|\brid=|prompt|content|\"(?:obj|text|messages|input)\"|\\"
+)
+_ENDS = b" \t]:|>-\"';+`,(=\x1e\xbf\xa0\x8b"  # the last three end a byte order mark and spaces of Unicode's
+_QUOTES = (b'"', b"'")
+_WORDS_AT_MOST, _WORDS_SURE = 24, 6
+_VALUES = {b'"': re.compile(rb'(?:[^"\\]|\\.)*'), b"'": re.compile(rb"(?:[^'\\]|\\.|'')*")}
+
+
+def _text_layer(before: bytes, *, replaces: bool = False) -> Layer | None:
+    """Learn the text before a line; None where it may be part of a request. `replaces`: it stands in place of SGLang's stamp."""
+    if not before or len(before) > _LONGEST_BEFORE or before[-1] not in _ENDS or _OF_REQUESTS.search(before):
+        return None
+    quote = before[-1:] if before.endswith(_QUOTES) else b""
+    rest, position = before.removesuffix(quote), 0
+    tokens: list[tuple[str, bytes]] = []
+    while position < len(rest):
+        match = _TOKEN.match(rest, position)
+        if match is None or (match.lastgroup == "other" and match[0] in _QUOTES):
+            return None
+        tokens.append((match.lastgroup or "", match[0]))
+        position = match.end()
+    kinds = [kind for kind, _ in tokens]
+    timed = "time" in kinds
+    parts = []
+    for place, (kind, text) in enumerate(tokens):
+        # The last space is fixed: the indentation of a traceback follows it. Without a time, only fixed words can stand for a stamp.
+        fixed = (
+            kind == "other"
+            or (kind == "space" and place == len(tokens) - 1)
+            or (replaces and not timed and kind == "word")
+        )
+        parts.append(
+            re.escape(text)
+            if fixed
+            else b"(?P<time>%b)" % _TIME
+            if kind == "time" and kinds.index("time") == place
+            else _TOKENS[kind]
+        )
+    words = kinds.count("word")
+    if words > _WORDS_AT_MOST:
+        return None
+    pattern = re.compile(b"".join(parts) + (rb"[\"']" if quote else b""))
+
+    def remove(line: Line) -> list[Line]:
+        match = pattern.match(line.text, 0, 2 * _LONGEST_BEFORE)
+        if match is None:
+            return []
+        rest, before = line.text[match.end() :], match[0]
+        if quote:
+            rest = _unquoted(rest, before[-1:])
+        if b"pid=" in before:
+            rest = _REPEATED.sub(b"", rest)
+        if before[-1:] == b"`":
+            rest = rest.removesuffix(b"`")
+        time = time_of(match["time"]) if timed and line.time is None else line.time
+        ranks = b" ".join(re.findall(_RANK_WORD, before))
+        rank = rank_of(ranks) if ranks else line.rank
+        return [
+            line._replace(text=rest, time=time, rank=rank, headed=replaces, around=f"{line.around}, text before it")
+        ]
+
+    structured = (
+        timed
+        or words == 0
+        or any(kind in kinds for kind in ("labels", "square", "round", "angle", "grep"))
+        or rest.endswith(b":")
+    )
+    sure = words <= _WORDS_SURE and structured and not (quote or b"{" in rest or b"}" in rest or rest.endswith(b"="))
+    return Layer((pattern.pattern, replaces), remove, sure and (timed or words <= 2))
+
+
+def _unquoted(rest: bytes, quote: bytes) -> bytes:
+    """Read the value of a field up to its closing quotation mark."""
+    match = _VALUES[quote].match(rest)
+    value = rest if match is None else match[0]
+    if quote == b"'":
+        value = value.removesuffix(b"\\n").removesuffix(b"\\r")
+        return value.replace(b"\\'", b"'").replace(b"''", b"'")
+    loaded = _loads(b'"' + value + b'"')
+    return loaded.encode("utf-8", "replace") if isinstance(loaded, str) else value
+
+
+# JSON.
+_TIME_FIELDS = (
+    "timestamp",
+    "time",
+    "@timestamp",
+    "ts",
+    "asctime",
+    "__REALTIME_TIMESTAMP",
+    "datetime",
+    "date",
+    "eventTime",
+)
+_LEVEL_FIELDS = ("level", "levelname", "severity", "lvl", "log.level", "PRIORITY", "stream")
+_REQUEST_FIELDS = ("obj", "prompt", "messages", "input")
+_OFTEN_OF_REQUESTS = ("text", "out", "content", "body")  # of a shipper as well
+_SHIPPERS_FIELDS = ("stringValue", "message", "line")  # inside a body or content that a shipper writes
+_DEPTH, _LEAVES, _PLACES = 10, 256, 8  # an OpenTelemetry record is eight levels deep
+
+
+def _loads(text: bytes) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _json_of(text: bytes) -> dict[str, Any] | list[Any] | None:
+    if text[:1] not in (b"{", b"["):
+        return None
+    entry = _loads(text.rstrip().removesuffix(b","))
+    return entry if isinstance(entry, (dict, list)) else None
+
+
+def _leaves(value: object) -> Iterator[tuple[Path, object]]:
+    """Return texts and numbers with their places, those nearest to the root first."""
+    level: list[tuple[Path, object]] = [((), value)]
+    for _ in range(_DEPTH):
+        below: list[tuple[Path, object]] = []
+        for path, found in level:
+            if isinstance(found, dict):
+                below += [((*path, name), inner) for name, inner in found.items()]
+            elif isinstance(found, list) and _text_of(found) is None:
+                below += [((*path, place), inner) for place, inner in enumerate(found[:_PLACES])]
+            else:
+                yield path, found
+        level = below[:_LEAVES]
+
+
+def _text_of(value: object) -> bytes | None:
+    """Read a text, or the list of bytes that journald writes for one."""
+    if isinstance(value, str):
+        return without_terminal(value.encode("utf-8", "replace"))
+    if isinstance(value, list) and len(value) > 6 and all(isinstance(byte, int) for byte in value):
+        return bytes(byte & 255 for byte in value)
+    return None
+
+
+def _at(value: object, path: Path, scope: object = None) -> list[tuple[bytes, object]]:
+    """Return the texts at a path, each with the innermost object that holds it."""
+    if not path:
+        text = _text_of(value)
+        return [] if text is None else [(text, scope)]
+    name, *rest = path
+    inner: list[object] = []
+    if name is None:
+        inner = value[:_RECORDS] if isinstance(value, list) else []
+    elif (isinstance(value, dict) and name in value) or (
+        isinstance(value, list) and isinstance(name, int) and name < len(value)
+    ):
+        inner = [value[name]]  # type: ignore[index]
+    return [found for each in inner for found in _at(each, tuple(rest), value)][:_RECORDS]
+
+
+def _json_form(entry: dict[str, Any] | list[Any], layers: int) -> Form | None:
+    if isinstance(entry, dict) and str(entry.get("event", "")).startswith("request."):
+        return None  # SGLang's own log of requests as JSON
+    leaves = list(_leaves(entry))
+    for path, value in leaves:
+        text, name = _text_of(value), path[-1] if path else None
+        outer = path[:-1]
+        if text is None or name in _REQUEST_FIELDS:
+            continue
+        if name not in _SHIPPERS_FIELDS and any(each in _REQUEST_FIELDS + _OFTEN_OF_REQUESTS for each in outer):
+            continue
+        inner = form_of(text.split(b"\n", 1)[0], layers - 1)
+        if inner is not None:
+            dated = any(
+                _json_time(other) is not None or place[-1:] and place[-1] in _LEVEL_FIELDS
+                for place, other in leaves
+                if place != path
+            )
+            every = tuple(
+                None if isinstance(each, int) and place < len(path) - 1 else each for place, each in enumerate(path)
+            )
+            return _json_layer(every, sure=dated and name not in _OFTEN_OF_REQUESTS), *inner
+    return None
+
+
+def _json_time(value: object) -> float | None:
+    """Read a time with a date; without one it may as well be a duration."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        return None
+    time = time_of(str(value).encode("utf-8", "replace"))
+    return time if time is not None and time >= _FIRST_DATED else None
+
+
+def _time_in(*scopes: object) -> float | None:
+    """Return the time of a record: of the field most often used for it, in the innermost object that has one."""
+    for scope in scopes:
+        times = {
+            path[-1] if path else "": time for path, value in _leaves(scope) if (time := _json_time(value)) is not None
+        }
+        if times:
+            return next((times[name] for name in _TIME_FIELDS if name in times), next(iter(times.values())))
+    return None
+
+
+def _json_layer(path: Path, *, sure: bool) -> Layer:
+    def remove(line: Line) -> list[Line]:
+        entry = _json_of(line.text)
+        lines = []
+        for text, scope in _at(entry, path) if entry is not None else []:
+            first, *more = text.rstrip(b"\r\n").split(b"\n")[:200]
+            time = line.time
+            if time is None and _STAMP.match(first) is None:
+                time = _time_in(scope, entry)
+            lines.append(line._replace(text=first, time=time, more=tuple(more), around=f"{line.around}, JSON"))
+        return lines
+
+    return Layer(("json", path), remove, sure)
+
+
+def _remove_quotes(line: Line) -> list[Line]:
+    value = _loads(line.text) if line.text[:1] == b'"' else None
+    return [line._replace(text=value.encode("utf-8", "replace").rstrip(b"\n"))] if isinstance(value, str) else []
+
+
+_QUOTED = Layer(("quoted",), _remove_quotes)
+_DELIMITER = re.compile(rb'"(?:[^"]|"")*"([,;\t|])|[^"\n]*?([,;\t|])"')
+
+
+def _row_of(text: bytes, delimiter: str) -> list[str]:
+    try:
+        return next(csv.reader([text.decode("utf-8", "surrogateescape")], delimiter=delimiter), [])
+    except csv.Error:
+        return []
+
+
+def _csv_form(text: bytes, start: int, layers: int) -> Form | None:
+    match = _DELIMITER.match(text, 0, len(text) if text[:1] == b'"' else start + 1)
+    delimiter = text[start - 1 : start] if match is None else match[1] or match[2]
+    # Without quotation marks: a comma of SGLang's has a space behind it, and SGLang prints no tabs.
+    if (
+        match is None
+        and not (delimiter == b"," and b", " not in text[start:])
+        and not (delimiter == b"\t" and b"\t" in text[start:])
+    ):
+        return None
+    row = _row_of(text, delimiter.decode())
+    for column, value in enumerate(row):
+        inner = form_of(value.encode("utf-8", "surrogateescape"), layers - 1)
+        if inner is not None and (len(row) > 1 or not inner):
+            return _csv_layer(column, len(row), delimiter.decode()), *inner
+    return None
+
+
+def _csv_layer(column: int, columns: int, delimiter: str) -> Layer:
+    def remove(line: Line) -> list[Line]:
+        row = _row_of(line.text, delimiter)
+        if len(row) != columns:
+            return []
+        times = (_json_time(value) for place, value in enumerate(row) if place != column)
+        time = next((time for time in times if time is not None), None) if line.time is None else line.time
+        return [
+            line._replace(text=row[column].encode("utf-8", "surrogateescape"), time=time, around=f"{line.around}, CSV")
+        ]
+
+    return Layer(("csv", column, columns, delimiter), remove)
+
+
+class Wrapping:
+    """The text around the lines of one stream. `is_bare`: SGLang's lines came without any."""
+
+    def __init__(self) -> None:
+        self.is_bare = False
+        self.unread = b""  # the first line, cut, with words of SGLang's in a form that was not accepted
+        self._forms: list[Form] = []
+        self._current: Form | None = None  # of the last line of SGLang's
+        self._brackets = False  # a form begins with a time in brackets, as SGLang's stamp
+        self._runtimes: set[str] = set()  # seen around a line of SGLang's
+        self._held: dict[Form, list[Line]] = {}  # lines in forms that are not accepted yet
+        self._cut: dict[str, bytes] = {}  # the parts so far of lines that a container runtime cut
+
+    def lines(self, raw: bytes, *, open_text: bool = False) -> list[Line]:
+        """Return the lines in a physical line: usually one; none while a line is cut or held, several when held ones are released.
+
+        `open_text`: a traceback is open, so text before a stamp is the exception's.
+        """
+        line = Line(without_terminal(raw[:LONGEST].lstrip(b"\x00")[:LONGEST]))
+        for _ in range(_LAYERS):
+            inner = self._without_runtime(line)
+            if inner is None:
+                break
+            if inner.partial:
+                return []
+            line = inner._replace(text=without_terminal(inner.text))
+        return self._inner(line, open_text=open_text)
+
+    def _without_runtime(self, line: Line) -> Line | None:
+        text = line.text
+        if (cri := _CRI.match(text)) is not None:
+            time = time_of(cri[1]) if line.time is None else line.time
+            stream, partial = "cri " + cri[2].decode(), cri[3] == b"P"
+            return self._joined(
+                line._replace(text=text[cri.end() :], time=time, around=line.around + ", CRI"), stream, partial=partial
+            )
+        if text[:1] == b"{" and b'"stream"' in text and b'"log"' in text and isinstance(entry := _json_of(text), dict):
+            log, output = entry.get("log"), entry.get("stream")
+            if isinstance(log, str) and isinstance(output, str):
+                inner = log.encode("utf-8", "replace")
+                first, *more = inner.rstrip(b"\r\n").split(b"\n")[:200]
+                partial = not inner.endswith(b"\n") and len(inner) >= _DOCKER_CUTS
+                time = _time_in(entry) if line.time is None and _STAMP.match(first) is None else line.time
+                whole = line._replace(
+                    text=first, time=time, more=tuple(more), around=line.around + ", container's JSON"
+                )
+                return self._joined(whole, "docker " + output[:20], partial=partial)
+        match = _RUNTIMES.match(text)
+        if match is None or match.lastgroup is None:
+            return None
+        rest = text[match.end() :]
+        name = match.lastgroup
+        if _GLUED.match(rest) and not (name == "docker" and _SECOND.match(rest)):
+            self._runtimes.add(name)
+        elif name not in self._runtimes and not (_RUNTIMES.match(rest) or _CRI.match(rest)):
+            return None
+        elif self._forms and any(without(form, line) for form in self._forms):
+            return None
+        time = time_of(match[0]) if line.time is None else line.time
+        if name == "ray":
+            rest = _REPEATED.sub(b"", rest)
+        return line._replace(text=rest, time=time, around=f"{line.around}, {name}")
+
+    def _joined(self, line: Line, stream: str, *, partial: bool) -> Line:
+        """Join the parts of a line."""
+        begun = self._cut.pop(stream, b"")
+        if begun and len(self._cut) < _HELD_FORMS:
+            line = line._replace(text=(begun + line.text)[:LONGEST])
+        if partial:
+            self._cut[stream] = line.text
+        return line._replace(partial=partial)
+
+    def _inner(self, line: Line, *, open_text: bool) -> list[Line]:
+        text = line.text
+        if _STAMP.match(text) and (self.is_bare or not (self._brackets or _SECOND.match(text))):
+            self._accepts((), text)
+            return [line]
+        known = [self._current, *self._forms] if self._current else self._forms
+        for form in known:
+            found = without(form, line)
+            if found and (
+                form is self._current
+                or any(_STAMP.match(each.text) or (each.headed and WORDS.match(each.text)) for each in found)
+            ):
+                if any(_STAMP.match(each.text) or each.headed for each in found):
+                    self._accepts(form, text)
+                return found
+        if b"\r" in text and not open_text:
+            before, _, rest = text.rpartition(b"\r")
+            if all(not part.strip() or _BAR.match(part) for part in before.split(b"\r")):
+                return self._inner(line._replace(text=rest), open_text=open_text)
+        glued = None if open_text else _GLUED.search(text, 1, _GLUED_WITHIN)
+        if glued is not None and _BAR.match(text[: glued.start()]):
+            return [line._replace(text=text[glued.start() :])]
+        if not open_text and (new := form_of(text)) is not None:
+            if not new:
+                return [line]
+            if (found := without(new, line)) and not (_STAMP.match(text) and self.is_bare):
+                return self._learned(new, found, text)
+        if (
+            glued is not None
+            and text[glued.start() - 1 : glued.start()].isalnum()
+            and not _QUOTING.search(text[: glued.start()])
+        ):
+            return [line._replace(text=text[glued.start() :], glued=True)]
+        return [line]
+
+    def _accepts(self, form: Form, text: bytes) -> None:
+        self._current = form or None
+        self._held.clear()
+        if not form and not self.is_bare and (match := _STAMP.match(text)) is not None:
+            self.is_bare = WORDS.match(text, match.end()) is not None
+
+    def _learned(self, form: Form, found: list[Line], text: bytes) -> list[Line]:
+        """Accept a form, or hold its lines."""
+        known = bool(self._forms) or self.is_bare or bool(self._runtimes)
+        enough = (
+            _ENOUGH_MORE if known else 1 if all(layer.sure for layer in form) and not _SECOND.match(text) else _ENOUGH
+        )
+        held = self._held.setdefault(form, [])
+        held += found
+        if len(held) < enough:
+            self.unread = self.unread or text[:_LONGEST_BEFORE]
+            if len(self._held) > _HELD_FORMS or sum(len(each.text) for each in held) > _HELD_LENGTH * _ENOUGH_MORE:
+                self._held.clear()
+            return []
+        self._forms.insert(0, form)
+        del self._forms[_FORMS_KEPT:]
+        self._brackets = self._brackets or _STAMP.match(text) is not None
+        self._current = form
+        self._held.clear()
+        return held
