@@ -27,10 +27,21 @@ def serve(**given: Any) -> int:
 
 def report(*, jobs: int | None, max_gb: float | None, **given: Any) -> int:
     """Print what limited a server, read from its logs."""
+    given |= _layered(given, REPORT_FORMAT)
+    if os.environ.get("SGLANG_TUNING_CORE") == "new":  # until it replaces the other
+        return _new_report(most=_byte_limit(max_gb), **given)
     from sglang_tuning_exporter.report import report
 
-    given |= _layered(given, REPORT_FORMAT)
     return report.run(given.pop("logs"), jobs=_jobs(jobs), most=_byte_limit(max_gb), **given)
+
+
+def _new_report(**given: Any) -> int:
+    from sglang_tuning_exporter.core import inputs, report
+
+    try:
+        return report.run(**given)
+    except inputs.UsageError as error:
+        raise UsageError(str(error)) from None
 
 
 def backfill(*, jobs: int | None, max_gb: float | None, grafana_url: str | None, **given: Any) -> int:

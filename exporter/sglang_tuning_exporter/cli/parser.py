@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -111,6 +112,12 @@ def _add_of_old_logs(add: Callable[..., _Parser]) -> None:
         nargs="+",
         default=[],
     )
+    if os.environ.get("SGLANG_TUNING_CORE") == "new":
+        report.flag(
+            "--fail-on SEVERITY",
+            "exit with 1 from this severity on: info, warning (default), critical, never",
+            default="warning",
+        )
     backfill = add(
         run.backfill,
         "a server's log as metrics, for a Prometheus that was not there",

@@ -136,6 +136,7 @@ class Start:
     changed: Mapping[str, tuple[object, object]]  # arguments that differ from the start before: before, now
     figures: Mapping[str, float]  # by name: running_requests, queued_requests, token_usage, generated_tokens_per_second, …
     end: str = ""  # how it ended, in words; empty while it runs
+    memory: Mapping[str, float | str] = field(default_factory=dict)  # GB of one rank: before_weights_gb weights_gb kv_pool_gb graphs_gb left_gb; device
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,3 +167,6 @@ class Judged:
     command_notes: tuple[str, ...] = ()
     marked_note: str = ""
     facts: Mapping[str, float | str | None] = field(default_factory=dict)  # pool tokens, limits, memory: what the start printed
+    available_gb: tuple[float, ...] = ()  # available_gpu_mem of every start and scheduler as printed
+    sources: tuple[str, ...] = ()  # the files read, in time order; set by `report`
+    notes: tuple[str, ...] = ()  # problems of the input; set by `report`

@@ -1,0 +1,107 @@
+"""`report --against`: the figures of two logs side by side, without a guess why they differ. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sglang_tuning_exporter.core.findings import Judged, Start
+
+SAME = 0.1  # figures that differ by less, of the larger, differ by chance
+SAME_SHARE = 0.05  # and shares that differ by less in all
+DRAWN = frozenset({"random_seed", "nccl_port", "port", "host"})  # they differ at every start, and change no figure
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A figure that is compared: the name that `Start.figures` has, its words, its unit, and which side is better."""
+
+    name: str
+    words: str
+    unit: str
+    better: str = ""  # higher, lower, or neither
+
+
+FIGURES = (
+    Compared("generated_tokens_per_second", "generated tokens per second", "count", "higher"),
+    Compared("prompt_tokens_per_second", "prompt tokens per second", "count", "higher"),
+    Compared("running_requests", "running requests, mean", "count"),
+    Compared("queued_requests", "queued requests, mean", "count", "lower"),
+    Compared("token_usage", "token usage, mean", "ratio"),
+    Compared("share_waiting", "serving time with requests waiting", "share", "lower"),
+    Compared("share_queue_above_range", "serving time with too long a queue", "share", "lower"),
+    Compared("retractions_per_minute", "retractions", "per_minute", "lower"),
+    Compared("cuda_graph_coverage", "decode batches with a CUDA graph", "share", "higher"),
+    Compared("out_of_memory", "out-of-memory failures", "count", "lower"),
+    Compared("rejections_per_minute", "requests answered with 503", "per_minute", "lower"),
+    Compared("mean_prompt_tokens", "tokens of a prompt, mean", "count"),
+    Compared("mean_generated_tokens", "tokens of an answer, mean", "count"),
+    Compared("share_cached", "prompt tokens found in the cache", "share", "higher"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A figure of two logs; `change` is better, worse, different (neither is better) or same."""
+
+    figure: Compared
+    before: float
+    after: float
+    change: str
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How the last loaded start of one log differs from that of another."""
+
+    sources: tuple[str, ...]  # the other logs
+    changed: dict[str, tuple[object, object]]  # arguments that differ: before, now
+    rows: tuple[Row, ...]
+
+    @property
+    def words(self) -> str:
+        """Which figures are better and which are worse."""
+        found = {
+            change: [row.figure.words for row in self.rows if row.change == change] for change in ("better", "worse")
+        }
+        told = [f"{change}: {', '.join(names)}" for change, names in found.items() if names]
+        return "; ".join(told) or "no clear difference"
+
+
+def compare(before: Judged, after: Judged) -> Comparison:
+    """Return how one log differs from the log before."""
+    old, new = _loaded(before), _loaded(after)
+    changed = {}
+    if old is not None and new is not None and old.arguments and new.arguments:
+        changed = dict(_changed(old, new))
+    rows = tuple(_rows(old, new)) if old is not None and new is not None else ()
+    return Comparison(before.sources, changed, rows)
+
+
+def _loaded(judged: Judged) -> Start | None:
+    """Return the last start with figures."""
+    return next((start for start in reversed(judged.starts) if start.figures), None)
+
+
+def _changed(old: Start, new: Start) -> Iterator[tuple[str, tuple[object, object]]]:
+    for arg in sorted({*old.arguments, *new.arguments} - DRAWN):
+        was, now = old.arguments.get(arg), new.arguments.get(arg)
+        if was != now and arg in old.arguments and arg in new.arguments:
+            yield arg, (was, now)
+
+
+def _rows(old: Start, new: Start) -> Iterator[Row]:
+    for figure in FIGURES:
+        before, after = old.figures.get(figure.name), new.figures.get(figure.name)
+        if before is not None and after is not None and (before or after):
+            yield Row(figure, before, after, _change(figure, before, after))
+
+
+def _change(figure: Compared, before: float, after: float) -> str:
+    difference = after - before
+    least = SAME_SHARE if figure.unit in {"share", "ratio"} else SAME * max(abs(before), abs(after))
+    if abs(difference) <= least:
+        return "same"
+    if not figure.better:
+        return "different"
+    return "better" if (difference > 0) == (figure.better == "higher") else "worse"

@@ -1,0 +1,856 @@
+"""The logs of a report as events in time order: files, globs, standard input, packed, rotated, of several nodes.
+
+Logs are read in chunks, so memory does not grow with their size. Printed times are read as UTC.
+"""
+
+from __future__ import annotations
+
+import bz2
+import datetime as dt
+import errno
+import glob
+import gzip
+import heapq
+import io
+import json
+import lzma
+import os
+import re
+import stat
+import sys
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib import import_module
+from itertools import chain, islice
+from math import inf
+from pathlib import Path
+from typing import IO, Any, BinaryIO
+
+from sglang_tuning_exporter.core.events import Event, Rank
+from sglang_tuning_exporter.core.layouts import oldest_first, rejoined, unfolded
+from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.text import FIRST_DATED_SECOND, clean
+
+STDIN = "-"
+CHUNK, PACKED_CHUNK, MIB = 1 << 20, 1 << 14, 1 << 20
+LONGEST_LINE = 1 << 18  # bytes; more of a line is left out
+MOST_WITHOUT_A_LINE = 32 * MIB  # of an input of unknown size, before the first line of SGLang's
+MOST_WITHOUT_END = 128 * MIB  # a line of 100 MB is cut, and the rest is read
+MOST_OF_UNKNOWN_SIZE = 8 << 30
+# A log packs to a tenth or a thirtieth of its size. A file that unpacks to a hundred times its size is made to fill a disk.
+MOST_UNPACKED, MOST_RATIO = 64 * MIB, 100
+_SHORT_LINE = 64  # bytes that a line counts at least towards MOST_WITHOUT_A_LINE
+_HEAD_LINES = 2000  # that are searched for the first time and start
+DAY = 86400.0
+# Reasons of the next five: docs/decisions.md, "Reports".
+JITTER_SECONDS = 60.0  # processes write one log a little out of order; a time further back is of another clock
+FAR_SECONDS = 30 * DAY  # no server is silent for so long and then prints: a time further ahead is of another clock
+STRAY_LINES = 16  # so many lines with times of another clock are strays if the first clock comes back
+OVERLAP_SECONDS = 10.0  # the last lines of one file and the first of the next may overlap by so much
+ZONE_SECONDS = 1800.0  # time zones differ by whole half hours; the nodes of one server start within less
+ENOUGH_LINES, MOST_FRAMES = 10, 64  # batch lines of a rank behind one name; names, above which they are none
+# Answers of any web server, not only SGLang's.
+_ANSWERS = frozenset({"rejected", "server_error", "pause", "resume", "too_long", "refused"})
+_SGLANGS = re.compile(rb"(?:Prefill|Decode) batch|server_args=|KV cache pool is full")
+_STAMP = re.compile(rb"\[(20\d\d)-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)")
+_NUMBER = re.compile(rb"(?<![\w=./-])\d+(?![\w=./-])")  # a length or a count; numbers of names are parts of words
+_ROTATED = re.compile(r"(?:\.(?P<number>\d{1,4})|[-._](?P<date>\d{8}(?:[-._]?\d{1,10})?))?(?:\.(?:gz|bz2|xz|zst))?$")
+
+MAGIC = {  # the first bytes of packed files
+    b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz", b"(\xb5/\xfd": ".zst", b"PK\x03\x04": ".zip",
+    b"7z\xbc\xaf\x27\x1c": ".7z", b"\x04\x22\x4d\x18": ".lz4",
+}  # fmt: skip
+OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+REMEDIES = {
+    ".zst": "install sglang-tuning-exporter[zstd], or unpack it with zstd -d",
+    ".zip": "unpack it, or give its text: unzip -p",
+    ".7z": "unpack it, or give its text: 7z e -so",
+    ".lz4": "unpack it, or give its text: lz4 -dc",
+}
+_DAMAGE: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, lzma.LZMAError)
+with suppress(ImportError):
+    try:  # from Python 3.14 on
+        _zstd: Any = import_module("compression.zstd")
+    except ImportError:
+        _zstd = import_module("backports.zstd")
+    OPENERS[".zst"] = _zstd.open
+    _DAMAGE += (_zstd.ZstdError,)
+
+
+class UsageError(Exception):
+    """A user's mistake in one line: key, value, remedy."""
+
+
+class DamagedError(Exception):
+    """A packed file ends early, or other data follows it."""
+
+
+# One file or stream
+
+
+@dataclass(slots=True)
+class Source:
+    """One file or stream. A pipe can be read only once, so its first chunk is kept."""
+
+    name: str
+    stream: IO[bytes] | None = None  # of a pipe
+    most: int | None = None  # the most bytes of an input of unknown size
+    on_read: Callable[[int], None] | None = None  # called with the number of bytes that were read
+    first: float | None = None  # when the log begins, on the clock of the report
+    start: Event | None = None  # the first start in its beginning
+    ahead: float = 0.0  # how far its clock is ahead, seconds
+    empty: bool = False
+    is_sized: bool = False
+    notes: list[str] = field(default_factory=list)
+    _held: Iterator[bytes] | None = None
+    _taken: int = 0  # bytes, packed or not
+
+    def look(self) -> None:
+        """Read the beginning. Raise `UsageError` where it cannot be read."""
+        with self._readable():
+            chunks = self._text()
+            head = next(chunks, b"")
+            self.empty = not head
+            self._look_at(head)
+            self._held = chain([head], chunks) if self.stream is not None else None
+
+    def _look_at(self, head: bytes) -> None:
+        reader, times = Reader(), list[float]()
+        for line in head.split(b"\n", _HEAD_LINES)[:_HEAD_LINES]:
+            for event in reader.read(line[:LONGEST_LINE].rstrip(b"\r")):
+                if event.kind == "arguments" and event.time is not None and self.start is None:
+                    self.start = event
+                if event.time is not None:
+                    times.append(event.time)
+            if not times and self.first is None:
+                self.first = stamp(line)
+        if times and (self.first is None or not 0 <= times[0] - self.first < DAY):
+            self.first = times[0]
+            if len(times) > 1 and (
+                all(time < times[0] - JITTER_SECONDS for time in times[1:3])
+                or all(time > times[0] + FAR_SECONDS for time in times[1:3])
+            ):
+                self.first = times[1]  # the first is a stray
+
+    def lines(self) -> Iterator[bytes]:
+        """Give every line without its end. Raise `UsageError` where it cannot be read."""
+        with self._readable():
+            chunks, self._held = self._held or self._text(), None
+            for chunk in chunks:
+                yield from chunk.removesuffix(b"\n").split(b"\n")
+            self._close()
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            with readable(self.name):
+                yield
+        except UsageError:
+            self._close()
+            raise
+
+    def _close(self) -> None:
+        if self.stream is not None and self.name != STDIN:
+            self.stream.close()
+
+    def _note(self, what: str) -> None:
+        if (note := f"{clean(self.name)}: {what}") not in self.notes:
+            self.notes.append(note)
+
+    def _text(self) -> Iterator[bytes]:
+        """Give the text in chunks of whole lines, the oldest first."""
+        self._taken = 0
+        chunks = self._of_a_log(self._chunks())
+        return whole_lines(oldest_first(rejoined(unfolded(chunks), self._note), clean(self.name)))
+
+    def _of_a_log(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        first = next(filter(None, chunks), b"")
+        problem = ""
+        if first[257:262] == b"ustar":
+            problem = "is a tar archive; unpack it, and give its logs"
+        elif packing(first):
+            problem = "was compressed twice; unpack it once"
+        elif b"\n" not in first and first.count(b"\r[20") > 1:
+            problem = "its lines end in carriage returns alone; convert it: tr '\\r' '\\n'"
+        if problem:
+            raise UsageError(f"{clean(self.name)}: {problem}")
+        yield first
+        yield from chunks
+
+    def _chunks(self) -> Iterator[bytes]:
+        if self.stream is not None:
+            yield from self._unpacked(self.stream)
+            return
+        with Path(self.name).open("rb") as stream:
+            self.is_sized = not packing(os.pread(stream.fileno(), 8, 0))
+            yield from self._plain(stream) if self.is_sized else self._unpacked(stream)
+
+    def _take(self, data: bytes) -> bytes:
+        self._taken += len(data)
+        if self.on_read is not None:
+            self.on_read(len(data))
+        return data
+
+    def _plain(self, stream: BinaryIO) -> Iterator[bytes]:
+        """Read a regular file; a hole is a single NUL byte."""
+        descriptor, at = stream.fileno(), 0
+        while True:
+            try:
+                data = os.lseek(descriptor, at, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # a hole to the end, or the end
+                    return
+                data = at  # a file system without SEEK_DATA
+            if data > at:
+                yield b"\0"
+            if not (chunk := os.pread(descriptor, CHUNK, data)):  # reading the stream would ignore the moved position
+                return
+            at = data + len(chunk)
+            yield self._take(chunk)
+
+    def _unpacked(self, of: IO[bytes]) -> Iterator[bytes]:
+        """Give what a pipe or a packed file has, while it looks like a log."""
+        stream = io.BufferedReader(_Counted(of, self._take), CHUNK)
+        extension = packing(stream.peek())
+        if extension and extension not in OPENERS:
+            raise UsageError(
+                f"{clean(self.name)}: is a {extension} file, which cannot be read here; {REMEDIES[extension]}"
+            )
+        chunks = unpack(extension, stream) if extension else iter(lambda: stream.read(CHUNK), b"")
+        total = unended = 0
+        rest = b""
+        try:
+            for chunk in chunks:
+                end = chunk.rfind(b"\n") + 1
+                total, unended = total + len(chunk), len(chunk) - end + (0 if end else unended)
+                problem = ""
+                if total > (self.most or MOST_OF_UNKNOWN_SIZE):
+                    problem = f"is larger than {(self.most or MOST_OF_UNKNOWN_SIZE) / (1 << 30):g} GiB"
+                elif self.most is None and unended > MOST_WITHOUT_END:
+                    problem = f"has no end of a line in {MOST_WITHOUT_END // MIB} MiB"
+                elif self.most is None and extension and total > max(MOST_UNPACKED, MOST_RATIO * self._taken):
+                    problem = f"unpacks to more than {MOST_RATIO} times its size"
+                if problem:
+                    raise UsageError(
+                        f"{clean(self.name)}: {problem}; give a log, or how much to read at most with --max-gb"
+                    )
+                if not extension:
+                    yield chunk
+                    continue
+                if rest:
+                    yield rest
+                yield chunk[:end]
+                rest = chunk[end:]  # the last line may be cut, and a cut figure is wrong
+        except DamagedError as reason:
+            self._note(f"{reason}; only what comes before it was read")
+        else:
+            yield rest
+
+
+class _Counted(io.RawIOBase):
+    """A stream that passes on what was read of it."""
+
+    def __init__(self, stream: IO[bytes], take: Callable[[bytes], bytes]) -> None:
+        self._stream, self._take = stream, take
+
+    def readable(self) -> bool:
+        """Return True: `io.BufferedReader` asks."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read into a buffer."""
+        data = self._take(self._stream.read(len(buffer)))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def packing(first: bytes) -> str:
+    """Return the extension that belongs to the first bytes of a packed file; empty for any other."""
+    return next((extension for magic, extension in MAGIC.items() if first.startswith(magic)), "")
+
+
+def unpack(extension: str, stream: IO[bytes]) -> Iterator[bytes]:
+    """Decompress a file. Raise `DamagedError` after everything that can be read."""
+    if extension == ".gz":
+        yield from _unzip(stream)
+        return
+    try:
+        with OPENERS[extension](stream) as text:
+            while chunk := text.read1(CHUNK):  # what `read` had when the file ends early would be lost
+                yield chunk
+    except _DAMAGE as error:
+        raise DamagedError("is damaged or ends early") from error
+
+
+def _unzip(stream: IO[bytes]) -> Iterator[bytes]:
+    member, fresh = zlib.decompressobj(wbits=31), False
+    data = stream.read(CHUNK)
+    while data or (data := stream.read(PACKED_CHUNK)):
+        if member.eof:
+            if not (data := data.lstrip(b"\0")):  # tape padding
+                continue
+            member, fresh = zlib.decompressobj(wbits=31), True
+        before = member.copy()
+        try:
+            text = member.decompress(data, CHUNK)
+        except zlib.error as error:
+            if not fresh:
+                yield _salvaged(before, data)
+            raise DamagedError("holds more than gzip" if fresh else "is damaged") from error
+        fresh = False
+        yield text
+        data = member.unused_data if member.eof else member.unconsumed_tail
+    while not member.eof and (text := member.decompress(member.unconsumed_tail, CHUNK)):
+        yield text
+    if not member.eof:
+        raise DamagedError("ends in the middle of a gzip member")
+
+
+def _salvaged(member: zlib._Decompress, data: bytes) -> bytes:
+    found = bytearray()
+    with suppress(zlib.error):
+        for position in range(len(data)):
+            found += member.decompress(data[position : position + 1], CHUNK)
+    return bytes(found)
+
+
+def whole_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Cut chunks at line ends; leave out the end of a very long line, and NUL bytes before one, with which a truncated file begins."""
+    rest, skipping = b"", False
+    for data in chunks:
+        chunk = data
+        if skipping:
+            if (end := chunk.find(b"\n")) < 0:
+                continue
+            chunk, skipping = chunk[end:], False
+        chunk = rest + chunk
+        end = chunk.rfind(b"\n") + 1
+        if end:
+            yield chunk[:end]
+        rest = chunk[end:]
+        if rest[:1] == b"\0":
+            rest = rest.lstrip(b"\0")
+        if len(rest) > LONGEST_LINE:
+            rest, skipping = rest[:LONGEST_LINE], True
+    if rest:
+        yield rest
+
+
+@contextmanager
+def readable(name: str) -> Iterator[None]:
+    """Turn an error of the system about a file into a `UsageError`."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{clean(name)}: {error.strerror or error}; give a log that can be read") from None
+
+
+# Several files
+
+
+def find(arguments: Sequence[str], stdin: IO[bytes] | None) -> list[Source]:
+    """Return the files that the arguments name: paths, globs, and - for standard input. Raise `UsageError` where one names none."""
+    found: list[Source] = []
+    known: set[tuple[int, int]] = set()
+    for argument in arguments:
+        if argument == STDIN:
+            if stdin is None:
+                raise UsageError("-: there is no standard input; give a file")
+            if not any(source.name == STDIN for source in found):
+                found.append(Source(STDIN, stdin))
+            continue
+        names = [argument]
+        if glob.has_magic(argument) and not Path(argument).exists():
+            matches = sorted(glob.glob(argument, recursive=True))  # noqa: PTH207 - Path takes no absolute pattern
+            names = [name for name in matches if not Path(name).is_dir()]
+            if not names:
+                raise UsageError(f"{clean(argument)}: no file matches; give a path, a glob, or -")
+        for name in names:
+            with readable(name):
+                status = os.stat(name)  # noqa: PTH116 - the name stays as it was given
+            if (status.st_dev, status.st_ino) not in known:
+                known.add((status.st_dev, status.st_ino))
+                found.append(_opened(name, status))
+    return found
+
+
+def _opened(name: str, status: os.stat_result) -> Source:
+    if stat.S_ISDIR(status.st_mode):
+        raise UsageError(f"{clean(name)}: is a directory; give its files, such as {clean(name).rstrip('/')}/*")
+    if stat.S_ISBLK(status.st_mode) or stat.S_ISCHR(status.st_mode):
+        raise UsageError(f"{clean(name)}: is a device; give a file, or - for standard input")
+    with readable(name):
+        pipe = None if stat.S_ISREG(status.st_mode) else Path(name).open("rb")  # noqa: SIM115 - closed once read
+    return Source(name, pipe)
+
+
+def _by_name(source: Source) -> tuple[tuple[int, int], list[str | int]]:
+    """Return what rotated files sort by, the oldest first: `-20251120` by date, then `.2` before `.1`, then the file itself."""
+    match = _ROTATED.search(source.name)
+    order = (2, 0)
+    if match is not None and match["date"]:
+        order = (0, int(re.sub(r"\D", "", match["date"])))
+    elif match is not None and match["number"]:
+        order = (1, -int(match["number"]))
+    parts = re.split(r"(\d+)", _ROTATED.sub("", source.name, count=1))
+    return order, [int(part) if part.isdigit() else part for part in parts]
+
+
+def in_order(sources: Sequence[Source]) -> list[list[Source]]:
+    """Return the files in groups that one reader reads one after the other, in time order.
+
+    A file with dates is a log by itself; a file without any time continues the file whose name sorts before it. Without dates only
+    the names give the order of rotated files.
+    """
+    logs = [[source] for source in sources if source.stream or (source.first or 0.0) >= FIRST_DATED_SECOND]
+    rotations: dict[str, list[Source]] = {}
+    for source in sorted((each for each in sources if [each] not in logs), key=_by_name):
+        before = [log for log in logs if source.first is None and _by_name(log[-1]) < _by_name(source)]
+        if before:
+            max(before, key=lambda log: _by_name(log[-1])).append(source)
+        else:
+            rotations.setdefault(_ROTATED.sub("", source.name, count=1), []).append(source)
+    logs.extend(rotations.values())
+    return sorted(logs, key=lambda log: (-inf if log[0].first is None else log[0].first, _by_name(log[0])))
+
+
+def align(sources: Sequence[Source]) -> list[str]:
+    """Put the logs of one server's nodes on one clock; return notes about it."""
+    notes = []
+    starts = [(source, source.start) for source in sources if source.start is not None]
+    for source, start in starts:
+        base, first = min(starts, key=lambda each: (not are_nodes(start.arguments, each[1].arguments), _node(each[1])))
+        ahead = zone_between(first, start) if _node(first) < _node(start) else 0.0
+        if ahead and source.first is not None:
+            source.ahead, source.first = ahead, source.first - ahead
+            way = "ahead of" if ahead > 0 else "behind"
+            notes.append(
+                f"{clean(source.name)}: its clock is {abs(ahead) / 3600:g} h {way} that of {clean(base.name)},"
+                " another node in another time zone: its times are moved by that"
+            )
+    return notes
+
+
+def _node(start: Event) -> int:
+    rank = start.arguments.get("node_rank")
+    return rank if isinstance(rank, int) else 0
+
+
+# The clock of a log, and whether all lines are one server's
+
+
+@dataclass(slots=True)
+class _Begun:
+    """The batches of one rank behind one name: when the first and the last line came, and how many."""
+
+    first: float
+    last: float
+    lines: int = 1
+
+
+@dataclass(slots=True)
+class Lane:
+    """A reader and a clock that never runs backwards; a log that begins where another ended continues them.
+
+    A line with a time of another clock changes nothing if the first clock comes back within a few lines. After the clock was set,
+    time goes on from where it was.
+    """
+
+    number: int
+    name: str = ""
+    ahead: float = 0.0
+    reader: Reader = field(default_factory=Reader)
+    now: float = -inf
+    printed: float | None = None  # the last time that moved the clock, as printed
+    set_back: int = 0
+    set_forward: int = 0
+    strays: int = 0
+    events: Iterator[Event] = field(default_factory=lambda: iter(()))
+    started: float | None = None  # the last start, and its arguments
+    arguments: Mapping[str, object] = field(default_factory=dict)
+    printing: dict[Rank, _Begun] = field(default_factory=dict)  # batches of each rank since a start
+    starts: list[Mapping[str, object]] = field(default_factory=list)  # of the servers that may be running
+    ready: int = 0  # since the last start
+    frames: dict[Rank, dict[bytes, _Begun]] = field(default_factory=dict)  # what stands around batch lines
+    started_behind: set[bytes] = field(default_factory=set)  # what stands around starts
+    two: str = ""  # that one rank prints behind two names
+    _shift: float | None = None
+    _former: float | None = None  # the shift before the last change
+
+    def steady(self, events: Iterable[Event]) -> Iterator[Event]:
+        """Give the events with the times of this clock."""
+        held: deque[Event] = deque()
+        for event in events:
+            held.append(event)
+            while held and self._set(held, ended=False):
+                yield held.popleft()
+        while held:
+            self._set(held, ended=True)
+            yield held.popleft()
+
+    def _set(self, held: deque[Event], *, ended: bool) -> bool:
+        """Set the time of the first event; False where the next ones must be known for that."""
+        event = held[0]
+        printed = event.time
+        if printed is None:
+            event.time = self.now if self.now > -inf else None
+            return True
+        if self._shift is not None and 0 <= printed + self._shift - self.now <= JITTER_SECONDS:
+            return self._move(event, printed)
+        later = [each.time for each in islice(held, 1, STRAY_LINES + 1) if each.time is not None]
+        if self._shift is None:
+            if len(later) < 2 and not ended:
+                return len(held) > STRAY_LINES and self._begin(event, printed)
+            if later and all(time < printed - JITTER_SECONDS or time > printed + FAR_SECONDS for time in later[:2]):
+                self.strays += 1
+                return self._begin(event, later[0])
+            return self._begin(event, printed)
+        ahead = printed + self._shift - self.now
+        if -JITTER_SECONDS <= ahead < 0:
+            event.time = self.now
+            return True
+        is_return = (
+            -JITTER_SECONDS
+            <= time + self._shift - self.now
+            <= max(JITTER_SECONDS, min(ahead - JITTER_SECONDS, FAR_SECONDS))
+            for time in later
+        )
+        if any(is_return) or (ended and not later and not 0 <= ahead <= FAR_SECONDS):
+            self.strays += 1
+            event.time = self.now
+            return True
+        if not ended and len(held) <= STRAY_LINES:
+            return False
+        if self._former is not None and 0 <= printed + self._former - self.now <= JITTER_SECONDS:
+            self._shift, self._former = self._former, self._shift
+        elif not 0 <= ahead <= FAR_SECONDS:
+            self._former, self._shift = self._shift, self.now - printed
+            self.set_back, self.set_forward = self.set_back + (ahead < 0), self.set_forward + (ahead > 0)
+        return self._move(event, printed)
+
+    def _begin(self, event: Event, printed: float) -> bool:
+        self._shift = -self.ahead
+        return self._move(event, printed)
+
+    def _move(self, event: Event, printed: float) -> bool:
+        assert self._shift is not None
+        self.now, self.printed = max(self.now, printed + self._shift), printed
+        event.time = self.now
+        return True
+
+    # Whether one server prints into this log
+
+    def look(self, line: bytes, event: Event) -> None:
+        """Take a line of a batch or a start, with what stands around it. Raise `UsageError` where two servers print at the same time."""
+        stamped = _STAMP.search(line)
+        if stamped is None or stamped.start() == 0 or event.time is None:
+            return
+        frame = _frame(line, stamped.start())
+        if event.kind == "arguments":
+            self.started_behind.add(frame)
+            return
+        frames = self.frames.setdefault(event.rank, {})
+        seen = frames.get(frame)
+        if seen is None:
+            if len(frames) < MOST_FRAMES:
+                frames[frame] = _Begun(event.time, event.time)
+            return
+        seen.last, seen.lines = max(seen.last, event.time), seen.lines + 1
+        if seen.lines % ENOUGH_LINES or len(frames) >= MOST_FRAMES:
+            return
+        for other, its in frames.items():
+            # Text of a request that looks like another server's line has the frame of this one around it.
+            if frame.startswith(other) or other.startswith(frame) or its.lines < ENOUGH_LINES:
+                continue
+            if min(seen.last, its.last) - max(seen.first, its.first) > OVERLAP_SECONDS:
+                names = " and ".join(
+                    repr(clean(name.decode("utf-8", "replace"))[:60]) for name in sorted((frame, other))
+                )
+                self.two = (
+                    f"the lines of two servers, or the same lines twice: the same rank prints batches behind {names}"
+                )
+                if self.started_behind >= {frame, other}:
+                    raise UsageError(
+                        f"{self.name}: holds {self.two}; give one server's lines, for example with grep -F"
+                    )
+
+    def take(self, event: Event) -> None:
+        """Raise `UsageError` where several servers print into this log with nothing around their lines."""
+        if self.frames:
+            return
+        if event.kind == "arguments":
+            sides = {each.get("disaggregation_mode") for each in (event.arguments, *self.starts)}
+            if self.ready and not sides >= {"prefill", "decode"}:
+                self.starts.clear()
+            self.ready = 0
+            if not event.marked and all(
+                each != event.arguments and not are_nodes(each, event.arguments) for each in self.starts
+            ):
+                self.starts.append(event.arguments)
+        elif event.kind in {"end", "draining"}:
+            self.starts.clear()  # whose end it is, is not known
+        elif event.kind == "ready":
+            self.ready += not event.marked
+            # With several tokenizers each of them says so.
+            single = all(each.get("tokenizer_worker_num", 1) == 1 for each in self.starts)
+            if self.ready > 1 and len(self.starts) > 1 and single:
+                raise self._refusal("more than one is ready after the last start")
+        elif event.kind in {"decode", "prefill"} and len(self.starts) > 1:
+            side = self.starts[-1].get("disaggregation_mode")
+            if side in {"decode", "prefill"} and side != event.kind:
+                raise self._refusal("a prefill and a decode server print batches")
+
+    def _refusal(self, reason: str) -> UsageError:
+        ports = ", ".join(sorted({str(each.get("port", "?")) for each in self.starts}))
+        return UsageError(
+            f"{self.name}: several servers print into this log together (--port {ports}): {reason}; nothing shows whose each line is,"
+            " so let each server write a log of its own"
+        )
+
+
+def _frame(line: bytes, length: int) -> bytes:
+    """Return what stands around SGLang's line, without times and counts: before it, and in JSON what else names its source."""
+    around = re.sub(rb"\x1b\[[0-9;]*[A-Za-z]", b"", line[:length])
+    if line.startswith(b"{"):
+        with suppress(ValueError, RecursionError):
+            texts = (f"{path}={leaf}" for path, leaf in _leaves(json.loads(line), "") if "] " not in leaf)
+            around = ", ".join(texts).encode("utf-8", "replace")
+    return _NUMBER.sub(b"", re.sub(rb"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,]?\d*\S*", b"", around)).lstrip()
+
+
+def _leaves(value: object, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield from _leaves(each, f"{path}.{name}")
+    elif isinstance(value, str):
+        yield path, value
+
+
+def are_nodes(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
+    """Whether two starts are of two nodes of one server."""
+    nodes = one.get("nnodes")
+    if not isinstance(nodes, int) or nodes < 2 or one.get("node_rank") == other.get("node_rank"):
+        return False
+    return all(one.get(name) == other.get(name) for name in ("nnodes", "model_path", "dist_init_addr"))
+
+
+def zone_between(base: Event, other: Event) -> float:
+    """Return how far the clock of another node is ahead, seconds, by its time zone, not by its later start."""
+    if base.time is None or other.time is None or not are_nodes(base.arguments, other.arguments):
+        return 0.0
+    return ZONE_SECONDS * round((other.time - base.time) / ZONE_SECONDS)
+
+
+def check_together(lanes: Iterable[Lane], lane: Lane, event: Event) -> None:
+    """Raise `UsageError` where the logs are of two servers; a marked line proves none."""
+    if event.kind == "arguments":
+        if not event.marked:
+            lane.started, lane.arguments = event.time, event.arguments
+        for each in lanes:
+            each.printing.clear()
+    now = event.time or 0.0
+    for other in lanes:
+        if other is lane or lane.started is None or other.started is None or are_nodes(lane.arguments, other.arguments):
+            continue
+        if lane.started <= other.started < now - OVERLAP_SECONDS:
+            raise _together(lane, other, "one goes on after the start in the other")
+    if event.kind not in {"decode", "prefill"}:
+        return
+    mine = lane.printing.setdefault(event.rank, _Begun(now, now))
+    mine.last = now
+    for other in lanes:
+        its = other.printing.get(event.rank)
+        if other is not lane and its and min(mine.last, its.last) - max(mine.first, its.first) > OVERLAP_SECONDS:
+            raise _together(lane, other, "both print batches of the same rank at the same time")
+
+
+def _together(lane: Lane, other: Lane, reason: str) -> UsageError:
+    names = " and ".join(each.name for each in sorted((lane, other), key=lambda each: each.number))
+    return UsageError(
+        f"{names}: logs of two servers, or the same lines twice: {reason}; give one server's logs at a time, or compare two with --against"
+    )
+
+
+def stamp(line: bytes) -> float | None:
+    """Return the time in SGLang's own stamp, of any line; None without a date."""
+    found = _STAMP.search(line, 0, 400)
+    if found is None:
+        return None
+    with suppress(ValueError):
+        return dt.datetime(*map(int, found.groups()), tzinfo=dt.timezone.utc).timestamp()  # type: ignore[arg-type,misc]
+    return None
+
+
+class Logs:
+    """All logs of one report. Counts are complete when `events` is exhausted."""
+
+    def __init__(self, arguments: Sequence[str], stdin: IO[bytes] | None = None, most: int | None = None) -> None:
+        """Read the beginning of every log. Raise `UsageError` for what is missing, a directory, unreadable or empty.
+
+        `most`: the most bytes read of each pipe or packed file; without it, as long as they look like a log.
+        """
+        if stdin is None and STDIN in arguments and sys.stdin is not None:
+            stdin = sys.stdin.buffer
+        found = find(arguments, stdin)
+        for source in found:
+            source.most = most
+            source.look()
+        self.sources = [source for source in found if not source.empty]
+        if not self.sources:
+            raise UsageError(f"{_names(found)}: {'is empty' if len(found) == 1 else 'all are empty'}{_because(found)}")
+        self._zones = align(self.sources)
+        self._logs = in_order(self.sources)
+        self._lanes: list[Lane] = []
+        self._found = False  # an event that only SGLang prints
+        self._unread = b""  # a line with words of SGLang's before the first event
+        self._given = 0  # bytes of lines, each at least `_SHORT_LINE`
+        self.first = min((log[0].first for log in self._logs if log[0].first is not None), default=None)
+        self.end: float | None = None  # the last printed time, on the clock of the report
+        self.lines = 0  # physical lines read
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the files, in time order."""
+        return tuple(clean(source.name) for log in self._logs for source in log)
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk; 0 where a part comes from a pipe."""
+        if any(source.stream is not None for source in self.sources):
+            return 0
+        return sum(Path(source.name).stat().st_size for source in self.sources)
+
+    @property
+    def unreadable(self) -> int:
+        """Lines and fields that look like SGLang's and could not be read."""
+        return sum(sum(lane.reader.unreadable.values()) for lane in self._lanes)
+
+    @property
+    def damage(self) -> list[str]:
+        """Notes about parts that could not be read."""
+        return [note for source in self.sources for note in source.notes]
+
+    @property
+    def notes(self) -> list[str]:
+        """Notes about parts that could not be read, and about times."""
+        notes = self.damage
+        notes += [
+            f"{lane.name}: may hold {lane.two}: then the figures are of both together"
+            for lane in self._lanes
+            if lane.two
+        ]
+        if self.first is None:
+            notes.append(
+                "no line has a time: the report has starts, counts, start-up memory and the last figures,"
+                " but no shares, rates, course and alerts"
+            )
+        elif self.first < FIRST_DATED_SECOND:
+            notes.append("times have no date: where they begin again, the next day is assumed")
+        for way in ("back", "forward"):
+            if count := sum(getattr(lane, f"set_{way}") for lane in self._lanes):
+                often = "once" if count == 1 else f"{count} times"
+                notes.append(
+                    f"the clock was set {way} {often}: time goes on from where it was, so later times are not those printed"
+                )
+        if strays := sum(lane.strays for lane in self._lanes):
+            lines = "1 line has a time" if strays == 1 else f"{strays} lines have times"
+            notes.append(f"{lines} far from those around it: taken as printed with the line before")
+        return notes + self._zones
+
+    def events(self) -> Iterator[Event]:
+        """Give every event in time order, with times that never run backwards.
+
+        Raise `UsageError` where the input cannot be read, is of several servers or, at its end, is no log of SGLang.
+        """
+        waiting, heap = deque(self._logs), list[tuple[float, int, Event]]()
+        running: dict[int, Lane] = {}
+        ended: list[Lane] = []
+        while waiting or heap:
+            while waiting and (not heap or (-inf if waiting[0][0].first is None else waiting[0][0].first) < heap[0][0]):
+                lane = self._lane(waiting[0][0], ended)
+                lane.events = lane.steady(self._read(lane, waiting.popleft()))
+                running[lane.number] = lane
+                _push(heap, lane, ended)
+            if not heap:
+                continue
+            _, number, event = heapq.heappop(heap)
+            lane = running[number]
+            for each in chain((event,), lane.events) if len(self._logs) == 1 else (event,):
+                lane.take(each)
+                if len(self._logs) > 1:
+                    check_together(self._lanes, lane, each)
+                yield each
+            _push(heap, lane, ended)
+        self._check()
+
+    def _lane(self, begin: Source, ended: list[Lane]) -> Lane:
+        """Return the last log that ended where this one begins, else a new one."""
+        for lane in reversed(ended):
+            if begin.first is not None and lane.printed is not None and lane.ahead == begin.ahead:
+                if begin.first + begin.ahead - lane.printed <= FAR_SECONDS:
+                    ended.remove(lane)
+                    return lane
+        self._lanes.append(Lane(len(self._lanes), ahead=begin.ahead))
+        return self._lanes[-1]
+
+    def _read(self, lane: Lane, log: list[Source]) -> Iterator[Event]:
+        """Give the events of a log's files as printed."""
+        read = lane.reader.read
+        for source in log:
+            lane.name = clean(source.name)
+            last = b""
+            for line in source.lines():
+                self.lines += 1
+                events = read(line.rstrip(b"\r"))
+                for event in events:
+                    if event.kind in {"decode", "prefill", "arguments"} and line[:1] != b"[":
+                        lane.look(line, event)
+                    self._found = self._found or event.kind not in _ANSWERS
+                    yield event
+                if not self._found:
+                    self._missing(source, line)
+                if b"[20" in line[:200]:
+                    last = line
+            yield from lane.reader.end()
+            if (end := stamp(last)) is not None and lane.printed is not None:
+                end += lane.now - lane.printed
+                self.end = max(self.end or end, end) if end <= lane.now + FAR_SECONDS else self.end
+
+    def _missing(self, source: Source, line: bytes) -> None:
+        """Give up an input of unknown size in which no line is SGLang's; keep the first line with words of SGLang's."""
+        if not self._unread and _SGLANGS.search(line):
+            self._unread = line
+        self._given += max(len(line), _SHORT_LINE)
+        if self._given > MOST_WITHOUT_A_LINE and not source.is_sized and source.most is None:
+            self._check()
+
+    def _check(self) -> None:
+        # Any web server's log has access lines; only SGLang prints its own prefix before them.
+        served = any(lane.reader.lines["access"] for lane in self._lanes)
+        if self._found or (served and self.first is not None):
+            return
+        if self._unread:
+            words = clean(self._unread[:300].decode("utf-8", "replace"))
+            reason = f"holds words of SGLang's, in lines whose form cannot be read; the first: {words}"
+        else:
+            reason = "no line of SGLang's in it; give a server's log, written at --log-level info"
+        raise UsageError(f"{_names(self.sources)}: {reason}{_because(self.sources)}")
+
+
+def _push(heap: list[tuple[float, int, Event]], lane: Lane, ended: list[Lane]) -> None:
+    event = next(lane.events, None)
+    if event is None:
+        ended.append(lane)
+    else:
+        heapq.heappush(heap, (-inf if event.time is None else event.time, lane.number, event))
+
+
+def _names(sources: Sequence[Source]) -> str:
+    return ", ".join(clean(source.name) for source in sources[:3]) + (", …" if len(sources) > 3 else "")
+
+
+def _because(sources: Sequence[Source]) -> str:
+    return "".join(f" ({note})" for source in sources for note in source.notes)

@@ -1,0 +1,407 @@
+"""`report`: logs in, what limited the server and what to change out, as text, JSON or a page; and the exit status."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from sglang_tuning_exporter.core.against import Comparison, compare
+from sglang_tuning_exporter.core.findings import URGENCY, Change, Check, Figure, Finding, Judged, Start, Value
+from sglang_tuning_exporter.core.inputs import Logs, UsageError
+from sglang_tuning_exporter.core.text import FIRST_DATED_SECOND, Style, action, clean, text, typed, verdict_finding
+from sglang_tuning_exporter.state.profiles import PROFILES, Profile
+
+SCHEMA_VERSION = "2"
+FAIL_ON = ("info", "warning", "critical", "never")
+OUT_OF_MEMORY = ("prefill", "decode", "graph_capture", "startup", "unknown")
+_COUNTS = ("lines", "decode_batches", "prefill_batches", "retraction_events", "retracted_requests",
+    *(f"out_of_memory.{phase}" for phase in OUT_OF_MEMORY), "server_starts", "unrecognised",
+)  # fmt: skip
+Document = dict[str, Any]
+
+
+def run(
+    logs: Sequence[str],
+    *,
+    format: str = "text",  # noqa: A002 - the flag's name
+    output: Path | None = None,
+    profile: str = "online",
+    own_thresholds: Mapping[str, float] | None = None,
+    against: Sequence[str] = (),
+    most: int | None = None,
+    fail_on: str = "warning",
+) -> int:
+    """Write the report of `logs` and return the exit status. Raise `UsageError`."""
+    if fail_on not in FAIL_ON:
+        raise UsageError(f"--fail-on={fail_on}: give {', '.join(FAIL_ON[:-1])} or {FAIL_ON[-1]}")
+    used = PROFILES[profile].with_thresholds(own_thresholds or {})
+    read = Logs(logs, most=most)
+    before = Logs(against, most=most) if against else None
+    if output is not None:
+        _check_output(output, *(each for each in (read, before) if each is not None))
+    judged = judge(read, used)
+    compared = None if before is None else compare(judge(before, used), judged)
+    if format == "json":
+        written = json.dumps(document(judged, compared), indent=2, allow_nan=False) + "\n"
+    elif format == "html":
+        from sglang_tuning_exporter.core.page import page  # noqa: PLC0415 - templates are for this format alone
+
+        written = page(judged, used, compared)
+    else:
+        written = text(judged, used, compared, _style() if output is None else Style())
+    _write(written.encode("utf-8", "replace"), output)
+    sys.stderr.writelines(f"sglang-tuning-exporter: {note}\n" for note in read.damage)
+    return exit_status(judged, fail_on)
+
+
+def judge(logs: Logs, profile: Profile) -> Judged:
+    """Read logs, and judge them as their time passed. Raise `UsageError` for input that cannot be read or is no log of SGLang."""
+    from sglang_tuning_exporter.core.course import Course  # noqa: PLC0415 - until it is there
+
+    course = Course(profile)
+    progress = _Progress(sys.stderr, logs.size)
+    for source in logs.sources:
+        source.on_read = progress.add
+    try:
+        for event in logs.events():
+            course.take(event)
+    finally:
+        progress.clear()
+    judged = course.end(logs.end)
+    begin = judged.begin
+    if logs.first is not None and begin is not None and begin - logs.first > 0:
+        begin = logs.first
+    counts = {**judged.counts, "lines": logs.lines, "unrecognised": logs.unreadable}
+    whole = replace(judged, begin=begin, counts=counts, sources=logs.names, notes=tuple(logs.notes))
+    cleaned: Judged = _cleaned(whole)
+    return cleaned
+
+
+def _cleaned(value: Any) -> Any:
+    """Return a value with all its texts clean: some come from the log, and nothing of it must control a terminal."""
+    if isinstance(value, str):
+        return clean(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{each.name: _cleaned(getattr(value, each.name)) for each in fields(value)})
+    if isinstance(value, Mapping):
+        return {_cleaned(key): _cleaned(item) for key, item in value.items()}
+    return type(value)(map(_cleaned, value)) if isinstance(value, tuple | list) else value
+
+
+def exit_status(judged: Judged, fail_on: str) -> int:
+    """Return 1 where a finding is as urgent as `fail_on` or more; chances are infos."""
+    if fail_on == "never":
+        return 0
+    least = URGENCY[fail_on]  # type: ignore[index]
+    found = [URGENCY[each.severity] if each.is_limit else URGENCY["info"] for each in judged.judgement.findings]
+    return int(any(urgency >= least for urgency in found))
+
+
+# The document
+
+
+def document(judged: Judged, against: Comparison | None = None) -> Document:
+    """Return the report as JSON (docs/report.schema.json): every key is there, `null` where the log does not show a figure."""
+    judgement, own = judged.judgement, verdict_finding(judged)
+    begin, last = judged.begin or 0.0, judged.starts[-1] if judged.starts else None
+    length = max((judged.end or 0.0) - begin, 0.0)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "sources": list(judged.sources),
+        "profile": judged.profile,
+        "span": {
+            "start": iso(judged.begin),
+            "end": iso(judged.end),
+            "seconds": number(length),
+            "serving_seconds": number(judged.serving_seconds),
+            "idle_seconds": number(judged.idle_seconds),
+        },
+        "server": {
+            "version": last.release if last else None,
+            "args": plain(dict(last.arguments)) if last else {},
+        },
+        "verdict": judgement.verdict,
+        "sentence": judgement.sentence,
+        "severity": judgement.severity,
+        "confidence": own.confidence if own else None,
+        "mostly": {"verdict": judged.mostly[0], "share": number(judged.mostly[1])} if judged.mostly else None,
+        "findings": [_finding(each, begin) for each in judgement.findings],
+        "command": _command(judged),
+        "alerts": [
+            {
+                "alert": each.alert,
+                "diagnosis": each.diagnosis,
+                "severity": each.severity,
+                **_stretch(each.at, each.until if each.until is not None else judged.end, begin),
+                "ongoing": each.until is None,
+            }
+            for each in judged.alerts
+        ],
+        "course": [
+            {"what": each.what, **_stretch(each.begin, each.end, begin), "words": each.words} for each in judged.course
+        ],
+        "shares": {
+            signal: {state: number(share) for state, share in states.items()}
+            for signal, states in judged.shares.items()
+        },
+        "counts": _nested({**dict.fromkeys(_COUNTS, 0), **judged.counts}),
+        "marked": _nested(judged.marked),
+        "last": {
+            name: _last(judged, name) for name in ("running_requests", "queued_requests", "token_usage", "cuda_graph")
+        },
+        "available_gpu_memory_gb": [number(each) for each in judged.available_gb],
+        "facts": {name: number(value) if isinstance(value, float) else value for name, value in judged.facts.items()},
+        "starts": [
+            _start(each, run)
+            for run, each in enumerate(
+                judged.starts,
+                0 if judged.starts and judged.starts[0].time is None and not judged.starts[0].arguments else 1,
+            )
+        ],
+        "checks": [_check(each) for each in judgement.checks],
+        "comparison": None if against is None else _comparison(against),
+        "notes": list(dict.fromkeys(filter(None, (*judged.notes, judged.marked_note, *judgement.notes)))),
+    }
+
+
+def iso(time: float | None) -> str | None:
+    """Return unix seconds as `2025-11-20T11:40:00Z`; None if the log has no dates."""
+    if time is None or not FIRST_DATED_SECOND <= time < 253402300800:
+        return None
+    moment = dt.datetime.fromtimestamp(round(time, 3), dt.timezone.utc)
+    return moment.isoformat(timespec="milliseconds" if moment.microsecond else "seconds").replace("+00:00", "Z")
+
+
+def number(value: float | None) -> float | None:
+    """Return a whole number as int; None for what JSON cannot hold."""
+    if value is None or not math.isfinite(value):
+        return None
+    return int(value) if float(value).is_integer() else round(value, 6)
+
+
+def plain(value: object, depth: int = 16) -> Any:
+    """Return a printed argument as JSON can hold it."""
+    if isinstance(value, dict):
+        return {str(key): plain(item, depth - 1) for key, item in value.items()} if depth else "…"
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item, depth - 1) for item in value] if depth else "…"
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    return value if isinstance(value, float) and math.isfinite(value) else str(value)
+
+
+def _stretch(start: float, end: float | None, begin: float) -> Document:
+    until = max(end if end is not None else start, start)
+    return {
+        "start": iso(start),
+        "end": iso(until),
+        "at": number(max(start - begin, 0.0)),
+        "seconds": number(until - start),
+    }
+
+
+def _finding(finding: Finding, begin: float) -> Document:
+    seen = None if finding.since is None else _stretch(finding.since, finding.until, begin)
+    return {
+        "diagnosis": finding.diagnosis,
+        "alert": finding.alert or None,
+        "severity": finding.severity,
+        "confidence": finding.confidence,
+        "is_limit": finding.is_limit,
+        "headline": finding.headline,
+        "sentence": finding.sentence,
+        "because": list(finding.because),
+        "evidence": [_figure(each) for each in finding.evidence],
+        "advice": [_advice(each) for each in finding.changes],
+        "guide": finding.guide,
+        "first_seen": seen["start"] if seen else None,
+        "last_seen": seen["end"] if seen else None,
+        "at": seen["at"] if seen else None,
+        "seconds": number(finding.seconds),
+        "notes": list(finding.notes),
+    }
+
+
+def _figure(figure: Figure) -> Document:
+    return {
+        "name": figure.name,
+        "value": number(figure.value),
+        "threshold": number(figure.limit),
+        "unit": figure.unit,
+        "side": figure.side or None,
+        "holds": figure.holds,
+    }
+
+
+def _check(check: Check) -> Document:
+    figure = check.figure
+    return {
+        "diagnosis": check.diagnosis,
+        "passed": figure is None or not figure.holds,
+        "evidence": None if figure is None else _figure(figure),
+        "needs": check.needs or None,
+    }
+
+
+def _setting(value: Value) -> float | str | None:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return number(value) if isinstance(value, float | int) else value
+
+
+def _advice(change: Change) -> Document:
+    to = "off" if change.removes and change.to is None else _setting(change.to)
+    return {
+        "flag": change.flag or None,
+        "current": _setting(change.now),
+        "suggested": to if to is not None else change.words,
+        "suggestion": change.words or None,
+        "direction": change.direction or None,
+        "action": action(change) or None,
+        "typed": typed(change) or None,
+        "why": change.why,
+        "will_not_help_if": change.will_not_help_if,
+        "gain": change.gain or None,
+        "cost": change.cost or None,
+    }
+
+
+def _command(judged: Judged) -> Document | None:
+    if not judged.command:
+        return None
+    release = judged.starts[-1].release if judged.starts else None
+    return {
+        "text": judged.command,
+        "release": release,
+        "changes": list(judged.command_changes),
+        "notes": list(judged.command_notes),
+    }
+
+
+def _last(judged: Judged, name: str) -> float | bool | None:
+    value = judged.last.get(name)
+    return bool(value) if name == "cuda_graph" and value is not None else number(value)
+
+
+def _nested(counts: Mapping[str, float]) -> Document:
+    nested: Document = {}
+    for name, value in counts.items():
+        above, _, below = name.rpartition(".")
+        (nested.setdefault(above, {}) if above else nested)[below] = number(value)
+    return nested
+
+
+def _start(start: Start, run: int) -> Document:
+    return {
+        "run": run,
+        "start": iso(start.time),
+        "started_in_log": bool(start.arguments),
+        "version": start.release,
+        "changed_args": _changed(start.changed),
+        "figures": {name: number(value) for name, value in start.figures.items()},
+        "memory": dict(start.memory) or None,
+        "ending": start.end or None,
+    }
+
+
+def _changed(changed: Mapping[str, tuple[object, object]]) -> list[Document]:
+    return [
+        {"arg": arg, "flag": f"--{arg.replace('_', '-')}", "before": str(old), "after": str(new)}
+        for arg, (old, new) in changed.items()
+    ]
+
+
+def _comparison(against: Comparison) -> Document:
+    return {
+        "against": list(against.sources),
+        "words": against.words,
+        "changed_args": _changed(against.changed),
+        "figures": [
+            {
+                "name": row.figure.words,
+                "before": number(row.before),
+                "after": number(row.after),
+                "unit": row.figure.unit,
+                "change": row.change,
+            }
+            for row in against.rows
+        ],
+    }
+
+
+# Writing
+
+
+def _style() -> Style:
+    """Colour only on a terminal, and only where nobody asked for none (https://no-color.org)."""
+    if not sys.stdout.isatty():
+        return Style()
+    colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return Style(colour, shutil.get_terminal_size().columns)
+
+
+def _check_output(output: Path, *logs: Logs) -> None:
+    name = f"--output={clean(str(output))}"
+    if output.is_dir():
+        raise UsageError(f"{name}: is a directory; give a file")
+    if not output.parent.is_dir():
+        raise UsageError(f"{name}: there is no such directory; give a file in one that exists")
+    paths = (Path(source.name) for each in logs for source in each.sources if source.stream is None)
+    if output.exists() and any(output.samefile(path) for path in paths):
+        raise UsageError(f"{name}: is one of the logs; give another file")
+
+
+def _write(data: bytes, output: Path | None) -> None:
+    try:
+        if output is not None:
+            output.write_bytes(data)
+        else:
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+    except OSError as error:
+        name = "standard output" if output is None else f"--output={clean(str(output))}"
+        raise UsageError(f"{name}: {error.strerror or error}; give a file that can be written") from None
+
+
+class _Progress:
+    """Bytes read of `total` (0: not known, as of a pipe), as a line that overwrites itself on a terminal, for logs of 64 MB or more."""
+
+    def __init__(self, stream: IO[str], total: int) -> None:
+        self._stream, self._total, self._read = stream, total, 0
+        self._shown = stream.isatty() and (not total or total >= 64 << 20)
+        self._begin = self._last = time.monotonic()
+
+    def add(self, number: int) -> None:
+        """Count `number` more bytes as read."""
+        self._read += number
+        now = time.monotonic()
+        if self._shown and now - self._last >= 0.2:
+            self._last = now
+            self._stream.write(f"\r\x1b[K{progress_line(self._read, self._total, now - self._begin)}")
+            self._stream.flush()
+
+    def clear(self) -> None:
+        """Remove the line."""
+        if self._last > self._begin:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+
+def progress_line(read: int, total: int, seconds: float) -> str:
+    """Return how much was read: a bar and the time left where the total is known."""
+    speed = read / seconds if seconds > 0 else 0.0
+    size = f"{read / (1 << 20):.0f} MB"
+    if not total:
+        return f"{size} read, {speed / (1 << 20):.0f} MB/s"
+    share = min(read / total, 1.0)
+    left = f", {(total - read) / speed:.0f} s left" if speed > 0 and read < total else ""
+    return f"[{'#' * int(30 * share):<30}] {100 * share:3.0f} %  {size} of {total / (1 << 20):.0f}{left}"

@@ -1,0 +1,574 @@
+"""A judged log in words: figures with their units, changes, findings, and the whole report for a terminal. Pure.
+
+Every format is made of the same words: `FindingWords` for text and HTML, `amount` and `duration` everywhere.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sglang_tuning_exporter.core.against import Comparison
+from sglang_tuning_exporter.core.findings import Change, Figure, Finding, Judged, Start, Stretch, Unit, Value
+from sglang_tuning_exporter.state.profiles import Profile
+
+FIRST_DATED_SECOND = 30 * 86400.0  # below it a time is of a log without dates: seconds since its first midnight
+TONES = {"critical": "bad", "warning": "warn", "info": "info", "none": "calm"}
+TONE_WORDS = {"bad": "Critical", "warn": "Warning", "info": "Hint", "good": "No limit", "calm": "No verdict"}
+GOOD = frozenset({"no_limit_in_log", "healthy"})
+STATES = {  # of a signal, as a part of the serving time
+    "stuck": "requests and no progress",
+    "empty": "an empty queue",
+    "below_range": "the queue shorter than its range",
+    "in_range": "the queue in its range",
+    "above_range": "the queue longer than its limit",
+    "held_back": "requests waiting and free KV cache",
+    "recovering": "requests waiting after a burst of retractions",
+    "running_limit": "--max-running-requests reached and requests waiting",
+    "pool_full": "a full KV cache and requests waiting",
+    "hybrid_pool_full": "a full sliding-window or mamba cache and requests waiting",
+    "prefill_bound": "full prefill batches and requests waiting",
+    "grammar_queue": "requests waiting for a grammar",
+    "pd_queue": "requests waiting for the other server of a prefill/decode pair",
+    "beyond_captured": "decode batches larger than the largest captured CUDA graph",
+    "eager": "decode batches without a CUDA graph",
+    "disabled": "CUDA graphs disabled",
+    "replayed": "decode batches that replay a CUDA graph",
+    "unsupported": "no CUDA graphs by device or role",
+}
+SHOWN_SIGNALS = ("activity", "queue", "admission", "cuda_graph")
+COUNTS = {
+    "lines": "lines",
+    "decode_batches": "decode lines",
+    "prefill_batches": "prefill lines",
+    "server_starts": "starts",
+    "unrecognised": "unrecognised",
+    "rejected_requests": "answered with 503",
+    "server_errors": "answered with 500",
+}
+MEMORY = {
+    "before_weights_gb": "free before weights",
+    "weights_gb": "weights",
+    "kv_pool_gb": "KV cache",
+    "graphs_gb": "graphs",
+    "left_gb": "left",
+}
+START_FIGURES = {
+    "generated_tokens_per_second": ("generated tokens/s", "count"),
+    "running_requests": ("running", "count"),
+    "queued_requests": ("waiting", "count"),
+    "token_usage": ("token usage", "ratio"),
+    "retractions_per_minute": ("retractions", "per_minute"),
+    "share_waiting": ("of the time with requests waiting", "share"),
+    "share_cached": ("of the prompt tokens cached", "share"),
+}
+_MOST_ROWS = 40
+
+
+def clean(text: str) -> str:
+    """Return text from outside on one line: characters that cannot be printed (C0, C1, bidi, line ends) are escaped."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+# Figures and times
+
+
+def amount(value: float, unit: Unit | str) -> str:
+    """Return a figure with its unit."""
+    if unit == "share":
+        return f"{100 * value:.0f} %"
+    if unit == "GB":
+        return f"{value:.1f} GB"
+    if unit == "seconds":
+        return duration(value) if value >= 180 else f"{value:.3g} s"
+    if unit == "ratio":
+        return f"{value:.2f}"
+    number = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}".removesuffix(".0")
+    return number + {"per_minute": "/min", "tokens": " tokens"}.get(unit, "")
+
+
+def figure_words(figure: Figure) -> str:
+    """Return a figure with its limit: `Token usage: 0.95 (limit 0.90)`."""
+    name = capitalised(figure.name)
+    if figure.unit == "words":
+        return name
+    limit = ""
+    if figure.limit is not None:
+        limit = f" ({'at least' if figure.side == 'below' else 'limit'} {amount(figure.limit, figure.unit)})"
+        if figure.limit == 0 and figure.unit == "count" and figure.side != "below":
+            limit = " (limit: none)"
+    return f"{name}: {amount(figure.value, figure.unit)}{limit}"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in words, such as `15 min`."""
+    if seconds < 180:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def capitalised(words: str) -> str:
+    """Return the words with a capital first letter, unless they begin with a flag or a path."""
+    return words[:1].upper() + words[1:]
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Times of one log as text: `03:12:05` within a day, with the date over several, `+0:01:30` from its begin without dates."""
+
+    begin: float | None
+    end: float | None
+
+    @property
+    def is_dated(self) -> bool:
+        """Whether the log prints dates."""
+        return self.begin is not None and self.begin >= FIRST_DATED_SECOND
+
+    def at(self, time: float, *, whole: bool = False) -> str:
+        """Return a time; `whole`: with its date in any case."""
+        if not self.is_dated:
+            seconds = int(time - (self.begin or 0.0))
+            return f"+{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+        when, first, last = (_utc(each if each is not None else time) for each in (time, self.begin, self.end))
+        return f"{when:%Y-%m-%d %H:%M:%S}" if whole or first.date() != last.date() else f"{when:%H:%M:%S}"
+
+    def period(self, begin: float | None, end: float | None) -> str:
+        """Return `from 03:12:05 to 03:37:00`; empty where a time is not known."""
+        if begin is None or self.begin is None:
+            return ""
+        if end is None:
+            return f"since {self.at(begin)}"
+        return f"from {self.at(begin)} to {self.at(end)}" if end > begin else f"at {self.at(begin)}"
+
+
+def _utc(time: float) -> dt.datetime:
+    return dt.datetime.fromtimestamp(min(max(time, 0.0), 253402300799.0), dt.timezone.utc)
+
+
+# Changes and findings
+
+
+def typed_value(value: Value) -> str:
+    """Return a value as it is typed after its flag."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, float | int):
+        return f"{value:.0f}" if float(value).is_integer() else f"{value:.6g}"
+    return "" if value is None else value
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeWords:
+    """A change: what to type (empty for advice to people) and words after it; `again`: the number of the finding that has it first."""
+
+    verb: str
+    typed: str
+    words: str
+    now: str
+    reasons: Mapping[str, str]
+    again: int = 0
+
+    @property
+    def line(self) -> str:
+        """The change in one line: `Try --x 2, now 1`."""
+        line = " ".join(filter(None, (self.verb, self.typed, self.words)))
+        return f"{line}, {self.now}" if self.now else line
+
+
+@dataclass(frozen=True, slots=True)
+class FindingWords:
+    """A finding as paragraphs."""
+
+    number: int
+    diagnosis: str
+    alert: str
+    severity: str
+    tone: str
+    headline: str
+    confidence: str
+    sentence: str
+    figures: tuple[str, ...]
+    changes: tuple[ChangeWords, ...]
+    notes: tuple[str, ...]
+    guide: str
+    period: str
+    is_limit: bool
+    causes: tuple[str, ...] = field(default=())
+
+
+def typed(change: Change) -> str:
+    """Return a change as typed: `--x 2`, or a switch alone."""
+    if not change.flag:
+        return ""
+    if change.removes or isinstance(change.to, bool) or change.to is None:
+        return change.flag
+    return f"{change.flag} {shlex.quote(typed_value(change.to))}"
+
+
+def action(change: Change) -> str:
+    """Return the verb of a change; empty for advice to people."""
+    if not change.flag:
+        return ""
+    return "Remove" if change.removes or change.to is False else "Try"
+
+
+def change_words(change: Change, again: int = 0) -> ChangeWords:
+    """Return a change in words."""
+    verb = action(change)
+    words = _ended(capitalised(change.words)) if not change.flag else change.words if change.to is None else ""
+    is_switch = isinstance(change.now, bool) or isinstance(change.to, bool)
+    now = "" if change.now is None or is_switch or verb != "Try" else f"now {typed_value(change.now)}"
+    reasons = {
+        "": capitalised(_ended(change.gain)),
+        "Why": capitalised(_ended(change.why)),
+        "It costs": capitalised(_ended(change.cost)),
+        "It will not help if": _ended(change.will_not_help_if),
+    }
+    return ChangeWords(verb, typed(change), words, now, {label: text for label, text in reasons.items() if text}, again)
+
+
+def findings_words(judged: Judged) -> tuple[FindingWords, ...]:
+    """Return the findings in words; a change that an earlier finding has is only named again."""
+    times, first, shown = Times(judged.begin, judged.end), dict[tuple[str, str, str], int](), list[FindingWords]()
+    headlines = {finding.diagnosis: finding.headline for finding in judged.judgement.findings}
+    for number, finding in enumerate(judged.judgement.findings, 1):
+        changes = []
+        for change in finding.changes:
+            key = (change.flag, typed_value(change.to), change.words)
+            again = first.setdefault(key, number)
+            changes.append(change_words(change, again if again < number else 0))
+        held = f", {duration(finding.seconds)} of them" if 0 < finding.seconds < _length(finding) - 1 else ""
+        period = times.period(finding.since, finding.until)
+        causes = tuple(headlines[each].rstrip(".") for each in finding.because if each in headlines)
+        shown.append(
+            FindingWords(
+                number,
+                finding.diagnosis,
+                finding.alert,
+                finding.severity,
+                TONES[finding.severity],
+                finding.headline,
+                finding.confidence,
+                _ended(finding.sentence) if finding.sentence != finding.headline else "",
+                tuple(map(figure_words, finding.evidence)),
+                tuple(changes),
+                tuple(map(_ended, finding.notes)),
+                _ended(finding.guide),
+                f"Seen {period}{held}." if period else "",
+                finding.is_limit,
+                causes,
+            )
+        )
+    return tuple(shown)
+
+
+def _length(finding: Finding) -> float:
+    return 0.0 if finding.since is None or finding.until is None else finding.until - finding.since
+
+
+def _ended(words: str) -> str:
+    return words if not words or words[-1] in ".!?…:" else f"{words}."
+
+
+def pieces(command: str) -> tuple[str, ...]:
+    """Cut a command line before each flag; the pieces joined with blanks are the line again."""
+    words = re.findall(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+""", command)
+    groups: list[list[str]] = [[]]
+    for word in words:
+        if word.startswith("--"):
+            groups.append([])
+        groups[-1].append(word)
+    cut = tuple(" ".join(group) for group in groups if group)
+    return cut if " ".join(cut) == command else (command,)
+
+
+# The parts of a report
+
+
+def tone(judged: Judged) -> str:
+    """Return the tone of the verdict: a class of the page's style sheet and a colour of the terminal."""
+    if judged.judgement.severity == "none" and judged.judgement.verdict in GOOD:
+        return "good"
+    return TONES[judged.judgement.severity]
+
+
+def verdict_finding(judged: Judged) -> Finding | None:
+    """Return the finding that is the verdict."""
+    found = (each for each in judged.judgement.findings if each.diagnosis == judged.judgement.verdict)
+    return next(found, None)
+
+
+def grade(judged: Judged) -> str:
+    """Return confidence and times of the verdict, such as `confidence: high; from 03:12:00 to 03:37:05`."""
+    own, times = verdict_finding(judged), Times(judged.begin, judged.end)
+    if own is None:
+        return ""
+    return "; ".join(filter(None, (f"confidence: {own.confidence}", times.period(own.since, own.until))))
+
+
+def mostly(judged: Judged) -> str:
+    """Return what took most of the serving time, where that is not the verdict."""
+    if judged.mostly is None or judged.mostly[0] == judged.judgement.verdict:
+        return ""
+    name, share = judged.mostly
+    headline = next((each.headline for each in judged.judgement.findings if each.diagnosis == name), "")
+    words = headline or {"no_limit_in_log": "nothing limited the server", "healthy": "nothing limited the server"}.get(
+        name, name.replace("_", " ")
+    )
+    return f"Most of the serving time ({amount(share, 'share')}): {_ended(words)}"
+
+
+def about(judged: Judged) -> str:
+    """Return which logs these are, and from when to when."""
+    times, seconds = Times(judged.begin, judged.end), (judged.end or 0.0) - (judged.begin or 0.0)
+    when = "no date in the log"
+    if times.is_dated and judged.begin is not None and judged.end is not None:
+        when = f"{times.at(judged.begin, whole=True)} to {times.at(judged.end, whole=True)} as printed"
+    served = f"{duration(seconds)}, serving {duration(judged.serving_seconds)}"
+    return f"{few(judged.sources)}: {when}, {served}; profile {judged.profile}"
+
+
+def few(names: Sequence[str]) -> str:
+    """Return the first names."""
+    return ", ".join(names[:3]) + (" and more" if len(names) > 3 else "")
+
+
+def notes(judged: Judged) -> tuple[str, ...]:
+    """Return all notes of a log, each once."""
+    return tuple(dict.fromkeys(filter(None, (*judged.notes, judged.marked_note, *judged.judgement.notes))))
+
+
+def alert_words(judged: Judged) -> Iterator[tuple[str, str, str]]:
+    """Give severity, name and times of each notification that would have been sent."""
+    times = Times(judged.begin, judged.end)
+    for alert in judged.alerts:
+        until = "still firing when the log ends" if alert.until is None else f"until {times.at(alert.until)}"
+        yield alert.severity, alert.alert, f"would have been notified at {times.at(alert.at)} ({until})"
+
+
+def shares(judged: Judged) -> list[tuple[str, float]]:
+    """Return what the serving time was spent with, the largest share of each signal first."""
+    return [
+        (STATES[state], share)
+        for signal in SHOWN_SIGNALS
+        for state, share in sorted(judged.shares.get(signal, {}).items(), key=lambda item: -item[1])
+        if state in STATES and round(100 * share) > 0
+    ]
+
+
+def healthy(profile: Profile) -> str:
+    """Return what is healthy in this profile."""
+    words = profile.healthy
+    return (
+        f"Healthy in profile {profile.name}: queue {words['queue']}; token usage {words['usage']};"
+        f" CUDA graphs in {words['coverage']}; retractions {words['retractions']} a minute."
+    )
+
+
+def counted(judged: Judged) -> dict[str, str]:
+    """Return what was counted, by name; what is beside text of clients is said with it."""
+    counts, marked = judged.counts, judged.marked
+    found = {words: f"{counts.get(name, 0):,.0f}" for name, words in COUNTS.items()}
+    for name in ("rejected_requests", "server_errors"):
+        if not counts.get(name):
+            del found[COUNTS[name]]
+    events, requests = counts.get("retraction_events", 0), counts.get("retracted_requests", 0)
+    found["retractions"] = f"{events:,.0f} ({requests:,.0f} requests)"
+    if beside := marked.get("retraction_events"):
+        found["retractions"] += f", {beside:,.0f} of them beside text that clients can write"
+    failures = [
+        f"{name.partition('.')[2].replace('_', ' ')} {value:,.0f}"
+        for name, value in counts.items()
+        if name.startswith("out_of_memory.") and value
+    ]
+    return {**found, "out of memory": ", ".join(failures) or "never"}
+
+
+def last_words(judged: Judged) -> str:
+    """Return the figures of the last line."""
+    graph = {1.0: "replayed", 0.0: "not replayed"}
+    return ", ".join(
+        f"{name.replace('_', ' ')} {graph.get(value, value) if name == 'cuda_graph' else typed_value(round(value, 3))}"
+        for name, value in judged.last.items()
+        if value is not None
+    )
+
+
+def stretch_words(stretch: Stretch) -> str:
+    """Return a stretch of the run: its name and words."""
+    return f"{stretch.what}{f': {stretch.words}' if stretch.words else ''}"
+
+
+def memory_words(start: Start) -> str:
+    """Return the memory of a start by use."""
+    parts = [
+        f"{value:.2f} GB {words}"
+        for key, words in MEMORY.items()
+        if isinstance(value := start.memory.get(key), int | float)
+    ]
+    return ("host memory: " if start.memory.get("device") == "cpu" else "memory: ") + ", ".join(parts) if parts else ""
+
+
+def start_figures(start: Start) -> dict[str, str]:
+    """Return the figures of a start by name."""
+    return {
+        words: amount(start.figures[name], unit)
+        for name, (words, unit) in START_FIGURES.items()
+        if name in start.figures
+    }
+
+
+def changed_words(changed: Mapping[str, tuple[object, object]]) -> list[str]:
+    """Return arguments that differ: `--x 1 → 2`."""
+    return [f"--{arg.replace('_', '-')} {_shown(old)} → {_shown(new)}" for arg, (old, new) in changed.items()]
+
+
+def _shown(value: object) -> str:
+    return "not set" if value is None else clean(str(value))
+
+
+# The terminal
+
+_INDENT = "   "
+# Ink and paper are both set, of the part of the palette that no theme replaces: a tone is readable on white and on black.
+_CODES = {
+    "bold": "1",
+    "calm": "1",
+    "bad": "1;38;5;231;48;5;124",  # white on red
+    "warn": "1;38;5;16;48;5;214",  # black on amber
+    "info": "1;38;5;231;48;5;24",  # white on blue
+    "good": "1;38;5;231;48;5;22",  # white on green
+}
+_CHANGES = {"better": "good", "worse": "bad"}
+_END = "\x1b[0m"
+_CODE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How text is shown: with colours or without, and broken at `width` characters (None: not at all)."""
+
+    colour: bool = False
+    width: int | None = None
+
+    def paint(self, kind: str, text: str) -> str:
+        """Colour a piece of text; without a kind, or without text, nothing is added."""
+        return f"\x1b[{_CODES[kind]}m{text}{_END}" if self.colour and kind and text else text
+
+    def fit(self, text: str) -> str:
+        """Break a line that is too long between words; what follows stands further in."""
+        indent = text[: len(text) - len(text.lstrip(" "))]
+        return self.fill(re.findall(r" *[^ ]+", text[len(indent) :]), indent)
+
+    def fill(self, words: Iterable[str], indent: str, end: str = "") -> str:
+        """Join words, each with the blanks before it, to lines that fit; `end` is put where a line is broken."""
+        width = max(self.width, 40) - len(end) if self.width is not None else None
+        lines, line, painted = list[str](), indent, ""
+        for number, word in enumerate(words):
+            if number and width is not None and len(_CODE.sub("", line + word)) > width:
+                lines.append(line + (_END if painted else "") + end)
+                line = f"{indent}  {painted}{word.lstrip(' ')}"
+            else:
+                line += word
+            for code in _CODE.findall(word):
+                painted = "" if code == _END else code
+        return "\n".join([*lines, line])
+
+
+def text(judged: Judged, profile: Profile, against: Comparison | None = None, style: Style | None = None) -> str:
+    """Return the report as text: the verdict first, then why, what to change, and the course of the run."""
+    style = style or Style()
+    times = Times(judged.begin, judged.end)
+    parts: list[list[str]] = [_head(judged, style)]
+    parts.append([] if against is None else _against(against, style))
+    parts += [_finding(finding, style) for finding in findings_words(judged)]
+    parts.append([*_command(judged, style)])
+    alerts = [f"{_INDENT}{style.paint(TONES[severity], name)} {words}" for severity, name, words in alert_words(judged)]
+    parts.append(_section("Alerts", alerts, style) if alerts else ["No notification would have been sent."])
+    course = [
+        f"{_INDENT}{times.at(each.begin, whole=True)}  {duration(each.end - each.begin):>7}  {stretch_words(each)}"
+        for each in judged.course
+    ]
+    parts.append(_section("The course of the run", course, style))
+    parts.append(_section("From start to start" if len(judged.starts) > 1 else "The start", _starts(judged), style))
+    bars = [
+        f"{_INDENT}{100 * share:3.0f} %  {'█' * max(round(20 * share), 1):<20}  {words}"
+        for words, share in shares(judged)
+    ]
+    parts.append([*_section("Share of the serving time with", bars, style), healthy(profile)])
+    last = last_words(judged)
+    figures = [_INDENT + ", ".join(f"{name} {value}" for name, value in counted(judged).items())]
+    parts.append(_section("Counted", [*figures, *([f"{_INDENT}At the end: {last}"] if last else [])], style))
+    fitted = ("\n".join(line if line.endswith("\0") else style.fit(line) for line in part) for part in parts if part)
+    return "\n\n".join(fitted).replace("\0", "") + "\n"
+
+
+def _head(judged: Judged, style: Style) -> list[str]:
+    graded = grade(judged)
+    lines = [style.paint(tone(judged), judged.judgement.sentence) + (f" ({graded})" if graded else "")]
+    lines += [about(judged), mostly(judged), *(f"Note: {note}" for note in notes(judged))]
+    return [line for line in lines if line]
+
+
+def _against(against: Comparison, style: Style) -> list[str]:
+    lines = [_INDENT + each for each in changed_words(against.changed)]
+    for row in against.rows:
+        words = f"{amount(row.before, row.figure.unit)} → {amount(row.after, row.figure.unit)}"
+        change = style.paint(_CHANGES.get(row.change, ""), row.change if row.change in _CHANGES else "")
+        lines.append(f"{_INDENT}{row.figure.words:<34} {words:<22} {change}".rstrip())
+    return [style.paint("bold", f"Against {few(against.sources)}: {against.words}"), *lines]
+
+
+def _finding(finding: FindingWords, style: Style) -> list[str]:
+    severity = style.paint(finding.tone, finding.severity)
+    title = f"{finding.number}. {style.paint('bold', finding.headline)} [{severity}, confidence {finding.confidence}]"
+    lines = [finding.sentence, *finding.figures]
+    for change in finding.changes:
+        line = change.line
+        if change.again:
+            lines.append(style.paint("bold", f"{line.rstrip('.')}, as for finding {change.again}"))
+            continue
+        lines.append(style.paint("bold", line))
+        lines += [
+            f"{label}{'' if label.endswith('if') else ':'} {words}" if label else words
+            for label, words in change.reasons.items()
+        ]
+    if finding.causes:
+        lines.append(f"Caused by: {'; '.join(finding.causes)}.")
+    lines += [*finding.notes, f"Guide: {finding.guide}" if finding.guide else "", finding.period]
+    return [title, *(_INDENT + line for line in lines if line)]
+
+
+def _command(judged: Judged, style: Style) -> Iterator[str]:
+    if judged.command:
+        title = f"The command line with {'this change' if len(judged.command_changes) == 1 else 'these changes'}"
+        yield style.paint("bold", ", ".join((title, *judged.command_changes)) + ":")
+        # A value in quotes stays whole, and broken lines can be pasted into a shell.
+        words = [f" {piece}" if number else piece for number, piece in enumerate(pieces(judged.command))]
+        yield style.fill(words, _INDENT, end=" \\") + "\0"
+    yield from (_INDENT + note for note in judged.command_notes)
+
+
+def _starts(judged: Judged) -> Iterator[str]:
+    times = Times(judged.begin, judged.end)
+    for number, start in enumerate(judged.starts, 1):
+        name = "before the log begins" if start.time is None else times.at(start.time, whole=True)
+        figures = ", ".join(f"{value} {words}" for words, value in start_figures(start).items())
+        release = f" (SGLang {start.release})" if start.release else ""
+        end = f"; {start.end}" if start.end else ""
+        yield f"{_INDENT}{number}. {name}{release}: {figures or 'nothing was served'}{end}"
+        if memory := memory_words(start):
+            yield f"{_INDENT}{_INDENT}{memory}"
+        yield from (f"{_INDENT}{_INDENT}{each}" for each in changed_words(start.changed)[:8])
+
+
+def _section(title: str, lines: Iterable[str], style: Style) -> list[str]:
+    """Return lines below a title, nothing without any."""
+    rows = list(lines)
+    more = [f"{_INDENT}and {len(rows) - _MOST_ROWS} more"] if len(rows) > _MOST_ROWS else []
+    return [style.paint("bold", title), *rows[:_MOST_ROWS], *more] if rows else []
