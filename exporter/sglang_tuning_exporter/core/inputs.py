@@ -27,7 +27,7 @@ from importlib import import_module
 from itertools import chain, islice
 from math import inf
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any
 
 from sglang_tuning_exporter.core.events import Event, Rank
 from sglang_tuning_exporter.core.layouts import oldest_first, rejoined, unfolded
@@ -164,7 +164,10 @@ class Source:
         """Give the text in chunks of whole lines, the oldest first."""
         self._taken = 0
         chunks = self._of_a_log(self._chunks())
-        return whole_lines(oldest_first(rejoined(unfolded(chunks), self._note), clean(self.name)))
+        try:
+            yield from whole_lines(oldest_first(rejoined(unfolded(chunks), self._note)))
+        except ValueError as problem:
+            raise UsageError(f"{clean(self.name)}: {problem}") from None
 
     def _of_a_log(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
         first = next(filter(None, chunks), b"")
@@ -186,17 +189,17 @@ class Source:
             return
         with Path(self.name).open("rb") as stream:
             self.is_sized = not packing(os.pread(stream.fileno(), 8, 0))
-            yield from self._plain(stream) if self.is_sized else self._unpacked(stream)
+            yield from self._plain(stream.fileno()) if self.is_sized else self._unpacked(stream)
 
-    def _take(self, data: bytes) -> bytes:
-        self._taken += len(data)
+    def take(self, number: int) -> None:
+        """Count `number` more bytes as read."""
+        self._taken += number
         if self.on_read is not None:
-            self.on_read(len(data))
-        return data
+            self.on_read(number)
 
-    def _plain(self, stream: BinaryIO) -> Iterator[bytes]:
+    def _plain(self, descriptor: int) -> Iterator[bytes]:
         """Read a regular file; a hole is a single NUL byte."""
-        descriptor, at = stream.fileno(), 0
+        at = 0
         while True:
             try:
                 data = os.lseek(descriptor, at, os.SEEK_DATA)
@@ -209,51 +212,46 @@ class Source:
             if not (chunk := os.pread(descriptor, CHUNK, data)):  # reading the stream would ignore the moved position
                 return
             at = data + len(chunk)
-            yield self._take(chunk)
+            self.take(len(chunk))
+            yield chunk
 
     def _unpacked(self, of: IO[bytes]) -> Iterator[bytes]:
-        """Give what a pipe or a packed file has, while it looks like a log."""
-        stream = io.BufferedReader(_Counted(of, self._take), CHUNK)
+        """Give what a pipe or a packed file has, while it looks like a log; the last line may be cut, and a cut figure is wrong."""
+        stream = io.BufferedReader(_Counted(of, self.take), PACKED_CHUNK)
         extension = packing(stream.peek())
         if extension and extension not in OPENERS:
-            raise UsageError(
-                f"{clean(self.name)}: is a {extension} file, which cannot be read here; {REMEDIES[extension]}"
-            )
-        chunks = unpack(extension, stream) if extension else iter(lambda: stream.read(CHUNK), b"")
+            problem = f"is a {extension} file, which cannot be read here; {REMEDIES[extension]}"
+            raise UsageError(f"{clean(self.name)}: {problem}")
         total = unended = 0
         rest = b""
         try:
-            for chunk in chunks:
+            for chunk in unpack(extension, stream) if extension else iter(lambda: stream.read1(CHUNK), b""):
                 end = chunk.rfind(b"\n") + 1
                 total, unended = total + len(chunk), len(chunk) - end + (0 if end else unended)
-                problem = ""
-                if total > (self.most or MOST_OF_UNKNOWN_SIZE):
-                    problem = f"is larger than {(self.most or MOST_OF_UNKNOWN_SIZE) / (1 << 30):g} GiB"
-                elif self.most is None and unended > MOST_WITHOUT_END:
-                    problem = f"has no end of a line in {MOST_WITHOUT_END // MIB} MiB"
-                elif self.most is None and extension and total > max(MOST_UNPACKED, MOST_RATIO * self._taken):
-                    problem = f"unpacks to more than {MOST_RATIO} times its size"
-                if problem:
-                    raise UsageError(
-                        f"{clean(self.name)}: {problem}; give a log, or how much to read at most with --max-gb"
-                    )
-                if not extension:
-                    yield chunk
-                    continue
-                if rest:
-                    yield rest
-                yield chunk[:end]
-                rest = chunk[end:]  # the last line may be cut, and a cut figure is wrong
+                self._check_size(total, unended, packed=bool(extension))
+                yield rest + chunk[:end]
+                rest = chunk[end:]
         except DamagedError as reason:
             self._note(f"{reason}; only what comes before it was read")
         else:
             yield rest
 
+    def _check_size(self, total: int, unended: int, *, packed: bool) -> None:
+        problem = ""
+        if total > (self.most or MOST_OF_UNKNOWN_SIZE):
+            problem = f"is larger than {(self.most or MOST_OF_UNKNOWN_SIZE) / (1 << 30):g} GiB"
+        elif self.most is None and unended > MOST_WITHOUT_END:
+            problem = f"has no end of a line in {MOST_WITHOUT_END // MIB} MiB"
+        elif self.most is None and packed and total > max(MOST_UNPACKED, MOST_RATIO * self._taken):
+            problem = f"unpacks to more than {MOST_RATIO} times its size"
+        if problem:
+            raise UsageError(f"{clean(self.name)}: {problem}; give a log, or how much to read at most with --max-gb")
+
 
 class _Counted(io.RawIOBase):
-    """A stream that passes on what was read of it."""
+    """A stream that says how many bytes were read of it, and gives few at once: of a damaged file the rest of a piece is lost."""
 
-    def __init__(self, stream: IO[bytes], take: Callable[[bytes], bytes]) -> None:
+    def __init__(self, stream: IO[bytes], take: Callable[[int], None]) -> None:
         self._stream, self._take = stream, take
 
     def readable(self) -> bool:
@@ -262,8 +260,9 @@ class _Counted(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Read into a buffer."""
-        data = self._take(self._stream.read(len(buffer)))
+        data = self._stream.read(len(buffer))
         buffer[: len(data)] = data
+        self._take(len(data))
         return len(data)
 
 
@@ -274,47 +273,15 @@ def packing(first: bytes) -> str:
 
 def unpack(extension: str, stream: IO[bytes]) -> Iterator[bytes]:
     """Decompress a file. Raise `DamagedError` after everything that can be read."""
-    if extension == ".gz":
-        yield from _unzip(stream)
-        return
     try:
         with OPENERS[extension](stream) as text:
             while chunk := text.read1(CHUNK):  # what `read` had when the file ends early would be lost
                 yield chunk
     except _DAMAGE as error:
-        raise DamagedError("is damaged or ends early") from error
-
-
-def _unzip(stream: IO[bytes]) -> Iterator[bytes]:
-    member, fresh = zlib.decompressobj(wbits=31), False
-    data = stream.read(CHUNK)
-    while data or (data := stream.read(PACKED_CHUNK)):
-        if member.eof:
-            if not (data := data.lstrip(b"\0")):  # tape padding
-                continue
-            member, fresh = zlib.decompressobj(wbits=31), True
-        before = member.copy()
-        try:
-            text = member.decompress(data, CHUNK)
-        except zlib.error as error:
-            if not fresh:
-                yield _salvaged(before, data)
-            raise DamagedError("holds more than gzip" if fresh else "is damaged") from error
-        fresh = False
-        yield text
-        data = member.unused_data if member.eof else member.unconsumed_tail
-    while not member.eof and (text := member.decompress(member.unconsumed_tail, CHUNK)):
-        yield text
-    if not member.eof:
-        raise DamagedError("ends in the middle of a gzip member")
-
-
-def _salvaged(member: zlib._Decompress, data: bytes) -> bytes:
-    found = bytearray()
-    with suppress(zlib.error):
-        for position in range(len(data)):
-            found += member.decompress(data[position : position + 1], CHUNK)
-    return bytes(found)
+        if extension != ".gz":
+            raise DamagedError("is damaged or ends early") from error
+        reason = "holds more than gzip" if "Not a gzipped file" in str(error) else "is damaged"
+        raise DamagedError("ends in the middle of a gzip member" if isinstance(error, EOFError) else reason) from error
 
 
 def whole_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -465,6 +432,7 @@ class Lane:
     reader: Reader = field(default_factory=Reader)
     now: float = -inf
     printed: float | None = None  # the last time that moved the clock, as printed
+    last: float | None = None  # the last time that any line has
     set_back: int = 0
     set_forward: int = 0
     strays: int = 0
@@ -493,65 +461,61 @@ class Lane:
 
     def _set(self, held: deque[Event], *, ended: bool) -> bool:
         """Set the time of the first event; False where the next ones must be known for that."""
-        event = held[0]
-        printed = event.time
+        event, printed = held[0], held[0].time
         if printed is None:
             event.time = self.now if self.now > -inf else None
-            return True
-        if self._shift is not None and 0 <= printed + self._shift - self.now <= JITTER_SECONDS:
-            return self._move(event, printed)
-        later = [each.time for each in islice(held, 1, STRAY_LINES + 1) if each.time is not None]
+        elif self._shift is not None and -JITTER_SECONDS <= printed + self._shift - self.now <= JITTER_SECONDS:
+            self._move(event, printed)
+        elif not ended and len(held) <= STRAY_LINES:
+            return False
+        else:
+            self._leap(event, printed, [each.time for each in islice(held, 1, None) if each.time is not None])
+        return True
+
+    def _leap(self, event: Event, printed: float, later: list[float]) -> None:
+        """Take a time far from the one before, or the first."""
         if self._shift is None:
-            if len(later) < 2 and not ended:
-                return len(held) > STRAY_LINES and self._begin(event, printed)
-            if later and all(time < printed - JITTER_SECONDS or time > printed + FAR_SECONDS for time in later[:2]):
+            self._shift = -self.ahead
+            if later and all(not -JITTER_SECONDS <= time - printed <= FAR_SECONDS for time in later[:2]):
                 self.strays += 1
-                return self._begin(event, later[0])
-            return self._begin(event, printed)
+                printed = later[0]
+            self._move(event, printed)
+            return
         ahead = printed + self._shift - self.now
-        if -JITTER_SECONDS <= ahead < 0:
-            event.time = self.now
-            return True
-        is_return = (
-            -JITTER_SECONDS
-            <= time + self._shift - self.now
-            <= max(JITTER_SECONDS, min(ahead - JITTER_SECONDS, FAR_SECONDS))
-            for time in later
-        )
-        if any(is_return) or (ended and not later and not 0 <= ahead <= FAR_SECONDS):
+        back = max(
+            JITTER_SECONDS, min(ahead - JITTER_SECONDS, FAR_SECONDS)
+        )  # nearer than this the first clock has come back
+        is_possible = 0 <= ahead <= FAR_SECONDS
+        if any(-JITTER_SECONDS <= time + self._shift - self.now <= back for time in later) or not (
+            later or is_possible
+        ):
             self.strays += 1
             event.time = self.now
-            return True
-        if not ended and len(held) <= STRAY_LINES:
-            return False
-        if self._former is not None and 0 <= printed + self._former - self.now <= JITTER_SECONDS:
+            return
+        if self._former is not None and abs(printed + self._former - self.now) <= JITTER_SECONDS:
             self._shift, self._former = self._former, self._shift
-        elif not 0 <= ahead <= FAR_SECONDS:
+        elif not is_possible:
             self._former, self._shift = self._shift, self.now - printed
             self.set_back, self.set_forward = self.set_back + (ahead < 0), self.set_forward + (ahead > 0)
-        return self._move(event, printed)
+        self._move(event, printed)
 
-    def _begin(self, event: Event, printed: float) -> bool:
-        self._shift = -self.ahead
-        return self._move(event, printed)
-
-    def _move(self, event: Event, printed: float) -> bool:
-        assert self._shift is not None
-        self.now, self.printed = max(self.now, printed + self._shift), printed
+    def _move(self, event: Event, printed: float) -> None:
+        self.now, self.printed = max(self.now, printed + (self._shift or 0.0)), printed
         event.time = self.now
-        return True
 
     # Whether one server prints into this log
 
-    def look(self, line: bytes, event: Event) -> None:
-        """Take a line of a batch or a start, with what stands around it. Raise `UsageError` where two servers print at the same time."""
+    def look(self, line: bytes, events: Sequence[Event]) -> None:
+        """Take a line with what stands around SGLang's. Raise `UsageError` where two servers print at the same time."""
         stamped = _STAMP.search(line)
-        if stamped is None or stamped.start() == 0 or event.time is None:
+        if stamped is None or stamped.start() == 0:
+            return
+        if b"server_args=" in line:
+            self.started_behind.add(_frame(line, stamped.start()))
+        event = next((each for each in events if each.kind in {"decode", "prefill"} and each.time is not None), None)
+        if event is None or event.time is None:
             return
         frame = _frame(line, stamped.start())
-        if event.kind == "arguments":
-            self.started_behind.add(frame)
-            return
         frames = self.frames.setdefault(event.rank, {})
         seen = frames.get(frame)
         if seen is None:
@@ -708,7 +672,6 @@ class Logs:
         self._unread = b""  # a line with words of SGLang's before the first event
         self._given = 0  # bytes of lines, each at least `_SHORT_LINE`
         self.first = min((log[0].first for log in self._logs if log[0].first is not None), default=None)
-        self.end: float | None = None  # the last printed time, on the clock of the report
         self.lines = 0  # physical lines read
 
     @property
@@ -727,6 +690,16 @@ class Logs:
     def unreadable(self) -> int:
         """Lines and fields that look like SGLang's and could not be read."""
         return sum(sum(lane.reader.unreadable.values()) for lane in self._lanes)
+
+    @property
+    def end(self) -> float | None:
+        """The last printed time, with or without an event, on the clock of the report."""
+        ends = []
+        for lane in self._lanes:
+            if lane.printed is not None:
+                later = (lane.last or 0.0) - lane.printed
+                ends.append(lane.now + (later if 0.0 < later <= FAR_SECONDS else 0.0))
+        return max(ends, default=None)
 
     @property
     def damage(self) -> list[str]:
@@ -789,10 +762,10 @@ class Logs:
     def _lane(self, begin: Source, ended: list[Lane]) -> Lane:
         """Return the last log that ended where this one begins, else a new one."""
         for lane in reversed(ended):
-            if begin.first is not None and lane.printed is not None and lane.ahead == begin.ahead:
-                if begin.first + begin.ahead - lane.printed <= FAR_SECONDS:
-                    ended.remove(lane)
-                    return lane
+            last = lane.printed if lane.ahead == begin.ahead else None
+            if begin.first is not None and last is not None and begin.first + begin.ahead - last <= FAR_SECONDS:
+                ended.remove(lane)
+                return lane
         self._lanes.append(Lane(len(self._lanes), ahead=begin.ahead))
         return self._lanes[-1]
 
@@ -805,9 +778,9 @@ class Logs:
             for line in source.lines():
                 self.lines += 1
                 events = read(line.rstrip(b"\r"))
+                if line[:3] != b"[20" and (events or b"server_args=" in line[:1000]):
+                    lane.look(line, events)
                 for event in events:
-                    if event.kind in {"decode", "prefill", "arguments"} and line[:1] != b"[":
-                        lane.look(line, event)
                     self._found = self._found or event.kind not in _ANSWERS
                     yield event
                 if not self._found:
@@ -815,9 +788,7 @@ class Logs:
                 if b"[20" in line[:200]:
                     last = line
             yield from lane.reader.end()
-            if (end := stamp(last)) is not None and lane.printed is not None:
-                end += lane.now - lane.printed
-                self.end = max(self.end or end, end) if end <= lane.now + FAR_SECONDS else self.end
+            lane.last = stamp(last) or lane.last
 
     def _missing(self, source: Source, line: bytes) -> None:
         """Give up an input of unknown size in which no line is SGLang's; keep the first line with words of SGLang's."""

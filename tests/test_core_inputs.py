@@ -1,0 +1,404 @@
+"""How a report reads its logs: which files, in which order, packed how, and what is said about unusable input.
+
+The lines are those of 0.5.12 and 0.5.23 as the released wheels format them, with times of our own; the recordings are real logs.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import tarfile
+import threading
+import zipfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from compressed import compressed
+from sglang_tuning_exporter.core import layouts
+from sglang_tuning_exporter.core.events import Event
+from sglang_tuning_exporter.core.inputs import CHUNK, LONGEST_LINE, OPENERS, Lane, Logs, UsageError, whole_lines
+from test_log_wrapping import recorded, wrapped
+from test_report_rejoined import cut
+from test_report_servers import READY, TWO_SOURCES, at, files, load, mixed, node, start, together
+from test_report_unfolded import DOCUMENTS
+
+HERE = Path(__file__).parent
+BIG_QUEUE = HERE / "recordings" / "big_queue" / "server.log.gz"
+
+
+def decode(clock: str, running: int = 4, *, ranks: str = "", date: str = "2025-11-20 ") -> str:
+    return (
+        f"[{date}{clock}{ranks}] Decode batch, #running-req: {running}, #token: 925, token usage: 0.89, "
+        "cuda graph: True, gen throughput (token/s): 4471.70, #queue-req: 4\n"
+    )
+
+
+def write(path: Path, *lines: str) -> str:
+    path.write_text("".join(lines))
+    return str(path)
+
+
+def events(*names: str, stdin: bytes | None = None) -> list[Event]:
+    """Read logs to their end; no event comes before the one before it."""
+    found = list(Logs(names, None if stdin is None else io.BytesIO(stdin)).events())
+    times = [event.time for event in found if event.time is not None]
+    assert times == sorted(times)
+    return found
+
+
+def running(*names: str, stdin: bytes | None = None) -> list[float]:
+    return [event.figures["running"] for event in events(*names, stdin=stdin) if event.kind == "decode"]
+
+
+def kinds(*names: str, stdin: bytes | None = None) -> Counter[str]:
+    return Counter(event.kind for event in events(*names, stdin=stdin))
+
+
+def read(*names: str) -> Logs:
+    logs = Logs(names)
+    for _ in logs.events():
+        pass
+    return logs
+
+
+# Files and their order
+
+
+def test_a_rotation_set_is_read_from_its_oldest_file_whatever_the_names_order(tmp_path: Path) -> None:
+    newest = write(tmp_path / "server.log", decode("12:00:00", 3))
+    middle = write(tmp_path / "server.log.1", decode("11:00:00", 2))
+    oldest = write(tmp_path / "server.log.10", decode("10:00:00", 1))
+    assert running(str(tmp_path / "server.log*")) == [1, 2, 3]
+    assert Logs([newest, middle, oldest]).names == (oldest, middle, newest)
+
+
+@pytest.mark.parametrize("date", ["", "2025-11-20 "])
+def test_rotated_files_without_dates_are_read_by_their_numbers_across_midnight(tmp_path: Path, date: str) -> None:
+    write(tmp_path / "server.log", decode("00:00:20" if not date else "23:59:59", 3, date=date))
+    write(tmp_path / "server.log.1", decode("23:59:50", 2, date=date))
+    write(tmp_path / "server.log.2", decode("23:59:30", 1, date=date))
+    found = events(str(tmp_path / "*"))
+    assert [event.figures["running"] for event in found] == [1, 2, 3]
+    assert found[-1].time is not None
+    assert found[0].time is not None
+    assert found[-1].time - found[0].time == (50 if not date else 29)
+
+
+def test_logs_of_several_nodes_are_merged_by_the_time_of_their_lines(tmp_path: Path) -> None:
+    names = ("00", 1), (20, 3), (40, 5)
+    first = write(tmp_path / "node0.log", *(decode(f"10:00:{at}", n, ranks=" DP0") for at, n in names))
+    second = write(tmp_path / "node1.log", *(decode(f"10:00:{n}0", n + 1, ranks=" DP1") for n in (1, 3, 5)))
+    assert running(second, first) == [1, 2, 3, 4, 5, 6]
+
+
+def test_lines_of_one_second_keep_each_logs_own_order_and_a_line_without_time_its_place(tmp_path: Path) -> None:
+    killed = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    raised = "[2025-11-20 10:00:00] Scheduler hit an exception: Traceback (most recent call last):\n"
+    first = write(tmp_path / "a.log", decode("10:00:00", 1), raised, '  File "x.py", line 9, in run_batch\n', killed)
+    second = write(tmp_path / "b.log", decode("10:00:00", 3), decode("10:00:10", 4))
+    assert running(first, second) == [1, 3, 4]
+    assert kinds(first, second)["out_of_memory"] == 1
+
+
+def test_a_log_of_another_day_continues_the_reader_of_the_one_before(tmp_path: Path) -> None:
+    first = write(tmp_path / "a.log", start(0), at(30, READY), decode("10:00:40", 1))
+    second = write(tmp_path / "b.log", decode("09:00:00", 2, date="2025-11-21 "))
+    logs = read(second, first)
+    assert logs.names == (first, second)
+    assert len(logs._lanes) == 1
+
+
+def test_a_file_named_twice_or_by_a_link_is_read_once(tmp_path: Path) -> None:
+    name = write(tmp_path / "server.log", decode("10:00:00"))
+    (tmp_path / "current.log").symlink_to(tmp_path / "server.log")
+    assert read(name, name, str(tmp_path / "current.log"), str(tmp_path / "*.log")).lines == 1
+
+
+def test_an_empty_file_beside_a_log_is_no_mistake(tmp_path: Path) -> None:
+    (tmp_path / "server.log").touch()
+    write(tmp_path / "server.log.1", decode("10:00:00"))
+    assert read(str(tmp_path / "server.log*")).lines == 1
+
+
+def test_standard_input_and_a_file_are_merged_and_a_named_pipe_is_read_once(tmp_path: Path) -> None:
+    name = write(tmp_path / "server.log", decode("10:00:10", 2))
+    assert running(name, "-", stdin=(decode("10:00:00", 1) + decode("10:00:20", 3)).encode()) == [1, 2, 3]
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(decode("10:00:00", 1) + decode("10:00:05", 2),))
+    writer.start()
+    assert running(str(pipe)) == [1, 2]
+    writer.join()
+
+
+# Bytes
+
+
+@pytest.mark.parametrize("extension", [".gz", ".bz2", ".xz", ".zst"])
+def test_a_packed_log_gives_what_the_log_itself_gives(tmp_path: Path, extension: str) -> None:
+    text = gzip.decompress(BIG_QUEUE.read_bytes())
+    half = text.index(b"\n", len(text) // 2) - 50  # in the middle of a line
+    pack = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}.get(extension)
+    one, other = (
+        pack(part) if pack is not None else compressed(part, extension) for part in (text[:half], text[half:])
+    )
+    path = tmp_path / f"server.log{extension}"
+    path.write_bytes(one + other)
+    assert kinds(str(path)) == kinds("-", stdin=text) == kinds("-", stdin=path.read_bytes())
+    path.write_bytes(one + other[: len(other) // 2])
+    logs = read(str(path))
+    assert 20 < sum(logs._lanes[0].reader.lines.values()) < 819
+    assert logs.unreadable == 0
+    reason = "ends in the middle of a gzip member" if extension == ".gz" else "is damaged or ends early"
+    assert logs.damage == [f"{path}: {reason}; only what comes before it was read"]
+
+
+def test_a_gzip_file_with_padding_is_whole_and_one_with_bad_bytes_gives_what_stands_before_them(tmp_path: Path) -> None:
+    path, whole = tmp_path / "server.log.gz", bytearray(BIG_QUEUE.read_bytes())
+    path.write_bytes(whole + b"\0" * 700)
+    assert read(str(path)).notes == []
+    whole[len(whole) // 2 : len(whole) // 2 + 64] = b"\xff" * 64
+    path.write_bytes(whole)
+    logs = read(str(path))
+    assert logs.lines > 50
+    assert "is damaged" in logs.damage[0]
+
+
+def test_a_plain_log_named_gz_is_read_as_what_it_is(tmp_path: Path) -> None:
+    assert running(write(tmp_path / "server.log.gz", decode("10:00:00", 7))) == [7]
+
+
+def test_a_log_larger_than_a_chunk_is_read_whole(tmp_path: Path) -> None:
+    lines = [decode(f"{n // 3600:02}:{n // 60 % 60:02}:{n % 60:02}", n) for n in range(9000)]
+    name = write(tmp_path / "server.log", *lines)
+    assert Path(name).stat().st_size > CHUNK
+    assert running(name) == list(range(9000))
+
+
+def test_a_line_without_end_is_cut_and_nul_bytes_before_a_line_are_left_out() -> None:
+    line = decode("10:00:00").encode()
+    chunks = list(whole_lines([*[b"x" * CHUNK] * 3, b"yy\n" + line]))
+    assert max(map(len, chunks)) < 2 * LONGEST_LINE + CHUNK
+    assert b"".join(chunks).split(b"\n")[1:] == [line.rstrip(), b""]
+    assert b"".join(whole_lines([*[b"\0" * CHUNK] * 3, b"\0\0" + line])).lstrip(b"\0") == line
+
+
+def test_hostile_bytes_between_the_lines_change_no_event() -> None:
+    lines = gzip.decompress(BIG_QUEUE.read_bytes()).splitlines(keepends=True)
+    noise = [b"\xff\xfe\x00\x80\n", b'{"log": [\n', b"(" * 3000 + b"\n", b"\x1b[31m\n", b"[2025-99-99 99:99:99] x\n"]
+    mixed_lines = b"".join(line + noise[n % len(noise)] for n, line in enumerate(lines))
+    assert kinds("-", stdin=mixed_lines) == kinds("-", stdin=b"".join(lines))
+
+
+# Times
+
+
+def seconds(*times: float) -> tuple[list[float | None], Lane]:
+    lane = Lane(0)
+    return [event.time for event in lane.steady(Event("decode", time) for time in times)], lane
+
+
+@pytest.mark.parametrize(
+    ("printed", "taken", "counts"),
+    [
+        ((7200, 7210, 3600, 3630), (7200, 7210, 7210, 7240), (1, 0, 0)),
+        ((7200, 7210, 0, 7220), (7200, 7210, 7210, 7220), (0, 0, 1)),
+        ((100, 110, 4e7, 4e7 + 5), (100, 110, 110, 115), (0, 1, 0)),
+        ((100, 110, 40_000, 40_005), (100, 110, 40_000, 40_005), (0, 0, 0)),
+        ((100, 110, 4e7), (100, 110, 110), (0, 0, 1)),
+        ((100, 110, 40_000), (100, 110, 40_000), (0, 0, 0)),
+        ((4e7, 100, 110), (100, 100, 110), (0, 0, 1)),
+        ((100, 40_000, 110, 115), (100, 100, 110, 115), (0, 0, 1)),
+        ((100, 90, 110), (100, 100, 110), (0, 0, 0)),
+    ],
+    ids=["set back", "an old line", "set forward", "silence", "a last line far ahead", "a last line after hours",
+         "a stray first line", "a line of another clock", "out of order"],
+)  # fmt: skip
+def test_time_never_runs_backwards_and_a_line_of_another_clock_changes_nothing(
+    printed: tuple[float, ...], taken: tuple[float, ...], counts: tuple[int, int, int]
+) -> None:
+    found, lane = seconds(*printed)
+    assert found == list(taken)
+    assert (lane.set_back, lane.set_forward, lane.strays) == counts
+
+
+@pytest.mark.parametrize("place", [0, 1, 60, 119])
+@pytest.mark.parametrize("stray", ["2036-11-20 10:05:00", "1970-01-01 00:00:07", "2025-11-21 10:05:00"])
+def test_one_line_with_a_wrong_time_changes_no_other_and_is_noted(tmp_path: Path, stray: str, place: int) -> None:
+    lines = [decode(f"10:{second // 60:02}:{second % 60:02}", 3) for second in range(0, 600, 5)]
+    plain = events(write(tmp_path / "plain.log", *lines))
+    lines.insert(place, decode(stray[11:], 9, date=stray[:11]))
+    name = write(tmp_path / "stray.log", *lines)
+    if place == 0 and stray.startswith("1970"):
+        stray = "skip"
+    assert [event.time for event in events(name) if event.figures["running"] == 3] == [event.time for event in plain]
+    assert [note for note in read(name).notes if "1 line has a time far from" in note]
+
+
+def test_the_log_reaches_from_the_first_to_the_last_printed_time_with_or_without_events(tmp_path: Path) -> None:
+    access = '[2025-11-20 {}] INFO:     10.0.0.1:5 - "GET /health HTTP/1.1" 200 OK\n'
+    name = write(tmp_path / "server.log", access.format("09:59:50"), decode("10:00:00"), access.format("10:00:20"))
+    logs = read(name)
+    assert logs.end is not None
+    assert logs.first is not None
+    assert logs.end - logs.first == 30
+
+
+def test_a_log_without_times_is_read_all_the_same_and_says_so(tmp_path: Path) -> None:
+    line = decode("10:00:00")[22:]
+    logs = Logs([write(tmp_path / "server.log", line, line)])
+    assert [event.time for event in logs.events()] == [None, None]
+    assert logs.notes[0].startswith("no line has a time")
+
+
+# Layouts
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_an_answer_of_a_log_store_gives_the_events_of_its_log(name: str) -> None:
+    lines = recorded()[:500]
+    plain = "\n".join(line for line, _, _ in lines).encode() + b"\n"
+    document = DOCUMENTS[name](lines).encode("utf-16" if name == "UTF-16" else "utf-8")
+    assert running("-", stdin=document) == running("-", stdin=plain)
+    assert kinds("-", stdin=document) == kinds("-", stdin=plain)
+
+
+@pytest.mark.parametrize(
+    "text", [b"[2026-11-20 19:51:18 TP0] x\n", b'{"log": "a"}\n{"log": "b"}\n', b"{no\n", b"", b"[[1]]", b"{" * 9000]
+)
+def test_any_other_text_stays_as_it_is(text: bytes) -> None:
+    assert b"".join(layouts.unfolded(iter([text]))) == text
+
+
+@pytest.mark.parametrize("name", ["nothing", "Loki JSONL", "CloudWatch get-log-events", "GCP", "Loki text", "CSV"])
+def test_lines_with_the_newest_first_give_the_events_of_their_log(name: str) -> None:
+    text = wrapped(name, recorded()[:500])
+    turned = b"\n".join(text.rstrip(b"\n").split(b"\n")[::-1]) + b"\n"
+    assert running("-", stdin=turned) == running("-", stdin=text)
+
+
+def test_a_reversed_log_that_is_too_large_to_reverse_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layouts, "LONGEST_DOCUMENT", 1 << 16)
+    text = wrapped("nothing", recorded()[:500])
+    with pytest.raises(UsageError, match=r"newest line comes first.*oldest line first"):
+        events("-", stdin=b"\n".join(text.rstrip(b"\n").split(b"\n")[::-1]))
+
+
+@pytest.mark.parametrize("before", [b"", b"server-1  | "])
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_lines_that_a_terminal_cut_are_joined_again(tmp_path: Path, width: int, before: bytes) -> None:
+    text = gzip.decompress((HERE / "recordings" / "v0.5.9-retract" / "server.log.gz").read_bytes())
+    log = b"".join(before + line + b"\n" for line in text.splitlines())
+    path = tmp_path / "server.log"
+    path.write_bytes(b"\n".join(line.rstrip(b" ") for line in cut(log, width)) + b"\n")
+    assert kinds(str(path)) == kinds("-", stdin=log)
+    assert "as a terminal does; they were joined again" in "".join(read(str(path)).notes) or width >= 200
+
+
+# One server
+
+
+@pytest.mark.parametrize(
+    ("texts", "reason"),
+    [
+        ((load(0, 120), load(3, 120)), "both print batches of the same rank"),
+        ((start(0) + at(30, READY) + load(300, 305), start(5) + at(35, READY) + load(40, 400)), "one goes on after the start"),
+        ((start(0) + load(40, 100), start(0) + load(40, 100)), "the same lines twice"),
+        ((together(start(0, port=31001), start(1, port=31002), ready=2),), r"into this log together \(--port 31001, 31002\)"),
+        *(((mixed(*frames),), "holds the lines of two servers") for frames in TWO_SOURCES.values()),
+    ],
+)  # fmt: skip
+def test_logs_of_several_servers_are_refused(tmp_path: Path, texts: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason) as raised:
+        events(*files(tmp_path, *texts))
+    assert "a.log" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("texts", "starts"),
+    [
+        ((start(0, dp_size=2) + load(40, 400, ranks=" DP0"), load(41, 400, ranks=" DP1")), 1),
+        ((start(420) + load(460, 800), start(0) + load(40, 400)), 2),
+        ((load(0, 60), load(53, 120)), 0),
+        ((together(start(0, port=31001), start(30, port=31002), ready=1),), 2),
+        ((together(start(0, port=31001), start(30, port=31001, tokenizer_worker_num=4), ready=4),), 2),
+        ((mixed("[rank0]: {}", "[rank1]: {}", starts=1, ranks=(" TP0", " TP1")),), 1),
+        ((mixed("sglang-1  | {}", "sglang-1  | sglang-2  | {}", starts=1),), 1),
+        (("".join(f"{number}: {load(number // 2, number // 2 + 1)}" for number in range(200)),), 0),
+    ],
+    ids=["ranks", "restart", "overlap", "killed", "tokenizers", "torchrun", "a prompt", "counted lines"],
+)  # fmt: skip
+def test_logs_of_one_server_are_put_together(tmp_path: Path, texts: tuple[str, ...], starts: int) -> None:
+    assert kinds(*files(tmp_path, *texts))["arguments"] == starts
+
+
+@pytest.mark.parametrize("source", TWO_SOURCES)
+def test_without_their_starts_a_note_warns_that_the_lines_may_be_of_two_servers(tmp_path: Path, source: str) -> None:
+    note = read(*files(tmp_path, mixed(*TWO_SOURCES[source], starts=0))).notes[0]
+    assert "may hold the lines of two servers" in note
+
+
+@pytest.mark.parametrize("hours", [0, 1, 2])
+def test_a_node_in_another_time_zone_is_put_on_the_clock_of_the_first(tmp_path: Path, hours: int) -> None:
+    logs = Logs(files(tmp_path, node(0, 7200), node(1, 7203 - 3600 * hours)))
+    times = [event.time for event in logs.events() if event.time is not None]
+    assert max(times) - min(times) == 395
+    assert [f"its clock is {hours} h behind that of" in note for note in logs.notes] == [True] * (hours > 0)
+
+
+# Unusable input
+
+UNUSABLE = {
+    "missing": "No such file or directory; give a log that can be read",
+    "folder": "is a directory; give its files",
+    "empty": "is empty",
+    "*.nothing": "no file matches",
+    "garbage": "no line of SGLang's",
+    "other.log": "no line of SGLang's",
+    "cut.gz": "ends in the middle",
+    "logs.tar": "is a tar archive; unpack it",
+    "logs.tar.gz": "is a tar archive; unpack it",
+    "twice.gz": "was compressed twice; unpack it once",
+    "returns": "carriage returns alone; convert it",
+    "logs.zip": "is a .zip file, which cannot be read here; unpack it, or give its text: unzip -p",
+    "form.log": "holds words of SGLang's, in lines whose form cannot be read; the first: ",
+    "bomb.gz": "unpacks to more than 100 times its size; give a log, or how much to read at most with --max-gb",
+    "/dev/null": "is a device",
+    "two\nlines": r"two\\nlines: No such file",
+}
+
+
+@pytest.mark.parametrize(("name", "reason"), UNUSABLE.items())
+def test_unusable_input_is_one_sentence_that_names_the_file(tmp_path: Path, name: str, reason: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "empty").touch()
+    (tmp_path / "garbage").write_bytes(bytes(range(256)) * 5000)
+    (tmp_path / "other.log").write_text('INFO:     127.0.0.1:1 - "GET / HTTP/1.1" 200 OK\nUser logged in\n' * 9)
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(os.urandom(3000))[:800])
+    log = write(tmp_path / "server.log", *(decode(f"10:00:{second}") for second in range(10, 40)))
+    for mode in ("w", "w:gz"):
+        with tarfile.open(tmp_path / f"logs.tar{mode[1:].replace(':', '.')}", mode) as archive:
+            archive.add(log, "server.log")
+    (tmp_path / "twice.gz").write_bytes(gzip.compress(gzip.compress(Path(log).read_bytes())))
+    (tmp_path / "returns").write_bytes(Path(log).read_bytes().replace(b"\n", b"\r"))
+    (tmp_path / "form.log").write_text('he said "Decode batch is what I see" and server_args=None\n')
+    if name == "bomb.gz":
+        (tmp_path / name).write_bytes(gzip.compress(b"x" * (70 << 20)))
+    with zipfile.ZipFile(tmp_path / "logs.zip", "w") as zipped:
+        zipped.writestr("server.log", "x\n")
+    with pytest.raises(UsageError, match=reason) as raised:
+        events(str(tmp_path / name))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_log_that_python_cannot_unpack_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(OPENERS, ".zst")
+    path = tmp_path / "server.log.zst"
+    path.write_bytes(compressed(b"x\n", ".zst"))
+    with pytest.raises(UsageError, match=r"install sglang-tuning-exporter\[zstd\], or unpack it with zstd -d"):
+        events(str(path))
