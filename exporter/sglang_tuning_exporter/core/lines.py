@@ -20,7 +20,6 @@ from sglang_tuning_exporter.sglang.args.printed import parse_server_args
 
 _LONGEST_BATCH, _LONGEST_MEMORY = 4096, 16_384
 _TEXT_KEPT = 1000
-_CLOCKS_APART = 60.0  # seconds between SGLang's time and that of the text around it: more is another time zone
 
 
 class Row(NamedTuple):
@@ -394,7 +393,6 @@ class Reader:
         self._clock: float | None = None
         self._day = 0
         self._stamped = False  # SGLang prints stamps in this stream
-        self._other_clock = False  # the text around lines has the time of another zone
         self._starting = self._serving = False
         self._exceptions_due = 0  # answers with 500 whose exception was not printed yet
         self._sizes: tuple[int, ...] = ()  # of captured graphs
@@ -450,7 +448,8 @@ class Reader:
             if len(self._origins) >= 4096:
                 self._origins.clear()
             origin = self._origins[prefix] = (stamp[0].time, stamp[0].rank)
-        self._serving = self._stamped = self.wrapping.is_bare = True
+        self._serving = self._stamped = True
+        self.wrapping.is_usual()
         _, running, tokens, usage, device, graph, throughput, queued, *prefill = match.groups()
         if running is not None:
             figures: dict[str, float] = {
@@ -496,13 +495,12 @@ class Reader:
         found = stamp_of(text)
         if line.glued:
             self.trust.mark("glued", self.number, self._time, ())
-        outer = self._outer_time(line.time, None if found is None else found[0])
         if found is None and not line.headed:
-            return self._read_unstamped(text, outer, line)
+            return self._read_unstamped(text, line)
         self._events.extend(self.end())
         stamp, start = found or (Stamp(None, None, line.rank), 0)
         timed = stamp.time is not None or stamp.clock is not None
-        time, clock = (stamp.time, stamp.clock) if timed else (outer, None)
+        time, clock = (stamp.time, stamp.clock) if timed else (line.time, None)
         if clock is None and time is not None and time < 1e9:
             time, clock = None, time
         if clock is not None:
@@ -515,12 +513,6 @@ class Reader:
             self._read_traceback(more, time)
         self._stamped = self._stamped or (timed and kind not in ("other", "access", "traceback"))
         return kind
-
-    def _outer_time(self, outer: float | None, stamp: Stamp | None) -> float | None:
-        """Return the time around a line, unless it is of another time zone than SGLang's own."""
-        if outer is not None and stamp is not None and stamp.time is not None:
-            self._other_clock = abs(outer - stamp.time) > _CLOCKS_APART
-        return None if self._other_clock else outer
 
     def _since_first_midnight(self, clock: float) -> float:
         """Return a time without a date (0.3.0) as seconds since the midnight of the first day."""
@@ -543,23 +535,24 @@ class Reader:
             self._read_message(text[other[1] :], other[0].time, other[0].rank)
         return kind
 
-    def _read_unstamped(self, text: bytes, outer: float | None, line: Line) -> str:
-        """Read a line without a stamp: arguments that go on, a part of a traceback, an access line, or of a log without stamps."""
+    def _read_unstamped(self, text: bytes, line: Line) -> str:
+        """Read a line without a stamp: arguments that go on, a part of a traceback, an access line, or of a log without stamps.
+
+        The text around it may have the time of another zone than SGLang's stamps: those come first.
+        """
         if self._cut is not None and self._read_rest(text, *self._cut):
             return "arguments"
         self._events.extend(self.end())
-        if _ACCESS.match(text):
-            return self._read_access(text, outer, line.rank)
-        kind = self._read_traceback(text, self._time if outer is None else outer)
-        for more in line.more:
-            self._read_traceback(more, outer)
-        if kind:
-            return kind
+        time = line.time
         if self._stamped:
-            return "other"
-        time = outer
-        if outer is not None and outer < 1e9:
-            time = self._since_first_midnight(outer)
+            time = self._time
+        elif time is not None and time < 1e9:
+            time = self._since_first_midnight(time)
+        kind = self._read_access(text, time, line.rank) if _ACCESS.match(text) else self._read_traceback(text, time)
+        for more in line.more:
+            self._read_traceback(more, time)
+        if kind or self._stamped:
+            return kind or "other"
         self._time = self._time if time is None else time
         return self._read_message(text, time, line.rank)
 

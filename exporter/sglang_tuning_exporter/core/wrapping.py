@@ -219,11 +219,10 @@ def form_of(text: bytes, layers: int = _LAYERS) -> Form | None:
     if not layers or (head is None and b'MESSAGE":[' not in text):
         return None
     start = len(text) if head is None else head.start()
-    if start == 0:
-        second = _SECOND.match(text)
-        if second is None:
-            return ()
+    if (second := _SECOND.match(text, start)) is not None:
         start = second.end()
+    if start == 0:
+        return ()
     brace = 0 if text[:1] == b"[" and text.rstrip()[-1:] == b"]" and _json_of(text) else text.find(b"{", 0, start)
     if brace >= 0 and (entry := _json_of(text[brace:])) is not None:
         inner = _json_form(entry, layers)
@@ -340,7 +339,8 @@ def _text_layer(before: bytes, *, replaces: bool = False) -> Layer | None:
         or rest.endswith(b":")
     )
     sure = words <= _WORDS_SURE and structured and not (quote or b"{" in rest or b"}" in rest or rest.endswith(b"="))
-    return Layer((pattern.pattern, replaces), remove, sure and (timed or words <= 2))
+    key = b"".join(part for part, kind in zip(parts, kinds, strict=True) if kind not in ("rank", "space"))
+    return Layer((key, replaces, bool(quote)), remove, sure and (timed or words <= 2))
 
 
 def _unquoted(rest: bytes, quote: bytes) -> bytes:
@@ -535,13 +535,13 @@ def _csv_layer(column: int, columns: int, delimiter: str) -> Layer:
 
 
 class Wrapping:
-    """The text around the lines of one stream. `is_bare`: SGLang's lines came without any."""
+    """The text around the lines of one stream."""
 
     def __init__(self) -> None:
-        self.is_bare = False
         self.unread = b""  # the first line, cut, with words of SGLang's in a form that was not accepted
         self._forms: list[Form] = []
         self._current: Form | None = None  # of the last line of SGLang's
+        self._proven: set[Form] = set()  # had SGLang's words directly behind them; (): nothing around
         self._brackets = False  # a form begins with a time in brackets, as SGLang's stamp
         self._runtimes: set[str] = set()  # seen around a line of SGLang's
         self._held: dict[Form, list[Line]] = {}  # lines in forms that are not accepted yet
@@ -607,52 +607,85 @@ class Wrapping:
         return line._replace(partial=partial)
 
     def _inner(self, line: Line, *, open_text: bool) -> list[Line]:
-        text = line.text
-        if _STAMP.match(text) and (self.is_bare or not (self._brackets or _SECOND.match(text))):
-            self._accepts((), text)
-            return [line]
-        known = [self._current, *self._forms] if self._current else self._forms
-        for form in known:
-            found = without(form, line)
-            if found and (
-                form is self._current
-                or any(_STAMP.match(each.text) or (each.headed and WORDS.match(each.text)) for each in found)
-            ):
-                if any(_STAMP.match(each.text) or each.headed for each in found):
-                    self._accepts(form, text)
-                return found
-        if b"\r" in text and not open_text:
-            before, _, rest = text.rpartition(b"\r")
-            if all(not part.strip() or _BAR.match(part) for part in before.split(b"\r")):
-                return self._inner(line._replace(text=rest), open_text=open_text)
-        glued = None if open_text else _GLUED.search(text, 1, _GLUED_WITHIN)
-        if glued is not None and _BAR.match(text[: glued.start()]):
-            return [line._replace(text=text[glued.start() :])]
-        if not open_text and (new := form_of(text)) is not None:
-            if not new:
-                return [line]
-            if (found := without(new, line)) and not (_STAMP.match(text) and self.is_bare):
-                return self._learned(new, found, text)
-        if (
-            glued is not None
-            and text[glued.start() - 1 : glued.start()].isalnum()
-            and not _QUOTING.search(text[: glued.start()])
-        ):
-            return [line._replace(text=text[glued.start() :], glued=True)]
+        """Return what is in a line without the text of container runtimes."""
+        ways = (self._bare, self._in_known_form, self._behind_bar, self._in_new_form, self._behind_words)
+        for way in ways[:2] if open_text else ways:
+            lines = way(line)
+            if lines is not None:
+                return lines
         return [line]
 
-    def _accepts(self, form: Form, text: bytes) -> None:
-        self._current = form or None
-        self._held.clear()
-        if not form and not self.is_bare and (match := _STAMP.match(text)) is not None:
-            self.is_bare = WORDS.match(text, match.end()) is not None
+    def _bare(self, line: Line) -> list[Line] | None:
+        if not _STAMP.match(line.text) or (not self.is_bare and (self._brackets or _SECOND.match(line.text))):
+            return None
+        self._accept((), [line])
+        return [line]
 
-    def _learned(self, form: Form, found: list[Line], text: bytes) -> list[Line]:
+    def _in_known_form(self, line: Line) -> list[Line] | None:
+        for form in [self._current, *self._forms] if self._current else self._forms:
+            found = without(form, line)
+            stamped = any(_STAMP.match(each.text) or each.headed for each in found)
+            if not found or (not stamped and form is not self._current):
+                continue
+            if form not in self._proven and any(_SECOND.match(each.text) for each in found):
+                continue  # more stands before SGLang's words
+            if form is self._current or any(_STAMP.match(each.text) or WORDS.match(each.text) for each in found):
+                if stamped:
+                    self._accept(form, found)
+                return found
+        return None
+
+    def _behind_bar(self, line: Line) -> list[Line] | None:
+        """Return what a progress bar without a newline stands before."""
+        before, carriage_return, rest = line.text.rpartition(b"\r")
+        if carriage_return and all(not part.strip() or _BAR.match(part) for part in before.split(b"\r")):
+            return self._inner(line._replace(text=rest), open_text=False)
+        glued = _GLUED.search(line.text, 1, _GLUED_WITHIN)
+        if glued is None or not _BAR.match(line.text[: glued.start()]):
+            return None
+        return [line._replace(text=line.text[glued.start() :])]
+
+    def _in_new_form(self, line: Line) -> list[Line] | None:
+        form = form_of(line.text)
+        if not form:
+            return None
+        found = without(form, line)
+        return self._learn(form, found, line.text) if found and not (self.is_bare and _STAMP.match(line.text)) else None
+
+    def _behind_words(self, line: Line) -> list[Line] | None:
+        """Return a line directly behind words of another program, such as an address, without a newline."""
+        glued = _GLUED.search(line.text, 1, _GLUED_WITHIN)
+        before = b"" if glued is None else line.text[: glued.start()]
+        if not before[-1:].isalnum() or _QUOTING.search(before):
+            return None
+        return [line._replace(text=line.text[len(before) :], glued=True)]
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether SGLang's lines came without any text around them."""
+        return () in self._proven
+
+    def is_usual(self) -> None:
+        """Note a usual line of SGLang's without any text around it."""
+        self._proven.add(())
+        self._current = None
+
+    def _accept(self, form: Form, found: list[Line]) -> None:
+        """Note a line with SGLang's stamp, or the text that replaces it, in this form."""
+        for line in found:
+            stamp = _STAMP.match(line.text)
+            if WORDS.match(line.text, stamp.end() if stamp else 0) is not None:
+                self._proven.add(form)
+        if form or self.is_bare:
+            self._current = form or None
+        if form in self._proven:
+            self._held.clear()
+
+    def _learn(self, form: Form, found: list[Line], text: bytes) -> list[Line]:
         """Accept a form, or hold its lines."""
-        known = bool(self._forms) or self.is_bare or bool(self._runtimes)
-        enough = (
-            _ENOUGH_MORE if known else 1 if all(layer.sure for layer in form) and not _SECOND.match(text) else _ENOUGH
-        )
+        known = bool(self._proven or self._runtimes)
+        sure = all(layer.sure for layer in form) and not (_SECOND.match(text) and _STAMP.match(found[0].text))
+        enough = 1 if form in self._forms or (sure and not known) else _ENOUGH_MORE if known else _ENOUGH
         held = self._held.setdefault(form, [])
         held += found
         if len(held) < enough:
@@ -660,9 +693,7 @@ class Wrapping:
             if len(self._held) > _HELD_FORMS or sum(len(each.text) for each in held) > _HELD_LENGTH * _ENOUGH_MORE:
                 self._held.clear()
             return []
-        self._forms.insert(0, form)
-        del self._forms[_FORMS_KEPT:]
+        self._forms = [form, *self._forms[: _FORMS_KEPT - 1]]
         self._brackets = self._brackets or _STAMP.match(text) is not None
-        self._current = form
-        self._held.clear()
+        self._accept(form, held)
         return held
