@@ -14,6 +14,8 @@ from sglang_tuning_exporter.state.profiles import Profile
 CONSTANT_BATCH = 0.8
 # Share of the time in which full prefill batches were computed, above which requests wait for prefill whatever the cache holds.
 MOSTLY_PREFILL = 0.5
+# Of the prompt tokens from the cache under fcfs: with less, ordering is not worth it; with more, nothing is left to gain.
+SHARING = (0.095, 0.9)
 LEAST_MINUTE = 60.0  # less than a minute counts as a minute: one burst is no rate
 ENOUGH_ON_A_RANK = 20.0  # seconds
 

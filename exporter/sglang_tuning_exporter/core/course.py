@@ -1,0 +1,528 @@
+"""A log, judged as its time passes: which diagnosis held when, which alerts would have been sent, and what the whole says. Pure.
+
+Every `STEP_SECONDS` of the log the last ten minutes are weighed. A start begins anew: a run shorter than that is weighed once, at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from sglang_tuning_exporter.core.advice import setting
+from sglang_tuning_exporter.core.events import Event
+from sglang_tuning_exporter.core.facts import Facts
+from sglang_tuning_exporter.core.findings import URGENCY, Alert, Finding, Judged, Judgement, Point, Start, Stretch
+from sglang_tuning_exporter.core.judge import NO_LIMIT, NOT_ENOUGH, PAST_SECONDS, SENTENCES, Measured, findings, is_limit, judge, short_load, weigh
+from sglang_tuning_exporter.core.rows import BY_ID, ROWS, Row
+from sglang_tuning_exporter.core.server import SIGNALS, Server, Totals, merged
+from sglang_tuning_exporter.core.view import View
+from sglang_tuning_exporter.sglang.args.command import command_line
+from sglang_tuning_exporter.sglang.args.printed import VARYING_ARGS, are_same_settings
+from sglang_tuning_exporter.state.profiles import Profile
+
+STEP_SECONDS = 30.0
+UNKNOWN_SECONDS = 60.0  # a break of knowledge of more than this is a start
+RECENTLY = 1800.0  # over which starts are counted
+ENOUGH_SHARE = 0.5  # of the serving time: in a log shorter than a row's `after`
+STRETCH_SECONDS = 15.0  # shorter pauses do not divide a load
+LONG_SILENCE = 60.0
+# Of the counts: the name in a report.
+COUNTS = {
+    "retraction_events": "retractions", "retracted_requests": "retracted", "rejected_requests": "rejected", "server_errors": "server_errors",
+    "server_starts": "starts", "decode_batches": "decode_lines", "prefill_batches": "prefill_lines", "hangs": "hangs", "crashes": "ends",
+    **{f"out_of_memory.{phase}": f"out_of_memory.{phase}" for phase in ("prefill", "decode", "graph_capture", "startup", "unknown")},
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class Held:
+    """How long a row held in a run, and the view in which it was clearest."""
+
+    seconds: float = 0.0
+    since: float = inf
+    until: float = -inf
+    excess: float = -inf
+    measured: Measured | None = None
+
+
+@dataclass(slots=True)
+class Run:
+    """One start of the server, until the next."""
+
+    facts: Facts
+    begin: float
+    end: float = 0.0
+    totals: Totals = field(default_factory=Totals)
+    held: dict[str, Held] = field(default_factory=dict)
+    verdicts: dict[str, float] = field(default_factory=dict)  # seconds of serving time
+    whole: View | None = None
+    ended: str = ""
+    served: float = 0.0
+    is_start: bool = False  # its arguments are in the log
+
+
+@dataclass(slots=True)
+class Clock:
+    """The alert of one row: 1 once its condition was above the limit for `after`, 0 once it was not for `until`."""
+
+    row: Row
+    since: float | None = None  # above the limit
+    calm: float | None = None
+    known: float = -inf
+    firing: float | None = None
+
+    def pass_on(self, now: float, holds: bool | None, begun: float, hindered: bool) -> Alert | None:
+        """Take what holds now; return the alert that ends. `hindered`: a cause holds, so it does not begin before another `after`."""
+        if holds is None:
+            return None
+        if now - self.known > max(UNKNOWN_SECONDS, 2 * STEP_SECONDS):
+            self.since = self.calm = None
+        self.known = now
+        if holds:
+            self.calm, self.since = None, begun if self.since is None else self.since
+            wait = self.row.after * (2 if hindered else 1)
+            if self.firing is None and now - self.since >= wait:
+                self.firing = self.since + wait
+            return None
+        self.since, self.calm = None, now if self.calm is None else self.calm
+        if self.firing is not None and now - self.calm >= self.row.until:
+            alert, self.firing = self.alert(self.calm + self.row.until), None
+            return alert
+        return None
+
+    def alert(self, until: float | None) -> Alert:
+        """Return what is or was notified."""
+        return Alert(self.row.alert, self.row.id, self.row.severity, self.firing or 0.0, until)
+
+
+class Course:
+    """Takes the events of a log in order of time; `end` says what the whole shows."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.server = Server(profile)
+        self.runs: list[Run] = []
+        self._profile = profile
+        self._step: float | None = None  # the next one
+        self._counted = 0.0  # serving seconds that are credited to rows
+        self._clocks = [Clock(row) for row in ROWS if row.alert]
+        self._alerts: list[Alert] = []
+        self._starts: list[float] = []
+        self._marked: Totals = Totals()
+        self._last_batch: float | None = None
+        self._last_line: float | None = None
+        self._most_queued = 0.0
+
+    def take(self, event: Event) -> None:
+        """Take an event."""
+        server, now = self.server, event.time
+        if now is not None:
+            if self._step is None:
+                self._step = now + STEP_SECONDS
+                self.runs.append(Run(server.facts, now))
+            while self._step <= now:
+                self._pass(self._step)
+                # Nothing changes in a long silence once the last load has left the window.
+                quiet = now - self._step > 2 * self._profile.window_seconds
+                self._step = now - self._profile.window_seconds if quiet else self._step + STEP_SECONDS
+            self._last_line = now
+        elif not self.runs:
+            self.runs.append(Run(server.facts, 0.0))
+        if event.kind == "arguments":
+            self._end_run()
+            server.take(event)
+            at = server.now or 0.0
+            self._starts.append(at)
+            self.runs.append(Run(server.facts, at, is_start=True))
+            return
+        server.take(event)
+        if event.kind in {"decode", "prefill"}:
+            self._last_batch = now
+            queued = event.figures.get("queued", 0.0)
+            self._most_queued = max(self._most_queued, queued)
+            bucket = server.bucket(server.now or 0.0)
+            bucket["most_queued"] = max(bucket["most_queued"], queued)
+
+    # As time passes
+
+    def _pass(self, now: float) -> None:
+        """Weigh the last ten minutes at a step."""
+        self.server.advance(now)
+        run, window = self.runs[-1], self._profile.window_seconds
+        view = self._view(min(window, now - run.begin))
+        measured = weigh(view)
+        self._sound(measured, now)
+        if now - run.begin >= window:
+            self._credit(run, measured)
+
+    def _view(self, seconds: float) -> View:
+        server = self.server
+        now = server.now or 0.0
+        totals = server.window(seconds)
+        totals["starts_recently"] = float(sum(now - at <= RECENTLY for at in self._starts))
+        return View(
+            totals, server.facts, server.profile, now, {dp: each.running or 0.0 for dp, each in server.schedulers.items()},
+            server.starting, server.stopping, server.ended, tuple(hang for hang in server.hangs if hang.begin + hang.seconds >= now - seconds),
+            dict(server.last),
+        )  # fmt: skip
+
+    def _sound(self, measured: Measured, now: float) -> None:
+        """Advance the alert clocks."""
+        holding = set(measured.holding)
+        for clock in self._clocks:
+            row, figure = clock.row, measured.figures.get(clock.row.id)
+            holds = None if figure is None else row.id in holding
+            hindered = not row.borrows and not holding.isdisjoint(row.causes) if clock.firing is None else False
+            begun = self._event_at(row, now)
+            ended = clock.pass_on(now, holds, begun, hindered)
+            if ended is not None:
+                self._alerts.append(ended)
+
+    def _event_at(self, row: Row, now: float) -> float:
+        """Return when the event of a row happened, `now` for a state."""
+        return max((self.server.last[name] for name in row.when.states if name in self.server.last), default=now) if row.when.kind == "event" else now
+
+    def _credit(self, run: Run, measured: Measured, *, whole: bool = False) -> None:
+        """Count the serving time since the last step for what holds."""
+        total = self._served()
+        seconds, self._counted = max(total - self._counted, 0.0), total
+        now = measured.view.now
+        if measured.view.has_enough_load or whole:
+            run.verdicts[measured.verdict] = run.verdicts.get(measured.verdict, 0.0) + seconds
+        for name in measured.holding:
+            held, figure = run.held.setdefault(name, Held()), measured.figures[name]
+            held.seconds += seconds
+            held.since, held.until = min(held.since, now - self._profile.window_seconds), max(held.until, now)
+            limit = figure.limit or 0.0
+            excess = (figure.value - limit) * (1 if figure.side == "above" else -1)
+            if excess > held.excess + 0.02 * abs(held.excess if held.excess > -inf else 0.0) or held.measured is None:
+                held.excess, held.measured = excess, measured
+
+    def _served(self) -> float:
+        """Return the serving seconds of this run."""
+        totals = Totals(self.server.totals)
+        if self.server.buckets:
+            totals.add(self.server.buckets[-1][1])
+        return max(totals.under("serves").values(), default=0.0)
+
+    def _end_run(self) -> None:
+        """Weigh what is left of a run at its end."""
+        server, run = self.server, self.runs[-1]
+        now = server.now or 0.0
+        server.advance(now)
+        run.end, run.facts, run.ended = now, server.facts, server.ended
+        run.totals = Totals(server.totals)
+        if server.buckets:
+            run.totals.add(server.buckets[-1][1])
+        run.served = self._served()
+        window = self._profile.window_seconds
+        run.whole = self._view(now - run.begin + 1.0)
+        self._credit(run, weigh(self._view(min(window, now - run.begin + 1.0))), whole=True)
+        self._counted = 0.0
+
+    # The whole
+
+    def end(self, now: float | None = None) -> Judged:
+        """Return what the log says; `now` is the time of its last line."""
+        server = self.server
+        if now is not None and server.now is not None and now > server.now:
+            server.advance(now)
+        if not self.runs:
+            self.runs.append(Run(server.facts, 0.0))
+        self._end_run()
+        end = server.now or 0.0
+        if server.dated:
+            self._sound(weigh(self._view(min(self._profile.window_seconds, end - self.runs[-1].begin + 1.0))), end)
+        self._alerts += [clock.alert(None) for clock in self._clocks if clock.firing is not None]
+        judgement = self._judgement(end)
+        totals = merged(bucket for _, bucket in server.buckets)
+        served = sum(run.served for run in self.runs)
+        verdicts: dict[str, float] = {}
+        for run in self.runs:
+            for verdict, seconds in run.verdicts.items():
+                verdicts[verdict] = verdicts.get(verdict, 0.0) + seconds
+        mostly = max(verdicts, key=verdicts.__getitem__) if sum(verdicts.values()) else None
+        line, changes, notes = self._command(judgement)
+        whole = View(totals, server.facts, server.profile, end)
+        return Judged(
+            self._profile.name, server.begin, server.now if server.dated else None, served, whole.idle, judgement,
+            None if mostly is None else (mostly, verdicts[mostly] / sum(verdicts.values())),
+            tuple(sorted(self._alerts, key=lambda alert: alert.at)), self._stretches(), self._points(),
+            tuple(self._start(number, run) for number, run in enumerate(self.runs) if run.is_start or run.served or len(self.runs) == 1),
+            {name: totals[count] for name, count in COUNTS.items()},
+            {name: totals[f"marked.{count}"] for name, count in COUNTS.items() if totals[f"marked.{count}"]},
+            {signal: {state: seconds / known for state, seconds in totals.under(signal).items() if state not in {"idle", "unknown"}}
+             for signal in SIGNALS if (known := totals.known(signal)) > 0},
+            self._last(), line, changes, notes, _marked_note(totals), _figures(server.facts),
+            tuple(gigabytes for run in self.runs for gigabytes in run.facts.available.values()),
+        )  # fmt: skip
+
+    def _judgement(self, end: float) -> Judgement:
+        """Return the worst verdict that held long enough, with every finding of the log."""
+        served = sum(run.served for run in self.runs)
+        chosen = [(run, name, held) for run in self.runs for name, held in run.held.items() if self._counts(run, name, held, served)]
+        last = self.runs[-1]
+        limits = [(run, name, held) for run, name, held in chosen if held.measured is not None and is_limit(name, held.measured)]
+        if not limits:
+            run = max(self.runs, key=lambda each: (each.served >= self._profile.enough_serving_seconds, each is last, each.served))
+            view = run.whole if run.whole is not None else self._view(inf)
+            base = judge(replace(view, totals=_with_most(view.totals, self._most_queued)))
+            kept = [each for each in base.findings if not each.is_limit]
+            others = self._others(chosen, kept, end)
+            found = (*kept, *others)
+            first = next((each for each in found if each.is_limit), None)
+            if first is not None:
+                return Judgement(first.diagnosis, first.headline, first.severity, found, base.checks, self._notes(base))
+            verdict = base.verdict if base.verdict not in BY_ID else NO_LIMIT
+            sentence = base.sentence if verdict == base.verdict else SENTENCES[verdict]
+            if verdict == NOT_ENOUGH:
+                sentence = short_load(replace(view, totals=_with_most(view.totals, self._most_queued)))
+            return Judgement(verdict, sentence, "none", found, base.checks, self._notes(base))
+        order = {row.id: place for place, row in enumerate(ROWS)}
+        run, name, held = max(limits, key=lambda each: (URGENCY[BY_ID[each[1]].severity], each[0] is last, -order[each[1]], each[2].seconds))
+        assert held.measured is not None
+        names = {each for _, each, _ in chosen}
+        context = [
+            self._timed(each, run.held.get(each.diagnosis, held), run, end)
+            for each in findings(held.measured)
+            if each.diagnosis in names or not each.is_limit
+        ]
+        context.sort(key=lambda each: each.diagnosis != name)
+        found = (*context, *self._others(chosen, context, end))
+        found = tuple(sorted(found, key=lambda each: (each.diagnosis != name, not each.is_limit, -URGENCY[each.severity])))
+        checks = judge(held.measured.view).checks
+        first = found[0] if found and found[0].diagnosis == name else None
+        if first is None:  # its advice is left to another finding
+            return Judgement(NOT_ENOUGH, SENTENCES.get(NOT_ENOUGH, ""), "none", found, checks)
+        return Judgement(name, first.headline, first.severity, found, checks, self._notes(None))
+
+    def _counts(self, run: Run, name: str, held: Held, served: float) -> bool:
+        """Whether a row held long enough to be reported; of a run before other settings only failures are."""
+        row, last = BY_ID[name], self.runs[-1]
+        if row.any_load:
+            return row.chance is False or run is last or run.served > 0
+        if run is not last and last.served >= self._profile.enough_serving_seconds and row.severity != "critical":
+            if not are_same_settings(run.facts.arguments, last.facts.arguments):
+                return False
+        return held.seconds >= min(row.after, ENOUGH_SHARE * served) and held.seconds > 0
+
+    def _others(self, chosen: list[tuple[Run, str, Held]], found: list[Finding], end: float) -> list[Finding]:
+        """Return the findings of other times; a flag that is set already is not set again."""
+        names = {each.diagnosis for each in found}
+        flags = {change.arg: change.to for each in found for change in each.changes if change.arg and each.is_limit}
+        more: list[Finding] = []
+        for run, name, held in sorted(chosen, key=lambda each: -each[2].seconds):
+            if name in names or held.measured is None:
+                continue
+            own = next((each for each in findings(held.measured) if each.diagnosis == name), None)
+            if own is None:
+                continue
+            kept = tuple(change for change in own.changes if change.arg not in flags or flags[change.arg] == change.to)
+            if not kept and BY_ID[name].needs_advice and not own.is_limit:
+                continue
+            names.add(name)
+            flags.update({change.arg: change.to for change in kept if change.arg and own.is_limit})
+            more.append(self._timed(replace(own, changes=kept), held, run, end))
+        return more
+
+    def _timed(self, finding: Finding, held: Held, run: Run, end: float) -> Finding:
+        """Add when a finding was seen; one that is over is said in the past tense."""
+        since, until = self._seen(BY_ID[finding.diagnosis], run)
+        row = BY_ID[finding.diagnosis]
+        if since is None or until is None:
+            return replace(finding, since=run.begin if row.any_load else None, until=run.end if row.any_load else None, seconds=held.seconds)
+        headline = finding.headline
+        if row.past and end - until > PAST_SECONDS:
+            times = self._times(row, run)
+            words = {"{until}": _clock(until), "{times}": f"{times:,.0f} times"}
+            headline = row.past
+            for mark, word in words.items():
+                headline = headline.replace(mark, word)
+        return replace(finding, headline=headline, since=since, until=until, seconds=held.seconds)
+
+    def _seen(self, row: Row, run: Run) -> tuple[float | None, float | None]:
+        """Return when what a row is about was first and last seen in a run."""
+        if row.id == "scheduler_stuck" and self.server.hangs:
+            hangs = self.server.hangs
+            return hangs[0].begin, hangs[-1].begin + hangs[-1].seconds
+        names = _SEEN.get(row.id) or (
+            tuple(f"{row.when.figure}/{state}" for state in row.when.states) if row.when.kind == "share" else
+            row.when.states if row.when.kind == "event" else (row.when.figure,) if row.when.kind == "rate" else ()
+        )  # fmt: skip
+        times = [begin for begin, totals in self.server.buckets if run.begin - 10 <= begin <= run.end and any(totals[name] > 0 for name in names)]
+        return (max(times[0], run.begin), min(times[-1] + 10.0, run.end)) if times else (None, None)
+
+    def _times(self, row: Row, run: Run) -> float:
+        names = _SEEN.get(row.id) or row.when.states
+        return sum(run.totals[name] for name in names)
+
+    def _notes(self, base: Judgement | None) -> tuple[str, ...]:
+        notes = list(base.notes) if base is not None else []
+        server = self.server
+        notes += [
+            f"Nothing was logged for {silence.seconds:.0f} s from {_clock(silence.begin)} on, while {silence.before:.0f} requests ran; afterwards"
+            f" {silence.after:.0f} ran."
+            for silence in server.silences[:3]
+        ]  # fmt: skip
+        running = sum(each.running or 0.0 for each in server.schedulers.values())
+        if running >= 1 and self._last_batch is not None and self._last_line is not None and not server.stopping and not server.ended:
+            hold = max((each.hold_seconds for each in server.schedulers.values()), default=0.0)
+            if self._last_line - self._last_batch <= 1.2 * hold:
+                notes.append(f"The log ends while {running:.0f} ran; whether they were answered is not in it.")
+        notes += self._range_notes()
+        return tuple(notes)
+
+    def _range_notes(self) -> list[str]:
+        """Say which range of the guide a figure lies outside of, where no finding does."""
+        run = max(self.runs, key=lambda each: each.served)
+        view, notes = run.whole, list[str]()
+        if view is None:
+            return notes
+        profile, reserve = view.profile, view.facts.reserve_gb
+        if reserve is not None and profile.reserve_good_gb < reserve <= profile.reserve_upper_gb:
+            notes.append(
+                f"{reserve:.4g} GB of GPU memory were left after the start: neither in the guide's good range (5 to {profile.reserve_good_gb:g} GB) nor too"
+                f" much (more than {profile.reserve_upper_gb:g} GB)."
+            )
+        queued = view.sum("queued")
+        lower = profile.queue_lower
+        if lower and queued and view.has_enough_load and (view.share("queue", "below_range") or 0.0) > profile.frequent_share:
+            notes.append(f"{queued:.0f} requests waited on average; the guide's range is {lower:g} to {profile.queue_upper:,.0f}.")
+        return notes
+
+    # What is shown beside it
+
+    def _command(self, judgement: Judgement) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+        facts = self.server.facts
+        changes: dict[str, object] = {}
+        for finding in judgement.findings:
+            for change in finding.changes if finding.is_limit else ():
+                if change.arg and change.arg not in changes and (change.to is not None or change.removes):
+                    changes[change.arg] = None if change.removes and change.to is None else setting(change.to)
+        line = None if facts.cut else command_line(facts.release, facts.arguments, changes)
+        if line is None or not changes:
+            return "", (), ()
+        notes = []
+        if line.secrets:
+            notes.append(f"Secrets are never read: add {', '.join(line.secrets)} again where the server has them now.")
+        return line.text, tuple(f"{each.flag} {each.old} → {each.new}" for each in line.changes), tuple(notes)
+
+    def _start(self, number: int, run: Run) -> Start:
+        before = self.runs[number - 1].facts.arguments if number and self.runs[number - 1].is_start else {}
+        now = run.facts.arguments
+        changed = {
+            arg: (before.get(arg), value) for arg, value in now.items() if before and arg not in VARYING_ARGS and before.get(arg) != value and not isinstance(value, dict)
+        }  # fmt: skip
+        view = run.whole or View(run.totals, run.facts, self._profile, run.end)
+        figures: dict[str, float | None] = {
+            "serving_seconds": run.served, "running_requests": view.sum("running"), "queued_requests": view.sum("queued"),
+            "token_usage": view.mean("usage"), "generated_tokens_per_second": run.totals["decoded"] / run.served if run.served else None,
+            "share_cached": view.cached_share, "prompt_tokens_per_second": run.totals["computed"] / run.served if run.served else None,
+            "retractions": run.totals["retractions"] if run.served else None,
+        }  # fmt: skip
+        memory: dict[str, float | str] = {}
+        for name, value in _memory(run.facts).items():
+            if value is not None:
+                memory[name] = value
+        if memory and run.facts.is_cpu:
+            memory["device"] = "cpu"
+        return Start(
+            run.begin if run.is_start and self.server.dated else None, run.facts.release, run.facts.arguments, changed,
+            {name: value for name, value in figures.items() if value is not None}, run.ended, memory,
+        )  # fmt: skip
+
+    def _last(self) -> Mapping[str, float | None]:
+        each = list(self.server.schedulers.values())
+        known = {
+            "running_requests": [one.running for one in each if one.running is not None],
+            "queued_requests": [one.queued for one in each if one.queued is not None],
+        }
+        usages = [one.usage for one in each if one.usage is not None]
+        graphs = [float(one.graph) for one in each if one.graph is not None]
+        return {
+            **{name: sum(values) if values else None for name, values in known.items()},
+            "token_usage": max(usages, default=None), "cuda_graph": min(graphs, default=None),
+        }  # fmt: skip
+
+    def _points(self) -> tuple[Point, ...]:
+        points = []
+        for begin, totals in self.server.buckets:
+            ranks = max(len(totals.under("serves")), 1)
+            running, queued = totals.mean("running"), totals.mean("queued")
+            points.append(Point(begin, running and running * ranks, queued and queued * ranks, totals.mean("usage"), totals["retractions"]))
+        return tuple(points)
+
+    def _stretches(self) -> tuple[Stretch, ...]:
+        """Return the course of the run: starting, serving, idle, stopped."""
+        if not self.server.dated:
+            return ()
+        stretches: list[Stretch] = []
+        for run in self.runs:
+            begin = run.begin
+            serving = [(at, totals) for at, totals in self.server.buckets if run.begin - 10 <= at <= run.end and any(totals.under("serves").values())]
+            if run.is_start:
+                first = max(serving[0][0], run.begin) if serving else run.end
+                stretches.append(Stretch("starting", run.begin, first, ", ".join(_memory_words(run.facts))))
+                begin = first
+            for at, _ in serving:
+                start, stop = max(at, run.begin), min(at + 10.0, run.end)
+                if start - begin > STRETCH_SECONDS:
+                    stretches.append(Stretch("idle", begin, start))
+                    begin = start
+                if stretches and stretches[-1].what == "serving" and start - stretches[-1].end <= STRETCH_SECONDS:
+                    stretches[-1] = replace(stretches[-1], end=stop)
+                else:
+                    stretches.append(Stretch("serving", min(begin, start), stop))
+                begin = max(begin, stop)
+            if run.ended:
+                stretches.append(Stretch("stopped", begin, run.end, run.ended))
+            elif run.end - begin > 1.0:
+                stretches.append(Stretch("idle", begin, run.end))
+        return tuple(stretches)
+
+
+# What a row is about, where its condition does not name it.
+_SEEN: dict[str, tuple[str, ...]] = {
+    "retracting_too_often": ("retractions",), "conservativeness_ineffective": ("retractions",), "requests_failed": ("server_errors",),
+    "requests_refused": ("refused",), "unexplained": ("queue/in_range", "queue/above_range", "queue/below_range"),
+    "dp_imbalanced": ("queue/in_range", "queue/above_range", "queue/below_range"), "graph_memory_short": ("out_of_memory.graph_capture",),
+    "latency_batch_too_large": ("decode_lines",), "restart_loop": ("starts",),
+}  # fmt: skip
+
+
+def _with_most(totals: Totals, queued: float) -> Totals:
+    whole = Totals(totals)
+    whole["most_queued"] = queued
+    return whole
+
+
+def _clock(moment: float) -> str:
+    minutes = int(moment // 60) % (24 * 60)
+    return f"{minutes // 60:02}:{minutes % 60:02}"
+
+
+def _marked_note(totals: Totals) -> str:
+    marked = totals["marked.retractions"]
+    return f"{totals['retractions']:.0f} retractions, {marked:.0f} of them beside text that clients can write." if marked else ""
+
+
+def _memory(facts: Facts) -> dict[str, float | None]:
+    return {
+        "before_weights_gb": facts.capacity_gb, "weights_gb": facts.gigabytes("weights"), "draft_weights_gb": facts.gigabytes("draft_weights"),
+        "kv_pool_gb": facts.gigabytes("pool"), "graphs_gb": facts.gigabytes("graph"),
+        "left_gb": min(facts.available.values(), default=None) if facts.available else min((r.left for r in facts.memory.values() if r.left), default=None),
+    }  # fmt: skip
+
+
+def _memory_words(facts: Facts) -> list[str]:
+    words = {"before_weights_gb": "free before weights", "weights_gb": "weights", "kv_pool_gb": "KV cache", "graphs_gb": "CUDA graphs", "left_gb": "left"}
+    known = _memory(facts)
+    shown = [f"{value:.2f} GB {words[name]}" for name, value in known.items() if value is not None and name in words]
+    return ([f"host memory: {shown[0]}", *shown[1:]] if facts.is_cpu and shown else shown) if shown else []
+
+
+def _figures(facts: Facts) -> dict[str, float | str | None]:
+    return {
+        "kv_pool_tokens": facts.pool(), "max_running_requests": facts.least_limit, "largest_captured_batch": facts.largest_captured,
+        "release": facts.release, "available_gpu_memory_gb": facts.reserve_gb,
+    }  # fmt: skip

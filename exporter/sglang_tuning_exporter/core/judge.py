@@ -1,0 +1,516 @@
+"""What limits a server over a stretch of time, and what to change. A pipeline, read top down:
+
+measure every row -> leave out what another row explains -> rank -> advise -> word. Nothing downstream measures again. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from sglang_tuning_exporter.core import suspects
+from sglang_tuning_exporter.core.advice import CEILING, advise, differing, figures_of, fill, is_tolerated, typed_settings
+from sglang_tuning_exporter.core.findings import URGENCY, Change, Check, Confidence, Figure, Finding, Judgement, Severity
+from sglang_tuning_exporter.core.rows import BY_ID, ROW_OF_WAIT, ROWS, WHY_REQUESTS_WAIT, Row, When
+from sglang_tuning_exporter.core.server import WAITS
+from sglang_tuning_exporter.core.view import SHARING, View, explained
+from sglang_tuning_exporter.sglang.args.refusals import objection
+
+NO_LIMIT, IDLE, NOT_ENOUGH, STARTING = "no_limit_in_log", "idle", "not_enough_data", "starting"
+SENTENCES = {
+    NO_LIMIT: "Nothing limits this server as far as its log shows; whether clients got their answers is not in a log.",
+    IDLE: "The server is idle: no request comes.",
+    STARTING: "The server is starting.",
+}
+PAST_SECONDS = 120.0  # what was not seen for so long is over
+HIGH, MEDIUM = 120.0, 60.0  # seconds of serving time for this confidence
+RARE_WAIT = 0.1  # of the time, on the least busy DP rank
+MANY_FAILED = 0.05  # of the requests
+SMALL_MODEL_GB, SMALL_BATCH = 20.0, 32.0  # of all weights; the default of --torch-compile-max-bs
+ROOM_FOR_POOL, USUAL_FRACTION, LARGE_WEIGHTS = 0.3, 0.88, 0.3  # of a GPU's memory
+NO_SHARING = 0.02
+DP_ATTENTION_GPUS = 8
+_MOE = re.compile(r"moe|mixtral|deepseek-?_?(?:v[23]|r1)|-a\d+(?:\.\d+)?b\b|kimi-k2|gpt-oss|grok|dbrx", re.IGNORECASE)
+_LATENT = re.compile(r"deepseek-?_?(?:v[23]|r1)|kimi-k2", re.IGNORECASE)
+_QUANTIZED = re.compile(
+    r"fp8|fp4|awq|gptq|int[48]|w[48]a\d|bnb|gguf|marlin|quant|deepseek-?_?(?:v3|r1)|kimi-k2|gpt-oss", re.IGNORECASE
+)
+
+
+# What is measured
+
+
+def _retractions(view: View) -> Figure | None:
+    if not view.has_enough_load:
+        return None
+    return Figure("retractions per minute of serving time", view.retractions_a_minute, "per_minute", view.profile.retractions_tolerated, "above")
+
+
+def _at_ceiling(view: View) -> Figure | None:
+    return _retractions(view) if (view.facts.number("schedule_conservativeness") or 0.0) > CEILING else None
+
+
+def _graph_memory(view: View) -> Figure | None:
+    failed, reserve = view.totals["out_of_memory.graph_capture"], view.facts.reserve_gb
+    if failed or reserve is None or view.facts.without_graph:
+        return Figure("out-of-memory failures in graph capture", failed, "count", 0.0, "above")
+    return Figure("available_gpu_mem after graph capture", reserve, "GB", view.profile.reserve_least_gb, "below")
+
+
+def _hang(view: View) -> Figure | None:
+    longest = max((hang.seconds for hang in view.hangs), default=0.0)
+    if view.totals["watchdogs"] and not longest:
+        return Figure("watchdog timeouts", view.totals["watchdogs"], "count", 0.0, "above")
+    return Figure("longest silence with requests running before and after it", longest if view.totals["hangs"] else 0.0, "seconds", 0.0, "above")
+
+
+def _imbalance(view: View) -> Figure | None:
+    waited = view.waited()
+    if len(waited) < 2 or min(waited.values()) >= RARE_WAIT:
+        return None
+    return Figure("time in which requests waited on the busiest DP rank", max(waited.values()), "share", view.profile.frequent_share, "above")
+
+
+def _waited_share(view: View) -> float:
+    empty = view.share("queue", "empty")
+    return 0.0 if empty is None else 1.0 - empty
+
+
+def _unexplained(view: View) -> Figure | None:
+    """Requests wait most of the time, and longer than the profile allows; priorities let some wait by design."""
+    if not view.has_enough_load or view.facts.is_on("enable_priority_scheduling"):
+        return None
+    healthy = ("empty", "in_range") if view.profile.queue_lower is None else ("empty", "in_range", "below_range")
+    waited = 1.0 - (view.share("queue", *healthy) or 0.0)
+    if view.profile.queue_lower is not None:  # the guide's range is about a full cache
+        waited = max(waited, view.share("admission", "held_back", "unknown") or 0.0)
+    return Figure("serving time in which requests waited", waited, "share", view.profile.frequent_share, "above")
+
+
+def _failed(view: View) -> Figure | None:
+    failed = view.totals["server_errors"]
+    asked = view.totals["sequences"] + failed
+    return Figure("share of the requests that ended in an exception", failed / asked, "share", MANY_FAILED, "above") if failed else None
+
+
+def _refused(view: View) -> Figure | None:
+    refused = view.totals["refused"]
+    asked = max(view.totals["sequences"], refused)
+    return Figure("share of the requests that were refused", refused / asked, "share", MANY_FAILED, "above") if refused else None
+
+
+def _sharing(view: View) -> float | None:
+    """Return the cached share of prompt tokens, without what retracted requests and further answers find of their own."""
+    if not view.has_enough_load or _waited_share(view) <= view.profile.frequent_share or view.cached_share is None:
+        return None
+    totals, cached = view.totals, view.cached_share
+    own = totals["repeated"] / totals["cached"] if totals["cached"] else 0.0
+    came_back = totals["retracted"] * (view.prompt or 0.0) / max(totals["computed"] + totals["cached"], 1.0)
+    if view.facts.is_on("enable_priority_scheduling"):
+        return None  # preempted requests find their own prompts, and nothing counts them
+    return max(cached * (1.0 - (1.0 if own > 0.5 else own)) - came_back, 0.0)
+
+
+def _shared_prefixes(view: View) -> Figure | None:
+    shared = _sharing(view)
+    if view.facts.arguments.get("schedule_policy") != "fcfs" or shared is None or (view.cached_share or 0.0) >= SHARING[1]:
+        return None
+    return Figure("share of prompt tokens from the prefix cache", shared, "share", SHARING[0], "above")
+
+
+def _no_prefixes(view: View) -> Figure | None:
+    if view.facts.arguments.get("schedule_policy") not in ("lpm", "dfs-weight") or _sharing(view) is None:
+        return None
+    return Figure("share of prompt tokens from the prefix cache", view.cached_share or 0.0, "share", NO_SHARING, "below")
+
+
+def _fits_one_gpu(view: View) -> Figure | None:
+    facts, weights, capacity = view.facts, view.facts.weights_gb, view.facts.capacity_gb
+    shards = facts.number("tp_size") or 1.0
+    if shards <= 1 or facts.pipeline_stages > 1 or facts.is_cpu or weights is None or not capacity:
+        return None
+    spread = (facts.number("dp_size"), facts.number("ep_size"), facts.number("moe_dense_tp_size"), float(facts.attention_ranks))
+    if any((each or 1.0) > 1 for each in spread) or facts.is_on("enable_ep_moe"):
+        return None
+    model, usage = weights * facts.shards, view.mean("usage")
+    if usage is not None and facts.pools_gb:
+        left = 1.0 - (model - weights) / facts.pools_gb
+        if usage > view.profile.token_usage_target * left:
+            return None
+    return Figure("weights of the whole model", model, "GB", (USUAL_FRACTION - ROOM_FOR_POOL) * capacity, "below")
+
+
+def _replicas(view: View) -> Figure | None:
+    facts = view.facts
+    replicas = facts.number("dp_size")
+    if facts.is_cpu or facts.is_on("enable_dp_attention") or facts.attention_ranks > 1 or replicas is None:
+        return None
+    return Figure("replicas in one server", replicas, "count", 1.0, "above")
+
+
+def _small_batches(view: View) -> Figure | None:
+    facts, batch, weights = view.facts, view.batch(), view.facts.weights_gb
+    if facts.is_cpu or facts.without_graph or facts.number("enable_torch_compile") != 0 or not view.has_enough_load:
+        return None
+    if batch is None or weights is None or weights * facts.shards >= SMALL_MODEL_GB or (facts.is_first_edition and facts.word("quantization")):
+        return None
+    return Figure("requests running together, 99 % of the time", batch, "count", SMALL_BATCH + 1, "below")
+
+
+def _is_short(view: View) -> bool:
+    full = (view.share("admission", "pool_full") or 0.0) > view.profile.frequent_share
+    return view.has_enough_load and (full or view.retractions_a_minute > view.profile.retractions_tolerated)
+
+
+def _large_weights(view: View) -> Figure | None:
+    facts, weights, capacity = view.facts, view.facts.weights_gb, view.facts.capacity_gb
+    if facts.is_cpu or facts.arguments.get("quantization", "?") is not None or _QUANTIZED.search(facts.model):
+        return None
+    if weights is None or not capacity or not _is_short(view):
+        return None
+    return Figure("share of a GPU's memory taken by its part of the weights", weights / capacity, "share", LARGE_WEIGHTS, "above")
+
+
+def _experts(view: View) -> Figure | None:
+    facts = view.facts
+    if facts.is_cpu or not _MOE.search(facts.model) or "tp_size" not in facts.arguments:
+        return None
+    if (facts.number("ep_size") or 1.0) > 1 or facts.is_on("enable_ep_moe") or facts.is_on("enable_deepep_moe"):
+        return None
+    return Figure("GPUs that share every expert", facts.number("tp_size") or 1.0, "count", 1.0, "above")
+
+
+def _latent_pool_full(view: View) -> Figure | None:
+    facts = view.facts
+    if facts.is_cpu or not _LATENT.search(facts.model) or (facts.number("tp_size") or 1.0) < DP_ATTENTION_GPUS:
+        return None
+    full = view.share("admission", "pool_full")
+    if facts.is_on("enable_dp_attention") or facts.attention_ranks > 1 or not view.has_enough_load or full is None:
+        return None
+    return Figure("serving time with a full KV cache", full, "share", view.profile.frequent_share, "above")
+
+
+def _settings(view: View) -> Figure | None:
+    if not view.facts.knows_arguments or not view.has_enough_load:
+        return None
+    return Figure("settings other than the guide's for this workload", float(len(differing(view))), "count", 0.0, "above")
+
+
+def _suspects(view: View) -> Figure | None:
+    named = suspects.likely(view)
+    return None if named is None else Figure("flags that differ from SGLang's defaults and can cause this", float(len(named)), "count", 0.0, "above")
+
+
+FACTS: dict[str, Callable[[View], Figure | None]] = {
+    "retractions": _retractions, "retractions_at_ceiling": _at_ceiling, "graph_memory": _graph_memory, "hang": _hang, "imbalance": _imbalance,
+    "unexplained": _unexplained, "requests_failed": _failed, "requests_refused": _refused, "shared_prefixes": _shared_prefixes,
+    "no_prefixes": _no_prefixes, "fits_one_gpu": _fits_one_gpu, "replicas": _replicas, "small_batches": _small_batches,
+    "large_weights": _large_weights, "experts": _experts, "latent_pool_full": _latent_pool_full, "settings": _settings, "suspects": _suspects,
+}  # fmt: skip
+LEVELS: dict[str, Callable[[View], float | None]] = {
+    "reserve": lambda view: view.facts.reserve_gb,
+    "step_seconds": lambda view: view.step_seconds if view.has_enough_load else None,
+    "starts": lambda view: view.totals["starts_recently"],
+}
+
+
+def measure(row: Row, view: View) -> Figure | None:
+    """Return the figure that decides a row; None where the log does not show it, or too little was seen."""
+    when = row.when
+    limit = getattr(view.profile, when.limit) if isinstance(when.limit, str) else when.limit
+    if row.profiles and view.profile.name not in row.profiles:
+        return None
+    if when.kind == "fact":
+        return FACTS[when.figure](view)
+    if when.kind == "event":
+        return _figure(when, sum(view.totals[name] for name in when.states), limit)
+    if when.kind == "level":
+        return _figure(when, LEVELS[when.figure](view), limit)
+    if not view.has_enough_load:
+        return None
+    if when.kind == "rate":
+        return _figure(when, view.per_minute(view.totals[when.figure]), limit)
+    return _figure(when, view.share(when.figure, *when.states), limit)
+
+
+def _figure(when: When, value: float | None, limit: float | None) -> Figure | None:
+    return None if value is None or limit is None else Figure(when.name, value, when.unit, limit, when.side)
+
+
+# The pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Every row that holds over a view, causes first, without those that another one explains."""
+
+    view: View
+    figures: Mapping[str, Figure]  # of all rows that were measured
+    holding: tuple[str, ...]
+
+    @property
+    def verdict(self) -> str:
+        """The diagnosis that limits the server, or the word for why there is none."""
+        limits = [row for row in self.holding if is_limit(row, self)]
+        if limits:
+            return max(limits, key=lambda row: (URGENCY[BY_ID[row].severity], -_ORDER[row]))
+        view = self.view
+        if view.starting:
+            return STARTING
+        if view.has_enough_load:
+            return NO_LIMIT
+        idle = view.idle > 0 and view.idle >= view.served
+        return IDLE if idle and view.served < view.profile.enough_serving_seconds else NOT_ENOUGH
+
+
+_ORDER = {row.id: place for place, row in enumerate(ROWS)}
+
+
+def weigh(view: View) -> Measured:
+    """Measure every row and leave out what another one explains: all that the passing of time needs."""
+    view = explained(view)
+    figures = {row.id: figure for row in ROWS if (row.any_load or view.has_enough_load) and (figure := measure(row, view)) is not None}
+    holds = {name for name, figure in figures.items() if figure.holds}
+    left = tuple(row.id for row in ROWS if row.id in holds and holds.isdisjoint(row.unless) and not _is_excused(row, view, holds))
+    return Measured(view, figures, left)
+
+
+def _is_excused(row: Row, view: View, holds: set[str]) -> bool:
+    """Whether the best advice is to change nothing, or what holds is what the profile calls good."""
+    if row.id in {"retracting_too_often", "conservativeness_ineffective"}:
+        return is_tolerated(view)
+    if row.id == "client_too_slow":
+        return (view.share("token_usage", "at_target") or 0.0) > view.profile.frequent_share
+    return row.id == "dp_imbalanced" and "retracting_too_often" in holds
+
+
+def is_limit(name: str, measured: Measured) -> bool:
+    """Whether a finding can be the verdict: a full KV cache only where its queue is not what the profile calls good."""
+    row, view = BY_ID[name], measured.view
+    if row.chance:
+        return False
+    if name == "running_far_below_limit":
+        named = bool(suspects.explaining("running_far_below_limit", view))
+        below = (view.share("queue", "below_range") or 0.0) > view.profile.frequent_share
+        return named or (below and view.profile.queue_lower is not None)
+    return True
+
+
+def judge(view: View) -> Judgement:
+    """Return the findings of one stretch, and what limits the server in it."""
+    measured = weigh(view)
+    found = findings(measured)
+    return Judgement(*_verdict(measured, found), found, _checks(measured))
+
+
+def _verdict(measured: Measured, found: tuple[Finding, ...]) -> tuple[str, str, Severity | str]:  # type: ignore[return]
+    first = next((each for each in found if each.is_limit), None)
+    if first is not None:
+        return first.diagnosis, first.headline, first.severity
+    verdict = replace(measured, holding=()).verdict
+    return verdict, SENTENCES.get(verdict) or short_load(measured.view), "none"
+
+
+def short_load(view: View) -> str:
+    """Say what a load too short for a verdict showed."""
+    queued = view.totals["most_queued"]
+    if not view.served:
+        return "There is no load in this log."
+    words = f"The load of {view.served:.0f} s was too short for a verdict"
+    if queued:
+        longest = view.wait
+        words += f": {f'mean wait {longest:.1f} s, ' if longest else ''}queue up to {queued:,.0f}"
+    return words + "."
+
+
+def _checks(measured: Measured) -> tuple[Check, ...]:
+    profile = measured.view.profile.name
+    return tuple(Check(row.id, measured.figures.get(row.id), row.when.needs) for row in ROWS if not row.profiles or profile in row.profiles)
+
+
+def findings(measured: Measured) -> tuple[Finding, ...]:
+    """Advise and word what holds: causes first, chances last, no flag set two ways."""
+    view, holding = measured.view, frozenset(measured.holding)
+    ordered = sorted(measured.holding, key=lambda name: (BY_ID[name].chance, not is_limit(name, measured), -URGENCY[BY_ID[name].severity], _ORDER[name]))
+    changes: dict[str, tuple[Change, ...]] = {}
+    advised: dict[str, object] = {}
+    found: list[Finding] = []
+    for name in sorted(ordered, key=lambda each: (BY_ID[each].chance, _ORDER[each])):
+        changes[name] = _changes(BY_ID[name], measured, holding, changes, advised)
+    for name in ordered:
+        row = BY_ID[name]
+        if not changes[name] and row.needs_advice:
+            continue
+        because = tuple(each for each in row.causes if each in holding and (changes[each] or not BY_ID[each].needs_advice))
+        found.append(_worded(row, measured, changes[name], because))
+    return tuple(found)
+
+
+def _changes(
+    row: Row, measured: Measured, holding: frozenset[str], earlier: Mapping[str, tuple[Change, ...]], advised: dict[str, object]
+) -> tuple[Change, ...]:
+    """Return the changes of a row: of its causes where it borrows, else its own, without what others set or protect."""
+    view = measured.view
+    if row.borrows:
+        given = [earlier[cause] for cause in row.causes if earlier.get(cause) and not BY_ID[cause].chance]
+        flagged = [each for changes in given if (each := tuple(change for change in changes if change.flag))]
+        taken = next(iter(flagged or given), ())
+        if taken:
+            return taken
+        cause = cause_of_waits(view)
+        if cause is not None and cause not in holding:
+            own = tuple(change for change in _own(BY_ID[cause], measured, holding, advised) if change.flag)
+            if own:
+                return own
+    return _own(row, measured, holding, advised)
+
+
+def cause_of_waits(view: View) -> str | None:
+    """Return the row of the reason that held for most of the time in which requests waited; None where there is none."""
+    shares = {wait: view.waiting_share(wait) or 0.0 for wait in WAITS}
+    most = max(shares, key=shares.__getitem__)
+    return ROW_OF_WAIT.get(most) if shares[most] > view.profile.frequent_share else None
+
+
+def _own(row: Row, measured: Measured, holding: frozenset[str], advised: dict[str, object]) -> tuple[Change, ...]:
+    view = measured.view
+    offered = [*suspects.explaining(row.id, view), *advise(row, view, holding)]
+    if row.id == "flags_away_from_defaults":
+        offered = suspects.likely(view) or []
+    kept: list[Change] = []
+    for change in offered:
+        if change.arg and any(each.arg == change.arg for each in kept):
+            continue
+        if change.arg and change.arg in advised and not (row.borrows and advised[change.arg] == change.to):
+            continue
+        if change.arg and (_is_protected(change, holding, row) or not _is_accepted_beside(change, advised, view)):
+            continue
+        kept.append(change)
+    if not row.chance:
+        advised.update({change.arg: change.to for change in kept if change.arg and (change.to is not None or change.removes)})
+    return tuple(kept)
+
+
+def _is_accepted_beside(change: Change, advised: Mapping[str, object], view: View) -> bool:
+    release = view.facts.release
+    if release is None or (change.to is None and not change.removes):
+        return True
+    return objection(release, typed_settings(view), {**advised, change.arg: change.to}) is None
+
+
+# What a change takes: memory, or room for more requests.
+_TAKES: dict[str, tuple[str, str]] = {
+    "mem_fraction_static": ("raise", "memory"), "max_total_tokens": ("raise", "memory"), "chunked_prefill_size": ("raise", "memory"),
+    "max_prefill_tokens": ("raise", "memory"), "cuda_graph_max_bs": ("raise", "memory"), "cuda_graph_max_bs_decode": ("raise", "memory"),
+    "disable_cuda_graph": ("drop", "memory"), "disable_decode_cuda_graph": ("drop", "memory"), "enable_torch_compile": ("add", "memory"),
+    "max_running_requests": ("raise", "requests"), "schedule_conservativeness": ("lower", "requests"),
+}  # fmt: skip
+
+
+def _is_protected(change: Change, holding: frozenset[str], row: Row) -> bool:
+    """Whether a finding forbids the change: after an out-of-memory failure nothing takes memory, while requests are retracted none are added."""
+    direction, takes = _TAKES.get(change.arg, ("", ""))
+    if change.direction != direction:
+        return False
+    return any(BY_ID[name].protects == takes for name in holding if name != row.id)
+
+
+# Words
+
+
+def confidence_of(view: View) -> Confidence:
+    """Return the confidence in a judgement over so much serving time."""
+    return "high" if view.served >= HIGH else "medium" if view.served >= MEDIUM else "low"
+
+
+def amount(figure: Figure) -> str:
+    """Return a figure's value in words."""
+    value = figure.value
+    if figure.unit == "share":
+        return f"{100 * value:.0f} %"
+    if figure.unit == "GB":
+        return f"{value:.4g} GB"
+    if figure.unit == "seconds":
+        return f"{value:.3g} s"
+    if figure.unit == "ratio":
+        return f"{value:.2f}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}".removesuffix(".0")
+
+
+def _worded(row: Row, measured: Measured, changes: tuple[Change, ...], because: tuple[str, ...]) -> Finding:
+    view, figure = measured.view, measured.figures[row.id]
+    figures = figures_of(view)
+    value = view.ended if row.id == "crashed" and view.ended else amount(figure)
+    sentence = fill(row.seen, figures).replace("{value}", value).replace("{s}", "" if value in {"1", "at least one"} else "s")
+    confidence = confidence_of(view)
+    notes = list(_notes(row, view, figures))
+    if row.id == "admission_too_conservative" and view.facts.may_reserve_in_full:
+        confidence = "low"
+        notes.append(
+            "It does nothing where requests set ignore_eos, which this release reserves in full: then more memory is the cure."
+            if view.facts.release else
+            "It does nothing where requests set ignore_eos and the release reserves those in full (0.5.22 on): then more memory is the cure."
+        )  # fmt: skip
+    if row.any_load and not row.chance:
+        confidence = "high"
+    evidence = (replace(figure, name=fill(figure.name, figures)), *_supporting(row, view))
+    return Finding(
+        row.id, row.alert, row.severity, is_limit(row.id, measured), fill(row.summary, figures), sentence,
+        _guide(fill(row.guide, figures)), confidence, evidence, changes, because, notes=tuple(notes),
+    )  # fmt: skip
+
+
+def _guide(words: str) -> str:
+    return words if words.startswith(("not in", "the guide has")) else f"SGLang's tuning guide, {words}"
+
+
+def _supporting(row: Row, view: View) -> list[Figure]:
+    """Return the figures beside the one that decided, also those that speak against it."""
+    target = view.profile.token_usage_target
+    usage = view.mean("usage")
+    shown: list[Figure] = []
+    if row.id in {"retracting_too_often", "conservativeness_ineffective"}:
+        known = view.totals["usage_before:n"]
+        if known:
+            shown.append(Figure(f"token usage just before retractions, mean of {known:.0f} of {view.totals['retractions']:.0f}", view.totals["usage_before"] / known, "ratio", target))
+        elif usage is not None:
+            shown.append(Figure("mean token usage", usage, "ratio", target))
+    elif row.id in {*WHY_REQUESTS_WAIT, "queue_too_long", "unexplained", "requests_rejected"}:
+        wait, queued = view.wait, view.sum("queued")
+        if queued is not None:
+            shown.append(Figure("requests waiting, mean", queued, "count"))
+        if wait is not None:
+            shown.append(Figure("mean wait in the queue", wait, "seconds", view.profile.queue_wait_seconds))
+        if usage is not None:
+            shown.append(Figure("mean token usage", usage, "ratio", target))
+    if row.id == "running_at_limit" and view.mean("running") is not None:
+        shown.append(Figure("running requests, mean", view.mean("running") or 0.0, "count", view.facts.least_limit or view.totals["limit_seen"] or None))
+    return shown
+
+
+def _notes(row: Row, view: View, figures: Mapping[str, str]) -> list[str]:
+    totals = view.totals
+    notes = []
+    if row.id in {"retracting_too_often", "conservativeness_ineffective"} and totals["marked.retractions"]:
+        notes.append(f"{totals['retractions']:.0f} retractions, {totals['marked.retractions']:.0f} of them beside text that clients can write.")
+    if row.id in {"cuda_graph_off", "cuda_graph_not_covering"} and view.facts.largest_captured is None:
+        notes.append("The start is not in this log: that SGLang captured up to 160 to 256, as it does by itself, is an assumption.")
+    if row.id == "unexplained":
+        shares = [f"{100 * share:.0f} % {words}" for state, words in STATE_WORDS.items() if (share := view.share("admission", state) or 0.0) >= 0.1]
+        notes.append(f"Seen: {', '.join(shares)}." if shares else "No reason was seen for most of the time.")
+    return notes
+
+
+# The states in words, for people.
+STATE_WORDS: dict[str, str] = {
+    "above_range": "the queue longer than its limit", "in_range": "the queue in its range", "below_range": "the queue shorter than its range",
+    "empty": "an empty queue", "no_queue": "no request waiting", "held_back": "requests waiting and free KV cache",
+    "recovering": "requests waiting after a burst of retractions", "running_limit": "the running limit reached and requests waiting",
+    "pool_full": "a full KV cache and requests waiting", "hybrid_pool_full": "a full sliding-window or mamba cache and requests waiting",
+    "prefill_bound": "full prefill batches and requests waiting", "grammar_queue": "requests waiting for a grammar",
+    "pd_queue": "requests waiting for the other server of a prefill/decode pair",
+    "standing_still": "requests waiting, the next ones fit, and none started", "beyond_captured": "decode batches larger than the largest captured CUDA graph",
+    "eager": "decode batches without a CUDA graph", "disabled": "CUDA graphs disabled", "replayed": "decode batches that replay a CUDA graph",
+    "unsupported": "no CUDA graphs by device or role", "at_target": "token usage at its target", "below_target": "token usage below its target",
+}  # fmt: skip

@@ -1,0 +1,702 @@
+"""The table of diagnoses: what is measured, against which limit, in which words, and what to change. Data; causes first.
+
+`judge` reads the table from top to bottom: a row can be a consequence only of rows above it. Guide: SGLang's hyperparameter tuning guide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, TypeAlias
+
+from sglang_tuning_exporter.core.findings import Severity, Unit
+
+Side: TypeAlias = Literal["above", "below"]
+ONLINE = ("online", "long_context", "multi_turn")
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """The condition of a row: a figure on a side of a limit, which is a number or a threshold's name.
+
+    share: `figure` is a signal, `states` are those whose share of the serving time counts.
+    rate: `figure` is a count, per minute of serving time. event: the counts in `states`, in the stretch.
+    level: `figure` names a function of `judge.LEVELS`: a number. fact: one of `judge.FACTS`: a figure with its own limit.
+    """
+
+    kind: Literal["share", "rate", "event", "level", "fact"]
+    figure: str
+    states: tuple[str, ...] = ()
+    side: Side = "above"
+    limit: float | str = 0.0
+    name: str = ""  # of the figure, in words
+    unit: Unit = "count"
+    needs: str = "load"
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """The change that the row is about. Without `arg` it is advice to people; `words` stand where no value can be computed."""
+
+    arg: str
+    direction: str
+    words: str
+    why: str
+    not_if: str
+    cost: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One diagnosis.
+
+    past: the summary when it is over, over `{until}` and `{times}`. unless: rows that explain the same evidence better. causes: rows that
+    this one can follow from; with `borrows` it takes their advice. needs_advice: without a change that is left it is no finding.
+    protects: what no other finding's change may take while this one holds: `memory`, `requests`. after, until: seconds of the alert
+    clock. chance: an opportunity, never the verdict.
+    """
+
+    id: str
+    when: When
+    summary: str
+    seen: str
+    guide: str
+    remedy: Remedy
+    severity: Severity = "info"
+    alert: str = ""
+    past: str = ""
+    unless: tuple[str, ...] = ()
+    causes: tuple[str, ...] = ()
+    borrows: bool = False
+    needs_advice: bool = False
+    protects: str = ""
+    profiles: tuple[str, ...] = ()
+    after: float = 300.0
+    until: float = 300.0
+    chance: bool = False
+    any_load: bool = False  # said of a start or an event, without load
+
+
+_OFTEN = "frequent_share"
+_look = partial(Remedy, "", "look")
+
+
+def _share(signal: str, *states: str, name: str, needs: str = "load") -> When:
+    return When("share", signal, states, limit=_OFTEN, name=name, unit="share", needs=needs)
+
+
+def _event(*counts: str, name: str) -> When:
+    return When("event", "", counts, limit=0.0, name=name, needs="a log")
+
+
+_failure = partial(Row, severity="critical", after=0.0, until=600.0, any_load=True, protects="memory")
+_limit = partial(Row, severity="warning", needs_advice=True)
+_chance = partial(Row, chance=True, needs_advice=True)
+OUT_OF_MEMORY = ("out_of_memory_prefill", "out_of_memory_decode", "graph_memory_short", "out_of_memory_any")
+KILLS = ("scheduler_stuck", *OUT_OF_MEMORY)
+RETRACTING = ("conservativeness_ineffective", "retracting_too_often")
+WHY_REQUESTS_WAIT = (
+    *RETRACTING, "hybrid_pool_full", "dp_imbalanced", "running_at_limit", "grammar_queue", "pd_queue", "admission_recovering",
+    "admission_standing_still", "prefill_bound", "admission_too_conservative", "running_far_below_limit",
+)  # fmt: skip
+_CONSERVATIVENESS, _LIMIT, _FRACTION = "schedule_conservativeness", "max_running_requests", "mem_fraction_static"
+_NOT_IN_GUIDE = "not in SGLang's guide: "
+_FEWER = Remedy(
+    "", "slow down", "send fewer requests at once, or add a replica",
+    "Requests arrive faster than SGLang finishes them. Slow the clients down, or add a replica behind the router.",
+    "another finding of this server names a flag: change it first",
+)  # fmt: skip
+
+FAILURES: tuple[Row, ...] = (
+    _failure(
+        id="out_of_memory_prefill", alert="SGLangOutOfMemoryPrefill",
+        when=_event("out_of_memory.prefill", name="out-of-memory failures in prefill"),
+        summary="SGLang ran out of GPU memory during prefill.",
+        seen="{value} out-of-memory failure{s} in prefill",
+        guide='"Avoid out-of-memory errors": on OOM in prefill lower --chunked-prefill-size to 4096, then 2048',
+        remedy=Remedy(
+            "chunked_prefill_size", "lower", "4096, then 2048",
+            "SGLang prefills prompts in chunks of this many tokens. A larger chunk needs more memory.",
+            "the value is already 2048: then lower --mem-fraction-static", "Time to first token of long prompts rises.",
+        ),
+    ),
+    _failure(
+        id="out_of_memory_decode", alert="SGLangOutOfMemoryDecode",
+        when=_event("out_of_memory.decode", name="out-of-memory failures in decode"),
+        summary="SGLang ran out of GPU memory during decode.",
+        seen="{value} out-of-memory failure{s} in decode",
+        guide='"Avoid out-of-memory errors": on OOM in decode lower --max-running-requests',
+        remedy=Remedy(
+            _LIMIT, "lower", "about three quarters of the last batch",
+            "Fewer requests at once need less memory for activations.",
+            "a single request does not fit: then lower --mem-fraction-static or --context-length", "Fewer requests run at once.",
+        ),
+    ),
+    _failure(
+        id="graph_memory_short", alert="SGLangGraphMemoryShort",
+        when=When("fact", "graph_memory", needs="a log"),
+        summary="CUDA graphs leave too little GPU memory free, or do not fit.",
+        seen="graph capture ran out of memory, or left less than {reserve_least_gb} GB free",
+        guide='"Avoid out-of-memory errors": lower --mem-fraction-static, or capture fewer or smaller CUDA graphs',
+        remedy=Remedy(
+            _FRACTION, "lower", "0.05 less, or lower --cuda-graph-max-bs",
+            "SGLang captures CUDA graphs after it has allocated weights and KV cache; the graphs need memory of their own.",
+            "the captured batch sizes never run: then lower --cuda-graph-max-bs instead", "The KV cache gets smaller.",
+        ),
+    ),
+    _failure(
+        id="out_of_memory_any", alert="SGLangOutOfMemory",
+        when=_event("out_of_memory.startup", "out_of_memory.unknown", name="out-of-memory failures"),
+        summary="SGLang ran out of GPU memory.",
+        seen="{value} out-of-memory failure{s}",
+        guide='"Avoid out-of-memory errors": lower --mem-fraction-static to 0.8 or 0.7; capture fewer CUDA graphs; use an FP8 KV cache or'
+        " FP8 weights",
+        remedy=Remedy(
+            _FRACTION, "lower", "0.8, then 0.7",
+            "Weights and KV cache take this share of GPU memory; the rest must hold CUDA graphs and activations.",
+            "the weights alone do not fit: then use more GPUs (--tp-size) or --quantization fp8; or a request has too many images: then send"
+            " fewer at once",
+            "The KV cache gets smaller.",
+        ),
+    ),
+    Row(
+        id="restart_loop", alert="SGLangRestartLoop", severity="critical", after=0.0, until=600.0, any_load=True,
+        when=When("level", "starts", limit=2.0, name="starts in 30 minutes"),
+        summary="SGLang keeps restarting.", seen="{value} starts in 30 minutes",
+        guide=_NOT_IN_GUIDE + "the server must stay up before it can be tuned",
+        remedy=_look(
+            "read the last log lines before each start",
+            "The server ends soon after each start. Most often it runs out of memory, or the supervisor's health check times out before the"
+            " model is loaded.",
+            "the restarts are planned, such as a rolling update of several servers behind one name",
+        ),
+        causes=OUT_OF_MEMORY,
+    ),
+    Row(
+        id="scheduler_stuck", alert="SGLangSchedulerStuck", severity="critical", after=60.0, any_load=True,
+        when=When("fact", "hang", needs="a log"),
+        summary="SGLang hangs: it has requests but makes no progress.",
+        past="SGLang hung until {until}: it had requests and made no progress.",
+        seen="{value} without a line while requests ran",
+        guide=_NOT_IN_GUIDE + "save the evidence and restart the server",
+        remedy=Remedy(
+            "", "restart", "save the log and a stack dump (py-spy dump --pid of the process that hangs), then restart the server",
+            "A process that hangs does not recover. The scheduler's watchdog ends the server after --watchdog-timeout seconds (default 300);"
+            " no watchdog ends it when the tokenizer or the detokenizer hangs.",
+            "the server was paused (/pause_generation); or the other server of a disaggregated pair is down: restart that one",
+        ),
+    ),
+    Row(
+        id="crashed", alert="SGLangCrashed", severity="warning", after=0.0, until=600.0, any_load=True,
+        when=_event("ends", name="ends that nobody asked for"),
+        summary="SGLang has crashed.",
+        seen="its log shows {value}",
+        guide=_NOT_IN_GUIDE + "after a crash the server is down until its model is loaded again",
+        remedy=_look(
+            "read the traceback in the log, just before that line",
+            "The running requests were lost, and an automatic restart can hide the cause.",
+            "the processes were ended on purpose",
+        ),
+        causes=KILLS,
+    ),
+)
+
+LIMITS: tuple[Row, ...] = (
+    _limit(
+        id="conservativeness_ineffective", alert="SGLangConservativenessIneffective", protects="requests",
+        when=When("fact", "retractions_at_ceiling", name="retractions per minute of serving time", needs="load, and --schedule-conservativeness above 1.43"),
+        summary="SGLang keeps retracting requests, and a higher --schedule-conservativeness has no further effect.",
+        past="SGLang retracted running requests {times} until {until}; a higher --schedule-conservativeness has no further effect.",
+        seen="{value} retractions/min with --schedule-conservativeness above 1.43",
+        guide=_NOT_IN_GUIDE + "the new-token ratio starts at min(0.7 x conservativeness, 1), so values above 1.43 change nothing",
+        remedy=Remedy(
+            _LIMIT, "lower", "four fifths of the running batch where prompts are long, else enlarge the KV cache",
+            "The KV cache is too small for the running requests. Enlarge it (--max-total-tokens where it is set, --mem-fraction-static,"
+            " --kv-cache-dtype fp8_e4m3), or run fewer requests at once where prompts are long and costly to prefill again.",
+            "a single request is longer than the KV cache: then lower --context-length", "Fewer requests run at once.",
+        ),
+        causes=OUT_OF_MEMORY, needs_advice=False,
+    ),
+    _limit(
+        id="retracting_too_often", alert="SGLangRetractingTooOften", protects="requests",
+        when=When("fact", "retractions", name="retractions per minute of serving time"),
+        summary="SGLang keeps retracting running requests: the KV cache is full.",
+        past="SGLang retracted running requests {times} until {until}: the KV cache was full.",
+        seen="{value} retractions/min",
+        guide='"Achieve a high token usage": with frequent retraction warnings raise --schedule-conservativeness to about 1.3; about one a'
+        " minute is fine. (The extended edition would lower --mem-fraction-static; a smaller KV cache retracts more, so the opposite is"
+        " advised here.)",
+        remedy=Remedy(
+            _CONSERVATIVENESS, "raise", "1.3",
+            "SGLang admits more requests than the KV cache can hold until they finish. It retracts some and computes them again. A higher"
+            " value, or fewer requests at once, keeps more of the KV cache free for each. A first burst after the start ends by itself.",
+            "the value is already above 1.43, where it has no further effect: then enlarge the KV cache (--mem-fraction-static) or lower"
+            " --max-running-requests",
+            "Above 1.0 SGLang admits fewer requests at once, and the queue may grow.",
+        ),
+        unless=("conservativeness_ineffective",), causes=OUT_OF_MEMORY,
+    ),
+    _limit(
+        id="hybrid_pool_full", alert="SGLangHybridPoolFull",
+        when=_share("admission", "hybrid_pool_full", name="serving time with a full sliding-window or mamba cache and requests waiting"),
+        summary="Requests wait because the sliding-window or mamba cache is full while the main KV cache has free space.",
+        past="Until {until} requests waited because the sliding-window or mamba cache was full while the main KV cache had free space.",
+        seen="{value} of the serving time with a full sliding-window or mamba cache and requests waiting",
+        guide=_NOT_IN_GUIDE + "the cache that fills up first is the limit; token usage is that of the fullest cache",
+        remedy=Remedy(
+            "swa_full_tokens_ratio", "raise", "a larger share for the cache that is full",
+            "Hybrid models have two caches. The one that fills up first limits how many requests run.",
+            "both caches are full: then GPU memory is the limit", "The main KV cache gets smaller by as much as the other gains.",
+        ),
+        causes=RETRACTING,
+    ),
+    _limit(
+        id="dp_imbalanced", alert="SGLangDPImbalanced", needs_advice=False,
+        when=When("fact", "imbalance", name="time in which requests waited on the busiest DP rank", needs="load on several DP ranks"),
+        summary="Requests wait on one DP rank while another has free capacity: the load is unbalanced.",
+        past="Until {until} requests waited on one DP rank while another had free capacity.",
+        seen="requests waited {value} of the time on the busiest DP rank, and almost never on the least busy one",
+        guide=_NOT_IN_GUIDE + "the cause is routing, not capacity",
+        remedy=Remedy(
+            "load_balance_method", "set", "total_requests, or use a router that balances by load",
+            "Round robin gives each rank the same number of requests, not the same amount of work.",
+            "long prompts of one client must stay on the rank that has their prefix cached",
+            "Requests with a common prefix may be spread over more ranks.",
+        ),
+        causes=RETRACTING,
+    ),
+    _limit(
+        id="running_at_limit", alert="SGLangRunningAtLimit",
+        when=_share("admission", "running_limit", name="serving time at the running limit with requests waiting"),
+        summary="Requests wait because SGLang runs as many as --max-running-requests allows.",
+        past="Until {until} requests waited because SGLang ran as many as --max-running-requests allows.",
+        seen="{value} of the serving time at --max-running-requests with requests waiting",
+        guide="under load #running-req should be close to --max-running-requests; a queue at that limit is caused by the limit",
+        remedy=Remedy(
+            _LIMIT, "raise", "as far as token usage stays below {token_usage_target}, at most eight times the present value",
+            "The limit makes requests wait while the KV cache has free space.",
+            "token usage is {token_usage_target} or more: then the KV cache is the limit",
+            "Inter-token latency rises as more requests run together.",
+        ),
+        causes=(*RETRACTING, "dp_imbalanced"),
+    ),
+    _limit(
+        id="grammar_queue", alert="SGLangGrammarQueue", needs_advice=False,
+        when=_share("admission", "grammar_queue", name="serving time with more requests waiting for a grammar than in the queue", needs="metrics"),
+        summary="Requests wait for their grammar (JSON schema, regex, EBNF) to be compiled, not for the GPU.",
+        past="Until {until} requests waited for their grammar (JSON schema, regex, EBNF) to be compiled.",
+        seen="{value} of the serving time with more requests waiting for a grammar than in the queue",
+        guide=_NOT_IN_GUIDE + "requests wait in the grammar queue while token usage is low",
+        remedy=Remedy(
+            "grammar_backend", "try", "another backend (xgrammar, llguidance), or fewer distinct schemas",
+            "SGLang compiles each new schema on the CPU before its request can run, and caches the result.",
+            "the CPU is busy: then give the server more cores",
+        ),
+    ),
+    _limit(
+        id="pd_queue", alert="SGLangDisaggregationQueue", needs_advice=False,
+        when=_share("admission", "pd_queue", name="serving time with most requests in a bootstrap, prealloc, transfer or inflight queue"),
+        summary="Requests wait for the other server of a prefill/decode pair, or for the KV cache transfer between them.",
+        past="Until {until} requests waited for the other server of a prefill/decode pair, or for the KV cache transfer between them.",
+        seen="{value} of the serving time with most requests in a bootstrap, prealloc, transfer or inflight queue",
+        guide=_NOT_IN_GUIDE + "with disaggregation the other server or the transfer is the limit",
+        remedy=Remedy(
+            "", "balance", "add servers on the slower side, or make the transfer faster",
+            "The bootstrap and inflight queues of a prefill server wait for decode servers. The prealloc and transfer queues of a decode"
+            " server wait for free memory or for the KV cache to arrive.",
+            "one of the servers is down: then restart it",
+        ),
+    ),
+    _limit(
+        id="admission_recovering", alert="SGLangAdmissionRecovering",
+        when=_share("admission", "recovering", name="serving time with requests waiting after a burst of retractions"),
+        summary="Requests still wait because of an earlier burst of retractions.",
+        past="Until {until} requests waited because of an earlier burst of retractions.",
+        seen="{value} of the serving time with free KV cache, requests waiting, and a new-token ratio far above its initial value",
+        guide=_NOT_IN_GUIDE + "after a retraction the new-token ratio falls more slowly with a lower --schedule-conservativeness",
+        remedy=Remedy(
+            _CONSERVATIVENESS, "raise", "1.0",
+            "At 0.1 the new-token ratio takes ten times as long to fall as at 1.0, and SGLang admits few requests meanwhile. Return to 1.0"
+            " before you try lower values.",
+            "the value is already 1.0 or more: then the ratio falls by itself within minutes",
+        ),
+        unless=RETRACTING, causes=RETRACTING,
+    ),
+    _limit(
+        id="admission_standing_still", needs_advice=False,
+        when=_share("admission", "standing_still", name="serving time in which requests ended, the next ones fit, and none was started for a minute"),
+        summary="SGLang starts no waiting request although running ones end and the next ones fit.",
+        past="Until {until} SGLang started no waiting request although running ones ended and the next ones fit.",
+        seen="{value} of the serving time in which running requests ended and no waiting one started for a minute",
+        guide=_NOT_IN_GUIDE + "a scheduler that admits nothing is a fault, not a lack of memory",
+        remedy=_look(
+            "save a stack dump (py-spy dump --pid of the scheduler), look for known bugs of this release, then restart the server",
+            "Requests end, memory is free, and still none of the waiting ones starts. A larger KV cache would not change that.",
+            "generation is paused (/pause_generation), or weights are being updated",
+        ),
+    ),
+    _limit(
+        id="prefill_bound", alert="SGLangPrefillBound",
+        when=_share("admission", "prefill_bound", name="serving time in full prefill batches with requests waiting"),
+        summary="Requests wait while SGLang prefills long prompts: prefill is the limit.",
+        past="Until {until} requests waited while SGLang prefilled long prompts.",
+        seen="{value} of the serving time in full prefill batches with requests waiting",
+        guide="with long prompts raise --chunked-prefill-size if memory allows, use piecewise CUDA graphs for prefill, reuse more prefixes, or"
+        " use prefill/decode disaggregation",
+        remedy=Remedy(
+            "chunked_prefill_size", "raise", "twice the present size, up to 16384",
+            "With long prompts, small chunks use the GPU inefficiently.",
+            "the GPU is already busy with prefill: then only prefix reuse, disaggregation or more replicas help",
+            "Running requests pause longer for each chunk, and a chunk needs more memory.",
+        ),
+        causes=(*RETRACTING, "dp_imbalanced"),
+    ),
+    _limit(
+        id="admission_too_conservative", alert="SGLangAdmissionTooConservative",
+        when=_share("admission", "held_back", name="serving time with requests waiting and free KV cache"),
+        summary="Requests wait although the KV cache has free space: SGLang reserves too much for running requests.",
+        past="Until {until} requests waited although the KV cache had free space.",
+        seen="{value} of the serving time with requests waiting and token usage below {token_usage_target}",
+        guide='"Achieve a high token usage": with low token usage and frequent #queue-req above 0, lower --schedule-conservativeness to about'
+        " 0.3; the usual cause is a large max_new_tokens of requests that end early by EOS or stop strings",
+        remedy=Remedy(
+            _CONSERVATIVENESS, "lower", "0.3",
+            "Requests set a large max_new_tokens and end early (EOS, stop strings), so SGLang reserves KV cache that they never use.",
+            "requests run to their max_new_tokens, prompts are very long, or retractions appear: then raise it towards 1.0",
+            "The slowest requests may take longer, and a few retractions may appear.",
+        ),
+        unless=(*RETRACTING, "scheduler_stuck", "dp_imbalanced"), causes=(*RETRACTING, "running_at_limit"), needs_advice=False,
+    ),
+    _limit(
+        id="cuda_graph_not_covering", alert="SGLangCudaGraphNotCovering",
+        when=_share("cuda_graph", "beyond_captured", name="serving time in decode batches larger than the largest captured CUDA graph"),
+        summary="Decode batches are larger than the largest captured CUDA graph, so they run without a graph.",
+        past="Until {until} decode batches were larger than the largest captured CUDA graph.",
+        seen="{value} of the serving time in decode batches larger than the largest captured size",
+        guide='"Tune --cuda-graph-max-bs": raise it to 512 or 768 for large batches, and lower --mem-fraction-static at the same time',
+        remedy=Remedy(
+            "cuda_graph_max_bs", "raise", "the next usual size that covers the running batch, at most {most_graph}",
+            "For a batch larger than the captured sizes SGLang launches each kernel separately, which takes longer.",
+            "CUDA graphs are disabled, or the attention backend cannot be captured", "Larger CUDA graphs take GPU memory.",
+        ),
+    ),
+    _limit(
+        id="cuda_graph_off", alert="SGLangCudaGraphOff", needs_advice=False,
+        when=_share("cuda_graph", "eager", "disabled", name="serving time in decode batches without a CUDA graph"),
+        summary="SGLang decodes small batches without CUDA graphs.",
+        past="Until {until} SGLang decoded small batches without CUDA graphs.",
+        seen="{value} of the serving time in decode batches without a CUDA graph",
+        guide='"Tune --cuda-graph-max-bs": small batches should run with CUDA graphs; check --disable-cuda-graph and --attention-backend',
+        remedy=Remedy(
+            "disable_cuda_graph", "drop", "see in the log's start why: graphs switched off, no padding, LoRA, or a backend that cannot be captured",
+            "At small batches launching the kernels one by one takes longer than running them.",
+            "the attention backend, LoRA or speculative decoding cannot be captured",
+            "CUDA graphs take GPU memory, about 1 GB at usual sizes.",
+        ),
+    ),
+    Row(
+        id="memory_reserve_too_small", alert="SGLangMemoryReserveTooSmall", severity="warning", after=600.0, any_load=True,
+        when=When("level", "reserve", side="below", limit="reserve_lower_gb", name="available_gpu_mem at start-up", unit="GB", needs="the start"),
+        summary="SGLang started with too little free GPU memory: it may run out of memory.",
+        seen="{value} free on the GPU at start-up",
+        guide='"Tune --mem-fraction-static": lower it where available_gpu_mem at start-up is below 5 GB; 5-8 GB is good',
+        remedy=Remedy(
+            _FRACTION, "lower", "0.01 less; repeat until {reserve_lower_gb} to {reserve_good_gb} GB stay free",
+            "Activations of long prompts and large batches need this memory.",
+            "another process holds the memory: check nvidia-smi", "The KV cache gets smaller.",
+        ),
+        unless=("graph_memory_short",), causes=OUT_OF_MEMORY, needs_advice=True,
+    ),
+    _limit(
+        id="latency_batch_too_large", profiles=ONLINE,
+        when=When("level", "step_seconds", limit="inter_token_seconds", name="seconds between two tokens of a request, by the decode lines", unit="seconds"),
+        summary="Inter-token latency is too high: decode batches are large.",
+        past="Until {until} inter-token latency was too high: decode batches were large.",
+        seen="{value} between two tokens of a request",
+        guide="where requests are slow, lower --max-running-requests",
+        remedy=Remedy(
+            _LIMIT, "lower", "about half of the running batch",
+            "A decode step takes longer with a larger batch, and every request in the batch waits for the whole step.",
+            "the batch is already small: then the model is too slow for this GPU", "Throughput falls, and requests may queue.",
+        ),
+        unless=("prefill_bound",), protects="requests",
+    ),
+    Row(
+        id="running_far_below_limit", severity="info",
+        when=_share("admission", "pool_full", name="serving time with a full KV cache and requests waiting"),
+        summary="The KV cache is full while requests wait: memory is the limit.",
+        past="Until {until} the KV cache was full while requests waited: memory was the limit.",
+        seen="{value} of the serving time with a full KV cache and requests waiting",
+        guide="under load #running-req should be close to --max-running-requests; find what limits it. A healthy #queue-req is {queue_range}",
+        remedy=Remedy(
+            "kv_cache_dtype", "set", "fp8_e4m3, or more memory for the KV cache",
+            "Each running request keeps its tokens in the KV cache. An FP8 KV cache holds twice as many in the same memory.",
+            "answers must not lose any accuracy, or the GPU has no FP8", "A little accuracy.",
+        ),
+        unless=RETRACTING, causes=(*RETRACTING, "dp_imbalanced"), needs_advice=True,
+    ),
+    _limit(
+        id="requests_rejected", alert="SGLangRequestsRejected", needs_advice=False,
+        when=When("rate", "rejected", limit="rejections_per_minute", name="rejected requests/min", unit="per_minute"),
+        summary="SGLang rejects requests.",
+        past="Until {until} SGLang rejected requests.",
+        seen="{value} requests/min rejected",
+        guide=_NOT_IN_GUIDE + "rejected requests mean too little capacity or too many requests",
+        remedy=Remedy(
+            "", "slow down", "send fewer requests at once, or add a replica",
+            "SGLang answers 503 while its queue is full (--max-queued-requests), or after SGLANG_REQ_WAITING_TIMEOUT seconds of waiting.",
+            "clients retry rejected requests without a pause",
+        ),
+        causes=("scheduler_stuck", *WHY_REQUESTS_WAIT, "cuda_graph_not_covering", "cuda_graph_off"), borrows=True,
+    ),
+    _limit(
+        id="queue_too_long", alert="SGLangQueueTooLong", needs_advice=False,
+        when=_share("queue", "above_range", name="serving time with {queue_limit}"),
+        summary="More requests wait than SGLang can start in time.",
+        past="Until {until} more requests waited than SGLang could start in time.",
+        seen="{value} of the serving time with {queue_limit}",
+        guide='"Adjust the request submission speed": a healthy #queue-req is {queue_range}; above it send fewer requests at once, because'
+        " scheduling overhead grows, most under lpm",
+        remedy=_FEWER, causes=WHY_REQUESTS_WAIT, borrows=True,
+    ),
+    Row(
+        id="client_too_slow", alert="SGLangClientTooSlow", severity="info", profiles=("offline",),
+        when=_share("queue", "empty", name="serving time with an empty queue"),
+        summary="SGLang's queue is empty: the clients are the bottleneck, not the server.",
+        past="Until {until} SGLang's queue was empty: the clients were the bottleneck, not the server.",
+        seen="{value} of the serving time with an empty queue",
+        guide='"Adjust the request submission speed": with #queue-req frequently 0 send requests faster; {queue_range} is healthy',
+        remedy=Remedy(
+            "", "speed up", "send more requests at once",
+            "With an empty queue SGLang cannot form full batches. Send more requests in parallel; no server flag helps.",
+            "latency matters more than throughput: then use --profile online, which expects an empty queue",
+        ),
+        unless=("requests_rejected", "scheduler_stuck", "retracting_too_often"),
+    ),
+    Row(
+        id="unexplained", severity="warning",
+        when=When("fact", "unexplained", name="serving time in which requests waited for no known reason"),
+        summary="Requests wait; the cause is not known.",
+        past="Until {until} requests waited; the cause is not known.",
+        seen="requests waited {value} of the serving time",
+        guide="the guide has no row for what this log shows",
+        remedy=_look(
+            "let the exporter read /metrics as well (--enable-metrics), and keep the log from the server's start",
+            "The lines of this log fit none of the causes that the guide or SGLang's code names.",
+            "the clients send in bursts on purpose, and nobody waits for the answers",
+        ),
+        unless=(*WHY_REQUESTS_WAIT, "queue_too_long", "requests_rejected", "scheduler_stuck", "client_too_slow", *OUT_OF_MEMORY),
+    ),
+    Row(
+        id="requests_failed", severity="warning",
+        when=When("fact", "requests_failed", name="share of the requests that ended in an exception"),
+        summary="Many requests end in an exception of SGLang: HTTP 500, or a stream that breaks off.",
+        seen="{value} of the requests ended in an exception",
+        guide=_NOT_IN_GUIDE + "no request to a healthy server ends in an exception",
+        remedy=Remedy(
+            "", "read", "read the traceback after Exception in ASGI application in the log",
+            "No flag mends an exception. Its last line says what went wrong: often a client that asks for what this release cannot do, or a"
+            " time limit of the web server.",
+            "a proxy in front of SGLang answers 500 by itself: then SGLang's log has no such line",
+        ),
+    ),
+)
+
+CHANCES: tuple[Row, ...] = (
+    _chance(
+        id="memory_reserve_too_large", alert="SGLangMemoryReserveTooLarge", after=600.0, any_load=True, needs_advice=False,
+        when=When("level", "reserve", limit="reserve_upper_gb", name="available_gpu_mem at start-up", unit="GB", needs="the start"),
+        summary="GPU memory stays unused that the KV cache could use.",
+        seen="{value} free on the GPU at start-up",
+        guide='"Tune --mem-fraction-static": 5-8 GB of available_gpu_mem at start-up is good; with 10-20 GB raise it in steps of 0.01',
+        remedy=Remedy(
+            _FRACTION, "raise", "0.01 more; repeat until {reserve_lower_gb} to {reserve_good_gb} GB stay free",
+            "A larger KV cache holds more requests and more cached prefixes.",
+            "token usage stays low and prompts share no prefixes, other processes share the GPU, the CPU shares its memory (DGX Spark,"
+            " Jetson), or the activations of long prompts or images need it",
+            "Less GPU memory stays free for peaks: watch for out-of-memory failures afterwards.",
+        ),
+    ),
+    _chance(
+        id="shared_prefixes_unused",
+        when=When("fact", "shared_prefixes", name="share of prompt tokens from the prefix cache"),
+        summary="Waiting requests share prefixes, but --schedule-policy fcfs does not group them.",
+        seen="{value} of the prompt tokens came from the prefix cache under fcfs",
+        guide="with many shared prefixes set --schedule-policy lpm (the default of early releases)",
+        remedy=Remedy(
+            "schedule_policy", "set", "lpm",
+            "Longest prefix match (lpm) runs requests with the same prefix together while the prefix is cached.",
+            "requests of one prefix come together anyway, which a log does not tell; or the KV cache already holds all prefixes",
+            "Scheduling overhead grows with the queue; requests without a common prefix wait longer.",
+        ),
+    ),
+    _chance(
+        id="prefix_policy_wasted",
+        when=When("fact", "no_prefixes", name="share of prompt tokens from the prefix cache"),
+        summary="--schedule-policy lpm orders requests by shared prefixes, but they share none.",
+        seen="{value} of the prompt tokens came from the prefix cache under lpm",
+        guide="first edition: without shared prefixes fcfs costs less than lpm",
+        remedy=Remedy(
+            "schedule_policy", "set", "fcfs",
+            "Searching the longest common prefix costs time for every waiting request.", "prefixes will be shared later in the day",
+        ),
+    ),
+    _chance(
+        id="flags_away_from_defaults",
+        when=When("fact", "suspects", name="flags that differ from SGLang's defaults and can cause this"),
+        summary="Flags that differ from SGLang's defaults can delay requests.",
+        seen="{value} flag{s} with a value other than the default that can cause this",
+        guide=_NOT_IN_GUIDE + "without another explanation, check the flags that differ from the defaults first",
+        remedy=Remedy(
+            "", "try", "restart without these flags, one flag at a time",
+            "SGLang's defaults suit most loads. A flag that was set for another load or another release may limit this one.",
+            "the flag is needed for what this server does",
+        ),
+    ),
+    _chance(
+        id="data_parallel_would_fit", any_load=True, needs_advice=False,
+        when=When("fact", "fits_one_gpu", side="below", name="weights of the whole model", unit="GB", needs="the start"),
+        summary="The weights fit on one GPU, but tensor parallelism splits them over several.",
+        seen="the weights of the whole model take {value}",
+        guide='"Tune --dp-size and --tp-size": prefer data parallelism where memory allows, by the router (model gateway) rather than by --dp-size',
+        remedy=Remedy(
+            "", "lower", "run one server with --tp-size 1 on each GPU, behind a router",
+            "Each replica then runs without exchanging the results of every layer, and throughput adds up.",
+            "latency of a single request matters most, or a prompt is longer than the KV cache of one GPU",
+            "Each GPU holds all weights, so each KV cache is smaller; single requests are slower.",
+        ),
+    ),
+    _chance(
+        id="prompts_beyond_kv_cache", any_load=True,
+        when=_event("too_long", name="prompts refused or truncated"),
+        summary="Prompts are longer than the whole KV cache: SGLang refuses or truncates them.",
+        seen="{value} prompts were longer than the KV cache",
+        guide=_NOT_IN_GUIDE + "a prompt must fit into the KV cache, less 6 tokens, even if it is the only one",
+        remedy=Remedy(
+            "max_total_tokens", "raise", "larger than the longest prompt with its answer",
+            "SGLang answers such a prompt with an error (status 400) at once, or cuts it off with --allow-auto-truncate. No other flag helps.",
+            "the clients send such prompts by mistake: then nothing needs to change", "Less GPU memory stays free for peaks.",
+        ),
+    ),
+    _chance(
+        id="prompts_beyond_context", any_load=True,
+        when=_event("beyond_context", name="requests refused or truncated"),
+        summary="Requests are longer than --context-length allows: SGLang refuses or truncates them.",
+        seen="{value} requests were longer than --context-length allows",
+        guide=_NOT_IN_GUIDE + "--context-length limits prompt and answer together; without it, the model's own context does",
+        remedy=Remedy(
+            "context_length", "raise", "longer than the longest request, prompt and answer together",
+            "SGLang answers such a request with an error, which a stream carries in an answer with status 200, or cuts it off with"
+            " --allow-auto-truncate.",
+            "the model's own context is not longer: SGLang then refuses to start; or the clients send such prompts by mistake",
+            "Long requests hold more of the KV cache, so fewer run together.",
+        ),
+    ),
+    _chance(
+        id="requests_refused",
+        when=When("fact", "requests_refused", name="share of the requests that were refused"),
+        summary="SGLang answers many requests with an error, because it cannot do what they ask for.",
+        seen="{value} of the requests were refused",
+        guide=_NOT_IN_GUIDE + "the scheduler ends such a request at once and prints why, with self.rid= at the end of the line",
+        remedy=Remedy(
+            "grammar_backend", "set", "xgrammar",
+            "The clients ask for structured output (a JSON schema, regex or EBNF), and without a grammar backend SGLang refuses that.",
+            "the package of the grammar backend is not installed", "Each new schema is compiled before its request can run.",
+        ),
+    ),
+    _chance(
+        id="router_candidate", any_load=True, needs_advice=False,
+        when=When("fact", "replicas", name="replicas in one server", needs="the start"),
+        summary="One server runs several replicas by --dp-size; SGLang's guide prefers a router in front of single servers.",
+        seen="{value} replicas in one server",
+        guide='"Tune --dp-size and --tp-size": use the router (model gateway) for data parallelism rather than --dp-size',
+        remedy=Remedy(
+            "", "split", "start one server for each replica, each on its own GPUs, and put SGLang's router (model gateway) in front",
+            "A router sends each request to a replica with its prefix cached and with free KV cache. One replica can fail or restart alone.",
+            "the replicas are meant for DP attention, or nobody can run a router",
+            "One more process to run, and a port for each server.",
+        ),
+    ),
+    _chance(
+        id="profile_settings", needs_advice=True,
+        when=When("fact", "settings", name="settings other than the guide's for this workload"),
+        summary="SGLang's guide recommends other settings for this profile.",
+        seen="{value} setting{s} other than what the guide recommends for this profile",
+        guide="newest edition: settings for online, offline, long-context and multi-turn servers",
+        remedy=Remedy(
+            "", "set", "what the guide recommends for this workload",
+            "SGLang's guide recommends this for the workload of the exporter's --profile.",
+            "the profile does not match the workload of this server: then use another --profile",
+        ),
+    ),
+    _chance(
+        id="torch_compile_candidate",
+        when=When("fact", "small_batches", side="below", name="requests running together, 99 % of the time"),
+        summary="A small model runs in small batches: torch.compile may speed it up.",
+        seen="at most {value} requests ran together 99 % of the time",
+        guide='"Try other options": --enable-torch-compile speeds up small models at small batches; keep its cache under'
+        " TORCHINDUCTOR_CACHE_DIR, since /tmp may be cleared; with it machines of one kind can share it",
+        remedy=Remedy(
+            "enable_torch_compile", "add", "add it",
+            "At small batches the GPU waits for kernel launches; compiled kernels need fewer.",
+            "batches grow beyond --torch-compile-max-bs (default 32)",
+            "Each start takes minutes longer until the cache is filled. Set TORCHINDUCTOR_CACHE_DIR to a persistent folder (/tmp may be"
+            " cleared): servers with the same GPU and model can share it.",
+        ),
+    ),
+    _chance(
+        id="quantization_candidate",
+        when=When("fact", "large_weights", name="share of a GPU's memory taken by its part of the weights", unit="share"),
+        summary="The KV cache is short of memory, and the weights are not quantized.",
+        seen="the weights take {value} of each GPU's memory",
+        guide='"Try other options": where memory is short, use --quantization fp8',
+        remedy=Remedy(
+            "quantization", "set", "fp8", "8-bit weights take half the memory; the KV cache gets the other half.",
+            "the GPU has no FP8 (Ada, Hopper and newer have it), or answers must not lose any accuracy", "A little accuracy.",
+        ),
+    ),
+    _chance(
+        id="expert_parallel_candidate", any_load=True,
+        when=When("fact", "experts", name="GPUs that share every expert", needs="the start"),
+        summary="Tensor parallelism splits every expert of this mixture-of-experts model over all GPUs.",
+        seen="{value} GPUs share every expert",
+        guide='"Try other options": use expert parallelism for mixture-of-experts models',
+        remedy=Remedy(
+            "ep_size", "raise", "the value of --tp-size",
+            "With whole experts on each GPU the matrix multiplications are fewer and larger.",
+            "batches are small, or some experts are used far more than others", "Requests wait for the GPU whose experts are used most.",
+        ),
+    ),
+    _chance(
+        id="dp_attention_candidate",
+        when=When("fact", "latent_pool_full", name="serving time with a full KV cache", unit="share"),
+        summary="A DeepSeek model stores the same KV cache on every GPU, and the KV cache fills up.",
+        seen="the KV cache was full for {value} of the serving time",
+        guide='"Try other options": for DeepSeek models use DP attention (--enable-dp-attention --dp-size 8)',
+        remedy=Remedy(
+            "enable_dp_attention", "add", "add it, with --dp-size set to the value of --tp-size",
+            "The model's compressed KV cache cannot be split over GPUs: tensor parallelism stores it on each GPU, DP attention once.",
+            "few requests run at once: then latency gets worse",
+            "SGLang then multiplies --schedule-conservativeness by 0.3: divide the value you want by 0.3.",
+        ),
+    ),
+    _chance(
+        id="format_drift", alert="SGLangFormatDrift", after=600.0, any_load=True, needs_advice=False,
+        when=_event("unreadable", name="lines that this version cannot read"),
+        summary="SGLang logs something that this exporter does not support.",
+        seen="{value} unknown log lines or keys",
+        guide=_NOT_IN_GUIDE + "a newer SGLang may log a figure differently",
+        remedy=Remedy(
+            "", "update", "update the exporter; if that does not help, report your SGLang version",
+            "All other figures stay available; a renamed one is absent.", "a plug-in of yours logs such lines",
+        ),
+    ),
+)
+ROWS: tuple[Row, ...] = (*FAILURES, *LIMITS, *CHANCES)
+BY_ID: dict[str, Row] = {row.id: row for row in ROWS}
+# The row of each reason for which requests wait.
+ROW_OF_WAIT: dict[str, str] = {
+    "running_limit": "running_at_limit", "pool_full": "running_far_below_limit", "hybrid_pool_full": "hybrid_pool_full",
+    "prefill_bound": "prefill_bound", "held_back": "admission_too_conservative", "recovering": "admission_recovering",
+    "standing_still": "admission_standing_still", "pd_queue": "pd_queue", "grammar_queue": "grammar_queue",
+}  # fmt: skip

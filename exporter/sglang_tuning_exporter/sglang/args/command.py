@@ -1,0 +1,348 @@
+"""The whole new command line: the running server's own arguments with the advice in them. Pure.
+
+SGLang prints its arguments after it has filled in defaults and multiplied some of them. So the typed values are found first:
+
+* Left out: what equals the release's default; what SGLang takes from another argument (`tokenizer_path`, `served_model_name`); a drawn
+  `random_seed`; the usual `device`; lists of graph sizes that follow from the largest; what SGLang fills in at nearly every start (`_USUAL`).
+* Written although SGLang may have filled them in, because tuning depends on them: `mem_fraction_static`, `chunked_prefill_size`,
+  `max_running_requests`, `attention_backend`, `page_size`, `cuda_graph_max_bs` (up to 0.5.13), a graph that is off.
+* Undone: DP attention multiplies `schedule_conservativeness` by 0.3 and divides `chunked_prefill_size` by the ranks (by 2 up to 0.4.3;
+  srt/server_args.py, srt/arg_groups/parallel_hook.py).
+
+Secrets are not among the arguments. Environment variables and wrappers are not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from sglang_tuning_exporter.sglang.args.flags import Flag, Kind, flag_of, is_before, nearest_flag, releases
+from sglang_tuning_exporter.sglang.args.printed import REDACTED
+from sglang_tuning_exporter.sglang.args.refusals import choices_of
+from sglang_tuning_exporter.sglang.args.spelling import shown, spelled, typed
+from sglang_tuning_exporter.sglang.args.values import attention_ranks, flag_value
+
+_PROGRAM = "python3 -m sglang.launch_server"
+# SGLang draws seeds from 0 to 2**30 (srt/server_args.py): one this small was typed.
+_GIVEN_SEED_BELOW = 100_000
+# What SGLang fills in at nearly every start, on any machine and for any model.
+_USUAL: dict[str, object] = {
+    "boundary_reduction": "rs+rsv",
+    "dcp_comm_backend": "ag_rs",
+    "device": "cuda",
+    "encoder_transfer_backend": "zmq_to_scheduler",
+    "enable_tf32_matmul": False,
+    "enable_tp_lm_head_all_to_all": False,
+    "ep_dispatch_algorithm": "static",
+    "expert_distribution_recorder_buffer_size": 1000,
+    "grammar_backend": "xgrammar",
+    "hicache_ratio": 2.0,
+    "mamba_full_memory_ratio": 0.9,
+    "mamba_scheduler_strategy": "no_buffer",
+    "mm_enable_dp_encoder": False,
+    "mm_feature_transport": "cpu",
+    "page_size": 1,
+    "prefill_decode_interval": 0,
+    "sampling_backend": "flashinfer",  # taken wherever it is installed
+    "speculative_moe_runner_backend": "auto",
+    "swa_full_tokens_ratio": 0.8,
+}
+_DECODE_GRAPH_OFF = ("disable_cuda_graph", "disable_decode_cuda_graph")
+_PREFILL_BACKENDS = ("breakable", "tc_piecewise")  # by platform and release, if not set
+_GRAPH_SIZES_BY_MACHINE = (8, 16, 24, 32, 48, 80, 160, 256, 512)  # by memory and TP size, if not set
+_OFF = "disabled"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One argument with a new value. Values are flag values, as text; `old` is `not set` if SGLang chose a value and did not print it."""
+
+    arg: str
+    flag: str
+    old: str
+    new: str
+
+    @property
+    def text(self) -> str:
+        """The change in one line: `--schedule-conservativeness: 1 -> 1.3`."""
+        return f"{self.flag}: {self.old} -> {self.new}"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A server's command line, for a shell."""
+
+    release: str  # whose flags these are
+    text: str
+    changes: tuple[Change, ...]
+    left_out: tuple[str, ...] = ()  # advised arguments without a flag in this release
+    secrets: tuple[str, ...] = ()  # secret flags: not read, so it is not known whether they are set
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """The printed arguments and the release that they are of."""
+
+    args: Mapping[str, object]
+    release: str
+
+    def flag(self, arg: str) -> Flag | None:
+        """Return the flag of an argument in this server's release; None if it has none."""
+        found = flag_of(arg, self.release)
+        if found is None and arg in self.args:
+            found = nearest_flag(arg, self.release)
+            # The newest known release stands for later ones, which may have arguments of their own.
+            if found is None and self.release == releases()[-1] and not arg.startswith("_"):
+                found = _guessed_flag(arg, self.args[arg])
+        return found if found is not None and found.flag else None
+
+    def whole(self, arg: str) -> int:
+        """Return a count among the arguments; 1 if there is none."""
+        value = self.args.get(arg)
+        return value if isinstance(value, int) and value > 0 else 1
+
+    @property
+    def attention_ranks(self) -> int:
+        """Ranks of DP attention; 1 without it."""
+        return attention_ranks(self.args)
+
+
+def command_line(release: str | None, args: Mapping[str, object], changes: Mapping[str, object]) -> Command | None:
+    """Return the command line that starts the same server with `changes`; None if the arguments are not known.
+
+    `args` are the printed arguments, none cut off. `changes` maps arguments to flag values as typed (numbers, words, switches). An argument
+    that the release renamed may have either name.
+    """
+    given = typed_args(release, args)
+    if release is None or given is None:
+        return None
+    server = _Launch(args, release)
+    changed, left_out = [], []
+    for arg, value in _renamed(changes, server).items():
+        flag = server.flag(arg)
+        if flag is None:
+            left_out.append(arg)
+            continue
+        old = given.get(arg, flag.default)
+        if typed(flag, old) != typed(flag, value):
+            changed.append(Change(arg, flag.flag, shown(old), shown(value)))
+        given[arg] = value
+    secrets = [flag_of(arg, release) for arg in ("api_key", "admin_api_key") if arg not in given]
+    words = [_PROGRAM]
+    for arg, value in given.items():
+        flag = server.flag(arg)
+        words += spelled(flag, value) if flag is not None else []
+    return Command(
+        release=release,
+        text=" ".join(words),
+        changes=tuple(changed),
+        left_out=tuple(left_out),
+        secrets=tuple(flag.flag for flag in secrets if flag is not None),
+    )
+
+
+def typed_args(release: str | None, args: Mapping[str, object]) -> dict[str, object] | None:
+    """Return the arguments that were typed to get the printed ones, by name; None if they are not known."""
+    if release is None or not isinstance(args.get("model_path"), str):
+        return None
+    return _typed_arguments(_Launch(args, release))
+
+
+def _typed_arguments(server: _Launch) -> dict[str, object]:
+    """Return the arguments of the command line, by name, the model first; values are flag values."""
+    args = server.args
+    given: dict[str, object] = {"model_path": args["model_path"]}
+    for arg, value in args.items():
+        flag = server.flag(arg)
+        if flag is not None and arg not in given and not _is_left_out(server, flag, value):
+            given[arg] = value
+    _undo_dp_attention(server, given)
+    _undo_graph_config(server, given)
+    if server.args.get("quantization") and server.args.get("speculative_algorithm"):
+        _undo_draft_quantization(server, given)
+    if "ssl_certfile" in given:  # SGLang requires both
+        given["ssl_keyfile"] = REDACTED
+    return given
+
+
+def _is_left_out(server: _Launch, flag: Flag, value: object) -> bool:
+    arg = flag.arg
+    if value is None or _same(value, flag.default) or arg == "cuda_graph_config":  # written as flags of its own
+        return True
+    explicitly = server.args.get(f"_{arg}_explicitly_set")  # SGLang's own note (0.5.20 on), of a few arguments
+    if isinstance(explicitly, bool):
+        return not explicitly
+    if _is_empty(value) and _is_empty(flag.default) and flag.kind != "either":
+        return True
+    follows = _FOLLOWS.get(arg)
+    is_usual = arg in _USUAL and value == _USUAL[arg]
+    return is_usual or (follows is not None and follows(server, value))
+
+
+def _same(value: object, default: object) -> bool:
+    """Return whether a value is the default; 0 is not off, and 1 is not on."""
+    return isinstance(value, bool) is isinstance(default, bool) and value == default
+
+
+def _is_empty(value: object) -> bool:
+    """Return whether there is nothing to type; zero is a value."""
+    return value is None or value is False or (isinstance(value, (str, list, dict)) and not value)
+
+
+def _undo_dp_attention(server: _Launch, given: dict[str, object]) -> None:
+    args, ranks = server.args, server.attention_ranks
+    if not args.get("enable_dp_attention") and ranks == 1:
+        return
+    for arg in ("schedule_conservativeness", "chunked_prefill_size"):
+        value, flag = flag_value(arg, args, server.release), server.flag(arg)
+        if value != args.get(arg):
+            given[arg] = value
+        if flag is not None and given.get(arg) == flag.default:
+            given.pop(arg, None)
+    if is_before(server.release, (0, 4, 4)):
+        given.pop("dp_size", None)  # always tp_size
+    if flag_of("attn_dp_size", server.release) is not None:
+        # The new flag replaces the old pair, which is deprecated.
+        given.pop("enable_dp_attention", None)
+        if given.pop("dp_size", None) is not None or "attn_dp_size" in given:
+            given["attn_dp_size"] = ranks
+
+
+def _undo_draft_quantization(server: _Launch, given: dict[str, object]) -> None:
+    """Write `unquant`, which SGLang prints as nothing: without the flag the draft model has the quantization of the model."""
+    arg = "speculative_draft_model_quantization"
+    if arg in server.args and server.args[arg] is None and "unquant" in (choices_of(arg, server.release) or ()):
+        given[arg] = "unquant"
+
+
+def _undo_graph_config(server: _Launch, given: dict[str, object]) -> None:
+    """Write `cuda_graph_config` (0.5.14 on) as flags: the JSON would fix every list of sizes."""
+    config = server.args.get("cuda_graph_config")
+    if not isinstance(config, dict) or server.args.get("device") == "cpu":  # a CPU server has no CUDA graphs
+        return
+    all_off = bool(server.args.get("disable_cuda_graph"))
+    for phase in ("decode", "prefill"):
+        settings = config.get(phase)
+        # a decode-only server disables the prefill graph by itself
+        is_off = all_off or (phase == "prefill" and server.args.get("disaggregation_mode") == "decode")
+        if isinstance(settings, dict):
+            _undo_graph_phase(server, given, phase, settings, is_off=is_off)
+
+
+def _undo_graph_phase(
+    server: _Launch, given: dict[str, object], phase: str, settings: Mapping[str, object], *, is_off: bool
+) -> None:
+    backend, most, sizes = settings.get("backend"), settings.get("max_bs"), settings.get("bs")
+    is_off = is_off or bool(server.args.get(f"disable_{phase}_cuda_graph"))
+    usual = ("full",) if phase == "decode" else _PREFILL_BACKENDS
+    follows = _follows_from_the_machine if phase == "decode" else _follows_from_the_chunk
+    if not is_off and isinstance(backend, str) and backend not in usual:
+        given.setdefault(f"cuda_graph_backend_{phase}", backend)
+    if backend == _OFF or f"cuda_graph_bs_{phase}" in given:
+        return
+    if isinstance(sizes, list) and sizes and not _follows_from_its_largest(sizes, phase):
+        given[f"cuda_graph_bs_{phase}"] = sizes
+        given.pop(f"cuda_graph_max_bs_{phase}", None)
+    elif isinstance(most, int) and most > 0 and not follows(server, most):
+        given.setdefault(f"cuda_graph_max_bs_{phase}", most)
+
+
+def _follows_from_its_largest(sizes: list[object], phase: str = "decode") -> bool:
+    """Return whether SGLang lists these sizes by itself for the largest one.
+
+    Its lists start with 1, 2 (decode) or 4, 8 (prefill), and have every multiple of 8 or 16 among the first.
+    """
+    figures = [size for size in sizes if isinstance(size, int)]
+    first, step = ([1, 2], 8) if phase == "decode" else ([4, 8], 16)
+    if figures[:2] != first:
+        return figures == [1]
+    return set(range(step, min(figures[-1], 64) + 1, step)) <= set(figures)
+
+
+def _follows_from_the_chunk(server: _Launch, most: object) -> bool:
+    """Return whether this is SGLang's default for the largest prefill graph."""
+    chunk, pool = server.args.get("chunked_prefill_size"), server.args.get("max_total_tokens")
+    limits = {limit for limit in (chunk, pool) if isinstance(limit, int) and limit > 0}
+    return most in limits | {2048, 4096, 8192}
+
+
+def _follows_from_the_machine(server: _Launch, most: object) -> bool:
+    """Return whether SGLang chooses this largest decode graph by GPU memory and TP size, or caps it there.
+
+    From 0.5.14 on typed flags stand beside it, so this is only about values from the JSON. A cap at `--max-running-
+    requests`, written out, would outlive that limit.
+    """
+    requests = server.args.get("max_running_requests")
+    share = requests // server.attention_ranks if isinstance(requests, int) else None
+    return most in _GRAPH_SIZES_BY_MACHINE or most in (requests, share)
+
+
+def _renamed(changes: Mapping[str, object], server: _Launch) -> dict[str, object]:
+    """Return the changes under the release's names, with what else must change for them to take effect."""
+    wanted = dict(changes)
+    for old, new in (("cuda_graph_max_bs", "cuda_graph_max_bs_decode"), ("cuda_graph_bs", "cuda_graph_bs_decode")):
+        name, other = (new, old) if flag_of(new, server.release) is not None else (old, new)
+        if other in wanted:
+            wanted.setdefault(name, wanted.pop(other))
+        if name in wanted and "max_bs" in name and _lists_own_sizes(server, name.replace("_max", "")):
+            wanted.setdefault(name.replace("_max", ""), None)  # a list of sizes has priority over the largest size
+    if any(wanted.get(arg) is False for arg in _DECODE_GRAPH_OFF):
+        _switch_decode_graphs_on(server, wanted)
+    if wanted.get("enable_dp_attention") and flag_of("attn_dp_size", server.release) is not None:
+        del wanted["enable_dp_attention"]
+        wanted["attn_dp_size"] = wanted.pop("dp_size", None) or server.whole("dp_size")
+        if server.whole("dp_size") > 1 and server.attention_ranks == 1:
+            wanted["dp_size"] = 1  # SGLang refuses replicas together with attention ranks
+    return wanted
+
+
+def _switch_decode_graphs_on(server: _Launch, wanted: dict[str, object]) -> None:
+    """Remove whichever switch disables decode graphs."""
+    for arg in _DECODE_GRAPH_OFF:
+        wanted.pop(arg, None)
+        if server.args.get(arg):
+            wanted[arg] = False
+    if not server.args.get("disable_cuda_graph") and _decode_graph(server).get("backend") == _OFF:
+        wanted["cuda_graph_backend_decode"] = None
+
+
+def _lists_own_sizes(server: _Launch, listed: str) -> bool:
+    sizes = server.args.get(listed)
+    if not isinstance(sizes, list):
+        sizes = _decode_graph(server).get("bs")
+    return isinstance(sizes, list) and bool(sizes) and not _follows_from_its_largest(sizes)
+
+
+def _decode_graph(server: _Launch) -> Mapping[str, object]:
+    """Return the decode graph's part of `cuda_graph_config`, or what a flag of its own says."""
+    config = server.args.get("cuda_graph_config")
+    decode = config.get("decode") if isinstance(config, dict) else None
+    return decode if isinstance(decode, dict) else {"backend": server.args.get("cuda_graph_backend_decode")}
+
+
+def _guessed_flag(arg: str, value: object) -> Flag:
+    kind: Kind = "switch" if isinstance(value, bool) else "list" if isinstance(value, list) else "value"
+    return Flag(arg, "--" + arg.replace("_", "-"), kind, False if kind == "switch" else None)
+
+
+# Arguments that SGLang takes from others, or draws, if they are not set.
+_FOLLOWS: dict[str, Callable[[_Launch, object], bool]] = {
+    "tokenizer_path": lambda server, value: value == server.args["model_path"],
+    "served_model_name": lambda server, value: value == server.args["model_path"],
+    "random_seed": lambda _, value: not isinstance(value, int) or value >= _GIVEN_SEED_BELOW,
+    "load_balance_method": lambda server, value: (
+        value == "round_robin" and server.args.get("disaggregation_mode") in (None, "null", "decode")
+    ),
+    "speculative_draft_model_quantization": lambda server, value: value == server.args.get("quantization"),
+    "torch_compile_max_bs": lambda server, _: not server.args.get("enable_torch_compile"),
+    "piecewise_cuda_graph_max_tokens": _follows_from_the_chunk,
+    **dict.fromkeys(
+        ("cuda_graph_bs", "cuda_graph_bs_decode"),
+        lambda _, sizes: not isinstance(sizes, list) or _follows_from_its_largest(sizes),
+    ),
+    **dict.fromkeys(
+        ("cuda_graph_bs_prefill", "piecewise_cuda_graph_tokens"),
+        lambda _, sizes: not isinstance(sizes, list) or _follows_from_its_largest(sizes, "prefill"),
+    ),
+}
