@@ -33,8 +33,8 @@ class Row(NamedTuple):
 
 
 _N = rb"(-?\d{1,9}(?:\.\d{1,9})?)"
-_BATCH_HEAD = rb"(?: ?\[[^\]]{0,24}\])?(?:\((?:mixed )?#running-req: ?(?P<mixed>\d+)\))?[ ]?[.,:]?[ ]?(?=[#\w])"
-SILENT = ("request", "startup")
+_BATCH_HEAD = rb"(?: ?\[[^\]]{0,24}\])?(?:\((?:mixed )?#running-req: ?(?P<mixed>\d+)\))?[ ]?[.,:]?[ ]?(?=[#\w]|$)"
+SILENT = ("request", "known")
 ROWS = (
     # Batches: srt/managers/tp_worker.py in 0.3.0, scheduler.py, scheduler_metrics_mixin.py; srt/observability later.
     Row("decode", rb"Decode batch" + _BATCH_HEAD, "0.3.0"),
@@ -74,8 +74,8 @@ ROWS = (
     Row("memory", rb"Memory pool end\.", "0.3.0", "pool"),
     Row("memory", rb"Capture (?:[\w -]{0,60}?)[Cc][Uu][Dd][Aa] graph begin\.", "0.3.0", "graph_begin"),
     Row("memory", rb"Capture (?:[\w -]{0,60}?)[Cc][Uu][Dd][Aa] graph end\.", "0.4.3", "graph"),
-    Row("startup", rb"Capture cuda graph bs \[", "0.4.3"),
-    Row("startup", rb"KV Cache |Post-capture KV sizing: |max_running_requests ", "0.5.16"),
+    Row("known", rb"Capture cuda graph bs \[", "0.4.3"),
+    Row("known", rb"KV Cache |Post-capture KV sizing: |max_running_requests ", "0.5.16"),
     Row("ready", rb"The server is fired up and ready to roll!", "0.3.0"),
     # Life: srt/utils, srt/managers, srt/entrypoints/http_server.py, engine.py.
     Row(
@@ -108,8 +108,8 @@ ROWS = (
         "out_of_memory", rb"(?:RuntimeError: )?Prefill out of memory\. (?:Please )?[Tt]ry to lower", "0.3.0", "prefill"
     ),
     Row("out_of_memory", rb"(?:RuntimeError: )?Decode out of memory\. (?:Please )?[Tt]ry to lower", "0.3.0", "decode"),
-    Row("out_of_memory", rb"(?:RuntimeError: )?alloc_req_slots runs out of memory\.", "0.4.3", "decode"),
     Row("out_of_memory", rb"ValueError: Failed to retract any request\. No space left", "0.4.0", "decode"),
+    Row("out_of_memory", rb"ValueError: Loaded weights leave no GPU memory for the KV cache\b", "0.5.20", "startup"),
     Row("out_of_memory", rb"ValueError: Out of memory even after retracting all other requests", "0.5.3", "decode"),
     Row(
         "out_of_memory",
@@ -162,6 +162,13 @@ ROWS = (
         figures={"grammar": 1},
     ),
     Row("refused", rb"(?!Aborted by AbortReq)[A-Z][^\n]{8,2000}?, self\.rid='[\w-]{1,80}'$", "0.4.3"),
+    # uvicorn's, and others with no text of anybody.
+    Row(
+        "known",
+        rb"INFO: +(?:Started server process|Waiting for application|Application (?:startup|shutdown)|Uvicorn running on|Shutting down"
+        rb"|Finished server process)|Endpoint '/\w{1,40}' is deprecated|Gracefully exiting|Sleeping \d+ seconds before crash diagnostics",
+        "0.3.0",
+    ),
     # Lines with text of a request or a model, which are no events.
     Row("request", rb"(?:Receive|Finish)(?: \w{1,20})?: obj=|in=[\w.<>]{0,60}(?:ReqInput|Req)\(", "0.3.0"),
     Row("request", rb"\{[^\n]{0,200}\"event\": ?\"request\.", "0.5.12"),
@@ -422,7 +429,7 @@ class Reader:
             return ()
         self._events = []
         kinds = [self._read(each) for each in self.wrapping.lines(line, open_text=self._in_traceback())]
-        kind = kinds[-1] if kinds else "other"
+        kind = kinds[-1] if kinds else self.wrapping.waits
         self._count(kind, self._time)
         self.trust.mark(kind, self.number, self._time, self._events)
         return tuple(self._events)
@@ -549,12 +556,12 @@ class Reader:
         elif time is not None and time < 1e9:
             time = self._since_first_midnight(time)
         kind = self._read_access(text, time, line.rank) if _ACCESS.match(text) else self._read_traceback(text, time)
+        if not kind and not self._stamped:
+            self._time = self._time if time is None else time
+            kind = self._read_message(text, time, line.rank)
         for more in line.more:
             self._read_traceback(more, time)
-        if kind or self._stamped:
-            return kind or "other"
-        self._time = self._time if time is None else time
-        return self._read_message(text, time, line.rank)
+        return kind or ("other" if text.strip() else "empty")
 
     def _read_message(self, text: bytes, time: float | None, rank: Rank) -> str:
         """Read a message by the table."""
@@ -580,9 +587,12 @@ class Reader:
         return "other"
 
     def _read_row(self, row: Row, match: re.Match[bytes], time: float | None, rank: Rank) -> str:
-        if row.kind in ("pool", "limits", "memory", "startup"):
+        if row.kind in ("pool", "limits", "memory"):
             self._starting = True
         special = _SPECIAL.get(row.kind)
+        if row.kind == "refused" and not row.figures:
+            self._add(row.kind, time, rank)
+            return "request"  # its error may quote the request
         if special is not None:
             return special(self, row, match, time, rank)
         if row.kind in SILENT:
@@ -653,7 +663,7 @@ class Reader:
         arguments = parse_server_args(match.string.decode("utf-8", "replace"))
         if arguments is None:
             self.unreadable["server_args"] += 1
-            return "startup"
+            return "known"
         event = Event(row.kind, time, rank, arguments=arguments.args)
         if arguments.is_cut:
             event.figures["cut"] = 1
@@ -714,7 +724,7 @@ class Reader:
         self._add(row.kind, time, rank, figures, row.word).sizes = sizes
         return row.kind
 
-    def _read_startup(self, row: Row, match: re.Match[bytes], time: float | None, rank: Rank) -> str:
+    def _read_known(self, row: Row, match: re.Match[bytes], time: float | None, rank: Rank) -> str:
         if row.pattern.startswith(b"Capture"):
             self._sizes = _sizes(match.string[:_LONGEST_MEMORY])
         return row.kind
@@ -851,7 +861,7 @@ class Reader:
         if traceback.phase == "graph_capture":
             return traceback.phase
         if self._starting and not self._serving:
-            return "startup"
+            return "known"
         if traceback.phase:
             return traceback.phase
         return "startup" if traceback.in_start and not traceback.in_loop and not self._serving else "unknown"
@@ -873,7 +883,7 @@ _SPECIAL: dict[str, _Special] = {
     "pool": Reader._read_pool,
     "limits": Reader._read_limits,
     "memory": Reader._read_memory,
-    "startup": Reader._read_startup,
+    "known": Reader._read_known,
     "health": Reader._read_health,
     "ready": Reader._read_ready,
     "end": Reader._read_end,

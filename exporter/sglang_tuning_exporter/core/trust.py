@@ -5,8 +5,8 @@ told from a log alone. So every line in SGLang's form counts, at once; but withi
 that can carry such text, it is marked. The rest of the program says how many of its events are, and advises nothing that only they support.
 
 Lines that can carry text of others are the kinds in `CARRIERS`. Batch lines, access lines (their paths are percent-encoded), frames of a
-traceback and all other lines in SGLang's known form carry none, and do not end the time after one that does. Between a start and its first
-batch there was no request whose text could be printed.
+traceback and all other lines in SGLang's known form carry none, and do not end the time after one that does. Between a start, or the
+beginning of a log, and the first line about a request no text of others can have been printed.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ LINES = 64
 SECONDS = 2.0
 CARRIERS = {
     "request": "SGLang prints a request's text in it",
-    "refused": "SGLang prints a request's error in it",
     "exception": "an exception's words can quote a request",
     "glued": "other text stands before it in the same line",
     "other": "it is no known line of SGLang's",
 }
-BATCHES = ("decode", "prefill")
+OF_REQUESTS = ("decode", "prefill", "retraction", "request", "too_long", "refused", "server_error")
 
 
 class Trust:
@@ -34,7 +33,7 @@ class Trust:
         self.carrier = ""  # kind of the last line that could carry text of others
         self.carrier_line = 0  # its number
         self._carrier_time: float | None = None
-        self._serves = True  # requests may have been read since the last start
+        self._serves = False  # there was a line about a request since the last start
 
     def is_near(self, number: int, time: float | None) -> bool:
         """Whether the line with this number and time stands close behind text of others."""
@@ -50,7 +49,7 @@ class Trust:
             event.marked = event.marked or marked
         if kind == "arguments" and not marked:
             self._serves = False
-        elif kind in BATCHES:
+        elif kind in OF_REQUESTS:
             self._serves = True
         if kind in CARRIERS and self._serves:
             self.carrier, self.carrier_line, self._carrier_time = kind, number, time

@@ -538,6 +538,7 @@ class Wrapping:
     """The text around the lines of one stream."""
 
     def __init__(self) -> None:
+        self.waits = "other"  # where a line gives nothing yet: `cut` by a container runtime, or `other` in a form that is not accepted
         self.unread = b""  # the first line, cut, with words of SGLang's in a form that was not accepted
         self._forms: list[Form] = []
         self._current: Form | None = None  # of the last line of SGLang's
@@ -552,12 +553,13 @@ class Wrapping:
 
         `open_text`: a traceback is open, so text before a stamp is the exception's.
         """
-        line = Line(without_terminal(raw[:LONGEST].lstrip(b"\x00")[:LONGEST]))
+        line = Line(without_terminal(raw.lstrip(b"\x00")[:LONGEST]))
         for _ in range(_LAYERS):
             inner = self._without_runtime(line)
             if inner is None:
                 break
             if inner.partial:
+                self.waits = "cut"
                 return []
             line = inner._replace(text=without_terminal(inner.text))
         return self._inner(line, open_text=open_text)
@@ -692,6 +694,7 @@ class Wrapping:
             self.unread = self.unread or text[:_LONGEST_BEFORE]
             if len(self._held) > _HELD_FORMS or sum(len(each.text) for each in held) > _HELD_LENGTH * _ENOUGH_MORE:
                 self._held.clear()
+            self.waits = "other"
             return []
         self._forms = [form, *self._forms[: _FORMS_KEPT - 1]]
         self._brackets = self._brackets or _STAMP.match(text) is not None
