@@ -9,7 +9,7 @@ import datetime as dt
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sglang_tuning_exporter.core.against import Comparison
 from sglang_tuning_exporter.core.findings import Change, Figure, Finding, Judged, Start, Stretch, Unit, Value
@@ -58,12 +58,12 @@ MEMORY = {
 }
 START_FIGURES = {
     "generated_tokens_per_second": ("generated tokens/s", "count"),
-    "running_requests": ("running", "count"),
-    "queued_requests": ("waiting", "count"),
-    "token_usage": ("token usage", "ratio"),
+    "running_requests": ("mean running", "count"),
+    "queued_requests": ("mean waiting", "count"),
+    "token_usage": ("mean token usage", "ratio"),
     "retractions_per_minute": ("retractions", "per_minute"),
-    "share_waiting": ("of the time with requests waiting", "share"),
-    "share_cached": ("of the prompt tokens cached", "share"),
+    "share_waiting": ("time with requests waiting", "share"),
+    "share_cached": ("prompt tokens cached", "share"),
 }
 _MOST_ROWS = 40
 
@@ -92,17 +92,30 @@ def amount(value: float, unit: Unit | str) -> str:
     return number + {"per_minute": "/min", "tokens": " tokens"}.get(unit, "")
 
 
-def figure_words(figure: Figure) -> str:
-    """Return a figure with its limit: `Token usage: 0.95 (limit 0.90)`."""
-    name = capitalised(figure.name)
-    if figure.unit == "words":
-        return name
+@dataclass(frozen=True, slots=True)
+class FigureWords:
+    """A figure in words; `limit` is empty where it has none, `value` where the name says all."""
+
+    name: str
+    value: str
+    limit: str
+    holds: bool
+
+    @property
+    def line(self) -> str:
+        """The figure in one line: `Token usage: 0.95 (limit 0.90)`."""
+        return f"{self.name}{f': {self.value}' if self.value else ''}{f' ({self.limit})' if self.limit else ''}"
+
+
+def figure_words(figure: Figure) -> FigureWords:
+    """Return a figure in words, with its limit."""
     limit = ""
-    if figure.limit is not None:
-        limit = f" ({'at least' if figure.side == 'below' else 'limit'} {amount(figure.limit, figure.unit)})"
-        if figure.limit == 0 and figure.unit == "count" and figure.side != "below":
-            limit = " (limit: none)"
-    return f"{name}: {amount(figure.value, figure.unit)}{limit}"
+    if figure.limit is not None and figure.unit != "words":
+        is_none = figure.limit == 0 and figure.unit == "count" and figure.side != "below"
+        bound = "none" if is_none else amount(figure.limit, figure.unit)
+        limit = f"{'at least' if figure.side == 'below' else 'limit'} {bound}"
+    value = "" if figure.unit == "words" else amount(figure.value, figure.unit)
+    return FigureWords(capitalised(figure.name), value, limit, figure.holds)
 
 
 def duration(seconds: float) -> str:
@@ -182,23 +195,17 @@ class ChangeWords:
 
 @dataclass(frozen=True, slots=True)
 class FindingWords:
-    """A finding as paragraphs."""
+    """A finding, its number, and what is said of it: figures, changes, and when it was seen."""
 
     number: int
-    diagnosis: str
-    alert: str
-    severity: str
+    finding: Finding
     tone: str
-    headline: str
-    confidence: str
     sentence: str
-    figures: tuple[str, ...]
+    figures: tuple[FigureWords, ...]
     changes: tuple[ChangeWords, ...]
-    notes: tuple[str, ...]
+    after: tuple[str, ...]  # causes, notes
     guide: str
     period: str
-    is_limit: bool
-    causes: tuple[str, ...] = field(default=())
 
 
 def typed(change: Change) -> str:
@@ -225,8 +232,8 @@ def change_words(change: Change, again: int = 0) -> ChangeWords:
     now = "" if change.now is None or is_switch or verb != "Try" else f"now {typed_value(change.now)}"
     reasons = {
         "": capitalised(_ended(change.gain)),
-        "Why": capitalised(_ended(change.why)),
-        "It costs": capitalised(_ended(change.cost)),
+        "Why:": capitalised(_ended(change.why)),
+        "It costs:": capitalised(_ended(change.cost)),
         "It will not help if": _ended(change.will_not_help_if),
     }
     return ChangeWords(verb, typed(change), words, now, {label: text for label, text in reasons.items() if text}, again)
@@ -234,41 +241,36 @@ def change_words(change: Change, again: int = 0) -> ChangeWords:
 
 def findings_words(judged: Judged) -> tuple[FindingWords, ...]:
     """Return the findings in words; a change that an earlier finding has is only named again."""
-    times, first, shown = Times(judged.begin, judged.end), dict[tuple[str, str, str], int](), list[FindingWords]()
-    headlines = {finding.diagnosis: finding.headline for finding in judged.judgement.findings}
+    times, first = Times(judged.begin, judged.end), dict[tuple[str, str, str], int]()
+    headlines = {each.diagnosis: each.headline.rstrip(".") for each in judged.judgement.findings}
+    found = []
     for number, finding in enumerate(judged.judgement.findings, 1):
-        changes = []
-        for change in finding.changes:
-            key = (change.flag, typed_value(change.to), change.words)
-            again = first.setdefault(key, number)
-            changes.append(change_words(change, again if again < number else 0))
-        held = f", {duration(finding.seconds)} of them" if 0 < finding.seconds < _length(finding) - 1 else ""
+        keys = [(each.flag, typed_value(each.to), each.words) for each in finding.changes]
+        before = [first.setdefault(key, number) for key in keys]
+        changes = [
+            change_words(each, at if at < number else 0) for each, at in zip(finding.changes, before, strict=True)
+        ]
+        causes = "; ".join(headlines[each] for each in finding.because if each in headlines)
         period = times.period(finding.since, finding.until)
-        causes = tuple(headlines[each].rstrip(".") for each in finding.because if each in headlines)
-        shown.append(
+        length = (finding.until or 0.0) - (finding.since or 0.0)
+        held = f", {duration(finding.seconds)} of that time" if 0 < finding.seconds < 0.9 * length else ""
+        after = (f"Caused by: {causes}." if causes else "", *map(_ended, finding.notes))
+        found.append(
             FindingWords(
                 number,
-                finding.diagnosis,
-                finding.alert,
-                finding.severity,
-                TONES[finding.severity],
-                finding.headline,
-                finding.confidence,
-                _ended(finding.sentence) if finding.sentence != finding.headline else "",
+                finding,
+                TONES[finding.severity] if finding.is_limit else "info",
+                _ended(capitalised(finding.sentence))
+                if finding.sentence.rstrip(".") != finding.headline.rstrip(".")
+                else "",
                 tuple(map(figure_words, finding.evidence)),
                 tuple(changes),
-                tuple(map(_ended, finding.notes)),
+                tuple(filter(None, after)),
                 _ended(finding.guide),
                 f"Seen {period}{held}." if period else "",
-                finding.is_limit,
-                causes,
             )
         )
-    return tuple(shown)
-
-
-def _length(finding: Finding) -> float:
-    return 0.0 if finding.since is None or finding.until is None else finding.until - finding.since
+    return tuple(found)
 
 
 def _ended(words: str) -> str:
@@ -363,10 +365,15 @@ def shares(judged: Judged) -> list[tuple[str, float]]:
 
 def healthy(profile: Profile) -> str:
     """Return what is healthy in this profile."""
-    words = profile.healthy
+    queue = f"up to {profile.queue_upper:,.0f} requests waiting"
+    if profile.queue_wait_seconds is not None:
+        queue = f"a wait of up to {profile.queue_wait_seconds:g} s"
+    elif profile.queue_lower:
+        queue = f"{profile.queue_lower:,.0f} to {profile.queue_upper:,.0f} requests waiting"
     return (
-        f"Healthy in profile {profile.name}: queue {words['queue']}; token usage {words['usage']};"
-        f" CUDA graphs in {words['coverage']}; retractions {words['retractions']} a minute."
+        f"Healthy in profile {profile.name}: {queue}; token usage of {profile.token_usage_target:g} or more while requests wait;"
+        f" CUDA graphs for more than {amount(1 - profile.frequent_share, 'share')} of the decode batches;"
+        f" up to about {profile.retractions_per_minute:g} retractions a minute."
     )
 
 
@@ -380,7 +387,7 @@ def counted(judged: Judged) -> dict[str, str]:
     events, requests = counts.get("retraction_events", 0), counts.get("retracted_requests", 0)
     found["retractions"] = f"{events:,.0f} ({requests:,.0f} requests)"
     if beside := marked.get("retraction_events"):
-        found["retractions"] += f", {beside:,.0f} of them beside text that clients can write"
+        found["beside text of clients"] = f"{beside:,.0f} of them"
     failures = [
         f"{name.partition('.')[2].replace('_', ' ')} {value:,.0f}"
         for name, value in counts.items()
@@ -524,23 +531,22 @@ def _against(against: Comparison, style: Style) -> list[str]:
     return [style.paint("bold", f"Against {few(against.sources)}: {against.words}"), *lines]
 
 
-def _finding(finding: FindingWords, style: Style) -> list[str]:
-    severity = style.paint(finding.tone, finding.severity)
-    title = f"{finding.number}. {style.paint('bold', finding.headline)} [{severity}, confidence {finding.confidence}]"
-    lines = [finding.sentence, *finding.figures]
-    for change in finding.changes:
-        line = change.line
+def _finding(words: FindingWords, style: Style) -> list[str]:
+    finding = words.finding
+    severity = style.paint(words.tone, finding.severity)
+    title = f"{words.number}. {style.paint('bold', finding.headline)} [{severity}, confidence {finding.confidence}]"
+    lines, figures = [words.sentence], words.figures
+    if figures and figures[0].value and figures[0].value in words.sentence:  # one line says both
+        limit = f" ({figures[0].limit})" if figures[0].limit else ""
+        lines, figures = [f"{words.sentence.rstrip('.')}{limit}."], figures[1:]
+    lines += [figure.line for figure in figures]
+    for change in words.changes:
         if change.again:
-            lines.append(style.paint("bold", f"{line.rstrip('.')}, as for finding {change.again}"))
-            continue
-        lines.append(style.paint("bold", line))
-        lines += [
-            f"{label}{'' if label.endswith('if') else ':'} {words}" if label else words
-            for label, words in change.reasons.items()
-        ]
-    if finding.causes:
-        lines.append(f"Caused by: {'; '.join(finding.causes)}.")
-    lines += [*finding.notes, f"Guide: {finding.guide}" if finding.guide else "", finding.period]
+            lines.append(style.paint("bold", f"{change.line.rstrip('.')}, as for finding {change.again}"))
+        else:
+            lines.append(style.paint("bold", change.line))
+            lines += [f"{label} {reason}".lstrip() for label, reason in change.reasons.items()]
+    lines += [*words.after, f"Guide: {words.guide}" if words.guide else "", words.period]
     return [title, *(_INDENT + line for line in lines if line)]
 
 
@@ -558,11 +564,12 @@ def _starts(judged: Judged) -> Iterator[str]:
     times = Times(judged.begin, judged.end)
     for number, start in enumerate(judged.starts, 1):
         name = "before the log begins" if start.time is None else times.at(start.time, whole=True)
-        figures = ", ".join(f"{value} {words}" for words, value in start_figures(start).items())
+        figures = ", ".join(f"{words} {value}" for words, value in start_figures(start).items())
         release = f" (SGLang {start.release})" if start.release else ""
         end = f"; {start.end}" if start.end else ""
         yield f"{_INDENT}{number}. {name}{release}: {figures or 'nothing was served'}{end}"
-        if memory := memory_words(start):
+        memory = memory_words(start)
+        if memory and not any(memory in stretch.words for stretch in judged.course):
             yield f"{_INDENT}{_INDENT}{memory}"
         yield from (f"{_INDENT}{_INDENT}{each}" for each in changed_words(start.changed)[:8])
 
