@@ -12,20 +12,31 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from sglang_tuning_exporter.core.against import Comparison, compare
-from sglang_tuning_exporter.core.findings import URGENCY, Change, Check, Figure, Finding, Judged, Start, Value
+from sglang_tuning_exporter.core.course import Course
+from sglang_tuning_exporter.core.findings import URGENCY, Change, Figure, Finding, Judged, Start, Value
 from sglang_tuning_exporter.core.inputs import Logs, UsageError
-from sglang_tuning_exporter.core.text import FIRST_DATED_SECOND, Style, action, clean, text, typed, verdict_finding
+from sglang_tuning_exporter.core.text import (
+    FIRST_DATED_SECOND,
+    Style,
+    action,
+    clean,
+    notes,
+    text,
+    typed,
+    verdict_finding,
+)
 from sglang_tuning_exporter.state.profiles import PROFILES, Profile
 
 SCHEMA_VERSION = "2"
 FAIL_ON = ("info", "warning", "critical", "never")
-OUT_OF_MEMORY = ("prefill", "decode", "graph_capture", "startup", "unknown")
-_COUNTS = ("lines", "decode_batches", "prefill_batches", "retraction_events", "retracted_requests",
-    *(f"out_of_memory.{phase}" for phase in OUT_OF_MEMORY), "server_starts", "unrecognised",
+COUNTS = (
+    "lines", "decode_batches", "prefill_batches", "retraction_events", "retracted_requests", "out_of_memory.prefill",
+    "out_of_memory.decode", "out_of_memory.graph_capture", "out_of_memory.startup", "out_of_memory.unknown", "server_starts", "unrecognised",
 )  # fmt: skip
+LAST = ("running_requests", "queued_requests", "token_usage")
 Document = dict[str, Any]
 
 
@@ -65,10 +76,8 @@ def run(
 
 def judge(logs: Logs, profile: Profile) -> Judged:
     """Read logs, and judge them as their time passed. Raise `UsageError` for input that cannot be read or is no log of SGLang."""
-    from sglang_tuning_exporter.core.course import Course  # noqa: PLC0415 - until it is there
-
     course = Course(profile)
-    progress = _Progress(sys.stderr, logs.size)
+    progress = _Progress(logs.size)
     for source in logs.sources:
         source.on_read = progress.add
     try:
@@ -113,64 +122,67 @@ def document(judged: Judged, against: Comparison | None = None) -> Document:
     """Return the report as JSON (docs/report.schema.json): every key is there, `null` where the log does not show a figure."""
     judgement, own = judged.judgement, verdict_finding(judged)
     begin, last = judged.begin or 0.0, judged.starts[-1] if judged.starts else None
-    length = max((judged.end or 0.0) - begin, 0.0)
-    return {
+    first_run = 1 if not judged.starts or judged.starts[0].arguments else 0  # 0: it began before the log
+    whole = _stretch(begin, judged.end, begin)
+    made: Document = plain({
         "schema_version": SCHEMA_VERSION,
-        "sources": list(judged.sources),
+        "sources": judged.sources,
         "profile": judged.profile,
         "span": {
-            "start": iso(judged.begin),
-            "end": iso(judged.end),
-            "seconds": number(length),
-            "serving_seconds": number(judged.serving_seconds),
-            "idle_seconds": number(judged.idle_seconds),
+            "start": iso(judged.begin), "end": iso(judged.end), "seconds": whole["seconds"],
+            "serving_seconds": judged.serving_seconds, "idle_seconds": judged.idle_seconds,
         },
-        "server": {
-            "version": last.release if last else None,
-            "args": plain(dict(last.arguments)) if last else {},
-        },
+        "server": {"version": last.release if last else None, "args": last.arguments if last else {}},
         "verdict": judgement.verdict,
         "sentence": judgement.sentence,
         "severity": judgement.severity,
         "confidence": own.confidence if own else None,
-        "mostly": {"verdict": judged.mostly[0], "share": number(judged.mostly[1])} if judged.mostly else None,
+        "mostly": {"verdict": judged.mostly[0], "share": judged.mostly[1]} if judged.mostly else None,
         "findings": [_finding(each, begin) for each in judgement.findings],
-        "command": _command(judged),
+        "command": None if not judged.command else {
+            "text": judged.command, "release": last.release if last else None, "changes": judged.command_changes,
+            "notes": judged.command_notes,
+        },
         "alerts": [
             {
-                "alert": each.alert,
-                "diagnosis": each.diagnosis,
-                "severity": each.severity,
-                **_stretch(each.at, each.until if each.until is not None else judged.end, begin),
-                "ongoing": each.until is None,
+                "alert": each.alert, "diagnosis": each.diagnosis, "severity": each.severity,
+                **_stretch(each.at, judged.end if each.until is None else each.until, begin), "ongoing": each.until is None,
             }
             for each in judged.alerts
         ],
-        "course": [
-            {"what": each.what, **_stretch(each.begin, each.end, begin), "words": each.words} for each in judged.course
-        ],
-        "shares": {
-            signal: {state: number(share) for state, share in states.items()}
-            for signal, states in judged.shares.items()
-        },
-        "counts": _nested({**dict.fromkeys(_COUNTS, 0), **judged.counts}),
+        "course": [{"what": each.what, **_stretch(each.begin, each.end, begin), "words": each.words} for each in judged.course],
+        "shares": judged.shares,
+        "counts": _nested({**dict.fromkeys(COUNTS, 0), **judged.counts}),
         "marked": _nested(judged.marked),
-        "last": {
-            name: _last(judged, name) for name in ("running_requests", "queued_requests", "token_usage", "cuda_graph")
-        },
-        "available_gpu_memory_gb": [number(each) for each in judged.available_gb],
-        "facts": {name: number(value) if isinstance(value, float) else value for name, value in judged.facts.items()},
-        "starts": [
-            _start(each, run)
-            for run, each in enumerate(
-                judged.starts,
-                0 if judged.starts and judged.starts[0].time is None and not judged.starts[0].arguments else 1,
-            )
+        "last": {name: judged.last.get(name) for name in LAST} | {"cuda_graph": _switch(judged.last.get("cuda_graph"))},
+        "available_gpu_memory_gb": judged.available_gb,
+        "facts": judged.facts,
+        "starts": [_start(each, run) for run, each in enumerate(judged.starts, first_run)],
+        "checks": [
+            {"diagnosis": each.diagnosis, "evidence": each.figure and _figure(each.figure), "needs": each.needs or None}
+            for each in judgement.checks
         ],
-        "checks": [_check(each) for each in judgement.checks],
-        "comparison": None if against is None else _comparison(against),
-        "notes": list(dict.fromkeys(filter(None, (*judged.notes, judged.marked_note, *judgement.notes)))),
-    }
+        "comparison": against and {
+            "against": against.sources, "words": against.words, "changed_args": _changed(against.changed),
+            "figures": [
+                {"name": row.figure.words, "before": row.before, "after": row.after, "unit": row.figure.unit, "change": row.change}
+                for row in against.rows
+            ],
+        },
+        "notes": notes(judged),
+    })  # fmt: skip
+    return made
+
+
+def plain(value: object, depth: int = 16) -> Any:
+    """Return a value as JSON can hold it: whole numbers as int, None for what is no number."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item, depth - 1) for key, item in value.items()} if depth else "…"
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item, depth - 1) for item in value] if depth else "…"
+    if isinstance(value, float):
+        return None if not math.isfinite(value) else int(value) if value.is_integer() else round(value, 6)
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
 def iso(time: float | None) -> str | None:
@@ -181,136 +193,65 @@ def iso(time: float | None) -> str | None:
     return moment.isoformat(timespec="milliseconds" if moment.microsecond else "seconds").replace("+00:00", "Z")
 
 
-def number(value: float | None) -> float | None:
-    """Return a whole number as int; None for what JSON cannot hold."""
-    if value is None or not math.isfinite(value):
-        return None
-    return int(value) if float(value).is_integer() else round(value, 6)
-
-
-def plain(value: object, depth: int = 16) -> Any:
-    """Return a printed argument as JSON can hold it."""
-    if isinstance(value, dict):
-        return {str(key): plain(item, depth - 1) for key, item in value.items()} if depth else "…"
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item, depth - 1) for item in value] if depth else "…"
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    return value if isinstance(value, float) and math.isfinite(value) else str(value)
-
-
 def _stretch(start: float, end: float | None, begin: float) -> Document:
-    until = max(end if end is not None else start, start)
-    return {
-        "start": iso(start),
-        "end": iso(until),
-        "at": number(max(start - begin, 0.0)),
-        "seconds": number(until - start),
-    }
+    until = max(start if end is None else end, start)
+    return {"start": iso(start), "end": iso(until), "at": max(start - begin, 0.0), "seconds": round(until - start, 3)}
 
 
 def _finding(finding: Finding, begin: float) -> Document:
-    seen = None if finding.since is None else _stretch(finding.since, finding.until, begin)
+    seen = (
+        _stretch(finding.since, finding.until, begin)
+        if finding.since is not None
+        else dict.fromkeys(("start", "end", "at"))
+    )
     return {
-        "diagnosis": finding.diagnosis,
-        "alert": finding.alert or None,
-        "severity": finding.severity,
-        "confidence": finding.confidence,
-        "is_limit": finding.is_limit,
-        "headline": finding.headline,
-        "sentence": finding.sentence,
-        "because": list(finding.because),
-        "evidence": [_figure(each) for each in finding.evidence],
-        "advice": [_advice(each) for each in finding.changes],
-        "guide": finding.guide,
-        "first_seen": seen["start"] if seen else None,
-        "last_seen": seen["end"] if seen else None,
-        "at": seen["at"] if seen else None,
-        "seconds": number(finding.seconds),
-        "notes": list(finding.notes),
-    }
+        "diagnosis": finding.diagnosis, "alert": finding.alert or None, "severity": finding.severity,
+        "confidence": finding.confidence, "is_limit": finding.is_limit, "headline": finding.headline,
+        "sentence": finding.sentence, "because": finding.because, "evidence": [_figure(each) for each in finding.evidence],
+        "advice": [_advice(each) for each in finding.changes], "guide": finding.guide, "first_seen": seen["start"],
+        "last_seen": seen["end"], "at": seen["at"], "seconds": finding.seconds, "notes": finding.notes,
+    }  # fmt: skip
 
 
 def _figure(figure: Figure) -> Document:
     return {
-        "name": figure.name,
-        "value": number(figure.value),
-        "threshold": number(figure.limit),
-        "unit": figure.unit,
-        "side": figure.side or None,
-        "holds": figure.holds,
-    }
-
-
-def _check(check: Check) -> Document:
-    figure = check.figure
-    return {
-        "diagnosis": check.diagnosis,
-        "passed": figure is None or not figure.holds,
-        "evidence": None if figure is None else _figure(figure),
-        "needs": check.needs or None,
-    }
-
-
-def _setting(value: Value) -> float | str | None:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return number(value) if isinstance(value, float | int) else value
+        "name": figure.name, "value": figure.value, "threshold": figure.limit, "unit": figure.unit,
+        "side": figure.side or None, "holds": figure.holds,
+    }  # fmt: skip
 
 
 def _advice(change: Change) -> Document:
-    to = "off" if change.removes and change.to is None else _setting(change.to)
+    to = False if change.removes and change.to is None else change.to
     return {
-        "flag": change.flag or None,
-        "current": _setting(change.now),
-        "suggested": to if to is not None else change.words,
-        "suggestion": change.words or None,
-        "direction": change.direction or None,
-        "action": action(change) or None,
-        "typed": typed(change) or None,
-        "why": change.why,
-        "will_not_help_if": change.will_not_help_if,
-        "gain": change.gain or None,
-        "cost": change.cost or None,
-    }
+        "flag": change.flag or None, "current": _setting(change.now),
+        "suggested": change.words if to is None else _setting(to), "suggestion": change.words or None,
+        "direction": change.direction or None, "action": action(change) or None, "typed": typed(change) or None,
+        "why": change.why, "will_not_help_if": change.will_not_help_if, "gain": change.gain or None, "cost": change.cost or None,
+    }  # fmt: skip
 
 
-def _command(judged: Judged) -> Document | None:
-    if not judged.command:
-        return None
-    release = judged.starts[-1].release if judged.starts else None
-    return {
-        "text": judged.command,
-        "release": release,
-        "changes": list(judged.command_changes),
-        "notes": list(judged.command_notes),
-    }
+def _setting(value: Value) -> Value:
+    return value if not isinstance(value, bool) else "on" if value else "off"
 
 
-def _last(judged: Judged, name: str) -> float | bool | None:
-    value = judged.last.get(name)
-    return bool(value) if name == "cuda_graph" and value is not None else number(value)
+def _switch(value: float | None) -> bool | None:
+    return None if value is None else bool(value)
 
 
 def _nested(counts: Mapping[str, float]) -> Document:
     nested: Document = {}
     for name, value in counts.items():
         above, _, below = name.rpartition(".")
-        (nested.setdefault(above, {}) if above else nested)[below] = number(value)
+        (nested.setdefault(above, {}) if above else nested)[below] = value
     return nested
 
 
 def _start(start: Start, run: int) -> Document:
     return {
-        "run": run,
-        "start": iso(start.time),
-        "started_in_log": bool(start.arguments),
-        "version": start.release,
-        "changed_args": _changed(start.changed),
-        "figures": {name: number(value) for name, value in start.figures.items()},
-        "memory": dict(start.memory) or None,
+        "run": run, "start": iso(start.time), "started_in_log": bool(start.arguments), "version": start.release,
+        "changed_args": _changed(start.changed), "figures": start.figures, "memory": start.memory or None,
         "ending": start.end or None,
-    }
+    }  # fmt: skip
 
 
 def _changed(changed: Mapping[str, tuple[object, object]]) -> list[Document]:
@@ -318,24 +259,6 @@ def _changed(changed: Mapping[str, tuple[object, object]]) -> list[Document]:
         {"arg": arg, "flag": f"--{arg.replace('_', '-')}", "before": str(old), "after": str(new)}
         for arg, (old, new) in changed.items()
     ]
-
-
-def _comparison(against: Comparison) -> Document:
-    return {
-        "against": list(against.sources),
-        "words": against.words,
-        "changed_args": _changed(against.changed),
-        "figures": [
-            {
-                "name": row.figure.words,
-                "before": number(row.before),
-                "after": number(row.after),
-                "unit": row.figure.unit,
-                "change": row.change,
-            }
-            for row in against.rows
-        ],
-    }
 
 
 # Writing
@@ -375,33 +298,32 @@ def _write(data: bytes, output: Path | None) -> None:
 class _Progress:
     """Bytes read of `total` (0: not known, as of a pipe), as a line that overwrites itself on a terminal, for logs of 64 MB or more."""
 
-    def __init__(self, stream: IO[str], total: int) -> None:
-        self._stream, self._total, self._read = stream, total, 0
-        self._shown = stream.isatty() and (not total or total >= 64 << 20)
+    def __init__(self, total: int) -> None:
+        self._total, self._read = total, 0
+        self._is_shown = sys.stderr.isatty() and (not total or total >= 64 << 20)
         self._begin = self._last = time.monotonic()
 
     def add(self, number: int) -> None:
         """Count `number` more bytes as read."""
         self._read += number
         now = time.monotonic()
-        if self._shown and now - self._last >= 0.2:
+        if self._is_shown and now - self._last >= 0.2:
             self._last = now
-            self._stream.write(f"\r\x1b[K{progress_line(self._read, self._total, now - self._begin)}")
-            self._stream.flush()
+            sys.stderr.write(f"\r\x1b[K{progress_line(self._read, self._total, now - self._begin)}")
+            sys.stderr.flush()
 
     def clear(self) -> None:
         """Remove the line."""
         if self._last > self._begin:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
 
 
 def progress_line(read: int, total: int, seconds: float) -> str:
     """Return how much was read: a bar and the time left where the total is known."""
     speed = read / seconds if seconds > 0 else 0.0
-    size = f"{read / (1 << 20):.0f} MB"
     if not total:
-        return f"{size} read, {speed / (1 << 20):.0f} MB/s"
+        return f"{read / (1 << 20):.0f} MB read, {speed / (1 << 20):.0f} MB/s"
     share = min(read / total, 1.0)
     left = f", {(total - read) / speed:.0f} s left" if speed > 0 and read < total else ""
-    return f"[{'#' * int(30 * share):<30}] {100 * share:3.0f} %  {size} of {total / (1 << 20):.0f}{left}"
+    return f"[{'#' * int(30 * share):<30}] {100 * share:3.0f} %  {read / (1 << 20):.0f} MB of {total / (1 << 20):.0f}{left}"
