@@ -1,228 +1,157 @@
 """The kinds of SGLang's log lines as a table, and `Reader`, which turns a stream of lines into events.
 
-To add a line, add a row to `ROWS`: the kind of its event, a pattern of the message behind the stamp, and the first release that prints it.
-A group of the pattern that is named as a figure is one. Wordings are those of the released wheels 0.3.0 to 0.5.23 and of releases before.
+To add a line, add a row to `ROWS`: the kind of its event, a pattern of the message behind the stamp, the first release that prints it, and
+the event's word. A group of the pattern is a figure by its name. Wordings are those of the wheels 0.3.0 to 0.5.23 and of releases before.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from signal import Signals
-from typing import NamedTuple, TypeAlias
+from types import MappingProxyType
+from typing import NamedTuple
 
 from sglang_tuning_exporter.core.events import NO_RANK, Event, Rank
 from sglang_tuning_exporter.core.trust import Trust
-from sglang_tuning_exporter.core.wrapping import DAY, LONGEST, Line, Stamp, Wrapping, stamp_of, without_terminal
+from sglang_tuning_exporter.core.wrapping import DAY, LONGEST, Line, Wrapping, stamp_of, without_terminal
 from sglang_tuning_exporter.sglang.args.printed import parse_server_args
 
 _LONGEST_BATCH, _LONGEST_MEMORY = 4096, 16_384
 _TEXT_KEPT = 1000
+_FIRST_DATED = 1e9  # seconds; a smaller time is one of the day
+_KEPT = 4096  # stamps; failed ranks
+
+
+class Origin(NamedTuple):
+    """When and by which ranks a line was printed."""
+
+    time: float | None
+    rank: Rank
 
 
 class Row(NamedTuple):
-    """One line of SGLang's."""
+    """One line of SGLang's. There is no event of a kind in `SILENT`."""
 
-    kind: str  # of its event; of a kind in `SILENT` there is none
+    kind: str
     pattern: bytes
-    since: str  # the first release seen
-    word: str = ""  # of the event; a group `word` is looked up in `_WORDS`
-    figures: dict[str, float] = {}  # besides the groups of the pattern
+    since: str
+    word: str = ""
+    figures: MappingProxyType[str, float] = MappingProxyType({})  # besides those of the pattern
 
 
 _N = rb"(-?\d{1,9}(?:\.\d{1,9})?)"
-_BATCH_HEAD = rb"(?: ?\[[^\]]{0,24}\])?(?:\((?:mixed )?#running-req: ?(?P<mixed>\d+)\))?[ ]?[.,:]?[ ]?(?=[#\w]|$)"
+_BATCH = rb"(?: ?\[[^\]]{0,24}\])?(?:\((?:mixed )?#running-req: ?(?P<mixed>\d+)\))?[ ]?[.,:]?[ ]?(?=[#\w]|$)"
+_ALLOCATED = rb"(?:RuntimeError: |ValueError: )?"
+_TOKENS, _MOST = rb"(?P<tokens>\d{1,9})", rb"(?P<most>\d{1,9})"
+_LIMIT_TO = rb"(?P<max_running_requests>\d{1,12})\b"
+_RID = rb", self\.rid='[\w-]{1,80}'$"
+_DEVICES = rb"(?:CUDA|HIP|NPU|MUSA|XPU)"
 SILENT = ("request", "known")
+# fmt: off
 ROWS = (
     # Batches: srt/managers/tp_worker.py in 0.3.0, scheduler.py, scheduler_metrics_mixin.py; srt/observability later.
-    Row("decode", rb"Decode batch" + _BATCH_HEAD, "0.3.0"),
+    Row("decode", rb"Decode batch" + _BATCH, "0.3.0"),
     Row("decode", rb"(?=#running-req: )", "0.1.0"),
-    Row("prefill", rb"Prefill batch" + _BATCH_HEAD, "0.3.0"),
+    Row("prefill", rb"Prefill batch" + _BATCH, "0.3.0"),
     Row("prefill", rb"new fill batch\. (?=#)", "0.1.0"),
-    Row(
-        "retraction",
-        rb"(?:[Dd]ecode out of memory happened|KV cache pool is full\b[\w .]{0,40})[ ]?[.,:]?[ ]?(?=#)",
-        "0.3.0",
-    ),
-    Row("retraction", rb"Testing retraction\b[\w .]{0,40}[ ]?[.,:]?[ ]?(?=#)", "0.4.0", figures={"testing": 1}),
+    Row("retraction", rb"(?:[Dd]ecode out of memory happened|KV cache pool is full\b[\w .]{0,40})[ ]?[.,:]?[ ]?(?=#)", "0.3.0"),
+    Row("retraction", rb"Testing retraction\b[\w .]{0,40}[ ]?[.,:]?[ ]?(?=#)", "0.4.0", "", MappingProxyType({"testing": 1})),
     # The start: model_runner.py, memory_pool.py, the graph runners, scheduler.py.
     Row("arguments", rb"server_args=", "0.3.0"),
     Row("pool", rb"KV Cache is allocated\.(?: dtype: [^,]{1,60},)? #tokens: (?P<tokens>\d{1,15})", "0.4.3"),
-    Row(
-        "pool",
-        rb"Post-capture KV sizing: KV cache allocated\.(?: dtype: [^,]{1,60},)? #tokens: (?P<tokens>\d{1,15})",
-        "0.5.16",
-        figures={"resized": 1},
-    ),
+    Row("pool", rb"Post-capture KV sizing: KV cache allocated\.(?: dtype: [^,]{1,60},)? #tokens: (?P<tokens>\d{1,15})", "0.5.16", "",
+        MappingProxyType({"resized": 1})),
     Row("limits", rb"max_total_num_tokens=(?=\d{1,15}(?:,|$))", "0.3.0"),
-    Row(
-        "limits",
-        rb"max_running_requests was reduced from the requested \d{1,12} to (?P<max_running_requests>\d{1,12})\b",
-        "0.5.16",
-    ),
-    Row(
-        "limits",
-        rb"Post-capture KV sizing: max_running_requests \d{1,12} -> (?P<max_running_requests>\d{1,12})\b",
-        "0.5.16",
-    ),
-    Row("limits", rb"max_running_requests is capped to (?P<max_running_requests>\d{1,12})\b", "0.5.16"),
+    Row("limits", rb"max_running_requests was reduced from the requested \d{1,12} to " + _LIMIT_TO, "0.5.16"),
+    Row("limits", rb"Post-capture KV sizing: max_running_requests \d{1,12} -> " + _LIMIT_TO, "0.5.16"),
+    Row("limits", rb"max_running_requests is capped to " + _LIMIT_TO, "0.5.16"),
     Row("memory", rb"Load weight begin\.", "0.3.0", "weights_begin"),
     Row("memory", rb"Load weight end\.", "0.3.0", "weights"),
     Row("memory", rb"Mamba Cache is allocated\.", "0.5.3", "state_cache"),
     Row("memory", rb"Memory pool end\.", "0.3.0", "pool"),
     Row("memory", rb"Capture (?:[\w -]{0,60}?)[Cc][Uu][Dd][Aa] graph begin\.", "0.3.0", "graph_begin"),
     Row("memory", rb"Capture (?:[\w -]{0,60}?)[Cc][Uu][Dd][Aa] graph end\.", "0.4.3", "graph"),
-    Row("known", rb"Capture cuda graph bs \[", "0.4.3"),
+    Row("memory", rb"Capture cuda graph bs \[", "0.4.3", "graph_sizes"),
     Row("known", rb"KV Cache |Post-capture KV sizing: |max_running_requests ", "0.5.16"),
     Row("ready", rb"The server is fired up and ready to roll!", "0.3.0"),
     # Life: srt/utils, srt/managers, srt/entrypoints/http_server.py, engine.py.
-    Row(
-        "hang",
-        rb"(?:(?P<word>[A-Z]\w{0,40}) )?[Ww]atchdog timeout \((?:self\.)?watchdog_timeout=(?P<seconds>\d{1,9}(?:\.\d{1,9})?)?",
-        "0.3.0",
-    ),
+    Row("hang", rb"(?:(?P<word>[A-Z]\w{0,40}) )?[Ww]atchdog timeout \((?:self\.)?watchdog_timeout=(?P<seconds>\d{1,9})?", "0.3.0", "scheduler"),
     Row("health", rb"Health check failed\. Server couldn't get a response from detokenizer", "0.4.3"),
     Row("end", rb"(?:Subp|P)rocess [^'\"\n]{0,120}\bcrashed with exit code -?\d+", "0.5.7", "process_died"),
     Row("end", rb"Received sigquit from a child process", "0.4.0", "process_died"),
     Row("end", rb"SIGQUIT received\. signum=", "0.5.5.post3", "process_died"),
     Row("end", rb"Child process unexpectedly failed with ", "0.4.3", "process_died"),
-    Row(
-        "end",
-        rb"(?:RuntimeError: )?Rank \d+ scheduler (?:died during initialization|is dead)",
-        "0.4.3",
-        "launch_failed",
-    ),
+    Row("end", rb"(?:RuntimeError: )?Rank \d+ scheduler (?:died during initialization|is dead)", "0.4.3", "launch_failed"),
     Row("end", rb"Initialization failed\. ", "0.3.0", "launch_failed"),
     Row("end", rb"[A-Z]\w{0,40}(?: [a-z]\w{0,20})? hit an exception: ", "0.3.6", "scheduler_exception"),
-    Row(
-        "end",
-        rb"Exception in (?:ModelTpServer|run_tp_server|ControllerMulti|ControllerSingle)\b",
-        "0.3.0",
-        "scheduler_exception",
-    ),
+    Row("end", rb"Exception in (?:ModelTpServer|run_tp_server|ControllerMulti|ControllerSingle)\b", "0.3.0", "scheduler_exception"),
     Row("draining", rb"SIGTERM received\. ", "0.4.4"),
-    # Failed allocations that name their phase.
-    Row(
-        "out_of_memory", rb"(?:RuntimeError: )?Prefill out of memory\. (?:Please )?[Tt]ry to lower", "0.3.0", "prefill"
-    ),
+    # Failed allocations; of the last one the frames of the traceback tell the phase.
+    Row("out_of_memory", rb"(?:RuntimeError: )?Prefill out of memory\. (?:Please )?[Tt]ry to lower", "0.3.0", "prefill"),
     Row("out_of_memory", rb"(?:RuntimeError: )?Decode out of memory\. (?:Please )?[Tt]ry to lower", "0.3.0", "decode"),
     Row("out_of_memory", rb"ValueError: Failed to retract any request\. No space left", "0.4.0", "decode"),
-    Row("out_of_memory", rb"ValueError: Loaded weights leave no GPU memory for the KV cache\b", "0.5.20", "startup"),
     Row("out_of_memory", rb"ValueError: Out of memory even after retracting all other requests", "0.5.3", "decode"),
-    Row(
-        "out_of_memory",
-        rb"(?:RuntimeError: |ValueError: )?Not enough memory[.;] [Pp]lease try to increase --mem-fraction-static",
-        "0.3.0",
-        "startup",
-    ),
-    Row(
-        "out_of_memory",
-        rb"(?:\w+: )?Capture (?:[\w -]{0,40})?(?:cuda|CUDA) graph failed: (?=.{0,1000}[Oo][Uu][Tt] [Oo][Ff] [Mm][Ee][Mm][Oo][Rr][Yy])",
-        "0.3.0",
-        "graph_capture",
-    ),
-    Row(
-        "out_of_memory",
-        rb"(?:torch\.(?:cuda\.)?)?OutOfMemoryError: "
-        rb"|(?:torch\.AcceleratorError|RuntimeError): (?:CUDA|HIP|NPU|MUSA|XPU) (?:error: )?out of memory",
-        "0.3.0",
-    ),
+    Row("out_of_memory", rb"ValueError: Loaded weights leave no GPU memory for the KV cache\b", "0.5.20", "startup"),
+    Row("out_of_memory", _ALLOCATED + rb"Not enough memory[.;] [Pp]lease try to increase --mem-fraction-static", "0.3.0", "startup"),
+    Row("out_of_memory", rb"(?:\w+: )?Capture (?:[\w -]{0,40})?(?:cuda|CUDA) graph failed: (?=.{0,1000}(?i:out of memory))", "0.3.0", "graph_capture"),
+    Row("out_of_memory", rb"(?:torch\.(?:cuda\.)?)?OutOfMemoryError: |(?:torch\.AcceleratorError|RuntimeError): " + _DEVICES
+        + rb" (?:error: )?out of memory", "0.3.0"),
     # Prompts: validate_input_length, srt/managers/utils.py; _validate_one_request, tokenizer_manager.py.
-    Row(
-        "too_long",
-        rb"Input length \((?P<tokens>\d{1,9}) tokens\) exceeds the maximum allowed length \((?P<most>\d{1,9}) tokens\)\.",
-        "0.4.3",
-    ),
-    Row(
-        "too_long",
-        rb"Request length is longer than the KV cache pool size or the max context length\. Truncated\."
-        rb" len\(req\.origin_input_ids\)=(?P<tokens>\d{1,9}), (?:self\.)?max_req_input_len=(?P<most>\d{1,9})\.",
-        "0.3.6",
-    ),
-    Row(
-        "too_long",
-        rb"(?:\[http_server\] Error: )?The input \((?P<tokens>\d{1,9}) tokens\) is longer than the model's context length"
-        rb" \((?P<most>\d{1,9}) tokens\)\.(?: Truncating the input\.)?$",
-        "0.4.6",
-    ),
-    Row(
-        "too_long",
-        rb"\[http_server\] Error: Requested token count exceeds the model's maximum context length of (?P<most>\d{1,9}) tokens\."
-        rb" You requested a total of (?P<tokens>\d{1,9}) tokens: [\w ,.]{0,200}limit\.$",
-        "0.4.9",
-    ),
+    Row("too_long", rb"Input length \(" + _TOKENS + rb" tokens\) exceeds the maximum allowed length \(" + _MOST + rb" tokens\)\.", "0.4.3"),
+    Row("too_long", rb"Request length is longer than the KV cache pool size or the max context length\. Truncated\. len\(req\.origin_input_ids\)="
+        + _TOKENS + rb", (?:self\.)?max_req_input_len=" + _MOST + rb"\.", "0.3.6"),
+    Row("too_long", rb"(?:\[http_server\] Error: )?The input \(" + _TOKENS + rb" tokens\) is longer than the model's context length \(" + _MOST
+        + rb" tokens\)\.(?: Truncating the input\.)?$", "0.4.6"),
+    Row("too_long", rb"\[http_server\] Error: Requested token count exceeds the model's maximum context length of " + _MOST
+        + rb" tokens\. You requested a total of " + _TOKENS + rb" tokens: [\w ,.]{0,200}limit\.$", "0.4.9"),
     # Req.set_finish_with_abort, srt/managers/schedule_batch.py; srt/constrained/grammar_manager.py.
-    Row(
-        "refused",
-        rb"Grammar-based generation \([\w, ]{1,80}\) is not supported when the server is launched with --grammar-backend none"
-        rb", self\.rid='[\w-]{1,80}'$",
-        "0.5.7",
-        figures={"grammar": 1},
-    ),
-    Row("refused", rb"(?!Aborted by AbortReq)[A-Z][^\n]{8,2000}?, self\.rid='[\w-]{1,80}'$", "0.4.3"),
-    # uvicorn's, and others with no text of anybody.
-    Row(
-        "known",
-        rb"INFO: +(?:Started server process|Waiting for application|Application (?:startup|shutdown)|Uvicorn running on|Shutting down"
-        rb"|Finished server process)|Endpoint '/\w{1,40}' is deprecated|Gracefully exiting|Sleeping \d+ seconds before crash diagnostics",
-        "0.3.0",
-    ),
-    # Lines with text of a request or a model, which are no events.
+    Row("refused", rb"Grammar-based generation \([\w, ]{1,80}\) is not supported when the server is launched with --grammar-backend none" + _RID,
+        "0.5.7", "", MappingProxyType({"grammar": 1})),
+    Row("refused", rb"(?!Aborted by AbortReq)[A-Z][^\n]{8,2000}?" + _RID, "0.4.3"),
+    # uvicorn's lines, and others without a text of anybody.
+    Row("known", rb"INFO: +(?:Started server process|Waiting for application|Application |Uvicorn running on|Shutting down|Finished server)", "0.3.0"),
+    Row("known", rb"Endpoint '/\w{1,40}' is deprecated|Gracefully exiting|Sleeping \d+ seconds before crash diagnostics", "0.5.7"),
+    # Lines with text of a request or a model.
     Row("request", rb"(?:Receive|Finish)(?: \w{1,20})?: obj=|in=[\w.<>]{0,60}(?:ReqInput|Req)\(", "0.3.0"),
     Row("request", rb"\{[^\n]{0,200}\"event\": ?\"request\.", "0.5.12"),
-    Row("request", rb"Received output for rid=", "0.4.3"),
-    Row("request", rb"Model attempted to call undefined function:|Tool '|Parsed value '|Failed to parse JSON", "0.4.6"),
-    Row("request", rb"Error in detect_and_parse:", "0.4.6"),
-    Row("request", rb"Req Time Stats\(|Req\(rid=", "0.5.3"),
+    Row("request", rb"Received output for rid=|Req Time Stats\(|Req\(rid=", "0.4.3"),
+    Row("request", rb"Model attempted to call undefined function:|Tool '|Parsed value '|Failed to parse JSON|Error in detect_and_parse:", "0.4.6"),
 )
-_PATTERNS = tuple(re.compile(row.pattern) for row in ROWS)
+# fmt: on
+_PATTERNS = tuple((row, re.compile(row.pattern)) for row in ROWS)
 # Most messages are none of them, and one look says so.
 _ANY = re.compile(b"|".join(re.sub(rb"\?P<\w+>", b"?:", row.pattern) for row in ROWS))
-_WATCHED = {b"DetokenizerManager": "detokenizer", b"TokenizerManager": "tokenizer"}  # 0.5.7
+_WATCHED = {"DetokenizerManager": "detokenizer", "TokenizerManager": "tokenizer"}  # 0.5.7
 _UNKNOWN_BATCH = re.compile(rb"[A-Z]\w{2,20} batch(?: ?\[\d{1,12}\])?[.,] ?#[\w-]{1,40}: ?\d")
 
 _FIGURES = {
-    b"#running-req": "running",
-    b"#queue-req": "queued",
-    b"#token": "tokens",
-    b"#full token": "tokens",
-    b"#gpu token": "tokens",
-    b"token usage": "usage",
-    b"full token usage": "usage",
-    b"gpu token usage": "usage",
-    b"swa token usage": "swa_usage",
-    b"mamba usage": "mamba_usage",
-    b"gen throughput (token/s)": "throughput",
-    b"accept len": "accept_length",
-    b"#new-seq": "sequences",
-    b"#new-token": "tokens",
-    b"#cached-token": "cached",
-    b"#pending-token": "pending",
-    b"#prealloc-req": "prealloc",
-    b"#transfer-req": "transfer",
-    b"#retracted-req": "retracted",
-    b"#bootstrap-req": "bootstrap",
-    b"#inflight-req": "inflight",
-    b"#unbootstrapped-req": "unbootstrapped",
-    b"#transferring-req": "transferring",
-    b"#optimistic-req": "optimistic",
-    b"#host-receive-req": "host_receive",
-    b"waiting-image-req": "waiting_image",
-    b"#waiting-image-req": "waiting_image",
-    b"#retracted_reqs": "requests",
-    b"#retracted_req": "requests",
-    b"#aborted_retracted_reqs": "aborted",
-    b"#new_tokens_gained": "gained",
-    # 0.1: `new fill batch. #seq: 7. #cached_token: 1541. …`
-    b"#seq": "sequences",
-    b"#new_seq": "sequences",
-    b"#new_token": "tokens",
-    b"#cached_token": "cached",
-    b"#remaining_req": "queued",
-    b"#running_req": "running",
+    key: name
+    for name, keys in {
+        "running": b"#running-req,#running_req",  # with underscores: 0.1
+        "queued": b"#queue-req,#remaining_req",
+        "tokens": b"#token,#full token,#gpu token,#new-token,#new_token",
+        "sequences": b"#new-seq,#new_seq,#seq",
+        "cached": b"#cached-token,#cached_token",
+        "pending": b"#pending-token",
+        "usage": b"token usage,full token usage,gpu token usage",
+        "swa_usage": b"swa token usage",
+        "mamba_usage": b"mamba usage",
+        "throughput": b"gen throughput (token/s)",
+        "accept_length": b"accept len",
+        "waiting_image": b"waiting-image-req,#waiting-image-req",
+        "host_receive": b"#host-receive-req",
+        "requests": b"#retracted_reqs,#retracted_req",
+        "aborted": b"#aborted_retracted_reqs",
+        "gained": b"#new_tokens_gained",
+    }.items()
+    for key in keys.split(b",")
+} | {
+    b"#%b-req" % name.encode(): name
+    for name in "prealloc transfer retracted bootstrap inflight unbootstrapped transferring optimistic".split()
 }
+_FRACTIONS = ("usage", "swa_usage", "mamba_usage", "throughput", "accept_length")
 _OTHER_FIGURES = frozenset(
     (
         b"input throughput (token/s),#cpu token,#mamba num,#remaining-req,#replay-token,#swa token,accept rate,block accept len,"
@@ -294,16 +223,36 @@ def _number(value: bytes) -> float | None:
 class _Traceback:
     """An open traceback, and what its frames show."""
 
-    time: float | None
-    rank: Rank
+    at: Origin
     until: int  # the number of the last line that can belong to it
     announced: bool = False  # by a line of SGLang's
-    counted: bool = False  # an earlier exception of the chain is an event already
+    counted: bool = False  # an exception of the chain is an event already
     chained: bool = False  # "During handling of the above exception…"
     phase: str = ""
     in_loop: bool = False
     in_start: bool = False
     in_main: bool = False
+
+    def read_frame(self, function: bytes, number: int) -> None:
+        """Note the phase of a frame: the deepest one counts, but all inside a capture is capture, and an encoder is no phase."""
+        self.until = number + _OTHERS_BETWEEN
+        if _IN_CAPTURE.search(function):
+            self.phase = "graph_capture"
+        elif _IN_ENCODER.search(function):
+            self.phase = "unknown"
+        self.in_loop = self.in_loop or _IN_LOOP.search(function) is not None
+        self.in_start = self.in_start or _IN_START.search(function) is not None
+        if self.phase not in ("graph_capture", "unknown"):
+            if _IN_PREFILL.search(function):
+                self.phase = "prefill"
+            elif _IN_DECODE.search(function):
+                self.phase = "decode"
+
+    def phase_of(self, *, starting: bool, serving: bool) -> str:
+        """Return in which phase of the server an allocation failed."""
+        if self.phase != "graph_capture" and starting and not serving:
+            return "startup"
+        return self.phase or ("startup" if self.in_start and not self.in_loop and not serving else "unknown")
 
 
 TRACEBACK = b"Traceback (most recent call last):"
@@ -384,65 +333,73 @@ _STATES, _STATE_SIZE = (
 
 
 class Reader:
-    """Turns the lines of one stream into events. `kind` is that of the last line; `lines` counts them by kind."""
+    """Turns the lines of one stream into events.
+
+    `kind` is that of the last line, `lines` counts lines by kind, `unreadable` what only a newer release can print: `batch_line`,
+    `retraction_line` and `server_args` whose text is not understood, `batch_key` for each field of an unknown name.
+    """
 
     def __init__(self) -> None:
         self.kind = "other"
         self.lines: Counter[str] = Counter()
         self.unreadable: Counter[str] = Counter()
+        self.number = 0  # of the last line
+        self.around = ""  # what stood around it
         self.wrapping = Wrapping()
         self.trust = Trust()
-        self.number = 0  # of the last line
-        self.around = ""  # the text around it
         self._events: list[Event] = []
-        self._origins: dict[bytes, tuple[float, Rank]] = {}  # by stamp
+        self._origins: dict[bytes, Origin] = {}  # by stamp
         self._time: float | None = None  # the last one printed
         self._clock: float | None = None
         self._day = 0
         self._stamped = False  # SGLang prints stamps in this stream
         self._starting = self._serving = False
         self._exceptions_due = 0  # answers with 500 whose exception was not printed yet
-        self._sizes: tuple[int, ...] = ()  # of captured graphs
+        self._sizes: tuple[
+            int, ...
+        ] = ()  # of captured graphs: on a line of their own, or with the begin or end of the capture
         self._cut: tuple[Event, bytes] | None = None  # arguments that may go on in the next line
         self._open: _Traceback | None = None
         self._closed: _Traceback | None = None
-        self._announced: tuple[int, float | None, Rank] = (-9, None, NO_RANK)
-        self._reported: dict[Rank, tuple[str, float | None]] = {}
+        self._announced = (-9, Origin(None, NO_RANK))  # the last line of SGLang's about an exception
+        self._reported: dict[Rank, tuple[str, float | None]] = {}  # failures that ranks logged before they raised them
+        self._special = {
+            "decode": self._read_batch,
+            "prefill": self._read_batch,
+            "retraction": self._read_batch,
+            "arguments": self._read_arguments,
+            "pool": self._read_pool,
+            "limits": self._read_limits,
+            "memory": self._read_memory,
+            "end": self._read_end,
+            "out_of_memory": self._read_out_of_memory,
+        }
 
     def read(self, line: bytes) -> tuple[Event, ...]:
         """Return the events of a line without its newline. Never raises."""
         self.number += 1
         usual = _USUAL.fullmatch(line)
         if usual is not None and (event := self._usual(usual)) is not None:
-            self.around = ""
-            self._count(event.kind, event.time)
-            if self._cut is None:
-                event.marked = bool(self.trust.carrier) and self.trust.is_near(self.number, event.time)
-                self.trust.mark(event.kind, self.number, event.time, ())
-                return (event,)
-            events = [*self.end(), event]
-            self.trust.mark(event.kind, self.number, event.time, events)
-            return tuple(events)
-        if self.wrapping.is_bare and self._cut is None and _USUAL_ACCESS.fullmatch(line) is not None:
-            self.around = ""
-            self._count("access", self._time)
-            return ()
+            events = (event,) if self._cut is None else (*self.end(), event)
+            return self._done(event.kind, event.time, events)
+        if self.wrapping.is_bare_now and self._cut is None and _USUAL_ACCESS.fullmatch(line) is not None:
+            return self._done("access", self._time, ())
         self._events = []
-        kinds = [self._read(each) for each in self.wrapping.lines(line, open_text=self._in_traceback())]
-        kind = kinds[-1] if kinds else self.wrapping.waits
-        self._count(kind, self._time)
-        self.trust.mark(kind, self.number, self._time, self._events)
-        return tuple(self._events)
+        kind = self.wrapping.waits
+        for each in self.wrapping.lines(line, open_text=self._in_traceback()):
+            kind = self._read(each)
+        return self._done(kind, self._time, tuple(self._events))
 
     def end(self) -> tuple[Event, ...]:
         """Return what waits for a further line: arguments that were cut."""
         cut, self._cut = self._cut, None
         return () if cut is None else (cut[0],)
 
-    def _count(self, kind: str, time: float | None) -> None:
-        self.kind = kind
+    def _done(self, kind: str, time: float | None, events: tuple[Event, ...]) -> tuple[Event, ...]:
+        self.kind, self._time = kind, time
         self.lines[kind] += 1
-        self._time = time
+        self.trust.mark(kind, self.number, time, events)
+        return events
 
     def _usual(self, match: re.Match[bytes]) -> Event | None:
         """Return the event of a usual batch line."""
@@ -452,73 +409,61 @@ class Reader:
             stamp = stamp_of(prefix)
             if stamp is None or stamp[1] != len(prefix) or stamp[0].time is None:
                 return None
-            if len(self._origins) >= 4096:
+            if len(self._origins) >= _KEPT:
                 self._origins.clear()
-            origin = self._origins[prefix] = (stamp[0].time, stamp[0].rank)
+            origin = self._origins[prefix] = Origin(stamp[0].time, stamp[0].rank)
         self._serving = self._stamped = True
-        self.wrapping.is_usual()
+        self.around = ""
+        if not self.wrapping.is_bare_now:
+            self.wrapping.is_usual()
         _, running, tokens, usage, device, graph, throughput, queued, *prefill = match.groups()
-        if running is not None:
-            figures: dict[str, float] = {
-                "running": int(running),
-                "queued": int(queued),
-                "tokens": int(tokens),
-                "usage": float(usage),
-                "throughput": float(throughput),
-            }
-            if graph is None:
-                return Event("decode", *origin, figures)
-            figures["graph"] = graph == b"True"
-            return Event("decode", *origin, figures, device.decode())
-        sequences, tokens, cached, usage, running, queued, pending = prefill
-        figures = {
-            "sequences": int(sequences),
-            "tokens": int(tokens),
-            "cached": int(cached),
-            "running": int(running),
-            "queued": int(queued),
-            "usage": float(usage),
-        }
-        if pending is not None:
-            figures["pending"] = int(pending)
-        return Event("prefill", *origin, figures)
+        if running is None:
+            sequences, tokens, cached, usage, running, queued, pending = prefill
+            figures: dict[str, float] = {"sequences": int(sequences), "tokens": int(tokens), "cached": int(cached)}
+            figures |= {"running": int(running), "queued": int(queued), "usage": float(usage)}
+            if pending is not None:
+                figures["pending"] = int(pending)
+            return Event("prefill", origin.time, origin.rank, figures)
+        figures = {"running": int(running), "queued": int(queued), "tokens": int(tokens), "usage": float(usage)}
+        figures["throughput"] = float(throughput)
+        if graph is None:
+            return Event("decode", origin.time, origin.rank, figures)
+        figures["graph"] = graph == b"True"
+        return Event("decode", origin.time, origin.rank, figures, device.decode())
 
     def _add(
-        self,
-        kind: str,
-        time: float | None,
-        rank: Rank,
-        figures: dict[str, float] | None = None,
-        word: str = "",
-        text: str = "",
-    ) -> Event:
-        event = Event(kind, time, rank, {} if figures is None else figures, word, text)
+        self, kind: str, at: Origin, figures: dict[str, float] | None = None, word: str = "", text: str = ""
+    ) -> Event:  # noqa: PLR0917
+        event = Event(kind, at.time, at.rank, {} if figures is None else figures, word, text)
         self._events.append(event)
         return event
 
     def _read(self, line: Line) -> str:
         """Read a line without what is around it; return its kind."""
-        text, self.around = without_terminal(line.text), line.around
+        text, self.around = line.text, line.around
         found = stamp_of(text)
         if line.glued:
             self.trust.mark("glued", self.number, self._time, ())
         if found is None and not line.headed:
             return self._read_unstamped(text, line)
         self._events.extend(self.end())
-        stamp, start = found or (Stamp(None, None, line.rank), 0)
-        timed = stamp.time is not None or stamp.clock is not None
-        time, clock = (stamp.time, stamp.clock) if timed else (line.time, None)
-        if clock is None and time is not None and time < 1e9:
-            time, clock = None, time
-        if clock is not None:
-            time = self._since_first_midnight(clock)
+        time, clock, rank, start = line.time, None, line.rank, 0
+        if found is not None:
+            stamp, start = found
+            rank = rank if stamp.rank is NO_RANK else stamp.rank
+            if stamp.time is not None or stamp.clock is not None:
+                time, clock = stamp.time, stamp.clock
+            elif self._stamped and not line.headed:
+                return "other"
+        if clock is not None or (time is not None and time < _FIRST_DATED):
+            time = self._since_first_midnight(clock if clock is not None else time or 0.0)
         self._time = self._time if time is None else time
-        if self._stamped and not timed and not line.headed:
-            return "other"
-        kind = self._read_stamped(text, start, time, stamp.rank if stamp.rank != NO_RANK else line.rank)
+        kind = self._read_stamped(text, start, Origin(time, rank))
         for more in line.more:
             self._read_traceback(more, time)
-        self._stamped = self._stamped or (timed and kind not in ("other", "access", "traceback"))
+        self._stamped = self._stamped or (
+            found is not None and time is not None and kind not in ("other", "access", "traceback")
+        )
         return kind
 
     def _since_first_midnight(self, clock: float) -> float:
@@ -532,14 +477,14 @@ class Reader:
         self._clock = clock
         return self._day * DAY + clock
 
-    def _read_stamped(self, text: bytes, start: int, time: float | None, rank: Rank) -> str:
+    def _read_stamped(self, text: bytes, start: int, at: Origin) -> str:
         """Read the message behind a stamp, and the line of another process that follows its end without a newline."""
         glued = _OTHER_LINE.search(text, start + 1, start + _LONGEST_BATCH)
         if glued is None or _WHOLE.fullmatch(text, start, glued.start()) is None:
-            return self._read_message(text[start:], time, rank)
-        kind = self._read_message(text[start : glued.start()], time, rank)
+            return self._read_message(text[start:], at)
+        kind = self._read_message(text[start : glued.start()], at)
         if (other := stamp_of(text, glued.start())) is not None:
-            self._read_message(text[other[1] :], other[0].time, other[0].rank)
+            self._read_message(text[other[1] :], Origin(other[0].time, other[0].rank))
         return kind
 
     def _read_unstamped(self, text: bytes, line: Line) -> str:
@@ -553,110 +498,97 @@ class Reader:
         time = line.time
         if self._stamped:
             time = self._time
-        elif time is not None and time < 1e9:
+        elif time is not None and time < _FIRST_DATED:
             time = self._since_first_midnight(time)
-        kind = self._read_access(text, time, line.rank) if _ACCESS.match(text) else self._read_traceback(text, time)
+        at = Origin(time, line.rank)
+        kind = self._read_access(text, at) if _ACCESS.match(text) else self._read_traceback(text, time)
         if not kind and not self._stamped:
             self._time = self._time if time is None else time
-            kind = self._read_message(text, time, line.rank)
+            kind = self._read_message(text, at)
         for more in line.more:
             self._read_traceback(more, time)
         return kind or ("other" if text.strip() else "empty")
 
-    def _read_message(self, text: bytes, time: float | None, rank: Rank) -> str:
+    def _read_message(self, text: bytes, at: Origin) -> str:
         """Read a message by the table."""
         text = without_terminal(text)
         if _ACCESS.match(text):
-            return self._read_access(text, time, rank)
-        if text.rstrip().endswith(TRACEBACK):
-            self._open, self._closed = _Traceback(time, rank, self.number + _OTHERS_BETWEEN), None
+            return self._read_access(text, at)
+        opens = text.rstrip().endswith(TRACEBACK)
+        if opens:
+            self._open, self._closed = _Traceback(at, self.number + _OTHERS_BETWEEN), None
         if _ANY.match(text) is not None:
-            for row, pattern in zip(ROWS, _PATTERNS, strict=True):
+            for row, pattern in _PATTERNS:
                 if (match := pattern.match(text)) is not None:
-                    return self._read_row(row, match, time, rank)
-        if text.rstrip().endswith(TRACEBACK):
-            return "traceback"
+                    return self._read_row(row, match, at)
         if _ASGI.match(text):  # uvicorn, of a request that an exception ended; that of a stream has status 200
-            if self._exceptions_due:
-                self._exceptions_due -= 1
-            else:
-                self._add("server_error", time, rank)
+            if not self._exceptions_due:
+                self._add("server_error", at)
+            self._exceptions_due = max(self._exceptions_due - 1, 0)
             return "server_error"
         if _UNKNOWN_BATCH.match(text):
             self.unreadable["batch_line"] += 1
-        return "other"
+        return "traceback" if opens else "other"
 
-    def _read_row(self, row: Row, match: re.Match[bytes], time: float | None, rank: Rank) -> str:
-        if row.kind in ("pool", "limits", "memory"):
-            self._starting = True
-        special = _SPECIAL.get(row.kind)
-        if row.kind == "refused" and not row.figures:
-            self._add(row.kind, time, rank)
-            return "request"  # its error may quote the request
-        if special is not None:
-            return special(self, row, match, time, rank)
+    def _read_row(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
         if row.kind in SILENT:
             return row.kind
+        self._starting = self._starting or row.kind in ("pool", "limits", "memory")
+        if (special := self._special.get(row.kind)) is not None:
+            return special(row, match, at)
+        self._serving = self._serving or row.kind == "ready"
         groups = match.groupdict()
-        word = groups.pop("word", None)
-        figures = row.figures | {name: float(value) for name, value in groups.items() if value is not None}
-        if row.kind == "hang":
-            self._add(row.kind, time, rank, figures, _WATCHED.get(word or b"", "scheduler"))
-        else:
-            self._add(row.kind, time, rank, figures, row.word)
-        return row.kind
+        watched = groups.pop("word", None)
+        figures = {name: float(value) for name, value in groups.items() if value is not None} | row.figures
+        if row.kind == "health" and _is_timely(match.string, at.time):
+            figures["timely"] = 1
+        self._add(row.kind, at, figures, _WATCHED.get(watched.decode(), row.word) if watched else row.word)
+        return "request" if row.kind == "refused" and not figures else row.kind  # an error may quote its request
 
-    def _read_batch(self, row: Row, match: re.Match[bytes], time: float | None, rank: Rank) -> str:
+    def _read_batch(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
         """Read a batch or retraction line by the names of its fields."""
         text = match.string[:_LONGEST_BATCH].rstrip()
         torn = _OTHER_LINE.search(text)
-        text = text[: torn.start()] if torn is not None else text
+        text = text if torn is None else text[: torn.start()]
         for foreign, own in ((b"\xef\xbc\x9a", b": "), (b"\xef\xbc\x8c", b", "), (b"\xe3\x80\x82", b". ")):
             text = text.replace(foreign, own)
         is_oldest = text.startswith(b"new fill")
         fields = _fields(text.rstrip(b". ") if is_oldest else text, match.end(), b". " if is_oldest else b",")
-        figures, word, known = dict(row.figures), "", set[str]()
+        figures, word, seen = dict(row.figures), "", set[str]()
         for key, value in fields.items():
-            name = _FIGURES.get(key)
-            if name is not None and name not in known:
-                known.add(name)
+            name = _FIGURES.get(key, "")
+            if name and name not in seen:
+                seen.add(name)
                 number = _number(value)
                 if number is not None and (number <= 2 or not name.endswith("usage")):
-                    figures[name] = (
-                        number if "usage" in name or name in ("throughput", "accept_length") else int(number)
-                    )
+                    figures[name] = number if name in _FRACTIONS else int(number)
             elif row.kind == "decode" and (graph := _GRAPH.match(key)) and value in (b"True", b"False"):
-                figures["graph"], word = float(value == b"True"), graph[1].decode()
-        if row.kind == "retraction":
-            return self._read_retraction(fields, figures, time, rank)
-        if mixed := match.groupdict().get("mixed"):
-            figures["running"] = int(mixed)
-        if not figures.keys() & ({"running", "tokens"} if row.kind == "decode" else {"sequences", "tokens"}):
-            self.unreadable["batch_line"] += 1
+                figures["graph"], word = value == b"True", graph[1].decode()
+        needed = {"decode": {"running", "tokens"}, "prefill": {"sequences", "tokens"}, "retraction": {"requests"}}[
+            row.kind
+        ]
+        if not figures.keys() & needed:
+            self.unreadable["retraction_line" if row.kind == "retraction" else "batch_line"] += 1
             return "other"
-        unknown = [key for key in fields if key not in _FIGURES and key not in _OTHER_FIGURES and not _GRAPH.match(key)]
-        self.unreadable["batch_key"] += len(unknown[:8])
-        self.unreadable["batch_line"] += torn is not None or any(
-            (key in _FIGURES or key in _OTHER_FIGURES) and value not in _NO_NUMBER and not _NUMBER.match(value)
-            for key, value in fields.items()
-        )
-        self._serving = True
-        self._add(row.kind, time, rank, figures, word)
+        if row.kind == "retraction":
+            if ratio := _RATIO.match(fields.get(b"#new_token_ratio", b"")):
+                figures["ratio_before"], figures["ratio_after"] = float(ratio[1]), float(ratio[2])
+        else:
+            if mixed := match.groupdict().get("mixed"):
+                figures["running"] = int(mixed)
+            self._note_unreadable(fields, torn=torn is not None)
+            self._serving = True
+        self._add(row.kind, at, figures, word)
         return row.kind
 
-    def _read_retraction(
-        self, fields: dict[bytes, bytes], figures: dict[str, float], time: float | None, rank: Rank
-    ) -> str:
-        if "requests" not in figures:
-            self.unreadable["retraction_line"] += 1
-            return "other"
-        if ratio := _RATIO.match(fields.get(b"#new_token_ratio", b"")):
-            figures["ratio_before"], figures["ratio_after"] = float(ratio[1]), float(ratio[2])
-        kept = ("requests", "aborted", "gained", "ratio_before", "ratio_after", "testing")
-        self._add("retraction", time, rank, {name: figures[name] for name in kept if name in figures})
-        return "retraction"
+    def _note_unreadable(self, fields: dict[bytes, bytes], *, torn: bool) -> None:
+        known = {key: value for key, value in fields.items() if key in _FIGURES or key in _OTHER_FIGURES}
+        if unknown := sum(not _GRAPH.match(key) for key in fields if key not in known):
+            self.unreadable["batch_key"] += min(unknown, 8)
+        if torn or any(value not in _NO_NUMBER and not _NUMBER.match(value) for value in known.values()):
+            self.unreadable["batch_line"] += 1
 
-    def _read_arguments(self, row: Row, match: re.Match[bytes], time: float | None, rank: Rank) -> str:
+    def _read_arguments(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
         self._open = self._closed = None
         self._reported.clear()
         self._starting, self._serving, self._sizes = True, False, ()
@@ -664,7 +596,7 @@ class Reader:
         if arguments is None:
             self.unreadable["server_args"] += 1
             return "known"
-        event = Event(row.kind, time, rank, arguments=arguments.args)
+        event = Event(row.kind, at.time, at.rank, arguments=arguments.args)
         if arguments.is_cut:
             event.figures["cut"] = 1
             self._cut = (event, match.string)
@@ -678,101 +610,80 @@ class Reader:
         arguments = parse_server_args(whole.decode("utf-8", "replace"))
         if arguments is None or len(arguments.args) <= len(event.arguments):
             return False
-        event.arguments = arguments.args
-        self._cut = (event, whole)
+        event.arguments, self._cut = arguments.args, (event, whole)
         if not arguments.is_cut:
-            event.figures.pop("cut", None)
+            del event.figures["cut"]
             self._events.extend(self.end())
         return True
 
-    def _read_pool(self, row: Row, match: re.Match[bytes], time: float | None, rank: Rank) -> str:
-        figures = row.figures | {"tokens": int(match["tokens"])}
+    def _read_pool(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
+        figures: dict[str, float] = {"tokens": int(match["tokens"])} | row.figures
         if sizes := _POOL_SIZES.match(match.string, match.end()):
             figures["gigabytes"] = sum(float(size) for size in sizes.groups() if size)
-        self._add(row.kind, time, rank, figures)
+        self._add(row.kind, at, figures)
         return row.kind
 
-    def _read_limits(self, row: Row, match: re.Match[bytes], time: float | None, rank: Rank) -> str:
-        figures, word = {name: int(value) for name, value in match.groupdict().items()}, ""
-        if not figures:
-            values = {name.decode(): float(value) for name, value in _LIMIT.findall(match.string[:_LONGEST_MEMORY])}
-            figures = {name: int(values[name]) for name in _LIMITS if name in values}
-            for name, value in values.items():
-                if name.startswith("available_") and name.endswith("_mem") and len(name) <= 30:
-                    self._add(
-                        row.kind, time, rank, figures | {"available_gb": value}, name[len("available_") : -len("_mem")]
-                    )
-                    return row.kind
-        self._add(row.kind, time, rank, dict(figures), word)
+    def _read_limits(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
+        values = _LIMIT.findall(match.string[:_LONGEST_MEMORY]) if not match.groupdict() else match.groupdict().items()
+        event = self._add(row.kind, at)
+        for key, value in values:
+            name = key if isinstance(key, str) else key.decode()
+            if name in _LIMITS:
+                event.figures[name] = int(float(value))
+            elif name.startswith("available_") and name.endswith("_mem") and len(name) <= 30:
+                event.figures["available_gb"], event.word = float(value), name[len("available_") : -len("_mem")]
         return row.kind
 
-    def _read_memory(self, row: Row, match: re.Match[bytes], time: float | None, rank: Rank) -> str:
-        """Read what is left after a stage of the start. Releases print the sizes of graphs on a line of their own, or with one of these."""
+    def _read_memory(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
+        """Read what is left after a stage of the start."""
         text = match.string[:_LONGEST_MEMORY]
+        if row.word == "graph_sizes":
+            self._sizes = _sizes_in(text)
+            return "known"
         figures = {name: float(found[1]) for name, pattern in _MEMORY.items() if (found := pattern.search(text))}
-        sizes: tuple[int, ...] = ()
+        event = self._add(row.kind, at, figures, row.word)
         if row.word == "state_cache":
-            parts = _STATE_SIZE.findall(text)
-            figures |= {"used": sum(map(float, parts))} if parts else {}
-            figures |= {"states": int(states[1])} if (states := _STATES.search(text)) else {}
+            if parts := _STATE_SIZE.findall(text):
+                figures["used"] = sum(map(float, parts))
+            if states := _STATES.search(text):
+                figures["states"] = int(states[1])
         elif (graph := _GRAPH_OF.match(text)) is not None:
             if _OF_PREFILL.search(graph[1]):
                 figures["prefill"] = 1
             if graph[1].strip().lower() in _OF_DECODE:
-                self._sizes = _sizes(text) or self._sizes
-                sizes = self._sizes if row.word == "graph" else ()
-        self._add(row.kind, time, rank, figures, row.word).sizes = sizes
+                self._sizes = _sizes_in(text) or self._sizes
+                event.sizes = self._sizes if row.word == "graph" else ()
         return row.kind
 
-    def _read_known(self, row: Row, match: re.Match[bytes], time: float | None, rank: Rank) -> str:
-        if row.pattern.startswith(b"Capture"):
-            self._sizes = _sizes(match.string[:_LONGEST_MEMORY])
-        return row.kind
-
-    def _read_health(self, row: Row, match: re.Match[bytes], time: float | None, rank: Rank) -> str:
-        self._add(row.kind, time, rank, {"timely": 1} if _is_timely(match.string, time) else {})
-        return row.kind
-
-    def _read_ready(self, row: Row, match: re.Match[bytes], time: float | None, rank: Rank) -> str:
-        self._serving = True
-        self._add(row.kind, time, rank)
-        return row.kind
-
-    def _read_end(self, row: Row, match: re.Match[bytes], time: float | None, rank: Rank) -> str:
+    def _read_end(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
         if row.word == "scheduler_exception":
-            self._announced = (self.number, time, rank)
+            self._announced = (self.number, at)
             if self._open is not None and self._open.until == self.number + _OTHERS_BETWEEN:
                 self._open.announced = True
-        self._add(row.kind, time, rank, word=row.word, text=_crash(match.string))
+        self._add(row.kind, at, word=row.word, text=_crash(match.string))
         return row.kind
 
-    def _read_out_of_memory(self, row: Row, match: re.Match[bytes], time: float | None, rank: Rank) -> str:
+    def _read_out_of_memory(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
         if row.word:
-            if len(self._reported) >= 1024:
+            if len(self._reported) >= _KEPT:
                 self._reported.clear()
-            self._reported[rank] = (row.word, time)
+            self._reported[at.rank] = (row.word, at.time)
         word = row.word or ("startup" if self._starting and not self._serving else "unknown")
-        self._add(row.kind, time, rank, word=word, text=_words(match.string))
+        self._add(row.kind, at, word=word, text=_words(match.string))
         return row.kind
 
-    def _read_too_long(self, row: Row, match: re.Match[bytes], time: float | None, rank: Rank) -> str:
-        most, tokens = sorted((int(match["tokens"]), int(match["most"])))
-        self._add(row.kind, time, rank, {"tokens": tokens, "most": most})
-        return row.kind
-
-    def _read_access(self, text: bytes, time: float | None, rank: Rank) -> str:
+    def _read_access(self, text: bytes, at: Origin) -> str:
         """Read an access line: a request that failed, or a pause. Health checks and scrapes are no requests."""
         access = _ACCESS.match(text)
-        assert access is not None
-        answer = _ANSWERED.match(text, access.end())
-        if answer is None:
+        answer = None if access is None else _ANSWERED.match(text, access.end())
+        if access is None or answer is None:
             return "access"
-        if answer[1] in (b"500", b"503"):
-            self._exceptions_due += answer[1] == b"500"
-            if access[1] == b"POST":
-                self._add("rejected" if answer[1] == b"503" else "server_error", time, rank)
-        elif answer[1] == b"200" and access[1] == b"POST" and (pause := _PAUSED.match(text, access.end())):
-            self._add("pause" if pause[1] == b"pause" else "resume", time, rank)
+        self._exceptions_due += answer[1] == b"500"
+        if access[1] == b"POST":
+            if kind := {b"500": "server_error", b"503": "rejected"}.get(answer[1]):
+                self._add(kind, at)
+            elif answer[1] == b"200" and (pause := _PAUSED.match(text, access.end())):
+                self._add("pause" if pause[1] == b"pause" else "resume", at)
         return "access"
 
     def _in_traceback(self) -> bool:
@@ -780,113 +691,66 @@ class Reader:
 
     def _read_traceback(self, text: bytes, time: float | None) -> str:
         """Read a line without a stamp as part of a traceback; return its kind, empty where it belongs to none."""
-        is_open = self._in_traceback()
+        traceback = self._open if self._in_traceback() else None
         if not self._serving and _USAGE_ERROR.match(text):
-            self._add("end", time, NO_RANK, word="launch_failed", text=_launch_failure(text))
+            self._add("end", Origin(time, NO_RANK), word="launch_failed", text=_launch_failure(text))
             return "end"
         if text.startswith(TRACEBACK):
             self._open_traceback(time)
         elif (frame := _FRAME.match(text)) is not None:
-            traceback = self._open if is_open and self._open is not None else self._open_traceback(time)
-            self._read_frame(traceback, frame[1])
+            traceback = traceback or self._open_traceback(time)
+            traceback.read_frame(frame[1], self.number)
             traceback.in_main = traceback.in_main or _IN_MAIN.match(text) is not None
         elif self._closed is not None and text.startswith(_CHAINED):
             self._closed.chained = True
-        elif not is_open or self._open is None:
+        elif traceback is None or (text[:1] != b" " and not _EXCEPTION.match(text)):
             return ""
-        elif _EXCEPTION.match(text):
-            return self._close_traceback(self._open, text, time)
         elif text[:1] != b" ":
-            return ""
+            self._close_traceback(traceback, text, time)
+            return "exception"
         return "traceback"
 
     def _open_traceback(self, time: float | None) -> _Traceback:
         """Open a traceback without a head: chained to the one before, announced by the line before, or of another process."""
-        closed, announced = self._closed, self._announced
-        until = self.number + _OTHERS_BETWEEN
+        closed, (number, announced) = self._closed, self._announced
+        self._closed, until = None, self.number + _OTHERS_BETWEEN
         if closed is not None and closed.chained and self.number <= closed.until:
-            self._open = _Traceback(closed.time, closed.rank, until, announced=closed.announced, counted=closed.counted)
-        elif self.number - announced[0] <= 2:
-            self._open = _Traceback(announced[1], announced[2], until, announced=True)
+            self._open = _Traceback(closed.at, until, announced=closed.announced, counted=closed.counted)
+        elif self.number - number <= 2:
+            self._open = _Traceback(announced, until, announced=True)
         else:
-            self._open = _Traceback(time, NO_RANK, until)
-        self._closed = None
+            self._open = _Traceback(Origin(time, NO_RANK), until)
         return self._open
 
-    def _read_frame(self, traceback: _Traceback, function: bytes) -> None:
-        """Note the phase of a frame: the deepest one counts, but all inside a capture is capture, and an encoder is no phase."""
-        traceback.until = self.number + _OTHERS_BETWEEN
-        if _IN_CAPTURE.search(function):
-            traceback.phase = "graph_capture"
-        elif _IN_ENCODER.search(function):
-            traceback.phase = "unknown"
-        elif _IN_LOOP.search(function):
-            traceback.in_loop = True
-        if traceback.phase not in ("graph_capture", "unknown"):
-            if _IN_PREFILL.search(function):
-                traceback.phase = "prefill"
-            elif _IN_DECODE.search(function):
-                traceback.phase = "decode"
-        traceback.in_start = traceback.in_start or _IN_START.search(function) is not None
-
-    def _close_traceback(self, traceback: _Traceback, text: bytes, time: float | None) -> str:
+    def _close_traceback(self, traceback: _Traceback, text: bytes, time: float | None) -> None:
         """Read the exception at the end of a traceback."""
         self._open, self._closed = None, traceback
-        when = time if traceback.time is None else traceback.time
+        at = Origin(time if traceback.at.time is None else traceback.at.time, traceback.at.rank)
         rows = (
             row
-            for row, pattern in zip(ROWS, _PATTERNS, strict=True)
-            if row.kind in ("end", "out_of_memory") and pattern.match(text)
+            for row, pattern in _PATTERNS
+            if row.word == "launch_failed" or row.kind == "out_of_memory"
+            if pattern.match(text)
         )
         row = next(rows, None)
-        if row is not None and row.word == "launch_failed":
-            self._add("end", when, traceback.rank, word=row.word)
-            return "exception"
-        if row is None or row.kind == "end":
-            if traceback.in_main and not self._serving and not text.startswith(_BY_SOMEBODY):
-                self._add("end", when, NO_RANK, word="launch_failed", text=_launch_failure(text))
-            elif traceback.announced and not traceback.counted:
-                self._add("exception", when, traceback.rank, text=_words(text))
-            return "exception"
-        if row.word:
-            reported, at = self._reported.pop(traceback.rank, ("", None))
-            close = at is None or traceback.time is None or abs(traceback.time - at) <= _RAISED_WITHIN
-            traceback.counted = traceback.counted or (reported == row.word and close)
-        if not traceback.counted:
+        if row is not None and row.kind == "end":
+            self._add("end", at, word=row.word)
+        elif row is None and traceback.in_main and not self._serving and not text.startswith(_BY_SOMEBODY):
+            self._add("end", at, word="launch_failed", text=_launch_failure(text))
+        elif row is None and traceback.announced and not traceback.counted:
+            self._add("exception", at, text=_words(text))
+        elif row is not None:
+            if row.word:
+                reported, when = self._reported.pop(at.rank, ("", None))
+                is_near = when is None or at.time is None or abs(at.time - when) <= _RAISED_WITHIN
+                traceback.counted = traceback.counted or (reported == row.word and is_near)
+            if not traceback.counted:
+                word = row.word or traceback.phase_of(starting=self._starting, serving=self._serving)
+                self._add("out_of_memory", at, word=word, text=_words(text))
             traceback.counted = True
-            self._add("out_of_memory", when, traceback.rank, word=row.word or self._phase(traceback), text=_words(text))
-        return "exception"
-
-    def _phase(self, traceback: _Traceback) -> str:
-        if traceback.phase == "graph_capture":
-            return traceback.phase
-        if self._starting and not self._serving:
-            return "known"
-        if traceback.phase:
-            return traceback.phase
-        return "startup" if traceback.in_start and not traceback.in_loop and not self._serving else "unknown"
 
 
-def _sizes(text: bytes) -> tuple[int, ...]:
+def _sizes_in(text: bytes) -> tuple[int, ...]:
     match = _SIZES.search(text)
     sizes = match[1].split(b",")[:1024] if match is not None else []
     return tuple(int(size) for size in sizes if size.strip().isdigit() and len(size) < 12)
-
-
-_Special: TypeAlias = Callable[[Reader, Row, "re.Match[bytes]", "float | None", Rank], str]
-# Kinds whose figures are not the groups of their pattern.
-_SPECIAL: dict[str, _Special] = {
-    "decode": Reader._read_batch,
-    "prefill": Reader._read_batch,
-    "retraction": Reader._read_batch,
-    "arguments": Reader._read_arguments,
-    "pool": Reader._read_pool,
-    "limits": Reader._read_limits,
-    "memory": Reader._read_memory,
-    "known": Reader._read_known,
-    "health": Reader._read_health,
-    "ready": Reader._read_ready,
-    "end": Reader._read_end,
-    "out_of_memory": Reader._read_out_of_memory,
-    "too_long": Reader._read_too_long,
-}

@@ -40,7 +40,9 @@ class Trust:
         if not self.carrier:
             return False
         same_time = time is not None and self._carrier_time is not None and time < self._carrier_time + SECONDS
-        return number - self.carrier_line <= LINES or same_time
+        if number - self.carrier_line > LINES and not same_time:
+            self.carrier = ""
+        return bool(self.carrier)
 
     def mark(self, kind: str, number: int, time: float | None, events: Iterable[Event]) -> None:
         """Mark the events of a line, and remember the line if it can carry text of others. `time`: the last one printed."""

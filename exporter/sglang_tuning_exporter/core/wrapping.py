@@ -542,6 +542,7 @@ class Wrapping:
         self.unread = b""  # the first line, cut, with words of SGLang's in a form that was not accepted
         self._forms: list[Form] = []
         self._current: Form | None = None  # of the last line of SGLang's
+        self.is_bare_now = False  # the last line of SGLang's had nothing around it
         self._proven: set[Form] = set()  # had SGLang's words directly behind them; (): nothing around
         self._brackets = False  # a form begins with a time in brackets, as SGLang's stamp
         self._runtimes: set[str] = set()  # seen around a line of SGLang's
@@ -670,7 +671,7 @@ class Wrapping:
     def is_usual(self) -> None:
         """Note a usual line of SGLang's without any text around it."""
         self._proven.add(())
-        self._current = None
+        self._current, self.is_bare_now = None, True
 
     def _accept(self, form: Form, found: list[Line]) -> None:
         """Note a line with SGLang's stamp, or the text that replaces it, in this form."""
@@ -679,7 +680,7 @@ class Wrapping:
             if WORDS.match(line.text, stamp.end() if stamp else 0) is not None:
                 self._proven.add(form)
         if form or self.is_bare:
-            self._current = form or None
+            self._current, self.is_bare_now = form or None, not form
         if form in self._proven:
             self._held.clear()
 
