@@ -92,6 +92,8 @@ def _verdict(truth: Truth, way: str, last: Answer) -> str:
     if way in truth.get("silent", ()) and last.verdict in _NEUTRAL:
         return ""
     right = truth.get("verdicts", [last.verdict])
+    if last.verdict == "no_limit_in_log" and "healthy" in right:
+        return ""  # a log alone cannot prove more: whether clients got their answers is not in it
     if last.verdict not in right:
         return f"{'silent' if last.verdict in _SILENCE else last.verdict}, not {' or '.join(right)}"
     missing = [

@@ -23,7 +23,7 @@ from sglang_tuning_exporter.state.profiles import Setting
 RAISED, LOWERED, USUAL = 1.3, 0.3, 1.0
 CEILING = 1.43  # min(0.7 x conservativeness, 1): above it the flag has no effect
 FULL_LENGTH = 0.8  # new-token ratio after retractions, above which answers use most of their max_new_tokens
-TOLERATED, OFTEN_RETRACTED = 0.05, 0.5  # retractions for each started request
+OFTEN_RETRACTED = 0.5  # retractions for each started request
 LONG_PROMPT = 1000.0  # tokens: costly to compute again
 LOWERED_LIMIT, FEWER_DECODING = 0.8, 0.75  # of the running batch
 MOST_TIMES, MOST_WITHOUT_GRAPHS = 8.0, 2.0  # the present limit, in one step
@@ -115,14 +115,6 @@ def _fit(view: View) -> Draft | None:
 def _retracted_share(view: View) -> float | None:
     started = view.totals["started"]
     return view.totals["retractions"] / started if started else None
-
-
-def is_tolerated(view: View) -> bool:
-    """Whether retractions are the price of a full KV cache: few requests are retracted, and the flag is as advised."""
-    now, share = view.facts.number("schedule_conservativeness"), _retracted_share(view)
-    if now is None or share is None or share >= TOLERATED:
-        return False
-    return now + 0.01 >= RAISED or LOWERED <= now + 0.01 < USUAL
 
 
 def _ineffective(view: View, _: frozenset[str]) -> list[Draft]:

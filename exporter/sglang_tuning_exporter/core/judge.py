@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from sglang_tuning_exporter.core import suspects
-from sglang_tuning_exporter.core.advice import CEILING, advise, differing, figures_of, fill, is_tolerated, typed_settings
+from sglang_tuning_exporter.core.advice import CEILING, advise, differing, figures_of, fill, typed_settings
 from sglang_tuning_exporter.core.findings import URGENCY, Change, Check, Confidence, Figure, Finding, Judgement, Severity
 from sglang_tuning_exporter.core.rows import BY_ID, ROW_OF_WAIT, ROWS, WHY_REQUESTS_WAIT, Row, When
 from sglang_tuning_exporter.core.server import WAITS
@@ -30,6 +30,7 @@ MANY_FAILED = 0.05  # of the requests
 SMALL_MODEL_GB, SMALL_BATCH = 20.0, 32.0  # of all weights; the default of --torch-compile-max-bs
 ROOM_FOR_POOL, USUAL_FRACTION, LARGE_WEIGHTS = 0.3, 0.88, 0.3  # of a GPU's memory
 NO_SHARING = 0.02
+LARGE_BATCH, RARELY = 32.0, 0.25  # requests; of the time
 DP_ATTENTION_GPUS = 8
 _MOE = re.compile(r"moe|mixtral|deepseek-?_?(?:v[23]|r1)|-a\d+(?:\.\d+)?b\b|kimi-k2|gpt-oss|grok|dbrx", re.IGNORECASE)
 _LATENT = re.compile(r"deepseek-?_?(?:v[23]|r1)|kimi-k2", re.IGNORECASE)
@@ -202,6 +203,14 @@ def _suspects(view: View) -> Figure | None:
     return None if named is None else Figure("flags that differ from SGLang's defaults and can cause this", float(len(named)), "count", 0.0, "above")
 
 
+def _step_of_a_large_batch(view: View) -> float | None:
+    """Return the seconds between two tokens, where decoding alone takes them: the batch is large and prompts take little of the time."""
+    batch = view.batch(0.5)
+    if not view.has_enough_load or batch is None or batch < LARGE_BATCH or view.totals["prefilling"] > RARELY * view.known["queue"]:
+        return None
+    return view.step_seconds
+
+
 FACTS: dict[str, Callable[[View], Figure | None]] = {
     "retractions": _retractions, "retractions_at_ceiling": _at_ceiling, "graph_memory": _graph_memory, "hang": _hang, "imbalance": _imbalance,
     "unexplained": _unexplained, "requests_failed": _failed, "requests_refused": _refused, "shared_prefixes": _shared_prefixes,
@@ -210,7 +219,7 @@ FACTS: dict[str, Callable[[View], Figure | None]] = {
 }  # fmt: skip
 LEVELS: dict[str, Callable[[View], float | None]] = {
     "reserve": lambda view: view.facts.reserve_gb,
-    "step_seconds": lambda view: view.step_seconds if view.has_enough_load else None,
+    "step_seconds": _step_of_a_large_batch,
     "starts": lambda view: view.totals["starts_recently"],
 }
 
@@ -278,8 +287,6 @@ def weigh(view: View) -> Measured:
 
 def _is_excused(row: Row, view: View, holds: set[str]) -> bool:
     """Whether the best advice is to change nothing, or what holds is what the profile calls good."""
-    if row.id in {"retracting_too_often", "conservativeness_ineffective"}:
-        return is_tolerated(view)
     if row.id == "client_too_slow":
         return (view.share("token_usage", "at_target") or 0.0) > view.profile.frequent_share
     return row.id == "dp_imbalanced" and "retracting_too_often" in holds
@@ -375,7 +382,9 @@ def cause_of_waits(view: View) -> str | None:
 
 def _own(row: Row, measured: Measured, holding: frozenset[str], advised: dict[str, object]) -> tuple[Change, ...]:
     view = measured.view
-    offered = [*suspects.explaining(row.id, view), *advise(row, view, holding)]
+    proven = suspects.explaining(row.id, view)
+    instead = any(change.arg in suspects.INSTEAD for change in proven)  # while it is set, nothing else helps
+    offered = proven if instead else [*proven, *advise(row, view, holding)]
     if row.id == "flags_away_from_defaults":
         offered = suspects.likely(view) or []
     kept: list[Change] = []

@@ -299,7 +299,9 @@ class Scheduler:
             return
         prefill = min(self.prefill_seconds, STUCK_SECONDS)
         if self._tokens and self.spent < self.at + prefill:
+            bucket, begin = self._server.bucket(self.spent), self.spent
             self._spend(min(now, self.at + prefill), self._states(prefilling=True))
+            bucket["prefilling"] += self.spent - begin
         until = self.at + self.hold_seconds
         if self.spent < min(now, until):
             self._spend(min(now, until), self._states(prefilling=False))
@@ -335,8 +337,6 @@ class Scheduler:
                 bucket[f"batch/{_binned(running)}"] += seconds
                 if moment.admission in {"held_back", "running_limit"}:
                     bucket[f"held/{_binned(running)}"] += seconds
-            if self._tokens and self._full and self.spent <= (self.at or 0.0) + self.prefill_seconds:
-                bucket["full_prefill"] += seconds
 
     # States
 
@@ -437,11 +437,15 @@ class Scheduler:
         pool, computed, cached = facts.pool(self.dp), totals["computed"], totals["cached"]
         shared = cached / (cached + computed) if cached else 0.0
         need = 0.0 if running <= 0 or shared > SHARED_PREFIXES else usage / (running * facts.micro_batches)
+        answer = totals["decoded"] / totals["started"] if totals["started"] else 0.0
         tokens, requests = self.pending or (0.0, 0.0)
         prompt = (1 - shared) * tokens / requests if tokens and requests else computed / max(totals["started"], 1.0)
         if pool and prompt:
             page = max(facts.size("page_size") or 1.0, 1.0)
             need = max(need, page * (ceil(prompt / page) + 1) / pool)
+            whole = page * ceil((prompt + answer) / page)
+            if facts.may_reserve_in_full and whole >= COARSE * pool and (running * facts.micro_batches + 1) * whole > target * pool:
+                return False  # those that run will use what is free
         return need < COARSE or usage + need <= target
 
 

@@ -23,6 +23,8 @@ PROMPTS_HELD = 0.25  # of the KV cache, above which prompts that share nothing f
 SHORT_PROMPT = 64.0
 FEW_PROMPTS = 4.0  # in one prefill batch
 LARGE_BATCH = 32.0
+# While one of these is set, no other flag helps.
+INSTEAD = frozenset({"page_size", "max_prefill_tokens", "prefill_decode_interval", "max_loras_per_batch", "prefill_max_requests"})
 _STATES = {"pool": "pool_full", "prefill": "prefill_bound", "held_back": "held_back", "limit": "running_limit"}
 _WAITING = frozenset({"queue_too_long", "unexplained"})
 _POOL = _WAITING | {"running_far_below_limit", "conservativeness_ineffective", "admission_too_conservative", "retracting_too_often"}
