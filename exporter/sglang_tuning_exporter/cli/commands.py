@@ -44,6 +44,21 @@ def _new_report(**given: Any) -> int:
         raise UsageError(str(error)) from None
 
 
+def explain(*, log: str) -> int:
+    """Print what a log, or one line of it, was read as."""
+    from sglang_tuning_exporter.core import inputs
+    from sglang_tuning_exporter.core.explain import explain
+
+    name, _, number = log.rpartition(":")
+    is_line = bool(name) and number.isdecimal() and not Path(log).exists()
+    try:
+        lines = (line for source in inputs.find([name if is_line else log], sys.stdin.buffer) for line in source.lines())
+        sys.stdout.write(explain(lines, int(number) if is_line else None))
+    except inputs.UsageError as error:
+        raise UsageError(str(error)) from None
+    return 0
+
+
 def backfill(*, jobs: int | None, max_gb: float | None, grafana_url: str | None, **given: Any) -> int:
     """Write the metrics that an old log would have produced."""
     from sglang_tuning_exporter.mixin.annotations import GRAFANA_URL, SERVER

@@ -136,6 +136,13 @@ def _add_of_old_logs(add: Callable[..., _Parser]) -> None:
             "most processes: beside this one, one reads each large log (default: one for each core)",
             type=int,
         )
+    explain = add(
+        run.explain,
+        "what a line of a log was read as, and why",
+        "Print what a line was read as, whether it counts, and whether text of a client could have printed it; without a"
+        " line, how many lines of the log were read as what.",
+    )
+    explain.flag("log FILE[:LINE]", "a log, also packed, or - for standard input, and the number of a line from 1 on")
     plan = add(
         run.plan,
         "what a server would do with more or fewer requests at once",

@@ -41,6 +41,7 @@ class Event:
     | `hang` | seconds | word: scheduler tokenizer detokenizer; a watchdog that timed out |
     | `health` | timely 1 where the times in its text agree with its own | a health check that failed |
     | `end` | | word: process_died scheduler_exception launch_failed; text: which process, how |
+    | `exception` | | text: the exception that ended a traceback announced by a process of SGLang's, unless it is another event |
     | `draining` | | SIGTERM received |
     | `rejected` | | answered with 503 |
     | `server_error` | | answered with 500, or a stream broken by an exception |

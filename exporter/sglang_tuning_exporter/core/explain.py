@@ -1,0 +1,120 @@
+"""What a log, or one line of it, was read as, and why: `sglang-tuning-exporter explain FILE[:LINE]`."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import Counter
+from collections.abc import Iterable
+
+from sglang_tuning_exporter.core.events import Event
+from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.text import FIRST_DATED_SECOND, clean
+from sglang_tuning_exporter.core.trust import CARRIERS, LINES, SECONDS
+from sglang_tuning_exporter.core.wrapping import WORDS
+
+_SHOWN = 160  # characters of a line
+# Why a line without an event has none.
+_SILENT = {
+    "access": "an access line of a request that was answered, or of a health check",
+    "request": "a line of SGLang's about one request, with its text",
+    "traceback": "a part of a traceback",
+    "exception": "the end of a traceback that is no event: another line says it, or no process of SGLang's ended by it",
+    "known": "a line of SGLang's without a figure that is used",
+    "empty": "an empty line",
+    "cut": "a part of a line that the container runtime cut; it counts with its last part",
+    "arguments": "arguments that the next line goes on with",
+}
+
+
+def explain(lines: Iterable[bytes], number: int | None = None) -> str:
+    """Say what the `number`-th line was read as; without a number, what the whole log was."""
+    return _whole(lines) if number is None else _line(lines, number)
+
+
+def _line(lines: Iterable[bytes], number: int) -> str:
+    reader = Reader()
+    carrier, carrier_line = b"", -1
+    for line in lines:
+        near = (reader.trust.carrier, reader.trust.carrier_line)
+        events = reader.read(line)
+        if reader.number == number:
+            text = [f"line {number}: {_shown(line)}"]
+            if reader.around:
+                text.append(f"around it: {reader.around.lstrip(', ')}")
+            text.append(f"read as: {reader.kind}")
+            text += [f"event: {_event(event)}" for event in events] or [f"not counted: {_reason(reader, line)}"]
+            if any(event.marked for event in events):
+                why = (
+                    f"line {near[1]}, within {LINES} lines or {SECONDS:g} s before it: {CARRIERS[near[0]]}"
+                    if carrier_line == near[1]
+                    else CARRIERS["glued"]
+                )
+                text.append(
+                    f"counted, and marked: {why}" + (f"\n  {_shown(carrier)}" if carrier_line == near[1] else "")
+                )
+            elif events:
+                text.append("counted, not marked")
+            return "\n".join(text) + "\n"
+        if reader.trust.carrier_line == reader.number:
+            carrier, carrier_line = line, reader.number
+    return f"there is no line {number}: the log has {reader.number}\n"
+
+
+def _whole(lines: Iterable[bytes]) -> str:
+    reader = Reader()
+    events: Counter[str] = Counter()
+    marked: Counter[str] = Counter()
+    carriers: dict[str, list[int]] = {}
+    around: Counter[str] = Counter()
+    for line in lines:
+        for event in reader.read(line):
+            events[event.kind] += 1
+            marked[event.kind] += event.marked
+        around[reader.around.lstrip(", ")] += reader.kind in events
+        if reader.trust.carrier_line == reader.number:
+            carriers.setdefault(reader.trust.carrier, []).append(reader.number)
+    for event in reader.end():
+        events[event.kind] += 1
+    text = [f"{reader.number} lines", "", f"{'lines read as':<16}{'lines':>9}{'events':>9}{'marked':>9}"]
+    kinds = sorted(reader.lines | events, key=lambda kind: -reader.lines[kind])
+    text += [f"{kind:<16}{reader.lines[kind]:>9}{events[kind] or '':>9}{marked[kind] or '':>9}" for kind in kinds]
+    text.append("")
+    text += [f"around {count} of SGLang's lines: {name}" for name, count in around.most_common(4) if name]
+    text += [
+        f"{count} x {name} not understood: printed by a newer release?"
+        for name, count in sorted(reader.unreadable.items())
+        if count
+    ]
+    for kind, numbers in carriers.items():
+        text.append(f"{len(numbers)} lines can carry text of others, first line {numbers[0]}: {CARRIERS[kind]}")
+    if reader.wrapping.unread:
+        text.append(f"not counted, in a form that was seen too seldom: {_shown(reader.wrapping.unread)}")
+    return "\n".join(text) + "\n"
+
+
+def _reason(reader: Reader, line: bytes) -> str:
+    """Say why a line is no event."""
+    if reader.kind in _SILENT:
+        return _SILENT[reader.kind]
+    if WORDS.search(line):
+        return "SGLang's words stand in it, but behind text that is no known wrapper's, or without the stamp that other lines have"
+    return "no known line of SGLang's"
+
+
+def _shown(line: bytes) -> str:
+    text = clean(line[: 4 * _SHOWN].decode("utf-8", "replace"))
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + " …"
+
+
+def _event(event: Event) -> str:
+    """Write an event on one line."""
+    if event.time is None:
+        when = "without a time"
+    elif event.time < FIRST_DATED_SECOND:
+        when = f"{dt.timedelta(seconds=event.time)} after the first midnight"
+    else:
+        when = f"{dt.datetime.fromtimestamp(event.time, dt.timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+    ranks = " ".join(f"{name.upper()}{rank}" for name, rank in event.rank._asdict().items() if rank is not None)
+    figures = ", ".join(f"{name} {value:g}" for name, value in event.figures.items())
+    more = f"{len(event.arguments)} arguments" if event.arguments else clean(event.text[:_SHOWN])
+    return ", ".join(filter(None, (f"{event.kind} {event.word}".strip(), when, ranks, figures, more)))
