@@ -61,6 +61,8 @@ def _graph_memory(view: View) -> Figure | None:
 
 def _hang(view: View) -> Figure | None:
     longest = max((hang.seconds for hang in view.hangs), default=0.0)
+    if view.totals["health_failures"] and not longest:
+        return Figure("health checks failed while requests ran: the detokenizer sent nothing", view.totals["health_failures"], "count", 0.0, "above")
     if view.totals["watchdogs"] and not longest:
         return Figure("watchdog timeouts", view.totals["watchdogs"], "count", 0.0, "above")
     return Figure("longest silence with requests running before and after it", longest if view.totals["hangs"] else 0.0, "seconds", 0.0, "above")

@@ -145,6 +145,7 @@ class Scheduler:
         self._admitted_at: float | None = None
         self._fell_at: float | None = None  # a request ended since the last one was admitted
         self._served = 0.0
+        self._woke = True  # it was idle since the last decode line
 
     # A line
 
@@ -173,11 +174,12 @@ class Scheduler:
         running, steps = self.running or 0.0, facts.steps_between_lines
         throughput, accepted = figures.get("throughput"), figures.get("accept_length", 1.0)
         self.throughput = throughput if throughput is not None else self.throughput
-        if throughput and running:
+        # The throughput is over the time since the line before, pauses included.
+        if throughput and running and not self._woke:
             self._steps.append(steps * max(accepted, 1.0) * running / throughput)
-        if self._decoded_at is not None and now > self._decoded_at:
+        if self._decoded_at is not None and now > self._decoded_at and not self._woke:
             self._gaps.append(now - self._decoded_at)
-        self._decoded_at, self._decoded = now, True
+        self._decoded_at, self._decoded, self._woke = now, True, False
         bucket["decode_lines"] += 1
         bucket["decoded"] += steps * max(accepted, 1.0) * running
         if "accept_length" in figures:
@@ -312,6 +314,7 @@ class Scheduler:
     def _spend(self, until: float, moment: Moment) -> None:
         """Count the time up to `until` as this."""
         serves = moment is not _ALL_IDLE and moment is not _ALL_UNKNOWN
+        self._woke = self._woke or not serves
         running = None if self.running is None else self.running + self._joined * (not self._decoded)
         while self.spent < until:
             bucket = self._server.bucket(self.spent)
@@ -642,6 +645,9 @@ class Server:
         elif event.kind == "refused":
             self.count("refused", now, event)
             self.bucket(now)["refused_for_grammar"] += event.figures.get("grammar", 0.0)
+        elif event.kind == "health":  # the detokenizer sends nothing
+            if event.figures.get("timely", 1.0) and any(each.running for each in self.schedulers.values()):
+                self.count("health_failures", now, event)
         else:
             self.count(event.kind, now, event)
 
