@@ -14,30 +14,29 @@ DRAWN = frozenset({"random_seed", "nccl_port", "port", "host"})  # they differ a
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A figure that is compared: the name that `Start.figures` has, its words, its unit, and which side is better."""
+    """A figure of a start in words, its unit, and which side is better: higher, lower, or neither."""
 
-    name: str
     words: str
     unit: str
-    better: str = ""  # higher, lower, or neither
+    better: str = ""
 
 
-FIGURES = (
-    Compared("generated_tokens_per_second", "generated tokens per second", "count", "higher"),
-    Compared("prompt_tokens_per_second", "prompt tokens per second", "count", "higher"),
-    Compared("running_requests", "running requests, mean", "count"),
-    Compared("queued_requests", "queued requests, mean", "count", "lower"),
-    Compared("token_usage", "token usage, mean", "ratio"),
-    Compared("share_waiting", "serving time with requests waiting", "share", "lower"),
-    Compared("share_queue_above_range", "serving time with too long a queue", "share", "lower"),
-    Compared("retractions_per_minute", "retractions", "per_minute", "lower"),
-    Compared("cuda_graph_coverage", "decode batches with a CUDA graph", "share", "higher"),
-    Compared("out_of_memory", "out-of-memory failures", "count", "lower"),
-    Compared("rejections_per_minute", "requests answered with 503", "per_minute", "lower"),
-    Compared("mean_prompt_tokens", "tokens of a prompt, mean", "count"),
-    Compared("mean_generated_tokens", "tokens of an answer, mean", "count"),
-    Compared("share_cached", "prompt tokens found in the cache", "share", "higher"),
-)
+FIGURES = {  # by the name that `Start.figures` has
+    "generated_tokens_per_second": Compared("generated tokens/s", "count", "higher"),
+    "prompt_tokens_per_second": Compared("prompt tokens/s", "count", "higher"),
+    "running_requests": Compared("mean running requests", "count"),
+    "queued_requests": Compared("mean queued requests", "count", "lower"),
+    "token_usage": Compared("mean token usage", "ratio"),
+    "share_waiting": Compared("time with requests waiting", "share", "lower"),
+    "share_queue_above_range": Compared("time with too long a queue", "share", "lower"),
+    "retractions_per_minute": Compared("retractions", "per_minute", "lower"),
+    "cuda_graph_coverage": Compared("decode batches with a CUDA graph", "share", "higher"),
+    "out_of_memory": Compared("out-of-memory failures", "count", "lower"),
+    "rejections_per_minute": Compared("requests answered with 503", "per_minute", "lower"),
+    "mean_prompt_tokens": Compared("mean tokens of a prompt", "count"),
+    "mean_generated_tokens": Compared("mean tokens of an answer", "count"),
+    "share_cached": Compared("prompt tokens found in the cache", "share", "higher"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +90,8 @@ def _changed(old: Start, new: Start) -> Iterator[tuple[str, tuple[object, object
 
 
 def _rows(old: Start, new: Start) -> Iterator[Row]:
-    for figure in FIGURES:
-        before, after = old.figures.get(figure.name), new.figures.get(figure.name)
+    for name, figure in FIGURES.items():
+        before, after = old.figures.get(name), new.figures.get(name)
         if before is not None and after is not None and (before or after):
             yield Row(figure, before, after, _change(figure, before, after))
 

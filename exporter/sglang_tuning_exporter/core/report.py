@@ -59,23 +59,26 @@ def run(
     before = Logs(against, most=most) if against else None
     if output is not None:
         _check_output(output, *(each for each in (read, before) if each is not None))
-    judged = judge(read, used)
-    compared = None if before is None else compare(judge(before, used), judged)
+    judged, applied = judge(read, used)
+    compared = None if before is None else compare(judge(before, used)[0], judged)
     if format == "json":
         written = json.dumps(document(judged, compared), indent=2, allow_nan=False) + "\n"
     elif format == "html":
         from sglang_tuning_exporter.core.page import page  # noqa: PLC0415 - templates are for this format alone
 
-        written = page(judged, used, compared)
+        written = page(judged, applied, compared)
     else:
-        written = text(judged, used, compared, _style() if output is None else Style())
+        written = text(judged, applied, compared, _style() if output is None else Style())
     _write(written.encode("utf-8", "replace"), output)
     sys.stderr.writelines(f"sglang-tuning-exporter: {note}\n" for note in read.damage)
     return exit_status(judged, fail_on)
 
 
-def judge(logs: Logs, profile: Profile) -> Judged:
-    """Read logs, and judge them as their time passed. Raise `UsageError` for input that cannot be read or is no log of SGLang."""
+def judge(logs: Logs, profile: Profile) -> tuple[Judged, Profile]:
+    """Read logs, and judge them as their time passed; also return the profile as it was applied to the server.
+
+    Raise `UsageError` for input that cannot be read or is no log of SGLang.
+    """
     course = Course(profile)
     progress = _Progress(logs.size)
     for source in logs.sources:
@@ -92,7 +95,7 @@ def judge(logs: Logs, profile: Profile) -> Judged:
     counts = {**judged.counts, "lines": logs.lines, "unrecognised": logs.unreadable}
     whole = replace(judged, begin=begin, counts=counts, sources=logs.names, notes=tuple(logs.notes))
     cleaned: Judged = _cleaned(whole)
-    return cleaned
+    return cleaned, course.server.profile
 
 
 def _cleaned(value: Any) -> Any:

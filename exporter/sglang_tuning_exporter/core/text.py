@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from sglang_tuning_exporter.core.against import Comparison
+from sglang_tuning_exporter.core.against import FIGURES, Comparison
 from sglang_tuning_exporter.core.findings import Change, Figure, Finding, Judged, Start, Stretch, Unit, Value
 from sglang_tuning_exporter.state.profiles import Profile
 
@@ -22,9 +22,7 @@ GOOD = frozenset({"no_limit_in_log", "healthy"})
 STATES = {  # of a signal, as a part of the serving time
     "stuck": "requests and no progress",
     "empty": "an empty queue",
-    "below_range": "the queue shorter than its range",
     "in_range": "the queue in its range",
-    "above_range": "the queue longer than its limit",
     "held_back": "requests waiting and free KV cache",
     "recovering": "requests waiting after a burst of retractions",
     "running_limit": "--max-running-requests reached and requests waiting",
@@ -56,15 +54,10 @@ MEMORY = {
     "graphs_gb": "graphs",
     "left_gb": "left",
 }
-START_FIGURES = {
-    "generated_tokens_per_second": ("generated tokens/s", "count"),
-    "running_requests": ("mean running", "count"),
-    "queued_requests": ("mean waiting", "count"),
-    "token_usage": ("mean token usage", "ratio"),
-    "retractions_per_minute": ("retractions", "per_minute"),
-    "share_waiting": ("time with requests waiting", "share"),
-    "share_cached": ("prompt tokens cached", "share"),
-}
+START_FIGURES = (
+    "generated_tokens_per_second", "running_requests", "queued_requests", "token_usage", "retractions_per_minute",
+    "share_waiting", "share_cached",
+)  # fmt: skip
 _MOST_ROWS = 40
 
 
@@ -353,28 +346,19 @@ def alert_words(judged: Judged) -> Iterator[tuple[str, str, str]]:
         yield alert.severity, alert.alert, f"would have been notified at {times.at(alert.at)} ({until})"
 
 
-def shares(judged: Judged) -> list[tuple[str, float]]:
+def shares(judged: Judged, profile: Profile) -> list[tuple[str, float]]:
     """Return what the serving time was spent with, the largest share of each signal first."""
+    healthy = profile.healthy["queue"].replace("2000", "2,000")
+    words = STATES | {
+        "below_range": f"the queue shorter than its range, {healthy}",
+        "above_range": f"the queue longer than healthy, {healthy}",
+    }
     return [
-        (STATES[state], share)
+        (words[state], share)
         for signal in SHOWN_SIGNALS
         for state, share in sorted(judged.shares.get(signal, {}).items(), key=lambda item: -item[1])
-        if state in STATES and round(100 * share) > 0
+        if state in words and round(100 * share) > 0
     ]
-
-
-def healthy(profile: Profile) -> str:
-    """Return what is healthy in this profile."""
-    queue = f"up to {profile.queue_upper:,.0f} requests waiting"
-    if profile.queue_wait_seconds is not None:
-        queue = f"a wait of up to {profile.queue_wait_seconds:g} s"
-    elif profile.queue_lower:
-        queue = f"{profile.queue_lower:,.0f} to {profile.queue_upper:,.0f} requests waiting"
-    return (
-        f"Healthy in profile {profile.name}: {queue}; token usage of {profile.token_usage_target:g} or more while requests wait;"
-        f" CUDA graphs for more than {amount(1 - profile.frequent_share, 'share')} of the decode batches;"
-        f" up to about {profile.retractions_per_minute:g} retractions a minute."
-    )
 
 
 def counted(judged: Judged) -> dict[str, str]:
@@ -423,11 +407,8 @@ def memory_words(start: Start) -> str:
 
 def start_figures(start: Start) -> dict[str, str]:
     """Return the figures of a start by name."""
-    return {
-        words: amount(start.figures[name], unit)
-        for name, (words, unit) in START_FIGURES.items()
-        if name in start.figures
-    }
+    found = {name: FIGURES[name] for name in START_FIGURES if name in start.figures}
+    return {figure.words: amount(start.figures[name], figure.unit) for name, figure in found.items()}
 
 
 def changed_words(changed: Mapping[str, tuple[object, object]]) -> list[str]:
@@ -505,9 +486,9 @@ def text(judged: Judged, profile: Profile, against: Comparison | None = None, st
     parts.append(_section("From start to start" if len(judged.starts) > 1 else "The start", _starts(judged), style))
     bars = [
         f"{_INDENT}{100 * share:3.0f} %  {'█' * max(round(20 * share), 1):<20}  {words}"
-        for words, share in shares(judged)
+        for words, share in shares(judged, profile)
     ]
-    parts.append([*_section("Share of the serving time with", bars, style), healthy(profile)])
+    parts.append(_section("Share of the serving time with", bars, style))
     last = last_words(judged)
     figures = [_INDENT + ", ".join(f"{name} {value}" for name, value in counted(judged).items())]
     parts.append(_section("Counted", [*figures, *([f"{_INDENT}At the end: {last}"] if last else [])], style))
