@@ -26,7 +26,7 @@ _ENOUGH, _ENOUGH_MORE = 3, 16
 _HELD_FORMS, _HELD_LENGTH = 16, 65_536
 _FORMS_KEPT = 8
 _LAYERS = 4
-_RECORDS = 4096  # of one JSON document
+_RECORDS, _COLUMNS = 4096, 64  # of one JSON document, of CSV
 _EPOCH_DAY = dt.date(1970, 1, 1).toordinal()
 
 # SGLang's own stamp: configure_logger, sglang/srt/utils.py, later srt/utils/common.py. 0.3.0 has no date; milliseconds with SGLANG_LOG_MS
@@ -513,7 +513,7 @@ def _csv_form(text: bytes, start: int, layers: int) -> Form | None:
     ):
         return None
     row = _row_of(text, delimiter.decode())
-    for column, value in enumerate(row):
+    for column, value in enumerate(row[:_COLUMNS]):
         inner = form_of(value.encode("utf-8", "surrogateescape"), layers - 1)
         if inner is not None and (len(row) > 1 or not inner):
             return _csv_layer(column, len(row), delimiter.decode()), *inner
