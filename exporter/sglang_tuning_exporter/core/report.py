@@ -93,7 +93,13 @@ def judge(logs: Logs, profile: Profile) -> tuple[Judged, Profile]:
     if logs.first is not None and begin is not None and begin - logs.first > 0:
         begin = logs.first
     counts = {**judged.counts, "lines": logs.lines, "unrecognised": logs.unreadable}
-    whole = replace(judged, begin=begin, counts=counts, sources=logs.names, notes=tuple(logs.notes))
+    remarks, facts = logs.notes, course.server.facts
+    if facts.cut:
+        remarks.append(
+            f"the log has only {len(facts.arguments)} of the server's arguments, the others were cut off or not printed: values in"
+            " force may be unknown, and no command line is given"
+        )
+    whole = replace(judged, begin=begin, counts=counts, sources=logs.names, notes=tuple(remarks))
     cleaned: Judged = _cleaned(whole)
     return cleaned, course.server.profile
 

@@ -58,6 +58,7 @@ START_FIGURES = (
     "generated_tokens_per_second", "running_requests", "queued_requests", "token_usage", "retractions_per_minute",
     "share_waiting", "share_cached",
 )  # fmt: skip
+_SIDES = {"above": "limit", "below": "at least", "": "threshold"}
 _MOST_ROWS = 40
 
 
@@ -106,7 +107,7 @@ def figure_words(figure: Figure) -> FigureWords:
     if figure.limit is not None and figure.unit != "words":
         is_none = figure.limit == 0 and figure.unit == "count" and figure.side != "below"
         bound = "none" if is_none else amount(figure.limit, figure.unit)
-        limit = f"{'at least' if figure.side == 'below' else 'limit'} {bound}"
+        limit = f"{_SIDES[figure.side]} {bound}"
     value = "" if figure.unit == "words" else amount(figure.value, figure.unit)
     return FigureWords(capitalised(figure.name), value, limit, figure.holds)
 
@@ -346,6 +347,15 @@ def alert_words(judged: Judged) -> Iterator[tuple[str, str, str]]:
         yield alert.severity, alert.alert, f"would have been notified at {times.at(alert.at)} ({until})"
 
 
+def no_alert(judged: Judged) -> str:
+    """Return why no notification would have been sent, where one might be expected."""
+    if judged.begin is None:
+        return "The log has no times, so it is not known which notifications would have been sent."
+    expected = any(each.alert and each.severity != "info" for each in judged.judgement.findings)
+    why = ": what was found did not last long enough for an alert" if expected else ""
+    return f"No notification would have been sent{why}."
+
+
 def shares(judged: Judged, profile: Profile) -> list[tuple[str, float]]:
     """Return what the serving time was spent with, the largest share of each signal first."""
     healthy = profile.healthy["queue"].replace("2000", "2,000")
@@ -477,7 +487,7 @@ def text(judged: Judged, profile: Profile, against: Comparison | None = None, st
     parts += [_finding(finding, style) for finding in findings_words(judged)]
     parts.append([*_command(judged, style)])
     alerts = [f"{_INDENT}{style.paint(TONES[severity], name)} {words}" for severity, name, words in alert_words(judged)]
-    parts.append(_section("Alerts", alerts, style) if alerts else ["No notification would have been sent."])
+    parts.append(_section("Alerts", alerts, style) or [no_alert(judged)])
     course = [
         f"{_INDENT}{times.at(each.begin, whole=True)}  {duration(each.end - each.begin):>7}  {stretch_words(each)}"
         for each in judged.course
@@ -517,7 +527,7 @@ def _finding(words: FindingWords, style: Style) -> list[str]:
     severity = style.paint(words.tone, finding.severity)
     title = f"{words.number}. {style.paint('bold', finding.headline)} [{severity}, confidence {finding.confidence}]"
     lines, figures = [words.sentence], words.figures
-    if figures and figures[0].value and figures[0].value in words.sentence:  # one line says both
+    if figures and figures[0].value and figures[0].value.split("/")[0] in words.sentence:  # one line says both
         limit = f" ({figures[0].limit})" if figures[0].limit else ""
         lines, figures = [f"{words.sentence.rstrip('.')}{limit}."], figures[1:]
     lines += [figure.line for figure in figures]

@@ -1,0 +1,153 @@
+"""The report as a page: complete, closed, safe against words of the log, readable at every width in light and dark."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from browser import chromium
+from sglang_tuning_exporter.core.against import compare
+from sglang_tuning_exporter.core.chart import Axis, Bounds, Span, Value, lane, nice, strip, top_of
+from sglang_tuning_exporter.core.findings import Change, Judged
+from sglang_tuning_exporter.core.page import POLICY, page
+from sglang_tuning_exporter.core.report import run
+from sglang_tuning_exporter.state.profiles import PROFILES
+from test_core_report import BEGIN, finding, judged
+from test_report_page import HOSTILE, LOGS, RETRACT, Tree, hostile_log, seen, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from browser import Browser
+
+OFFLINE = PROFILES["offline"]
+
+
+def whole() -> Judged:
+    people = Change("", "", None, None, "send fewer requests at once")
+    chance = finding(
+        "memory_reserve_too_large", "info", is_limit=False, headline="Memory is unused.", changes=(people,)
+    )
+    return judged(finding(), finding("queue_too_long", headline="Too many wait."), chance)
+
+
+@pytest.mark.parametrize("log", [RETRACT, *LOGS], ids=lambda log: log.name)
+def test_every_log_gives_a_page_whose_tags_are_closed(log: Path, tmp_path: Path) -> None:
+    run([str(log)], format="html", output=tmp_path / "page.html", profile="online")
+    assert Tree((tmp_path / "page.html").read_text()).open == []
+
+
+def test_the_page_has_everything_that_the_text_has() -> None:
+    written = page(whole(), OFFLINE, compare(whole(), whole()))
+    assert Tree(written).open == []
+    shown = seen(written)
+    for words in (
+        "SGLang kept retracting running requests. Confidence: high; from 10:10:00 to 10:35:00.",
+        "Most of the serving time (60 %): nothing limited the server.",
+        "34 retractions, 14 of them beside text that clients can write",
+        "Against server.log: no clear difference",
+        "Retractions 12/min limit 1/min",
+        "Try --schedule-conservativeness 1.3 now 0.3",
+        "· as for “SGLang kept retracting running requests”",
+        "It will not help if it is above 1.43.",
+        "--schedule-conservativeness 1.3 --tp-size 2",
+        "Add --api-key again.",
+        "warning SGLangRetractingTooOften would have been notified at 10:11:40 (still firing when the log ends)",
+        "Worth a try, one at a time Memory is unused.",
+        "Send fewer requests at once.",
+        "Memory: 78.71 GB free before weights",
+        "serving: an hour",
+        "The queue longer than healthy, 100 to 2,000 62 %",
+        "Out of memory prefill 1",
+        "At the end: running requests 229",
+    ):
+        assert words in shown, words
+
+
+def test_a_log_without_times_or_starts_is_a_page_without_pictures() -> None:
+    written = page(judged(begin=None, end=None, points=(), course=(), starts=(), mostly=None, shares={}), OFFLINE)
+    assert Tree(written).open == []
+    assert "<svg" not in written
+    assert "The log has no times" in written
+
+
+def test_hostile_words_of_the_log_are_text_and_the_page_has_no_script(tmp_path: Path) -> None:
+    run([str(hostile_log(tmp_path))], format="html", output=tmp_path / "page.html", profile="online")
+    tree = Tree((tmp_path / "page.html").read_text())
+    assert not tree.tags & {"script", "img", "iframe", "link", "object"}
+    assert not {name for name in tree.attributes if name.startswith("on") or name in {"src", "href"}}
+    assert HOSTILE in text_of((tmp_path / "page.html").read_text())
+    assert POLICY.startswith("default-src 'none'")
+
+
+# The chart
+
+
+@pytest.mark.parametrize("begin", [0.0, BEGIN, BEGIN + 13.5])
+@pytest.mark.parametrize("seconds", [1, 59, 600, 7200, 90_000, 40 * 86_400])
+def test_an_axis_has_a_few_round_moments_in_order(begin: float, seconds: float) -> None:
+    places = [place for place, _ in Axis(begin, begin + seconds, dated=begin > 0).ticks()]
+    assert 1 <= len(places) <= 10
+    assert places == sorted(places)
+    assert all(0 <= place <= 100 for place in places)
+
+
+@pytest.mark.parametrize(
+    ("value", "rounded"), [(0, 1), (0.3, 0.5), (1, 1), (2.1, 2.5), (99, 100), (2001, 2500), (1e9, 1e9)]
+)
+def test_a_scale_ends_at_a_round_figure(value: float, rounded: float) -> None:
+    assert nice(value) == pytest.approx(rounded)
+
+
+def test_a_limit_far_above_the_figures_does_not_flatten_the_chart() -> None:
+    values = [Value(0, 3.0)]
+    assert top_of(values, Bounds(upper=2000)) == 5
+    assert top_of(values, Bounds(limit=4)) == 4 or top_of(values, Bounds(limit=4)) == 5
+    assert top_of([Value(0, 0.4)], Bounds(lower=0.9, least=1.0)) == 1.0
+
+
+def test_a_line_breaks_where_a_figure_is_not_known_and_long_logs_have_few_points() -> None:
+    values = [Value(n, None if n % 5000 == 0 else float(n % 100)) for n in range(1, 20_000)]
+    picture = strip(values, Axis(0, 20_000), "words <&>")
+    assert picture.count('class="line"') == 4
+    assert len(picture) < 40_000
+    assert "<title>words &lt;&amp;&gt;</title>" in picture
+    assert "area" in picture
+
+
+def test_marks_bars_spans_and_lanes_are_drawn() -> None:
+    axis, spans = Axis(0, 100), [Span(10, 20, "warning", "an <alert>")]
+    picture = strip([Value(5, 2.0)], axis, "x", Bounds(limit=2.0), spans=spans, marks=[50.0])
+    assert ('class="shade warning" x="100.0"' in picture, 'class="mark" d="M500.0 0v8"' in picture) == (True, True)
+    assert "limit" in picture
+    assert 'class="mark"' in strip([Value(5, 2.0)], axis, "x", bars=True)
+    assert "an &lt;alert&gt;" in lane(spans, axis, "x")
+
+
+# In a browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1280])
+def test_the_page_fits_its_window_is_readable_and_asks_for_nothing(
+    browser: Browser, tmp_path: Path, width: int, scheme: str
+) -> None:
+    path = tmp_path / "page.html"
+    judgement = replace(whole().judgement, notes=("a-word-without-an-end" * 20, HOSTILE))
+    path.write_text(page(replace(whole(), judgement=judgement), OFFLINE, compare(whole(), whole())))
+    browser.open(path.as_uri(), width=width, scheme=scheme)
+    assert browser.width_needed() <= width
+    assert [
+        each for each in browser.texts() if each.contrast < 4.5 and each.words not in {"weights", "KV cache", "left"}
+    ] == []
+    assert [address for address in browser.asked_for() if address != path.as_uri()] == []
+    assert browser.complaints() == []

@@ -1,0 +1,200 @@
+"""The report in words: figures with units, changes, findings, and the whole text on a terminal."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from sglang_tuning_exporter.core.against import compare
+from sglang_tuning_exporter.core.findings import Change, Figure, Unit, Value
+from sglang_tuning_exporter.core.text import (
+    TONES,
+    Style,
+    Times,
+    amount,
+    change_words,
+    clean,
+    counted,
+    duration,
+    figure_words,
+    text,
+)
+from sglang_tuning_exporter.state.profiles import PROFILES
+from test_core_report import BEGIN, RAISE, finding, judged
+from test_report_terminal import READABLE, SGR, TERMINALS, contrast, pieces
+
+OFFLINE = PROFILES["offline"]
+
+
+def said(*findings: object, style: Style | None = None, **more: object) -> str:
+    return text(judged(*findings, **more), OFFLINE, None, style)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "words"),
+    [
+        (0.876, "share", "88 %"), (0.4355, "ratio", "0.44"), (4.444, "per_minute", "4.4/min"), (1234.5, "count", "1,234"),
+        (16.0, "count", "16"), (4.64, "GB", "4.6 GB"), (3.7, "seconds", "3.7 s"), (600, "seconds", "10 min"), (2048, "tokens", "2,048 tokens"),
+    ],
+)  # fmt: skip
+def test_a_figure_has_its_unit(value: float, unit: Unit, words: str) -> None:
+    assert amount(value, unit) == words
+
+
+@pytest.mark.parametrize(
+    ("figure", "line"),
+    [
+        (Figure("retractions", 12, "per_minute", 1, "above"), "Retractions: 12/min (limit 1/min)"),
+        (Figure("token usage", 0.5, "ratio", 0.9, "below"), "Token usage: 0.50 (at least 0.90)"),
+        (Figure("token usage", 0.5, "ratio", 0.9), "Token usage: 0.50 (threshold 0.90)"),
+        (Figure("failures", 2, "count", 0, "above"), "Failures: 2 (limit none)"),
+        (Figure("the model is small", 1, "words", 0, "above"), "The model is small"),
+    ],
+)
+def test_a_figure_has_its_limit(figure: Figure, line: str) -> None:
+    assert figure_words(figure).line == line
+
+
+@pytest.mark.parametrize(
+    ("now", "to", "words", "line"),
+    [
+        (1, 2, "", "Try --x 2, now 1"),
+        (None, 0.9, "", "Try --x 0.9"),
+        (0.05, 1.3, "", "Try --x 1.3, now 0.05"),
+        ("lpm", "fcfs first", "", "Try --x 'fcfs first', now lpm"),
+        (False, True, "", "Try --x"),
+        (True, False, "", "Remove --x"),
+        (8, None, "a smaller value", "Try --x a smaller value, now 8"),
+    ],
+)
+def test_a_change_is_what_to_type_with_the_present_value(now: Value, to: Value, words: str, line: str) -> None:
+    assert change_words(Change("x", "--x", now, to, words)).line == line
+
+
+def test_advice_to_people_is_a_sentence_and_a_flag_can_be_removed() -> None:
+    assert change_words(Change("", "", None, None, "send fewer requests")).line == "Send fewer requests."
+    assert change_words(Change("x", "--x", 2048, None, "", removes=True)).line == "Remove --x"
+
+
+def test_times_have_a_date_only_where_the_log_has_several_and_count_from_the_begin_without_dates() -> None:
+    assert Times(BEGIN, BEGIN + 60).period(BEGIN, BEGIN + 5) == "from 10:00:00 to 10:00:05"
+    assert Times(BEGIN, BEGIN + 90_000).at(BEGIN) == "2025-11-20 10:00:00"
+    assert Times(40_000, 50_000).at(43_725) == "+1:02:05"
+    assert Times(None, None).period(BEGIN, None) == ""
+    assert [duration(5), duration(600), duration(9000)] == ["5 s", "10 min", "2.5 h"]
+
+
+def test_the_head_has_the_verdict_with_confidence_and_times_what_held_mostly_and_the_notes() -> None:
+    head = said(finding()).split("\n\n")[0].splitlines()
+    assert head == [
+        "SGLang kept retracting running requests. (confidence: high; from 10:10:00 to 10:35:00)",
+        "server.log: 2025-11-20 10:00:00 to 2025-11-20 11:00:00 as printed, 60 min, serving 50 min; profile offline",
+        "Most of the serving time (60 %): nothing limited the server.",
+        "Note: 34 retractions, 14 of them beside text that clients can write",
+        "Note: a note",
+    ]
+
+
+def test_a_finding_has_its_figures_its_changes_with_reasons_and_its_times() -> None:
+    whole = finding(changes=(RAISE, Change("", "", None, None, "send less")), notes=("also seen live",))
+    assert said(whole).split("\n\n")[1].splitlines() == [
+        "1. SGLang kept retracting running requests. [warning, confidence high]",
+        "   12 retractions a minute (limit 1/min).",
+        "   Mean running requests: 233",
+        "   Try --schedule-conservativeness 1.3, now 0.3",
+        "   4 % more tokens.",
+        "   Why: SGLang admits more requests than the KV cache can hold.",
+        "   It costs: Above 1.0 it admits fewer.",
+        "   It will not help if it is above 1.43.",
+        "   Send less.",
+        "   also seen live.",
+        "   Guide: the guide.",
+        "   Seen from 10:10:00 to 10:35:00, 20 min of that time.",
+    ]
+
+
+def test_a_change_that_an_earlier_finding_has_is_only_named_again() -> None:
+    shown = said(finding(), finding("queue_too_long", headline="Too many wait.", because=("retracting_too_often",)))
+    assert "   Try --schedule-conservativeness 1.3, now 0.3, as for finding 1\n" in shown
+    assert "   Caused by: SGLang kept retracting running requests.\n" in shown
+    assert shown.count("Why:") == 1
+
+
+def test_alerts_course_starts_shares_and_counts_follow() -> None:
+    shown = said(finding())
+    for words in (
+        "   SGLangRetractingTooOften would have been notified at 10:11:40 (still firing when the log ends)",
+        "   2025-11-20 10:00:00     60 s  starting",
+        "   2025-11-20 10:01:00   59 min  serving: an hour",
+        "   1. 2025-11-20 10:00:00 (SGLang 0.5.23): generated tokens/s 3,107, mean token usage 0.93, retractions 5.1/min",
+        "memory: 78.71 GB free before weights, 16.46 GB weights, 45.20 GB KV cache, 7.00 GB left",
+        "--schedule-conservativeness 1.0 → 0.3",
+        "    62 %  ████████████          the queue longer than healthy, 100 to 2,000",
+        "retractions 34 (102 requests), beside text of clients 14 of them, out of memory prefill 1",
+        "At the end: running requests 229, token usage 1, cuda graph replayed",
+    ):
+        assert words in shown, words
+
+
+def test_where_nothing_was_notified_the_text_says_why() -> None:
+    assert "No notification would have been sent.\n" in said()
+    assert "sent: what was found did not last long enough for an alert.\n" in said(finding(), alerts=())
+    assert "The log has no times" in said(begin=None, end=None, course=(), starts=())
+
+
+def test_a_comparison_stands_before_the_findings() -> None:
+    whole = judged(finding())
+    shown = text(whole, OFFLINE, compare(replace(whole, sources=("old.log",)), whole)).split("\n\n")
+    assert shown[1].startswith("Against old.log: no clear difference\n   generated tokens/s")
+
+
+def test_many_rows_are_cut_with_a_count() -> None:
+    whole = judged(finding())
+    assert "   and 160 more\n" in said(course=whole.course * 100)
+
+
+def test_counts_of_answers_are_shown_only_where_there_are_any() -> None:
+    assert "answered with 503" not in counted(judged())
+    assert counted(judged(counts={"rejected_requests": 3.0}))["answered with 503"] == "3"
+
+
+def test_control_characters_are_escaped() -> None:
+    assert clean("a\x1b[31mb\u202e\n") == "a\\x1b[31mb\\u202e\\n"
+
+
+# The terminal
+
+
+@pytest.mark.parametrize("terminal", TERMINALS)
+@pytest.mark.parametrize("tone", [*TONES.values(), "good", "bold"])
+def test_each_tone_is_readable_on_a_white_and_on_a_black_terminal(tone: str, terminal: str) -> None:
+    ((_, ink, paper, is_own),) = pieces(Style(colour=True).paint(tone, "a headline"), terminal)
+    assert is_own or contrast(ink, paper) >= READABLE
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_no_line_is_wider_than_the_terminal_and_no_word_is_lost(columns: int) -> None:
+    shown = SGR.sub("", said(finding(), style=Style(colour=True, width=columns)))
+    assert [line for line in shown.splitlines() if len(line) > columns] == []
+    assert shown.replace(" \\\n", "\n").split() == said(finding()).split()
+
+
+def test_a_broken_line_has_its_colours_on_each_line_and_none_on_the_indent() -> None:
+    style = Style(colour=True, width=40)
+    first, second = style.fit(style.paint("bad", "one two three four five six seven eight nine")).split("\n")
+    assert first == style.paint("bad", "one two three four five six seven eight")
+    assert second == "  " + style.paint("bad", "nine")
+
+
+def test_a_broken_command_line_can_be_pasted_into_a_shell() -> None:
+    whole = judged(finding())
+    shown = text(whole, OFFLINE, None, Style(width=50))
+    command = shown[shown.index("   python3") : shown.index("   Add --api-key")]
+    assert command.count(" \\\n") >= 2
+    read = subprocess.run(
+        ["bash", "-c", f"printf '%s\\n' {command}"], capture_output=True, text=True, check=True
+    ).stdout
+    assert read.splitlines() == shlex.split(whole.command)
