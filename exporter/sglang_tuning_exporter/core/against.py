@@ -58,6 +58,14 @@ class Comparison:
     rows: tuple[Row, ...]
 
     @property
+    def overall(self) -> str:
+        """One word: better, worse, mixed, same, or not_comparable where a log has no loaded start."""
+        changes = {row.change for row in self.rows} & {"better", "worse"}
+        if not self.rows:
+            return "not_comparable"
+        return "mixed" if len(changes) == 2 else next(iter(changes), "same")
+
+    @property
     def words(self) -> str:
         """Which figures are better and which are worse."""
         found = {

@@ -16,7 +16,7 @@ from typing import Any
 
 from sglang_tuning_exporter.core.against import Comparison, compare
 from sglang_tuning_exporter.core.course import Course
-from sglang_tuning_exporter.core.findings import URGENCY, Change, Figure, Finding, Judged, Start, Value
+from sglang_tuning_exporter.core.findings import URGENCY, Change, Figure, Finding, Judged, Value
 from sglang_tuning_exporter.core.inputs import Logs, UsageError
 from sglang_tuning_exporter.core.text import (
     FIRST_DATED_SECOND,
@@ -149,7 +149,7 @@ def document(judged: Judged, against: Comparison | None = None) -> Document:
         "mostly": {"verdict": judged.mostly[0], "share": judged.mostly[1]} if judged.mostly else None,
         "findings": [_finding(each, begin) for each in judgement.findings],
         "command": None if not judged.command else {
-            "text": judged.command, "release": last.release if last else None, "changes": judged.command_changes,
+            "text": judged.command, "release": last.release if last else None, "changes": [*map(_changed_flag, judged.command_changes)],
             "notes": judged.command_notes,
         },
         "alerts": [
@@ -166,13 +166,13 @@ def document(judged: Judged, against: Comparison | None = None) -> Document:
         "last": {name: judged.last.get(name) for name in LAST} | {"cuda_graph": _switch(judged.last.get("cuda_graph"))},
         "available_gpu_memory_gb": judged.available_gb,
         "facts": judged.facts,
-        "starts": [_start(each, run) for run, each in enumerate(judged.starts, first_run)],
+        "starts": [_start(judged, place, first_run + place) for place in range(len(judged.starts))],
         "checks": [
             {"diagnosis": each.diagnosis, "evidence": each.figure and _figure(each.figure), "needs": each.needs or None}
             for each in judgement.checks
         ],
         "comparison": against and {
-            "against": against.sources, "words": against.words, "changed_args": _changed(against.changed),
+            "against": against.sources, "overall": against.overall, "words": against.words, "changed_args": _changed(against.changed),
             "figures": [
                 {"name": row.figure.words, "before": row.before, "after": row.after, "unit": row.figure.unit, "change": row.change}
                 for row in against.rows
@@ -215,7 +215,7 @@ def _finding(finding: Finding, begin: float) -> Document:
     )
     return {
         "diagnosis": finding.diagnosis, "alert": finding.alert or None, "severity": finding.severity,
-        "confidence": finding.confidence, "is_limit": finding.is_limit, "headline": finding.headline,
+        "confidence": finding.confidence, "is_limit": finding.is_limit, "summary": finding.headline, "headline": finding.headline,
         "sentence": finding.sentence, "because": finding.because, "evidence": [_figure(each) for each in finding.evidence],
         "advice": [_advice(each) for each in finding.changes], "guide": finding.guide, "first_seen": seen["start"],
         "last_seen": seen["end"], "at": seen["at"], "seconds": finding.seconds, "notes": finding.notes,
@@ -255,12 +255,21 @@ def _nested(counts: Mapping[str, float]) -> Document:
     return nested
 
 
-def _start(start: Start, run: int) -> Document:
+def _start(judged: Judged, place: int, run: int) -> Document:
+    start, later, begin = judged.starts[place], judged.starts[place + 1 :], judged.begin or 0.0
+    end = later[0].time if later else judged.end
     return {
-        "run": run, "start": iso(start.time), "started_in_log": bool(start.arguments), "version": start.release,
-        "changed_args": _changed(start.changed), "figures": start.figures, "memory": start.memory or None,
-        "ending": start.end or None,
+        "run": run, **_stretch(begin if start.time is None else start.time, end, begin), "started_in_log": bool(start.arguments),
+        "version": start.release, "changed_args": _changed(start.changed), "figures": start.figures,
+        "memory": start.memory or None, "ending": start.end or None,
     }  # fmt: skip
+
+
+def _changed_flag(words: str) -> Document:
+    """Return `--x 1 → 2` as flag and values."""
+    flag, _, values = words.partition(" ")
+    current, _, suggested = values.partition(" → ")
+    return {"flag": flag, "current": current, "suggested": suggested}
 
 
 def _changed(changed: Mapping[str, tuple[object, object]]) -> list[Document]:
