@@ -312,6 +312,9 @@ def _pool_flags(view: View) -> str:
 
 
 def _pool_full(view: View, _: frozenset[str]) -> list[Draft]:
+    limit, running = view.facts.least_limit, view.mean("running")
+    if limit and running and 2 * running >= limit:
+        return []  # the limit is as near as the memory
     larger = _larger_pool(view)
     if larger is not None:
         return [larger]
@@ -856,10 +859,10 @@ def spelled(row: Row, view: View, draft: Draft) -> Change:
         text = row.remedy if own else _LIMIT_TEXTS.get(direction, row.remedy) if draft.arg == "max_running_requests" else _BY_ARG.get(draft.arg, row.remedy)
     figures = figures_of(view)
     words = draft.words or (row.remedy.words if draft.to is None else "")
-    spellings = _spellings(view, draft) if draft.arg else ""
+    gain = draft.gain + (_spellings(view, draft) if draft.arg else "")
     return Change(
-        draft.arg, view.facts.flag(draft.arg) if draft.arg else "", draft.now, setting(draft.to), _filled(words, figures) + spellings,
-        direction, _filled(text.why, figures), _filled(text.cost, figures), _filled(draft.gain, figures), _filled(text.not_if, figures),
+        draft.arg, view.facts.flag(draft.arg) if draft.arg else "", draft.now, setting(draft.to), _filled(words, figures),
+        direction, _filled(text.why, figures), _filled(text.cost, figures), _filled(gain, figures), _filled(text.not_if, figures),
         removes=draft.to is False and draft.now is True,
     )  # fmt: skip
 
@@ -870,7 +873,7 @@ def _spellings(view: View, draft: Draft) -> str:
         return ""
     value = f" {draft.to:g}" if isinstance(draft.to, float) else ""
     known = releases()
-    return f" (--cuda-graph-max-bs{value} up to SGLang 0.5.13, --cuda-graph-max-bs-decode{value} from 0.5.14 to {known[-1]})"
+    return f"; --cuda-graph-max-bs{value} up to SGLang 0.5.13, --cuda-graph-max-bs-decode{value} from 0.5.14 to {known[-1]}"
 
 
 def _direction(draft: Draft) -> str:

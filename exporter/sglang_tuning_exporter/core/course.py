@@ -264,37 +264,41 @@ class Course:
         last = self.runs[-1]
         limits = [(run, name, held) for run, name, held in chosen if held.measured is not None and is_limit(name, held.measured)]
         if not limits:
-            run = max(self.runs, key=lambda each: (each.served >= self._profile.enough_serving_seconds, each is last, each.served))
-            view = run.whole if run.whole is not None else self._view(inf)
-            base = judge(replace(view, totals=_with_most(view.totals, self._most_queued)))
-            kept = [each for each in base.findings if not each.is_limit]
-            others = self._others(chosen, kept, end)
-            found = (*kept, *others)
-            first = next((each for each in found if each.is_limit), None)
-            if first is not None:
-                return Judgement(first.diagnosis, first.headline, first.severity, found, base.checks, self._notes(base))
-            verdict = base.verdict if base.verdict not in BY_ID else NO_LIMIT
-            sentence = base.sentence if verdict == base.verdict else SENTENCES[verdict]
-            if verdict == NOT_ENOUGH:
-                sentence = short_load(replace(view, totals=_with_most(view.totals, self._most_queued)))
-            return Judgement(verdict, sentence, "none", found, base.checks, self._notes(base))
+            return self._without_limit(chosen, end)
         order = {row.id: place for place, row in enumerate(ROWS)}
-        run, name, held = max(limits, key=lambda each: (URGENCY[BY_ID[each[1]].severity], each[0] is last, -order[each[1]], each[2].seconds))
-        assert held.measured is not None
         names = {each for _, each, _ in chosen}
-        context = [
-            self._timed(each, run.held.get(each.diagnosis, held), run, end)
-            for each in findings(held.measured)
-            if each.diagnosis in names or not each.is_limit
-        ]
+        also = frozenset(each for each in names if BY_ID[each].protects)
+        limits.sort(key=lambda each: (-URGENCY[BY_ID[each[1]].severity], each[0] is not last, order[each[1]], -each[2].seconds))
+        worded = ((run, name, held, findings(held.measured, also)) for run, name, held in limits if held.measured is not None)
+        # A row whose advice is left to another is no finding.
+        first = next((each for each in worded if any(one.diagnosis == each[1] for one in each[3])), None)
+        if first is None:
+            return self._without_limit(chosen, end)
+        run, name, held, found = first
+        context = [self._timed(each, run.held.get(each.diagnosis, held), run, end) for each in found if each.diagnosis in names or not each.is_limit]
         context.sort(key=lambda each: each.diagnosis != name)
-        found = (*context, *self._others(chosen, context, end))
+        found = (*context, *self._others(chosen, context, end, also))
         found = tuple(sorted(found, key=lambda each: (each.diagnosis != name, not each.is_limit, -URGENCY[each.severity])))
+        assert held.measured is not None
         checks = judge(held.measured.view).checks
-        first = found[0] if found and found[0].diagnosis == name else None
-        if first is None:  # its advice is left to another finding
-            return Judgement(NOT_ENOUGH, SENTENCES.get(NOT_ENOUGH, ""), "none", found, checks)
-        return Judgement(name, first.headline, first.severity, found, checks, self._notes(None))
+        return Judgement(name, found[0].headline, found[0].severity, found, checks, self._notes(None))
+
+    def _without_limit(self, chosen: list[tuple[Run, str, Held]], end: float) -> Judgement:
+        """Return the judgement where nothing limited the server for long enough."""
+        run = max(self.runs, key=lambda each: (each.served >= self._profile.enough_serving_seconds, each is self.runs[-1], each.served))
+        view = run.whole if run.whole is not None else self._view(inf)
+        base = judge(replace(view, totals=_with_most(view.totals, self._most_queued)))
+        kept = [each for each in base.findings if not each.is_limit]
+        others = self._others(chosen, kept, end)
+        found = (*kept, *others)
+        first = next((each for each in found if each.is_limit), None)
+        if first is not None:
+            return Judgement(first.diagnosis, first.headline, first.severity, found, base.checks, self._notes(base))
+        verdict = base.verdict if base.verdict not in BY_ID else NO_LIMIT
+        sentence = base.sentence if verdict == base.verdict else SENTENCES[verdict]
+        if verdict == NOT_ENOUGH:
+            sentence = short_load(replace(view, totals=_with_most(view.totals, self._most_queued)))
+        return Judgement(verdict, sentence, "none", found, base.checks, self._notes(base))
 
     def _counts(self, run: Run, name: str, held: Held, served: float) -> bool:
         """Whether a row held long enough to be reported; of a run before other settings only failures are."""
@@ -306,7 +310,9 @@ class Course:
                 return False
         return held.seconds >= min(row.after, ENOUGH_SHARE * served) and held.seconds > 0
 
-    def _others(self, chosen: list[tuple[Run, str, Held]], found: list[Finding], end: float) -> list[Finding]:
+    def _others(
+        self, chosen: list[tuple[Run, str, Held]], found: list[Finding], end: float, also: frozenset[str] = frozenset()
+    ) -> list[Finding]:
         """Return the findings of other times; a flag that is set already is not set again."""
         names = {each.diagnosis for each in found}
         flags = {change.arg: change.to for each in found for change in each.changes if change.arg and each.is_limit}
@@ -314,7 +320,7 @@ class Course:
         for run, name, held in sorted(chosen, key=lambda each: -each[2].seconds):
             if name in names or held.measured is None:
                 continue
-            own = next((each for each in findings(held.measured) if each.diagnosis == name), None)
+            own = next((each for each in findings(held.measured, also) if each.diagnosis == name), None)
             if own is None:
                 continue
             kept = tuple(change for change in own.changes if change.arg not in flags or flags[change.arg] == change.to)
@@ -416,7 +422,7 @@ class Course:
         view = run.whole or View(run.totals, run.facts, self._profile, run.end)
         figures: dict[str, float | None] = {
             "serving_seconds": run.served, "running_requests": view.sum("running"), "queued_requests": view.sum("queued"),
-            "token_usage": view.mean("usage"), "generated_tokens_per_second": run.totals["decoded"] / run.served if run.served else None,
+            "token_usage": view.mean("usage"), "generated_tokens_per_second": view.sum("throughput"),
             "share_cached": view.cached_share, "prompt_tokens_per_second": run.totals["computed"] / run.served if run.served else None,
             "retractions": run.totals["retractions"] if run.served else None,
         }  # fmt: skip

@@ -116,6 +116,8 @@ class Facts:
                 rank.add("decode_graph", used)
         if "states" in figures:
             self.states = min(figures["states"], self.states or figures["states"])
+        if event.word == "graph_begin":
+            rank.left = None  # up to 0.4.0 the end of the capture has no memory
         if event.word in {"pool", "graph"} and free is not None:
             rank.left = free
         if event.word in {"graph_begin", "graph"} and event.sizes:

@@ -20,8 +20,8 @@ import stat
 import sys
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import chain, islice
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sglang_tuning_exporter.core.events import Event, Rank
-from sglang_tuning_exporter.core.layouts import oldest_first, rejoined, unfolded
+from sglang_tuning_exporter.core.layouts import inner, oldest_first, rejoined, unfolded
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.text import FIRST_DATED_SECOND, clean
 
@@ -96,7 +96,8 @@ class Source:
     """One file or stream. A pipe can be read only once, so its first chunk is kept."""
 
     name: str
-    stream: IO[bytes] | None = None  # of a pipe
+    stdin: IO[bytes] | None = None
+    is_pipe: bool = False
     most: int | None = None  # the most bytes of an input of unknown size
     on_read: Callable[[int], None] | None = None  # called with the number of bytes that were read
     first: float | None = None  # when the log begins, on the clock of the report
@@ -108,14 +109,21 @@ class Source:
     _held: Iterator[bytes] | None = None
     _taken: int = 0  # bytes, packed or not
 
+    @property
+    def label(self) -> str:
+        """The name as one line without control characters."""
+        return clean(self.name)
+
     def look(self) -> None:
         """Read the beginning. Raise `UsageError` where it cannot be read."""
-        with self._readable():
-            chunks = self._text()
-            head = next(chunks, b"")
-            self.empty = not head
-            self._look_at(head)
-            self._held = chain([head], chunks) if self.stream is not None else None
+        chunks = self._text()
+        head = next(chunks, b"")
+        self.empty = not head
+        self._look_at(head)
+        if self.is_pipe:
+            self._held = chain([head], chunks)
+        else:
+            chunks.close()
 
     def _look_at(self, head: bytes) -> None:
         reader, times = Reader(), list[float]()
@@ -137,37 +145,22 @@ class Source:
 
     def lines(self) -> Iterator[bytes]:
         """Give every line without its end. Raise `UsageError` where it cannot be read."""
-        with self._readable():
-            chunks, self._held = self._held or self._text(), None
-            for chunk in chunks:
-                yield from chunk.removesuffix(b"\n").split(b"\n")
-            self._close()
-
-    @contextmanager
-    def _readable(self) -> Iterator[None]:
-        try:
-            with readable(self.name):
-                yield
-        except UsageError:
-            self._close()
-            raise
-
-    def _close(self) -> None:
-        if self.stream is not None and self.name != STDIN:
-            self.stream.close()
+        chunks, self._held = self._held or self._text(), None
+        for chunk in chunks:
+            yield from chunk.removesuffix(b"\n").split(b"\n")
 
     def _note(self, what: str) -> None:
-        if (note := f"{clean(self.name)}: {what}") not in self.notes:
+        if (note := f"{self.label}: {what}") not in self.notes:
             self.notes.append(note)
 
-    def _text(self) -> Iterator[bytes]:
+    def _text(self) -> Generator[bytes, None, None]:
         """Give the text in chunks of whole lines, the oldest first."""
         self._taken = 0
-        chunks = self._of_a_log(self._chunks())
         try:
-            yield from whole_lines(oldest_first(rejoined(unfolded(chunks), self._note)))
+            with readable(self.name):
+                yield from whole_lines(oldest_first(rejoined(unfolded(self._of_a_log(self._chunks())), self._note)))
         except ValueError as problem:
-            raise UsageError(f"{clean(self.name)}: {problem}") from None
+            raise UsageError(f"{self.label}: {problem}") from None
 
     def _of_a_log(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
         first = next(filter(None, chunks), b"")
@@ -179,16 +172,13 @@ class Source:
         elif b"\n" not in first and first.count(b"\r[20") > 1:
             problem = "its lines end in carriage returns alone; convert it: tr '\\r' '\\n'"
         if problem:
-            raise UsageError(f"{clean(self.name)}: {problem}")
+            raise UsageError(f"{self.label}: {problem}")
         yield first
         yield from chunks
 
     def _chunks(self) -> Iterator[bytes]:
-        if self.stream is not None:
-            yield from self._unpacked(self.stream)
-            return
-        with Path(self.name).open("rb") as stream:
-            self.is_sized = not packing(os.pread(stream.fileno(), 8, 0))
+        with nullcontext(self.stdin) if self.stdin is not None else Path(self.name).open("rb") as stream:
+            self.is_sized = not self.is_pipe and not packing(os.pread(stream.fileno(), 8, 0))
             yield from self._plain(stream.fileno()) if self.is_sized else self._unpacked(stream)
 
     def take(self, number: int) -> None:
@@ -221,7 +211,7 @@ class Source:
         extension = packing(stream.peek())
         if extension and extension not in OPENERS:
             problem = f"is a {extension} file, which cannot be read here; {REMEDIES[extension]}"
-            raise UsageError(f"{clean(self.name)}: {problem}")
+            raise UsageError(f"{self.label}: {problem}")
         total = unended = 0
         rest = b""
         try:
@@ -245,7 +235,7 @@ class Source:
         elif self.most is None and packed and total > max(MOST_UNPACKED, MOST_RATIO * self._taken):
             problem = f"unpacks to more than {MOST_RATIO} times its size"
         if problem:
-            raise UsageError(f"{clean(self.name)}: {problem}; give a log, or how much to read at most with --max-gb")
+            raise UsageError(f"{self.label}: {problem}; give a log, or how much to read at most with --max-gb")
 
 
 class _Counted(io.RawIOBase):
@@ -327,31 +317,30 @@ def find(arguments: Sequence[str], stdin: IO[bytes] | None) -> list[Source]:
             if stdin is None:
                 raise UsageError("-: there is no standard input; give a file")
             if not any(source.name == STDIN for source in found):
-                found.append(Source(STDIN, stdin))
+                found.append(Source(STDIN, stdin, is_pipe=True))
             continue
-        names = [argument]
-        if glob.has_magic(argument) and not Path(argument).exists():
-            matches = sorted(glob.glob(argument, recursive=True))  # noqa: PTH207 - Path takes no absolute pattern
-            names = [name for name in matches if not Path(name).is_dir()]
-            if not names:
-                raise UsageError(f"{clean(argument)}: no file matches; give a path, a glob, or -")
-        for name in names:
+        for name in _named(argument):
             with readable(name):
                 status = os.stat(name)  # noqa: PTH116 - the name stays as it was given
             if (status.st_dev, status.st_ino) not in known:
                 known.add((status.st_dev, status.st_ino))
-                found.append(_opened(name, status))
+                if stat.S_ISDIR(status.st_mode):
+                    raise UsageError(
+                        f"{clean(name)}: is a directory; give its files, such as {clean(name).rstrip('/')}/*"
+                    )
+                if stat.S_ISBLK(status.st_mode) or stat.S_ISCHR(status.st_mode):
+                    raise UsageError(f"{clean(name)}: is a device; give a file, or - for standard input")
+                found.append(Source(name, is_pipe=not stat.S_ISREG(status.st_mode)))
     return found
 
 
-def _opened(name: str, status: os.stat_result) -> Source:
-    if stat.S_ISDIR(status.st_mode):
-        raise UsageError(f"{clean(name)}: is a directory; give its files, such as {clean(name).rstrip('/')}/*")
-    if stat.S_ISBLK(status.st_mode) or stat.S_ISCHR(status.st_mode):
-        raise UsageError(f"{clean(name)}: is a device; give a file, or - for standard input")
-    with readable(name):
-        pipe = None if stat.S_ISREG(status.st_mode) else Path(name).open("rb")  # noqa: SIM115 - closed once read
-    return Source(name, pipe)
+def _named(argument: str) -> list[str]:
+    if not glob.has_magic(argument) or Path(argument).exists():
+        return [argument]
+    matches = sorted(glob.glob(argument, recursive=True))  # noqa: PTH207 - Path takes no absolute pattern
+    if names := [name for name in matches if not Path(name).is_dir()]:
+        return names
+    raise UsageError(f"{clean(argument)}: no file matches; give a path, a glob, or -")
 
 
 def _by_name(source: Source) -> tuple[tuple[int, int], list[str | int]]:
@@ -372,7 +361,7 @@ def in_order(sources: Sequence[Source]) -> list[list[Source]]:
     A file with dates is a log by itself; a file without any time continues the file whose name sorts before it. Without dates only
     the names give the order of rotated files.
     """
-    logs = [[source] for source in sources if source.stream or (source.first or 0.0) >= FIRST_DATED_SECOND]
+    logs = [[source] for source in sources if source.is_pipe or (source.first or 0.0) >= FIRST_DATED_SECOND]
     rotations: dict[str, list[Source]] = {}
     for source in sorted((each for each in sources if [each] not in logs), key=_by_name):
         before = [log for log in logs if source.first is None and _by_name(log[-1]) < _by_name(source)]
@@ -390,12 +379,15 @@ def align(sources: Sequence[Source]) -> list[str]:
     starts = [(source, source.start) for source in sources if source.start is not None]
     for source, start in starts:
         base, first = min(starts, key=lambda each: (not are_nodes(start.arguments, each[1].arguments), _node(each[1])))
-        ahead = zone_between(first, start) if _node(first) < _node(start) else 0.0
-        if ahead and source.first is not None:
+        is_other = _node(first) < _node(start) and are_nodes(start.arguments, first.arguments)
+        ahead = ZONE_SECONDS * round(
+            ((start.time or 0.0) - (first.time or 0.0)) / ZONE_SECONDS
+        )  # not by its later start
+        if is_other and ahead and source.first is not None:
             source.ahead, source.first = ahead, source.first - ahead
             way = "ahead of" if ahead > 0 else "behind"
             notes.append(
-                f"{clean(source.name)}: its clock is {abs(ahead) / 3600:g} h {way} that of {clean(base.name)},"
+                f"{source.label}: its clock is {abs(ahead) / 3600:g} h {way} that of {base.label},"
                 " another node in another time zone: its times are moved by that"
             )
     return notes
@@ -515,23 +507,22 @@ class Lane:
         event = next((each for each in events if each.kind in {"decode", "prefill"} and each.time is not None), None)
         if event is None or event.time is None:
             return
-        frame = _frame(line, stamped.start())
-        frames = self.frames.setdefault(event.rank, {})
-        seen = frames.get(frame)
-        if seen is None:
-            if len(frames) < MOST_FRAMES:
-                frames[frame] = _Begun(event.time, event.time)
+        frame, frames = _frame(line, stamped.start()), self.frames.setdefault(event.rank, {})
+        if frame not in frames and len(frames) >= MOST_FRAMES:
             return
+        seen = frames.setdefault(frame, _Begun(event.time, event.time, 0))
         seen.last, seen.lines = max(seen.last, event.time), seen.lines + 1
-        if seen.lines % ENOUGH_LINES or len(frames) >= MOST_FRAMES:
-            return
+        if seen.lines % ENOUGH_LINES == 0 and len(frames) < MOST_FRAMES:
+            self._compare(frames, frame, seen)
+
+    def _compare(self, frames: dict[bytes, _Begun], frame: bytes, seen: _Begun) -> None:
         for other, its in frames.items():
             # Text of a request that looks like another server's line has the frame of this one around it.
             if frame.startswith(other) or other.startswith(frame) or its.lines < ENOUGH_LINES:
                 continue
             if min(seen.last, its.last) - max(seen.first, its.first) > OVERLAP_SECONDS:
                 names = " and ".join(
-                    repr(clean(name.decode("utf-8", "replace"))[:60]) for name in sorted((frame, other))
+                    repr(clean(each.decode("utf-8", "replace"))[:60]) for each in sorted((frame, other))
                 )
                 self.two = (
                     f"the lines of two servers, or the same lines twice: the same rank prints batches behind {names}"
@@ -580,17 +571,9 @@ def _frame(line: bytes, length: int) -> bytes:
     around = re.sub(rb"\x1b\[[0-9;]*[A-Za-z]", b"", line[:length])
     if line.startswith(b"{"):
         with suppress(ValueError, RecursionError):
-            texts = (f"{path}={leaf}" for path, leaf in _leaves(json.loads(line), "") if "] " not in leaf)
+            texts = (each for each in inner(json.loads(line)) if isinstance(each, str) and "] " not in each)
             around = ", ".join(texts).encode("utf-8", "replace")
     return _NUMBER.sub(b"", re.sub(rb"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,]?\d*\S*", b"", around)).lstrip()
-
-
-def _leaves(value: object, path: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict):
-        for name, each in value.items():
-            yield from _leaves(each, f"{path}.{name}")
-    elif isinstance(value, str):
-        yield path, value
 
 
 def are_nodes(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
@@ -599,13 +582,6 @@ def are_nodes(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
     if not isinstance(nodes, int) or nodes < 2 or one.get("node_rank") == other.get("node_rank"):
         return False
     return all(one.get(name) == other.get(name) for name in ("nnodes", "model_path", "dist_init_addr"))
-
-
-def zone_between(base: Event, other: Event) -> float:
-    """Return how far the clock of another node is ahead, seconds, by its time zone, not by its later start."""
-    if base.time is None or other.time is None or not are_nodes(base.arguments, other.arguments):
-        return 0.0
-    return ZONE_SECONDS * round((other.time - base.time) / ZONE_SECONDS)
 
 
 def check_together(lanes: Iterable[Lane], lane: Lane, event: Event) -> None:
@@ -677,12 +653,12 @@ class Logs:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the files, in time order."""
-        return tuple(clean(source.name) for log in self._logs for source in log)
+        return tuple(source.label for log in self._logs for source in log)
 
     @property
     def size(self) -> int:
         """Bytes on disk; 0 where a part comes from a pipe."""
-        if any(source.stream is not None for source in self.sources):
+        if any(source.is_pipe for source in self.sources):
             return 0
         return sum(Path(source.name).stat().st_size for source in self.sources)
 
@@ -739,18 +715,16 @@ class Logs:
         Raise `UsageError` where the input cannot be read, is of several servers or, at its end, is no log of SGLang.
         """
         waiting, heap = deque(self._logs), list[tuple[float, int, Event]]()
-        running: dict[int, Lane] = {}
         ended: list[Lane] = []
         while waiting or heap:
             while waiting and (not heap or (-inf if waiting[0][0].first is None else waiting[0][0].first) < heap[0][0]):
                 lane = self._lane(waiting[0][0], ended)
                 lane.events = lane.steady(self._read(lane, waiting.popleft()))
-                running[lane.number] = lane
                 _push(heap, lane, ended)
             if not heap:
                 continue
             _, number, event = heapq.heappop(heap)
-            lane = running[number]
+            lane = self._lanes[number]
             for each in chain((event,), lane.events) if len(self._logs) == 1 else (event,):
                 lane.take(each)
                 if len(self._logs) > 1:
@@ -773,7 +747,7 @@ class Logs:
         """Give the events of a log's files as printed."""
         read = lane.reader.read
         for source in log:
-            lane.name = clean(source.name)
+            lane.name = source.label
             last = b""
             for line in source.lines():
                 self.lines += 1
@@ -820,7 +794,7 @@ def _push(heap: list[tuple[float, int, Event]], lane: Lane, ended: list[Lane]) -
 
 
 def _names(sources: Sequence[Source]) -> str:
-    return ", ".join(clean(source.name) for source in sources[:3]) + (", …" if len(sources) > 3 else "")
+    return ", ".join(source.label for source in sources[:3]) + (", …" if len(sources) > 3 else "")
 
 
 def _because(sources: Sequence[Source]) -> str:

@@ -45,7 +45,7 @@ _QUANTIZED = re.compile(
 def _retractions(view: View) -> Figure | None:
     if not view.has_enough_load:
         return None
-    return Figure("retractions per minute of serving time", view.retractions_a_minute, "per_minute", view.profile.retractions_tolerated, "above")
+    return Figure("retractions per minute of serving time", view.retractions_a_minute, "per_minute", view.retractions_tolerated, "above")
 
 
 def _at_ceiling(view: View) -> Figure | None:
@@ -163,7 +163,7 @@ def _small_batches(view: View) -> Figure | None:
 
 def _is_short(view: View) -> bool:
     full = (view.share("admission", "pool_full") or 0.0) > view.profile.frequent_share
-    return view.has_enough_load and (full or view.retractions_a_minute > view.profile.retractions_tolerated)
+    return view.has_enough_load and (full or view.retractions_a_minute > view.retractions_tolerated)
 
 
 def _large_weights(view: View) -> Figure | None:
@@ -338,9 +338,9 @@ def _checks(measured: Measured) -> tuple[Check, ...]:
     return tuple(Check(row.id, measured.figures.get(row.id), row.when.needs) for row in ROWS if not row.profiles or profile in row.profiles)
 
 
-def findings(measured: Measured) -> tuple[Finding, ...]:
-    """Advise and word what holds: causes first, chances last, no flag set two ways."""
-    view, holding = measured.view, frozenset(measured.holding)
+def findings(measured: Measured, also: frozenset[str] = frozenset()) -> tuple[Finding, ...]:
+    """Advise and word what holds: causes first, chances last, no flag set two ways. `also` held at other times, and protects as well."""
+    view, holding = measured.view, frozenset(measured.holding) | also
     ordered = sorted(measured.holding, key=lambda name: (BY_ID[name].chance, not is_limit(name, measured), -URGENCY[BY_ID[name].severity], _ORDER[name]))
     changes: dict[str, tuple[Change, ...]] = {}
     advised: dict[str, object] = {}
@@ -351,7 +351,7 @@ def findings(measured: Measured) -> tuple[Finding, ...]:
         row = BY_ID[name]
         if not changes[name] and row.needs_advice:
             continue
-        because = tuple(each for each in row.causes if each in holding and (changes[each] or not BY_ID[each].needs_advice))
+        because = tuple(each for each in row.causes if changes.get(each) or (each in changes and not BY_ID[each].needs_advice))
         found.append(_worded(row, measured, changes[name], because))
     return tuple(found)
 
@@ -362,11 +362,11 @@ def _changes(
     """Return the changes of a row: of its causes where it borrows, else its own, without what others set or protect."""
     view = measured.view
     if row.borrows:
-        given = [earlier[cause] for cause in row.causes if earlier.get(cause) and not BY_ID[cause].chance]
-        flagged = [each for changes in given if (each := tuple(change for change in changes if change.flag))]
-        taken = next(iter(flagged or given), ())
-        if taken:
-            return taken
+        given = [(cause, earlier[cause]) for cause in row.causes if earlier.get(cause) and not BY_ID[cause].chance]
+        flagged = [(cause, each) for cause, changes in given if (each := tuple(change for change in changes if change.flag))]
+        cause, taken = next(iter(flagged or given), ("", ()))
+        if taken:  # where memory is short, fewer requests help as well
+            return (*taken, *_own(row, measured, holding, advised)) if cause == "running_far_below_limit" else taken
         cause = cause_of_waits(view)
         if cause is not None and cause not in holding:
             own = tuple(change for change in _own(BY_ID[cause], measured, holding, advised) if change.flag)

@@ -72,7 +72,7 @@ def _parsed(text: bytes) -> Any:
 
 
 def _log_in(value: Any) -> bytes | None:
-    texts = (each.encode("utf-8", "replace") for each in _inner(value) if isinstance(each, str))
+    texts = (each.encode("utf-8", "replace") for each in inner(value) if isinstance(each, str))
     return next((text for text in texts if text.count(b"\n") >= _FEWEST_LINES and WORDS.search(text)), None)
 
 
@@ -82,7 +82,7 @@ def _json_lines(records: Iterable[Any]) -> bytes:
 
 def _records(value: Any) -> list[Any]:
     """Return the records in a document: Loki's of all streams, or the longest list of records, or all lists of texts."""
-    within = list(_inner(value))
+    within = list(inner(value))
     lists = [[_row(item) for item in each] for each in within if isinstance(each, list) and len(each) > 1]
     texts = [text.rstrip("\n") for each in lists if all(isinstance(item, str) for item in each) for text in each]
     streams = [each for each in within if isinstance(each, dict) and isinstance(each.get("values"), list)]
@@ -95,7 +95,7 @@ def _records(value: Any) -> list[Any]:
     return _in_order(found) if len(found) >= len(texts) else [{"line": text} for text in texts]
 
 
-def _inner(value: Any) -> Iterator[Any]:
+def inner(value: Any) -> Iterator[Any]:
     """Return a JSON value and what it holds, level by level; of a list in a list nothing, because it is a row."""
     level = [value]
     for _ in range(_DEPTH):

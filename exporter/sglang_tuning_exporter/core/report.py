@@ -296,7 +296,7 @@ def _check_output(output: Path, *logs: Logs) -> None:
         raise UsageError(f"{name}: is a directory; give a file")
     if not output.parent.is_dir():
         raise UsageError(f"{name}: there is no such directory; give a file in one that exists")
-    paths = (Path(source.name) for each in logs for source in each.sources if source.stream is None)
+    paths = (Path(source.name) for each in logs for source in each.sources if not source.is_pipe)
     if output.exists() and any(output.samefile(path) for path in paths):
         raise UsageError(f"{name}: is one of the logs; give another file")
 

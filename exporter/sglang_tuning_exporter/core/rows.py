@@ -427,7 +427,7 @@ LIMITS: tuple[Row, ...] = (
         summary="The KV cache is full while requests wait: memory is the limit.",
         past="Until {until} the KV cache was full while requests waited: memory was the limit.",
         seen="{value} of the serving time with a full KV cache and requests waiting",
-        guide="under load #running-req should be close to --max-running-requests; find what limits it. A healthy #queue-req is {queue_range}",
+        guide="under load #running-req should be close to --max-running-requests; find what limits it",
         remedy=Remedy(
             "kv_cache_dtype", "set", "fp8_e4m3, or more memory for the KV cache",
             "Each running request keeps its tokens in the KV cache. An FP8 KV cache holds twice as many in the same memory.",

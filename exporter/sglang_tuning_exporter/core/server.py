@@ -328,7 +328,7 @@ class Scheduler:
             bucket[f"serves/{self.dp}"] += seconds
             if moment.queue not in {"empty", UNKNOWN}:
                 bucket[f"waits/{self.dp}"] += seconds
-            for name, value in (("running", running), ("queued", self.queued), ("usage", self.usage)):
+            for name, value in (("running", running), ("queued", self.queued), ("usage", self.usage), ("throughput", self.throughput)):
                 if value is None:
                     continue
                 bucket[name] += value * seconds
@@ -338,8 +338,9 @@ class Scheduler:
                     bucket[f"{name}@{moment.admission}:s"] += seconds
             if running:
                 bucket[f"batch/{_binned(running)}"] += seconds
-                if moment.admission in {"held_back", "running_limit"}:
+                if moment.admission == "held_back":
                     bucket[f"held/{_binned(running)}"] += seconds
+                    bucket["usage2@held_back"] += (self.usage or 0.0) ** 2 * seconds
 
     # States
 
@@ -399,13 +400,14 @@ class Scheduler:
             return UNKNOWN
         if queued <= 0:
             return "no_queue"
-        if running is not None and limit is not None and running >= min(AT_LIMIT * limit, max(limit - 1.0, 1.0)):
+        full_pool = usage is not None and usage >= target  # then a higher limit would let no more requests run
+        if running is not None and limit is not None and not full_pool and running >= min(AT_LIMIT * limit, max(limit - 1.0, 1.0)):
             return "running_limit"
         if full or facts.waits_by == "prefill":
             return "prefill_bound"
         if usage is None:
             return UNKNOWN
-        if usage >= target:
+        if full_pool:
             return "hybrid_pool_full" if self.usages.get("full", usage) < target else "pool_full"
         if self.ratio is not None and not facts.waits_by:
             return "recovering"

@@ -237,7 +237,7 @@ def troubles(view: View) -> frozenset[str]:
         "unknown": unknown, "hang": bool(view.totals["watchdogs"]), "tokens": late,
         "waiting": not seen and 1.0 - (view.share("queue", *healthy) or 0.0) > bound,
         "eager": (view.share("cuda_graph", "eager") or 0.0) > bound,
-        "retracting": view.retractions_a_minute > view.profile.retractions_tolerated,
+        "retracting": view.retractions_a_minute > view.retractions_tolerated,
         "rejected": view.per_minute(view.totals["rejected"]) > view.profile.rejections_per_minute,
     }  # fmt: skip
     return frozenset(seen | {trouble for trouble, is_seen in signs.items() if is_seen})

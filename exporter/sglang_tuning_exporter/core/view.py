@@ -12,6 +12,8 @@ from sglang_tuning_exporter.state.profiles import Profile
 
 # Of the waiting time with a batch of one size or one less: the running limit, where the start is not in the log.
 CONSTANT_BATCH = 0.8
+# At a limit the batch stays and the usage varies with the requests' lengths; a usage that stays too says nothing.
+STILL_USAGE, ROUNDED_USAGE = 0.003, 0.1
 # Share of the time in which full prefill batches were computed, above which requests wait for prefill whatever the cache holds.
 MOSTLY_PREFILL = 0.5
 # Of the prompt tokens from the cache under fcfs: with less, ordering is not worth it; with more, nothing is left to gain.
@@ -91,6 +93,12 @@ class View:
         return 60.0 * count / max(self.served, LEAST_MINUTE)
 
     @property
+    def retractions_tolerated(self) -> float:
+        """Retractions a minute that are still about as many as the threshold: they fall at random."""
+        limit, minutes = self.profile.retractions_per_minute, max(self.served, LEAST_MINUTE) / 60
+        return limit + 2.0 * (limit / minutes) ** 0.5
+
+    @property
     def retractions_a_minute(self) -> float:
         """Retractions per minute of serving time."""
         return self.per_minute(self.totals["retractions"])
@@ -148,7 +156,9 @@ def explained(view: View) -> View:
         return view
     size = max(held, key=lambda number: held[number] + held.get(f"{float(number) - 1:.0f}", 0.0))
     near = held[size] + held.get(f"{float(size) - 1:.0f}", 0.0)
-    if float(size) < 2 or near < CONSTANT_BATCH * waited:
+    usage, square = view.totals.mean("usage", "held_back") or 0.0, view.totals["usage2@held_back"] / view.totals["usage@held_back:s"]
+    varies = max(square - usage**2, 0.0) ** 0.5 > STILL_USAGE or usage < ROUNDED_USAGE
+    if float(size) < 2 or near < CONSTANT_BATCH * waited or not varies:
         return view
     totals = Totals(view.totals)
     for head in ("admission/{}", "running@{}", "running@{}:s", "queued@{}", "queued@{}:s", "usage@{}", "usage@{}:s"):

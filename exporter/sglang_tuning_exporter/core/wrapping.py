@@ -612,7 +612,7 @@ class Wrapping:
     def _inner(self, line: Line, *, open_text: bool) -> list[Line]:
         """Return what is in a line without the text of container runtimes."""
         ways = (self._bare, self._in_known_form, self._behind_bar, self._in_new_form, self._behind_words)
-        for way in ways[:2] if open_text else ways:
+        for way in (self._bare, self._in_known_form, self._in_new_form) if open_text else ways:
             lines = way(line)
             if lines is not None:
                 return lines
