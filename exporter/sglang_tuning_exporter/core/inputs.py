@@ -43,7 +43,7 @@ MOST_OF_UNKNOWN_SIZE = 8 << 30
 # A log packs to a tenth or a thirtieth of its size. A file that unpacks to a hundred times its size is made to fill a disk.
 MOST_UNPACKED, MOST_RATIO = 64 * MIB, 100
 _SHORT_LINE = 64  # bytes that a line counts at least towards MOST_WITHOUT_A_LINE
-_HEAD_LINES = 2000  # that are searched for the first time and start
+_HEAD_LINES, _TAIL_LINES = 2000, 200  # that are searched for the first time and start, and for the last time
 DAY = 86400.0
 # Reasons of the next five: docs/decisions.md, "Reports".
 JITTER_SECONDS = 60.0  # processes write one log a little out of order; a time further back is of another clock
@@ -54,6 +54,7 @@ ZONE_SECONDS = 1800.0  # time zones differ by whole half hours; the nodes of one
 ENOUGH_LINES, MOST_FRAMES = 10, 64  # batch lines of a rank behind one name; names, above which they are none
 # Answers of any web server, not only SGLang's.
 _ANSWERS = frozenset({"rejected", "server_error", "pause", "resume", "too_long", "refused"})
+_BATCHES = frozenset({"decode", "prefill"})
 _SGLANGS = re.compile(rb"(?:Prefill|Decode) batch|server_args=|KV cache pool is full")
 _STAMP = re.compile(rb"\[(20\d\d)-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)")
 _NUMBER = re.compile(rb"(?<![\w=./-])\d+(?![\w=./-])")  # a length or a count; numbers of names are parts of words
@@ -143,11 +144,11 @@ class Source:
             ):
                 self.first = times[1]  # the first is a stray
 
-    def lines(self) -> Iterator[bytes]:
-        """Give every line without its end. Raise `UsageError` where it cannot be read."""
+    def blocks(self) -> Iterator[list[bytes]]:
+        """Give every line without its end, many at once. Raise `UsageError` where it cannot be read."""
         chunks, self._held = self._held or self._text(), None
         for chunk in chunks:
-            yield from chunk.removesuffix(b"\n").split(b"\n")
+            yield chunk.replace(b"\r\n", b"\n").removesuffix(b"\n").split(b"\n")
 
     def _note(self, what: str) -> None:
         if (note := f"{self.label}: {what}") not in self.notes:
@@ -444,6 +445,13 @@ class Lane:
         """Give the events with the times of this clock."""
         held: deque[Event] = deque()
         for event in events:
+            if not held and self._shift is not None and event.time is not None:
+                ahead = event.time + self._shift - self.now
+                if -JITTER_SECONDS <= ahead <= JITTER_SECONDS:  # nearly every line
+                    self.now, self.printed = self.now + max(ahead, 0.0), event.time
+                    event.time = self.now
+                    yield event
+                    continue
             held.append(event)
             while held and self._set(held, ended=False):
                 yield held.popleft()
@@ -504,7 +512,7 @@ class Lane:
             return
         if b"server_args=" in line:
             self.started_behind.add(_frame(line, stamped.start()))
-        event = next((each for each in events if each.kind in {"decode", "prefill"} and each.time is not None), None)
+        event = next((each for each in events if each.kind in _BATCHES and each.time is not None), None)
         if event is None or event.time is None:
             return
         frame, frames = _frame(line, stamped.start()), self.frames.setdefault(event.rank, {})
@@ -534,7 +542,7 @@ class Lane:
 
     def take(self, event: Event) -> None:
         """Raise `UsageError` where several servers print into this log with nothing around their lines."""
-        if self.frames:
+        if self.frames or (event.kind in _BATCHES and len(self.starts) < 2):
             return
         if event.kind == "arguments":
             sides = {each.get("disaggregation_mode") for each in (event.arguments, *self.starts)}
@@ -553,9 +561,9 @@ class Lane:
             single = all(each.get("tokenizer_worker_num", 1) == 1 for each in self.starts)
             if self.ready > 1 and len(self.starts) > 1 and single:
                 raise self._refusal("more than one is ready after the last start")
-        elif event.kind in {"decode", "prefill"} and len(self.starts) > 1:
+        elif event.kind in _BATCHES:
             side = self.starts[-1].get("disaggregation_mode")
-            if side in {"decode", "prefill"} and side != event.kind:
+            if side in _BATCHES and side != event.kind:
                 raise self._refusal("a prefill and a decode server print batches")
 
     def _refusal(self, reason: str) -> UsageError:
@@ -597,7 +605,7 @@ def check_together(lanes: Iterable[Lane], lane: Lane, event: Event) -> None:
             continue
         if lane.started <= other.started < now - OVERLAP_SECONDS:
             raise _together(lane, other, "one goes on after the start in the other")
-    if event.kind not in {"decode", "prefill"}:
+    if event.kind not in _BATCHES:
         return
     mine = lane.printing.setdefault(event.rank, _Begun(now, now))
     mine.last = now
@@ -748,21 +756,21 @@ class Logs:
         read = lane.reader.read
         for source in log:
             lane.name = source.label
-            last = b""
-            for line in source.lines():
-                self.lines += 1
-                events = read(line.rstrip(b"\r"))
-                if line[:3] != b"[20" and (events or b"server_args=" in line[:1000]):
-                    lane.look(line, events)
-                for event in events:
-                    self._found = self._found or event.kind not in _ANSWERS
-                    yield event
-                if not self._found:
-                    self._missing(source, line)
-                if b"[20" in line[:200]:
-                    last = line
+            for lines in source.blocks():
+                self.lines += len(lines)
+                for line in lines:
+                    if events := read(line):
+                        if line[:3] != b"[20":
+                            lane.look(line, events)
+                        self._found = self._found or any(event.kind not in _ANSWERS for event in events)
+                        yield from events
+                    elif b"server_args=" in line[:1000]:
+                        lane.look(line, ())
+                    if not self._found:
+                        self._missing(source, line)
+                stamps = (stamp(line) for line in reversed(lines[-_TAIL_LINES:]))
+                lane.last = next((time for time in stamps if time is not None), lane.last)
             yield from lane.reader.end()
-            lane.last = stamp(last) or lane.last
 
     def _missing(self, source: Source, line: bytes) -> None:
         """Give up an input of unknown size in which no line is SGLang's; keep the first line with words of SGLang's."""
