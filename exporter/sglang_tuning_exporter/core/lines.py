@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from signal import Signals
 from types import MappingProxyType
@@ -38,7 +39,7 @@ class Row(NamedTuple):
     pattern: bytes
     since: str
     word: str = ""
-    figures: MappingProxyType[str, float] = MappingProxyType({})  # besides those of the pattern
+    figures: Mapping[str, float] = MappingProxyType({})  # besides those of the pattern
 
 
 _N = rb"(-?\d{1,9}(?:\.\d{1,9})?)"
@@ -57,12 +58,12 @@ ROWS = (
     Row("prefill", rb"Prefill batch" + _BATCH, "0.3.0"),
     Row("prefill", rb"new fill batch\. (?=#)", "0.1.0"),
     Row("retraction", rb"(?:[Dd]ecode out of memory happened|KV cache pool is full\b[\w .]{0,40})[ ]?[.,:]?[ ]?(?=#)", "0.3.0"),
-    Row("retraction", rb"Testing retraction\b[\w .]{0,40}[ ]?[.,:]?[ ]?(?=#)", "0.4.0", "", MappingProxyType({"testing": 1})),
+    Row("retraction", rb"Testing retraction\b[\w .]{0,40}[ ]?[.,:]?[ ]?(?=#)", "0.4.0", "", {"testing": 1}),
     # The start: model_runner.py, memory_pool.py, the graph runners, scheduler.py.
     Row("arguments", rb"server_args=", "0.3.0"),
     Row("pool", rb"KV Cache is allocated\.(?: dtype: [^,]{1,60},)? #tokens: (?P<tokens>\d{1,15})", "0.4.3"),
     Row("pool", rb"Post-capture KV sizing: KV cache allocated\.(?: dtype: [^,]{1,60},)? #tokens: (?P<tokens>\d{1,15})", "0.5.16", "",
-        MappingProxyType({"resized": 1})),
+        {"resized": 1}),
     Row("limits", rb"max_total_num_tokens=(?=\d{1,15}(?:,|$))", "0.3.0"),
     Row("limits", rb"max_running_requests was reduced from the requested \d{1,12} to " + _LIMIT_TO, "0.5.16"),
     Row("limits", rb"Post-capture KV sizing: max_running_requests \d{1,12} -> " + _LIMIT_TO, "0.5.16"),
@@ -108,7 +109,7 @@ ROWS = (
         + rb" tokens\. You requested a total of " + _TOKENS + rb" tokens: [\w ,.]{0,200}limit\.$", "0.4.9"),
     # Req.set_finish_with_abort, srt/managers/schedule_batch.py; srt/constrained/grammar_manager.py.
     Row("refused", rb"Grammar-based generation \([\w, ]{1,80}\) is not supported when the server is launched with --grammar-backend none" + _RID,
-        "0.5.7", "", MappingProxyType({"grammar": 1})),
+        "0.5.7", "", {"grammar": 1}),
     Row("refused", rb"(?!Aborted by AbortReq)[A-Z][^\n]{8,2000}?" + _RID, "0.4.3"),
     # uvicorn's lines, and others without a text of anybody.
     Row("known", rb"INFO: +(?:Started server process|Waiting for application|Application |Uvicorn running on|Shutting down|Finished server)", "0.3.0"),
@@ -149,7 +150,16 @@ _FIGURES = {
     for key in keys.split(b",")
 } | {
     b"#%b-req" % name.encode(): name
-    for name in "prealloc transfer retracted bootstrap inflight unbootstrapped transferring optimistic".split()
+    for name in (
+        "prealloc",
+        "transfer",
+        "retracted",
+        "bootstrap",
+        "inflight",
+        "unbootstrapped",
+        "transferring",
+        "optimistic",
+    )
 }
 _FRACTIONS = ("usage", "swa_usage", "mamba_usage", "throughput", "accept_length")
 _OTHER_FIGURES = frozenset(
@@ -433,7 +443,7 @@ class Reader:
 
     def _add(
         self, kind: str, at: Origin, figures: dict[str, float] | None = None, word: str = "", text: str = ""
-    ) -> Event:  # noqa: PLR0917
+    ) -> Event:
         event = Event(kind, at.time, at.rank, {} if figures is None else figures, word, text)
         self._events.append(event)
         return event
@@ -539,7 +549,7 @@ class Reader:
         self._serving = self._serving or row.kind == "ready"
         groups = match.groupdict()
         watched = groups.pop("word", None)
-        figures = {name: float(value) for name, value in groups.items() if value is not None} | row.figures
+        figures = {name: float(value) for name, value in groups.items() if value is not None} | dict(row.figures)
         if row.kind == "health" and _is_timely(match.string, at.time):
             figures["timely"] = 1
         self._add(row.kind, at, figures, _WATCHED.get(watched.decode(), row.word) if watched else row.word)
@@ -608,7 +618,8 @@ class Reader:
         """Add the arguments that a shipper put into a line of their own: Docker cuts lines at 16 KiB."""
         whole = (before.rstrip(b"\r") + rest)[:LONGEST]
         arguments = parse_server_args(whole.decode("utf-8", "replace"))
-        if arguments is None or len(arguments.args) <= len(event.arguments):
+        is_longer = arguments is not None and len(arguments.args) > len(event.arguments)
+        if arguments is None or not (is_longer or (arguments.is_cut and len(rest) > _LONGEST_BATCH)):
             return False
         event.arguments, self._cut = arguments.args, (event, whole)
         if not arguments.is_cut:
@@ -617,7 +628,7 @@ class Reader:
         return True
 
     def _read_pool(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
-        figures: dict[str, float] = {"tokens": int(match["tokens"])} | row.figures
+        figures: dict[str, float] = {"tokens": int(match["tokens"])} | dict(row.figures)
         if sizes := _POOL_SIZES.match(match.string, match.end()):
             figures["gigabytes"] = sum(float(size) for size in sizes.groups() if size)
         self._add(row.kind, at, figures)

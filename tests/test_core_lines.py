@@ -1,0 +1,553 @@
+"""Each kind of line in SGLang's log, and the event that it gives."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_tuning_exporter.core import lines
+from sglang_tuning_exporter.core.events import NO_RANK, Event, Rank
+from sglang_tuning_exporter.core.lines import Reader
+
+DATA = Path(__file__).parent / "data"
+WHEN = 1_763_638_813.0
+STAMP = "[2025-11-20 11:40:13 TP0] "
+DECODE = "Decode batch, #running-req: 1, #token: 1, token usage: 0.99, gen throughput (token/s): 0.01, #queue-req: 9"
+RETRACTION = "KV cache pool is full. Retract requests. #retracted_reqs: 5, #new_tokens_gained: 8950, #new_token_ratio: 0.3002 -> 0.5783"
+START = STAMP + "server_args=ServerArgs(tp_size=8)"
+READY = STAMP + "The server is fired up and ready to roll!"
+CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.75 GiB."
+
+
+def read(*text: str) -> list[Event]:
+    reader = Reader()
+    return [event for line in text for event in reader.read(line.encode())] + list(reader.end())
+
+
+def short(event: Event) -> tuple[str, str, dict[str, float]]:
+    return event.kind, event.word, event.figures
+
+
+# A line for each row of the table: its event's kind, word and figures.
+EXAMPLES: list[tuple[str, str, str, dict[str, float]]] = [
+    (DECODE, "decode", "", {"running": 1, "tokens": 1, "usage": 0.99, "throughput": 0.01, "queued": 9}),
+    (
+        (
+            "Decode batch [42]. #running-req: 3, #full token: 100, full token usage: 0.40, mamba num: 3, mamba usage: 0.50, accept len: 2.62,"
+            " pre-allocated usage: 0.01, #prealloc-req: 1, #transfer-req: 2, #retracted-req: 3, #host-receive-req: 4, waiting-image-req: 5,"
+            " npu graph: False, gen throughput (token/s): 12.50, #queue-req: 6, est. read BW (GB/s per GPU): 2.50, fwd occupancy: 93.10%"
+        ),
+        "decode",
+        "npu",
+        {
+            "running": 3,
+            "tokens": 100,
+            "usage": 0.4,
+            "mamba_usage": 0.5,
+            "accept_length": 2.62,
+            "prealloc": 1,
+            "transfer": 2,
+            "retracted": 3,
+            "host_receive": 4,
+            "waiting_image": 5,
+            "graph": 0,
+            "throughput": 12.5,
+            "queued": 6,
+        },
+    ),
+    (
+        "#running-req: 7, #token: 2048, token usage: 0.12, cache hit rate: 3.10%",
+        "decode",
+        "",
+        {"running": 7, "tokens": 2048, "usage": 0.12},
+    ),
+    (
+        "Decode batch, #running-req：237，#token：925941，token usage：0.89，#queue-req：4",  # noqa: RUF001 - as it was pasted
+        "decode",
+        "",
+        {"running": 237, "tokens": 925_941, "usage": 0.89, "queued": 4},
+    ),
+    (
+        "Prefill batch, #new-seq: 4, #new-token: 6120, #cached-token: 3584, token usage: 0.89, #running-req: 237, #queue-req: 4, ",
+        "prefill",
+        "",
+        {"sequences": 4, "tokens": 6120, "cached": 3584, "usage": 0.89, "running": 237, "queued": 4},
+    ),
+    (
+        "Prefill batch(mixed #running-req: 12). #new-seq: 4, #new-token: 612, #cached-token: 35, cache hit rate: 31.51%, #queue-req: 4",
+        "prefill",
+        "",
+        {"sequences": 4, "tokens": 612, "cached": 35, "running": 12, "queued": 4},
+    ),
+    (
+        "new fill batch. #seq: 7. #cached_token: 1541. #new_token: 4. #remaining_req: 3. #running_req: 2. tree_cache_hit_rate: 12.50%.",
+        "prefill",
+        "",
+        {"sequences": 7, "cached": 1541, "tokens": 4, "queued": 3, "running": 2},
+    ),
+    (RETRACTION, "retraction", "", {"requests": 5, "gained": 8950, "ratio_before": 0.3002, "ratio_after": 0.5783}),
+    (
+        "decode out of memory happened, #retracted_reqs: 1, #aborted_retracted_reqs: 2, #new_token_ratio: 0.9998 -> 1.0000",
+        "retraction",
+        "",
+        {"requests": 1, "aborted": 2, "ratio_before": 0.9998, "ratio_after": 1.0},
+    ),
+    ("Testing retraction. #retracted_reqs: 1", "retraction", "", {"requests": 1, "testing": 1}),
+    (
+        "KV Cache is allocated. #tokens: 1040384, K size: 19.5 GB, V size: 20.25 GB",
+        "pool",
+        "",
+        {"tokens": 1_040_384, "gigabytes": 39.75},
+    ),
+    (
+        "KV Cache is allocated. dtype: torch.bfloat16, #tokens: 9, KV size: 1.5 GB",
+        "pool",
+        "",
+        {"tokens": 9, "gigabytes": 1.5},
+    ),
+    ("Post-capture KV sizing: KV cache allocated. #tokens: 50", "pool", "", {"tokens": 50, "resized": 1}),
+    (
+        "max_total_num_tokens=9, chunked_prefill_size=-1, max_prefill_tokens=8, max_running_requests=7, context_len=6, available_gpu_mem=5.5 GB",
+        "limits",
+        "gpu",
+        {
+            "max_total_num_tokens": 9,
+            "chunked_prefill_size": -1,
+            "max_prefill_tokens": 8,
+            "max_running_requests": 7,
+            "context_len": 6,
+            "available_gb": 5.5,
+        },
+    ),
+    (
+        "max_running_requests was reduced from the requested 512 to 96 (per dp worker)",
+        "limits",
+        "",
+        {"max_running_requests": 96},
+    ),
+    ("Post-capture KV sizing: max_running_requests 512 -> 96", "limits", "", {"max_running_requests": 96}),
+    ("max_running_requests is capped to 96 by the mamba state cache", "limits", "", {"max_running_requests": 96}),
+    ("Load weight begin. avail mem=78.71 GB", "memory", "weights_begin", {"available": 78.71}),
+    (
+        "Load weight end. type=LlamaForCausalLM, avail mem=12.25 GB, mem usage=66.46 GB.",
+        "memory",
+        "weights",
+        {"available": 12.25, "used": 66.46},
+    ),
+    (
+        "Mamba Cache is allocated. max_mamba_cache_size: 300, conv_state size: 0.25GB, ssm_state size: 1.5GB",
+        "memory",
+        "state_cache",
+        {"used": 1.75, "states": 300},
+    ),
+    ("Memory pool end. avail mem=11.93 GB", "memory", "pool", {"available": 11.93}),
+    (
+        "Capture cuda graph begin. This can take up to several minutes. avail mem=11.93 GB",
+        "memory",
+        "graph_begin",
+        {"available": 11.93},
+    ),
+    (
+        "Capture prefill CUDA graph end. mem usage=2.06 GB. avail mem=9.87 GB.",
+        "memory",
+        "graph",
+        {"available": 9.87, "used": 2.06, "prefill": 1},
+    ),
+    ("The server is fired up and ready to roll!", "ready", "", {}),
+    ("Watchdog timeout (self.watchdog_timeout=300)", "hang", "scheduler", {"seconds": 300}),
+    (
+        "DetokenizerManager watchdog timeout (self.watchdog_timeout=60, self.soft=True)",
+        "hang",
+        "detokenizer",
+        {"seconds": 60},
+    ),
+    (
+        (
+            "Health check failed. Server couldn't get a response from detokenizer for last 20 seconds. tic start time: 11:39:53."
+            " last_heartbeat time: 11:39:50"
+        ),
+        "health",
+        "",
+        {"timely": 1},
+    ),
+    ("Health check failed. Server couldn't get a response from detokenizer for last 20 seconds.", "health", "", {}),
+    (
+        "Subprocess scheduler_0 (pid=4711) crashed with exit code -9. Triggering SIGQUIT for cleanup...",
+        "end",
+        "process_died",
+        {},
+    ),
+    ("Received sigquit from a child process. It usually means the child failed.", "end", "process_died", {}),
+    ("SIGQUIT received. signum=None, frame=None. It usually means one child failed.", "end", "process_died", {}),
+    ("Child process unexpectedly failed with exitcode=9. pid=4711", "end", "process_died", {}),
+    ("Rank 0 scheduler is dead. Please check if there are relevant logs.", "end", "launch_failed", {}),
+    ("Initialization failed. Please see the error messages above.", "end", "launch_failed", {}),
+    ("Scheduler hit an exception: Traceback (most recent call last):", "end", "scheduler_exception", {}),
+    ("Exception in ModelTpServer:", "end", "scheduler_exception", {}),
+    ("SIGTERM received. signum=None frame=None. Draining requests and shutting down...", "draining", "", {}),
+    ("Prefill out of memory. Try to lower your batch size.", "out_of_memory", "prefill", {}),
+    ("Decode out of memory. Please try to lower your batch size.", "out_of_memory", "decode", {}),
+    ("ValueError: Failed to retract any request. No space left for only one request.", "out_of_memory", "decode", {}),
+    (
+        "ValueError: Out of memory even after retracting all other requests in the decode batch.",
+        "out_of_memory",
+        "decode",
+        {},
+    ),
+    (
+        "ValueError: Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=0.88.",
+        "out_of_memory",
+        "startup",
+        {},
+    ),
+    ("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.", "out_of_memory", "startup", {}),
+    ("Capture cuda graph failed: CUDA out of memory. Tried to allocate 2 GiB", "out_of_memory", "graph_capture", {}),
+    (CUDA, "out_of_memory", "unknown", {}),
+    ("RuntimeError: NPU out of memory. Tried to allocate 2.00 GiB", "out_of_memory", "unknown", {}),
+    (
+        "Input length (900 tokens) exceeds the maximum allowed length (512 tokens). Use a shorter input.",
+        "too_long",
+        "",
+        {"tokens": 900, "most": 512},
+    ),
+    (
+        (
+            "Request length is longer than the KV cache pool size or the max context length. Truncated. len(req.origin_input_ids)=900,"
+            " self.max_req_input_len=512."
+        ),
+        "too_long",
+        "",
+        {"tokens": 900, "most": 512},
+    ),
+    (
+        "[http_server] Error: The input (900 tokens) is longer than the model's context length (512 tokens).",
+        "too_long",
+        "",
+        {"tokens": 900, "most": 512},
+    ),
+    (
+        (
+            "[http_server] Error: Requested token count exceeds the model's maximum context length of 512 tokens. You requested a total of 900"
+            " tokens: 800 tokens from the input messages and 100 tokens for the completion. Please reduce the number of tokens to fit within the"
+            " limit."
+        ),
+        "too_long",
+        "",
+        {"tokens": 900, "most": 512},
+    ),
+    (
+        (
+            "Grammar-based generation (json_schema, regex, ebnf, structural_tag) is not supported when the server is launched with"
+            " --grammar-backend none, self.rid='a'"
+        ),
+        "refused",
+        "",
+        {"grammar": 1},
+    ),
+    ("Multimodal prompt is too long after expanding the images, self.rid='a'", "refused", "", {}),
+]
+# Lines without an event.
+SILENT = [
+    ("KV Cache VA upper bound. #tokens: 9", "known"),
+    ("INFO:     Application startup complete.", "known"),
+    ("Endpoint '/get_server_info' is deprecated and will be removed", "known"),
+    ("Receive: obj=GenerateReqInput(text='x')", "request"),
+    ("in=GenerateReqInput(text='x'), out={}", "request"),
+    ('{"timestamp": "2025-11-20T11:40:13", "event": "request.received", "obj": {"text": "x"}}', "request"),
+    ("Received output for rid='x' but the state was deleted", "request"),
+    ("Req Time Stats(rid=abc", "request"),
+    ("Model attempted to call undefined function: x", "request"),
+    ("Parsed value 'x", "request"),
+]
+
+
+@pytest.mark.parametrize(("line", "kind", "word", "figures"), EXAMPLES)
+def test_a_line_gives_its_event(line: str, kind: str, word: str, figures: dict[str, float]) -> None:
+    [event] = read(STAMP + line)
+    assert short(event) == (kind, word, figures)
+    assert (event.time, event.rank, event.marked) == (WHEN, Rank(tp=0), False)
+
+
+@pytest.mark.parametrize(("line", "kind"), SILENT)
+def test_a_line_without_an_event_has_its_kind(line: str, kind: str) -> None:
+    reader = Reader()
+    assert reader.read((STAMP + line).encode()) == ()
+    assert (reader.kind, dict(reader.lines)) == (kind, {kind: 1})
+
+
+def test_every_row_of_the_table_has_a_line_here() -> None:
+    texts = (
+        [line for line, *_ in EXAMPLES]
+        + [line for line, _ in SILENT]
+        + ["server_args={", "Capture cuda graph bs [1, 2]"]
+    )
+    found = [next((row for row in lines.ROWS if re.match(row.pattern, text.encode())), None) for text in texts]
+    assert [row for row in lines.ROWS if row not in found] == []
+
+
+@pytest.mark.parametrize(
+    ("stamp", "time", "rank"),
+    [
+        ("[2025-11-20 11:40:13] ", WHEN, NO_RANK),
+        ("[2025-11-20 11:40:13.250 DP1 PP2 ATTN_CP4 MOE_DP5 TP3 EP6] ", WHEN + 0.25, Rank(dp=1, tp=3, pp=2)),
+        ("2025-11-20 11:40:13 TP0] ", WHEN, Rank(tp=0)),
+        ("[11:40:13 TP0] ", 42_013.0, Rank(tp=0)),
+        ("[gpu_id=3] ", None, Rank(tp=3)),
+        ("[TP1] ", None, Rank(tp=1)),
+        ("", None, NO_RANK),
+        ("[2025-02-30 11:40:13] ", None, NO_RANK),
+        ("[2025-11-20 11:40:13 TP9999] ", WHEN, NO_RANK),
+    ],
+)
+@pytest.mark.parametrize("line", [DECODE, RETRACTION])
+def test_a_stamp_gives_time_and_ranks(stamp: str, time: float | None, rank: Rank, line: str) -> None:
+    [event] = read(stamp + line)
+    assert (event.time, event.rank) == (time, rank)
+
+
+def test_a_time_without_a_date_grows_over_midnight() -> None:
+    times = ["23:59:58", "23:59:59", "00:00:01", "23:59:59", "00:00:02", "12:00:00", "23:00:00", "01:00:00"]
+    day = 86_400.0
+    found = [event.time for event in read(*(f"[{time} TP0] {DECODE}" for time in times))]
+    assert found == [86_398.0, 86_399.0, day + 1, 86_399.0, day + 2, day + 43_200, day + 82_800, 2 * day + 3600]
+
+
+@pytest.mark.parametrize("line", [RETRACTION, DECODE, "server_args={'tp_size': 1}", "[TP0] " + RETRACTION])
+def test_among_lines_with_a_stamp_a_line_without_one_is_not_sglangs(line: str) -> None:
+    assert len(read(STAMP + DECODE, line)) == 1
+    assert len(read(line)) == 1
+
+
+@pytest.mark.parametrize("path", sorted((DATA / "logs").glob("*.log")), ids=lambda path: path.stem)
+def test_every_release_is_understood(path: Path) -> None:
+    reader = Reader()
+    events = [event for line in path.read_bytes().splitlines() for event in reader.read(line)]
+    assert not +reader.unreadable
+    assert sum(reader.lines.values()) == reader.number
+    kinds = {event.kind for event in events}
+    assert kinds >= {"decode", "prefill", "retraction", "arguments", "limits", "memory", "ready"}
+    decode = next(event for event in events if event.kind == "decode")
+    assert (
+        decode.figures.items()
+        >= {"running": 237, "queued": 4, "tokens": 925_941, "usage": 0.89, "throughput": 4471.7}.items()
+    )
+    [start] = [event for event in events if event.kind == "arguments"]
+    assert start.arguments["tp_size"] == 8
+    assert "api_key" not in start.arguments
+    sizes = [event.sizes for event in events if event.word == "graph" and event.sizes]
+    if path.stem >= "0.4.6":
+        assert [(found[:4], found[-1]) for found in sizes] == [((1, 2, 4, 8), 256)]
+
+
+@pytest.mark.parametrize("first", [DECODE, RETRACTION])
+@pytest.mark.parametrize("second", [DECODE, RETRACTION])
+def test_a_line_behind_the_end_of_a_whole_one_counts(first: str, second: str) -> None:
+    events = read(f"{STAMP}{first}[2025-11-20 11:40:14 TP1] {second}")
+    assert [event.rank.tp for event in events] == [0, 1]
+
+
+def test_behind_a_line_that_had_not_ended_nothing_counts() -> None:
+    reader = Reader()
+    assert len(reader.read(f"{STAMP}{DECODE[:60]}[2025-11-20 11:40:14 TP1] {RETRACTION}".encode())) == 1
+    assert reader.unreadable == {"batch_line": 1}
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("Decode batch, ", "batch_line"),
+        ("Prefill batch. #new-seq: , #new", "batch_line"),
+        ("Verify batch, #running-req: 4, #token: 5", "batch_line"),
+        ("KV cache pool is full. Retract requests. #retracted_reqs: some", "retraction_line"),
+        ("server_args=None", "server_args"),
+        (DECODE + ", #shiny-req: 4", "batch_key"),
+    ],
+)
+def test_what_only_a_newer_release_can_print_is_counted(line: str, what: str) -> None:
+    reader = Reader()
+    reader.read((STAMP + line).encode())
+    assert +reader.unreadable == {what: 1}
+
+
+@pytest.mark.parametrize("figure", ["1e999", "9" * 6000, "-4", "nan"])
+def test_a_figure_that_no_server_prints_is_left_out(figure: str) -> None:
+    [event] = read(STAMP + DECODE.replace("#queue-req: 9", f"#queue-req: {figure}"))
+    assert "queued" not in event.figures
+
+
+POST = '127.0.0.1:40000 - "POST /v1/chat/completions HTTP/1.1" '
+
+
+@pytest.mark.parametrize("before", [STAMP + "INFO:     ", "INFO:     ", STAMP])
+@pytest.mark.parametrize(
+    ("line", "kinds"),
+    [
+        (POST + "503 Service Unavailable", ["rejected"]),
+        (POST + "500 Internal Server Error", ["server_error"]),
+        (POST + "200 OK", []),
+        ('1.2.3.4:5 - "GET /health HTTP/1.1" 503 Service Unavailable', []),
+        ('1.2.3.4:5 - "POST /503 HTTP/1.1" 404 Not Found', []),
+        ('1.2.3.4:5 - "POST /pause_generation HTTP/1.1" 200 OK', ["pause"]),
+        ('1.2.3.4:5 - "POST /continue_generation HTTP/1.1" 200 OK', ["resume"]),
+    ],
+)
+def test_an_access_line_gives_failed_requests_and_pauses(before: str, line: str, kinds: list[str]) -> None:
+    reader = Reader()
+    assert [event.kind for event in reader.read((before + line).encode())] == kinds
+    assert reader.kind == "access"
+
+
+def test_an_exception_of_a_request_counts_once() -> None:
+    exception = STAMP + "ERROR:    Exception in ASGI application"
+    failed = STAMP + "INFO:     " + POST + "500 Internal Server Error"
+    assert [event.kind for event in read(failed, exception, exception)] == ["server_error"] * 2
+
+
+def test_arguments_in_several_lines_are_one_start() -> None:
+    text = STAMP + "server_args={'dtype': 'auto', 'model_path': '" + "m" * 20_000 + "', 'tp_size': 8}"
+    [event] = read(text[:9000], text[9000:16_000], text[16_000:])
+    assert (event.arguments["tp_size"], event.figures) == (8, {})
+    [cut, after] = read(text[:9000], STAMP + DECODE)
+    assert (cut.kind, cut.figures, after.kind) == ("arguments", {"cut": 1}, "decode")
+
+
+SERVING = ("run_scheduler_process", "event_loop_overlap", "run_batch", "forward_batch_generation")
+
+
+def traceback(*functions: str, rank: int = 0) -> list[str]:
+    frames = [f'  File "/srv/sglang/x.py", line 12, in {name}\n    {name}()' for name in functions]
+    head = STAMP.replace("TP0", f"TP{rank}") + "Scheduler hit an exception: Traceback (most recent call last):"
+    return [head, *"\n".join(frames).split("\n")]
+
+
+def failures(*text: str) -> list[tuple[str, int | None]]:
+    return [(event.word, event.rank.tp) for event in read(*text) if event.kind == "out_of_memory"]
+
+
+@pytest.mark.parametrize(
+    ("before", "functions", "phase"),
+    [
+        ([STAMP + DECODE], (*SERVING, "forward_extend", "forward"), "prefill"),
+        ([STAMP + DECODE], (*SERVING, "forward_decode", "forward"), "decode"),
+        ([STAMP + DECODE], SERVING, "unknown"),
+        ([STAMP + DECODE], (*SERVING, "forward_extend", "embed_mm_inputs", "forward_extend"), "unknown"),
+        ([], ("run_scheduler_process", "__init__", "load_model"), "startup"),
+        ([START], ("run_scheduler_process", "__init__", "forward_extend"), "startup"),
+        ([START], ("run_scheduler_process", "init_device_graphs", "capture", "forward_decode"), "graph_capture"),
+        ([START, READY], (*SERVING, "forward_decode"), "decode"),
+        ([START, READY, STAMP + DECODE, START], (*SERVING, "forward_decode"), "startup"),
+    ],
+)
+def test_memory_ran_out_where_the_frames_say(before: list[str], functions: tuple[str, ...], phase: str) -> None:
+    assert failures(*before, *traceback(*functions), CUDA) == [(phase, 0)]
+
+
+def test_an_error_line_and_the_exception_raised_from_it_are_one_failure() -> None:
+    line = "Decode out of memory. Try to lower your batch size."
+    logged = [STAMP + line, STAMP.replace("TP0", "TP1") + line]
+    raised = [text for rank in (0, 1) for text in (*traceback(*SERVING, rank=rank), "RuntimeError: " + line)]
+    for text in (logged, raised, logged + raised):
+        assert failures(*text) == [("decode", 0), ("decode", 1)]
+
+
+def test_a_chain_of_exceptions_is_one_failure() -> None:
+    chained = [
+        "",
+        "During handling of the above exception, another exception occurred:",
+        "",
+        "Traceback (most recent call last):",
+    ]
+    last = [
+        '  File "x.py", line 12, in run_scheduler_process',
+        "Exception: Capture cuda graph failed: CUDA out of memory.",
+    ]
+    assert failures(START, *traceback("init_device_graphs", "capture"), CUDA, *chained, *last) == [("graph_capture", 0)]
+
+
+def test_lines_of_other_ranks_inside_a_traceback_do_not_end_it() -> None:
+    text = [each for line in (*traceback(*SERVING, "forward_decode"), CUDA) for each in (line, STAMP + "another line")]
+    assert failures(STAMP + DECODE, *text) == [("decode", 0)]
+
+
+def test_the_exception_that_ended_a_process_is_kept() -> None:
+    *_, event = read(STAMP + DECODE, *traceback(*SERVING), "RuntimeError: pool memory leak detected!")
+    assert (event.kind, event.text, event.rank) == ("exception", "RuntimeError: pool memory leak detected!", Rank(tp=0))
+
+
+MAIN = [
+    "Traceback (most recent call last):",
+    '  File "/srv/sglang/launch_server.py", line 84, in <module>',
+    "    run_server(server_args)",
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            ["sglang serve: error: unrecognized arguments: --no-flag 3 --api-kay=s3cret -x"],
+            ["sglang serve: error: unrecognized arguments: --no-flag --api-kay -x"],
+        ),
+        (
+            [*MAIN, "AssertionError: schedule_policy must be 'fcfs'."],
+            ["AssertionError: schedule_policy must be 'fcfs'"],
+        ),
+        ([*MAIN, "KeyboardInterrupt"], []),
+        ([START, STAMP + DECODE, *MAIN, "ValueError: words of a prompt"], []),
+        ([START, STAMP + DECODE, "sglang serve: error: words of a prompt"], []),
+    ],
+)
+def test_a_main_process_that_ends_before_it_serves_did_not_launch(text: list[str], words: list[str]) -> None:
+    assert [event.text for event in read(*text) if event.word == "launch_failed"] == words
+
+
+HUGE = 200_000
+HOSTILE = {
+    "deep JSON": b'{"a":' * 50_000 + b"1" + b"}" * 50_000,
+    "lists": b"[" * HUGE,
+    "quotes": b'"' * HUGE,
+    "CSV": b'"a",' * 50_000 + b'"' + STAMP.encode() + RETRACTION.encode() + b'"',
+    "stamps": (STAMP + RETRACTION).encode() * 1500,
+    "brackets": STAMP.encode() + b"[a] " * 50_000 + b"Decode batch, #running-req: 1",
+    "fields": (STAMP + DECODE).encode() + b", a: 1" * 30_000,
+    "arguments": STAMP.encode() + b"server_args=ServerArgs(" + b"a='" * 60_000,
+    "colours": b"\x1b[" * 100_000,
+    "NULs": b"\0" * HUGE + (STAMP + DECODE).encode(),
+    "spaces": STAMP.encode() + b"Capture " + b"a " * 90_000,
+    "not UTF-8": b"\xff\xc3\x28" * 60_000,
+    "bars": b"10%|##|\r" * 20_000 + (STAMP + RETRACTION).encode(),
+    "runtimes": b"2025-11-20T11:40:13.1Z stderr F " * 6000 + (STAMP + RETRACTION).encode(),
+    "bytes": b'{"MESSAGE":[' + b"1," * 60_000 + b"1]}",
+    "ranks": b"[2025-11-20 11:40:13" + b" TP0" * 40_000 + b"] " + RETRACTION.encode(),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize(
+    "before", [b"", (STAMP + DECODE).encode(), b'{"time": "2025-11-20T11:40:13Z", "msg": "' + START.encode() + b'"}']
+)
+def test_a_hostile_line_is_read_in_bounded_time_and_memory(name: str, before: bytes) -> None:
+    reader = Reader()
+    reader.read(before)
+    begin = time.process_time()
+    for _ in range(3):
+        reader.read(HOSTILE[name])
+    assert time.process_time() - begin < 10  # a loop or an expression that backtracks takes minutes
+    assert sum(map(sys.getsizeof, reader.wrapping.__dict__.values())) < 1 << 20
+    assert reader.read((STAMP + DECODE).encode())[-1].kind == "decode"
+
+
+@given(
+    st.lists(st.one_of(st.binary(max_size=80), st.sampled_from([line.encode() for line, *_ in EXAMPLES])), max_size=12)
+)
+def test_any_bytes_are_read_and_each_line_has_one_kind(text: list[bytes]) -> None:
+    reader = Reader()
+    for line in text:
+        reader.read(line)
+    assert sum(reader.lines.values()) == len(text)
