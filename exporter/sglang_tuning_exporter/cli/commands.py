@@ -52,7 +52,9 @@ def explain(*, log: str) -> int:
     name, _, number = log.rpartition(":")
     is_line = bool(name) and number.isdecimal() and not Path(log).exists()
     try:
-        lines = (line for source in inputs.find([name if is_line else log], sys.stdin.buffer) for line in source.lines())
+        lines = (
+            line for source in inputs.find([name if is_line else log], sys.stdin.buffer) for line in source.lines()
+        )
         sys.stdout.write(explain(lines, int(number) if is_line else None))
     except inputs.UsageError as error:
         raise UsageError(str(error)) from None

@@ -150,6 +150,10 @@ class Source:
         for chunk in chunks:
             yield chunk.replace(b"\r\n", b"\n").removesuffix(b"\n").split(b"\n")
 
+    def lines(self) -> Iterator[bytes]:
+        """Give every line without its end."""
+        return chain.from_iterable(self.blocks())
+
     def _note(self, what: str) -> None:
         if (note := f"{self.label}: {what}") not in self.notes:
             self.notes.append(note)
