@@ -687,7 +687,25 @@ def _one_gpu(view: View, _: frozenset[str]) -> list[Draft]:
     return [_say(f"run one server with --tp-size 1 on {f'each of the {gpus:g} GPUs' if gpus else 'each GPU'}, behind a router (model gateway)")]
 
 
+_FLAG = re.compile(r"--[a-z][a-z0-9-]{2,60}[a-z0-9]")
+_LESS, _MORE = re.compile(r"smaller|lower|reduc|decreas|fewer", re.IGNORECASE), re.compile(r"larger|higher|increas|rais", re.IGNORECASE)
+
+
+def _by_exception(view: View, _: frozenset[str]) -> list[Draft]:
+    """SGLang's own words first: an exception that names a flag says what to change."""
+    words = view.exception or view.ended
+    flags = list(dict.fromkeys(_FLAG.findall(words)))[:2]
+    direction = "lower" if _LESS.search(words) else "raise" if _MORE.search(words) else "set"
+    drafts = []
+    for flag in flags:
+        arg = flag[2:].replace("-", "_")
+        text = Remedy(arg, direction, f"{direction} it: SGLang's own error names it", f"SGLang ended with: {words[:300]}", "another error came before this one")
+        drafts.append(Draft(arg, None, view.facts.typed(arg), words=text.words, text=text))
+    return [*drafts, Draft()]
+
+
 ADVICE: dict[str, Advise] = {
+    "crashed": _by_exception,
     "out_of_memory_prefill": _out_of_memory_prefill,
     "out_of_memory_decode": _out_of_memory_decode,
     "graph_memory_short": _graph_memory,
@@ -852,8 +870,8 @@ def setting(value: Value) -> Value:
 
 def spelled(row: Row, view: View, draft: Draft) -> Change:
     """Return a draft as a change, with its reasons."""
-    direction = _direction(draft) or row.remedy.direction
     text = draft.text
+    direction = _direction(draft) or (text or row.remedy).direction
     if text is None:
         own = draft.arg == row.remedy.arg or not draft.arg
         text = row.remedy if own else _LIMIT_TEXTS.get(direction, row.remedy) if draft.arg == "max_running_requests" else _BY_ARG.get(draft.arg, row.remedy)

@@ -162,7 +162,7 @@ class Course:
         totals["starts_recently"] = float(sum(now - at <= RECENTLY for at in self._starts))
         return View(
             totals, server.facts, server.profile, now, {dp: each.running or 0.0 for dp, each in server.schedulers.items()},
-            server.starting, server.stopping, server.ended, tuple(hang for hang in server.hangs if hang.begin + hang.seconds >= now - seconds),
+            server.starting, server.stopping, server.ended, server.exception, tuple(hang for hang in server.hangs if hang.begin + hang.seconds >= now - seconds),
             dict(server.last),
         )  # fmt: skip
 
@@ -308,7 +308,8 @@ class Course:
         if run is not last and last.served >= self._profile.enough_serving_seconds and row.severity != "critical":
             if not are_same_settings(run.facts.arguments, last.facts.arguments):
                 return False
-        return held.seconds >= min(row.after, ENOUGH_SHARE * served) and held.seconds > 0
+        judged = sum(sum(each.verdicts.values()) for each in self.runs) or served
+        return held.seconds >= min(row.after, ENOUGH_SHARE * judged) and held.seconds > 0
 
     def _others(
         self, chosen: list[tuple[Run, str, Held]], found: list[Finding], end: float, also: frozenset[str] = frozenset()

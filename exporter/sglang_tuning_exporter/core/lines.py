@@ -269,7 +269,7 @@ TRACEBACK = b"Traceback (most recent call last):"
 _OTHERS_BETWEEN = 60  # lines of other processes in a traceback
 _RAISED_WITHIN = 120.0  # seconds between a rank's error line and the traceback of the same failure
 _FRAME = re.compile(rb'  File "[^"\n]{0,1000}", line \d+, in (\S{1,200})')
-_EXCEPTION = re.compile(rb"[A-Za-z_][\w.]{0,200}(?:: |$)")
+_EXCEPTION = re.compile(rb"(?:[A-Z]\w{0,200}|\w{1,100}(?:\.\w{1,100}){1,9})(?:: |$)")
 _CHAINED = (b"During handling of the above exception", b"The above exception was the direct cause")
 _IN_CAPTURE = re.compile(rb"capture|init_(?:device|cuda)_graphs|init_piecewise", re.IGNORECASE)
 _IN_PREFILL = re.compile(rb"prefill|extend", re.IGNORECASE)
@@ -329,7 +329,7 @@ _SIZES = re.compile(rb"\bbs[= ]\[([\d, ]{0,12000})\]")
 _GRAPH_OF = re.compile(rb"Capture ([\w -]{0,60}?)cuda graph", re.IGNORECASE)
 _OF_PREFILL = re.compile(rb"prefill|piecewise|breakable", re.IGNORECASE)
 _OF_DECODE = (b"", b"target decode", b"target verify", b"decode")
-_LIMIT = re.compile(rb"(\w{1,60})=(-?\d{1,15}(?:\.\d{1,9})?)(?: ?GB)?(?:,|\s|$)")
+_LIMIT = re.compile(rb"(\w{1,60})=(-?\d{1,15}(?:\.\d{1,9})?)(?: ?GB)?(?:[\s,<)\]|\"'`]|$)")
 _LIMITS = ("max_total_num_tokens", "max_running_requests", "chunked_prefill_size", "context_len", "max_prefill_tokens")
 _POOL_SIZES = re.compile(rb", K size: " + _N + rb" GB, V size: " + _N + rb" GB|, KV size: " + _N + rb" GB")
 _MEMORY = {
@@ -451,7 +451,7 @@ class Reader:
     def _read(self, line: Line) -> str:
         """Read a line without what is around it; return its kind."""
         text, self.around = line.text, line.around
-        found = stamp_of(text)
+        found = None if line.headed else stamp_of(text)
         if line.glued:
             self.trust.mark("glued", self.number, self._time, ())
         if found is None and not line.headed:

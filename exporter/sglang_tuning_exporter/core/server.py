@@ -31,6 +31,8 @@ ASSUMED_CAPTURED = 160.0  # the smallest of SGLang's defaults of the largest cap
 USUAL_CAPTURED = "160 to 256"
 RATE_SECONDS = 60.0  # over which admissions are counted for the wait
 LEAST_RATE_SECONDS = 5.0
+# After a request does not fit, SGLang tries the next one only when a running one has ended (batch_is_full, srt/managers/scheduler.py).
+BESIDE = 2.0
 COARSE = 0.05  # of the pool: smaller requests fill it smoothly, and usage alone says whether it is full
 SHARED_PREFIXES = 0.2
 FAR_ABOVE = 0.2  # of the new-token ratio, above its start
@@ -449,7 +451,7 @@ class Scheduler:
             page = max(facts.size("page_size") or 1.0, 1.0)
             need = max(need, page * (ceil(prompt / page) + 1) / pool)
             whole = page * ceil((prompt + answer) / page)
-            if facts.may_reserve_in_full and whole >= COARSE * pool and (running * facts.micro_batches + 1) * whole > target * pool:
+            if facts.may_reserve_in_full and whole >= COARSE * pool and (running * facts.micro_batches + BESIDE) * whole > target * pool:
                 return False  # those that run will use what is free
         return need < COARSE or usage + need <= target
 
@@ -474,6 +476,7 @@ class Server:
         self.starting = False  # arguments were printed, and nothing served yet
         self.stopping = False  # it was asked to end
         self.ended = ""  # how it ended, in words
+        self.exception = ""  # the last line of the last traceback
         self.hangs: list[Hang] = []
         self.silences: list[Hang] = []
         self.last: dict[str, float] = {}  # when something happened last
@@ -606,6 +609,9 @@ class Server:
         self.ended = event.text or self.ended or event.word
         self._stop(now)
 
+    def _take_exception(self, event: Event, now: float) -> None:
+        self.exception = event.text
+
     def _take_draining(self, event: Event, now: float) -> None:
         self.stopping = True
         self.last["draining"] = now
@@ -622,7 +628,7 @@ class Server:
         self.schedulers.clear()
         self._failed.clear()
         self.totals = Totals()
-        self.starting, self.stopping, self.ended = True, False, ""
+        self.starting, self.stopping, self.ended, self.exception = True, False, "", ""
 
     def _stop(self, now: float) -> None:
         for scheduler in self.schedulers.values():
@@ -702,6 +708,7 @@ _TAKES = {
     "out_of_memory": Server._take_out_of_memory,  # noqa: SLF001
     "arguments": Server._take_start,  # noqa: SLF001
     "end": Server._take_end,  # noqa: SLF001
+    "exception": Server._take_exception,  # noqa: SLF001
     "draining": Server._take_draining,  # noqa: SLF001
     "hang": Server._take_hang,  # noqa: SLF001
     **dict.fromkeys(("rejected", "server_error", "pause", "resume", "too_long", "refused", "health"), Server._take_count),  # noqa: SLF001

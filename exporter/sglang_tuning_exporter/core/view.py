@@ -18,6 +18,7 @@ STILL_USAGE, ROUNDED_USAGE = 0.003, 0.1
 MOSTLY_PREFILL = 0.5
 # Of the prompt tokens from the cache under fcfs: with less, ordering is not worth it; with more, nothing is left to gain.
 SHARING = (0.095, 0.9)
+AT_RANDOM = 1.65  # standard deviations of a count that falls at random
 LEAST_MINUTE = 60.0  # less than a minute counts as a minute: one burst is no rate
 ENOUGH_ON_A_RANK = 20.0  # seconds
 
@@ -34,6 +35,7 @@ class View:
     starting: bool = False
     stopping: bool = False
     ended: str = ""
+    exception: str = ""  # the last line of the last traceback
     hangs: tuple[Hang, ...] = ()
     last: Mapping[str, float] = field(default_factory=dict)  # when something happened last
 
@@ -96,7 +98,7 @@ class View:
     def retractions_tolerated(self) -> float:
         """Retractions a minute that are still about as many as the threshold: they fall at random."""
         limit, minutes = self.profile.retractions_per_minute, max(self.served, LEAST_MINUTE) / 60
-        return limit + 2.0 * (limit / minutes) ** 0.5
+        return limit + AT_RANDOM * (limit / minutes) ** 0.5
 
     @property
     def retractions_a_minute(self) -> float:

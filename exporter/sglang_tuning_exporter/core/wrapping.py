@@ -167,7 +167,7 @@ _ISO = rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d) "
 _RUNTIMES = re.compile(
     rb"(?P<journald>(?:"
     + _ISO
-    + rb"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)? )[^\s:\[]{1,255} [^\s:\[\]]{1,100}(?:\[\d+\])?: ?)"
+    + rb"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)? )[^\s:\[]{1,255} [^\s:\[\]]{1,100}\[\d+\]: ?)"
     rb"|(?P<docker>" + _ISO + rb")|(?P<compose>[A-Za-z0-9][\w.-]{0,100} *\| ?)|(?P<kubectl>\[pod/[^\]\s]{1,300}\] )"
     rb"|(?P<ray>\((?:[^()\n]{1,100} )?pid=\d+(?:, ?ip=[\w.:]+)?\) ?)"
 )
@@ -294,14 +294,14 @@ def _text_layer(before: bytes, *, replaces: bool = False) -> Layer | None:
         position = match.end()
     kinds = [kind for kind, _ in tokens]
     timed = "time" in kinds
+    # The name of a field is fixed, and the last space: the indentation of a traceback follows it.
+    last_word = max((place for place, kind in enumerate(kinds) if kind == "word"), default=-1)
+    is_named = re.search(rb"\w(?:=|: )[\"']?\Z", before) is not None
     parts = []
     for place, (kind, text) in enumerate(tokens):
-        # The last space is fixed: the indentation of a traceback follows it. Without a time, only fixed words can stand for a stamp.
-        fixed = (
-            kind == "other"
-            or (kind == "space" and place == len(tokens) - 1)
-            or (replaces and not timed and kind == "word")
-        )
+        # Without a time, only fixed words can stand for a stamp.
+        fixed = kind == "other" or (kind == "space" and place == len(tokens) - 1)
+        fixed = fixed or (kind == "word" and ((replaces and not timed) or (is_named and place == last_word)))
         parts.append(
             re.escape(text)
             if fixed
@@ -672,6 +672,7 @@ class Wrapping:
         """Note a usual line of SGLang's without any text around it."""
         self._proven.add(())
         self._current, self.is_bare_now = None, True
+        self._held.clear()
 
     def _accept(self, form: Form, found: list[Line]) -> None:
         """Note a line with SGLang's stamp, or the text that replaces it, in this form."""
@@ -695,7 +696,7 @@ class Wrapping:
             self.unread = self.unread or text[:_LONGEST_BEFORE]
             if len(self._held) > _HELD_FORMS or sum(len(each.text) for each in held) > _HELD_LENGTH * _ENOUGH_MORE:
                 self._held.clear()
-            self.waits = "other"
+            self.waits, self.is_bare_now = "other", False
             return []
         self._forms = [form, *self._forms[: _FORMS_KEPT - 1]]
         self._brackets = self._brackets or _STAMP.match(text) is not None
