@@ -161,7 +161,7 @@ def document(judged: Judged, against: Comparison | None = None) -> Document:
         ],
         "course": [{"what": each.what, **_stretch(each.begin, each.end, begin), "words": each.words} for each in judged.course],
         "shares": judged.shares,
-        "counts": _nested({**dict.fromkeys(COUNTS, 0), **judged.counts}),
+        "counts": _nested(dict.fromkeys(COUNTS, 0) | {name: count for name, count in judged.counts.items() if count}),
         "marked": _nested(judged.marked),
         "last": {name: judged.last.get(name) for name in LAST} | {"cuda_graph": _switch(judged.last.get("cuda_graph"))},
         "available_gpu_memory_gb": judged.available_gb,
