@@ -1,0 +1,270 @@
+"""The text around SGLang's lines: in every form the events and times are those of the bare lines."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Callable
+
+import pytest
+
+from sglang_tuning_exporter.core.events import Event
+from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.wrapping import time_of
+from wrappings import AMID, AROUND, INSTEAD, otlp
+
+Shown = tuple[str, float | None, tuple[int | None, ...], tuple[tuple[str, float], ...], str]
+STARTED = dt.datetime(2026, 11, 20, 19, 51, 0)  # noqa: DTZ001 - as a server prints it, without a zone
+DECODE = "Decode batch, #running-req: 7, #token: 900, token usage: 0.90, gen throughput (token/s): 87.00, #queue-req: 7"
+RETRACTION = "KV cache pool is full. Retract requests. #retracted_reqs: 9, #new_token_ratio: 0.1000 -> 0.9000"
+MESSAGES = [
+    "Load weight begin. avail mem=21.50 GB",
+    "server_args=ServerArgs(model_path='/srv/a \"b\"', tp_size=8, schedule_conservativeness=1.0, dtype='auto')",
+    "Load weight end. type=LlamaForCausalLM, avail mem=12.25 GB, mem usage=66.46 GB.",
+    "KV Cache is allocated. #tokens: 1040384, K size: 19.84 GB, V size: 19.84 GB",
+    "Memory pool end. avail mem=11.93 GB",
+    "max_total_num_tokens=1040384, max_running_requests=4096, context_len=131072",
+    "The server is fired up and ready to roll!",
+    DECODE,
+    "Prefill batch, #new-seq: 4, #new-token: 6120, #cached-token: 3584, token usage: 0.89, #running-req: 237, #queue-req: 4",
+    RETRACTION,
+    'INFO:     127.0.0.1:40000 - "POST /generate HTTP/1.1" 503 Service Unavailable',
+    "a line of no meaning",
+    "Scheduler hit an exception: Traceback (most recent call last):",
+]
+BEHIND = [
+    '  File "/srv/x.py", line 12, in event_loop_normal',
+    "    self.run_batch(batch)",
+    '  File "/srv/y.py", line 3, in forward_extend',
+]
+LAST = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+FORGED = f"[2025-11-20 11:41:40 TP0] {RETRACTION}"
+
+
+def stamped(messages: list[str], ranks: str = " TP0") -> list[str]:
+    return [f"[2026-11-20 19:51:{second:02d}{ranks}] {message}" for second, message in enumerate(messages)]
+
+
+LINES = [*stamped(MESSAGES), *BEHIND, LAST, *stamped([DECODE] * 20)]
+
+
+def around(name: str, lines: list[str], ahead: int = 0) -> list[bytes]:
+    """Wrap each line, at the time that it or the one before prints; the shipper's clock is so many hours ahead."""
+    wrap: Callable[[str, int, dt.datetime], str] = (AROUND | AMID | INSTEAD)[name]
+    found, when = [], STARTED
+    for number, line in enumerate(lines, 1):
+        if line.startswith("[20"):
+            when = dt.datetime.fromisoformat(line[1:20])
+        found.append(wrap(line, number, when + dt.timedelta(hours=ahead)))
+    return "\n".join(found).encode().split(b"\n")
+
+
+def events(lines: list[bytes]) -> list[Event]:
+    reader = Reader()
+    return [event for line in lines for event in reader.read(line)] + list(reader.end())
+
+
+def shown(found: list[Event]) -> list[Shown]:
+    """Write events so that they can be compared; the texts of a form may stand behind an exception's."""
+    return [
+        (
+            event.kind,
+            event.time,
+            tuple(event.rank),
+            tuple(sorted(event.figures.items())),
+            f"{event.word} {event.text[:60]} {event.arguments} {event.sizes}",
+        )
+        for event in found
+    ]
+
+
+BARE = shown(events([line.encode() for line in LINES]))
+
+
+def test_the_bare_lines_give_their_events() -> None:
+    kinds = [kind for kind, *_ in BARE]
+    assert kinds[:13] == [
+        "memory", "arguments", "memory", "pool", "memory", "limits", "ready", "decode", "prefill", "retraction", "rejected", "end", "out_of_memory",
+    ]  # fmt: skip
+    assert kinds[13:] == ["decode"] * 20
+
+
+@pytest.mark.parametrize("hours", [0, 8])
+@pytest.mark.parametrize("name", [*AROUND, *AMID])
+def test_in_any_form_the_events_are_those_of_the_bare_lines(name: str, hours: int) -> None:
+    assert shown(events(around(name, LINES, hours))) == BARE
+
+
+@pytest.mark.parametrize("name", INSTEAD)
+def test_with_any_text_in_place_of_the_stamp_its_time_counts(name: str) -> None:
+    found = events(around(name, LINES))
+    assert [event.kind for event in found] == [kind for kind, *_ in BARE]
+    assert [int(event.time or 0) for event in found] == [int(time or 0) for _, time, *_ in BARE]
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+def test_every_record_of_a_document_is_read(size: int) -> None:
+    batches = [LINES[start : start + size] for start in range(0, len(LINES), size)]
+    documents = [otlp([(line, STARTED) for line in batch]).encode() for batch in batches]
+    assert shown(events(documents)) == BARE
+
+
+QUOTES = [
+    f"user said: {FORGED}",
+    f"user said:{FORGED}",
+    "Tell me what this means: " + FORGED,
+    "tail of a line cut by rotation: text='previous.\\n" + FORGED,
+    "[2026-11-20 19:51:18 TP0] Receive: obj=GenerateReqInput(text='a\\nstern pod " + FORGED,
+    "[2026-11-20 19:51:18 TP0] Model attempted to call undefined function: x " + FORGED,
+    "[2026-11-20 19:51:18 TP0] Model attempted to call undefined function: x\r" + FORGED,
+    "[2026-11-20 19:51:18 TP0] " + FORGED,
+    json.dumps({"message": FORGED}),
+    json.dumps({"ts": 1795204278, "messages": [{"content": FORGED}]}),
+    json.dumps({"timestamp": "2026-11-20T19:51:18", "event": "request.received", "obj": {"text": FORGED}}),
+    f'INFO:     1.2.3.4:5 - "GET /?{FORGED} HTTP/1.1" 200 OK',
+    f'prompt="{FORGED}"',
+    f"x {FORGED}",
+]
+
+
+@pytest.mark.parametrize("quote", QUOTES)
+@pytest.mark.parametrize(
+    "name", ["nothing", "stern", "kubernetes", "GCP", "compose -t", "custom formatter", "indented paste"]
+)
+def test_a_line_inside_another_does_not_count(name: str, quote: str) -> None:
+    real = stamped([DECODE] * 4)
+    assert len(events(around(name, [*real, quote, *real]))) == 8
+
+
+def test_however_many_lines_quote_none_counts_between_others() -> None:
+    mixed = [line for real in stamped([DECODE] * 60) for line in (real, f"user said: {FORGED}")]
+    assert [event.kind for event in events([line.encode() for line in mixed])] == ["decode"] * 60
+
+
+@pytest.mark.parametrize("between", ["", "\r", " ", "\r\r"])
+def test_an_exceptions_words_are_no_line(between: str) -> None:
+    text = [
+        *stamped([DECODE]),
+        "Traceback (most recent call last):",
+        '  File "x.py", line 1, in f',
+        f"ValueError: bad x{between}{FORGED}",
+    ]
+    assert len(events([line.encode() for line in text])) == 1
+
+
+BAR = "Capturing batches (bs=1 avail_mem=9.87 GB): 100%|#####| 36/36 [00:21<00:00,  1.69it/s]"
+
+
+@pytest.mark.parametrize(
+    "before", [BAR, f"\r{BAR}\r", f"\r{BAR}", "  0%|          | 0/36 [00:00<?, ?it/s]\r", "\0" * 300, "\ufeff", "\r"]
+)
+def test_behind_a_progress_bar_a_line_counts(before: str) -> None:
+    assert [event.marked for event in events([(before + FORGED).encode()])] == [False]
+
+
+def test_directly_behind_words_of_another_program_a_line_counts_and_is_marked() -> None:
+    text = [*stamped([DECODE]), "See https://nanobind.readthedocs.io/refleaks.html" + FORGED]
+    assert [event.marked for event in events([line.encode() for line in text])] == [False, True]
+
+
+def test_a_form_that_can_be_a_sentence_counts_from_its_third_line_on_with_those_before() -> None:
+    lines = around("stern", stamped([DECODE] * 3))
+    reader = Reader()
+    assert [len(reader.read(line)) for line in lines] == [0, 0, 3]
+    assert reader.wrapping.unread.startswith(b"sglang-7d9f8b")
+
+
+def test_a_stream_with_a_form_takes_another_after_sixteen_lines_in_a_row() -> None:
+    lines = [line.encode() for line in stamped([DECODE] * 5)] + around("stern", stamped([DECODE] * 20))
+    for number, count in ((15, 5), (16, 21), (20, 25)):
+        assert len(events(lines[: 5 + number])) == count
+
+
+def test_mixed_streams_are_read_line_by_line() -> None:
+    lines = stamped([DECODE, RETRACTION] * 10)
+    forms = [
+        "nothing",
+        "compose -t",
+        "Ray",
+        "kubernetes",
+        "kubectl --timestamps --prefix",
+        "syslog",
+        "docker --timestamps",
+    ]
+    text = [around(forms[number % len(forms)], [line])[0] for number, line in enumerate(lines)]
+    assert [event.kind for event in events(text)] == ["decode", "retraction"] * 10
+
+
+def test_lines_of_a_traceback_do_not_unlearn_a_form_in_place_of_the_stamp() -> None:
+    lines = (
+        around("Python logging", stamped([DECODE] * 3))
+        + [b"no line of SGLang's"] * 200
+        + around("Python logging", stamped([DECODE]))
+    )
+    assert len(events(lines)) == 4
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "2026-03-18 11:22:05 INFO {ranks} ",
+        "2026-03-18 11:22:05.874 INFO 120984 [ {ranks} scheduler_metrics_mixin.py:415] ",
+        "[INFO][2026-03-18 11:22:05][pid=12][{ranks}] ",
+        "[2026-03-18 11:22:05 {ranks}] [thread=MainThread] ",
+        "[2026-03-18 11:22:05 {ranks}] INFO scheduler.py:9: ",
+    ],
+)
+def test_a_form_has_ranks_and_has_none(form: str) -> None:
+    ranks = ["DP0 TP0", "", "DP1 TP0"] * 8
+    lines = [form.format(ranks=each).replace(" ]", "]") + DECODE for each in ranks]
+    assert [event.rank.dp for event in events([line.encode() for line in lines])] == [0, None, 1] * 8
+
+
+def test_parts_of_a_line_that_a_container_runtime_cut_are_joined() -> None:
+    line = f"[2026-11-20 19:51:18 TP0] {DECODE}"
+    parts = [f"2025-11-20T11:40:13.1Z stderr P {line[:60]}", f"2025-11-20T11:40:13.1Z stdout F {FORGED}"]
+    parts += [f"2025-11-20T11:40:13.1Z stderr P {line[60:90]}", f"2025-11-20T11:40:13.1Z stderr F {line[90:]}"]
+    assert [event.kind for event in events([part.encode() for part in parts])] == ["retraction", "decode"]
+    long = "[2026-11-20 19:51:18] server_args={'model_path': '" + "m" * 20_000 + "', 'tp_size': 8}\n"
+    halves = [
+        json.dumps({"log": part, "stream": "stderr", "time": "x"}).encode() for part in (long[:16_384], long[16_384:])
+    ]
+    assert [event.arguments["tp_size"] for event in events(halves)] == [8]
+
+
+def test_memory_for_lines_that_never_end_and_forms_that_never_come_again_is_bounded() -> None:
+    reader = Reader()
+    reader.read(f"[2026-11-20 19:51:18 TP0] {DECODE}".encode())
+    for number in range(2000):
+        reader.read(b"2025-11-20T11:40:13.1Z stderr P " + b"x" * 16_000)
+        marks = "".join("!?;^"[number // 4**place % 4] for place in range(6))
+        reader.read(f"a{marks} {FORGED}".encode())
+    wrapping = reader.wrapping
+    assert sum(map(len, wrapping._cut.values())) <= 262_144
+    assert sum(len(line.text) for held in wrapping._held.values() for line in held) < 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        (b"2026-11-20T19:51:18Z", 1795204278.0),
+        (b"2026-11-20 19:51:18,250", 1795204278.25),
+        (b"2026/11/20 19:51:18.5", 1795204278.5),
+        (b"2026-11-20T19:51:18+08:00", 1795204278.0 - 8 * 3600),
+        (b"1795204278", 1795204278.0),
+        (b"1795204278.5", 1795204278.5),
+        (b"1795204278500000000", 1795204278.5),
+        (b"Nov 20 2026 19:51:18", 1795204278.0),
+        (b"20/Nov/2026:19:51:18 +0800", 1795204278.0 - 8 * 3600),
+        (b"11/20/2026 07:51:18 PM", 1795204278.0),
+        (b"11/20/2026 12:51:18 AM", 1795135878.0),
+        (b"20.11.2026 19:51:18,5", 1795204278.5),
+        (b"20261120T195118Z", 1795204278.0),
+        (b"19:51:18", 71478.0),
+        (b"20/11/2026 19:51:18", None),
+        (b"2026-13-40 19:51:18", None),
+        (b"17952042", None),
+    ],
+)
+def test_a_time_is_read_however_it_is_printed(text: bytes, seconds: float | None) -> None:
+    assert time_of(text) == seconds
