@@ -103,14 +103,14 @@ def test_a_scale_ends_at_a_round_figure(value: float, rounded: float) -> None:
 
 
 def test_a_limit_far_above_the_figures_does_not_flatten_the_chart() -> None:
-    values = [Value(0, 3.0)]
+    values: list[Value] = [(0.0, 3.0)]
     assert top_of(values, Bounds(upper=2000)) == 5
     assert top_of(values, Bounds(limit=4)) == 4 or top_of(values, Bounds(limit=4)) == 5
-    assert top_of([Value(0, 0.4)], Bounds(lower=0.9, least=1.0)) == 1.0
+    assert top_of([(0.0, 0.4)], Bounds(lower=0.9, least=1.0)) == 1.0
 
 
 def test_a_line_breaks_where_a_figure_is_not_known_and_long_logs_have_few_points() -> None:
-    values = [Value(n, None if n % 5000 == 0 else float(n % 100)) for n in range(1, 20_000)]
+    values: list[Value] = [(n, None if n % 5000 == 0 else float(n % 100)) for n in range(1, 20_000)]
     picture = strip(values, Axis(0, 20_000), "words <&>")
     assert picture.count('class="line"') == 4
     assert len(picture) < 40_000
@@ -120,10 +120,10 @@ def test_a_line_breaks_where_a_figure_is_not_known_and_long_logs_have_few_points
 
 def test_marks_bars_spans_and_lanes_are_drawn() -> None:
     axis, spans = Axis(0, 100), [Span(10, 20, "warning", "an <alert>")]
-    picture = strip([Value(5, 2.0)], axis, "x", Bounds(limit=2.0), spans=spans, marks=[50.0])
+    picture = strip([(5.0, 2.0)], axis, "x", Bounds(limit=2.0), spans=spans, marks=[50.0])
     assert ('class="shade warning" x="100.0"' in picture, 'class="mark" d="M500.0 0v8"' in picture) == (True, True)
     assert "limit" in picture
-    assert 'class="mark"' in strip([Value(5, 2.0)], axis, "x", bars=True)
+    assert 'class="mark"' in strip([(5.0, 2.0)], axis, "x", bars=True)
     assert "an &lt;alert&gt;" in lane(spans, axis, "x")
 
 

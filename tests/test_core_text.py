@@ -19,7 +19,7 @@ from sglang_tuning_exporter.core.text import (
     clean,
     counted,
     duration,
-    figure_words,
+    figure_line,
     text,
 )
 from sglang_tuning_exporter.state.profiles import PROFILES
@@ -55,7 +55,7 @@ def test_a_figure_has_its_unit(value: float, unit: Unit, words: str) -> None:
     ],
 )
 def test_a_figure_has_its_limit(figure: Figure, line: str) -> None:
-    assert figure_words(figure).line == line
+    assert figure_line(figure) == line
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
+from typing import TypeAlias
 
 from markupsafe import Markup, escape
 
@@ -17,12 +18,7 @@ _TICKS = 8  # at most, so that their labels fit
 _NEAR = 2.0  # times the highest value: a bound beyond it is not on the scale
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A figure at a time; None where it is not known, and the line breaks."""
-
-    time: float
-    value: float | None
+Value: TypeAlias = "tuple[float, float | None]"  # a time and a figure; None where it is not known, and the line breaks
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +83,7 @@ def nice(value: float) -> float:
 
 def top_of(values: Iterable[Value], bounds: Bounds) -> float:
     """Return the top of the scale: bounds are on it only where the values come near them."""
-    highest = max((each.value for each in values if each.value is not None), default=0.0)
+    highest = max((value for _, value in values if value is not None), default=0.0)
     near = [each for each in (bounds.lower, bounds.upper, bounds.limit) if each is not None and each <= _NEAR * highest]
     return max([highest, *near, bounds.least]) if bounds.least >= highest > 0 else nice(max([highest, *near]))
 
@@ -154,13 +150,13 @@ def _block(axis: Axis, span: Span, height: int, kind: str) -> str:
 def _pieces(values: Sequence[Value], axis: Axis) -> list[list[tuple[float, list[float]]]]:
     """Return unbroken pieces of the line: places, each with the values there."""
     pieces: list[list[tuple[float, list[float]]]] = [[]]
-    for each in values:
-        x = round(axis.x(each.time) * _COLUMNS / WIDTH) * WIDTH / _COLUMNS
-        if each.value is None:
+    for time, value in values:
+        x = round(axis.x(time) * _COLUMNS / WIDTH) * WIDTH / _COLUMNS
+        if value is None:
             if pieces[-1]:
                 pieces.append([])
         elif pieces[-1] and pieces[-1][-1][0] == x:
-            pieces[-1][-1][1].append(each.value)
+            pieces[-1][-1][1].append(value)
         else:
-            pieces[-1].append((x, [each.value]))
+            pieces[-1].append((x, [value]))
     return [piece for piece in pieces if piece]

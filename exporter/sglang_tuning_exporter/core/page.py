@@ -115,7 +115,7 @@ def _strips(judged: Judged, profile: Profile, axis: Axis) -> list[Strip | None]:
     def figure(
         name: str, good: str, values: list[Value], bounds: Bounds, marks: tuple[float, ...] = ()
     ) -> Strip | None:
-        known = [each.value for each in values if each.value is not None]
+        known = [value for _, value in values if value is not None]
         if not known:
             return None
         decimals = 2 if bounds.least else 0
@@ -123,14 +123,12 @@ def _strips(judged: Judged, profile: Profile, axis: Axis) -> list[Strip | None]:
         picture = strip(values, axis, f"{name} over time: {value}", bounds, spans=shades, marks=marks)
         return Strip(name, value, good, f"{top_of(values, bounds):,g}", picture)
 
-    retracted = [Value(each.time, each.retractions) for each in points]
-    beside = tuple(each.time for each in retracted if each.value)
+    retracted: list[Value] = [(each.time, each.retractions) for each in points]
+    beside = tuple(time for time, value in retracted if value)
     strips = [
-        figure("Queued requests", healthy["queue"], [Value(each.time, each.queued) for each in points], queue),
-        figure(
-            "Token usage", healthy["usage"], [Value(each.time, each.usage) for each in points], usage, beside[:1000]
-        ),
-        figure("Running requests", "", [Value(each.time, each.running) for each in points], running),
+        figure("Queued requests", healthy["queue"], [(each.time, each.queued) for each in points], queue),
+        figure("Token usage", healthy["usage"], [(each.time, each.usage) for each in points], usage, beside[:1000]),
+        figure("Running requests", "", [(each.time, each.running) for each in points], running),
     ]
     if beside:
         count = f"{judged.counts.get('retraction_events', len(beside)):,.0f} in all"

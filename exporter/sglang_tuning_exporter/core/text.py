@@ -39,21 +39,13 @@ STATES = {  # of a signal, as a part of the serving time
 }
 SHOWN_SIGNALS = ("activity", "queue", "admission", "cuda_graph")
 COUNTS = {
-    "lines": "lines",
-    "decode_batches": "decode lines",
-    "prefill_batches": "prefill lines",
-    "server_starts": "starts",
-    "unrecognised": "unrecognised",
-    "rejected_requests": "answered with 503",
-    "server_errors": "answered with 500",
-}
+    "lines": "lines", "decode_batches": "decode lines", "prefill_batches": "prefill lines", "server_starts": "starts",
+    "unrecognised": "unrecognised", "rejected_requests": "answered with 503", "server_errors": "answered with 500",
+}  # fmt: skip
 MEMORY = {
-    "before_weights_gb": "free before weights",
-    "weights_gb": "weights",
-    "kv_pool_gb": "KV cache",
-    "graphs_gb": "graphs",
+    "before_weights_gb": "free before weights", "weights_gb": "weights", "kv_pool_gb": "KV cache", "graphs_gb": "graphs",
     "left_gb": "left",
-}
+}  # fmt: skip
 START_FIGURES = (
     "generated_tokens_per_second", "running_requests", "queued_requests", "token_usage", "retractions_per_minute",
     "share_waiting", "share_cached",
@@ -86,30 +78,23 @@ def amount(value: float, unit: Unit | str) -> str:
     return number + {"per_minute": "/min", "tokens": " tokens"}.get(unit, "")
 
 
-@dataclass(frozen=True, slots=True)
-class FigureWords:
-    """A figure in words; `limit` is empty where it has none, `value` where the name says all."""
-
-    name: str
-    value: str
-    limit: str
-    holds: bool
-
-    @property
-    def line(self) -> str:
-        """The figure in one line: `Token usage: 0.95 (limit 0.90)`."""
-        return f"{self.name}{f': {self.value}' if self.value else ''}{f' ({self.limit})' if self.limit else ''}"
+def value_words(figure: Figure) -> str:
+    """Return a figure's value; empty where its name says all."""
+    return "" if figure.unit == "words" else amount(figure.value, figure.unit)
 
 
-def figure_words(figure: Figure) -> FigureWords:
-    """Return a figure in words, with its limit."""
-    limit = ""
-    if figure.limit is not None and figure.unit != "words":
-        is_none = figure.limit == 0 and figure.unit == "count" and figure.side != "below"
-        bound = "none" if is_none else amount(figure.limit, figure.unit)
-        limit = f"{_SIDES[figure.side]} {bound}"
-    value = "" if figure.unit == "words" else amount(figure.value, figure.unit)
-    return FigureWords(capitalised(figure.name), value, limit, figure.holds)
+def limit_words(figure: Figure) -> str:
+    """Return a figure's limit, such as `at least 0.90`; empty where it has none."""
+    if figure.limit is None or figure.unit == "words":
+        return ""
+    is_none = figure.limit == 0 and figure.unit == "count" and figure.side != "below"
+    return f"{_SIDES[figure.side]} {'none' if is_none else amount(figure.limit, figure.unit)}"
+
+
+def figure_line(figure: Figure) -> str:
+    """Return a figure in one line: `Token usage: 0.95 (limit 0.90)`."""
+    value, limit = value_words(figure), limit_words(figure)
+    return f"{capitalised(figure.name)}{f': {value}' if value else ''}{f' ({limit})' if limit else ''}"
 
 
 def duration(seconds: float) -> str:
@@ -189,16 +174,14 @@ class ChangeWords:
 
 @dataclass(frozen=True, slots=True)
 class FindingWords:
-    """A finding, its number, and what is said of it: figures, changes, and when it was seen."""
+    """A finding, its number, and what is made of it: `after` its figures and changes come causes and notes."""
 
     number: int
     finding: Finding
     tone: str
-    sentence: str
-    figures: tuple[FigureWords, ...]
+    sentence: str  # empty where the headline says it
     changes: tuple[ChangeWords, ...]
-    after: tuple[str, ...]  # causes, notes
-    guide: str
+    after: tuple[str, ...]
     period: str
 
 
@@ -249,18 +232,15 @@ def findings_words(judged: Judged) -> tuple[FindingWords, ...]:
         length = (finding.until or 0.0) - (finding.since or 0.0)
         held = f", {duration(finding.seconds)} of that time" if 0 < finding.seconds < 0.9 * length else ""
         after = (f"Caused by: {causes}." if causes else "", *map(_ended, finding.notes))
+        is_new = finding.sentence.rstrip(".") != finding.headline.rstrip(".")
         found.append(
             FindingWords(
                 number,
                 finding,
                 TONES[finding.severity] if finding.is_limit else "info",
-                _ended(capitalised(finding.sentence))
-                if finding.sentence.rstrip(".") != finding.headline.rstrip(".")
-                else "",
-                tuple(map(figure_words, finding.evidence)),
+                _ended(capitalised(finding.sentence)) if is_new else "",
                 tuple(changes),
                 tuple(filter(None, after)),
-                _ended(finding.guide),
                 f"Seen {period}{held}." if period else "",
             )
         )
@@ -402,7 +382,7 @@ def last_words(judged: Judged) -> str:
 
 def stretch_words(stretch: Stretch) -> str:
     """Return a stretch of the run: its name and words."""
-    return f"{stretch.what}{f': {stretch.words}' if stretch.words else ''}"
+    return f"{stretch.what}: {stretch.words}" if stretch.words else stretch.what
 
 
 def memory_words(start: Start) -> str:
@@ -526,18 +506,18 @@ def _finding(words: FindingWords, style: Style) -> list[str]:
     finding = words.finding
     severity = style.paint(words.tone, finding.severity)
     title = f"{words.number}. {style.paint('bold', finding.headline)} [{severity}, confidence {finding.confidence}]"
-    lines, figures = [words.sentence], words.figures
-    if figures and figures[0].value and figures[0].value.split("/")[0] in words.sentence:  # one line says both
-        limit = f" ({figures[0].limit})" if figures[0].limit else ""
-        lines, figures = [f"{words.sentence.rstrip('.')}{limit}."], figures[1:]
-    lines += [figure.line for figure in figures]
+    lines, figures = [words.sentence], finding.evidence
+    if figures and (value := value_words(figures[0])) and value.split("/")[0] in words.sentence:  # one line says both
+        limit = limit_words(figures[0])
+        lines, figures = [f"{words.sentence.rstrip('.')}{f' ({limit})' if limit else ''}."], figures[1:]
+    lines += map(figure_line, figures)
     for change in words.changes:
         if change.again:
             lines.append(style.paint("bold", f"{change.line.rstrip('.')}, as for finding {change.again}"))
         else:
             lines.append(style.paint("bold", change.line))
             lines += [f"{label} {reason}".lstrip() for label, reason in change.reasons.items()]
-    lines += [*words.after, f"Guide: {words.guide}" if words.guide else "", words.period]
+    lines += [*words.after, f"Guide: {_ended(finding.guide)}" if finding.guide else "", words.period]
     return [title, *(_INDENT + line for line in lines if line)]
 
 
