@@ -35,14 +35,16 @@ def _line(lines: Iterable[bytes], number: int) -> str:
     reader = Reader()
     carrier, carrier_line = b"", -1
     for line in lines:
-        near = (reader.trust.carrier, reader.trust.carrier_line)
+        near, unreadable = (reader.trust.carrier, reader.trust.carrier_line), reader.unreadable.total()
         events = reader.read(line)
         if reader.number == number:
             text = [f"line {number}: {_shown(line)}"]
             if reader.around:
                 text.append(f"around it: {reader.around.lstrip(', ')}")
             text.append(f"read as: {reader.kind}")
-            text += [f"event: {_event(event)}" for event in events] or [f"not counted: {_reason(reader, line)}"]
+            text += [f"event: {_event(event)}" for event in events] or [
+                f"not counted: {_reason(reader, line, is_new=reader.unreadable.total() > unreadable)}"
+            ]
             if any(event.marked for event in events):
                 why = (
                     f"line {near[1]}, within {LINES} lines or {SECONDS:g} s before it: {CARRIERS[near[0]]}"
@@ -92,8 +94,10 @@ def _whole(lines: Iterable[bytes]) -> str:
     return "\n".join(text) + "\n"
 
 
-def _reason(reader: Reader, line: bytes) -> str:
+def _reason(reader: Reader, line: bytes, *, is_new: bool) -> str:
     """Say why a line is no event."""
+    if is_new:
+        return "it begins as a line of SGLang's and goes on otherwise: cut, or printed by a newer release"
     if reader.kind in _SILENT:
         return _SILENT[reader.kind]
     if WORDS.search(line):
