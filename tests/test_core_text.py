@@ -16,6 +16,7 @@ from sglang_tuning_exporter.core.text import (
     Times,
     amount,
     change_words,
+    changed_words,
     clean,
     counted,
     duration,
@@ -149,6 +150,10 @@ def test_a_comparison_stands_before_the_findings() -> None:
     whole = judged(finding())
     shown = text(whole, OFFLINE, compare(replace(whole, sources=("old.log",)), whole)).split("\n\n")
     assert shown[1].startswith("Against old.log: no clear difference\n   generated tokens/s")
+
+
+def test_a_value_without_end_is_cut() -> None:
+    assert changed_words({"model_path": (None, "x" * 5000)}) == [f"--model-path not set → {'x' * 200}…"]
 
 
 def test_many_rows_are_cut_with_a_count() -> None:

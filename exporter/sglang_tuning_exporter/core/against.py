@@ -93,7 +93,7 @@ def _loaded(judged: Judged) -> Start | None:
 def _changed(old: Start, new: Start) -> Iterator[tuple[str, tuple[object, object]]]:
     for arg in sorted({*old.arguments, *new.arguments} - DRAWN):
         was, now = old.arguments.get(arg), new.arguments.get(arg)
-        if was != now and arg in old.arguments and arg in new.arguments:
+        if was != now and (was or now) and arg in old.arguments and arg in new.arguments:
             yield arg, (was, now)
 
 

@@ -22,6 +22,7 @@ from sglang_tuning_exporter.core.text import (
     FIRST_DATED_SECOND,
     Style,
     action,
+    argument_words,
     clean,
     notes,
     text,
@@ -274,7 +275,7 @@ def _changed_flag(words: str) -> Document:
 
 def _changed(changed: Mapping[str, tuple[object, object]]) -> list[Document]:
     return [
-        {"arg": arg, "flag": f"--{arg.replace('_', '-')}", "before": str(old), "after": str(new)}
+        {"arg": arg, "flag": f"--{arg.replace('_', '-')}", "before": argument_words(old), "after": argument_words(new)}
         for arg, (old, new) in changed.items()
     ]
 

@@ -403,11 +403,16 @@ def start_figures(start: Start) -> dict[str, str]:
 
 def changed_words(changed: Mapping[str, tuple[object, object]]) -> list[str]:
     """Return arguments that differ: `--x 1 → 2`."""
-    return [f"--{arg.replace('_', '-')} {_shown(old)} → {_shown(new)}" for arg, (old, new) in changed.items()]
+    return [
+        f"--{arg.replace('_', '-')} {argument_words(old)} → {argument_words(new)}"
+        for arg, (old, new) in changed.items()
+    ]
 
 
-def _shown(value: object) -> str:
-    return "not set" if value is None else clean(str(value))
+def argument_words(value: object) -> str:
+    """Return an argument's value on one line, cut where it is very long."""
+    words = "not set" if value is None else clean(str(value)[:201])
+    return words if len(words) <= 200 else f"{words[:200]}…"
 
 
 # The terminal
