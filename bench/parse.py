@@ -1,4 +1,4 @@
-"""The exporter's parse of a log, in a process of its own: `python -m bench.parse lines|state LOG`."""
+"""The exporter's parse of a log, in a process of its own: `python -m bench.parse lines|state|core LOG`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.equivalence import KINDS
+from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.state.cadence import DECODE_LOG_INTERVAL
 from sglang_tuning_exporter.state.profiles import PROFILES
@@ -36,6 +37,18 @@ def read(path: Path, *, into_state: bool) -> dict[str, Any]:
                 state.observe_all(events)
     cpu = time.process_time() - begin
     return {"cpu": cpu, "peak": _peak(), "figures": _figures(reader, state)}
+
+
+def read_by_core(path: Path) -> dict[str, Any]:
+    """Read a log line by line with the core's reader; return what `read` does."""
+    reader = Reader()
+    begin = time.process_time()
+    with path.open("rb") as file:
+        for line in file:
+            reader.read(line.rstrip(b"\n"))
+    cpu = time.process_time() - begin
+    figures = {f"lines of {kind}": reader.lines[kind] for kind in ("decode", "prefill", "retraction", "access")}
+    return {"cpu": cpu, "peak": _peak(), "figures": figures}
 
 
 def _figures(reader: LogReader, state: ServerState | None) -> dict[str, float]:
@@ -69,4 +82,5 @@ def _peak() -> int:
 
 
 if __name__ == "__main__":
-    print(json.dumps(read(Path(sys.argv[2]), into_state=sys.argv[1] == "state")))
+    what, log = sys.argv[1], Path(sys.argv[2])
+    print(json.dumps(read_by_core(log) if what == "core" else read(log, into_state=what == "state")))

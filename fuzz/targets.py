@@ -22,6 +22,8 @@ from fuzz.sidecars import check_outputs, scratch, settings
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import resolve
 from sglang_tuning_exporter.config.values import UsageError
+from sglang_tuning_exporter.core.explain import explain
+from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.diagnosis.evidence import past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.recordings.recording import from_files
@@ -63,6 +65,20 @@ class Target:
     seeds: Callable[[], list[bytes]]
     words: tuple[bytes, ...]
     longest: int = 8192
+
+
+def check_core_lines(data: bytes) -> None:
+    """The core's reader gives each line one kind, the same every time, with finite figures and no secret; it does not raise."""
+    lines, readers = data.split(b"\n"), (Reader(), Reader())
+    events, again = ([event for line in lines for event in reader.read(line)] for reader in readers)
+    assert repr(events) == repr(again)
+    assert sum(readers[0].lines.values()) == len(lines)
+    for event in (*events, *readers[0].end()):
+        assert all(math.isfinite(figure) for figure in event.figures.values())
+        assert event.time is None or math.isfinite(event.time)
+        assert len(event.text) <= 1010
+        assert not any(is_secret(name) for name in event.arguments)
+    assert explain(lines)
 
 
 def check_lines(data: bytes) -> None:
@@ -320,6 +336,7 @@ TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
         Target("lines", check_lines, _log_seeds, words.LOG),
+        Target("core_lines", check_core_lines, _log_seeds, words.LOG),
         Target("exposition", check_exposition, _page_seeds, words.PAGE),
         Target("server_info", check_server_info, _info_seeds, words.JSON),
         Target("server_args", check_server_args, _args_seeds, words.ARGUMENT),
