@@ -25,7 +25,7 @@ from sglang_tuning_exporter.core.text import (
 )
 from sglang_tuning_exporter.state.profiles import PROFILES
 from test_core_report import BEGIN, RAISE, finding, judged
-from test_report_terminal import READABLE, SGR, TERMINALS, contrast, pieces
+from test_report_terminal import READABLE, SGR, TERMINALS, contrast, on_a_terminal, pieces
 
 OFFLINE = PROFILES["offline"]
 
@@ -153,7 +153,7 @@ def test_a_comparison_stands_before_the_findings() -> None:
 
 
 def test_a_value_without_end_is_cut() -> None:
-    assert changed_words({"model_path": (None, "x" * 5000)}) == [f"--model-path not set → {'x' * 200}…"]
+    assert changed_words({"model_path": (None, "x" * 5000)}) == [f"--model-path not set → {'x' * 79}…"]
 
 
 def test_many_rows_are_cut_with_a_count() -> None:
@@ -203,3 +203,23 @@ def test_a_broken_command_line_can_be_pasted_into_a_shell() -> None:
         ["bash", "-c", f"printf '%s\\n' {command}"], capture_output=True, text=True, check=True
     ).stdout
     assert read.splitlines() == shlex.split(whole.command)
+
+
+NEW = (("SGLANG_TUNING_CORE", "new"),)
+
+
+def test_a_real_terminal_gets_colours_that_it_can_show_and_lines_that_fit() -> None:
+    shown = on_a_terminal(variables=NEW)
+    assert shown.startswith(
+        "\x1b[1;38;5;16;48;5;214mSGLang keeps retracting running requests: the KV cache is full.\x1b[0m"
+    )
+    assert [line for line in SGR.sub("", shown).splitlines() if len(line) > 80 and " " in line.strip()] == []
+    for terminal in TERMINALS:
+        painted = [each for each in pieces(shown, terminal) if not each[3]]
+        assert len(painted) >= 3
+        assert [words for words, ink, paper, _ in painted if contrast(ink, paper) < READABLE] == []
+
+
+@pytest.mark.parametrize("variable", [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_no_color_or_a_dumb_terminal_turns_colours_off(variable: tuple[str, str]) -> None:
+    assert "\x1b" not in on_a_terminal(variables=(*NEW, variable))

@@ -411,8 +411,8 @@ def changed_words(changed: Mapping[str, tuple[object, object]]) -> list[str]:
 
 def argument_words(value: object) -> str:
     """Return an argument's value on one line, cut where it is very long."""
-    words = "not set" if value is None else clean(str(value)[:201])
-    return words if len(words) <= 200 else f"{words[:200]}…"
+    words = "not set" if value is None else clean(str(value)[:200])
+    return words if len(words) <= 80 else f"{words[:79]}…"
 
 
 # The terminal
