@@ -55,6 +55,7 @@ class Draft:
     otherwise: tuple[Draft, ...] = ()
 
 
+_NOTHING = Draft(words="no change of a flag is known that helps here")
 Advise = Callable[[View, frozenset[str]], list[Draft]]
 
 
@@ -210,7 +211,7 @@ def _at_limit(view: View, holding: frozenset[str]) -> list[Draft]:
     if flag is not None and force is not None and force + facts.shared_by <= flag:
         return []  # the KV cache allows fewer than the flag
     if to <= now or LOWERED_LIMIT * to <= now + 1:
-        return []
+        return [_say(f"nothing, or a little more memory for the KV cache: at a token usage of {usage:.2f} hardly more than {now:g} fit")]
     gain = f"token usage is {usage:.2f} at this limit, about {min(usage * to / now, 1.0):.2f} at the new one"
     if not facts.limits and flag is None:
         gain += f"; the start is not in this log: the batch stays at {now:g}"
@@ -834,8 +835,8 @@ def differing(view: View) -> list[Setting]:
 def advise(row: Row, view: View, holding: frozenset[str]) -> list[Change]:
     """Return the changes of a row, best first; without a function of its own the row's words."""
     drafts = ADVICE[row.id](view, holding) if row.id in ADVICE else [Draft(row.remedy.arg)]
-    if not drafts and not row.needs_advice and not row.remedy.arg:
-        drafts = [Draft()]
+    if not drafts and not row.needs_advice:
+        drafts = [_NOTHING if row.remedy.arg else Draft()]
     changes: list[Change] = []
     for draft in drafts:
         taken = next((each for each in (draft, *draft.otherwise) if _is_accepted(view, each)), None)

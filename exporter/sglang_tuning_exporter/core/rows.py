@@ -90,7 +90,7 @@ def _event(*counts: str, name: str) -> When:
 
 
 _failure = partial(Row, severity="critical", after=0.0, until=600.0, any_load=True, protects="memory")
-_limit = partial(Row, severity="warning", needs_advice=True)
+_limit = partial(Row, severity="warning")
 _chance = partial(Row, chance=True, needs_advice=True)
 OUT_OF_MEMORY = ("out_of_memory_prefill", "out_of_memory_decode", "graph_memory_short", "out_of_memory_any")
 KILLS = ("scheduler_stuck", *OUT_OF_MEMORY)
@@ -215,7 +215,7 @@ LIMITS: tuple[Row, ...] = (
             " --kv-cache-dtype fp8_e4m3), or run fewer requests at once where prompts are long and costly to prefill again.",
             "a single request is longer than the KV cache: then lower --context-length", "Fewer requests run at once.",
         ),
-        causes=OUT_OF_MEMORY, needs_advice=False,
+        causes=OUT_OF_MEMORY,
     ),
     _limit(
         id="retracting_too_often", alert="SGLangRetractingTooOften", protects="requests",
@@ -251,7 +251,7 @@ LIMITS: tuple[Row, ...] = (
         causes=RETRACTING,
     ),
     _limit(
-        id="dp_imbalanced", alert="SGLangDPImbalanced", needs_advice=False,
+        id="dp_imbalanced", alert="SGLangDPImbalanced",
         when=When("fact", "imbalance", name="time in which requests waited on the busiest DP rank", needs="load on several DP ranks"),
         summary="Requests wait on one DP rank while another has free capacity: the load is unbalanced.",
         past="Until {until} requests waited on one DP rank while another had free capacity.",
@@ -281,7 +281,7 @@ LIMITS: tuple[Row, ...] = (
         causes=(*RETRACTING, "dp_imbalanced"),
     ),
     _limit(
-        id="grammar_queue", alert="SGLangGrammarQueue", needs_advice=False,
+        id="grammar_queue", alert="SGLangGrammarQueue",
         when=_share("admission", "grammar_queue", name="serving time with more requests waiting for a grammar than in the queue", needs="metrics"),
         summary="Requests wait for their grammar (JSON schema, regex, EBNF) to be compiled, not for the GPU.",
         past="Until {until} requests waited for their grammar (JSON schema, regex, EBNF) to be compiled.",
@@ -294,7 +294,7 @@ LIMITS: tuple[Row, ...] = (
         ),
     ),
     _limit(
-        id="pd_queue", alert="SGLangDisaggregationQueue", needs_advice=False,
+        id="pd_queue", alert="SGLangDisaggregationQueue",
         when=_share("admission", "pd_queue", name="serving time with most requests in a bootstrap, prealloc, transfer or inflight queue"),
         summary="Requests wait for the other server of a prefill/decode pair, or for the KV cache transfer between them.",
         past="Until {until} requests waited for the other server of a prefill/decode pair, or for the KV cache transfer between them.",
@@ -323,7 +323,7 @@ LIMITS: tuple[Row, ...] = (
         unless=RETRACTING, causes=RETRACTING,
     ),
     _limit(
-        id="admission_standing_still", needs_advice=False,
+        id="admission_standing_still",
         when=_share("admission", "standing_still", name="serving time in which requests ended, the next ones fit, and none was started for a minute"),
         summary="SGLang starts no waiting request although running ones end and the next ones fit.",
         past="Until {until} SGLang started no waiting request although running ones ended and the next ones fit.",
@@ -365,7 +365,7 @@ LIMITS: tuple[Row, ...] = (
             "requests run to their max_new_tokens, prompts are very long, or retractions appear: then raise it towards 1.0",
             "The slowest requests may take longer, and a few retractions may appear.",
         ),
-        unless=(*RETRACTING, "scheduler_stuck", "dp_imbalanced"), causes=(*RETRACTING, "running_at_limit"), needs_advice=False,
+        unless=(*RETRACTING, "scheduler_stuck", "dp_imbalanced"), causes=(*RETRACTING, "running_at_limit"),
     ),
     _limit(
         id="cuda_graph_not_covering", alert="SGLangCudaGraphNotCovering",
@@ -381,7 +381,7 @@ LIMITS: tuple[Row, ...] = (
         ),
     ),
     _limit(
-        id="cuda_graph_off", alert="SGLangCudaGraphOff", needs_advice=False,
+        id="cuda_graph_off", alert="SGLangCudaGraphOff",
         when=_share("cuda_graph", "eager", "disabled", name="serving time in decode batches without a CUDA graph"),
         summary="SGLang decodes small batches without CUDA graphs.",
         past="Until {until} SGLang decoded small batches without CUDA graphs.",
@@ -436,7 +436,7 @@ LIMITS: tuple[Row, ...] = (
         unless=RETRACTING, causes=(*RETRACTING, "dp_imbalanced"), needs_advice=True,
     ),
     _limit(
-        id="requests_rejected", alert="SGLangRequestsRejected", needs_advice=False,
+        id="requests_rejected", alert="SGLangRequestsRejected",
         when=When("rate", "rejected", limit="rejections_per_minute", name="rejected requests/min", unit="per_minute"),
         summary="SGLang rejects requests.",
         past="Until {until} SGLang rejected requests.",
@@ -450,7 +450,7 @@ LIMITS: tuple[Row, ...] = (
         causes=("scheduler_stuck", *WHY_REQUESTS_WAIT, "cuda_graph_not_covering", "cuda_graph_off"), borrows=True,
     ),
     _limit(
-        id="queue_too_long", alert="SGLangQueueTooLong", needs_advice=False,
+        id="queue_too_long", alert="SGLangQueueTooLong",
         when=_share("queue", "above_range", name="serving time with {queue_limit}"),
         summary="More requests wait than SGLang can start in time.",
         past="Until {until} more requests waited than SGLang could start in time.",

@@ -450,7 +450,7 @@ class Scheduler:
         if pool and prompt:
             page = max(facts.size("page_size") or 1.0, 1.0)
             need = max(need, page * (ceil(prompt / page) + 1) / pool)
-            whole = page * ceil((prompt + answer) / page)
+            whole = page * ceil((max(prompt, computed / max(totals["started"], 1.0)) + answer) / page)
             if facts.may_reserve_in_full and whole >= COARSE * pool and (running * facts.micro_batches + BESIDE) * whole > target * pool:
                 return False  # those that run will use what is free
         return need < COARSE or usage + need <= target
