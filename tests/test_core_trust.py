@@ -99,6 +99,12 @@ def test_before_the_first_line_about_a_request_nothing_is_marked() -> None:
     ]
 
 
+def test_after_the_first_batch_of_a_start_lines_are_marked_again() -> None:
+    ready = AT + b"The server is fired up and ready to roll!"
+    found = events(AT + DECODE, START, AT + b"a warning", ready, AT + DECODE, b"a print", AT + RETRACTION)
+    assert [event.marked for event in found] == [False, False, False, False, True]
+
+
 def test_a_start_that_text_of_others_can_have_printed_is_marked_with_all_that_follows() -> None:
     assert marks(TOOL, START, LIMITS, AT + RETRACTION) == [True, True, True]
 

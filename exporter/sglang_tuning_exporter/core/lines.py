@@ -178,34 +178,69 @@ _NO_NUMBER = (b"nan", b"nan%", b"-nan", b"inf", b"-inf", b"inf%", b"None")
 _RATIO = re.compile(rb"(\d+(?:\.\d+)?)[ ]?->[ ]?(\d+(?:\.\d+)?)" + _END)
 _LARGEST = 2.0**53  # above, a float cannot count
 
-# The usual batch lines, read by one expression.
-_USUAL_GRAPH = rb"(?:cuda|cpu|npu|musa) graph: (?:True|False)"
-_USUAL_DECODE = (
-    rb"Decode batch[.,] #running-req: (\d{1,9}), #token: (\d{1,15}), token usage: (\d\.\d\d), (?:(cuda|cpu|npu|musa) graph: (True|False), )?"
-    rb"gen throughput \(token/s\): (\d{1,9}\.\d\d), #queue-req: (\d{1,9}),? ?\r?"
+# The usual lines. What they say stands at the same places in all lines that differ only in digits: their shape.
+_GRAPHS = rb"(?:cuda|cpu|npu|musa) graph: (?:True|False)"
+_USUAL = {
+    "decode": rb"Decode batch[.,] #running-req: (?P<running>\d{1,9}), #token: (?P<tokens>\d{1,15}), token usage: (?P<usage>\d\.\d\d),"
+    rb" (?:(?P<word>cuda|cpu|npu|musa) graph: (?P<graph>True|False), )?gen throughput \(token/s\): (?P<throughput>\d{1,9}\.\d\d),"
+    rb" #queue-req: (?P<queued>\d{1,9}),? ?\r?",
+    "prefill": rb"Prefill batch[.,] #new-seq: (?P<sequences>\d{1,9}), #new-token: (?P<tokens>\d{1,9}), #cached-token: (?P<cached>\d{1,12}),"
+    rb" token usage: (?P<usage>\d\.\d\d), #running-req: (?P<running>\d{1,9}), #queue-req: (?P<queued>\d{1,9})"
+    rb"(?:, #pending-token: (?P<pending>\d{1,12}))?(?:, %b)?(?:, input throughput \(token/s\): \d{1,9}\.\d\d(?:, %b)?)?,? ?\r?"
+    % (_GRAPHS, _GRAPHS),
+    "access": rb'INFO:     [^ \n]{1,80} - "(?:GET|POST) /(?!pause_|continue_)[^"\n]{1,200} HTTP/1\.1" 200 OK',
+}
+_SHAPES = tuple(
+    (kind, re.compile(rb"(?P<stamp>\[[-0-9 :]{19}[^\]\n]{0,40}\] )" + pattern)) for kind, pattern in _USUAL.items()
 )
-_USUAL_PREFILL = (
-    rb"Prefill batch[.,] #new-seq: (\d{1,9}), #new-token: (\d{1,9}), #cached-token: (\d{1,12}), token usage: (\d\.\d\d),"
-    rb" #running-req: (\d{1,9}), #queue-req: (\d{1,9})(?:, #pending-token: (\d{1,12}))?(?:, %b)?"
-    rb"(?:, input throughput \(token/s\): \d{1,9}\.\d\d(?:, %b)?)?,? ?\r?"
-) % (_USUAL_GRAPH, _USUAL_GRAPH)
-_USUAL_STAMP = rb"(\[[-0-9 :]{19}[^\]\n]{0,40}\] )"
-_USUAL = re.compile(_USUAL_STAMP + b"(?:" + _USUAL_DECODE + b"|" + _USUAL_PREFILL + b")")
 _WHOLE = re.compile(
-    _USUAL_DECODE
-    + b"|"
-    + _USUAL_PREFILL
+    b"|".join(re.sub(rb"\?P<\w+>", b"?:", _USUAL[kind]) for kind in ("decode", "prefill"))
     + rb"|(?:[Dd]ecode out of memory happened|KV cache pool is full)[\w .]{0,40}[.,:]? "
     rb"#retracted_reqs: \d+, (?:#[a-z_]+: \d+, ){0,3}#new_token_ratio: [01]\.\d{4} -> [01]\.\d{4}"
 )
+_ZEROS = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))
+_SHAPES_KEPT, _SHAPE_LENGTH = 4096, 512
+
+
+class _Numbers(dict[bytes, float]):
+    """Numbers by their text: looking one up is faster than reading it."""
+
+    def __missing__(self, text: bytes) -> float:
+        return int(text) if text.isdigit() else float(text)
+
+
+_NUMBERS = _Numbers(
+    {b"%d" % number: number for number in range(4096)}
+    | {b"%d.%02d" % divmod(share, 100): share / 100 for share in range(201)}
+)
+
+
+class _Shape(NamedTuple):
+    kind: str
+    stamp: slice
+    figures: tuple[tuple[str, slice], ...]
+    graph: float | None = None
+    word: str = ""
+
+
+def _shape_of(line: bytes) -> _Shape | None:
+    """Return the places of a usual line's figures; None for any other line."""
+    match = next((match for _, pattern in _SHAPES if (match := pattern.fullmatch(line)) is not None), None)
+    if match is None or len(line) > _SHAPE_LENGTH:
+        return None
+    kind = next(kind for kind, pattern in _SHAPES if pattern is match.re)
+    groups = match.groupdict()
+    word, graph = groups.get("word") or b"", groups.get("graph")
+    places = {name: slice(*match.span(name)) for name, found in groups.items() if found is not None}
+    figures = tuple((name, place) for name, place in places.items() if name not in ("stamp", "word", "graph"))
+    return _Shape(kind, places["stamp"], figures, None if graph is None else graph == b"True", word.decode())
+
+
 _OTHER_LINE = re.compile(rb"\[20\d\d-\d\d-\d\d ")  # another process wrote into this line
 
 _ACCESS = re.compile(rb'(?:INFO: +)?(?:\S{1,80} - )?"(GET|POST|PUT|DELETE|HEAD|OPTIONS|PATCH) ')
 _ANSWERED = re.compile(rb'[^"\n]{1,2000} HTTP/\d(?:\.\d)?" (\d{3})\b')
 _PAUSED = re.compile(rb"/(pause|continue)_generation HTTP/")
-_USUAL_ACCESS = re.compile(
-    _USUAL_STAMP + rb'INFO:     [^ \n]{1,80} - "(?:GET|POST) /(?!pause_|continue_)[^"\n]{1,200} HTTP/1\.1" 200 OK'
-)
 _ASGI = re.compile(rb"(?:ERROR: *)?Exception in ASGI application\s*$")
 
 
@@ -358,6 +393,7 @@ class Reader:
         self.wrapping = Wrapping()
         self.trust = Trust()
         self._events: list[Event] = []
+        self._shapes: dict[bytes, _Shape] = {}  # by a line with zeros for all digits
         self._origins: dict[bytes, Origin] = {}  # by stamp
         self._time: float | None = None  # the last one printed
         self._clock: float | None = None
@@ -388,58 +424,65 @@ class Reader:
     def read(self, line: bytes) -> tuple[Event, ...]:
         """Return the events of a line without its newline. Never raises."""
         self.number += 1
-        usual = _USUAL.fullmatch(line)
-        if usual is not None and (event := self._usual(usual)) is not None:
-            events = (event,) if self._cut is None else (*self.end(), event)
-            return self._done(event.kind, event.time, events)
-        if self.wrapping.is_bare_now and self._cut is None and _USUAL_ACCESS.fullmatch(line) is not None:
-            return self._done("access", self._time, ())
+        shape = self._shapes.get(line.translate(_ZEROS)) or self._learned_shape(line)
+        if shape is None or self._cut is not None:
+            return self._read_unusual(line)
+        kind = shape.kind
+        if kind == "access":
+            if not self.wrapping.is_bare_now:
+                return self._read_unusual(line)
+            self.kind, self.around = kind, ""
+            self.lines[kind] += 1
+            return ()
+        stamp = line[shape.stamp]
+        origin = self._origins.get(stamp) or self._learned_origin(stamp)
+        if origin is None:
+            return self._read_unusual(line)
+        figures = {name: _NUMBERS[line[place]] for name, place in shape.figures}
+        if shape.graph is not None:
+            figures["graph"] = shape.graph
+        self.kind, self.around = kind, ""
+        self.lines[kind] += 1
+        self._time, rank = origin
+        event = Event(kind, self._time, rank, figures, shape.word)
+        if self.trust.carrier:
+            event.marked = self.trust.is_near(self.number, self._time)
+        self._serving = self._stamped = self.trust.serves = True
+        if not self.wrapping.is_bare_now:
+            self.wrapping.is_usual()
+        return (event,)
+
+    def _learned_shape(self, line: bytes) -> _Shape | None:
+        shape = _shape_of(line)
+        if shape is not None:
+            if len(self._shapes) >= _SHAPES_KEPT:
+                self._shapes.clear()
+            self._shapes[line.translate(_ZEROS)] = shape
+        return shape
+
+    def _learned_origin(self, stamp: bytes) -> Origin | None:
+        found = stamp_of(stamp)
+        if found is None or found[1] != len(stamp) or found[0].time is None:
+            return None
+        if len(self._origins) >= _KEPT:
+            self._origins.clear()
+        origin = self._origins[stamp] = Origin(found[0].time, found[0].rank)
+        return origin
+
+    def _read_unusual(self, line: bytes) -> tuple[Event, ...]:
         self._events = []
         kind = self.wrapping.waits
         for each in self.wrapping.lines(line, open_text=self._in_traceback()):
             kind = self._read(each)
-        return self._done(kind, self._time, tuple(self._events))
+        self.kind = kind
+        self.lines[kind] += 1
+        self.trust.mark(kind, self.number, self._time, self._events)
+        return tuple(self._events)
 
     def end(self) -> tuple[Event, ...]:
         """Return what waits for a further line: arguments that were cut."""
         cut, self._cut = self._cut, None
         return () if cut is None else (cut[0],)
-
-    def _done(self, kind: str, time: float | None, events: tuple[Event, ...]) -> tuple[Event, ...]:
-        self.kind, self._time = kind, time
-        self.lines[kind] += 1
-        self.trust.mark(kind, self.number, time, events)
-        return events
-
-    def _usual(self, match: re.Match[bytes]) -> Event | None:
-        """Return the event of a usual batch line."""
-        prefix = match[1]
-        origin = self._origins.get(prefix)
-        if origin is None:
-            stamp = stamp_of(prefix)
-            if stamp is None or stamp[1] != len(prefix) or stamp[0].time is None:
-                return None
-            if len(self._origins) >= _KEPT:
-                self._origins.clear()
-            origin = self._origins[prefix] = Origin(stamp[0].time, stamp[0].rank)
-        self._serving = self._stamped = True
-        self.around = ""
-        if not self.wrapping.is_bare_now:
-            self.wrapping.is_usual()
-        _, running, tokens, usage, device, graph, throughput, queued, *prefill = match.groups()
-        if running is None:
-            sequences, tokens, cached, usage, running, queued, pending = prefill
-            figures: dict[str, float] = {"sequences": int(sequences), "tokens": int(tokens), "cached": int(cached)}
-            figures |= {"running": int(running), "queued": int(queued), "usage": float(usage)}
-            if pending is not None:
-                figures["pending"] = int(pending)
-            return Event("prefill", origin.time, origin.rank, figures)
-        figures = {"running": int(running), "queued": int(queued), "tokens": int(tokens), "usage": float(usage)}
-        figures["throughput"] = float(throughput)
-        if graph is None:
-            return Event("decode", origin.time, origin.rank, figures)
-        figures["graph"] = graph == b"True"
-        return Event("decode", origin.time, origin.rank, figures, device.decode())
 
     def _add(
         self, kind: str, at: Origin, figures: dict[str, float] | None = None, word: str = "", text: str = ""

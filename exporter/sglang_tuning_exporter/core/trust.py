@@ -33,7 +33,7 @@ class Trust:
         self.carrier = ""  # kind of the last line that could carry text of others
         self.carrier_line = 0  # its number
         self._carrier_time: float | None = None
-        self._serves = False  # there was a line about a request since the last start
+        self.serves = False  # there was a line about a request since the last start
 
     def is_near(self, number: int, time: float | None) -> bool:
         """Whether the line with this number and time stands close behind text of others."""
@@ -50,8 +50,8 @@ class Trust:
         for event in events:
             event.marked = event.marked or marked
         if kind == "arguments" and not marked:
-            self._serves = False
+            self.serves = False
         elif kind in OF_REQUESTS:
-            self._serves = True
-        if kind in CARRIERS and self._serves:
+            self.serves = True
+        if kind in CARRIERS and self.serves:
             self.carrier, self.carrier_line, self._carrier_time = kind, number, time
