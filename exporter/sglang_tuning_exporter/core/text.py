@@ -50,6 +50,7 @@ START_FIGURES = (
     "generated_tokens_per_second", "running_requests", "queued_requests", "token_usage", "retractions_per_minute",
     "share_waiting", "share_cached",
 )  # fmt: skip
+_MOSTLY = {"no_limit_in_log": "nothing limited the server", "not_enough_data": "too little load for a verdict"}
 _SIDES = {"above": "limit", "below": "at least", "": "threshold"}
 _MOST_ROWS = 40
 
@@ -293,9 +294,7 @@ def mostly(judged: Judged) -> str:
         return ""
     name, share = judged.mostly
     headline = next((each.headline for each in judged.judgement.findings if each.diagnosis == name), "")
-    words = headline or {"no_limit_in_log": "nothing limited the server", "healthy": "nothing limited the server"}.get(
-        name, name.replace("_", " ")
-    )
+    words = headline or _MOSTLY.get(name, name.replace("_", " "))
     return f"Most of the serving time ({amount(share, 'share')}): {_ended(words)}"
 
 
@@ -393,6 +392,13 @@ def memory_words(start: Start) -> str:
         if isinstance(value := start.memory.get(key), int | float)
     ]
     return ("host memory: " if start.memory.get("device") == "cpu" else "memory: ") + ", ".join(parts) if parts else ""
+
+
+def start_name(start: Start, times: Times) -> str:
+    """Return when a start was."""
+    if start.time is not None:
+        return times.at(start.time, whole=True)
+    return "at a time that is not printed" if start.arguments else "before the log begins"
 
 
 def start_figures(start: Start) -> dict[str, str]:
@@ -539,7 +545,7 @@ def _command(judged: Judged, style: Style) -> Iterator[str]:
 def _starts(judged: Judged) -> Iterator[str]:
     times = Times(judged.begin, judged.end)
     for number, start in enumerate(judged.starts, 1):
-        name = "before the log begins" if start.time is None else times.at(start.time, whole=True)
+        name = start_name(start, times)
         figures = ", ".join(f"{words} {value}" for words, value in start_figures(start).items())
         release = f" (SGLang {start.release})" if start.release else ""
         end = f"; {start.end}" if start.end else ""
