@@ -14,7 +14,8 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from itertools import islice
+from typing import NamedTuple, TypeAlias
 
 from sglang_tuning_exporter.core.events import MOST_RANKS, NO_RANK, Rank
 
@@ -26,7 +27,7 @@ _ENOUGH, _ENOUGH_MORE = 3, 16
 _HELD_FORMS, _HELD_LENGTH = 16, 65_536
 _FORMS_KEPT = 8
 _LAYERS = 4
-_RECORDS, _COLUMNS = 4096, 64  # of one JSON document, of CSV
+_RECORDS = 4096  # of one JSON document
 _EPOCH_DAY = dt.date(1970, 1, 1).toordinal()
 
 # SGLang's own stamp: configure_logger, sglang/srt/utils.py, later srt/utils/common.py. 0.3.0 has no date; milliseconds with SGLANG_LOG_MS
@@ -202,7 +203,6 @@ class Layer:
 
 
 Form: TypeAlias = tuple[Layer, ...]
-Path: TypeAlias = tuple[str | int | None, ...]  # names and places in JSON; None: every place of a list
 
 
 def without(form: Form, line: Line) -> list[Line]:
@@ -223,21 +223,19 @@ def form_of(text: bytes, layers: int = _LAYERS) -> Form | None:
         start = second.end()
     if start == 0:
         return ()
-    brace = 0 if text[:1] == b"[" and text.rstrip()[-1:] == b"]" and _json_of(text) else text.find(b"{", 0, start)
-    if brace >= 0 and (entry := _json_of(text[brace:])) is not None:
-        inner = _json_form(entry, layers)
-        outer = _text_layer(text[:brace]) if brace else None
-        return None if inner is None or (brace and outer is None) else (outer, *inner) if outer else inner
-    if text[:1] == b'"' and isinstance(value := _loads(text), str):
-        inner = form_of(value.encode("utf-8", "replace"), layers - 1)
-        return None if inner is None else (_QUOTED, *inner)
-    if (column := _csv_form(text, start, layers)) is not None:
-        return column
-    if (match := re.search(rb'=(")\{\\"', text[:start])) is not None:
-        outer, inner = _text_layer(text[: match.end(1)]), form_of(_unquoted(text[match.end(1) :], b'"'), layers - 1)
-        return None if outer is None or inner is None else (outer, *inner)
-    layer = None if head is None else _text_layer(text[:start], replaces=_STAMP.match(text, start) is None)
-    return None if layer is None else (layer,)
+    value = _json_of(text)
+    if value is not None or (form := _csv_form(text, start, layers)) is not None:
+        return form if value is None else _field_form(value, _json_of, layers)
+    layer: Layer | None = None
+    inner: Form | None = ()
+    brace, quoted = text.find(b"{", 0, start), re.search(rb'=(")\{\\"', text[:start])
+    if brace > 0 and isinstance(value := _json_of(text[brace:]), dict):
+        layer, inner = _text_layer(text[:brace]), _field_form(value, _json_of, layers)
+    elif quoted is not None:
+        layer, inner = _text_layer(text[: quoted.end(1)]), form_of(_unquoted(text[quoted.end(1) :], b'"'), layers - 1)
+    elif head is not None:
+        layer = _text_layer(text[:start], replaces=_STAMP.match(text, start) is None)
+    return None if layer is None or inner is None else (layer, *inner)
 
 
 # A text before a line: times, quoted fields, groups in brackets and words vary, all else is fixed.
@@ -275,8 +273,22 @@ _OF_REQUESTS = re.compile(
 )
 _ENDS = b" \t]:|>-\"';+`,(=\x1e\xbf\xa0\x8b"  # the last three end a byte order mark and spaces of Unicode's
 _QUOTES = (b'"', b"'")
+_STRUCTURE = ("labels", "square", "round", "angle", "grep")
 _WORDS_AT_MOST, _WORDS_SURE = 24, 6
 _VALUES = {b'"': re.compile(rb'(?:[^"\\]|\\.)*'), b"'": re.compile(rb"(?:[^'\\]|\\.|'')*")}
+
+
+def _tokens_of(text: bytes) -> list[tuple[str, bytes]]:
+    """Cut a text into tokens of known kinds; empty where it has quotation marks that are no field's."""
+    tokens: list[tuple[str, bytes]] = []
+    position = 0
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None or (match.lastgroup == "other" and match[0] in _QUOTES):
+            return []
+        tokens.append((match.lastgroup or "", match[0]))
+        position = match.end()
+    return tokens
 
 
 def _text_layer(before: bytes, *, replaces: bool = False) -> Layer | None:
@@ -284,63 +296,44 @@ def _text_layer(before: bytes, *, replaces: bool = False) -> Layer | None:
     if not before or len(before) > _LONGEST_BEFORE or before[-1] not in _ENDS or _OF_REQUESTS.search(before):
         return None
     quote = before[-1:] if before.endswith(_QUOTES) else b""
-    rest, position = before.removesuffix(quote), 0
-    tokens: list[tuple[str, bytes]] = []
-    while position < len(rest):
-        match = _TOKEN.match(rest, position)
-        if match is None or (match.lastgroup == "other" and match[0] in _QUOTES):
-            return None
-        tokens.append((match.lastgroup or "", match[0]))
-        position = match.end()
+    rest = before.removesuffix(quote)
+    tokens = _tokens_of(rest)
     kinds = [kind for kind, _ in tokens]
-    timed = "time" in kinds
-    # The name of a field is fixed, and the last space: the indentation of a traceback follows it.
-    last_word = max((place for place, kind in enumerate(kinds) if kind == "word"), default=-1)
-    is_named = re.search(rb"\w(?:=|: )[\"']?\Z", before) is not None
-    parts = []
-    for place, (kind, text) in enumerate(tokens):
-        # Without a time, only fixed words can stand for a stamp.
-        fixed = kind == "other" or (kind == "space" and place == len(tokens) - 1)
-        fixed = fixed or (kind == "word" and ((replaces and not timed) or (is_named and place == last_word)))
-        parts.append(
-            re.escape(text)
-            if fixed
-            else b"(?P<time>%b)" % _TIME
-            if kind == "time" and kinds.index("time") == place
-            else _TOKENS[kind]
-        )
-    words = kinds.count("word")
-    if words > _WORDS_AT_MOST:
+    words, timed = kinds.count("word"), "time" in kinds
+    if (rest and not tokens) or words > _WORDS_AT_MOST:
         return None
+    # Fixed are the last space, since the indentation of a traceback follows it, the name of a field, and all words that stand for a stamp
+    # without a time. A rank that only some lines have is no part of the form.
+    named = re.search(rb"\w(?:=|: )[\"']?\Z", before) is not None
+    last_word = max((place for place, kind in enumerate(kinds) if kind == "word"), default=-1)
+    fixed = {
+        place for place, kind in enumerate(kinds) if kind == "other" or (kind == "word" and replaces and not timed)
+    }
+    fixed |= {len(kinds) - 1} if kinds[-1:] == ["space"] else set()
+    fixed |= {last_word} if named else set()
+    parts = [re.escape(text) if place in fixed else _TOKENS[kind] for place, (kind, text) in enumerate(tokens)]
+    key = b"".join(part for part, kind in zip(parts, kinds, strict=True) if kind not in ("rank", "space"))
+    if timed:
+        parts[kinds.index("time")] = b"(?P<time>%b)" % _TIME
     pattern = re.compile(b"".join(parts) + (rb"[\"']" if quote else b""))
 
     def remove(line: Line) -> list[Line]:
         match = pattern.match(line.text, 0, 2 * _LONGEST_BEFORE)
         if match is None:
             return []
-        rest, before = line.text[match.end() :], match[0]
-        if quote:
-            rest = _unquoted(rest, before[-1:])
-        if b"pid=" in before:
-            rest = _REPEATED.sub(b"", rest)
-        if before[-1:] == b"`":
-            rest = rest.removesuffix(b"`")
+        before, rest = match[0], line.text[match.end() :]
+        rest = _unquoted(rest, before[-1:]) if quote else rest
+        rest = _REPEATED.sub(b"", rest) if b"pid=" in before else rest
+        rest = rest.removesuffix(b"`") if before[-1:] == b"`" else rest
         time = time_of(match["time"]) if timed and line.time is None else line.time
         ranks = b" ".join(re.findall(_RANK_WORD, before))
-        rank = rank_of(ranks) if ranks else line.rank
-        return [
-            line._replace(text=rest, time=time, rank=rank, headed=replaces, around=f"{line.around}, text before it")
-        ]
+        rank, around = rank_of(ranks) if ranks else line.rank, f"{line.around}, text before it"
+        return [line._replace(text=rest, time=time, rank=rank, headed=replaces, around=around)]
 
-    structured = (
-        timed
-        or words == 0
-        or any(kind in kinds for kind in ("labels", "square", "round", "angle", "grep"))
-        or rest.endswith(b":")
-    )
-    sure = words <= _WORDS_SURE and structured and not (quote or b"{" in rest or b"}" in rest or rest.endswith(b"="))
-    key = b"".join(part for part, kind in zip(parts, kinds, strict=True) if kind not in ("rank", "space"))
-    return Layer((key, replaces, bool(quote)), remove, sure and (timed or words <= 2))
+    is_value = bool(quote) or rest.endswith(b"=") or b"{" in rest or b"}" in rest
+    is_structured = words == 0 or rest.endswith(b":") or any(kind in kinds for kind in _STRUCTURE)
+    sure = not is_value and words <= (_WORDS_SURE if timed else 2) and (timed or is_structured)
+    return Layer((key, replaces, bool(quote)), remove, sure)
 
 
 def _unquoted(rest: bytes, quote: bytes) -> bytes:
@@ -350,48 +343,36 @@ def _unquoted(rest: bytes, quote: bytes) -> bytes:
     if quote == b"'":
         value = value.removesuffix(b"\\n").removesuffix(b"\\r")
         return value.replace(b"\\'", b"'").replace(b"''", b"'")
-    loaded = _loads(b'"' + value + b'"')
+    loaded = _json_of(b'"' + value + b'"')
     return loaded.encode("utf-8", "replace") if isinstance(loaded, str) else value
 
 
-# JSON.
-_TIME_FIELDS = (
-    "timestamp",
-    "time",
-    "@timestamp",
-    "ts",
-    "asctime",
-    "__REALTIME_TIMESTAMP",
-    "datetime",
-    "date",
-    "eventTime",
-)
+# Fields of JSON and columns of CSV.
+_TIME_FIELDS = ("timestamp", "time", "@timestamp", "ts", "asctime", "__REALTIME_TIMESTAMP", "datetime", "date")
 _LEVEL_FIELDS = ("level", "levelname", "severity", "lvl", "log.level", "PRIORITY", "stream")
 _REQUEST_FIELDS = ("obj", "prompt", "messages", "input")
 _OFTEN_OF_REQUESTS = ("text", "out", "content", "body")  # of a shipper as well
 _SHIPPERS_FIELDS = ("stringValue", "message", "line")  # inside a body or content that a shipper writes
-_DEPTH, _LEAVES, _PLACES = 10, 256, 8  # an OpenTelemetry record is eight levels deep
+_DEPTH, _LEAVES, _PLACES = 10, 256, 64  # an OpenTelemetry record is eight levels deep
+_DELIMITER = re.compile(rb'"(?:[^"]|"")*"([,;\t|])|[^"\n]*?([,;\t|])"')
+Parser: TypeAlias = Callable[[bytes], object]
 
 
-def _loads(text: bytes) -> object:
+def _json_of(text: bytes) -> object:
+    """Read a line that is an object, a list or a string of JSON; None for any other."""
+    if text[:1] not in (b"{", b"[", b'"'):
+        return None
     try:
-        return json.loads(text)
+        return json.loads(text.rstrip().removesuffix(b","))
     except (ValueError, RecursionError):
         return None
 
 
-def _json_of(text: bytes) -> dict[str, Any] | list[Any] | None:
-    if text[:1] not in (b"{", b"["):
-        return None
-    entry = _loads(text.rstrip().removesuffix(b","))
-    return entry if isinstance(entry, (dict, list)) else None
-
-
-def _leaves(value: object) -> Iterator[tuple[Path, object]]:
+def _leaves(value: object) -> Iterator[tuple[tuple[str | int, ...], object]]:
     """Return texts and numbers with their places, those nearest to the root first."""
-    level: list[tuple[Path, object]] = [((), value)]
+    level: list[tuple[tuple[str | int, ...], object]] = [((), value)]
     for _ in range(_DEPTH):
-        below: list[tuple[Path, object]] = []
+        below: list[tuple[tuple[str | int, ...], object]] = []
         for path, found in level:
             if isinstance(found, dict):
                 below += [((*path, name), inner) for name, inner in found.items()]
@@ -400,6 +381,20 @@ def _leaves(value: object) -> Iterator[tuple[Path, object]]:
             else:
                 yield path, found
         level = below[:_LEAVES]
+
+
+def _texts(value: object, name: str | int | None, depth: int = _DEPTH) -> Iterator[tuple[bytes, object]]:
+    """Return the texts in fields of this name, each with what holds it; None: the value itself."""
+    if name is None:
+        text = _text_of(value)
+        yield from [] if text is None else [(text, value)]
+        return
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        text = _text_of(inner)
+        if key == name and text is not None:
+            yield text, value
+        elif depth and text is None and isinstance(inner, (dict, list)):
+            yield from _texts(inner, name, depth - 1)
 
 
 def _text_of(value: object) -> bytes | None:
@@ -411,45 +406,38 @@ def _text_of(value: object) -> bytes | None:
     return None
 
 
-def _at(value: object, path: Path, scope: object = None) -> list[tuple[bytes, object]]:
-    """Return the texts at a path, each with the innermost object that holds it."""
-    if not path:
-        text = _text_of(value)
-        return [] if text is None else [(text, scope)]
-    name, *rest = path
-    inner: list[object] = []
-    if name is None:
-        inner = value[:_RECORDS] if isinstance(value, list) else []
-    elif (isinstance(value, dict) and name in value) or (
-        isinstance(value, list) and isinstance(name, int) and name < len(value)
-    ):
-        inner = [value[name]]  # type: ignore[index]
-    return [found for each in inner for found in _at(each, tuple(rest), value)][:_RECORDS]
-
-
-def _json_form(entry: dict[str, Any] | list[Any], layers: int) -> Form | None:
-    if isinstance(entry, dict) and str(entry.get("event", "")).startswith("request."):
+def _field_form(value: object, parse: Parser, layers: int, kind: tuple[object, ...] = ("JSON",)) -> Form | None:
+    """Find the field with SGLang's line in what `parse` read."""
+    if isinstance(value, dict) and str(value.get("event", "")).startswith("request."):
         return None  # SGLang's own log of requests as JSON
-    leaves = list(_leaves(entry))
-    for path, value in leaves:
-        text, name = _text_of(value), path[-1] if path else None
-        outer = path[:-1]
-        if text is None or name in _REQUEST_FIELDS:
-            continue
-        if name not in _SHIPPERS_FIELDS and any(each in _REQUEST_FIELDS + _OFTEN_OF_REQUESTS for each in outer):
+    leaves = list(_leaves(value))
+    for path, leaf in leaves:
+        text, name = _text_of(leaf), path[-1] if path else None
+        of_requests = name not in _SHIPPERS_FIELDS and any(
+            each in _REQUEST_FIELDS + _OFTEN_OF_REQUESTS for each in path[:-1]
+        )
+        if text is None or name in _REQUEST_FIELDS or of_requests:
             continue
         inner = form_of(text.split(b"\n", 1)[0], layers - 1)
         if inner is not None:
-            dated = any(
-                _json_time(other) is not None or place[-1:] and place[-1] in _LEVEL_FIELDS
-                for place, other in leaves
-                if place != path
-            )
-            every = tuple(
-                None if isinstance(each, int) and place < len(path) - 1 else each for place, each in enumerate(path)
-            )
-            return _json_layer(every, sure=dated and name not in _OFTEN_OF_REQUESTS), *inner
+            dated = any(_json_time(other) is not None or at[-1] in _LEVEL_FIELDS for at, other in leaves if at != path)
+            sure = name is None or ((dated or kind != ("JSON",)) and name not in _OFTEN_OF_REQUESTS)
+            return _field_layer(parse, name, kind, sure=sure), *inner
     return None
+
+
+def _field_layer(parse: Parser, name: str | int | None, kind: tuple[object, ...], *, sure: bool) -> Layer:
+    def remove(line: Line) -> list[Line]:
+        value, lines = parse(line.text), []
+        for text, scope in islice(_texts(value, name), _RECORDS):
+            first, *more = text.rstrip(b"\r\n").split(b"\n")[:200]
+            time = line.time
+            if time is None and _STAMP.match(first) is None:
+                time = _time_in(scope, value)
+            lines.append(line._replace(text=first, time=time, more=tuple(more), around=f"{line.around}, {kind[0]}"))
+        return lines
+
+    return Layer((*kind, name), remove, sure)
 
 
 def _json_time(value: object) -> float | None:
@@ -463,75 +451,34 @@ def _json_time(value: object) -> float | None:
 def _time_in(*scopes: object) -> float | None:
     """Return the time of a record: of the field most often used for it, in the innermost object that has one."""
     for scope in scopes:
-        times = {
-            path[-1] if path else "": time for path, value in _leaves(scope) if (time := _json_time(value)) is not None
-        }
+        found = ((path[-1] if path else "", _json_time(value)) for path, value in _leaves(scope))
+        times = {name: time for name, time in found if time is not None}
         if times:
             return next((times[name] for name in _TIME_FIELDS if name in times), next(iter(times.values())))
     return None
-
-
-def _json_layer(path: Path, *, sure: bool) -> Layer:
-    def remove(line: Line) -> list[Line]:
-        entry = _json_of(line.text)
-        lines = []
-        for text, scope in _at(entry, path) if entry is not None else []:
-            first, *more = text.rstrip(b"\r\n").split(b"\n")[:200]
-            time = line.time
-            if time is None and _STAMP.match(first) is None:
-                time = _time_in(scope, entry)
-            lines.append(line._replace(text=first, time=time, more=tuple(more), around=f"{line.around}, JSON"))
-        return lines
-
-    return Layer(("json", path), remove, sure)
-
-
-def _remove_quotes(line: Line) -> list[Line]:
-    value = _loads(line.text) if line.text[:1] == b'"' else None
-    return [line._replace(text=value.encode("utf-8", "replace").rstrip(b"\n"))] if isinstance(value, str) else []
-
-
-_QUOTED = Layer(("quoted",), _remove_quotes)
-_DELIMITER = re.compile(rb'"(?:[^"]|"")*"([,;\t|])|[^"\n]*?([,;\t|])"')
-
-
-def _row_of(text: bytes, delimiter: str) -> list[str]:
-    try:
-        return next(csv.reader([text.decode("utf-8", "surrogateescape")], delimiter=delimiter), [])
-    except csv.Error:
-        return []
 
 
 def _csv_form(text: bytes, start: int, layers: int) -> Form | None:
     match = _DELIMITER.match(text, 0, len(text) if text[:1] == b'"' else start + 1)
     delimiter = text[start - 1 : start] if match is None else match[1] or match[2]
     # Without quotation marks: a comma of SGLang's has a space behind it, and SGLang prints no tabs.
-    if (
-        match is None
-        and not (delimiter == b"," and b", " not in text[start:])
-        and not (delimiter == b"\t" and b"\t" in text[start:])
-    ):
+    rest = text[start:]
+    if match is None and not (delimiter == b"," and b", " not in rest) and not (delimiter == b"\t" and b"\t" in rest):
         return None
     row = _row_of(text, delimiter.decode())
-    for column, value in enumerate(row[:_COLUMNS]):
-        inner = form_of(value.encode("utf-8", "surrogateescape"), layers - 1)
-        if inner is not None and (len(row) > 1 or not inner):
-            return _csv_layer(column, len(row), delimiter.decode()), *inner
-    return None
+
+    def parse(text: bytes) -> object:
+        found = _row_of(text, delimiter.decode())
+        return found if len(found) == len(row) else None
+
+    return _field_form(row, parse, layers, ("CSV", delimiter, len(row))) if len(row) > 1 else None
 
 
-def _csv_layer(column: int, columns: int, delimiter: str) -> Layer:
-    def remove(line: Line) -> list[Line]:
-        row = _row_of(line.text, delimiter)
-        if len(row) != columns:
-            return []
-        times = (_json_time(value) for place, value in enumerate(row) if place != column)
-        time = next((time for time in times if time is not None), None) if line.time is None else line.time
-        return [
-            line._replace(text=row[column].encode("utf-8", "surrogateescape"), time=time, around=f"{line.around}, CSV")
-        ]
-
-    return Layer(("csv", column, columns, delimiter), remove)
+def _row_of(text: bytes, delimiter: str) -> list[str]:
+    try:
+        return next(csv.reader([text.decode("utf-8", "replace")], delimiter=delimiter), [])
+    except csv.Error:
+        return []
 
 
 class Wrapping:
@@ -591,9 +538,9 @@ class Wrapping:
         name = match.lastgroup
         if _GLUED.match(rest) and not (name == "docker" and _SECOND.match(rest)):
             self._runtimes.add(name)
-        elif name not in self._runtimes and not (_RUNTIMES.match(rest) or _CRI.match(rest)):
-            return None
-        elif self._forms and any(without(form, line) for form in self._forms):
+        elif (name not in self._runtimes and not (_RUNTIMES.match(rest) or _CRI.match(rest))) or any(
+            without(form, line) for form in self._forms
+        ):
             return None
         time = time_of(match[0]) if line.time is None else line.time
         if name == "ray":
