@@ -109,6 +109,33 @@ def test_every_record_of_a_document_is_read(size: int) -> None:
     assert shown(events(documents)) == BARE
 
 
+# These print text behind each line, or differ between lines that match a search and others: no shipper that cuts lines does.
+WHOLE_LINES = {
+    "grep -C",
+    "rg -C",
+    "Python's bytes",
+    "otel debug exporter",
+    "html",
+    "html escaped",
+    "markdown table",
+    "trailing tag",
+}
+
+
+@pytest.mark.parametrize("name", sorted(AROUND.keys() - WHOLE_LINES))
+def test_arguments_in_two_lines_of_a_shipper_are_read_whole(name: str) -> None:
+    long = (
+        "[2026-11-20 19:51:01] server_args=ServerArgs("
+        + ", ".join(f"argument_{number}={number}" for number in range(90))
+        + ")"
+    )
+    first = stamped(MESSAGES[:1] + MESSAGES[2:9])
+    [start] = [
+        event for event in events(around(name, [*first, long[:900], long[900:], *first])) if event.kind == "arguments"
+    ]
+    assert (len(start.arguments), start.figures) == (90, {})
+
+
 QUOTES = [
     f"user said: {FORGED}",
     f"user said:{FORGED}",

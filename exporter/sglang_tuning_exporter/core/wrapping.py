@@ -356,6 +356,9 @@ _SHIPPERS_FIELDS = ("stringValue", "message", "line")  # inside a body or conten
 _DEPTH, _LEAVES, _PLACES = 10, 256, 64  # an OpenTelemetry record is eight levels deep
 _DELIMITER = re.compile(rb'"(?:[^"]|"")*"([,;\t|])|[^"\n]*?([,;\t|])"')
 Parser: TypeAlias = Callable[[bytes], object]
+Field: TypeAlias = tuple[
+    str | int | None, ...
+]  # the name of what holds it, None for a list or nothing, and its own; (): the whole value
 
 
 def _json_of(text: bytes) -> object:
@@ -383,18 +386,18 @@ def _leaves(value: object) -> Iterator[tuple[tuple[str | int, ...], object]]:
         level = below[:_LEAVES]
 
 
-def _texts(value: object, name: str | int | None, depth: int = _DEPTH) -> Iterator[tuple[bytes, object]]:
-    """Return the texts in fields of this name, each with what holds it; None: the value itself."""
-    if name is None:
-        text = _text_of(value)
-        yield from [] if text is None else [(text, value)]
-        return
+def _texts(
+    value: object, field: Field, holder: str | None = None, depth: int = _DEPTH
+) -> Iterator[tuple[bytes, object]]:
+    """Return the texts in a field, in as many records as there are, each with what holds it."""
+    if not field and (text := _text_of(value)) is not None:
+        yield text, value
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         text = _text_of(inner)
-        if key == name and text is not None:
+        if text is not None and field == (holder, key):
             yield text, value
         elif depth and text is None and isinstance(inner, (dict, list)):
-            yield from _texts(inner, name, depth - 1)
+            yield from _texts(inner, field, key if isinstance(key, str) else None, depth - 1)
 
 
 def _text_of(value: object) -> bytes | None:
@@ -422,14 +425,15 @@ def _field_form(value: object, parse: Parser, layers: int, kind: tuple[object, .
         if inner is not None:
             dated = any(_json_time(other) is not None or at[-1] in _LEVEL_FIELDS for at, other in leaves if at != path)
             sure = name is None or ((dated or kind != ("JSON",)) and name not in _OFTEN_OF_REQUESTS)
-            return _field_layer(parse, name, kind, sure=sure), *inner
+            holder = path[-2] if len(path) > 1 and isinstance(path[-2], str) else None
+            return _field_layer(parse, (holder, name) if path else (), kind, sure=sure), *inner
     return None
 
 
-def _field_layer(parse: Parser, name: str | int | None, kind: tuple[object, ...], *, sure: bool) -> Layer:
+def _field_layer(parse: Parser, field: Field, kind: tuple[object, ...], *, sure: bool) -> Layer:
     def remove(line: Line) -> list[Line]:
         value, lines = parse(line.text), []
-        for text, scope in islice(_texts(value, name), _RECORDS):
+        for text, scope in islice(_texts(value, field), _RECORDS):
             first, *more = text.rstrip(b"\r\n").split(b"\n")[:200]
             time = line.time
             if time is None and _STAMP.match(first) is None:
@@ -437,7 +441,7 @@ def _field_layer(parse: Parser, name: str | int | None, kind: tuple[object, ...]
             lines.append(line._replace(text=first, time=time, more=tuple(more), around=f"{line.around}, {kind[0]}"))
         return lines
 
-    return Layer((*kind, name), remove, sure)
+    return Layer((*kind, field), remove, sure)
 
 
 def _json_time(value: object) -> float | None:
