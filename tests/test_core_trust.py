@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.core.trust import LINES
+from sglang_tuning_exporter.core.trust import LINES, MOST_LINES
 
 LOGS = Path(__file__).parent / "data" / "logs"
 AT = b"[2025-11-20 11:40:13 TP0] "
@@ -82,6 +82,11 @@ def test_a_mark_ends_when_lines_and_seconds_have_passed() -> None:
     assert marks(TOOL, *[LATER + RETRACTION] * 70) == [True] * LINES + [False] * (70 - LINES)
     assert marks(TOOL, *[ACCESS] * 70, LATER + RETRACTION) == [False]
     assert marks(TOOL, b"[2031-01-01 00:00:00 TP0] " + RETRACTION, AT + RETRACTION) == [True, True]
+
+
+def test_a_time_that_never_comes_does_not_mark_for_ever() -> None:
+    found = marks(b"[2031-01-01 00:00:00] Model attempted to call undefined function: x", *[AT + RETRACTION] * 5000)
+    assert sum(found) == MOST_LINES
 
 
 def test_a_line_in_sglangs_form_does_not_end_it() -> None:

@@ -17,6 +17,7 @@ from sglang_tuning_exporter.core.events import Event
 
 LINES = 64
 SECONDS = 2.0
+MOST_LINES = 4096  # where the clock was set back, or a line has a time that never comes
 CARRIERS = {
     "request": "SGLang prints a request's text in it",
     "exception": "an exception's words can quote a request",
@@ -39,8 +40,9 @@ class Trust:
         """Whether the line with this number and time stands close behind text of others."""
         if not self.carrier:
             return False
+        lines = number - self.carrier_line
         same_time = time is not None and self._carrier_time is not None and time < self._carrier_time + SECONDS
-        if number - self.carrier_line > LINES and not same_time:
+        if lines > LINES and not (same_time and lines <= MOST_LINES):
             self.carrier = ""
         return bool(self.carrier)
 
