@@ -120,56 +120,32 @@ ROWS = (
     Row("request", rb"Received output for rid=|Req Time Stats\(|Req\(rid=", "0.4.3"),
     Row("request", rb"Model attempted to call undefined function:|Tool '|Parsed value '|Failed to parse JSON|Error in detect_and_parse:", "0.4.6"),
 )
+_FIGURES = {key: name for name, keys in (
+    ("running", b"#running-req,#running_req"), ("queued", b"#queue-req,#remaining_req"),  # with underscores: 0.1
+    ("tokens", b"#token,#full token,#gpu token,#new-token,#new_token"), ("sequences", b"#new-seq,#new_seq,#seq"),
+    ("cached", b"#cached-token,#cached_token"), ("pending", b"#pending-token"), ("usage", b"token usage,full token usage,gpu token usage"),
+    ("swa_usage", b"swa token usage"), ("mamba_usage", b"mamba usage"), ("throughput", b"gen throughput (token/s)"),
+    ("accept_length", b"accept len"), ("prealloc", b"#prealloc-req"), ("transfer", b"#transfer-req"), ("retracted", b"#retracted-req"),
+    ("bootstrap", b"#bootstrap-req"), ("inflight", b"#inflight-req"), ("unbootstrapped", b"#unbootstrapped-req"),
+    ("transferring", b"#transferring-req"), ("optimistic", b"#optimistic-req"), ("host_receive", b"#host-receive-req"),
+    ("waiting_image", b"waiting-image-req,#waiting-image-req"), ("requests", b"#retracted_reqs,#retracted_req"),
+    ("aborted", b"#aborted_retracted_reqs"), ("gained", b"#new_tokens_gained"),
+) for key in keys.split(b",")}
 # fmt: on
+_FRACTIONS = ("usage", "swa_usage", "mamba_usage", "throughput", "accept_length")
+_OTHER_FIGURES = frozenset(
+    b"input throughput (token/s),#cpu token,#mamba num,#remaining-req,#replay-token,#swa token,accept rate,block accept len,cap len,"
+    b"cache hit rate,cpu token usage,est. decode TFLOPS/s (per GPU),est. prefill TFLOPS/s (per GPU),est. read BW (GB/s per GPU),mamba num,"
+    b"est. write BW (GB/s per GPU),fwd occupancy,hit_tokens,largest-len,pre-allocated usage,tree_cache_hit_rate,windowed_cache_hit_rate".split(
+        b","
+    )
+)
 _PATTERNS = tuple((row, re.compile(row.pattern)) for row in ROWS)
 # Most messages are none of them, and one look says so.
 _ANY = re.compile(b"|".join(re.sub(rb"\?P<\w+>", b"?:", row.pattern) for row in ROWS))
 _WATCHED = {"DetokenizerManager": "detokenizer", "TokenizerManager": "tokenizer"}  # 0.5.7
 _UNKNOWN_BATCH = re.compile(rb"[A-Z]\w{2,20} batch(?: ?\[\d{1,12}\])?[.,] ?#[\w-]{1,40}: ?\d")
 
-_FIGURES = {
-    key: name
-    for name, keys in {
-        "running": b"#running-req,#running_req",  # with underscores: 0.1
-        "queued": b"#queue-req,#remaining_req",
-        "tokens": b"#token,#full token,#gpu token,#new-token,#new_token",
-        "sequences": b"#new-seq,#new_seq,#seq",
-        "cached": b"#cached-token,#cached_token",
-        "pending": b"#pending-token",
-        "usage": b"token usage,full token usage,gpu token usage",
-        "swa_usage": b"swa token usage",
-        "mamba_usage": b"mamba usage",
-        "throughput": b"gen throughput (token/s)",
-        "accept_length": b"accept len",
-        "waiting_image": b"waiting-image-req,#waiting-image-req",
-        "host_receive": b"#host-receive-req",
-        "requests": b"#retracted_reqs,#retracted_req",
-        "aborted": b"#aborted_retracted_reqs",
-        "gained": b"#new_tokens_gained",
-    }.items()
-    for key in keys.split(b",")
-} | {
-    b"#%b-req" % name.encode(): name
-    for name in (
-        "prealloc",
-        "transfer",
-        "retracted",
-        "bootstrap",
-        "inflight",
-        "unbootstrapped",
-        "transferring",
-        "optimistic",
-    )
-}
-_FRACTIONS = ("usage", "swa_usage", "mamba_usage", "throughput", "accept_length")
-_OTHER_FIGURES = frozenset(
-    (
-        b"input throughput (token/s),#cpu token,#mamba num,#remaining-req,#replay-token,#swa token,accept rate,block accept len,"
-        b"cache hit rate,cap len,cpu token usage,est. decode TFLOPS/s (per GPU),est. prefill TFLOPS/s (per GPU),"
-        b"est. read BW (GB/s per GPU),est. write BW (GB/s per GPU),fwd occupancy,hit_tokens,largest-len,mamba num,"
-        b"pre-allocated usage,tree_cache_hit_rate,windowed_cache_hit_rate"
-    ).split(b",")
-)
 _GRAPH = re.compile(rb"(cuda|cpu|npu|musa|xpu|hpu|hip) graph$")
 # What may follow the last value: marks of HTML and tables, closing quotation marks, other fields.
 _END = rb"(?=$|[ \t]*[<|)\]}\"'`]|[ \t]+[\w.]+=)"

@@ -241,11 +241,11 @@ def form_of(text: bytes, layers: int = _LAYERS) -> Form | None:
 # A text before a line: times, quoted fields, groups in brackets and words vary, all else is fixed.
 _LABELS = rb"\{[\w.-]+ ?[=:] ?\"[^\"\n]*\"(?:, ?[\w.-]+ ?[=:] ?\"[^\"\n]*\")*\}"
 _TOKENS: dict[str, bytes] = {
-    "time": _TIME,
+    "time": rb"(?<![\w.-])" + _TIME,
     "labels": _LABELS,
     "grep": rb"(?:[\w./+-]{1,200}[:-])?\d{1,9}[:-]",
-    "quoted": rb"\"[^\"\n]*\"",
-    "apostrophes": rb"'[^'\n]*'",
+    "quoted": rb"\"[^\"\n]*\"(?=[ ,:;=}\t])",
+    "apostrophes": rb"'[^'\n]*'(?=[ ,:;=}\t])",
     "square": rb"\[[^\]\[\n]{0,120}\]",
     "round": rb"\([^()\n]{0,120}\)",
     "angle": rb"<[^<>\n]{0,60}>",
@@ -253,21 +253,11 @@ _TOKENS: dict[str, bytes] = {
     "rank": _RANK_WORD,
     "word": rb"[\w./@%+:#~*-]*\w[/@%+*-]*",
     "space": rb"[ \t]+",
+    "other": rb"[^\w\n]",
 }
-_ONLY_WHERE = {
-    "time": (rb"(?<![\w.-])", b""),
-    "grep": (b"", rb"(?=\Z)"),
-    "quoted": (b"", rb"(?=[ ,:;=}\t])"),
-    "apostrophes": (b"", rb"(?=[ ,:;=}\t])"),
-    "square": (rb"(?!\[" + _TIME + rb")", b""),
-}
-_TOKEN = re.compile(
-    b"|".join(
-        b"(?P<%b>%b)" % (name.encode(), _ONLY_WHERE.get(name, (b"", b""))[0] + p + _ONLY_WHERE.get(name, (b"", b""))[1])
-        for name, p in _TOKENS.items()
-    )
-    + rb"|(?P<other>[^\w\n])"
-)
+# While a form is learned: grep's number ends the text, and a bracket around a time is not one token.
+_ONLY_IF = {"grep": rb"(?=(?:[\w./+-]{1,200}[:-])?\d{1,9}[:-]\Z)", "square": rb"(?!\[" + _TIME + rb")"}
+_TOKEN = re.compile(b"|".join(b"(?P<%b>%b%b)" % (n.encode(), _ONLY_IF.get(n, b""), p) for n, p in _TOKENS.items()))
 _OF_REQUESTS = re.compile(
     rb"obj=|text=|ReqInput|Model attempted|\brid=|prompt|content|\"(?:obj|text|messages|input)\"|\\"
 )
