@@ -371,6 +371,7 @@ class Reader:
         self._events: list[Event] = []
         self._shapes: dict[bytes, _Shape] = {}  # by a line with zeros for all digits
         self._origins: dict[bytes, Origin] = {}  # by stamp
+        self._minutes: dict[bytes, tuple[float, Rank]] = {}  # by stamp without the second
         self._time: float | None = None  # the last one printed
         self._clock: float | None = None
         self._day = 0
@@ -437,12 +438,22 @@ class Reader:
         return shape
 
     def _learned_origin(self, stamp: bytes) -> Origin | None:
-        found = stamp_of(stamp)
-        if found is None or found[1] != len(stamp) or found[0].time is None:
-            return None
-        if len(self._origins) >= _KEPT:
+        """Read a new stamp; of a known minute and ranks only the second is read."""
+        minute, second = stamp[:18] + stamp[20:], stamp[18:20]
+        known = self._minutes.get(minute)
+        if known is None or not second.isdigit():
+            found = stamp_of(stamp)
+            if found is None or found[1] != len(stamp) or found[0].time is None:
+                return None
+            origin = Origin(found[0].time, found[0].rank)
+            if stamp[20:21] in (b" ", b"]"):
+                self._minutes[minute] = (found[0].time - int(second), found[0].rank)
+        else:
+            origin = Origin(known[0] + int(second), known[1])
+        if len(self._origins) + len(self._minutes) >= _KEPT:
             self._origins.clear()
-        origin = self._origins[stamp] = Origin(found[0].time, found[0].rank)
+            self._minutes.clear()
+        self._origins[stamp] = origin
         return origin
 
     def _read_unusual(self, line: bytes) -> tuple[Event, ...]:
