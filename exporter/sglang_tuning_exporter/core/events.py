@@ -29,13 +29,13 @@ class Event:
 
     | kind | figures | word, text, others |
     |---|---|---|
-    | `decode` | running queued tokens usage swa_usage mamba_usage graph (1 replayed, 0 not) throughput accept_length, and requests in other queues: prealloc transfer retracted bootstrap inflight … | word: cuda, cpu, npu, musa |
+    | `decode` | running queued tokens usage swa_usage mamba_usage graph (1 replayed, 0 not) throughput accept_length, other queues | word: cuda cpu npu musa |
     | `prefill` | sequences tokens cached running queued pending usage swa_usage mamba_usage, other queues | |
     | `retraction` | requests aborted ratio_before ratio_after gained; testing 1 for SGLANG_TEST_RETRACT | |
     | `out_of_memory` | | word: prefill decode graph_capture startup unknown; text: the line |
     | `arguments` | cut 1 where the line was cut | arguments |
     | `pool` | tokens gigabytes; resized 1 (after the graphs were captured) | |
-    | `memory` | available used states; prefill 1 (graphs of prefill batches) | word: weights_begin weights state_cache pool graph_begin graph; sizes: captured decode batches |
+    | `memory` | available used states; prefill 1 (graphs of prefill batches) | word: the stage, `weights_begin` to `graph`; sizes: captured batches |
     | `limits` | max_total_num_tokens max_running_requests chunked_prefill_size available_gb context_len max_prefill_tokens | word: gpu cpu … |
     | `ready` | | "fired up and ready to roll" |
     | `hang` | seconds | word: scheduler tokenizer detokenizer; a watchdog that timed out |
@@ -48,6 +48,9 @@ class Event:
     | `pause`, `resume` | | POST /pause_generation, /continue_generation |
     | `too_long` | tokens most | a prompt that cannot fit |
     | `refused` | grammar 1 | answered with an error at once |
+
+    Other queues: prealloc transfer retracted bootstrap inflight unbootstrapped transferring optimistic host_receive waiting_image.
+    Stages: weights_begin weights state_cache pool graph_begin graph.
     """
 
     kind: str
