@@ -29,6 +29,7 @@ LOWERED_LIMIT, FEWER_DECODING = 0.8, 0.75  # of the running batch
 MOST_TIMES, MOST_WITHOUT_GRAPHS = 8.0, 2.0  # the present limit, in one step
 SMALL_BATCH = 8
 LEAST_SHARE = 0.25  # of the batch, in one step
+FULL_BATCHES = 0.25  # of the prefill batches, at least, for a larger chunk to matter
 LARGEST_CHUNK, SMALL_CHUNK, LEAST_CHUNK, USEFUL_CHUNK = 16384, 4096, 2048, 1024
 GRAPH_SIZES = (8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768)
 MOST_GRAPH, MOST_GRAPH_AT_LARGE_TP, LARGE_TP = 512, 768, 8  # the guide: 512 or 768, the larger at large tensor parallelism
@@ -528,6 +529,8 @@ def _chunks(view: View, _: frozenset[str]) -> list[Draft]:
         return [Draft("max_prefill_tokens", to, limit, f"a prefill batch ends at {limit:,.0f} tokens", text=_PREFILL_TOKENS)]
     if now is not None and (now <= 0 or now >= LARGEST_CHUNK * ranks):
         return [elsewhere]
+    if view.totals["full_lines"] < FULL_BATCHES * view.totals["prefill_lines"]:
+        return [elsewhere]  # the chunk is hardly ever full
     if facts.reserve_gb is not None and facts.reserve_gb < view.profile.reserve_lower_gb:
         return [_say(
             "lower --mem-fraction-static first: a larger chunk needs memory that is not left",

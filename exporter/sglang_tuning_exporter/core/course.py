@@ -22,6 +22,8 @@ from sglang_tuning_exporter.sglang.args.printed import VARYING_ARGS, are_same_se
 from sglang_tuning_exporter.state.profiles import Profile
 
 STEP_SECONDS = 30.0
+# In a run shorter than the window, what held in stretches of this length for so much of it is said as well: two causes in turn.
+PHASE_SECONDS, LEAST_PHASE_SECONDS, PHASE_SHARE = 60.0, 60.0, 0.35
 UNKNOWN_SECONDS = 60.0  # a break of knowledge of more than this is a start
 RECENTLY = 1800.0  # over which starts are counted
 ENOUGH_SHARE = 0.5  # of the serving time: in a log shorter than a row's `after`
@@ -40,8 +42,6 @@ class Held:
     """How long a row held in a run, and the view in which it was clearest."""
 
     seconds: float = 0.0
-    since: float = inf
-    until: float = -inf
     excess: float = -inf
     measured: Measured | None = None
 
@@ -55,6 +55,7 @@ class Run:
     end: float = 0.0
     totals: Totals = field(default_factory=Totals)
     held: dict[str, Held] = field(default_factory=dict)
+    phases: dict[str, Held] = field(default_factory=dict)  # of the last minute, in a run shorter than the window
     verdicts: dict[str, float] = field(default_factory=dict)  # seconds of serving time
     whole: View | None = None
     ended: str = ""
@@ -153,7 +154,12 @@ class Course:
         measured = weigh(view)
         self._sound(measured, now)
         if now - run.begin >= window:
+            run.phases.clear()
             self._credit(run, measured)
+        else:
+            phase = weigh(self._view(min(PHASE_SECONDS, now - run.begin)))
+            for name in phase.holding if phase.view.has_enough_load else ():
+                self._hold(run.phases, name, phase, min(STEP_SECONDS, phase.view.served))
 
     def _view(self, seconds: float) -> View:
         server = self.server
@@ -186,17 +192,19 @@ class Course:
         """Count the serving time since the last step for what holds."""
         total = self._served()
         seconds, self._counted = max(total - self._counted, 0.0), total
-        now = measured.view.now
         if measured.view.has_enough_load or whole:
             run.verdicts[measured.verdict] = run.verdicts.get(measured.verdict, 0.0) + seconds
         for name in measured.holding:
-            held, figure = run.held.setdefault(name, Held()), measured.figures[name]
-            held.seconds += seconds
-            held.since, held.until = min(held.since, now - self._profile.window_seconds), max(held.until, now)
-            limit = figure.limit or 0.0
-            excess = (figure.value - limit) * (1 if figure.side == "above" else -1)
-            if excess > held.excess + 0.02 * abs(held.excess if held.excess > -inf else 0.0) or held.measured is None:
-                held.excess, held.measured = excess, measured
+            self._hold(run.held, name, measured, seconds)
+
+    @staticmethod
+    def _hold(rows: dict[str, Held], name: str, measured: Measured, seconds: float) -> None:
+        """Credit seconds to a row, and keep the view in which it was clearest."""
+        held, figure = rows.setdefault(name, Held()), measured.figures[name]
+        held.seconds += seconds
+        excess = (figure.value - (figure.limit or 0.0)) * (1 if figure.side == "above" else -1)
+        if excess > held.excess or held.measured is None:
+            held.excess, held.measured = excess, measured
 
     def _served(self) -> float:
         """Return the serving seconds of this run."""
@@ -218,6 +226,10 @@ class Course:
         window = self._profile.window_seconds
         run.whole = self._view(now - run.begin + 1.0)
         self._credit(run, weigh(self._view(min(window, now - run.begin + 1.0))), whole=True)
+        least = max(LEAST_PHASE_SECONDS, PHASE_SHARE * run.served)
+        run.phases = {
+            name: held for name, held in run.phases.items() if name not in run.held and held.seconds >= least and not BY_ID[name].chance
+        }
         self._counted = 0.0
 
     # The whole
@@ -261,6 +273,7 @@ class Course:
         """Return the worst verdict that held long enough, with every finding of the log."""
         served = sum(run.served for run in self.runs)
         chosen = [(run, name, held) for run in self.runs for name, held in run.held.items() if self._counts(run, name, held, served)]
+        chosen += [(run, name, held) for run in self.runs if run is self.runs[-1] for name, held in run.phases.items()]
         last = self.runs[-1]
         limits = [(run, name, held) for run, name, held in chosen if held.measured is not None and is_limit(name, held.measured)]
         if not limits:

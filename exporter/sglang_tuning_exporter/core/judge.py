@@ -68,6 +68,18 @@ def _hang(view: View) -> Figure | None:
     return Figure("longest silence with requests running before and after it", longest if view.totals["hangs"] else 0.0, "seconds", 0.0, "above")
 
 
+def _prefill(view: View) -> Figure | None:
+    """Requests wait while prompts are computed. Where throughput counts, an empty queue beside them is no sign of slow clients."""
+    if not view.has_enough_load:
+        return None
+    value, waits = view.share("admission", "prefill_bound") or 0.0, _waited_share(view) > view.profile.frequent_share
+    if view.profile.queue_lower is not None or waits:
+        value = max(value, view.full_steps)
+        if not waits or view.facts.is_on("disable_radix_cache"):  # else what they wait for is known better
+            value = max(value, view.prefill_share)
+    return Figure("serving time in which prompts were computed", value, "share", view.profile.frequent_share, "above")
+
+
 def _imbalance(view: View) -> Figure | None:
     waited = view.waited()
     if len(waited) < 2 or min(waited.values()) >= RARE_WAIT:
@@ -214,7 +226,7 @@ def _step_of_a_large_batch(view: View) -> float | None:
 
 
 FACTS: dict[str, Callable[[View], Figure | None]] = {
-    "retractions": _retractions, "retractions_at_ceiling": _at_ceiling, "graph_memory": _graph_memory, "hang": _hang, "imbalance": _imbalance,
+    "retractions": _retractions, "retractions_at_ceiling": _at_ceiling, "graph_memory": _graph_memory, "hang": _hang, "prefill": _prefill, "imbalance": _imbalance,
     "unexplained": _unexplained, "requests_failed": _failed, "requests_refused": _refused, "shared_prefixes": _shared_prefixes,
     "no_prefixes": _no_prefixes, "fits_one_gpu": _fits_one_gpu, "replicas": _replicas, "small_batches": _small_batches,
     "large_weights": _large_weights, "experts": _experts, "latent_pool_full": _latent_pool_full, "settings": _settings, "suspects": _suspects,
@@ -280,7 +292,7 @@ _ORDER = {row.id: place for place, row in enumerate(ROWS)}
 
 def weigh(view: View) -> Measured:
     """Measure every row and leave out what another one explains: all that the passing of time needs."""
-    view = explained(view)
+    view = suspects.explained(explained(view))
     figures = {row.id: figure for row in ROWS if (row.any_load or view.has_enough_load) and (figure := measure(row, view)) is not None}
     holds = {name for name, figure in figures.items() if figure.holds}
     left = tuple(row.id for row in ROWS if row.id in holds and holds.isdisjoint(row.unless) and not _is_excused(row, view, holds))
@@ -291,12 +303,19 @@ def _is_excused(row: Row, view: View, holds: set[str]) -> bool:
     """Whether the best advice is to change nothing, or what holds is what the profile calls good."""
     if row.id == "client_too_slow":
         return (view.share("token_usage", "at_target") or 0.0) > view.profile.frequent_share
+    if row.id == "running_far_below_limit" and "shared_prefixes_unused" in holds:
+        return True  # in another order the same cache holds more
     return row.id == "dp_imbalanced" and "retracting_too_often" in holds
 
 
 def is_limit(name: str, measured: Measured) -> bool:
     """Whether a finding can be the verdict: a full KV cache only where its queue is not what the profile calls good."""
     row, view = BY_ID[name], measured.view
+    waits = _waited_share(view) > view.profile.frequent_share
+    if name == "flags_away_from_defaults":  # a flag that figures show to be the cause
+        return waits and any(each.rows for each in suspects.named(view))
+    if name == "shared_prefixes_unused":  # prefixes are computed again and again because the cache loses them
+        return waits and (view.share("admission", "pool_full") or 0.0) > view.profile.frequent_share
     if row.chance:
         return False
     if name == "running_far_below_limit":

@@ -337,10 +337,10 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="prefill_bound", alert="SGLangPrefillBound",
-        when=_share("admission", "prefill_bound", name="serving time in full prefill batches with requests waiting"),
+        when=When("fact", "prefill", name="serving time in which prompts were computed", unit="share"),
         summary="Requests wait while SGLang prefills long prompts: prefill is the limit.",
         past="Until {until} requests waited while SGLang prefilled long prompts.",
-        seen="{value} of the serving time in full prefill batches with requests waiting",
+        seen="{value} of the serving time went into the prompts",
         guide="with long prompts raise --chunked-prefill-size if memory allows, use piecewise CUDA graphs for prefill, reuse more prefixes, or"
         " use prefill/decode disaggregation",
         remedy=Remedy(
@@ -471,7 +471,7 @@ LIMITS: tuple[Row, ...] = (
             "With an empty queue SGLang cannot form full batches. Send more requests in parallel; no server flag helps.",
             "latency matters more than throughput: then use --profile online, which expects an empty queue",
         ),
-        unless=("requests_rejected", "scheduler_stuck", "retracting_too_often"),
+        unless=("requests_rejected", "scheduler_stuck", "retracting_too_often", "prefill_bound"),
     ),
     Row(
         id="unexplained", severity="warning",

@@ -38,12 +38,16 @@ SHARED_PREFIXES = 0.2
 FAR_ABOVE = 0.2  # of the new-token ratio, above its start
 LEAST_RATIO, DECAY_STEPS = 0.14, 600.0  # of the initial ratio; srt/managers/schedule_policy.py
 REPEAT_SECONDS = 10.0  # within which other ranks print the same event
+MANY_ELSEWHERE = 0.25  # of the running requests: fewer are always on their way between the two sides
 ELSEWHERE = ("bootstrap", "unbootstrapped", "prealloc", "transfer", "transferring", "inflight", "host_receive")
 IDLE, UNKNOWN = "idle", "unknown"
 SIGNALS = ("queue", "token_usage", "admission", "cuda_graph")
 WAITS = (
     "held_back", "recovering", "running_limit", "pool_full", "hybrid_pool_full", "prefill_bound", "grammar_queue", "pd_queue", "standing_still",
 )  # fmt: skip
+
+
+_MOST = frozenset({"peak", "most_queued"})  # of these the largest is kept
 
 
 class Totals(dict[str, float]):
@@ -55,7 +59,7 @@ class Totals(dict[str, float]):
     def add(self, other: Totals, times: float = 1.0) -> None:
         """Add another one, or subtract it (`times` -1)."""
         for name, value in other.items():
-            self[name] = self.get(name, 0.0) + times * value
+            self[name] = max(self.get(name, 0.0), value) if name in _MOST else self.get(name, 0.0) + times * value
 
     def rename(self, old: str, new: str) -> None:
         """Count one state as another."""
@@ -212,10 +216,11 @@ class Scheduler:
         self._goes_on = full and facts.number("chunked_prefill_size") != -1
         self._full = full  # of the moment's last prefill batch
         self._tokens += tokens
-        self._joined += sequences
+        self._joined = started  # the next line's running requests have those of the lines before
         second = self._second[1] + tokens if int(now) == self._second[0] else tokens
         self._second = (int(now), second)
         self._rate = max(self._rate, second)
+        bucket["peak"] = self._rate  # the same in every bucket: a window takes the largest
         if self._prefilled_at is not None and now > self._prefilled_at and self._decoded_at is None:
             self._gaps.append(now - self._prefilled_at)
         self._prefilled_at = now
@@ -223,6 +228,7 @@ class Scheduler:
             self._admitted.append((now, started))
             self._admitted_at, self._fell_at = now, None
         bucket["prefill_lines"] += 1
+        bucket["full_lines"] += full
         bucket["computed"] += tokens
         bucket["cached"] += figures.get("cached", 0.0)
         bucket["sequences"] += sequences
@@ -365,13 +371,15 @@ class Scheduler:
         target = profile.token_usage_target
         at_usage = UNKNOWN if usage is None else "at_target" if usage >= target else "below_target"
         elsewhere = sum(self.queues.values()) if self.queues else 0.0
-        if queued is None:
+        slow = elsewhere > (queued or 0.0) and self._other_side_is_slow(elsewhere, running)
+        waiting = elsewhere if slow else queued
+        if waiting is None:
             queue = UNKNOWN
-        elif queued <= 0:
+        elif waiting <= 0:
             queue = "empty"
         else:
-            queue = self._queue(queued)
-        admission = self._admission(running, usage, queued, elsewhere, full=self._full and (prefilling or not self._decoded))
+            queue = self._queue(waiting)
+        admission = self._admission(running, usage, queued, slow=slow, full=self._full and (prefilling or not self._decoded))
         if facts.without_graph:
             graph = facts.without_graph
         elif self.graph:
@@ -392,12 +400,12 @@ class Scheduler:
                 return "above_range"
         return "below_range" if queued < (profile.queue_lower or -inf) else "in_range"
 
-    def _admission(self, running: float | None, usage: float | None, queued: float | None, elsewhere: float, *, full: bool) -> str:
+    def _admission(self, running: float | None, usage: float | None, queued: float | None, *, slow: bool, full: bool) -> str:
         """Return why requests wait: the first reason of a list."""
         facts, target = self._server.facts, self._server.profile.token_usage_target
         limit = facts.limit(self.dp)
-        if elsewhere > (queued or 0.0) and self._other_side_is_slow(elsewhere, running):
-            return "prefill_bound" if full else "pd_queue"
+        if slow:  # for the other side of a pair, or for room beside it
+            return "prefill_bound" if full else "pool_full" if usage is not None and usage >= target else "pd_queue"
         if queued is None:
             return UNKNOWN
         if queued <= 0:
@@ -431,7 +439,7 @@ class Scheduler:
         objective, seconds = self._server.profile.queue_wait_seconds, min(self._served, RATE_SECONDS)
         rate = sum(number for _, number in self._admitted) / seconds if seconds >= LEAST_RATE_SECONDS else None
         if objective is None or not rate:
-            return elsewhere > (running or 0.0)
+            return elsewhere > MANY_ELSEWHERE * (running or 0.0)
         return elsewhere > rate * objective
 
     def _next_fits(self, running: float, usage: float, target: float) -> bool:

@@ -7,11 +7,11 @@ show that it is the cause (a proof), it is the first change of that diagnosis. `
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, inf
 
 from sglang_tuning_exporter.core.findings import Change, Value
-from sglang_tuning_exporter.core.view import View
+from sglang_tuning_exporter.core.view import View, counted
 from sglang_tuning_exporter.sglang.args.command import typed_args
 from sglang_tuning_exporter.sglang.args.flags import flag_of
 from sglang_tuning_exporter.sglang.args.values import number
@@ -230,6 +230,8 @@ def troubles(view: View) -> frozenset[str]:
         return frozenset({"hang"} if view.totals["watchdogs"] else ())
     bound = min(OFTEN, view.profile.frequent_share)
     seen = {trouble for trouble, state in _STATES.items() if (view.share("admission", state) or 0.0) > bound}
+    if view.prefill_share > bound:
+        seen.add("prefill")
     unknown = 1.0 - (view.share("queue", "empty") or 0.0) > view.profile.frequent_share and view.facts.starts_slowly
     healthy = ("empty", "in_range") if view.profile.queue_lower is None else ("empty", "in_range", "below_range")
     late = view.step_seconds is not None and view.profile.inter_token_seconds is not None and view.step_seconds > view.profile.inter_token_seconds
@@ -276,6 +278,13 @@ def likely(view: View) -> list[Change] | None:
     if not seen or seen == {"pool"}:
         return None
     return [each.change for each in sorted(named(view), key=lambda each: not each.rows)][:MOST_NAMED]
+
+
+def explained(view: View) -> View:
+    """Return the view with waits explained by a flag: while each prefill batch ends at --max-prefill-tokens, requests wait for prefill."""
+    if view.totals["admission/held_back"] and any(each.change.arg == "max_prefill_tokens" for each in named(view) if each.rows):
+        return replace(view, totals=counted(view.totals, "held_back", "prefill_bound"))
+    return view
 
 
 def _change(suspect: Suspect, view: View, now: Value, to: Value, gain: str) -> Change:

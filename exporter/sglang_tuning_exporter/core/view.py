@@ -14,6 +14,10 @@ from sglang_tuning_exporter.state.profiles import Profile
 CONSTANT_BATCH = 0.8
 # At a limit the batch stays and the usage varies with the requests' lengths; a usage that stays too says nothing.
 STILL_USAGE, ROUNDED_USAGE = 0.003, 0.1
+FAST_PREFILL = 8192.0  # tokens a second: a full chunk, which a GPU computes in less
+# Requests of one length that fill what is reserved for them: tokens at their end, of the cache; tokens so far, of an answer. Lengths that vary
+# show themselves: those that run are then longer than the mean.
+FILLED, EVEN = 0.88, 0.49
 # Share of the time in which full prefill batches were computed, above which requests wait for prefill whatever the cache holds.
 MOSTLY_PREFILL = 0.5
 # Of the prompt tokens from the cache under fcfs: with less, ordering is not worth it; with more, nothing is left to gain.
@@ -134,10 +138,30 @@ class View:
         seconds = self.known["queue"]
         return seconds * (self.mean("running") or 0.0) / self.totals["decoded"] if self.totals["decoded"] and seconds else None
 
-    @property
+    @cached_property
     def prefill_share(self) -> float:
-        """Share of the serving time in full prefill batches with requests waiting."""
-        return self.share("admission", "prefill_bound") or 0.0
+        """Least share of the serving time in which prompts were computed: by the steps, each at least as long as one of decoding, or by the tokens.
+
+        By the steps only full batches count. By the tokens, `FAST_PREFILL` or the most of any second is taken as the pace.
+        """
+        totals, seconds = self.totals, self.known["queue"]
+        return max(self.full_steps, totals["computed"] / max(totals["peak"], FAST_PREFILL) / seconds if seconds else 0.0)
+
+    @property
+    def full_steps(self) -> float:
+        """Share of the steps that computed a full prefill batch."""
+        totals = self.totals
+        steps = totals["prefill_lines"] + self.facts.steps_between_lines * totals["decode_lines"]
+        return totals["full_lines"] / steps if steps else 0.0
+
+    @cached_property
+    def fills_its_reservation(self) -> bool:
+        """Whether requests of one length will fill all that is free: with ignore_eos they are reserved in full, and memory is what is short."""
+        running, usage, pool = self.mean("running", "held_back"), self.mean("usage", "held_back"), self.facts.pool()
+        if not self.facts.may_reserve_in_full or not running or usage is None or not pool or not self.prompt or not self.answer:
+            return False
+        running *= self.facts.micro_batches
+        return running * (self.prompt + self.answer) >= FILLED * pool and (usage * pool / running - self.prompt) / self.answer < EVEN
 
     def waited(self) -> dict[str, float]:
         """Return the share of its serving time in which requests waited, for each DP rank; idle ranks have 0."""
@@ -154,6 +178,8 @@ def explained(view: View) -> View:
     """
     held = view.totals.under("held")
     waited = sum(held.values())
+    if waited and view.fills_its_reservation:
+        return replace(view, totals=counted(view.totals, "held_back", "pool_full"))
     if view.facts.least_limit is not None or not waited or not view.totals["admission/held_back"]:
         return view
     size = max(held, key=lambda number: held[number] + held.get(f"{float(number) - 1:.0f}", 0.0))
@@ -162,8 +188,14 @@ def explained(view: View) -> View:
     varies = max(square - usage**2, 0.0) ** 0.5 > STILL_USAGE or usage < ROUNDED_USAGE
     if float(size) < 2 or near < CONSTANT_BATCH * waited or not varies:
         return view
-    totals = Totals(view.totals)
-    for head in ("admission/{}", "running@{}", "running@{}:s", "queued@{}", "queued@{}:s", "usage@{}", "usage@{}:s"):
-        totals.rename(head.format("held_back"), head.format("running_limit"))
+    totals = counted(view.totals, "held_back", "running_limit")
     totals["limit_seen"] = float(size)
     return replace(view, totals=totals)
+
+
+def counted(totals: Totals, old: str, new: str) -> Totals:
+    """Return totals with one reason for waiting counted as another."""
+    renamed = Totals(totals)
+    for head in ("admission/{}", *(f"{figure}@{{}}{end}" for figure in ("running", "queued", "usage") for end in ("", ":s"))):
+        renamed.rename(head.format(old), head.format(new))
+    return renamed
