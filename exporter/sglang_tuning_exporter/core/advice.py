@@ -32,7 +32,11 @@ LEAST_SHARE = 0.25  # of the batch, in one step
 FULL_BATCHES = 0.25  # of the prefill batches, at least, for a larger chunk to matter
 LARGEST_CHUNK, SMALL_CHUNK, LEAST_CHUNK, USEFUL_CHUNK = 16384, 4096, 2048, 1024
 GRAPH_SIZES = (8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768)
-MOST_GRAPH, MOST_GRAPH_AT_LARGE_TP, LARGE_TP = 512, 768, 8  # the guide: 512 or 768, the larger at large tensor parallelism
+MOST_GRAPH, MOST_GRAPH_AT_LARGE_TP, LARGE_TP = (
+    512,
+    768,
+    8,
+)  # the guide: 512 or 768, the larger at large tensor parallelism
 LEAST_FRACTION, MOST_FRACTION, USUAL_FRACTION = 0.1, 0.95, 0.9
 CAP_IN_FORCE = 0.95  # the KV cache has whole pages, so a little less than its cap
 POOL_STEP = 1.25  # of a second cache
@@ -67,11 +71,11 @@ def _say(words: str, why: str = "", not_if: str = "", cost: str = "") -> Draft:
 # Retractions and admission
 
 
-def _retracting(view: View, holding: frozenset[str]) -> list[Draft]:
+def _retracting(view: View, _: frozenset[str]) -> list[Draft]:
     facts = view.facts
     now, factor = facts.typed("schedule_conservativeness"), facts.factor("schedule_conservativeness")
     if now is not None and now * factor >= RAISED - 0.01:
-        return _ineffective(view, holding)
+        return _ineffective(view, _)
     raised = Draft("schedule_conservativeness", round(RAISED / factor, 2), now, _recovering_gain(view))
     larger = _larger_pool(view)
     failed = any(view.totals[f"out_of_memory.{phase}"] for phase in ("prefill", "decode", "startup", "unknown"))
@@ -189,7 +193,7 @@ def _run_fewer(view: View, quantile: float, share: float) -> Draft | None:
     return Draft("max_running_requests", to, now)
 
 
-def _at_limit(view: View, holding: frozenset[str]) -> list[Draft]:
+def _at_limit(view: View, _: frozenset[str]) -> list[Draft]:
     facts, profile = view.facts, view.profile
     flag, force = _limit(view)
     now, usage = flag or force, view.mean("usage", "running_limit") or view.mean("usage")
@@ -212,7 +216,11 @@ def _at_limit(view: View, holding: frozenset[str]) -> list[Draft]:
     if flag is not None and force is not None and force + facts.shared_by <= flag:
         return []  # the KV cache allows fewer than the flag
     if to <= now or LOWERED_LIMIT * to <= now + 1:
-        return [_say(f"nothing, or a little more memory for the KV cache: at a token usage of {usage:.2f} hardly more than {now:g} fit")]
+        return [
+            _say(
+                f"nothing, or a little more memory for the KV cache: at a token usage of {usage:.2f} hardly more than {now:g} fit"
+            )
+        ]
     gain = f"token usage is {usage:.2f} at this limit, about {min(usage * to / now, 1.0):.2f} at the new one"
     if not facts.limits and flag is None:
         gain += f"; the start is not in this log: the batch stays at {now:g}"
@@ -224,11 +232,19 @@ def _within_graphs(view: View, draft: Draft, now: float) -> list[Draft]:
     """Keep the larger batch within the captured graphs, or raise those too."""
     facts, to = view.facts, float(draft.to or 0.0)
     largest, batch = facts.largest_captured, ceil(to / facts.shared_by)
-    follows = not facts.is_before(0, 5, 14) and facts.number(facts.graph_arg) is None and largest in {now, now // facts.shared_by}
+    follows = (
+        not facts.is_before(0, 5, 14)
+        and facts.number(facts.graph_arg) is None
+        and largest in {now, now // facts.shared_by}
+    )
     if largest is None or batch <= largest or facts.without_graph or follows:
         return [draft]
     if largest * facts.shared_by >= MOST_WITHOUT_GRAPHS * now:
-        return [replace(draft, to=largest * facts.shared_by, gain=f"{draft.gain}; CUDA graphs cover batches up to {largest:g}")]
+        return [
+            replace(
+                draft, to=largest * facts.shared_by, gain=f"{draft.gain}; CUDA graphs cover batches up to {largest:g}"
+            )
+        ]
     size = _graph_size(view, batch)
     if size is None or size <= largest:
         return [replace(draft, gain=f"{draft.gain}; batches beyond {largest:g} will run without CUDA graphs")]
@@ -239,7 +255,13 @@ def _within_graphs(view: View, draft: Draft, now: float) -> list[Draft]:
             " without them; then raise both limits",
             "Larger graphs take GPU memory, and almost none is left.", "batches without graphs are fast enough", "The KV cache gets smaller.",
         )]  # fmt: skip
-    graphs = Draft(facts.graph_arg, size, largest, f"covers batches up to {size:g}, {batch} will run", text=_with_cost(_GRAPHS, cost))
+    graphs = Draft(
+        facts.graph_arg,
+        size,
+        largest,
+        f"covers batches up to {size:g}, {batch} will run",
+        text=_with_cost(_GRAPHS, cost),
+    )
     return [draft, graphs]
 
 
@@ -267,13 +289,19 @@ def _second_cache(view: View, arg: str, most: float, gain: str) -> list[Draft]:
     if now is None:
         return [_say(gain)]
     to = min(round(POOL_STEP * now, 2), most)
-    return [Draft(arg, to, now, gain, text=_STATES if "mamba" in arg else None, otherwise=(_say(gain),))] if to > now else []
+    return (
+        [Draft(arg, to, now, gain, text=_STATES if "mamba" in arg else None, otherwise=(_say(gain),))]
+        if to > now
+        else []
+    )
 
 
 def _hybrid(view: View, _: frozenset[str]) -> list[Draft]:
     is_mamba = view.facts.states is not None or view.totals["mamba"] > 0
     gain = f"the {'mamba' if is_mamba else 'sliding-window'} cache is full: give it more of the memory"
-    return _second_cache(view, "mamba_full_memory_ratio" if is_mamba else "swa_full_tokens_ratio", 4.0 if is_mamba else 1.0, gain)
+    return _second_cache(
+        view, "mamba_full_memory_ratio" if is_mamba else "swa_full_tokens_ratio", 4.0 if is_mamba else 1.0, gain
+    )
 
 
 def _smaller_batch(view: View, _: frozenset[str]) -> list[Draft]:
@@ -302,7 +330,7 @@ def _larger_pool(view: View) -> Draft | None:
 
 def _eight_bits(view: View) -> str:
     facts = view.facts
-    if facts.is_cpu or facts.arguments.get("kv_cache_dtype") not in ("auto", None):
+    if facts.is_cpu or not facts.arguments or facts.arguments.get("kv_cache_dtype") not in ("auto", None):
         return ""
     choices = choices_of("kv_cache_dtype", facts.release) if facts.release else None
     return next((kind for kind in EIGHT_BITS if choices is None or kind in choices), "")
@@ -326,7 +354,9 @@ def _pool_full(view: View, _: frozenset[str]) -> list[Draft]:
         "Each running request keeps its tokens in the KV cache, so the KV cache limits how many run.",
         "the queue is short: then a full KV cache is normal for a well-loaded server",
     )
-    return [Draft("kv_cache_dtype", kind, view.facts.word("kv_cache_dtype") or None, otherwise=(words,)) if kind else words]
+    return [
+        Draft("kv_cache_dtype", kind, view.facts.word("kv_cache_dtype") or None, otherwise=(words,)) if kind else words
+    ]
 
 
 def _longest_prompts(view: View, _: frozenset[str]) -> list[Draft]:
@@ -334,7 +364,11 @@ def _longest_prompts(view: View, _: frozenset[str]) -> list[Draft]:
     larger = _larger_pool(view)
     if larger is not None:
         return [replace(larger, to=_doubled(mean, float(larger.to or 1.0)))]
-    return [_say(f"enlarge the KV cache ({_pool_flags(view)}), or send shorter prompts: those refused have {mean:,.0f} tokens on average")]
+    return [
+        _say(
+            f"enlarge the KV cache ({_pool_flags(view)}), or send shorter prompts: those refused have {mean:,.0f} tokens on average"
+        )
+    ]
 
 
 def _longest_requests(view: View, _: frozenset[str]) -> list[Draft]:
@@ -372,7 +406,11 @@ def _out_of_memory_decode(view: View, holding: frozenset[str]) -> list[Draft]:
 def _fp8(view: View) -> list[Draft]:
     kind = _eight_bits(view)
     words = f"further: an FP8 KV cache (--kv-cache-dtype {kind}) or FP8 weights, smaller CUDA graphs" if kind else ""
-    return [_say(words, "They need less of the GPU's memory.", "answers must not lose any accuracy", "A little accuracy.")] if words else []
+    return (
+        [_say(words, "They need less of the GPU's memory.", "answers must not lose any accuracy", "A little accuracy.")]
+        if words
+        else []
+    )
 
 
 def _graph_memory(view: View, _: frozenset[str]) -> list[Draft]:
@@ -409,7 +447,11 @@ def _reserve(view: View, holding: frozenset[str], *, too_large: bool) -> list[Dr
         words = f"{left:.4g} GB are left, and --mem-fraction-static is {now:g}: raise it by 0.01 at a time, and watch for out-of-memory failures"
         return [_say(words)] if too_large and growth == 0.0 else []
     gained = _tokens(view, (to - now) * capacity if capacity else None)
-    unusual = "more than the usual 0.7 to 0.9: raise it by 0.01 at a time and watch for out-of-memory failures" if to > USUAL_FRACTION else ""
+    unusual = (
+        "more than the usual 0.7 to 0.9: raise it by 0.01 at a time and watch for out-of-memory failures"
+        if to > USUAL_FRACTION
+        else ""
+    )
     return [Draft("mem_fraction_static", to, now, "; ".join(filter(None, (gained, unusual))))]
 
 
@@ -491,20 +533,33 @@ def _smaller_pool(view: View, times: float) -> list[Draft]:
         return []
     else:
         to = _percents(fraction - (profile.reserve_aim_gb - left + growth) / capacity)
-        gain = "; ".join(filter(None, (f"the larger graphs take about {growth:.1f} GB", _tokens(view, (to - fraction) * capacity))))
-    return [Draft("mem_fraction_static", to, fraction, gain, text=_LESS_MEMORY)] if LEAST_FRACTION <= to < fraction else []
+        gain = "; ".join(
+            filter(None, (f"the larger graphs take about {growth:.1f} GB", _tokens(view, (to - fraction) * capacity)))
+        )
+    return (
+        [Draft("mem_fraction_static", to, fraction, gain, text=_LESS_MEMORY)] if LEAST_FRACTION <= to < fraction else []
+    )
 
 
 def _graphs_off(view: View, _: frozenset[str]) -> list[Draft]:
     facts, backend = view.facts, view.facts.word("attention_backend")
     for arg in ("disable_cuda_graph", "disable_decode_cuda_graph"):
         if facts.is_on(arg):
-            return [Draft(arg, False, True)]
+            return [Draft(arg, to=False, now=True)]
     if facts.is_on("disable_cuda_graph_padding"):
         words = "Only batches of exactly a captured size use a CUDA graph; with padding every smaller batch does."
-        return [Draft("disable_cuda_graph_padding", False, True, text=Remedy("", "drop", "", words, "the batch has a captured size all the time"))]
+        return [
+            Draft(
+                "disable_cuda_graph_padding",
+                to=False,
+                now=True,
+                text=Remedy("", "drop", "", words, "the batch has a captured size all the time"),
+            )
+        ]
     if backend in UNCAPTURED_BACKENDS:
-        return [Draft("attention_backend", None, backend, words=f"one that can be captured (now {backend})", text=_BACKEND)]
+        return [
+            Draft("attention_backend", None, backend, words=f"one that can be captured (now {backend})", text=_BACKEND)
+        ]
     if not facts.arguments:
         return [_say(
             "look into the start of the log: graphs are switched off, the batch is larger than the captured ones (SGLang captures up to"
@@ -520,13 +575,22 @@ def _graphs_off(view: View, _: frozenset[str]) -> list[Draft]:
 def _chunks(view: View, _: frozenset[str]) -> list[Draft]:
     facts = view.facts
     now, ranks = facts.typed("chunked_prefill_size"), max(round(1 / facts.factor("chunked_prefill_size")), 1)
-    where = "add prefill servers, or reuse more prefixes" if facts.role == "prefill" else (
-        "reuse more prefixes, separate prefill and decode, or add a replica")
-    elsewhere = _say(where, "A larger chunk would not help: the GPU is busy with prefill.", "prompts share no prefixes, and there is no second GPU")
+    where = (
+        "add prefill servers, or reuse more prefixes"
+        if facts.role == "prefill"
+        else ("reuse more prefixes, separate prefill and decode, or add a replica")
+    )
+    elsewhere = _say(
+        where,
+        "A larger chunk would not help: the GPU is busy with prefill.",
+        "prompts share no prefixes, and there is no second GPU",
+    )
     limit, most = facts.size("max_prefill_tokens"), facts.size("chunked_prefill_size")
     if limit and (most is None or limit < most) and limit < LARGEST_CHUNK:
         to = float(max(most or LARGEST_CHUNK, 2 * limit))
-        return [Draft("max_prefill_tokens", to, limit, f"a prefill batch ends at {limit:,.0f} tokens", text=_PREFILL_TOKENS)]
+        return [
+            Draft("max_prefill_tokens", to, limit, f"a prefill batch ends at {limit:,.0f} tokens", text=_PREFILL_TOKENS)
+        ]
     if now is not None and (now <= 0 or now >= LARGEST_CHUNK * ranks):
         return [elsewhere]
     if view.totals["full_lines"] < FULL_BATCHES * view.totals["prefill_lines"]:
@@ -540,7 +604,14 @@ def _chunks(view: View, _: frozenset[str]) -> list[Draft]:
     if now is None:
         seen = view.totals["chunk_seen"]
         gain = f"prefill batches end at {seen:,.0f} tokens" if seen else ""
-        return [Draft("chunked_prefill_size", float(max(2 * seen, SMALL_CHUNK)) if 0 < seen < LARGEST_CHUNK else None, seen or None, gain)]
+        return [
+            Draft(
+                "chunked_prefill_size",
+                float(max(2 * seen, SMALL_CHUNK)) if 0 < seen < LARGEST_CHUNK else None,
+                seen or None,
+                gain,
+            )
+        ]
     wanted = max(min(2 * int(now), LARGEST_CHUNK * ranks), SMALL_CHUNK * ranks)
     page = max(int(facts.size("page_size") or 1), 1)
     to = float(-(-wanted // (page * ranks)) * page * ranks)
@@ -580,7 +651,11 @@ def _more(view: View, _: frozenset[str]) -> list[Draft]:
     wanted = ran + round(waiting)
     if wanted <= now:
         return []
-    return [_say(f"send about {wanted:,} requests at once (now {now:,}): about {ran:,} can run, {waiting:,.0f} more keep the queue filled")]
+    return [
+        _say(
+            f"send about {wanted:,} requests at once (now {now:,}): about {ran:,} can run, {waiting:,.0f} more keep the queue filled"
+        )
+    ]
 
 
 def _fewer(view: View, _: frozenset[str]) -> list[Draft]:
@@ -595,7 +670,10 @@ def _fewer(view: View, _: frozenset[str]) -> list[Draft]:
     else:
         rate, longest = started / view.served, profile.queue_wait_seconds
         wait = ALLOWED_WAIT * min(longest, profile.time_to_first_token_seconds or longest)
-        waiting, because = rate * wait, f"SGLang starts about {rate:.2g} requests/s, and none should wait longer than {wait:g} s"
+        waiting, because = (
+            rate * wait,
+            f"SGLang starts about {rate:.2g} requests/s, and none should wait longer than {wait:g} s",
+        )
     wanted, now = _two_digits(round(running)) + int(waiting), round(running + queued)
     if not 0 < wanted < now:
         return []
@@ -628,16 +706,31 @@ def _balance(view: View, _: frozenset[str]) -> list[Draft]:
     )  # fmt: skip
     if method not in {"round_robin", "auto"}:
         return [router]
-    return [Draft("load_balance_method", "total_requests", method, otherwise=(Draft("load_balance_method", "shortest_queue", method), router))]
+    return [
+        Draft(
+            "load_balance_method",
+            "total_requests",
+            method,
+            otherwise=(Draft("load_balance_method", "shortest_queue", method), router),
+        )
+    ]
 
 
 def _other_side(view: View, _: frozenset[str]) -> list[Draft]:
     if view.facts.role == "prefill":
-        return [_say("add decode servers, let each run more requests (its --max-running-requests), or make the transfer faster")]
+        return [
+            _say(
+                "add decode servers, let each run more requests (its --max-running-requests), or make the transfer faster"
+            )
+        ]
     usage = view.mean("usage")
     if view.facts.role == "decode" and usage is not None and usage >= view.profile.token_usage_target:
-        return [_say("add decode servers, or enlarge the KV cache: it is full, so no request of the prefill side gets in")]
-    words = "add prefill servers, or make the transfer faster; if the prealloc queue is the long one, add decode servers"
+        return [
+            _say("add decode servers, or enlarge the KV cache: it is full, so no request of the prefill side gets in")
+        ]
+    words = (
+        "add prefill servers, or make the transfer faster; if the prealloc queue is the long one, add decode servers"
+    )
     return [_say(words)] if view.facts.role else []
 
 
@@ -645,7 +738,7 @@ def _experts(view: View, _: frozenset[str]) -> list[Draft]:
     facts = view.facts
     own, shards = _say("use expert parallelism, by the flag that this release has for it"), facts.number("tp_size")
     if facts.release and flag_of("enable_ep_moe", facts.release) is not None:
-        return [Draft("enable_ep_moe", True, False, otherwise=(own,))]
+        return [Draft("enable_ep_moe", to=True, now=False, otherwise=(own,))]
     if "ep_size" in facts.arguments and shards:
         return [Draft("ep_size", shards, facts.number("ep_size"), otherwise=(own,))]
     return [own]
@@ -658,7 +751,7 @@ def _dp_attention(view: View, _: frozenset[str]) -> list[Draft]:
         return []
     if facts.release and flag_of("attn_dp_size", facts.release) is not None:
         return [Draft("attn_dp_size", gpus, 1.0)]
-    return [Draft("enable_dp_attention", True, False, together=(Draft("dp_size", gpus, replicas),))]
+    return [Draft("enable_dp_attention", to=True, now=False, together=(Draft("dp_size", gpus, replicas),))]
 
 
 def _refusals(view: View, _: frozenset[str]) -> list[Draft]:
@@ -675,24 +768,43 @@ def _settings(view: View, _: frozenset[str]) -> list[Draft]:
     for setting in differing(view):
         facts = view.facts
         to: Value = bool(setting.value) if setting.is_switch else setting.value
-        now: Value = facts.is_on(setting.arg) if setting.is_switch else facts.word(setting.arg) or facts.typed(setting.arg)
+        now: Value = (
+            facts.is_on(setting.arg) if setting.is_switch else facts.word(setting.arg) or facts.typed(setting.arg)
+        )
         now = facts.largest_captured if setting.arg == facts.graph_arg else now
-        text = Remedy(setting.arg, "set", "", f"The guide sets it for this workload: it {setting.why}.", "the workload is another one")
+        text = Remedy(
+            setting.arg,
+            "set",
+            "",
+            f"The guide sets it for this workload: it {setting.why}.",
+            "the workload is another one",
+        )
         drafts.append(Draft(setting.arg, to, now, text=text))
     return drafts
 
 
 def _routers(view: View, _: frozenset[str]) -> list[Draft]:
-    return [_say(f"start {view.facts.number('dp_size') or 1:g} servers without --dp-size, each on its own GPUs, and put SGLang's router (model gateway) in front")]
+    return [
+        _say(
+            f"start {view.facts.number('dp_size') or 1:g} servers without --dp-size, each on its own GPUs, and put SGLang's router (model gateway) in front"
+        )
+    ]
 
 
 def _one_gpu(view: View, _: frozenset[str]) -> list[Draft]:
     gpus = view.facts.number("tp_size")
-    return [_say(f"run one server with --tp-size 1 on {f'each of the {gpus:g} GPUs' if gpus else 'each GPU'}, behind a router (model gateway)")]
+    return [
+        _say(
+            f"run one server with --tp-size 1 on {f'each of the {gpus:g} GPUs' if gpus else 'each GPU'}, behind a router (model gateway)"
+        )
+    ]
 
 
 _FLAG = re.compile(r"--[a-z][a-z0-9-]{2,60}[a-z0-9]")
-_LESS, _MORE = re.compile(r"smaller|lower|reduc|decreas|fewer", re.IGNORECASE), re.compile(r"larger|higher|increas|rais", re.IGNORECASE)
+_LESS, _MORE = (
+    re.compile(r"smaller|lower|reduc|decreas|fewer", re.IGNORECASE),
+    re.compile(r"larger|higher|increas|rais", re.IGNORECASE),
+)
 
 
 def _by_exception(view: View, _: frozenset[str]) -> list[Draft]:
@@ -703,7 +815,13 @@ def _by_exception(view: View, _: frozenset[str]) -> list[Draft]:
     drafts = []
     for flag in flags:
         arg = flag[2:].replace("-", "_")
-        text = Remedy(arg, direction, f"{direction} it: SGLang's own error names it", f"SGLang ended with: {words[:300]}", "another error came before this one")
+        text = Remedy(
+            arg,
+            direction,
+            f"{direction} it: SGLang's own error names it",
+            f"SGLang ended with: {words[:300]}",
+            "another error came before this one",
+        )
         drafts.append(Draft(arg, None, view.facts.typed(arg), words=text.words, text=text))
     return [*drafts, Draft()]
 
@@ -739,7 +857,7 @@ ADVICE: dict[str, Advise] = {
     "requests_refused": _refusals,
     "router_candidate": _routers,
     "profile_settings": _settings,
-    "torch_compile_candidate": _set("enable_torch_compile", True),
+    "torch_compile_candidate": _set("enable_torch_compile", to=True),
     "quantization_candidate": _set("quantization", "fp8"),
     "expert_parallel_candidate": _experts,
     "dp_attention_candidate": _dp_attention,
@@ -768,7 +886,8 @@ _BACKEND = Remedy(
 _PREFILL_TOKENS = Remedy(
     "max_prefill_tokens", "raise", "",
     "A prefill batch takes no further prompt after this many tokens, so prompts are computed one after another although a chunk has room for several.",
-    "prompts are computed one at a time anyway, because few requests come at once", "Larger prefill batches take more GPU memory, and running requests pause longer.",
+    "prompts are computed one at a time anyway, because few requests come at once",
+    "Larger prefill batches take more GPU memory, and running requests pause longer.",
 )  # fmt: skip
 _EIGHT = Remedy(
     "kv_cache_dtype", "set", "", "An 8-bit KV cache holds twice as many tokens in the same memory.",
@@ -783,7 +902,13 @@ _RANKS = Remedy(
     "few requests run at once: then latency gets worse",
     "SGLang then multiplies --schedule-conservativeness by 0.3 and divides --chunked-prefill-size by the number of ranks: set both again.",
 )  # fmt: skip
-_BY_ARG = {"kv_cache_dtype": _EIGHT, "enable_ep_moe": _EXPERT, "dp_size": _RANKS, "attn_dp_size": _RANKS, "max_total_tokens": _CAPPED}
+_BY_ARG = {
+    "kv_cache_dtype": _EIGHT,
+    "enable_ep_moe": _EXPERT,
+    "dp_size": _RANKS,
+    "attn_dp_size": _RANKS,
+    "max_total_tokens": _CAPPED,
+}
 _LIMIT_TEXTS = {"raise": BY_ID["running_at_limit"].remedy, "lower": Remedy(
     "max_running_requests", "lower", "", "Fewer requests at once need less of the KV cache and less GPU memory.",
     "a single request is too long for the KV cache: then lower --context-length", "Fewer requests run at once, and the queue may grow.",
@@ -806,7 +931,9 @@ def _fits_evidence(arg: str, view: View) -> bool:
     wanted = next((each.value for each in limit if each.arg == arg), None)
     tests: dict[str, bool] = {
         "mem_fraction_static": view.facts.reserve_gb is None and view.profile.queue_lower is None,
-        "max_running_requests": isinstance(wanted, float) and view.profile.queue_lower is None and (batch or 0.0) > wanted,
+        "max_running_requests": isinstance(wanted, float)
+        and view.profile.queue_lower is None
+        and (batch or 0.0) > wanted,
         "schedule_conservativeness": view.profile.queue_lower is None,
         "chunked_prefill_size": view.prefill_share > MOSTLY_PREFILL / 2,
         "schedule_policy": (view.cached_share or 0.0) >= SHARING[0],
@@ -878,7 +1005,13 @@ def spelled(row: Row, view: View, draft: Draft) -> Change:
     direction = _direction(draft) or (text or row.remedy).direction
     if text is None:
         own = draft.arg == row.remedy.arg or not draft.arg
-        text = row.remedy if own else _LIMIT_TEXTS.get(direction, row.remedy) if draft.arg == "max_running_requests" else _BY_ARG.get(draft.arg, row.remedy)
+        text = (
+            row.remedy
+            if own
+            else _LIMIT_TEXTS.get(direction, row.remedy)
+            if draft.arg == "max_running_requests"
+            else _BY_ARG.get(draft.arg, row.remedy)
+        )
     figures = figures_of(view)
     words = draft.words or (row.remedy.words if draft.to is None else "")
     gain = draft.gain + (_spellings(view, draft) if draft.arg else "")

@@ -13,7 +13,18 @@ from sglang_tuning_exporter.core.advice import setting
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.findings import URGENCY, Alert, Finding, Judged, Judgement, Point, Start, Stretch
-from sglang_tuning_exporter.core.judge import NO_LIMIT, NOT_ENOUGH, PAST_SECONDS, SENTENCES, Measured, findings, is_limit, judge, short_load, weigh
+from sglang_tuning_exporter.core.judge import (
+    NO_LIMIT,
+    NOT_ENOUGH,
+    PAST_SECONDS,
+    SENTENCES,
+    Measured,
+    findings,
+    is_limit,
+    judge,
+    short_load,
+    weigh,
+)
 from sglang_tuning_exporter.core.rows import BY_ID, ROWS, Row
 from sglang_tuning_exporter.core.server import SIGNALS, Server, Totals, merged
 from sglang_tuning_exporter.core.view import View
@@ -32,7 +43,7 @@ LONG_SILENCE = 60.0
 # Of the counts: the name in a report.
 COUNTS = {
     "retraction_events": "retractions", "retracted_requests": "retracted", "rejected_requests": "rejected", "server_errors": "server_errors",
-    "server_starts": "starts", "decode_batches": "decode_lines", "prefill_batches": "prefill_lines", "hangs": "hangs", "crashes": "ends",
+    "server_starts": "starts", "decode_batches": "decode_lines", "prefill_batches": "prefill_lines",
     **{f"out_of_memory.{phase}": f"out_of_memory.{phase}" for phase in ("prefill", "decode", "graph_capture", "startup", "unknown")},
 }  # fmt: skip
 
@@ -73,7 +84,7 @@ class Clock:
     known: float = -inf
     firing: float | None = None
 
-    def pass_on(self, now: float, holds: bool | None, begun: float, hindered: bool) -> Alert | None:
+    def pass_on(self, now: float, begun: float, *, holds: bool | None, hindered: bool) -> Alert | None:
         """Take what holds now; return the alert that ends. `hindered`: a cause holds, so it does not begin before another `after`."""
         if holds is None:
             return None
@@ -168,7 +179,8 @@ class Course:
         totals["starts_recently"] = float(sum(now - at <= RECENTLY for at in self._starts))
         return View(
             totals, server.facts, server.profile, now, {dp: each.running or 0.0 for dp, each in server.schedulers.items()},
-            server.starting, server.stopping, server.ended, server.exception, tuple(hang for hang in server.hangs if hang.begin + hang.seconds >= now - seconds),
+            server.starting, server.stopping, server.ended, server.exception,
+            tuple(hang for hang in server.hangs if hang.begin + hang.seconds >= now - seconds),
             dict(server.last),
         )  # fmt: skip
 
@@ -180,13 +192,17 @@ class Course:
             holds = None if figure is None else row.id in holding
             hindered = not row.borrows and not holding.isdisjoint(row.causes) if clock.firing is None else False
             begun = self._event_at(row, now)
-            ended = clock.pass_on(now, holds, begun, hindered)
+            ended = clock.pass_on(now, begun, holds=holds, hindered=hindered)
             if ended is not None:
                 self._alerts.append(ended)
 
     def _event_at(self, row: Row, now: float) -> float:
         """Return when the event of a row happened, `now` for a state."""
-        return max((self.server.last[name] for name in row.when.states if name in self.server.last), default=now) if row.when.kind == "event" else now
+        return (
+            max((self.server.last[name] for name in row.when.states if name in self.server.last), default=now)
+            if row.when.kind == "event"
+            else now
+        )
 
     def _credit(self, run: Run, measured: Measured, *, whole: bool = False) -> None:
         """Count the serving time since the last step for what holds."""
@@ -228,7 +244,9 @@ class Course:
         self._credit(run, weigh(self._view(min(window, now - run.begin + 1.0))), whole=True)
         least = max(LEAST_PHASE_SECONDS, PHASE_SHARE * run.served)
         run.phases = {
-            name: held for name, held in run.phases.items() if name not in run.held and held.seconds >= least and not BY_ID[name].chance
+            name: held
+            for name, held in run.phases.items()
+            if name not in run.held and held.seconds >= least and not BY_ID[name].chance
         }
         self._counted = 0.0
 
@@ -272,33 +290,55 @@ class Course:
     def _judgement(self, end: float) -> Judgement:
         """Return the worst verdict that held long enough, with every finding of the log."""
         served = sum(run.served for run in self.runs)
-        chosen = [(run, name, held) for run in self.runs for name, held in run.held.items() if self._counts(run, name, held, served)]
+        chosen = [
+            (run, name, held)
+            for run in self.runs
+            for name, held in run.held.items()
+            if self._counts(run, name, held, served)
+        ]
         chosen += [(run, name, held) for run in self.runs if run is self.runs[-1] for name, held in run.phases.items()]
         last = self.runs[-1]
-        limits = [(run, name, held) for run, name, held in chosen if held.measured is not None and is_limit(name, held.measured)]
+        limits = [
+            (run, name, held)
+            for run, name, held in chosen
+            if held.measured is not None and is_limit(name, held.measured)
+        ]
         if not limits:
             return self._without_limit(chosen, end)
         order = {row.id: place for place, row in enumerate(ROWS)}
         names = {each for _, each, _ in chosen}
         also = frozenset(each for each in names if BY_ID[each].protects)
-        limits.sort(key=lambda each: (-URGENCY[BY_ID[each[1]].severity], each[0] is not last, order[each[1]], -each[2].seconds))
-        worded = ((run, name, held, findings(held.measured, also)) for run, name, held in limits if held.measured is not None)
+        limits.sort(
+            key=lambda each: (-URGENCY[BY_ID[each[1]].severity], each[0] is not last, order[each[1]], -each[2].seconds)
+        )
+        worded = (
+            (run, name, held, findings(held.measured, also)) for run, name, held in limits if held.measured is not None
+        )
         # A row whose advice is left to another is no finding.
         first = next((each for each in worded if any(one.diagnosis == each[1] for one in each[3])), None)
         if first is None:
             return self._without_limit(chosen, end)
         run, name, held, found = first
-        context = [self._timed(each, run.held.get(each.diagnosis, held), run, end) for each in found if each.diagnosis in names or not each.is_limit]
+        context = [
+            self._timed(each, run.held.get(each.diagnosis, held), run, end)
+            for each in found
+            if each.diagnosis in names or not each.is_limit
+        ]
         context.sort(key=lambda each: each.diagnosis != name)
         found = (*context, *self._others(chosen, context, end, also))
-        found = tuple(sorted(found, key=lambda each: (each.diagnosis != name, not each.is_limit, -URGENCY[each.severity])))
+        found = tuple(
+            sorted(found, key=lambda each: (each.diagnosis != name, not each.is_limit, -URGENCY[each.severity]))
+        )
         assert held.measured is not None
         checks = judge(held.measured.view).checks
         return Judgement(name, found[0].headline, found[0].severity, found, checks, self._notes(None))
 
     def _without_limit(self, chosen: list[tuple[Run, str, Held]], end: float) -> Judgement:
         """Return the judgement where nothing limited the server for long enough."""
-        run = max(self.runs, key=lambda each: (each.served >= self._profile.enough_serving_seconds, each is self.runs[-1], each.served))
+        run = max(
+            self.runs,
+            key=lambda each: (each.served >= self._profile.enough_serving_seconds, each is self.runs[-1], each.served),
+        )
         view = run.whole if run.whole is not None else self._view(inf)
         base = judge(replace(view, totals=_with_most(view.totals, self._most_queued)))
         kept = [each for each in base.findings if not each.is_limit]
@@ -318,9 +358,9 @@ class Course:
         row, last = BY_ID[name], self.runs[-1]
         if row.any_load:
             return row.chance is False or run is last or run.served > 0
-        if run is not last and last.served >= self._profile.enough_serving_seconds and row.severity != "critical":
-            if not are_same_settings(run.facts.arguments, last.facts.arguments):
-                return False
+        is_old = run is not last and last.served >= self._profile.enough_serving_seconds and row.severity != "critical"
+        if is_old and not are_same_settings(run.facts.arguments, last.facts.arguments):
+            return False
         judged = sum(sum(each.verdicts.values()) for each in self.runs) or served
         return held.seconds >= min(row.after, ENOUGH_SHARE * judged) and held.seconds > 0
 
@@ -350,7 +390,12 @@ class Course:
         since, until = self._seen(BY_ID[finding.diagnosis], run)
         row = BY_ID[finding.diagnosis]
         if since is None or until is None:
-            return replace(finding, since=run.begin if row.any_load else None, until=run.end if row.any_load else None, seconds=held.seconds)
+            return replace(
+                finding,
+                since=run.begin if row.any_load else None,
+                until=run.end if row.any_load else None,
+                seconds=held.seconds,
+            )
         headline = finding.headline
         if row.past and end - until > PAST_SECONDS:
             times = self._times(row, run)
@@ -369,7 +414,11 @@ class Course:
             tuple(f"{row.when.figure}/{state}" for state in row.when.states) if row.when.kind == "share" else
             row.when.states if row.when.kind == "event" else (row.when.figure,) if row.when.kind == "rate" else ()
         )  # fmt: skip
-        times = [begin for begin, totals in self.server.buckets if run.begin - 10 <= begin <= run.end and any(totals[name] > 0 for name in names)]
+        times = [
+            begin
+            for begin, totals in self.server.buckets
+            if run.begin - 10 <= begin <= run.end and any(totals[name] > 0 for name in names)
+        ]
         return (max(times[0], run.begin), min(times[-1] + 10.0, run.end)) if times else (None, None)
 
     def _times(self, row: Row, run: Run) -> float:
@@ -385,7 +434,13 @@ class Course:
             for silence in server.silences[:3]
         ]  # fmt: skip
         running = sum(each.running or 0.0 for each in server.schedulers.values())
-        if running >= 1 and self._last_batch is not None and self._last_line is not None and not server.stopping and not server.ended:
+        if (
+            running >= 1
+            and self._last_batch is not None
+            and self._last_line is not None
+            and not server.stopping
+            and not server.ended
+        ):
             hold = max((each.hold_seconds for each in server.schedulers.values()), default=0.0)
             if self._last_line - self._last_batch <= 1.2 * hold:
                 notes.append(f"The log ends while {running:.0f} ran; whether they were answered is not in it.")
@@ -406,8 +461,15 @@ class Course:
             )
         queued = view.sum("queued")
         lower = profile.queue_lower
-        if lower and queued and view.has_enough_load and (view.share("queue", "below_range") or 0.0) > profile.frequent_share:
-            notes.append(f"{queued:.0f} requests waited on average; the guide's range is {lower:g} to {profile.queue_upper:,.0f}.")
+        if (
+            lower
+            and queued
+            and view.has_enough_load
+            and (view.share("queue", "below_range") or 0.0) > profile.frequent_share
+        ):
+            notes.append(
+                f"{queued:.0f} requests waited on average; the guide's range is {lower:g} to {profile.queue_upper:,.0f}."
+            )
         return notes
 
     # What is shown beside it
@@ -431,7 +493,9 @@ class Course:
         before = self.runs[number - 1].facts.arguments if number and self.runs[number - 1].is_start else {}
         now = run.facts.arguments
         changed = {
-            arg: (before.get(arg), value) for arg, value in now.items() if before and arg not in VARYING_ARGS and before.get(arg) != value and not isinstance(value, dict)
+            arg: (before.get(arg), value)
+            for arg, value in now.items()
+            if before and arg not in VARYING_ARGS and before.get(arg) != value and not isinstance(value, dict)
         }  # fmt: skip
         view = run.whole or View(run.totals, run.facts, self._profile, run.end)
         figures: dict[str, float | None] = {
@@ -440,10 +504,9 @@ class Course:
             "share_cached": view.cached_share, "prompt_tokens_per_second": run.totals["computed"] / run.served if run.served else None,
             "retractions": run.totals["retractions"] if run.served else None,
         }  # fmt: skip
-        memory: dict[str, float | str] = {}
-        for name, value in _memory(run.facts).items():
-            if value is not None:
-                memory[name] = value
+        memory: dict[str, float | str] = {
+            name: value for name, value in _memory(run.facts).items() if value is not None
+        }
         if memory and run.facts.is_cpu:
             memory["device"] = "cpu"
         return Start(
@@ -469,7 +532,15 @@ class Course:
         for begin, totals in self.server.buckets:
             ranks = max(len(totals.under("serves")), 1)
             running, queued = totals.mean("running"), totals.mean("queued")
-            points.append(Point(begin, running and running * ranks, queued and queued * ranks, totals.mean("usage"), totals["retractions"]))
+            points.append(
+                Point(
+                    begin,
+                    running and running * ranks,
+                    queued and queued * ranks,
+                    totals.mean("usage"),
+                    totals["retractions"],
+                )
+            )
         return tuple(points)
 
     def _stretches(self) -> tuple[Stretch, ...]:
@@ -479,7 +550,11 @@ class Course:
         stretches: list[Stretch] = []
         for run in self.runs:
             begin = run.begin
-            serving = [(at, totals) for at, totals in self.server.buckets if run.begin - 10 <= at <= run.end and any(totals.under("serves").values())]
+            serving = [
+                (at, totals)
+                for at, totals in self.server.buckets
+                if run.begin - 10 <= at <= run.end and any(totals.under("serves").values())
+            ]
             if run.is_start:
                 first = max(serving[0][0], run.begin) if serving else run.end
                 stretches.append(Stretch("starting", run.begin, first, ", ".join(_memory_words(run.facts))))
@@ -523,7 +598,11 @@ def _clock(moment: float) -> str:
 
 def _marked_note(totals: Totals) -> str:
     marked = totals["marked.retractions"]
-    return f"{totals['retractions']:.0f} retractions, {marked:.0f} of them beside text that clients can write." if marked else ""
+    return (
+        f"{totals['retractions']:.0f} retractions, {marked:.0f} of them beside text that clients can write."
+        if marked
+        else ""
+    )
 
 
 def _memory(facts: Facts) -> dict[str, float | None]:
@@ -535,7 +614,13 @@ def _memory(facts: Facts) -> dict[str, float | None]:
 
 
 def _memory_words(facts: Facts) -> list[str]:
-    words = {"before_weights_gb": "free before weights", "weights_gb": "weights", "kv_pool_gb": "KV cache", "graphs_gb": "CUDA graphs", "left_gb": "left"}
+    words = {
+        "before_weights_gb": "free before weights",
+        "weights_gb": "weights",
+        "kv_pool_gb": "KV cache",
+        "graphs_gb": "CUDA graphs",
+        "left_gb": "left",
+    }
     known = _memory(facts)
     shown = [f"{value:.2f} GB {words[name]}" for name, value in known.items() if value is not None and name in words]
     return ([f"host memory: {shown[0]}", *shown[1:]] if facts.is_cpu and shown else shown) if shown else []

@@ -30,7 +30,9 @@ class RankMemory:
 
     before: float | None = None  # free before the weights
     left: float | None = None  # free after the last stage
-    taken: dict[str, float] = field(default_factory=dict)  # weights, draft_weights, pool, draft_pool, graph, decode_graph
+    taken: dict[str, float] = field(
+        default_factory=dict
+    )  # weights, draft_weights, pool, draft_pool, graph, decode_graph
     begin: float | None = None
     pool_ended: bool = False
 
@@ -95,7 +97,7 @@ class Facts:
         else:
             rank.add("draft_pool" if rank.pool_ended and "pool" in rank.taken else "pool", gigabytes)
 
-    def _take_memory(self, event: Event) -> None:
+    def _take_memory(self, event: Event) -> None:  # noqa: C901 - a stage of the start each
         rank, figures = self._rank(event), event.figures
         used, free = figures.get("used"), figures.get("available")
         if event.word == "weights_begin":

@@ -8,10 +8,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from sglang_tuning_exporter.core import suspects
 from sglang_tuning_exporter.core.advice import CEILING, advise, differing, figures_of, fill, typed_settings
-from sglang_tuning_exporter.core.findings import URGENCY, Change, Check, Confidence, Figure, Finding, Judgement, Severity
+from sglang_tuning_exporter.core.findings import (
+    URGENCY,
+    Change,
+    Check,
+    Confidence,
+    Figure,
+    Finding,
+    Judgement,
+    Severity,
+)
 from sglang_tuning_exporter.core.rows import BY_ID, ROW_OF_WAIT, ROWS, WHY_REQUESTS_WAIT, Row, When
 from sglang_tuning_exporter.core.server import WAITS
 from sglang_tuning_exporter.core.view import SHARING, View, explained
@@ -24,6 +34,7 @@ SENTENCES = {
     STARTING: "The server is starting.",
 }
 PAST_SECONDS = 120.0  # what was not seen for so long is over
+LONG = 180.0  # seconds that are said in minutes
 HIGH, MEDIUM = 120.0, 60.0  # seconds of serving time for this confidence
 RARE_WAIT = 0.1  # of the time, on the least busy DP rank
 MANY_FAILED = 0.05  # of the requests
@@ -45,7 +56,13 @@ _QUANTIZED = re.compile(
 def _retractions(view: View) -> Figure | None:
     if not view.has_enough_load:
         return None
-    return Figure("retractions per minute of serving time", view.retractions_a_minute, "per_minute", view.retractions_tolerated, "above")
+    return Figure(
+        "retractions per minute of serving time",
+        view.retractions_a_minute,
+        "per_minute",
+        view.retractions_tolerated,
+        "above",
+    )
 
 
 def _at_ceiling(view: View) -> Figure | None:
@@ -62,10 +79,22 @@ def _graph_memory(view: View) -> Figure | None:
 def _hang(view: View) -> Figure | None:
     longest = max((hang.seconds for hang in view.hangs), default=0.0)
     if view.totals["health_failures"] and not longest:
-        return Figure("health checks failed while requests ran: the detokenizer sent nothing", view.totals["health_failures"], "count", 0.0, "above")
+        return Figure(
+            "health checks failed while requests ran: the detokenizer sent nothing",
+            view.totals["health_failures"],
+            "count",
+            0.0,
+            "above",
+        )
     if view.totals["watchdogs"] and not longest:
         return Figure("watchdog timeouts", view.totals["watchdogs"], "count", 0.0, "above")
-    return Figure("longest silence with requests running before and after it", longest if view.totals["hangs"] else 0.0, "seconds", 0.0, "above")
+    return Figure(
+        "longest silence with requests running before and after it",
+        longest if view.totals["hangs"] else 0.0,
+        "seconds",
+        0.0,
+        "above",
+    )
 
 
 def _prefill(view: View) -> Figure | None:
@@ -84,7 +113,13 @@ def _imbalance(view: View) -> Figure | None:
     waited = view.waited()
     if len(waited) < 2 or min(waited.values()) >= RARE_WAIT:
         return None
-    return Figure("time in which requests waited on the busiest DP rank", max(waited.values()), "share", view.profile.frequent_share, "above")
+    return Figure(
+        "time in which requests waited on the busiest DP rank",
+        max(waited.values()),
+        "share",
+        view.profile.frequent_share,
+        "above",
+    )
 
 
 def _waited_share(view: View) -> float:
@@ -106,13 +141,21 @@ def _unexplained(view: View) -> Figure | None:
 def _failed(view: View) -> Figure | None:
     failed = view.totals["server_errors"]
     asked = view.totals["sequences"] + failed
-    return Figure("share of the requests that ended in an exception", failed / asked, "share", MANY_FAILED, "above") if failed else None
+    return (
+        Figure("share of the requests that ended in an exception", failed / asked, "share", MANY_FAILED, "above")
+        if failed
+        else None
+    )
 
 
 def _refused(view: View) -> Figure | None:
     refused = view.totals["refused"]
     asked = max(view.totals["sequences"], refused)
-    return Figure("share of the requests that were refused", refused / asked, "share", MANY_FAILED, "above") if refused else None
+    return (
+        Figure("share of the requests that were refused", refused / asked, "share", MANY_FAILED, "above")
+        if refused
+        else None
+    )
 
 
 def _sharing(view: View) -> float | None:
@@ -129,7 +172,11 @@ def _sharing(view: View) -> float | None:
 
 def _shared_prefixes(view: View) -> Figure | None:
     shared = _sharing(view)
-    if view.facts.arguments.get("schedule_policy") != "fcfs" or shared is None or (view.cached_share or 0.0) >= SHARING[1]:
+    if (
+        view.facts.arguments.get("schedule_policy") != "fcfs"
+        or shared is None
+        or (view.cached_share or 0.0) >= SHARING[1]
+    ):
         return None
     return Figure("share of prompt tokens from the prefix cache", shared, "share", SHARING[0], "above")
 
@@ -137,7 +184,9 @@ def _shared_prefixes(view: View) -> Figure | None:
 def _no_prefixes(view: View) -> Figure | None:
     if view.facts.arguments.get("schedule_policy") not in ("lpm", "dfs-weight") or _sharing(view) is None:
         return None
-    return Figure("share of prompt tokens from the prefix cache", view.cached_share or 0.0, "share", NO_SHARING, "below")
+    return Figure(
+        "share of prompt tokens from the prefix cache", view.cached_share or 0.0, "share", NO_SHARING, "below"
+    )
 
 
 def _fits_one_gpu(view: View) -> Figure | None:
@@ -145,7 +194,12 @@ def _fits_one_gpu(view: View) -> Figure | None:
     shards = facts.number("tp_size") or 1.0
     if shards <= 1 or facts.pipeline_stages > 1 or facts.is_cpu or weights is None or not capacity:
         return None
-    spread = (facts.number("dp_size"), facts.number("ep_size"), facts.number("moe_dense_tp_size"), float(facts.attention_ranks))
+    spread = (
+        facts.number("dp_size"),
+        facts.number("ep_size"),
+        facts.number("moe_dense_tp_size"),
+        float(facts.attention_ranks),
+    )
     if any((each or 1.0) > 1 for each in spread) or facts.is_on("enable_ep_moe"):
         return None
     model, usage = weights * facts.shards, view.mean("usage")
@@ -168,7 +222,12 @@ def _small_batches(view: View) -> Figure | None:
     facts, batch, weights = view.facts, view.batch(), view.facts.weights_gb
     if facts.is_cpu or facts.without_graph or facts.number("enable_torch_compile") != 0 or not view.has_enough_load:
         return None
-    if batch is None or weights is None or weights * facts.shards >= SMALL_MODEL_GB or (facts.is_first_edition and facts.word("quantization")):
+    if (
+        batch is None
+        or weights is None
+        or weights * facts.shards >= SMALL_MODEL_GB
+        or (facts.is_first_edition and facts.word("quantization"))
+    ):
         return None
     return Figure("requests running together, 99 % of the time", batch, "count", SMALL_BATCH + 1, "below")
 
@@ -184,7 +243,9 @@ def _large_weights(view: View) -> Figure | None:
         return None
     if weights is None or not capacity or not _is_short(view):
         return None
-    return Figure("share of a GPU's memory taken by its part of the weights", weights / capacity, "share", LARGE_WEIGHTS, "above")
+    return Figure(
+        "share of a GPU's memory taken by its part of the weights", weights / capacity, "share", LARGE_WEIGHTS, "above"
+    )
 
 
 def _experts(view: View) -> Figure | None:
@@ -209,24 +270,38 @@ def _latent_pool_full(view: View) -> Figure | None:
 def _settings(view: View) -> Figure | None:
     if not view.facts.knows_arguments or not view.has_enough_load:
         return None
-    return Figure("settings other than the guide's for this workload", float(len(differing(view))), "count", 0.0, "above")
+    return Figure(
+        "settings other than the guide's for this workload", float(len(differing(view))), "count", 0.0, "above"
+    )
 
 
 def _suspects(view: View) -> Figure | None:
     named = suspects.likely(view)
-    return None if named is None else Figure("flags that differ from SGLang's defaults and can cause this", float(len(named)), "count", 0.0, "above")
+    return (
+        None
+        if named is None
+        else Figure(
+            "flags that differ from SGLang's defaults and can cause this", float(len(named)), "count", 0.0, "above"
+        )
+    )
 
 
 def _step_of_a_large_batch(view: View) -> float | None:
     """Return the seconds between two tokens, where decoding alone takes them: the batch is large and prompts take little of the time."""
     batch = view.batch(0.5)
-    if not view.has_enough_load or batch is None or batch < LARGE_BATCH or view.totals["prefilling"] > RARELY * view.known["queue"]:
+    if (
+        not view.has_enough_load
+        or batch is None
+        or batch < LARGE_BATCH
+        or view.totals["prefilling"] > RARELY * view.known["queue"]
+    ):
         return None
     return view.step_seconds
 
 
 FACTS: dict[str, Callable[[View], Figure | None]] = {
-    "retractions": _retractions, "retractions_at_ceiling": _at_ceiling, "graph_memory": _graph_memory, "hang": _hang, "prefill": _prefill, "imbalance": _imbalance,
+    "retractions": _retractions, "retractions_at_ceiling": _at_ceiling, "graph_memory": _graph_memory, "hang": _hang,
+    "prefill": _prefill, "imbalance": _imbalance,
     "unexplained": _unexplained, "requests_failed": _failed, "requests_refused": _refused, "shared_prefixes": _shared_prefixes,
     "no_prefixes": _no_prefixes, "fits_one_gpu": _fits_one_gpu, "replicas": _replicas, "small_batches": _small_batches,
     "large_weights": _large_weights, "experts": _experts, "latent_pool_full": _latent_pool_full, "settings": _settings, "suspects": _suspects,
@@ -238,7 +313,7 @@ LEVELS: dict[str, Callable[[View], float | None]] = {
 }
 
 
-def measure(row: Row, view: View) -> Figure | None:
+def measure(row: Row, view: View) -> Figure | None:  # noqa: PLR0911 - one for each kind of condition
     """Return the figure that decides a row; None where the log does not show it, or too little was seen."""
     when = row.when
     limit = getattr(view.profile, when.limit) if isinstance(when.limit, str) else when.limit
@@ -293,9 +368,15 @@ _ORDER = {row.id: place for place, row in enumerate(ROWS)}
 def weigh(view: View) -> Measured:
     """Measure every row and leave out what another one explains: all that the passing of time needs."""
     view = suspects.explained(explained(view))
-    figures = {row.id: figure for row in ROWS if (row.any_load or view.has_enough_load) and (figure := measure(row, view)) is not None}
+    figures = {
+        row.id: figure
+        for row in ROWS
+        if (row.any_load or view.has_enough_load) and (figure := measure(row, view)) is not None
+    }
     holds = {name for name, figure in figures.items() if figure.holds}
-    left = tuple(row.id for row in ROWS if row.id in holds and holds.isdisjoint(row.unless) and not _is_excused(row, view, holds))
+    left = tuple(
+        row.id for row in ROWS if row.id in holds and holds.isdisjoint(row.unless) and not _is_excused(row, view, holds)
+    )
     return Measured(view, figures, left)
 
 
@@ -332,7 +413,7 @@ def judge(view: View) -> Judgement:
     return Judgement(*_verdict(measured, found), found, _checks(measured))
 
 
-def _verdict(measured: Measured, found: tuple[Finding, ...]) -> tuple[str, str, Severity | str]:  # type: ignore[return]
+def _verdict(measured: Measured, found: tuple[Finding, ...]) -> tuple[str, str, Severity | Literal["none"]]:
     first = next((each for each in found if each.is_limit), None)
     if first is not None:
         return first.diagnosis, first.headline, first.severity
@@ -354,13 +435,25 @@ def short_load(view: View) -> str:
 
 def _checks(measured: Measured) -> tuple[Check, ...]:
     profile = measured.view.profile.name
-    return tuple(Check(row.id, measured.figures.get(row.id), row.when.needs) for row in ROWS if not row.profiles or profile in row.profiles)
+    return tuple(
+        Check(row.id, measured.figures.get(row.id), row.when.needs)
+        for row in ROWS
+        if not row.profiles or profile in row.profiles
+    )
 
 
 def findings(measured: Measured, also: frozenset[str] = frozenset()) -> tuple[Finding, ...]:
     """Advise and word what holds: causes first, chances last, no flag set two ways. `also` held at other times, and protects as well."""
-    view, holding = measured.view, frozenset(measured.holding) | also
-    ordered = sorted(measured.holding, key=lambda name: (BY_ID[name].chance, not is_limit(name, measured), -URGENCY[BY_ID[name].severity], _ORDER[name]))
+    holding = frozenset(measured.holding) | also
+    ordered = sorted(
+        measured.holding,
+        key=lambda name: (
+            BY_ID[name].chance,
+            not is_limit(name, measured),
+            -URGENCY[BY_ID[name].severity],
+            _ORDER[name],
+        ),
+    )
     changes: dict[str, tuple[Change, ...]] = {}
     advised: dict[str, object] = {}
     found: list[Finding] = []
@@ -370,25 +463,33 @@ def findings(measured: Measured, also: frozenset[str] = frozenset()) -> tuple[Fi
         row = BY_ID[name]
         if not changes[name] and row.needs_advice:
             continue
-        because = tuple(each for each in row.causes if changes.get(each) or (each in changes and not BY_ID[each].needs_advice))
+        because = tuple(
+            each for each in row.causes if changes.get(each) or (each in changes and not BY_ID[each].needs_advice)
+        )
         found.append(_worded(row, measured, changes[name], because))
     return tuple(found)
 
 
 def _changes(
-    row: Row, measured: Measured, holding: frozenset[str], earlier: Mapping[str, tuple[Change, ...]], advised: dict[str, object]
+    row: Row,
+    measured: Measured,
+    holding: frozenset[str],
+    earlier: Mapping[str, tuple[Change, ...]],
+    advised: dict[str, object],
 ) -> tuple[Change, ...]:
     """Return the changes of a row: of its causes where it borrows, else its own, without what others set or protect."""
     view = measured.view
     if row.borrows:
         given = [(cause, earlier[cause]) for cause in row.causes if earlier.get(cause) and not BY_ID[cause].chance]
-        flagged = [(cause, each) for cause, changes in given if (each := tuple(change for change in changes if change.flag))]
+        flagged = [
+            (cause, each) for cause, changes in given if (each := tuple(change for change in changes if change.flag))
+        ]
         cause, taken = next(iter(flagged or given), ("", ()))
         if taken:  # where memory is short, fewer requests help as well
             return (*taken, *_own(row, measured, holding, advised)) if cause == "running_far_below_limit" else taken
-        cause = cause_of_waits(view)
-        if cause is not None and cause not in holding:
-            own = tuple(change for change in _own(BY_ID[cause], measured, holding, advised) if change.flag)
+        waits = cause_of_waits(view)
+        if waits is not None and waits not in holding:
+            own = tuple(change for change in _own(BY_ID[waits], measured, holding, advised) if change.flag)
             if own:
                 return own
     return _own(row, measured, holding, advised)
@@ -418,7 +519,9 @@ def _own(row: Row, measured: Measured, holding: frozenset[str], advised: dict[st
             continue
         kept.append(change)
     if not row.chance:
-        advised.update({change.arg: change.to for change in kept if change.arg and (change.to is not None or change.removes)})
+        advised.update(
+            {change.arg: change.to for change in kept if change.arg and (change.to is not None or change.removes)}
+        )
     return tuple(kept)
 
 
@@ -462,7 +565,7 @@ def amount(figure: Figure) -> str:
     if figure.unit == "GB":
         return f"{value:.4g} GB"
     if figure.unit == "seconds":
-        return f"{value:.3g} s"
+        return f"{value:.3g} s" if value < LONG else f"{value / 60:.0f} min"
     if figure.unit == "ratio":
         return f"{value:.2f}"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}".removesuffix(".0")
@@ -472,9 +575,12 @@ def _worded(row: Row, measured: Measured, changes: tuple[Change, ...], because: 
     view, figure = measured.view, measured.figures[row.id]
     figures = figures_of(view)
     value = view.ended if row.id == "crashed" and view.ended else amount(figure)
-    sentence = fill(row.seen, figures).replace("{value}", value).replace("{s}", "" if value in {"1", "at least one"} else "s")
+    seen = row.seen if row.id != "scheduler_stuck" or figure.unit == "seconds" else "{value} " + figure.name
+    sentence = (
+        fill(seen, figures).replace("{value}", value).replace("{s}", "" if value in {"1", "at least one"} else "s")
+    )
     confidence = confidence_of(view)
-    notes = list(_notes(row, view, figures))
+    notes = list(_notes(row, view))
     if row.id == "admission_too_conservative" and view.facts.may_reserve_in_full:
         confidence = "low"
         notes.append(
@@ -503,7 +609,14 @@ def _supporting(row: Row, view: View) -> list[Figure]:
     if row.id in {"retracting_too_often", "conservativeness_ineffective"}:
         known = view.totals["usage_before:n"]
         if known:
-            shown.append(Figure(f"token usage just before retractions, mean of {known:.0f} of {view.totals['retractions']:.0f}", view.totals["usage_before"] / known, "ratio", target))
+            shown.append(
+                Figure(
+                    f"token usage just before retractions, mean of {known:.0f} of {view.totals['retractions']:.0f}",
+                    view.totals["usage_before"] / known,
+                    "ratio",
+                    target,
+                )
+            )
         elif usage is not None:
             shown.append(Figure("mean token usage", usage, "ratio", target))
     elif row.id in {*WHY_REQUESTS_WAIT, "queue_too_long", "unexplained", "requests_rejected"}:
@@ -515,19 +628,34 @@ def _supporting(row: Row, view: View) -> list[Figure]:
         if usage is not None:
             shown.append(Figure("mean token usage", usage, "ratio", target))
     if row.id == "running_at_limit" and view.mean("running") is not None:
-        shown.append(Figure("running requests, mean", view.mean("running") or 0.0, "count", view.facts.least_limit or view.totals["limit_seen"] or None))
+        shown.append(
+            Figure(
+                "running requests, mean",
+                view.mean("running") or 0.0,
+                "count",
+                view.facts.least_limit or view.totals["limit_seen"] or None,
+            )
+        )
     return shown
 
 
-def _notes(row: Row, view: View, figures: Mapping[str, str]) -> list[str]:
+def _notes(row: Row, view: View) -> list[str]:
     totals = view.totals
     notes = []
     if row.id in {"retracting_too_often", "conservativeness_ineffective"} and totals["marked.retractions"]:
-        notes.append(f"{totals['retractions']:.0f} retractions, {totals['marked.retractions']:.0f} of them beside text that clients can write.")
+        notes.append(
+            f"{totals['retractions']:.0f} retractions, {totals['marked.retractions']:.0f} of them beside text that clients can write."
+        )
     if row.id in {"cuda_graph_off", "cuda_graph_not_covering"} and view.facts.largest_captured is None:
-        notes.append("The start is not in this log: that SGLang captured up to 160 to 256, as it does by itself, is an assumption.")
+        notes.append(
+            "The start is not in this log: that SGLang captured up to 160 to 256, as it does by itself, is an assumption."
+        )
     if row.id == "unexplained":
-        shares = [f"{100 * share:.0f} % {words}" for state, words in STATE_WORDS.items() if (share := view.share("admission", state) or 0.0) >= 0.1]
+        shares = [
+            f"{100 * share:.0f} % {words}"
+            for state, words in STATE_WORDS.items()
+            if (share := view.share("admission", state) or 0.0) >= 0.1
+        ]
         notes.append(f"Seen: {', '.join(shares)}." if shares else "No reason was seen for most of the time.")
     return notes
 

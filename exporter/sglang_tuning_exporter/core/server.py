@@ -21,6 +21,7 @@ OVERDUE = 2.5  # intervals between two lines; then nothing is decoded any more
 LEAST_HOLD_SECONDS = 2.0  # printed times are whole seconds
 MOST_HOLD_SECONDS = 300.0
 STUCK_SECONDS = 60.0  # work and no line for so long is a hang, if the work is still there afterwards
+USUAL_MOMENTS = 10  # with lines, between two silences that may be hangs
 MANY_RUNNING = 8  # a silence that began with so many is worth a note
 USUAL_STEP_SECONDS = 0.05  # until the log shows it
 USUAL_PREFILL_RATE = 1000.0  # tokens a second, until the log shows it
@@ -152,6 +153,7 @@ class Scheduler:
         self._fell_at: float | None = None  # a request ended since the last one was admitted
         self._served = 0.0
         self._woke = True  # it was idle since the last decode line
+        self._moments = 0  # since the last long silence
 
     # A line
 
@@ -205,6 +207,7 @@ class Scheduler:
     def _prefill(self, event: Event, now: float) -> None:
         figures, bucket, facts = event.figures, self._server.bucket(now), self._server.facts
         tokens, sequences = figures.get("tokens", 0.0), figures.get("sequences", 0.0)
+        bucket["prefill_lines"] += 1
         if tokens <= 1 and not (self.running or self.queued or figures.get("cached")):
             self.running = self.queued = 0.0  # a health probe is no load
             self._tokens = self._joined = 0.0
@@ -227,7 +230,6 @@ class Scheduler:
         if started:
             self._admitted.append((now, started))
             self._admitted_at, self._fell_at = now, None
-        bucket["prefill_lines"] += 1
         bucket["full_lines"] += full
         bucket["computed"] += tokens
         bucket["cached"] += figures.get("cached", 0.0)
@@ -251,7 +253,11 @@ class Scheduler:
     def _ended_by_requests(self, tokens: float, sequences: float) -> bool:
         facts = self._server.facts
         most = facts.size("prefill_max_requests")
-        return most is not None and sequences >= most and tokens <= (facts.prefill_tokens or inf) - (facts.size("page_size") or 1)
+        return (
+            most is not None
+            and sequences >= most
+            and tokens <= (facts.prefill_tokens or inf) - (facts.size("page_size") or 1)
+        )
 
     def retract(self, event: Event, now: float) -> None:
         """Take a retraction of this scheduler."""
@@ -276,8 +282,12 @@ class Scheduler:
         self.advance(now)
         if self.at is not None and runs is not None:
             gap, ran = now - self.at, (self.running or 0.0) + self._joined * (not self._decoded)
-            if gap > max(STUCK_SECONDS, self.hold_seconds) and ran >= 1 and self._server.serves_through(self.at):
-                if runs >= ran / 2:
+            moments, self._moments = self._moments, self._moments + 1
+            if gap > max(STUCK_SECONDS, self.hold_seconds):
+                self._moments = 0
+                if moments < USUAL_MOMENTS or ran < 1 or not self._server.serves_through(self.at):
+                    pass  # a log that is silent again and again shows its rhythm, no hang
+                elif runs >= ran / 2:
                     self._server.hung(Hang(self.at, gap, ran, runs), now)
                 elif ran >= MANY_RUNNING:
                     self._server.silences.append(Hang(self.at, gap, ran, runs))
@@ -336,7 +346,12 @@ class Scheduler:
             bucket[f"serves/{self.dp}"] += seconds
             if moment.queue not in {"empty", UNKNOWN}:
                 bucket[f"waits/{self.dp}"] += seconds
-            for name, value in (("running", running), ("queued", self.queued), ("usage", self.usage), ("throughput", self.throughput)):
+            for name, value in (
+                ("running", running),
+                ("queued", self.queued),
+                ("usage", self.usage),
+                ("throughput", self.throughput),
+            ):
                 if value is None:
                     continue
                 bucket[name] += value * seconds
@@ -379,7 +394,9 @@ class Scheduler:
             queue = "empty"
         else:
             queue = self._queue(waiting)
-        admission = self._admission(running, usage, queued, slow=slow, full=self._full and (prefilling or not self._decoded))
+        admission = self._admission(
+            running, usage, queued, slow=slow, full=self._full and (prefilling or not self._decoded)
+        )
         if facts.without_graph:
             graph = facts.without_graph
         elif self.graph:
@@ -387,7 +404,9 @@ class Scheduler:
         elif self.graph is None:
             graph = UNKNOWN
         else:
-            graph = "beyond_captured" if (self.running or 0.0) > (facts.largest_captured or ASSUMED_CAPTURED) else "eager"
+            graph = (
+                "beyond_captured" if (self.running or 0.0) > (facts.largest_captured or ASSUMED_CAPTURED) else "eager"
+            )
         return Moment(queue, at_usage, admission, graph)
 
     def _queue(self, queued: float) -> str:
@@ -400,7 +419,9 @@ class Scheduler:
                 return "above_range"
         return "below_range" if queued < (profile.queue_lower or -inf) else "in_range"
 
-    def _admission(self, running: float | None, usage: float | None, queued: float | None, *, slow: bool, full: bool) -> str:
+    def _admission(  # noqa: C901, PLR0911 - one list of reasons, read top down
+        self, running: float | None, usage: float | None, queued: float | None, *, slow: bool, full: bool
+    ) -> str:
         """Return why requests wait: the first reason of a list."""
         facts, target = self._server.facts, self._server.profile.token_usage_target
         limit = facts.limit(self.dp)
@@ -411,7 +432,12 @@ class Scheduler:
         if queued <= 0:
             return "no_queue"
         full_pool = usage is not None and usage >= target  # then a higher limit would let no more requests run
-        if running is not None and limit is not None and not full_pool and running >= min(AT_LIMIT * limit, max(limit - 1.0, 1.0)):
+        if (
+            running is not None
+            and limit is not None
+            and not full_pool
+            and running >= min(AT_LIMIT * limit, max(limit - 1.0, 1.0))
+        ):
             return "running_limit"
         if full or facts.waits_by == "prefill":
             return "prefill_bound"
@@ -459,7 +485,11 @@ class Scheduler:
             page = max(facts.size("page_size") or 1.0, 1.0)
             need = max(need, page * (ceil(prompt / page) + 1) / pool)
             whole = page * ceil((max(prompt, computed / max(totals["started"], 1.0)) + answer) / page)
-            if facts.may_reserve_in_full and whole >= COARSE * pool and (running * facts.micro_batches + BESIDE) * whole > target * pool:
+            if (
+                facts.may_reserve_in_full
+                and whole >= COARSE * pool
+                and (running * facts.micro_batches + BESIDE) * whole > target * pool
+            ):
                 return False  # those that run will use what is free
         return need < COARSE or usage + need <= target
 
@@ -523,7 +553,7 @@ class Server:
         for scheduler in self.schedulers.values():
             scheduler.advance(self.now)
 
-    def take(self, event: Event) -> None:
+    def take(self, event: Event) -> None:  # noqa: C901 - one case for each kind
         """Take an event. Without a time it is taken at the time of the last one."""
         now = event.time if event.time is not None else self.now
         if event.time is not None:
@@ -531,8 +561,28 @@ class Server:
             self.begin = event.time if self.begin is None else self.begin
         now = 0.0 if now is None else now if self.now is None else max(now, self.now)
         self.now = now
-        take = _TAKES.get(event.kind, Server._take_fact)
-        take(self, event, now)
+        match event.kind:
+            case "decode" | "prefill":
+                self._take_batch(event, now)
+            case "retraction":
+                self._take_retraction(event, now)
+            case "out_of_memory":
+                self._take_out_of_memory(event, now)
+            case "arguments":
+                self._take_start(event, now)
+            case "end":
+                self._take_end(event, now)
+            case "exception":
+                self.exception = event.text
+            case "draining":
+                self.stopping = True
+            case "hang":
+                self.count("watchdogs", now, event)
+            case "rejected" | "server_error" | "pause" | "resume" | "too_long" | "refused" | "health":
+                self._take_count(event, now)
+            case _:
+                self.facts.take(event)
+                self.starting = self.starting and event.kind != "ready"
 
     def count(self, name: str, now: float, event: Event, number: float = 1.0) -> None:
         """Count what happened, and what of it is marked."""
@@ -573,7 +623,9 @@ class Server:
         figures = event.figures
         if figures.get("testing") or self._is_repeated(event, now, tuple(figures.get(name) for name in _ALIKE)):
             return
-        scheduler = self.schedulers.get(event.rank.dp) or (next(iter(self.schedulers.values())) if len(self.schedulers) == 1 else None)
+        scheduler = self.schedulers.get(event.rank.dp) or (
+            next(iter(self.schedulers.values())) if len(self.schedulers) == 1 else None
+        )
         if scheduler is not None:
             scheduler.retract(event, now)
         self.count("retractions", now, event)
@@ -617,13 +669,6 @@ class Server:
         self.ended = event.text or self.ended or event.word
         self._stop(now)
 
-    def _take_exception(self, event: Event, now: float) -> None:
-        self.exception = event.text
-
-    def _take_draining(self, event: Event, now: float) -> None:
-        self.stopping = True
-        self.last["draining"] = now
-
     def _take_start(self, event: Event, now: float) -> None:
         self.advance(now)
         self._stop(now)
@@ -643,26 +688,22 @@ class Server:
             scheduler.advance(now)
             scheduler.at = None
 
-    def _take_fact(self, event: Event, now: float) -> None:
-        self.facts.take(event)
-        if event.kind == "ready":
-            self.starting = False
-
-    def _take_hang(self, event: Event, now: float) -> None:
-        self.count("watchdogs", now, event)
-
     def _take_count(self, event: Event, now: float) -> None:
-        if event.kind == "server_error" or event.kind == "rejected":
-            self.count({"server_error": "server_errors", "rejected": "rejected"}[event.kind], now, event)
+        if event.kind == "server_error":
+            self.count("server_errors", now, event)
         elif event.kind == "too_long":
-            kind = "beyond_context" if event.figures.get("most", 0.0) >= (self.facts.size("context_length") or inf) - 8 else "too_long"
+            kind = (
+                "beyond_context"
+                if event.figures.get("most", 0.0) >= (self.facts.size("context_length") or inf) - 8
+                else "too_long"
+            )
             self.count(kind, now, event)
             self.bucket(now)[f"{kind}_tokens"] += event.figures.get("tokens", 0.0)
         elif event.kind == "refused":
             self.count("refused", now, event)
             self.bucket(now)["refused_for_grammar"] += event.figures.get("grammar", 0.0)
         elif event.kind == "health":  # the detokenizer sends nothing
-            if event.figures.get("timely", 1.0) and any(each.running for each in self.schedulers.values()):
+            if event.figures.get("timely") and any(each.running for each in self.schedulers.values()):
                 self.count("health_failures", now, event)
         else:
             self.count(event.kind, now, event)
@@ -683,7 +724,10 @@ class Server:
 
     def serves_through(self, since: float) -> bool:
         """Whether no start or pause came since."""
-        return max(self.last.get("starts", -inf), self.last.get("pause", -inf), self.last.get("ends", -inf)) <= since and not self.stopping
+        return (
+            max(self.last.get("starts", -inf), self.last.get("pause", -inf), self.last.get("ends", -inf)) <= since
+            and not self.stopping
+        )
 
     def hung(self, hang: Hang, now: float) -> None:
         """Note a hang; several schedulers have the same."""
@@ -707,20 +751,6 @@ _ALIKE = ("requests", "aborted", "gained", "ratio_before", "ratio_after")
 
 def _place(rank: Rank) -> tuple[int, int]:
     return rank.pp or 0, rank.tp or 0
-
-
-_TAKES = {
-    "decode": Server._take_batch,  # noqa: SLF001 - the table of this class
-    "prefill": Server._take_batch,  # noqa: SLF001
-    "retraction": Server._take_retraction,  # noqa: SLF001
-    "out_of_memory": Server._take_out_of_memory,  # noqa: SLF001
-    "arguments": Server._take_start,  # noqa: SLF001
-    "end": Server._take_end,  # noqa: SLF001
-    "exception": Server._take_exception,  # noqa: SLF001
-    "draining": Server._take_draining,  # noqa: SLF001
-    "hang": Server._take_hang,  # noqa: SLF001
-    **dict.fromkeys(("rejected", "server_error", "pause", "resume", "too_long", "refused", "health"), Server._take_count),  # noqa: SLF001
-}
 
 
 def mean_prompt(totals: Totals) -> float | None:

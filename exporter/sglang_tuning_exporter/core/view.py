@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import sqrt
 
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.server import SIGNALS, Hang, Totals, mean_prompt
@@ -102,7 +103,7 @@ class View:
     def retractions_tolerated(self) -> float:
         """Retractions a minute that are still about as many as the threshold: they fall at random."""
         limit, minutes = self.profile.retractions_per_minute, max(self.served, LEAST_MINUTE) / 60
-        return limit + AT_RANDOM * (limit / minutes) ** 0.5
+        return limit + AT_RANDOM * sqrt(limit / minutes)
 
     @property
     def retractions_a_minute(self) -> float:
@@ -136,7 +137,11 @@ class View:
     def step_seconds(self) -> float | None:
         """Mean seconds between two tokens of a request, by running requests and throughput of the decode lines."""
         seconds = self.known["queue"]
-        return seconds * (self.mean("running") or 0.0) / self.totals["decoded"] if self.totals["decoded"] and seconds else None
+        return (
+            seconds * (self.mean("running") or 0.0) / self.totals["decoded"]
+            if self.totals["decoded"] and seconds
+            else None
+        )
 
     @cached_property
     def prefill_share(self) -> float:
@@ -145,7 +150,9 @@ class View:
         By the steps only full batches count. By the tokens, `FAST_PREFILL` or the most of any second is taken as the pace.
         """
         totals, seconds = self.totals, self.known["queue"]
-        return max(self.full_steps, totals["computed"] / max(totals["peak"], FAST_PREFILL) / seconds if seconds else 0.0)
+        return max(
+            self.full_steps, totals["computed"] / max(totals["peak"], FAST_PREFILL) / seconds if seconds else 0.0
+        )
 
     @property
     def full_steps(self) -> float:
@@ -158,10 +165,20 @@ class View:
     def fills_its_reservation(self) -> bool:
         """Whether requests of one length will fill all that is free: with ignore_eos they are reserved in full, and memory is what is short."""
         running, usage, pool = self.mean("running", "held_back"), self.mean("usage", "held_back"), self.facts.pool()
-        if not self.facts.may_reserve_in_full or not running or usage is None or not pool or not self.prompt or not self.answer:
+        if (
+            not self.facts.may_reserve_in_full
+            or not running
+            or usage is None
+            or not pool
+            or not self.prompt
+            or not self.answer
+        ):
             return False
         running *= self.facts.micro_batches
-        return running * (self.prompt + self.answer) >= FILLED * pool and (usage * pool / running - self.prompt) / self.answer < EVEN
+        return (
+            running * (self.prompt + self.answer) >= FILLED * pool
+            and (usage * pool / running - self.prompt) / self.answer < EVEN
+        )
 
     def waited(self) -> dict[str, float]:
         """Return the share of its serving time in which requests waited, for each DP rank; idle ranks have 0."""
@@ -184,8 +201,14 @@ def explained(view: View) -> View:
         return view
     size = max(held, key=lambda number: held[number] + held.get(f"{float(number) - 1:.0f}", 0.0))
     near = held[size] + held.get(f"{float(size) - 1:.0f}", 0.0)
-    usage, square = view.totals.mean("usage", "held_back") or 0.0, view.totals["usage2@held_back"] / view.totals["usage@held_back:s"]
-    varies = max(square - usage**2, 0.0) ** 0.5 > STILL_USAGE or usage < ROUNDED_USAGE
+    usage, square = (
+        view.totals.mean("usage", "held_back") or 0.0,
+        view.totals["usage2@held_back"] / view.totals["usage@held_back:s"],
+    )
+    spread = max(square - usage**2, 0.0) ** 0.5
+    varies = spread > STILL_USAGE or usage < ROUNDED_USAGE
+    if usage + 2 * spread + usage / max(float(size), 1.0) > view.profile.token_usage_target:
+        return view  # the cache may be what fills up
     if float(size) < 2 or near < CONSTANT_BATCH * waited or not varies:
         return view
     totals = counted(view.totals, "held_back", "running_limit")
@@ -196,6 +219,9 @@ def explained(view: View) -> View:
 def counted(totals: Totals, old: str, new: str) -> Totals:
     """Return totals with one reason for waiting counted as another."""
     renamed = Totals(totals)
-    for head in ("admission/{}", *(f"{figure}@{{}}{end}" for figure in ("running", "queued", "usage") for end in ("", ":s"))):
+    for head in (
+        "admission/{}",
+        *(f"{figure}@{{}}{end}" for figure in ("running", "queued", "usage") for end in ("", ":s")),
+    ):
         renamed.rename(head.format(old), head.format(new))
     return renamed
