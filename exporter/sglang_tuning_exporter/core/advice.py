@@ -193,7 +193,7 @@ def _run_fewer(view: View, quantile: float, share: float) -> Draft | None:
     return Draft("max_running_requests", to, now)
 
 
-def _at_limit(view: View, _: frozenset[str]) -> list[Draft]:
+def _at_limit(view: View, _: frozenset[str]) -> list[Draft]:  # noqa: PLR0911 - one for each thing that limits
     facts, profile = view.facts, view.profile
     flag, force = _limit(view)
     now, usage = flag or force, view.mean("usage", "running_limit") or view.mean("usage")
@@ -202,6 +202,14 @@ def _at_limit(view: View, _: frozenset[str]) -> list[Draft]:
     states = _more_states(view)
     if states:
         return states
+    if facts.reduced:
+        return [
+            _say(
+                f"make room for more requests (more memory for the KV cache): SGLang itself reduced the limit to {facts.least_limit or now:g}"
+                " for want of capacity, whatever --max-running-requests says",
+                "Its line in the start says so. A higher flag is reduced again.", "memory is free for nothing else", "Less GPU memory stays free for peaks.",
+            )
+        ]  # fmt: skip
     room = min(MOST_TIMES, profile.token_usage_target / usage) if usage > 0 else MOST_TIMES
     step, objective, batch = view.step_seconds, profile.inter_token_seconds, view.mean("running")
     if step and objective and step > objective and batch:
@@ -346,7 +354,7 @@ def _pool_full(view: View, _: frozenset[str]) -> list[Draft]:
     if limit and running and 2 * running >= limit:
         return []  # the limit is as near as the memory
     larger = _larger_pool(view)
-    if larger is not None:
+    if larger is not None and not view.totals["elsewhere"]:
         return [larger]
     kind = _eight_bits(view)
     words = _say(
@@ -354,6 +362,12 @@ def _pool_full(view: View, _: frozenset[str]) -> list[Draft]:
         "Each running request keeps its tokens in the KV cache, so the KV cache limits how many run.",
         "the queue is short: then a full KV cache is normal for a well-loaded server",
     )
+    if view.totals["elsewhere"]:
+        more = "enlarge the KV cache of this decode server, or add decode servers: requests wait in its prealloc queue for room"
+        return [*([larger] if larger else []), _say(more)]
+    if not view.facts.arguments:
+        more = "raise it in steps of 0.01 (its value is not in this log), or set --kv-cache-dtype fp8_e4m3"
+        return [Draft("mem_fraction_static", None, None, words=more, text=BY_ID["memory_reserve_too_large"].remedy)]
     return [
         Draft("kv_cache_dtype", kind, view.facts.word("kv_cache_dtype") or None, otherwise=(words,)) if kind else words
     ]
@@ -482,7 +496,7 @@ def _graph_size(view: View, batch: float) -> float | None:
 
 def _graphs(view: View, _: frozenset[str]) -> list[Draft]:
     facts, most = view.facts, most_graph(view)
-    now, batch, half = facts.largest_captured, view.batch(), view.batch(0.5)
+    now, batch, half = facts.largest_captured or view.totals["replayed_most"] or None, view.batch(), view.batch(0.5)
     if batch is None:
         return [Draft(facts.graph_arg, None, now)]
     to = _graph_size(view, batch)
@@ -934,7 +948,8 @@ def _fits_evidence(arg: str, view: View) -> bool:
         "max_running_requests": isinstance(wanted, float)
         and view.profile.queue_lower is None
         and (batch or 0.0) > wanted,
-        "schedule_conservativeness": view.profile.queue_lower is None,
+        "schedule_conservativeness": view.profile.queue_lower is None
+        and (view.share("admission", "no_queue") or 0.0) > view.profile.frequent_share,
         "chunked_prefill_size": view.prefill_share > MOSTLY_PREFILL / 2,
         "schedule_policy": (view.cached_share or 0.0) >= SHARING[0],
         "page_size": view.facts.word("attention_backend") not in PAGED_BACKENDS,

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sglang_tuning_exporter.core.events import NO_RANK, Event, Rank
+from sglang_tuning_exporter.sglang.args.command import typed_args
 from sglang_tuning_exporter.sglang.args.flags import flag_of, is_before, release_of, version_tuple
 from sglang_tuning_exporter.sglang.args.values import attention_ranks, flag_value, number, print_factor
 
@@ -56,10 +57,12 @@ class Facts:
     memory: dict[Rank, RankMemory] = field(default_factory=dict)
     graph_sizes: tuple[int, ...] = ()
     states: float | None = None  # of a scheduler's mamba cache
+    reduced: bool = False  # SGLang lowered max_running_requests itself, for want of capacity
     memory_device: str = ""
     graph_device: str = ""
     first_form: bool = False  # lines of the first edition's releases: no `#pending-token`, no graph
     _release: tuple[int, str | None] = (-1, None)
+    _typed: tuple[int, dict[str, object] | None] = (-1, None)
 
     def take(self, event: Event) -> None:
         """Take a line of the start."""
@@ -72,6 +75,7 @@ class Facts:
                 self.pools[dp] = figures["max_total_num_tokens"]
             if "max_running_requests" in figures:
                 self.limits[dp] = figures["max_running_requests"]
+                self.reduced = self.reduced or len(figures) == 1
             if "chunked_prefill_size" in figures and self.arguments.get("chunked_prefill_size") is None:
                 self.arguments["chunked_prefill_size"] = int(figures["chunked_prefill_size"])
                 self.cut = self.cut or len(self.arguments) == 1
@@ -182,6 +186,15 @@ class Facts:
             return "--" + arg.replace("_", "-")
         found = flag_of(arg, self.release)
         return found.flag if found is not None else ""
+
+    @property
+    def typed_arguments(self) -> dict[str, object] | None:
+        """The arguments that were typed, by name; None where the start is not in the log."""
+        if not self.knows_arguments:
+            return None
+        if self._typed[0] != len(self.arguments):
+            self._typed = (len(self.arguments), typed_args(self.release, self.arguments))
+        return self._typed[1]
 
     @property
     def is_first_edition(self) -> bool:

@@ -34,6 +34,8 @@ RATE_SECONDS = 60.0  # over which admissions are counted for the wait
 LEAST_RATE_SECONDS = 5.0
 # After a request does not fit, SGLang tries the next one only when a running one has ended (batch_is_full, srt/managers/scheduler.py).
 BESIDE = 2.0
+LEAST_USAGE = 0.05  # printed with two decimals: less says too little of the cache's size
+MOST_RESERVED = 4096.0  # tokens that SGLang reserves for one request, at most (CLIP_MAX_NEW_TOKENS, srt/managers/schedule_policy.py)
 COARSE = 0.05  # of the pool: smaller requests fill it smoothly, and usage alone says whether it is full
 SHARED_PREFIXES = 0.2
 FAR_ABOVE = 0.2  # of the new-token ratio, above its start
@@ -48,7 +50,7 @@ WAITS = (
 )  # fmt: skip
 
 
-_MOST = frozenset({"peak", "most_queued"})  # of these the largest is kept
+_MOST = frozenset({"peak", "most_queued", "replayed_most", "eager_inverse"})  # of these the largest is kept
 
 
 class Totals(dict[str, float]):
@@ -148,12 +150,16 @@ class Scheduler:
         self._second = (-inf, 0.0)
         self._sizes: Counter[float] = Counter()  # tokens of prefill batches
         self.chunk: float | None = None  # most tokens of a prefill batch, where the log shows it
-        self._admitted: deque[tuple[float, float]] = deque()
+        self._admitted: deque[tuple[float, float]] = deque()  # requests that started in the last minute, and when
+        self._admitted_sum = 0.0
         self._admitted_at: float | None = None
         self._fell_at: float | None = None  # a request ended since the last one was admitted
         self._served = 0.0
         self._woke = True  # it was idle since the last decode line
         self._moments = 0  # since the last long silence
+        self._pool: float | None = None  # tokens of the KV cache, by tokens and usage of a line
+        self._waits_elsewhere = False  # most requests wait for the other side of a pair
+        self._nothing_since = -inf  # since when requests wait and none is started
 
     # A line
 
@@ -171,6 +177,8 @@ class Scheduler:
         self.running, self.queued = figures.get("running", self.running), figures.get("queued", self.queued)
         if before is not None and self.running is not None and self.running < before:
             self._fell_at = now
+        if not self.queued or (self.running or 0.0) > (before or 0.0):
+            self._nothing_since = now
         if event.kind == "decode":
             self._decode(event, now)
         else:
@@ -189,6 +197,8 @@ class Scheduler:
             self._gaps.append(now - self._decoded_at)
         self._decoded_at, self._decoded, self._woke = now, True, False
         bucket["decode_lines"] += 1
+        if figures.get("usage", 0.0) >= LEAST_USAGE and "tokens" in figures:
+            self._pool = figures["tokens"] / figures["usage"]
         bucket["decoded"] += steps * max(accepted, 1.0) * running
         if "accept_length" in figures:
             bucket["accepted"] += accepted
@@ -197,6 +207,8 @@ class Scheduler:
             self.graph = bool(figures["graph"])
             facts.graph_device = event.word or facts.graph_device
             bucket["replayed" if self.graph else "eager"] += 1
+            name, size = ("replayed_most", running) if self.graph else ("eager_inverse", 1.0 / max(running, 1.0))
+            bucket[name] = max(bucket[name], size)
             if not self.graph and self._server.another_decides(self.dp, running, now):
                 self.graph = None
         if self.ratio is not None:
@@ -229,7 +241,8 @@ class Scheduler:
         self._prefilled_at = now
         if started:
             self._admitted.append((now, started))
-            self._admitted_at, self._fell_at = now, None
+            self._admitted_sum += started
+            self._admitted_at, self._fell_at, self._nothing_since = now, None, now
         bucket["full_lines"] += full
         bucket["computed"] += tokens
         bucket["cached"] += figures.get("cached", 0.0)
@@ -329,11 +342,12 @@ class Scheduler:
             waits = self.queued is None or self.queued > 0 or any(self.queues.values())
             self._spend(now, _ALL_UNKNOWN if waits else _ALL_IDLE)
 
-    def _spend(self, until: float, moment: Moment) -> None:
+    def _spend(self, until: float, moment: Moment) -> None:  # noqa: C901 - one loop over all sums
         """Count the time up to `until` as this."""
         serves = moment is not _ALL_IDLE and moment is not _ALL_UNKNOWN
         self._woke = self._woke or not serves
         running = None if self.running is None else self.running + self._joined * (not self._decoded)
+        waiting = sum(self.queues.values()) if self._waits_elsewhere else self.queued
         while self.spent < until:
             bucket = self._server.bucket(self.spent)
             end = min(until, (self.spent // BUCKET_SECONDS + 1) * BUCKET_SECONDS) if serves else until
@@ -344,11 +358,13 @@ class Scheduler:
                 continue
             self._served += seconds
             bucket[f"serves/{self.dp}"] += seconds
+            if self._waits_elsewhere:
+                bucket["elsewhere"] += seconds
             if moment.queue not in {"empty", UNKNOWN}:
                 bucket[f"waits/{self.dp}"] += seconds
             for name, value in (
                 ("running", running),
-                ("queued", self.queued),
+                ("queued", waiting),
                 ("usage", self.usage),
                 ("throughput", self.throughput),
             ):
@@ -372,11 +388,11 @@ class Scheduler:
         if not self.queued:
             return 0.0 if self.queued is not None else None
         while self._admitted and self._admitted[0][0] < now - RATE_SECONDS:
-            self._admitted.popleft()
+            self._admitted_sum -= self._admitted.popleft()[1]
         seconds = min(self._served, RATE_SECONDS)
         if seconds < LEAST_RATE_SECONDS:
             return None
-        rate = sum(number for _, number in self._admitted) / seconds
+        rate = self._admitted_sum / seconds
         return self.queued / rate if rate > 0 else inf
 
     def _states(self, *, prefilling: bool) -> Moment:
@@ -386,7 +402,7 @@ class Scheduler:
         target = profile.token_usage_target
         at_usage = UNKNOWN if usage is None else "at_target" if usage >= target else "below_target"
         elsewhere = sum(self.queues.values()) if self.queues else 0.0
-        slow = elsewhere > (queued or 0.0) and self._other_side_is_slow(elsewhere, running)
+        slow = self._waits_elsewhere = elsewhere > (queued or 0.0) and self._other_side_is_slow(elsewhere, running)
         waiting = elsewhere if slow else queued
         if waiting is None:
             queue = UNKNOWN
@@ -404,9 +420,8 @@ class Scheduler:
         elif self.graph is None:
             graph = UNKNOWN
         else:
-            graph = (
-                "beyond_captured" if (self.running or 0.0) > (facts.largest_captured or ASSUMED_CAPTURED) else "eager"
-            )
+            largest = facts.largest_captured or ASSUMED_CAPTURED
+            graph = "beyond_captured" if (self.running or 0.0) > largest else "eager"
         return Moment(queue, at_usage, admission, graph)
 
     def _queue(self, queued: float) -> str:
@@ -432,13 +447,11 @@ class Scheduler:
         if queued <= 0:
             return "no_queue"
         full_pool = usage is not None and usage >= target  # then a higher limit would let no more requests run
-        if (
-            running is not None
-            and limit is not None
-            and not full_pool
-            and running >= min(AT_LIMIT * limit, max(limit - 1.0, 1.0))
-        ):
-            return "running_limit"
+        if running is not None and limit is not None and not full_pool:
+            if running < limit and self._stands_still():
+                return "standing_still"
+            if running >= min(AT_LIMIT * limit, max(limit - 1.0, 1.0)):  # one fewer, until the next one starts
+                return "running_limit"
         if full or facts.waits_by == "prefill":
             return "prefill_bound"
         if usage is None:
@@ -455,15 +468,18 @@ class Scheduler:
         return UNKNOWN if facts.waits_by else "held_back"
 
     def _stands_still(self) -> bool:
-        """Whether requests end and the next ones fit, but nothing was admitted for a minute."""
-        if self._admitted_at is None or self._fell_at is None or self._goes_on:
+        """Whether none was started for a minute although a request ended, or more is free than SGLang can have reserved."""
+        if self._goes_on or self.spent - self._nothing_since <= STUCK_SECONDS:
             return False
-        return self._fell_at - self._admitted_at > STUCK_SECONDS / 2 and self.spent - self._admitted_at > STUCK_SECONDS
+        pool, running = self._server.facts.pool(self.dp) or self._pool, self.running or 0.0
+        free = (1.0 - (self.usage or 0.0)) * pool if pool else 0.0
+        ended = self._fell_at is not None and self._fell_at - self._nothing_since > STUCK_SECONDS / 2
+        return ended or free > MOST_RESERVED * (running + BESIDE)
 
     def _other_side_is_slow(self, elsewhere: float, running: float | None) -> bool:
         """Whether requests wait long for the other side of a pair: some always do, while their KV cache is transferred."""
         objective, seconds = self._server.profile.queue_wait_seconds, min(self._served, RATE_SECONDS)
-        rate = sum(number for _, number in self._admitted) / seconds if seconds >= LEAST_RATE_SECONDS else None
+        rate = self._admitted_sum / seconds if seconds >= LEAST_RATE_SECONDS else None
         if objective is None or not rate:
             return elsewhere > MANY_ELSEWHERE * (running or 0.0)
         return elsewhere > rate * objective

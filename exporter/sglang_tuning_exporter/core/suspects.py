@@ -12,7 +12,6 @@ from math import ceil, inf
 
 from sglang_tuning_exporter.core.findings import Change, Value
 from sglang_tuning_exporter.core.view import View, counted
-from sglang_tuning_exporter.sglang.args.command import typed_args
 from sglang_tuning_exporter.sglang.args.flags import flag_of
 from sglang_tuning_exporter.sglang.args.values import number
 
@@ -434,7 +433,7 @@ def troubles(view: View) -> frozenset[str]:
 def named(view: View) -> list[Named]:
     """Return every flag that was typed with a suspicious value and can cause the trouble."""
     facts, seen = view.facts, troubles(view)
-    typed = typed_args(facts.release, facts.arguments) if facts.knows_arguments else None
+    typed = facts.typed_arguments
     if typed is None or not seen:
         return []
     found = []

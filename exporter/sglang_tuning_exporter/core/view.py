@@ -193,6 +193,12 @@ def explained(view: View) -> View:
 
     Where the running limit is not known, a batch that stays at one size while requests wait is at a limit.
     """
+    least_eager, replayed = 1.0 / (view.totals["eager_inverse"] or 1.0), view.totals["replayed_most"]
+    if view.facts.largest_captured is None and replayed and view.totals["eager_inverse"] and least_eager > replayed:
+        # Where the start is not in the log, the batches show what was captured.
+        totals = Totals(view.totals)
+        totals.rename("cuda_graph/eager", "cuda_graph/beyond_captured")
+        view = replace(view, totals=totals)
     held = view.totals.under("held")
     waited = sum(held.values())
     if waited and view.fills_its_reservation:
