@@ -402,7 +402,10 @@ def is_limit(name: str, measured: Measured) -> bool:
     if name == "running_far_below_limit":
         named = bool(suspects.explaining("running_far_below_limit", view))
         below = (view.share("queue", "below_range") or 0.0) > view.profile.frequent_share
-        return named or (below and view.profile.queue_lower is not None)
+        elsewhere = (
+            view.totals["elsewhere"] > view.profile.frequent_share * view.known["queue"]
+        )  # of the other side of a pair
+        return named or elsewhere or (below and view.profile.queue_lower is not None)
     return True
 
 
