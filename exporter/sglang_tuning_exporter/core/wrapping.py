@@ -294,7 +294,7 @@ def _text_layer(before: bytes, *, replaces: bool = False) -> Layer | None:
         return None
     # Fixed are the last space, since the indentation of a traceback follows it, the name of a field, and all words that stand for a stamp
     # without a time. A rank that only some lines have is no part of the form.
-    named = re.search(rb"\w(?:=|: )[\"']?\Z", before) is not None
+    named = re.search(rb"[^\W\d]\w*(?:=|: )[\"']?\Z", before) is not None
     last_word = max((place for place, kind in enumerate(kinds) if kind == "word"), default=-1)
     fixed = {
         place for place, kind in enumerate(kinds) if kind == "other" or (kind == "word" and replaces and not timed)
