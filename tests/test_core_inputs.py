@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 
 from compressed import compressed
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core import layouts
 from sglang_tuning_exporter.core.events import Event
-from sglang_tuning_exporter.core.inputs import CHUNK, LONGEST_LINE, OPENERS, Lane, Logs, UsageError, whole_lines
+from sglang_tuning_exporter.core.inputs import CHUNK, LONGEST_LINE, OPENERS, Lane, Logs, whole_lines
 from test_log_wrapping import recorded, wrapped
 from test_report_rejoined import cut
 from test_report_servers import READY, TWO_SOURCES, at, files, load, mixed, node, start, together

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from sglang_tuning_exporter.cli import main
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core.against import FIGURES, compare
 from sglang_tuning_exporter.core.findings import (
     Alert,
@@ -27,7 +28,7 @@ from sglang_tuning_exporter.core.findings import (
     Start,
     Stretch,
 )
-from sglang_tuning_exporter.core.inputs import Logs, UsageError
+from sglang_tuning_exporter.core.inputs import Logs
 from sglang_tuning_exporter.core.report import document, exit_status, judge, plain, progress_line, run
 from sglang_tuning_exporter.state.profiles import PROFILES
 from test_report_document import LOGS, RECORDINGS, faults, recording
@@ -179,11 +180,6 @@ def test_a_comparison_is_a_table_of_figures_and_changed_arguments_without_a_gues
 
 
 # The command
-
-
-@pytest.fixture(autouse=True)
-def _new_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SGLANG_TUNING_CORE", "new")
 
 
 def test_text_json_and_page_are_written_to_a_file_or_to_standard_output(

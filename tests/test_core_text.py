@@ -205,11 +205,8 @@ def test_a_broken_command_line_can_be_pasted_into_a_shell() -> None:
     assert read.splitlines() == shlex.split(whole.command)
 
 
-NEW = (("SGLANG_TUNING_CORE", "new"),)
-
-
 def test_a_real_terminal_gets_colours_that_it_can_show_and_lines_that_fit() -> None:
-    shown = on_a_terminal(variables=NEW)
+    shown = on_a_terminal()
     assert shown.startswith(
         "\x1b[1;38;5;16;48;5;214mSGLang keeps retracting running requests: the KV cache is full.\x1b[0m"
     )
@@ -222,4 +219,4 @@ def test_a_real_terminal_gets_colours_that_it_can_show_and_lines_that_fit() -> N
 
 @pytest.mark.parametrize("variable", [("NO_COLOR", "1"), ("TERM", "dumb")])
 def test_no_color_or_a_dumb_terminal_turns_colours_off(variable: tuple[str, str]) -> None:
-    assert "\x1b" not in on_a_terminal(variables=(*NEW, variable))
+    assert "\x1b" not in on_a_terminal(variables=(variable,))

@@ -20,11 +20,7 @@ from truth.recording import ROOT, Recording
 STEP_SECONDS, SCRAPE_SECONDS, JUDGE_SECONDS = 0.5, 5.0, 1.0
 LONG_SECONDS = 240.0
 ENVIRONMENT = {
-    **{
-        name: value
-        for name, value in os.environ.items()
-        if name in {"PATH", "HOME", "LANG", "TMPDIR", "SGLANG_TUNING_CORE"}
-    },
+    **{name: value for name, value in os.environ.items() if name in {"PATH", "HOME", "LANG", "TMPDIR"}},
     "TZ": "UTC",
     "PYTHONPATH": os.environ.get("TRUTH_EXPORTER", str(ROOT / "exporter")),  # another revision's is judged the same way
 }

@@ -28,20 +28,10 @@ def serve(**given: Any) -> int:
 def report(*, jobs: int | None, max_gb: float | None, **given: Any) -> int:
     """Print what limited a server, read from its logs."""
     given |= _layered(given, REPORT_FORMAT)
-    if os.environ.get("SGLANG_TUNING_CORE") == "new":  # until it replaces the other
-        return _new_report(most=_byte_limit(max_gb), **given)
-    from sglang_tuning_exporter.report import report
+    from sglang_tuning_exporter.core import report
 
-    return report.run(given.pop("logs"), jobs=_jobs(jobs), most=_byte_limit(max_gb), **given)
-
-
-def _new_report(**given: Any) -> int:
-    from sglang_tuning_exporter.core import inputs, report
-
-    try:
-        return report.run(**given)
-    except inputs.UsageError as error:
-        raise UsageError(str(error)) from None
+    _jobs(jobs)  # one process reads the log: the flag of earlier releases is accepted, if its value was
+    return report.run(most=_byte_limit(max_gb), **given)
 
 
 def explain(*, log: str) -> int:
@@ -51,13 +41,8 @@ def explain(*, log: str) -> int:
 
     name, _, number = log.rpartition(":")
     is_line = bool(name) and number.isdecimal() and not Path(log).exists()
-    try:
-        lines = (
-            line for source in inputs.find([name if is_line else log], sys.stdin.buffer) for line in source.lines()
-        )
-        sys.stdout.write(explain(lines, int(number) if is_line else None))
-    except inputs.UsageError as error:
-        raise UsageError(str(error)) from None
+    lines = (line for source in inputs.find([name if is_line else log], sys.stdin.buffer) for line in source.lines())
+    sys.stdout.write(explain(lines, int(number) if is_line else None))
     return 0
 
 

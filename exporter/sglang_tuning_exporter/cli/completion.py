@@ -6,11 +6,11 @@ import shlex
 from argparse import Action
 from collections.abc import Mapping
 
-from sglang_tuning_exporter.config import REPORT_FORMATS
+from sglang_tuning_exporter.config import FAIL_ON, REPORT_FORMATS
 from sglang_tuning_exporter.state.profiles import PROFILES
 
 # Values that a flag takes; any other flag's value is completed as a file name.
-VALUES = {"--profile": tuple(PROFILES), "--format": REPORT_FORMATS}
+VALUES = {"--profile": tuple(PROFILES), "--format": REPORT_FORMATS, "--fail-on": FAIL_ON}
 
 _BASH = """\
 _sglang_tuning_exporter() {{

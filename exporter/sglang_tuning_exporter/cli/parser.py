@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, NoReturn
 
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.cli import commands as run
-from sglang_tuning_exporter.config import REPORT_FORMATS, add_arguments
+from sglang_tuning_exporter.config import FAIL_ON, REPORT_FORMATS, add_arguments
 from sglang_tuning_exporter.config.values import UsageError, suggestion
 from sglang_tuning_exporter.state.profiles import DEFAULT_PROFILE
 
@@ -96,8 +95,8 @@ def _add_of_old_logs(add: Callable[..., _Parser]) -> None:
     report = add(
         run.report,
         "what limited a server, read from its log",
-        "Read a log; say what limited the server and which flag to change. Status 0: nothing to change;"
-        " 1: findings; 2: not a log.",
+        "Read a log; say what limited the server and which flag to change. Status 0: nothing urgent; 1: a warning"
+        " or worse (--fail-on); 2: not a log.",
     )
     _add_logs(report, nargs="+")
     report.flag(
@@ -107,17 +106,15 @@ def _add_of_old_logs(add: Callable[..., _Parser]) -> None:
     report.flag("--output FILE", "where to write it (default: standard output)", type=Path)
     report.flag(
         "--against LOG",
-        "logs from before: say what got better or worse since, and whether the change of arguments is the likely cause",
+        "logs from before: say what got better or worse since, beside the changed arguments",
         action="extend",
         nargs="+",
         default=[],
     )
-    if os.environ.get("SGLANG_TUNING_CORE") == "new":
-        report.flag(
-            "--fail-on SEVERITY",
-            "exit with 1 from this severity on: info, warning (default), critical, never",
-            default="warning",
-        )
+    report.flag(
+        f"--fail-on {'|'.join(FAIL_ON)}", "from which severity on the status is 1 (default warning)", default="warning"
+    )
+    report.flag("--jobs N", "without effect: one process reads the log", type=int)
     backfill = add(
         run.backfill,
         "a server's log as metrics, for a Prometheus that was not there",
@@ -130,12 +127,9 @@ def _add_of_old_logs(add: Callable[..., _Parser]) -> None:
     backfill.flag("--instance NAME", "the series' instance (default backfill)", default="backfill")
     backfill.flag("--grafana-url BASE", "Grafana's address in the printed link (default http://localhost:3000)")
     backfill.flag("--date YYYY-MM-DD", "the day of the first line, of a log without dates")
-    for command in (report, backfill):
-        command.flag(
-            "--jobs N",
-            "most processes: beside this one, one reads each large log (default: one for each core)",
-            type=int,
-        )
+    backfill.flag(
+        "--jobs N", "most processes: beside this one, one reads each large log (default: one for each core)", type=int
+    )
     explain = add(
         run.explain,
         "what a line of a log was read as, and why",

@@ -148,6 +148,7 @@ class Config:
 OPTIONS = tuple(Option(each.name, **each.metadata) for each in fields(Config) if each.metadata)
 LOG_OPTIONS = tuple(option for option in OPTIONS if option.name in {"profile", "threshold"})
 REPORT_FORMATS = ("text", "json", "html")
+FAIL_ON = ("info", "warning", "critical", "never")  # severities from which on `report` ends with 1
 REPORT_FORMAT = Option("format", values.one_of(REPORT_FORMATS), "text", "how `report` prints its findings")
 
 

@@ -29,6 +29,7 @@ from math import inf
 from pathlib import Path
 from typing import IO, Any
 
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core.events import Event, Rank
 from sglang_tuning_exporter.core.layouts import inner, oldest_first, rejoined, unfolded
 from sglang_tuning_exporter.core.lines import Reader
@@ -79,10 +80,6 @@ with suppress(ImportError):
         _zstd = import_module("backports.zstd")
     OPENERS[".zst"] = _zstd.open
     _DAMAGE += (_zstd.ZstdError,)
-
-
-class UsageError(Exception):
-    """A user's mistake in one line: key, value, remedy."""
 
 
 class DamagedError(Exception):

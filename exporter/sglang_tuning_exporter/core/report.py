@@ -14,10 +14,12 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sglang_tuning_exporter.config import FAIL_ON
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core.against import Comparison, compare
 from sglang_tuning_exporter.core.course import Course
 from sglang_tuning_exporter.core.findings import URGENCY, Change, Figure, Finding, Judged, Value
-from sglang_tuning_exporter.core.inputs import Logs, UsageError
+from sglang_tuning_exporter.core.inputs import Logs
 from sglang_tuning_exporter.core.text import (
     FIRST_DATED_SECOND,
     Style,
@@ -32,7 +34,6 @@ from sglang_tuning_exporter.core.text import (
 from sglang_tuning_exporter.state.profiles import PROFILES, Profile
 
 SCHEMA_VERSION = "2"
-FAIL_ON = ("info", "warning", "critical", "never")
 COUNTS = (
     "lines", "decode_batches", "prefill_batches", "retraction_events", "retracted_requests", "out_of_memory.prefill",
     "out_of_memory.decode", "out_of_memory.graph_capture", "out_of_memory.startup", "out_of_memory.unknown", "server_starts", "unrecognised",
