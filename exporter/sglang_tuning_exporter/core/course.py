@@ -37,6 +37,7 @@ STEP_SECONDS = 30.0
 PHASE_SECONDS, LEAST_PHASE_SECONDS, PHASE_SHARE = 60.0, 60.0, 0.35
 UNKNOWN_SECONDS = 60.0  # a break of knowledge of more than this is a start
 RECENTLY = 1800.0  # over which starts are counted
+NOTIFIED_AS_WELL = frozenset({"requests_rejected", "restart_loop"})  # beside their cause
 ENOUGH_SHARE = 0.5  # of the serving time: in a log shorter than a row's `after`
 STRETCH_SECONDS = 15.0  # shorter pauses do not divide a load
 LONG_SILENCE = 60.0
@@ -187,10 +188,13 @@ class Course:
     def _sound(self, measured: Measured, now: float) -> None:
         """Advance the alert clocks."""
         holding = set(measured.holding)
+        firing = {clock.row.id for clock in self._clocks if clock.firing is not None} & holding
         for clock in self._clocks:
             row, figure = clock.row, measured.figures.get(clock.row.id)
             holds = None if figure is None else row.id in holding
-            hindered = not row.borrows and not holding.isdisjoint(row.causes) if clock.firing is None else False
+            hindered = not holding.isdisjoint(row.causes) and row.id not in NOTIFIED_AS_WELL
+            if clock.firing is None and hindered and not firing.isdisjoint(row.causes):
+                continue  # somebody has been called for the cause
             begun = self._event_at(row, now)
             ended = clock.pass_on(now, begun, holds=holds, hindered=hindered)
             if ended is not None:

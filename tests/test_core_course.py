@@ -1,0 +1,396 @@
+"""A log judged as its time passes: states, events counted once, rows and their counterexamples, alerts, the whole. Lines of SGLang in, `Judged` out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_tuning_exporter.core.course import Clock, Course
+from sglang_tuning_exporter.core.findings import Finding, Judged
+from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.rows import BY_ID, ROWS
+from sglang_tuning_exporter.core.server import Totals
+from sglang_tuning_exporter.state.profiles import PROFILES
+
+BEGIN = 1_763_632_800.0  # 2025-11-20 10:00:00
+ARGUMENTS = {
+    "model_path": "meta-llama/Llama-3.1-8B-Instruct", "device": "cuda", "tp_size": 1, "dp_size": 1, "chunked_prefill_size": 8192,
+    "max_prefill_tokens": 16384, "schedule_policy": "fcfs", "schedule_conservativeness": 1.0, "mem_fraction_static": 0.88, "page_size": 1,
+    "max_running_requests": None, "disable_radix_cache": False, "disable_cuda_graph": False, "cuda_graph_max_bs": 256, "max_total_tokens": None,
+    "kv_cache_dtype": "auto", "quantization": None, "attention_backend": "fa3", "enable_dp_attention": False, "speculative_algorithm": None,
+}  # fmt: skip
+
+
+def stamp(at: float, ranks: str = "") -> str:
+    moment = datetime.fromtimestamp(BEGIN + at, timezone.utc)
+    return f"[{moment:%Y-%m-%d %H:%M:%S}{ranks and ' '}{ranks}] "
+
+
+def start(at: float = 0.0, limit: int = 4096, pool: int = 200_000, left: float = 7.0, **arguments: object) -> list[str]:
+    """A start; `arguments` replace the usual ones."""
+    given_arguments = {**ARGUMENTS, **arguments}
+    listed = ", ".join(f"{name}={value!r}" for name, value in given_arguments.items())
+    return [
+        f"{stamp(at)}server_args=ServerArgs({listed})",
+        f"{stamp(at + 5)}Load weight end. type=LlamaForCausalLM, dtype=torch.bfloat16, avail mem=62.00 GB, mem usage=16.46 GB.",
+        f"{stamp(at + 9)}max_total_num_tokens={pool}, max_running_requests={limit}, context_len=131072, available_gpu_mem={left:.2f} GB",
+        f"{stamp(at + 10)}The server is fired up and ready to roll!",
+    ]
+
+
+def decode(
+    at: float,
+    running: int = 60,
+    queue: int = 0,
+    usage: float = 0.5,
+    *,
+    graph: bool = True,
+    ranks: str = "",
+    throughput: float = 1200.0,
+) -> str:
+    return (
+        f"{stamp(at, ranks)}Decode batch, #running-req: {running}, #token: {round(usage * 200_000)}, token usage: {usage:.2f},"
+        f" cuda graph: {graph}, gen throughput (token/s): {throughput:.2f}, #queue-req: {queue}"
+    )
+
+
+def prefill(
+    at: float,
+    tokens: int = 300,
+    sequences: int = 1,
+    *,
+    running: int = 60,
+    queue: int = 0,
+    usage: float = 0.5,
+    ranks: str = "",
+) -> str:
+    return (
+        f"{stamp(at, ranks)}Prefill batch, #new-seq: {sequences}, #new-token: {tokens}, #cached-token: 0, token usage: {usage:.2f},"
+        f" #running-req: {running}, #queue-req: {queue}, #pending-token: {queue * tokens // max(sequences, 1)}"
+    )
+
+
+def retraction(at: float, requests: int = 1, ranks: str = "", ratio: float = 0.6) -> str:
+    return f"{stamp(at, ranks)}KV cache pool is full. Retract requests. #retracted_reqs: {requests}, #new_token_ratio: 0.5000 -> {ratio:.4f}"
+
+
+def load(begin: float, seconds: float, every: float = 2.0, **figures: Any) -> list[str]:
+    """Decode lines of these figures, and a prefill line before each."""
+    lines = []
+    for step in range(int(seconds / every)):
+        at = begin + step * every
+        shared = {name: value for name, value in figures.items() if name in {"running", "queue", "usage", "ranks"}}
+        lines += [prefill(at, **shared), decode(at, **figures)]
+    return lines
+
+
+def judged(lines: Iterable[str], profile: str = "online") -> Judged:
+    reader, course = Reader(), Course(PROFILES[profile])
+    for line in lines:
+        for event in reader.read(line.encode()):
+            course.take(event)
+    return course.end()
+
+
+def verdict(lines: Iterable[str], profile: str = "online") -> str:
+    return judged(lines, profile).judgement.verdict
+
+
+def finding(answer: Judged, diagnosis: str) -> Finding:
+    return next(each for each in answer.judgement.findings if each.diagnosis == diagnosis)
+
+
+def found(answer: Judged) -> set[str]:
+    return {each.diagnosis for each in answer.judgement.findings}
+
+
+WAITS: Mapping[str, Any] = {"running": 60, "queue": 30, "usage": 0.5}
+
+
+# Counted once
+
+
+def test_a_retraction_that_every_tensor_parallel_rank_prints_is_one_event() -> None:
+    lines = [*start(), *load(20, 60), *(retraction(40, ranks=f"TP{rank}") for rank in range(8))]
+    assert judged(lines).counts["retraction_events"] == 1
+
+
+def test_equal_retractions_of_one_rank_are_as_many_events() -> None:
+    lines = [
+        *start(),
+        *load(20, 60),
+        retraction(40, ranks="TP0"),
+        retraction(40, ranks="TP0"),
+        retraction(40, ranks="TP1"),
+    ]
+    assert judged(lines).counts["retraction_events"] == 2
+
+
+def test_retractions_of_data_parallel_ranks_are_events_of_their_own() -> None:
+    lines = [*start(dp_size=2), *load(20, 60), *(retraction(40, ranks=f"DP{rank} TP0") for rank in range(2))]
+    assert judged(lines).counts["retraction_events"] == 2
+
+
+def test_a_retraction_for_a_test_counts_nothing() -> None:
+    line = retraction(40).replace("KV cache pool is full. Retract requests.", "Testing retraction.")
+    assert judged([*start(), *load(20, 60), line]).counts["retraction_events"] == 0
+
+
+def test_batches_of_other_pipeline_stages_are_no_load_of_their_own() -> None:
+    lines = [decode(at, ranks=f"PP{stage}") for at in range(20, 80, 2) for stage in range(2)]
+    assert judged([*start(pp_size=2), *lines]).counts["decode_batches"] == 30
+
+
+# Rows, and the load each is for
+
+
+def test_requests_that_wait_beside_free_cache_ask_for_a_lower_conservativeness() -> None:
+    answer = judged([*start(), *load(20, 200, **WAITS)])
+    change = finding(answer, "admission_too_conservative").changes[0]
+    assert (answer.judgement.verdict, change.flag, change.now, change.to) == (
+        "admission_too_conservative",
+        "--schedule-conservativeness",
+        1.0,
+        0.3,
+    )
+
+
+def test_at_usage_of_the_target_the_same_queue_is_no_matter_of_conservativeness() -> None:
+    assert "admission_too_conservative" not in found(
+        judged([*start(), *load(20, 200, running=60, queue=30, usage=0.91)])
+    )
+
+
+def test_at_the_running_limit_the_limit_is_named_and_not_conservativeness() -> None:
+    answer = judged([*start(limit=60, max_running_requests=60), *load(20, 200, **WAITS)])
+    assert answer.judgement.verdict == "running_at_limit"
+    assert finding(answer, "running_at_limit").changes[0].direction == "raise"
+    assert "admission_too_conservative" not in found(answer)
+
+
+def test_at_the_running_limit_with_a_full_cache_a_higher_limit_is_not_advised() -> None:
+    assert "running_at_limit" not in found(
+        judged([*start(limit=60, max_running_requests=60), *load(20, 200, running=60, queue=30, usage=0.95)])
+    )
+
+
+def test_full_chunks_are_the_limit_whatever_the_cache_holds() -> None:
+    lines = [prefill(20 + step, tokens=8192, running=8, queue=20, usage=0.95) for step in range(120)]
+    assert verdict([*start(), *lines]) == "prefill_bound"
+
+
+def test_small_prefill_batches_beside_decoding_are_none() -> None:
+    assert "prefill_bound" not in found(judged([*start(), *load(20, 200, **WAITS)]))
+
+
+def test_a_batch_beyond_the_largest_captured_asks_for_larger_graphs() -> None:
+    answer = judged([*start(), *load(20, 200, running=300, usage=0.6, graph=False)])
+    change = finding(answer, "cuda_graph_not_covering").changes[0]
+    assert (answer.judgement.verdict, change.now, change.to) == ("cuda_graph_not_covering", 256.0, 320)
+
+
+def test_where_the_start_is_not_in_the_log_the_batches_show_what_was_captured() -> None:
+    lines = [decode(20 + step, running=28 if step % 3 == 0 else 36, graph=step % 3 == 0) for step in range(0, 160, 2)]
+    assert "cuda_graph_not_covering" in found(judged(lines))
+
+
+def test_retractions_ask_for_a_higher_conservativeness_and_never_for_a_lower_one() -> None:
+    lines = [*start(), *load(20, 300, **WAITS), *(retraction(25 + 10 * number) for number in range(29))]
+    answer = judged(sorted(lines))
+    assert answer.judgement.verdict == "retracting_too_often"
+    assert finding(answer, "retracting_too_often").changes[0].to == 1.3
+    assert all(change.to != 0.3 for each in answer.judgement.findings for change in each.changes)
+
+
+def test_a_retraction_a_minute_that_falls_at_random_is_none_too_often() -> None:
+    at = [30, 55, 71, 160, 170, 260, 300, 390, 395, 480]
+    lines = sorted([*start(), *load(20, 600, running=60, queue=0, usage=0.9), *(retraction(each) for each in at)])
+    assert "retracting_too_often" not in found(judged(lines))
+
+
+def test_answers_that_use_all_their_tokens_need_fewer_requests_or_memory_before_a_higher_ratio() -> None:
+    lines = [*start(max_total_tokens=200_000), *load(20, 300, running=60, queue=9, usage=0.95)]
+    lines += [retraction(25 + 10 * number, ratio=0.95) for number in range(29)]
+    assert finding(judged(sorted(lines)), "retracting_too_often").changes[0].flag == "--max-total-tokens"
+
+
+def test_an_empty_queue_is_slow_clients_where_throughput_counts_and_nothing_online() -> None:
+    lines = [*start(), *load(20, 200, running=20, usage=0.2)]
+    assert verdict(lines, "offline") == "client_too_slow"
+    assert verdict(lines) == "no_limit_in_log"
+
+
+def test_nothing_starts_for_a_minute_although_nearly_all_is_free() -> None:
+    lines = [decode(20 + step, running=3, queue=1, usage=0.06) for step in range(0, 200, 2)]
+    assert verdict([*start(limit=4), *lines]) == "admission_standing_still"
+
+
+def test_the_same_lines_with_requests_that_start_are_at_the_limit() -> None:
+    assert verdict([*start(limit=4), *load(20, 200, running=3, queue=1, usage=0.06)]) == "running_at_limit"
+
+
+def test_out_of_memory_forbids_what_takes_memory() -> None:
+    lines = [*start(), *load(20, 120, running=300, usage=0.6, graph=False)]
+    lines += [f"{stamp(150)}Scheduler hit an exception: Traceback (most recent call last):", '  File "/sgl/scheduler.py", line 1, in run_batch',
+              "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."]  # fmt: skip
+    answer = judged(lines)
+    assert answer.judgement.severity == "critical"
+    assert not any(
+        change.arg == "cuda_graph_max_bs" and change.direction == "raise"
+        for each in answer.judgement.findings
+        for change in each.changes
+    )
+
+
+# Silence
+
+
+def silent(gap: float, after: int = 24) -> list[str]:
+    return [*start(), *load(20, 60, running=24, usage=0.4), *load(80 + gap, 60, running=after, usage=0.4)]
+
+
+def test_a_silence_with_the_same_work_before_and_after_it_is_a_hang() -> None:
+    answer = judged(silent(140))
+    assert answer.judgement.verdict == "scheduler_stuck"
+    assert finding(answer, "scheduler_stuck").evidence[0].value == pytest.approx(142, abs=3)
+
+
+def test_a_silence_after_which_little_runs_is_a_pause_of_the_clients_and_noted() -> None:
+    answer = judged(silent(140, after=2))
+    assert answer.judgement.verdict == "no_limit_in_log"
+    assert any("Nothing was logged" in note for note in answer.judgement.notes)
+
+
+def test_a_silence_within_a_minute_is_none() -> None:
+    assert "scheduler_stuck" not in found(judged(silent(40)))
+
+
+def test_a_log_that_is_silent_again_and_again_shows_its_rhythm() -> None:
+    lines = [line for round_ in range(8) for line in load(20 + 600 * round_, 6, running=24)]
+    assert "scheduler_stuck" not in found(judged([*start(), *lines]))
+
+
+def test_a_pause_that_was_asked_for_is_no_hang() -> None:
+    lines = silent(140)
+    asked = f'{stamp(79)}INFO:     127.0.0.1:5000 - "POST /pause_generation HTTP/1.1" 200 OK'
+    assert "scheduler_stuck" not in found(judged(sorted([*lines, asked])))
+
+
+# Short and long
+
+
+def test_a_short_load_gets_its_word() -> None:
+    answer = judged([*start(), *load(20, 12, running=16, queue=89, usage=0.4)])
+    assert answer.judgement.verdict == "not_enough_data"
+    assert "too short" in answer.judgement.sentence
+    assert "89" in answer.judgement.sentence
+
+
+def test_a_fact_of_the_start_needs_no_load() -> None:
+    assert verdict(start(left=3.0)) == "memory_reserve_too_small"
+
+
+def test_trouble_of_a_part_of_the_night_is_the_headline_with_its_times() -> None:
+    calm = load(20, 3600, every=10, running=20, usage=0.2)
+    bad = load(3620, 1500, every=5, running=60, queue=40, usage=0.5)
+    after = load(5120, 3600, every=10, running=20, usage=0.2)
+    answer = judged([*start(), *calm, *bad, *after])
+    first = answer.judgement.findings[0]
+    assert first.diagnosis == "admission_too_conservative"
+    assert first.since == pytest.approx(BEGIN + 3620, abs=30)
+    assert first.until == pytest.approx(BEGIN + 5120, abs=40)
+    assert first.headline.startswith("Until 11:2")
+    assert answer.mostly is not None
+    assert answer.mostly[0] == "no_limit_in_log"
+
+
+def test_two_causes_in_turn_are_both_named() -> None:
+    first = [prefill(20 + step, tokens=8192, running=8, queue=20, usage=0.3) for step in range(120)]
+    second = load(145, 120, running=60, queue=40, usage=0.5)
+    assert {"prefill_bound", "running_at_limit"} <= found(
+        judged([*start(limit=60, max_running_requests=60), *first, *second])
+    )
+
+
+def test_after_a_start_with_other_settings_the_trouble_before_it_is_over() -> None:
+    before = [*start(), *load(20, 200, **WAITS)]
+    after = [*start(300, schedule_conservativeness=0.3), *load(320, 200, running=100, queue=0, usage=0.7)]
+    assert verdict([*before, *after]) == "no_limit_in_log"
+
+
+def test_after_a_start_with_the_same_settings_it_is_not() -> None:
+    again = [*start(300), *load(320, 200, running=100, queue=0, usage=0.7)]
+    assert "admission_too_conservative" in found(judged([*start(), *load(20, 200, **WAITS), *again]))
+
+
+def test_a_log_that_ends_under_load_says_that_the_answers_are_not_in_it() -> None:
+    assert any("whether they were answered" in note for note in judged([*start(), *load(20, 60)]).judgement.notes)
+
+
+# The alert clock
+
+
+def fires(holds: str, after: float = 60.0, until: float = 60.0) -> list[bool]:
+    """Whether the alert is firing after each step of 30 s; `x` holds, `-` does not, `?` is unknown."""
+    row = next(row for row in ROWS if row.alert)
+    clock, states = Clock(row), []
+    clock.row = type(row)(**{**{name: getattr(row, name) for name in row.__slots__}, "after": after, "until": until})
+    for step, what in enumerate(holds):
+        clock.pass_on(step * 30.0, step * 30.0, holds=None if what == "?" else what == "x", hindered=False)
+        states.append(clock.firing is not None)
+    return states
+
+
+def test_an_alert_fires_once_its_condition_held_without_a_break() -> None:
+    assert fires("xxx") == [False, False, True]
+    assert fires("xx-xx") == [False] * 5
+
+
+def test_it_stays_until_the_condition_was_calm_for_as_long() -> None:
+    assert fires("xxx-x--") == [False, False, True, True, True, True, True]
+    assert fires("xxx---") == [False, False, True, True, True, False]
+
+
+def test_a_break_of_knowledge_begins_the_wait_anew_and_ends_nothing() -> None:
+    assert fires("xx???x") == [False] * 6
+    assert fires("xxx????")[-1]
+
+
+def test_a_night_of_trouble_is_notified_once() -> None:
+    lines = [*start(), *load(20, 1200, every=5, **WAITS)]
+    assert [each.alert for each in judged(lines).alerts] == ["SGLangAdmissionTooConservative"]
+
+
+def test_a_calm_night_is_not() -> None:
+    assert judged([*start(), *load(20, 1200, every=5, running=20, usage=0.3)]).alerts == ()
+
+
+# Sums
+
+
+@given(
+    st.lists(st.dictionaries(st.sampled_from(["a", "queue/empty", "x"]), st.integers(0, 1000), max_size=3), max_size=6)
+)
+def test_a_window_is_what_is_left_when_the_rest_is_subtracted(parts: list[dict[str, int]]) -> None:
+    whole, rest = Totals(), Totals()
+    for part in parts:
+        whole.add(Totals({name: float(value) for name, value in part.items()}))
+    for part in parts[1:]:
+        rest.add(Totals({name: float(value) for name, value in part.items()}))
+    whole.add(rest, -1.0)
+    assert {name: value for name, value in whole.items() if value} == {
+        name: float(value) for name, value in (parts[0] if parts else {}).items() if value
+    }
+
+
+def test_every_row_names_only_rows_above_it_as_causes() -> None:
+    order = [row.id for row in ROWS]
+    assert [
+        row.id for row in ROWS for cause in row.causes if order.index(cause) > order.index(row.id) and not row.borrows
+    ] == []
+    assert {name for row in ROWS for name in (*row.causes, *row.unless)} <= set(BY_ID)
