@@ -214,6 +214,9 @@ def _at_limit(view: View, _: frozenset[str]) -> list[Draft]:  # noqa: PLR0911 - 
     step, objective, batch = view.step_seconds, profile.inter_token_seconds, view.mean("running")
     if step and objective and step > objective and batch:
         room = max(min(room, SMALL_BATCH * facts.shared_by / now), 1.0)
+        if room <= 1.0:
+            words = f"nothing: a token takes {step:.3g} s already, and more requests at once would make it longer"
+            return [_say(words)]
     micro = facts.size("pp_max_micro_batch_size") or facts.size("max_micro_batch_size")
     arg = "pp_max_micro_batch_size" if facts.size("pp_max_micro_batch_size") else "max_micro_batch_size"
     total = max(facts.limits.values(), default=None) or facts.size("max_running_requests")

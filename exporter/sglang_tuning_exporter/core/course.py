@@ -14,6 +14,7 @@ from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.findings import URGENCY, Alert, Finding, Judged, Judgement, Point, Start, Stretch
 from sglang_tuning_exporter.core.judge import (
+    IDLE,
     NO_LIMIT,
     NOT_ENOUGH,
     PAST_SECONDS,
@@ -246,6 +247,14 @@ class Course:
         window = self._profile.window_seconds
         run.whole = self._view(now - run.begin + 1.0)
         self._credit(run, weigh(self._view(min(window, now - run.begin + 1.0))), whole=True)
+        if run.whole.has_enough_load and set(run.verdicts) <= {
+            NOT_ENOUGH,
+            IDLE,
+        }:  # too little in any ten minutes, enough in all
+            whole = weigh(run.whole)
+            run.verdicts = {whole.verdict: run.served}
+            for name in whole.holding:
+                self._hold(run.held, name, whole, run.served)
         least = max(LEAST_PHASE_SECONDS, PHASE_SHARE * run.served)
         run.phases = {
             name: held
@@ -365,7 +374,8 @@ class Course:
         is_old = run is not last and last.served >= self._profile.enough_serving_seconds and row.severity != "critical"
         if is_old and not are_same_settings(run.facts.arguments, last.facts.arguments):
             return False
-        judged = sum(sum(each.verdicts.values()) for each in self.runs) or served
+        runs = [run] if run is last and run.served >= self._profile.enough_serving_seconds else self.runs
+        judged = sum(sum(each.verdicts.values()) for each in runs) or served  # a start begins another server
         return held.seconds >= min(row.after, ENOUGH_SHARE * judged) and held.seconds > 0
 
     def _others(

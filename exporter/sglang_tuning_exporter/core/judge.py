@@ -37,6 +37,7 @@ PAST_SECONDS = 120.0  # what was not seen for so long is over
 LONG = 180.0  # seconds that are said in minutes
 HIGH, MEDIUM = 120.0, 60.0  # seconds of serving time for this confidence
 RARE_WAIT = 0.1  # of the time, on the least busy DP rank
+FEW = 5  # requests that failed for other reasons are no finding
 MANY_FAILED = 0.05  # of the requests
 SMALL_MODEL_GB, SMALL_BATCH = 20.0, 32.0  # of all weights; the default of --torch-compile-max-bs
 ROOM_FOR_POOL, USUAL_FRACTION, LARGE_WEIGHTS = 0.3, 0.88, 0.3  # of a GPU's memory
@@ -139,7 +140,7 @@ def _unexplained(view: View) -> Figure | None:
 
 
 def _failed(view: View) -> Figure | None:
-    failed = view.totals["server_errors"]
+    failed = view.totals["server_errors"] if view.totals["server_errors"] >= FEW else 0.0
     asked = view.totals["sequences"] + failed
     return (
         Figure("share of the requests that ended in an exception", failed / asked, "share", MANY_FAILED, "above")
@@ -149,7 +150,7 @@ def _failed(view: View) -> Figure | None:
 
 
 def _refused(view: View) -> Figure | None:
-    refused = view.totals["refused"]
+    refused = view.totals["refused"] if view.totals["refused"] >= FEW else 0.0
     asked = max(view.totals["sequences"], refused)
     return (
         Figure("share of the requests that were refused", refused / asked, "share", MANY_FAILED, "above")
@@ -521,6 +522,8 @@ def _own(row: Row, measured: Measured, holding: frozenset[str], advised: dict[st
         if change.arg and (_is_protected(change, holding, row) or not _is_accepted_beside(change, advised, view)):
             continue
         kept.append(change)
+    if offered and not kept and not row.needs_advice:
+        kept = [Change("", "", None, None, _LATER)]
     if not row.chance:
         advised.update(
             {change.arg: change.to for change in kept if change.arg and (change.to is not None or change.removes)}
@@ -535,6 +538,7 @@ def _is_accepted_beside(change: Change, advised: Mapping[str, object], view: Vie
     return objection(release, typed_settings(view), {**advised, change.arg: change.to}) is None
 
 
+_LATER = "change nothing for it yet: what another finding asks for comes first"
 # What a change takes: memory, or room for more requests.
 _TAKES: dict[str, tuple[str, str]] = {
     "mem_fraction_static": ("raise", "memory"), "max_total_tokens": ("raise", "memory"), "chunked_prefill_size": ("raise", "memory"),

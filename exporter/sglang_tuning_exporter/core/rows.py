@@ -652,6 +652,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     Row(
         id="requests_failed",
+        any_load=True,
         severity="warning",
         when=When("fact", "requests_failed", name="share of the requests that ended in an exception"),
         summary="Many requests end in an exception of SGLang: HTTP 500, or a stream that breaks off.",
@@ -794,6 +795,7 @@ CHANCES: tuple[Row, ...] = (
     ),
     _chance(
         id="requests_refused",
+        any_load=True,
         when=When("fact", "requests_refused", name="share of the requests that were refused"),
         summary="SGLang answers many requests with an error, because it cannot do what they ask for.",
         seen="{value} of the requests were refused",

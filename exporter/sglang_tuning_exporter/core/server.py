@@ -26,6 +26,7 @@ MANY_RUNNING = 8  # a silence that began with so many is worth a note
 USUAL_STEP_SECONDS = 0.05  # until the log shows it
 USUAL_PREFILL_RATE = 1000.0  # tokens a second, until the log shows it
 FULL_PREFILL = 0.9  # of the most tokens that a prefill batch may have
+CHUNK_STEP = 64  # sizes of chunks are multiples of it
 SAME_CHUNK = 3  # lines with exactly the most tokens show the size of a chunk
 AT_LIMIT = 0.95
 ASSUMED_CAPTURED = 160.0  # the smallest of SGLang's defaults of the largest captured batch
@@ -228,7 +229,10 @@ class Scheduler:
         counted = tokens + (self.running or 0.0 if facts.is_on("enable_mixed_chunk") else 0.0)
         full = most is not None and counted >= FULL_PREFILL * most and not self._ended_by_requests(counted, sequences)
         started = max(sequences - self._goes_on, 0.0)
-        self._goes_on = full and facts.number("chunked_prefill_size") != -1
+        chunk = facts.size("chunked_prefill_size")
+        self._goes_on = full and (
+            counted >= FULL_PREFILL * chunk if chunk else facts.number("chunked_prefill_size") != -1
+        )
         self._full = full  # of the moment's last prefill batch
         self._tokens += tokens
         self._joined = started  # the next line's running requests have those of the lines before
@@ -260,7 +264,7 @@ class Scheduler:
             if len(self._sizes) > 64:
                 self._sizes = Counter(dict(self._sizes.most_common(32)))
         largest = max(self._sizes, default=0.0)
-        self.chunk = largest if self._sizes[largest] >= SAME_CHUNK and largest >= 32 else None
+        self.chunk = largest if self._sizes[largest] >= SAME_CHUNK and largest % CHUNK_STEP == 0 else None
         return self.chunk
 
     def _ended_by_requests(self, tokens: float, sequences: float) -> bool:

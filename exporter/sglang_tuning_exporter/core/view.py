@@ -19,6 +19,7 @@ FAST_PREFILL = 8192.0  # tokens a second: a full chunk, which a GPU computes in 
 # Requests of one length that fill what is reserved for them: tokens at their end, of the cache; tokens so far, of an answer. Lengths that vary
 # show themselves: those that run are then longer than the mean.
 FILLED, EVEN = 0.88, 0.49
+HALF_FULL = 0.45  # of the cache: less is not what requests of one length leave
 # Share of the time in which full prefill batches were computed, above which requests wait for prefill whatever the cache holds.
 MOSTLY_PREFILL = 0.5
 # Of the prompt tokens from the cache under fcfs: with less, ordering is not worth it; with more, nothing is left to gain.
@@ -136,12 +137,8 @@ class View:
     @property
     def step_seconds(self) -> float | None:
         """Mean seconds between two tokens of a request, by running requests and throughput of the decode lines."""
-        seconds = self.known["queue"]
-        return (
-            seconds * (self.mean("running") or 0.0) / self.totals["decoded"]
-            if self.totals["decoded"] and seconds
-            else None
-        )
+        running, throughput = self.mean("running"), self.mean("throughput")
+        return running / throughput if running and throughput else None
 
     @cached_property
     def prefill_share(self) -> float:
@@ -169,6 +166,7 @@ class View:
             not self.facts.may_reserve_in_full
             or not running
             or usage is None
+            or usage < HALF_FULL
             or not pool
             or not self.prompt
             or not self.answer
@@ -215,7 +213,7 @@ def explained(view: View) -> View:
     varies = spread > STILL_USAGE or usage < ROUNDED_USAGE
     if usage + 2 * spread + usage / max(float(size), 1.0) > view.profile.token_usage_target:
         return view  # the cache may be what fills up
-    if float(size) < 2 or near < CONSTANT_BATCH * waited or not varies:
+    if near < CONSTANT_BATCH * waited or not varies:
         return view
     totals = counted(view.totals, "held_back", "running_limit")
     totals["limit_seen"] = float(size)
