@@ -181,7 +181,7 @@ class Course:
         totals["starts_recently"] = float(sum(now - at <= RECENTLY for at in self._starts))
         return View(
             totals, server.facts, server.profile, now, {dp: each.running or 0.0 for dp, each in server.schedulers.items()},
-            server.starting, server.stopping, server.ended, server.exception,
+            server.starting, server.stopping, server.how_ended, server.exception,
             tuple(hang for hang in server.hangs if hang.begin + hang.seconds >= now - seconds),
             dict(server.last),
         )  # fmt: skip
@@ -413,7 +413,7 @@ class Course:
         headline = finding.headline
         if row.past and end - until > PAST_SECONDS:
             times = self._times(row, run)
-            words = {"{until}": _clock(until), "{times}": f"{times:,.0f} times"}
+            words = {"{until}": _clock(until), "{times}": f"{times:,.0f} times" if times != 1 else "once"}
             headline = row.past
             for mark, word in words.items():
                 headline = headline.replace(mark, word)

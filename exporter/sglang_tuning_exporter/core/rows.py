@@ -222,6 +222,7 @@ FAILURES: tuple[Row, ...] = (
         any_load=True,
         when=_event("ends", name="ends that nobody asked for"),
         summary="SGLang has crashed.",
+        past="SGLang crashed {times}, the last time at {until}.",
         seen="its log shows {value}",
         guide=_NOT_IN_GUIDE + "after a crash the server is down until its model is loaded again",
         remedy=_look(

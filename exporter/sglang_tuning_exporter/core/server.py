@@ -44,6 +44,11 @@ LEAST_RATIO, DECAY_STEPS = 0.14, 600.0  # of the initial ratio; srt/managers/sch
 REPEAT_SECONDS = 10.0  # within which other ranks print the same event
 MANY_ELSEWHERE = 0.25  # of the running requests: fewer are always on their way between the two sides
 ELSEWHERE = ("bootstrap", "unbootstrapped", "prealloc", "transfer", "transferring", "inflight", "host_receive")
+ENDS = {
+    "process_died": "that one of its processes died",
+    "scheduler_exception": "that an exception ended its scheduler",
+    "launch_failed": "that its start failed",
+}
 IDLE, UNKNOWN = "idle", "unknown"
 SIGNALS = ("queue", "token_usage", "admission", "cuda_graph")
 WAITS = (
@@ -51,7 +56,9 @@ WAITS = (
 )  # fmt: skip
 
 
-_MOST = frozenset({"peak", "most_queued", "replayed_most", "eager_inverse"})  # of these the largest is kept
+_MOST = frozenset(
+    {"peak", "most_queued", "replayed_most", "eager_inverse", "most_running", "most_usage"}
+)  # of these the largest is kept
 
 
 class Totals(dict[str, float]):
@@ -141,7 +148,7 @@ class Scheduler:
         self.spent = -inf  # up to when time is counted
         self._tokens = self._joined = 0.0  # of the moment's prefill batches
         self._full = False
-        self._decoded = False
+        self._decoded = False  # the moment's last line is of decoding
         self._goes_on = False  # the last prompt continues in the next batch
         self._steps: deque[float] = deque(maxlen=5)  # seconds between decode lines, as the throughput has it
         self._decoded_at: float | None = None
@@ -184,7 +191,10 @@ class Scheduler:
             self._decode(event, now)
         else:
             self._prefill(event, now)
-        server.bucket(now)["lines"] += 1
+        bucket = server.bucket(now)
+        bucket["lines"] += 1
+        bucket["most_running"] = max(bucket["most_running"], (self.running or 0.0) + self._joined)
+        bucket["most_usage"] = max(bucket["most_usage"], self.usage or 0.0)
 
     def _decode(self, event: Event, now: float) -> None:
         figures, bucket, facts = event.figures, self._server.bucket(now), self._server.facts
@@ -196,7 +206,7 @@ class Scheduler:
             self._steps.append(steps * max(accepted, 1.0) * running / throughput)
         if self._decoded_at is not None and now > self._decoded_at and not self._woke:
             self._gaps.append(now - self._decoded_at)
-        self._decoded_at, self._decoded, self._woke = now, True, False
+        self._decoded_at, self._decoded, self._woke, self._joined = now, True, False, 0.0
         bucket["decode_lines"] += 1
         if figures.get("usage", 0.0) >= LEAST_USAGE and "tokens" in figures:
             self._pool = figures["tokens"] / figures["usage"]
@@ -235,6 +245,7 @@ class Scheduler:
         )
         self._full = full  # of the moment's last prefill batch
         self._tokens += tokens
+        self._decoded = False
         self._joined = started  # the next line's running requests have those of the lines before
         second = self._second[1] + tokens if int(now) == self._second[0] else tokens
         self._second = (int(now), second)
@@ -298,7 +309,7 @@ class Scheduler:
         """Begin a moment; `runs` is what its first line says runs now."""
         self.advance(now)
         if self.at is not None and runs is not None:
-            gap, ran = now - self.at, (self.running or 0.0) + self._joined * (not self._decoded)
+            gap, ran = now - self.at, (self.running or 0.0) + self._joined
             moments, self._moments = self._moments, self._moments + 1
             if gap > max(STUCK_SECONDS, self.hold_seconds):
                 self._moments = 0
@@ -350,7 +361,7 @@ class Scheduler:
         """Count the time up to `until` as this."""
         serves = moment is not _ALL_IDLE and moment is not _ALL_UNKNOWN
         self._woke = self._woke or not serves
-        running = None if self.running is None else self.running + self._joined * (not self._decoded)
+        running = None if self.running is None else self.running + self._joined
         waiting = sum(self.queues.values()) if self._waits_elsewhere else self.queued
         while self.spent < until:
             bucket = self._server.bucket(self.spent)
@@ -391,6 +402,8 @@ class Scheduler:
         """Estimate how long the last request of the queue waits: by admissions, which count retracted requests again."""
         if not self.queued:
             return 0.0 if self.queued is not None else None
+        if self._prefilled_at is None:
+            return None  # who starts is in the prefill lines
         while self._admitted and self._admitted[0][0] < now - RATE_SECONDS:
             self._admitted_sum -= self._admitted.popleft()[1]
         seconds = min(self._served, RATE_SECONDS)
@@ -402,7 +415,7 @@ class Scheduler:
     def _states(self, *, prefilling: bool) -> Moment:
         profile, facts = self._server.profile, self._server.facts
         usage, queued = self.usage, self.queued
-        running = None if self.running is None else self.running + self._joined * (not self._decoded)
+        running = None if self.running is None else self.running + self._joined
         target = profile.token_usage_target
         at_usage = UNKNOWN if usage is None else "at_target" if usage >= target else "below_target"
         elsewhere = sum(self.queues.values()) if self.queues else 0.0
@@ -533,7 +546,8 @@ class Server:
         self.starts = 0
         self.starting = False  # arguments were printed, and nothing served yet
         self.stopping = False  # it was asked to end
-        self.ended = ""  # how it ended, in words
+        self.ended = ""  # how it ended, in words, while it has not started again
+        self.how_ended = ""  # the last end
         self.exception = ""  # the last line of the last traceback
         self.hangs: list[Hang] = []
         self.silences: list[Hang] = []
@@ -686,7 +700,7 @@ class Server:
             return  # how processes end that were asked to is no crash
         if not self.ended:
             self.count("ends", now, event)
-        self.ended = event.text or self.ended or event.word
+        self.ended = self.how_ended = event.text or self.ended or ENDS.get(event.word, event.word)
         self._stop(now)
 
     def _take_start(self, event: Event, now: float) -> None:

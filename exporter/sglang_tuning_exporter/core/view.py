@@ -19,6 +19,7 @@ FAST_PREFILL = 8192.0  # tokens a second: a full chunk, which a GPU computes in 
 # Requests of one length that fill what is reserved for them: tokens at their end, of the cache; tokens so far, of an answer. Lengths that vary
 # show themselves: those that run are then longer than the mean.
 FILLED, EVEN = 0.88, 0.49
+NEARLY_FULL = 0.85  # of the cache
 HALF_FULL = 0.45  # of the cache: less is not what requests of one length leave
 # Share of the time in which full prefill batches were computed, above which requests wait for prefill whatever the cache holds.
 MOSTLY_PREFILL = 0.5
@@ -40,7 +41,7 @@ class View:
     ranks: Mapping[int | None, float] = field(default_factory=dict)  # DP ranks, and what each runs at last
     starting: bool = False
     stopping: bool = False
-    ended: str = ""
+    ended: str = ""  # how it ended last
     exception: str = ""  # the last line of the last traceback
     hangs: tuple[Hang, ...] = ()
     last: Mapping[str, float] = field(default_factory=dict)  # when something happened last
@@ -211,8 +212,10 @@ def explained(view: View) -> View:
     )
     spread = max(square - usage**2, 0.0) ** 0.5
     varies = spread > STILL_USAGE or usage < ROUNDED_USAGE
-    if usage + 2 * spread + usage / max(float(size), 1.0) > view.profile.token_usage_target:
+    if view.totals["most_usage"] >= NEARLY_FULL or usage + 2 * spread > view.profile.token_usage_target:
         return view  # the cache may be what fills up
+    if view.totals["most_running"] > float(size) or view.totals["retractions"]:
+        return view  # a number that was exceeded is no limit
     if near < CONSTANT_BATCH * waited or not varies:
         return view
     totals = counted(view.totals, "held_back", "running_limit")
