@@ -796,7 +796,12 @@ def _settings(view: View, _: frozenset[str]) -> list[Draft]:
             f"The guide sets it for this workload: it {setting.why}.",
             "the workload is another one",
         )
-        drafts.append(Draft(setting.arg, to, now, text=text))
+        gain = (
+            "with --hicache-ratio 2: a cache of twice the size in host memory"
+            if setting.arg == "enable_hierarchical_cache"
+            else ""
+        )
+        drafts.append(Draft(setting.arg, to, now, gain, text=text))
     return drafts
 
 
@@ -972,6 +977,8 @@ def differing(view: View) -> list[Setting]:
             now = facts.typed(arg) if arg != facts.graph_arg else now
         if facts.is_cpu and not setting.needed:
             continue
+        if arg == "max_running_requests" and now is None:
+            now = facts.least_limit
         if now is not None and now != setting.value and facts.flag(arg) and _fits_evidence(setting.arg, view):
             found.append(replace(setting, arg=arg))
     return found

@@ -473,6 +473,10 @@ class Course:
                 f"{reserve:.4g} GB of GPU memory were left after the start: neither in the guide's good range (5 to {profile.reserve_good_gb:g} GB) nor too"
                 f" much (more than {profile.reserve_upper_gb:g} GB)."
             )
+        if view.facts.is_on("disable_radix_cache") and view.has_enough_load and view.facts.role != "decode":
+            notes.append(
+                "The prefix cache is off (--disable-radix-cache): prompts that share a prefix are computed whole, each time."
+            )
         queued = view.sum("queued")
         lower = profile.queue_lower
         if (
