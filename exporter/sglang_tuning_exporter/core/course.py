@@ -428,12 +428,18 @@ class Course:
             tuple(f"{row.when.figure}/{state}" for state in row.when.states) if row.when.kind == "share" else
             row.when.states if row.when.kind == "event" else (row.when.figure,) if row.when.kind == "rate" else ()
         )  # fmt: skip
-        times = [
-            begin
-            for begin, totals in self.server.buckets
-            if run.begin - 10 <= begin <= run.end and any(totals[name] > 0 for name in names)
-        ]
-        return (max(times[0], run.begin), min(times[-1] + 10.0, run.end)) if times else (None, None)
+        for found in (
+            names,
+            ("lines",),
+        ):  # a state that was explained otherwise, and figures of the whole: while it served
+            times = [
+                begin
+                for begin, totals in self.server.buckets
+                if run.begin - 10 <= begin <= run.end and any(totals[name] > 0 for name in found)
+            ]
+            if times:
+                return max(times[0], run.begin), min(times[-1] + 10.0, run.end)
+        return None, None
 
     def _times(self, row: Row, run: Run) -> float:
         names = _SEEN.get(row.id) or row.when.states
