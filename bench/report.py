@@ -13,13 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-JOBS = (1, 2)
 _PLAIN, _BUSY = "plain", "busy server"
 _OF_FILE = frozenset({"sources"})  # differs between reports of one log in two wrappings
 
 
 def measure_all(directory: Path, size: int) -> Table:
-    """Measure the report of each form with one process and with two. Raises `equivalence.DifferentError`."""
+    """Measure the report of each form. Raises `equivalence.DifferentError`."""
     log, busy = corpus.write(directory / "report.log", size), corpus.write_busy(directory / "busy.log", 4 * size)
     forms = {_BUSY: busy.path, _PLAIN: log.path}
     for name, wrap in corpus.WRAPPINGS.items():
@@ -30,10 +29,9 @@ def measure_all(directory: Path, size: int) -> Table:
         peer = mtail.command(path)
         if peer is not None and name in {_PLAIN, _BUSY}:
             commands[f"mtail, {name}"] = peer
-        for jobs in JOBS:
-            report = f"report, {name}, --jobs {jobs}"
-            commands[report] = _command(path, jobs)
-            peers[report] = f"mtail, {_BUSY if name == _BUSY else _PLAIN}"
+        report = f"report, {name}"
+        commands[report] = _command(path)
+        peers[report] = f"mtail, {_BUSY if name == _BUSY else _PLAIN}"
     used = measure.best_of(commands)
     for is_busy in (False, True):
         _demand_one_report({name: used[name].output for name in peers if (_BUSY in name) == is_busy})
@@ -57,9 +55,9 @@ def measure_all(directory: Path, size: int) -> Table:
     return table
 
 
-def _command(path: Path, jobs: int) -> Sequence[str]:
+def _command(path: Path) -> Sequence[str]:
     module = "sglang_tuning_exporter"
-    return [sys.executable, "-m", module, "report", "--format", "json", "--jobs", str(jobs), str(path)]
+    return [sys.executable, "-m", module, "report", "--format", "json", str(path)]
 
 
 def _demand_one_report(outputs: dict[str, bytes]) -> None:

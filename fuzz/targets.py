@@ -22,16 +22,15 @@ from fuzz.sidecars import check_outputs, scratch, settings
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import resolve
 from sglang_tuning_exporter.config.values import UsageError
+from sglang_tuning_exporter.core import report
 from sglang_tuning_exporter.core.explain import explain
+from sglang_tuning_exporter.core.inputs import Logs
 from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.page import page as report_page
+from sglang_tuning_exporter.core.text import text as as_text
 from sglang_tuning_exporter.diagnosis.evidence import past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.recordings.recording import from_files
-from sglang_tuning_exporter.report import page as report_page
-from sglang_tuning_exporter.report.document import build as build_document
-from sglang_tuning_exporter.report.inputs import Logs
-from sglang_tuning_exporter.report.report import ReadLogs
-from sglang_tuning_exporter.report.terminal import render as as_text
 from sglang_tuning_exporter.sglang.args.printed import holds_secret, is_secret, parse_server_args
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.sglang.log.reader import LogReader
@@ -243,14 +242,13 @@ def check_report(data: bytes) -> None:
     packed = data[:1] == b"\x1f"
     with scratch("server.log.gz" if packed else "server.log", gzip.compress(data[1:], 1) if packed else data) as path:
         try:
-            reading = ReadLogs(Logs([str(path)]), PROFILES["offline"]).read()
-            document = build_document(reading)
+            judged, profile = report.judge(Logs([str(path)]), PROFILES["offline"])
         except UsageError as error:
             assert ": " in str(error), error
             return
-        json.dumps(document, allow_nan=False)
-        as_text(document, reading.analysis)
-        report_page.render(document, reading.analysis)
+        json.dumps(report.document(judged), allow_nan=False)
+        as_text(judged, profile)
+        report_page(judged, profile)
 
 
 def _texts(*patterns: str) -> list[bytes]:

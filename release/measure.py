@@ -27,7 +27,7 @@ from release.archives import ROOT, ReleaseError, committed
 PACKAGE = "sglang_tuning_exporter"
 RECORD = Path(__file__).with_name("measured.json")
 LOG = ROOT / "tests" / "recordings" / "v0.5.9-retract" / "server.log.gz"
-CORE = ("sglang", "state", "diagnosis", "capacity", "report")
+CORE = ("core", "sglang", "state", "diagnosis", "capacity", "report")
 TOOLS = ("closed_loop", "alert_matrix", "bench", "fuzz", "release", "truth")
 BY_HAND = {".css", ".html", ".j2", ".js", ".md", ".mtail", ".yaml", ".yml"}
 EXTRACTED = {".json"}

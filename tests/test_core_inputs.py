@@ -12,18 +12,18 @@ import tarfile
 import threading
 import zipfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from compressed import compressed
+from replicas import READY, TWO_SOURCES, at, files, load, mixed, node, start, together
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core import layouts
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.inputs import CHUNK, LONGEST_LINE, OPENERS, Lane, Logs, whole_lines
 from test_log_wrapping import recorded, wrapped
-from test_report_rejoined import cut
-from test_report_servers import READY, TWO_SOURCES, at, files, load, mixed, node, start, together
 from test_report_unfolded import DOCUMENTS
 
 HERE = Path(__file__).parent
@@ -52,6 +52,12 @@ def events(*names: str, stdin: bytes | None = None) -> list[Event]:
 
 def running(*names: str, stdin: bytes | None = None) -> list[float]:
     return [event.figures["running"] for event in events(*names, stdin=stdin) if event.kind == "decode"]
+
+
+def cut(text: bytes, width: int) -> Iterator[bytes]:
+    """Cut the lines of a text at a width of a terminal."""
+    for line in text.splitlines():
+        yield from (line[at : at + width] for at in range(0, max(len(line), 1), width))
 
 
 def kinds(*names: str, stdin: bytes | None = None) -> Counter[str]:

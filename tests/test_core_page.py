@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import html
+import re
 from dataclasses import replace
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,16 +18,62 @@ from sglang_tuning_exporter.core.chart import Axis, Bounds, Span, Value, lane, n
 from sglang_tuning_exporter.core.findings import Change, Judged
 from sglang_tuning_exporter.core.page import POLICY, page
 from sglang_tuning_exporter.core.report import run
+from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.state.profiles import PROFILES
-from test_core_report import BEGIN, finding, judged
-from test_report_page import HOSTILE, LOGS, RETRACT, Tree, hostile_log, seen, text_of
+from test_core_report import BEGIN, LOGS, finding, judged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from browser import Browser
 
+RETRACT = packaged("retract") / "server.log.gz"
+HOSTILE = "<script>document.title='owned'</script><img src=http://127.0.0.1:9/x onerror=alert(1)>"
+VOID = {"meta", "br", "link", "img", "input", "hr"}
 OFFLINE = PROFILES["offline"]
+
+
+def text_of(page: str) -> str:
+    """The visible text, in one line."""
+    body = re.sub(r"<(style|title)>.*?</\1>", " ", page, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"</?(?:span|bdi|code)[^>]*>", "", body).replace("<", " <")).split())
+
+
+def seen(page: str) -> str:
+    return " ".join(re.sub(r"<[^>]+>", " ", text_of(page)).split())
+
+
+def hostile_log(tmp_path: Path) -> Path:
+    """A recorded log of a model with a hostile name, in a file with one, with tool lines that would be markup."""
+    lines = gzip.decompress(RETRACT.read_bytes()).replace(b"/srv/sglang/tiny-llama", HOSTILE.encode())
+    tool = f"[2026-11-20 19:26:00] Model attempted to call undefined function: {HOSTILE}\n".encode()
+    log = tmp_path / "<b>server.log"
+    log.write_bytes(lines.replace(b"[2026-11-20 19:26:0", tool + b"[2026-11-20 19:26:0", 20))
+    return log
+
+
+class Tree(HTMLParser):
+    """A parser that collects the tags and checks that all are closed in order."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.open: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes.update(name for name, _ in attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes.update(name for name, _ in attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
 
 
 def whole() -> Judged:

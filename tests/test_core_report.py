@@ -6,6 +6,8 @@ Real logs of 0.5.23 (tests/recordings) and lines as the released wheels format t
 from __future__ import annotations
 
 import json
+import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,14 +33,79 @@ from sglang_tuning_exporter.core.findings import (
 from sglang_tuning_exporter.core.inputs import Logs
 from sglang_tuning_exporter.core.report import document, exit_status, judge, plain, progress_line, run
 from sglang_tuning_exporter.state.profiles import PROFILES
-from test_report_document import LOGS, RECORDINGS, faults, recording
 
-SCHEMA = json.loads((Path(__file__).parent.parent / "docs" / "report.schema.2.json").read_text())
+HERE = Path(__file__).parent
+RECORDINGS = sorted((HERE / "recordings").glob("*/server.log.gz"))
+LOGS = sorted((HERE / "data" / "logs").glob("*.log"))
+TYPES: dict[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "number": (int, float),
+    "integer": (int,),
+    "boolean": (bool,),
+    "null": (type(None),),
+}
+SCHEMA = json.loads((Path(__file__).parent.parent / "docs" / "report.schema.json").read_text())
 BEGIN = 1_763_632_800.0  # 2025-11-20 10:00:00
 RAISE = Change(
     "schedule_conservativeness", "--schedule-conservativeness", 0.3, 1.3, "", "raise",
     "SGLang admits more requests than the KV cache can hold", "above 1.0 it admits fewer", "4 % more tokens", "it is above 1.43",
 )  # fmt: skip
+
+
+def faults(value: Any, schema: dict[str, Any], where: str = "$") -> list[str]:
+    """List where `value` breaks `schema`; handles only the keywords that the report's schema uses."""
+    used = {
+        "type",
+        "const",
+        "enum",
+        "pattern",
+        "minimum",
+        "maximum",
+        "items",
+        "minItems",
+        "maxItems",
+        "required",
+        "properties",
+    }
+    unknown = set(schema) - used - {"additionalProperties", "description", "title", "$schema"}
+    assert not unknown, f"this check does not handle {unknown}"
+    names = schema.get("type", [])
+    names = [names] if isinstance(names, str) else names
+    kinds = tuple(kind for name in names for kind in TYPES[name])
+    if names and (not isinstance(value, kinds) or (isinstance(value, bool) and "boolean" not in names)):
+        return [f"{where}: {value!r} is not {names}"]
+    found = []
+    if value != schema.get("const", value) or value not in schema.get("enum", [value]):
+        found.append(f"{where}: {value!r} is not what the schema names")
+    if isinstance(value, str) and not re.search(schema.get("pattern", ""), value):
+        found.append(f"{where}: {value!r} is not {schema['pattern']}")
+    least, most = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
+    if isinstance(value, (int, float)) and not least <= value <= most:
+        found.append(f"{where}: {value!r} is out of range")
+    return found + faults_inside(value, schema, where)
+
+
+def faults_inside(value: Any, schema: dict[str, Any], where: str) -> list[str]:
+    found = []
+    if isinstance(value, list):
+        found += [f"{where}: too few"] * (len(value) < schema.get("minItems", 0))
+        found += [f"{where}: too many"] * (len(value) > schema.get("maxItems", len(value)))
+        for number, item in enumerate(value):
+            found += faults(item, schema.get("items", {}), f"{where}[{number}]")
+    if isinstance(value, dict):
+        properties = schema.get("properties", {})
+        found += [f"{where}: {key} is missing" for key in schema.get("required", []) if key not in value]
+        if schema.get("additionalProperties") is False:
+            found += [f"{where}: {key} is unknown" for key in value if key not in properties]
+        for key in properties.keys() & value.keys():
+            found += faults(value[key], properties[key], f"{where}.{key}")
+    return found
+
+
+def recording(name: str) -> str:
+    return str(HERE / "recordings" / name / "server.log.gz")
 
 
 def finding(diagnosis: str = "retracting_too_often", severity: Severity = "warning", **more: Any) -> Finding:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
+from conftest import environment
 from sglang_tuning_exporter.core.against import compare
 from sglang_tuning_exporter.core.findings import Change, Figure, Unit, Value
 from sglang_tuning_exporter.core.text import (
@@ -24,8 +26,8 @@ from sglang_tuning_exporter.core.text import (
     text,
 )
 from sglang_tuning_exporter.state.profiles import PROFILES
+from terminals import COMMAND, READABLE, SGR, TERMINALS, contrast, on_a_terminal, pieces
 from test_core_report import BEGIN, RAISE, finding, judged
-from test_report_terminal import READABLE, SGR, TERMINALS, contrast, on_a_terminal, pieces
 
 OFFLINE = PROFILES["offline"]
 
@@ -220,3 +222,22 @@ def test_a_real_terminal_gets_colours_that_it_can_show_and_lines_that_fit() -> N
 @pytest.mark.parametrize("variable", [("NO_COLOR", "1"), ("TERM", "dumb")])
 def test_no_color_or_a_dumb_terminal_turns_colours_off(variable: tuple[str, str]) -> None:
     assert "\x1b" not in on_a_terminal(variables=(variable,))
+
+
+def test_a_terminal_gets_the_same_words_as_a_pipe_which_has_neither_colour_nor_progress() -> None:
+    ended = subprocess.run(COMMAND, capture_output=True, text=True, env=environment(TERM="xterm"), check=False)
+    assert "\x1b" not in ended.stdout
+    assert ended.stderr == ""
+    assert SGR.sub("", on_a_terminal()).replace(" \\\n", "\n").split() == ended.stdout.split()
+
+
+def test_the_help_of_report_loads_neither_the_web_nor_the_page() -> None:
+    code = (
+        "import sys; from sglang_tuning_exporter.cli import main\n"
+        "try: main(['report', '--help'])\nexcept SystemExit: pass\n"
+        "heavy = {'jinja2', 'fastapi', 'requests', 'prometheus_client', 'sglang_tuning_exporter.core.report'}\n"
+        "sys.exit(repr(heavy & sys.modules.keys()) if heavy & sys.modules.keys() else 0)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment())
+    assert ended.returncode == 0, ended.stderr
+    assert "--against" in ended.stdout

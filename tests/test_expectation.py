@@ -21,7 +21,8 @@ from sglang_tuning_exporter.sglang.events import DecodeBatch, KvPool, Limits, Ra
 from sglang_tuning_exporter.state.latency import RecentLatency
 from sglang_tuning_exporter.state.profiles import PROFILES
 from sglang_tuning_exporter.state.server import ServerState
-from test_report_document import SCHEMA, faults
+from test_core_report import faults
+from test_web_findings import SCHEMA
 
 
 def around(value: float, half: float = 0.02) -> Estimate:

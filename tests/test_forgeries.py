@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from math import inf
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,8 +13,6 @@ from hypothesis import strategies as st
 from fuzz.forgeries import CARRIERS, FORGED, Played, play
 from sglang_tuning_exporter.recordings.recording import load
 from sglang_tuning_exporter.recordings.replay import packaged
-from sglang_tuning_exporter.report.inputs import Logs
-from sglang_tuning_exporter.report.report import report
 from sglang_tuning_exporter.sglang.event_json import from_json, to_json
 from sglang_tuning_exporter.sglang.events import NO_RANK, ServerArgs
 from sglang_tuning_exporter.sglang.log.reader import LogReader
@@ -124,43 +120,6 @@ def test_a_start_in_the_log_counts_once_the_server_is_away() -> None:
 
 
 LINES = [line.text for line in WHOLE.lines]
-
-
-def reported(path: Path, *lines: bytes) -> dict[str, Any]:
-    """The report of a log of these lines, without its counts of lines and of unrecognised lines."""
-    path.write_bytes(b"".join(lines))
-    document = report(Logs([str(path)]), PROFILES["online"])
-    del document["counts"]["lines"], document["counts"]["unrecognised"]
-    return document
-
-
-@pytest.mark.parametrize("behind", ["tool", "an exception", "error in request"])
-@pytest.mark.parametrize("words", ["start", "all lines of a start", "out of memory", "its traceback", "a dead process"])
-def test_the_report_of_a_log_with_forged_lines_is_that_of_the_log_without_them(
-    words: str, behind: str, tmp_path: Path
-) -> None:
-    text = CARRIERS[behind].replace(b"%s", FORGED[words]).replace(b"%p", LINES[MIDDLE][:22])
-    path = tmp_path / "server.log"
-    assert reported(path, *LINES[:MIDDLE], text, *LINES[MIDDLE:]) == reported(path, *LINES)
-
-
-def test_a_start_that_waited_for_its_next_lines_begins_a_run_with_its_own_first_line(tmp_path: Path) -> None:
-    first = next(number for number, line in enumerate(LINES) if b"server_args=" in line)
-    again = [line.replace(b"11-20 19:", b"11-20 20:") for line in LINES[first:]]
-    words = again[0][:22] + b"words of somebody\n"
-    path = tmp_path / "server.log"
-    found = reported(path, *LINES[:MIDDLE], words, *again)
-    assert len(found["starts"]) == 2
-    assert found == reported(path, *LINES[:MIDDLE], *again)
-
-
-def test_a_failure_that_waited_ends_its_run_when_it_was_printed(tmp_path: Path) -> None:
-    died = LINES[MIDDLE - 1][:22] + b"Received sigquit from a child process. It usually means the child failed.\n"
-    words = LINES[MIDDLE - 1][:22] + b"words of somebody\n"
-    path = tmp_path / "server.log"
-    found = reported(path, *LINES[:MIDDLE], words, died)
-    assert found["starts"][0]["ending"] == "crash"
-    assert found == reported(path, *LINES[:MIDDLE], died)
 
 
 def restarted(played: Played) -> None:

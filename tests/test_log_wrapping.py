@@ -9,8 +9,6 @@ import json
 import re
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,12 +17,10 @@ from hypothesis import strategies as st
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.recordings.scrub import LogScrubber, Scrubber
 from sglang_tuning_exporter.report.inputs import Logs
-from sglang_tuning_exporter.report.report import report
 from sglang_tuning_exporter.sglang.events import Event, OutOfMemory, PrefillBatch, Retraction, ServerArgs
 from sglang_tuning_exporter.sglang.log import wrapping
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.sglang.log.stamps import stamp_seconds
-from sglang_tuning_exporter.state.profiles import PROFILES
 from wrappings import AMID, AROUND, INSTEAD, otlp
 
 RECORDING = Path(__file__).parent / "recordings" / "v0.5.9-retract" / "server.log.gz"
@@ -77,36 +73,6 @@ def expected() -> list[Event]:
 def test_in_any_wrapping_the_events_and_times_are_those_of_the_bare_log(name: str) -> None:
     assert len(expected()) > 700
     assert read(wrapped(name, recorded())) == expected()
-
-
-def report_of(name: str, ahead: dt.timedelta) -> dict[str, Any]:
-    """The report of a log whose shipper's clock is `ahead` of the server's; its first and last lines have no prefix of SGLang's."""
-    lines = recorded()[:400]
-    first, last = lines[0][2] - dt.timedelta(seconds=5), lines[-1][2] + dt.timedelta(seconds=5)
-    lines = [
-        ("launch_server.py:71: UserWarning: `sglang serve` is recommended", 0, first),
-        *lines,
-        ("Killed", 401, last),
-    ]
-    with TemporaryDirectory(prefix="wrapped-") as directory:
-        log = Path(directory) / "server.log"
-        log.write_bytes(wrapped(name, [(line, number, time + ahead) for line, number, time in lines]))
-        found: dict[str, Any] = report(Logs([str(log)]), PROFILES["online"])
-    found["counts"].pop("lines")  # CSV has a line of names
-    # Some forms have two names in turn, as if two servers printed.
-    found["notes"] = [note for note in found["notes"] if "may hold the lines of two servers" not in note]
-    return {key: value for key, value in found.items() if key != "sources"}
-
-
-@cache
-def bare_report() -> dict[str, Any]:
-    return report_of("nothing", dt.timedelta())
-
-
-@pytest.mark.parametrize("hours", [-8, 8])
-@pytest.mark.parametrize("name", AROUND)
-def test_the_report_is_the_same_whatever_the_time_zone_of_the_text_around_the_lines(name: str, hours: int) -> None:
-    assert report_of(name, dt.timedelta(hours=hours)) == bare_report()
 
 
 @cache
@@ -205,16 +171,6 @@ def test_a_form_is_learned_the_same_way_line_by_line_and_from_a_whole_file(name:
     reader = LogReader()
     singly = [event for line in lines for event in reader.feed(line)]
     assert unmarked(singly) == read(b"".join(lines))
-
-
-@pytest.mark.parametrize("name", ["stern", "torchrun", "Loki JSONL", "custom formatter", "CSV", "journald JSON"])
-def test_a_report_of_a_wrapped_log_is_that_of_the_bare_one(name: str) -> None:
-    def outcome(wrapping: str) -> tuple[Any, ...]:
-        inputs = Logs(["-"], io.BytesIO(wrapped(wrapping, recorded())))
-        events = [(int(time), type(event).__name__) for time, event in inputs.events() if event is not None]
-        return sum(reader.counts["decode"] for reader in inputs.readers), events[0], events[-1]
-
-    assert outcome(name) == outcome("nothing")
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -120,16 +120,15 @@ def odd_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("odd_blocks")
 @pytest.mark.parametrize("form", ["plain", "docker", "kubernetes"])
-def test_report_and_backfill_write_the_same_with_one_process_two_and_three(tmp_path: Path, form: str) -> None:
+def test_backfill_writes_the_same_with_one_process_two_and_three(tmp_path: Path, form: str) -> None:
     log = tmp_path / "server.log"
     log.write_bytes(wrapped(form, gzip.decompress((HERE / "recordings/restart_append/server.log.gz").read_bytes())))
-    written_by: dict[str, set[bytes]] = {"report": set(), "backfill": set()}
+    written = set()
     for jobs in ("1", "2", "3"):
-        for command, flags in (("report", ["--format", "json"]), ("backfill", [])):
-            out = tmp_path / f"{command}{jobs}"
-            main([command, str(log), "--jobs", jobs, "--output", str(out), *flags])
-            written_by[command].add(out.read_bytes())
-    assert {command: len(different) for command, different in written_by.items()} == {"report": 1, "backfill": 1}
+        out = tmp_path / jobs
+        main(["backfill", str(log), "--jobs", jobs, "--output", str(out)])
+        written.add(out.read_bytes())
+    assert len(written) == 1
 
 
 @pytest.mark.usefixtures("odd_blocks")
@@ -138,7 +137,7 @@ def test_a_reader_that_ends_in_the_middle_is_one_line_of_error(
 ) -> None:
     monkeypatch.setattr(read_ahead, "_CHILD", "raise SystemExit({path!r} and {number} and {pace!r})")
     log = HERE / "recordings/restart_append/server.log.gz"
-    assert main(["report", str(log), "--jobs", "2", "--output", str(tmp_path / "out")]) == 2
+    assert main(["backfill", str(log), "--jobs", "2", "--output", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == (
         "sglang-tuning-exporter: a process that was reading the log has ended, perhaps for want of memory; give --jobs 1\n"
     )
@@ -147,13 +146,14 @@ def test_a_reader_that_ends_in_the_middle_is_one_line_of_error(
 @pytest.mark.usefixtures("odd_blocks")
 @pytest.mark.parametrize("call", ["socket.socketpair", "os.memfd_create", "subprocess.Popen"])
 def test_a_reader_that_cannot_be_started_is_one_line_of_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], call: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], call: str
 ) -> None:
     def refused(*_: object, **__: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(call, refused)
-    assert main(["report", str(HERE / "recordings/restart_append/server.log.gz"), "--jobs", "2"]) == 2
+    log = str(HERE / "recordings/restart_append/server.log.gz")
+    assert main(["backfill", log, "--jobs", "2", "--output", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == (
         "sglang-tuning-exporter: cannot read the log in another process: Too many open files; give --jobs 1\n"
     )

@@ -1,4 +1,4 @@
-"""A report is the same whether its logs were read line by line or a second's batch lines at once.
+"""What is known of a server is the same whether its logs were read line by line or a second's batch lines at once.
 
 The recordings are real logs of 0.5.23 (tests/recordings and the package's own), the lines of tests/data/logs are those
 of the released wheels. Made logs have figures on both sides of every bound that a diagnosis is judged by.
@@ -17,9 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sglang_tuning_exporter.diagnosis.evidence import past_of
+from sglang_tuning_exporter.diagnosis.findings import judge
+from sglang_tuning_exporter.diagnosis.json_findings import shares
 from sglang_tuning_exporter.recordings.replay import packaged
+from sglang_tuning_exporter.report.analysis import Analysis
 from sglang_tuning_exporter.report.inputs import Logs
-from sglang_tuning_exporter.report.report import report
 from sglang_tuning_exporter.sglang.events import Event
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.sglang.log.reader import LogReader
@@ -45,30 +48,47 @@ class LineByLine(LogReader):
 
 
 def both(profile: str, *logs: Path, stdin: bytes | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The report of single lines, and that of runs."""
+    """What is known by single lines, and by runs."""
     names = [str(log) for log in logs] + ["-"] * (stdin is not None)
     alone, together = (Logs(names, None if stdin is None else io.BytesIO(stdin)) for _ in range(2))
     alone.readers = [LineByLine() for _ in alone.readers]
-    return _by_the_second(report(alone, PROFILES[profile])), _by_the_second(report(together, PROFILES[profile]))
+    return known(alone, profile), known(together, profile)
 
 
-def _by_the_second(document: dict[str, Any]) -> dict[str, Any]:
-    """Leave out when evidence was first and last seen: a second's lines are judged by their last one."""
-    for finding in document["findings"]:
-        del finding["first_seen"], finding["last_seen"]
-    return document
+def known(logs: Logs, profile: str) -> dict[str, Any]:
+    """Read logs; return totals, facts and the judgement of all their time."""
+    analysis = Analysis(PROFILES[profile])
+    for moment, event in logs.events():
+        analysis.take(moment, event)
+    state = analysis.state
+    state.settle(analysis.now)
+    past = past_of(state, analysis.now, seconds=1e9)
+    judgement = judge(past)
+    totals = {rank.dp: rank.totals for rank in state.schedulers}
+    return {
+        "sources": logs.names,
+        "lines": logs.lines_taken,
+        "verdict": judgement.verdict,
+        "findings": [
+            (each.diagnosis.id, each.sentence, [(advice.flag, advice.suggested) for advice in each.advice])
+            for each in judgement.findings
+        ],
+        "shares": shares(past.recent),
+        "retractions": {dp: each.counts["retraction_events"] for dp, each in totals.items()},
+        "seconds": {dp: {what: round(spent, 6) for what, spent in each.seconds.items()} for dp, each in totals.items()},
+        "events": (state.starts, dict(state.out_of_memory), dict(state.liveness)),
+        "last": {rank.dp: (rank.running, rank.queued, rank.usage) for rank in state.schedulers},
+    }
 
 
-def _out_of_order(document: dict[str, Any]) -> dict[str, Any]:
+def _out_of_order(found: dict[str, Any]) -> dict[str, Any]:
     """Leave out what hangs on the order within a second, which lines of several files do not have: how far the ratio had
     fallen when a retraction lifted it.
     """
-    admission = document["shares"].get("admission", {})
+    admission = found["shares"].get("admission", {})
     admission["held_back"] = round(admission.get("held_back", 0.0) + admission.pop("recovering", 0.0), 4)
-    for finding in document["findings"]:
-        for advice in finding["advice"]:
-            del advice["gain"]
-    return document
+    del found["seconds"]
+    return found
 
 
 def plain(log: Path) -> bytes:
@@ -90,19 +110,19 @@ def test_a_log_is_read_by_seconds_not_by_lines() -> None:
 
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("log", RECORDED + RELEASES, ids=lambda log: log.parent.name + "-" + log.name)
-def test_the_report_of_a_log_is_that_of_its_lines(log: Path, profile: str) -> None:
+def test_what_a_log_says_is_that_of_its_lines(log: Path, profile: str) -> None:
     alone, together = both(profile, log)
     assert together == alone
 
 
 @pytest.mark.parametrize("profile", ["online", "offline"])
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: "-".join(log.parent.name for log in pair))
-def test_the_report_of_two_logs_is_that_of_their_lines_in_any_order(pair: tuple[Path, Path], profile: str) -> None:
+def test_what_two_logs_says_is_that_of_their_lines_in_any_order(pair: tuple[Path, Path], profile: str) -> None:
     alone, together = both(profile, *pair)
     assert together == alone
 
 
-def test_the_report_of_all_logs_in_wrong_order_is_that_of_their_lines() -> None:
+def test_what_all_logs_in_wrong_order_says_is_that_of_their_lines() -> None:
     alone, together = both("online", *reversed([*ONE_AFTER_THE_OTHER, RELEASES[0], RELEASES[-1]]))
     assert together == alone
 
@@ -123,21 +143,21 @@ def split(text: bytes, tmp_path: Path, parts: int, *, stretch: int) -> list[Path
 
 @pytest.mark.parametrize("stretch", [1, 3, 40])
 @pytest.mark.parametrize("log", RECORDED, ids=lambda log: log.parent.name)
-def test_the_report_of_logs_that_overlap_is_that_of_their_lines(log: Path, stretch: int, tmp_path: Path) -> None:
+def test_what_logs_that_overlap_says_is_that_of_their_lines(log: Path, stretch: int, tmp_path: Path) -> None:
     files = split(plain(log), tmp_path, 3, stretch=stretch)
     alone, together = both("online", *reversed(files))
     assert _out_of_order(together) == _out_of_order(alone)
-    assert together["counts"]["lines"] == len(plain(log).splitlines())
+    assert together["lines"].total() == len(plain(log).splitlines())
 
 
-def test_the_report_of_a_file_and_standard_input_that_overlap_is_that_of_their_lines(tmp_path: Path) -> None:
+def test_what_a_file_and_standard_input_that_overlap_says_is_that_of_their_lines(tmp_path: Path) -> None:
     one, other = split(plain(RECORDED[0]), tmp_path, 2, stretch=5)
     alone, together = both("online", one, stdin=other.read_bytes())
     assert together == alone
 
 
 @pytest.mark.parametrize("log", RECORDED, ids=lambda log: log.parent.name)
-def test_the_report_of_logs_without_dates_is_that_of_their_lines(log: Path, tmp_path: Path) -> None:
+def test_what_logs_without_dates_says_is_that_of_their_lines(log: Path, tmp_path: Path) -> None:
     text = without_dates(log)
     half = text.index(b"\n", len(text) // 2) + 1
     (tmp_path / "server.log").write_bytes(text[half:])
@@ -217,7 +237,7 @@ def busy_logs(draw: st.DrawFn) -> bytes:
 
 @settings(max_examples=200)
 @given(busy_logs(), st.sampled_from(sorted(PROFILES)))
-def test_the_report_of_any_log_is_that_of_its_lines(text: bytes, profile: str) -> None:
+def test_what_any_log_says_is_that_of_its_lines(text: bytes, profile: str) -> None:
     alone, together = both(profile, stdin=text)
     assert together == alone
 

@@ -1,4 +1,4 @@
-"""The report and Prometheus fire the same alerts for the same log.
+"""`backfill` and Prometheus fire the same alerts for the same log.
 
 The log is backfilled into a real Prometheus. Its samples, read back out of it, go to `promtool test rules`, where
 Prometheus's own engine evaluates the committed rule file: recording rules, `for`, `keep_firing_for`. A Prometheus evaluates
@@ -14,7 +14,7 @@ import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -70,34 +70,39 @@ NIGHTS: dict[str, tuple[str, Callable[[], bytes], set[str]]] = {
 
 @dataclass(frozen=True)
 class Night:
-    """Alerts of one log by report and by Prometheus: when each fired, in seconds since the first evaluation (end: first evaluation without it).
+    """Alerts of one log by `backfill` and by Prometheus: when each fired, in seconds since the first evaluation (end: first evaluation without it).
 
     What fires at the log's end ends with it.
     """
 
-    by_report: dict[str, list[tuple[float, float]]]
+    by_backfill: dict[str, list[tuple[float, float]]]
     by_prometheus: dict[str, list[tuple[float, float]]]
 
 
 @dataclass(frozen=True)
-class Reported:
-    """The alerts of the report, with the times of the first and the last evaluation."""
+class Backfilled:
+    """The alerts that were backfilled, with the times of the first and the last evaluation."""
 
     first: float
     last: float
     spans: list[tuple[str, float, float]]
 
 
-def read_report(log: Path, exposed: Path, profile: str) -> Reported:
-    """Alerts of the report's JSON; the evaluations are the moments that were backfilled."""
-    output = log.with_suffix(".json")
-    assert main(["report", str(log), "--profile", profile, "--format", "json", "--output", str(output)]) in {0, 1}
-    moments = [float(line.split()[-1]) for line in exposed.read_text().splitlines() if line.startswith("up{")]
+def backfilled(exposed: Path) -> Backfilled:
+    """Read the alerts that fire at each moment that was backfilled; one ends at the first moment without it."""
+    text = exposed.read_text()
+    moments = [float(line.split()[-1]) for line in text.splitlines() if line.startswith("up{")]
+    firing: defaultdict[str, list[float]] = defaultdict(list)
+    for labels, at in re.findall(r'^ALERTS\{(.*alertstate="firing".*)\} \S+ (\S+)$', text, re.MULTILINE):
+        firing[re.findall(r'alertname="(\w+)"', labels)[0]].append(float(at))
     spans = []
-    for alert in json.loads(output.read_text())["alerts"]:
-        start, end = (datetime.fromisoformat(alert[key].replace("Z", "+00:00")).timestamp() for key in ("start", "end"))
-        spans.append((alert["alert"], start, end))
-    return Reported(moments[0], moments[-1], spans)
+    for alert, times in firing.items():
+        begin = times[0]
+        for at, following in zip(times, [*times[1:], inf], strict=True):
+            if following - at > EVALUATION_SECONDS:
+                spans.append((alert, begin, at + EVALUATION_SECONDS))
+                begin = following
+    return Backfilled(moments[0], moments[-1], spans)
 
 
 class Prometheus:
@@ -140,13 +145,13 @@ class Prometheus:
 @pytest.fixture(scope="module")
 def nights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Night]:
     directory = tmp_path_factory.mktemp("nights")
-    reported: dict[str, Reported] = {}
+    reported: dict[str, Backfilled] = {}
     for name, (profile, make, _) in NIGHTS.items():
         log, exposed = directory / f"{name}.log", directory / f"{name}.om"
         log.write_bytes(make())
         flags = ["--profile", profile, "--instance", name, "--output", str(exposed)]
         assert main(["backfill", str(log), *flags]) == 0
-        reported[name] = read_report(log, exposed, profile)
+        reported[name] = backfilled(exposed)
         ran = promtool("tsdb", "create-blocks-from", "openmetrics", exposed, f"{directory}/data")
         assert ran.status == 0, ran.words
     prometheus = Prometheus(directory)
@@ -170,7 +175,7 @@ def nights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Night]:
     }
 
 
-def _by_alert(spans: Iterable[tuple[str, float, float]], report: Reported) -> dict[str, list[tuple[float, float]]]:
+def _by_alert(spans: Iterable[tuple[str, float, float]], report: Backfilled) -> dict[str, list[tuple[float, float]]]:
     found: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for alert, start, end in spans:
         if start <= report.last:
@@ -264,16 +269,16 @@ def _seconds(text: str) -> int:
 
 
 @pytest.mark.parametrize("name", NIGHTS)
-def test_the_report_and_prometheus_fire_the_same_alerts(nights: dict[str, Night], name: str) -> None:
+def test_backfill_and_prometheus_fire_the_same_alerts(nights: dict[str, Night], name: str) -> None:
     night, expected = nights[name], NIGHTS[name][2]
-    assert set(night.by_report) == set(night.by_prometheus)
-    assert expected <= set(night.by_report)
+    assert set(night.by_backfill) == set(night.by_prometheus)
+    assert expected <= set(night.by_backfill)
 
 
 @pytest.mark.parametrize("name", NIGHTS)
 def test_each_alert_starts_and_ends_within_one_evaluation_of_the_other(nights: dict[str, Night], name: str) -> None:
     night = nights[name]
-    for alert, spans in night.by_report.items():
+    for alert, spans in night.by_backfill.items():
         other = night.by_prometheus[alert]
         assert len(spans) == len(other), (alert, spans, other)
         for (start, end), (its_start, its_end) in zip(spans, other, strict=True):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
 
 from scenarios import Story, decoding, repeated
+from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.diagnosis.findings import judge
-from sglang_tuning_exporter.report.inputs import Logs
-from sglang_tuning_exporter.report.report import report
 from sglang_tuning_exporter.sglang.events import NO_RANK, PrefillBatch, RankFigures, Scrape, ServerError
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.sglang.metrics import page_figures
-from sglang_tuning_exporter.state.profiles import PROFILES
 from test_chances import END, found, lived
 
 if TYPE_CHECKING:
@@ -114,14 +113,14 @@ def test_the_page_of_a_real_server_has_requests_and_responses_of_endpoints_that_
     assert (scrape.generation_posts, scrape.generation_responses, scrape.open_requests) == (83.0, 82.0, 0.0)
 
 
-def test_the_report_of_a_log_names_them(tmp_path: Path) -> None:
+def test_the_report_of_a_log_names_them(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "server.log"
     lines = (
         (STAMP + DECODE + STAMP + POST).replace(b"10:26:28", b"10:%02d:%02d" % divmod(at, 60)) for at in range(900)
     )
     log.write_bytes(b"".join(lines))
-    found_in = report(Logs([str(log)]), PROFILES["online"])["findings"]
-    assert ROW in [finding["diagnosis"] for finding in found_in]
+    main(["report", "--format", "json", str(log)])
+    assert ROW in [finding["diagnosis"] for finding in json.loads(capfd.readouterr().out)["findings"]]
 
 
 EXCEPTION = STAMP + b"ERROR:    Exception in ASGI application\nTraceback (most recent call last):\n"

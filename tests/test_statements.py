@@ -20,7 +20,6 @@ from sglang_tuning_exporter.collect.scrape import MOST_BYTES
 from sglang_tuning_exporter.collect.sidecar import POLL_SECONDS
 from sglang_tuning_exporter.config import OPTIONS
 from sglang_tuning_exporter.mixin.reference import MOST_IMPORTANT
-from sglang_tuning_exporter.report.report import NOTHING_TO_CHANGE, SOMETHING_TO_CHANGE
 from sglang_tuning_exporter.sglang.metrics.exposition import MOST_LINES
 from sglang_tuning_exporter.state.history import LENGTH_SECONDS
 from sglang_tuning_exporter.state.profiles import PROFILES
@@ -148,8 +147,7 @@ STATEMENTS = [
     Statement("ARCHITECTURE.md", r"after a scrape for at most (\d+) s", lambda: f"{HOLD_SECONDS:.0f}"),
     Statement("SECURITY.md", r"at most (\d+) MiB and", lambda: MOST_BYTES >> 20),
     Statement("SECURITY.md", r"at most \d+ MiB and ([\d,]+) lines", lambda: f"{MOST_LINES:,}"),
-    Statement("docs/offline.md", r"Exit status (\d): nothing to change", lambda: NOTHING_TO_CHANGE),
-    Statement("docs/offline.md", r"nothing to change, (\d): findings", lambda: SOMETHING_TO_CHANGE),
+    Statement("docs/offline.md", r"(\d): no log of SGLang", lambda: USAGE_STATUS),
     Statement("docs/offline.md", r"findings,\s+(\d): not a log", lambda: USAGE_STATUS),
     Statement("docs/recordings.md", r"serves a recording at 127\.0\.0\.1:(\d+)", replay_port),
     Statement("docs/recordings.md", r"(\w+) recordings are in the package", lambda: NUMBERS[len(recordings())]),

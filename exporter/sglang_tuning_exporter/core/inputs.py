@@ -665,6 +665,11 @@ class Logs:
         return tuple(source.label for log in self._logs for source in log)
 
     @property
+    def paths(self) -> list[Path]:
+        """The regular files."""
+        return [Path(source.name) for source in self.sources if not source.is_pipe]
+
+    @property
     def size(self) -> int:
         """Bytes on disk; 0 where a part comes from a pipe."""
         if any(source.is_pipe for source in self.sources):

@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def run(
     read = Logs(logs, most=most)
     before = Logs(against, most=most) if against else None
     if output is not None:
-        _check_output(output, *(each for each in (read, before) if each is not None))
+        check_output(output, *(each.paths for each in (read, before) if each is not None))
     judged, applied = judge(read, used)
     compared = None if before is None else compare(judge(before, used)[0], judged)
     if format == "json":
@@ -82,7 +82,7 @@ def judge(logs: Logs, profile: Profile) -> tuple[Judged, Profile]:
     Raise `UsageError` for input that cannot be read or is no log of SGLang.
     """
     course = Course(profile)
-    progress = _Progress(logs.size)
+    progress = Progress(logs.size)
     for source in logs.sources:
         source.on_read = progress.add
     try:
@@ -292,14 +292,14 @@ def _style() -> Style:
     return Style(colour, shutil.get_terminal_size().columns)
 
 
-def _check_output(output: Path, *logs: Logs) -> None:
+def check_output(output: Path, *read: Iterable[Path]) -> None:
+    """Check that a file can be written beside those that are read. Raise `UsageError`."""
     name = f"--output={clean(str(output))}"
     if output.is_dir():
         raise UsageError(f"{name}: is a directory; give a file")
     if not output.parent.is_dir():
         raise UsageError(f"{name}: there is no such directory; give a file in one that exists")
-    paths = (Path(source.name) for each in logs for source in each.sources if not source.is_pipe)
-    if output.exists() and any(output.samefile(path) for path in paths):
+    if output.exists() and any(output.samefile(path) for paths in read for path in paths):
         raise UsageError(f"{name}: is one of the logs; give another file")
 
 
@@ -315,12 +315,12 @@ def _write(data: bytes, output: Path | None) -> None:
         raise UsageError(f"{name}: {error.strerror or error}; give a file that can be written") from None
 
 
-class _Progress:
-    """Bytes read of `total` (0: not known, as of a pipe), as a line that overwrites itself on a terminal, for logs of 64 MB or more."""
+class Progress:
+    """Bytes read of `total` (0: not known, as of a pipe), as a line that overwrites itself on a terminal, for `worth` bytes or more."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, worth: int = 64 << 20) -> None:
         self._total, self._read = total, 0
-        self._is_shown = sys.stderr.isatty() and (not total or total >= 64 << 20)
+        self._is_shown = sys.stderr.isatty() and (not total or total >= worth)
         self._begin = self._last = time.monotonic()
 
     def add(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Findings as JSON, the same live (`/api/v1/findings`) and offline (`report --format json`): docs/report.schema.json. Pure."""
+"""Findings as JSON (`/api/v1/findings`): docs/findings.schema.json. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A judgement in words, the same on a terminal, on the exporter's pages and in a report. Pure."""
+"""A judgement in words, the same for the exporter's pages and their tests. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from sglang_tuning_exporter.diagnosis.advice import REASONS, Advice
 from sglang_tuning_exporter.diagnosis.conditions.share import STATE_WORDS, WAITS
-from sglang_tuning_exporter.diagnosis.evidence import RESERVE, WATCHDOG, Evidence, Past, amount
+from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past, amount
 from sglang_tuning_exporter.diagnosis.findings import (
     HEALTHY,
     IDLE,
@@ -20,28 +20,21 @@ from sglang_tuning_exporter.diagnosis.findings import (
     Judgement,
     confidence_of,
 )
-from sglang_tuning_exporter.diagnosis.json_findings import Document, iso
+from sglang_tuning_exporter.diagnosis.json_findings import Document
 from sglang_tuning_exporter.diagnosis.recommendation import NOT_SET, current_words
 from sglang_tuning_exporter.diagnosis.row import Diagnosis
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.sglang.clean import cleaned
 from sglang_tuning_exporter.state.facts import ServerFacts
-from sglang_tuning_exporter.state.journal import START
 
-SeenAt: TypeAlias = Callable[[Finding], tuple[float | None, float | None]]
-# A verdict without a finding, in a sentence: of now, and of a log.
+SeenAt: TypeAlias = Callable[[Finding], float | None]
+# A verdict without a finding, in a sentence.
 _SENTENCES = {
-    HEALTHY: (
-        "Nothing limits this server now.",
-        "Nothing limits this server: most of the time nothing waits for long.",
-    ),
-    IDLE: ("The server is idle.", "The server was idle."),
-    NO_CLEAR_BOTTLENECK: ("No clear bottleneck: nothing in the tuning guide explains these figures.",) * 2,
-    STARTING: ("SGLang is starting.", "SGLang was still starting."),
-    NOT_ENOUGH_DATA: (
-        "Too little load was seen yet to say what limits this server.",
-        "There is too little load in this log to say what limits this server.",
-    ),
+    HEALTHY: "Nothing limits this server now.",
+    IDLE: "The server is idle.",
+    NO_CLEAR_BOTTLENECK: "No clear bottleneck: nothing in the tuning guide explains these figures.",
+    STARTING: "SGLang is starting.",
+    NOT_ENOUGH_DATA: "Too little load was seen yet to say what limits this server.",
 }
 # What it rests on.
 _REMARKS = {
@@ -55,10 +48,6 @@ _REMARKS = {
 TONES = {"critical": "bad", "warning": "warn", "info": "info"}
 # Over the headline, for readers who cannot see its colour.
 _WORDS = {"bad": "Critical", "warn": "Warning", "info": "Hint", "good": "Healthy", "calm": "No verdict"}
-# A finding whose evidence ended so long before the end of the log is over: its alert would be resolved.
-OVER_SECONDS = 300.0
-HANG_OVER_SECONDS = 30.0  # a hang is checked every 15 s
-_LASTING = frozenset({RESERVE, START})  # printed once, at a start
 LEAST_SHARE = 0.05  # of the serving time, for a reason to wait to be named
 _RATES = {"per_minute": "/min", "per_second": "/s"}
 _TOGETHER = (
@@ -67,14 +56,6 @@ _TOGETHER = (
 )
 # A word of a command line, with what is quoted in it.
 _WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+""", re.DOTALL)
-
-
-class PastLog(NamedTuple):
-    """The log of a judgement that is not about now."""
-
-    end: float  # of the judged start, unix seconds
-    crash: str  # the sentence of how the server crashed; empty where the log shows none
-    start: int | None  # the number of the judged start
 
 
 class ChangeText(NamedTuple):
@@ -90,15 +71,13 @@ class ChangeText(NamedTuple):
 
 
 class FindingText(NamedTuple):
-    """A finding. `seen` is a paragraph, `figures` the same figures as a list with their bounds; `confidence` is empty without a figure."""
+    """A finding. `confidence` is empty without a figure."""
 
     row: Diagnosis
     headline: str
     confidence: str
     seen: str
-    figures: tuple[str, ...]
     changes: tuple[ChangeText, ...]
-    period: str
     follows: bool
 
 
@@ -135,21 +114,16 @@ class VerdictText(NamedTuple):
         return [] if fails else [each for each in self.findings if each.row.is_chance]
 
 
-def verdict_text(
-    judgement: Judgement, command: Document | None, seen_at: SeenAt, log: PastLog | None = None
-) -> VerdictText:
-    """Return a judgement in words, of now or of a `log`; `seen_at`: when a finding was first and last seen, in unix seconds."""
+def verdict_text(judgement: Judgement, command: Document | None, seen_at: SeenAt) -> VerdictText:
+    """Return a judgement in words; `seen_at`: when a finding was last seen, in unix seconds."""
     verdict, past = judgement.verdict, judgement.past
-    findings = _findings(judgement, seen_at, log)
+    findings = _findings(judgement, seen_at)
     own = next((each for each in findings if each.row.id == verdict), None)
-    remark = "" if own is not None or (log is not None and verdict == HEALTHY) else _REMARKS[verdict]
-    span = f"the last {past.profile.window_seconds / 60:.0f} minutes" if log is None else "this log"
+    remark = "" if own is not None else _REMARKS[verdict]
     tone = _tone(judgement)
-    headline = own.headline if own is not None else _SENTENCES[verdict][log is not None]
+    headline = own.headline if own is not None else _SENTENCES[verdict]
     if verdict == NO_CLEAR_BOTTLENECK and (reasons := _reasons_to_wait(past)):
         headline, remark = _why_unclear(reasons, past)
-    if log is not None and verdict == HEALTHY:
-        headline += " Some things could be better." if findings else " Nothing needs to be changed."
     text = VerdictText(
         verdict,
         headline,
@@ -158,7 +132,7 @@ def verdict_text(
             least=past.profile.enough_serving_seconds,
             seen=past.observations,
             fewest=past.profile.enough_observations,
-            span=span,
+            span=f"the last {past.profile.window_seconds / 60:.0f} minutes",
         ),
         tone,
         "Idle" if verdict == IDLE else _WORDS[tone],
@@ -200,68 +174,38 @@ def _confidence(judgement: Judgement) -> str:
     return confidence_of(judgement.past.served_seconds)
 
 
-def _findings(judgement: Judgement, seen_at: SeenAt, log: PastLog | None) -> tuple[FindingText, ...]:
+def _findings(judgement: Judgement, seen_at: SeenAt) -> tuple[FindingText, ...]:
     shown: dict[ChangeText, int] = {}
     texts = []
     for number, finding in enumerate(judgement.findings, 1):
         changes = [_change(advice, judgement.past.facts) for advice in finding.advice]
-        # The page of now lists consequences without their changes.
-        if log is not None or not finding.because:
+        # The page lists consequences without their changes.
+        if not finding.because:
             for change in changes:
                 shown.setdefault(change, number)
         again = tuple(
             change._replace(as_in=shown[change]) if shown.get(change, number) < number else change for change in changes
         )
-        texts.append(_finding(finding, again, seen_at(finding), log))
+        texts.append(_finding(finding, again, seen_at(finding)))
     return tuple(texts)
 
 
-def _finding(
-    finding: Finding, changes: tuple[ChangeText, ...], at: tuple[float | None, float | None], log: PastLog | None
-) -> FindingText:
-    row, (first, last) = finding.diagnosis, at
+def _finding(finding: Finding, changes: tuple[ChangeText, ...], last: float | None) -> FindingText:
+    row = finding.diagnosis
     decided, *others = finding.evidence
     is_measured = row.condition.has_figure and not row.is_chance
     seen = finding.sentence
     if is_measured:
         seen += f"; {bounds_of(decided)}"
     further = [f"{capitalised(each.name)}: {_value(each)} (threshold {_bound(each)})" for each in others]
-    figures = []
-    if row.condition.has_figure:
-        bounds = f"threshold {_bound(decided)}" if row.is_chance else bounds_of(decided)
-        figures = [f"{capitalised(decided.name)}: {_value(decided)} ({bounds})", *further]
     return FindingText(
         row,
-        _headline(finding, last, log),
+        finding.summary(last),
         finding.confidence if is_measured else "",
         " ".join(f"{each}." for each in (seen, *(further if not row.is_chance else ()))),
-        tuple(figures),
         changes,
-        _period(first, last, log),
         bool(finding.because),
     )
-
-
-def _headline(finding: Finding, last: float | None, log: PastLog | None) -> str:
-    """Return a finding in a sentence: in a log, how the server ended, or when the evidence was last seen if it is over."""
-    said, rests_on, seen = finding.summary(last), finding.diagnosis.condition.measured_by, iso(last)
-    if log is None or (finding.diagnosis.condition.is_end and not log.crash):
-        return said
-    if finding.diagnosis.condition.is_end:
-        return log.crash
-    if finding.is_over or last is None or seen is None or not _LASTING.isdisjoint(rests_on):
-        return said
-    since = log.end - last
-    if since < (HANG_OVER_SECONDS if WATCHDOG in rests_on else OVER_SECONDS):
-        return said
-    return f"{said} Last seen at {printed(seen)}, {duration(since)} before the end."
-
-
-def _period(first: float | None, last: float | None, log: PastLog | None) -> str:
-    begin, end = iso(first), iso(last)
-    if log is None or begin is None or end is None:
-        return ""
-    return f"Seen from {printed(begin)} to {printed(end)}{f', start {log.start}' if log.start else ''}."
 
 
 def _change(advice: Advice, facts: ServerFacts) -> ChangeText:
@@ -354,18 +298,6 @@ def state_shares(shares: Mapping[str, Mapping[str, float]]) -> list[tuple[str, f
 def figure(value: float, unit: str) -> str:
     """Return a figure with its unit."""
     return amount(value, unit) + _RATES.get(unit, "")
-
-
-def duration(seconds: float) -> str:
-    """Return seconds in words, such as `15 min`."""
-    if seconds < 180:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def printed(time: str) -> str:
-    """Return a document's time as SGLang prints it, without a fraction."""
-    return time.replace("T", " ").rstrip("Z")[:19]
 
 
 def capitalised(words: str) -> str:

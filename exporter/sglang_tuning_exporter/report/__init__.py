@@ -1,4 +1,4 @@
-"""`report`, `backfill` and `plan`: a log of last night in, what limited the server and what to change out.
+"""`backfill` and `plan`: a log of last night in, its metrics or its table of loads out.
 
 It may import every room but `cli`, `recordings` and `mixin`.
 """

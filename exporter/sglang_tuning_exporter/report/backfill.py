@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from math import isfinite
 from pathlib import Path
 from urllib.parse import urlencode
@@ -24,13 +24,15 @@ from sglang_tuning_exporter.collect.tail import FileStatus
 from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.config.values import UsageError
+from sglang_tuning_exporter.core.report import Progress, check_output
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.findings import Judgement, judge
 from sglang_tuning_exporter.diagnosis.recommendation import Recommendation, RecommendedSince, recommendations, since
+from sglang_tuning_exporter.report.alarms import AlarmClock
+from sglang_tuning_exporter.report.analysis import Analysis
 from sglang_tuning_exporter.report.files import shown
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.openmetrics import openmetrics_file
-from sglang_tuning_exporter.report.report import ReadLogs, check_output, watched
 from sglang_tuning_exporter.report.samples import EVALUATION_SECONDS
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.sglang.clean import clean
@@ -55,14 +57,15 @@ class _BackfillLog:
         self.lines = self.unrecognised = Counter[str]()
 
 
-class BackfillView(ReadLogs):
+class BackfillView:
     """A stand-in for the running sidecar while a log is read: the same state, at the log's time."""
 
     log_silent_seconds: float | None = None  # only metrics could show that the server worked without a line
 
     def __init__(self, logs: Logs, profile: Profile, shift: float = 0.0) -> None:
-        super().__init__(logs, profile)
-        self.profile, self.state, self._shift = profile, self.analysis.state, shift
+        self.alarms, self.logs = AlarmClock(profile), logs
+        self._analysis = Analysis(profile)
+        self.profile, self.state, self._shift = profile, self._analysis.state, shift
         self.health, self.loads = ScrapeHealth(), LoadsSchedule()
         self.log = _BackfillLog(logs.names)
         self.threads = Threads(threading.Event())  # none is started
@@ -87,16 +90,28 @@ class BackfillView(ReadLogs):
         return judgement
 
     def moments(self) -> Iterator[tuple[float, list[Metric]]]:
-        """Return every scrape: its time in unix seconds, and the families. Raises `UsageError` as `ReadLogs.read` does."""
-        log, logs = self.log, self.logs
-        for at in self.evaluations():
-            self._now = at
-            log.lines, log.unrecognised = logs.lines_taken, logs.unrecognised_taken
-            log.last_line_at = None if self.last_event_at is None else self.last_event_at + self._shift
-            yield at + self._shift, [*collect(self), *self._native(), *self._prometheus()]
+        """Return every scrape: its time in unix seconds, and the families.
 
-    def _end(self, at: float) -> None:
-        self.state.settle(at)
+        Raises `UsageError` for input that cannot be read or is no log of SGLang.
+        """
+        analysis, alarms = self._analysis, self.alarms
+        with closing(self.logs.events()) as events:
+            for moment, event in events:
+                if moment >= alarms.next_due:
+                    for at in alarms.due(moment):
+                        analysis.wait(at)
+                        yield self._scraped(at)
+                analysis.take(moment, event)
+                if event is not None:
+                    self.log.last_line_at = moment + self._shift
+        for at in alarms.rest():
+            self.state.settle(at)
+            yield self._scraped(at)
+
+    def _scraped(self, at: float) -> tuple[float, list[Metric]]:
+        self.alarms.take(self.state, at, unrecognised=self.logs.unrecognised_taken.total())
+        self._now, self.log.lines, self.log.unrecognised = at, self.logs.lines_taken, self.logs.unrecognised_taken
+        return at + self._shift, [*collect(self), *self._native(), *self._prometheus()]
 
     def _native(self) -> Iterator[Metric]:
         """Return SGLang's own gauges that a log line prints, with the labels of its schedulers (srt/metrics, 0.3.6 on)."""
@@ -159,12 +174,16 @@ def run(
         if not value or not value.isprintable():
             raise UsageError(f"{flag}={shown(value)}: give a name, as Prometheus would have it")
     read = Logs(logs, pace=EVALUATION_SECONDS, jobs=jobs, most=most)
-    check_output(output, read, replaced=True)
+    check_output(output, read.paths)
+    if output.exists() and not output.is_file():
+        raise UsageError(f"--output={shown(str(output))}: is no ordinary file; give one that can be written anew")
+    progress = Progress(read.size, worth=_WORTH_BYTES)
+    read.watch(progress.add)
     night = BackfillView(read, judged, _shift(read, date))
     begin: float | None = None
     end = 0.0
     try:
-        with openmetrics_file(output, {"job": job, "instance": instance}) as file, watched(read, worth=_WORTH_BYTES):
+        with openmetrics_file(output, {"job": job, "instance": instance}) as file:
             for at, families in night.moments():
                 begin = at if begin is None else begin
                 end = at
@@ -173,6 +192,8 @@ def run(
         raise UsageError(
             f"--output={shown(str(output))}: {error.strerror or error}; give a file that can be written"
         ) from None
+    finally:
+        progress.clear()
     sys.stderr.writelines(f"sglang-tuning-exporter: {clean(note)}\n" for note in read.notes)
     if begin is not None:
         range_ = {"from": int(1000 * begin), "to": int(1000 * end)}

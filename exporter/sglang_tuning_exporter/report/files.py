@@ -253,21 +253,14 @@ def in_order(sources: Sequence[LogSource]) -> list[list[LogSource]]:
     return sorted(logs, key=lambda log: (-inf if log[0].first is None else log[0].first, _by_name(log[0])))
 
 
-def align(sources: Sequence[LogSource]) -> list[str]:
-    """Put the logs of one server's nodes on one clock; return notes about it."""
-    notes = []
+def align(sources: Sequence[LogSource]) -> None:
+    """Put the logs of one server's nodes on one clock."""
     starts = [(source, source.start) for source in sources if source.start is not None]
     for source, start in starts:
-        base_source, base = min(starts, key=lambda each: (not are_nodes(start.args, each[1].args), _node_rank(each[1])))
+        _, base = min(starts, key=lambda each: (not are_nodes(start.args, each[1].args), _node_rank(each[1])))
         ahead = zone_between(base, start) if _node_rank(base) < _node_rank(start) else 0.0
         if ahead and source.first is not None:
             source.ahead, source.first = ahead, source.first - ahead
-            way = "ahead of" if ahead > 0 else "behind"
-            notes.append(
-                f"{shown(source.name)}: its clock is {abs(ahead) / 3600:g} h {way} that of {shown(base_source.name)},"
-                " another node in another time zone: its times are moved by that"
-            )
-    return notes
 
 
 def _node_rank(start: ServerArgs) -> int:

@@ -1,4 +1,4 @@
-"""The logs of a report as events in time order: files, globs, standard input, gzip, rotated files, many ranks.
+"""Logs as events in time order: files, globs, standard input, gzip, rotated files, many ranks.
 
 Logs are read in blocks, so memory does not grow with their size. Printed times are read as UTC.
 """
@@ -23,7 +23,6 @@ from sglang_tuning_exporter.report.servers import Mixture, Servers, SharedLog
 from sglang_tuning_exporter.sglang.events import Event
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.sglang.log.forms import OwnTimes
-from sglang_tuning_exporter.sglang.log.prefix import FIRST_DATED_SECOND
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 
 _SGLANG_KINDS = ("decode", "prefill", "retraction", "out_of_memory", "startup", "liveness")
@@ -35,7 +34,7 @@ _Timed: TypeAlias = tuple[float, Event | BatchRun | None]
 
 
 class Logs:
-    """All logs of one report. The counts of `readers` are complete when `events` is exhausted."""
+    """All logs that are read together. The counts of `readers` are complete when `events` is exhausted."""
 
     def __init__(
         self,
@@ -62,15 +61,13 @@ class Logs:
         if not self._sources:
             reason = "is empty" if len(sources) == 1 else "all are empty"
             raise UsageError(f"{self._names(sources)}: {reason}{because(sources)}")
-        self._zones = align(self._sources)
+        align(self._sources)
         self._logs = in_order(self._sources)
         self._begins = [-inf if log[0].first is None else log[0].first for log in self._logs]
         # A log that begins where another one ended continues its reader and its clock.
         self._lanes = list(range(len(self._logs)))
         self.readers: list[LogReader | ReadAhead] = [LogReader() for _ in self._logs]
-        self._mixtures: list[Mixture] = []
         self._shared = [SharedLog(shown(log[0].name)) for log in self._logs]
-        self.ends: list[float] = []  # the last printed time of each log
         self._clocks = [Clock(log[0].ahead) for log in self._logs]
         self._pace, self._jobs = pace, jobs
         self._size = sum(map(_size, self._logs))
@@ -97,28 +94,6 @@ class Logs:
         return [note for source in self._sources for note in source.notes]
 
     @property
-    def remarks(self) -> list[str]:
-        """Notes about the times; complete when `events` is exhausted."""
-        remarks = [mixture.note for mixture in self._mixtures if mixture.note]
-        if self.first is None:
-            remarks.append(
-                "no line has a time: the report has starts, counts, start-up memory and the last figures,"
-                " but no shares, rates, phases and alerts"
-            )
-        elif self.first < FIRST_DATED_SECOND:
-            remarks.append("times have no date: where they begin again, the next day is assumed")
-        for way, times in (("back", "set_back"), ("forward", "set_forward")):
-            if count := sum(getattr(clock, times) for clock in self._clocks):
-                often = "once" if count == 1 else f"{count} times"
-                remarks.append(
-                    f"the clock was set {way} {often}: time goes on from where it was, so later times are not those printed"
-                )
-        if strays := sum(clock.strays for clock in self._clocks):
-            lines = "1 line has a time" if strays == 1 else f"{strays} lines have times"
-            remarks.append(f"{lines} far from those around it: taken as printed with the line before")
-        return remarks + self._zones
-
-    @property
     def size(self) -> int:
         """Size in bytes, as on disk; 0 where a part comes from a pipe."""
         is_piped = len(self.paths) < len(self._sources)
@@ -133,16 +108,6 @@ class Logs:
     def first(self) -> float | None:
         """The first printed time, unix seconds (below `FIRST_DATED_SECOND`: since a midnight)."""
         return min((log[0].first for log in self._logs if log[0].first is not None), default=None)
-
-    @property
-    def lines(self) -> int:
-        """Physical lines read."""
-        return sum(sum(reader.counts.values()) for reader in self.readers)
-
-    @property
-    def unrecognised(self) -> int:
-        """Lines and fields that look like SGLang's and could not be read."""
-        return sum(sum(reader.unrecognised.values()) for reader in self.readers)
 
     @property
     def lines_taken(self) -> Counter[str]:
@@ -217,7 +182,7 @@ class Logs:
         for source in self._logs[index]:
             self._open[lane] = source
             texts = deque[bytes](maxlen=2)  # the last block may be a single line without its end
-            self._mixtures.append(mixture := Mixture(shown(source.name)))
+            mixture = Mixture(shown(source.name))
             text = source.blocks()
             for part in reader.parts(text) if isinstance(reader, ReadAhead) else read_here(text, reader, self._pace):
                 mixture.see(part.text)
@@ -230,8 +195,6 @@ class Logs:
                 found = (last_time(text, last, own=source.own_times) for text in texts)
                 end = next((time for time in found if time is not None), last)
                 moment = clock.now if end == last else clock.read(end)
-                if clock.printed is not None:
-                    self.ends.append(clock.printed)
                 yield moment, None
 
     def _take(

@@ -211,15 +211,6 @@ class Mixture:
         self._started: set[bytes] = set()  # the frames of starts
         self._alternate: tuple[bytes, bytes] | None = None  # two frames of one rank at the same time
 
-    @property
-    def note(self) -> str:
-        """What is to be said of the log: its figures may be those of two servers together; empty otherwise."""
-        return (
-            ""
-            if self._alternate is None
-            else f"{self._name}: {self._words('may hold')}: then the figures are of both together"
-        )
-
     def see(self, text: bytes) -> None:
         """Take some lines. Raises `UsageError` where two servers, each with its start, print at the same time."""
         first = _LINE.search(text)

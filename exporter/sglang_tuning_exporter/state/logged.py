@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import inf
-from typing import Protocol
 
 from sglang_tuning_exporter.sglang.events import (
     ENDS,
@@ -45,22 +44,11 @@ EXPLAIN_SECONDS = 0.4
 OF_KV_CACHE = 0.9  # SGLang accepts prompts of up to the KV cache's size less 6 tokens
 
 
-class Listener(Protocol):
-    """Gets the events that count, except batch lines, each with the time at which it was read."""
-
-    def starts(self, event: ServerArgs, at: float) -> None:
-        """Take a start; the state is still that of the server before it."""
-
-    def takes(self, event: Event, at: float) -> None:
-        """Take an event that has been counted."""
-
-
 class LoggedServer:
     """One server from its log alone."""
 
-    def __init__(self, profile: Profile, now: float, listener: Listener | None = None) -> None:
+    def __init__(self, profile: Profile, now: float) -> None:
         self.profile = profile
-        self._listener = listener
         self.facts = ServerFacts()
         self.capped: Counter[str] = Counter()  # what was dropped because there was too much of it
         self._schedulers = Schedulers(profile, self.facts, self.capped)
@@ -203,8 +191,6 @@ class LoggedServer:
         if isinstance(event, ServerArgs):
             self._confirm(self.unconfirmed.restarted(now))
             self._recalled = Unconfirmed(Counter())
-            if self._listener is not None:
-                self._listener.starts(event, now)
             is_new = self._starts.logged()
             self.advance(now)
             self._restart(now, is_new=is_new)
@@ -218,7 +204,6 @@ class LoggedServer:
             self.life.watchdog = event.stage or self.life.watchdog
             if event.what == "health_check_failed":
                 self.stages.fail_health_check(now)
-        self._notify(event, now)
 
     def _restart(self, now: float, *, is_new: bool) -> None:
         """Begin with a new server; a start that is not new was counted before."""
@@ -241,10 +226,6 @@ class LoggedServer:
         """Begin a new window for a server with other arguments: what the one before did is no ground to advise on its flags."""
         if self._starts.compare(self.facts.args, now):
             self.begin_window(now)
-
-    def _notify(self, event: Event, at: float) -> None:
-        if self._listener is not None:
-            self._listener.takes(event, at)
 
     def _confirm(self, confirmed: Confirmed) -> None:
         """Take what waited for its confirmation."""
@@ -302,7 +283,6 @@ class LoggedServer:
             self.forgeries.suspicious["rejection"] += 1
             return
         self._count_rejections(self._rejections.log(now), now)
-        self._notify(event, now)
 
     def _count_rejections(self, rejected: int, now: float) -> None:
         if rejected:
@@ -337,11 +317,9 @@ class LoggedServer:
         for event in accepted:
             self.rank(event.rank.dp, now).retract(event.requests, event.ratio_after, now)
             self.journal.see(RETRACTION, now)
-            self._notify(event, now)
 
     def _fail(self, event: OutOfMemory, now: float) -> None:
         judged = self._failures.classify(event, now)
-        self._notify(event, now)
         if judged == "repeated":
             return
         self._unexplained = (now, event) if event.phase == "unknown" else None

@@ -24,7 +24,7 @@ from sglang_tuning_exporter.sglang.metrics.catalogue import SERVER_COUNTS
 from sglang_tuning_exporter.state.counters import RejectedStreams, ServerCounters, increase, unstarted_requests
 from sglang_tuning_exporter.state.journal import HUNG, RETRACTION, WATCHDOG
 from sglang_tuning_exporter.state.latency import LATENCIES, Latency, LatencyLedger, RecentLatency
-from sglang_tuning_exporter.state.logged import Listener, LoggedServer
+from sglang_tuning_exporter.state.logged import LoggedServer
 from sglang_tuning_exporter.state.profiles import Profile
 from sglang_tuning_exporter.state.saved import counts, mappings
 from sglang_tuning_exporter.state.stages import Hang
@@ -36,8 +36,8 @@ QUEUE_FULL = 0.5  # of --max-queued-requests: gauges are older than the rejectio
 class ServerState(LoggedServer):
     """One server: its facts, its schedulers, and what happened to it, from log and metrics."""
 
-    def __init__(self, profile: Profile, now: float, listener: Listener | None = None) -> None:
-        super().__init__(profile, now, listener)
+    def __init__(self, profile: Profile, now: float) -> None:
+        super().__init__(profile, now)
         objectives: dict[Latency, float | None] = {
             "time_to_first_token": profile.time_to_first_token_seconds,
             "inter_token": profile.inter_token_seconds,

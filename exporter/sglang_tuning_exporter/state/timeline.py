@@ -53,13 +53,6 @@ class Timeline:
         return self.snapshot[0][0] == "serving"
 
     @property
-    def serves_until(self) -> float | None:
-        """Until when it serves, from the last observation; None where it does not."""
-        if self.seen_at is None or not self.serves:
-            return None
-        return max((until for until, snapshot in self._ahead() if snapshot[0][0] == "serving"), default=self.seen_at)
-
-    @property
     def hangs(self) -> bool:
         """Whether it has had work for a minute and done none of it."""
         return self.snapshot is STUCK

@@ -1,10 +1,9 @@
-"""Figures over time as inline SVG, for pages and reports: a line with its range, the healthy band, marks, and stretches of time. Pure."""
+"""A figure's last 15 minutes as inline SVG: a line or bars, with the healthy band. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from math import floor, inf, isfinite, log10
+from collections.abc import Iterable
+from math import inf, isfinite
 from typing import NamedTuple
 
 from markupsafe import Markup, escape
@@ -12,44 +11,16 @@ from markupsafe import Markup, escape
 from sglang_tuning_exporter.state.history import LENGTH_SECONDS
 
 _NEAR = 2.0  # times the highest figure: a bound beyond it is not on the scale
-
-
-class Point(NamedTuple):
-    """A figure at a time, seconds since the left edge: its mean, lowest and highest value."""
-
-    at: float
-    mean: float
-    low: float
-    high: float
-
-
-class MarkedSpan(NamedTuple):
-    """A part of the time that is marked, seconds since the left edge; `kind` is its class in the style sheet."""
-
-    at: float
-    seconds: float
-    kind: str
-    words: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """The vertical scale of a chart: from 0 to `top`, with a healthy band (None: open on that side) and a limit."""
-
-    top: float
-    lower: float | None = None
-    upper: float | None = None
-    limit: float | None = None
+_GAP_SECONDS = 20.0  # longer than that the exporter did not run, and the line breaks
 
 
 class ChartSize(NamedTuple):
-    """The size of a picture, and the seconds that it shows; `above` is room over the highest value."""
+    """The size of a picture, and the seconds that it shows."""
 
     width: int
     height: int
     seconds: float
-    margin: int = 0
-    above: int = 0
+    margin: int
 
     def x(self, at: float) -> float:
         """Return the horizontal place of a time."""
@@ -59,94 +30,10 @@ class ChartSize(NamedTuple):
     def y(self, value: float, top: float) -> float:
         """Return the vertical place of a value on a scale that ends at `top`."""
         share = min(max(value / top, 0.0), 1.0) if top else 0.0
-        return round(self.height - self.margin - (self.height - 2 * self.margin - self.above) * share, 1)
-
-    def svg(self, parts: Iterable[str], words: str, kind: str = "") -> Markup:
-        """Return an SVG of these parts; `words` are its title for screen readers, `kind` its CSS class."""
-        styled = f'class="{kind}" ' if kind else ""
-        return Markup(  # noqa: S704 # nosec B704 # numbers, and words that are escaped
-            f'<svg {styled}viewBox="0 0 {self.width} {self.height}" role="img" preserveAspectRatio="none">'
-            f"<title>{escape(words)}</title>{''.join(parts)}</svg>"
-        )
-
-    def block(self, stretch: MarkedSpan, kind: str) -> str:
-        """Return the start of a rectangle as wide as a stretch; a short one stays visible."""
-        left = self.x(stretch.at)
-        width = round(max(self.x(stretch.at + stretch.seconds) - left, 2.0), 1)
-        return f'<rect class="{kind} {stretch.kind}" x="{left}" y="0" width="{width}" height="{self.height}"'
+        return round(self.height - self.margin - (self.height - 2 * self.margin) * share, 1)
 
 
 SPARK = ChartSize(240, 44, LENGTH_SECONDS, margin=2)
-_SPARK_GAP_SECONDS = 20.0  # longer than that the exporter did not run, and the line breaks
-
-
-def scale(
-    points: Sequence[Point],
-    *,
-    least: float = 0.0,
-    lower: float | None = None,
-    upper: float | None = None,
-    limit: float | None = None,
-) -> Scale:
-    """Return a scale that is at least `least` high. It holds a bound only if the points come near it: a queue of 3 is not drawn on a scale of 2000."""
-    highest = max((point.high for point in points), default=0.0)
-    near = [bound for bound in (lower, upper, limit) if bound is not None and bound <= _NEAR * highest]
-    return Scale(max([highest, least, *near]), lower, upper, limit if limit in near else None)
-
-
-def nice(value: float) -> float:
-    """Round up to 1, 2, 2.5 or 5 times a power of ten."""
-    if value <= 0:
-        return 1.0
-    power = 10.0 ** floor(log10(value))
-    return next((step * power for step in (1, 2, 2.5, 5) if step * power >= value), 10 * power)
-
-
-def chart(
-    points: Iterable[Point | None],
-    box: ChartSize,
-    of: Scale,
-    words: str,
-    *,
-    gap: float,
-    ticks: Iterable[float] = (),
-    spans: Iterable[MarkedSpan] = (),
-    marks: Iterable[Point] = (),
-    bars: bool = False,
-    kind: str = "",
-) -> Markup:
-    """Draw the points of a figure; `words` describe the picture for a screen reader. The line breaks where none comes for `gap` seconds.
-
-    `ticks` are lines across, in percent of the width, `spans` are shaded, `marks` are ticks at the upper edge, `bars` draws bars instead
-    of a line.
-    """
-    left, right, base = box.margin, box.width - box.margin, box.y(0, of.top)
-    parts = [f"{box.block(span, 'shade')}/>" for span in spans]
-    if of.lower is not None or of.upper is not None:
-        high, low = box.y(of.top if of.upper is None else of.upper, of.top), box.y(of.lower or 0.0, of.top)
-        parts.append(
-            f'<rect class="band" x="{left}" y="{high}" width="{right - left}" height="{max(low - high, 0.0):.1f}"/>'
-        )
-    across = [f'<path class="grid" d="M{box.width * tick / 100:g} 0V{box.height}"/>' for tick in ticks]
-    if across:
-        parts += [*across, f'<path class="grid" d="M{left} {box.y(of.top / 2, of.top)}H{right}"/>']
-    if of.limit is not None:
-        parts.append(f'<path class="limit" d="M{left} {box.y(of.limit, of.top)}H{right}"/>')
-    if bars:
-        shown = (point for point in points if point is not None and point.mean)
-        parts += [f'<path class="mark" d="M{box.x(point.at)} {base}V{box.y(point.mean, of.top)}"/>' for point in shown]
-    if bars or across:
-        parts.append(f'<path class="base" d="M{left} {base}H{right}"/>')
-    for piece in [] if bars else _unbroken(points, gap):
-        parts += _line(piece, box, of.top)
-    parts += [f'<path class="mark" d="M{box.x(mark.at)} 0v8"/>' for mark in marks]
-    return box.svg(parts, words, kind)
-
-
-def lane(stretches: Iterable[MarkedSpan], seconds: float, words: str) -> Markup:
-    """Draw stretches of time as blocks in a row."""
-    box = ChartSize(1000, 20, seconds)
-    return box.svg((f"{box.block(s, 'block')}><title>{escape(s.words)}</title></rect>" for s in stretches), words)
 
 
 def sparkline(
@@ -159,45 +46,57 @@ def sparkline(
 ) -> Markup:
     """Draw the last 15 minutes of a figure from (seconds, value), where seconds are 0 or less: relative to now.
 
-    Empty where no value is known. A value that is not known breaks the line. `band`: the healthy bounds.
+    Empty where no value is known. A value that is not known breaks the line. `band`: the healthy bounds; the scale holds one only if
+    the figure comes near it. It is at least `least` high. `words` describe the picture for a screen reader.
     """
     shown = [
-        Point(min(at, 0.0) + LENGTH_SECONDS, value, value, value) if value is not None and isfinite(value) else None
+        (min(at, 0.0) + LENGTH_SECONDS, value if value is not None and isfinite(value) else None)
         for at, value in points
         if at >= -LENGTH_SECONDS
     ]
-    known = [point for point in shown if point is not None]
+    known = [(at, value) for at, value in shown if value is not None]
     if not known:
         return Markup()
-    of = scale(known, least=least, lower=band[0], upper=band[1])
-    return chart(shown, SPARK, of, words, gap=_SPARK_GAP_SECONDS, bars=bars, kind="spark")
+    highest = max(value for _, value in known)
+    lower, upper = band
+    top = max([highest, least, *(bound for bound in band if bound is not None and bound <= _NEAR * highest)])
+    left, right, base = SPARK.margin, SPARK.width - SPARK.margin, SPARK.y(0, top)
+    parts = []
+    if lower is not None or upper is not None:
+        high, low = SPARK.y(top if upper is None else upper, top), SPARK.y(lower or 0.0, top)
+        parts.append(
+            f'<rect class="band" x="{left}" y="{high}" width="{right - left}" height="{max(low - high, 0.0):.1f}"/>'
+        )
+    if bars:
+        parts += [
+            f'<path class="mark" d="M{SPARK.x(at)} {base}V{SPARK.y(value, top)}"/>' for at, value in known if value
+        ]
+        parts.append(f'<path class="base" d="M{left} {base}H{right}"/>')
+    else:
+        parts += [_line(piece, top) for piece in _unbroken(shown)]
+    return Markup(  # noqa: S704 # nosec B704 # numbers, and words that are escaped
+        f'<svg class="spark" viewBox="0 0 {SPARK.width} {SPARK.height}" role="img" preserveAspectRatio="none">'
+        f"<title>{escape(words)}</title>{''.join(parts)}</svg>"
+    )
 
 
-def _unbroken(points: Iterable[Point | None], gap: float) -> list[list[Point]]:
-    """Split points at gaps longer than `gap` seconds, and where one is not known."""
-    pieces: list[list[Point]] = []
+def _unbroken(points: Iterable[tuple[float, float | None]]) -> list[list[tuple[float, float]]]:
+    """Split points at gaps, and where one is not known."""
+    pieces: list[list[tuple[float, float]]] = []
     last = -inf
-    for point in points:
-        if point is not None:
-            if point.at - last > gap:
+    for at, value in points:
+        if value is not None:
+            if at - last > _GAP_SECONDS:
                 pieces.append([])
-            pieces[-1].append(point)
-        last = -inf if point is None else point.at
+            pieces[-1].append((at, value))
+        last = -inf if value is None else at
     return pieces
 
 
-def _line(piece: Sequence[Point], box: ChartSize, top: float) -> list[str]:
+def _line(piece: list[tuple[float, float]], top: float) -> str:
     if len(piece) == 1:
-        (point,) = piece
-        low = box.y(point.low, top)
-        return [f'<path class="dot" d="M{box.x(point.at)} {low}V{min(box.y(point.high, top), low - 2):.1f}"/>']
-    line = f'<path class="line" d="M{_joined((box.x(point.at), box.y(point.mean, top)) for point in piece)}"/>'
-    if all(point.low == point.high for point in piece):
-        return [line]
-    there = [(box.x(point.at), box.y(point.high, top)) for point in piece]
-    back = [(box.x(point.at), box.y(point.low, top)) for point in reversed(piece)]
-    return [f'<path class="area" d="M{_joined(there + back)}Z"/>', line]
-
-
-def _joined(corners: Iterable[tuple[float, float]]) -> str:
-    return "L".join(f"{x} {y}" for x, y in corners)
+        ((at, value),) = piece
+        low = SPARK.y(value, top)
+        return f'<path class="dot" d="M{SPARK.x(at)} {low}V{low - 2:.1f}"/>'
+    corners = "L".join(f"{SPARK.x(at)} {SPARK.y(value, top)}" for at, value in piece)
+    return f'<path class="line" d="M{corners}"/>'

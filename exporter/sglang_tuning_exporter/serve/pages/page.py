@@ -20,7 +20,7 @@ _ENVIRONMENT = environment()
 def text_of(sidecar: Sidecar, judgement: Judgement, now: float) -> VerdictText:
     """Return the judgement of `now` in words."""
     command = command_document(judgement, sidecar.state.facts)
-    return verdict_text(judgement, command, lambda finding: (None, sidecar.unix(now - (finding.ago or 0.0))))
+    return verdict_text(judgement, command, lambda finding: sidecar.unix(now - (finding.ago or 0.0)))
 
 
 def render(sidecar: Sidecar, *, still: bool = False) -> str:
