@@ -30,7 +30,7 @@ MOST_TIMES, MOST_WITHOUT_GRAPHS = 8.0, 2.0  # the present limit, in one step
 SMALL_BATCH = 8
 LEAST_SHARE = 0.25  # of the batch, in one step
 FULL_BATCHES = 0.25  # of the prefill batches, at least, for a larger chunk to matter
-LARGEST_CHUNK, SMALL_CHUNK, LEAST_CHUNK, USEFUL_CHUNK = 16384, 4096, 2048, 1024
+LARGEST_CHUNK, SMALL_CHUNK, LEAST_CHUNK = 16384, 4096, 2048
 GRAPH_SIZES = (8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768)
 MOST_GRAPH, MOST_GRAPH_AT_LARGE_TP, LARGE_TP = (
     512,

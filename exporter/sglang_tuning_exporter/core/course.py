@@ -41,7 +41,6 @@ RECENTLY = 1800.0  # over which starts are counted
 NOTIFIED_AS_WELL = frozenset({"requests_rejected", "restart_loop"})  # beside their cause
 ENOUGH_SHARE = 0.5  # of the serving time: in a log shorter than a row's `after`
 STRETCH_SECONDS = 15.0  # shorter pauses do not divide a load
-LONG_SILENCE = 60.0
 # Of the counts: the name in a report.
 COUNTS = {
     "retraction_events": "retractions", "retracted_requests": "retracted", "rejected_requests": "rejected", "server_errors": "server_errors",
