@@ -406,6 +406,25 @@ def _doubled(tokens: float, size: float) -> float:
 
 def _out_of_memory(view: View, _: frozenset[str]) -> list[Draft]:
     now = view.facts.number("mem_fraction_static")
+    if "mem-fraction-static" in view.exception and _MORE.search(view.exception):
+        # The weights leave too little for the KV cache: SGLang's own error asks for more.
+        least = _ABOVE.search(view.exception)
+        text = Remedy(
+            "",
+            "raise",
+            "raise it: SGLang's own error asks for it",
+            f"SGLang ended with: {view.exception[:300]}",
+            "the weights leave nothing of the GPU: then more GPUs",
+        )
+        return [
+            Draft(
+                "mem_fraction_static",
+                round(float(least[1]) + 0.005, 2) if least else None,
+                now,
+                words=text.words,
+                text=text,
+            )
+        ]
     to = 0.8 if now is None or now > 0.8 else 0.7 if now > 0.7 else round(now - 0.05, 2)
     return [Draft("mem_fraction_static", to, now, text=_LESS_MEMORY)] if to >= LEAST_FRACTION else []
 
@@ -823,6 +842,7 @@ def _one_gpu(view: View, _: frozenset[str]) -> list[Draft]:
 
 
 _FLAG = re.compile(r"--[a-z][a-z0-9-]{2,60}[a-z0-9]")
+_ABOVE = re.compile(r"mem-fraction-static\W{0,3} (?:above|to) (0\.\d{1,4})")
 _LESS, _MORE = (
     re.compile(r"smaller|lower|reduc|decreas|fewer", re.IGNORECASE),
     re.compile(r"larger|higher|increas|rais", re.IGNORECASE),

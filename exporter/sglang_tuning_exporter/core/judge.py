@@ -406,7 +406,9 @@ def is_limit(name: str, measured: Measured) -> bool:
         elsewhere = (
             view.totals["elsewhere"] > view.profile.frequent_share * view.known["queue"]
         )  # of the other side of a pair
-        return named or elsewhere or (below and view.profile.queue_lower is not None)
+        unknown = view.known["queue"] == 0  # how long they wait is not in a log of decode lines alone
+        retracts = view.totals["retractions"] > 1
+        return named or elsewhere or unknown or retracts or (below and view.profile.queue_lower is not None)
     return True
 
 

@@ -447,6 +447,8 @@ class Scheduler:
             return "above_range"
         if profile.queue_wait_seconds is not None:
             wait = self.wait_seconds(self.spent)
+            if wait is None and self._prefilled_at is None:
+                return UNKNOWN  # a log of decode lines alone: the queue is judged by its wait
             if wait is not None and wait > profile.queue_wait_seconds:
                 return "above_range"
         return "below_range" if queued < (profile.queue_lower or -inf) else "in_range"
@@ -693,6 +695,7 @@ class Server:
         if recent == {"unknown"}:
             del self._failed["unknown"]
             self.bucket(now)["out_of_memory.unknown"] -= 1
+        self.exception = event.text or self.exception
         self.count(f"out_of_memory.{phase}", now, event)
 
     def _take_end(self, event: Event, now: float) -> None:

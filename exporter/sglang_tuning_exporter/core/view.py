@@ -19,6 +19,7 @@ FAST_PREFILL = 8192.0  # tokens a second: a full chunk, which a GPU computes in 
 # Requests of one length that fill what is reserved for them: tokens at their end, of the cache; tokens so far, of an answer. Lengths that vary
 # show themselves: those that run are then longer than the mean.
 FILLED, EVEN = 0.88, 0.49
+SOME_RETRACTIONS = 0.5  # a minute: evidence against a reservation that is too large
 NEARLY_FULL = 0.85  # of the cache
 HALF_FULL = 0.45  # of the cache: less is not what requests of one length leave
 # Share of the time in which full prefill batches were computed, above which requests wait for prefill whatever the cache holds.
@@ -200,7 +201,10 @@ def explained(view: View) -> View:
         view = replace(view, totals=totals)
     held = view.totals.under("held")
     waited = sum(held.values())
-    if waited and view.fills_its_reservation:
+    # Whatever the usage between them, retractions show that the cache fills up.
+    if waited and (
+        view.fills_its_reservation or (view.totals["retractions"] > 1 and view.retractions_a_minute > SOME_RETRACTIONS)
+    ):
         return replace(view, totals=counted(view.totals, "held_back", "pool_full"))
     if view.facts.least_limit is not None or not waited or not view.totals["admission/held_back"]:
         return view
