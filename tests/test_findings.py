@@ -206,7 +206,7 @@ def test_the_rate_is_the_whole_servers_however_many_schedulers_served() -> None:
 def test_an_undecided_verdict_names_the_missing_seconds_and_observations(
     served: float, observations: int, seen: str
 ) -> None:
-    text = verdict_text(judge(past(totals(served, observations))), None, lambda _: (None, None))
+    text = verdict_text(judge(past(totals(served, observations))), None, lambda _: None)
     assert "needs 20 s under load and 10 observations" in text.remark
     assert seen in text.remark
     assert "Too little load was seen" in text.sentence  # the load itself may be heavy

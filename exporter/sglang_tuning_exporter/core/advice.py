@@ -844,8 +844,8 @@ def _one_gpu(view: View, _: frozenset[str]) -> list[Draft]:
 _FLAG = re.compile(r"--[a-z][a-z0-9-]{2,60}[a-z0-9]")
 _ABOVE = re.compile(r"mem-fraction-static\W{0,3} (?:above|to) (0\.\d{1,4})")
 _LESS, _MORE = (
-    re.compile(r"smaller|lower|reduc|decreas|fewer", re.IGNORECASE),
-    re.compile(r"larger|higher|increas|rais", re.IGNORECASE),
+    re.compile(r"smaller|lower|reduc|decrease|fewer", re.IGNORECASE),
+    re.compile(r"larger|higher|increase|raise|raising", re.IGNORECASE),
 )
 
 

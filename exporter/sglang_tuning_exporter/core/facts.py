@@ -167,7 +167,7 @@ class Facts:
 
     @property
     def release(self) -> str | None:
-        """The known release whose arguments these are; None where it cannot be told."""
+        """The known release whose arguments these are; None where it is not known."""
         if self._release[0] != len(self.arguments):
             self._release = (len(self.arguments), release_of(self.version, self.arguments))
         return self._release[1]

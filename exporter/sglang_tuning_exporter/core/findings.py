@@ -134,9 +134,10 @@ class Start:
     release: str | None
     arguments: Mapping[str, object]  # as printed, without secrets
     changed: Mapping[str, tuple[object, object]]  # arguments that differ from the start before: before, now
-    figures: Mapping[str, float]  # by name: running_requests, queued_requests, token_usage, generated_tokens_per_second, …
+    figures: Mapping[str, float]  # by name: running_requests, queued_requests, token_usage, share_cached, …
     end: str = ""  # how it ended, in words; empty while it runs
-    memory: Mapping[str, float | str] = field(default_factory=dict)  # GB of one rank: before_weights_gb weights_gb kv_pool_gb graphs_gb left_gb; device
+    # GB of one rank: before_weights_gb, weights_gb, kv_pool_gb, graphs_gb, left_gb; and the device.
+    memory: Mapping[str, float | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,9 @@ class Judged:
     course: tuple[Stretch, ...]
     points: tuple[Point, ...]
     starts: tuple[Start, ...]
-    counts: Mapping[str, float]  # retraction_events, retracted_requests, out_of_memory.prefill, rejected_requests, server_errors, …
+    counts: Mapping[
+        str, float
+    ]  # retraction_events, retracted_requests, out_of_memory.prefill, rejected_requests, server_errors, …
     marked: Mapping[str, float]  # of these, how many stood beside text of clients
     shares: Mapping[str, Mapping[str, float]]  # signal, state: share of the serving time
     last: Mapping[str, float | None]  # figures of the last line
@@ -166,7 +169,9 @@ class Judged:
     command_changes: tuple[str, ...] = ()
     command_notes: tuple[str, ...] = ()
     marked_note: str = ""
-    facts: Mapping[str, float | str | None] = field(default_factory=dict)  # pool tokens, limits, memory: what the start printed
+    facts: Mapping[str, float | str | None] = field(
+        default_factory=dict
+    )  # pool tokens, limits, memory: what the start printed
     available_gb: tuple[float, ...] = ()  # available_gpu_mem of every start and scheduler as printed
     sources: tuple[str, ...] = ()  # the files read, in time order; set by `report`
     notes: tuple[str, ...] = ()  # problems of the input; set by `report`

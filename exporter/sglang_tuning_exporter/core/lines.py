@@ -89,7 +89,7 @@ ROWS = (
     Row("end", rb"[A-Z]\w{0,40}(?: [a-z]\w{0,20})? hit an exception: ", "0.3.6", "scheduler_exception"),
     Row("end", rb"Exception in (?:ModelTpServer|run_tp_server|ControllerMulti|ControllerSingle)\b", "0.3.0", "scheduler_exception"),
     Row("draining", rb"SIGTERM received\. ", "0.4.4"),
-    # Failed allocations; of the last one the frames of the traceback tell the phase.
+    # Failed allocations; of the last one the frames of the traceback show the phase.
     Row("out_of_memory", rb"(?:RuntimeError: )?Prefill out of memory\. (?:Please )?[Tt]ry to lower", "0.3.0", "prefill"),
     Row("out_of_memory", rb"(?:RuntimeError: )?Decode out of memory\. (?:Please )?[Tt]ry to lower", "0.3.0", "decode"),
     Row("out_of_memory", rb"ValueError: Failed to retract any request\. No space left", "0.4.0", "decode"),

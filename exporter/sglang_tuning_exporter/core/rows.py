@@ -709,7 +709,7 @@ CHANCES: tuple[Row, ...] = (
             "set",
             "lpm",
             "Longest prefix match (lpm) runs requests with the same prefix together while the prefix is cached.",
-            "requests of one prefix come together anyway, which a log does not tell; or the KV cache already holds all prefixes",
+            "requests of one prefix come together anyway, which is not in a log; or the KV cache already holds all prefixes",
             "Scheduling overhead grows with the queue; requests without a common prefix wait longer.",
         ),
     ),

@@ -1,7 +1,7 @@
 """Which events are marked: text of a client or a model was printed close before them.
 
-SGLang prints such text raw. A newline in it ends the line, and what follows can look like any line of SGLang's. Whether it is one cannot be
-told from a log alone. So every line in SGLang's form counts, at once; but within `LINES` lines or `SECONDS` of printed time after a line
+SGLang prints such text raw. A newline in it ends the line, and what follows can look like any line of SGLang's. Whether it is one does not
+follow from a log alone. So every line in SGLang's form counts, at once; but within `LINES` lines or `SECONDS` of printed time after a line
 that can carry such text, it is marked. The rest of the program says how many of its events are, and advises nothing that only they support.
 
 Lines that can carry text of others are the kinds in `CARRIERS`. Batch lines, access lines (their paths are percent-encoded), frames of a
