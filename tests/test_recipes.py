@@ -13,7 +13,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parent.parent
 PACKAGE = "exporter/sglang_tuning_exporter/"
-MOST = {"Add a diagnosis": 4, "Add a log line": 4, "SGLang renames a metric": 1, "Add a panel": 2}
+MOST = {"Add a diagnosis": 4, "Add a log line": 2, "SGLang renames a metric": 1, "Add a panel": 2}
 
 ROW = """
     Diagnosis(
@@ -190,21 +190,12 @@ def test_the_recipe_for_a_diagnosis_gives_rule_runbook_board_and_documents(tree:
 
 
 def test_the_recipe_for_a_log_line_gives_its_event(tree: Tree) -> None:
-    lines = PACKAGE + "sglang/log/failure_lines.py"
-    tree.replace(
-        lines,
-        '    (re.compile(rb"SIGTERM received',
-        f'    (re.compile(rb"{LINE}"), "process_died"),\n    (re.compile(rb"SIGTERM received',
-    )
-    tree.write(
-        "tests/test_log_waiting.py",
-        "from sglang_tuning_exporter.sglang.log.reader import LogReader\n\n\n"
-        "def test_the_line_is_the_end_of_a_process() -> None:\n"
-        f'    (event,) = LogReader().feed(b"[2026-11-20 19:51:18] {LINE}\\n")\n'
-        '    assert event.what == "process_died"\n',
-    )
+    row = '    Row("draining", rb"SIGTERM received'
+    tree.replace(PACKAGE + "core/lines.py", row, f'    Row("end", rb"{LINE}", "0.5.24", "process_died"),\n{row}')
+    examples = "EXAMPLES: list[tuple[str, str, str, dict[str, float]]] = [\n"
+    tree.replace("tests/test_core_lines.py", examples, f'{examples}    ("{LINE}", "end", "process_died", {{}}),\n')
     assert tree.generate() == set()
-    tree.test("tests/test_log_waiting.py")
+    tree.test("tests/test_core_lines.py", "-k", "gives_its_event or has_a_line_here")
     assert are_named(tree.edited, "Add a log line")
 
 

@@ -148,7 +148,6 @@ STATEMENTS = [
     Statement("SECURITY.md", r"at most (\d+) MiB and", lambda: MOST_BYTES >> 20),
     Statement("SECURITY.md", r"at most \d+ MiB and ([\d,]+) lines", lambda: f"{MOST_LINES:,}"),
     Statement("docs/offline.md", r"(\d): no log of SGLang", lambda: USAGE_STATUS),
-    Statement("docs/offline.md", r"findings,\s+(\d): not a log", lambda: USAGE_STATUS),
     Statement("docs/recordings.md", r"serves a recording at 127\.0\.0\.1:(\d+)", replay_port),
     Statement("docs/recordings.md", r"(\w+) recordings are in the package", lambda: NUMBERS[len(recordings())]),
     Statement(
