@@ -98,25 +98,24 @@ def test_close_to_the_running_limit_with_a_full_kv_cache_is_healthy(
     assert (document["verdict"], wrong(document), status) == ("no_limit_in_log", [], 0)
 
 
-def test_free_memory_is_an_optional_improvement_beside_the_healthy_verdict(
+def test_an_order_by_prefixes_is_an_optional_improvement_beside_the_healthy_verdict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     release = next(path for path in LOGS if path.stem == "0.5.23")
     _, document = reported(log(release), "offline", tmp_path, capsys)
-    (chance,) = [each for each in document["findings"] if each["diagnosis"] == "running_far_below_limit"]
+    (chance,) = [each for each in document["findings"] if each["diagnosis"] == "shared_prefixes_unused"]
     assert chance["advice"]
     assert document["command"] is None
 
 
 @pytest.mark.parametrize(("queued", "usage"), [(27, 0.95), (99, 0.95)])
-def test_a_queue_between_nothing_and_the_guides_range_is_no_finding(
+def test_below_the_guides_range_a_full_cache_names_what_wastes_it_and_calls_nobody(
     queued: int, usage: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     release = next(path for path in LOGS if path.stem == "0.5.23")
     status, document = reported(log(release, queued=queued, usage=usage), "offline", tmp_path, capsys)
-    assert (document["verdict"], wrong(document), status) == ("no_limit_in_log", [], 0)
-    evidence = [each for finding in document["findings"] for each in finding["evidence"]]
-    assert all(each["threshold"] == 100 for each in evidence if each["name"] == "mean queued requests")
+    assert (document["verdict"], status) == ("shared_prefixes_unused", 0)
+    assert any("100 to 2,000" in note for note in document["notes"])
 
 
 @pytest.mark.parametrize("reserve", [8.5, 9.87])
