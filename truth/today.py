@@ -142,21 +142,40 @@ def _renamed(value: Any, words: Mapping[str, str]) -> Any:
     return [_renamed(each, words) for each in value] if isinstance(value, list) else words.get(value, value)
 
 
-def _fault(name: str, log: str, field: str, was: Any, now: Any) -> str:
+def _fits(judged: Any, value: Any) -> bool:
+    """Whether a value is the one of a rule: equal, or where that begins with ~ its JSON is all of this form."""
+    if isinstance(judged, str) and judged.startswith("~"):
+        return re.fullmatch(judged[1:], json.dumps(value, ensure_ascii=False)) is not None
+    return bool(judged == value) and type(judged) is type(value)
+
+
+def _ruled(name: str, text: str, difference: tuple[str, Any, Any], said_now: Mapping[str, Any]) -> bool:
+    """Whether a rule explains a difference, checked on this log; a counterexample is what keeps the old answer."""
+    field, was, now = difference
+    return any(
+        rule["field"] == field and _fits(rule["was"], was) and _fits(rule["is"], now) and name != rule["but"]
+        and said_now["verdict"] in rule.get("verdict", [said_now["verdict"]]) and re.search(rule["line"], text)
+        for rule in _judged()["rules"]
+    )  # fmt: skip
+
+
+def _fault(name: str, log: str, difference: tuple[str, Any, Any], said_now: Mapping[str, Any]) -> str:
     """Say why a difference is not right as judged."""
+    field, was, now = difference
     if isinstance(was, dict):  # counts: those that differ
         was, now = ({k: v for k, v in one.items() if other.get(k) != v} for one, other in ((was, now), (now, was)))
+    text = recording(log).text.decode("utf-8", "replace")
+    if _ruled(name, text, (field, was, now), said_now):
+        return ""
     judged, differs = _judged()["logs"].get(name, {}).get(field, {}), f"{field} was {was}, is {now}"
     if (judged.get("was"), judged.get("is")) != (was, now):
         return f"{differs}: not judged"
     if judged["right"] != "new":
         return f"{differs}: {judged['why']}"
-    text = recording(log).text.decode("utf-8", "replace")
     if not judged["lines"] or any(line not in text for line in judged["lines"]):
         return f"{differs}: the lines that decide it are not in the log"
     same = [each for each, how in _judged()["logs"].items() if judged["why"] in [one["why"] for one in how.values()]]
-    counter = _judged()["rules"].get(judged["why"])
-    if len(same) > 10 and (counter in same or counter not in _answers()):
+    if len(same) > 10:
         return f"{differs}: more than ten differ because {judged['why']!r}: a rule, which needs a counterexample"
     return ""
 
@@ -165,7 +184,9 @@ def _check(name: str, log: str, _way: str, answers: Sequence[Answer]) -> Checks:
     if name not in _answers():
         return dict.fromkeys(FIELDS, "no answer is recorded: python -m truth.today record")
     was, now = _renamed(_answers()[name], _judged()["words"]), said(answers[-1])
-    faults = {each: _fault(name, log, each, was[each], now[each]) if was[each] != now[each] else "" for each in now}
+    faults = {
+        each: _fault(name, log, (each, was[each], now[each]), now) if was[each] != now[each] else "" for each in now
+    }
     return {check: "; ".join(filter(None, (faults[each] for each in fields))) for check, fields in FIELDS.items()}
 
 

@@ -260,6 +260,8 @@ class Course:
             for name, held in run.phases.items()
             if name not in run.held and held.seconds >= least and not BY_ID[name].chance
         }
+        if run.whole.fills_its_reservation:
+            run.phases.pop("admission_too_conservative", None)  # what the whole explains is no cause of a part
         self._counted = 0.0
 
     # The whole
