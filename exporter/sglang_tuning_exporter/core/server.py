@@ -136,6 +136,7 @@ class Scheduler:
         self.dp = dp
         self._server = server
         self.speaker: Rank | None = None  # of the ranks that print the same batch, the one that counts
+        self.printed: tuple[str, dict[str, float]] = ("", {})  # the last batch line
         self.running: float | None = None
         self.queued: float | None = None
         self.usages: dict[str, float] = {}
@@ -170,6 +171,16 @@ class Scheduler:
         self._nothing_since = -inf  # since when requests wait and none is started
 
     # A line
+
+    def repeats(self, event: Event) -> bool:
+        """Whether a batch line is of another rank than the lowest: every pipeline stage, and some tensor-parallel ranks, print every batch."""
+        rank, known = event.rank, self.speaker
+        if rank.tp is None and rank.pp is None:
+            return False
+        if known is not None and _place(rank) >= _place(known):
+            return _place(rank) > _place(known)
+        self.speaker = rank
+        return known is not None and (event.kind, event.figures) == self.printed  # a higher rank printed it first
 
     def take(self, event: Event, now: float) -> None:
         """Take a batch line."""
@@ -558,6 +569,7 @@ class Server:
         self.dated = False
         self._repeated: dict[tuple[float | str | None, ...], tuple[float, Counter[Rank]]] = {}
         self._failed: dict[str, float] = {}
+        self._ranks: dict[int | None, Rank] = {}  # the lowest rank of each scheduler, by the lines of its start
         self._prefilled: dict[int | None, float] = {}
         self._exceptions_due = 0.0
 
@@ -617,6 +629,9 @@ class Server:
             case "rejected" | "server_error" | "pause" | "resume" | "too_long" | "refused" | "health":
                 self._take_count(event, now)
             case _:
+                if event.rank.tp is not None or event.rank.pp is not None:  # a rank shows itself before its first batch
+                    lowest = self._ranks.setdefault(event.rank.dp, event.rank)
+                    self._ranks[event.rank.dp] = min(lowest, event.rank, key=_place)
                 self.facts.take(event)
                 self.starting = self.starting and event.kind != "ready"
 
@@ -635,12 +650,9 @@ class Server:
             if len(self.schedulers) >= 1024:
                 return
             scheduler = self.schedulers[rank.dp] = Scheduler(rank.dp, self)
-        if rank.tp is not None or rank.pp is not None:
-            known = scheduler.speaker
-            if known is None or _place(rank) < _place(known):
-                scheduler.speaker = rank
-            elif _place(rank) > _place(known):
-                return  # every pipeline stage prints every batch
+            scheduler.speaker = self._ranks.get(rank.dp)
+        if scheduler.repeats(event):
+            return
         if self.ended or self.starting:
             self.ended, self.starting = "", event.kind != "decode" and self.starting and not self.facts.ready
             self.advance(now)
@@ -653,6 +665,7 @@ class Server:
             self.facts.first_form = False
         if not self.facts.arguments and self.facts.is_first_edition != (self.profile is not self.base):
             self.profile = self.base.for_server(_Edition(self.facts))  # type: ignore[arg-type]
+        scheduler.printed = (event.kind, event.figures)
         scheduler.take(event, now)
 
     def _take_retraction(self, event: Event, now: float) -> None:
@@ -716,6 +729,7 @@ class Server:
         self.facts.take(event)
         self.profile = self.base.for_server(_Edition(self.facts))  # type: ignore[arg-type]
         self.schedulers.clear()
+        self._ranks.clear()
         self._failed.clear()
         self.totals = Totals()
         self.starting, self.stopping, self.ended, self.exception = True, False, "", ""
