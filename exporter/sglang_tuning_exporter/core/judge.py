@@ -408,7 +408,7 @@ def is_limit(name: str, measured: Measured) -> bool:
             view.totals["elsewhere"] > view.profile.frequent_share * view.known["queue"]
         )  # of the other side of a pair
         unknown = view.known["queue"] == 0  # how long they wait is not in a log of decode lines alone
-        retracts = view.totals["retractions"] > 1
+        retracts = view.totals["retractions"] > 1 and view.profile.queue_lower is None
         return named or elsewhere or unknown or retracts or (below and view.profile.queue_lower is not None)
     return True
 
