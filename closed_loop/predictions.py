@@ -21,8 +21,8 @@ import requests
 from closed_loop import engine, load
 from closed_loop.chain import LULL, SETTLE_SECONDS, Lane
 from closed_loop.installation import Installation
-from sglang_tuning_exporter.capacity.model import RankCapacity
 from sglang_tuning_exporter.capacity.prediction import throughput
+from sglang_tuning_exporter.capacity.ranks import RankCapacity
 from sglang_tuning_exporter.capacity.readings import Counters, Readings, measure
 from sglang_tuning_exporter.capacity.step_time import StepTime, fit
 from sglang_tuning_exporter.sglang.server_info import parse_loads

@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 
 from sglang_tuning_exporter.capacity.estimate import Estimate
-from sglang_tuning_exporter.capacity.model import RankCapacity
+from sglang_tuning_exporter.capacity.ranks import RankCapacity
 from sglang_tuning_exporter.capacity.step_time import StepLine, StepTime
 from sglang_tuning_exporter.diagnosis.evidence import past_of
 from sglang_tuning_exporter.diagnosis.findings import judge

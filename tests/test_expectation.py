@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from sglang_tuning_exporter.capacity.estimate import BETWEEN, Estimate
-from sglang_tuning_exporter.capacity.model import RankCapacity
 from sglang_tuning_exporter.capacity.prediction import largest_batch_within, predict, predict_batches, throughput
+from sglang_tuning_exporter.capacity.ranks import RankCapacity
 from sglang_tuning_exporter.capacity.readings import Prefill
 from sglang_tuning_exporter.capacity.step_time import StepLine, StepTime
 from sglang_tuning_exporter.diagnosis.advice import Advice, advise

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from conftest import FakeSGLang, reply
-from sglang_tuning_exporter.capacity.model import RankCapacity
 from sglang_tuning_exporter.capacity.prediction import larger_cache, plan_rows
+from sglang_tuning_exporter.capacity.ranks import RankCapacity
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.report import plan as command
 from sglang_tuning_exporter.state.profiles import DEFAULT
@@ -103,6 +103,19 @@ def test_a_log_gives_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     text = capsys.readouterr().out
     assert "at once" in text
     assert "One more replica" in text
+
+
+def test_the_table_says_where_the_batches_that_were_seen_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = str(log_of(tmp_path / "server.log"))
+    assert main(["plan", log, "--format", "json"]) == 0
+    seen = json.loads(capsys.readouterr().out)["seen"]
+    assert 1 <= seen["least"] <= 2
+    assert 8 <= seen["most"] <= 10
+    assert main(["plan", log]) == 0
+    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line]
+    assert rows.index("8") < rows.index("(not") < rows.index("16")
 
 
 def test_a_log_without_a_line_says_why_and_shows_the_present_batch(

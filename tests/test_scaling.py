@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import fleet
-from sglang_tuning_exporter.capacity.model import RankCapacity
+from sglang_tuning_exporter.capacity.ranks import RankCapacity
 from sglang_tuning_exporter.capacity.readings import Prefill
 from sglang_tuning_exporter.diagnosis.evidence import Past
 from sglang_tuning_exporter.diagnosis.findings import NOT_ENOUGH_DATA, STARTING, Judgement, judge

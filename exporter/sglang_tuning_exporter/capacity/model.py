@@ -3,63 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from math import floor, inf
+from math import inf
 from operator import itemgetter
 from typing import NamedTuple
 
-from sglang_tuning_exporter.capacity.estimate import Estimate
+from sglang_tuning_exporter.capacity.ranks import (
+    DECODES_NOTHING,
+    LEAST_SERVING_SECONDS,
+    NO_ACCEPT_LENGTH,
+    NO_DECODE_STEPS,
+    NOT_MEASURED,
+    STALE_SECONDS,
+    RankCapacity,
+    fit_of_lines,
+    most_requests,
+)
 from sglang_tuning_exporter.capacity.readings import Counters, Prefill, Readings, measure
-from sglang_tuning_exporter.capacity.step_time import LEAST_LINES, StepSums, StepTime, fit, total
+from sglang_tuning_exporter.capacity.step_time import StepSums, StepTime, fit, total
 from sglang_tuning_exporter.sglang.server_info import Load
 from sglang_tuning_exporter.state.decode_samples import DecodeSample
 from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.rank import RankState
 from sglang_tuning_exporter.state.server import ServerState
 
-STALE_SECONDS = 120.0  # older counters say nothing about now
 MOST_SCHEDULERS = 384
-MOST_FITS = 64
-LEAST_SERVING_SECONDS = 20.0
-_NOT_MEASURED = Prefill(None, None)
-
-
-@dataclass(frozen=True, slots=True)
-class RankCapacity:
-    """The speed of one scheduler; an unknown figure is None.
-
-    `tokens_per_request`: KV cache tokens that a running request holds. `most_requests`: how many such requests fit and may run.
-    `prefill_per_token`: prompt tokens computed for each generated token, in the present mix.
-    """
-
-    dp: int | None
-    step: StepTime | None = None
-    prefill: Prefill = _NOT_MEASURED
-    waiting_tokens: float | None = None
-    prefill_per_token: float | None = None
-    running: float | None = None
-    tokens_per_request: float | None = None
-    most_requests: int | None = None
-    pool_tokens: float | None = None
-    running_limit: float | None = None
-    no_step: str = ""  # why the step time is unknown
-
-    @property
-    def backlog_seconds(self) -> Estimate | None:
-        """Seconds of prefill that the waiting prompts need."""
-        speed, waiting = self.prefill.tokens_per_second, self.waiting_tokens
-        return None if speed is None or waiting is None or speed.low <= 0 else speed.dividing(waiting)
-
-    @property
-    def decode_limit(self) -> Estimate | None:
-        """Generated tokens a second with as many requests as fit and may run, without prefill."""
-        return None if self.most_requests is None else self.decode_speed(self.most_requests)
-
-    def decode_speed(self, batch: float) -> Estimate | None:
-        """Return the generated tokens a second at a batch, without prefill."""
-        step = None if self.step is None else self.step.at(batch)
-        return None if step is None or self.step is None else step.dividing(batch * self.step.tokens_per_request)
 
 
 class Speeds(NamedTuple):
@@ -148,7 +115,7 @@ def _rank(
         no_step = "" if speeds.step else "too few decode steps were seen: watch for longer, under load"
     else:
         step, no_step = (None, of_lines) if isinstance(of_lines, str) else (of_lines, "")
-        speeds, waiting = Speeds(step, _NOT_MEASURED, None), None
+        speeds, waiting = Speeds(step, NOT_MEASURED, None), None
     pool, limit = facts.kv_pool_tokens.get(rank.dp), facts.running_limit(rank.dp)
     recent = rank.window.recent(now, rank.totals)
     running, usage = recent.mean("running"), recent.mean("usage")
@@ -163,18 +130,11 @@ def _rank(
         prefill_per_token=speeds.per_token,
         running=running,
         tokens_per_request=tokens_held,
-        most_requests=_most_requests(pool, tokens_held, limit),
+        most_requests=most_requests(pool, tokens_held, limit),
         pool_tokens=pool,
         running_limit=limit,
         no_step=no_step,
     )
-
-
-def _most_requests(pool: float | None, tokens_held: float | None, limit: float | None) -> int | None:
-    fitting = None if pool is None or not tokens_held else pool / tokens_held
-    bounds = [each for each in (fitting, limit) if each is not None]
-    # With the limit alone nothing is known: the KV cache may hold far fewer.
-    return None if fitting is None else max(floor(min(bounds)), 1)
 
 
 def logged(state: ServerState, now: float) -> StepTime | str:
@@ -184,28 +144,20 @@ def logged(state: ServerState, now: float) -> StepTime | str:
     and with DP attention each step together. A speculative step gives each request several tokens, so a line must show how many.
     """
     if state.facts.role == "prefill":
-        return "the prefill side of disaggregation decodes nothing"
+        return DECODES_NOTHING
     if not any(rank.totals.counts["decoded"] for rank in state.schedulers):
-        return "no decode steps were seen: /v1/loads counts them from 0.5.18 on, and a log shows them under load"
+        return NO_DECODE_STEPS
     begin = now - state.profile.window_seconds
     lines = sorted((each for rank in state.schedulers for each in rank.samples.since(begin)), key=itemgetter(0))
     speculates = bool(state.facts.args.get("speculative_algorithm"))
     samples = [line for line in lines if line.accept_length or not speculates]
     if lines and not samples:
-        return "the decode lines do not show how many tokens a speculative step gives (accept len)"
+        return NO_ACCEPT_LENGTH
     if samples and samples[-1].at < now - STALE_SECONDS:
         samples = []
-    return _fit_of_lines(tuple(samples)) or (
-        f"{len(samples)} decode lines of the last ten minutes show the time of a step (one a second at most, and none after a prefill or"
-        f" another batch), and {LEAST_LINES} are needed: give a longer log, or ask the server itself (--sglang-url, from 0.5.18 on)"
-    )
+    return fit_of_lines(tuple(_sums(sample) for sample in samples))
 
 
-@lru_cache(maxsize=MOST_FITS)
-def _fit_of_lines(samples: tuple[DecodeSample, ...]) -> StepTime | None:
-    """Return the fit of decode lines; cached, because one page needs the same fit several times."""
-    lines = []
-    for _, batch, speed, accepted in samples:
-        tokens = accepted or 1.0
-        lines.append(StepSums.of_line(batch, batch * tokens / speed, tokens))
-    return fit(lines, least=LEAST_LINES, source="log")
+def _sums(sample: DecodeSample) -> StepSums:
+    tokens = sample.accept_length or 1.0
+    return StepSums.of_line(sample.batch, sample.batch * tokens / sample.tokens_per_second, tokens)

@@ -140,6 +140,11 @@ class StepTime:
         """The largest batch seen often: mean plus two standard deviations."""
         return self.batch + 2 * self.deviation
 
+    @property
+    def smallest_seen(self) -> float:
+        """The smallest batch seen often: mean less two standard deviations, at least one."""
+        return max(self.batch - 2 * self.deviation, 1.0)
+
     def with_line_of(self, earlier: StepTime, age: float) -> StepTime:
         """Return this step time with the line of an earlier fit of the same server, if the present mean step lies on it."""
         predicted = None if self.line is not None else earlier.at(self.batch)

@@ -60,10 +60,12 @@ def plan(*, logs: list[str], format: str, seconds: float, max_gb: float | None, 
     """Print what a server would do with more or fewer concurrent requests."""
     if bool(logs) == bool(given["sglang_url"]):
         raise UsageError("plan: give logs or --sglang-url, one of both")
+    if logs:
+        from sglang_tuning_exporter.core.plan import run
+
+        return run(logs, **_layered(given), format=format, most=_byte_limit(max_gb))
     from sglang_tuning_exporter.report import plan
 
-    if logs:
-        return plan.of_logs(logs, **_layered(given), format=format, most=_byte_limit(max_gb))
     return plan.live(resolve(given, os.environ), seconds=seconds, format=format)
 
 

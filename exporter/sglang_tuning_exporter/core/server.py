@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from math import ceil, inf
 from typing import NamedTuple
 
+from sglang_tuning_exporter.capacity.step_time import StepSums
 from sglang_tuning_exporter.core.events import Event, Rank
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.state.profiles import Profile
@@ -41,6 +42,8 @@ COARSE = 0.05  # of the pool: smaller requests fill it smoothly, and usage alone
 SHARED_PREFIXES = 0.2
 FAR_ABOVE = 0.2  # of the new-token ratio, above its start
 LEAST_RATIO, DECAY_STEPS = 0.14, 600.0  # of the initial ratio; srt/managers/schedule_policy.py
+STEP_SECONDS = 1.0  # between two step times: SGLang prints whole seconds
+NEARLY_SAME = 0.1  # of the mean batch, between two decode lines: the mean is off by half as much at most
 REPEAT_SECONDS = 10.0  # within which other ranks print the same event
 MANY_ELSEWHERE = 0.25  # of the running requests: fewer are always on their way between the two sides
 ELSEWHERE = ("bootstrap", "unbootstrapped", "prealloc", "transfer", "transferring", "inflight", "host_receive")
@@ -169,6 +172,11 @@ class Scheduler:
         self._pool: float | None = None  # tokens of the KV cache, by tokens and usage of a line
         self._waits_elsewhere = False  # most requests wait for the other side of a pair
         self._nothing_since = -inf  # since when requests wait and none is started
+        # Decode steps whose time is known, for `plan`: the last ten minutes of them at most.
+        self.steps: deque[tuple[float, StepSums]] = deque(maxlen=600)
+        self._step_due = -inf
+        self._batch = 0.0  # of the line before, 0 where that is a prefill line
+        self.has_decoded = False
 
     # A line
 
@@ -185,7 +193,8 @@ class Scheduler:
     def take(self, event: Event, now: float) -> None:
         """Take a batch line."""
         figures = event.figures
-        if self.at is None or now != self.at:
+        is_first = self.at is None or now != self.at
+        if is_first:
             self._proceed(now, figures.get("running"))
         server = self._server
         for name, figure in (("full", "usage"), ("swa", "swa_usage"), ("mamba", "mamba_usage")):
@@ -199,17 +208,32 @@ class Scheduler:
         if not self.queued or (self.running or 0.0) > (before or 0.0):
             self._nothing_since = now
         if event.kind == "decode":
+            if is_first and self._batch:
+                self._add_step(figures, now)
             self._decode(event, now)
         else:
             self._prefill(event, now)
+        self._batch = (self.running or 0.0) if event.kind == "decode" else 0.0
         bucket = server.bucket(now)
         bucket["lines"] += 1
         bucket["most_running"] = max(bucket["most_running"], (self.running or 0.0) + self._joined)
         bucket["most_usage"] = max(bucket["most_usage"], self.usage or 0.0)
 
+    def _add_step(self, figures: dict[str, float], now: float) -> None:
+        """Add the step time that a decode line shows: its throughput is over the time since a decode line with nearly the same batch."""
+        running, speed, accepted = figures.get("running"), figures.get("throughput"), figures.get("accept_length")
+        batch = (self._batch + (running or 0.0)) / 2
+        if now < self._step_due or not running or abs(self._batch - running) > NEARLY_SAME * batch or not speed:
+            return
+        self._step_due = now + STEP_SECONDS
+        if accepted or not self._server.facts.is_on("speculative_algorithm"):
+            tokens = accepted or 1.0
+            self.steps.append((now, StepSums.of_line(batch, batch * tokens / speed, tokens)))
+
     def _decode(self, event: Event, now: float) -> None:
         figures, bucket, facts = event.figures, self._server.bucket(now), self._server.facts
         running, steps = self.running or 0.0, facts.steps_between_lines
+        self.has_decoded = True
         throughput, accepted = figures.get("throughput"), figures.get("accept_length", 1.0)
         self.throughput = throughput if throughput is not None else self.throughput
         # The throughput is over the time since the line before, pauses included.
@@ -594,6 +618,10 @@ class Server:
                 break
             whole.add(totals)
         return whole
+
+    def between(self, begin: float, end: float) -> Totals:
+        """Return the sums of the buckets from `begin` to `end`."""
+        return merged(totals for start, totals in self.buckets if start + BUCKET_SECONDS > begin and start <= end)
 
     def advance(self, now: float) -> None:
         """Count the time up to `now`."""

@@ -16,7 +16,7 @@ from sglang_tuning_exporter.diagnosis.demand import demand, held_tokens
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sglang_tuning_exporter.capacity.model import RankCapacity
+    from sglang_tuning_exporter.capacity.ranks import RankCapacity
     from sglang_tuning_exporter.capacity.step_time import StepTime
     from sglang_tuning_exporter.diagnosis.advice import Advice
     from sglang_tuning_exporter.diagnosis.row import Diagnosis

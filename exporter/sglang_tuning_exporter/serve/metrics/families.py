@@ -14,7 +14,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 from prometheus_client.core import Metric, Sample
 from prometheus_client.utils import floatToGoString
 
-from sglang_tuning_exporter.capacity.model import RankCapacity
+from sglang_tuning_exporter.capacity.ranks import RankCapacity
 from sglang_tuning_exporter.sglang.clean import clean
 from sglang_tuning_exporter.state.rank import RankState
 
