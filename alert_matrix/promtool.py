@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+LESS_COLLECTING = {"GOGC": "400"}  # four times the memory between two garbage collections: a quarter less time
 PRESENT = shutil.which("promtool") is not None
 # Answers where nothing else does, so that each question has an answer.
 _NOBODY = 'label_replace(vector(1), "instance", "nobody", "", "")'
@@ -36,6 +38,7 @@ def promtool(*arguments: str | Path, given: str | None = None, seconds: float = 
     command = [program, *map(str, arguments)]
     ran = subprocess.run(
         command,
+        env={**os.environ, **LESS_COLLECTING},
         input=given,
         capture_output=True,
         encoding="utf-8",

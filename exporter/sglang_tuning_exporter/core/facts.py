@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from sglang_tuning_exporter.core.events import NO_RANK, Event, Rank
 from sglang_tuning_exporter.sglang.args.command import typed_args
@@ -22,6 +23,15 @@ WAITS_BY = (
 STARTS_BY = ("prefill_max_requests", "prefill_decode_interval")
 # A larger page than this can leave much of the KV cache empty; smaller ones follow from the attention backend.
 _STATES_A_REQUEST = 5  # of the mamba cache, at most
+# What follows from a start's lines is computed again after each of them.
+_FOLLOWING = (
+    "attention_ranks",
+    "micro_batches",
+    "largest_captured",
+    "steps_between_lines",
+    "prefill_tokens",
+    "initial_ratio",
+)
 _WITHOUT_GRAPHS = ("cpu", "mps", "hpu", "xpu")
 
 
@@ -42,7 +52,7 @@ class RankMemory:
         self.taken[name] = self.taken.get(name, 0.0) + gigabytes
 
 
-@dataclass(slots=True)
+@dataclass  # no slots, because of `cached_property`
 class Facts:
     """One start of a server. Sizes by DP rank are those of one scheduler."""
 
@@ -67,6 +77,7 @@ class Facts:
     def take(self, event: Event) -> None:
         """Take a line of the start."""
         figures, dp = event.figures, event.rank.dp
+        self._forget()
         if event.kind == "arguments":
             self.arguments, self.cut = dict(event.arguments), bool(figures.get("cut"))
             self.started = event.time
@@ -91,6 +102,10 @@ class Facts:
             self._take_memory(event)
         elif event.kind == "ready":
             self.ready = True
+
+    def _forget(self) -> None:
+        for name in _FOLLOWING:
+            self.__dict__.pop(name, None)
 
     def _take_pool(self, event: Event) -> None:
         rank, gigabytes = self._rank(event), event.figures.get("gigabytes")
@@ -203,7 +218,7 @@ class Facts:
 
     # What follows from arguments
 
-    @property
+    @cached_property
     def attention_ranks(self) -> int:
         """Ranks of attention data parallelism, 1 without it."""
         return attention_ranks(self.arguments)
@@ -213,7 +228,7 @@ class Facts:
         """Pipeline-parallel ranks, 1 without."""
         return max(int(self.number("pp_size") or 1), 1)
 
-    @property
+    @cached_property
     def micro_batches(self) -> int:
         """Batches that one scheduler runs in turn: `#running-req` is that of one."""
         return self.pipeline_stages + (int(self.number("pp_async_batch_depth") or 0) if self.pipeline_stages > 1 else 0)
@@ -270,7 +285,7 @@ class Facts:
         version = version_tuple(self.version or self.release)
         return "cuda_graph_max_bs" if version is None or version < (0, 5, 14) else "cuda_graph_max_bs_decode"
 
-    @property
+    @cached_property
     def largest_captured(self) -> float | None:
         """The largest decode batch with a CUDA graph: of the log, else of the arguments."""
         sizes = max(self.graph_sizes, default=0)
@@ -286,17 +301,17 @@ class Facts:
         """Whether a batch below the largest captured size replays the next larger graph."""
         return not self.is_on("disable_cuda_graph_padding")
 
-    @property
+    @cached_property
     def steps_between_lines(self) -> float:
         """Decode steps between two decode lines."""
         return self.size("decode_log_interval") or DECODE_LOG_INTERVAL
 
-    @property
+    @cached_property
     def prefill_tokens(self) -> float | None:
         """The most tokens of one prefill batch: the smaller of chunked_prefill_size and max_prefill_tokens."""
         return min(filter(None, (self.size("chunked_prefill_size"), self.size("max_prefill_tokens"))), default=None)
 
-    @property
+    @cached_property
     def initial_ratio(self) -> float | None:
         """The new-token ratio at the start: min(0.7 x conservativeness, 1) (srt/managers/scheduler.py, from 0.3.6 on)."""
         value = self.number("schedule_conservativeness")

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from signal import Signals
 from types import MappingProxyType
 from typing import NamedTuple
@@ -141,8 +142,8 @@ _OTHER_FIGURES = frozenset(
     )
 )
 _PATTERNS = tuple((row, re.compile(row.pattern)) for row in ROWS)
-# Most messages are none of them, and one look says so.
-_ANY = re.compile(b"|".join(re.sub(rb"\?P<\w+>", b"?:", row.pattern) for row in ROWS))
+# Which of them a message is, in one look: the first group that matched. Their own groups are for the row's pattern alone.
+_ANY = re.compile(b"|".join(b"(" + re.sub(rb"(?<!\\)\((?!\?)|\(\?P<\w+>", b"(?:", row.pattern) + b")" for row in ROWS))
 _WATCHED = {"DetokenizerManager": "detokenizer", "TokenizerManager": "tokenizer"}  # 0.5.7
 _UNKNOWN_BATCH = re.compile(rb"[A-Z]\w{2,20} batch(?: ?\[\d{1,12}\])?[.,] ?#[\w-]{1,40}: ?\d")
 
@@ -167,7 +168,8 @@ _USUAL = {
     "access": rb'INFO:     [^ \n]{1,80} - "(?:GET|POST) /(?!pause_|continue_)[^"\n]{1,200} HTTP/1\.1" 200 OK',
 }
 _SHAPES = tuple(
-    (kind, re.compile(rb"(?P<stamp>\[[-0-9 :]{19}[^\]\n]{0,40}\] )" + pattern)) for kind, pattern in _USUAL.items()
+    (kind, re.compile(rb"(?P<stamp>\[[-0-9 :]{19}[^\]\n]{0,40}\] )" + (b"?" if kind == "access" else b"") + pattern))
+    for kind, pattern in _USUAL.items()
 )
 _WHOLE = re.compile(
     b"|".join(re.sub(rb"\?P<\w+>", b"?:", _USUAL[kind]) for kind in ("decode", "prefill"))
@@ -189,12 +191,14 @@ _NUMBERS = _Numbers(
     {b"%d" % number: number for number in range(4096)}
     | {b"%d.%02d" % divmod(share, 100): share / 100 for share in range(201)}
 )
+_number_of = _NUMBERS.__getitem__
 
 
 class _Shape(NamedTuple):
     kind: str
     stamp: slice
-    figures: tuple[tuple[str, slice], ...]
+    names: tuple[str, ...]  # of the figures
+    texts: Callable[[bytes], tuple[bytes, ...]]  # the figures of a line with this shape
     graph: float | None = None
     word: str = ""
 
@@ -208,8 +212,16 @@ def _shape_of(line: bytes) -> _Shape | None:
     groups = match.groupdict()
     word, graph = groups.get("word") or b"", groups.get("graph")
     places = {name: slice(*match.span(name)) for name, found in groups.items() if found is not None}
-    figures = tuple((name, place) for name, place in places.items() if name not in ("stamp", "word", "graph"))
-    return _Shape(kind, places["stamp"], figures, None if graph is None else graph == b"True", word.decode())
+    figures = {name: place for name, place in places.items() if name not in ("stamp", "word", "graph")}
+    texts = itemgetter(*figures.values()) if figures else lambda _: ()
+    return _Shape(
+        kind,
+        places.get("stamp", slice(0)),
+        tuple(figures),
+        texts,
+        None if graph is None else graph == b"True",
+        word.decode(),
+    )
 
 
 _OTHER_LINE = re.compile(rb"\[20\d\d-\d\d-\d\d ")  # another process wrote into this line
@@ -415,7 +427,7 @@ class Reader:
         origin = self._origins.get(stamp) or self._learned_origin(stamp)
         if origin is None:
             return self._read_unusual(line)
-        figures = {name: _NUMBERS[line[place]] for name, place in shape.figures}
+        figures = dict(zip(shape.names, map(_number_of, shape.texts(line))))  # noqa: B905 - of one length
         if shape.graph is not None:
             figures["graph"] = shape.graph
         self.kind, self.around = kind, ""
@@ -557,10 +569,10 @@ class Reader:
         opens = text.rstrip().endswith(TRACEBACK)
         if opens:
             self._open, self._closed = _Traceback(at, self.number + _OTHERS_BETWEEN), None
-        if _ANY.match(text) is not None:
-            for row, pattern in _PATTERNS:
-                if (match := pattern.match(text)) is not None:
-                    return self._read_row(row, match, at)
+        if (found := _ANY.match(text)) is not None and found.lastindex is not None:
+            row, pattern = _PATTERNS[found.lastindex - 1]
+            if (match := pattern.match(text)) is not None:
+                return self._read_row(row, match, at)
         if _ASGI.match(text):  # uvicorn, of a request that an exception ended; that of a stream has status 200
             if not self._exceptions_due:
                 self._add("server_error", at)

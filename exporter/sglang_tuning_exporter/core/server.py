@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
+from functools import lru_cache
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -52,6 +53,7 @@ ENDS = {
     "scheduler_exception": "that an exception ended its scheduler",
     "launch_failed": "that its start failed",
 }
+_ELSEWHERE = frozenset(ELSEWHERE)
 IDLE, UNKNOWN = "idle", "unknown"
 SIGNALS = ("queue", "token_usage", "admission", "cuda_graph")
 WAITS = (
@@ -137,6 +139,7 @@ class Scheduler:
 
     def __init__(self, dp: int | None, server: Server) -> None:
         self.dp = dp
+        self._serves, self._waits = f"serves/{dp}", f"waits/{dp}"
         self._server = server
         self.speaker: Rank | None = None  # of the ranks that print the same batch, the one that counts
         self.printed: tuple[str, dict[str, float]] = ("", {})  # the last batch line
@@ -200,7 +203,8 @@ class Scheduler:
         for name, figure in (("full", "usage"), ("swa", "swa_usage"), ("mamba", "mamba_usage")):
             if figure in figures:
                 self.usages[name] = figures[figure]
-        self.queues.update({name: figures[name] for name in ELSEWHERE if name in figures})
+        if not _ELSEWHERE.isdisjoint(figures):
+            self.queues.update({name: figures[name] for name in ELSEWHERE if name in figures})
         before = self.running
         self.running, self.queued = figures.get("running", self.running), figures.get("queued", self.queued)
         if before is not None and self.running is not None and self.running < before:
@@ -402,29 +406,24 @@ class Scheduler:
             bucket = self._server.bucket(self.spent)
             end = min(until, (self.spent // BUCKET_SECONDS + 1) * BUCKET_SECONDS) if serves else until
             seconds, self.spent = end - self.spent, end
-            for signal, state in zip(SIGNALS, moment, strict=True):
-                bucket[f"{signal}/{state}"] += seconds
+            for key in _state_keys(moment):
+                bucket[key] += seconds
             if not serves:
                 continue
             self._served += seconds
-            bucket[f"serves/{self.dp}"] += seconds
+            bucket[self._serves] += seconds
             if self._waits_elsewhere:
                 bucket["elsewhere"] += seconds
             if moment.queue not in {"empty", UNKNOWN}:
-                bucket[f"waits/{self.dp}"] += seconds
-            for name, value in (
-                ("running", running),
-                ("queued", waiting),
-                ("usage", self.usage),
-                ("throughput", self.throughput),
-            ):
+                bucket[self._waits] += seconds
+            figures = (running, waiting, self.usage, self.throughput)
+            for value, keys in zip(figures, _figure_keys(moment.admission), strict=True):
                 if value is None:
                     continue
-                bucket[name] += value * seconds
-                bucket[f"{name}:s"] += seconds
-                if moment.admission in WAITS:
-                    bucket[f"{name}@{moment.admission}"] += value * seconds
-                    bucket[f"{name}@{moment.admission}:s"] += seconds
+                product = value * seconds
+                for weighed, timed in keys:
+                    bucket[weighed] += product
+                    bucket[timed] += seconds
             if running:
                 bucket[f"batch/{_binned(running)}"] += seconds
                 if moment.admission == "held_back":
@@ -562,6 +561,21 @@ class Scheduler:
             ):
                 return False  # those that run will use what is free
         return need < COARSE or usage + need <= target
+
+
+@lru_cache(maxsize=1024)
+def _state_keys(moment: Moment) -> tuple[str, ...]:
+    return tuple(f"{signal}/{state}" for signal, state in zip(SIGNALS, moment, strict=True))
+
+
+@lru_cache
+def _figure_keys(admission: str) -> tuple[tuple[tuple[str, str], ...], ...]:
+    """Return the names under which each of running, queued, usage and throughput is summed, with its seconds."""
+    names = ("running", "queued", "usage", "throughput")
+    return tuple(
+        tuple((each, f"{each}:s") for each in ((name, f"{name}@{admission}") if admission in WAITS else (name,)))
+        for name in names
+    )
 
 
 def _binned(running: float) -> str:
