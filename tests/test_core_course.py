@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.core.course import Clock, Course
+from sglang_tuning_exporter.core.alerts import Clock
+from sglang_tuning_exporter.core.course import Course
 from sglang_tuning_exporter.core.findings import Finding, Judged
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.rows import BY_ID, ROWS

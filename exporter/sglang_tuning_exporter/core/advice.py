@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import ceil, floor
+from math import ceil, floor, log2
 
 from sglang_tuning_exporter.core.findings import Change, Value
 from sglang_tuning_exporter.core.rows import BY_ID, Remedy, Row
 from sglang_tuning_exporter.core.server import USUAL_CAPTURED
+from sglang_tuning_exporter.core.suspects import LEAST_USEFUL_CHUNK, SLOW_BURN_TIMES
 from sglang_tuning_exporter.core.view import MOSTLY_PREFILL, SHARING, View
 from sglang_tuning_exporter.sglang.args.flags import flag_of, releases
 from sglang_tuning_exporter.sglang.args.refusals import choices_of, objection
@@ -31,6 +32,8 @@ SMALL_BATCH = 8
 LEAST_SHARE = 0.25  # of the batch, in one step
 FULL_BATCHES = 0.25  # of the prefill batches, at least, for a larger chunk to matter
 LARGEST_CHUNK, SMALL_CHUNK, LEAST_CHUNK = 16384, 4096, 2048
+SHORT_OF_A_CHUNK = 0.125  # at most one prompt in eight fills it
+CERTAIN_PACE = 0.5  # of the estimated pace of prefill, which assumes full chunks
 GRAPH_SIZES = (8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768)
 MOST_GRAPH, MOST_GRAPH_AT_LARGE_TP, LARGE_TP = (
     512,
@@ -666,6 +669,73 @@ def smaller_chunk(view: View) -> Draft | None:
     return None if step is None else Draft("chunked_prefill_size", float(step), now)
 
 
+def _interleave(view: View, _: frozenset[str]) -> list[Draft]:
+    """Let decode steps run between the chunks of prompts.
+
+    With --prefill-decode-interval as many after each chunk as keep late gaps rare, if first tokens stay in time. In releases without it one with
+    each chunk (--enable-mixed-chunk), and chunks that meet the objective.
+    """
+    facts, objective = view.facts, view.profile.inter_token_seconds
+    elsewhere = _say(
+        "separate prefill and decode (disaggregation), or add a replica",
+        "Prompts and answers share the GPU: what one takes the other waits for.", "prompts are short",
+    )  # fmt: skip
+    shorter = _chunk_within(view, objective)
+    if facts.is_on("enable_mixed_chunk"):
+        return [replace(shorter, otherwise=(elsewhere,)) if shorter else elsewhere]
+    mixed = Draft("enable_mixed_chunk", to=True, now=False)
+    together = replace(mixed, together=() if shorter is None else (shorter,))
+    steps, now = (
+        float(ceil(1.0 / view.profile.late_bound(SLOW_BURN_TIMES))),
+        facts.size("prefill_decode_interval") or 0.0,
+    )
+    if now >= steps or _delays_first_tokens(view, steps - now):
+        return [elsewhere]  # shorter chunks, mixed or not, delay first tokens as well
+    return [Draft("prefill_decode_interval", steps, now, otherwise=(together, mixed, elsewhere))]
+
+
+def _delays_first_tokens(view: View, steps: float) -> bool:
+    """Whether so many more decode steps after each chunk of a prompt make first tokens late."""
+    first, gaps, objective = (
+        view.latency("time_to_first_token"),
+        view.latency("inter_token"),
+        view.profile.time_to_first_token_seconds,
+    )
+    chunk, computed, started = view.facts.size("chunked_prefill_size"), view.totals["computed"], view.totals["started"]
+    if first is None or gaps is None or objective is None or not chunk or not computed or not started:
+        return False
+    longest, usual = first.quantile(0.99), gaps.quantile(0.5)
+    return (
+        longest is not None
+        and usual is not None
+        and longest + ceil(computed / started / chunk) * steps * usual > objective
+    )
+
+
+def _chunk_within(view: View, objective: float | None) -> Draft | None:
+    """Return the largest power of two that is computed within the objective; None where the chunk is that small, or the pace is not known."""
+    facts, paused = view.facts, view.paused_share
+    now, ranks = facts.typed("chunked_prefill_size"), facts.attention_ranks
+    if now is None or objective is None or not paused or not view.served or not view.totals["computed"]:
+        return None
+    pace = view.totals["computed"] / (view.served * paused)
+    fits = 2.0 ** floor(log2(max(CERTAIN_PACE * pace * objective, 1.0)))
+    if fits < LEAST_USEFUL_CHUNK or 0 < now <= fits * ranks:
+        return None
+    return Draft("chunked_prefill_size", fits * ranks, now)
+
+
+def _long_prompts(view: View, holding: frozenset[str]) -> list[Draft]:
+    """Enlarge the chunk if prompts are long enough to fill it."""
+    facts = view.facts
+    chunk, prompt = facts.size("chunked_prefill_size"), view.prompt
+    if chunk is not None and prompt is not None and prompt < SHORT_OF_A_CHUNK * chunk:
+        return []
+    if facts.is_on("enable_mixed_chunk") and "latency_prefill_between" in holding:
+        return []  # a larger chunk would delay tokens even more
+    return _chunks(view, holding)
+
+
 # Clients
 
 
@@ -888,6 +958,11 @@ ADVICE: dict[str, Advise] = {
     "memory_reserve_too_small": lambda view, holding: _reserve(view, holding, too_large=False),
     "memory_reserve_too_large": lambda view, holding: _reserve(view, holding, too_large=True),
     "latency_batch_too_large": _smaller_batch,
+    "latency_queue": _fewer,
+    "latency_prefill_between": _interleave,
+    "latency_long_prompts": _long_prompts,
+    "clients_time_out": _fewer,
+    "requests_rejected": _fewer,
     "running_far_below_limit": _pool_full,
     "queue_too_long": _fewer,
     "client_too_slow": _more,
@@ -1090,7 +1165,16 @@ def figures_of(view: View) -> dict[str, str]:
     profile, edition = view.profile, view.profile
     lower = edition.queue_lower or (50 if view.facts.is_first_edition else 100)
     upper = profile.queue_upper
-    return {**profile.figures, "queue_range": f"{lower:g} to {upper:,.0f}", "most_graph": str(most_graph(view))}
+    ages = view.given_up_ages
+    after = (
+        "of every age" if ages is None else "within a second" if view.cancels else f"after {ages[0]:g} to {ages[1]:g} s"
+    )
+    return {
+        **profile.figures,
+        "given_up_after": after,
+        "queue_range": f"{lower:g} to {upper:,.0f}",
+        "most_graph": str(most_graph(view)),
+    }
 
 
 _TEMPLATE = re.compile(r"\{([a-z_]+)\}")

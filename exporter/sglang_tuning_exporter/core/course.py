@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from sglang_tuning_exporter.core.advice import setting
+from sglang_tuning_exporter.core.alerts import Clocks
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.findings import URGENCY, Alert, Finding, Judged, Judgement, Point, Start, Stretch
@@ -28,17 +29,15 @@ from sglang_tuning_exporter.core.judge import (
 )
 from sglang_tuning_exporter.core.rows import BY_ID, ROWS, Row
 from sglang_tuning_exporter.core.server import SIGNALS, Server, Totals, merged
-from sglang_tuning_exporter.core.view import View
+from sglang_tuning_exporter.core.view import View, view_of
 from sglang_tuning_exporter.sglang.args.command import command_line
 from sglang_tuning_exporter.sglang.args.printed import VARYING_ARGS, are_same_settings
 from sglang_tuning_exporter.state.profiles import Profile
 
 STEP_SECONDS = 30.0
+PAUSE_SECONDS = 60.0  # between two steps; beyond it nothing was known
 # In a run shorter than the window, what held in stretches of this length for so much of it is said as well: two causes in turn.
 PHASE_SECONDS, LEAST_PHASE_SECONDS, PHASE_SHARE = 60.0, 60.0, 0.35
-UNKNOWN_SECONDS = 60.0  # a break of knowledge of more than this is a start
-RECENTLY = 1800.0  # over which starts are counted
-NOTIFIED_AS_WELL = frozenset({"requests_rejected", "restart_loop"})  # beside their cause
 ENOUGH_SHARE = 0.5  # of the serving time: in a log shorter than a row's `after`
 STRETCH_SECONDS = 15.0  # shorter pauses do not divide a load
 # Of the counts: the name in a report.
@@ -75,40 +74,6 @@ class Run:
     is_start: bool = False  # its arguments are in the log
 
 
-@dataclass(slots=True)
-class Clock:
-    """The alert of one row: 1 once its condition was above the limit for `after`, 0 once it was not for `until`."""
-
-    row: Row
-    since: float | None = None  # above the limit
-    calm: float | None = None
-    known: float = -inf
-    firing: float | None = None
-
-    def pass_on(self, now: float, begun: float, *, holds: bool | None, hindered: bool) -> Alert | None:
-        """Take what holds now; return the alert that ends. `hindered`: a cause holds, so it does not begin before another `after`."""
-        if holds is None:
-            return None
-        if now - self.known > max(UNKNOWN_SECONDS, 2 * STEP_SECONDS):
-            self.since = self.calm = None
-        self.known = now
-        if holds:
-            self.calm, self.since = None, begun if self.since is None else self.since
-            wait = self.row.after * (2 if hindered else 1)
-            if self.firing is None and now - self.since >= wait:
-                self.firing = self.since + wait
-            return None
-        self.since, self.calm = None, now if self.calm is None else self.calm
-        if self.firing is not None and now - self.calm >= self.row.until:
-            alert, self.firing = self.alert(self.calm + self.row.until), None
-            return alert
-        return None
-
-    def alert(self, until: float | None) -> Alert:
-        """Return what is or was notified."""
-        return Alert(self.row.alert, self.row.id, self.row.severity, self.firing or 0.0, until)
-
-
 class Course:
     """Takes the events of a log in order of time; `end` says what the whole shows."""
 
@@ -118,9 +83,8 @@ class Course:
         self._profile = profile
         self._step: float | None = None  # the next one
         self._counted = 0.0  # serving seconds that are credited to rows
-        self._clocks = [Clock(row) for row in ROWS if row.alert]
+        self._clocks = Clocks()
         self._alerts: list[Alert] = []
-        self._starts: list[float] = []
         self._marked: Totals = Totals()
         self._last_batch: float | None = None
         self._last_line: float | None = None
@@ -144,9 +108,7 @@ class Course:
         if event.kind == "arguments":
             self._end_run()
             server.take(event)
-            at = server.now or 0.0
-            self._starts.append(at)
-            self.runs.append(Run(server.facts, at, is_start=True))
+            self.runs.append(Run(server.facts, server.now or 0.0, is_start=True))
             return
         server.take(event)
         if event.kind in {"decode", "prefill"}:
@@ -162,51 +124,16 @@ class Course:
         """Weigh the last ten minutes at a step."""
         self.server.advance(now)
         run, window = self.runs[-1], self._profile.window_seconds
-        view = self._view(min(window, now - run.begin))
+        view = view_of(self.server, min(window, now - run.begin))
         measured = weigh(view)
-        self._sound(measured, now)
+        self._alerts += self._clocks.pass_on(measured, self.server, now, PAUSE_SECONDS)
         if now - run.begin >= window:
             run.phases.clear()
             self._credit(run, measured)
         else:
-            phase = weigh(self._view(min(PHASE_SECONDS, now - run.begin)))
+            phase = weigh(view_of(self.server, min(PHASE_SECONDS, now - run.begin)))
             for name in phase.holding if phase.view.has_enough_load else ():
                 self._hold(run.phases, name, phase, min(STEP_SECONDS, phase.view.served))
-
-    def _view(self, seconds: float) -> View:
-        server = self.server
-        now = server.now or 0.0
-        totals = server.window(seconds)
-        totals["starts_recently"] = float(sum(now - at <= RECENTLY for at in self._starts))
-        return View(
-            totals, server.facts, server.profile, now, {dp: each.running or 0.0 for dp, each in server.schedulers.items()},
-            server.starting, server.stopping, server.how_ended, server.exception,
-            tuple(hang for hang in server.hangs if hang.begin + hang.seconds >= now - seconds),
-            dict(server.last),
-        )  # fmt: skip
-
-    def _sound(self, measured: Measured, now: float) -> None:
-        """Advance the alert clocks."""
-        holding = set(measured.holding)
-        firing = {clock.row.id for clock in self._clocks if clock.firing is not None} & holding
-        for clock in self._clocks:
-            row, figure = clock.row, measured.figures.get(clock.row.id)
-            holds = None if figure is None else row.id in holding
-            hindered = not holding.isdisjoint(row.causes) and row.id not in NOTIFIED_AS_WELL
-            if clock.firing is None and hindered and not firing.isdisjoint(row.causes):
-                continue  # somebody has been called for the cause
-            begun = self._event_at(row, now)
-            ended = clock.pass_on(now, begun, holds=holds, hindered=hindered)
-            if ended is not None:
-                self._alerts.append(ended)
-
-    def _event_at(self, row: Row, now: float) -> float:
-        """Return when the event of a row happened, `now` for a state."""
-        return (
-            max((self.server.last[name] for name in row.when.states if name in self.server.last), default=now)
-            if row.when.kind == "event"
-            else now
-        )
 
     def _credit(self, run: Run, measured: Measured, *, whole: bool = False) -> None:
         """Count the serving time since the last step for what holds."""
@@ -244,8 +171,8 @@ class Course:
             run.totals.add(server.buckets[-1][1])
         run.served = self._served()
         window = self._profile.window_seconds
-        run.whole = self._view(now - run.begin + 1.0)
-        self._credit(run, weigh(self._view(min(window, now - run.begin + 1.0))), whole=True)
+        run.whole = view_of(self.server, now - run.begin + 1.0)
+        self._credit(run, weigh(view_of(self.server, min(window, now - run.begin + 1.0))), whole=True)
         if run.whole.has_enough_load and set(run.verdicts) <= {
             NOT_ENOUGH,
             IDLE,
@@ -276,8 +203,9 @@ class Course:
         self._end_run()
         end = server.now or 0.0
         if server.dated:
-            self._sound(weigh(self._view(min(self._profile.window_seconds, end - self.runs[-1].begin + 1.0))), end)
-        self._alerts += [clock.alert(None) for clock in self._clocks if clock.firing is not None]
+            last = weigh(view_of(server, min(self._profile.window_seconds, end - self.runs[-1].begin + 1.0)))
+            self._alerts += self._clocks.pass_on(last, server, end, PAUSE_SECONDS)
+        self._alerts += self._clocks.firing
         judgement = self._judgement(end)
         totals = merged(bucket for _, bucket in server.buckets)
         served = sum(run.served for run in self.runs)
@@ -353,7 +281,7 @@ class Course:
             self.runs,
             key=lambda each: (each.served >= self._profile.enough_serving_seconds, each is self.runs[-1], each.served),
         )
-        view = run.whole if run.whole is not None else self._view(inf)
+        view = run.whole if run.whole is not None else view_of(self.server, inf)
         base = judge(replace(view, totals=_with_most(view.totals, self._most_queued)))
         kept = [each for each in base.findings if not each.is_limit]
         others = self._others(chosen, kept, end)

@@ -13,6 +13,8 @@ from sglang_tuning_exporter.core.events import NO_RANK, Event, Rank
 from sglang_tuning_exporter.sglang.args.command import typed_args
 from sglang_tuning_exporter.sglang.args.flags import flag_of, is_before, release_of, version_tuple
 from sglang_tuning_exporter.sglang.args.values import attention_ranks, flag_value, number, print_factor
+from sglang_tuning_exporter.sglang.events import RankFigures
+from sglang_tuning_exporter.sglang.server_info import ServerInfo
 
 DECODE_LOG_INTERVAL = 40.0  # decode steps between two decode lines, the default of --decode-log-interval
 # With one of these a request may also wait for an adapter's slot, its prefix or a larger batch; or few start at a time
@@ -70,6 +72,7 @@ class Facts:
     reduced: bool = False  # SGLang lowered max_running_requests itself, for want of capacity
     memory_device: str = ""
     graph_device: str = ""
+    role_seen: str = ""  # unified, prefill or decode, by the labels of the metrics
     first_form: bool = False  # lines of the first edition's releases: no `#pending-token`, no graph
     _release: tuple[int, str | None] = (-1, None)
     _typed: tuple[int, dict[str, object] | None] = (-1, None)
@@ -102,6 +105,53 @@ class Facts:
             self._take_memory(event)
         elif event.kind == "ready":
             self.ready = True
+
+    def see(self, figures: RankFigures) -> None:
+        """Take the constants of a scrape."""
+        dp = figures.dp
+        if figures.kv_pool_tokens is not None and self.pools.get(dp) != figures.kv_pool_tokens:
+            self.pools[dp] = figures.kv_pool_tokens
+            self._forget()
+        if figures.available_gpu_memory_gb is not None:
+            self.available[dp] = figures.available_gpu_memory_gb
+        taken = self.memory.setdefault(NO_RANK, RankMemory()).taken if figures.kv_memory_gb is not None else {}
+        for name, figure in (
+            ("pool", figures.kv_memory_gb),
+            ("weights", figures.weight_memory_gb),
+            ("graph", figures.graph_memory_gb),
+        ):
+            if figure is not None and self.gigabytes(name) is None:
+                taken[name] = figure
+
+    def inform(self, info: ServerInfo) -> None:
+        """Take an answer of `/server_info`: arguments and limits, where the log has none."""
+        self._forget()
+        self._release, self._typed = (-1, None), (-1, None)
+        self.version = info.version or self.version
+        if info.args and (not self.arguments or self.cut):
+            chunk = self.arguments.get("chunked_prefill_size")
+            self.arguments, self.cut = dict(info.args), False
+            if self.arguments.get("chunked_prefill_size") is None and chunk is not None:
+                self.arguments["chunked_prefill_size"] = chunk  # from the scheduler's line
+        limits = [rank.max_running_requests for rank in info.ranks if rank.max_running_requests is not None]
+        if limits:
+            for dp in set(self.limits) | set(self.pools) or {None}:
+                self.limits[dp] = float(min(limits))
+        tokens = [rank.token_capacity for rank in info.ranks if rank.token_capacity]
+        if tokens and not self.pools:
+            self.pools[None] = float(min(tokens))
+        left = [rank.startup_available_gb for rank in info.ranks if rank.startup_available_gb is not None]
+        if left and not self.available:
+            self.available[None] = min(left)
+        taken = self.memory.setdefault(NO_RANK, RankMemory()).taken if info.ranks else {}
+        for name, figures in (
+            ("weights", [rank.weight_gb for rank in info.ranks]), ("pool", [rank.kv_cache_gb for rank in info.ranks]),
+            ("graph", [rank.graph_gb for rank in info.ranks]),
+        ):  # fmt: skip
+            largest = most(figures)
+            if largest is not None and self.gigabytes(name) is None:
+                taken[name] = largest
+        self.graph_sizes = self.graph_sizes or max((rank.graph_batch_sizes for rank in info.ranks), key=len, default=())
 
     def _forget(self) -> None:
         for name in _FOLLOWING:
@@ -246,7 +296,7 @@ class Facts:
     @property
     def role(self) -> str:
         """The side of disaggregation, `prefill` or `decode`; empty for both."""
-        mode = self.word("disaggregation_mode")
+        mode = self.word("disaggregation_mode") or self.role_seen
         return mode if mode in {"prefill", "decode"} else ""
 
     @property

@@ -24,24 +24,35 @@ from sglang_tuning_exporter.core.findings import (
 )
 from sglang_tuning_exporter.core.rows import BY_ID, ROW_OF_WAIT, ROWS, WHY_REQUESTS_WAIT, Row, When
 from sglang_tuning_exporter.core.server import WAITS
-from sglang_tuning_exporter.core.view import SHARING, View, explained
+from sglang_tuning_exporter.core.suspects import LATE_TIMES, SLOW_BURN_TIMES
+from sglang_tuning_exporter.core.view import SHARING, SHORTEST_TIMEOUT, View, explained
 from sglang_tuning_exporter.sglang.args.refusals import objection
+from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
 
 NO_LIMIT, IDLE, NOT_ENOUGH, STARTING = "no_limit_in_log", "idle", "not_enough_data", "starting"
+HEALTHY, UNEXPLAINED, STOPPED = "healthy", "unexplained", "stopped"
 SENTENCES = {
+    HEALTHY: "Nothing limits this server: requests end with their answers, and none waits longer than it should.",
+    UNEXPLAINED: "Most requests are given up by their clients; the cause is not known.",
     NO_LIMIT: "Nothing limits this server as far as its log shows; whether clients got their answers is not in a log.",
     IDLE: "The server is idle: no request comes.",
     STARTING: "The server is starting.",
+    STOPPED: "The server was stopped: its log says that it was asked to end.",
 }
 PAST_SECONDS = 120.0  # what was not seen for so long is over
 LONG = 180.0  # seconds that are said in minutes
 HIGH, MEDIUM = 120.0, 60.0  # seconds of serving time for this confidence
+LEAST_WAITED = 10.0  # seconds of waiting that show what requests wait for
 RARE_WAIT = 0.1  # of the time, on the least busy DP rank
 FEW = 5  # requests that failed for other reasons are no finding
 MANY_FAILED = 0.05  # of the requests
 SMALL_MODEL_GB, SMALL_BATCH = 20.0, 32.0  # of all weights; the default of --torch-compile-max-bs
 ROOM_FOR_POOL, USUAL_FRACTION, LARGE_WEIGHTS = 0.3, 0.88, 0.3  # of a GPU's memory
 NO_SHARING = 0.02
+SEVERAL_EACH = 1.5  # requests of the scheduler for each over HTTP
+# Prompt tokens for each late gap, from which on prefill makes it.
+LONG_PREFILL = 512.0
+MANY_GIVEN_UP, NEARLY_ALL_GIVEN_UP = 0.333, 0.5  # of the requests that ended
 LARGE_BATCH, RARELY = 32.0, 0.25  # requests; of the time
 DP_ATTENTION_GPUS = 8
 _MOE = re.compile(r"moe|mixtral|deepseek-?_?(?:v[23]|r1)|-a\d+(?:\.\d+)?b\b|kimi-k2|gpt-oss|grok|dbrx", re.IGNORECASE)
@@ -78,6 +89,10 @@ def _graph_memory(view: View) -> Figure | None:
 
 
 def _hang(view: View) -> Figure | None:
+    if view.stuck is not None:
+        return Figure(
+            "seconds in which requests were there and nothing moved", view.stuck.seconds, "seconds", 0.0, "above"
+        )
     longest = max((hang.seconds for hang in view.hangs), default=0.0)
     if view.totals["health_failures"] and not longest:
         return Figure(
@@ -140,8 +155,10 @@ def _unexplained(view: View) -> Figure | None:
 
 
 def _failed(view: View) -> Figure | None:
-    failed = view.totals["server_errors"] if view.totals["server_errors"] >= FEW else 0.0
-    asked = view.totals["sequences"] + failed
+    posts = view.totals["generation_posts"]
+    failed = view.totals["server_errors"] + (view.totals["failed_requests"] if posts else 0.0)
+    failed = failed if failed >= FEW else 0.0
+    asked = posts or view.totals["sequences"] + failed
     return (
         Figure("share of the requests that ended in an exception", failed / asked, "share", MANY_FAILED, "above")
         if failed
@@ -168,6 +185,8 @@ def _sharing(view: View) -> float | None:
     came_back = totals["retracted"] * (view.prompt or 0.0) / max(totals["computed"] + totals["cached"], 1.0)
     if view.facts.is_on("enable_priority_scheduling"):
         return None  # preempted requests find their own prompts, and nothing counts them
+    if totals["generation_posts"] and totals["started"] > SEVERAL_EACH * totals["generation_posts"]:
+        return None  # several answers to one prompt find it cached
     return max(cached * (1.0 - (1.0 if own > 0.5 else own)) - came_back, 0.0)
 
 
@@ -287,6 +306,85 @@ def _suspects(view: View) -> Figure | None:
     )
 
 
+# What only the server's own metrics show
+
+
+def _down(view: View) -> Figure | None:
+    if not view.down and not view.scraped:
+        return None
+    return Figure("scrapes without an answer", 1.0 if view.down else 0.0, "count", 0.0, "above")
+
+
+def _trouble(name: str) -> Callable[[View], Figure | None]:
+    def of(view: View) -> Figure:
+        return Figure("trouble with a source", float(name in view.troubles), "count", 0.0, "above")
+
+    return of
+
+
+def _late(
+    view: View, latency: str, objective: float | None, budgets: float, because: Callable[[Histogram], bool]
+) -> Figure | None:
+    """Return the share of observations above the objective; at its limit at most where something else is the reason."""
+    seen = view.latency(latency)
+    if objective is None or seen is None or not view.has_enough_load or view.hung:
+        return None
+    if seen.observations < view.profile.enough_observations:
+        return None
+    share, limit = seen.above(objective) / seen.observations, view.profile.late_bound(budgets)
+    name = f"share of {latency.replace('_', ' ')} observations above {objective:g} s"
+    return Figure(name, share if share <= limit or because(seen) else limit, "share", limit, "above")
+
+
+def _is_waiting(view: View, first_tokens: Histogram) -> bool:
+    """Whether requests wait most of the time, or spend most of the time to their first token in the queue."""
+    wait, mean = view.wait, first_tokens.mean_seconds
+    share = view.profile.frequent_share
+    return _waited_share(view) > share or (wait is not None and mean is not None and wait > share * mean)
+
+
+def _late_by_queue(view: View) -> Figure | None:
+    objective = view.profile.time_to_first_token_seconds
+    return _late(view, "time_to_first_token", objective, LATE_TIMES, lambda seen: _is_waiting(view, seen))
+
+
+def _late_by_prompts(view: View) -> Figure | None:
+    objective = view.profile.time_to_first_token_seconds
+    return _late(view, "time_to_first_token", objective, LATE_TIMES, lambda seen: not _is_waiting(view, seen))
+
+
+def _late_between(view: View) -> Figure | None:
+    objective = view.profile.inter_token_seconds
+
+    def because(seen: Histogram) -> bool:
+        late, steps = seen.above(objective or 0.0) / seen.observations, view.steps
+        usual = seen.quantile(0.25) or 0.0
+        return (
+            bool(late and steps)
+            and view.totals["computed"] / (late * steps) >= LONG_PREFILL
+            and usual <= (objective or 0.0)
+        )
+
+    return _late(view, "inter_token", objective, SLOW_BURN_TIMES, because)
+
+
+def _given_up(view: View) -> Figure | None:
+    share = view.given_up_share
+    if share is None or not view.has_enough_load or view.totals["finished_requests"] < view.profile.enough_observations:
+        return None
+    if view.hung:  # then clients have a reason
+        share = 0.0
+    return Figure("share of the ended requests that were given up", share, "share", MANY_GIVEN_UP, "above")
+
+
+def _timeouts(view: View) -> Figure | None:
+    figure, ages = _given_up(view), view.given_up_ages
+    if figure is None:
+        return None
+    is_timeout = ages is not None and ages[1] >= SHORTEST_TIMEOUT and not view.cancels
+    return figure if is_timeout else replace(figure, value=min(figure.value, MANY_GIVEN_UP))
+
+
 def _step_of_a_large_batch(view: View) -> float | None:
     """Return the seconds between two tokens, where decoding alone takes them: the batch is large and prompts take little of the time."""
     batch = view.batch(0.5)
@@ -305,6 +403,9 @@ FACTS: dict[str, Callable[[View], Figure | None]] = {
     "prefill": _prefill, "imbalance": _imbalance,
     "unexplained": _unexplained, "requests_failed": _failed, "requests_refused": _refused, "shared_prefixes": _shared_prefixes,
     "no_prefixes": _no_prefixes, "fits_one_gpu": _fits_one_gpu, "replicas": _replicas, "small_batches": _small_batches,
+    "down": _down, "timeouts": _timeouts, "given_up": _given_up, "late_by_queue": _late_by_queue, "late_by_prompts": _late_by_prompts,
+    "late_between": _late_between, "metrics_disabled": _trouble("metrics_disabled"), "log_silent": _trouble("log_silent"),
+    "disagree": _trouble("sources_disagree"),
     "large_weights": _large_weights, "experts": _experts, "latent_pool_full": _latent_pool_full, "settings": _settings, "suspects": _suspects,
 }  # fmt: skip
 LEVELS: dict[str, Callable[[View], float | None]] = {
@@ -357,10 +458,25 @@ class Measured:
         view = self.view
         if view.starting:
             return STARTING
+        if view.stopped:
+            return STOPPED
         if view.has_enough_load:
-            return NO_LIMIT
-        idle = view.idle > 0 and view.idle >= view.served
+            if not view.scraped:
+                return NO_LIMIT
+            return HEALTHY if is_served(view) else NOT_ENOUGH if view.hung else UNEXPLAINED
+        idle = view.idle > 0 and view.idle >= view.served and not view.busy
         return IDLE if idle and view.served < view.profile.enough_serving_seconds else NOT_ENOUGH
+
+
+def is_served(view: View) -> bool:
+    """Whether clients get their answers: requests end without being given up, or tokens are delivered while requests run."""
+    share = view.given_up_share
+    if view.silent_seconds or (share is not None and share > NEARLY_ALL_GIVEN_UP and not view.cancels):
+        return False
+    counted = "finished_requests" in view.totals
+    return (
+        view.totals["finished_requests"] > view.totals["aborted_requests"] or view.totals["decoded"] > 0 or not counted
+    )
 
 
 _ORDER = {row.id: place for place, row in enumerate(ROWS)}
@@ -416,7 +532,11 @@ def is_limit(name: str, measured: Measured) -> bool:
 def judge(view: View) -> Judgement:
     """Return the findings of one stretch, and what limits the server in it."""
     measured = weigh(view)
-    found = findings(measured)
+    return judgement_of(measured, findings(measured))
+
+
+def judgement_of(measured: Measured, found: tuple[Finding, ...]) -> Judgement:
+    """Return the judgement with these findings."""
     return Judgement(*_verdict(measured, found), found, _checks(measured))
 
 
@@ -431,8 +551,10 @@ def _verdict(measured: Measured, found: tuple[Finding, ...]) -> tuple[str, str, 
 def short_load(view: View) -> str:
     """Say what a load too short for a verdict showed."""
     queued = view.totals["most_queued"]
+    if view.silent_seconds:
+        return f"Requests run, and no token has been sent for {view.silent_seconds:.0f} s."
     if not view.served:
-        return "There is no load in this log."
+        return "There is no load in this log." if not view.scraped else "There was no load in the last ten minutes."
     words = f"The load of {view.served:.0f} s was too short for a verdict"
     if queued:
         longest = view.wait
@@ -504,6 +626,9 @@ def _changes(
 
 def cause_of_waits(view: View) -> str | None:
     """Return the row of the reason that held for most of the time in which requests waited; None where there is none."""
+    waited = view.known["admission"] - view.totals["admission/no_queue"]
+    if waited < LEAST_WAITED:
+        return None
     shares = {wait: view.waiting_share(wait) or 0.0 for wait in WAITS}
     most = max(shares, key=shares.__getitem__)
     return ROW_OF_WAIT.get(most) if shares[most] > view.profile.frequent_share else None

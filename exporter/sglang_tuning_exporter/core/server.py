@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 from math import ceil, inf
 from typing import NamedTuple
@@ -16,6 +17,8 @@ from typing import NamedTuple
 from sglang_tuning_exporter.capacity.step_time import StepSums
 from sglang_tuning_exporter.core.events import Event, Rank
 from sglang_tuning_exporter.core.facts import Facts
+from sglang_tuning_exporter.core.scrapes import Counters, Gains, Progress, RankGains
+from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
 from sglang_tuning_exporter.state.profiles import Profile
 
 BUCKET_SECONDS = 10.0
@@ -43,8 +46,18 @@ COARSE = 0.05  # of the pool: smaller requests fill it smoothly, and usage alone
 SHARED_PREFIXES = 0.2
 FAR_ABOVE = 0.2  # of the new-token ratio, above its start
 LEAST_RATIO, DECAY_STEPS = 0.14, 600.0  # of the initial ratio; srt/managers/schedule_policy.py
+LOGGED_SECONDS = 60.0  # since the last batch line: what the log counts is not taken from the counters
+SHORT_WAIT_SECONDS = 1.0  # of a queue that only scrapes show
+QUEUE_FULL = 0.5  # of --max-queued-requests: gauges are older than the rejections
+SHOWN_SECONDS = 60.0  # that a scrape's gauges hold at most
+LEAST_STEPS, LEAST_COMPUTED = (
+    40.0,
+    1024.0,
+)  # decode steps, prompt tokens between two scrapes of an idle scheduler: less are health checks
 STEP_SECONDS = 1.0  # between two step times: SGLang prints whole seconds
 NEARLY_SAME = 0.1  # of the mean batch, between two decode lines: the mean is off by half as much at most
+FALL_SECONDS = 600.0  # from the line of a start to the first counters: a model may take long to load
+MOST_STARTS = 64  # whose times are kept
 REPEAT_SECONDS = 10.0  # within which other ranks print the same event
 MANY_ELSEWHERE = 0.25  # of the running requests: fewer are always on their way between the two sides
 ELSEWHERE = ("bootstrap", "unbootstrapped", "prealloc", "transfer", "transferring", "inflight", "host_receive")
@@ -148,6 +161,7 @@ class Scheduler:
         self.usages: dict[str, float] = {}
         self.graph: bool | None = None
         self.queues: dict[str, float] = {}
+        self.grammar_queued = 0.0
         self.pending: tuple[float, float] | None = None  # tokens that wait, and of how many requests
         self.ratio: float | None = None  # the new-token ratio after a retraction, until it is near its start again
         self.throughput: float | None = None
@@ -180,6 +194,15 @@ class Scheduler:
         self._step_due = -inf
         self._batch = 0.0  # of the line before, 0 where that is a prefill line
         self.has_decoded = False
+        # Scrapes
+        self.logged_at = -inf  # the last batch line
+        self._shown_at = -inf  # a scrape last showed that something had changed
+        self._scraped_at = -inf
+        self._computing: float | None = None  # seconds of prefill between two scrapes
+        self._joining = (
+            0.0  # requests of a prefill batch, on average: a gauge of that moment does not count them as running
+        )
+        self._counts_admissions = False
 
     # A line
 
@@ -199,6 +222,8 @@ class Scheduler:
         is_first = self.at is None or now != self.at
         if is_first:
             self._proceed(now, figures.get("running"))
+            self._computing = None
+        self.logged_at = now
         server = self._server
         for name, figure in (("full", "usage"), ("swa", "swa_usage"), ("mamba", "mamba_usage")):
             if figure in figures:
@@ -247,6 +272,7 @@ class Scheduler:
             self._gaps.append(now - self._decoded_at)
         self._decoded_at, self._decoded, self._woke, self._joined = now, True, False, 0.0
         bucket["decode_lines"] += 1
+        self._server.logged(steps)
         if figures.get("usage", 0.0) >= LEAST_USAGE and "tokens" in figures:
             self._pool = figures["tokens"] / figures["usage"]
         bucket["decoded"] += steps * max(accepted, 1.0) * running
@@ -256,7 +282,6 @@ class Scheduler:
         if "graph" in figures:
             self.graph = bool(figures["graph"])
             facts.graph_device = event.word or facts.graph_device
-            bucket["replayed" if self.graph else "eager"] += 1
             name, size = ("replayed_most", running) if self.graph else ("eager_inverse", 1.0 / max(running, 1.0))
             bucket[name] = max(bucket[name], size)
             if not self.graph and self._server.another_decides(self.dp, running, now):
@@ -342,6 +367,100 @@ class Scheduler:
         """The usage of the fullest pool, 0 to 1."""
         return max(self.usages.values(), default=None)
 
+    # A scrape
+
+    def see(self, gains: RankGains, now: float) -> None:
+        """Take what a scrape shows. Its gauges hold until the next line or scrape; lines of the log, where they come, say more.
+
+        SGLang refreshes a gauge when it prints a batch line, and when it is idle: unchanged figures are the old observation.
+        """
+        figures, logged = gains.figures, now - self.logged_at <= LOGGED_SECONDS
+        interval = now - self._scraped_at if self._scraped_at > -inf else 0.0
+        if not logged:
+            self._count(gains, interval, now)
+        serving = bool(figures.running or figures.queued or figures.grammar_queued or any(figures.queues.values()))
+        if logged and serving and self.at is not None and now < self.at + self.hold_seconds:
+            self._shown_at, self._scraped_at = now, now
+            self._see_queues(figures)
+            return
+        if self._tokens and self.at is not None and now < self.at + self.hold_seconds and not serving and logged:
+            return  # a prefill, which the gauges do not show
+        was_idle = not (self.running or self.queued)
+        self.advance(now)
+        if not serving and was_idle and not logged and interval:
+            self._serve_between(gains, interval, now)
+        if figures.running is None and figures.queued is None:
+            self._scraped_at = now
+            return
+        self.running, self.queued = figures.running, figures.queued
+        for name, usage in (("full", figures.full_usage), ("swa", figures.swa_usage), ("mamba", figures.mamba_usage)):
+            if usage is not None:
+                self.usages[name] = usage
+        self._see_queues(figures)
+        self.throughput = figures.generation_throughput
+        self._shown_at = now if gains.is_fresh or not serving else self._shown_at
+        self.at, self.spent, self._scraped_at = now, max(now, self.spent), now
+        self._tokens = self._joined = 0.0
+        if logged:
+            self._full, self._computing = False, 0.0
+        if serving:
+            bucket = self._server.bucket(now)
+            bucket["lines"] += max(1.0 - gains.lines, 0.0)
+            bucket["most_running"] = max(bucket["most_running"], self.running or 0.0)
+            bucket["most_usage"] = max(bucket["most_usage"], self.usage or 0.0)
+
+    def _see_queues(self, figures: RankFigures) -> None:
+        self.queues.update(figures.queues)
+        if figures.grammar_queued is not None:
+            self.grammar_queued = figures.grammar_queued
+        initial, ratio = self._server.facts.initial_ratio, figures.new_token_ratio
+        if ratio is not None:
+            self.ratio = ratio if initial is not None and ratio > initial + FAR_ABOVE else None
+
+    def _count(self, gains: RankGains, interval: float, now: float) -> None:
+        """Count what the server's own counters gained since the scrape before, and what it did meanwhile."""
+        gained, facts, bucket = gains.gained, self._server.facts, self._server.bucket(now)
+        figures = gains.figures
+        steps, passes = gains.steps, gained.get("prefill_passes", 0.0)
+        for name in ("computed", "cached", "started", "decoded"):
+            bucket[name] += gained.get(name, 0.0)
+        bucket["lines"] += gains.lines
+        bucket["decode_lines"] += steps / facts.steps_between_lines
+        bucket["prefill_lines"] += passes
+        bucket["sequences"] += gained.get("started", 0.0)
+        if "started" in gained:
+            self._counts_admissions = True
+            if gained["started"]:
+                self._admitted.append((now, gained["started"]))
+                self._admitted_sum += gained["started"]
+                self._admitted_at, self._nothing_since = now, now
+        tokens, most = gained.get("computed", 0.0), facts.prefill_tokens
+        if not gains.is_fresh:
+            return  # nothing has changed: what the scrape before showed holds
+        self._full = bool(most and tokens >= FULL_PREFILL * most * max(passes, 1.0))
+        bucket["full_lines"] += passes if self._full else 0.0
+        self._joining = gained.get("started", 0.0) / passes if passes else 0.0
+        self._computing = (
+            interval * passes / (passes + steps) if passes else interval if tokens and not steps and interval else 0.0
+        )
+        if steps or passes:
+            eager = gained.get("eager", 0.0) > gained.get("replayed", 0.0)
+            known = bool(facts.arguments) or bool(figures.graph_passes)  # else it may be a server without a GPU
+            self.graph = None if not steps or not known else not eager
+        if interval and tokens:
+            self._rate = max(self._rate, tokens / interval)
+            bucket["peak"] = self._rate
+
+    def _serve_between(self, gains: RankGains, interval: float, now: float) -> None:
+        """Count the time since the scrape before as serving: only the counters show work, both scrapes found nothing to do."""
+        steps, decoded = gains.steps, gains.gained.get("decoded", 0.0)
+        if steps < LEAST_STEPS and gains.gained.get("computed", 0.0) < LEAST_COMPUTED:
+            return
+        begin = max(now - min(interval, SHOWN_SECONDS), self.spent - interval)
+        self.spent, self.running, self.queued = begin, decoded / steps if steps and decoded else 0.0, 0.0
+        graph = UNKNOWN if self.graph is None else "replayed" if self.graph else "eager"
+        self._spend(now, Moment("empty", UNKNOWN, "no_queue", self._server.facts.without_graph or graph))
+
     # Time
 
     def _proceed(self, now: float, runs: float | None) -> None:
@@ -381,19 +500,28 @@ class Scheduler:
         """Count the time up to `now`."""
         if self.at is None or now <= self.spent:
             return
-        if self.running == 0 and not self.queued and not self._joined and not any(self.queues.values()):
+        if (
+            self.running == 0
+            and not self.queued
+            and not self._joined
+            and not any(self.queues.values())
+            and not self.grammar_queued
+        ):
             self._spend(now, _ALL_IDLE)
             return
-        prefill = min(self.prefill_seconds, STUCK_SECONDS)
-        if self._tokens and self.spent < self.at + prefill:
+        prefill = self.prefill_seconds if self._computing is None else self._computing
+        prefill = min(prefill, STUCK_SECONDS)
+        if prefill and self.spent < self.at + prefill:
             bucket, begin = self._server.bucket(self.spent), self.spent
             self._spend(min(now, self.at + prefill), self._states(prefilling=True))
             bucket["prefilling"] += self.spent - begin
-        until = self.at + self.hold_seconds
+        until = self.at + self.hold_seconds if self._computing is None else self.at
+        if now - self._scraped_at <= SHOWN_SECONDS:  # scrapes show when it is idle
+            until = max(until, self._shown_at + SHOWN_SECONDS)
         if self.spent < min(now, until):
             self._spend(min(now, until), self._states(prefilling=False))
         if self.spent < now:
-            waits = self.queued is None or self.queued > 0 or any(self.queues.values())
+            waits = self.queued is None or self.queued > 0 or any(self.queues.values()) or self._computing is not None
             self._spend(now, _ALL_UNKNOWN if waits else _ALL_IDLE)
 
     def _spend(self, until: float, moment: Moment) -> None:  # noqa: C901 - one loop over all sums
@@ -436,7 +564,7 @@ class Scheduler:
         """Estimate how long the last request of the queue waits: by admissions, which count retracted requests again."""
         if not self.queued:
             return 0.0 if self.queued is not None else None
-        if self._prefilled_at is None:
+        if self._prefilled_at is None and not self._counts_admissions:
             return None  # who starts is in the prefill lines
         while self._admitted and self._admitted[0][0] < now - RATE_SECONDS:
             self._admitted_sum -= self._admitted.popleft()[1]
@@ -455,6 +583,7 @@ class Scheduler:
         elsewhere = sum(self.queues.values()) if self.queues else 0.0
         slow = self._waits_elsewhere = elsewhere > (queued or 0.0) and self._other_side_is_slow(elsewhere, running)
         waiting = elsewhere if slow else queued
+        compiles = self.grammar_queued > max(queued or 0.0, elsewhere) and (usage is None or usage < target)
         if waiting is None:
             queue = UNKNOWN
         elif waiting <= 0:
@@ -464,6 +593,7 @@ class Scheduler:
         admission = self._admission(
             running, usage, queued, slow=slow, full=self._full and (prefilling or not self._decoded)
         )
+        admission = "grammar_queue" if compiles else admission
         if facts.without_graph:
             graph = facts.without_graph
         elif self.graph:
@@ -481,7 +611,7 @@ class Scheduler:
             return "above_range"
         if profile.queue_wait_seconds is not None:
             wait = self.wait_seconds(self.spent)
-            if wait is None and self._prefilled_at is None:
+            if wait is None and self._prefilled_at is None and self._computing is None:
                 return UNKNOWN  # a log of decode lines alone: the queue is judged by its wait
             if wait is not None and wait > profile.queue_wait_seconds:
                 return "above_range"
@@ -503,7 +633,10 @@ class Scheduler:
         if running is not None and limit is not None and not full_pool:
             if running < limit and self._stands_still():
                 return "standing_still"
-            if running >= min(AT_LIMIT * limit, max(limit - 1.0, 1.0)):  # one fewer, until the next one starts
+            joining = 0.0 if self._computing is None else self._joining
+            if running + joining >= min(
+                AT_LIMIT * limit, max(limit - 1.0, 1.0)
+            ):  # one fewer, until the next one starts
                 return "running_limit"
         if full or facts.waits_by == "prefill":
             return "prefill_bound"
@@ -516,9 +649,14 @@ class Scheduler:
         fits = running is None or self._next_fits(running, usage, target)
         if not fits:
             return "pool_full"
-        if self._stands_still():
-            return "standing_still"
-        return UNKNOWN if facts.waits_by else "held_back"
+        return "standing_still" if self._stands_still() else self._held_back()
+
+    def _held_back(self) -> str:
+        """Return `held_back` where the new-token ratio is all that keeps the next request from starting."""
+        wait = self.wait_seconds(self.spent)
+        passes = self._computing is not None and (wait is None or wait < SHORT_WAIT_SECONDS)
+        # A scrape sees a queue that the next batch takes.
+        return UNKNOWN if passes or self._server.facts.waits_by else "held_back"
 
     def _stands_still(self) -> bool:
         """Whether none was started for a minute although a request ended, or more is free than SGLang can have reserved."""
@@ -592,6 +730,8 @@ class Server:
         self.schedulers: dict[int | None, Scheduler] = {}
         self.buckets: deque[tuple[float, Totals]] = deque()
         self.totals = Totals()  # of this start, without the open bucket
+        self.counted = Totals()  # counts since the beginning: they never fall
+        self._unexplained: float | None = None  # a failure for want of memory whose phase may still be printed
         self.begin: float | None = None  # the first and the last time
         self.now: float | None = None
         self.starts = 0
@@ -603,13 +743,104 @@ class Server:
         self.hangs: list[Hang] = []
         self.silences: list[Hang] = []
         self.last: dict[str, float] = {}  # when something happened last
-        self.started: list[Facts] = []
+        self.started_at: deque[float] = deque(maxlen=MOST_STARTS)
         self.dated = False
         self._repeated: dict[tuple[float | str | None, ...], tuple[float, Counter[Rank]]] = {}
         self._failed: dict[str, float] = {}
         self._ranks: dict[int | None, Rank] = {}  # the lowest rank of each scheduler, by the lines of its start
         self._prefilled: dict[int | None, float] = {}
         self._exceptions_due = 0.0
+        self._counters = Counters()
+        self.progress = Progress()
+        self._logged_steps = 0.0  # decode steps by the log since the last scrape
+        self._logged = Totals()  # rejected and failed requests that the log has shown, and no counter so far
+
+    @property
+    def page(self) -> Scrape | None:
+        """The last page of its metrics."""
+        return self._counters.page
+
+    def scrape(self, page: Scrape, now: float) -> Gains:
+        """Take a page of the server's own metrics; return what it gained."""
+        self.now = now if self.now is None else max(self.now, now)
+        self.begin = now if self.begin is None else self.begin
+        longest = self.facts.size("max_queued_requests")
+        queued = [
+            *(rank.queued or 0.0 for rank in page.ranks),
+            *(each.queued or 0.0 for each in self.schedulers.values()),
+        ]
+        full = longest is not None and max(queued, default=0.0) >= QUEUE_FULL * longest
+        gains, bucket = self._counters.take(page, now, queue_is_full=full), self.bucket(now)
+        if gains.restarted:
+            self._take_fall(now)
+        self.facts.role_seen = page.engine_type or self.facts.role_seen
+        for name, gained in gains.counts.items():
+            known = min(self._logged[name], max(gained, 0.0))  # the log's lines of the same requests came first
+            self._logged[name] -= known
+            more = gained - known
+            bucket[name] += more
+            self.counted[name] += max(more, 0.0)
+            if more > 0:
+                self.last[name] = now
+        for name, histogram in gains.latencies.items():
+            for bound, count in zip(histogram.bounds, histogram.counts, strict=True):
+                bucket[f"{name}/{bound:g}"] += count
+            bucket[f"{name}:s"] += histogram.seconds or 0.0
+        for rank in gains.ranks:
+            self.facts.see(rank.figures)
+            if rank.figures.dp in self.schedulers or len(self.schedulers) < 1024:
+                scheduler = self.schedulers.get(rank.figures.dp)
+                if scheduler is None:
+                    scheduler = self.schedulers[rank.figures.dp] = Scheduler(rank.figures.dp, self)
+                scheduler.see(self._complete(rank, gains), now)
+        self.progress.take(
+            page, gains, logged_steps=self._logged_steps, speculates=self.facts.is_on("speculative_algorithm"), now=now
+        )
+        self._logged_steps = 0.0
+        if self.ended or self.starting:
+            self.ended, self.starting = "", False
+        return gains
+
+    def lose(self, now: float) -> None:
+        """Note that nothing answers: what the last scrape showed holds no longer."""
+        self._stop(now)
+        self.progress.forget()
+
+    def count_retracted(self, requests: float, now: float) -> None:
+        """Count retracted requests that only a counter shows."""
+        bucket = self.bucket(now)
+        for name in ("retractions", "retracted"):
+            bucket[name] += requests
+        self.counted["retracted"] += requests
+        self.last["retractions"] = now
+
+    def forget(self, before: float) -> None:
+        """Drop the sums from before a time."""
+        while self.buckets and self.buckets[0][0] < before and len(self.buckets) > 1:
+            self.buckets.popleft()
+        if len(self.hangs) > MOST_STARTS:
+            del self.hangs[:-MOST_STARTS], self.silences[:-MOST_STARTS]
+
+    @staticmethod
+    def _complete(rank: RankGains, gains: Gains) -> RankGains:
+        """Return the gains of a server's only scheduler with what older releases count of the whole server, when requests end."""
+        if len(gains.ranks) > 1 or "computed" in rank.gained:
+            return rank
+        counts = gains.counts
+        computed = counts.get("finished_prompt_tokens", 0.0) - counts.get("finished_cached_tokens", 0.0)
+        whole = {
+            "computed": max(computed, 0.0),
+            "cached": counts.get("finished_cached_tokens", 0.0),
+            "decoded": counts.get("finished_answer_tokens", 0.0),
+        }
+        if "started_requests" in counts:
+            whole["started"] = counts["started_requests"]
+        return replace(rank, gained=whole | dict(rank.gained))
+
+    def _take_fall(self, now: float) -> None:
+        """Take a new start that only the counters show: the log has its own line for it."""
+        if now - self.last.get("starts", -inf) > FALL_SECONDS:
+            self._take_start(Event("arguments", now, arguments={}), now)
 
     def bucket(self, now: float) -> Totals:
         """Return the sums of ten seconds."""
@@ -642,6 +873,9 @@ class Server:
         self.now = now if self.now is None else max(self.now, now)
         for scheduler in self.schedulers.values():
             scheduler.advance(self.now)
+        if self._unexplained is not None and self.now - self._unexplained > REPEAT_SECONDS:
+            self._unexplained = None
+            self.counted["out_of_memory.unknown"] += 1
 
     def take(self, event: Event) -> None:  # noqa: C901 - one case for each kind
         """Take an event. Without a time it is taken at the time of the last one."""
@@ -684,6 +918,12 @@ class Server:
         if event.marked:
             bucket[f"marked.{name}"] += number
         self.last[name] = now
+        if name in {"rejected", "server_errors"}:
+            self._logged[name] += number
+        if name == "out_of_memory.unknown":
+            self._unexplained = now
+        else:
+            self.counted[name] += number
 
     def _take_batch(self, event: Event, now: float) -> None:
         rank = event.rank
@@ -750,6 +990,7 @@ class Server:
         if recent == {"unknown"}:
             del self._failed["unknown"]
             self.bucket(now)["out_of_memory.unknown"] -= 1
+            self._unexplained = None
         self.exception = event.text or self.exception
         self.count(f"out_of_memory.{phase}", now, event)
 
@@ -766,13 +1007,14 @@ class Server:
         self._stop(now)
         self.starts += 1
         self.count("starts", now, event)
-        self.started.append(self.facts)
+        self.started_at.append(now)
         self.facts = Facts(version=self.facts.version)
         self.facts.take(event)
         self.profile = self.base.for_server(_Edition(self.facts))  # type: ignore[arg-type]
         self.schedulers.clear()
         self._ranks.clear()
         self._failed.clear()
+        self._logged.clear()
         self.totals = Totals()
         self.starting, self.stopping, self.ended, self.exception = True, False, "", ""
 
@@ -802,6 +1044,10 @@ class Server:
             self.count(event.kind, now, event)
 
     # What schedulers ask
+
+    def logged(self, steps: float) -> None:
+        """Note decode steps that the log shows."""
+        self._logged_steps += steps
 
     def another_decides(self, dp: int | None, running: float, now: float) -> bool:
         """Whether a step ran without a graph because of another rank of DP attention: one prefilled, or has a larger batch."""

@@ -21,20 +21,23 @@ EMPTY_PAGES, EMPTY_PAGES_ALLOWED, PAGE_SIZES = 0.25, 0.1, (64, 32, 16, 1)
 PROMPTS_HELD = 0.25  # of the KV cache, above which prompts that share nothing fill it
 SHORT_PROMPT = 64.0
 FEW_PROMPTS = 4.0  # in one prefill batch
+# Tokens of a chunk: a smaller one takes about as long; with this one or less, decode steps in between only delay the prompts.
+LEAST_USEFUL_CHUNK, TINY_CHUNK = 1024.0, 512.0
+LATE_TIMES, SLOW_BURN_TIMES = 10.0, 6.0  # error budgets above which first tokens, and gaps between tokens, are late
 LARGE_BATCH = 32.0
 # While one of these is set, no other flag helps.
 INSTEAD = frozenset(
     {"page_size", "max_prefill_tokens", "prefill_decode_interval", "max_loras_per_batch", "prefill_max_requests"}
 )
 _STATES = {"pool": "pool_full", "prefill": "prefill_bound", "held_back": "held_back", "limit": "running_limit"}
-_WAITING = frozenset({"queue_too_long", "unexplained"})
+_WAITING = frozenset({"queue_too_long", "unexplained", "latency_queue"})
 _POOL = _WAITING | {
     "running_far_below_limit",
     "conservativeness_ineffective",
     "admission_too_conservative",
     "retracting_too_often",
 }
-_PROMPTS = _WAITING | {"prefill_bound"}
+_PROMPTS = _WAITING | {"prefill_bound", "latency_long_prompts"}
 _ADMITS = _WAITING | {"admission_too_conservative", "prefill_bound"}
 _NEEDED = "it is needed for what this server does"
 
@@ -119,6 +122,17 @@ SUSPECTS: tuple[Suspect, ...] = (
         most=16384,
         only_proven=True,
         cost="Larger prefill batches take more GPU memory, and running requests pause longer.",
+    ),
+    Suspect(
+        "chunked_prefill_size",
+        "first_tokens tokens",
+        "Each chunk takes a pass through the model, and a small one takes about as long as one of 1,024 tokens.",
+        "prompts fit into one chunk",
+        "srt/managers/schedule_policy.py, PrefillAdder",
+        least=0,
+        most=LEAST_USEFUL_CHUNK,
+        only_proven=True,
+        cost="Running requests pause longer for each chunk.",
     ),
     Suspect(
         "prefill_decode_interval",
@@ -415,13 +429,18 @@ def troubles(view: View) -> frozenset[str]:
         seen.add("prefill")
     unknown = 1.0 - (view.share("queue", "empty") or 0.0) > view.profile.frequent_share and view.facts.starts_slowly
     healthy = ("empty", "in_range") if view.profile.queue_lower is None else ("empty", "in_range", "below_range")
-    late = (
+    profile = view.profile
+    late_gaps = view.late_share("inter_token", profile.inter_token_seconds) > profile.late_bound(SLOW_BURN_TIMES)
+    late_first = view.late_share("time_to_first_token", profile.time_to_first_token_seconds) > profile.late_bound(
+        LATE_TIMES
+    )
+    late = late_gaps or (
         view.step_seconds is not None
         and view.profile.inter_token_seconds is not None
         and view.step_seconds > view.profile.inter_token_seconds
     )
     signs = {
-        "unknown": unknown, "hang": bool(view.totals["watchdogs"]), "tokens": late,
+        "unknown": unknown, "hang": bool(view.totals["watchdogs"]), "tokens": late, "first_tokens": late_first,
         "waiting": not seen and 1.0 - (view.share("queue", *healthy) or 0.0) > bound,
         "eager": (view.share("cuda_graph", "eager") or 0.0) > bound,
         "retracting": view.retractions_a_minute > view.retractions_tolerated,
@@ -595,6 +614,22 @@ def _prefill_tokens(view: View, seen: frozenset[str], most: float) -> Proven | N
     )
 
 
+def _small_chunk(view: View, seen: frozenset[str], chunk: float) -> Proven | None:
+    """A prompt takes several passes through the model, one for each small chunk."""
+    reserve, prompt = view.facts.reserve_gb, view.prompt
+    chunk /= view.facts.attention_ranks
+    is_tiny = chunk < TINY_CHUNK
+    late = {"first_tokens", "tokens"} if is_tiny else {"first_tokens"}
+    if late.isdisjoint(seen) or (reserve is not None and reserve < view.profile.reserve_lower_gb):
+        return None
+    taken = ceil(prompt / chunk) if prompt else None
+    if taken == 1:
+        return None
+    rows = _PROMPTS | {"latency_batch_too_large"} | ({"latency_prefill_between"} if is_tiny else frozenset())
+    gain = f"a mean prompt takes {taken} chunks" if taken is not None else ""
+    return Proven(rows, LEAST_USEFUL_CHUNK * view.facts.attention_ranks, gain)
+
+
 def _decode_interval(_: View, seen: frozenset[str], steps: float) -> Proven | None:
     """Between prefill batches requests wait for decode steps."""
     if seen.isdisjoint({"held_back", "unknown", "waiting"}):
@@ -620,6 +655,7 @@ def _watchdog(_: View, seen: frozenset[str], __: float) -> Proven | None:
 
 
 PROOFS: dict[str, Callable[[View, frozenset[str], float], Proven | None]] = {
-    "disable_radix_cache": _radix_cache, "page_size": _pages, "max_prefill_tokens": _prefill_tokens, "prefill_decode_interval": _decode_interval,
+    "disable_radix_cache": _radix_cache, "page_size": _pages, "max_prefill_tokens": _prefill_tokens,
+    "chunked_prefill_size": _small_chunk, "prefill_decode_interval": _decode_interval,
     "max_loras_per_batch": _adapters, "max_queued_requests": _queue_limit, "watchdog_timeout": _watchdog,
 }  # fmt: skip

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import sqrt
+from math import inf, sqrt
 
 from sglang_tuning_exporter.core.facts import Facts
-from sglang_tuning_exporter.core.server import SIGNALS, Hang, Totals, mean_prompt
+from sglang_tuning_exporter.core.scrapes import Stuck
+from sglang_tuning_exporter.core.server import SIGNALS, Hang, Server, Totals, mean_prompt
+from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
 from sglang_tuning_exporter.state.profiles import Profile
 
 # Of the waiting time with a batch of one size or one less: the running limit, where the start is not in the log.
@@ -22,6 +24,7 @@ FILLED, EVEN = 0.88, 0.49
 SOME_RETRACTIONS = 0.5  # a minute: evidence against a reservation that is too large
 NEARLY_FULL = 0.85  # of the cache
 HALF_FULL = 0.45  # of the cache: less is not what requests of one length leave
+OF_ONE_AGE, SHORTEST_TIMEOUT = 0.8, 1.0  # share of the ends in two neighbouring buckets; seconds
 # Share of the time in which full prefill batches were computed, above which requests wait for prefill whatever the cache holds.
 MOSTLY_PREFILL = 0.5
 # Of the prompt tokens from the cache under fcfs: with less, ordering is not worth it; with more, nothing is left to gain.
@@ -29,6 +32,7 @@ SHARING = (0.095, 0.9)
 AT_RANDOM = 1.65  # standard deviations of a count that falls at random
 LEAST_MINUTE = 60.0  # less than a minute counts as a minute: one burst is no rate
 ENOUGH_ON_A_RANK = 20.0  # seconds
+RECENTLY = 1800.0  # over which starts are counted
 
 
 @dataclass(frozen=True)  # no slots, because of `cached_property`
@@ -46,6 +50,70 @@ class View:
     exception: str = ""  # the last line of the last traceback
     hangs: tuple[Hang, ...] = ()
     last: Mapping[str, float] = field(default_factory=dict)  # when something happened last
+    # Live
+    scraped: bool = False  # SGLang's metrics are read
+    down: str = ""  # why it could not be scraped; empty while it answers
+    stopped: bool = False  # it was asked to end, and has
+    stuck: Stuck | None = None
+    hung: bool = False  # now or in this stretch
+    silent_seconds: float = 0.0  # no token was sent for so long, with requests running
+    busy: bool = False  # requests run or wait now
+    troubles: Mapping[str, str] = field(default_factory=dict)  # of the sources, by the row, in words
+
+    def latency(self, name: str) -> Histogram | None:
+        """Return the observations of a latency; None where the server exposes none, or none came."""
+        counts = sorted((float(bound), count) for bound, count in self.totals.under(name).items())
+        if len(counts) < 2 or counts[-1][0] != inf or counts[-1][1] <= 0:
+            return None
+        return Histogram(
+            tuple(bound for bound, _ in counts), tuple(count for _, count in counts), self.totals[f"{name}:s"]
+        )
+
+    def late_share(self, name: str, objective: float | None) -> float:
+        """Return the share of observations of a latency above its objective; 0 where it is not known, or too few came."""
+        seen = self.latency(name)
+        if objective is None or seen is None or seen.observations < self.profile.enough_observations:
+            return 0.0
+        return seen.above(objective) / seen.observations
+
+    @cached_property
+    def paused_share(self) -> float | None:
+        """Share of the time in which running answers wait longer than a usual step; None where no gaps are counted."""
+        gaps = self.latency("inter_token")
+        usual = gaps.quantile(0.5) if gaps is not None else None
+        mean = gaps.mean_seconds if gaps is not None else None
+        return max(1.0 - usual / mean, 0.0) if usual is not None and mean else None
+
+    @property
+    def given_up_share(self) -> float | None:
+        """Share of the requests that ended because their clients gave up; None where nothing is counted."""
+        ended, given_up = self.totals.get("finished_requests"), self.totals.get("aborted_requests")
+        if given_up is None:
+            return None
+        return min(given_up / max(ended or 0.0, given_up), 1.0) if given_up else 0.0
+
+    @cached_property
+    def given_up_ages(self) -> tuple[float, float] | None:
+        """Between which ages, in seconds, nearly all requests end: in two neighbouring buckets; None where they end at all ages."""
+        ended = self.latency("request_latency")
+        if ended is None:
+            return None
+        if self.cancels:
+            return 0.0, SHORTEST_TIMEOUT
+        counts = [now - before for now, before in zip(ended.counts, (0.0, *ended.counts), strict=False)]
+        for width in (1, 2):
+            for place in range(len(counts) - width + 1):
+                if sum(counts[place : place + width]) >= OF_ONE_AGE * ended.observations:
+                    last = place + width - 1
+                    upper = ended.bounds[last] if ended.bounds[last] != inf else ended.bounds[last - 1]
+                    return (ended.bounds[place - 1] if place else 0.0), upper
+        return None
+
+    @cached_property
+    def cancels(self) -> bool:
+        """Whether nearly all requests end within a second: what is given up then is cancelled, as by an editor that completes code."""
+        ended = self.latency("request_latency")
+        return ended is not None and ended.above(SHORTEST_TIMEOUT) <= (1 - OF_ONE_AGE) * ended.observations
 
     @cached_property
     def known(self) -> Mapping[str, float]:
@@ -127,6 +195,9 @@ class View:
     @cached_property
     def wait(self) -> float | None:
         """The mean wait in seconds: queued requests over admissions per second, retracted ones again."""
+        measured = self.latency("queue_time")
+        if measured is not None and measured.mean_seconds is not None and measured.observations >= 10:
+            return measured.mean_seconds
         queued, admitted = self.sum("queued"), self.totals["started"]
         return queued * self.served / admitted if queued is not None and admitted else None
 
@@ -154,10 +225,15 @@ class View:
         )
 
     @property
+    def steps(self) -> float:
+        """Decode steps."""
+        return self.facts.steps_between_lines * self.totals["decode_lines"]
+
+    @property
     def full_steps(self) -> float:
         """Share of the steps that computed a full prefill batch."""
         totals = self.totals
-        steps = totals["prefill_lines"] + self.facts.steps_between_lines * totals["decode_lines"]
+        steps = totals["prefill_lines"] + self.steps
         return totals["full_lines"] / steps if steps else 0.0
 
     @cached_property
@@ -186,6 +262,17 @@ class View:
         if self.served < ENOUGH_ON_A_RANK:
             return {}
         return {dp: waits.get(dp, 0.0) / self.served for dp in {*serves, *map(str, self.ranks)} - {"None"}}
+
+
+def view_of(server: Server, seconds: float) -> View:
+    """Return the last `seconds` of a server."""
+    now, totals = server.now or 0.0, server.window(seconds)
+    totals["starts_recently"] = float(sum(now - at <= RECENTLY for at in server.started_at))
+    return View(
+        totals, server.facts, server.profile, now, {dp: each.running or 0.0 for dp, each in server.schedulers.items()},
+        server.starting, server.stopping, server.how_ended, server.exception,
+        tuple(hang for hang in server.hangs if hang.begin + hang.seconds >= now - seconds), dict(server.last),
+    )  # fmt: skip
 
 
 def explained(view: View) -> View:

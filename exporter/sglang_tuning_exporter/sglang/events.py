@@ -262,7 +262,10 @@ class RankFigures:
     new_token_ratio: float | None = None
     graph_passes: float | None = None  # decode passes that replayed a captured graph, cumulative
     eager_passes: float | None = None  # decode passes that did not, cumulative
+    prefill_passes: float | None = None  # cumulative, from 0.5.10.post1 on
     decoded_tokens: float | None = None  # cumulative
+    computed_tokens: float | None = None  # of prompts, cumulative
+    cached_tokens: float | None = None  # of prompts, found in the prefix cache, cumulative
     retracted_requests: float | None = None  # cumulative
     queued_requests: float | None = None  # cumulative: entered the queue for the first time
     admitted_requests: float | None = None  # cumulative: left the queue for the first time

@@ -32,7 +32,9 @@ class Source:
     metric: str  # the name of a sample, or of a histogram's family, without `sglang:`
     versions: str  # the first and the last examined release that have it
     fold: Literal["max", "min"] = "max"  # over the TP and PP ranks of one scheduler
-    where: tuple[str, str] | None = None  # only series with this label; for a histogram, where they have it
+    where: tuple[str, str] | None = (
+        None  # only series with this label, or one of these values; for a histogram, where they have it
+    )
     generates: bool = False  # only series of an endpoint that generates
     parts: str | None = None  # label whose values are added up within one rank
     zero_with: tuple[str, ...] = ()  # absent means zero where one of these is present
@@ -76,7 +78,16 @@ SOURCES: tuple[Source, ...] = (
     Source("new_token_ratio", "new_token_ratio", "0.5.5.post3-0.5.23"),
     Source("graph_passes", _PASSES, "0.5.7-0.5.23", where=("mode", "decode_cuda_graph"), zero_with=(_PASSES,)),
     Source("eager_passes", _PASSES, "0.5.7-0.5.23", where=("mode", "decode_none"), zero_with=(_PASSES,)),
+    Source(
+        "prefill_passes",
+        _PASSES,
+        "0.5.10.post1-0.5.23",
+        where=("mode", "prefill_none|prefill_cuda_graph"),
+        parts="mode",
+    ),
     Source("decoded_tokens", "realtime_tokens_total", "0.5.7-0.5.23", where=("mode", "decode")),
+    Source("computed_tokens", "realtime_tokens_total", "0.5.7-0.5.23", where=("mode", "prefill_compute")),
+    Source("cached_tokens", "realtime_tokens_total", "0.5.7-0.5.23", where=("mode", "prefill_cache")),
     Source("retracted_requests", "num_retracted_requests_total", "0.5.7-0.5.23", zero_with=_COUNTS_RETRACTIONS),
     # A gauge by type, cumulative by value, refreshed by decode logs only.
     Source("retracted_requests", "total_retracted_reqs", "0.4.9.post6-0.5.2"),

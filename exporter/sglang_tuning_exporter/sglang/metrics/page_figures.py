@@ -147,7 +147,7 @@ def _by_process(source: Source, series: Series) -> dict[Process, float]:
     totals: dict[Process, float] = {}
     split: dict[Process, float] = {}
     for label, value in series:
-        if source.where and label.get(source.where[0]) != source.where[1]:
+        if source.where and label.get(source.where[0], "") not in source.where[1].split("|"):
             continue
         if source.generates and not _GENERATES.search(label.get("endpoint", "")):
             continue

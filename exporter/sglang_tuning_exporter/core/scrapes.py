@@ -1,0 +1,338 @@
+"""What a page of the server's own metrics gained since the page before, and whether the server makes progress. Pure.
+
+Counters are cumulative since the server's start. A counter that falls belongs to a new start; one that appears counts from 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import Literal, TypeAlias
+
+from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
+from sglang_tuning_exporter.sglang.metrics.catalogue import SERVER_COUNTS
+from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
+
+Stage: TypeAlias = Literal["tokenizer", "scheduler", "detokenizer"]
+# Counters of a scheduler by the names under which a server's totals have them; `:metrics` where the log counts the same.
+RANK_COUNTS: Mapping[str, str] = {
+    "graph_passes": "replayed", "eager_passes": "eager", "prefill_passes": "prefill_passes", "decoded_tokens": "decoded",
+    "computed_tokens": "computed", "cached_tokens": "cached", "admitted_requests": "started", "retracted_requests": "retracted",
+}  # fmt: skip
+LATENCIES = ("time_to_first_token", "inter_token", "request_latency", "queue_time")
+HANG_SECONDS = 60.0
+UNUSUAL_SECONDS = 10.0  # without output while requests run: nothing is said of their latency
+PROVEN_SECONDS = 20.0  # without output after tokens that must have been sent
+PAUSE_SECONDS = 600.0  # of /pause_generation, until it is a hang
+STEPS_OF_A_LINE = 40.0  # the default of --decode-log-interval
+STEPS_TO_OUTPUT = 60.0  # decode steps after which every running request must have sent tokens
+SPECULATED_STEPS = 250.0  # the same with speculative decoding, where a step gives several tokens
+SUSPECT_SECONDS = 30.0  # without progress, until the exporter makes a health check of its own
+_STAGE_WORDS: Mapping[Stage, str] = {
+    "tokenizer": "requests come in and none is passed on",
+    "scheduler": "requests run or wait, and no token is generated",
+    "detokenizer": "tokens are generated and not sent",
+}
+
+
+def increase(old: float | None, new: float | None) -> float:
+    """Return how much a counter grew: from 0 where it was absent or fell."""
+    if new is None:
+        return 0.0
+    return new if old is None or new < old else new - old
+
+
+@dataclass(frozen=True, slots=True)
+class RankGains:
+    """One scheduler of a page: its figures, and what its counters gained."""
+
+    figures: RankFigures
+    gained: Mapping[str, float]
+    is_fresh: bool  # a gauge or a counter of it has changed
+
+    @property
+    def steps(self) -> float:
+        """Decode steps, where the release counts them."""
+        return self.gained.get("replayed", 0.0) + self.gained.get("eager", 0.0)
+
+    @property
+    def lines(self) -> float:
+        """Batch lines that the log must have meanwhile, about."""
+        steps, running = self.steps, self.figures.running
+        if not steps and running:
+            steps = self.gained.get("decoded", 0.0) / running
+        return steps / STEPS_OF_A_LINE + self.gained.get("prefill_passes", 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Gains:
+    """What a page shows beside the one before. `seconds` lie between them, 0 for the first."""
+
+    seconds: float
+    restarted: bool
+    progress: float | None  # tokens and requests together; None where no counter shows it
+    counts: Mapping[str, float]
+    latencies: Mapping[str, Histogram]
+    ranks: tuple[RankGains, ...]
+
+
+class RejectedStreams:
+    """Streamed requests that SGLang rejected: it answers them with status 200 and an error, and never finishes them.
+
+    One request ends in both counters at about the same time, so only what exceeds the greatest difference so far counts. A prompt that is too
+    long ends in the same way, but runs: rejected are those that a full queue turns away, and those that leave the queue unstarted after
+    SGLANG_REQ_WAITING_TIMEOUT.
+    """
+
+    def __init__(self) -> None:
+        self._unfinished = self._most = 0.0
+        self._unstarted: float | None = None  # the most so far
+        self._left = 0.0  # of these, not seen as answered
+
+    def take(self, page: Scrape, counts: Mapping[str, float], *, queue_is_full: bool) -> float:
+        """Return how many more were rejected."""
+        self._unfinished += counts.get("answered_requests", 0.0) - counts.get("finished_requests", 0.0)
+        unstarted = (
+            None if counts.get("aborted_requests") else _unstarted(page)
+        )  # whoever aborts takes out of the queue as well
+        if unstarted is not None:
+            before = unstarted if self._unstarted is None else self._unstarted
+            self._left += max(unstarted - before, 0.0)
+            self._unstarted = max(unstarted, before)
+        else:
+            self._unstarted, self._left = None, 0.0
+        above = max(self._unfinished - self._most, 0.0)
+        more = above if queue_is_full else min(above, self._left)
+        can_be = queue_is_full or self._left > 0
+        self._left = max(self._left - more, 0.0)
+        self._most = max(self._unfinished, self._most) if can_be else self._unfinished
+        return float(int(more))
+
+
+def _unstarted(page: Scrape) -> float | None:
+    """Return how many requests left the queues without a start, so far, at least; None where a rank does not expose it."""
+    if page.open_requests is None or not page.ranks:
+        return None
+    waiting = -page.open_requests  # all that wait are open; the gauges of the queues are older than the counters
+    for rank in page.ranks:
+        if rank.queued_requests is None or rank.admitted_requests is None:
+            return None
+        waiting += rank.queued_requests - rank.admitted_requests
+    return max(waiting, 0.0)
+
+
+class Counters:
+    """The counters of the page before."""
+
+    def __init__(self) -> None:
+        self.page: Scrape | None = None
+        self.at = -inf
+        self._latencies: dict[str, Histogram] = {}
+        self._streams = RejectedStreams()
+
+    def take(self, page: Scrape, now: float, *, queue_is_full: bool = False) -> Gains:
+        """Return what a page gained. `queue_is_full`: by --max-queued-requests."""
+        before, since = self.page, self.at
+        restarted = before is not None and _fell(before.progress, page.progress)
+        if restarted:
+            before, self._latencies = Scrape([RankFigures(rank.dp) for rank in page.ranks]), {}
+            self._streams = RejectedStreams()
+        is_first = self.page is None
+        counts = {} if is_first or page.counters_invalid else _counted(before, page)
+        if counts:
+            streams = self._streams.take(page, counts, queue_is_full=queue_is_full)
+            counts["rejected"] = counts.get("refused_requests", 0.0) + streams
+        ranks = tuple(_rank(before, rank, is_first=is_first) for rank in page.ranks)
+        latencies: dict[str, Histogram] = {}
+        for name in LATENCIES if not page.counters_invalid else ():
+            histogram: Histogram | None = getattr(page, name)
+            if histogram is None:
+                continue
+            earlier = self._latencies.get(name)
+            more = histogram if earlier is None else histogram.since(earlier)
+            self._latencies[name] = histogram
+            if more is not None and more.observations and not (is_first and earlier is None):
+                latencies[name] = more
+        moved = None if page.progress is None else increase(before.progress if before else page.progress, page.progress)
+        self.page, self.at = page, now
+        return Gains(0.0 if is_first else now - since, restarted, moved, counts, latencies, ranks)
+
+
+def _fell(old: float | None, new: float | None) -> bool:
+    return old is not None and new is not None and new < old
+
+
+def _counted(before: Scrape | None, page: Scrape) -> dict[str, float]:
+    found = {
+        name: increase(getattr(before, name), figure)
+        for name in SERVER_COUNTS
+        if (figure := getattr(page, name)) is not None
+    }
+    if (
+        before is not None
+        and page.open_requests is not None
+        and {"generation_posts", "generation_responses"} <= found.keys()
+    ):
+        opened = page.open_requests - (before.open_requests or 0.0)
+        found["failed_requests"] = found["generation_posts"] - found["generation_responses"] - opened
+    return found
+
+
+def _rank(before: Scrape | None, rank: RankFigures, *, is_first: bool) -> RankGains:
+    old = next((each for each in before.ranks if each.dp == rank.dp), RankFigures(rank.dp)) if before else rank
+    gained = {
+        name: 0.0 if is_first else increase(getattr(old, counter), figure)
+        for counter, name in RANK_COUNTS.items()
+        if (figure := getattr(rank, counter)) is not None
+    }
+    return RankGains(rank, gained, is_first or any(gained.values()) or _gauges(old) != _gauges(rank))
+
+
+def _gauges(rank: RankFigures) -> tuple[float | None, ...]:
+    return rank.running, rank.queued, rank.full_usage, rank.used_tokens, rank.generation_throughput
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """A stage that does nothing: for how many seconds, and how many requests wait, where that is known."""
+
+    stage: Stage
+    seconds: float
+    requests: float | None = None
+    is_pause: bool = False  # by /pause_generation
+
+    @property
+    def sentence(self) -> str:
+        """What is seen."""
+        waiting = f" ({self.requests:.0f} requests)" if self.requests else ""
+        if self.is_pause:
+            return f"The server has been paused by /pause_generation for {self.seconds:.0f} s{waiting}."
+        return f"The {self.stage} hangs: {_STAGE_WORDS[self.stage]} for {self.seconds:.0f} s{waiting}."
+
+
+@dataclass(slots=True)
+class Progress:
+    """Whether each stage of a server makes progress: the tokenizer takes requests, the scheduler computes, the detokenizer sends tokens."""
+
+    sent_at: float | None = None  # something was sent last
+    worked_at: float | None = None  # a scheduler did something last
+    proven_at: float | None = None  # since when tokens must have been sent
+    open_at: float | None = None  # since when requests are open, and nothing was sent
+    idle_at: float | None = None  # since when the schedulers are idle beside them
+    failing_since: float | None = None  # health checks
+    failed_at: float = -inf
+    paused_at: float | None = None
+    resumed_at: float = -inf
+    requests: float | None = None
+    gave_up: float = 0.0  # requests, since something was sent
+    _works: bool = False  # requests run or wait
+    _steps: float = 0.0  # decode steps since something was sent
+    _sent: float | None = None
+    _scheduled: float | None = None
+    _pauses: tuple[float, float] | None = None
+    _shown: tuple[tuple[float | None, ...], ...] = field(default=())
+
+    def take(self, page: Scrape, gains: Gains, *, logged_steps: float, speculates: bool, now: float) -> None:
+        """Take a page. `logged_steps`: decode steps that the log shows since the page before."""
+        if gains.restarted:
+            self.forget()
+        if page.posted_requests is not None:
+            self._see_pauses(page.pauses or 0.0, page.resumptions or 0.0, now)
+        works = sum((rank.running or 0) + (rank.queued or 0) for rank in page.ranks)
+        self._works = works > 0 and page.sent is not None
+        excused = any((rank.grammar_queued or 0) + sum(rank.queues.values()) > 0 for rank in page.ranks)
+        shown = tuple(_gauges(rank) for rank in page.ranks)
+        steps = max([logged_steps, *(rank.steps for rank in gains.ranks)])
+        moved = bool(gains.progress) if page.scheduled is None else page.scheduled != self._scheduled
+        if moved or steps > 0 or not works or shown != self._shown or self.worked_at is None or excused:
+            self.worked_at = now
+        self._scheduled, self._shown, self.requests = page.scheduled, shown, page.open_requests or works
+        if page.sent is None or self._sent is None or page.sent != self._sent:
+            self._sent = page.sent
+            self.sent_at, self._steps, self.gave_up = now, 0.0, 0.0
+            self.proven_at = self.open_at = self.idle_at = self.failing_since = None
+            return
+        aborted = gains.counts.get("aborted_requests", 0.0)
+        self.gave_up += aborted
+        # Requests that decode after others gave up may be younger.
+        self._steps = 0.0 if aborted else self._steps + steps
+        if (
+            self.proven_at is None
+            and works
+            and self._steps >= (SPECULATED_STEPS if speculates else STEPS_TO_OUTPUT) + 40.0
+        ):
+            self.proven_at = now
+        waits = bool(page.open_requests) and not excused
+        self.open_at = (self.open_at or now) if waits else None
+        self.idle_at = (self.idle_at or now) if waits and not works else None
+
+    def _see_pauses(self, pauses: float, resumptions: float, now: float) -> None:
+        before, self._pauses = self._pauses, (pauses, resumptions)
+        if before is None:
+            self.paused_at = now if pauses > resumptions else self.paused_at
+        elif resumptions > before[1]:
+            self.resume(now)
+        elif pauses > before[0]:
+            self.paused_at = self.paused_at or now
+
+    def resume(self, now: float) -> None:
+        """Note that generation continues."""
+        self.paused_at, self.resumed_at, self.failing_since = None, now, None
+
+    def forget(self) -> None:
+        """Begin with a new server."""
+        self.sent_at = self.worked_at = self.proven_at = self.open_at = self.idle_at = self.failing_since = (
+            self.paused_at
+        ) = None
+        self._sent = self._scheduled = self._pauses = None
+        self._steps = self.gave_up = 0.0
+
+    def check(self, now: float, *, answered: bool, lasted: float = 20.0) -> None:
+        """Take a health check, of the log or of the exporter's own: a busy scheduler answers it alone, an idle one passes it on."""
+        if answered:
+            self.failing_since, self.gave_up = None, 0.0
+            if self.idle_at is not None or self.open_at is None:
+                self.open_at = self.idle_at = None
+        else:
+            goes_on = self.failing_since is not None and now - self.failed_at <= 90.0
+            self.failing_since = self.failing_since if goes_on else now - lasted
+            self.failed_at = now
+
+    def is_suspicious(self, now: float) -> bool:
+        """Whether a health check may show more: requests are open or were given up, and nothing moves."""
+        if self.sent_at is None or now - self.sent_at < SUSPECT_SECONDS:
+            return False
+        waits = self.open_at is not None and now - self.open_at >= SUSPECT_SECONDS
+        return waits or self.gave_up > 0 or self.failing_since is not None
+
+    def silence(self, now: float) -> float:
+        """Return for how many seconds nothing was sent although requests run; 0 for a while that is usual."""
+        seconds = 0.0 if self.sent_at is None or not self._works else now - self.sent_at
+        return seconds if seconds >= UNUSUAL_SECONDS else 0.0
+
+    def stuck(self, now: float) -> Stuck | None:
+        """Return which stage hangs; a paused server hangs only if it stays paused."""
+        found = self._stuck(now)
+        if found is not None and self.paused_at is not None:
+            seconds = now - self.paused_at
+            return Stuck("scheduler", seconds, self.requests, is_pause=True) if seconds >= PAUSE_SECONDS else None
+        return None if now - self.resumed_at < HANG_SECONDS else found
+
+    def _stuck(self, now: float) -> Stuck | None:
+        if self.proven_at is not None and now - self.proven_at >= PROVEN_SECONDS:
+            return Stuck("detokenizer", now - (self.sent_at or self.proven_at), self.requests)
+        if self.worked_at is not None and now - self.worked_at >= HANG_SECONDS:
+            return Stuck("scheduler", now - self.worked_at, self.requests)
+        if (
+            self.open_at is not None
+            and self.idle_at is not None
+            and now - self.open_at >= HANG_SECONDS
+            and now - self.idle_at >= 10.0
+        ):
+            worked = self._steps > 0
+            return Stuck("detokenizer" if worked else "tokenizer", now - self.open_at, self.requests)
+        failing = self.failing_since is not None and now - self.failed_at <= 90.0
+        if failing and self.failing_since is not None and now - self.failing_since >= HANG_SECONDS:
+            return Stuck("scheduler", now - self.failing_since, self.requests)
+        return None

@@ -1,0 +1,401 @@
+"""A server as it is watched: lines of its log and scrapes of its metrics in, judgements and alerts out. Pure; times are unix seconds.
+
+With the log alone a line counts at once. With metrics SGLang's own counters have the last word: what a line says of a retraction, an end or
+a start waits for the next scrape. Nothing that was counted is taken back; what a scrape refutes is counted in `doubtful`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import inf
+
+from sglang_tuning_exporter.core.alerts import Clocks
+from sglang_tuning_exporter.core.events import Event
+from sglang_tuning_exporter.core.findings import Alert, Judgement
+from sglang_tuning_exporter.core.judge import Measured, findings, judgement_of, weigh
+from sglang_tuning_exporter.core.scrapes import Gains
+from sglang_tuning_exporter.core.server import Server
+from sglang_tuning_exporter.core.view import View, view_of
+from sglang_tuning_exporter.sglang.args.flags import is_before
+from sglang_tuning_exporter.sglang.events import Scrape
+from sglang_tuning_exporter.sglang.server_info import Load, ServerInfo
+from sglang_tuning_exporter.state.profiles import Profile
+
+KEPT_SECONDS = 6 * 3600.0  # of sums, for the chart
+SETTLED_SECONDS = 2.0  # after which a scrape shows what a line says
+UNSETTLED_SECONDS = 30.0  # without any scrape: as with the log alone
+ASKED_SECONDS = 10.0  # in which a line that waits is a reason to ask
+MOST_WAITING = 1024
+LATE_LINES_SECONDS = 10.0  # in which the lines of what a counter gained may still come
+DEAD_SECONDS = 30.0  # without progress, busy: what a line says of an end is true
+STARTING_SECONDS = 1800.0  # a large model loads for minutes
+UNSEEN_SECONDS = 900.0  # a server that was never seen may be starting for so long
+SILENT_SECONDS, WORKED_SECONDS = (
+    120.0,
+    60.0,
+)  # no batch line for so long, with work shown by the metrics for so long after it
+QUIET_LEVELS = ("warning", "error", "critical")  # of --log-level: without batch lines
+POOL_TOLERANCE = 0.02  # between the KV cache's size in log and metrics
+FATAL = frozenset({"end", "out_of_memory", "hang"})
+OF_A_START = frozenset({"arguments", "pool", "memory", "limits", "ready"})
+AWAY = frozenset({"connection_refused", "unreachable", "not_ready"})  # nothing answers, or a proxy in its place
+FIRST_WITH_FIGURES = (0, 5, 0)  # from this release on a page has figures before the first request
+# Kinds of a log that a page counts itself where it has one of these.
+COUNTED_BY_PAGE = {
+    "rejected": ("refused_requests", "answered_requests"),
+    "server_error": ("server_errors", "answered_requests", "generation_posts"),
+}
+WAITING = FATAL | COUNTED_BY_PAGE.keys()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A scrape that failed: a label value, a sentence, whether the server may be starting, and whether it answered at all."""
+
+    reason: str
+    message: str
+    starting: bool = False
+    serves: bool = False
+
+
+class Watch:
+    """One server over time. `reads`: its log is read; `scrapes`: its metrics are."""
+
+    def __init__(self, profile: Profile, now: float, *, reads: bool, scrapes: bool) -> None:
+        self.server = Server(profile)
+        self.begin = now
+        self.doubtful: Counter[tuple[str, str]] = Counter()  # lines that a scrape refuted, by kind and reason
+        self.clocks = Clocks()
+        self.since: dict[str, float] = {}  # since when each row holds
+        self.failure: Failure | None = None  # the last scrape's; None if it was answered
+        self.log_trouble = ""  # why the log cannot be read
+        self._reads, self._scrapes = reads, scrapes
+        self._answered_at: float | None = None  # the last scrape that was answered
+        self._failed_since: float | None = None
+        self._answers_otherwise: bool | None = None  # a server without metrics answers other requests; None: not known
+        self._waiting: deque[tuple[float, Event]] = deque()  # retractions and ends
+        self._held: list[tuple[float, Event]] = []  # a start that waits, and all lines after it
+        self._progress_before = 0.0  # at the first of what waits
+        self._stands_since: float | None = None  # busy without progress
+        self._moves: deque[float] = deque(maxlen=8)  # when pages were asked for that showed progress
+        self._budget: deque[tuple[float, float]] = deque()  # retracted requests by the counter, without a line so far
+        self._logged_pool: dict[int | None, float] = {}
+        self._disagreed_at = -inf
+        self._batch_at: float | None = None  # the last batch line
+        self._worked_at = -inf  # metrics last showed work
+        self._counts_retractions = False
+        self._served_starts: int | None = None  # how many starts were known when a page last came
+        self._hung_at = -inf
+
+    # Lines
+
+    def take(self, event: Event, *, past: bool = False) -> None:
+        """Take a line. `past`: it was there before the exporter, so nothing can be asked about it."""
+        now = event.time if event.time is not None else (self.server.now or self.begin)
+        self._note(event, now)
+        if past or self.failure is not None or self._answered_at is None:
+            self._accept(event)
+        elif self._held or event.kind == "arguments":
+            if len(self._held) < MOST_WAITING:
+                self._held.append((now, event))
+        elif event.kind in WAITING or (event.kind == "retraction" and self._counts_retractions):
+            if len(self._waiting) < MOST_WAITING:
+                self._waiting.append((now, event))
+            else:
+                self.doubtful[event.kind, "too_many"] += 1
+        else:
+            self._accept(event)
+
+    def _note(self, event: Event, now: float) -> None:
+        """Remember what is compared with the metrics."""
+        if event.kind in {"decode", "prefill"}:
+            self._batch_at = now
+        tokens = event.figures.get("tokens", event.figures.get("max_total_num_tokens"))
+        if tokens is not None and event.kind in {"pool", "limits"}:
+            self._logged_pool[event.rank.dp] = tokens
+
+    def _counts(self, kind: str) -> bool:
+        """Whether the page counts the same: a status that never came has no counter yet."""
+        page = self.server.page
+        return page is not None and any(getattr(page, name) is not None for name in COUNTED_BY_PAGE[kind])
+
+    def _accept(self, event: Event) -> None:
+        if event.kind == "arguments":
+            self._served_starts = self.server.starts if self._served_starts is None else self._served_starts
+            self._logged_pool.clear()
+        if event.kind == "health" and self.server.page is not None:
+            self.server.progress.check(event.time or 0.0, answered=False)
+        if event.kind in {"pause", "resume"} and event.time is not None and not self._scrapes:
+            self.server.progress.resume(event.time) if event.kind == "resume" else None
+        self.server.take(event)
+
+    def waits(self, now: float) -> bool:
+        """Whether a line waits for a scrape that is to be made at once."""
+        return any(now - at <= ASKED_SECONDS for at, _ in (*self._waiting, *self._held))
+
+    # Scrapes
+
+    def scrape(self, page: Scrape, now: float, begun: float | None = None) -> None:
+        """Take a page; `begun` is when it was asked for."""
+        begun = now if begun is None else begun
+        busy = any((rank.running or 0) + (rank.queued or 0) > 0 for rank in page.ranks)
+        gains = self.server.scrape(page, now)
+        self.failure, self._answered_at, self._failed_since = None, now, None
+        self._counts_retractions = any(rank.retracted_requests is not None for rank in page.ranks)
+        moved = bool(gains.progress) or gains.restarted
+        self._stands_since = None if moved or not busy else now if self._stands_since is None else self._stands_since
+        if busy or moved:
+            self._worked_at = now
+        if moved:
+            self._moves.append(begun)
+        self._compare_pools(page, now)
+        self._settle(gains, now)
+        self._served_starts = self.server.starts
+
+    def _settle(self, gains: Gains, now: float) -> None:
+        """Decide on the lines that waited, by what the page shows."""
+        retracted = sum(rank.gained.get("retracted", 0.0) for rank in gains.ranks)
+        if retracted:
+            self._budget.append((now, retracted))
+        stands = self._stands_since is not None and now - self._stands_since >= DEAD_SECONDS
+        if gains.restarted:
+            self._release(accept=True)
+        # Few requests first, then what clients cannot have written: so the fewest real lines are lost beside forged ones.
+        waiting = sorted(self._waiting, key=lambda each: (each[1].figures.get("requests", 1.0), each[1].marked))
+        self._waiting.clear()
+        for at, event in waiting:
+            is_true = self._is_true(event, at, now, stands=stands)
+            if is_true:
+                self.server.take(event)
+            elif is_true is None:
+                self._waiting.append((at, event))
+            elif event.kind not in COUNTED_BY_PAGE:
+                self.doubtful[event.kind, "counter" if event.kind == "retraction" else "works_on"] += 1
+        if self._held and self._is_settled(self._held[0][0], now):
+            self._release(accept=False)
+        self._count_unlogged(now)
+
+    def _is_true(self, event: Event, at: float, now: float, *, stands: bool) -> bool | None:
+        """Return whether a line is true; None while that is not known. A line of what the page counts is not needed."""
+        settled = self._is_settled(at, now)
+        if event.kind in COUNTED_BY_PAGE:
+            return False if self._counts(event.kind) else True if settled else None
+        if event.kind == "retraction":
+            paid = self._pay(event.figures.get("requests", 1.0))
+            return True if paid else False if now - at > UNSETTLED_SECONDS else None
+        if stands:
+            return True
+        return False if settled and self._stands_since is None else None
+
+    def _is_settled(self, at: float, now: float) -> bool:
+        """Whether two pages with progress have come since, each asked for some time after: the first may have been made before."""
+        return sum(begun >= at + SETTLED_SECONDS for begun in self._moves) > 1 or now - at > UNSETTLED_SECONDS
+
+    def _pay(self, requests: float) -> bool:
+        """Take retracted requests from those the counter gained, the oldest first; return whether it gained so many."""
+        if requests > sum(number for _, number in self._budget) + 1e-9:
+            return False
+        while requests > 0 and self._budget:
+            at, number = self._budget.popleft()
+            if number > requests:
+                self._budget.appendleft((at, number - requests))
+            requests -= min(number, requests)
+        return True
+
+    def _count_unlogged(self, now: float) -> None:
+        """Count what the counter gained and no line shows."""
+        logged = self._reads and self._batch_at is not None and now - self._batch_at <= SILENT_SECONDS
+        owed = sum(event.figures.get("requests", 1.0) for _, event in self._waiting if event.kind == "retraction")
+        while sum(number for _, number in self._budget) > owed and (
+            not self._reads or now - self._budget[0][0] > LATE_LINES_SECONDS
+        ):
+            at, number = self._budget.popleft()
+            self.server.count_retracted(number, min(at, now))
+            if logged and self.server.starts == self._served_starts:
+                self._disagreed_at = now
+
+    def _release(self, *, accept: bool) -> None:
+        """Take a start that waited with the lines after it, or these without it."""
+        held, self._held = self._held, []
+        if accept:
+            waiting, self._waiting = self._waiting, deque()
+            for _, event in waiting:
+                if event.kind not in COUNTED_BY_PAGE or not self._counts(event.kind):
+                    self.server.take(event)
+            for _, event in held:
+                self._accept(event)
+            return
+        if not held:
+            return
+        self.doubtful["arguments", "works_on"] += 1
+        for _, event in held:
+            if event.kind not in OF_A_START:
+                self.take(event)
+
+    def _compare_pools(self, page: Scrape, now: float) -> None:
+        for rank in page.ranks:
+            logged = self._logged_pool.get(rank.dp)
+            if logged and rank.kv_pool_tokens and abs(rank.kv_pool_tokens - logged) > POOL_TOLERANCE * logged:
+                self._disagreed_at = now
+
+    def lose(self, reason: str, message: str, now: float, *, serves: bool = False) -> Failure:
+        """Take a scrape that failed; return why, as far as what was seen before explains it."""
+        self._failed_since = now if self._failed_since is None else self._failed_since
+        if reason in AWAY or self._held:
+            self._release(accept=True)  # it is gone, as its log says
+        self._stands_since = None
+        if reason in AWAY:
+            self.server.lose(now)
+        self.failure = self._explained(reason, message, now, serves=serves)
+        return self.failure
+
+    def _explained(self, reason: str, message: str, now: float, *, serves: bool) -> Failure:
+        server, seconds = self.server, now - (self._failed_since or now)
+        had = self._served_starts is not None and self._served_starts == server.starts
+        if reason == "metrics_disabled":
+            gone = had or self._answers_otherwise is False or bool(server.ended)
+            if self._answers_otherwise or not gone:
+                return Failure(reason, message)
+            before = ", and had metrics before" if had else ", as a proxy does for a server that is gone"
+            return Failure("http_404", f"it answers 404{before}")
+        self._answers_otherwise = None
+        if serves:
+            release = server.facts.release
+            empty_at_first = release is not None and is_before(release, FIRST_WITH_FIGURES)
+            if not server.ended and (seconds < STARTING_SECONDS or empty_at_first):
+                return Failure("not_ready", message, serves=True)
+            return Failure("invalid", f"its page has been empty for {seconds / 60:.0f} minutes", serves=True)
+        if reason in AWAY and self._may_start(reason, now, seconds):
+            return Failure("not_ready", f"{message} (it may still be starting)", starting=True)
+        return Failure("http_503", f"{message}, and nothing shows that it starts") if reason == "not_ready" else Failure(reason, message)  # fmt: skip
+
+    def _may_start(self, reason: str, now: float, seconds: float) -> bool:
+        """Whether a server that is away may be starting: its log shows a start, or nothing shows that it ever served."""
+        server = self.server
+        if server.ended:
+            return False
+        if server.starting:
+            return now - (server.started_at[-1] if server.started_at else now) < STARTING_SECONDS
+        if self._served_starts is not None and self._answered_at is not None:
+            return False
+        if server.schedulers:
+            return False
+        return seconds < (STARTING_SECONDS if reason == "not_ready" else UNSEEN_SECONDS)
+
+    def answered(self, *, answered: bool) -> None:
+        """Note whether a server without metrics answered another request."""
+        if answered or self._answers_otherwise:
+            self._answers_otherwise = answered
+
+    def inform(self, info: ServerInfo) -> None:
+        """Take an answer of `/server_info`."""
+        self.server.facts.inform(info)
+
+    def load(self, load: Load) -> None:
+        """Take the limit of a scheduler (`/v1/loads`)."""
+        if load.max_running_requests is not None:
+            self.server.facts.limits[load.dp] = float(load.max_running_requests)
+
+    def check_health(self, now: float, *, answered: bool, lasted: float = 20.0) -> None:
+        """Take a health check of the exporter's own."""
+        self.server.progress.check(now, answered=answered, lasted=lasted)
+
+    # Judgements
+
+    def advance(self, now: float) -> None:
+        """Let time pass."""
+        self.server.advance(now)
+        self.server.forget(now - KEPT_SECONDS)
+        first = min((at for at, _ in (*self._waiting, *self._held)), default=now)
+        if now - first > UNSETTLED_SECONDS and (self._answered_at or -inf) < first + SETTLED_SECONDS:
+            waiting, self._waiting = self._waiting, deque()
+            for _, event in waiting:
+                self.server.take(event)
+            self._release(accept=True)
+        self._count_unlogged(now)
+
+    @property
+    def is_up(self) -> bool | None:
+        """Whether the last scrape was answered; None before the first."""
+        if self.failure is not None:
+            return False
+        return None if self._answered_at is None else True
+
+    def view(self, now: float, seconds: float | None = None) -> View:
+        """Return the last ten minutes, or `seconds`."""
+        self.advance(now)
+        server = self.server
+        seen = view_of(server, seconds or server.profile.window_seconds)
+        failure, troubles = self.failure, dict[str, str]()
+        if failure is not None and failure.reason == "metrics_disabled":
+            troubles["metrics_disabled"] = failure.message
+        if silent := self.silence(now):
+            troubles["log_silent"] = silent
+        if now - self._disagreed_at <= server.profile.window_seconds:
+            troubles["sources_disagree"] = "log and metrics disagree"
+        is_down = failure is not None and failure.reason not in {"not_ready", "metrics_disabled"}
+        down = ""
+        stopped = is_down and failure is not None and failure.reason in AWAY and server.stopping
+        if is_down and failure is not None and not stopped:
+            down = f"its /metrics could not be scraped ({failure.message})"
+            if failure.reason == "timeout":
+                down = f"it takes connections and does not answer ({failure.message}): its HTTP server or its tokenizer hangs"
+        silent_seconds = server.progress.silence(now) if failure is None else 0.0
+        stuck = server.progress.stuck(now) if failure is None and self._answered_at is not None else None
+        if stuck is not None or "takes connections" in down:
+            self._hung_at = now
+        starting = failure.starting if failure is not None else self._answered_at is None and server.starting
+        if failure is None and self._answered_at is None and not self._scrapes:
+            starting = server.starting
+        return replace(
+            seen,
+            stopped=stopped,
+            scraped=self._answered_at is not None and failure is None,
+            down=down,
+            stuck=stuck,
+            silent_seconds=silent_seconds,
+            hung=now - self._hung_at <= server.profile.window_seconds
+            or server.progress.gave_up > 0
+            or silent_seconds > 0,
+            busy=any((each.running or 0) + (each.queued or 0) > 0 for each in server.schedulers.values()),
+            troubles=troubles,
+            starting=starting,
+        )
+
+    def silence(self, now: float) -> str:
+        """Return what is wrong with the log, empty if nothing."""
+        if not self._reads:
+            return ""
+        if self.log_trouble:
+            return f"the log cannot be read: {self.log_trouble}"
+        last = self._batch_at if self._batch_at is not None else self.begin
+        if self._worked_at - last <= WORKED_SECONDS or now - last < SILENT_SECONDS:
+            return ""
+        level = self.server.facts.word("log_level")
+        why = f"; the server runs with --log-level {level}" if level in QUIET_LEVELS else ""
+        return (
+            f"no batch line has come from the log for {(now - last) / 60:.0f} minutes, and tokens were generated{why}"
+        )
+
+    def measure(self, now: float) -> Measured:
+        """Weigh the last ten minutes, and let the alert clocks go on."""
+        measured = weigh(self.view(now))
+        self.ended_alerts = self.clocks.pass_on(measured, self.server, now)
+        self.since = {name: self.since.get(name, now) for name in measured.holding}
+        return measured
+
+    ended_alerts: list[Alert] = []  # noqa: RUF012 - replaced, never changed
+
+    def judge(self, now: float) -> Judgement:
+        """Return what limits the server."""
+        measured = self.measure(now)
+        found = tuple(replace(each, since=self.since.get(each.diagnosis)) for each in findings(measured))
+        return judgement_of(measured, found)
+
+
+def take_all(watch: Watch, events: Iterable[Event]) -> None:
+    """Take many lines."""
+    for event in events:
+        watch.take(event)

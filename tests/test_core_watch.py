@@ -1,0 +1,404 @@
+"""A server as it is watched: lines of its log and pages of its metrics in, judgements, counts and alerts out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_tuning_exporter.core.findings import Judgement
+from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.watch import Watch
+from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
+from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
+from sglang_tuning_exporter.sglang.server_info import ServerInfo
+from sglang_tuning_exporter.state.profiles import PROFILES
+from test_core_course import ARGUMENTS, BEGIN, decode, prefill, retraction, stamp, start
+
+CRASH = "Subprocess scheduler_0 (pid=77) crashed with exit code -9. Triggering SIGQUIT for cleanup..."
+
+
+class Beside:
+    """A watch beside a server whose figures a test sets; `now` is in seconds since its beginning."""
+
+    def __init__(self, profile: str = "online", *, reads: bool = True, scrapes: bool = True) -> None:
+        self.watch = Watch(PROFILES[profile], BEGIN, reads=reads, scrapes=scrapes)
+        self.page = Scrape(
+            [RankFigures(running=0.0, queued=0.0, full_usage=0.0, retracted_requests=0.0)],
+            progress=0.0,
+            sent=0.0,
+            finished_requests=0.0,
+            aborted_requests=0.0,
+        )
+        self._reader = Reader()
+
+    def lines(self, *lines: str) -> None:
+        for line in lines:
+            for event in self._reader.read(line.encode()):
+                self.watch.take(event)
+
+    def scrape(self, at: float, *, work: float = 100.0, **figures: object) -> None:
+        """Scrape a page with these figures of its scheduler, or of the whole server, after so much more work."""
+        rank = {name: figures.pop(name) for name in [*figures] if hasattr(self.page.ranks[0], name)}
+        moved = {"progress": (self.page.progress or 0.0) + work, "sent": (self.page.sent or 0.0) + work}
+        self.page = replace(self.page, ranks=[replace(self.page.ranks[0], **rank)], **{**moved, **figures})  # type: ignore[arg-type]
+        self.watch.scrape(self.page, BEGIN + at)
+
+    def judge(self, at: float) -> Judgement:
+        return self.watch.judge(BEGIN + at)
+
+    def count(self, name: str) -> float:
+        return self.watch.server.counted[name]
+
+
+def served(seconds: int = 60, **figures: object) -> Beside:
+    """A watch beside a server that ran 60 requests for so long, with log and metrics."""
+    beside = Beside()
+    beside.lines(*start())
+    beside.scrape(11, work=0.0)
+    for at in range(12, 12 + seconds, 2):
+        beside.lines(decode(at))
+        if at % 4 == 0:
+            beside.scrape(at, running=60.0, full_usage=0.5, finished_requests=float(at), **figures)
+    return beside
+
+
+# Healthy needs evidence
+
+
+def test_a_server_whose_requests_end_is_healthy() -> None:
+    assert served().judge(72).verdict == "healthy"
+
+
+def test_with_the_log_alone_it_is_not_called_healthy() -> None:
+    beside = Beside(scrapes=False)
+    beside.lines(*start(), *(decode(at) for at in range(12, 72, 2)))
+    assert beside.judge(72).verdict == "no_limit_in_log"
+
+
+def test_where_most_requests_are_given_up_it_is_not_healthy() -> None:
+    beside = served()
+    beside.scrape(73, finished_requests=400.0, aborted_requests=300.0)
+    assert beside.judge(74).verdict == "unexplained"
+
+
+def test_where_no_token_has_been_sent_for_a_while_nothing_is_claimed() -> None:
+    beside = served()
+    for at in range(73, 95, 3):
+        beside.scrape(at, work=0.0, sent=beside.page.sent)
+    said = beside.judge(95)
+    assert (said.verdict, said.sentence) == ("not_enough_data", "Requests run, and no token has been sent for 27 s.")
+
+
+# Retractions
+
+
+def test_a_retraction_counts_once_the_counter_shows_it() -> None:
+    beside = served()
+    beside.lines(retraction(73))
+    before = beside.count("retractions")
+    beside.scrape(75, retracted_requests=1.0)
+    assert (before, beside.count("retractions"), beside.count("retracted")) == (0, 1, 1)
+
+
+def test_a_retraction_that_the_counter_does_not_show_is_doubtful() -> None:
+    beside = served()
+    beside.lines(retraction(73))
+    for at in range(75, 110, 3):
+        beside.scrape(at)
+    assert (beside.count("retractions"), beside.watch.doubtful) == (0, {("retraction", "counter"): 1})
+
+
+def test_a_page_that_was_made_before_the_line_refutes_nothing() -> None:
+    beside = served()
+    beside.lines(retraction(73))
+    beside.scrape(76)
+    beside.scrape(78, retracted_requests=1.0)
+    assert (beside.count("retractions"), beside.watch.doubtful) == (1, {})
+
+
+def test_what_the_log_does_not_show_is_counted_by_the_counter() -> None:
+    beside = served(retracted_requests=0.0)
+    beside.scrape(73, retracted_requests=4.0)
+    beside.watch.advance(BEGIN + 90)
+    assert (beside.count("retractions"), beside.count("retracted")) == (0, 4)
+
+
+def test_without_a_counter_a_line_counts_at_once() -> None:
+    beside = served(retracted_requests=None)
+    beside.lines(retraction(73))
+    assert beside.count("retractions") == 1
+
+
+def test_a_line_of_a_server_that_is_gone_counts() -> None:
+    beside = served()
+    beside.lines(retraction(73))
+    beside.watch.lose("connection_refused", "nothing listens", BEGIN + 75)
+    assert beside.count("retractions") == 1
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.1, 6.0), st.integers(1, 4)), min_size=1, max_size=40),
+    st.floats(1.0, 15.0),
+    st.floats(0.0, 2.0),
+)
+def test_no_real_retraction_is_lost_or_doubled_by_any_scraper(
+    happened: list[tuple[float, int]], pause: float, age: float
+) -> None:
+    """`age`: how old a page is when it comes."""
+    beside, at, times = served(), 73.0, list[tuple[float, int]]()
+    for after, requests in happened:
+        at += after
+        times.append((at, requests))
+    now, left = 72.0, list(times)
+    while now < at + 60:
+        now += pause
+        while left and left[0][0] <= now:
+            beside.lines(retraction(left[0][0], requests=left.pop(0)[1]))
+        beside.scrape(now, retracted_requests=float(sum(number for when, number in times if when <= now - age)))
+    assert beside.count("retractions") == len(times)
+    assert beside.count("retracted") == sum(number for _, number in times)
+    assert not beside.watch.doubtful
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 3.0), st.booleans()), min_size=1, max_size=40), st.floats(1.0, 6.0))
+def test_beside_the_counter_forged_lines_add_nothing(lines: list[tuple[float, bool]], pause: float) -> None:
+    beside, now, real, due = served(), 73.0, 0, 73.0
+    for after, is_real in lines:
+        now += after
+        real += is_real
+        beside.lines(retraction(now))
+        if now >= due:
+            beside.scrape(now, retracted_requests=float(real))
+            due = now + pause
+    for step in range(20):
+        beside.scrape(now + 3 * (step + 1), retracted_requests=float(real))
+    assert beside.count("retractions") == real
+    assert sum(beside.watch.doubtful.values()) == len(lines) - real
+
+
+# Ends and starts
+
+
+def test_a_crash_counts_when_the_server_is_gone() -> None:
+    beside = served()
+    beside.lines(stamp(73) + CRASH)
+    before = beside.count("ends")
+    beside.watch.lose("connection_refused", "nothing listens", BEGIN + 74)
+    assert (before, beside.count("ends")) == (0, 1)
+    assert beside.judge(75).verdict == "server_down"
+
+
+def test_a_crash_of_a_server_that_works_on_is_doubtful() -> None:
+    beside = served()
+    beside.lines(stamp(73) + CRASH)
+    for at in (76, 78, 80):
+        beside.scrape(at)
+    assert (beside.count("ends"), beside.watch.doubtful) == (0, {("end", "works_on"): 1})
+
+
+def test_a_server_that_stands_still_for_half_a_minute_after_it_has_crashed() -> None:
+    beside = served()
+    beside.lines(stamp(73) + CRASH)
+    for at in range(74, 110, 3):
+        beside.scrape(at, work=0.0)
+    assert beside.count("ends") == 1
+
+
+def test_a_start_in_the_text_of_a_client_forgets_nothing() -> None:
+    beside = served()
+    beside.lines(*start(73, limit=1, pool=10))
+    for at in (76, 78, 80):
+        beside.scrape(at)
+    assert beside.watch.server.starts == 1
+    assert beside.watch.server.facts.limits[None] == 4096
+    assert beside.watch.doubtful == {("arguments", "works_on"): 1}
+
+
+def test_lines_behind_a_forged_start_count() -> None:
+    beside = served()
+    beside.lines(stamp(73) + "server_args=ServerArgs(model_path='x')", retraction(74))
+    for at in (77, 79, 81):
+        beside.scrape(at, retracted_requests=1.0)
+    assert beside.count("retractions") == 1
+
+
+def test_a_start_whose_counters_begin_again_counts_once() -> None:
+    beside = served()
+    beside.lines(*start(73))
+    beside.scrape(84, progress=1.0)
+    assert beside.watch.server.starts == 2
+
+
+def test_a_start_that_only_the_counters_show_counts() -> None:
+    beside = Beside(reads=False)
+    for at in range(0, 60, 4):
+        beside.scrape(at, running=3.0)
+    beside.scrape(64, progress=1.0)
+    assert beside.watch.server.starts == 1
+
+
+def test_a_server_that_was_stopped_is_not_down() -> None:
+    beside = served()
+    beside.lines(f"{stamp(73)}SIGTERM received. signum=None frame=None. Draining requests and shutting down...")
+    beside.watch.lose("connection_refused", "nothing listens", BEGIN + 75)
+    assert beside.judge(76).verdict != "server_down"
+
+
+def test_a_server_that_loads_its_model_is_starting() -> None:
+    beside = Beside()
+    beside.lines(start()[0])
+    beside.watch.lose("connection_refused", "nothing listens", BEGIN + 5)
+    assert beside.judge(60).verdict == "starting"
+
+
+def test_a_server_that_does_not_come_up_is_down_in_the_end() -> None:
+    beside = Beside(reads=False)
+    for at in range(0, 960, 15):
+        beside.watch.lose("connection_refused", "nothing listens", BEGIN + at)
+    assert beside.judge(960).verdict == "server_down"
+
+
+# Requests
+
+
+def test_rejected_requests_are_counted_by_the_server() -> None:
+    beside = served(answered_requests=5.0)
+    beside.lines(
+        *(f'{stamp(73)}INFO:     10.0.0.1:1 - "POST /generate HTTP/1.1" 503 Service Unavailable' for _ in "abc")
+    )
+    beside.scrape(75, answered_requests=5.0, refused_requests=2.0)
+    assert beside.count("rejected") == 2
+
+
+def test_rejections_before_the_first_page_are_not_counted_again() -> None:
+    beside = Beside()
+    beside.lines(*start())
+    beside.lines(
+        *(f'{stamp(11)}INFO:     10.0.0.1:1 - "POST /generate HTTP/1.1" 503 Service Unavailable' for _ in "abc")
+    )
+    beside.scrape(12, answered_requests=0.0)
+    beside.scrape(14, answered_requests=5.0, refused_requests=4.0)
+    assert beside.count("rejected") == 4
+
+
+def timed_out(after: float, share: float = 0.6) -> Beside:
+    """A server whose requests end by a share at one age, the others sooner."""
+    beside = served()
+    bounds = (0.2, 1.0, 2.0, 4.0, 8.0, inf)
+    ended = tuple(100.0 * (bound >= after) + 5.0 * (bound >= 0.2) for bound in bounds)
+    histogram = Histogram(bounds, ended, 300.0)
+    empty = Histogram(bounds, (0.0,) * 6, 0.0)
+    beside.scrape(73, request_latency=empty)
+    beside.scrape(75, request_latency=histogram, finished_requests=173.0, aborted_requests=173.0 * share)
+    return beside
+
+
+def test_clients_that_give_up_at_one_age_have_a_time_out() -> None:
+    found = timed_out(4.0).judge(76)
+    assert found.verdict == "clients_time_out"
+    assert "after 2 to 4 s" in found.sentence
+
+
+def test_requests_that_are_cancelled_within_a_second_are_no_time_out() -> None:
+    assert timed_out(1.0, share=0.4).judge(76).verdict == "healthy"
+
+
+def test_few_requests_that_are_given_up_are_no_time_out() -> None:
+    assert timed_out(4.0, share=0.3).judge(76).verdict == "healthy"
+
+
+# Sources
+
+
+def test_another_servers_log_disagrees() -> None:
+    beside = served()
+    beside.scrape(73, kv_pool_tokens=5_000.0)
+    assert "sources_disagree" in {each.diagnosis for each in beside.judge(74).findings}
+
+
+def test_a_log_that_stays_silent_while_tokens_are_generated() -> None:
+    beside = served()
+    for at in range(72, 260, 5):
+        beside.scrape(at, running=60.0)
+    assert "log_silent" in {each.diagnosis for each in beside.judge(260).findings}
+
+
+def test_a_log_that_stays_silent_beside_an_idle_server_is_no_trouble() -> None:
+    beside = served()
+    for at in range(72, 260, 5):
+        beside.scrape(at, work=0.0, running=0.0)
+    assert "log_silent" not in {each.diagnosis for each in beside.judge(260).findings}
+
+
+def test_a_server_without_metrics() -> None:
+    beside = Beside()
+    beside.lines(*start())
+    beside.watch.lose("metrics_disabled", "it answers 404", BEGIN + 12)
+    said = beside.judge(20)
+    assert "metrics_disabled" in {each.diagnosis for each in said.findings}
+    assert said.verdict != "server_down"
+
+
+def test_a_proxy_that_answers_for_a_server_that_is_gone() -> None:
+    beside = served()
+    beside.watch.lose("metrics_disabled", "it answers 404", BEGIN + 80)
+    assert beside.judge(81).verdict == "server_down"
+
+
+# Metrics alone
+
+
+def beside_metrics(seconds: int = 60, info: dict[str, object] | None = None, **figures: object) -> Beside:
+    beside = Beside(reads=False)
+    beside.watch.inform(ServerInfo("0.5.23", {**ARGUMENTS, **(info or {})}))
+    for at in range(0, seconds, 4):
+        beside.scrape(at, finished_requests=float(at), **figures)
+    return beside
+
+
+def test_by_metrics_alone_requests_wait_at_the_running_limit() -> None:
+    beside = beside_metrics(
+        info={"max_running_requests": 8}, running=8.0, queued=40.0, full_usage=0.2, decoded_tokens=0.0
+    )
+    assert beside.judge(60).verdict in {"running_at_limit", "queue_too_long"}
+
+
+def test_by_metrics_alone_a_queue_that_the_next_batch_takes_is_not_held_back() -> None:
+    beside = Beside(reads=False)
+    beside.watch.inform(ServerInfo("0.5.23", ARGUMENTS))
+    for step in range(20):
+        beside.scrape(
+            4.0 * step, finished_requests=40.0 * step, running=12.0, queued=2.0, full_usage=0.3, admitted_requests=40.0 * step,
+            prefill_passes=30.0 * step, eager_passes=90.0 * step, computed_tokens=60_000.0 * step,
+        )  # fmt: skip
+    assert "admission_too_conservative" not in {each.diagnosis for each in beside.judge(80).findings}
+
+
+# Alerts
+
+
+def test_an_alert_is_unknown_at_first_then_one_after_its_time_and_zero_after_its_end() -> None:
+    beside, clock = served(), None
+    clock = beside.watch.clocks.by_row["server_down"]
+    assert clock.value is None
+    for at in range(75, 500, 15):
+        beside.watch.lose("connection_refused", "nothing listens", BEGIN + at)
+        beside.judge(at)
+    assert clock.value is True
+    for at in range(500, 900, 15):
+        beside.scrape(at)
+        beside.judge(at)
+    assert clock.value is False
+
+
+@pytest.mark.parametrize("profile", ["online", "offline"])
+def test_prompts_that_wait_for_prefill_are_told_with_and_without_metrics(profile: str) -> None:
+    beside = Beside(profile, scrapes=False)
+    beside.lines(*start(chunked_prefill_size=512))
+    for at in range(12, 90):
+        beside.lines(*(prefill(at, 512, queue=30, running=4) for _ in range(3)))
+    assert beside.judge(90).verdict == "prefill_bound"
