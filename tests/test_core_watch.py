@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -40,11 +41,11 @@ class Beside:
             for event in self._reader.read(line.encode()):
                 self.watch.take(event)
 
-    def scrape(self, at: float, *, work: float = 100.0, **figures: object) -> None:
+    def scrape(self, at: float, *, work: float = 100.0, **figures: Any) -> None:
         """Scrape a page with these figures of its scheduler, or of the whole server, after so much more work."""
         rank = {name: figures.pop(name) for name in [*figures] if hasattr(self.page.ranks[0], name)}
         moved = {"progress": (self.page.progress or 0.0) + work, "sent": (self.page.sent or 0.0) + work}
-        self.page = replace(self.page, ranks=[replace(self.page.ranks[0], **rank)], **{**moved, **figures})  # type: ignore[arg-type]
+        self.page = replace(self.page, ranks=[replace(self.page.ranks[0], **rank)], **{**moved, **figures})
         self.watch.scrape(self.page, BEGIN + at)
 
     def judge(self, at: float) -> Judgement:
@@ -54,7 +55,7 @@ class Beside:
         return self.watch.server.counted[name]
 
 
-def served(seconds: int = 60, **figures: object) -> Beside:
+def served(seconds: int = 60, **figures: Any) -> Beside:
     """A watch beside a server that ran 60 requests for so long, with log and metrics."""
     beside = Beside()
     beside.lines(*start())
@@ -352,7 +353,7 @@ def test_a_proxy_that_answers_for_a_server_that_is_gone() -> None:
 # Metrics alone
 
 
-def beside_metrics(seconds: int = 60, info: dict[str, object] | None = None, **figures: object) -> Beside:
+def beside_metrics(seconds: int = 60, info: dict[str, object] | None = None, **figures: Any) -> Beside:
     beside = Beside(reads=False)
     beside.watch.inform(ServerInfo("0.5.23", {**ARGUMENTS, **(info or {})}))
     for at in range(0, seconds, 4):
