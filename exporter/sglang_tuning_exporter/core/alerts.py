@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sglang_tuning_exporter.core.events import is_count
 from sglang_tuning_exporter.core.findings import Alert
 from sglang_tuning_exporter.core.judge import Measured
 from sglang_tuning_exporter.core.rows import ROWS, Row
@@ -82,6 +83,29 @@ class Clocks:
             if alert is not None:
                 ended.append(alert)
         return ended
+
+    def saved(self, now: float) -> dict[str, list[float | bool | None]]:
+        """Return the clocks that run as plain JSON, times as ages in seconds."""
+        return {
+            name: [
+                *(None if at is None else now - at for at in (each.since, each.calm, each.known, each.firing)),
+                each.value,
+            ]
+            for name, each in self.by_row.items()
+            if each.known is not None
+        }
+
+    def restore(self, saved: object, now: float) -> None:
+        """Go on from what `saved` returned; what cannot be read is left out."""
+        for name, entry in saved.items() if isinstance(saved, dict) else ():
+            clock = self.by_row.get(name)
+            if clock is None or not isinstance(entry, list) or len(entry) != 5 or not isinstance(entry[4], bool | None):
+                continue
+            if all(age is None or is_count(age) for age in entry[:4]):
+                clock.since, clock.calm, clock.known, clock.firing = (
+                    None if age is None else now - age for age in entry[:4]
+                )
+                clock.value = entry[4]
 
     @property
     def firing(self) -> list[Alert]:

@@ -7,7 +7,7 @@ have is absent, never zero.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Rank(NamedTuple):
@@ -62,3 +62,46 @@ class Event:
     sizes: tuple[int, ...] = ()
     arguments: dict[str, object] = field(default_factory=dict)
     marked: bool = False  # text of a client or a model was printed close before: it may be no line of SGLang's
+
+
+# As plain JSON, for a state file
+
+
+def to_json(event: Event) -> dict[str, object]:
+    """Return an event as plain JSON."""
+    kept = {name: getattr(event, name) for name in ("time", "figures", "word", "text", "sizes", "arguments", "marked")}
+    return {"kind": event.kind, "rank": list(event.rank), **{name: value for name, value in kept.items() if value}}
+
+
+def from_json(saved: object) -> Event | None:
+    """Return the event that `to_json` returned; None where it cannot be one."""
+    document = saved if isinstance(saved, dict) else {}
+    rank, figures, time = document.get("rank"), document.get("figures", {}), document.get("time")
+    if not isinstance(rank, list) or len(rank) != 3 or not all(each is None or _is_rank(each) for each in rank):
+        return None
+    are_figures = isinstance(figures, dict) and all(is_count(each) for each in figures.values())
+    texts = [document.get(name, "") for name in ("kind", "word", "text")]
+    arguments = document.get("arguments", {})
+    if not are_figures or not all(isinstance(each, str) for each in texts) or not isinstance(arguments, dict):
+        return None
+    if not texts[0] or not (time is None or is_count(time)):
+        return None
+    event = Event(
+        texts[0], time, Rank(*rank), {str(name): float(each) for name, each in figures.items()}, texts[1], texts[2]
+    )
+    event.arguments, event.marked = arguments, document.get("marked") is True
+    return event
+
+
+def lists(value: object) -> list[list[Any]]:
+    """Return the lists in a list of a state file, which may be damaged."""
+    return [each for each in value if isinstance(each, list)] if isinstance(value, list) else []
+
+
+def is_count(value: object) -> bool:
+    """Whether a value of a state file is a number that a count or an age may be."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e15
+
+
+def _is_rank(value: object) -> bool:
+    return is_count(value) and isinstance(value, int) and value < MOST_RANKS

@@ -22,6 +22,7 @@ from sglang_tuning_exporter.core.findings import (
     Judgement,
     Severity,
 )
+from sglang_tuning_exporter.core.ledger import FAST, SLOW
 from sglang_tuning_exporter.core.rows import BY_ID, ROW_OF_WAIT, ROWS, WHY_REQUESTS_WAIT, Row, When
 from sglang_tuning_exporter.core.server import WAITS
 from sglang_tuning_exporter.core.suspects import LATE_TIMES, SLOW_BURN_TIMES
@@ -42,6 +43,7 @@ SENTENCES = {
 PAST_SECONDS = 120.0  # what was not seen for so long is over
 LONG = 180.0  # seconds that are said in minutes
 HIGH, MEDIUM = 120.0, 60.0  # seconds of serving time for this confidence
+OFTEN_DOWN, MANY_OUTAGES = 0.1, 3  # of two hours; outages in them
 LEAST_WAITED = 10.0  # seconds of waiting that show what requests wait for
 RARE_WAIT = 0.1  # of the time, on the least busy DP rank
 FEW = 5  # requests that failed for other reasons are no finding
@@ -374,7 +376,8 @@ def _given_up(view: View) -> Figure | None:
         return None
     if view.hung:  # then clients have a reason
         share = 0.0
-    return Figure("share of the ended requests that were given up", share, "share", MANY_GIVEN_UP, "above")
+    limit = view.profile.aborted_share if "aborted_share" in view.profile.overridden else MANY_GIVEN_UP
+    return Figure("share of the ended requests that were given up", share, "share", limit, "above")
 
 
 def _timeouts(view: View) -> Figure | None:
@@ -382,7 +385,7 @@ def _timeouts(view: View) -> Figure | None:
     if figure is None:
         return None
     is_timeout = ages is not None and ages[1] >= SHORTEST_TIMEOUT and not view.cancels
-    return figure if is_timeout else replace(figure, value=min(figure.value, MANY_GIVEN_UP))
+    return figure if is_timeout else replace(figure, value=min(figure.value, figure.limit or 0.0))
 
 
 def _step_of_a_large_batch(view: View) -> float | None:
@@ -398,6 +401,34 @@ def _step_of_a_large_batch(view: View) -> float | None:
     return view.step_seconds
 
 
+def _burning(latency: str, rate: str) -> Callable[[View], Figure | None]:
+    times = {"fast": FAST, "slow": SLOW}[rate].times
+    name = "share of the observations that missed the objective, in both windows"
+
+    def of(view: View) -> Figure | None:
+        share = view.burning.get((latency, rate))
+        return (
+            None
+            if share is None
+            else Figure(name, 0.0 if view.hung else share, "share", view.profile.late_bound(times), "above")
+        )
+
+    return of
+
+
+def _often_down(view: View) -> Figure | None:
+    if view.down_share is None:
+        return None
+    often = view.outages >= MANY_OUTAGES
+    return Figure(
+        "share of the last two hours in which it was down",
+        view.down_share if often else 0.0,
+        "share",
+        OFTEN_DOWN,
+        "above",
+    )
+
+
 FACTS: dict[str, Callable[[View], Figure | None]] = {
     "retractions": _retractions, "retractions_at_ceiling": _at_ceiling, "graph_memory": _graph_memory, "hang": _hang,
     "prefill": _prefill, "imbalance": _imbalance,
@@ -406,6 +437,8 @@ FACTS: dict[str, Callable[[View], Figure | None]] = {
     "down": _down, "timeouts": _timeouts, "given_up": _given_up, "late_by_queue": _late_by_queue, "late_by_prompts": _late_by_prompts,
     "late_between": _late_between, "metrics_disabled": _trouble("metrics_disabled"), "log_silent": _trouble("log_silent"),
     "disagree": _trouble("sources_disagree"),
+    "often_down": _often_down,
+    **{f"burning_{latency}_{rate}": _burning(latency, rate) for latency in ("time_to_first_token", "inter_token") for rate in ("fast", "slow")},
     "large_weights": _large_weights, "experts": _experts, "latent_pool_full": _latent_pool_full, "settings": _settings, "suspects": _suspects,
 }  # fmt: skip
 LEVELS: dict[str, Callable[[View], float | None]] = {

@@ -250,7 +250,59 @@ FAILURES: tuple[Row, ...] = (
         ),
         causes=(*KILLS, "crashed", "restart_loop"),
     ),
+    Row(
+        id="often_down",
+        alert="SGLangOftenDown",
+        severity="warning",
+        after=0.0,
+        any_load=True,
+        when=When(
+            "fact", "often_down", name="share of the last two hours in which it was down", unit="share", needs="metrics"
+        ),
+        summary="SGLang is down again and again.",
+        seen="it was down for {value} of the last two hours, in three outages or more",
+        guide=_NOT_IN_GUIDE + "each outage is too short, or too rare, for the other alerts",
+        remedy=_look(
+            "read in the log how each run ended, and check the supervisor's health check",
+            "Each outage ends before somebody is called.",
+            "the restarts are planned, for example to try flags",
+        ),
+        causes=("restart_loop", *KILLS, "crashed"),
+    ),
 )
+
+
+def _burning(
+    rate: str, *, latency: str, title: str, of: str, seen: str, causes: tuple[str, ...], remedy: Remedy
+) -> Row:
+    """Return the row of a burn rate. Its alert has no `after`: the ledger's windows are the wait."""
+    span, much = ("hour", "far too many") if rate == "fast" else ("six hours", "more")
+    id_ = f"{title.lower().replace(' ', '_').replace('-', '_')}_burning_{rate}"
+    return Row(
+        id=id_,
+        alert="SGLang" + "".join(word.capitalize() for word in id_.split("_")),
+        severity="critical" if rate == "fast" else "warning",
+        profiles=ONLINE,
+        after=0.0,
+        any_load=True,
+        chance=True,
+        when=When(
+            "fact",
+            f"burning_{latency}_{rate}",
+            name=f"share of {of} that missed the objective",
+            unit="share",
+            needs="hours of metrics",
+        ),
+        summary=f"{title} misses its objective for {much} {of}"
+        + (" than the error budget allows." if rate == "slow" else "."),
+        seen=f"{{value}} of the {seen} in the last {span}, and the short window shows that it goes on",
+        guide=_NOT_IN_GUIDE + "the objective comes from the profile",
+        remedy=remedy,
+        causes=causes,
+        borrows=True,
+        unless=("scheduler_stuck",) if rate == "fast" else ("scheduler_stuck", id_.replace("slow", "fast")),
+    )
+
 
 LIMITS: tuple[Row, ...] = (
     _limit(
@@ -765,6 +817,25 @@ LIMITS: tuple[Row, ...] = (
     ),
 )
 
+_FIRST_TOKENS, _NEXT_TOKENS = _look(
+    "open the exporter's page: it shows what requests wait for",
+    "Time to first token is the time in the queue plus the prefill time.",
+    "prompts are too long for this objective on any server: then use --profile long_context",
+), Remedy(
+    _LIMIT, "lower", "about three quarters of the running batch",
+    "A decode step takes longer with a larger batch, and every request in the batch waits for the whole step.",
+    "the batch is small: then prefill between decode steps is the cause, or decoding without a CUDA graph",
+    "Fewer requests run at once; the others wait in the queue.",
+)  # fmt: skip
+_first = partial(
+    _burning, latency="time_to_first_token", title="Time to first token", of="requests", seen="first tokens came later than the objective",
+    causes=("latency_queue", "latency_long_prompts"), remedy=_FIRST_TOKENS,
+)  # fmt: skip
+_next = partial(
+    _burning, latency="inter_token", title="Inter-token latency", of="tokens", seen="gaps between tokens were longer than the objective",
+    causes=("latency_batch_too_large", "latency_prefill_between"), remedy=_NEXT_TOKENS,
+)  # fmt: skip
+OBJECTIVES: tuple[Row, ...] = (_first("fast"), _first("slow"), _next("fast"), _next("slow"))
 CHANCES: tuple[Row, ...] = (
     _chance(
         id="requests_given_up",
@@ -1088,7 +1159,7 @@ CHANCES: tuple[Row, ...] = (
         ),
     ),
 )
-ROWS: tuple[Row, ...] = (*FAILURES, *LIMITS, *CHANCES)
+ROWS: tuple[Row, ...] = (*FAILURES, *LIMITS, *OBJECTIVES, *CHANCES)
 BY_ID: dict[str, Row] = {row.id: row for row in ROWS}
 # The row of each reason for which requests wait.
 ROW_OF_WAIT: dict[str, str] = {

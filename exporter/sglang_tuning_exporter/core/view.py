@@ -59,6 +59,11 @@ class View:
     silent_seconds: float = 0.0  # no token was sent for so long, with requests running
     busy: bool = False  # requests run or wait now
     troubles: Mapping[str, str] = field(default_factory=dict)  # of the sources, by the row, in words
+    burning: Mapping[tuple[str, str], float] = field(
+        default_factory=dict
+    )  # by latency and rate: the share that is late
+    down_share: float | None = None  # of the last two hours; None where they are not known
+    outages: int = 0
 
     def latency(self, name: str) -> Histogram | None:
         """Return the observations of a latency; None where the server exposes none, or none came."""

@@ -7,14 +7,15 @@ a start waits for the next scrape. Nothing that was counted is taken back; what 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import inf
 
 from sglang_tuning_exporter.core.alerts import Clocks
-from sglang_tuning_exporter.core.events import Event
-from sglang_tuning_exporter.core.findings import Alert, Judgement
+from sglang_tuning_exporter.core.events import Event, from_json, is_count, lists, to_json
+from sglang_tuning_exporter.core.exposed import Words
+from sglang_tuning_exporter.core.findings import Judgement
 from sglang_tuning_exporter.core.judge import Measured, findings, judgement_of, weigh
+from sglang_tuning_exporter.core.ledger import FAST, SLOW, Ledger
 from sglang_tuning_exporter.core.scrapes import Gains
 from sglang_tuning_exporter.core.server import Server
 from sglang_tuning_exporter.core.view import View, view_of
@@ -38,6 +39,8 @@ SILENT_SECONDS, WORKED_SECONDS = (
 )  # no batch line for so long, with work shown by the metrics for so long after it
 QUIET_LEVELS = ("warning", "error", "critical")  # of --log-level: without batch lines
 POOL_TOLERANCE = 0.02  # between the KV cache's size in log and metrics
+UNKNOWN_AGE = 300.0  # of saved alert clocks: older ones begin anew
+OUTAGE_SECONDS = 7200.0  # over which outages are counted
 FATAL = frozenset({"end", "out_of_memory", "hang"})
 OF_A_START = frozenset({"arguments", "pool", "memory", "limits", "ready"})
 AWAY = frozenset({"connection_refused", "unreachable", "not_ready"})  # nothing answers, or a proxy in its place
@@ -68,6 +71,8 @@ class Watch:
         self.begin = now
         self.doubtful: Counter[tuple[str, str]] = Counter()  # lines that a scrape refuted, by kind and reason
         self.clocks = Clocks()
+        self.words = Words()
+        self.measured: Measured | None = None  # at the last judgement
         self.since: dict[str, float] = {}  # since when each row holds
         self.failure: Failure | None = None  # the last scrape's; None if it was answered
         self.log_trouble = ""  # why the log cannot be read
@@ -88,6 +93,8 @@ class Watch:
         self._counts_retractions = False
         self._served_starts: int | None = None  # how many starts were known when a page last came
         self._hung_at = -inf
+        self.ledger = Ledger()
+        self._outages: deque[tuple[float, float]] = deque(maxlen=256)
 
     # Lines
 
@@ -142,7 +149,14 @@ class Watch:
         begun = now if begun is None else begun
         busy = any((rank.running or 0) + (rank.queued or 0) > 0 for rank in page.ranks)
         gains = self.server.scrape(page, now)
+        self._end_outage(now)
         self.failure, self._answered_at, self._failed_since = None, now, None
+        profile = self.server.profile
+        objectives = {
+            "time_to_first_token": profile.time_to_first_token_seconds,
+            "inter_token": profile.inter_token_seconds,
+        }
+        self.ledger.add(gains.latencies, objectives, now)
         self._counts_retractions = any(rank.retracted_requests is not None for rank in page.ranks)
         moved = bool(gains.progress) or gains.restarted
         self._stands_since = None if moved or not busy else now if self._stands_since is None else self._stands_since
@@ -153,6 +167,20 @@ class Watch:
         self._compare_pools(page, now)
         self._settle(gains, now)
         self._served_starts = self.server.starts
+
+    def _end_outage(self, now: float) -> None:
+        if self._failed_since is not None and self._answered_at is not None:
+            self._outages.append((self._failed_since, now))
+
+    def _down_time(self, now: float) -> tuple[float | None, int]:
+        """Return the share of the last two hours in which it was down, and in how many outages; None where half of them are not known."""
+        since = now - OUTAGE_SECONDS
+        spans = [(begin, end) for begin, end in self._outages if end > since]
+        if self._failed_since is not None and self._answered_at is not None:
+            spans.append((self._failed_since, now))
+        if self._answered_at is None or now - self.begin < OUTAGE_SECONDS / 2:
+            return None, 0
+        return sum(end - max(begin, since) for begin, end in spans) / OUTAGE_SECONDS, len(spans)
 
     def _settle(self, gains: Gains, now: float) -> None:
         """Decide on the lines that waited, by what the page shows."""
@@ -342,6 +370,7 @@ class Watch:
             down = f"its /metrics could not be scraped ({failure.message})"
             if failure.reason == "timeout":
                 down = f"it takes connections and does not answer ({failure.message}): its HTTP server or its tokenizer hangs"
+        down_share, outages = self._down_time(now)
         silent_seconds = server.progress.silence(now) if failure is None else 0.0
         stuck = server.progress.stuck(now) if failure is None and self._answered_at is not None else None
         if stuck is not None or "takes connections" in down:
@@ -355,6 +384,9 @@ class Watch:
             scraped=self._answered_at is not None and failure is None,
             down=down,
             stuck=stuck,
+            burning=self._burning(now),
+            down_share=down_share,
+            outages=outages,
             silent_seconds=silent_seconds,
             hung=now - self._hung_at <= server.profile.window_seconds
             or server.progress.gave_up > 0
@@ -363,6 +395,15 @@ class Watch:
             troubles=troubles,
             starting=starting,
         )
+
+    def _burning(self, now: float) -> dict[tuple[str, str], float]:
+        begun = max(self.server.last.get("starts", -inf), self.begin)
+        shares = {
+            (latency, name): self.ledger.burning(latency, rate, now, begun)
+            for latency in ("time_to_first_token", "inter_token")
+            for name, rate in (("fast", FAST), ("slow", SLOW))
+        }
+        return {key: share for key, share in shares.items() if share is not None}
 
     def silence(self, now: float) -> str:
         """Return what is wrong with the log, empty if nothing."""
@@ -382,20 +423,54 @@ class Watch:
     def measure(self, now: float) -> Measured:
         """Weigh the last ten minutes, and let the alert clocks go on."""
         measured = weigh(self.view(now))
-        self.ended_alerts = self.clocks.pass_on(measured, self.server, now)
+        self.clocks.pass_on(measured, self.server, now)
         self.since = {name: self.since.get(name, now) for name in measured.holding}
         return measured
 
-    ended_alerts: list[Alert] = []  # noqa: RUF012 - replaced, never changed
-
     def judge(self, now: float) -> Judgement:
-        """Return what limits the server."""
-        measured = self.measure(now)
+        """Return what limits the server, and let the words that stand follow."""
+        self.measured = measured = self.measure(now)
         found = tuple(replace(each, since=self.since.get(each.diagnosis)) for each in findings(measured))
-        return judgement_of(measured, found)
+        judgement = judgement_of(measured, found)
+        self.words.take(judgement, measured.view, now)
+        return judgement
 
+    # A restart of the exporter
 
-def take_all(watch: Watch, events: Iterable[Event]) -> None:
-    """Take many lines."""
-    for event in events:
-        watch.take(event)
+    def saved(self, now: float) -> dict[str, object]:
+        """Return what was counted and decided, and the lines that wait, as plain JSON; times are ages in seconds."""
+        return {
+            "counted": {name: value for name, value in self.server.counted.items() if value},
+            "doubtful": [[*key, number] for key, number in self.doubtful.items()],
+            "ledger": self.ledger.saved(now),
+            "waiting": [[now - at, to_json(event)] for at, event in self._waiting],
+            "clocks": self.clocks.saved(now),
+            "words": self.words.saved(now),
+            "starts": [now - at for at in self.server.started_at],
+            "outages": [[now - begin, now - end] for begin, end in self._outages],
+        }
+
+    def restore(self, saved: object, now: float, age: float) -> None:
+        """Go on from what an exporter saved `age` seconds ago; what cannot be read is left out. No present figure is restored."""
+        document, then = saved if isinstance(saved, dict) else {}, now - age
+        counted = document.get("counted")
+        for name, value in counted.items() if isinstance(counted, dict) else ():
+            if is_count(value):
+                self.server.counted[str(name)] = float(value)
+        for entry in lists(document.get("doubtful")):
+            match entry:
+                case [str(kind), str(reason), int() as number] if number >= 0:
+                    self.doubtful[kind, reason] = number
+        self.ledger.restore(document.get("ledger"), then)
+        for entry in lists(document.get("waiting"))[:MOST_WAITING]:
+            event = from_json(entry[1]) if len(entry) == 2 and is_count(entry[0]) else None
+            if event is not None:
+                self._waiting.append((then - entry[0], event))
+        if age <= UNKNOWN_AGE:
+            self.clocks.restore(document.get("clocks"), then)
+        self.words.restore(document.get("words"), then)
+        starts = document.get("starts")
+        self.server.started_at.extend(then - at for at in (starts if isinstance(starts, list) else ()) if is_count(at))
+        for entry in lists(document.get("outages")):
+            if len(entry) == 2 and all(map(is_count, entry)):
+                self._outages.append((then - entry[0], then - entry[1]))

@@ -1,0 +1,141 @@
+"""What rules and boards read: conditions turned so that above the limit is bad, the advice that stands, the verdict. Pure; times are unix seconds.
+
+Every word here becomes a label of a series, so it holds no measured figure and changes rarely: figures are in the conditions and on the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from sglang_tuning_exporter.core.advice import figures_of, fill
+from sglang_tuning_exporter.core.findings import Change, Figure, Finding, Judgement, Value
+from sglang_tuning_exporter.core.judge import SENTENCES, Measured
+from sglang_tuning_exporter.core.rows import BY_ID, ROWS
+from sglang_tuning_exporter.core.view import View
+
+KEPT_SECONDS = 600.0  # in which advice keeps its words, unless the flag was set
+LONGEST_TEXT = 200
+TOO_LITTLE = "Too little was seen for a verdict."
+
+
+class Condition(NamedTuple):
+    """The figure of a row over its window, and its limit; above the limit is bad. `value` None: not measured."""
+
+    diagnosis: str
+    value: float | None
+    limit: float
+
+
+class Advice(NamedTuple):
+    """The first change of a diagnosis, in words, and since when it stands."""
+
+    flag: str
+    current: str
+    suggested: str
+    text: str
+    since: float
+
+
+class Verdict(NamedTuple):
+    """What limits the server, in a sentence without figures."""
+
+    verdict: str
+    level: str
+    sentence: str
+    since: float
+
+
+def conditions(measured: Measured) -> Iterator[Condition]:
+    """Give the condition of each row with an alert that was measured."""
+    for row in ROWS:
+        figure = measured.figures.get(row.id)
+        if row.alert and figure is not None and figure.limit is not None:
+            # What another row explains better is not above its limit.
+            explained = figure.holds and row.id not in measured.holding
+            value, limit = turned(figure)
+            yield Condition(row.id, min(value, limit) if explained else value, limit)
+
+
+def turned(figure: Figure) -> tuple[float, float]:
+    """Return value and limit so that above the limit is bad: a share below its limit as the rest, other figures as what is missing."""
+    limit = figure.limit or 0.0
+    if figure.side != "below":
+        return figure.value, limit
+    return (1.0 - figure.value, 1.0 - limit) if figure.unit in {"share", "ratio"} else (limit - figure.value, 0.0)
+
+
+class Words:
+    """The words that stand now: advice by diagnosis, and the verdict."""
+
+    def __init__(self) -> None:
+        self.advice: dict[str, Advice] = {}
+        self.verdict: Verdict | None = None
+        self._seen: dict[str, float] = {}  # when a diagnosis last held
+        self._set: dict[str, float] = {}  # when its words last changed
+
+    def take(self, judgement: Judgement, view: View, now: float) -> None:
+        """Take a judgement."""
+        for finding in judgement.findings:
+            if finding.alert and finding.changes:
+                self._advise(finding, now)
+        for gone in [name for name, at in self._seen.items() if now - at > KEPT_SECONDS]:
+            self.advice.pop(gone, None)
+            del self._seen[gone], self._set[gone]
+        name, before = judgement.verdict, self.verdict
+        if before is None or before.verdict != name:
+            row = BY_ID.get(name)
+            sentence = fill(row.summary, figures_of(view)) if row is not None else SENTENCES.get(name, TOO_LITTLE)
+            self.verdict = Verdict(name, judgement.severity, sentence, now)
+
+    def _advise(self, finding: Finding, now: float) -> None:
+        name, change = finding.diagnosis, finding.changes[0]
+        held, new = self.advice.get(name), advice_of(change, now)
+        self._seen[name] = now
+        if held is not None and held[:4] == new[:4]:
+            return
+        is_set = held is not None and held.flag == new.flag and held.current != new.current
+        if held is None or is_set or now - self._set[name] >= KEPT_SECONDS:
+            self.advice[name], self._set[name] = new, now
+
+    def saved(self, now: float) -> dict[str, object]:
+        """Return it as plain JSON, times as ages in seconds."""
+        return {
+            "advice": {
+                name: [*each[:4], now - each.since, now - self._set[name]] for name, each in self.advice.items()
+            },
+            "verdict": None if self.verdict is None else [*self.verdict[:3], now - self.verdict.since],
+        }
+
+    def restore(self, saved: object, now: float) -> None:
+        """Go on from what `saved` returned; what cannot be read is left out."""
+        document = saved if isinstance(saved, Mapping) else {}
+        advice = document.get("advice")
+        for name, entry in advice.items() if isinstance(advice, Mapping) else ():
+            match entry:
+                case [
+                    str(flag),
+                    str(current),
+                    str(suggested),
+                    str(text),
+                    int() | float() as since,
+                    int() | float() as was,
+                ] if name in BY_ID:
+                    self.advice[name] = Advice(flag, current, suggested, text, now - since)
+                    self._set[name], self._seen[name] = now - was, now
+        match document.get("verdict"):
+            case [str(verdict), str(level), str(sentence), int() | float() as since]:
+                self.verdict = Verdict(verdict, level, sentence, now - since)
+
+
+def advice_of(change: Change, now: float) -> Advice:
+    """Return a change in words."""
+    to = False if change.removes and change.to is None else change.to
+    suggested = _word(to) or change.words
+    return Advice(change.flag, _word(change.now), suggested[:LONGEST_TEXT], change.why[:LONGEST_TEXT], now)
+
+
+def _word(value: Value) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:.12g}" if isinstance(value, float | int) else value or ""

@@ -1,0 +1,239 @@
+"""What rules and boards read: conditions, advice that stands, the verdict, burn rates, and what survives a restart of the exporter."""
+
+from __future__ import annotations
+
+import json
+from math import inf
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_tuning_exporter.core.exposed import Advice, Words, conditions, turned
+from sglang_tuning_exporter.core.findings import Change, Figure, Finding, Judgement
+from sglang_tuning_exporter.core.ledger import FAST, SLOW, Ledger
+from sglang_tuning_exporter.core.rows import BY_ID
+from sglang_tuning_exporter.core.view import view_of
+from sglang_tuning_exporter.core.watch import Watch
+from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
+from sglang_tuning_exporter.state.profiles import PROFILES
+from test_core_course import BEGIN, decode, retraction, start
+from test_core_watch import Beside, served
+
+BOUNDS = (0.5, 2.0, 10.0, inf)
+OBJECTIVES = {"time_to_first_token": 2.0}
+
+
+def observed(in_time: float, late: float) -> dict[str, Histogram]:
+    return {"time_to_first_token": Histogram(BOUNDS, (in_time, in_time, in_time + late, in_time + late), 1.0)}
+
+
+# Conditions
+
+
+@pytest.mark.parametrize(
+    ("figure", "right"),
+    [
+        (Figure("", 0.7, "share", 0.5, "above"), (0.7, 0.5)),
+        (Figure("", 0.3, "share", 0.5, "below"), (0.7, 0.5)),
+        (Figure("", 3.0, "GB", 5.0, "below"), (2.0, 0.0)),
+        (Figure("", 8.0, "GB", 5.0, "below"), (-3.0, 0.0)),
+    ],
+)
+def test_above_the_limit_is_bad(figure: Figure, right: tuple[float, float]) -> None:
+    assert turned(figure) == pytest.approx(right)
+
+
+def test_a_condition_is_above_its_limit_where_the_row_holds() -> None:
+    beside = served()
+    beside.lines(*(decode(74 + at, queue=500, usage=0.97) for at in range(0, 200, 2)))
+    beside.judge(280)
+    assert beside.watch.measured is not None
+    above = {each.diagnosis for each in conditions(beside.watch.measured) if (each.value or 0.0) > each.limit}
+    assert above == {name for name in beside.watch.measured.holding if BY_ID[name].alert}
+
+
+# Words
+
+
+def finding(name: str, *changes: Change) -> Finding:
+    row = BY_ID[name]
+    return Finding(name, row.alert, row.severity, True, row.summary, "", "", "high", (), changes)  # noqa: FBT003 - a finding's own order
+
+
+def judgement(name: str, *changes: Change) -> Judgement:
+    return Judgement(name, "", "warning", (finding(name, *changes),), ())
+
+
+def limit(to: float, now: float = 8.0) -> Change:
+    return Change("max_running_requests", "--max-running-requests", now, to, "", why="It is the limit.")
+
+
+VIEW = view_of(Watch(PROFILES["online"], BEGIN, reads=True, scrapes=True).server, 600.0)
+
+
+def words_over(*taken: tuple[float, Change]) -> Words:
+    words = Words()
+    for at, change in taken:
+        words.take(judgement("running_at_limit", change), VIEW, at)
+    return words
+
+
+def test_advice_keeps_its_words_for_ten_minutes() -> None:
+    words = words_over((0.0, limit(16)), (60.0, limit(24)), (599.0, limit(32)))
+    assert words.advice["running_at_limit"] == Advice("--max-running-requests", "8", "16", "It is the limit.", 0.0)
+
+
+def test_after_ten_minutes_it_is_that_of_now() -> None:
+    assert words_over((0.0, limit(16)), (601.0, limit(32))).advice["running_at_limit"].suggested == "32"
+
+
+def test_when_the_flag_was_set_the_advice_changes_at_once() -> None:
+    advice = words_over((0.0, limit(16)), (60.0, limit(32, now=16.0))).advice["running_at_limit"]
+    assert (advice.current, advice.suggested, advice.since) == ("16", "32", 60.0)
+
+
+def test_advice_goes_ten_minutes_after_its_diagnosis() -> None:
+    words = words_over((0.0, limit(16)))
+    words.take(Judgement("healthy", "", "none", (), ()), VIEW, 590.0)
+    kept = dict(words.advice)
+    words.take(Judgement("healthy", "", "none", (), ()), VIEW, 620.0)
+    assert (list(kept), words.advice) == (["running_at_limit"], {})
+
+
+def test_an_hour_of_a_storm_makes_few_label_sets() -> None:
+    beside, seen = served(), set[tuple[str, ...]]()
+    for at in range(73, 3673, 5):
+        swing = (at * 7919) % 100 / 100
+        beside.lines(decode(at, running=40 + int(40 * swing), queue=int(900 * swing), usage=0.8 + 0.19 * swing))
+        if at % 3 == 0:
+            beside.lines(retraction(at, ratio=swing))
+        beside.scrape(at + 1, retracted_requests=float((at - 70) // 15 + 1), finished_requests=float(at))
+        beside.judge(at + 2)
+        seen |= {(name, *advice[:4]) for name, advice in beside.watch.words.advice.items()}
+        assert beside.watch.words.verdict is not None
+        seen.add(beside.watch.words.verdict[:3])
+    by_row = {name: [each for each in seen if each[0] == name] for name in {each[0] for each in seen}}
+    assert max(map(len, by_row.values())) <= 10
+    assert sum(map(len, by_row.values())) <= 40
+
+
+def test_no_word_of_a_label_has_a_measured_figure() -> None:
+    beside = served()
+    beside.lines(*(decode(74 + at, queue=777, usage=0.9) for at in range(0, 200, 2)))
+    beside.judge(280)
+    verdict = beside.watch.words.verdict
+    assert verdict is not None
+    assert "777" not in verdict.sentence
+    assert not any("777" in word for advice in beside.watch.words.advice.values() for word in advice[:4])
+
+
+# Burn rates
+
+
+def ledger(minutes: int, late: float) -> Ledger:
+    kept = Ledger()
+    for minute in range(minutes):
+        kept.add(observed(10.0 * (1 - late), 10.0 * late), OBJECTIVES, 60.0 * minute + 30)
+    return kept
+
+
+def test_a_budget_burns_fast_over_an_hour_and_five_minutes() -> None:
+    assert ledger(60, 0.4).burning("time_to_first_token", FAST, 3600.0, begun=0.0) == pytest.approx(0.4)
+
+
+def test_an_hour_that_was_bad_and_five_minutes_that_are_well_burn_no_more() -> None:
+    kept = ledger(55, 0.4)
+    for minute in range(55, 60):
+        kept.add(observed(10.0, 0.0), OBJECTIVES, 60.0 * minute + 30)
+    assert kept.burning("time_to_first_token", FAST, 3600.0, begun=0.0) == 0.0
+
+
+def test_nothing_is_said_for_as_long_as_the_short_window_after_a_start() -> None:
+    kept = ledger(60, 0.4)
+    assert kept.burning("time_to_first_token", FAST, 3600.0, begun=3400.0) is None
+    assert kept.burning("time_to_first_token", SLOW, 3600.0, begun=2000.0) is None
+
+
+def test_few_requests_burn_nothing() -> None:
+    kept = Ledger()
+    kept.add(observed(0.0, 5.0), OBJECTIVES, 30.0)
+    assert kept.burning("time_to_first_token", FAST, 600.0, begun=0.0) is None
+
+
+def test_the_ledger_survives_a_restart() -> None:
+    kept, again = ledger(60, 0.4), Ledger()
+    again.restore(json.loads(json.dumps(kept.saved(3600.0))), 3660.0 - 60.0)
+    assert again.burning("time_to_first_token", FAST, 3600.0, begun=0.0) == pytest.approx(0.4)
+
+
+# A restart of the exporter
+
+
+def restarted(beside: Beside, at: float, age: float = 20.0) -> Watch:
+    saved = json.loads(json.dumps(beside.watch.saved(BEGIN + at)))
+    again = Watch(PROFILES["online"], BEGIN + at + age, reads=True, scrapes=True)
+    again.restore(saved, BEGIN + at + age, age)
+    return again
+
+
+def troubled() -> Beside:
+    beside = served()
+    for at in range(73, 700, 5):
+        beside.lines(decode(at, queue=3000, usage=0.97))
+        beside.scrape(at + 1, running=60.0, queued=3000.0, full_usage=0.97, finished_requests=float(at))
+        beside.judge(at + 2)
+    return beside
+
+
+def test_counts_ledger_words_and_alerts_go_on() -> None:
+    beside = troubled()
+    again = restarted(beside, 700)
+    assert again.server.counted == {name: value for name, value in beside.watch.server.counted.items() if value}
+    assert {name for name, clock in again.clocks.by_row.items() if clock.value} == {
+        name for name, clock in beside.watch.clocks.by_row.items() if clock.value
+    }
+    assert {name: each[:4] for name, each in again.words.advice.items()} == {
+        name: each[:4] for name, each in beside.watch.words.advice.items()
+    }
+
+
+def test_no_present_figure_comes_back() -> None:
+    again = restarted(troubled(), 700)
+    assert (again.server.schedulers, again.server.facts.pools, again.judge(BEGIN + 721).verdict) == (
+        {},
+        {},
+        "not_enough_data",
+    )
+
+
+def test_alert_clocks_that_are_older_than_five_minutes_begin_anew() -> None:
+    again = restarted(troubled(), 700, age=400.0)
+    assert {clock.value for clock in again.clocks.by_row.values()} == {None}
+
+
+def test_a_line_that_waited_is_settled_by_the_next_exporter() -> None:
+    beside = served()
+    beside.lines(retraction(73))
+    again = Beside()
+    again.watch, again.page = restarted(beside, 74, age=3.0), beside.page
+    again.scrape(78, retracted_requests=0.0)
+    again.scrape(80, retracted_requests=1.0)
+    assert again.count("retractions") == 1
+
+
+@given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(max_size=8), lambda inner: st.lists(inner, max_size=4) | st.dictionaries(
+    st.sampled_from(["counted", "doubtful", "ledger", "waiting", "clocks", "words", "starts", "outages", "advice", "verdict", "kind", "rank"])
+    | st.text(max_size=4), inner, max_size=4), max_leaves=20))  # fmt: skip
+def test_a_damaged_state_is_no_error(saved: Any) -> None:
+    watch = Watch(PROFILES["online"], BEGIN, reads=True, scrapes=True)
+    watch.restore(saved, BEGIN, 10.0)
+    watch.judge(BEGIN + 1)
+    assert json.dumps(watch.saved(BEGIN + 1))
+
+
+def test_a_start_is_in_the_state_no_secret() -> None:
+    beside = served()
+    beside.lines(*start(73, api_key="sk-very-secret"))
+    assert "sk-very-secret" not in json.dumps(beside.watch.saved(BEGIN + 74))
