@@ -13,7 +13,6 @@ import pytest
 
 from conftest import config
 from sglang_tuning_exporter.collect.log import Logbook
-from sglang_tuning_exporter.collect.log_clock import last_printed, offset_of
 from sglang_tuning_exporter.diagnosis.evidence import past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.sglang.events import (
@@ -366,23 +365,3 @@ def test_a_start_that_was_followed_by_a_batch_is_not_under_way(place: Place) -> 
     book, state = place.reader()
     assert not state.life.starts(time.monotonic())
     book.close()
-
-
-@pytest.mark.parametrize(
-    ("text", "printed"),
-    [
-        (b"[2025-11-20 11:40:10] Decode batch\n", 1763638810.0),
-        (b"[2025-11-20 11:40:10 DP1 TP0] Decode batch\nTraceback (most recent call last):\n  File x\n", 1763638810.0),
-        (b'[2025-11-20 11:40:10] INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 200 OK\n', 1763638810.0),
-        (b"2025-11-20T11:40:10.5Z stdout F words without a prefix\n", 1763638810.5),
-        (b"[11:40:10] Decode batch\n", None),
-        (b"no time at all\n", None),
-        (b"", None),
-    ],
-)
-def test_the_last_dated_line_gives_when_a_log_was_written_last(text: bytes, printed: float | None) -> None:
-    assert last_printed(text) == printed
-
-
-def test_a_file_that_is_not_there_has_no_offset(tmp_path: Path) -> None:
-    assert offset_of(str(tmp_path / "nothing.log")) is None

@@ -6,7 +6,8 @@ import os
 from contextlib import suppress
 
 from sglang_tuning_exporter.collect.rotation import opened
-from sglang_tuning_exporter.sglang.log.forms import own_times, printed_time
+from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.wrapping import FIRST_DATED
 
 LOOK_BACK_BYTES = 64 << 10
 LINES_TRIED = 256  # the lines of a traceback have no time
@@ -25,8 +26,8 @@ def offset_of(path: str) -> float | None:
 
 
 def last_printed(text: bytes) -> float | None:
-    """Return the time of the last line of `text` that has one."""
-    lines = text.splitlines()[-LINES_TRIED:]
-    own = own_times(b"\n".join(lines))
-    times = (printed_time(line, own)[0] for line in reversed(lines))
-    return next((time for time in times if time is not None), None)
+    """Return the time of the last line of `text` that has one; None where it has no date."""
+    reader = Reader()
+    for line in text.splitlines()[-LINES_TRIED:]:
+        reader.read(line)
+    return reader.time if reader.time is not None and reader.time >= FIRST_DATED else None

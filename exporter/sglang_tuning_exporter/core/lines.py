@@ -17,12 +17,11 @@ from typing import NamedTuple
 
 from sglang_tuning_exporter.core.events import NO_RANK, Event, Rank
 from sglang_tuning_exporter.core.trust import Trust
-from sglang_tuning_exporter.core.wrapping import DAY, LONGEST, Line, Wrapping, stamp_of, without_terminal
+from sglang_tuning_exporter.core.wrapping import DAY, FIRST_DATED, LONGEST, Line, Wrapping, stamp_of, without_terminal
 from sglang_tuning_exporter.sglang.args.printed import parse_server_args
 
 _LONGEST_BATCH, _LONGEST_MEMORY = 4096, 16_384
 _TEXT_KEPT = 1000
-_FIRST_DATED = 1e9  # seconds; a smaller time is one of the day
 _KEPT = 4096  # stamps; failed ranks
 
 
@@ -478,6 +477,11 @@ class Reader:
         self.trust.mark(kind, self.number, self._time, self._events)
         return tuple(self._events)
 
+    @property
+    def time(self) -> float | None:
+        """The last printed time, of any line: unix seconds; those since the first midnight where the log has no dates."""
+        return self._time
+
     def end(self) -> tuple[Event, ...]:
         """Return what waits for a further line: arguments that were cut."""
         cut, self._cut = self._cut, None
@@ -507,7 +511,7 @@ class Reader:
                 time, clock = stamp.time, stamp.clock
             elif self._stamped and not line.headed:
                 return "other"
-        if clock is not None or (time is not None and time < _FIRST_DATED):
+        if clock is not None or (time is not None and time < FIRST_DATED):
             time = self._since_first_midnight(clock if clock is not None else time or 0.0)
         self._time = self._time if time is None else time
         kind = self._read_stamped(text, start, Origin(time, rank))
@@ -550,7 +554,7 @@ class Reader:
         time = line.time
         if self._stamped:
             time = self._time
-        elif time is not None and time < _FIRST_DATED:
+        elif time is not None and time < FIRST_DATED:
             time = self._since_first_midnight(time)
         at = Origin(time, line.rank)
         kind = self._read_access(text, at) if _ACCESS.match(text) else self._read_traceback(text, time)

@@ -21,7 +21,7 @@ from sglang_tuning_exporter.core.events import MOST_RANKS, NO_RANK, Rank
 
 LONGEST = 262_144  # bytes read of a line; `server_args=` has about 20 kB
 DAY = 86_400
-_FIRST_DATED = 1e9  # seconds; a smaller time is one of the day
+FIRST_DATED = 1e9  # seconds; a smaller time is one of the day
 _LONGEST_BEFORE = 300
 _ENOUGH, _ENOUGH_MORE = 3, 16
 _HELD_FORMS, _HELD_LENGTH = 16, 65_536
@@ -439,7 +439,7 @@ def _json_time(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         return None
     time = time_of(str(value).encode("utf-8", "replace"))
-    return time if time is not None and time >= _FIRST_DATED else None
+    return time if time is not None and time >= FIRST_DATED else None
 
 
 def _time_in(*scopes: object) -> float | None:
