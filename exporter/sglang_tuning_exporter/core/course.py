@@ -5,15 +5,13 @@ Every `STEP_SECONDS` of the log the last ten minutes are weighed. A start begins
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from sglang_tuning_exporter.core.advice import setting
 from sglang_tuning_exporter.core.alerts import Clocks
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.facts import Facts
-from sglang_tuning_exporter.core.findings import URGENCY, Alert, Finding, Judged, Judgement, Point, Start, Stretch
+from sglang_tuning_exporter.core.findings import URGENCY, Alert, Finding, Judged, Judgement, Start, Stretch
 from sglang_tuning_exporter.core.judge import (
     IDLE,
     NO_LIMIT,
@@ -28,9 +26,20 @@ from sglang_tuning_exporter.core.judge import (
     weigh,
 )
 from sglang_tuning_exporter.core.rows import BY_ID, ROWS, Row
-from sglang_tuning_exporter.core.server import SIGNALS, Server, Totals, merged
+from sglang_tuning_exporter.core.server import Server, Totals, merged
+from sglang_tuning_exporter.core.summary import (
+    COUNTS,
+    command,
+    figures_of,
+    last_figures,
+    marked_note,
+    memory,
+    memory_words,
+    points,
+    printed,
+    shares,
+)
 from sglang_tuning_exporter.core.view import View, view_of
-from sglang_tuning_exporter.sglang.args.command import command_line
 from sglang_tuning_exporter.sglang.args.printed import VARYING_ARGS, are_same_settings
 from sglang_tuning_exporter.state.profiles import Profile
 
@@ -40,12 +49,6 @@ PAUSE_SECONDS = 60.0  # between two steps; beyond it nothing was known
 PHASE_SECONDS, LEAST_PHASE_SECONDS, PHASE_SHARE = 60.0, 60.0, 0.35
 ENOUGH_SHARE = 0.5  # of the serving time: in a log shorter than a row's `after`
 STRETCH_SECONDS = 15.0  # shorter pauses do not divide a load
-# Of the counts: the name in a report.
-COUNTS = {
-    "retraction_events": "retractions", "retracted_requests": "retracted", "rejected_requests": "rejected", "server_errors": "server_errors",
-    "server_starts": "starts", "decode_batches": "decode_lines", "prefill_batches": "prefill_lines",
-    **{f"out_of_memory.{phase}": f"out_of_memory.{phase}" for phase in ("prefill", "decode", "graph_capture", "startup", "unknown")},
-}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -214,18 +217,17 @@ class Course:
             for verdict, seconds in run.verdicts.items():
                 verdicts[verdict] = verdicts.get(verdict, 0.0) + seconds
         mostly = max(verdicts, key=verdicts.__getitem__) if sum(verdicts.values()) else None
-        line, changes, notes = self._command(judgement)
+        line, changes, notes = command(judgement, server.facts)
         whole = View(totals, server.facts, server.profile, end)
         return Judged(
             self._profile.name, server.begin, server.now if server.dated else None, served, whole.idle, judgement,
             None if mostly is None else (mostly, verdicts[mostly] / sum(verdicts.values())),
-            tuple(sorted(self._alerts, key=lambda alert: alert.at)), self._stretches(), self._points(),
+            tuple(sorted(self._alerts, key=lambda alert: alert.at)), self._stretches(), points(server),
             tuple(self._start(number, run) for number, run in enumerate(self.runs) if run.is_start or run.served or len(self.runs) == 1),
             {name: totals[count] for name, count in COUNTS.items()},
             {name: totals[f"marked.{count}"] for name, count in COUNTS.items() if totals[f"marked.{count}"]},
-            {signal: {state: seconds / known for state, seconds in totals.under(signal).items() if state not in {"idle", "unknown"}}
-             for signal in SIGNALS if (known := totals.known(signal)) > 0},
-            self._last(), line, changes, notes, _marked_note(totals), _figures(server.facts),
+            shares(totals),
+            last_figures(server), line, changes, notes, marked_note(totals), printed(server.facts),
             tuple(gigabytes for run in self.runs for gigabytes in run.facts.available.values()),
         )  # fmt: skip
 
@@ -427,21 +429,6 @@ class Course:
 
     # What is shown beside it
 
-    def _command(self, judgement: Judgement) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-        facts = self.server.facts
-        changes: dict[str, object] = {}
-        for finding in judgement.findings:
-            for change in finding.changes if finding.is_limit else ():
-                if change.arg and change.arg not in changes and (change.to is not None or change.removes):
-                    changes[change.arg] = None if change.removes and change.to is None else setting(change.to)
-        line = None if facts.cut else command_line(facts.release, facts.arguments, changes)
-        if line is None or not changes:
-            return "", (), ()
-        notes = []
-        if line.secrets:
-            notes.append(f"Secrets are never read: add {', '.join(line.secrets)} again where the server has them now.")
-        return line.text, tuple(f"{each.flag} {each.old} → {each.new}" for each in line.changes), tuple(notes)
-
     def _start(self, number: int, run: Run) -> Start:
         before = self.runs[number - 1].facts.arguments if number and self.runs[number - 1].is_start else {}
         now = run.facts.arguments
@@ -451,50 +438,10 @@ class Course:
             if before and arg not in VARYING_ARGS and before.get(arg) != value and not isinstance(value, dict)
         }  # fmt: skip
         view = run.whole or View(run.totals, run.facts, self._profile, run.end)
-        figures: dict[str, float | None] = {
-            "serving_seconds": run.served, "running_requests": view.sum("running"), "queued_requests": view.sum("queued"),
-            "token_usage": view.mean("usage"), "generated_tokens_per_second": view.sum("throughput"),
-            "share_cached": view.cached_share, "prompt_tokens_per_second": run.totals["computed"] / run.served if run.served else None,
-            "retractions": run.totals["retractions"] if run.served else None,
-        }  # fmt: skip
-        memory: dict[str, float | str] = {
-            name: value for name, value in _memory(run.facts).items() if value is not None
-        }
-        if memory and run.facts.is_cpu:
-            memory["device"] = "cpu"
         return Start(
             run.begin if run.is_start and self.server.dated else None, run.facts.release, run.facts.arguments, changed,
-            {name: value for name, value in figures.items() if value is not None}, run.ended, memory,
+            figures_of(view), run.ended, memory(run.facts),
         )  # fmt: skip
-
-    def _last(self) -> Mapping[str, float | None]:
-        each = list(self.server.schedulers.values())
-        known = {
-            "running_requests": [one.running for one in each if one.running is not None],
-            "queued_requests": [one.queued for one in each if one.queued is not None],
-        }
-        usages = [one.usage for one in each if one.usage is not None]
-        graphs = [float(one.graph) for one in each if one.graph is not None]
-        return {
-            **{name: sum(values) if values else None for name, values in known.items()},
-            "token_usage": max(usages, default=None), "cuda_graph": min(graphs, default=None),
-        }  # fmt: skip
-
-    def _points(self) -> tuple[Point, ...]:
-        points = []
-        for begin, totals in self.server.buckets:
-            ranks = max(len(totals.under("serves")), 1)
-            running, queued = totals.mean("running"), totals.mean("queued")
-            points.append(
-                Point(
-                    begin,
-                    running and running * ranks,
-                    queued and queued * ranks,
-                    totals.mean("usage"),
-                    totals["retractions"],
-                )
-            )
-        return tuple(points)
 
     def _stretches(self) -> tuple[Stretch, ...]:
         """Return the course of the run: starting, serving, idle, stopped."""
@@ -510,7 +457,7 @@ class Course:
             ]
             if run.is_start:
                 first = max(serving[0][0], run.begin) if serving else run.end
-                stretches.append(Stretch("starting", run.begin, first, ", ".join(_memory_words(run.facts))))
+                stretches.append(Stretch("starting", run.begin, first, ", ".join(memory_words(run.facts))))
                 begin = first
             for at, _ in serving:
                 start, stop = max(at, run.begin), min(at + 10.0, run.end)
@@ -547,40 +494,3 @@ def _with_most(totals: Totals, queued: float) -> Totals:
 def _clock(moment: float) -> str:
     minutes = int(moment // 60) % (24 * 60)
     return f"{minutes // 60:02}:{minutes % 60:02}"
-
-
-def _marked_note(totals: Totals) -> str:
-    marked = totals["marked.retractions"]
-    return (
-        f"{totals['retractions']:.0f} retractions, {marked:.0f} of them beside text that clients can write."
-        if marked
-        else ""
-    )
-
-
-def _memory(facts: Facts) -> dict[str, float | None]:
-    return {
-        "before_weights_gb": facts.capacity_gb, "weights_gb": facts.gigabytes("weights"), "draft_weights_gb": facts.gigabytes("draft_weights"),
-        "kv_pool_gb": facts.gigabytes("pool"), "graphs_gb": facts.gigabytes("graph"),
-        "left_gb": min(facts.available.values(), default=None) if facts.available else min((r.left for r in facts.memory.values() if r.left), default=None),
-    }  # fmt: skip
-
-
-def _memory_words(facts: Facts) -> list[str]:
-    words = {
-        "before_weights_gb": "free before weights",
-        "weights_gb": "weights",
-        "kv_pool_gb": "KV cache",
-        "graphs_gb": "CUDA graphs",
-        "left_gb": "left",
-    }
-    known = _memory(facts)
-    shown = [f"{value:.2f} GB {words[name]}" for name, value in known.items() if value is not None and name in words]
-    return ([f"host memory: {shown[0]}", *shown[1:]] if facts.is_cpu and shown else shown) if shown else []
-
-
-def _figures(facts: Facts) -> dict[str, float | str | None]:
-    return {
-        "kv_pool_tokens": facts.pool(), "max_running_requests": facts.least_limit, "largest_captured_batch": facts.largest_captured,
-        "release": facts.release, "available_gpu_memory_gb": facts.reserve_gb,
-    }  # fmt: skip

@@ -1,0 +1,138 @@
+"""What is shown beside a judgement: figures over time, the start, the command line. Pure; a report and a live server show the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sglang_tuning_exporter.core.advice import setting
+from sglang_tuning_exporter.core.facts import Facts
+from sglang_tuning_exporter.core.findings import Judged, Judgement, Point, Start
+from sglang_tuning_exporter.core.server import SIGNALS, Server, Totals
+from sglang_tuning_exporter.core.view import View
+from sglang_tuning_exporter.core.watch import Watch
+from sglang_tuning_exporter.sglang.args.command import command_line
+
+# Of the counts: the name in a report.
+COUNTS = {
+    "retraction_events": "retractions", "retracted_requests": "retracted", "rejected_requests": "rejected", "server_errors": "server_errors",
+    "server_starts": "starts", "decode_batches": "decode_lines", "prefill_batches": "prefill_lines",
+    **{f"out_of_memory.{phase}": f"out_of_memory.{phase}" for phase in ("prefill", "decode", "graph_capture", "startup", "unknown")},
+}  # fmt: skip
+
+
+def judged_live(watch: Watch, judgement: Judgement, now: float) -> Judged:
+    """Return what a report would have, of a server that runs: its window, its present start, its counts since the beginning."""
+    server, measured = watch.server, watch.measured
+    view = measured.view if measured is not None else watch.view(now)
+    facts, window = server.facts, server.profile.window_seconds
+    line, changes, notes = command(judgement, facts)
+    started = server.started_at[-1] if server.started_at else None
+    start = Start(started, facts.release, facts.arguments, {}, figures_of(view), server.ended, memory(facts))
+    return Judged(
+        server.profile.name, max(now - window, watch.begin), now, view.served, view.idle, judgement, None,
+        tuple(sorted(watch.clocks.firing, key=lambda alert: alert.at)), (), points(server), (start,),
+        {name: server.counted[count] for name, count in COUNTS.items()},
+        {name: view.totals[f"marked.{count}"] for name, count in COUNTS.items() if view.totals[f"marked.{count}"]},
+        shares(view.totals), last_figures(server), line, changes, notes, marked_note(view.totals), printed(facts),
+        tuple(facts.available.values()) if not facts.is_cpu else (),
+    )  # fmt: skip
+
+
+def shares(totals: Totals) -> dict[str, dict[str, float]]:
+    """Return the share of each state in the serving time in which its signal was known."""
+    return {
+        signal: {
+            state: seconds / known
+            for state, seconds in totals.under(signal).items()
+            if state not in {"idle", "unknown"}
+        }
+        for signal in SIGNALS
+        if (known := totals.known(signal)) > 0
+    }
+
+
+def command(judgement: Judgement, facts: Facts) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """Return the command line with the changes of what limits the server, these changes, and remarks; empty where it is not known."""
+    changes: dict[str, object] = {}
+    for finding in judgement.findings:
+        for change in finding.changes if finding.is_limit else ():
+            if change.arg and change.arg not in changes and (change.to is not None or change.removes):
+                changes[change.arg] = None if change.removes and change.to is None else setting(change.to)
+    line = None if facts.cut else command_line(facts.release, facts.arguments, changes)
+    if line is None or not changes:
+        return "", (), ()
+    secret = f"Secrets are never read: add {', '.join(line.secrets)} again where the server has them now."
+    return line.text, tuple(f"{each.flag} {each.old} → {each.new}" for each in line.changes), (secret,) if line.secrets else ()  # fmt: skip
+
+
+def figures_of(view: View) -> dict[str, float]:
+    """Return the figures of a start, those that are known."""
+    figures = {
+        "serving_seconds": view.served, "running_requests": view.sum("running"), "queued_requests": view.sum("queued"),
+        "token_usage": view.mean("usage"), "generated_tokens_per_second": view.sum("throughput"), "share_cached": view.cached_share,
+        "prompt_tokens_per_second": view.totals["computed"] / view.served if view.served else None,
+        "retractions": view.totals["retractions"] if view.served else None,
+    }  # fmt: skip
+    return {name: value for name, value in figures.items() if value is not None}
+
+
+def last_figures(server: Server) -> Mapping[str, float | None]:
+    """Return the present figures of all schedulers together, None where unknown."""
+    each = list(server.schedulers.values())
+    known = {
+        "running_requests": [one.running for one in each if one.running is not None],
+        "queued_requests": [one.queued for one in each if one.queued is not None],
+    }
+    usages = [one.usage for one in each if one.usage is not None]
+    graphs = [float(one.graph) for one in each if one.graph is not None]
+    return {
+        **{name: sum(values) if values else None for name, values in known.items()},
+        "token_usage": max(usages, default=None), "cuda_graph": min(graphs, default=None),
+    }  # fmt: skip
+
+
+def points(server: Server) -> tuple[Point, ...]:
+    """Return means of ten seconds, all schedulers together."""
+    made = []
+    for begin, totals in server.buckets:
+        ranks = max(len(totals.under("serves")), 1)
+        running, queued = totals.mean("running"), totals.mean("queued")
+        running, queued = running and running * ranks, queued and queued * ranks
+        made.append(Point(begin, running, queued, totals.mean("usage"), totals["retractions"]))
+    return tuple(made)
+
+
+def marked_note(totals: Totals) -> str:
+    """Say how many retractions stood beside text of clients; empty without any."""
+    marked = totals["marked.retractions"]
+    return f"{totals['retractions']:.0f} retractions, {marked:.0f} of them beside text that clients can write." if marked else ""  # fmt: skip
+
+
+def memory(facts: Facts) -> dict[str, float | str]:
+    """Return the memory of one rank at the start in GB, and the device where it is no GPU."""
+    left = [each.left for each in facts.memory.values() if each.left]
+    figures = {
+        "before_weights_gb": facts.capacity_gb, "weights_gb": facts.gigabytes("weights"), "draft_weights_gb": facts.gigabytes("draft_weights"),
+        "kv_pool_gb": facts.gigabytes("pool"), "graphs_gb": facts.gigabytes("graph"),
+        "left_gb": min(facts.available.values() or left, default=None),
+    }  # fmt: skip
+    known: dict[str, float | str] = {name: value for name, value in figures.items() if value is not None}
+    return known | {"device": "cpu"} if known and facts.is_cpu else known
+
+
+def memory_words(facts: Facts) -> list[str]:
+    """Return the memory of one rank at the start in words."""
+    words = {
+        "before_weights_gb": "free before weights", "weights_gb": "weights", "kv_pool_gb": "KV cache", "graphs_gb": "CUDA graphs",
+        "left_gb": "left",
+    }  # fmt: skip
+    shown = [f"{value:.2f} GB {words[name]}" for name, value in memory(facts).items() if name in words]
+    return [f"host memory: {shown[0]}", *shown[1:]] if facts.is_cpu and shown else shown
+
+
+def printed(facts: Facts) -> dict[str, float | str | None]:
+    """Return what the start printed of sizes and limits."""
+    return {
+        "kv_pool_tokens": facts.pool(), "max_running_requests": facts.least_limit, "largest_captured_batch": facts.largest_captured,
+        "release": facts.release, "available_gpu_memory_gb": facts.reserve_gb,
+    }  # fmt: skip
