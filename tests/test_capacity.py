@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_tuning_exporter.capacity.estimate import Estimate, jackknife
-from sglang_tuning_exporter.capacity.model import Measured, capacities, logged
+from sglang_tuning_exporter.capacity.model import Measured
 from sglang_tuning_exporter.capacity.ranks import STALE_SECONDS
 from sglang_tuning_exporter.capacity.readings import Counters, Interval, Readings, measure
 from sglang_tuning_exporter.capacity.step_time import NONE, StepSums, fit, total, windows
+from sglang_tuning_exporter.diagnosis.capacities import capacities, logged
 from sglang_tuning_exporter.sglang.events import DecodeBatch, KvPool, Limits, PrefillBatch, Rank
 from sglang_tuning_exporter.sglang.server_info import Load, parse_loads
 from sglang_tuning_exporter.state.profiles import PROFILES

@@ -9,21 +9,12 @@ from typing import Any
 
 from sglang_tuning_exporter.capacity.estimate import Estimate
 from sglang_tuning_exporter.capacity.prediction import PlanRow, larger_cache, plan_rows
-from sglang_tuning_exporter.capacity.ranks import (
-    DECODES_NOTHING,
-    LEAST_SERVING_SECONDS,
-    NO_ACCEPT_LENGTH,
-    NO_DECODE_STEPS,
-    STALE_SECONDS,
-    RankCapacity,
-    fit_of_lines,
-    most_requests,
-)
-from sglang_tuning_exporter.capacity.step_time import StepTime
+from sglang_tuning_exporter.capacity.ranks import RankCapacity
 from sglang_tuning_exporter.config.values import UsageError
+from sglang_tuning_exporter.core.capacities import capacities
 from sglang_tuning_exporter.core.inputs import Logs
 from sglang_tuning_exporter.core.report import plain
-from sglang_tuning_exporter.core.server import Server, Totals
+from sglang_tuning_exporter.core.server import Server
 from sglang_tuning_exporter.state.profiles import PROFILES, Profile
 
 FORMATS = ("text", "json")
@@ -53,7 +44,7 @@ def run(
             last = max(last, server.now or 0.0)
     totals = server.between(last - server.profile.window_seconds, last)
     own = totals["computed"] / totals["started"] if totals["started"] else None
-    return show(document(_capacities(server, totals, last), server.profile, own), format)
+    return show(document(capacities(server, None, last), server.profile, own), format)
 
 
 def check_format(format: str) -> None:  # noqa: A002 - the flag's name
@@ -66,44 +57,6 @@ def show(made: dict[str, Any], format: str) -> int:  # noqa: A002 - the flag's n
     """Print a document; return the exit status."""
     sys.stdout.write(json.dumps(made, indent=2, allow_nan=False) + "\n" if format == "json" else text(made))
     return 1 if made["refused"] else 0
-
-
-def _capacities(server: Server, totals: Totals, now: float) -> list[RankCapacity]:
-    step, running, usage = _step_time(server, now), totals.mean("running"), totals.mean("usage")
-    found = []
-    for dp in server.schedulers:
-        pool, limit, held = server.facts.pool(dp), server.facts.limit(dp), None
-        if pool and running and usage and totals[f"serves/{dp}"] >= LEAST_SERVING_SECONDS:
-            held = usage * pool / running
-        found.append(
-            RankCapacity(
-                dp=dp,
-                step=step if isinstance(step, StepTime) else None,
-                running=running,
-                tokens_per_request=held,
-                most_requests=most_requests(pool, held, limit),
-                pool_tokens=pool,
-                running_limit=limit,
-                no_step="" if isinstance(step, StepTime) else step,
-            )
-        )
-    return found
-
-
-def _step_time(server: Server, now: float) -> StepTime | str:
-    """Return the step time from the decode lines of all schedulers, which run the same model on the same kind of GPU, or why there is none."""
-    schedulers = server.schedulers.values()
-    if server.facts.role == "prefill":
-        return DECODES_NOTHING
-    if not any(each.has_decoded for each in schedulers):
-        return NO_DECODE_STEPS
-    begin = now - server.profile.window_seconds
-    steps = sorted((step for each in schedulers for step in each.steps if step[0] >= begin), key=lambda step: step[0])
-    if not steps and server.facts.is_on("speculative_algorithm") and server.totals["accepted:n"] == 0:
-        return NO_ACCEPT_LENGTH
-    if steps and steps[-1][0] < now - STALE_SECONDS:
-        steps = []
-    return fit_of_lines(tuple(sums for _, sums in steps))
 
 
 def document(ranks: Sequence[RankCapacity], profile: Profile, prompt: float | None) -> dict[str, Any]:

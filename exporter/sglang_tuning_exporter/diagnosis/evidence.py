@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Literal
 
-from sglang_tuning_exporter.capacity.model import Measured, capacities
+from sglang_tuning_exporter.capacity.model import Measured
 from sglang_tuning_exporter.capacity.ranks import RankCapacity
+from sglang_tuning_exporter.diagnosis.capacities import capacities
 from sglang_tuning_exporter.sglang.events import LivenessKind
 from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.journal import HUNG, START

@@ -7,8 +7,8 @@ from functools import partial
 from typing import TypeAlias
 
 from sglang_tuning_exporter.capacity.estimate import Estimate
-from sglang_tuning_exporter.capacity.model import capacities
 from sglang_tuning_exporter.capacity.ranks import RankCapacity
+from sglang_tuning_exporter.diagnosis.capacities import capacities
 from sglang_tuning_exporter.serve.metrics.families import Family, PerRank, counter, gauge
 from sglang_tuning_exporter.serve.metrics.view import SidecarView
 
