@@ -313,6 +313,7 @@ LIMITS: tuple[Row, ...] = (
             "fact",
             "retractions_at_ceiling",
             name="retractions per minute of serving time",
+            unit="per_minute",
             needs="load, and --schedule-conservativeness above 1.43",
         ),
         summary="SGLang keeps retracting requests, and a higher --schedule-conservativeness has no further effect.",
@@ -335,7 +336,7 @@ LIMITS: tuple[Row, ...] = (
         id="retracting_too_often",
         alert="SGLangRetractingTooOften",
         protects="requests",
-        when=When("fact", "retractions", name="retractions per minute of serving time"),
+        when=When("fact", "retractions", name="retractions per minute of serving time", unit="per_minute"),
         summary="SGLang keeps retracting running requests: the KV cache is full.",
         past="SGLang retracted running requests {times} until {until}: the KV cache was full.",
         seen="{value} retractions/min",
@@ -384,6 +385,7 @@ LIMITS: tuple[Row, ...] = (
             "fact",
             "imbalance",
             name="time in which requests waited on the busiest DP rank",
+            unit="share",
             needs="load on several DP ranks",
         ),
         summary="Requests wait on one DP rank while another has free capacity: the load is unbalanced.",
@@ -482,6 +484,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="admission_standing_still",
+        alert="SGLangAdmissionStandingStill",
         when=_share(
             "admission",
             "standing_still",
@@ -606,6 +609,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="latency_batch_too_large",
+        alert="SGLangLatencyBatchTooLarge",
         profiles=ONLINE,
         when=When(
             "level",
@@ -683,7 +687,9 @@ LIMITS: tuple[Row, ...] = (
     _limit(
         id="clients_time_out",
         alert="SGLangClientsTimeOut",
-        when=When("fact", "timeouts", name="share of the ended requests that were given up", needs="metrics"),
+        when=When(
+            "fact", "timeouts", name="share of the ended requests that were given up", unit="share", needs="metrics"
+        ),
         summary="Clients give up {given_up_after}: they have a time-out that this server does not meet.",
         past="Until {until} clients gave up by a time-out.",
         seen="{value} of the requests that ended were given up, {given_up_after}",
@@ -704,7 +710,9 @@ LIMITS: tuple[Row, ...] = (
         id="latency_queue",
         alert="SGLangLatencyQueue",
         profiles=ONLINE,
-        when=When("fact", "late_by_queue", name="share of first tokens above the objective", needs="metrics"),
+        when=When(
+            "fact", "late_by_queue", name="share of first tokens above the objective", unit="share", needs="metrics"
+        ),
         summary="Time to first token is too high: requests wait in the queue.",
         past="Until {until} time to first token was too high: requests waited in the queue.",
         seen="{value} of the first tokens came later than the objective",
@@ -723,7 +731,9 @@ LIMITS: tuple[Row, ...] = (
         id="latency_prefill_between",
         alert="SGLangLatencyPrefillBetween",
         profiles=ONLINE,
-        when=When("fact", "late_between", name="share of inter-token gaps above the objective", needs="metrics"),
+        when=When(
+            "fact", "late_between", name="share of inter-token gaps above the objective", unit="share", needs="metrics"
+        ),
         summary="Inter-token latency is too high: prefill of long prompts interrupts decoding.",
         past="Until {until} inter-token latency was too high: prefill of long prompts interrupted decoding.",
         seen="{value} of the inter-token gaps are longer than the objective, the median is not, and long prompts are prefilled in between",
@@ -742,7 +752,9 @@ LIMITS: tuple[Row, ...] = (
         id="latency_long_prompts",
         alert="SGLangLatencyLongPrompts",
         profiles=ONLINE,
-        when=When("fact", "late_by_prompts", name="share of first tokens above the objective", needs="metrics"),
+        when=When(
+            "fact", "late_by_prompts", name="share of first tokens above the objective", unit="share", needs="metrics"
+        ),
         summary="Time to first token is too high with an empty queue: prefill of long prompts takes the time.",
         past="Until {until} time to first token was too high with an empty queue: prefill of long prompts took the time.",
         seen="{value} of the first tokens came later than the objective",
@@ -778,8 +790,12 @@ LIMITS: tuple[Row, ...] = (
     ),
     Row(
         id="unexplained",
+        alert="SGLangUnexplained",
         severity="warning",
-        when=When("fact", "unexplained", name="serving time in which requests waited for no known reason"),
+        after=600.0,
+        when=When(
+            "fact", "unexplained", name="serving time in which requests waited for no known reason", unit="share"
+        ),
         summary="Requests wait; the cause is not known.",
         past="Until {until} requests waited; the cause is not known.",
         seen="requests waited {value} of the serving time",
@@ -800,9 +816,10 @@ LIMITS: tuple[Row, ...] = (
     ),
     Row(
         id="requests_failed",
+        alert="SGLangRequestsFailed",
         any_load=True,
         severity="warning",
-        when=When("fact", "requests_failed", name="share of the requests that ended in an exception"),
+        when=When("fact", "requests_failed", name="share of the requests that ended in an exception", unit="share"),
         summary="Many requests end in an exception of SGLang: HTTP 500, or a stream that breaks off.",
         seen="{value} of the requests ended in an exception",
         guide=_NOT_IN_GUIDE + "no request to a healthy server ends in an exception",
@@ -840,7 +857,9 @@ CHANCES: tuple[Row, ...] = (
     _chance(
         id="requests_given_up",
         needs_advice=False,
-        when=When("fact", "given_up", name="share of the ended requests that were given up", needs="metrics"),
+        when=When(
+            "fact", "given_up", name="share of the ended requests that were given up", unit="share", needs="metrics"
+        ),
         summary="Clients give up many requests {given_up_after}.",
         past="Until {until} clients gave up many requests.",
         seen="{value} of the requests that ended were given up",
