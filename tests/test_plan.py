@@ -14,7 +14,7 @@ from conftest import FakeSGLang, reply
 from sglang_tuning_exporter.capacity.prediction import larger_cache, plan_rows
 from sglang_tuning_exporter.capacity.ranks import RankCapacity
 from sglang_tuning_exporter.cli import main
-from sglang_tuning_exporter.report import plan as command
+from sglang_tuning_exporter.collect import plan as command
 from sglang_tuning_exporter.state.profiles import DEFAULT
 from test_expectation import measured
 
@@ -203,7 +203,7 @@ def test_a_live_server_is_asked_for_a_while(
     }
     assert main(["plan", "--sglang-url", sglang.url, "--seconds", "2"]) == 1
     assert "too few decode steps" in capsys.readouterr().out
-    assert sglang.count("/v1/loads") == 1
+    assert sglang.count("/v1/loads") == 2  # at the beginning and at the end
 
 
 def test_a_server_that_does_not_answer_is_one_line(

@@ -64,7 +64,7 @@ def plan(*, logs: list[str], format: str, seconds: float, max_gb: float | None, 
         from sglang_tuning_exporter.core.plan import run
 
         return run(logs, **_layered(given), format=format, most=_byte_limit(max_gb))
-    from sglang_tuning_exporter.report import plan
+    from sglang_tuning_exporter.collect import plan
 
     return plan.live(resolve(given, os.environ), seconds=seconds, format=format)
 

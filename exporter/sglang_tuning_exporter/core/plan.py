@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglang_tuning_exporter.capacity.estimate import Estimate
+from sglang_tuning_exporter.capacity.model import Measured
 from sglang_tuning_exporter.capacity.prediction import PlanRow, larger_cache, plan_rows
 from sglang_tuning_exporter.capacity.ranks import RankCapacity
 from sglang_tuning_exporter.config.values import UsageError
@@ -42,9 +43,14 @@ def run(
         server.take(event)
         if event.kind == "decode":
             last = max(last, server.now or 0.0)
-    totals = server.between(last - server.profile.window_seconds, last)
+    return show(table(server, None, last), format)
+
+
+def table(server: Server, measured: Measured | None, now: float) -> dict[str, Any]:
+    """Return the table of a server's last ten minutes as a document."""
+    totals = server.between(now - server.profile.window_seconds, now)
     own = totals["computed"] / totals["started"] if totals["started"] else None
-    return show(document(capacities(server, None, last), server.profile, own), format)
+    return document(capacities(server, measured, now), server.profile, own)
 
 
 def check_format(format: str) -> None:  # noqa: A002 - the flag's name
