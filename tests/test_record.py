@@ -20,15 +20,11 @@ import pytest
 from conftest import DECODE, RETRACTION, SERVING, Answer, FakeSGLang, config, environment, hang, reply, wait_for
 from followed import end_seconds
 from sglang_tuning_exporter.config.values import UsageError
-from sglang_tuning_exporter.diagnosis.evidence import past_of
-from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.recordings.record import Recorder
 from sglang_tuning_exporter.recordings.recording import Recording, load
 from sglang_tuning_exporter.recordings.replay import ReplayServer, packaged
-from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
-from sglang_tuning_exporter.state.profiles import PROFILES
-from sglang_tuning_exporter.state.server import ServerState
+from watched import end_of, watched
 
 HERE = Path(__file__).parent
 NOON = 1763640000  # 2025-11-20 12:00:00 UTC
@@ -150,16 +146,7 @@ def retractions(kept: Recording) -> int:
 
 def verdict(kept: Recording) -> str:
     """The verdict from log and scrapes together, at the recording's own times."""
-    state, reader = ServerState(PROFILES["online"], 0.0), LogReader()
-    pieces = [(line.at, 0, line.text) for line in kept.lines] + [(page.at, 1, page.text) for page in kept.scrapes]
-    for at, is_page, text in sorted(pieces, key=lambda piece: piece[:2]):
-        if is_page:
-            state.observe_scrape(facts.read(text.decode()), at)
-        else:
-            for event in reader.feed(text):
-                state.observe(event, at)
-    state.advance(kept.length_seconds)
-    return judge(past_of(state, kept.length_seconds)).verdict
+    return watched(kept).judge(end_of(kept)).verdict
 
 
 @pytest.mark.parametrize("name", ["retract", "big_queue"])

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
+from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.recordings.recording import load
 from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.recordings.scrub import LogScrubber, Scrubber
-from sglang_tuning_exporter.sglang.events import DecodeBatch, OutOfMemory, PrefillBatch, Retraction
-from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 
 AT = b"[2025-11-20 11:40:11"
@@ -274,25 +273,29 @@ def test_a_foreign_word_in_any_field_of_an_answer_or_label_is_not_kept(canary: s
         assert not canary_in(scrubber.page(odd))
 
 
+COUNTED = ("decode", "out_of_memory", "prefill", "retraction")
+
+
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
 def test_kept_lines_give_the_same_events_as_before(log: Path) -> None:
-    scrubber, before, after = LogScrubber(Scrubber()), LogReader(), LogReader()
-    for line in log.read_bytes().splitlines(keepends=True):
-        kept_line = scrubber.line(line)
-        if kept_line is None or b"server_args" in kept_line:
-            continue
-        original = [
-            event
-            for event in before.feed(line)
-            if isinstance(event, (DecodeBatch, OutOfMemory, PrefillBatch, Retraction))
-        ]
-        again = [
-            event
-            for event in after.feed(kept_line)
-            if isinstance(event, (DecodeBatch, OutOfMemory, PrefillBatch, Retraction))
-        ]
-        assert [type(event) for event in again] == [type(event) for event in original], kept_line
-    assert before.counts == after.counts
+    scrubber, before, after = LogScrubber(Scrubber()), Reader(), Reader()
+    for line in log.read_bytes().splitlines():
+        original = [event.kind for event in before.read(line) if event.kind in COUNTED]
+        kept_lines = (scrubber.line(line) or b"").splitlines()
+        again = [event.kind for each in kept_lines for event in after.read(each) if event.kind in COUNTED]
+        assert again == original, line
+
+
+@pytest.mark.parametrize("around", ["2025-11-20T11:40:11.5Z stdout F %s", "sglang-1  | %s", "[pod/acme-0/sglang] %s"])
+def test_what_surrounds_a_line_is_left_out(around: str) -> None:
+    line = "[2025-11-20 11:40:11 TP0] Decode batch, #running-req: 6, #token: 9, token usage: 0.04, #queue-req: 4"
+    assert kept((around % line).encode()) == [line]
+
+
+def test_a_time_that_stands_in_place_of_sglangs_stamp_becomes_one() -> None:
+    words = "Decode batch, #running-req: 6, #token: 9, token usage: 0.04, #queue-req: 4"
+    lines = [f'{{"timestamp": "2025-11-20T11:40:1{n}Z", "level": "INFO", "message": "{words}"}}' for n in range(2)]
+    assert kept(*map(str.encode, lines)) == [f"[2025-11-20 11:40:1{n}] {words}" for n in range(2)]
 
 
 def test_a_real_servers_figures_are_all_kept() -> None:

@@ -24,11 +24,10 @@ from sglang_tuning_exporter.collect.tail import LogFollower
 from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.recordings.recording import MAX_FILE_BYTES
-from sglang_tuning_exporter.recordings.scrub import HOST, LogScrubber, Scrubber
+from sglang_tuning_exporter.recordings.scrub import HOST, OF_LIFE, LogScrubber, Scrubber
 from sglang_tuning_exporter.recordings.signals import stopped_by_signal
+from sglang_tuning_exporter.recordings.vocabulary import is_known
 from sglang_tuning_exporter.sglang.args.printed import REDACTED
-from sglang_tuning_exporter.sglang.log.forms import printed_time
-from sglang_tuning_exporter.sglang.log.vocabulary import is_known
 
 SCRAPE_SECONDS = 2.0
 POLL_SECONDS = 0.1
@@ -154,24 +153,23 @@ class Recorder:
             for line in block.data.splitlines(keepends=True):
                 kept = self.log.line(line)
                 if block.historical:
-                    self._keep_startup(kept, line)
+                    self._keep_startup(kept)
                     continue
-                printed = printed_time(line, "first")[0]
-                if printed is not None:
+                if self.log.printed is not None:
                     self._offsets = [(at, ahead) for at, ahead in self._offsets if now - at < _CLOCK_SECONDS]
-                    self._offsets.append((now, printed - now))
+                    self._offsets.append((now, self.log.printed - now))
                 self._write(kept)
         if self._sink is not None:
             self._sink.flush()
 
-    def _keep_startup(self, kept: bytes | None, line: bytes) -> None:
+    def _keep_startup(self, kept: bytes | None) -> None:
         """Of what was printed before the recording, keep how the server was last started."""
         assert self._sink is not None
-        self._last_printed = printed_time(line, "first")[0] or self._last_printed
+        self._last_printed = self.log.printed or self._last_printed
         if self.log.starts:
             self._sink.truncate(0)
             self._log_bytes = self.lines = 0
-        if kept is not None and self.log.kind in {"startup", "liveness"}:
+        if kept is not None and self.log.kind in OF_LIFE:
             self._write(kept)
 
     def _clock_by_file(self) -> list[tuple[float, float]]:
@@ -186,7 +184,7 @@ class Recorder:
         if kept is not None and self._sink is not None and self._log_bytes + len(kept) <= MOST_LOG_BYTES:
             self._sink.write(kept)
             self._log_bytes += len(kept)
-            self.lines += 1
+            self.lines += kept.count(b"\n")
 
     def _keep_scraping(self) -> None:
         while not self._stopping.is_set():

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from sglang_tuning_exporter.config.values import UsageError
-from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
+from sglang_tuning_exporter.core.wrapping import stamp_of
 
 Phase = Literal["starting", "ready", "down"]
 
@@ -215,8 +215,8 @@ def _events(text: bytes, name: str) -> list[tuple[float, str]]:
 
 
 def _message(line: bytes) -> bytes:
-    prefix = parse_plain_prefix(line)
-    return line if prefix is None else line[prefix.end :]
+    found = stamp_of(line)
+    return line if found is None else line[found[1] :]
 
 
 def _log_moments(log: bytes, offset: float) -> list[TimedText]:
@@ -227,10 +227,10 @@ def _log_moments(log: bytes, offset: float) -> list[TimedText]:
     printed: list[tuple[float, bytes]] = []
     untimed: list[bytes] = []
     for line in io.BytesIO(log):
-        prefix = parse_plain_prefix(line)
-        if prefix is not None and prefix.time is not None:
+        found = stamp_of(line)
+        if found is not None and (time := found[0].time) is not None:
             # Several processes write to one file, so times may be out of order; a replay never goes back.
-            printed.append((max(prefix.time - offset, printed[-1][0] if printed else -inf), line))
+            printed.append((max(time - offset, printed[-1][0] if printed else -inf), line))
         elif printed:
             printed.append((printed[-1][0], line))
         else:

@@ -1,22 +1,21 @@
 """Removes private data from logs and metrics: secrets, paths, hosts, addresses, model names, requests.
 
 Pure. It keeps what is known to be harmless: lines of the kinds that the exporter reads, in words that SGLang itself
-prints (`sglang/log/vocabulary`); every other word becomes `scrubbed`. Figures are kept, so that the recording is judged like the original.
+prints (`vocabulary`); every other word becomes `scrubbed`. Figures are kept, so that the recording is judged like the original.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from sglang_tuning_exporter.core.events import Event, Rank
+from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.wrapping import FIRST_DATED, WORDS, Line, Wrapping, stamp_of
+from sglang_tuning_exporter.recordings.vocabulary import is_known, only_known
 from sglang_tuning_exporter.sglang.args.printed import REDACTED, holds_secret, is_secret
-from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch, Retraction, ServerArgs
-from sglang_tuning_exporter.sglang.log.forms import unwrap
-from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
-from sglang_tuning_exporter.sglang.log.reader import LogReader
-from sglang_tuning_exporter.sglang.log.terminal import strip_terminal
-from sglang_tuning_exporter.sglang.log.vocabulary import is_known, only_known
 from sglang_tuning_exporter.sglang.metrics.exposition import TYPES, labels, scan
 
 ADDRESS, PATH, HOST, MODEL, OTHER = "127.0.0.1", "/path", "host", "model", "scrubbed"
@@ -66,7 +65,9 @@ _ENDPOINTS = frozenset({
 _ACCESS = re.compile(
     r'((?:INFO: +)?)(?:\S{1,80} - )?"([A-Z]{3,7}) ([^\s?"]{1,2000})[^\n"]{0,4000}" (\d{3})(?: [A-Z][\w ]{0,30})?\s*'
 )
-_KEPT = frozenset({"decode", "prefill", "retraction", "out_of_memory", "startup", "liveness", "traceback", "access"})
+OF_LIFE = frozenset({"arguments", "pool", "limits", "memory", "ready", "known", "hang", "health", "end", "draining"})
+"""Kinds of lines that a server prints while it starts and ends."""
+_KEPT = OF_LIFE | {"decode", "prefill", "retraction", "out_of_memory", "traceback", "access", "server_error"}
 _FRAME = re.compile(
     r'\s*File "|.*Traceback \(most recent call last\)|During handling of the above|The above exception was'
 )
@@ -183,79 +184,97 @@ class Scrubber:
 
 
 class LogScrubber:
-    """Scrubs a log line by line; keeps the lines that the exporter reads, with their times."""
+    """Scrubs a log line by line; keeps the lines that the exporter reads, with their times, without what surrounds them.
+
+    Of the last line: its `kind`, whether it `starts` a server, and when it was `printed` (unix seconds).
+    """
 
     def __init__(self, scrubber: Scrubber, *, keep_request_text: bool = False) -> None:
         self._scrubber = scrubber
         self._keep_request_text = keep_request_text
-        self._reader = LogReader()
+        self._wrapping = Wrapping()
+        self._reader = Reader()
         self.left_out = 0
-        self.starts = False  # the last line belonged to a start
-        self.kind = "other"  # of the last line
+        self.starts = False
+        self.kind = "other"
+        self.printed: float | None = None
 
     def line(self, line: bytes) -> bytes | None:
-        """Return the harmless part of a line with its newline; None if there is none."""
-        before, unrecognised = self._reader.counts.copy(), sum(self._reader.unrecognised.values())
-        events = self._reader.feed(line)
-        kinds = [kind for kind, count in self._reader.counts.items() if count != before[kind]]
-        drifted = sum(self._reader.unrecognised.values()) != unrecognised
-        self.kind = kinds[0] if kinds else "other"
-        kept = self._kept(line, events, self.kind, drifted=drifted)
-        self.left_out += kept is None
-        if kept is None:
-            return None
-        return (kept if self._keep_request_text else only_known(kept)).encode("utf-8", "replace") + b"\n"
+        """Return the harmless part of a line; None if there is none.
 
-    def _kept(self, line: bytes, events: list[Any], kind: str, *, drifted: bool) -> str | None:
-        given = next((event for event in events if isinstance(event, ServerArgs)), None)
-        self.starts = given is not None
-        if given is not None:
+        Several lines where one proves the form of those before it, and where a runtime wrote a record of several lines.
+        """
+        self.starts, self.printed = False, None
+        found = self._wrapping.lines(line.rstrip(b"\r\n"), open_text=self.kind == "traceback")
+        bare = [text for each in found for text in _bare(each)]
+        texts = [kept for text in bare for kept in self._kept(text)]
+        self.left_out += bool(bare) and not texts
+        if not texts:
+            return None
+        texts = texts if self._keep_request_text else [only_known(text) for text in texts]
+        return "".join(f"{text}\n" for text in texts).encode("utf-8", "replace")
+
+    def _kept(self, line: bytes) -> list[str]:
+        """Return what is kept of a line without what surrounds it, behind arguments that ended with it."""
+        before = self._reader.unreadable.copy()
+        events = self._reader.read(line)
+        unreadable = self._reader.unreadable - before
+        arguments = [self._arguments(event) for event in events if event.kind == "arguments"]
+        kinds = [event.kind for event in events if event.kind in ("out_of_memory", "end")]
+        self.kind = kinds[0] if kinds else self._reader.kind
+        self.starts = self.starts or bool(arguments)
+        if arguments or self.kind == "arguments":
             self._learn_secrets(line)
-            return self._server_args(given)
-        prefix = parse_plain_prefix(line)
-        raw = line if prefix is not None else strip_terminal(line.rstrip(b"\n"))
-        prefix = prefix or parse_plain_prefix(raw)
-        if prefix is None and (found := unwrap(raw)) is not None:
-            # What surrounds a line may name hosts and people.
-            raw, prefix = found.text, parse_plain_prefix(found.text)
-            if prefix is None and found.time is not None:
-                raw = f"[{dt.datetime.fromtimestamp(found.time, dt.timezone.utc):%Y-%m-%d %H:%M:%S}] ".encode() + raw
-                prefix = parse_plain_prefix(raw)
-        text = raw.decode("utf-8", "replace").rstrip("\r\n")
-        head, message = (text[: prefix.end], text[prefix.end :]) if prefix is not None else ("", text)
-        if kind not in _KEPT and not drifted and not self._keep_request_text:
+        found = stamp_of(line)
+        if found is not None and found[0].time is not None:
+            self.printed = found[0].time
+        if self.kind == "arguments":
+            return arguments
+        start = 0 if found is None else found[1]
+        head, message = (part.decode("utf-8", "replace") for part in (line[:start], line[start:]))
+        kept = self._message(events, message.rstrip("\r\n"), unreadable)
+        return arguments if kept is None else [*arguments, head + kept]
+
+    def _message(self, events: tuple[Event, ...], message: str, unreadable: Mapping[str, int]) -> str | None:
+        if self.kind not in _KEPT and not unreadable and not self._keep_request_text:
             return None
-        if kind == "access":
-            return self._access(head, message)
-        if not self._keep_request_text and not _is_safe(events, kind, message):
+        if self.kind == "access":
+            return _access(message)
+        figures = _only_figures(events, message, strange="batch_key" in unreadable)
+        if not self._keep_request_text and not _is_safe(events, self.kind, message, figures=figures):
             return None
-        if holds_secret(message) and not _only_figures(events, message):
-            return None
-        return head + self._scrubber.text(message)
+        return None if holds_secret(message) and not figures else self._scrubber.text(message)
 
     def _learn_secrets(self, line: bytes) -> None:
         for name, value in _ARGUMENT.findall(line.decode("utf-8", "replace")):
             if is_secret(name):
                 self._scrubber.learn(value, REDACTED)
 
-    def _access(self, head: str, message: str) -> str | None:
-        match = _ACCESS.match(message)
-        if match is None:
-            return None
-        level, method, path, status = match.groups()
-        return f'{head}{level}{ADDRESS}:0 - "{method} {path if path in _ENDPOINTS else PATH} HTTP/1.1" {status}'
+    def _arguments(self, event: Event) -> str:
+        stamp = "" if event.time is None else _stamp(event.time, event.rank)
+        return f"{stamp}server_args={self._scrubber.arguments(event.arguments)!r}"
 
-    def _server_args(self, event: ServerArgs) -> str:
-        stamp = ""
-        if event.time is not None:
-            at = dt.datetime.fromtimestamp(event.time, dt.timezone.utc)
-            ranks = "".join(
-                f" {name}{number}"
-                for name, number in (("DP", event.rank.dp), ("PP", event.rank.pp), ("TP", event.rank.tp))
-                if number is not None
-            )
-            stamp = f"[{at:%Y-%m-%d %H:%M:%S}{ranks}] "
-        return f"{stamp}server_args={self._scrubber.arguments(event.args)!r}"
+
+def _bare(line: Line) -> list[bytes]:
+    """Return the lines of a record as SGLang prints them; what a runtime printed in place of its stamp as a stamp."""
+    replaced = line.headed or (stamp_of(line.text) is None and WORDS.match(line.text) is not None)
+    stamp = _stamp(line.time, line.rank) if replaced and line.time is not None else ""
+    return [stamp.encode() + line.text, *line.more]
+
+
+def _stamp(time: float, rank: Rank) -> str:
+    at = dt.datetime.fromtimestamp(time, dt.timezone.utc)
+    numbers = {"DP": rank.dp, "PP": rank.pp, "TP": rank.tp}
+    ranks = "".join(f" {name}{number}" for name, number in numbers.items() if number is not None)
+    return f"[{at:%Y-%m-%d %H:%M:%S}{ranks}] " if time >= FIRST_DATED else f"[{at:%H:%M:%S}{ranks}] "
+
+
+def _access(message: str) -> str | None:
+    match = _ACCESS.match(message)
+    if match is None:
+        return None
+    level, method, path, status = match.groups()
+    return f'{level}{ADDRESS}:0 - "{method} {path if path in _ENDPOINTS else PATH} HTTP/1.1" {status}'
 
 
 def _is_plain(value: str) -> bool:
@@ -265,24 +284,26 @@ def _is_plain(value: str) -> bool:
     return len(value) <= _LONGEST_WORD and _WORDS.fullmatch(value) is not None and is_known(value)
 
 
-def _is_safe(events: list[Any], kind: str, message: str) -> bool:
+def _is_safe(events: Iterable[Event], kind: str, message: str, *, figures: bool) -> bool:
     """Return whether a line cannot contain words of a request, which may imitate lines or occur in exceptions."""
     if kind in {"decode", "prefill", "retraction", "other"}:
-        return _only_figures(events, message)
+        return figures
     if kind == "traceback":
         return _FRAME.match(message) is not None
-    return "server_args" not in message and not any(event.suspect for event in events)
+    return "server_args" not in message and not any(event.marked for event in events)
 
 
-def _only_figures(events: list[Any], message: str) -> bool:
-    """Return whether a message consists of numbers and of names that are known or belong to the server."""
+def _only_figures(events: Iterable[Event], message: str, *, strange: bool) -> bool:
+    """Return whether a message consists of numbers and of names that are known or belong to the server.
+
+    `strange`: it has names that no release prints.
+    """
     if len(message) > _LONGEST_FIGURES:
         return False
-    if any(isinstance(event, Retraction) for event in events):
+    if any(event.kind == "retraction" for event in events):
         words = re.findall(r"[^\W\d_]+", _FIGURE.sub("", message).lower())
         return set(words) <= _RETRACTION_WORDS
-    strange = any(isinstance(event, (DecodeBatch, PrefillBatch)) and event.unknown_keys for event in events)
-    return _FIGURES.fullmatch(message) is not None and not (strange and any(event.suspect for event in events))
+    return _FIGURES.fullmatch(message) is not None and not (strange and any(event.marked for event in events))
 
 
 # `Decode batch, #running-req: 6, token usage: 0.04, cuda graph: False, gen throughput (token/s): 801.47`

@@ -1,0 +1,40 @@
+"""A recording as the core watches it, at the recording's own times."""
+
+from __future__ import annotations
+
+from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.watch import Watch
+from sglang_tuning_exporter.recordings.recording import Recording
+from sglang_tuning_exporter.sglang.metrics import page_figures
+from sglang_tuning_exporter.sglang.server_info import parse_server_info
+from sglang_tuning_exporter.state.profiles import PROFILES
+
+READY = 1_763_640_000.0  # unix seconds at which every recording is ready
+
+
+def watched(recorded: Recording, profile: str = "online", sources: str = "both") -> Watch:
+    """Watch a whole recording; `sources`: both, log or metrics."""
+    watch = Watch(PROFILES[profile], READY, reads=sources != "metrics", scrapes=sources != "log")
+    reader = Reader()
+    info = parse_server_info(recorded.server_info or b"{}")
+    if info is not None and sources != "log":
+        watch.inform(info)
+    lines = [] if sources == "metrics" else [(line.at, 0, line.text) for line in recorded.lines]
+    scrapes = [] if sources == "log" else [(scrape.at, 1, scrape.text) for scrape in recorded.scrapes]
+    for at, is_scrape, text in sorted([*lines, *scrapes], key=lambda piece: piece[:2]):
+        if is_scrape:
+            starts = watch.server.starts
+            watch.scrape(page_figures.read(text.decode()), READY + at)
+            if info is not None and watch.server.starts != starts:
+                watch.inform(info)  # it is asked for after each start
+            continue
+        for event in reader.read(text.rstrip(b"\n")):
+            event.time = READY + at
+            watch.take(event)
+    watch.advance(end_of(recorded))
+    return watch
+
+
+def end_of(recorded: Recording) -> float:
+    """Return the unix seconds at which a watched recording ends."""
+    return READY + recorded.length_seconds
