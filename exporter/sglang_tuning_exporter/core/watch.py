@@ -7,6 +7,7 @@ a start waits for the next scrape. Nothing that was counted is taken back; what 
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -17,7 +18,7 @@ from sglang_tuning_exporter.core.findings import Judgement
 from sglang_tuning_exporter.core.judge import Measured, findings, judgement_of, weigh
 from sglang_tuning_exporter.core.ledger import FAST, SLOW, Ledger
 from sglang_tuning_exporter.core.scrapes import Gains
-from sglang_tuning_exporter.core.server import Server
+from sglang_tuning_exporter.core.server import Server, Totals
 from sglang_tuning_exporter.core.view import View, view_of
 from sglang_tuning_exporter.sglang.args.flags import is_before
 from sglang_tuning_exporter.sglang.events import Scrape
@@ -114,6 +115,27 @@ class Watch:
                 self.doubtful[event.kind, "too_many"] += 1
         else:
             self._accept(event)
+
+    def recall(self, events: Iterable[Event], now: float) -> None:
+        """Take lines from before the exporter: what they say of the server holds, and nothing of them is counted.
+
+        With metrics, ends and retractions among them are left out: nothing can settle them any more.
+        """
+        server = self.server
+        counted, started, known = Totals(server.counted), list(server.started_at), dict(server.last)
+        for event in events:
+            if not self._scrapes or (event.kind not in WAITING and event.kind != "retraction"):
+                self.take(event, past=True)
+        server.counted = counted
+        if started:  # restored: the same starts
+            server.started_at.clear()
+            server.started_at.extend(started)
+            server.last.update({name: at for name, at in known.items() if name == "starts"})
+        self.server.advance(now)
+
+    def counts(self) -> object:
+        """Return what was counted so far, to be compared."""
+        return dict(self.server.counted), dict(self.doubtful)
 
     def _note(self, event: Event, now: float) -> None:
         """Remember what is compared with the metrics."""
