@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
+from sglang_tuning_exporter.core import judge
+from sglang_tuning_exporter.core.rows import ROWS
 from sglang_tuning_exporter.mixin import boards
 from sglang_tuning_exporter.mixin.boards import board as layout
 from sglang_tuning_exporter.mixin.boards import definition, looks, queries, words
 from sglang_tuning_exporter.mixin.boards.panel import panel as built
-from sglang_tuning_exporter.state.signals import STATES
 
 ROOT = Path(__file__).parents[1]
 BOARDS = {path: json.loads(text) for path, text in boards.files().items()}
@@ -365,21 +365,42 @@ def test_parentheses_and_braces_of_every_expression_are_closed() -> None:
             assert [expr.count(sign) for sign in "([{"] == [expr.count(sign) for sign in ")]}"], expr
 
 
-def test_every_verdict_has_words_a_colour_and_a_line_of_advice() -> None:
-    tile, advice = (
-        next(panel for panel in panels_of(SERVER) if panel["title"] == title)
-        for title in ("What limits it now", "What to change")
+def mapped(panel: dict[str, Any], column: str) -> dict[str, Any]:
+    """Give the words of a table's column, by value."""
+    looks_ = next(item for item in panel["fieldConfig"]["overrides"] if item["matcher"]["options"] == column)
+    words_: dict[str, Any] = next(item["value"] for item in looks_["properties"] if item["id"] == "mappings")[0]
+    options: dict[str, Any] = words_["options"]
+    return options
+
+
+def test_every_verdict_has_words_and_a_line_of_advice() -> None:
+    known = {row.id for row in ROWS} | set(judge.SENTENCES) | {judge.NOT_ENOUGH, "exporter_down"}
+    table, timeline, change = (
+        next(panel for panel in panels_of(board) if panel["title"] == title)
+        for board, title in (
+            (FLEET, "Servers, the worst first"),
+            (SERVER, "What limited it"),
+            (SERVER, "What to change"),
+        )
     )
-    known = {row.id for row in DIAGNOSES} | {"healthy", "idle", "no_clear_bottleneck", "not_enough_data", "starting"}
-    assert {override["matcher"]["options"] for override in tile["fieldConfig"]["overrides"]} == known
-    change = next(item for item in advice["fieldConfig"]["overrides"] if item["matcher"]["options"] == "advice")
-    mapped = next(item["value"][0]["options"] for item in change["properties"] if item["id"] == "mappings")
-    assert mapped["client_too_slow"]["text"] == "send more requests at once"
-    assert set(mapped) == known
+    assert {override["matcher"]["options"] for override in timeline["fieldConfig"]["overrides"]} == known
+    assert set(mapped(table, "verdict")) == set(mapped(change, "advice")) == known
+    assert mapped(change, "advice")["client_too_slow"]["text"] == "send more requests at once"
+
+
+def test_no_words_on_a_board_wait_for_a_figure() -> None:
+    assert not re.search(r"\{[a-z_]+\}", " ".join([*words.HEADLINES.values(), *words.ADVICE_IN_WORDS.values()]))
+
+
+def test_the_sentence_of_a_verdict_is_the_exporters() -> None:
+    tile = next(panel for panel in panels_of(SERVER) if panel["title"] == "What limits it now")
+    [target] = tile["targets"]
+    assert target["legendFormat"] == "{{sentence}}{{figure}}"
+    assert tile["fieldConfig"]["overrides"] == []
 
 
 def test_every_state_of_every_signal_has_words() -> None:
-    assert {state for states in STATES.values() for state in states} <= set(words.STATE_WORDS)
+    assert {state for states in words.STATES.values() for state in states} == set(words.STATE_WORDS)
 
 
 def test_the_figures_of_the_profile_in_force_are_asked_for_and_not_written_down() -> None:

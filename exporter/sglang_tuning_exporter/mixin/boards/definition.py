@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from jinja2 import TemplateError
 
-from sglang_tuning_exporter.diagnosis.rows.objectives import FAST, SLOW
+from sglang_tuning_exporter.core.ledger import FAST, SLOW
 from sglang_tuning_exporter.mixin.boards import looks, queries, verdicts, words
 from sglang_tuning_exporter.mixin.rendering import expression, rendered
 from sglang_tuning_exporter.state.profiles import GIGABYTE, ONE_MORE, PROFILES

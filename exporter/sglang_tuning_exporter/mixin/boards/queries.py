@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from sglang_tuning_exporter.diagnosis import promql
-from sglang_tuning_exporter.diagnosis.conditions.latency import MOST_SHARE
+from sglang_tuning_exporter.core.ledger import Rate
 from sglang_tuning_exporter.mixin.boards.looks import COLOURS, NEUTRAL, WATCH, fixed_colour, threshold_line
 
 TARGET_LABELS = ("job", "instance")  # labels of one exporter, and so of one server
@@ -19,7 +18,9 @@ INTER_TOKEN = (
 )  # the older name: until 0.4.3
 LARGEST = 5  # more lines cannot be distinguished
 SUBQUERY_STEP = "1m"  # resolution of the times at which series start and end
-VERDICT = "sglang_tuning_verdict"
+LONGEST_LOOKBACK = "1d:5m"  # how far back a target was an exporter, in steps of five minutes
+LOOKBACK = "5m"  # Prometheus' own: as long as a value lasts without a failed scrape
+VERDICT = "sglang_tuning_verdict_info"
 
 
 # --- selectors -------------------------------------------------------------------------------------------------------
@@ -33,6 +34,11 @@ def is_(label: str, value: str) -> str:
 def is_not(label: str, value: str) -> str:
     """Return the matcher of a label with another value; an empty value: any that is set."""
     return f'{label}!="{value}"'
+
+
+def one_of(label: str, values: Sequence[str]) -> str:
+    """Return the matcher of a label with one of these values."""
+    return f'{label}=~"{"|".join(values)}"'
 
 
 def own(metric: str, *matchers: str) -> str:
@@ -54,7 +60,7 @@ def native(metric: str, *matchers: str) -> str:
 def threshold(signal: str, bound: str) -> str:
     """Return the threshold in force, as last known; no sample where the profile has no such bound."""
     series = own("sglang_tuning_threshold", f'signal="{signal}"', f'bound="{bound}"')
-    return f"max({promql.last_known(series)})"
+    return f"max({_recent(series)})"
 
 
 def drawn_threshold(signal: str, bound: str) -> str:
@@ -70,7 +76,7 @@ def rate(selector: str, window: str = "$__rate_interval") -> str:
 
 def last_known(selector: str) -> str:
     """Select a gauge, as last known while a scrape of its exporter is missing: a tile must not go blank for that."""
-    return f"({selector} or ({promql.last_known(selector)} unless on ({ON}) sglang_tuning_build_info))"
+    return f"({selector} or ({_recent(selector)} unless on ({ON}) sglang_tuning_build_info))"
 
 
 def last_in_range(selector: str) -> str:
@@ -93,6 +99,10 @@ def present_at_end(selector: str) -> str:
     return f"({there} unless on () {EXPORTERS_AT_END})"
 
 
+def _recent(selector: str) -> str:
+    return f"last_over_time({selector}[{LOOKBACK}])"
+
+
 def _last(selector: str) -> str:
     return f"last_over_time({selector}[$__range])"
 
@@ -109,7 +119,7 @@ def unless_down(expr: str, on: str = ON) -> str:
 
 # The targets at the end of the time shown that were exporters in it: none where a back-filled log ended before.
 EXPORTERS_AT_END = (
-    f"(last_over_time({own('up')}[{promql.LOOKBACK}])"
+    f"(last_over_time({own('up')}[{LOOKBACK}])"
     f" and on ({ON}) last_over_time({own('sglang_tuning_build_info')}[$__range]))"
 )
 # The last sample of each server.
@@ -208,9 +218,10 @@ def worst_burn_rate(window: str) -> str:
     return f"max({' or '.join(rates)})"
 
 
-def notified_burn_rate(times: float) -> str:
-    """Return the burn rate at which the rule notifies; capped, because no rule asks for more missed requests than that."""
-    return f"clamp_max({MOST_SHARE} / ((1 - {threshold('latency', 'objective')}) > 0), {times:g})"
+def notified_burn_rate(rate_: Rate) -> str:
+    """Return the burn rate at which the exporter calls; capped, because it never asks for more missed requests than that."""
+    most = threshold("share", "upper")
+    return f"clamp_max({most} / ((1 - {threshold('latency', 'objective')}) > 0), {rate_.times:g})"
 
 
 # --- retractions -----------------------------------------------------------------------------------------------------
@@ -232,11 +243,20 @@ def retractions(*by: str) -> str:
     return f" or on ({', '.join(by)}) ".join((*without_ranks, f"{events} > 0", requests, events))
 
 
+def above_limit(*diagnoses: str) -> str:
+    """Return the conditions of diagnoses that are above their limit."""
+    condition, limit = (
+        last_known(own(name, one_of("diagnosis", diagnoses)))
+        for name in ("sglang_tuning_condition", "sglang_tuning_condition_limit")
+    )
+    return f"({condition} > {limit})"
+
+
 def present_retractions(*by: str) -> str:
-    """Return retractions per minute for a tile: the figure of their diagnosis while it holds, so that both agree."""
-    found = (is_("diagnosis", "retracting_too_often"), is_("unit", "per_minute"))
+    """Return retractions per minute for a tile: the exporter's figure while it is above its limit, so that both agree."""
+    found = above_limit("retracting_too_often", "conservativeness_ineffective")
     labels = ", ".join(by)
-    return f"max by ({labels}) ({last_known(own('sglang_tuning_diagnosis_evidence', *found))}) or on ({labels}) {retractions(*by)}"
+    return f"max by ({labels}) ({found}) or on ({labels}) {retractions(*by)}"
 
 
 # --- tokens ----------------------------------------------------------------------------------------------------------

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from sglang_tuning_exporter.diagnosis.row import Remedy
-from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
+from sglang_tuning_exporter.core import judge
+from sglang_tuning_exporter.core.advice import MOST_GRAPH, fill
+from sglang_tuning_exporter.core.rows import ROWS, Remedy
+from sglang_tuning_exporter.core.server import WAITS
 from sglang_tuning_exporter.mixin.boards.looks import (
     BAD,
     COLOURS,
@@ -18,8 +18,15 @@ from sglang_tuning_exporter.mixin.boards.looks import (
     value_mappings,
 )
 from sglang_tuning_exporter.state.profiles import DEFAULT
-from sglang_tuning_exporter.state.signals import STATES, Signal
 
+# The states of each signal of `sglang_tuning_state`.
+STATES: dict[str, tuple[str, ...]] = {
+    "activity": ("serving", "stuck", "idle", "unknown"),
+    "queue": ("empty", "below_range", "in_range", "above_range", "idle", "unknown"),
+    "token_usage": ("below_target", "at_target", "idle", "unknown"),
+    "admission": ("no_queue", *WAITS, "idle", "unknown"),
+    "cuda_graph": ("replayed", "beyond_captured", "eager", "disabled", "unsupported", "idle", "unknown"),
+}
 # State -> words and colour. A state's number on the timeline is its place in this table.
 STATE_WORDS: dict[str, tuple[str, str]] = {
     "idle": ("idle", QUIET),
@@ -46,10 +53,11 @@ STATE_WORDS: dict[str, tuple[str, str]] = {
     "grammar_queue": ("grammars compile", WATCH),
     "pd_queue": ("prefill/decode peer or transfer", WATCH),
     "unsupported": ("no graphs here", NEUTRAL),
+    "standing_still": ("admission stands still", WATCH),
 }
 STATE_NUMBERS = {state: str(number) for number, state in enumerate(STATE_WORDS)}
 NUMBERED_STATES = value_mappings({STATE_NUMBERS[state]: look for state, look in STATE_WORDS.items()})
-SIGNAL_TITLES: dict[Signal, str] = {
+SIGNAL_TITLES: dict[str, str] = {
     "activity": "server",
     "queue": "queue",
     "token_usage": "token usage",
@@ -57,7 +65,7 @@ SIGNAL_TITLES: dict[Signal, str] = {
     "cuda_graph": "CUDA graph",
 }
 
-# Urgency of a verdict, as `queries.verdict` gives it -> words and colour, the most urgent first.
+# Urgency of a verdict, as `verdicts.verdict` gives it -> words and colour, the most urgent first.
 LEVELS: dict[str, tuple[str, str]] = {
     "4": ("Critical", BAD),
     "3": ("Limited", WATCH),
@@ -89,7 +97,7 @@ JUDGEMENTS: dict[str, str] = dict(STATE_WORDS.values()) | {
     "within the budget": GOOD,
 }
 # Shades of the colour for waiting requests, to distinguish what they wait for.
-_AMBERS = (WATCH, "#8f3f08", "#f0a36b", "#d98032", "#6b3410", "#b98a5e", "#e8c39e", "#ffd9b3")
+_AMBERS = (WATCH, "#8f3f08", "#f0a36b", "#d98032", "#6b3410", "#b98a5e", "#e8c39e", "#ffd9b3", "#4a2308")
 _QUEUES = {
     "grammar": "grammar",
     "bootstrap": "bootstrap (prefill side)",
@@ -100,20 +108,41 @@ _QUEUES = {
     "retracted": "retracted (decode side)",
 }
 
-# Every verdict in words.
-HEADLINES = {row.id: row.headline for row in DIAGNOSES} | {
-    "healthy": "Nothing to change",
-    "idle": "Idle: nothing to judge",
-    "no_clear_bottleneck": "No clear bottleneck",
-    "starting": "Starting",
-    "not_enough_data": "Not enough seen yet",
+# Figures of the default profile, for texts without a server; what only a running server shows is said in words.
+_FIGURES = DEFAULT.figures | {"most_graph": str(MOST_GRAPH), "given_up_after": "before their answer"}
+_NAMES = {
+    "out_of_memory_any": "Out of memory",
+    "pd_queue": "Other server of the pair is slow",
+    "dp_imbalanced": "DP ranks unbalanced",
+    "unexplained": "Requests wait, cause not known",
+    "exporter_down": "Exporter does not answer",
+}
+
+
+def plain(text: str) -> str:
+    """Return a text of the table of diagnoses with the default profile's figures."""
+    return fill(text, _FIGURES)
+
+
+def _name(verdict: str) -> str:
+    return _NAMES.get(verdict, verdict.replace("_", " ").capitalize())
+
+
+# Every verdict in a few words.
+HEADLINES = {verdict: _name(verdict) for verdict in (*(row.id for row in ROWS), "exporter_down")} | {
+    judge.HEALTHY: "Nothing to change",
+    judge.NO_LIMIT: "No limit in the log",
+    judge.IDLE: "Idle",
+    judge.STARTING: "Starting",
+    judge.STOPPED: "Stopped",
+    judge.NOT_ENOUGH: "Not enough seen yet",
 }
 # Overrides for series named by the urgency of a verdict, or by a queue beside the main one.
 LEVEL_LOOKS = {level: renamed(words, colour) for level, (words, colour) in LEVELS.items()}
 QUEUE_LOOKS = {queue: renamed(words, colour) for (queue, words), colour in zip(_QUEUES.items(), COLOURS, strict=True)}
 
 
-def state_looks(signal: Signal) -> dict[str, Json]:
+def state_looks(signal: str) -> dict[str, Json]:
     """Return overrides for series named by a state of a signal while it serves; each waiting state has a shade of its own."""
     shades = iter(_AMBERS)
     return {
@@ -124,31 +153,22 @@ def state_looks(signal: Signal) -> dict[str, Json]:
     }
 
 
-def _coloured_by_urgency(names: Mapping[str, str]) -> dict[str, Json]:
-    """Name series; an idle server has the urgency of a healthy one and is grey."""
-    looks: dict[str, Json] = {name: {"displayName": words} for name, words in names.items()}
-    return looks | {"idle": {"displayName": names["idle"], "mappings": value_mappings({"0": (" ", QUIET)})}}
-
-
-# Overrides for series named by their verdict, and for the verdict strip: the row's sentence with the label `figure`.
-VERDICT_LOOKS = _coloured_by_urgency(HEADLINES)
-VERDICT_SENTENCES = _coloured_by_urgency(
-    {
-        name: words + "${__field.labels.figure}"
-        for name, words in (HEADLINES | {row.id: row.summary.removesuffix(".") for row in DIAGNOSES}).items()
-    }
-)
+# Overrides for series named by their verdict.
+VERDICT_LOOKS: dict[str, Json] = {name: {"displayName": words} for name, words in HEADLINES.items()}
 
 
 def _advice(remedy: Remedy) -> str:
-    return (f"{remedy.direction} {remedy.flag}: " if remedy.flag else "") + remedy.fallback
+    flag = f"--{remedy.arg.replace('_', '-')}"
+    return plain(f"{remedy.direction} {flag}: {remedy.words}" if remedy.arg else remedy.words)
 
 
 # What to do about each verdict where no value can be computed: "raise --flag: words".
-ADVICE_IN_WORDS = {row.id: _advice(row.remedy.with_figures(DEFAULT.figures)) for row in DIAGNOSES} | {
-    "healthy": "leave it as it is",
-    "idle": "nothing before there is load",
-    "no_clear_bottleneck": "the guide has no advice for it",
-    "starting": "wait until the model is loaded",
-    "not_enough_data": "wait for a few minutes of load",
+ADVICE_IN_WORDS = {row.id: _advice(row.remedy) for row in ROWS} | {
+    "exporter_down": "start the exporter again, and read its log",
+    judge.HEALTHY: "leave it as it is",
+    judge.NO_LIMIT: "leave it as it is",
+    judge.IDLE: "nothing before there is load",
+    judge.STARTING: "wait until the model is loaded",
+    judge.STOPPED: "start it when it is needed",
+    judge.NOT_ENOUGH: "wait for a few minutes of load",
 }
