@@ -1,0 +1,284 @@
+"""The runbooks: for each alert a page, as Markdown; and the alerts in the order of their urgency.
+
+The prose is in `core/prose/<diagnosis>.md`, a template over the thresholds in force. The table adds when the alert fires, which flag to change,
+and the causes.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+from sglang_tuning_exporter.core.alerts import NOTIFIED_AS_WELL
+from sglang_tuning_exporter.core.findings import URGENCY
+from sglang_tuning_exporter.core.judge import MANY_FAILED, MANY_GIVEN_UP, OFTEN_DOWN
+from sglang_tuning_exporter.core.ledger import FAST, SLOW
+from sglang_tuning_exporter.core.rows import BY_ID, KILLS, ROWS, Remedy, Row, When
+from sglang_tuning_exporter.core.suspects import LATE_TIMES, SLOW_BURN_TIMES
+from sglang_tuning_exporter.state.profiles import DEFAULT, PROFILES, Profile
+
+SECTIONS = ("Meaning", "Impact", "Diagnosis", "Mitigation")
+FOLDER = "alerts/runbooks"
+# SGLang's tuning guide, which the rows summarise.
+GUIDE_URL = "https://docs.sglang.io/docs/advanced_features/hyperparameter_tuning"
+
+# What only Prometheus sees: alerts about the exporter itself. Their PromQL is in the rules' template.
+PROMETHEUS: tuple[Row, ...] = (
+    Row(
+        id="exporter_down",
+        alert="SGLangTuningExporterDown",
+        severity="critical",
+        when=When("fact", "", name="failed scrapes", needs="Prometheus"),
+        summary="Prometheus cannot scrape the SGLang exporter.",
+        seen="every scrape of the exporter's /metrics failed for 5 minutes, or for 10 where few were made",
+        guide="not in SGLang's guide: the exporter must be scraped before it can say anything",
+        remedy=Remedy(
+            "",
+            "look",
+            "check whether the exporter runs and whether Prometheus reaches it; then whether SGLang answers",
+            "Alerts that fired hold for 15 minutes by the exporter's last word; no new one can fire.",
+            "the server was taken out of service together with its exporter: remove both from the targets",
+        ),
+    ),
+    Row(
+        id="exporter_gone",
+        alert="SGLangTuningExporterGone",
+        severity="critical",
+        when=When("fact", "", name="targets", needs="Prometheus"),
+        summary="Prometheus has no SGLang exporter left to scrape in this job.",
+        seen="the last target left while its server had requests",
+        guide="not in SGLang's guide: without a target no scrape fails and no alert can fire",
+        remedy=Remedy(
+            "",
+            "look",
+            "check whether the servers run, and what service discovery finds",
+            "A target that is gone has no series, so no other alert of these servers can fire.",
+            "the servers were taken out of service under load, on purpose: silence it, it ends after a day",
+        ),
+    ),
+    Row(
+        id="scraped_too_seldom",
+        alert="SGLangScrapedTooSeldom",
+        severity="info",
+        when=When("fact", "", name="scrapes in half an hour", needs="Prometheus"),
+        summary="Prometheus scrapes the exporter too rarely.",
+        seen="fewer than 14 scrapes in 30 minutes",
+        guide="not in SGLang's guide: with more than two minutes between scrapes alerts come late, and rates have gaps",
+        remedy=Remedy(
+            "",
+            "look",
+            "set scrape_interval of this job to 15s, at most 2m",
+            "Prometheus learns late of what the exporter decided, and takes its target for gone.",
+            "the interval was just changed: the alert resolves within half an hour",
+        ),
+    ),
+)
+ALERTS: tuple[Row, ...] = (*(row for row in ROWS if row.alert), *PROMETHEUS)
+BY_ALERT: dict[str, Row] = {row.alert: row for row in ALERTS}
+# Causes stay before their consequences.
+MOST_SEVERE_FIRST: tuple[Row, ...] = tuple(sorted(ALERTS, key=lambda row: -URGENCY[row.severity]))
+_NAMES = {row.id: row.alert for row in ALERTS}
+
+
+def _named(*rows: str) -> tuple[str, ...]:
+    return tuple(_NAMES[row] for row in rows)
+
+
+# Which alerts Alertmanager does not notify of while others fire for the same server: those that fire, those that are held back.
+# Everything else the exporter leaves out itself, before it begins.
+INHIBITIONS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    (_named("exporter_down"), tuple(name for name in BY_ALERT if name != _NAMES["exporter_down"])),
+    (
+        _named("server_down", "restart_loop", *KILLS),
+        _named("often_down", *(row for row in _NAMES if "_burning_" in row)),
+    ),
+    *(
+        (_named(row), _named(row.replace("_fast", "_slow")))
+        for row in ("time_to_first_token_burning_fast", "inter_token_latency_burning_fast")
+    ),
+)
+# What is seen where there is no figure to compare, or where it would say less.
+SEEN = {
+    "graph_memory_short": "graph capture ran out of memory, or left too little of the GPU's memory free",
+    "scheduler_stuck": "requests are there and nothing moves, or a watchdog or health check of SGLang says so",
+    "crashed": "its log shows a scheduler exception, a dead process or a failed start",
+    "server_down": "the last scrapes of SGLang failed, or its log shows its end",
+    "metrics_disabled": "/metrics answers 404",
+    "format_drift": "its log or its metrics have lines or keys that this version cannot read",
+    "log_silent": "the log cannot be read, or has no new line while the server works",
+    "sources_disagree": BY_ID["sources_disagree"].seen,
+    **{row.id: row.seen for row in PROMETHEUS},
+}
+
+_COMPUTED = "<!-- Made by `sglang-tuning-exporter generate` from the table of diagnoses and core/prose/{id}.md. -->\n\n"
+_URGENCY = {
+    "critical": "critical: requests fail or will fail soon; act now",
+    "warning": "warning: clients wait longer than necessary, or will soon; act today",
+    "info": "info: nothing is broken, something can be improved; act when there is time",
+}
+# What `grep -E` must look for in a log of any release, from 0.3.0 on.
+_GREPS = {
+    "crash_lines": "hit an exception|Exception in (ModelTp|run_tp|Controller)|crashed with exit code|[Rr]eceived sigquit"
+    "|Child process unexpectedly failed|scheduler (died|is dead)|Initialization failed",
+    "out_of_memory_lines": "OutOfMemoryError|out of memory",
+    "last_request_lines": "Failed to retract any request|even after retracting all other requests",
+    "hang_lines": "[Ww]atchdog timeout|Health check failed",
+}
+_FLAG = re.compile(r"(?<![\w`-])--[a-z][a-z0-9-]+")
+_ONE = re.compile(r"(more than 1 \w+)s/min")
+_FIGURE = re.compile(r"\{([a-z_]+)\}")
+# Code stays unchanged: readers paste it.
+_CODE_OR_NAME = re.compile(r"```.*?```|`[^`\n]+`|\b(SGLang[A-Z]\w+)\b", re.DOTALL)
+_ENVIRONMENT = Environment(
+    loader=ChoiceLoader([PackageLoader(__package__), PackageLoader(__package__, "prose")]),
+    autoescape=False,  # noqa: S701 # nosec B701 # Markdown, made from the table and the package's own pages
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+_ENVIRONMENT.globals["guide_url"] = GUIDE_URL
+_ENVIRONMENT.filters["coded"] = lambda text: _FLAG.sub(r"`\g<0>`", text)
+
+
+def figures(profile: Profile) -> dict[str, str]:
+    """Return the thresholds of a profile as words, for the table's texts and the prose: without a server at hand."""
+    healthy = f"{profile.queue_lower or 100:g} to {profile.queue_upper:,.0f}"
+    return {
+        **profile.figures,
+        "queue_range": healthy,
+        "given_up_after": "at the same age",
+        "most_graph": "512",
+        "latency_budget": f"{100 * (1 - profile.latency_objective):.3g} %",
+        "latency_objective": f"{100 * profile.latency_objective:.4g} %",
+    }
+
+
+def filled(text: str, values: dict[str, str]) -> str:
+    """Return a text of the table with these values for its names; other braces stay."""
+    return _FIGURE.sub(lambda match: values.get(match[1], match[0]), text)
+
+
+def prose(diagnosis: str, profile: Profile | None = None) -> str:
+    """Return the prose of a diagnosis with the profile's thresholds."""
+    row = next(row for row in ALERTS if row.id == diagnosis)
+    return _ENVIRONMENT.get_template(f"{diagnosis}.md").render(**figures(_profile_of(row, profile)), **_GREPS)
+
+
+def _profile_of(row: Row, profile: Profile | None) -> Profile:
+    """Return the profile to write a row's page for: that of the server, where the row is used with it."""
+    if profile is not None and (not row.profiles or profile.name in row.profiles):
+        return profile
+    return PROFILES[row.profiles[0]] if row.profiles else DEFAULT
+
+
+@cache
+def page(alert: str, profile: Profile | None = None) -> str:
+    """Return the runbook of an alert with the profile's thresholds. `KeyError` where the table has no such alert."""
+    row = BY_ALERT[alert]
+    in_force = _profile_of(row, profile)
+    text = _ENVIRONMENT.get_template("runbook.md.j2").render(
+        row=row,
+        advice=advice(row, in_force),
+        guide=filled(row.guide, figures(in_force)),
+        will_not_help_if=filled(row.remedy.not_if, figures(in_force)),
+        urgency=_URGENCY[row.severity],
+        when=when(row, in_force),
+        after=_in_words(row.after),
+        until=_in_words(row.until),
+        causes=[_NAMES[cause] for cause in row.causes if cause in _NAMES and row.id not in NOTIFIED_AS_WELL],
+        unless=[BY_ID[other].alert or BY_ID[other].summary for other in row.unless],
+        inhibited_by=[name for sources, targets in INHIBITIONS for name in sources if alert in targets],
+        by_prometheus=row in PROMETHEUS,
+        prose=prose(row.id, profile).strip(),
+    )
+    return linked(text, alert)
+
+
+@cache
+def index() -> str:
+    """Return the list of all runbooks, most urgent first."""
+    groups = [
+        (words, [(row, advice(row, DEFAULT)) for row in ALERTS if row.severity == severity])
+        for severity, words in _URGENCY.items()
+    ]
+    text = _ENVIRONMENT.get_template("runbooks.md.j2").render(groups=groups, summary=summary)
+    return linked(text, "")
+
+
+def files() -> dict[str, str]:
+    """Return every page and the index: repository path → text."""
+    pages = {f"{FOLDER}/{alert}.md": _COMPUTED.format(id=row.id) + page(alert) for alert, row in BY_ALERT.items()}
+    return {**pages, f"{FOLDER}/README.md": _COMPUTED.format(id="*") + index()}
+
+
+def linked(text: str, alert: str) -> str:
+    """Return the text with a link at every other alert that is named outside code."""
+
+    def link(match: re.Match[str]) -> str:
+        name = match[1]
+        return f"[{name}]({name}.md)" if name and name != alert and name in BY_ALERT else match[0]
+
+    return _CODE_OR_NAME.sub(link, text)
+
+
+def flag_of(row: Row) -> str:
+    """Return the flag that a row is about, empty for advice to people."""
+    return "--" + row.remedy.arg.replace("_", "-") if row.remedy.arg else ""
+
+
+def advice(row: Row, profile: Profile) -> str:
+    """Return what to change where no value is computed: `raise --schedule-conservativeness: 1.3`."""
+    flag, words = flag_of(row), filled(row.remedy.words, figures(profile))
+    return f"{row.remedy.direction} {flag}: {words}" if flag else words
+
+
+def summary(row: Row) -> str:
+    """Return what has happened, without a figure."""
+    return filled(row.summary, figures(DEFAULT))
+
+
+def when(row: Row, profile: Profile) -> str:
+    """Return in words when the condition of a row holds."""
+    if row.id in SEEN:
+        return SEEN[row.id]
+    limit = bound(row, profile)
+    words = {**figures(profile), "value": limit, "s": "" if limit == "at least one" else "s"}
+    over = {"share": ", over ten minutes", "rate": ", over ten minutes"}.get(row.when.kind, "")
+    return _ONE.sub(r"\1/min", filled(row.seen, words)) + over
+
+
+def bound(row: Row, profile: Profile) -> str:
+    """Return the limit of a row's condition in words, such as `more than 50 %`."""
+    limit = getattr(profile, row.when.limit) if isinstance(row.when.limit, str) else row.when.limit
+    if row.when.kind == "event":
+        return "at least one"
+    if row.when.kind == "fact":
+        limit = _limit_of_fact(row, profile)
+    word = "less than" if row.when.side == "below" else "more than"
+    unit = {"GB": " GB", "seconds": " s"}.get(row.when.unit, "")
+    return f"{word} {100 * limit:.3g} %" if row.when.unit == "share" else f"{word} {limit:g}{unit}"
+
+
+def _limit_of_fact(row: Row, profile: Profile) -> float:
+    """Return the limit of a figure that is computed with its own limit; see `judge.FACTS`."""
+    if row.id.endswith(("_fast", "_slow")):
+        return profile.late_bound(FAST.times if row.id.endswith("_fast") else SLOW.times)
+    return {
+        "retractions": profile.retractions_per_minute,
+        "retractions_at_ceiling": profile.retractions_per_minute,
+        "often_down": OFTEN_DOWN,
+        "timeouts": MANY_GIVEN_UP,
+        "late_by_queue": profile.late_bound(LATE_TIMES),
+        "late_by_prompts": profile.late_bound(LATE_TIMES),
+        "late_between": profile.late_bound(SLOW_BURN_TIMES),
+        "requests_failed": MANY_FAILED,
+    }.get(row.when.figure, profile.frequent_share)
+
+
+def _in_words(seconds: float) -> str:
+    """Spell a duration: 300 → 5 minutes; empty for none."""
+    minutes = round(seconds / 60)
+    return f"{minutes} minute{'' if minutes == 1 else 's'}" if minutes else ""
