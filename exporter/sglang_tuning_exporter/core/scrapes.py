@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.metrics.catalogue import SERVER_COUNTS
 from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
 
 Stage: TypeAlias = Literal["tokenizer", "scheduler", "detokenizer"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
 # Counters of a scheduler by the names under which a server's totals have them; `:metrics` where the log counts the same.
 RANK_COUNTS: Mapping[str, str] = {
     "graph_passes": "replayed", "eager_passes": "eager", "prefill_passes": "prefill_passes", "decoded_tokens": "decoded",

@@ -88,7 +88,7 @@ class Watch:
         self._moves: deque[float] = deque(maxlen=8)  # when pages were asked for that showed progress
         self._budget: deque[tuple[float, float]] = deque()  # retracted requests by the counter, without a line so far
         self._logged_pool: dict[int | None, float] = {}
-        self._disagreed_at = -inf
+        self._disagreed: dict[str, float] = {}  # when log and metrics last disagreed about a fact that both show
         self._batch_at: float | None = None  # the last batch line
         self._worked_at = -inf  # metrics last showed work
         self._counts_retractions = False
@@ -180,6 +180,8 @@ class Watch:
         }
         self.ledger.add(gains.latencies, objectives, now)
         self._counts_retractions = any(rank.retracted_requests is not None for rank in page.ranks)
+        if self._reads and self._counts_retractions:
+            self._disagreed.setdefault("retracted_requests", -inf)
         moved = bool(gains.progress) or gains.restarted
         self._stands_since = None if moved or not busy else now if self._stands_since is None else self._stands_since
         if busy or moved:
@@ -264,7 +266,7 @@ class Watch:
             at, number = self._budget.popleft()
             self.server.count_retracted(number, min(at, now))
             if logged and self.server.starts == self._served_starts:
-                self._disagreed_at = now
+                self._disagreed["retracted_requests"] = now
 
     def _release(self, *, accept: bool) -> None:
         """Take a start that waited with the lines after it, or these without it."""
@@ -287,8 +289,9 @@ class Watch:
     def _compare_pools(self, page: Scrape, now: float) -> None:
         for rank in page.ranks:
             logged = self._logged_pool.get(rank.dp)
-            if logged and rank.kv_pool_tokens and abs(rank.kv_pool_tokens - logged) > POOL_TOLERANCE * logged:
-                self._disagreed_at = now
+            if logged and rank.kv_pool_tokens:
+                differs = abs(rank.kv_pool_tokens - logged) > POOL_TOLERANCE * logged
+                self._disagreed["kv_pool_tokens"] = now if differs else self._disagreed.get("kv_pool_tokens", -inf)
 
     def lose(self, reason: str, message: str, now: float, *, serves: bool = False) -> Failure:
         """Take a scrape that failed; return why, as far as what was seen before explains it."""
@@ -383,7 +386,7 @@ class Watch:
             troubles["metrics_disabled"] = failure.message
         if silent := self.silence(now):
             troubles["log_silent"] = silent
-        if now - self._disagreed_at <= server.profile.window_seconds:
+        if any(self.disagreements(now).values()):
             troubles["sources_disagree"] = "log and metrics disagree"
         is_down = failure is not None and failure.reason not in {"not_ready", "metrics_disabled"}
         down = ""
@@ -441,6 +444,18 @@ class Watch:
         return (
             f"no batch line has come from the log for {(now - last) / 60:.0f} minutes, and tokens were generated{why}"
         )
+
+    def silent_log_seconds(self, now: float) -> float | None:
+        """Return how long after the last batch line the metrics showed work; None where not both are read."""
+        if not (self._reads and self._scrapes):
+            return None
+        last = self._batch_at if self._batch_at is not None else self.begin
+        return max(min(self._worked_at, now) - last, 0.0)
+
+    def disagreements(self, now: float) -> dict[str, bool]:
+        """Return whether log and metrics disagree about a fact, for each that both show; of the last ten minutes."""
+        window = self.server.profile.window_seconds
+        return {fact: now - at <= window for fact, at in self._disagreed.items()}
 
     def measure(self, now: float) -> Measured:
         """Weigh the last ten minutes, and let the alert clocks go on."""
