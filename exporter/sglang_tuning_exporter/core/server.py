@@ -58,6 +58,7 @@ STEP_SECONDS = 1.0  # between two step times: SGLang prints whole seconds
 NEARLY_SAME = 0.1  # of the mean batch, between two decode lines: the mean is off by half as much at most
 FALL_SECONDS = 600.0  # from the line of a start to the first counters: a model may take long to load
 MOST_STARTS = 64  # whose times are kept
+MOST_SCHEDULERS = 1024
 REPEAT_SECONDS = 10.0  # within which other ranks print the same event
 MANY_ELSEWHERE = 0.25  # of the running requests: fewer are always on their way between the two sides
 ELSEWHERE = ("bootstrap", "unbootstrapped", "prealloc", "transfer", "transferring", "inflight", "host_receive")
@@ -788,7 +789,7 @@ class Server:
             bucket[f"{name}:s"] += histogram.seconds or 0.0
         for rank in gains.ranks:
             self.facts.see(rank.figures)
-            if rank.figures.dp in self.schedulers or len(self.schedulers) < 1024:
+            if rank.figures.dp in self.schedulers or len(self.schedulers) < MOST_SCHEDULERS:
                 scheduler = self.schedulers.get(rank.figures.dp)
                 if scheduler is None:
                     scheduler = self.schedulers[rank.figures.dp] = Scheduler(rank.figures.dp, self)
@@ -929,7 +930,7 @@ class Server:
         rank = event.rank
         scheduler = self.schedulers.get(rank.dp)
         if scheduler is None:
-            if len(self.schedulers) >= 1024:
+            if len(self.schedulers) >= MOST_SCHEDULERS:
                 return
             scheduler = self.schedulers[rank.dp] = Scheduler(rank.dp, self)
             scheduler.speaker = self._ranks.get(rank.dp)
