@@ -1,9 +1,14 @@
-"""The report as one HTML file: no script, no font, no request. Every word from the log is escaped."""
+"""A judged log, or a server that runs, as one HTML page: no script, no font, no request. Every word from outside is escaped.
+
+The report and the exporter's own page are one template; `Live` is what only the page of a running server has.
+"""
 
 from __future__ import annotations
 
+import datetime as dt
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -13,6 +18,8 @@ from sglang_tuning_exporter.core import text as words
 from sglang_tuning_exporter.core.against import Comparison
 from sglang_tuning_exporter.core.chart import Axis, Bounds, Span, Value, lane, strip, top_of
 from sglang_tuning_exporter.core.findings import Judged, Start
+from sglang_tuning_exporter.core.rows import BY_ID
+from sglang_tuning_exporter.sglang.clean import clean_for_page
 from sglang_tuning_exporter.state.profiles import Profile
 
 # Nothing is fetched, run, framed or sent; styles are in the page.
@@ -33,10 +40,17 @@ _ENVIRONMENT = Environment(
     loader=PackageLoader("sglang_tuning_exporter.core"),
     autoescape=True,
     undefined=StrictUndefined,
+    finalize=clean_for_page,
     trim_blocks=True,
     lstrip_blocks=True,
 )
 _ENVIRONMENT.filters["flags"] = flags
+_ENVIRONMENT.globals.update(version=__version__, words=words)
+
+
+def render(template: str, **shown: object) -> str:
+    """Return a page made of one of the templates."""
+    return _ENVIRONMENT.get_template(template).render(**shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +72,51 @@ class Part:
     percent: float
 
 
-def page(judged: Judged, profile: Profile, against: Comparison | None = None) -> str:
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A figure as it is now, what would be healthy, and its past. `tone` is good, bad or empty; `note` stands after the value."""
+
+    name: str
+    value: str
+    healthy: str = ""
+    tone: str = ""
+    note: str = ""
+    picture: Markup = field(default_factory=Markup)
+    past: str = ""  # what the picture shows
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where figures come from, and how it is; `trouble` is what is wrong with it."""
+
+    name: str
+    health: str = ""
+    trouble: str = ""
+    first_line: str = ""  # that nobody can read
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What the page of a running server has beside a report."""
+
+    now: float  # unix seconds
+    since: float | None  # since when the verdict stands
+    refresh: int | None  # seconds; None: the page is paused
+    remark: str  # what a verdict without a finding rests on
+    is_away: bool  # it does not serve now, so no figure is of now
+    tiles: tuple[Tile, ...]
+    ranks: tuple[tuple[str, ...], ...]
+    sources: tuple[Source, ...]
+    passed: Mapping[str, str]
+    not_judged: Mapping[str, tuple[str, ...]]  # by what it needs
+
+    @property
+    def clock(self) -> dt.datetime:
+        """The time of the figures."""
+        return dt.datetime.fromtimestamp(self.now, dt.timezone.utc)
+
+
+def page(judged: Judged, profile: Profile, against: Comparison | None = None, live: Live | None = None) -> str:
     """Return the page."""
     times = words.Times(judged.begin, judged.end)
     axis = None
@@ -66,24 +124,34 @@ def page(judged: Judged, profile: Profile, against: Comparison | None = None) ->
         axis = Axis(judged.begin, judged.end, times.is_dated)
     last = judged.starts[-1] if judged.starts else None
     arguments = last.arguments if last else {}
-    return _ENVIRONMENT.get_template("report.html").render(
+    findings = words.findings_words(judged)
+    shows_past = axis is not None and live is None
+    return render(
+        "report.html",
         policy=POLICY,
-        version=__version__,
         judged=judged,
-        words=words,
+        live=live,
         times=times,
         tone=words.tone(judged),
-        findings=words.findings_words(judged),
+        findings=findings,
+        follows=[each for each in findings if live is not None and words.follows(each, judged)],
+        fails=live is not None and _fails(judged),
         changed_flags={change.split(" ")[0] for change in judged.command_changes},
         model=str(arguments.get("served_model_name") or arguments.get("model_path") or "SGLang"),
         release=last.release if last else None,
         against=against,
-        shares=words.shares(judged, profile),
-        ticks=axis.ticks() if axis else [],
-        lanes=_lanes(judged, axis) if axis else [],
-        strips=list(filter(None, _strips(judged, profile, axis))) if axis else [],
+        shares=[] if live is not None and live.is_away else words.shares(judged, profile),
+        ticks=axis.ticks() if axis and shows_past else [],
+        lanes=_lanes(judged, axis) if axis and shows_past else [],
+        strips=list(filter(None, _strips(judged, profile, axis))) if axis and shows_past else [],
         memory_parts=_memory_parts,
     )
+
+
+def _fails(judged: Judged) -> bool:
+    """Whether the verdict is a failure: then nothing is offered that could also be better."""
+    row = BY_ID.get(judged.judgement.verdict)
+    return row is not None and row.any_load and row.severity == "critical"
 
 
 def _lanes(judged: Judged, axis: Axis) -> list[tuple[str, Markup]]:

@@ -12,13 +12,31 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sglang_tuning_exporter.core.against import FIGURES, Comparison
-from sglang_tuning_exporter.core.findings import Change, Figure, Finding, Judged, Start, Stretch, Unit, Value
+from sglang_tuning_exporter.core.findings import (
+    Change,
+    Figure,
+    Finding,
+    Judged,
+    Judgement,
+    Start,
+    Stretch,
+    Unit,
+    Value,
+)
+from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.state.profiles import Profile
 
 FIRST_DATED_SECOND = 30 * 86400.0  # below it a time is of a log without dates: seconds since its first midnight
 TONES = {"critical": "bad", "warning": "warn", "info": "info", "none": "calm"}
 TONE_WORDS = {"bad": "Critical", "warn": "Warning", "info": "Hint", "good": "No limit", "calm": "No verdict"}
+LIVE_WORDS = {"healthy": "Healthy", "idle": "Idle", "starting": "Starting", "stopped": "Stopped"}  # by verdict
 GOOD = frozenset({"no_limit_in_log", "healthy"})
+TITLES = {
+    "out_of_memory_any": "Out of memory",
+    "pd_queue": "Other server of the pair is slow",
+    "dp_imbalanced": "DP ranks unbalanced",
+    "unexplained": "Requests wait, cause not known",
+}  # of diagnoses whose id is not their title
 STATES = {  # of a signal, as a part of the serving time
     "stuck": "requests and no progress",
     "empty": "an empty queue",
@@ -53,6 +71,7 @@ START_FIGURES = (
 _MOSTLY = {"no_limit_in_log": "nothing limited the server", "not_enough_data": "too little load for a verdict"}
 _SIDES = {"above": "limit", "below": "at least", "": "threshold"}
 _MOST_ROWS = 40
+HALF_A_DAY = 43200.0
 
 
 def clean(text: str) -> str:
@@ -217,6 +236,11 @@ def change_words(change: Change, again: int = 0) -> ChangeWords:
     return ChangeWords(verb, typed(change), words, now, {label: text for label, text in reasons.items() if text}, again)
 
 
+def title(diagnosis: str) -> str:
+    """Return a diagnosis in a few words."""
+    return TITLES.get(diagnosis) or diagnosis.replace("_", " ").capitalize().replace("Cuda", "CUDA")
+
+
 def findings_words(judged: Judged) -> tuple[FindingWords, ...]:
     """Return the findings in words; a change that an earlier finding has is only named again."""
     times, first = Times(judged.begin, judged.end), dict[tuple[str, str, str], int]()
@@ -238,7 +262,7 @@ def findings_words(judged: Judged) -> tuple[FindingWords, ...]:
             FindingWords(
                 number,
                 finding,
-                TONES[finding.severity] if finding.is_limit else "info",
+                TONES[finding.severity],
                 _ended(capitalised(finding.sentence)) if is_new else "",
                 tuple(changes),
                 tuple(filter(None, after)),
@@ -274,6 +298,36 @@ def tone(judged: Judged) -> str:
     return TONES[judged.judgement.severity]
 
 
+def word(judged: Judged) -> str:
+    """Return the verdict of a running server in a word, for readers who cannot see its colour."""
+    return LIVE_WORDS.get(judged.judgement.verdict) or TONE_WORDS[tone(judged)]
+
+
+def follows(finding: FindingWords, judged: Judged) -> bool:
+    """Whether it follows from another finding, which says what to change."""
+    own = finding.finding
+    return own.is_limit and bool(own.because) and own.diagnosis != judged.judgement.verdict
+
+
+def checks(judgement: Judgement) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
+    """Return what was checked and found right, with its figure; and by what is missing, what could not be."""
+    found = {finding.diagnosis for finding in judgement.findings}
+    passed, missing = dict[str, str](), dict[str, tuple[str, ...]]()
+    for check in judgement.checks:
+        row, figure = BY_ID[check.diagnosis], check.figure
+        if row.alert and figure is None:
+            missing[check.needs] = (*missing.get(check.needs, ()), title(row.id))
+        elif row.alert and figure is not None and not figure.holds and check.diagnosis not in found:
+            passed[title(row.id)] = _passed_words(figure, is_event=row.when.kind == "event")
+    return passed, missing
+
+
+def _passed_words(figure: Figure, *, is_event: bool) -> str:
+    if figure.limit == 0 and figure.side == "above" and figure.unit in {"count", "words"}:
+        return "none" if is_event else "no"
+    return f"{value_words(figure)} ({limit_words(figure)})" if figure.limit is not None else value_words(figure)
+
+
 def verdict_finding(judged: Judged) -> Finding | None:
     """Return the finding that is the verdict."""
     found = (each for each in judged.judgement.findings if each.diagnosis == judged.judgement.verdict)
@@ -286,6 +340,17 @@ def grade(judged: Judged) -> str:
     if own is None:
         return ""
     return "; ".join(filter(None, (f"confidence: {own.confidence}", times.period(own.since, own.until))))
+
+
+def standing(judged: Judged, since: float | None, now: float) -> str:
+    """Return for how long the verdict of a running server has stood, and how sure it is: `For 46 min, since 11:17:03 UTC. Confidence: high.`"""
+    own, times = verdict_finding(judged), Times(judged.begin, judged.end)
+    lasted = (
+        ""
+        if since is None
+        else f"For {duration(max(now - since, 0.0))}, since {times.at(since, whole=now - since > HALF_A_DAY)} UTC."
+    )
+    return " ".join(filter(None, (lasted, own and f"Confidence: {own.confidence}.")))
 
 
 def mostly(judged: Judged) -> str:

@@ -1,198 +1,229 @@
-"""The guide's figures as the page shows them: a value, what would be healthy, and the last quarter of an hour. Pure."""
+"""The guide's figures as the page shows them: a value, what would be healthy, and the last hour at most. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from math import isfinite
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from math import inf, isfinite
+from typing import TypeAlias
 
-from markupsafe import Markup
+from sglang_tuning_exporter.core.chart import Axis, Bounds, Span, Value, strip
+from sglang_tuning_exporter.core.page import Tile
+from sglang_tuning_exporter.core.server import BUCKET_SECONDS, Scheduler, Totals
+from sglang_tuning_exporter.core.summary import last_figures
+from sglang_tuning_exporter.core.text import duration
+from sglang_tuning_exporter.core.view import View
+from sglang_tuning_exporter.core.watch import Watch
 
-from sglang_tuning_exporter.diagnosis.evidence import Past
-from sglang_tuning_exporter.serve.pages.chart import sparkline
-from sglang_tuning_exporter.state.history import LENGTH_SECONDS, History, added_up, tokens_per_second
-from sglang_tuning_exporter.state.profiles import Profile
-from sglang_tuning_exporter.state.rank import RankState
-from sglang_tuning_exporter.state.server import ServerState
-from sglang_tuning_exporter.state.signals import IDLE, UNKNOWN
-
-Points = Sequence[tuple[float, float | None]]
-Bounds = tuple[float | None, float | None]
-Words = Callable[[float], str]
+Words: TypeAlias = Callable[[float], str]
 
 NOT_REPORTED = "not reported"
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One figure. `judgement` is good, bad or empty; `spark_words` says what `spark` draws, both empty without a past.
-
-    `note` stands in small letters after the value.
-    """
-
-    name: str
-    value: str
-    healthy: str = ""
-    judgement: str = ""
-    note: str = ""
-    spark: Markup = field(default_factory=Markup)
-    spark_words: str = ""
-
-
-def figures(state: ServerState, past: Past, history: History, now: float) -> list[Figure]:
-    """Return the figures in reading order; `now` is on the state's clock."""
-    throughput = Figure("Generated tokens/s", count(tokens_per_second(state.schedulers)))
-    return [
-        _queue(state.schedulers, past.profile, history, now),
-        _usage(state.schedulers, past.profile, history),
-        _running(state, history),
-        _drawn(throughput, history.line(lambda moment: moment.throughput)),
-        _coverage(past, history),
-        _retractions(past, history),
-        # where the server counts them
-        *([] if past.given_up_share is None else [Figure("Requests given up", _percent(past.given_up_share))]),
-        _reserve(past),
-    ]
-
-
-def past_only(shown: list[Figure]) -> list[Figure]:
-    """Return the figures of a server that is down: only their past, without judgement."""
-    return [replace(figure, value=NOT_REPORTED, judgement="", note="") for figure in shown]
-
-
-def ranks(state: ServerState) -> list[tuple[str, ...]]:
-    """Return each data-parallel rank's name, queue, running requests, limit and token usage; empty where there is one scheduler."""
-    if len(state.schedulers) < 2:
-        return []
-    return [
-        (
-            NOT_REPORTED if rank.dp is None else f"DP{rank.dp}",
-            *map(count, (rank.queued, rank.running, state.facts.running_limit(rank.dp))),
-            _ratio(rank.usage),
-        )
-        for rank in sorted(state.schedulers, key=lambda rank: -1 if rank.dp is None else rank.dp)
-    ]
-
-
-def span(points: Points) -> str:
-    """Return the age of the first known point of the last 15 minutes, as text."""
-    known = [-at for at, value in points if value is not None and at >= -LENGTH_SECONDS]
-    seconds = max(known, default=0.0)
-    if seconds < 1:
-        return "just now"
-    return f"last {round(seconds / 60)} min" if seconds >= 90 else f"last {seconds:.0f} s"
-
-
-def near_limit(limit: float | None) -> str:
-    """Return what number of running requests is healthy."""
-    return f"near {limit:.0f} while requests wait" if limit else "near the limit while requests wait"
+MOST_SECONDS, LEAST_SECONDS = 3600.0, 900.0  # that the pictures show
+UNBOUNDED = Bounds()
+GAP_SECONDS = 120.0  # without a sum: the exporter did not run, and the line breaks
+NOW_SECONDS = 10.0  # in which a state is a present one
+_BAD_QUEUES = frozenset({"above_range", "below_range"})
 
 
 def count(figure: float | None) -> str:
     """Return a count as text."""
-    return NOT_REPORTED if figure is None else f"{figure:.0f}"
+    return NOT_REPORTED if figure is None else f"{figure:,.0f}"
 
 
-def _drawn(
-    figure: Figure, points: Points, words: Words = count, *, band: Bounds = (None, None), least: float = 0.0
-) -> Figure:
-    """Return the figure with its past."""
-    known = [value for _, value in points if value is not None and isfinite(value)]
-    if not known:
-        return figure
-    low, high = words(min(known)), words(max(known))
-    spark_words = f"{span(points)}: {low}" + (f" to {high}" if low != high else "")
-    return replace(
-        figure,
-        spark=sparkline(points, f"{figure.name}, {spark_words}", band=band, least=least),
-        spark_words=spark_words,
-    )
-
-
-def _queue(schedulers: list[RankState], profile: Profile, history: History, now: float) -> Figure:
-    queued = added_up(rank.queued for rank in schedulers)
-    waits = [wait for rank in schedulers if (wait := rank.queue_wait_seconds(now)) is not None and isfinite(wait)]
-    states = {rank.states["queue"] for rank in schedulers}
-    bad = {"above_range", "below_range"} | ({"empty"} if profile.queue_lower else set())
-    judgement = "bad" if states & bad else "good" if states & {"in_range", "empty"} else ""
-    # Where the wait is judged, the queue has no healthy length.
-    band = (profile.queue_lower, profile.queue_upper) if profile.queue_wait_seconds is None else (None, None)
-    figure = Figure(
-        "Queued requests",
-        count(queued),
-        profile.healthy["queue"],
-        judgement,
-        f"~{max(waits):.0f} s wait" if queued and waits else "",
-    )
-    return _drawn(figure, history.line(lambda moment: moment.queued), band=band)
-
-
-def _usage(schedulers: list[RankState], profile: Profile, history: History) -> Figure:
-    usages = [rank.usage for rank in schedulers if rank.usage is not None]
-    states = {rank.states["admission"] for rank in schedulers} - {IDLE, UNKNOWN}
-    usage = max(usages, default=None)
-    judgement = ""
-    if usage is not None and "held_back" in states:
-        judgement = "bad"
-    elif usage is not None and states and not states & {"pool_full", "hybrid_pool_full"}:
-        judgement = "good" if usage >= profile.token_usage_target or states == {"no_queue"} else ""
-    figure = Figure("Token usage", _ratio(usage), profile.healthy["usage"], judgement)
-    points = history.line(lambda moment: moment.usage)
-    return _drawn(figure, points, _ratio, band=(profile.token_usage_target, None), least=1.0)
-
-
-def _running(state: ServerState, history: History) -> Figure:
-    running = added_up(rank.running for rank in state.schedulers)
-    limit = added_up(state.facts.running_limit(rank.dp) for rank in state.schedulers)
-    batches = state.facts.micro_batches
-    of = f", in one of {batches} micro batches" if batches > 1 else ""
-    note = f"of {limit:.0f}{of}" if running is not None and limit else ""
-    figure = Figure("Running requests", count(running), near_limit(limit), note=note)
-    return _drawn(figure, history.line(lambda moment: moment.running))
-
-
-def _coverage(past: Past, history: History) -> Figure:
-    coverage, name = past.recent.coverage, "CUDA graph coverage"
-    least, healthy = 1 - past.profile.frequent_share, past.profile.healthy["coverage"]
-    if past.facts.without_graph == "unsupported":
-        return Figure(name, "decodes nothing" if past.facts.role else "none on this device")
-    if past.facts.without_graph:
-        return Figure(name, "off", healthy, "bad")
-    figure = Figure(name, NOT_REPORTED, healthy)
-    if coverage is not None:
-        figure = Figure(name, _percent(coverage), healthy, "good" if coverage > least else "bad")
-    return _drawn(figure, history.line(lambda moment: moment.replayed), _percent, band=(least, None), least=1.0)
-
-
-def _retractions(past: Past, history: History) -> Figure:
-    rate = past.retractions_per_minute
-    name, points = "Retractions a minute", history.retractions()
-    watched = history.line(lambda moment: moment.retractions)  # one step longer than the events in its steps
-    spark_words = f"{span(watched)}: {sum(value or 0.0 for _, value in points):.0f} in all" if points else ""
-    return Figure(
-        name,
-        f"{rate:.1f}" if past.served_seconds or rate or points else NOT_REPORTED,
-        past.profile.healthy["retractions"],
-        "" if not past.served_seconds else "good" if rate <= past.profile.retractions_tolerated else "bad",
-        spark=sparkline(points, f"Retractions, {spark_words}", bars=True),
-        spark_words=spark_words,
-    )
-
-
-def _reserve(past: Past) -> Figure:
-    reserve, profile, name = past.facts.reserve_gb, past.profile, "GPU memory left at start"
-    healthy = f"{profile.reserve_lower_gb:g} to {profile.reserve_good_gb:g} GB"
-    if reserve is None:
-        return Figure(name, "no GPU", "") if past.facts.is_cpu else Figure(name, NOT_REPORTED, healthy)
-    judgement = "bad"
-    if profile.reserve_lower_gb <= reserve <= profile.reserve_upper_gb:
-        judgement = "good" if reserve <= profile.reserve_good_gb else ""  # between good and too much: not judged
-    return Figure(name, f"{reserve:.1f} GB", healthy, judgement)
-
-
-def _ratio(figure: float | None) -> str:
+def ratio(figure: float | None) -> str:
+    """Return a share of the KV cache as text."""
     return NOT_REPORTED if figure is None else f"{figure:.2f}"
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
+    """Return a share as text."""
     return f"{100 * share:.0f} %"
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """The sums of the last hour, and when alerts fired in it."""
+
+    axis: Axis
+    sums: list[tuple[float, Totals]]
+    shades: tuple[Span, ...]
+
+    def values(self, of: Callable[[Totals], float | None]) -> list[Value]:
+        """Return a figure over time; not known where the exporter did not run."""
+        found: list[Value] = []
+        last = inf
+        for begin, totals in self.sums:
+            if begin - last > GAP_SECONDS:
+                found.append((last + BUCKET_SECONDS, None))
+            found.append((begin + BUCKET_SECONDS / 2, of(totals)))
+            last = begin
+        return found
+
+    def drawn(self, tile: Tile, values: list[Value], words: Words = count, bounds: Bounds = UNBOUNDED) -> Tile:
+        """Return the tile with the picture of its past, where anything is known of it."""
+        known = [(at, value) for at, value in values if value is not None and isfinite(value)]
+        if not known:
+            return tile
+        low, high = (words(end(value for _, value in known)) for end in (min, max))
+        past = f"{self.length(known[0][0])}: {low}{f' to {high}' if low != high else ''}"
+        picture = strip(values, self.axis, f"{tile.name}, {past}", bounds, spans=self.shades)
+        return replace(tile, picture=picture, past=past)
+
+    def counted(self, tile: Tile, values: list[Value]) -> Tile:
+        """Return the tile with a bar for each ten seconds with events."""
+        if not values:
+            return tile
+        past = f"{self.length(values[0][0])}: {sum(value or 0.0 for _, value in values):,.0f} in all"
+        picture = strip(values, self.axis, f"Retractions, {past}", spans=self.shades, bars=True)
+        return replace(tile, picture=picture, past=past)
+
+    def length(self, first: float) -> str:
+        """Return since when something is known, as text."""
+        return f"last {duration(max(self.axis.end - first + BUCKET_SECONDS / 2, 1.0))}"
+
+
+def tiles(watch: Watch, view: View, now: float, *, away: bool) -> tuple[Tile, ...]:
+    """Return the figures in reading order. Where the server is `away` they are those of before: no value, and not judged."""
+    server = watch.server
+    last, states = last_figures(server), _present(watch)
+    is_idle = bool(states["queue"]) and states["queue"] <= {"idle"}
+    past = _past(watch, now)
+    shown = (
+        _queue(view, server.schedulers.values(), 0.0 if is_idle else last["queued_requests"], states, past),
+        _usage(view, last["token_usage"], states, past),
+        _running(watch, 0.0 if is_idle else last["running_requests"], past),
+        _throughput(view, server.schedulers.values(), past, is_idle=is_idle),
+        _coverage(view, past),
+        _retractions(view, past),
+        *([] if view.given_up_share is None else [Tile("Requests given up", percent(view.given_up_share))]),
+        _reserve(view),
+    )
+    return tuple(replace(tile, value=NOT_REPORTED, tone="", note="") for tile in shown) if away else shown
+
+
+def ranks(watch: Watch) -> tuple[tuple[str, ...], ...]:
+    """Return each data-parallel rank's name, queue, running requests, limit and token usage; empty where there is one scheduler."""
+    server = watch.server
+    if len(server.schedulers) < 2:
+        return ()
+    ordered = sorted(server.schedulers.items(), key=lambda each: -1 if each[0] is None else each[0])
+    return tuple(
+        (
+            NOT_REPORTED if dp is None else f"DP{dp}",
+            *map(count, (rank.queued, rank.running, server.facts.limit(dp))),
+            ratio(rank.usage),
+        )
+        for dp, rank in ordered
+    )
+
+
+def _present(watch: Watch) -> dict[str, frozenset[str]]:
+    """Return the states of the last ten seconds, by signal."""
+    totals = watch.server.window(NOW_SECONDS)
+    return {
+        signal: frozenset(state for state, seconds in totals.under(signal).items() if seconds > 0)
+        for signal in ("queue", "admission")
+    }
+
+
+def _past(watch: Watch, now: float) -> _Past:
+    sums = [(begin, totals) for begin, totals in watch.server.buckets if begin > now - MOST_SECONDS]
+    first = sums[0][0] if sums else now
+    axis = Axis(min(max(first, now - MOST_SECONDS), now - LEAST_SECONDS), now)
+    firing = tuple(
+        Span(max(alert.at, axis.begin), now, alert.severity)
+        for alert in watch.clocks.firing
+        if alert.severity != "info"
+    )
+    return _Past(axis, sums, firing)
+
+
+def _of_all(figure: str) -> Callable[[Totals], float | None]:
+    """Return a figure of all schedulers together; an idle server has none running or waiting."""
+
+    def of(totals: Totals) -> float | None:
+        mean = totals.mean(figure)
+        if mean is None:
+            return 0.0 if totals["queue/idle"] else None
+        return mean * max(len(totals.under("serves")), 1)
+
+    return of
+
+
+def _queue(
+    view: View,
+    schedulers: Iterable[Scheduler],
+    queued: float | None,
+    states: dict[str, frozenset[str]],
+    past: _Past,
+) -> Tile:
+    profile, now = view.profile, past.axis.end
+    waits = [wait for each in schedulers if (wait := each.wait_seconds(now)) is not None and isfinite(wait)]
+    bad = _BAD_QUEUES | ({"empty"} if profile.queue_lower else frozenset())
+    tone = "bad" if states["queue"] & bad else "good" if states["queue"] & {"in_range", "empty"} else ""
+    note = f"~{max(waits):.0f} s wait" if queued and waits else ""
+    tile = Tile("Queued requests", count(queued), profile.healthy["queue"], tone, note)
+    # Where the wait is judged, the queue has no healthy length.
+    bounds = Bounds(profile.queue_lower, profile.queue_upper) if profile.queue_wait_seconds is None else UNBOUNDED
+    return past.drawn(tile, past.values(_of_all("queued")), bounds=bounds)
+
+
+def _usage(view: View, usage: float | None, states: dict[str, frozenset[str]], past: _Past) -> Tile:
+    target, seen = view.profile.token_usage_target, states["admission"] - {"idle", "unknown"}
+    tone = ""
+    if usage is not None and seen & {"held_back", "standing_still"}:
+        tone = "bad"
+    elif usage is not None and seen and not seen & {"pool_full", "hybrid_pool_full"}:
+        tone = "good" if usage >= target or seen == {"no_queue"} else ""
+    tile = Tile("Token usage", ratio(usage), view.profile.healthy["usage"], tone)
+    return past.drawn(tile, past.values(lambda totals: totals.mean("usage")), ratio, Bounds(target, least=1.0))
+
+
+def _running(watch: Watch, running: float | None, past: _Past) -> Tile:
+    server, batches = watch.server, watch.server.facts.micro_batches
+    limits = [limit for dp in server.schedulers if (limit := server.facts.limit(dp)) is not None]
+    limit = sum(limits) if limits else None
+    of = f", in one of {batches} micro batches" if batches > 1 else ""
+    note = f"of {limit:,.0f}{of}" if running is not None and limit else ""
+    near = f"near {limit:,.0f} while requests wait" if limit else "near the limit while requests wait"
+    return past.drawn(Tile("Running requests", count(running), near, note=note), past.values(_of_all("running")))
+
+
+def _throughput(view: View, schedulers: Iterable[Scheduler], past: _Past, *, is_idle: bool) -> Tile:
+    each = [rank.throughput for rank in schedulers if rank.throughput is not None]
+    now = 0.0 if is_idle or view.stuck is not None else sum(each) if each else None
+    return past.drawn(Tile("Generated tokens/s", count(now)), past.values(_of_all("throughput")))
+
+
+def _coverage(view: View, past: _Past) -> Tile:
+    name, healthy, facts = "CUDA graph coverage", view.profile.healthy["coverage"], view.facts
+    if facts.without_graph == "unsupported":
+        return Tile(name, "decodes nothing" if facts.role == "prefill" else "none on this device")
+    if facts.without_graph:
+        return Tile(name, "off", healthy, "bad")
+    share, least = view.share("cuda_graph", "replayed"), 1 - view.profile.frequent_share
+    tile = Tile(name, NOT_REPORTED, healthy)
+    if share is not None:
+        tile = Tile(name, percent(share), healthy, "good" if share > least else "bad")
+    values = past.values(lambda totals: totals.share("cuda_graph", "replayed"))
+    return past.drawn(tile, values, percent, Bounds(least, least=1.0))
+
+
+def _retractions(view: View, past: _Past) -> Tile:
+    rate, healthy = view.retractions_a_minute, view.profile.healthy["retractions"]
+    tone = "" if not view.served else "good" if rate <= view.retractions_tolerated else "bad"
+    value = f"{rate:.1f}" if past.sums else NOT_REPORTED
+    return past.counted(
+        Tile("Retractions a minute", value, healthy, tone), past.values(lambda totals: totals["retractions"])
+    )
+
+
+def _reserve(view: View) -> Tile:
+    reserve, profile, name = view.facts.reserve_gb, view.profile, "GPU memory left at start"
+    healthy = f"{profile.reserve_lower_gb:g} to {profile.reserve_good_gb:g} GB"
+    if reserve is None:
+        return Tile(name, "no GPU") if view.facts.is_cpu else Tile(name, NOT_REPORTED, healthy)
+    tone = "bad"
+    if profile.reserve_lower_gb <= reserve <= profile.reserve_upper_gb:
+        tone = "good" if reserve <= profile.reserve_good_gb else ""  # between good and too much: not judged
+    return Tile(name, f"{reserve:.1f} GB", healthy, tone)

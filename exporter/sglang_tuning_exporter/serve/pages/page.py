@@ -2,50 +2,95 @@
 
 from __future__ import annotations
 
-import time
-from datetime import datetime, timezone
+from collections.abc import Iterator
+from math import inf
+from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter import __version__
-from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.diagnosis.findings import Judgement
-from sglang_tuning_exporter.diagnosis.json_findings import command_document, shares
-from sglang_tuning_exporter.diagnosis.wording import VerdictText, check_text, state_shares, verdict_text
-from sglang_tuning_exporter.serve.pages.figures import figures, past_only, ranks
-from sglang_tuning_exporter.serve.pages.rendering import environment
+from sglang_tuning_exporter.core import text as words
+from sglang_tuning_exporter.core.findings import Judged
+from sglang_tuning_exporter.core.judge import HEALTHY, IDLE, NOT_ENOUGH, STARTING, STOPPED
+from sglang_tuning_exporter.core.page import Live, Source, page
+from sglang_tuning_exporter.core.view import View
+from sglang_tuning_exporter.serve.pages.figures import ranks, tiles
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.collect.sidecar import Sidecar
 
 REFRESH_SECONDS = 10
-_ENVIRONMENT = environment()
-
-
-def text_of(sidecar: Sidecar, judgement: Judgement, now: float) -> VerdictText:
-    """Return the judgement of `now` in words."""
-    command = command_document(judgement, sidecar.state.facts)
-    return verdict_text(judgement, command, lambda finding: sidecar.unix(now - (finding.ago or 0.0)))
+_LEVEL_HINT = "no batch line yet (SGLang prints them at --log-level info)"
+# What a verdict without a finding rests on.
+_REMARKS = {
+    HEALTHY: "Seen over {served:.0f} s under load in the last {minutes:.0f} minutes.",
+    IDLE: "Its limits show under load.",
+    STARTING: "It answers when the model is loaded.",
+    STOPPED: "Nothing was found wrong before. It is not called down until it starts again.",
+    NOT_ENOUGH: "A verdict needs {least:.0f} s under load and {fewest} batch lines, or scrapes that show new figures;"
+    " there are {served:.0f} s and {seen:.0f} in the last {minutes:.0f} minutes.",
+}
 
 
 def render(sidecar: Sidecar, *, still: bool = False) -> str:
     """Return the page as HTML. The browser reloads it unless it is `still`. Every word from outside is escaped."""
     with sidecar.view() as now:
-        judgement = sidecar.judge(now)
-        text = text_of(sidecar, judgement, now)
-        tiles, rows = figures(sidecar.state, judgement.past, sidecar.history, now), ranks(sidecar.state)
-    checks = [check for check in judgement.checks if not check.diagnosis.is_chance]
-    not_judged: dict[str, list[str]] = {}
-    for row in (check.diagnosis for check in checks if check.passed is None and check.diagnosis.alert):
-        not_judged.setdefault(row.condition.needs, []).append(row.headline)
-    # Figures of a server that has ended are of before, and not judged.
-    is_down = any(finding.diagnosis.condition.is_end for finding in judgement.findings)
-    return _ENVIRONMENT.get_template("index.html").render(
-        text=text,
-        refresh=None if still else REFRESH_SECONDS,
-        clock=datetime.fromtimestamp(time.time(), timezone.utc),
-        is_down=is_down,
-        passed=[(each.diagnosis.headline, check_text(each)) for each in checks if each.passed and not is_down],
-        not_judged=not_judged,
-        shares=[] if is_down else state_shares(shares(judgement.past.recent)),
-        figures=past_only(tiles) if is_down else tiles,
-        ranks=rows,
-        sidecar=sidecar,
-        served=judgement.past.served_seconds,
-        version=__version__,
+        judged = sidecar.judged(now)
+        shown = live(sidecar, judged, now, still=still)
+        profile = sidecar.watch.server.profile
+    return page(judged, profile, live=shown)
+
+
+def live(sidecar: Sidecar, judged: Judged, now: float, *, still: bool) -> Live:
+    """Return what the page shows beside what a report would have."""
+    watch = sidecar.watch
+    view = watch.measured.view if watch.measured is not None else watch.view(now)
+    away = bool(view.down) or view.stopped or view.starting or bool(watch.server.ended)
+    passed, not_judged = words.checks(judged.judgement)
+    return Live(
+        now,
+        None if watch.words.verdict is None else watch.words.verdict.since,
+        None if still else REFRESH_SECONDS,
+        remark(judged.judgement.verdict, view),
+        away,
+        tiles(watch, view, now, away=away),
+        () if away else ranks(watch),
+        tuple(sources(sidecar)),
+        {} if away else passed,
+        not_judged,
     )
+
+
+def remark(verdict: str, view: View) -> str:
+    """Return what a verdict without a finding rests on."""
+    profile = view.profile
+    return _REMARKS.get(verdict, "").format(
+        served=view.served,
+        least=profile.enough_serving_seconds,
+        seen=view.totals["lines"],
+        fewest=profile.enough_observations,
+        minutes=profile.window_seconds / 60,
+    )
+
+
+def sources(sidecar: Sidecar) -> Iterator[Source]:
+    """Give the metrics and each log, with their health."""
+    config, watch = sidecar.config, sidecar.watch
+    name = config.metrics_url or "metrics"
+    if config.sglang_url is None:
+        yield Source(name, "not configured (--sglang-url)")
+    elif watch.failure is not None:
+        yield Source(name, trouble=watch.failure.message)
+    elif watch.is_up is None:
+        yield Source(name, "not scraped yet")
+    else:
+        yield Source(name, f"scraped in {1000 * (sidecar.health.scrape_seconds or 0):.0f} ms")
+    if sidecar.log is None:
+        yield Source("log", "not configured (--log-file)")
+        return
+    has_batches = any(each.logged_at > -inf for each in watch.server.schedulers.values())
+    for file in sidecar.log.files:
+        troubles = [
+            "" if file.up else file.words,
+            f"{file.lost} of its rotated files gone unread" if file.lost else "",
+            "no line can be read: SGLang's words are in an unknown format" if file.unread else "",
+        ]
+        health = "" if not file.up else "following" if has_batches else f"following; {_LEVEL_HINT}"
+        yield Source(file.path, health, "; ".join(filter(None, troubles)), file.unread)

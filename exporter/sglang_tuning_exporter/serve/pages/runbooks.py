@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -15,15 +16,11 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.diagnosis import runbook as runbooks
-from sglang_tuning_exporter.diagnosis.table import BY_ALERT
-from sglang_tuning_exporter.diagnosis.wording import TONES
-from sglang_tuning_exporter.serve.pages.page import text_of
-from sglang_tuning_exporter.serve.pages.rendering import environment
+from sglang_tuning_exporter.core import page as pages
+from sglang_tuning_exporter.core import runbooks
+from sglang_tuning_exporter.core.text import TONES, findings_words
 
-_ENVIRONMENT = environment()
 _PLACEHOLDER = re.compile(r"\b(EXPORTER|SGLANG|LOG)\b")
 _HOST = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::\d{1,5})?")
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
@@ -34,20 +31,24 @@ def render(sidecar: Sidecar, alert: str, host: str) -> str | None:
 
     `host` is the address of the request: what Prometheus calls `instance`.
     """
-    row = BY_ALERT.get(alert)
+    row = runbooks.BY_ALERT.get(alert)
     if row is None:
         return None
     with sidecar.view() as now:
-        judgement = sidecar.judge(now)
-        findings = text_of(sidecar, judgement, now).findings
+        judged = sidecar.judged(now)
+        profile = sidecar.watch.server.profile
+    figure = next((each.figure for each in judged.judgement.checks if each.diagnosis == row.id), None)
+    present = next((each for each in findings_words(judged) if each.finding.diagnosis == row.id), None)
+    if present is not None:  # the page has no other finding that could have a change first
+        present = replace(present, changes=tuple(replace(change, again=0) for change in present.changes))
     return _page(
-        runbooks.page(alert, sidecar.profile),
+        runbooks.page(alert, profile),
         _known(host, sidecar),
         tone=TONES[row.severity],
         sections=runbooks.SECTIONS,
-        present=next((finding for finding in findings if finding.row is row), None),
+        present=present,
         # known not to hold; some diagnoses need Prometheus
-        absent=any(check.diagnosis is row and check.passed is True for check in judgement.checks),
+        absent=present is None and figure is not None and not figure.holds,
     )
 
 
@@ -85,9 +86,7 @@ def _page(text: str, known: Mapping[str, str], **shown: object) -> str:
     if tokens[end].type == "table_open":
         tokens[end].attrSet("class", "facts")
     lead, body = (_MARKDOWN.renderer.render(part, _MARKDOWN.options, {}) for part in (tokens[3:end], tokens[end:]))
-    return _ENVIRONMENT.get_template("runbook.html").render(
-        title=tokens[1].content, lead=lead, body=body, version=__version__, **shown
-    )
+    return pages.render("runbook.html", title=tokens[1].content, lead=lead, body=body, **shown)
 
 
 def _shown(token: Token, known: Mapping[str, str]) -> Token:
