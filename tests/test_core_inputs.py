@@ -12,7 +12,7 @@ import tarfile
 import threading
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,8 +23,8 @@ from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core import layouts
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.inputs import CHUNK, LONGEST_LINE, OPENERS, Lane, Logs, whole_lines
-from test_log_wrapping import recorded, wrapped
-from test_report_unfolded import DOCUMENTS
+from store_answers import DOCUMENTS
+from wrappings import recorded, wrapped
 
 HERE = Path(__file__).parent
 BIG_QUEUE = HERE / "recordings" / "big_queue" / "server.log.gz"
@@ -284,6 +284,12 @@ def test_lines_with_the_newest_first_give_the_events_of_their_log(name: str) -> 
     assert running("-", stdin=turned) == running("-", stdin=text)
 
 
+@pytest.mark.parametrize("seconds", [range(40), (10, 9, 11, 10, 12, 11, 13, 12, 14, 2, 3, 4, 5)])
+def test_a_log_that_is_not_newest_first_stays_as_it_is(seconds: Iterable[int]) -> None:
+    text = "".join(f"[2026-11-20 19:51:{second:02d} TP0] Load weight begin.\n" for second in seconds).encode()
+    assert b"".join(layouts.oldest_first(iter([text]))) == text
+
+
 def test_a_reversed_log_that_is_too_large_to_reverse_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layouts, "LONGEST_DOCUMENT", 1 << 16)
     text = wrapped("nothing", recorded()[:500])
@@ -300,6 +306,21 @@ def test_lines_that_a_terminal_cut_are_joined_again(tmp_path: Path, width: int, 
     path.write_bytes(b"\n".join(line.rstrip(b" ") for line in cut(log, width)) + b"\n")
     assert kinds(str(path)) == kinds("-", stdin=log)
     assert "as a terminal does; they were joined again" in "".join(read(str(path)).notes) or width >= 200
+
+
+@pytest.mark.parametrize(
+    "path", sorted((HERE / "recordings").glob("*/server.log.gz")), ids=lambda path: path.parent.name
+)
+def test_a_log_whose_lines_are_whole_stays_as_it_is(path: Path) -> None:
+    text, notes = gzip.decompress(path.read_bytes()), list[str]()
+    for part in (text, text[-20_000:], text[-2_000:], decode("10:00:00").encode() * 100):
+        assert b"".join(layouts.rejoined(iter([part]), notes.append)) == part
+    assert notes == []
+
+
+def test_a_document_without_an_end_is_not_kept_whole() -> None:
+    chunk = b"[" + b'{"log": "x"},\n' * 70_000
+    assert len(next(layouts.unfolded(iter([chunk] * 80)))) <= layouts.LONGEST_DOCUMENT + len(chunk)
 
 
 # One server

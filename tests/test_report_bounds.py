@@ -16,8 +16,8 @@ import pytest
 
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.config.values import UsageError
-from sglang_tuning_exporter.report import blocks, files
-from sglang_tuning_exporter.report.inputs import Logs
+from sglang_tuning_exporter.core import inputs
+from sglang_tuning_exporter.core.inputs import Logs
 
 LINE = b"[2025-11-20 11:40:13] Decode batch, #running-req: 1, #token: 9, token usage: 0.89, #queue-req: 4\n"
 ENDED = "; give a log, or how much to read at most with --max-gb"
@@ -25,9 +25,9 @@ ENDED = "; give a log, or how much to read at most with --max-gb"
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "MOST_UNPACKED", 1 << 18)
-    monkeypatch.setattr(blocks, "MOST_WITHOUT_END", 1 << 20)
-    monkeypatch.setattr(files, "MOST_WITHOUT_A_LINE", 1 << 20)
+    monkeypatch.setattr(inputs, "MOST_UNPACKED", 1 << 18)
+    monkeypatch.setattr(inputs, "MOST_WITHOUT_END", 1 << 20)
+    monkeypatch.setattr(inputs, "MOST_WITHOUT_A_LINE", 1 << 20)
 
 
 class Endless(io.RawIOBase):
@@ -73,8 +73,7 @@ def test_the_flag_allows_as_much_input_as_it_names(tmp_path: Path) -> None:
     path = tmp_path / "server.log.gz"
     path.write_bytes(gzip.compress(LINE * 20_000))
     logs = Logs([str(path)], most=4 << 20)
-    list(logs.events())
-    assert logs.lines_taken.total() == 20_000
+    assert len(list(logs.events())) == 20_000
     assert refused(str(path), most=1 << 20) == f"{path}: is larger than 0.000976562 GiB{ENDED}"
 
 
@@ -93,7 +92,7 @@ def test_a_stream_that_never_ends_is_refused(piece: bytes, most: int) -> None:
 def test_endless_short_lines_are_refused_long_before_as_many_bytes_of_long_ones(
     piece: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "MOST_WITHOUT_A_LINE", 16 << 20)
+    monkeypatch.setattr(inputs, "MOST_WITHOUT_A_LINE", 16 << 20)
     stream = Endless(piece)
     assert "no line of SGLang's in it" in refused("-", stdin=stream)
     assert stream.given <= 3 << 20
@@ -126,9 +125,7 @@ def test_a_hole_of_ten_gigabytes_is_passed_over(tmp_path: Path) -> None:
         file.truncate(10 << 30)
         file.seek(10 << 30)
         file.write(LINE)
-    logs = Logs([str(path)])
-    list(logs.events())
-    assert logs.readers[0].counts["decode"] == 2
+    assert len(list(Logs([str(path)]).events())) == 2
     path.unlink()
     with path.open("wb") as file:
         file.truncate(10 << 30)

@@ -6,8 +6,12 @@ from __future__ import annotations
 
 import csv
 import datetime as dt
+import gzip
 import io
 import json
+import re
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -507,3 +511,26 @@ INSTEAD: dict[str, Callable[[str, int, dt.datetime], str]] = {
 }
 
 assert not AROUND.keys() & INSTEAD.keys()
+
+
+Lines = list[tuple[str, int, dt.datetime]]
+RECORDING = Path(__file__).parent / "recordings" / "v0.5.9-retract" / "server.log.gz"
+STARTED = dt.datetime(2026, 11, 20, 19, 50, 0)  # noqa: DTZ001 - as a server prints it, without a zone
+PRINTED = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
+
+
+@cache
+def recorded() -> Lines:
+    """The lines of a real log, each with its number and the time last printed."""
+    found, when = [], STARTED
+    for number, line in enumerate(gzip.decompress(RECORDING.read_bytes()).decode().splitlines(), 1):
+        if match := PRINTED.match(line):
+            when = dt.datetime.fromisoformat(match[1])
+        found.append((line, number, when))
+    return found
+
+
+def wrapped(name: str, lines: Lines) -> bytes:
+    """The lines in a form."""
+    wrap = (AROUND | INSTEAD | AMID)[name]
+    return ("\n".join(wrap(*line) for line in lines) + "\n").encode()

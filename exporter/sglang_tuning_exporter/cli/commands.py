@@ -25,12 +25,11 @@ def serve(**given: Any) -> int:
     return serve(config)
 
 
-def report(*, jobs: int | None, max_gb: float | None, **given: Any) -> int:
+def report(*, max_gb: float | None, **given: Any) -> int:
     """Print what limited a server, read from its logs."""
     given |= _layered(given, REPORT_FORMAT)
     from sglang_tuning_exporter.core import report
 
-    _jobs(jobs)  # one process reads the log: the flag of earlier releases is accepted, if its value was
     return report.run(most=_byte_limit(max_gb), **given)
 
 
@@ -46,14 +45,14 @@ def explain(*, log: str) -> int:
     return 0
 
 
-def backfill(*, jobs: int | None, max_gb: float | None, grafana_url: str | None, **given: Any) -> int:
+def backfill(*, max_gb: float | None, grafana_url: str | None, **given: Any) -> int:
     """Write the metrics that an old log would have produced."""
     from sglang_tuning_exporter.mixin.annotations import GRAFANA_URL, SERVER
-    from sglang_tuning_exporter.report import backfill
+    from sglang_tuning_exporter.serve import backfill
 
     board = f"{(grafana_url or GRAFANA_URL).rstrip('/')}/d/{SERVER}"
     given |= _layered(given)
-    return backfill.run(given.pop("logs"), board=board, jobs=_jobs(jobs), most=_byte_limit(max_gb), **given)
+    return backfill.run(given.pop("logs"), board=board, most=_byte_limit(max_gb), **given)
 
 
 def plan(*, logs: list[str], format: str, seconds: float, max_gb: float | None, **given: Any) -> int:  # noqa: A002 - the flag's name
@@ -124,14 +123,6 @@ def _layered(given: dict[str, Any], *more: Option) -> dict[str, Any]:
     found = layered((*LOG_OPTIONS, *more), given, os.environ)
     given.pop("threshold")
     return {"own_thresholds": found.pop("threshold"), **found}
-
-
-def _jobs(given: int | None) -> int:
-    from sglang_tuning_exporter.report.read_ahead import MOST_JOBS, available
-
-    if given is not None and not 1 <= given <= MOST_JOBS:
-        raise UsageError(f"--jobs={given}: give a number from 1 to {MOST_JOBS}")
-    return given or available()
 
 
 def _byte_limit(gigabytes: float | None) -> int | None:

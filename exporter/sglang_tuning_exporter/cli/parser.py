@@ -114,7 +114,6 @@ def _add_of_old_logs(add: Callable[..., _Parser]) -> None:
     report.flag(
         f"--fail-on {'|'.join(FAIL_ON)}", "from which severity on the status is 1 (default warning)", default="warning"
     )
-    report.flag("--jobs N", "without effect: one process reads the log", type=int)
     backfill = add(
         run.backfill,
         "a server's log as metrics, for a Prometheus that was not there",
@@ -127,9 +126,6 @@ def _add_of_old_logs(add: Callable[..., _Parser]) -> None:
     backfill.flag("--instance NAME", "the series' instance (default backfill)", default="backfill")
     backfill.flag("--grafana-url BASE", "Grafana's address in the printed link (default http://localhost:3000)")
     backfill.flag("--date YYYY-MM-DD", "the day of the first line, of a log without dates")
-    backfill.flag(
-        "--jobs N", "most processes: beside this one, one reads each large log (default: one for each core)", type=int
-    )
     explain = add(
         run.explain,
         "what a line of a log was read as, and why",

@@ -19,7 +19,7 @@ import re
 import stat
 import sys
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -439,6 +439,8 @@ class Lane:
     frames: dict[Rank, dict[bytes, _Begun]] = field(default_factory=dict)  # what stands around batch lines
     started_behind: set[bytes] = field(default_factory=set)  # what stands around starts
     two: str = ""  # that one rank prints behind two names
+    tallies: deque[tuple[Counter[str], Counter[str]]] = field(default_factory=deque)  # with each event that was read
+    tally: tuple[Counter[str], Counter[str]] = field(default_factory=lambda: (Counter(), Counter()))
     _shift: float | None = None
     _former: float | None = None  # the shift before the last change
 
@@ -723,8 +725,17 @@ class Logs:
             notes.append(f"{lines} far from those around it: taken as printed with the line before")
         return notes + self._zones
 
-    def events(self) -> Iterator[Event]:
-        """Give every event in time order, with times that never run backwards.
+    @property
+    def tally(self) -> tuple[Counter[str], Counter[str]]:
+        """Lines by kind, and what is unreadable by kind, up to the last event given; with `events(tallied=True)`."""
+        first, *others = self._lanes
+        lines, unreadable = first.tally
+        for lane in others:
+            lines, unreadable = lines + lane.tally[0], unreadable + lane.tally[1]
+        return lines, unreadable
+
+    def events(self, *, tallied: bool = False) -> Generator[Event, None, None]:
+        """Give every event in time order, with times that never run backwards; `tallied`: keep `tally` for each.
 
         Raise `UsageError` where the input cannot be read, is of several servers or, at its end, is no log of SGLang.
         """
@@ -733,7 +744,8 @@ class Logs:
         while waiting or heap:
             while waiting and (not heap or (-inf if waiting[0][0].first is None else waiting[0][0].first) < heap[0][0]):
                 lane = self._lane(waiting[0][0], ended)
-                lane.events = lane.steady(self._read(lane, waiting.popleft()))
+                read = self._read(lane, waiting.popleft())
+                lane.events = lane.steady(_tallied(lane, read) if tallied else read)
                 _push(heap, lane, ended)
             if not heap:
                 continue
@@ -741,6 +753,8 @@ class Logs:
             lane = self._lanes[number]
             for each in chain((event,), lane.events) if len(self._logs) == 1 else (event,):
                 lane.take(each)
+                if tallied:
+                    lane.tally = lane.tallies.popleft()
                 if len(self._logs) > 1:
                     check_together(self._lanes, lane, each)
                 yield each
@@ -797,6 +811,13 @@ class Logs:
         else:
             reason = "no line of SGLang's in it; give a server's log, written at --log-level info"
         raise UsageError(f"{_names(self.sources)}: {reason}{_because(self.sources)}")
+
+
+def _tallied(lane: Lane, events: Iterator[Event]) -> Iterator[Event]:
+    """Keep the reader's counts with each event: events are given later than they are read."""
+    for event in events:
+        lane.tallies.append((lane.reader.lines.copy(), lane.reader.unreadable.copy()))
+        yield event
 
 
 def _push(heap: list[tuple[float, int, Event]], lane: Lane, ended: list[Lane]) -> None:

@@ -1,24 +1,15 @@
-"""What a log store answers in one document is read as the log that it holds."""
+"""What log stores answer in one document, each as a function from the lines of a log."""
 
 from __future__ import annotations
 
-import csv
 import datetime as dt
-import io
 import json
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
-from sglang_tuning_exporter.report.inputs import Logs
-from sglang_tuning_exporter.report.texts import LONGEST_DOCUMENT, unfolded
-from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
-from test_log_wrapping import recorded
+from wrappings import Lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-Lines = list[tuple[str, int, dt.datetime]]
 
 
 def _ns(at: int, when: dt.datetime) -> str:
@@ -83,46 +74,3 @@ DOCUMENTS: dict[str, Callable[[Lines], str]] = {
     "UTF-16": lambda lines: "\n".join(line for line, _, _ in lines) + "\n",
     "UTF-8 with a mark": lambda lines: "\ufeff" + "\n".join(line for line, _, _ in lines) + "\n",
 }
-
-
-def events_of(data: bytes) -> list[object]:
-    found: list[object] = []
-    for _, event in Logs(["-"], io.BytesIO(data)).events():
-        found += event.events() if isinstance(event, BatchRun) else [event] * (event is not None)
-    return found
-
-
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_an_answer_of_a_log_store_gives_the_events_of_its_log(name: str) -> None:
-    lines = recorded()[:500]
-    plain = "\n".join(line for line, _, _ in lines).encode() + b"\n"
-    document = DOCUMENTS[name](lines).encode("utf-16" if name == "UTF-16" else "utf-8")
-    assert events_of(document) == events_of(plain)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"[2026-11-20 19:51:18 TP0] x\n",
-        b'{"log": "a"}\n{"log": "b"}\n',
-        b"{not json\n",
-        b"",
-        b"[\n",
-        b"[[1]]",
-        b"{" * 9000,
-    ],
-)
-def test_any_other_text_stays_as_it_is(text: bytes) -> None:
-    assert b"".join(unfolded(iter([text]))) == text
-
-
-def test_a_document_without_an_end_is_not_kept_whole() -> None:
-    chunk = b"[" + b'{"log": "x"},\n' * 70_000
-    given = unfolded(iter([chunk] * 80))
-    assert len(next(given)) <= LONGEST_DOCUMENT + len(chunk)
-
-
-def test_a_table_is_no_document() -> None:
-    out = io.StringIO()
-    csv.writer(out).writerow(["2026-11-20T19:51:18Z", "a"])
-    assert b"".join(unfolded(iter([out.getvalue().encode()]))) == out.getvalue().encode()

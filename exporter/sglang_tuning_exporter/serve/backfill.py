@@ -1,0 +1,216 @@
+"""`backfill`: a log as the metrics that the exporter would have exposed, for a Prometheus that was not there.
+
+`serve.metrics` makes the families of a stand-in for the running sidecar, so there is no second list of names. Also written:
+SGLang's own gauges where the log prints the same figure, `up`, and the alerts as the exporter's clocks have them.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from math import inf, isfinite
+from pathlib import Path
+from urllib.parse import urlencode
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from sglang_tuning_exporter.capacity.model import Measured
+from sglang_tuning_exporter.collect.schedules import LoadsSchedule, ScrapeHealth
+from sglang_tuning_exporter.collect.tail import FileStatus
+from sglang_tuning_exporter.collect.threads import Threads
+from sglang_tuning_exporter.config import Config
+from sglang_tuning_exporter.config.values import UsageError
+from sglang_tuning_exporter.core.findings import Judgement
+from sglang_tuning_exporter.core.inputs import Logs
+from sglang_tuning_exporter.core.report import Progress, check_output
+from sglang_tuning_exporter.core.server import Scheduler
+from sglang_tuning_exporter.core.text import FIRST_DATED_SECOND, clean
+from sglang_tuning_exporter.core.watch import Watch
+from sglang_tuning_exporter.serve.metrics import collect
+from sglang_tuning_exporter.serve.openmetrics import openmetrics_file
+from sglang_tuning_exporter.state.profiles import PROFILES, Profile
+
+STEP_SECONDS = 15.0  # the scrape interval of alerts/prometheus.yml
+GAP_SECONDS = 86400.0  # a log that is silent for longer has no samples meanwhile
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_WORTH_BYTES = 1 << 20  # a smaller log is written before a progress line helps
+
+
+class _BackfillLog:
+    """What `serve.metrics` reads of the log: everything up to the last event taken."""
+
+    state_file_problem: str | None = None
+    is_catching_up = False  # at each time everything printed until then is read
+    left_out = dropped_lines = files_lost = 0
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.files = [FileStatus(name, reason="", position=0, dropped=0) for name in names]
+        self.last_line_at: float | None = None
+        self.lines = self.unrecognised = Counter[str]()
+
+
+class BackfillView:
+    """A stand-in for the running sidecar while a log is read, at the log's time."""
+
+    def __init__(self, logs: Logs, profile: Profile, shift: float = 0.0) -> None:
+        """`shift`: seconds from the log's times to unix seconds."""
+        self._logs, self._shift = logs, shift
+        self.watch = Watch(profile, (logs.first or 0.0) + shift, reads=True, scrapes=False)
+        self.measured = Measured(profile.window_seconds)  # a log has no `/v1/loads`
+        self.health, self.loads = ScrapeHealth(), LoadsSchedule()
+        self.log = _BackfillLog(logs.names)
+        self.threads = Threads(threading.Event())  # none is started
+        self.config = Config(log_file=tuple(logs.names), profile=profile.name)
+        self._now = -inf  # the last scrape
+
+    @contextmanager
+    def view(self) -> Iterator[float]:
+        """Return the present time; only `moments` changes anything here."""
+        yield self._now
+
+    def judge(self, now: float) -> Judgement:
+        """Return what limits the server."""
+        return self.watch.judge(now)
+
+    @staticmethod
+    def unix(moment: float) -> float:
+        """Return the time itself: it is unix seconds."""
+        return moment
+
+    def moments(self) -> Iterator[tuple[float, list[Metric]]]:
+        """Give every scrape: its time in unix seconds, and the families.
+
+        Raise `UsageError` for input that cannot be read or is no log of SGLang.
+        """
+        with closing(self._logs.events(tallied=True)) as events:
+            for event in events:
+                if event.time is not None:
+                    event.time += self._shift
+                    for at in self._due(event.time):
+                        yield at, self._scraped(at)
+                    self.log.last_line_at = event.time
+                self.watch.take(event)
+                self.log.lines, self.log.unrecognised = self._logs.tally
+        if self._now > -inf:
+            yield self._now + STEP_SECONDS, self._scraped(self._now + STEP_SECONDS)
+
+    def _due(self, now: float) -> Iterator[float]:
+        """Give the times of the scrapes before an event: every 15 s, from before the first event on."""
+        if now - self._now > GAP_SECONDS:
+            self._now = (now // STEP_SECONDS - 1) * STEP_SECONDS
+        while self._now + STEP_SECONDS <= now:
+            yield self._now + STEP_SECONDS
+
+    def _scraped(self, at: float) -> list[Metric]:
+        self._now = at
+        self.watch.advance(at)
+        return [*collect(self), *self._native(), *self._prometheus()]
+
+    def _native(self) -> Iterator[Metric]:
+        """Return SGLang's own gauges that a log line prints, with the labels of its schedulers (srt/metrics, 0.3.6 on)."""
+        facts = self.watch.server.facts
+        figures: dict[str, tuple[str, Callable[[Scheduler], float | None]]] = {
+            "num_running_reqs": ("Requests that run (#running-req of the log).", lambda each: each.running),
+            "num_queue_reqs": ("Requests that wait (#queue-req of the log).", lambda each: each.queued),
+            "token_usage": (
+                "Used share of the KV cache, of its fullest pool, 0-1 (token usage of the log).",
+                lambda each: each.usage,
+            ),
+            "gen_throughput": ("Generated tokens per second, as last logged.", lambda each: each.throughput),
+            "max_total_num_tokens": ("Tokens that fit into the KV cache.", lambda each: facts.pools.get(each.dp)),
+        }
+        model = {"model_name": facts.word("served_model_name") or facts.word("model_path")}
+        for name, (words, figure) in figures.items():
+            family = GaugeMetricFamily(f"sglang:{name}", words)
+            for dp, scheduler in self.watch.server.schedulers.items():
+                value = figure(scheduler)
+                if value is not None and isfinite(value):
+                    family.add_sample(family.name, model if dp is None else model | {"dp_rank": str(dp)}, value)
+            yield family
+
+    def _prometheus(self) -> Iterator[Metric]:
+        """Return what Prometheus adds itself: `up`, and `ALERTS`, which the boards mark."""
+        up = GaugeMetricFamily("up", "Whether the exporter would have answered.")
+        up.add_metric([], 1.0)
+        yield up
+        labels = ["alertname", "alertstate", "severity", "diagnosis"]
+        alerts = GaugeMetricFamily("ALERTS", "Alerts as the committed rules would have had them.", labels=labels)
+        for clock in self.watch.clocks.by_row.values():
+            state = "firing" if clock.firing is not None else "pending" if clock.since is not None else ""
+            if state:
+                alerts.add_metric([clock.row.alert, state, clock.row.severity, clock.row.id], 1.0)
+        yield alerts
+
+
+def run(
+    logs: Sequence[str],
+    *,
+    output: Path,
+    profile: str,
+    job: str,
+    instance: str,
+    board: str,
+    date: str | None = None,
+    own_thresholds: Mapping[str, float] | None = None,
+    most: int | None = None,
+) -> int:
+    """Write the logs as OpenMetrics with times, for `promtool tsdb create-blocks-from openmetrics`; return 0. Raise `UsageError`.
+
+    Print where `board`, the address of a server's board in Grafana, shows them.
+    """
+    judged = PROFILES[profile].with_thresholds(own_thresholds or {})
+    for flag, value in (("--job", job), ("--instance", instance)):
+        if not value or not value.isprintable():
+            raise UsageError(f"{flag}={clean(value)}: give a name, as Prometheus would have it")
+    read = Logs(logs, most=most)
+    check_output(output, read.paths)
+    if output.exists() and not output.is_file():
+        raise UsageError(f"--output={clean(str(output))}: is no ordinary file; give one that can be written anew")
+    view = BackfillView(read, judged, _shift(read, date))
+    progress = Progress(read.size, worth=_WORTH_BYTES)
+    for source in read.sources:
+        source.on_read = progress.add
+    begin: float | None = None
+    end = 0.0
+    try:
+        with openmetrics_file(output, {"job": job, "instance": instance}) as file:
+            for at, families in view.moments():
+                begin = at if begin is None else begin
+                end = at
+                file.add(families, at)
+    except OSError as error:
+        raise UsageError(
+            f"--output={clean(str(output))}: {error.strerror or error}; give a file that can be written"
+        ) from None
+    finally:
+        progress.clear()
+    sys.stderr.writelines(f"sglang-tuning-exporter: {note}\n" for note in read.notes)
+    if begin is not None:
+        range_ = {"from": int(1000 * begin), "to": int(1000 * end)}
+        shows = urlencode({"var-job": job, "var-instance": instance, **range_})
+        sys.stdout.write(f"Once Prometheus has these metrics, Grafana shows them at {board}?{shows}\n")
+    return 0
+
+
+def _shift(logs: Logs, date: str | None) -> float:
+    """Return the seconds to add to the log's times to get unix seconds: those of the day, where none is printed."""
+    if logs.first is None:
+        raise UsageError(f"{', '.join(logs.names[:3])}: prints no times; there is nothing to place in time")
+    if logs.first >= FIRST_DATED_SECOND:
+        if date is not None:
+            raise UsageError(f"--date={clean(date)}: the log prints its own days; leave --date out")
+        return 0.0
+    if date is None:
+        raise UsageError(
+            "--date: the log prints times without a day; give that of its first line, such as --date 2025-01-31"
+        )
+    try:
+        day = dt.datetime.strptime(date if _DATE.fullmatch(date) else "", "%Y-%m-%d").replace(tzinfo=dt.timezone.utc)
+    except ValueError:
+        raise UsageError(f"--date={clean(date)}: give the day of the log's first line as YYYY-MM-DD") from None
+    return day.timestamp()
