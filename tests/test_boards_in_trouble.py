@@ -16,9 +16,8 @@ import pytest
 import yaml
 
 from alert_matrix.promtool import PRESENT, promtool
-from sglang_tuning_exporter.core.rows import BY_ID
+from sglang_tuning_exporter.core.runbooks import ALERTS
 from sglang_tuning_exporter.mixin import boards
-from sglang_tuning_exporter.mixin.boards.verdicts import EXPORTER_DOWN_ALERT
 from sglang_tuning_exporter.mixin.boards.words import STATE_WORDS
 
 BOARDS = {json.loads(text)["uid"].removeprefix("sglang-tuning-"): json.loads(text) for text in boards.files().values()}
@@ -32,6 +31,7 @@ PANELS = [
 ALL = {
     "job": ".+", "instance": ".+", "model": ".*", "dp_rank": ".*", "__range": "1h",
 }  # fmt: skip
+BY_ID = {row.id: row for row in ALERTS}
 pytestmark = pytest.mark.skipif(not PRESENT, reason="no Prometheus is installed")
 
 Samples = list[tuple[dict[str, str], float]]
@@ -123,8 +123,7 @@ def server(
 
 
 def firing(instance: str, diagnosis: str, severity: str) -> dict[str, str]:
-    alert = EXPORTER_DOWN_ALERT if diagnosis == "exporter_down" else BY_ID[diagnosis].alert
-    labels = f'alertname="{alert}",alertstate="firing",diagnosis="{diagnosis}",severity="{severity}"'
+    labels = f'alertname="{BY_ID[diagnosis].alert}",alertstate="firing",diagnosis="{diagnosis}",severity="{severity}"'
     return {f'ALERTS{{job="sglang",instance="{instance}",{labels}}}': "1x240"}
 
 

@@ -13,6 +13,7 @@ import yaml
 
 from sglang_tuning_exporter.core import judge
 from sglang_tuning_exporter.core.rows import ROWS
+from sglang_tuning_exporter.core.runbooks import PROMETHEUS
 from sglang_tuning_exporter.mixin import boards
 from sglang_tuning_exporter.mixin.boards import board as layout
 from sglang_tuning_exporter.mixin.boards import definition, looks, queries, words
@@ -374,7 +375,7 @@ def mapped(panel: dict[str, Any], column: str) -> dict[str, Any]:
 
 
 def test_every_verdict_has_words_and_a_line_of_advice() -> None:
-    known = {row.id for row in ROWS} | set(judge.SENTENCES) | {judge.NOT_ENOUGH, "exporter_down"}
+    known = {row.id for row in (*ROWS, *PROMETHEUS)} | set(judge.SENTENCES) | {judge.NOT_ENOUGH}
     table, timeline, change = (
         next(panel for panel in panels_of(board) if panel["title"] == title)
         for board, title in (

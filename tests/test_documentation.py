@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sglang_tuning_exporter.config import OPTIONS
-from sglang_tuning_exporter.diagnosis.table import ALERTS
+from sglang_tuning_exporter.core.runbooks import ALERTS
 from sglang_tuning_exporter.mixin import boards, files
 from sglang_tuning_exporter.mixin.reference import EVERYDAY, MOST_IMPORTANT
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sglang_tuning_exporter.collect.scrape import MOST_BYTES, MOST_JSON_BYTES
-from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.config import API_KEY_VARIABLE, ENVIRONMENT_PREFIX, OPTIONS, Option, resolve
-from sglang_tuning_exporter.diagnosis.row import Diagnosis
-from sglang_tuning_exporter.diagnosis.table import ALERTS, BY_ALERT, BY_ID, DIAGNOSES
+from sglang_tuning_exporter.config import API_KEY_VARIABLE, ENVIRONMENT_PREFIX, OPTIONS, Option
+from sglang_tuning_exporter.core.rows import BY_ID, ROWS, Row
+from sglang_tuning_exporter.core.runbooks import BY_ALERT, MOST_SEVERE_FIRST
+from sglang_tuning_exporter.core.server import MOST_SCHEDULERS
+from sglang_tuning_exporter.mixin.boards.words import ADVICE_IN_WORDS, plain
 from sglang_tuning_exporter.mixin.records import records
 from sglang_tuning_exporter.mixin.rendering import render
-from sglang_tuning_exporter.serve.metrics import sections
-from sglang_tuning_exporter.serve.metrics.families import Family
-from sglang_tuning_exporter.serve.metrics.sources import web, web_config_up
 from sglang_tuning_exporter.sglang.metrics import catalogue
 from sglang_tuning_exporter.sglang.metrics.exposition import LONGEST_LINE, MOST_LINES
-from sglang_tuning_exporter.state.profiles import DEFAULT, PROFILES, THRESHOLDS, Setting
-from sglang_tuning_exporter.state.schedulers import MOST_SCHEDULERS
+from sglang_tuning_exporter.state.profiles import PROFILES, THRESHOLDS, Setting
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.serve.metrics.families import Family
 
 # The unit by the end of a name, as Prometheus's naming guide has it.
 _UNITS = {
@@ -119,14 +121,21 @@ def _cell(fact: str, release: str) -> str:
 
 def files() -> dict[str, str]:
     """Return every page: repository path → Markdown."""
-    words = {"advice": _advice, "default": _default, "link": _link, "when": _when, "escaped": _escaped}
+    words = {
+        "advice": _advice,
+        "default": _default,
+        "link": _link,
+        "when": _when,
+        "plain": plain,
+        "escaped": _escaped,
+    }
     return {
         "docs/sources.md": _sources(),
-        "docs/diagnoses.md": render("diagnoses.md.j2", diagnoses=DIAGNOSES, figures=DEFAULT.figures, **words),
+        "docs/diagnoses.md": render("diagnoses.md.j2", diagnoses=ROWS, evidence=_evidence, **words),
         "docs/reference/profiles.md": render(
             "profiles.md.j2", profiles=PROFILES, thresholds=THRESHOLDS, suits=_SUITS, typed=_typed
         ),
-        "docs/reference/alerts.md": render("alerts.md.j2", alerts=ALERTS, **words),
+        "docs/reference/alerts.md": render("alerts.md.j2", alerts=MOST_SEVERE_FIRST, duration=_duration, **words),
         "docs/reference/metrics.md": _metrics(),
         "docs/reference/flags.md": render(
             "flags.md.j2", options=OPTIONS, prefix=ENVIRONMENT_PREFIX, api_key=API_KEY_VARIABLE, **words
@@ -138,19 +147,42 @@ def _default(option: Option) -> str:
     return f"`{option.default_text}`" if option.default_text else "-"
 
 
-def _link(row: Diagnosis, alerts: str) -> str:
+def _link(row: Row, alerts: str) -> str:
     """Return an alert's name as a link to its runbook; `alerts` is the path to that folder."""
     return f"[{row.alert}]({alerts}/runbooks/{row.alert}.md)"
 
 
-def _when(row: Diagnosis) -> str:
-    return row.summary.removesuffix(".") + (f" (profile {', '.join(row.profiles)})" if row.profiles else "")
+def _when(row: Row) -> str:
+    of = f" (profile {', '.join(row.profiles)})" if row.profiles else ""
+    return plain(row.summary).removesuffix(".") + of
 
 
-def _advice(row: Diagnosis) -> str:
-    """Return what to change, where no figure can be computed."""
-    remedy = row.remedy.with_figures(DEFAULT.figures)
-    return f"{remedy.direction} `{remedy.flag}`: {remedy.fallback}" if remedy.flag else remedy.fallback
+def _advice(row: Row) -> str:
+    """Return what to change, where no figure can be computed, with its flag as code."""
+    words = ADVICE_IN_WORDS[row.id]
+    flag = f"--{row.remedy.arg.replace('_', '-')}"
+    return words.replace(flag, f"`{flag}`", 1) if row.remedy.arg else words
+
+
+def _evidence(row: Row) -> str:
+    """Return what is measured, and its limit where that is the same for every server."""
+    when = row.when
+    named = plain(when.name) or plain(row.summary).removesuffix(".")
+    if when.kind == "fact":
+        return named
+    limit = f"`{when.limit}`" if isinstance(when.limit, str) else f"{when.limit:g}"
+    of = f" (`{when.figure}` in {' or '.join(f'`{state}`' for state in when.states)})" if when.kind == "share" else ""
+    return f"{named}{of} {when.side} {limit}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:g} min" if seconds else "at once"
+
+
+def _condition_unit(row: Row) -> str:
+    """Return the unit of a condition. Where low is bad it is what is missing: above its limit is always bad."""
+    unit = {"per_minute": "per minute", "words": "-"}.get(row.when.unit, row.when.unit)
+    return f"{unit} missing" if row.when.side == "below" else unit
 
 
 def _escaped(text: str) -> str:
@@ -211,13 +243,18 @@ def _sources() -> str:
 
 def _metrics() -> str:
     """Write every family that the exporter can expose."""
-    config = resolve({"sglang_url": "http://127.0.0.1:30000", "log_file": ["server.log"]}, {})
-    sidecar = Sidecar(config)  # never started: its families have no samples, and their names, labels and help
-    with sidecar.view() as now:
-        found = sections(sidecar, now)
-    serving = [web(None, is_tls=False), web_config_up(is_up=True)]
-    recorded = sorted({record.name for record in records()})
-    return render("metrics.md.j2", sections=found | {"Serving": serving}, columns=_columns, recorded=recorded)
+    from sglang_tuning_exporter.serve.metrics import reference_sections
+
+    return render(
+        "metrics.md.j2",
+        sections=reference_sections(),
+        columns=_columns,
+        conditions=[row for row in ROWS if row.alert],
+        name=lambda row: _escaped(plain(row.when.name or row.seen)),
+        unit=_condition_unit,
+        duration=_duration,
+        recorded=sorted({record.name for record in records()}),
+    )
 
 
 def _columns(title: str, family: Family) -> tuple[str, ...]:
@@ -228,6 +265,6 @@ def _columns(title: str, family: Family) -> tuple[str, ...]:
     return f"`{family.sample_name}`", family.type, labels or "-", unit, meaning, family.source or _SOURCES[title]
 
 
-assert all(other in BY_ID for row in DIAGNOSES for other in (*row.unless, *row.causes)), (
+assert all(other in BY_ID for row in ROWS for other in (*row.unless, *row.causes)), (
     "a row speaks of one that is not there"
 )

@@ -9,12 +9,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from sglang_tuning_exporter.core.runbooks import GUIDE_URL
 from sglang_tuning_exporter.mixin.boards.definition import load
 from sglang_tuning_exporter.mixin.boards.looks import Json
 from sglang_tuning_exporter.mixin.boards.panel import DATASOURCE, panel
 
 FLEET = "sglang-tuning-fleet"  # the board of all servers
-GUIDE_URL = "https://docs.sglang.io/docs/advanced_features/hyperparameter_tuning"
 SCHEMA_VERSION = 39  # Grafana 10.4
 COLUMNS = 24  # width of Grafana's grid
 TAG = "sglang-tuning"  # to search for the boards of this project

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sglang_tuning_exporter.core.rows import CHANCES, FAILURES, ROWS, Row
+from sglang_tuning_exporter.core.runbooks import BY_ALERT
 from sglang_tuning_exporter.core.text import GOOD
 from sglang_tuning_exporter.mixin.boards.queries import (
     EXPORTERS_AT_END,
@@ -31,8 +32,7 @@ URGENCY = {"critical": 4, "warning": 3, "info": 2, "none": 1, "good": 0}
 _GOOD = "|".join(sorted(GOOD))
 _FIRING = ('alertname=~"SGLang.+"', 'alertstate="firing"')
 # The one verdict that no exporter can say.
-EXPORTER_DOWN, EXPORTER_DOWN_ALERT = "exporter_down", "SGLangTuningExporterDown"
-_DEAD = "The exporter does not answer"
+EXPORTER_DOWN = BY_ALERT["SGLangTuningExporterDown"]
 
 
 # --- what limits a server --------------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ def _labelled(expr: str, **labels: str) -> str:
 def down() -> str:
     """Return the exporters that do not answer: targets that were exporters and whose scrapes fail."""
     up = own("up")
-    firing = own("ALERTS", is_("alertname", EXPORTER_DOWN_ALERT), is_("alertstate", "firing"))
+    firing = own("ALERTS", is_("alertname", EXPORTER_DOWN.alert), is_("alertstate", "firing"))
     return (
         f"({up} == 0 unless on ({ON}) max_over_time({up}[{SILENT}]) > 0"
         f" and on ({ON}) (max_over_time({own('sglang_tuning_build_info')}[{LONGEST_LOOKBACK}]) or on ({ON}) {firing}))"
@@ -84,7 +84,7 @@ def verdict(*, at_end: bool = False) -> str:
         f"{_urgency((last_in_range_or_down if at_end else last_known)(own(VERDICT)))}"
         f' or label_replace({of_alert}, "sentence", "$1 fires.", "alertname", "(.+)") unless on ({ON}) {found}'
         f" or 0 * max by ({by}) ({found}) + on ({ON}) group_left () max by ({ON}) ({fired})"
-        f" or {_labelled(down(), verdict=EXPORTER_DOWN, sentence=_DEAD)} + {URGENCY['critical']}"
+        f" or {_labelled(down(), verdict=EXPORTER_DOWN.id, sentence=EXPORTER_DOWN.summary)} + {URGENCY[EXPORTER_DOWN.severity]}"
     )
     return f"ceil(topk by ({ON}) (1, max by ({by}) ({every})))"
 
@@ -94,9 +94,9 @@ def since() -> str:
     stood = last_in_range_or_down(own("sglang_tuning_verdict_since_timestamp_seconds"))
     present = verdict(at_end=True)
     said = f"0 * ({present} and on ({ON}, verdict) {last_in_range_or_down(own(VERDICT))})"
-    pending = own("ALERTS_FOR_STATE", 'alertname=~"SGLang.+"', is_not("alertname", EXPORTER_DOWN_ALERT))
+    pending = own("ALERTS_FOR_STATE", 'alertname=~"SGLang.+"', is_not("alertname", EXPORTER_DOWN.alert))
     fired = f'max by ({ON}, verdict) (label_replace({pending}, "verdict", "$1", "diagnosis", "(.+)"))'
-    dead = _labelled(f"{LAST_SAMPLE} and on ({ON}) {down()}", verdict=EXPORTER_DOWN)
+    dead = _labelled(f"{LAST_SAMPLE} and on ({ON}) {down()}", verdict=EXPORTER_DOWN.id)
     found = f"{said} + on ({ON}) group_left () {stood} or on ({ON}, verdict) {fired} or on ({ON}, verdict) {dead}"
     return f"1000 * (({found}) and on ({ON}, verdict) {present})"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sglang_tuning_exporter.core import judge
 from sglang_tuning_exporter.core.advice import MOST_GRAPH, fill
 from sglang_tuning_exporter.core.rows import ROWS, Remedy
+from sglang_tuning_exporter.core.runbooks import PROMETHEUS
 from sglang_tuning_exporter.core.server import WAITS
 from sglang_tuning_exporter.mixin.boards.looks import (
     BAD,
@@ -115,7 +116,6 @@ _NAMES = {
     "pd_queue": "Other server of the pair is slow",
     "dp_imbalanced": "DP ranks unbalanced",
     "unexplained": "Requests wait, cause not known",
-    "exporter_down": "Exporter does not answer",
 }
 
 
@@ -129,7 +129,7 @@ def _name(verdict: str) -> str:
 
 
 # Every verdict in a few words.
-HEADLINES = {verdict: _name(verdict) for verdict in (*(row.id for row in ROWS), "exporter_down")} | {
+HEADLINES = {row.id: _name(row.id) for row in (*ROWS, *PROMETHEUS)} | {
     judge.HEALTHY: "Nothing to change",
     judge.NO_LIMIT: "No limit in the log",
     judge.IDLE: "Idle",
@@ -158,13 +158,14 @@ VERDICT_LOOKS: dict[str, Json] = {name: {"displayName": words} for name, words i
 
 
 def _advice(remedy: Remedy) -> str:
-    flag = f"--{remedy.arg.replace('_', '-')}"
-    return plain(f"{remedy.direction} {flag}: {remedy.words}" if remedy.arg else remedy.words)
+    flag, words = f"--{remedy.arg.replace('_', '-')}", plain(remedy.words)
+    if not remedy.arg or words.startswith("add --"):
+        return words
+    return words.replace("add it", f"add {flag}") if "add it" in words else f"{remedy.direction} {flag}: {words}"
 
 
 # What to do about each verdict where no value can be computed: "raise --flag: words".
-ADVICE_IN_WORDS = {row.id: _advice(row.remedy) for row in ROWS} | {
-    "exporter_down": "start the exporter again, and read its log",
+ADVICE_IN_WORDS = {row.id: _advice(row.remedy) for row in (*ROWS, *PROMETHEUS)} | {
     judge.HEALTHY: "leave it as it is",
     judge.NO_LIMIT: "leave it as it is",
     judge.IDLE: "nothing before there is load",
