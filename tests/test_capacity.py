@@ -18,11 +18,11 @@ from sglang_tuning_exporter.capacity.model import Measured
 from sglang_tuning_exporter.capacity.ranks import STALE_SECONDS
 from sglang_tuning_exporter.capacity.readings import Counters, Interval, Readings, measure
 from sglang_tuning_exporter.capacity.step_time import NONE, StepSums, fit, total, windows
-from sglang_tuning_exporter.diagnosis.capacities import capacities, logged
-from sglang_tuning_exporter.sglang.events import DecodeBatch, KvPool, Limits, PrefillBatch, Rank
+from sglang_tuning_exporter.core.capacities import capacities, step_of_lines
+from sglang_tuning_exporter.core.events import Event, Rank
+from sglang_tuning_exporter.core.server import Server
 from sglang_tuning_exporter.sglang.server_info import Load, parse_loads
 from sglang_tuning_exporter.state.profiles import PROFILES
-from sglang_tuning_exporter.state.server import ServerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -208,10 +208,10 @@ finite = st.floats(0, 1e15, allow_nan=False)
     )
 )
 def test_any_counters_give_plausible_figures_or_none(loads: list[Load]) -> None:
-    measured, state = Measured(600.0), served()
+    measured, server = Measured(600.0), served()
     for second, load in enumerate(loads):
         measured.observe([load], float(second))
-    for each in capacities(state, measured, float(len(loads))):
+    for each in capacities(server, measured, float(len(loads))):
         speed = each.prefill.tokens_per_second
         assert speed is None or speed.value > 0
         assert each.prefill.share is None or 0 <= each.prefill.share <= 1
@@ -220,15 +220,32 @@ def test_any_counters_give_plausible_figures_or_none(loads: list[Load]) -> None:
             assert each.step.line.fixed.low > 0
 
 
-def served(running: int = 8, *, pool: int = 10_000, limit: int = 64) -> ServerState:
+def decode(
+    at: float, running: int = 8, *, dp: int | None = None, speed: float = 1000.0, accepted: float | None = None
+) -> Event:
+    figures = {"running": float(running), "queued": 0.0, "tokens": 5000.0, "usage": 0.5, "throughput": speed}
+    return Event("decode", at, Rank(dp), figures | ({} if accepted is None else {"accept_length": accepted}))
+
+
+def prefill(at: float, *, dp: int | None = None) -> Event:
+    return Event(
+        "prefill", at, Rank(dp), {"sequences": 1.0, "tokens": 900.0, "cached": 0.0, "running": 8.0, "queued": 0.0}
+    )
+
+
+def server_of(*events: Event, **arguments: object) -> Server:
+    server = Server(PROFILES["offline"])
+    if arguments:
+        server.take(Event("arguments", 0.0, arguments=arguments))
+    for event in events:
+        server.take(event)
+    return server
+
+
+def served(running: int = 8, *, pool: int = 10_000, limit: int = 64) -> Server:
     """A scheduler whose decode lines show for a minute that `running` requests use half of the KV cache."""
-    state = ServerState(PROFILES["offline"], 0.0)
-    state.observe(KvPool(0.0, Rank(), pool), 0.0)
-    state.observe(Limits(0.0, Rank(), max_total_num_tokens=pool, max_running_requests=limit), 0.0)
-    for second in range(60):
-        line = DecodeBatch(float(second), Rank(), running, 0, 5000, 0.5, generation_throughput=1000.0)
-        state.observe(line, float(second))
-    return state
+    limits = Event("limits", 0.0, figures={"max_total_num_tokens": float(pool), "max_running_requests": float(limit)})
+    return server_of(limits, *(decode(float(second), running) for second in range(60)))
 
 
 def counted(measured: Measured, *, dp: int = 0, begin: float = 0.0, end: float = 60.0) -> None:
@@ -283,14 +300,14 @@ def test_a_scheduler_that_has_gone_has_no_figures_of_before() -> None:
 
 
 def test_ranks_come_and_go_each_with_figures_of_its_own() -> None:
-    state, measured = ServerState(PROFILES["offline"], 0.0), Measured(600.0)
-    for second in range(0, 120, 5):
-        for dp in (0, 1):
-            state.observe(DecodeBatch(float(second), Rank(dp=dp), 8, 0, 5000, 0.5), float(second))
+    server, measured = (
+        server_of(*(decode(float(at), dp=dp) for at in range(0, 120, 5) for dp in (0, 1))),
+        Measured(600.0),
+    )
     counted(measured, dp=0, end=500.0)
     counted(measured, dp=1, begin=60.0, end=120.0)
-    both = {each.dp: each.step is not None for each in capacities(state, measured, 130.0)}
-    with_drift = {each.dp: each.step is not None for each in capacities(state, measured, 500.0)}
+    both = {each.dp: each.step is not None for each in capacities(server, measured, 130.0)}
+    with_drift = {each.dp: each.step is not None for each in capacities(server, measured, 500.0)}
     assert (both, with_drift) == ({0: True, 1: True}, {0: True, 1: False})
 
 
@@ -302,15 +319,15 @@ def test_another_server_starts_with_nothing() -> None:
     assert rank.prefill.share is None
 
 
+def speed_of(batch: float) -> float:
+    """The generation throughput of a batch at 4 ms + 0.5 ms a request."""
+    return batch / (0.004 + 0.0005 * batch)
+
+
 def test_without_counters_the_decode_lines_give_the_step_time() -> None:
-    state, at = ServerState(PROFILES["offline"], 0.0), 0.0
-    for block in range(100):
-        batch = 4 + block % 9
-        for _ in range(3):
-            at += 2.0
-            speed = batch / (0.004 + 0.0005 * batch)
-            state.observe(DecodeBatch(at, Rank(), batch, 0, 500, 0.5, generation_throughput=speed), at)
-    (rank,) = capacities(state, None, at)
+    batches = [4 + block % 9 for block in range(100) for _ in range(3)]
+    server = server_of(*(decode(2.0 * number, each, speed=speed_of(each)) for number, each in enumerate(batches, 1)))
+    (rank,) = capacities(server, None, 600.0)
     assert rank.step is not None
     assert rank.step.source == "log"
     assert rank.step.line is not None
@@ -318,29 +335,18 @@ def test_without_counters_the_decode_lines_give_the_step_time() -> None:
 
 
 def test_decode_lines_with_prompts_between_them_are_left_out() -> None:
-    state = ServerState(PROFILES["offline"], 0.0)
-    for second in range(0, 400, 4):
-        state.observe(DecodeBatch(float(second), Rank(), 8, 0, 500, 0.5, generation_throughput=50.0), float(second))
-        state.observe(PrefillBatch(second + 1.0, Rank(), 1, 900, 0, 8, 0), second + 1.0)
-    assert str(logged(state, 400.0)).startswith("0 decode lines")
+    events = [event for at in range(0, 400, 4) for event in (decode(float(at), speed=50.0), prefill(at + 1.0))]
+    assert str(step_of_lines(server_of(*events), 400.0)).startswith("0 decode lines")
 
 
-def decoding(*, accept_length: float | None) -> ServerState:
+def decoding(*, accepted: float | None, **arguments: object) -> Server:
     """Nine minutes of eight requests at 100 decode steps a second."""
-    state = ServerState(PROFILES["offline"], 60.0)
-    speed = 800.0 * (accept_length or 1.0)
-    for second in range(60, 600):
-        line = DecodeBatch(
-            float(second), Rank(), 8, 0, 500, 0.5, generation_throughput=speed, accept_length=accept_length
-        )
-        state.observe(line, float(second))
-    return state
+    speed = 800.0 * (accepted or 1.0)
+    return server_of(*(decode(float(at), speed=speed, accepted=accepted) for at in range(60, 600)), **arguments)
 
 
 def test_a_speculative_step_gives_each_request_as_many_tokens_as_the_line_shows() -> None:
-    state = decoding(accept_length=2.5)
-    state.facts.args = {"speculative_algorithm": "EAGLE"}
-    (rank,) = capacities(state, None, 600.0)
+    (rank,) = capacities(decoding(accepted=2.5, speculative_algorithm="EAGLE"), None, 600.0)
     assert rank.step is not None
     assert (rank.step.seconds.value, rank.step.tokens_per_request) == pytest.approx((0.01, 2.5))
     speed = rank.decode_speed(8.0)
@@ -349,24 +355,19 @@ def test_a_speculative_step_gives_each_request_as_many_tokens_as_the_line_shows(
 
 
 def test_speculative_lines_without_the_accepted_tokens_give_no_step_time() -> None:
-    state = decoding(accept_length=None)
-    assert not isinstance(logged(state, 600.0), str)
-    state.facts.args = {"speculative_algorithm": "EAGLE"}
-    assert "accept len" in str(logged(state, 600.0))
+    assert not isinstance(step_of_lines(decoding(accepted=None), 600.0), str)
+    assert "accept len" in str(step_of_lines(decoding(accepted=None, speculative_algorithm="EAGLE"), 600.0))
 
 
 def test_the_lines_of_all_dp_ranks_give_one_step_time() -> None:
-    state, at = ServerState(PROFILES["offline"], 0.0), 0.0
-    state.facts.args = {"dp_size": 4}
-    for block in range(24):
-        at += 2.0
-        for dp in range(4):
-            for line in range(2):
-                batch = 4 + (block + dp) % 9
-                speed = batch / (0.004 + 0.0005 * batch)
-                event = DecodeBatch(at + line, Rank(dp=dp), batch, 0, 500, 0.5, generation_throughput=speed)
-                state.observe(event, at + line)
-    ranks = capacities(state, None, at)
+    events = [
+        decode(2.0 * block + line, batch, dp=dp, speed=speed_of(batch))
+        for block in range(1, 25)
+        for dp in range(4)
+        for batch in [4 + (block + dp) % 9]
+        for line in range(2)
+    ]
+    ranks = capacities(server_of(*sorted(events, key=lambda event: event.time or 0.0), dp_size=4), None, 50.0)
     assert len(ranks) == 4
     for rank in ranks:
         assert rank.step is not None
@@ -374,34 +375,28 @@ def test_the_lines_of_all_dp_ranks_give_one_step_time() -> None:
         assert rank.step.line.per_request.value == pytest.approx(0.0005, rel=0.03)
 
 
-def decodes(state: ServerState, dp: int | None, *seconds: float) -> None:
-    for second in seconds:
-        state.observe(DecodeBatch(second, Rank(dp=dp), 8, 0, 500, 0.5, generation_throughput=800.0), second)
+def kept(server: Server, dp: int | None = None) -> list[float]:
+    return [at for at, _ in server.schedulers[dp].steps]
 
 
 def test_a_decode_line_after_a_pause_is_left_out() -> None:
-    state = ServerState(PROFILES["offline"], 0.0)
-    decodes(state, None, 1.0, 2.0, 300.0, 301.0)  # the decode side of disaggregation: no prefill line comes first
-    assert [sample.at for sample in state.schedulers[0].samples.since(0.0)] == [2.0, 301.0]
+    server = server_of(
+        *(decode(at) for at in (1.0, 2.0, 300.0, 301.0))
+    )  # the decode side of disaggregation: no prefill line comes first
+    assert kept(server) == [2.0, 301.0]
 
 
-@pytest.mark.parametrize(("attention", "kept"), [(True, [2.0, 5.0]), (False, [2.0, 4.0, 5.0])])
+@pytest.mark.parametrize(("attention", "times"), [(True, [2.0, 5.0]), (False, [2.0, 4.0, 5.0])])
 def test_a_decode_line_of_a_rank_that_waited_for_the_prefill_of_another_is_left_out(
-    *, attention: bool, kept: list[float]
+    *, attention: bool, times: list[float]
 ) -> None:
-    state = ServerState(PROFILES["offline"], 0.0)
-    state.facts.args = {"tp_size": 2, "dp_size": 2, "enable_dp_attention": attention}
-    decodes(state, 0, 1.0, 2.0)
-    state.observe(PrefillBatch(3.0, Rank(dp=1), 1, 900, 0, 8, 0), 3.0)
-    decodes(state, 0, 4.0, 5.0)
-    assert [sample.at for sample in state.ranks[0].samples.since(0.0)] == kept
+    events = [decode(1.0, dp=0), decode(2.0, dp=0), prefill(3.0, dp=1), decode(4.0, dp=0), decode(5.0, dp=0)]
+    assert kept(server_of(*events, tp_size=2, dp_size=2, enable_dp_attention=attention), 0) == times
 
 
 def test_why_decode_lines_give_no_step_time() -> None:
-    state = ServerState(PROFILES["offline"], 0.0)
-    assert "no decode steps were seen" in str(logged(state, 60.0))
-    state.facts.args = {"disaggregation_mode": "prefill"}
-    assert "prefill side" in str(logged(state, 60.0))
+    assert "no decode steps were seen" in str(step_of_lines(server_of(), 60.0))
+    assert "prefill side" in str(step_of_lines(server_of(disaggregation_mode="prefill"), 60.0))
 
 
 @given(st.lists(st.tuples(st.floats(0.5, 20), st.floats(0, 1), st.floats(0, 1e6)), max_size=30))
