@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,12 @@ from sglang_tuning_exporter.core.text import (
     Style,
     action,
     argument_words,
-    clean,
     notes,
     text,
     typed,
     verdict_finding,
 )
+from sglang_tuning_exporter.sglang.clean import clean, cleaned
 from sglang_tuning_exporter.state.profiles import PROFILES, Profile
 
 SCHEMA_VERSION = "2"
@@ -102,19 +102,7 @@ def judge(logs: Logs, profile: Profile) -> tuple[Judged, Profile]:
             " force may be unknown, and no command line is given"
         )
     whole = replace(judged, begin=begin, counts=counts, sources=logs.names, notes=tuple(remarks))
-    cleaned: Judged = _cleaned(whole)
-    return cleaned, course.server.profile
-
-
-def _cleaned(value: Any) -> Any:
-    """Return a value with all its texts clean: some come from the log, and nothing of it must control a terminal."""
-    if isinstance(value, str):
-        return clean(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{each.name: _cleaned(getattr(value, each.name)) for each in fields(value)})
-    if isinstance(value, Mapping):
-        return {_cleaned(key): _cleaned(item) for key, item in value.items()}
-    return type(value)(map(_cleaned, value)) if isinstance(value, tuple | list) else value
+    return cleaned(whole), course.server.profile
 
 
 def exit_status(judged: Judged, fail_on: str) -> int:

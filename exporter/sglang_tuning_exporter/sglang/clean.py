@@ -6,7 +6,11 @@ labels matched by it. Each output has one place that calls this: documents, page
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar, cast
+
+T = TypeVar("T")
 
 
 def clean(text: str) -> str:
@@ -19,18 +23,20 @@ def clean(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def cleaned(value: Any) -> Any:
-    """Return a JSON document, or tuples of texts, with all texts clean."""
+def cleaned(value: T) -> T:
+    """Return a value with all its texts clean: a JSON document, tuples of texts, or data classes of these."""
+    made: Any = value
     if isinstance(value, str):
-        return clean(value)
-    if isinstance(value, dict):
-        return {cleaned(key): cleaned(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [cleaned(item) for item in value]
-    if isinstance(value, tuple):
-        items = map(cleaned, value)
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    return value
+        made = clean(value)
+    elif is_dataclass(value) and not isinstance(value, type):
+        made = replace(value, **{each.name: cleaned(getattr(value, each.name)) for each in fields(value)})
+    elif isinstance(value, Mapping):
+        made = {cleaned(key): cleaned(item) for key, item in value.items()}
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        made = type(value)(*map(cleaned, value))
+    elif isinstance(value, tuple | list):
+        made = type(value)(map(cleaned, value))
+    return cast("T", made)
 
 
 def clean_for_page(value: Any) -> Any:

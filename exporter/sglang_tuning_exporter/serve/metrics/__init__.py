@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from sglang_tuning_exporter.collect.sidecar import Sidecar
+from sglang_tuning_exporter.config import resolve
 from sglang_tuning_exporter.serve.metrics.capacity import capacity
-from sglang_tuning_exporter.serve.metrics.diagnoses import findings
 from sglang_tuning_exporter.serve.metrics.families import Family
+from sglang_tuning_exporter.serve.metrics.findings import findings
 from sglang_tuning_exporter.serve.metrics.ranks import schedulers
 from sglang_tuning_exporter.serve.metrics.server import failures, memory, server, thresholds
 from sglang_tuning_exporter.serve.metrics.sources import sources
@@ -35,3 +37,11 @@ def collect(sidecar: SidecarView) -> list[Family]:
         if sidecar.log is not None and sidecar.log.is_catching_up:
             families = [each for each in families if each.type != "counter" or each.source == "metrics"]
     return families
+
+
+def reference_sections() -> dict[str, list[Family]]:
+    """Return every family by its heading, of an exporter that was never started: names, labels and help, without samples of a server."""
+    config = resolve({"sglang_url": "http://localhost:30000", "log_file": ["server.log"]}, {})
+    sidecar = Sidecar(config)
+    with sidecar.view() as now:
+        return sections(sidecar, now)

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from sglang_tuning_exporter.capacity.estimate import Estimate
 from sglang_tuning_exporter.capacity.ranks import RankCapacity
-from sglang_tuning_exporter.diagnosis.capacities import capacities
+from sglang_tuning_exporter.core.capacities import capacities
 from sglang_tuning_exporter.serve.metrics.families import Family, PerRank, counter, gauge
 from sglang_tuning_exporter.serve.metrics.view import SidecarView
 
@@ -44,7 +44,7 @@ GAUGES: dict[str, tuple[str, _Figure]] = {
 
 def capacity(sidecar: SidecarView, now: float) -> Iterable[Family]:
     """Return the measured figures of each scheduler; an unknown figure has no series."""
-    ranks = PerRank(capacities(sidecar.state, sidecar.measured, now))
+    ranks = PerRank(capacities(sidecar.watch.server, sidecar.measured, now))
     for name, (doc, figure) in GAUGES.items():
         yield ranks.one(gauge(name, doc), partial(_value, figure))
     doc = (

@@ -15,8 +15,8 @@ from prometheus_client.core import Metric, Sample
 from prometheus_client.utils import floatToGoString
 
 from sglang_tuning_exporter.capacity.ranks import RankCapacity
+from sglang_tuning_exporter.core.server import Scheduler
 from sglang_tuning_exporter.sglang.clean import clean
-from sglang_tuning_exporter.state.rank import RankState
 
 PREFIX = "sglang_tuning_"
 LONGEST_LABEL = 512
@@ -83,7 +83,7 @@ def info(name: str, doc: str, values: dict[str, str]) -> Family:
     return Family("info", name, doc, *values).with_samples([(*values.values(), 1.0)])
 
 
-T = TypeVar("T", bound=RankState | RankCapacity)
+T = TypeVar("T", bound=Scheduler | RankCapacity)
 
 
 class PerRank(Generic[T]):

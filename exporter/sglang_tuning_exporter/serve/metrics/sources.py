@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sglang_tuning_exporter import __version__
+from sglang_tuning_exporter.core.lines import ROWS
 from sglang_tuning_exporter.serve.metrics.families import Family, counter, gauge, info, printable, single
 from sglang_tuning_exporter.serve.metrics.view import LogView, SidecarView
-from sglang_tuning_exporter.sglang.events import LINE_KINDS
 
+LINE_KINDS = tuple(sorted({*(row.kind for row in ROWS), "access", "cut", "other", "traceback"}))
 UNRECOGNISED_KINDS = ("batch_key", "batch_line", "retraction_line", "server_args")
 CAPPED = ("dp_ranks", "long_metric_lines", "metric_lines", "refused_metric_lines")
-SUSPICIOUS_KINDS = ("batch", "retraction", "out_of_memory", "startup", "rejection")
 
 
 def sources(sidecar: SidecarView, now: float) -> Iterable[Family]:
     """Return the families about where the figures come from, and whether those sources work."""
-    health, config, is_scraped = sidecar.health, sidecar.config, sidecar.config.sglang_url is not None
+    watch, config, is_scraped = sidecar.watch, sidecar.config, sidecar.config.sglang_url is not None
+    health, failure = sidecar.health, sidecar.watch.failure
     yield info("build", "The version of this exporter.", {"version": __version__})
     yield info(
         "sources",
@@ -24,30 +25,26 @@ def sources(sidecar: SidecarView, now: float) -> Iterable[Family]:
         {"metrics": "yes" if is_scraped else "no", "log": "yes" if config.log_file else "no"},
     )
     doc = "Whether the last scrape of SGLang's /metrics succeeded; absent without --sglang-url."
-    yield single("up", doc, float(health.up is True) if is_scraped else None, "metrics")
+    yield single("up", doc, float(watch.is_up is True) if is_scraped else None, "metrics")
     doc = "Why SGLang could not be scraped; only while sglang_tuning_up is 0."
     error = gauge("scrape_error_info", doc, "reason", source="metrics")
-    yield error.with_samples([(health.reason, 1.0)] if is_scraped and health.up is False else [])
+    yield error.with_samples([(failure.reason, 1.0)] if failure is not None else [])
     doc = "Duration of the last scrape of SGLang in seconds."
     yield single("scrape_duration_seconds", doc, health.scrape_seconds, "metrics")
     doc = "SGLang families on the last page that no known release has."
-    yield single("metrics_unrecognised_families", doc, health.unrecognised if health.up else None, "metrics")
+    yield single("metrics_unrecognised_families", doc, health.unrecognised if watch.is_up else None, "metrics")
     doc = "Input dropped by safety limits: lines of the server's page that are too many, too long or invalid, values of dp_rank beyond the limit."
     yield counter("capped", doc, "what", source="metrics").with_samples(
-        (what, sidecar.state.capped[what]) for what in CAPPED
+        (what, watch.server.capped[what]) for what in CAPPED
     )
     doc = "Unexpected errors in the exporter's own threads; each one was restarted."
     yield counter("thread_errors", doc, "thread").with_samples(sorted(sidecar.threads.errors.items()))
     if sidecar.log is not None:
         yield from _files(sidecar.log)
-        yield from _lines(sidecar, sidecar.log)
+        yield from _lines(sidecar, sidecar.log, now)
     doc = "1 while log and metrics report different values for a fact: another server's log, or missing lines."
     disagree = gauge("sources_disagree", doc, "fact", source="metrics and log")
-    state = sidecar.state
-    facts = {
-        "kv_pool_tokens": state.facts.pools_disagree,
-        "retracted_requests": state.forgeries.disagrees(now) if state.log_is_read else None,
-    }
+    facts = watch.disagreements(now)
     yield disagree.with_samples(facts.items() if sidecar.log is not None else ())
 
 
@@ -84,18 +81,20 @@ def _files(log: LogView) -> Iterable[Family]:
     yield single("state_file_up", doc, None if problem is None else float(not problem))
 
 
-def _lines(sidecar: SidecarView, log: LogView) -> Iterable[Family]:
+def _lines(sidecar: SidecarView, log: LogView, now: float) -> Iterable[Family]:
     doc = "When the last line of the log arrived, in unix seconds."
     yield single("log_last_line_timestamp_seconds", doc, log.last_line_at, "log")
     doc = "Seconds from the last batch line of the log to the last work seen in the metrics; 0 while lines come."
-    yield single("log_silent_seconds", doc, sidecar.log_silent_seconds, "log")
+    yield single("log_silent_seconds", doc, sidecar.watch.silent_log_seconds(now), "log")
     doc = "Lines read from the log, by kind."
     family = counter("log_lines", doc, "kind", source="log")
     yield family.with_samples((kind, log.lines[kind]) for kind in LINE_KINDS)
     doc = "Log lines of a known kind with words or keys that no known release prints: SGLang's format has changed."
     unknown = counter("log_unrecognised", doc, "kind", source="log")
     yield unknown.with_samples([(kind, log.unrecognised[kind]) for kind in UNRECOGNISED_KINDS])
-    doc = "Lines that looked like an event of the server and were not counted, because nothing else confirmed them."
-    suspicious = sidecar.state.forgeries.suspicious
-    family = counter("log_suspicious", doc, "kind", source="log")
-    yield family.with_samples((kind, suspicious[kind]) for kind in SUSPICIOUS_KINDS)
+    doc = (
+        "Lines of an event that SGLang's metrics refuted: by kind, and by what spoke against it (counter: the counter did not grow;"
+        " works_on: the server went on; too_many: more waited than are kept). They are counted nowhere else."
+    )
+    doubtful = counter("log_doubtful", doc, "kind", "reason", source="metrics and log")
+    yield doubtful.with_samples((*key, number) for key, number in sorted(sidecar.watch.doubtful.items()))

@@ -1,4 +1,4 @@
-"""Protocols of what the families need of a running sidecar; `report.backfill` implements them for a log of the past."""
+"""Protocols of what the families need of a running sidecar; `core.backfill` implements them for a log of the past."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from sglang_tuning_exporter.collect.schedules import LoadsSchedule, ScrapeHealth
 from sglang_tuning_exporter.collect.tail import FileStatus
 from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.config import Config
-from sglang_tuning_exporter.diagnosis.evidence import Past
-from sglang_tuning_exporter.diagnosis.findings import Judgement
-from sglang_tuning_exporter.diagnosis.recommendation import Recommendation, RecommendedSince
-from sglang_tuning_exporter.state.profiles import Profile
-from sglang_tuning_exporter.state.server import ServerState
+from sglang_tuning_exporter.core.findings import Judgement
+from sglang_tuning_exporter.core.watch import Watch
 
 
 class LogView(Protocol):
@@ -46,27 +43,21 @@ class SidecarView(Protocol):
     """One server's state and its data sources."""
 
     config: Config
-    profile: Profile
     health: ScrapeHealth
-    state: ServerState
+    watch: Watch
     measured: Measured
     loads: LoadsSchedule
     threads: Threads
-    recommended_since: dict[Recommendation, RecommendedSince]
 
     @property
     def log(self) -> LogView | None:
         """The log; None without one."""
 
-    @property
-    def log_silent_seconds(self) -> float | None:
-        """Seconds from the log's last batch line to the last work in the metrics; None unless both are read."""
-
     def view(self) -> AbstractContextManager[float]:
         """Lock the state; the context is the present time."""
 
-    def past(self, now: float, seconds: float | None = None) -> Past:
-        """Return what the conditions need of the last `seconds`, by default the profile's window."""
-
     def judge(self, now: float) -> Judgement:
         """Return what limits the server."""
+
+    def unix(self, moment: float) -> float:
+        """Return a time of the watch in present unix seconds."""

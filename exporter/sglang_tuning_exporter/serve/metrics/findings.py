@@ -1,0 +1,74 @@
+"""Families about what limits the server: conditions with their limits, alerts, advice, the verdict, and figures for autoscalers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sglang_tuning_exporter.core.capacities import capacities
+from sglang_tuning_exporter.core.exposed import conditions
+from sglang_tuning_exporter.core.findings import Judgement
+from sglang_tuning_exporter.core.scaling import DEMAND_SECONDS, capacity_ratio, demands, scale_out_helps
+from sglang_tuning_exporter.core.scrapes import STAGES
+from sglang_tuning_exporter.serve.metrics.families import Family, gauge, info, shortened, single
+from sglang_tuning_exporter.serve.metrics.view import SidecarView
+
+
+def findings(sidecar: SidecarView, now: float) -> Iterable[Family]:
+    """Return the families of the verdict, and of everything that it rests on."""
+    judgement, watch = sidecar.judge(now), sidecar.watch
+    assert watch.measured is not None
+    shown = list(conditions(watch.measured))
+    doc = (
+        "The figure that decides a diagnosis over its window, turned so that above its limit is bad; one unit for each diagnosis"
+        " (docs/reference/alerts.md). Absent while it is not measured."
+    )
+    values = gauge("condition", doc, "diagnosis")
+    yield values.with_samples((each.diagnosis, each.value) for each in shown if each.value is not None)
+    doc = "The limit in force for sglang_tuning_condition, in the same unit."
+    yield gauge("condition_limit", doc, "diagnosis").with_samples((each.diagnosis, each.limit) for each in shown)
+    doc = (
+        "1 once a condition was above its limit for its wait without a break, 0 once it was not for five minutes or as long as its row says;"
+        " absent while neither is known."
+    )
+    clocks = watch.clocks.by_row.items()
+    alerts = gauge("alert", doc, "diagnosis")
+    yield alerts.with_samples((name, float(clock.value)) for name, clock in clocks if clock.value is not None)
+    doc = (
+        "Since when this advice stands, in unix seconds. Flag as typed for the running release (empty: advice to people), its present value,"
+        " the value to try, and why."
+    )
+    advice = gauge("advice_timestamp_seconds", doc, "diagnosis", "flag", "current", "suggested", "text")
+    for diagnosis, each in watch.words.advice.items():
+        words = map(shortened, (diagnosis, each.flag, each.current, each.suggested, each.text))
+        advice.add_metric(words, sidecar.unix(each.since))
+    yield advice
+    verdict = watch.words.verdict
+    assert verdict is not None
+    doc = "What limits the server now: a diagnosis, or why there is none; how urgent it is, and a sentence without figures."
+    yield info(
+        "verdict", doc, {"verdict": verdict.verdict, "level": verdict.level, "sentence": shortened(verdict.sentence)}
+    )
+    doc = "Since when the verdict is the same, in unix seconds."
+    yield single("verdict_since_timestamp_seconds", doc, sidecar.unix(verdict.since))
+    yield from _scaling(sidecar, judgement, now)
+    stuck = watch.measured.view.stuck
+    stage = gauge("stuck_stage", "1 for the stage that hangs: requests wait for it, and it makes no progress.", "stage")
+    yield stage.with_samples((each, float(stuck is not None and each == stuck.stage)) for each in STAGES)
+    end = gauge("end_info", "How the log says that the server ended; absent while the server may run.", "how")
+    yield end.with_samples([(shortened(watch.server.ended), 1.0)] if watch.server.ended else [])
+
+
+def _scaling(sidecar: SidecarView, judgement: Judgement, now: float) -> Iterable[Family]:
+    """Return the families for autoscalers; without samples for a server that is down, stuck or starting."""
+    watch = sidecar.watch
+    view, ranks = watch.view(now, DEMAND_SECONDS), capacities(watch.server, sidecar.measured, now)
+    doc = (
+        "Demand of the last 2 minutes over what this server can do within its objectives: the greatest of prefill backlog / first-token"
+        " objective, inter-token time / its objective, KV cache asked for / KV cache."
+    )
+    yield single("capacity_ratio", doc, capacity_ratio(view, ranks))
+    demanded = gauge("demand_ratio", "The parts of sglang_tuning_capacity_ratio, each where it is known.", "of")
+    yield demanded.with_samples((each.of, each.ratio) for each in demands(view, ranks))
+    helps = scale_out_helps(judgement)
+    doc = "1 where a further replica would help, by the verdict; 0 where a flag comes first, or neither helps (clients, grammar, imbalance)."
+    yield single("scale_out_helps", doc, None if helps is None else float(helps))
