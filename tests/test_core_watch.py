@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.findings import Judgement
 from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.server import MOST_SCHEDULERS, STATES
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
@@ -181,6 +183,126 @@ def test_beside_the_counter_forged_lines_add_nothing(lines: list[tuple[float, bo
     assert sum(beside.watch.doubtful.values()) == len(lines) - real
 
 
+# What is counted of each scheduler
+
+
+def two_ranks(at: float, **figures: tuple[float, float]) -> Scrape:
+    ranks = [RankFigures(dp, **{name: values[dp] for name, values in figures.items()}) for dp in (0, 1)]
+    return Scrape(ranks, progress=at, sent=at)
+
+
+def test_retractions_of_the_counters_are_paid_by_the_rank_that_logged_them() -> None:
+    beside = Beside()
+    beside.watch.scrape(two_ranks(1, retracted_requests=(0, 0)), BEGIN + 1)
+    beside.lines(retraction(3, ranks=" DP1 TP0"))
+    beside.watch.scrape(two_ranks(6, retracted_requests=(1, 0)), BEGIN + 6)
+    beside.watch.scrape(two_ranks(9, retracted_requests=(1, 1)), BEGIN + 9)
+    beside.watch.advance(BEGIN + 30)
+    counts = {dp: beside.watch.server.rank_counts(dp) for dp in (0, 1)}
+    assert {dp: (each["retraction_events"], each["retracted"]) for dp, each in counts.items()} == {0: (0, 1), 1: (1, 1)}
+
+
+def test_a_retraction_that_every_tp_rank_prints_is_paid_once() -> None:
+    beside = served()
+    beside.lines(*(retraction(73, requests=number, ranks=f" TP{tp}") for number in (1, 2) for tp in range(4)))
+    beside.scrape(76, retracted_requests=3.0)
+    assert (beside.count("retractions"), beside.count("retracted"), dict(beside.watch.doubtful)) == (2, 3, {})
+
+
+def test_prompt_tokens_are_those_of_the_counters_where_the_server_has_them() -> None:
+    beside = Beside()
+    beside.lines(*start(), prefill(11, 512))
+    beside.scrape(12, computed_tokens=512.0, cached_tokens=0.0)
+    beside.lines(prefill(13, 512))
+    beside.scrape(14, computed_tokens=1024.0, cached_tokens=64.0)
+    counts = beside.watch.server.rank_counts(None)
+    assert (counts["computed"], counts["cached"]) == (1024, 64)
+
+
+def test_decode_batches_are_those_that_were_logged_where_the_server_does_not_count_them() -> None:
+    counts = served().watch.server.rank_counts(None)
+    assert (counts["replayed"], counts["eager"]) == (30, 0)
+
+
+def test_decode_batches_of_the_last_ten_minutes_by_the_counters() -> None:
+    beside = Beside(reads=False)
+    for step in range(10):
+        beside.scrape(4 * step, graph_passes=90.0 * step, eager_passes=30.0 * step)
+    server = beside.watch.server
+    assert server.rank_counts(None)["replayed"] == 810
+    assert server.schedulers[None].coverage(BEGIN + 36) == 0.75
+
+
+def test_the_seconds_of_each_signal_add_up_to_the_same() -> None:
+    counts = served().watch.server.rank_counts(None)
+    sums = {
+        signal: sum(counts[f"{signal}/{state}"] for state in (*states, "idle", "unknown"))
+        for signal, states in STATES.items()
+    }
+    assert sums["queue"] > 50
+    assert set(sums.values()) == {sums["queue"]}
+
+
+def test_what_was_counted_of_a_scheduler_goes_on_when_the_server_starts_again() -> None:
+    beside = served()
+    before = dict(beside.watch.server.rank_counts(None))
+    beside.lines(*start(80))
+    beside.scrape(91, progress=1.0)
+    after = beside.watch.server.rank_counts(None)
+    assert all(after[name] >= value for name, value in before.items())
+
+
+def test_ranks_that_are_too_many_are_not_taken() -> None:
+    watch = Beside(reads=False).watch
+    ranks = [RankFigures(dp, running=1.0) for dp in range(MOST_SCHEDULERS + 3)]
+    watch.scrape(Scrape(ranks, progress=1.0), BEGIN)
+    assert (len(watch.server.schedulers), watch.server.capped["dp_ranks"]) == (MOST_SCHEDULERS, 3)
+
+
+def test_late_answers_are_counted_from_zero() -> None:
+    beside, bounds = Beside(reads=False), (0.5, 2.0, inf)
+    beside.scrape(0, time_to_first_token=Histogram(bounds, (4.0, 4.0, 4.0), 1.0))
+    first = dict(beside.watch.server.counted)
+    beside.scrape(4, time_to_first_token=Histogram(bounds, (6.0, 6.0, 9.0), 1.0))
+    names = ("time_to_first_token_observed", "time_to_first_token_late", "finished_requests")
+    assert [first[name] for name in names] == [0, 0, 0]
+    assert [beside.count(name) for name in names[:2]] == [5, 3]
+    assert "started_requests" not in first
+
+
+def test_a_failure_whose_phase_comes_late_is_one() -> None:
+    beside = Beside(scrapes=False)
+    beside.lines(*start())
+    for at in (20, 28, 36):
+        beside.watch.take(Event("out_of_memory", BEGIN + at))
+    beside.watch.take(Event("out_of_memory", BEGIN + 40, word="prefill"))
+    beside.watch.advance(BEGIN + 100)
+    assert {name: value for name, value in beside.watch.server.counted.items() if "memory" in name} == {
+        "out_of_memory.prefill": 1
+    }
+
+
+# What a scheduler does now
+
+
+def test_the_present_states_of_a_scheduler_follow_its_last_line() -> None:
+    beside = Beside(scrapes=False)
+    beside.lines(*start(), decode(12, running=60, queue=3000, usage=0.97))
+    scheduler = beside.watch.server.schedulers[None]
+    assert scheduler.moment(BEGIN + 12) == ("above_range", "at_target", "pool_full", "replayed")
+    beside.watch.advance(BEGIN + 400)
+    assert scheduler.moment(BEGIN + 400).activity == "unknown"
+
+
+def test_a_server_that_is_away_shows_no_present_figures_and_keeps_its_counts() -> None:
+    beside = served()
+    beside.watch.lose("connection_refused", "nothing listens", BEGIN + 75)
+    scheduler = beside.watch.server.schedulers[None]
+    assert (scheduler.running, scheduler.queued, scheduler.usages) == (None, None, {})
+    assert scheduler.moment(BEGIN + 76).activity == "unknown"
+    assert beside.watch.server.rank_counts(None)["replayed"] == 30
+
+
 # Ends and starts
 
 
@@ -239,7 +361,45 @@ def test_a_start_that_only_the_counters_show_counts() -> None:
     for at in range(0, 60, 4):
         beside.scrape(at, running=3.0)
     beside.scrape(64, progress=1.0)
+    beside.scrape(68)
     assert beside.watch.server.starts == 1
+
+
+def test_two_starts_within_ten_minutes_that_only_the_counters_show_are_two() -> None:
+    beside = Beside(reads=False)
+    for begin in (0, 100, 200):
+        for step in range(20):
+            beside.scrape(begin + 4 * step, progress=100.0 * (step + 1))
+    assert beside.watch.server.starts == 2
+
+
+def test_a_start_that_log_and_counters_show_is_one_whatever_lies_between() -> None:
+    beside = served(800)
+    beside.lines(*start(900))
+    beside.scrape(911, progress=1.0)
+    beside.scrape(915)
+    assert beside.watch.server.starts == 2
+
+
+def test_a_start_behind_an_outage_is_seen_on_its_first_page() -> None:
+    beside = served()
+    beside.watch.lose("connection_refused", "nothing listens", BEGIN + 75)
+    beside.scrape(90, progress=1.0)
+    assert beside.watch.server.starts == 2
+
+
+@pytest.mark.parametrize(
+    "spoiled", [{"progress": 3.0}, {"finished_requests": 2.0}, {"counters_invalid": True, "finished_requests": None}]
+)
+def test_one_spoiled_page_is_no_start_and_counts_nothing(spoiled: dict[str, Any]) -> None:
+    beside = served()
+    before = beside.count("finished_requests")
+    good = beside.page
+    beside.scrape(76, **spoiled)
+    beside.page = good
+    beside.scrape(80, finished_requests=80.0)
+    assert beside.watch.server.starts == 1
+    assert beside.count("finished_requests") - before == 80.0 - (good.finished_requests or 0.0)
 
 
 def test_a_server_that_was_stopped_is_not_down() -> None:

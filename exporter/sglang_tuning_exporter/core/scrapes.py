@@ -1,6 +1,7 @@
 """What a page of the server's own metrics gained since the page before, and whether the server makes progress. Pure.
 
-Counters are cumulative since the server's start. A counter that falls belongs to a new start; one that appears counts from 0.
+Counters are cumulative since the server's start; one that appears counts from 0. If the server was away meanwhile, or its log shows a start,
+counters that fall belong to a new start, else only if they are still smaller on the next page: a page can be spoiled.
 """
 
 from __future__ import annotations
@@ -127,26 +128,35 @@ class Counters:
     """The counters of the page before."""
 
     def __init__(self) -> None:
-        self.page: Scrape | None = None
+        self.page: Scrape | None = None  # the last one
         self.at = -inf
+        self._whole: Scrape | None = None  # the last one whose counters were used
+        self._fell = False  # those of the last one were smaller
         self._latencies: dict[str, Histogram] = {}
         self._streams = RejectedStreams()
 
-    def take(self, page: Scrape, now: float, *, queue_is_full: bool = False) -> Gains:
-        """Return what a page gained. `queue_is_full`: by --max-queued-requests."""
-        before, since = self.page, self.at
-        restarted = before is not None and _fell(before.progress, page.progress)
+    def fell(self, page: Scrape) -> bool:
+        """Whether the counters of a page are smaller than before."""
+        return self._whole is not None and not page.counters_invalid and _is_less(page.progress, self._whole.progress)
+
+    def take(self, page: Scrape, now: float, *, queue_is_full: bool = False, is_new: bool = False) -> Gains:
+        """Return what a page gained. `queue_is_full`: by --max-queued-requests. `is_new`: smaller counters are those of a new start."""
+        before, since, self.page = self._whole, self.at, page
+        if page.counters_invalid or (before is not None and not (is_new or self._fell) and _any_fell(before, page)):
+            self._fell = self._fell or not page.counters_invalid
+            ranks = tuple(RankGains(rank, {}, is_fresh=True) for rank in page.ranks)
+            return Gains(0.0, restarted=False, progress=None, counts={}, latencies={}, ranks=ranks)
+        restarted, is_first, self._fell = self.fell(page), before is None, False
         if restarted:
             before, self._latencies = Scrape([RankFigures(rank.dp) for rank in page.ranks]), {}
             self._streams = RejectedStreams()
-        is_first = self.page is None
-        counts = {} if is_first or page.counters_invalid else _counted(before, page)
+        counts = {} if is_first else _counted(before, page)
         if counts:
             streams = self._streams.take(page, counts, queue_is_full=queue_is_full)
             counts["rejected"] = counts.get("refused_requests", 0.0) + streams
         ranks = tuple(_rank(before, rank, is_first=is_first) for rank in page.ranks)
         latencies: dict[str, Histogram] = {}
-        for name in LATENCIES if not page.counters_invalid else ():
+        for name in LATENCIES:
             histogram: Histogram | None = getattr(page, name)
             if histogram is None:
                 continue
@@ -156,12 +166,28 @@ class Counters:
             if more is not None and more.observations and not (is_first and earlier is None):
                 latencies[name] = more
         moved = None if page.progress is None else increase(before.progress if before else page.progress, page.progress)
-        self.page, self.at = page, now
+        self._whole, self.at = page, now
         return Gains(0.0 if is_first else now - since, restarted, moved, counts, latencies, ranks)
 
 
-def _fell(old: float | None, new: float | None) -> bool:
+def _is_less(new: float | None, old: float | None) -> bool:
     return old is not None and new is not None and new < old
+
+
+def _any_fell(before: Scrape, page: Scrape) -> bool:
+    """Whether any counter of a page is smaller than before."""
+    ranks = {rank.dp: rank for rank in before.ranks}
+    histograms = [(getattr(page, name), getattr(before, name)) for name in LATENCIES]
+    return (
+        any(_is_less(getattr(page, name), getattr(before, name)) for name in ("progress", *SERVER_COUNTS))
+        or any(now is not None and old is not None and now.observations < old.observations for now, old in histograms)
+        or any(
+            _is_less(getattr(rank, name), getattr(ranks[rank.dp], name))
+            for rank in page.ranks
+            if rank.dp in ranks
+            for name in RANK_COUNTS
+        )
+    )
 
 
 def _counted(before: Scrape | None, page: Scrape) -> dict[str, float]:

@@ -8,7 +8,7 @@ Everything is added up in buckets of ten seconds, so any stretch of time is a su
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from math import ceil, inf
@@ -19,6 +19,8 @@ from sglang_tuning_exporter.core.events import Event, Rank
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.scrapes import Counters, Gains, Progress, RankGains
 from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
+from sglang_tuning_exporter.sglang.metrics.catalogue import SERVER_COUNTS
+from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
 from sglang_tuning_exporter.state.profiles import Profile
 
 BUCKET_SECONDS = 10.0
@@ -56,9 +58,9 @@ LEAST_STEPS, LEAST_COMPUTED = (
 )  # decode steps, prompt tokens between two scrapes of an idle scheduler: less are health checks
 STEP_SECONDS = 1.0  # between two step times: SGLang prints whole seconds
 NEARLY_SAME = 0.1  # of the mean batch, between two decode lines: the mean is off by half as much at most
-FALL_SECONDS = 600.0  # from the line of a start to the first counters: a model may take long to load
+COVERAGE_SECONDS = 600.0  # over which the share of the batches with a graph is shown
 MOST_STARTS = 64  # whose times are kept
-MOST_SCHEDULERS = 1024
+MOST_SCHEDULERS = 384  # DP ranks; those of a larger server are not taken
 REPEAT_SECONDS = 10.0  # within which other ranks print the same event
 MANY_ELSEWHERE = 0.25  # of the running requests: fewer are always on their way between the two sides
 ELSEWHERE = ("bootstrap", "unbootstrapped", "prealloc", "transfer", "transferring", "inflight", "host_receive")
@@ -70,11 +72,22 @@ ENDS = {
 _ELSEWHERE = frozenset(ELSEWHERE)
 IDLE, UNKNOWN = "idle", "unknown"
 SIGNALS = ("queue", "token_usage", "admission", "cuda_graph")
+LATENCIES_JUDGED = ("time_to_first_token", "inter_token")
 WAITS = (
     "held_back", "recovering", "running_limit", "pool_full", "hybrid_pool_full", "prefill_bound", "grammar_queue", "pd_queue", "standing_still",
 )  # fmt: skip
 
-
+STATES = {
+    "activity": ("serving",),
+    "queue": ("empty", "below_range", "in_range", "above_range"),
+    "token_usage": ("below_target", "at_target"),
+    "admission": ("no_queue", *WAITS),
+    "cuda_graph": ("replayed", "beyond_captured", "eager", "disabled", "unsupported"),
+}  # of each signal; each is also `idle` and `unknown`. `activity`: whether it serves at all
+LIVENESS = (
+    "ready", "draining", "launch_failed", "process_died", "scheduler_exception", "watchdog_timeout", "health_check_failed",
+)  # fmt: skip
+_LIVENESS_OF = {"hang": "watchdog_timeout", "health": "health_check_failed"}
 _MOST = frozenset(
     {"peak", "most_queued", "replayed_most", "eager_inverse", "most_running", "most_usage"}
 )  # of these the largest is kept
@@ -134,9 +147,33 @@ class Moment(NamedTuple):
     admission: str
     cuda_graph: str
 
+    @property
+    def activity(self) -> str:
+        """Whether it serves: `serving`, `idle` or `unknown`."""
+        return IDLE if self == _ALL_IDLE else UNKNOWN if self == _ALL_UNKNOWN else "serving"
+
 
 _ALL_IDLE = Moment(IDLE, IDLE, IDLE, IDLE)
 _ALL_UNKNOWN = Moment(UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN)
+
+
+class Lifetime:
+    """What one scheduler did since the beginning, restarts of SGLang included: counts, and seconds by what it did."""
+
+    def __init__(self) -> None:
+        self.counts = Totals()
+        self.seconds: dict[Moment, float] = {}
+
+    def totals(self) -> Totals:
+        """Return the counts, and the seconds by `signal/state`."""
+        whole = Totals(
+            {f"{signal}/{state}": 0.0 for signal, states in STATES.items() for state in (*states, IDLE, UNKNOWN)}
+        )
+        whole.update(self.counts)
+        for moment, seconds in self.seconds.items():
+            for key in (*_state_keys(moment), f"activity/{moment.activity}"):
+                whole[key] += seconds
+        return whole
 
 
 class Hang(NamedTuple):
@@ -153,8 +190,9 @@ class Scheduler:
 
     def __init__(self, dp: int | None, server: Server) -> None:
         self.dp = dp
-        self._serves, self._waits = f"serves/{dp}", f"waits/{dp}"
+        self._serves, self._waits, self._batches = f"serves/{dp}", f"waits/{dp}", (f"eager/{dp}", f"replayed/{dp}")
         self._server = server
+        self._lifetime = server.lifetime(dp)
         self.speaker: Rank | None = None  # of the ranks that print the same batch, the one that counts
         self.printed: tuple[str, dict[str, float]] = ("", {})  # the last batch line
         self.running: float | None = None
@@ -162,9 +200,10 @@ class Scheduler:
         self.usages: dict[str, float] = {}
         self.graph: bool | None = None
         self.queues: dict[str, float] = {}
-        self.grammar_queued = 0.0
+        self.grammar_queued: float | None = None
         self.pending: tuple[float, float] | None = None  # tokens that wait, and of how many requests
-        self.ratio: float | None = None  # the new-token ratio after a retraction, until it is near its start again
+        self.new_token_ratio: float | None = None  # the last one that was shown
+        self.ratio: float | None = None  # the same after a retraction, until it is near its start again
         self.throughput: float | None = None
         self.at: float | None = None  # the moment
         self.spent = -inf  # up to when time is counted
@@ -255,6 +294,8 @@ class Scheduler:
         batch = (self._batch + (running or 0.0)) / 2
         if now < self._step_due or not running or abs(self._batch - running) > NEARLY_SAME * batch or not speed:
             return
+        if self._woke or self._server.prefilled_elsewhere(self.dp, self._decoded_at or now):
+            return  # it paused, or waited for another rank's prefill
         self._step_due = now + STEP_SECONDS
         if accepted or not self._server.facts.is_on("speculative_algorithm"):
             tokens = accepted or 1.0
@@ -273,6 +314,7 @@ class Scheduler:
             self._gaps.append(now - self._decoded_at)
         self._decoded_at, self._decoded, self._woke, self._joined = now, True, False, 0.0
         bucket["decode_lines"] += 1
+        self._server.counted["decode_lines"] += 1
         self._server.logged(steps)
         if figures.get("usage", 0.0) >= LEAST_USAGE and "tokens" in figures:
             self._pool = figures["tokens"] / figures["usage"]
@@ -282,6 +324,8 @@ class Scheduler:
             bucket["accepted:n"] += 1
         if "graph" in figures:
             self.graph = bool(figures["graph"])
+            if "replayed" not in self._server.by_page:
+                self._count_batches(now, *((1.0, 0.0) if self.graph else (0.0, 1.0)))
             facts.graph_device = event.word or facts.graph_device
             name, size = ("replayed_most", running) if self.graph else ("eager_inverse", 1.0 / max(running, 1.0))
             bucket[name] = max(bucket[name], size)
@@ -296,6 +340,7 @@ class Scheduler:
         figures, bucket, facts = event.figures, self._server.bucket(now), self._server.facts
         tokens, sequences = figures.get("tokens", 0.0), figures.get("sequences", 0.0)
         bucket["prefill_lines"] += 1
+        self._server.counted["prefill_lines"] += 1
         if tokens <= 1 and not (self.running or self.queued or figures.get("cached")):
             self.running = self.queued = 0.0  # a health probe is no load
             self._tokens = self._joined = 0.0
@@ -326,6 +371,9 @@ class Scheduler:
         bucket["full_lines"] += full
         bucket["computed"] += tokens
         bucket["cached"] += figures.get("cached", 0.0)
+        if "computed" not in self._server.by_page:
+            self._server.tally("computed", self.dp, tokens)
+            self._server.tally("cached", self.dp, figures.get("cached", 0.0))
         bucket["sequences"] += sequences
         bucket["started"] += started
         if tokens <= sequences:  # several answers to one prompt: each finds all of it
@@ -361,6 +409,7 @@ class Scheduler:
             bucket["usage_before:n"] += 1
         after, initial = event.figures.get("ratio_after"), self._server.facts.initial_ratio
         if after is not None:
+            self.new_token_ratio = after
             self.ratio = after if initial is None or after > initial + FAR_ABOVE else None
 
     @property
@@ -416,6 +465,7 @@ class Scheduler:
             self.grammar_queued = figures.grammar_queued
         initial, ratio = self._server.facts.initial_ratio, figures.new_token_ratio
         if ratio is not None:
+            self.new_token_ratio = ratio
             self.ratio = ratio if initial is not None and ratio > initial + FAR_ABOVE else None
 
     def _count(self, gains: RankGains, interval: float, now: float) -> None:
@@ -425,6 +475,9 @@ class Scheduler:
         steps, passes = gains.steps, gained.get("prefill_passes", 0.0)
         for name in ("computed", "cached", "started", "decoded"):
             bucket[name] += gained.get(name, 0.0)
+        for name in ("computed", "cached") if "computed" not in self._server.by_page else ():
+            if name in gained:
+                self._server.tally(name, self.dp, gained[name])
         bucket["lines"] += gains.lines
         bucket["decode_lines"] += steps / facts.steps_between_lines
         bucket["prefill_lines"] += passes
@@ -451,6 +504,34 @@ class Scheduler:
         if interval and tokens:
             self._rate = max(self._rate, tokens / interval)
             bucket["peak"] = self._rate
+
+    def count_gained(self, gained: Mapping[str, float], now: float) -> None:
+        """Count what the server's own counters gained; from the first one on, what the log says of the same is not needed."""
+        for name in ("computed", "cached"):
+            if name in gained:
+                self._server.tally(name, self.dp, gained[name])
+        if "replayed" in gained or "eager" in gained:
+            self._count_batches(now, gained.get("replayed", 0.0), gained.get("eager", 0.0))
+
+    def _count_batches(self, now: float, replayed: float, eager: float) -> None:
+        bucket = self._server.bucket(now)
+        for name, key, number in (("eager", self._batches[0], eager), ("replayed", self._batches[1], replayed)):
+            self._server.tally(name, self.dp, number)
+            bucket[key] += number
+
+    def coverage(self, now: float) -> float | None:
+        """Return the share of the decode batches of the last ten minutes that replayed a graph; None without any."""
+        recent = [each for begin, each in self._server.buckets if begin + BUCKET_SECONDS > now - COVERAGE_SECONDS]
+        eager, replayed = (sum(totals[name] for totals in recent) for name in self._batches)
+        return replayed / (replayed + eager) if replayed + eager else None
+
+    def rest(self) -> None:
+        """Forget the present figures: nothing answers any more."""
+        self.at = self.running = self.queued = self.throughput = self.pending = self.graph = None
+        self.new_token_ratio = self.ratio = None
+        self.grammar_queued = None
+        self.usages.clear()
+        self.queues.clear()
 
     def _serve_between(self, gains: RankGains, interval: float, now: float) -> None:
         """Count the time since the scrape before as serving: only the counters show work, both scrapes found nothing to do."""
@@ -501,32 +582,59 @@ class Scheduler:
         """Count the time up to `now`."""
         if self.at is None or now <= self.spent:
             return
-        if (
+        if self._is_idle():
+            self._spend(now, _ALL_IDLE)
+            return
+        prefill = self._computes()
+        if prefill and self.spent < self.at + prefill:
+            bucket, begin = self._server.bucket(self.spent), self.spent
+            self._spend(min(now, self.at + prefill), self._states(prefilling=True))
+            bucket["prefilling"] += self.spent - begin
+        until = self._shown_until(self.at, now)
+        if self.spent < min(now, until):
+            self._spend(min(now, until), self._states(prefilling=False))
+        if self.spent < now:
+            self._spend(now, self._after())
+
+    def moment(self, now: float) -> Moment:
+        """Return what it does now, as far as the last line or scrape shows it."""
+        if self.at is None:
+            return _ALL_UNKNOWN
+        if self._is_idle():
+            return _ALL_IDLE
+        if now < self.at + self._computes():
+            return self._states(prefilling=True)
+        return self._states(prefilling=False) if now < self._shown_until(self.at, now) else self._after()
+
+    def _is_idle(self) -> bool:
+        return (
             self.running == 0
             and not self.queued
             and not self._joined
             and not any(self.queues.values())
             and not self.grammar_queued
-        ):
-            self._spend(now, _ALL_IDLE)
-            return
-        prefill = self.prefill_seconds if self._computing is None else self._computing
-        prefill = min(prefill, STUCK_SECONDS)
-        if prefill and self.spent < self.at + prefill:
-            bucket, begin = self._server.bucket(self.spent), self.spent
-            self._spend(min(now, self.at + prefill), self._states(prefilling=True))
-            bucket["prefilling"] += self.spent - begin
-        until = self.at + self.hold_seconds if self._computing is None else self.at
-        if now - self._scraped_at <= SHOWN_SECONDS:  # scrapes show when it is idle
-            until = max(until, self._shown_at + SHOWN_SECONDS)
-        if self.spent < min(now, until):
-            self._spend(min(now, until), self._states(prefilling=False))
-        if self.spent < now:
-            waits = self.queued is None or self.queued > 0 or any(self.queues.values()) or self._computing is not None
-            self._spend(now, _ALL_UNKNOWN if waits else _ALL_IDLE)
+        )
+
+    def _computes(self) -> float:
+        """Return for how many seconds of the moment prompts are computed."""
+        return min(self.prefill_seconds if self._computing is None else self._computing, STUCK_SECONDS)
+
+    def _shown_until(self, at: float, now: float) -> float:
+        """Return until when what was shown last holds."""
+        until = at + self.hold_seconds if self._computing is None else at
+        # Scrapes show when it is idle.
+        return max(until, self._shown_at + SHOWN_SECONDS) if now - self._scraped_at <= SHOWN_SECONDS else until
+
+    def _after(self) -> Moment:
+        """Return what it does when what was shown last holds no longer."""
+        waits = self.queued is None or self.queued > 0 or any(self.queues.values()) or self._computing is not None
+        return _ALL_UNKNOWN if waits else _ALL_IDLE
 
     def _spend(self, until: float, moment: Moment) -> None:  # noqa: C901 - one loop over all sums
         """Count the time up to `until` as this."""
+        if until > self.spent:
+            lived = self._lifetime.seconds
+            lived[moment] = lived.get(moment, 0.0) + until - self.spent
         serves = moment is not _ALL_IDLE and moment is not _ALL_UNKNOWN
         self._woke = self._woke or not serves
         running = None if self.running is None else self.running + self._joined
@@ -539,6 +647,7 @@ class Scheduler:
                 bucket[key] += seconds
             if not serves:
                 continue
+            self._server.last["requests"] = end
             self._served += seconds
             bucket[self._serves] += seconds
             if self._waits_elsewhere:
@@ -584,7 +693,7 @@ class Scheduler:
         elsewhere = sum(self.queues.values()) if self.queues else 0.0
         slow = self._waits_elsewhere = elsewhere > (queued or 0.0) and self._other_side_is_slow(elsewhere, running)
         waiting = elsewhere if slow else queued
-        compiles = self.grammar_queued > max(queued or 0.0, elsewhere) and (usage is None or usage < target)
+        compiles = (self.grammar_queued or 0.0) > max(queued or 0.0, elsewhere) and (usage is None or usage < target)
         if waiting is None:
             queue = UNKNOWN
         elif waiting <= 0:
@@ -732,6 +841,9 @@ class Server:
         self.buckets: deque[tuple[float, Totals]] = deque()
         self.totals = Totals()  # of this start, without the open bucket
         self.counted = Totals()  # counts since the beginning: they never fall
+        self.lifetimes: dict[int | None, Lifetime] = {}  # the same of each scheduler
+        self.by_page: set[str] = set()  # what is counted by its metrics, and not by its log
+        self.capped: Counter[str] = Counter()  # what was dropped because there is too much of it
         self._unexplained: float | None = None  # a failure for want of memory whose phase may still be printed
         self.begin: float | None = None  # the first and the last time
         self.now: float | None = None
@@ -752,9 +864,20 @@ class Server:
         self._prefilled: dict[int | None, float] = {}
         self._exceptions_due = 0.0
         self._counters = Counters()
+        self._start_is_due = False  # the log shows a start that the counters do not show yet
+        self._was_away = False  # nothing answered since the last page
         self.progress = Progress()
         self._logged_steps = 0.0  # decode steps by the log since the last scrape
         self._logged = Totals()  # rejected and failed requests that the log has shown, and no counter so far
+
+    @property
+    def objectives(self) -> Mapping[str, float | None]:
+        """The profile's objective for each latency that is judged."""
+        return {name: getattr(self.profile, f"{name}_seconds") for name in LATENCIES_JUDGED}
+
+    def began_again(self, page: Scrape) -> bool:
+        """Whether the counters of a page are smaller than before."""
+        return self._counters.fell(page)
 
     @property
     def page(self) -> Scrape | None:
@@ -771,10 +894,37 @@ class Server:
             *(each.queued or 0.0 for each in self.schedulers.values()),
         ]
         full = longest is not None and max(queued, default=0.0) >= QUEUE_FULL * longest
-        gains, bucket = self._counters.take(page, now, queue_is_full=full), self.bucket(now)
-        if gains.restarted:
-            self._take_fall(now)
+        # A start that the log shows, or that nothing answered before, makes smaller counters certain.
+        gains = self._counters.take(page, now, queue_is_full=full, is_new=self._start_is_due or self._was_away)
+        if gains.restarted and not self._start_is_due:
+            self._take_start(Event("arguments", now, arguments={}), now)
+        if not page.counters_invalid:
+            self._start_is_due = self._was_away = False
         self.facts.role_seen = page.engine_type or self.facts.role_seen
+        self._count_gains(page, gains, now)
+        for rank in gains.ranks:
+            self.facts.see(rank.figures)
+            scheduler = self._scheduler(rank.figures.dp)
+            if scheduler is not None:
+                self.by_page.update(rank.gained.keys() & {"computed", "replayed"})
+                scheduler.count_gained(rank.gained, now)
+                scheduler.see(self._complete(rank, gains), now)
+        self.progress.take(
+            page, gains, logged_steps=self._logged_steps, speculates=self.facts.is_on("speculative_algorithm"), now=now
+        )
+        self._logged_steps = 0.0
+        if self.ended or self.starting:
+            self.ended, self.starting = "", False
+        return gains
+
+    def _count_gains(self, page: Scrape, gains: Gains, now: float) -> None:
+        """Count what the whole server gained. What is counted is there from the first page on, as 0."""
+        bucket = self.bucket(now)
+        for name in SERVER_COUNTS:
+            if getattr(page, name) is not None:
+                self.counted[name] += 0.0  # it is counted from here on
+        if page.answered_requests is not None:
+            self.counted["rejected"] += 0.0
         for name, gained in gains.counts.items():
             known = min(self._logged[name], max(gained, 0.0))  # the log's lines of the same requests came first
             self._logged[name] -= known
@@ -787,32 +937,66 @@ class Server:
             for bound, count in zip(histogram.bounds, histogram.counts, strict=True):
                 bucket[f"{name}/{bound:g}"] += count
             bucket[f"{name}:s"] += histogram.seconds or 0.0
-        for rank in gains.ranks:
-            self.facts.see(rank.figures)
-            if rank.figures.dp in self.schedulers or len(self.schedulers) < MOST_SCHEDULERS:
-                scheduler = self.schedulers.get(rank.figures.dp)
-                if scheduler is None:
-                    scheduler = self.schedulers[rank.figures.dp] = Scheduler(rank.figures.dp, self)
-                scheduler.see(self._complete(rank, gains), now)
-        self.progress.take(
-            page, gains, logged_steps=self._logged_steps, speculates=self.facts.is_on("speculative_algorithm"), now=now
-        )
-        self._logged_steps = 0.0
-        if self.ended or self.starting:
-            self.ended, self.starting = "", False
-        return gains
+        for name, objective in self.objectives.items():
+            if getattr(page, name) is not None:
+                self._count_late(name, objective, gains.latencies.get(name))
+
+    def _count_late(self, name: str, objective: float | None, observed: Histogram | None) -> None:
+        self.counted[f"{name}_observed"] += observed.observations if observed is not None else 0.0
+        if objective is not None:
+            self.counted[f"{name}_late"] += observed.above(objective) if observed is not None else 0.0
+
+    def rank_counts(self, dp: int | None) -> Mapping[str, float]:
+        """Return what a scheduler did since the beginning, restarts of SGLang and of this program included. None of it ever falls.
+
+        | name | |
+        |---|---|
+        | `retraction_events` `retracted` | retraction events of the log; requests that were retracted, of the log or of the server's counter |
+        | `computed` `cached` | prompt tokens: of the server's counter, else of the log; absent until one of them shows some |
+        | `replayed` `eager` | decode batches with and without a CUDA graph: all where the server counts them, else those that were logged |
+        | `SIGNAL/STATE` | seconds in each state of `STATES`, in `idle` and in `unknown` |
+        """
+        return self.lifetime(dp).totals()
+
+    def lifetime(self, dp: int | None) -> Lifetime:
+        """Return the counts of a scheduler."""
+        lifetime = self.lifetimes.get(dp)
+        if lifetime is None:
+            lifetime = Lifetime()
+            if len(self.lifetimes) <= MOST_SCHEDULERS:
+                self.lifetimes[dp] = lifetime
+        return lifetime
+
+    def tally(self, name: str, dp: int | None, number: float) -> None:
+        """Count what a scheduler did, for it and for the server."""
+        self.counted[name] += number
+        self.lifetime(dp).counts[name] += number
+
+    def _scheduler(self, dp: int | None) -> Scheduler | None:
+        """Return a scheduler; None for one too many."""
+        scheduler = self.schedulers.get(dp)
+        if scheduler is None:
+            if len(self.schedulers) >= MOST_SCHEDULERS:
+                self.capped["dp_ranks"] += 1
+                return None
+            scheduler = self.schedulers[dp] = Scheduler(dp, self)
+            scheduler.speaker = self._ranks.get(dp)
+        return scheduler
 
     def lose(self, now: float) -> None:
         """Note that nothing answers: what the last scrape showed holds no longer."""
         self._stop(now)
+        self._was_away = True
+        for scheduler in self.schedulers.values():
+            scheduler.rest()
         self.progress.forget()
 
-    def count_retracted(self, requests: float, now: float) -> None:
-        """Count retracted requests that only a counter shows."""
+    def count_retracted(self, requests: float, now: float, dp: int | None = None) -> None:
+        """Count retracted requests of a scheduler that only a counter shows."""
         bucket = self.bucket(now)
         for name in ("retractions", "retracted"):
             bucket[name] += requests
-        self.counted["retracted"] += requests
+        self.tally("retracted", dp, requests)
         self.last["retractions"] = now
 
     def forget(self, before: float) -> None:
@@ -837,11 +1021,6 @@ class Server:
         if "started_requests" in counts:
             whole["started"] = counts["started_requests"]
         return replace(rank, gained=whole | dict(rank.gained))
-
-    def _take_fall(self, now: float) -> None:
-        """Take a new start that only the counters show: the log has its own line for it."""
-        if now - self.last.get("starts", -inf) > FALL_SECONDS:
-            self._take_start(Event("arguments", now, arguments={}), now)
 
     def bucket(self, now: float) -> Totals:
         """Return the sums of ten seconds."""
@@ -874,11 +1053,11 @@ class Server:
         self.now = now if self.now is None else max(self.now, now)
         for scheduler in self.schedulers.values():
             scheduler.advance(self.now)
-        if self._unexplained is not None and self.now - self._unexplained > REPEAT_SECONDS:
+        if self._unexplained is not None and self.now - self._failed.get("unknown", self._unexplained) > REPEAT_SECONDS:
             self._unexplained = None
             self.counted["out_of_memory.unknown"] += 1
 
-    def take(self, event: Event) -> None:  # noqa: C901 - one case for each kind
+    def take(self, event: Event) -> None:  # noqa: C901, PLR0912 - one case for each kind
         """Take an event. Without a time it is taken at the time of the last one."""
         now = event.time if event.time is not None else self.now
         if event.time is not None:
@@ -886,6 +1065,9 @@ class Server:
             self.begin = event.time if self.begin is None else self.begin
         now = 0.0 if now is None else now if self.now is None else max(now, self.now)
         self.now = now
+        name = _LIVENESS_OF.get(event.kind) or (event.word if event.kind == "end" else event.kind)
+        if name in LIVENESS:
+            self._note_liveness(f"liveness.{name}", now)
         match event.kind:
             case "decode" | "prefill":
                 self._take_batch(event, now)
@@ -895,6 +1077,7 @@ class Server:
                 self._take_out_of_memory(event, now)
             case "arguments":
                 self._take_start(event, now)
+                self._start_is_due = True
             case "end":
                 self._take_end(event, now)
             case "exception":
@@ -926,15 +1109,15 @@ class Server:
         else:
             self.counted[name] += number
 
+    def _note_liveness(self, name: str, now: float) -> None:
+        """Count what several processes or lines say of one event once."""
+        self.counted[name] += now - self.last.get(name, -inf) > REPEAT_SECONDS
+        self.last[name] = now
+
     def _take_batch(self, event: Event, now: float) -> None:
         rank = event.rank
-        scheduler = self.schedulers.get(rank.dp)
-        if scheduler is None:
-            if len(self.schedulers) >= MOST_SCHEDULERS:
-                return
-            scheduler = self.schedulers[rank.dp] = Scheduler(rank.dp, self)
-            scheduler.speaker = self._ranks.get(rank.dp)
-        if scheduler.repeats(event):
+        scheduler = self._scheduler(rank.dp)
+        if scheduler is None or scheduler.repeats(event):
             return
         if self.ended or self.starting:
             self.ended, self.starting = "", event.kind != "decode" and self.starting and not self.facts.ready
@@ -953,22 +1136,26 @@ class Server:
 
     def _take_retraction(self, event: Event, now: float) -> None:
         figures = event.figures
-        if figures.get("testing") or self._is_repeated(event, now, tuple(figures.get(name) for name in _ALIKE)):
+        if figures.get("testing") or self.is_repeated(event, now):
             return
         scheduler = self.schedulers.get(event.rank.dp) or (
             next(iter(self.schedulers.values())) if len(self.schedulers) == 1 else None
         )
         if scheduler is not None:
             scheduler.retract(event, now)
+        counts = self.lifetime(scheduler.dp if scheduler is not None else event.rank.dp).counts
+        requests = figures.get("requests", 0.0)
         self.count("retractions", now, event)
-        self.count("retracted", now, event, figures.get("requests", 0.0))
+        self.count("retracted", now, event, requests)
+        counts["retraction_events"] += 1
+        counts["retracted"] += requests
         if "ratio_after" in figures:
             self.bucket(now)["ratio_after"] += figures["ratio_after"]
             self.bucket(now)["ratio_after:n"] += 1
 
-    def _is_repeated(self, event: Event, now: float, figures: tuple[float | str | None, ...]) -> bool:
+    def is_repeated(self, event: Event, now: float) -> bool:
         """Whether another rank has printed this event: its n-th line is the n-th line of any other."""
-        key = (event.kind, event.rank.dp, *figures)
+        key = (event.kind, event.rank.dp, *(event.figures.get(name) for name in _ALIKE))
         last, lines = self._repeated.pop(key, (now, Counter[Rank]()))
         if now - last > REPEAT_SECONDS:
             lines = Counter[Rank]()
@@ -990,7 +1177,8 @@ class Server:
             return
         if recent == {"unknown"}:
             del self._failed["unknown"]
-            self.bucket(now)["out_of_memory.unknown"] -= 1
+            if self._unexplained is not None:
+                self.bucket(self._unexplained)["out_of_memory.unknown"] -= 1
             self._unexplained = None
         self.exception = event.text or self.exception
         self.count(f"out_of_memory.{phase}", now, event)
@@ -1061,6 +1249,12 @@ class Server:
         largest = self.facts.largest_captured or ASSUMED_CAPTURED
         others = [each.running or 0.0 for each in self.schedulers.values() if each.dp != dp]
         return running <= largest and max(others, default=0.0) > largest
+
+    def prefilled_elsewhere(self, dp: int | None, since: float) -> bool:
+        """Whether another rank of DP attention has prefilled since: all ranks wait for it."""
+        return self.facts.attention_ranks > 1 and any(
+            other != dp and at >= since for other, at in self._prefilled.items()
+        )
 
     def serves_through(self, since: float) -> bool:
         """Whether no start or pause came since."""

@@ -86,7 +86,8 @@ class Watch:
         self._progress_before = 0.0  # at the first of what waits
         self._stands_since: float | None = None  # busy without progress
         self._moves: deque[float] = deque(maxlen=8)  # when pages were asked for that showed progress
-        self._budget: deque[tuple[float, float]] = deque()  # retracted requests by the counter, without a line so far
+        # Retracted requests by the counters, without a line so far: when, how many, of which DP rank.
+        self._budget: deque[tuple[float, float, int | None]] = deque()
         self._logged_pool: dict[int | None, float] = {}
         self._disagreed: dict[str, float] = {}  # when log and metrics last disagreed about a fact that both show
         self._batch_at: float | None = None  # the last batch line
@@ -108,11 +109,15 @@ class Watch:
         elif self._held or event.kind == "arguments":
             if len(self._held) < MOST_WAITING:
                 self._held.append((now, event))
+        elif event.kind == "retraction" and self._counts_retractions and self.server.is_repeated(event, now):
+            return  # what every TP rank prints is paid for once
         elif event.kind in WAITING or (event.kind == "retraction" and self._counts_retractions):
             if len(self._waiting) < MOST_WAITING:
                 self._waiting.append((now, event))
             else:
                 self.doubtful[event.kind, "too_many"] += 1
+        elif event.kind in OF_A_START and not self.server.starting:
+            self.doubtful[event.kind, "works_on"] += 1
         else:
             self._accept(event)
 
@@ -123,15 +128,18 @@ class Watch:
         """
         server = self.server
         counted, started, known = Totals(server.counted), list(server.started_at), dict(server.last)
+        lived = {dp: (Totals(each.counts), dict(each.seconds)) for dp, each in server.lifetimes.items()}
         for event in events:
             if not self._scrapes or (event.kind not in WAITING and event.kind != "retraction"):
                 self.take(event, past=True)
+        server.advance(now)
         server.counted = counted
+        for dp, lifetime in server.lifetimes.items():
+            lifetime.counts, lifetime.seconds = lived.get(dp, (Totals(), {}))
         if started:  # restored: the same starts
             server.started_at.clear()
             server.started_at.extend(started)
             server.last.update({name: at for name, at in known.items() if name == "starts"})
-        self.server.advance(now)
 
     def counts(self) -> object:
         """Return what was counted so far, to be compared."""
@@ -170,15 +178,12 @@ class Watch:
         """Take a page; `begun` is when it was asked for."""
         begun = now if begun is None else begun
         busy = any((rank.running or 0) + (rank.queued or 0) > 0 for rank in page.ranks)
+        if self._held and self.server.began_again(page):
+            self._release(accept=True)
         gains = self.server.scrape(page, now)
         self._end_outage(now)
         self.failure, self._answered_at, self._failed_since = None, now, None
-        profile = self.server.profile
-        objectives = {
-            "time_to_first_token": profile.time_to_first_token_seconds,
-            "inter_token": profile.inter_token_seconds,
-        }
-        self.ledger.add(gains.latencies, objectives, now)
+        self.ledger.add(gains.latencies, self.server.objectives, now)
         self._counts_retractions = any(rank.retracted_requests is not None for rank in page.ranks)
         if self._reads and self._counts_retractions:
             self._disagreed.setdefault("retracted_requests", -inf)
@@ -208,12 +213,10 @@ class Watch:
 
     def _settle(self, gains: Gains, now: float) -> None:
         """Decide on the lines that waited, by what the page shows."""
-        retracted = sum(rank.gained.get("retracted", 0.0) for rank in gains.ranks)
-        if retracted:
-            self._budget.append((now, retracted))
+        for rank in gains.ranks:
+            if rank.gained.get("retracted"):
+                self._budget.append((now, rank.gained["retracted"], rank.figures.dp))
         stands = self._stands_since is not None and now - self._stands_since >= DEAD_SECONDS
-        if gains.restarted:
-            self._release(accept=True)
         # Few requests first, then what clients cannot have written: so the fewest real lines are lost beside forged ones.
         waiting = sorted(self._waiting, key=lambda each: (each[1].figures.get("requests", 1.0), each[1].marked))
         self._waiting.clear()
@@ -235,7 +238,7 @@ class Watch:
         if event.kind in COUNTED_BY_PAGE:
             return False if self._counts(event.kind) else True if settled else None
         if event.kind == "retraction":
-            paid = self._pay(event.figures.get("requests", 1.0))
+            paid = self._pay(event.figures.get("requests", 1.0), event.rank.dp)
             return True if paid else False if now - at > UNSETTLED_SECONDS else None
         if stands:
             return True
@@ -245,26 +248,28 @@ class Watch:
         """Whether two pages with progress have come since, each asked for some time after: the first may have been made before."""
         return sum(begun >= at + SETTLED_SECONDS for begun in self._moves) > 1 or now - at > UNSETTLED_SECONDS
 
-    def _pay(self, requests: float) -> bool:
-        """Take retracted requests from those the counter gained, the oldest first; return whether it gained so many."""
-        if requests > sum(number for _, number in self._budget) + 1e-9:
+    def _pay(self, requests: float, dp: int | None) -> bool:
+        """Take retracted requests from those the counter of a scheduler gained, the oldest first; return whether it gained so many."""
+        mine = [place for place, each in enumerate(self._budget) if dp is None or each[2] is None or each[2] == dp]
+        if requests > sum(self._budget[place][1] for place in mine) + 1e-9:
             return False
-        while requests > 0 and self._budget:
-            at, number = self._budget.popleft()
-            if number > requests:
-                self._budget.appendleft((at, number - requests))
-            requests -= min(number, requests)
+        for place in mine:
+            at, number, of = self._budget[place]
+            taken = min(number, requests)
+            self._budget[place], requests = (at, number - taken, of), requests - taken
+        self._budget = deque(each for each in self._budget if each[1] > 0)
         return True
 
     def _count_unlogged(self, now: float) -> None:
         """Count what the counter gained and no line shows."""
         logged = self._reads and self._batch_at is not None and now - self._batch_at <= SILENT_SECONDS
-        owed = sum(event.figures.get("requests", 1.0) for _, event in self._waiting if event.kind == "retraction")
-        while sum(number for _, number in self._budget) > owed and (
+        waiting = (event for _, event in (*self._waiting, *self._held) if event.kind == "retraction")
+        owed = sum(event.figures.get("requests", 1.0) for event in waiting)
+        while sum(number for _, number, _ in self._budget) > owed and (
             not self._reads or now - self._budget[0][0] > LATE_LINES_SECONDS
         ):
-            at, number = self._budget.popleft()
-            self.server.count_retracted(number, min(at, now))
+            at, number, dp = self._budget.popleft()
+            self.server.count_retracted(number, min(at, now), dp)
             if logged and self.server.starts == self._served_starts:
                 self._disagreed["retracted_requests"] = now
 
@@ -478,6 +483,10 @@ class Watch:
         """Return what was counted and decided, and the lines that wait, as plain JSON; times are ages in seconds."""
         return {
             "counted": {name: value for name, value in self.server.counted.items() if value},
+            "ranks": [
+                [dp, {name: value for name, value in self.server.rank_counts(dp).items() if value}]
+                for dp in self.server.lifetimes
+            ],
             "doubtful": [[*key, number] for key, number in self.doubtful.items()],
             "ledger": self.ledger.saved(now),
             "waiting": [[now - at, to_json(event)] for at, event in self._waiting],
@@ -494,6 +503,7 @@ class Watch:
         for name, value in counted.items() if isinstance(counted, dict) else ():
             if is_count(value):
                 self.server.counted[str(name)] = float(value)
+        self._restore_ranks(document.get("ranks"))
         for entry in lists(document.get("doubtful")):
             match entry:
                 case [str(kind), str(reason), int() as number] if number >= 0:
@@ -511,3 +521,10 @@ class Watch:
         for entry in lists(document.get("outages")):
             if len(entry) == 2 and all(map(is_count, entry)):
                 self._outages.append((then - entry[0], then - entry[1]))
+
+    def _restore_ranks(self, saved: object) -> None:
+        for entry in lists(saved):
+            match entry:
+                case [None | int() as dp, dict() as counts]:
+                    known = {str(name): float(value) for name, value in counts.items() if is_count(value)}
+                    self.server.lifetime(dp).counts.update(known)
