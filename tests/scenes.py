@@ -12,56 +12,69 @@ from dataclasses import replace
 from pathlib import Path
 
 import hours
-from hours import Clock, Moment, Story
+from conftest import config
+from hours import Moment, Story
 from sglang_tuning_exporter.collect.scrape import Outcome, ScrapeError
 from sglang_tuning_exporter.collect.sidecar import Sidecar
+from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.recordings.recording import load
 from sglang_tuning_exporter.recordings.replay import packaged
+from sglang_tuning_exporter.sglang.server_info import parse_server_info
 from situations import CLIENTS, HEALTHY, STARTED, STORM, Load, hour
 
 RECORDINGS = Path(__file__).parent / "recordings"
 MINUTES = 15.0
 
 
+class Timed(Sidecar):
+    """The exporter with a clock that a test sets: a page does not change while a test reads it."""
+
+    def __init__(self, settings: Config, at: float) -> None:
+        self.at = at  # unix seconds
+        super().__init__(settings)
+
+    def now(self) -> float:
+        return self.at
+
+    def pass_on(self, moment: Moment, log: Path, *, scraped: bool) -> None:
+        """Take the lines and the page of a moment."""
+        self.at = moment.at
+        if moment.lines and self.log is not None:
+            with log.open("ab") as printed:
+                printed.write(moment.lines)
+            while self._read_log():
+                pass
+        if scraped:
+            refused = "connection refused: nothing listens at that address"
+            away = ScrapeError("connection_refused", refused) if moment.page is None else None
+            self._receive_outcome(Outcome(moment.page, away, 0.012))
+        with self.view() as now:
+            self.judge(now)
+
+
 @contextmanager
 def lived(story: Story, directory: Path) -> Iterator[Sidecar]:
-    """The exporter after a story. Its clock stops at the end, so that a page does not change while a test reads it."""
+    """The exporter after a story. Its clock stands at the end."""
     directory.mkdir(parents=True, exist_ok=True)
     log = directory / "server.log"
     log.touch()
     moments = iter(story.moments)
     first = next(moments)
-    clock = Clock(first.at)
-    with clock.worn():
-        exporter = hours._exporter(story, log, clock)
-        for moment in (first, *moments):
-            clock.now = moment.at
-            if moment.lines and exporter.log is not None:
-                with log.open("ab") as printed:
-                    printed.write(moment.lines)
-                while exporter._read_log():
-                    pass
-            if story.scraped:
-                refused = "connection refused: nothing listens at that address"
-                away = ScrapeError("connection_refused", refused) if moment.page is None else None
-                exporter._receive_outcome(Outcome(moment.page, away, 0.012))
-                if story.server_info is not None and moment.page is not None:
-                    hours._inform(exporter, story.server_info)
-            with exporter.view():
-                pass
+    url = "http://127.0.0.1:9" if story.scraped else None
+    exporter = Timed(config(sglang_url=url, log_file=(str(log),), profile=story.profile), first.at)
+    if exporter.log is not None:
+        exporter._read_log()
+    for moment in (first, *moments):
+        exporter.pass_on(moment, log, scraped=story.scraped)
+        if story.server_info is not None and moment.page is not None:
+            info = parse_server_info(story.server_info)
+            assert info is not None
+            exporter.watch.inform(info)
     exporter.running = True
-    exporter.view = lambda: _seen_at(exporter, clock)  # type: ignore[method-assign]  # this sidecar has a simulated clock
     try:
         yield exporter
     finally:
         exporter.stop()
-
-
-@contextmanager
-def _seen_at(exporter: Sidecar, clock: Clock) -> Iterator[float]:
-    """The exporter's view at the clock's time. Under its lock, because all threads use the clock meanwhile."""
-    with exporter._lock, clock.worn(), Sidecar.view(exporter) as now:
-        yield now
 
 
 def invented(plan: Callable[[float], Load | None], minutes: float = MINUTES) -> Iterator[Moment]:

@@ -742,7 +742,8 @@ def amount(figure: Figure) -> str:
 def _worded(row: Row, measured: Measured, changes: tuple[Change, ...], because: tuple[str, ...]) -> Finding:
     view, figure = measured.view, measured.figures[row.id]
     figures = figures_of(view)
-    value = view.ended if row.id == "crashed" and view.ended else amount(figure)
+    said = {"crashed": view.ended, "server_down": view.down, **view.troubles}.get(row.id)
+    value = said or amount(figure)
     seen = row.seen if row.id != "scheduler_stuck" or figure.unit == "seconds" else "{value} " + figure.name
     sentence = (
         fill(seen, figures).replace("{value}", value).replace("{s}", "" if value in {"1", "at least one"} else "s")

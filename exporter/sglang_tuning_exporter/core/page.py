@@ -125,7 +125,9 @@ def page(judged: Judged, profile: Profile, against: Comparison | None = None, li
     last = judged.starts[-1] if judged.starts else None
     arguments = last.arguments if last else {}
     findings = words.findings_words(judged)
-    shows_past = axis is not None and live is None
+    follows = [each for each in findings if live is not None and words.follows(each, judged)]
+    sections = [each for each in findings if each.is_main and each not in follows]
+    shows_past = live is None
     return render(
         "report.html",
         policy=POLICY,
@@ -134,16 +136,17 @@ def page(judged: Judged, profile: Profile, against: Comparison | None = None, li
         times=times,
         tone=words.tone(judged),
         findings=findings,
-        follows=[each for each in findings if live is not None and words.follows(each, judged)],
-        fails=live is not None and _fails(judged),
+        sections=sorted(sections, key=lambda each: words.order(each, judged)) if live is not None else sections,
+        follows=follows,
+        chances=[] if live is not None and _fails(judged) else [each for each in findings if not each.is_main],
         changed_flags={change.split(" ")[0] for change in judged.command_changes},
         model=str(arguments.get("served_model_name") or arguments.get("model_path") or "SGLang"),
         release=last.release if last else None,
         against=against,
         shares=[] if live is not None and live.is_away else words.shares(judged, profile),
-        ticks=axis.ticks() if axis and shows_past else [],
-        lanes=_lanes(judged, axis) if axis and shows_past else [],
-        strips=list(filter(None, _strips(judged, profile, axis))) if axis and shows_past else [],
+        ticks=axis.ticks() if axis is not None and shows_past else [],
+        lanes=_lanes(judged, axis) if axis is not None and shows_past else [],
+        strips=list(filter(None, _strips(judged, profile, axis))) if axis is not None and shows_past else [],
         memory_parts=_memory_parts,
     )
 

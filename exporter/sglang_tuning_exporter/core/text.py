@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from sglang_tuning_exporter.core.against import FIGURES, Comparison
 from sglang_tuning_exporter.core.findings import (
+    URGENCY,
     Change,
     Figure,
     Finding,
@@ -204,6 +205,11 @@ class FindingWords:
     after: tuple[str, ...]
     period: str
 
+    @property
+    def is_main(self) -> bool:
+        """Whether it is more than an opportunity: it limits the server, or somebody is called for it."""
+        return self.finding.is_limit or self.finding.severity != "info"
+
 
 def typed(change: Change) -> str:
     """Return a change as typed: `--x 2`, or a switch alone."""
@@ -306,7 +312,12 @@ def word(judged: Judged) -> str:
 def follows(finding: FindingWords, judged: Judged) -> bool:
     """Whether it follows from another finding, which says what to change."""
     own = finding.finding
-    return own.is_limit and bool(own.because) and own.diagnosis != judged.judgement.verdict
+    return finding.is_main and bool(own.because) and own.diagnosis != judged.judgement.verdict
+
+
+def order(finding: FindingWords, judged: Judged) -> tuple[bool, int]:
+    """Return the place of a finding on a page: the verdict first, then the most urgent."""
+    return finding.finding.diagnosis != judged.judgement.verdict, -URGENCY[finding.finding.severity]
 
 
 def checks(judgement: Judgement) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
@@ -323,9 +334,42 @@ def checks(judgement: Judgement) -> tuple[dict[str, str], dict[str, tuple[str, .
 
 
 def _passed_words(figure: Figure, *, is_event: bool) -> str:
-    if figure.limit == 0 and figure.side == "above" and figure.unit in {"count", "words"}:
+    if figure.limit == 0 and figure.side == "above":
         return "none" if is_event else "no"
     return f"{value_words(figure)} ({limit_words(figure)})" if figure.limit is not None else value_words(figure)
+
+
+def guide(finding: Finding) -> str:
+    """Return what SGLang's guide says of a finding."""
+    if finding.guide.startswith("not in SGLang's guide"):
+        return _ended(capitalised(finding.guide))
+    return f"Guide: {finding.guide if finding.guide.endswith(')') else _ended(finding.guide)}"
+
+
+def seen(words: FindingWords) -> str:
+    """Return what was seen: the sentence with the limit of the figure that decided, and the figures beside it."""
+    return " ".join(_ended(line) for line in (_said(words), *map(figure_line, _beside(words))) if line)
+
+
+def _says_figure(words: FindingWords) -> bool:
+    """Whether the sentence has the figure that decided, or that is yes or no: then one line says both."""
+    if not words.finding.evidence or not words.sentence:
+        return False
+    figure = words.finding.evidence[0]
+    is_fact = figure.limit == 0 and figure.value == 1 and figure.unit == "count"
+    return is_fact or (bool(value_words(figure)) and value_words(figure).split("/")[0] in words.sentence)
+
+
+def _said(words: FindingWords) -> str:
+    if not _says_figure(words):
+        return words.sentence
+    figure = words.finding.evidence[0]
+    limit = limit_words(figure) if figure.limit else ""  # none is no limit to name
+    return f"{words.sentence.rstrip('.')}{f' ({limit})' if limit else ''}."
+
+
+def _beside(words: FindingWords) -> tuple[Figure, ...]:
+    return words.finding.evidence[1:] if _says_figure(words) else words.finding.evidence
 
 
 def verdict_finding(judged: Judged) -> Finding | None:
@@ -389,6 +433,12 @@ def alert_words(judged: Judged) -> Iterator[tuple[str, str, str]]:
     for alert in judged.alerts:
         until = "still firing when the log ends" if alert.until is None else f"until {times.at(alert.until)}"
         yield alert.severity, alert.alert, f"would have been notified at {times.at(alert.at)} ({until})"
+
+
+def none_fires(judged: Judged) -> str:
+    """Return that no alert of a running server fires, and why not yet, where one might be expected."""
+    expected = any(each.alert and each.severity != "info" for each in judged.judgement.findings)
+    return f"No alert is firing{': what was found has not lasted long enough' if expected else ''}."
 
 
 def no_alert(judged: Judged) -> str:
@@ -582,18 +632,14 @@ def _finding(words: FindingWords, style: Style) -> list[str]:
     finding = words.finding
     severity = style.paint(words.tone, finding.severity)
     title = f"{words.number}. {style.paint('bold', finding.headline)} [{severity}, confidence {finding.confidence}]"
-    lines, figures = [words.sentence], finding.evidence
-    if figures and (value := value_words(figures[0])) and value.split("/")[0] in words.sentence:  # one line says both
-        limit = limit_words(figures[0])
-        lines, figures = [f"{words.sentence.rstrip('.')}{f' ({limit})' if limit else ''}."], figures[1:]
-    lines += map(figure_line, figures)
+    lines = [_said(words), *map(figure_line, _beside(words))]
     for change in words.changes:
         if change.again:
             lines.append(style.paint("bold", f"{change.line.rstrip('.')}, as for finding {change.again}"))
         else:
             lines.append(style.paint("bold", change.line))
             lines += [f"{label} {reason}".lstrip() for label, reason in change.reasons.items()]
-    lines += [*words.after, f"Guide: {_ended(finding.guide)}" if finding.guide else "", words.period]
+    lines += [*words.after, guide(finding) if finding.guide else "", words.period]
     return [title, *(_INDENT + line for line in lines if line)]
 
 

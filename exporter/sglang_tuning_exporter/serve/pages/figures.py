@@ -8,6 +8,7 @@ from math import inf, isfinite
 from typing import TypeAlias
 
 from sglang_tuning_exporter.core.chart import Axis, Bounds, Span, Value, strip
+from sglang_tuning_exporter.core.findings import URGENCY
 from sglang_tuning_exporter.core.page import Tile
 from sglang_tuning_exporter.core.server import BUCKET_SECONDS, Scheduler, Totals
 from sglang_tuning_exporter.core.summary import last_figures
@@ -18,7 +19,7 @@ from sglang_tuning_exporter.core.watch import Watch
 Words: TypeAlias = Callable[[float], str]
 
 NOT_REPORTED = "not reported"
-MOST_SECONDS, LEAST_SECONDS = 3600.0, 900.0  # that the pictures show
+MOST_SECONDS, LEAST_SECONDS = 3600.0, 120.0  # that the pictures show
 UNBOUNDED = Bounds()
 GAP_SECONDS = 120.0  # without a sum: the exporter did not run, and the line breaks
 NOW_SECONDS = 10.0  # in which a state is a present one
@@ -130,12 +131,19 @@ def _past(watch: Watch, now: float) -> _Past:
     sums = [(begin, totals) for begin, totals in watch.server.buckets if begin > now - MOST_SECONDS]
     first = sums[0][0] if sums else now
     axis = Axis(min(max(first, now - MOST_SECONDS), now - LEAST_SECONDS), now)
-    firing = tuple(
-        Span(max(alert.at, axis.begin), now, alert.severity)
-        for alert in watch.clocks.firing
-        if alert.severity != "info"
+    firing = [alert for alert in watch.clocks.firing if alert.severity != "info"]
+    shades = (
+        [
+            Span(
+                max(min(alert.at for alert in firing), axis.begin),
+                now,
+                max((alert.severity for alert in firing), key=URGENCY.__getitem__),
+            )
+        ]
+        if firing
+        else []
     )
-    return _Past(axis, sums, firing)
+    return _Past(axis, sums, tuple(shades))
 
 
 def _of_all(figure: str) -> Callable[[Totals], float | None]:

@@ -20,7 +20,7 @@ REFRESH_SECONDS = 10
 _LEVEL_HINT = "no batch line yet (SGLang prints them at --log-level info)"
 # What a verdict without a finding rests on.
 _REMARKS = {
-    HEALTHY: "Seen over {served:.0f} s under load in the last {minutes:.0f} minutes.",
+    HEALTHY: "Seen over {seconds} under load in the last {minutes:.0f} minutes.",
     IDLE: "Its limits show under load.",
     STARTING: "It answers when the model is loaded.",
     STOPPED: "Nothing was found wrong before. It is not called down until it starts again.",
@@ -63,6 +63,7 @@ def remark(verdict: str, view: View) -> str:
     profile = view.profile
     return _REMARKS.get(verdict, "").format(
         served=view.served,
+        seconds=words.duration(min(view.served, profile.window_seconds)),
         least=profile.enough_serving_seconds,
         seen=view.totals["lines"],
         fewest=profile.enough_observations,
