@@ -16,7 +16,7 @@ from sglang_tuning_exporter.capacity.ranks import RankCapacity
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.collect import plan as command
 from sglang_tuning_exporter.state.profiles import DEFAULT
-from test_expectation import measured
+from test_prediction import measured
 
 if TYPE_CHECKING:
     from pathlib import Path

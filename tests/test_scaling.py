@@ -6,7 +6,6 @@ import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -14,35 +13,69 @@ import yaml
 import fleet
 from sglang_tuning_exporter.capacity.ranks import RankCapacity
 from sglang_tuning_exporter.capacity.readings import Prefill
-from sglang_tuning_exporter.diagnosis.evidence import Past
-from sglang_tuning_exporter.diagnosis.findings import NOT_ENOUGH_DATA, STARTING, Judgement, judge
-from sglang_tuning_exporter.diagnosis.scaling import capacity_ratio, demands, scale_out_helps
-from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
-from sglang_tuning_exporter.mixin.records import TARGET_RATIO
-from sglang_tuning_exporter.state.stages import Hang
-from test_expectation import around, measured, past
+from sglang_tuning_exporter.core.events import Event
+from sglang_tuning_exporter.core.findings import Change, Finding, Judgement
+from sglang_tuning_exporter.core.rows import BY_ID
+from sglang_tuning_exporter.core.scaling import (
+    DEMAND_SECONDS,
+    FLAG_FIRST,
+    REPLICA,
+    UNKNOWN,
+    capacity_ratio,
+    demands,
+    scale_out_helps,
+)
+from sglang_tuning_exporter.core.scrapes import Stuck
+from sglang_tuning_exporter.core.server import Server
+from sglang_tuning_exporter.core.view import View, view_of
+from sglang_tuning_exporter.state.profiles import PROFILES
+from test_prediction import around, measured
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 RULES = Path(__file__).parents[1] / "alerts" / "rules" / "sglang-tuning.rules.yml"
 
 
-def of(given: Past) -> dict[str, float]:
-    return {each.of: each.ratio for each in demands(given)}
+def load(
+    running: int = 2, queued: int = 30, usage: float = 0.05, *, limit: int = 2, profile: str = "offline"
+) -> Server:
+    """Two minutes in which `running` requests ran and `queued` waited."""
+    server = Server(PROFILES[profile])
+    server.take(Event("arguments", 0.0, arguments={"model_path": "m", "max_running_requests": limit, "tp_size": 1}))
+    server.take(Event("pool", 0.0, figures={"tokens": 16384.0}))
+    server.take(Event("limits", 0.0, figures={"max_total_num_tokens": 16384.0, "max_running_requests": float(limit)}))
+    figures = {"running": float(running), "queued": float(queued), "tokens": 800.0, "usage": usage, "throughput": 400.0}
+    for second in range(1, 121):
+        server.take(Event("decode", float(second), figures=dict(figures)))
+    server.advance(120.0)
+    return server
 
 
-def test_every_verdict_that_a_row_can_be_says_whether_a_replica_helps() -> None:
-    assert [row.id for row in DIAGNOSES if row.is_limit and row.scale_out is None] == []
-    assert [scale_out_helps(Judgement(verdict, (), (), past())) for verdict in (NOT_ENOUGH_DATA, STARTING)] == [
-        None,
-        None,
-    ]
+def view(server: Server, **more: object) -> View:
+    return replace(view_of(server, DEMAND_SECONDS), **more)  # type: ignore[arg-type]
+
+
+def of(server: Server, *ranks: RankCapacity) -> dict[str, float]:
+    return {each.of: each.ratio for each in demands(view(server), ranks)}
+
+
+def judgement(verdict: str, *changes: Change) -> Judgement:
+    finding = Finding(verdict, "", "warning", True, "", "", "", "high", (), changes)  # noqa: FBT003 - as the class has it
+    return Judgement(verdict, "", "warning", (finding,), ())
+
+
+FLAG = Change("max_running_requests", "--max-running-requests", 2, 4, "")
+PEOPLE = Change("", "", None, None, "add a replica")
+
+
+def test_every_verdict_that_is_named_is_a_row_or_a_word() -> None:
+    assert {*REPLICA, *FLAG_FIRST} <= BY_ID.keys()
+    assert UNKNOWN - BY_ID.keys() == {"not_enough_data", "starting", "stopped"}
+    assert not REPLICA & FLAG_FIRST
 
 
 def test_a_running_limit_is_a_flags_first_and_a_replicas_where_no_flag_is_left() -> None:
-    assert scale_out_helps(judge(past())) is False
-    at_its_end = judge(past(measured(fixed=0.00001, per_request=0.01, half=0.001)))
-    assert at_its_end.verdict == "running_at_limit"
-    assert scale_out_helps(at_its_end) is True
+    assert scale_out_helps(judgement("running_at_limit", FLAG)) is False
+    assert scale_out_helps(judgement("running_at_limit", PEOPLE)) is True
 
 
 @pytest.mark.parametrize(
@@ -53,60 +86,69 @@ def test_a_running_limit_is_a_flags_first_and_a_replicas_where_no_flag_is_left()
         ("client_too_slow", False),
         ("grammar_queue", False),
         ("dp_imbalanced", False),
+        ("crashed", False),
         ("healthy", False),
         ("idle", False),
         ("not_enough_data", None),
+        ("starting", None),
+        ("stopped", None),
+        ("server_down", None),
+        ("scheduler_stuck", None),
     ],
 )
 def test_the_verdict_decides(verdict: str, *, helps: bool | None) -> None:
-    assert scale_out_helps(Judgement(verdict, (), (), past())) is helps
+    assert scale_out_helps(judgement(verdict)) is helps
 
 
 @pytest.mark.parametrize(
-    "more",
-    [{"starting": True}, {"troubles": frozenset({"server_down"})}, {"hang": Hang("scheduler", 100.0)}],
-    ids=["starting", "down", "stuck"],
+    "more", [{"starting": True}, {"stopped": True}, {"down": "refused"}, {"stuck": Stuck("scheduler", 100.0)}], ids=str
 )
-def test_a_server_that_is_away_has_neither_figure(more: dict[str, Any]) -> None:
-    given = replace(past(measured()), **more)
-    assert capacity_ratio(given) is None
-    assert scale_out_helps(judge(given)) is None
+def test_the_demand_of_a_server_that_is_away_is_not_known(more: dict[str, object]) -> None:
+    assert capacity_ratio(view(load()), [measured()]) is not None
+    assert capacity_ratio(view(load(), **more), [measured()]) is None
+
+
+def test_an_idle_server_has_no_demand_and_one_that_was_not_seen_has_none_that_is_known() -> None:
+    idle = load(running=0, queued=0)
+    assert capacity_ratio(view(idle), []) == 0.0
+    unseen = load()
+    unseen.advance(1000.0)
+    assert capacity_ratio(view(unseen), []) is None
 
 
 def test_waiting_requests_need_as_much_of_the_cache_as_running_ones() -> None:
-    assert of(past(running=8, queued=8, usage=0.5, limit=64))["kv_cache"] == pytest.approx(1.0)
-    assert of(past(running=8, queued=0, usage=0.5, limit=64))["kv_cache"] == pytest.approx(0.5)
+    assert of(load(8, 8, 0.5, limit=64))["kv_cache"] == pytest.approx(1.0)
+    assert of(load(8, 0, 0.5, limit=64))["kv_cache"] == pytest.approx(0.5)
 
 
 def test_prefill_is_its_backlog_over_the_objective() -> None:
     rank = replace(measured(), prefill=Prefill(around(1000.0), 0.5), waiting_tokens=4000.0)
-    objective = past(profile="online").profile.time_to_first_token_seconds
+    objective = PROFILES["online"].time_to_first_token_seconds
     assert objective is not None
-    assert of(past(rank, profile="online"))["prefill"] == pytest.approx(4.0 / objective)
-    assert "prefill" not in of(past(rank, profile="offline"))  # throughput has no objective
+    assert of(load(profile="online"), rank)["prefill"] == pytest.approx(4.0 / objective)
+    assert "prefill" not in of(load(profile="offline"), rank)  # throughput has no objective
 
 
 def test_inter_token_latency_is_the_models_without_a_histogram() -> None:
-    given = past(measured(), profile="online")
-    objective = given.profile.inter_token_seconds
+    objective = PROFILES["online"].inter_token_seconds
     assert objective is not None
-    assert of(given)["inter_token"] == pytest.approx(0.0044 / objective)
+    assert of(load(profile="online"), measured())["inter_token"] == pytest.approx(0.0044 / objective)
 
 
 def test_generation_is_tokens_a_second_over_those_of_a_full_batch() -> None:
     rank = replace(measured(batch=8.0), most_requests=32)
-    found = of(past(rank, running=8, queued=0, usage=0.2, limit=64))["generation"]
+    found = of(load(8, 0, 0.2, limit=64), rank)["generation"]
     assert found == pytest.approx((8 / 0.0056) / (32 / 0.0104))
 
 
 def test_without_what_fits_generation_is_not_known() -> None:
-    assert "generation" not in of(past(measured()))
-    assert "generation" not in of(past(RankCapacity(None, running=2.0)))
+    assert "generation" not in of(load(), measured())
+    assert "generation" not in of(load(), RankCapacity(None, running=2.0))
 
 
 def test_the_greatest_demand_counts() -> None:
-    given = past(measured(), running=8, queued=80, usage=0.5, limit=64)
-    assert capacity_ratio(given) == max(of(given).values())
+    server = load(8, 80, 0.5, limit=64)
+    assert capacity_ratio(view(server), [measured()]) == max(of(server, measured()).values())
 
 
 @pytest.fixture(scope="module")
@@ -166,11 +208,11 @@ def test_the_examples_ask_what_the_rules_record() -> None:
 def test_the_examples_scale_by_the_ratio_that_the_rules_aim_at_and_never_on_no_figure() -> None:
     for document in yaml.safe_load_all((DEPLOY / "keda.yml").read_text()):
         (trigger,) = document["spec"]["triggers"]
-        assert float(trigger["metadata"]["threshold"]) == TARGET_RATIO
+        assert float(trigger["metadata"]["threshold"]) == fleet.TARGET_RATIO
         assert trigger["metadata"]["ignoreNullValues"] == "false"
     (hpa,) = yaml.safe_load_all((DEPLOY / "hpa.yml").read_text())
     (metric,) = hpa["spec"]["metrics"]
-    assert metric["external"]["target"]["averageValue"] == f"{1000 * TARGET_RATIO:.0f}m"
+    assert metric["external"]["target"]["averageValue"] == f"{1000 * fleet.TARGET_RATIO:.0f}m"
 
 
 CASES: dict[str, tuple[dict[str, tuple[float | None, float | None]], float]] = {

@@ -1,0 +1,107 @@
+"""Throughput and inter-token latency at other batches, by the measured step times, each with its interval."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sglang_tuning_exporter.capacity.estimate import BETWEEN, Estimate
+from sglang_tuning_exporter.capacity.prediction import largest_batch_within, predict, predict_batches, throughput
+from sglang_tuning_exporter.capacity.ranks import RankCapacity
+from sglang_tuning_exporter.capacity.readings import Prefill
+from sglang_tuning_exporter.capacity.step_time import StepLine, StepTime
+
+
+def around(value: float, half: float = 0.02) -> Estimate:
+    return Estimate(value, value * (1 - half), value * (1 + half))
+
+
+def measured(
+    *,
+    fixed: float = 0.004,
+    per_request: float = 0.0002,
+    batch: float = 2.0,
+    tokens: float = 1.0,
+    prefill: float | None = None,
+    mix: float | None = None,
+    half: float = 0.02,
+    source: str = "v1_loads",
+) -> RankCapacity:
+    """A scheduler of known speed."""
+    step = StepTime(
+        9000,
+        batch,
+        1.0,
+        around(fixed + per_request * batch, half),
+        tokens,
+        StepLine(around(fixed), around(per_request, half)),
+        source=source,
+    )
+    speed = None if prefill is None else around(prefill)
+    return RankCapacity(None, step, Prefill(speed, None), prefill_per_token=mix, running=batch)
+
+
+def test_more_requests_at_once_share_a_step() -> None:
+    rank = measured()
+    assert throughput(rank, 2) == pytest.approx(Estimate(2 / 0.0044, 0, 0), abs=1e3)
+    more = throughput(rank, 16)
+    assert more is not None
+    assert more.value == pytest.approx(16 / 0.0072)
+    assert more.low < more.value < more.high
+
+
+def test_prefill_takes_its_share_of_every_token() -> None:
+    plain, beside = throughput(measured(), 8), throughput(measured(prefill=1000.0, mix=2.0), 8)
+    assert plain is not None
+    assert beside is not None
+    assert 1 / beside.value == pytest.approx(1 / plain.value + 0.002)
+
+
+def test_accepted_drafts_count_as_tokens_of_their_step() -> None:
+    one, three = predict([measured()]), predict([measured(tokens=3.0)])
+    assert one is not None
+    assert three is not None
+    assert three.tokens_per_second.value == pytest.approx(3 * one.tokens_per_second.value)
+    assert three.inter_token_p50_seconds.value == pytest.approx(one.inter_token_p50_seconds.value / 3)
+
+
+def test_schedulers_add_up_and_one_unknown_makes_all_unknown() -> None:
+    one, two = predict([measured()]), predict([measured(), measured()])
+    assert one is not None
+    assert two is not None
+    assert two.tokens_per_second.value == pytest.approx(2 * one.tokens_per_second.value)
+    assert two.inter_token_p50_seconds.value == pytest.approx(one.inter_token_p50_seconds.value)
+    assert predict([measured(), RankCapacity(1, running=2.0)]) is None
+    assert predict_batches([], []) is None
+
+
+def test_the_largest_batch_within_a_time_is_on_the_line() -> None:
+    rank = measured()
+    assert largest_batch_within(rank, 0.0084) == pytest.approx(22.0)
+    assert largest_batch_within(rank, 0.001) == 0.0
+    assert largest_batch_within(RankCapacity(None), 1.0) is None
+
+
+def test_an_exact_fit_is_predicted_no_closer_than_minutes_differ() -> None:
+    exact = Estimate(1000.0, 1000.0, 1000.0).with_drift
+    assert (exact.low, exact.high) == pytest.approx((1000.0 * (1 - 1.96 * BETWEEN), 1000.0 * (1 + 1.96 * BETWEEN)))
+
+
+@pytest.mark.parametrize("half", [0.1, 0.5, 3.0])
+def test_the_spread_between_minutes_is_added_to_the_fits_own(half: float) -> None:
+    own = around(1000.0, half)
+    later = own.with_drift
+    assert later.low <= own.low or later.low == 0.0
+    assert later.high > own.high
+    assert later.low >= 0.0
+
+
+def test_an_unsure_prefill_speed_makes_the_throughput_unsure() -> None:
+    sure, unsure = (measured(prefill=1000.0, mix=2.0) for _ in range(2))
+    unsure = replace(unsure, prefill=Prefill(around(1000.0, 0.5), None))
+    first, second = throughput(sure, 8), throughput(unsure, 8)
+    assert first is not None
+    assert second is not None
+    assert second.value == pytest.approx(first.value)
+    assert second.low < first.low < first.high < second.high
