@@ -23,14 +23,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.config.values import Address
+from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.recordings.recording import load
 from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.serve.app import make_app
 from sglang_tuning_exporter.serve.listener import bind
 from sglang_tuning_exporter.serve.server import uvicorn_config
-from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
-from sglang_tuning_exporter.state.server import ServerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -270,18 +270,20 @@ def watched_retractions(directory: Path, **settings: object) -> Sidecar:
     log = directory / "server.log"
     log.touch()
     sidecar = Sidecar(config(**{"sglang_url": "http://127.0.0.1:9", "log_file": (str(log),), **settings}))
-    begin = time.monotonic() - recording.length_seconds
     assert sidecar.log is not None
-    state = sidecar.state = sidecar.log._state = ServerState(sidecar.profile, begin)
-    reader = LogReader()
+    begin = sidecar.now() - recording.length_seconds
+    scrapes = sidecar.config.sglang_url is not None
+    watch = sidecar.watch = sidecar.log._watch = Watch(sidecar.profile, begin, reads=True, scrapes=scrapes)
+    reader = Reader()
     moments: list[tuple[float, bytes, bool]] = [(line.at, line.text, True) for line in recording.lines]
-    moments += [(scrape.at, scrape.text, False) for scrape in recording.scrapes]
+    moments += [(scrape.at, scrape.text, False) for scrape in recording.scrapes if scrapes]
     for position, text, is_line in sorted(moments, key=lambda moment: moment[0]):
-        if is_line:
-            for event in reader.feed(text):
-                state.observe(event, begin + position)
-        else:
-            state.observe_scrape(facts.read(text.decode()), begin + position)
+        if not is_line:
+            watch.scrape(facts.read(text.decode()), begin + position)
+            continue
+        for event in reader.read(text):
+            event.time = begin + position
+            watch.take(event)
     return sidecar
 
 
