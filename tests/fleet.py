@@ -1,13 +1,13 @@
 """A fleet of servers under the scaling signal, without a cluster: seeded arrivals, admission by the KV cache, cold starts, a scaler like Kubernetes's.
 
-`python tests/fleet.py` writes docs/scaling.svg. Each server's batch lines go through the exporter's own state, so the signal is the real one.
+`python tests/fleet.py` writes docs/scaling.svg. Each server's figures go through the exporter's own watch, so the signal is the real one.
 """
 
 from __future__ import annotations
 
 import itertools
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 from random import Random
@@ -15,14 +15,14 @@ from random import Random
 from sglang_tuning_exporter.capacity.estimate import Estimate
 from sglang_tuning_exporter.capacity.ranks import RankCapacity
 from sglang_tuning_exporter.capacity.step_time import StepLine, StepTime
-from sglang_tuning_exporter.diagnosis.evidence import past_of
-from sglang_tuning_exporter.diagnosis.findings import judge
-from sglang_tuning_exporter.diagnosis.scaling import DEMAND_SECONDS, capacity_ratio, scale_out_helps
-from sglang_tuning_exporter.mixin.records import MAX_RATIO, TARGET_RATIO
-from sglang_tuning_exporter.sglang.events import KvPool, Limits, Liveness, Rank, RankFigures, Scrape, ServerArgs
+from sglang_tuning_exporter.core.scaling import DEMAND_SECONDS, capacity_ratio, scale_out_helps
+from sglang_tuning_exporter.core.watch import Watch
+from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
+from sglang_tuning_exporter.sglang.server_info import ServerInfo
 from sglang_tuning_exporter.state.profiles import PROFILES
-from sglang_tuning_exporter.state.server import ServerState
 
+# Target load of a replica, and the largest demand of one server: as in the rules.
+TARGET_RATIO, MAX_RATIO = 0.8, 1.6
 STEP = 5  # seconds
 COLD_START = 180
 POOL, HELD = 64_000, 1_000  # tokens, and those of a running request: 64 fit
@@ -39,34 +39,39 @@ STEP_TIME = StepTime(10_000, 32.0, 16.0, _EXACT[0], 1.0, StepLine(_EXACT[1], _EX
 
 @dataclass
 class Server:
-    """One replica: what it runs, what waits for it, and the exporter's state beside it."""
+    """One replica: what it runs, what waits for it, and the exporter's watch beside it."""
 
     since: int
     limit: int
-    state: ServerState
+    watch: Watch
     running: float = 0.0
     queued: float = 0.0
     worked: float = 0.0
     admitted: float = 0.0
+    finished: float = 0.0
     dead: bool = False
 
     def is_ready(self, now: int) -> bool:
         return not self.dead and now >= self.since + COLD_START
 
     def work(self, now: int, arrived: float) -> None:
-        """Serve for one step of the simulation, and print its batch line."""
+        """Serve for one step of the simulation, and answer a scrape."""
         if not self.is_ready(now):
+            self.watch.lose("connection_refused", "nothing listens", float(now))
             return
         self.queued += arrived
         fits = min(POOL / HELD, self.limit)
+        finished = 0.0
         if self.running:
             finished = STEP * self.running / (ANSWER * (FIXED + PER_REQUEST * self.running))
-            self.running = max(self.running - finished, 0.0)
+            finished = min(finished, self.running)
+            self.running -= finished
         admitted = min(self.queued, max(fits - self.running, 0.0))
         self.running, self.queued = self.running + admitted, self.queued - admitted
         self.admitted += admitted
         if self.running < 0.5:
             self.running = 0.0
+        self.finished += finished
         self.worked += arrived + self.running
         figures = RankFigures(
             running=float(round(self.running)),
@@ -76,24 +81,21 @@ class Server:
             decoded_tokens=self.worked,
             admitted_requests=float(round(self.admitted)),
         )
-        scrape = Scrape([figures], progress=self.worked, started_requests=float(round(self.admitted)))
-        self.state.observe_scrape(scrape, float(now))
+        page = Scrape(
+            [figures],
+            progress=self.worked,
+            started_requests=float(round(self.admitted)),
+            finished_requests=float(round(self.finished)),
+            aborted_requests=0.0,
+        )
+        self.watch.scrape(page, float(now))
 
     def demand(self, now: int) -> float | None:
         """The value of `instance:sglang_tuning_demand:last5m` for it; None where that is absent."""
-        self.state.advance(float(now))
-        lost = frozenset({"server_down"}) if self.dead else frozenset[str]()
-        starting = not self.dead and not self.is_ready(now)
         fits = min(POOL // HELD, self.limit)
         known = RankCapacity(None, STEP_TIME, running=self.running, most_requests=fits)
-        past, lately = (
-            replace(
-                past_of(self.state, float(now), seconds=seconds, troubles=lost, starting=starting),
-                capacities=lambda: (known,),
-            )
-            for seconds in (None, DEMAND_SECONDS)
-        )
-        ratio, helps = capacity_ratio(lately), scale_out_helps(judge(past))
+        ratio = capacity_ratio(self.watch.view(float(now), DEMAND_SECONDS), [known])
+        helps = scale_out_helps(self.watch.judge(float(now)))
         if ratio is None or helps is None:
             return None
         return min(ratio, MAX_RATIO if helps else TARGET_RATIO)
@@ -176,12 +178,9 @@ def play(scene: Scene, seed: int = 7) -> Course:
 
 
 def _server(since: int, limit: int) -> Server:
-    state = ServerState(PROFILES["online"], float(since))
-    state.observe(ServerArgs(float(since), Rank(), {"model_path": "m", "max_running_requests": limit}), float(since))
-    state.observe(KvPool(float(since), Rank(), POOL), float(since))
-    state.observe(Limits(float(since), Rank(), max_total_num_tokens=POOL, max_running_requests=limit), float(since))
-    state.observe(Liveness(since + float(COLD_START), Rank(), "ready"), float(since))
-    return Server(since, limit, state)
+    watch = Watch(PROFILES["online"], float(since), reads=False, scrapes=True)
+    watch.inform(ServerInfo("0.5.23", {"model_path": "m", "max_running_requests": limit}))
+    return Server(since, limit, watch)
 
 
 def _share(ready: list[Server]) -> None:

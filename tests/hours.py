@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import re
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
-from unittest.mock import patch
 
 from alert_matrix.promtool import promtool
 from conftest import config
-from sglang_tuning_exporter.collect import log as logbook
-from sglang_tuning_exporter.collect import sidecar
 from sglang_tuning_exporter.collect.scrape import Outcome, ScrapeError
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.serve.metrics import collect
@@ -27,28 +23,10 @@ from sglang_tuning_exporter.sglang.server_info import parse_server_info
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
+    from sglang_tuning_exporter.config import Config
     from sglang_tuning_exporter.recordings.recording import Recording
 
 COUNTER = re.compile(r"_(?:total|count|sum|bucket)$")
-
-
-@dataclass
-class Clock:
-    """A simulated clock in unix seconds, which moves only when a test sets it; replaces the module `time`."""
-
-    now: float
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def time(self) -> float:
-        return self.now
-
-    @contextmanager
-    def worn(self) -> Iterator[None]:
-        """Make the exporter use this clock."""
-        with patch.object(sidecar, "time", self), patch.object(logbook, "time", self):
-            yield
 
 
 @dataclass(frozen=True)
@@ -73,62 +51,70 @@ class Story:
     gone_from: float | None = field(default=None)  # from this moment on the exporter itself does not answer
 
 
-def write_story(story: Story, directory: Path, families: Collection[str], sink: IO[str]) -> None:
-    """Write what Prometheus would have scraped. Of the server's own families only `families` are kept: they are many."""
-    directory.mkdir(parents=True)
-    log = directory / "server.log"
-    log.touch()
-    place = f'job="sglang",instance="{story.instance}"'
-    exporter: Sidecar | None = None
-    clock = Clock(0.0)
-    for moment in story.moments:
-        if story.gone_from is not None and moment.at >= story.gone_from:
-            sink.write(f"up{{{place}}} 0 {moment.at:.3f}\n")
-            continue
-        clock.now = moment.at
-        with clock.worn():
-            if exporter is None:
-                exporter = _exporter(story, log, clock)
-            if moment.lines and exporter.log is not None:
-                with log.open("ab") as printed:
-                    printed.write(moment.lines)
-                while exporter._read_log():
-                    pass
-            passed_on = ""
-            if story.scraped:
-                refused = ScrapeError("connection_refused", "nobody listens") if moment.page is None else None
-                outcome = Outcome(moment.page, refused, 0.012)
-                exporter._receive_outcome(outcome)
-                passed_on = outcome.passed_on
-                if story.server_info is not None and moment.page is not None:
-                    _inform(exporter, story.server_info)
-            with exporter.view():
+class Timed(Sidecar):
+    """The exporter with a clock that a test sets: a page does not change while a test reads it."""
+
+    def __init__(self, settings: Config, at: float) -> None:
+        self.at = at  # unix seconds
+        super().__init__(settings)
+        if self.log is not None:
+            self._read_log()
+
+    def now(self) -> float:
+        return self.at
+
+    def unix(self, moment: float) -> float:
+        return moment
+
+    def live(self, story: Story, moment: Moment, log: Path) -> str:
+        """Take the lines and the page of a moment; return what is passed on of the page."""
+        self.at = moment.at
+        if moment.lines and self.log is not None:
+            with log.open("ab") as printed:
+                printed.write(moment.lines)
+            while self._read_log():
                 pass
-            page = text_format(collect(exporter)) + passed_on
-        sink.write(f"up{{{place}}} 1 {moment.at:.3f}\n")
-        sink.writelines(_placed(page, place, moment.at, families))
-    if exporter is not None:
-        exporter.stop()
+        if not story.scraped:
+            return ""
+        refused = "connection refused: nothing listens at that address"
+        away = ScrapeError("connection_refused", refused) if moment.page is None else None
+        outcome = Outcome(moment.page, away, 0.012)
+        self._receive_outcome(outcome)
+        if story.server_info is not None and moment.page is not None:
+            info = parse_server_info(story.server_info)
+            assert info is not None
+            self.watch.inform(info)
+        return outcome.passed_on
 
 
-def _exporter(story: Story, log: Path, clock: Clock) -> Sidecar:
+def begin(story: Story, log: Path, at: float) -> Timed:
+    """Return the exporter beside the server of a story, before its first moment."""
+    log.touch()
     settings = config(
         sglang_url="http://127.0.0.1:9" if story.scraped else None,
         log_file=(str(log),) if story.logged else (),
         profile=story.profile,
     )
-    made = Sidecar(settings)
-    if story.logged:
-        made.log = logbook.Logbook(settings, made.state, made._lock, clock=clock.monotonic)
-        made._read_log()
-    return made
+    return Timed(settings, at)
 
 
-def _inform(exporter: Sidecar, answer: bytes) -> None:
-    info = parse_server_info(answer)
-    assert info is not None
-    exporter.state.facts.apply_info(info.version, info.args, info.max_running_requests)
-    exporter.state.facts.apply_ranks(info.ranks)
+def write_story(story: Story, directory: Path, families: Collection[str], sink: IO[str]) -> None:
+    """Write what Prometheus would have scraped. Of the server's own families only `families` are kept: they are many."""
+    directory.mkdir(parents=True)
+    log = directory / "server.log"
+    place = f'job="sglang",instance="{story.instance}"'
+    exporter: Timed | None = None
+    for moment in story.moments:
+        if story.gone_from is not None and moment.at >= story.gone_from:
+            sink.write(f"up{{{place}}} 0 {moment.at:.3f}\n")
+            continue
+        exporter = exporter or begin(story, log, moment.at)
+        passed_on = exporter.live(story, moment, log)
+        page = text_format(collect(exporter)) + passed_on
+        sink.write(f"up{{{place}}} 1 {moment.at:.3f}\n")
+        sink.writelines(_placed(page, place, moment.at, families))
+    if exporter is not None:
+        exporter.stop()
 
 
 def _placed(page: str, place: str, at: float, families: Collection[str]) -> Iterator[str]:

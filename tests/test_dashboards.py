@@ -14,6 +14,7 @@ import yaml
 from sglang_tuning_exporter.core import judge
 from sglang_tuning_exporter.core.rows import ROWS
 from sglang_tuning_exporter.core.runbooks import PROMETHEUS
+from sglang_tuning_exporter.core.server import STATES
 from sglang_tuning_exporter.mixin import boards
 from sglang_tuning_exporter.mixin.boards import board as layout
 from sglang_tuning_exporter.mixin.boards import definition, looks, queries, words
@@ -401,7 +402,7 @@ def test_the_sentence_of_a_verdict_is_the_exporters() -> None:
 
 
 def test_every_state_of_every_signal_has_words() -> None:
-    assert {state for states in words.STATES.values() for state in states} == set(words.STATE_WORDS)
+    assert {"idle", "unknown", *(state for states in STATES.values() for state in states)} == set(words.STATE_WORDS)
 
 
 def test_the_figures_of_the_profile_in_force_are_asked_for_and_not_written_down() -> None:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
 
 from sglang_tuning_exporter.collect.scrape import MOST_BYTES, MOST_JSON_BYTES
 from sglang_tuning_exporter.config import API_KEY_VARIABLE, ENVIRONMENT_PREFIX, OPTIONS, Option
 from sglang_tuning_exporter.core.rows import BY_ID, ROWS, Row
 from sglang_tuning_exporter.core.runbooks import BY_ALERT, MOST_SEVERE_FIRST
 from sglang_tuning_exporter.core.server import MOST_SCHEDULERS
+from sglang_tuning_exporter.mixin import alerts
 from sglang_tuning_exporter.mixin.boards.words import ADVICE_IN_WORDS, plain
-from sglang_tuning_exporter.mixin.records import records
 from sglang_tuning_exporter.mixin.rendering import render
+from sglang_tuning_exporter.serve.metrics import reference_sections
+from sglang_tuning_exporter.serve.metrics.families import Family
+from sglang_tuning_exporter.serve.metrics.sources import web, web_config_up
 from sglang_tuning_exporter.sglang.metrics import catalogue
 from sglang_tuning_exporter.sglang.metrics.exposition import LONGEST_LINE, MOST_LINES
 from sglang_tuning_exporter.state.profiles import PROFILES, THRESHOLDS, Setting
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.serve.metrics.families import Family
 
 # The unit by the end of a name, as Prometheus's naming guide has it.
 _UNITS = {
@@ -243,17 +243,15 @@ def _sources() -> str:
 
 def _metrics() -> str:
     """Write every family that the exporter can expose."""
-    from sglang_tuning_exporter.serve.metrics import reference_sections
-
     return render(
         "metrics.md.j2",
-        sections=reference_sections(),
+        sections=reference_sections() | {"Serving": [web(None, is_tls=False), web_config_up(is_up=True)]},
         columns=_columns,
         conditions=[row for row in ROWS if row.alert],
         name=lambda row: _escaped(plain(row.when.name or row.seen)),
         unit=_condition_unit,
         duration=_duration,
-        recorded=sorted({record.name for record in records()}),
+        recorded=sorted(set(re.findall(r"record: (\S+)", alerts.files()["alerts/rules/sglang-tuning.rules.yml"]))),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sglang_tuning_exporter.core.rows import CHANCES, FAILURES, ROWS, Row
 from sglang_tuning_exporter.core.runbooks import BY_ALERT
+from sglang_tuning_exporter.core.server import STATES
 from sglang_tuning_exporter.core.text import GOOD
 from sglang_tuning_exporter.mixin.boards.queries import (
     EXPORTERS_AT_END,
@@ -23,7 +24,7 @@ from sglang_tuning_exporter.mixin.boards.queries import (
     ranked,
     threshold,
 )
-from sglang_tuning_exporter.mixin.boards.words import LEVELS, SIGNAL_TITLES, STATE_NUMBERS, STATES
+from sglang_tuning_exporter.mixin.boards.words import LEVELS, SIGNAL_TITLES, STATE_NUMBERS
 
 # Without a successful scrape for this long, the exporter is down; enough for scrapes two minutes apart.
 SILENT = "2m"
@@ -241,7 +242,7 @@ def states_by_signal() -> list[dict[str, str]]:
             "expr": per_rank(
                 " or ".join(
                     f"({ranked('sglang_tuning_state', is_('signal', signal), is_('state', state))} == 1) * {numbers[state]}"
-                    for state in states
+                    for state in (*states, "idle", "unknown")
                 )
             ),
         }

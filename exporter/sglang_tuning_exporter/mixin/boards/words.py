@@ -6,7 +6,7 @@ from sglang_tuning_exporter.core import judge
 from sglang_tuning_exporter.core.advice import MOST_GRAPH, fill
 from sglang_tuning_exporter.core.rows import ROWS, Remedy
 from sglang_tuning_exporter.core.runbooks import PROMETHEUS
-from sglang_tuning_exporter.core.server import WAITS
+from sglang_tuning_exporter.core.server import STATES
 from sglang_tuning_exporter.mixin.boards.looks import (
     BAD,
     COLOURS,
@@ -20,14 +20,6 @@ from sglang_tuning_exporter.mixin.boards.looks import (
 )
 from sglang_tuning_exporter.state.profiles import DEFAULT
 
-# The states of each signal of `sglang_tuning_state`.
-STATES: dict[str, tuple[str, ...]] = {
-    "activity": ("serving", "stuck", "idle", "unknown"),
-    "queue": ("empty", "below_range", "in_range", "above_range", "idle", "unknown"),
-    "token_usage": ("below_target", "at_target", "idle", "unknown"),
-    "admission": ("no_queue", *WAITS, "idle", "unknown"),
-    "cuda_graph": ("replayed", "beyond_captured", "eager", "disabled", "unsupported", "idle", "unknown"),
-}
 # State -> words and colour. A state's number on the timeline is its place in this table.
 STATE_WORDS: dict[str, tuple[str, str]] = {
     "idle": ("idle", QUIET),
@@ -48,7 +40,6 @@ STATE_WORDS: dict[str, tuple[str, str]] = {
     "beyond_captured": ("batch beyond the graphs", WATCH),
     "eager": ("without graph", WATCH),
     "disabled": ("graphs disabled", NEUTRAL),
-    "stuck": ("stuck", BAD),
     "recovering": ("recovering from retractions", WATCH),
     "hybrid_pool_full": ("second KV cache full", WATCH),
     "grammar_queue": ("grammars compile", WATCH),
@@ -148,7 +139,6 @@ def state_looks(signal: str) -> dict[str, Json]:
     return {
         state: renamed(words, next(shades) if colour == WATCH else colour)
         for state in STATES[signal]
-        if state not in ("idle", "unknown")
         for words, colour in (STATE_WORDS[state],)
     }
 
