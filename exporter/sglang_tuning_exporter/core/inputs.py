@@ -759,6 +759,8 @@ class Logs:
                     check_together(self._lanes, lane, each)
                 yield each
             _push(heap, lane, ended)
+        for lane in self._lanes:
+            lane.tally = (lane.reader.lines, lane.reader.unreadable)
         self._check()
 
     def _lane(self, begin: Source, ended: list[Lane]) -> Lane:

@@ -96,6 +96,7 @@ class BackfillView:
                     self.log.last_line_at = event.time
                 self.watch.take(event)
                 self.log.lines, self.log.unrecognised = self._logs.tally
+        self.log.lines, self.log.unrecognised = self._logs.tally
         if self._now > -inf:
             yield self._now + STEP_SECONDS, self._scraped(self._now + STEP_SECONDS)
 
