@@ -191,6 +191,12 @@ EXAMPLES: list[tuple[str, str, str, dict[str, float]]] = [
     ("Scheduler hit an exception: Traceback (most recent call last):", "end", "scheduler_exception", {}),
     ("Exception in ModelTpServer:", "end", "scheduler_exception", {}),
     ("SIGTERM received. signum=None frame=None. Draining requests and shutting down...", "draining", "", {}),
+    (
+        "Gracefully exiting... Remaining number of requests 2. Remaining requests remaining_rids=['a', 'b'].",
+        "draining",
+        "",
+        {},
+    ),
     ("Prefill out of memory. Try to lower your batch size.", "out_of_memory", "prefill", {}),
     ("Decode out of memory. Please try to lower your batch size.", "out_of_memory", "decode", {}),
     ("ValueError: Failed to retract any request. No space left for only one request.", "out_of_memory", "decode", {}),

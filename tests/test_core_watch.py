@@ -19,7 +19,7 @@ from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
 from sglang_tuning_exporter.sglang.server_info import ServerInfo
 from sglang_tuning_exporter.state.profiles import PROFILES
-from test_core_course import ARGUMENTS, BEGIN, decode, prefill, retraction, stamp, start
+from test_core_course import ARGUMENTS, BEGIN, decode, judged, prefill, retraction, stamp, start
 
 CRASH = "Subprocess scheduler_0 (pid=77) crashed with exit code -9. Triggering SIGQUIT for cleanup..."
 
@@ -407,6 +407,90 @@ def test_a_server_that_was_stopped_is_not_down() -> None:
     beside.lines(f"{stamp(73)}SIGTERM received. signum=None frame=None. Draining requests and shutting down...")
     beside.watch.lose("connection_refused", "nothing listens", BEGIN + 75)
     assert beside.judge(76).verdict != "server_down"
+
+
+SIGTERM = "SIGTERM received. signum=None frame=None. Draining requests and shutting down..."
+REMAINING = "Gracefully exiting... Remaining number of requests 3. Remaining requests remaining_rids=['a', 'b', 'c']."
+
+
+def test_after_an_ordered_end_the_verdict_is_stopped_and_nothing_else_is_found() -> None:
+    beside = served()
+    beside.lines(*(decode(74 + at, queue=3000, usage=0.97) for at in range(0, 100, 2)))
+    beside.scrape(173)
+    before = beside.judge(174).verdict
+    beside.lines(stamp(174) + SIGTERM)
+    beside.watch.lose("connection_refused", "nothing listens", BEGIN + 176)
+    assert (before, beside.judge(177).verdict, beside.judge(177).findings) == ("queue_too_long", "stopped", ())
+
+
+def test_a_server_that_works_on_long_after_it_was_asked_to_end_was_not_stopped() -> None:
+    beside = served()
+    beside.lines(stamp(73) + SIGTERM, *(decode(74 + at) for at in range(0, 40, 2)))
+    beside.watch.lose("connection_refused", "nothing listens", BEGIN + 115)
+    assert beside.judge(116).verdict == "server_down"
+
+
+def test_a_server_that_works_on_by_its_metrics_was_not_stopped() -> None:
+    beside = served()
+    beside.lines(stamp(73) + SIGTERM)
+    for at in range(76, 120, 4):
+        beside.scrape(at)
+    beside.watch.lose("connection_refused", "nothing listens", BEGIN + 121)
+    assert beside.judge(122).verdict == "server_down"
+
+
+def test_a_long_drain_is_an_ordered_end() -> None:
+    beside = served()
+    beside.lines(stamp(73) + SIGTERM)
+    for at in range(75, 200, 5):
+        beside.lines(decode(at, running=3), stamp(at) + REMAINING)
+    beside.watch.lose("connection_refused", "nothing listens", BEGIN + 202)
+    assert beside.judge(203).verdict == "stopped"
+
+
+def test_a_flag_that_the_last_error_names_comes_first_in_the_advice_for_a_server_that_is_down() -> None:
+    beside = served()
+    beside.watch.take(Event("exception", BEGIN + 73, text="ValueError: too small: increase --mem-fraction-static"))
+    beside.watch.lose("connection_refused", "nothing listens", BEGIN + 75)
+    found = {each.diagnosis: each for each in beside.judge(76).findings}
+    assert [change.flag for change in found["server_down"].changes] == ["--mem-fraction-static", ""]
+    assert found["server_down"].changes[1].words.startswith("save the log")
+
+
+def test_the_flag_of_a_crash_comes_first_in_the_advice_for_a_server_that_is_down() -> None:
+    beside = served()
+    beside.watch.take(Event("exception", BEGIN + 73, text="ValueError: too small: increase --mem-fraction-static"))
+    beside.lines(stamp(74) + CRASH)
+    beside.watch.lose("connection_refused", "nothing listens", BEGIN + 75)
+    found = {each.diagnosis: each for each in beside.judge(76).findings}
+    assert {found[name].changes[0].flag for name in ("server_down", "crashed")} == {"--mem-fraction-static"}
+
+
+def test_an_error_before_long_work_is_not_why_a_server_is_down() -> None:
+    beside = served()
+    beside.watch.take(Event("exception", BEGIN + 73, text="ValueError: increase --mem-fraction-static"))
+    beside.lines(*(decode(74 + at) for at in range(0, 60, 2)))
+    beside.watch.lose("connection_refused", "nothing listens", BEGIN + 142)
+    found = {each.diagnosis: each for each in beside.judge(143).findings}
+    assert [change.flag for change in found["server_down"].changes] == [""]
+
+
+def test_how_a_server_crashed_is_said_in_a_sentence() -> None:
+    beside = Beside(scrapes=False)
+    beside.lines(*start(), stamp(20) + CRASH)
+    found = {each.diagnosis: each for each in beside.judge(21).findings}
+    assert found["crashed"].sentence.startswith("its log shows that scheduler_0 crashed with exit code -9")
+
+
+def test_a_finding_of_a_live_server_begins_when_a_report_says() -> None:
+    lines = [*start(), *(decode(12 + at, queue=3000, usage=0.97) for at in range(0, 200, 2))]
+    beside = Beside(scrapes=False)
+    for line in lines:
+        beside.lines(line)
+        beside.judge((beside.watch.server.now or BEGIN) - BEGIN)
+    live = {each.diagnosis: each.since for each in beside.judge(212).findings if each.is_limit}
+    report = {each.diagnosis: each.since for each in judged(lines).judgement.findings if each.is_limit}
+    assert live == report
 
 
 def test_a_server_that_loads_its_model_is_starting() -> None:

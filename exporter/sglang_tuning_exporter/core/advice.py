@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import ceil, floor, log2
+from math import ceil, floor, inf, log2
 
 from sglang_tuning_exporter.core.findings import Change, Value
 from sglang_tuning_exporter.core.rows import BY_ID, Remedy, Row
@@ -920,8 +920,16 @@ _LESS, _MORE = (
 
 
 def _by_exception(view: View, _: frozenset[str]) -> list[Draft]:
-    """SGLang's own words first: an exception that names a flag says what to change."""
-    words = view.exception or view.ended
+    return _named(view, view.exception or view.ended)
+
+
+def _down(view: View, _: frozenset[str]) -> list[Draft]:
+    is_last = view.last.get("ends", -inf) >= view.last.get("starts", -inf)  # it has not started again since
+    return _named(view, view.exception or (view.ended if is_last else ""))
+
+
+def _named(view: View, words: str) -> list[Draft]:
+    """SGLang's own words first: an error that names a flag says what to change."""
     flags = list(dict.fromkeys(_FLAG.findall(words)))[:2]
     direction = "lower" if _LESS.search(words) else "raise" if _MORE.search(words) else "set"
     drafts = []
@@ -940,6 +948,7 @@ def _by_exception(view: View, _: frozenset[str]) -> list[Draft]:
 
 ADVICE: dict[str, Advise] = {
     "crashed": _by_exception,
+    "server_down": _down,
     "out_of_memory_prefill": _out_of_memory_prefill,
     "out_of_memory_decode": _out_of_memory_decode,
     "graph_memory_short": _graph_memory,

@@ -19,13 +19,15 @@ from sglang_tuning_exporter.core.judge import (
     PAST_SECONDS,
     SENTENCES,
     Measured,
+    counts_of,
     findings,
     is_limit,
     judge,
+    seen,
     short_load,
     weigh,
 )
-from sglang_tuning_exporter.core.rows import BY_ID, ROWS, Row
+from sglang_tuning_exporter.core.rows import BY_ID, ROWS
 from sglang_tuning_exporter.core.server import Server, Totals, merged
 from sglang_tuning_exporter.core.summary import (
     COUNTS,
@@ -332,49 +334,23 @@ class Course:
 
     def _timed(self, finding: Finding, held: Held, run: Run, end: float) -> Finding:
         """Add when a finding was seen; one that is over is said in the past tense."""
-        since, until = self._seen(BY_ID[finding.diagnosis], run)
         row = BY_ID[finding.diagnosis]
-        if since is None or until is None:
+        times = seen(row, self.server, run.begin, run.end)
+        if times is None:
             return replace(
                 finding,
                 since=run.begin if row.any_load else None,
                 until=run.end if row.any_load else None,
                 seconds=held.seconds,
             )
-        headline = finding.headline
+        (since, until), headline = times, finding.headline
         if row.past and end - until > PAST_SECONDS:
-            times = self._times(row, run)
-            words = {"{until}": _clock(until), "{times}": f"{times:,.0f} times" if times != 1 else "once"}
+            number = sum(run.totals[name] for name in counts_of(row))
+            words = {"{until}": _clock(until), "{times}": f"{number:,.0f} times" if number != 1 else "once"}
             headline = row.past
             for mark, word in words.items():
                 headline = headline.replace(mark, word)
         return replace(finding, headline=headline, since=since, until=until, seconds=held.seconds)
-
-    def _seen(self, row: Row, run: Run) -> tuple[float | None, float | None]:
-        """Return when what a row is about was first and last seen in a run."""
-        if row.id == "scheduler_stuck" and self.server.hangs:
-            hangs = self.server.hangs
-            return hangs[0].begin, hangs[-1].begin + hangs[-1].seconds
-        names = _SEEN.get(row.id) or (
-            tuple(f"{row.when.figure}/{state}" for state in row.when.states) if row.when.kind == "share" else
-            row.when.states if row.when.kind == "event" else (row.when.figure,) if row.when.kind == "rate" else ()
-        )  # fmt: skip
-        for found in (
-            names,
-            ("lines",),
-        ):  # a state that was explained otherwise, and figures of the whole: while it served
-            times = [
-                begin
-                for begin, totals in self.server.buckets
-                if run.begin - 10 <= begin <= run.end and any(totals[name] > 0 for name in found)
-            ]
-            if times:
-                return max(times[0], run.begin), min(times[-1] + 10.0, run.end)
-        return None, None
-
-    def _times(self, row: Row, run: Run) -> float:
-        names = _SEEN.get(row.id) or row.when.states
-        return sum(run.totals[name] for name in names)
 
     def _notes(self, base: Judgement | None) -> tuple[str, ...]:
         notes = list(base.notes) if base is not None else []
@@ -474,15 +450,6 @@ class Course:
             elif run.end - begin > 1.0:
                 stretches.append(Stretch("idle", begin, run.end))
         return tuple(stretches)
-
-
-# What a row is about, where its condition does not name it.
-_SEEN: dict[str, tuple[str, ...]] = {
-    "retracting_too_often": ("retractions",), "conservativeness_ineffective": ("retractions",), "requests_failed": ("server_errors",),
-    "requests_refused": ("refused",), "unexplained": ("queue/in_range", "queue/above_range", "queue/below_range"),
-    "dp_imbalanced": ("queue/in_range", "queue/above_range", "queue/below_range"), "graph_memory_short": ("out_of_memory.graph_capture",),
-    "latency_batch_too_large": ("decode_lines",), "restart_loop": ("starts",),
-}  # fmt: skip
 
 
 def _with_most(totals: Totals, queued: float) -> Totals:

@@ -24,7 +24,7 @@ from sglang_tuning_exporter.core.findings import (
 )
 from sglang_tuning_exporter.core.ledger import FAST, SLOW
 from sglang_tuning_exporter.core.rows import BY_ID, ROW_OF_WAIT, ROWS, WHY_REQUESTS_WAIT, Row, When
-from sglang_tuning_exporter.core.server import WAITS
+from sglang_tuning_exporter.core.server import BUCKET_SECONDS, WAITS, Server
 from sglang_tuning_exporter.core.suspects import LATE_TIMES, SLOW_BURN_TIMES
 from sglang_tuning_exporter.core.view import SHARING, SHORTEST_TIMEOUT, View, explained
 from sglang_tuning_exporter.sglang.args.refusals import objection
@@ -524,6 +524,8 @@ def weigh(view: View) -> Measured:
         if (row.any_load or view.has_enough_load) and (figure := measure(row, view)) is not None
     }
     holds = {name for name, figure in figures.items() if figure.holds}
+    if view.stopped:  # it was asked to end: everything is over
+        return Measured(view, figures, ())
     left = tuple(
         row.id for row in ROWS if row.id in holds and holds.isdisjoint(row.unless) and not _is_excused(row, view, holds)
     )
@@ -641,6 +643,9 @@ def _changes(
 ) -> tuple[Change, ...]:
     """Return the changes of a row: of its causes where it borrows, else its own, without what others set or protect."""
     view = measured.view
+    if row.id == "server_down":  # a flag that ended it comes before the restart
+        named = (tuple(change for change in earlier.get(cause, ()) if change.flag) for cause in row.causes)
+        return (*next(filter(None, named), ()), *_own(row, measured, holding, advised))
     if row.borrows:
         given = [(cause, earlier[cause]) for cause in row.causes if earlier.get(cause) and not BY_ID[cause].chance]
         flagged = [
@@ -742,7 +747,7 @@ def amount(figure: Figure) -> str:
 def _worded(row: Row, measured: Measured, changes: tuple[Change, ...], because: tuple[str, ...]) -> Finding:
     view, figure = measured.view, measured.figures[row.id]
     figures = figures_of(view)
-    said = {"crashed": view.ended, "server_down": view.down, **view.troubles}.get(row.id)
+    said = {"crashed": _how(view.ended), "server_down": view.down, **view.troubles}.get(row.id)
     value = said or amount(figure)
     seen = row.seen if row.id != "scheduler_stuck" or figure.unit == "seconds" else "{value} " + figure.name
     sentence = (
@@ -764,6 +769,11 @@ def _worded(row: Row, measured: Measured, changes: tuple[Change, ...], because: 
         row.id, row.alert, row.severity, is_limit(row.id, measured), fill(row.summary, figures), sentence,
         _guide(fill(row.guide, figures)), confidence, evidence, changes, because, notes=tuple(notes),
     )  # fmt: skip
+
+
+def _how(ended: str) -> str:
+    """Say how a server ended; an error is said in its own words."""
+    return ended if ": " in ended else f"that {ended or 'it ended'}"
 
 
 def _guide(words: str) -> str:
@@ -841,3 +851,34 @@ STATE_WORDS: dict[str, str] = {
     "eager": "decode batches without a CUDA graph", "disabled": "CUDA graphs disabled", "replayed": "decode batches that replay a CUDA graph",
     "unsupported": "no CUDA graphs by device or role", "at_target": "token usage at its target", "below_target": "token usage below its target",
 }  # fmt: skip
+# What a row is about, where its condition does not name it.
+_SEEN: dict[str, tuple[str, ...]] = {
+    "retracting_too_often": ("retractions",), "conservativeness_ineffective": ("retractions",), "requests_failed": ("server_errors",),
+    "requests_refused": ("refused",), "unexplained": ("queue/in_range", "queue/above_range", "queue/below_range"),
+    "dp_imbalanced": ("queue/in_range", "queue/above_range", "queue/below_range"), "graph_memory_short": ("out_of_memory.graph_capture",),
+    "latency_batch_too_large": ("decode_lines",), "restart_loop": ("starts",),
+}  # fmt: skip
+
+
+def counts_of(row: Row) -> tuple[str, ...]:
+    """Return the names of the sums that a row is about."""
+    when = row.when
+    return _SEEN.get(row.id) or (
+        tuple(f"{when.figure}/{state}" for state in when.states) if when.kind == "share" else
+        when.states if when.kind == "event" else (when.figure,) if when.kind == "rate" else ()
+    )  # fmt: skip
+
+
+def seen(row: Row, server: Server, begin: float, end: float) -> tuple[float, float] | None:
+    """Return when what a row is about was first and last seen in a stretch; None where it was not."""
+    if row.id == "scheduler_stuck" and server.hangs:
+        return server.hangs[0].begin, server.hangs[-1].begin + server.hangs[-1].seconds
+    buckets = [each for each in server.buckets if begin - BUCKET_SECONDS <= each[0] <= end]
+    for names in (
+        counts_of(row),
+        ("lines",),
+    ):  # of figures of the whole, and what was explained otherwise: while it served
+        times = [at for at, totals in buckets if any(totals[name] > 0 for name in names)]
+        if times:
+            return max(times[0], begin), min(times[-1] + BUCKET_SECONDS, end)
+    return None

@@ -89,6 +89,7 @@ ROWS = (
     Row("end", rb"[A-Z]\w{0,40}(?: [a-z]\w{0,20})? hit an exception: ", "0.3.6", "scheduler_exception"),
     Row("end", rb"Exception in (?:ModelTpServer|run_tp_server|ControllerMulti|ControllerSingle)\b", "0.3.0", "scheduler_exception"),
     Row("draining", rb"SIGTERM received\. ", "0.4.4"),
+    Row("draining", rb"Gracefully exiting\.\.\. [Rr]emaining number of requests \d", "0.3.6"),  # every 5 s, until none is left
     # Failed allocations; of the last one the frames of the traceback show the phase.
     Row("out_of_memory", rb"(?:RuntimeError: )?Prefill out of memory\. (?:Please )?[Tt]ry to lower", "0.3.0", "prefill"),
     Row("out_of_memory", rb"(?:RuntimeError: )?Decode out of memory\. (?:Please )?[Tt]ry to lower", "0.3.0", "decode"),
@@ -113,7 +114,7 @@ ROWS = (
     Row("refused", rb"(?!Aborted by AbortReq)[A-Z][^\n]{8,2000}?" + _RID, "0.4.3"),
     # uvicorn's lines, and others without a text of anybody.
     Row("known", rb"INFO: +(?:Started server process|Waiting for application|Application |Uvicorn running on|Shutting down|Finished server)", "0.3.0"),
-    Row("known", rb"Endpoint '/\w{1,40}' is deprecated|Gracefully exiting|Sleeping \d+ seconds before crash diagnostics", "0.5.7"),
+    Row("known", rb"Endpoint '/\w{1,40}' is deprecated|Sleeping \d+ seconds before crash diagnostics", "0.5.7"),
     # Lines with text of a request or a model.
     Row("request", rb"(?:Receive|Finish)(?: \w{1,20})?: obj=|in=[\w.<>]{0,60}(?:ReqInput|Req)\(", "0.3.0"),
     Row("request", rb"\{[^\n]{0,200}\"event\": ?\"request\.", "0.5.12"),

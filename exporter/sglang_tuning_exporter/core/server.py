@@ -58,6 +58,7 @@ LEAST_STEPS, LEAST_COMPUTED = (
 )  # decode steps, prompt tokens between two scrapes of an idle scheduler: less are health checks
 STEP_SECONDS = 1.0  # between two step times: SGLang prints whole seconds
 NEARLY_SAME = 0.1  # of the mean batch, between two decode lines: the mean is off by half as much at most
+WORKS_ON_SECONDS = 30.0  # after a line that says it is about to end, or an exception: then it did not end by it
 COVERAGE_SECONDS = 600.0  # over which the share of the batches with a graph is shown
 MOST_STARTS = 64  # whose times are kept
 MOST_SCHEDULERS = 384  # DP ranks; those of a larger server are not taken
@@ -65,9 +66,9 @@ REPEAT_SECONDS = 10.0  # within which other ranks print the same event
 MANY_ELSEWHERE = 0.25  # of the running requests: fewer are always on their way between the two sides
 ELSEWHERE = ("bootstrap", "unbootstrapped", "prealloc", "transfer", "transferring", "inflight", "host_receive")
 ENDS = {
-    "process_died": "that one of its processes died",
-    "scheduler_exception": "that an exception ended its scheduler",
-    "launch_failed": "that its start failed",
+    "process_died": "one of its processes died",
+    "scheduler_exception": "an exception ended its scheduler",
+    "launch_failed": "its start failed",
 }
 _ELSEWHERE = frozenset(ELSEWHERE)
 IDLE, UNKNOWN = "idle", "unknown"
@@ -913,6 +914,8 @@ class Server:
             page, gains, logged_steps=self._logged_steps, speculates=self.facts.is_on("speculative_algorithm"), now=now
         )
         self._logged_steps = 0.0
+        if gains.progress:
+            self._work_on(now)
         if self.ended or self.starting:
             self.ended, self.starting = "", False
         return gains
@@ -1081,7 +1084,7 @@ class Server:
             case "end":
                 self._take_end(event, now)
             case "exception":
-                self.exception = event.text
+                self.exception, self.last["exception"] = event.text, now
             case "draining":
                 self.stopping = True
             case "hang":
@@ -1109,6 +1112,13 @@ class Server:
         else:
             self.counted[name] += number
 
+    def _work_on(self, now: float) -> None:
+        """Note work: whoever works on long after it was asked to end, or after an exception, has not ended by it."""
+        if now - self.last.get("liveness.draining", -inf) > WORKS_ON_SECONDS:
+            self.stopping = False
+        if now - self.last.get("exception", -inf) > WORKS_ON_SECONDS:
+            self.exception = ""
+
     def _note_liveness(self, name: str, now: float) -> None:
         """Count what several processes or lines say of one event once."""
         self.counted[name] += now - self.last.get(name, -inf) > REPEAT_SECONDS
@@ -1119,6 +1129,8 @@ class Server:
         scheduler = self._scheduler(rank.dp)
         if scheduler is None or scheduler.repeats(event):
             return
+        if self.stopping or self.exception:
+            self._work_on(now)
         if self.ended or self.starting:
             self.ended, self.starting = "", event.kind != "decode" and self.starting and not self.facts.ready
             self.advance(now)
@@ -1180,7 +1192,7 @@ class Server:
             if self._unexplained is not None:
                 self.bucket(self._unexplained)["out_of_memory.unknown"] -= 1
             self._unexplained = None
-        self.exception = event.text or self.exception
+        self.exception, self.last["exception"] = event.text or self.exception, now
         self.count(f"out_of_memory.{phase}", now, event)
 
     def _take_end(self, event: Event, now: float) -> None:

@@ -15,8 +15,9 @@ from sglang_tuning_exporter.core.alerts import Clocks
 from sglang_tuning_exporter.core.events import Event, from_json, is_count, lists, to_json
 from sglang_tuning_exporter.core.exposed import Words
 from sglang_tuning_exporter.core.findings import Judgement
-from sglang_tuning_exporter.core.judge import Measured, findings, judgement_of, weigh
+from sglang_tuning_exporter.core.judge import Measured, findings, judgement_of, seen, weigh
 from sglang_tuning_exporter.core.ledger import FAST, SLOW, Ledger
+from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.core.scrapes import Gains
 from sglang_tuning_exporter.core.server import Server, Totals
 from sglang_tuning_exporter.core.view import View, view_of
@@ -51,7 +52,7 @@ COUNTED_BY_PAGE = {
     "rejected": ("refused_requests", "answered_requests"),
     "server_error": ("server_errors", "answered_requests", "generation_posts"),
 }
-WAITING = FATAL | COUNTED_BY_PAGE.keys()
+WAITING = FATAL | {"health"} | COUNTED_BY_PAGE.keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +224,7 @@ class Watch:
         for at, event in waiting:
             is_true = self._is_true(event, at, now, stands=stands)
             if is_true:
-                self.server.take(event)
+                self._accept(event)
             elif is_true is None:
                 self._waiting.append((at, event))
             elif event.kind not in COUNTED_BY_PAGE:
@@ -280,7 +281,7 @@ class Watch:
             waiting, self._waiting = self._waiting, deque()
             for _, event in waiting:
                 if event.kind not in COUNTED_BY_PAGE or not self._counts(event.kind):
-                    self.server.take(event)
+                    self._accept(event)
             for _, event in held:
                 self._accept(event)
             return
@@ -370,7 +371,7 @@ class Watch:
         if now - first > UNSETTLED_SECONDS and (self._answered_at or -inf) < first + SETTLED_SECONDS:
             waiting, self._waiting = self._waiting, deque()
             for _, event in waiting:
-                self.server.take(event)
+                self._accept(event)
             self._release(accept=True)
         self._count_unlogged(now)
 
@@ -385,7 +386,7 @@ class Watch:
         """Return the last ten minutes, or `seconds`."""
         self.advance(now)
         server = self.server
-        seen = view_of(server, seconds or server.profile.window_seconds)
+        whole = view_of(server, seconds or server.profile.window_seconds)
         failure, troubles = self.failure, dict[str, str]()
         if failure is not None and failure.reason == "metrics_disabled":
             troubles["metrics_disabled"] = failure.message
@@ -409,7 +410,7 @@ class Watch:
         if failure is None and self._answered_at is None and not self._scrapes:
             starting = server.starting
         return replace(
-            seen,
+            whole,
             stopped=stopped,
             scraped=self._answered_at is not None and failure is None,
             down=down,
@@ -466,8 +467,21 @@ class Watch:
         """Weigh the last ten minutes, and let the alert clocks go on."""
         measured = weigh(self.view(now))
         self.clocks.pass_on(measured, self.server, now)
-        self.since = {name: self.since.get(name, now) for name in measured.holding}
+        self.since = {
+            name: self.since.get(name) or self._first_seen(name, measured.view, now) for name in measured.holding
+        }
         return measured
+
+    def _first_seen(self, name: str, view: View, now: float) -> float:
+        """Return when what a row is about was first seen in the last ten minutes; now where only metrics or sources show it."""
+        row = BY_ID[name]
+        if view.stuck is not None and name == "scheduler_stuck":
+            return now - view.stuck.seconds
+        if row.when.needs in {"metrics", "a sidecar"}:
+            return (self._failed_since if view.down else None) or now
+        begin = max(self.server.last.get("starts", -inf), now - self.server.profile.window_seconds)
+        times = seen(row, self.server, begin, now)
+        return times[0] if times is not None else now
 
     def judge(self, now: float) -> Judgement:
         """Return what limits the server, and let the words that stand follow."""
