@@ -1,30 +1,34 @@
 """A real recording with forged lines in its log: what they forge, after which messages, and what the exporter reports of the server.
 
-Run as a target of `python -m fuzz`: an input chooses a recording, a message (those of `fuzz/sinks.json`, and some that only look similar), the place
-and the forged line. No failure, start, retraction, argument or end of the server may follow from it, beside those of the recording.
+Run as a target of `python -m fuzz`: an input chooses a recording, a message (those of `fuzz/sinks.json`, and some that only look similar), the place,
+the forged line, and who scrapes how often. With metrics nothing may follow from it, and nothing that happened may be lost. With the log alone
+it counts, but is marked, and the server is never called healthy.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from fuzz import sinks
+from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.recordings.recording import Recording, load
 from sglang_tuning_exporter.recordings.replay import packaged
-from sglang_tuning_exporter.sglang.log.raw_text import ARRIVED_SECONDS, SuspectText
-from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.state.profiles import PROFILES
-from sglang_tuning_exporter.state.server import ServerState
 
 ROOT = Path(__file__).parent.parent
 NAMES = ("steady", "retract", "big_queue", "v0.5.9-retract", "dp2", "client_limited")
 _PREFIX = b"[2026-11-20 19:26:00] "
+READY = 1_763_640_000.0  # unix seconds at which every recording is ready
+# How often each of two scrapers scrapes, seconds: within half a minute, else a line counts as with the log alone.
+SCRAPERS = ((1.0, 1.0), (2.0, 5.0), (5.0, 5.0), (10.0, 3.0), (8.0, 10.0))
+_SETTLES = 40.0  # seconds after the end in which the last page is scraped again
+_OF_CARRIERS = "server_errors"  # the message with the raw text is one itself
 
 _OUT_OF_MEMORY = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.75 GiB."
 _TRACEBACK = (
@@ -56,6 +60,7 @@ FORGED: dict[str, bytes] = {
     "a dead process": b"\n%pSubprocess scheduler_0 (pid=1) crashed with exit code -9. Triggering SIGQUIT for cleanup...",
     "its parent": b"\n%pReceived sigquit from a child process. It usually means the child failed.",
     "watchdog": b"\n%pScheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)",
+    "an order to end": b"\n%pSIGTERM received. signum=None frame=None. Draining requests and shutting down...",
     "health": b"\n%pHealth check failed. Server couldn't get a response from detokenizer for last 20 seconds.",
     "glued": b"x%pDecode out of memory. Try to lower your batch size.",
     "behind a return": b"100%|##########| 1/1\r%pDecode out of memory. Try to lower your batch size.",
@@ -106,33 +111,32 @@ CARRIERS: dict[str, bytes] = {
     "a template": b"%pError rendering template: %s\n",
     "a request": b'%pReceive: obj=GenerateReqInput(text="%s", input_ids=None)\n',
     "its end": b"%pFinish: obj=GenerateReqInput(text='x'), out={'text': \"%s\"}\n",
-    "no prefix": b"%s\n",
+    "no prefix": b"> %s\n",
 }
 
 
 class Outcome(NamedTuple):
     """Reported facts that a forged line must not change."""
 
-    starts: int
-    out_of_memory: dict[str, int]
-    signs: dict[str, int]
-    retractions: int
-    arguments: dict[str, object]
-    limits: dict[int | None, float]
-    died: str
-    rejected: float
+    counted: Mapping[str, float]
+    arguments: Mapping[str, object]
+    limits: Mapping[int | None, float]
+    pool: float | None
+    ended: str
 
 
 class Played:
-    """A recording that is read at its own times, with forged text in the middle; with `metrics` its scrapes are read too."""
+    """A recording that is watched at its own times, with forged text in the middle; `scrapers`: with metrics, scraped so often."""
 
-    def __init__(self, recording: Recording, middle: int, *, metrics: bool, envelope: int = 0) -> None:
+    def __init__(
+        self, recording: Recording, middle: int, *, scrapers: tuple[float, float] | None, envelope: int = 0
+    ) -> None:
         self._envelope = ENVELOPES[envelope]
-        self.state, self.reader, self.now = ServerState(PROFILES["online"], 0.0), LogReader(strict=True), 0.0
+        self.watch = Watch(PROFILES["online"], READY, reads=True, scrapes=scrapers is not None)
+        self.reader, self.now = Reader(), READY
         self._recording = recording
-        self._metrics = metrics
         self._moments = [(line.at, 0, number) for number, line in enumerate(recording.lines)]
-        self._moments += [(scrape.at, 1, number) for number, scrape in enumerate(recording.scrapes)] if metrics else []
+        self._moments += [(recording.scrapes[number].at, 1, number) for number in _scraped(recording, scrapers)]
         self._moments.sort()
         self._done, self._middle = 0, middle
 
@@ -141,47 +145,64 @@ class Played:
             at, is_scrape, number = self._moments[self._done]
             if not is_scrape and number >= to:
                 return
-            self._done, self.now = self._done + 1, at
-            self.state.advance(at)
+            self._done, self.now = self._done + 1, READY + at
+            self.watch.advance(self.now)
             if is_scrape:
-                self.state.observe_scrape(facts.read(self._recording.scrapes[number].text.decode()), at)
+                self.watch.scrape(facts.read(self._recording.scrapes[number].text.decode()), self.now)
             else:
                 self.say(self._recording.lines[number].text)
 
     def say(self, text: bytes) -> None:
         """Write a text at this moment."""
-        if self._envelope is not ENVELOPES[0]:
-            text = b"".join(self._envelope(line) + b"\n" for line in text.removesuffix(b"\n").split(b"\n"))
-        self.state.observe_all(self.reader.feed_runs(text, self.now), self.now)
+        for line in text.removesuffix(b"\n").split(b"\n"):
+            for event in self.reader.read(self._envelope(line)):
+                event.time = self.now
+                self.watch.take(event)
 
     def until_middle(self) -> None:
         """Read up to the place of the forged text."""
         self._go_on(self._middle)
 
     def to_end(self) -> None:
-        """Read the rest, and let half a minute pass."""
+        """Read the rest, and let time pass."""
         self._go_on(len(self._recording.lines) + 1)
-        self.state.advance(self.now + 40.0)
-        self.state.settle(self.now + 40.0)
+        last = next((number for _, is_scrape, number in reversed(self._moments) if is_scrape), None)
+        end = self.now + _SETTLES
+        while self.now < end:
+            self.now += 5.0
+            if last is not None:
+                self.watch.scrape(facts.read(self._recording.scrapes[last].text.decode()), self.now)
+            self.watch.advance(self.now)
 
     def outcome(self) -> Outcome:
         """Return the reported facts now."""
-        state = self.state
-        return Outcome(
-            state.starts,
-            dict(+Counter(state.out_of_memory)),
-            dict(+Counter(state.liveness)),
-            int(state.totals().counts["retraction_events"]),
-            dict(state.facts.args),
-            dict(state.facts.running_limits),
-            state.life.died,
-            state.server_totals.counts["rejected_requests"],
-        )
+        server = self.watch.server
+        # An order to end is taken as it is printed: a server that works on is not down, whoever ordered what.
+        counted = {name: number for name, number in server.counted.items() if number and name != "liveness.draining"}
+        limits, pool = dict(server.facts.limits), server.facts.pool()
+        return Outcome(counted, dict(server.facts.arguments), limits, pool, server.ended)
+
+    def marked(self, name: str) -> float:
+        """Return how many of these are marked: text of clients was printed close before."""
+        return sum(totals[f"marked.{name}"] for _, totals in self.watch.server.buckets)
 
 
-def play(recording: Recording, words: bytes, middle: int, *, metrics: bool, envelope: int = 0) -> Outcome:
-    """Return the facts after a recording with these words before line `middle`; `%p` becomes the prefix at that time."""
-    played = Played(recording, middle, metrics=metrics, envelope=envelope)
+def _scraped(recording: Recording, scrapers: tuple[float, float] | None) -> list[int]:
+    """Return the numbers of the pages that two scrapers get."""
+    due, found = [0.0, 0.0], []
+    for number, page in enumerate(recording.scrapes if scrapers is not None else ()):
+        came = [who for who, at in enumerate(due) if page.at >= at]
+        for who in came:
+            due[who] = page.at + (scrapers or due)[who]
+        found += [number] if came else []
+    return found
+
+
+def play(
+    recording: Recording, words: bytes, middle: int, *, scrapers: tuple[float, float] | None, envelope: int = 0
+) -> Played:
+    """Play a recording with these words before line `middle`; `%p` becomes the prefix at that time."""
+    played = Played(recording, middle, scrapers=scrapers, envelope=envelope)
     played.until_middle()
     prefix = next(
         (line.text[: line.text.index(b"]") + 2] for line in recording.lines[middle:] if line.text[:3] == b"[20"), b""
@@ -189,15 +210,24 @@ def play(recording: Recording, words: bytes, middle: int, *, metrics: bool, enve
     if words:
         played.say(words.replace(b"%p", prefix))
     played.to_end()
-    return played.outcome()
+    return played
 
 
 @cache
-def recordings() -> tuple[tuple[Recording, dict[bool, Outcome]], ...]:
-    """Return real recordings with their facts."""
+def recordings() -> tuple[Recording, ...]:
+    """Return real recordings."""
     packed = [ROOT / "tests" / "recordings" / name for name in NAMES]
-    loaded = [load(path) if path.is_dir() else load(packaged(path.name)) for path in packed]
-    return tuple((each, {metrics: play(each, b"", 0, metrics=metrics) for metrics in (False, True)}) for each in loaded)
+    return tuple(load(path) if path.is_dir() else load(packaged(path.name)) for path in packed)
+
+
+@cache
+def true(place: int, scrapers: tuple[float, float] | None) -> Outcome:
+    """Return the facts of a recording, and see that none is lost."""
+    recording = recordings()[place]
+    found = play(recording, b"", 0, scrapers=scrapers).outcome()
+    retractions = sum(b"Retract requests. #" in line.text for line in recording.lines)
+    assert found.counted.get("retractions", 0) == retractions, (recording.name, scrapers)
+    return found
 
 
 @cache
@@ -206,46 +236,45 @@ def carriers() -> tuple[bytes, ...]:
     words = (f"{sink.before}%s{sink.after}" for sink, _ in sinks.known())
     messages = (b"%p" + text.replace("%p", "p").encode() + b"\n" for text in words)
     # Of those that are events of their own, the recording's figures would have to be others.
-    return tuple(CARRIERS.values()) + tuple(text for text in messages if not LogReader().feed(_PREFIX + text[2:]))
-
-
-def _retractions(recording: Recording, middle: int, carrier: bytes, forged: bytes) -> tuple[int, int]:
-    """Return how many retractions fewer and more may be counted without metrics (SECURITY.md).
-
-    Of those near the raw words, one counts for each decode line; after a message that is known to contain a model's text, none counts.
-    """
-    before = carrier.split(b"%s")[0].removeprefix(b"%p")
-    suspicion = SuspectText()
-    suspicion.note_message(before, None, 1)
-    more = int(_RETRACTION[:30] in forged and not suspicion.after_sink)
-    at = recording.lines[middle - 1].at
-    near = (line.text for line in recording.lines[middle:] if line.at <= at + ARRIVED_SECONDS)
-    return -sum(b"Retract requests" in text for text in near), more
+    return tuple(CARRIERS.values()) + tuple(text for text in messages if not Reader().read(_PREFIX + text[2:]))
 
 
 def check_forgery(data: bytes) -> None:
-    """Forged text after any message of any release changes no fact of the server."""
+    """Forged text after any message of any release changes no fact of a server with metrics; with the log alone it is marked."""
     if len(data) < 6:
         return
-    recording, truth = recordings()[data[0] % len(recordings())]
-    metrics = bool(data[1] & 1)
+    place = data[0] % len(recordings())
+    recording = recordings()[place]
+    scrapers = SCRAPERS[data[1] // 8 % len(SCRAPERS)] if data[1] & 1 else None
     forged = tuple(FORGED.values())[data[2] % len(FORGED)]
     carrier = carriers()[int.from_bytes(data[3:5], "big") % len(carriers())]
     served = next(number for number, line in enumerate(recording.lines) if b"fired up and ready" in line.text) + 60
+    # SGLang's counter of retractions is on its page from the first request on.
+    pages = (recording.scrapes[number] for number in _scraped(recording, scrapers))
+    counted = next((page.at for page in pages if b"sglang:num_retracted_reqs" in page.text), 0.0)
+    served = max(served, recording.count_lines_until(counted))
     # Keep away from the end of the log: silence after a forged failure would confirm it.
     last = max(number for number, line in enumerate(recording.lines) if b"Decode batch" in line.text) - 60
     middle = served + int.from_bytes(data[5:8], "big") % max(last - served, 1)
     words = carrier.replace(b"%s", data[8:].replace(b"%", b"") + forged)
-    outcome = play(recording, words, middle, metrics=metrics, envelope=data[1] // 2 % len(ENVELOPES))
-    true = truth[metrics]
-    if not metrics:
-        least, most = _retractions(recording, middle, carrier, forged)
-        assert least <= outcome.retractions - true.retractions <= most, (recording.name, middle, carrier, forged)
-        # A log alone cannot show that an access line is none (SECURITY.md).
-        outcome = outcome._replace(retractions=true.retractions, rejected=true.rejected)
-    assert outcome == true, (recording.name, middle, carrier, forged, metrics)
+    played = play(recording, words, middle, scrapers=scrapers, envelope=data[1] // 2 % len(ENVELOPES))
+    outcome, expected = played.outcome(), true(place, scrapers)
+    where = (recording.name, middle, carrier, forged, scrapers)
+    if scrapers is not None:
+        assert outcome == expected, where
+        return
+    for name, number in (
+        outcome.counted.items() if not carrier.startswith(b"%p%s") else ()
+    ):  # all of the message is theirs
+        if name != _OF_CARRIERS and not name.startswith("liveness."):  # lines, marked or not
+            assert number - played.marked(name) <= expected.counted.get(name, 0), (name, where)
+    assert played.watch.judge(played.now).verdict != "healthy", where
 
 
 def seeds() -> list[bytes]:
     """Two inputs for each kind of forgery, behind other messages, in turn with metrics and in each envelope."""
-    return [bytes((at, at % 8, at, 0, at + more, 0, 7 * at, 0)) for at in range(len(FORGED)) for more in (0, 5)]
+    return [
+        bytes((at, at % 8 + 8 * (at % len(SCRAPERS)), at, 0, at + more, 0, 7 * at, 0))
+        for at in range(len(FORGED))
+        for more in (0, 5)
+    ]

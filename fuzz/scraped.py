@@ -93,11 +93,11 @@ def exported(rng: random.Random, pages: Sequence[str]) -> bytes:
     sidecar = Sidecar(settings(log_file=(f"/nowhere/{name.replace(chr(0), '')}.log",)))
     info = parse_server_info(json.dumps({"model_path": name, "served_model_name": name, "version": rng.choice(TEXTS)}))
     if info is not None:
-        sidecar.state.facts.apply_info(info.version, info.args, info.max_running_requests)
+        sidecar.watch.inform(info)
     reader, native = PageReader(), ""
     for page in pages:
         scrape, native, _ = reader.read(exposition.bounded(page).text)
-        sidecar.state.observe_scrape(scrape, time.monotonic())
+        sidecar.watch.scrape(scrape, sidecar.now())
     return (text_format(collect(sidecar)) + native).encode()
 
 

@@ -15,11 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import OPTIONS, Config
 from sglang_tuning_exporter.config.values import Address
-from sglang_tuning_exporter.diagnosis.command import command_line
 from sglang_tuning_exporter.serve.api import render as as_json
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format
 from sglang_tuning_exporter.serve.pages.page import render as as_page
+from sglang_tuning_exporter.sglang.args.command import command_line
 
 # What a shell takes as plain words: as they stand, quoted, or a variable of the operator's.
 ONE_COMMAND = re.compile(r"""(?:(?: |^)(?:"\$[A-Z0-9_]+"|(?:[\w@%+=:,./-]|'[^']*'|"'")+))+""", re.ASCII)
@@ -48,7 +48,8 @@ def check_outputs(sidecar: Sidecar) -> None:
     assert len(set(series)) == len(series), "one series twice"
     as_page(sidecar, still=False).encode("utf-8", "backslashreplace")
     json.loads(as_json(sidecar), parse_constant=_no_constant)
-    command = command_line(sidecar.state.facts, {"schedule_conservativeness": 1.3})
+    facts = sidecar.watch.server.facts
+    command = command_line(facts.release, facts.arguments, {"schedule_conservativeness": 1.3})
     assert command is None or ONE_COMMAND.fullmatch(command.text), command
 
 

@@ -5,7 +5,7 @@
 
 Each call that logs, prints or raises a text with a part that can hold such words is written to `fuzz/sinks.json`: the constant words around that
 part, and release by release the place. `docs/raw-words.md` is the same as a table. What is taken for raw is decided by the names of the variables
-(`_RAW`), so both ways it can be wrong: the reader of logs needs none of it (`sglang/log/raw_text.py`), it is what `fuzz/forgeries.py` forges with.
+(`_RAW`), so both ways it can be wrong: the reader of logs needs none of it (`core/trust.py`), it is what `fuzz/forgeries.py` forges with.
 Nothing of SGLang's code is kept.
 """
 

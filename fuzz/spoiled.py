@@ -1,7 +1,6 @@
-"""Mutated log lines by the million through reader, state and findings, without coverage, because that is fastest.
+"""Mutated log lines by the million through reader, watch and judgement, without coverage, because that is fastest.
 
-No line may raise, read alone or with the usual lines of its second, both ways must read the same kinds of lines, and
-memory may not grow: all is checked at every block.
+No line may raise, each has one kind, and memory may not grow: all is checked at every block.
 """
 
 from __future__ import annotations
@@ -14,16 +13,15 @@ import traceback
 from pathlib import Path
 
 from fuzz.lines import mutators, seeds
-from sglang_tuning_exporter.diagnosis.evidence import past_of
-from sglang_tuning_exporter.diagnosis.findings import judge
-from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.state.profiles import PROFILES
-from sglang_tuning_exporter.state.server import ServerState
 
 BLOCK_LINES = 2000
 # What the interpreter's arenas may take on top after the first blocks have warmed every cache.
 GROWTH_MIB = 64
 FAILURE = Path("build/fuzz/spoiled.log")
+BEGIN = 1_763_640_000.0
 
 
 def run(lines: int, seconds: float, seed: int) -> int:
@@ -31,22 +29,21 @@ def run(lines: int, seconds: float, seed: int) -> int:
     rng = random.Random(seed)
     clean = [line[:4000] for line in seeds()]
     ways = mutators(rng, clean)
-    reader, state = LogReader(), ServerState(PROFILES["offline"], 0.0)
-    live_reader, live_state = LogReader(), ServerState(PROFILES["offline"], 0.0)
-    begin, done, now, events = time.monotonic(), 0, 0.0, 0
+    reader, watch = Reader(), Watch(PROFILES["offline"], BEGIN, reads=True, scrapes=False)
+    begin, done, now, events, lines_read = time.monotonic(), 0, BEGIN, 0, 0
     warm = 0
     while done < lines and time.monotonic() - begin < seconds:
         block = b"".join(rng.choice(ways)(rng.choice(clean)) + b"\n" for _ in range(BLOCK_LINES))
         now += 1.0
         try:
-            for event in reader.feed(block):
-                state.observe(event, now)
-                events += 1
-            live_state.observe_all(live_reader.feed_runs(block), now)
-            for each in (state, live_state):
-                judge(past_of(each, now))
-            if live_reader.counts != reader.counts:
-                message = f"in runs {live_reader.counts}, alone {reader.counts}"
+            for line in block.splitlines():
+                lines_read += 1
+                for event in reader.read(line):
+                    event.time, events = now, events + 1
+                    watch.take(event)
+            watch.judge(now)
+            if sum(reader.lines.values()) != lines_read:
+                message = f"{lines_read} lines, by kind {reader.lines}"
                 raise AssertionError(message)  # noqa: TRY301 - reported as any other failure
         except Exception:  # noqa: BLE001 - any exception is what is looked for
             traceback.print_exc()

@@ -14,17 +14,16 @@ from typing import Any
 from fuzz import forgeries
 from fuzz.sidecars import check_outputs, scratch, settings
 from sglang_tuning_exporter.collect.log import Logbook
-from sglang_tuning_exporter.collect.positions import HEAD_BYTES, TAIL_BYTES, digest, make_mark
+from sglang_tuning_exporter.collect.positions import HEAD_BYTES, TAIL_BYTES, make_mark
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.collect.state_file import SCHEMA
-from sglang_tuning_exporter.diagnosis.evidence import past_of
-from sglang_tuning_exporter.diagnosis.findings import judge
-from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.state.profiles import PROFILES
-from sglang_tuning_exporter.state.server import ServerState
 
 _LOG = Path(__file__).parent.parent / "tests" / "data" / "logs" / "0.5.23.log"
+NOW = 1_763_640_000.0
 # What a value of a JSON document may be instead of what it should be.
 _ODD_VALUES: tuple[object, ...] = (
     *(None, True, False, -1, 0, 1, 1.5, 1e308, -1e308, 10**400, 2**53, 10**15, math.nan, math.inf),
@@ -62,12 +61,14 @@ def check_state_values(data: bytes) -> None:
         try:
             assert sidecar.log is not None
             sidecar.log.poll()
-            now = time.monotonic()
-            sidecar.state.observe_scrape(facts.read(_serving()), now)
-            sidecar.state.observe_all(LogReader().feed_runs(_line()), now)
-            sidecar.state.advance(now + 40.0)
+            watch, now = sidecar.watch, sidecar.now()
+            watch.scrape(facts.read(_serving()), now)
+            for event in Reader().read(_line().rstrip()):
+                event.time = now
+                watch.take(event)
             check_outputs(sidecar)
-            json.dumps(sidecar.state.saved(now + 40.0), allow_nan=False)
+            watch.judge(now + 40.0)
+            json.dumps(watch.saved(now + 40.0), allow_nan=False)
         finally:
             sidecar.stop()
 
@@ -84,21 +85,22 @@ def _paths(value: object, to: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 @cache
 def _rich_state() -> bytes:
     """The state file of a server that was seen to retract, with lines that wait for evidence, as JSON; `LOG` and `INODE` are its log's."""
-    recording, _ = forgeries.recordings()[1]
-    played = forgeries.Played(recording, len(recording.lines) * 3 // 4, metrics=True)
+    recording = forgeries.recordings()[1]
+    played = forgeries.Played(recording, len(recording.lines) * 3 // 4, scrapers=(1.0, 1.0))
     played.until_middle()
+    played.watch.judge(played.now)
     for name in ("out of memory", "all lines of a start", "retraction", "watchdog"):
         played.say(forgeries.FORGED[name].replace(b"%p", b"[2026-11-20 19:26:00] ") + b"\n")
     mark = make_mark("LOG", 0, 3 * len(_line()), (_line() * 3)[:HEAD_BYTES], (_line() * 3)[-TAIL_BYTES:]).json()
     positions = {"patterns": ["LOG"], "files": [mark | {"inode": "INODE"}]}
     document = {"at": time.time() - 5.0, "positions": positions, "lines": {"decode": 3}, "unrecognised": {"x": 1}}
-    document |= {"held": {"LOG": [digest(_line())]}, "state": played.state.saved(played.now)}
+    document |= {"watch": played.watch.saved(played.now)}
     return json.dumps({"schema": SCHEMA, "program": "sglang-tuning-exporter", **document}).encode()
 
 
 @cache
 def _serving() -> str:
-    return forgeries.recordings()[1][0].scrapes[-1].text.decode()
+    return forgeries.recordings()[1].scrapes[-1].text.decode()
 
 
 def check_state_file(data: bytes) -> None:
@@ -109,12 +111,12 @@ def check_state_file(data: bytes) -> None:
         given = settings(log_file=(str(log),), state_file=path, sglang_url=None)
         saved: list[tuple[Any, dict[str, int]]] = []
         for _ in range(2):
-            state = ServerState(PROFILES["online"], 0.0)
-            book = Logbook(given, state, nullcontext(), clock=lambda: 1.0)
+            watch = _watch()
+            book = Logbook(given, watch, nullcontext(), clock=lambda: NOW)
             try:
                 book.poll()
-                judge(past_of(state, 2.0))
-                saved.append((state.saved(2.0)["ranks"], dict(book.lines)))
+                watch.judge(NOW + 1.0)
+                saved.append((watch.saved(NOW + 1.0)["counted"], dict(book.lines)))
             finally:
                 book.close()
         kept = path.read_bytes()
@@ -123,6 +125,10 @@ def check_state_file(data: bytes) -> None:
         else:
             assert not data.strip(b"\0 \r\n") or data.lstrip()[:1] == b"{", "a file of somebody else was overwritten"
             assert saved[0] == saved[1], "a restart changed what had been counted"
+
+
+def _watch() -> Watch:
+    return Watch(PROFILES["online"], NOW, reads=True, scrapes=False)
 
 
 @cache
@@ -135,13 +141,16 @@ def _line() -> bytes:
 
 def seeds() -> list[bytes]:
     """An exporter's own state file, none, and one of an older release."""
-    state = ServerState(PROFILES["online"], 0.0)
-    state.observe_all(LogReader().feed_runs(_LOG.read_bytes()), 1.0)
+    watch, reader = _watch(), Reader()
+    for line in _LOG.read_bytes().splitlines():
+        for event in reader.read(line):
+            event.time = NOW
+            watch.take(event)
     with scratch("state.json", b"") as path:
         log = path.with_name("server.log")
         log.write_bytes(_line() * 4)
         given = settings(log_file=(str(log),), state_file=path, sglang_url=None, from_start=True)
-        book = Logbook(given, state, nullcontext(), clock=lambda: 1.0)
+        book = Logbook(given, watch, nullcontext(), clock=lambda: NOW)
         book.poll()
         book.close()
         return [path.read_bytes(), b"", b'{"schema": 1, "positions": {"patterns": [], "files": []}}']

@@ -10,7 +10,6 @@ import gzip
 import json
 import math
 import re
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,18 +27,13 @@ from sglang_tuning_exporter.core.inputs import Logs
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.page import page as report_page
 from sglang_tuning_exporter.core.text import text as as_text
-from sglang_tuning_exporter.diagnosis.evidence import past_of
-from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.recordings.recording import from_files
 from sglang_tuning_exporter.sglang.args.printed import holds_secret, is_secret, parse_server_args
-from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
-from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.sglang.metrics import exposition
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.sglang.metrics.page_cache import PageReader, ParsedPage
 from sglang_tuning_exporter.sglang.server_info import parse_loads, parse_server_info
 from sglang_tuning_exporter.state.profiles import PROFILES
-from sglang_tuning_exporter.state.server import ServerState
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "tests" / "data"
@@ -66,8 +60,8 @@ class Target:
     longest: int = 8192
 
 
-def check_core_lines(data: bytes) -> None:
-    """The core's reader gives each line one kind, the same every time, with finite figures and no secret; it does not raise."""
+def check_lines(data: bytes) -> None:
+    """The reader gives each line one kind, the same every time, with finite figures and no secret; it does not raise."""
     lines, readers = data.split(b"\n"), (Reader(), Reader())
     events, again = ([event for line in lines for event in reader.read(line)] for reader in readers)
     assert repr(events) == repr(again)
@@ -78,30 +72,6 @@ def check_core_lines(data: bytes) -> None:
         assert len(event.text) <= 1010
         assert not any(is_secret(name) for name in event.arguments)
     assert explain(lines)
-
-
-def check_lines(data: bytes) -> None:
-    """Lines alone, in runs, and cut into two blocks give the same; none is lost, none raises."""
-    lines = data.split(b"\n")
-    alone, runs, parts = LogReader(), LogReader(), LogReader()
-    events = alone.feed(data)
-    together = runs.feed_runs(data)
-    assert [line for each in together for line in (each.events() if isinstance(each, BatchRun) else [each])] == events
-    tallies = (alone.counts, alone.unrecognised)
-    assert (runs.counts, runs.unrecognised) == tallies
-    assert sum(alone.counts.values()) == len(lines) - (not lines[-1])
-    cut = len(b"\n".join(lines[: len(lines) // 2])) + 1 if len(lines) > 1 else 0
-    assert parts.feed(data[:cut]) + parts.feed(data[cut:]) == events
-    assert (parts.counts, parts.unrecognised) == tallies
-    state = ServerState(PROFILES["offline"], 0.0)
-    state.observe_all(together, 1.0)
-    judge(past_of(state, 2.0))
-    single = ServerState(PROFILES["offline"], 0.0)
-    for event in events:
-        assert event.time is None or math.isfinite(event.time)
-        single.observe(event, 1.0)
-    assert single.saved(2.0) == state.saved(2.0)
-    assert "NaN" not in json.dumps(state.saved(2.0))
 
 
 def known(text: str) -> list[tuple[str, str, str]]:
@@ -136,9 +106,8 @@ def check_exposition(data: bytes) -> None:
         else:
             assert theirs == read
     sidecar = Sidecar(settings())
-    now = time.monotonic()
     for at in (0.0, 5.0):
-        sidecar.state.observe_scrape(facts.read(text), now + at)
+        sidecar.watch.scrape(facts.read(text), sidecar.now() + at)
     check_outputs(sidecar)
     _check_reader(text.split(words.PART.decode()))
 
@@ -176,9 +145,9 @@ def check_server_info(data: bytes) -> None:
     info = parse_server_info(data)
     if info is not None:
         harmless(info.args)
-        sidecar.state.facts.apply_info(info.version, info.args, info.max_running_requests)
+        sidecar.watch.inform(info)
     for load in parse_loads(data):
-        sidecar.state.facts.apply_load(load.dp, load.max_running_requests)
+        sidecar.watch.load(load)
     check_outputs(sidecar)
 
 
@@ -189,11 +158,11 @@ def check_server_args(data: bytes) -> None:
     if arguments is not None:
         harmless(arguments)
     sidecar = Sidecar(settings())
-    now = time.monotonic()
-    line = b"[2026-01-31 12:00:00] " + data.replace(b"\n", b" ") + b"\n"
-    for event in LogReader().feed(line):
-        sidecar.state.observe(event, now)
-    harmless(dict(sidecar.state.facts.args))
+    reader, line = Reader(), b"[2026-01-31 12:00:00] " + data.replace(b"\n", b" ")
+    for event in (*reader.read(line), *reader.end()):
+        event.time = sidecar.now()
+        sidecar.watch.take(event)
+    harmless(dict(sidecar.watch.server.facts.arguments))
     check_outputs(sidecar)
 
 
@@ -334,7 +303,6 @@ TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
         Target("lines", check_lines, _log_seeds, words.LOG),
-        Target("core_lines", check_core_lines, _log_seeds, words.LOG),
         Target("exposition", check_exposition, _page_seeds, words.PAGE),
         Target("server_info", check_server_info, _info_seeds, words.JSON),
         Target("server_args", check_server_args, _args_seeds, words.ARGUMENT),

@@ -33,8 +33,8 @@ CONFIG = (
     b"2025-13-01", b"0x1f", b"1:30", b".nan", b".inf", b'"\\ud800"', b"offline", b"queue_upper", b"=", b"-", b"%", b"@",
 )  # fmt: skip
 STATE = (
-    *JSON, b'"schema": 1', b'"state"', b'"ranks"', b'"counts"', b'"dp"', b'"witness"', b'"retractions"', b'"failures"', b'"stats_ranks"',
-    b'"positions"', b'"files"', b'"patterns"', b'"inode"', b'"position"', b'"lines"', b'"starts"', b'"decode"', b'"unexplained": true',
+    *JSON, b'"schema": 1', b'"watch"', b'"ranks"', b'"counted"', b'"doubtful"', b'"ledger"', b'"waiting"', b'"clocks"', b'"words"', b'"starts"',
+    b'"outages"', b'"positions"', b'"files"', b'"patterns"', b'"inode"', b'"position"', b'"lines"', b'"decode"', b'"kind": "retraction"',
 )  # fmt: skip
 RECORDING = (
     PART + b"server.log\n", PART + b"events.jsonl\n", PART + b"recording.json\n", PART + b"server_info.json\n", PART + b"metrics-3-1763638817000.prom\n",
