@@ -95,9 +95,9 @@ def notify(*, listen_address: str) -> int:
 def generate(*, runbook_url: str | None, grafana_url: str | None, output: Path, check: bool, time_scale: float) -> int:
     """Write the rules and dashboards, or check them."""
     from sglang_tuning_exporter.mixin import run
-    from sglang_tuning_exporter.mixin.annotations import GRAFANA_URL, Links
+    from sglang_tuning_exporter.mixin.annotations import Links
 
-    links = Links(runbook_url or None, grafana_url or GRAFANA_URL)
+    links = Links(runbook_url or None, grafana_url or None)
     return run(output, check=check, time_scale=time_scale, links=links)
 
 

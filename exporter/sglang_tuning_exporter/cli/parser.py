@@ -78,9 +78,9 @@ def make_parser() -> _Parser:
     )
     generate.flag(
         "--runbook-url BASE",
-        "where notifications find the runbooks: BASE/<Alert>, or BASE with {alert} in it (default: the exporter that saw it)",
+        "where notifications find the runbooks: BASE/<Alert>, or BASE with {alert} in it (default: no link)",
     )
-    generate.flag("--grafana-url BASE", "where notifications find Grafana (default http://localhost:3000)")
+    generate.flag("--grafana-url BASE", "where notifications find Grafana (default: no link)")
     completion = add(
         run.completion,
         "print a script that completes this command line in a shell",

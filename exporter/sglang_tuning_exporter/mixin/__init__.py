@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from sglang_tuning_exporter.config.values import UsageError
-from sglang_tuning_exporter.diagnosis import runbook as runbooks
+from sglang_tuning_exporter.core import runbooks
 from sglang_tuning_exporter.mixin import alerts, boards, reference
 from sglang_tuning_exporter.mixin.annotations import DEFAULT_LINKS, Links
 

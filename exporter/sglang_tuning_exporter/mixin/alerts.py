@@ -1,20 +1,23 @@
-"""The table of diagnoses as Prometheus rules and Alertmanager configuration."""
+"""Alert rules, Alertmanager configuration and notification templates, from the table of diagnoses."""
 
 from __future__ import annotations
 
 import re
+from functools import partial
 
-from sglang_tuning_exporter.diagnosis.advice import REASONS
-from sglang_tuning_exporter.diagnosis.alerting import query
-from sglang_tuning_exporter.diagnosis.conditions.condition import SERVING_SECONDS
-from sglang_tuning_exporter.diagnosis.promql import SECONDS_IN
-from sglang_tuning_exporter.diagnosis.row import URGENCY, Diagnosis
-from sglang_tuning_exporter.diagnosis.table import ALERTS, MOST_SEVERE_FIRST
+from sglang_tuning_exporter.core.rows import CHANCES, FAILURES, LIMITS, OBJECTIVES, Row
+from sglang_tuning_exporter.core.runbooks import INHIBITIONS, MOST_SEVERE_FIRST, PROMETHEUS, figures, filled
 from sglang_tuning_exporter.mixin.annotations import DEFAULT_LINKS, Links, alert_annotations
-from sglang_tuning_exporter.mixin.records import records
 from sglang_tuning_exporter.mixin.rendering import render
+from sglang_tuning_exporter.state.profiles import DEFAULT
 
+WINDOW = (
+    "15m"  # an exporter's last word holds for so long: longer than SGLangTuningExporterDown needs, and than a restart
+)
+MOST_RULES = 14  # of a group, which is evaluated one rule after the other
+_SECONDS_IN = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(?<![\w.])(\d+)([smh])(?![\w.])")
+_OF_RULES = re.compile(r"(?<=\[)\d+[smh](?=\])|(?<=\boffset )\d+[smh]|(?<= for: )\d+[smh]")  # the rest is prose
 
 
 def scaled(text: str, time_scale: float) -> str:
@@ -23,52 +26,46 @@ def scaled(text: str, time_scale: float) -> str:
         return text
 
     def shorter(match: re.Match[str]) -> str:
-        milliseconds = round(1000 * int(match[1]) * SECONDS_IN[match[2]] / time_scale)
+        milliseconds = round(1000 * int(match[1]) * _SECONDS_IN[match[2]] / time_scale)
         return f"{milliseconds // 1000}s" if milliseconds % 1000 == 0 else f"{milliseconds}ms"
 
     return _DURATION.sub(shorter, text)
 
 
-def is_inhibited_by(row: Diagnosis, other: Diagnosis) -> bool:
-    """Return whether `row` is not notified while `other` fires for the same server.
-
-    Only by its cause, or by an alert that explains everything else about a server (`Diagnosis.inhibits`). Never by its own
-    consequence, nor by a less urgent alert, which may go to nobody. An alert about a job has no server: it inhibits no alert
-    and is inhibited by none.
-    """
-    if "job" in {row.about, other.about}:
-        return False
-    if row is other or row.id in other.causes or URGENCY[other.severity] < URGENCY[row.severity]:
-        return False
-    if other.id in row.causes:
-        return not row.notified_as_well
-    return other.inhibits is not None and row.inhibits is None and URGENCY[row.severity] <= URGENCY[other.inhibits]
+def groups() -> dict[str, list[Row]]:
+    """Return the rows that have an alert by the name of their group."""
+    found: dict[str, list[Row]] = {}
+    for name, rows in {"failures": FAILURES, "limits": LIMITS, "objectives": (*OBJECTIVES, *CHANCES)}.items():
+        notified = [row for row in rows if row.alert]
+        for begin in range(0, len(notified), MOST_RULES):
+            part = notified[begin : begin + MOST_RULES]
+            found[f"{name}-{begin // MOST_RULES + 1}" if len(notified) > MOST_RULES else name] = part
+    return found
 
 
-def _inhibitions() -> dict[tuple[str, ...], list[str]]:
-    """Return the alerts that others inhibit, by those that inhibit them."""
-    inhibited: dict[tuple[str, ...], list[str]] = {}
-    for row in ALERTS:
-        if sources := tuple(other.alert for other in ALERTS if is_inhibited_by(row, other)):
-            inhibited.setdefault(sources, []).append(row.alert)
-    return inhibited
+def _matchers(sources: tuple[str, ...], targets: tuple[str, ...]) -> str:
+    """Write which alerts are held back: by name, or every other one."""
+    if len(sources) + len(targets) == len(MOST_SEVERE_FIRST):
+        return f"""['alertname =~ "SGLang.+"', 'alertname != "{sources[0]}"']"""
+    return f"""['alertname =~ "{"|".join(targets)}"']"""
 
 
 def files(time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> dict[str, str]:
     """Return rules, Alertmanager configuration and notification templates: repository path → text."""
     values = {
-        "records": tuple(records()),
-        "alerts": ALERTS,
-        "expression": lambda row: scaled(query(row, SERVING_SECONDS / time_scale), time_scale),
+        "scaled": partial(scaled, time_scale=time_scale),
+        "seconds": lambda number: f"{number / time_scale:g}",
+        "groups": groups(),
+        "prometheus": {row.id: row for row in PROMETHEUS},
         "annotations": lambda row: alert_annotations(row, links),
+        "filled": lambda text: filled(text, figures(DEFAULT)),
+        "quoted": lambda text: "'" + text.replace("'", "''") + "'",
         "severe": MOST_SEVERE_FIRST,
-        "inhibitions": _inhibitions(),
-        "scaled": lambda text: scaled(text, time_scale),
-        "reasons": REASONS,
+        "inhibitions": [(sources, _matchers(sources, targets)) for sources, targets in INHIBITIONS],
     }
-    targets = {
-        "alerts/rules/sglang-tuning.rules.yml": "rules.yml.j2",
-        "alerts/alertmanager.yml": "alertmanager.yml.j2",
-        "alerts/templates/sglang-tuning.tmpl": "notification.tmpl.j2",
+    rules = render("rules.yml.j2", **values)
+    return {
+        "alerts/rules/sglang-tuning.rules.yml": _OF_RULES.sub(lambda match: scaled(match[0], time_scale), rules),
+        "alerts/alertmanager.yml": render("alertmanager.yml.j2", **values),
+        "alerts/templates/sglang-tuning.tmpl": render("notification.tmpl.j2", **values),
     }
-    return {path: render(template, **values) for path, template in targets.items()}

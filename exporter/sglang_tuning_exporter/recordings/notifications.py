@@ -10,8 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from sglang_tuning_exporter.config.values import Address, address, check
-from sglang_tuning_exporter.diagnosis.advice import REASONS
-from sglang_tuning_exporter.diagnosis.table import MOST_SEVERE_FIRST
+from sglang_tuning_exporter.core.runbooks import MOST_SEVERE_FIRST
 from sglang_tuning_exporter.recordings.http_server import Answer, HTTPServer
 from sglang_tuning_exporter.recordings.signals import stopped_by_signal
 from sglang_tuning_exporter.sglang.clean import clean
@@ -63,26 +62,20 @@ def _past(alert: dict[str, Any], notes: dict[str, str]) -> list[str]:
 def _present(notes: dict[str, str]) -> list[str]:
     """Return what is seen, what to do, links, then the reasons; an alert that is not ours has fewer annotations."""
     lines = [notes.get("summary", ""), notes.get("description", ""), _advice(notes)]
-    for words, end, name in (
-        ("Runbook:", "", "runbook_url"),
-        ("Dashboard:", "", "dashboard_url"),
-        ("Expected:", "", "expected"),
-        *((words, end, name) for name, words, end in REASONS),
+    for words, name in (
+        ("Runbook: ", "runbook_url"),
+        ("Dashboard: ", "dashboard_url"),
+        ("", "will_not_help"),
+        ("", "cost"),
     ):
-        lines.append(f"{words} {notes[name]}{end}" if notes.get(name) else "")
+        lines.append(f"{words}{notes[name]}" if notes.get(name) else "")
     return lines
 
 
 def _advice(notes: dict[str, str]) -> str:
     """Return the sentence of the notification template's `sglang_tuning.advice`."""
-    flag, now, suggested = notes.get("flag"), notes.get("current"), notes.get("suggested", "?")
-    if not flag:
-        return f"Do: {suggested}." if "suggested" in notes else ""
-    if not now:
-        return f"Change {flag}: {suggested}."
-    if " " in suggested:
-        return f"{notes.get('direction', 'change').capitalize()} {flag} (now {now}): {suggested}."
-    return f"Change {flag}: now {now}, try {suggested}."
+    advice = notes.get("advice", "")
+    return f"{'Change' if advice.startswith('--') else 'Do:'} {advice}" if advice else ""
 
 
 class Receiver(HTTPServer):

@@ -18,6 +18,7 @@ import yaml
 
 from sglang_tuning_exporter.config.values import Address, UsageError
 from sglang_tuning_exporter.mixin import alerts
+from sglang_tuning_exporter.mixin.annotations import Links
 from sglang_tuning_exporter.recordings.notifications import Receiver
 
 LOOPBACK = "127.0.0.1"
@@ -156,7 +157,7 @@ class Stack:
         self._launch("exporter", command, f"{self.exporter_url}/-/ready")
 
     def _write_rules(self) -> None:
-        for name, text in alerts.files(self._time_scale).items():
+        for name, text in alerts.files(self._time_scale, Links(f"{self.exporter_url}/runbooks")).items():
             path = self._directory / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
