@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
 from math import isfinite
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from prometheus_client.core import Metric, Sample
 from prometheus_client.utils import floatToGoString
@@ -83,7 +83,18 @@ def info(name: str, doc: str, values: dict[str, str]) -> Family:
     return Family("info", name, doc, *values).with_samples([(*values.values(), 1.0)])
 
 
-T = TypeVar("T", bound=Scheduler | RankCapacity)
+class Life(NamedTuple):
+    """What was counted of one scheduler since the beginning, through restarts of SGLang (`Server.rank_counts`)."""
+
+    dp: int | None
+    counts: Mapping[str, float]
+
+    def known(self, *names: str) -> list[tuple[str, float]]:
+        """Return these counts, all of them once one was counted."""
+        return [(name, self.counts.get(name, 0.0)) for name in names] if self.counts.keys() & set(names) else []
+
+
+T = TypeVar("T", bound=Scheduler | RankCapacity | Life)
 
 
 class PerRank(Generic[T]):

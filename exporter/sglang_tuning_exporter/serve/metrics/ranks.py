@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sglang_tuning_exporter.core.server import IDLE, STATES, UNKNOWN, Scheduler, Server
-from sglang_tuning_exporter.serve.metrics.families import Family, PerRank, counter, gauge
+from sglang_tuning_exporter.serve.metrics.families import Family, Life, PerRank, counter, gauge
 from sglang_tuning_exporter.serve.metrics.view import SidecarView
 
 
@@ -13,11 +13,12 @@ def schedulers(sidecar: SidecarView, now: float) -> Iterable[Family]:
     """Return the families of each scheduler."""
     server = sidecar.watch.server
     ranks = PerRank(server.schedulers.values())
+    lives = PerRank(Life(dp, server.rank_counts(dp)) for dp in list(server.lifetimes))
     yield from _waiting(ranks, server, now)
-    yield from _pools(ranks, server, now)
-    yield from _batches(ranks, server, now)
-    yield from _retractions(ranks, sidecar)
-    yield from _states(ranks, server, now)
+    yield from _pools(ranks, lives, server, now)
+    yield from _batches(ranks, lives, now)
+    yield from _retractions(lives, sidecar)
+    yield from _states(ranks, lives, now)
 
 
 def _waiting(ranks: PerRank[Scheduler], server: Server, now: float) -> Iterable[Family]:
@@ -41,7 +42,7 @@ def _elsewhere(rank: Scheduler) -> list[tuple[str, float]]:
     return sorted((rank.queues | grammar).items())
 
 
-def _pools(ranks: PerRank[Scheduler], server: Server, now: float) -> Iterable[Family]:
+def _pools(ranks: PerRank[Scheduler], lives: PerRank[Life], server: Server, now: float) -> Iterable[Family]:
     doc = "Used share of the KV cache, 0-1 (token usage)."
     yield ranks.several(
         gauge("token_usage_ratio", doc, "pool"), lambda r: r.usages.items() if r.moment(now).activity != UNKNOWN else ()
@@ -51,19 +52,10 @@ def _pools(ranks: PerRank[Scheduler], server: Server, now: float) -> Iterable[Fa
     doc = "Share of max_new_tokens that admission keeps room for (#new_token_ratio)."
     yield ranks.one(gauge("new_token_ratio", doc, source="log, else metrics"), lambda r: r.new_token_ratio)
     doc = "Prompt tokens, by where they came from: computed, or from the prefix cache."
-    tokens = counter("prompt_tokens", doc, "source")
-    yield ranks.several(
-        tokens, lambda r: ((name, count) for name, count in _known(server, r.dp, "computed", "cached").items())
-    )
+    yield lives.several(counter("prompt_tokens", doc, "source"), lambda each: each.known("computed", "cached"))
 
 
-def _known(server: Server, dp: int | None, *names: str) -> dict[str, float]:
-    """Return what was counted of these, all of them once one was."""
-    counts = server.rank_counts(dp)
-    return {name: counts.get(name, 0.0) for name in names} if any(name in counts for name in names) else {}
-
-
-def _batches(ranks: PerRank[Scheduler], server: Server, now: float) -> Iterable[Family]:
+def _batches(ranks: PerRank[Scheduler], lives: PerRank[Life], now: float) -> Iterable[Family]:
     doc = "Generation throughput as last logged (gen throughput)."
     yield ranks.one(gauge("generation_tokens_per_second", doc), lambda r: r.throughput)
     doc = "Share of decode batches of the last 10 minutes that replayed a captured graph, 0-1 (cuda graph)."
@@ -72,31 +64,27 @@ def _batches(ranks: PerRank[Scheduler], server: Server, now: float) -> Iterable[
         "Decode batches by use of a captured graph: all where the server counts them (cuda_graph_passes_total),"
         " else logged ones."
     )
-    batches = counter("decode_batches", doc, "graph")
-    yield ranks.several(batches, lambda r: _known(server, r.dp, "replayed", "eager").items())
+    yield lives.several(counter("decode_batches", doc, "graph"), lambda each: each.known("replayed", "eager"))
 
 
-def _retractions(ranks: PerRank[Scheduler], sidecar: SidecarView) -> Iterable[Family]:
-    server = sidecar.watch.server
+def _retractions(lives: PerRank[Life], sidecar: SidecarView) -> Iterable[Family]:
     is_read = bool(sidecar.config.log_file) and not sidecar.watch.log_trouble
-    page = server.page
+    page = sidecar.watch.server.page
     counted = {rank.dp for rank in page.ranks if rank.retracted_requests is not None} if page is not None else set()
     doc = "Retraction events (KV cache full), TP ranks counted once; absent while the log is unreadable."
     events = counter("retraction_events", doc, source="log")
-    ranks.one(events, lambda r: server.rank_counts(r.dp).get("retraction_events", 0.0) if is_read else None)
+    lives.one(events, lambda each: each.counts.get("retraction_events", 0.0) if is_read else None)
     doc = "Requests retracted because the KV cache was full: from the log, and from the server's counter what the log does not show."
     requests = counter("retracted_requests", doc, source="log, else metrics")
-    ranks.one(
-        requests, lambda r: server.rank_counts(r.dp).get("retracted", 0.0) if is_read or r.dp in counted else None
-    )
-    if is_read and not server.schedulers:
+    lives.one(requests, lambda each: each.counts.get("retracted", 0.0) if is_read or each.dp in counted else None)
+    if is_read and not events.samples:
         events.add_metric([], 0)
         requests.add_metric([], 0)
     yield events
     yield requests
 
 
-def _states(ranks: PerRank[Scheduler], server: Server, now: float) -> Iterable[Family]:
+def _states(ranks: PerRank[Scheduler], lives: PerRank[Life], now: float) -> Iterable[Family]:
     every = [(signal, state) for signal, states in STATES.items() for state in (*states, IDLE, UNKNOWN)]
 
     def present(rank: Scheduler) -> list[tuple[str, str, float]]:
@@ -104,14 +92,11 @@ def _states(ranks: PerRank[Scheduler], server: Server, now: float) -> Iterable[F
         states = {"activity": moment.activity, **moment._asdict()}
         return [(signal, state, float(states[signal] == state)) for signal, state in every]
 
-    def seconds(rank: Scheduler) -> list[tuple[str, str, float]]:
-        counts = server.rank_counts(rank.dp)
-        return [(signal, state, counts.get(f"{signal}/{state}", 0.0)) for signal, state in every]
-
     doc = "1 for the state that each signal is in."
     yield ranks.several(gauge("state", doc, "signal", "state", source="computed"), present)
     doc = (
         "Seconds spent in each state. Serving time of a signal is all but idle and unknown; a share is"
         " increase / increase of serving time."
     )
-    yield ranks.several(counter("state_seconds", doc, "signal", "state", source="computed"), seconds)
+    seconds = counter("state_seconds", doc, "signal", "state", source="computed")
+    yield lives.several(seconds, lambda life: [(*each, life.counts.get(f"{each[0]}/{each[1]}", 0.0)) for each in every])

@@ -68,10 +68,12 @@ def server(sidecar: SidecarView, now: float) -> Iterable[Family]:
     )
     doc = "Latencies that the server observed since the exporter started."
     seen = counter("latency_observations", doc, "latency", source="metrics")
-    judged = [each for each in JUDGED if page is not None and getattr(page, each) is not None]
-    yield seen.with_samples([(each, counted[f"{each}_observed"]) for each in judged])
+    # From the first scrape on: a family that the first page did not have had no observations then.
+    observed = JUDGED if page is not None else ()
+    yield seen.with_samples([(each, counted[f"{each}_observed"]) for each in observed])
     doc = "Those above the profile's objective (estimated inside a histogram's bucket)."
     missed = counter("latency_breaches", doc, "latency", source="metrics")
+    judged = [each for each in observed if state.objectives[each] is not None]
     yield missed.with_samples([(each, counted[f"{each}_late"]) for each in judged])
     doc = "When a request last ran or waited, in unix seconds."
     yield single("last_request_timestamp_seconds", doc, _last_request(sidecar))
