@@ -212,7 +212,7 @@ def absent(proof: Proof, instance: str) -> dict[str, str]:
 
 def is_bound(target: dict[str, Any]) -> bool:
     """Return whether the query only draws a limit of the profile or the board: a panel with nothing else counts as empty."""
-    bound = r"\(*(?:0 \* )?\(*max\(last_over_time\(sglang_tuning_threshold|clamp_max\((?:0\.5|vector\()|vector\("
+    bound = r"(?:clamp_max)?\(*(?:0 \* )?\(*max\(last_over_time\(sglang_tuning_threshold|vector\("
     return re.match(bound, target["expr"]) is not None
 
 
