@@ -110,19 +110,6 @@ def failing(rest: float = 14) -> bytes:
     return quiet(text, rest)
 
 
-def imbalanced(minutes: float = 14, rest: float = 12) -> bytes:
-    """Two DP ranks: requests wait on the first and never on the second."""
-    at = last_time(STARTED)
-    text = STARTED
-    for second in range(0, round(60 * minutes), 5):
-        for rank, queued in ((0, 20), (1, 0)):
-            text += (
-                f"[{printed(at + timedelta(seconds=second))} DP{rank} TP{rank}] Decode batch, #running-req: 120, #token: 240000, token usage: 0.60, "
-                f"cuda graph: True, gen throughput (token/s): 4471.70, #queue-req: {queued}\n"
-            ).encode()
-    return quiet(text, rest)
-
-
 def started(rest: float = 12) -> bytes:
     """Three idle servers, half an hour in all: too little memory left, almost none but without graphs, too much."""
     text = b""

@@ -102,11 +102,7 @@ class Course:
             if self._step is None:
                 self._step = now + STEP_SECONDS
                 self.runs.append(Run(server.facts, now))
-            while self._step <= now:
-                self._pass(self._step)
-                # Nothing changes in a long silence once the last load has left the window.
-                quiet = now - self._step > 2 * self._profile.window_seconds
-                self._step = now - self._profile.window_seconds if quiet else self._step + STEP_SECONDS
+            self._pass_until(now)
             self._last_line = now
         elif not self.runs:
             self.runs.append(Run(server.facts, 0.0))
@@ -124,6 +120,14 @@ class Course:
             bucket["most_queued"] = max(bucket["most_queued"], queued)
 
     # As time passes
+
+    def _pass_until(self, now: float) -> None:
+        """Weigh at each step up to a time."""
+        while self._step is not None and self._step <= now:
+            self._pass(self._step)
+            # Nothing changes in a long silence once the last load has left the window.
+            quiet = now - self._step > 2 * self._profile.window_seconds
+            self._step = now - self._profile.window_seconds if quiet else self._step + STEP_SECONDS
 
     def _pass(self, now: float) -> None:
         """Weigh the last ten minutes at a step."""
@@ -202,6 +206,7 @@ class Course:
         """Return what the log says; `now` is the time of its last line."""
         server = self.server
         if now is not None and server.now is not None and now > server.now:
+            self._pass_until(now)
             server.advance(now)
         if not self.runs:
             self.runs.append(Run(server.facts, 0.0))

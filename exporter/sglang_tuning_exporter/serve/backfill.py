@@ -97,8 +97,9 @@ class BackfillView:
                 self.watch.take(event)
                 self.log.lines, self.log.unrecognised = self._logs.tally
         self.log.lines, self.log.unrecognised = self._logs.tally
-        if self._now > -inf:
-            yield self._now + STEP_SECONDS, self._scraped(self._now + STEP_SECONDS)
+        end = self._logs.end
+        for at in self._due((-inf if end is None else end + self._shift) + STEP_SECONDS):
+            yield at, self._scraped(at)
 
     def _due(self, now: float) -> Iterator[float]:
         """Give the times of the scrapes before an event: every 15 s, from before the first event on."""
