@@ -223,8 +223,49 @@ def test_a_line_that_waited_is_settled_by_the_next_exporter() -> None:
     assert again.count("retractions") == 1
 
 
+def test_a_line_that_waited_is_settled_by_what_the_counter_gained_while_no_exporter_ran() -> None:
+    beside = served()
+    beside.lines(retraction(73))
+    again = Beside()
+    again.watch, again.page = restarted(beside, 74, age=3.0), beside.page
+    again.lines(retraction(75, requests=2))
+    again.scrape(78, retracted_requests=3.0)
+    again.watch.advance(BEGIN + 120)
+    assert (again.count("retractions"), again.count("retracted")) == (2, 3)
+
+
+def test_a_forged_line_that_waited_is_doubtful_after_a_restart_too() -> None:
+    beside = served()
+    beside.lines(retraction(73))
+    again = Beside()
+    again.watch, again.page = restarted(beside, 74, age=3.0), beside.page
+    for at in range(78, 120, 4):
+        again.scrape(at)
+    assert (again.count("retractions"), dict(again.watch.doubtful)) == (0, {("retraction", "counter"): 1})
+
+
+def test_a_line_whose_retraction_the_exporter_before_had_seen_is_paid_by_it() -> None:
+    beside = served()
+    beside.scrape(74, retracted_requests=1.0)
+    again = Beside()
+    again.watch, again.page = restarted(beside, 75, age=2.0), beside.page
+    again.lines(retraction(74))
+    again.scrape(78)
+    again.watch.advance(BEGIN + 120)
+    assert (again.count("retractions"), again.count("retracted")) == (1, 1)
+
+
+def test_counts_of_each_scheduler_go_on() -> None:
+    beside = troubled()
+    again = restarted(beside, 700)
+    before = {name: value for name, value in beside.watch.server.rank_counts(None).items() if value}
+    assert {name: value for name, value in again.server.rank_counts(None).items() if value} == before
+    assert again.server.rank_counts(None)["queue/above_range"] > 500
+
+
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(max_size=8), lambda inner: st.lists(inner, max_size=4) | st.dictionaries(
-    st.sampled_from(["counted", "doubtful", "ledger", "waiting", "clocks", "words", "starts", "outages", "advice", "verdict", "kind", "rank"])
+    st.sampled_from(["counted", "ranks", "doubtful", "ledger", "waiting", "retracted", "clocks",
+        "words", "starts", "outages", "advice", "verdict", "kind", "rank"])
     | st.text(max_size=4), inner, max_size=4), max_leaves=20))  # fmt: skip
 def test_a_damaged_state_is_no_error(saved: Any) -> None:
     watch = Watch(PROFILES["online"], BEGIN, reads=True, scrapes=True)

@@ -183,6 +183,84 @@ def test_beside_the_counter_forged_lines_add_nothing(lines: list[tuple[float, bo
     assert sum(beside.watch.doubtful.values()) == len(lines) - real
 
 
+def taken(beside: Beside, kind: str, at: float, *, past: bool = False, **figures: float) -> None:
+    beside.watch.take(Event(kind, BEGIN + at, figures=figures), past=past)
+
+
+def test_a_retraction_from_before_the_first_page_counts_as_with_the_log_alone() -> None:
+    beside = Beside()
+    beside.scrape(12, retracted_requests=1.0)
+    taken(beside, "retraction", 8, past=True, requests=1)
+    beside.scrape(60)
+    assert (beside.count("retractions"), beside.count("retracted"), dict(beside.watch.doubtful)) == (1, 1, {})
+
+
+def test_a_retraction_that_the_first_page_may_have_counted_is_not_doubtful() -> None:
+    beside = Beside()
+    beside.scrape(12, retracted_requests=1.0)
+    taken(beside, "retraction", 12.5, requests=1)
+    for at in range(16, 60, 4):
+        beside.scrape(at)
+    assert (beside.count("retractions"), dict(beside.watch.doubtful)) == (1, {})
+
+
+def test_a_retraction_behind_the_first_page_is_not_counted_twice_while_the_log_is_caught_up() -> None:
+    beside = Beside()
+    beside.scrape(12, retracted_requests=0.0)
+    beside.scrape(18, retracted_requests=1.0)
+    taken(beside, "retraction", 15, past=True, requests=1)
+    beside.scrape(20)
+    beside.watch.advance(BEGIN + 60)
+    assert (beside.count("retractions"), beside.count("retracted")) == (1, 1)
+
+
+# Requests that are too long or refused, and health checks
+
+
+@pytest.mark.parametrize("kind", ["too_long", "refused"])
+def test_of_lines_about_requests_not_more_count_than_requests_came(kind: str) -> None:
+    beside = served(generation_posts=10.0)
+    for _ in range(50):
+        taken(beside, kind, 73, tokens=9000, most=8000)
+    beside.scrape(76, generation_posts=13.0)
+    for at in range(80, 120, 4):
+        beside.scrape(at)
+    assert (beside.count(kind), dict(beside.watch.doubtful)) == (3, {(kind, "counter"): 47})
+
+
+@pytest.mark.parametrize("kind", ["too_long", "refused"])
+def test_where_the_server_counts_no_requests_these_lines_count(kind: str) -> None:
+    beside = served()
+    taken(beside, kind, 73, tokens=9000, most=8000)
+    assert beside.count(kind) == 1
+
+
+def test_a_flood_of_such_lines_crowds_out_no_retraction() -> None:
+    beside = served(generation_posts=10.0)
+    for _ in range(3000):
+        taken(beside, "refused", 73)
+    beside.lines(retraction(73))
+    beside.scrape(76, retracted_requests=1.0)
+    assert beside.count("retractions") == 1
+
+
+def test_a_failed_health_check_of_a_server_that_sends_tokens_is_no_hang() -> None:
+    beside = served()
+    taken(beside, "health", 73, timely=1)
+    for at in range(76, 150, 4):
+        beside.scrape(at, finished_requests=float(at))
+        assert "scheduler_stuck" not in {each.diagnosis for each in beside.judge(at).findings}
+    assert beside.watch.doubtful == {("health", "works_on"): 1}
+
+
+def test_a_failed_health_check_of_a_server_that_sends_none_counts() -> None:
+    beside = served()
+    taken(beside, "health", 73, timely=1)
+    for at in range(74, 120, 4):
+        beside.scrape(at, sent=beside.page.sent)
+    assert beside.count("health_failures") == 1
+
+
 # What is counted of each scheduler
 
 
@@ -339,6 +417,26 @@ def test_a_start_in_the_text_of_a_client_forgets_nothing() -> None:
     assert beside.watch.server.starts == 1
     assert beside.watch.server.facts.limits[None] == 4096
     assert beside.watch.doubtful == {("arguments", "works_on"): 1}
+
+
+def test_a_forged_start_changes_no_verdict_and_no_limit() -> None:
+    plain, forged = served(), served()
+    forged.lines(*start(73, limit=1, pool=10))
+    for beside in (plain, forged):
+        for at in range(74, 100, 3):
+            beside.lines(decode(at))
+            beside.scrape(at, finished_requests=float(at))
+    assert forged.judge(101) == plain.judge(101)
+
+
+def test_of_a_burst_behind_a_forged_start_nothing_is_lost() -> None:
+    beside = served()
+    beside.lines(stamp(73) + "server_args=ServerArgs(model_path='x')")
+    beside.lines(*(decode(73 + step / 1000) for step in range(5000)))
+    beside.scrape(77)
+    beside.scrape(80)
+    beside.scrape(83)
+    assert beside.count("decode_lines") == 5030
 
 
 def test_lines_behind_a_forged_start_count() -> None:

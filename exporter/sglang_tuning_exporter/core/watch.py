@@ -7,7 +7,7 @@ a start waits for the next scrape. Nothing that was counted is taken back; what 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -30,7 +30,8 @@ KEPT_SECONDS = 6 * 3600.0  # of sums, for the chart
 SETTLED_SECONDS = 2.0  # after which a scrape shows what a line says
 UNSETTLED_SECONDS = 30.0  # without any scrape: as with the log alone
 ASKED_SECONDS = 10.0  # in which a line that waits is a reason to ask
-MOST_WAITING = 1024
+MOST_WAITING, MOST_HELD = 1024, 4096
+REQUESTED_SECONDS = 60.0  # after a request, in which the line that it causes may come
 LATE_LINES_SECONDS = 10.0  # in which the lines of what a counter gained may still come
 DEAD_SECONDS = 30.0  # without progress, busy: what a line says of an end is true
 STARTING_SECONDS = 1800.0  # a large model loads for minutes
@@ -52,7 +53,18 @@ COUNTED_BY_PAGE = {
     "rejected": ("refused_requests", "answered_requests"),
     "server_error": ("server_errors", "answered_requests", "generation_posts"),
 }
+# Each of these lines has a request of its own, so there are not more of them than requests, where a page counts those.
+OF_A_REQUEST = frozenset({"too_long", "refused"})
+REQUESTS = ("generation_posts", "posted_requests")
 WAITING = FATAL | {"health"} | COUNTED_BY_PAGE.keys()
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What the last page of the exporter before showed, without what its lines had used of it."""
+
+    progress: float
+    retracted: Mapping[int | None, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +101,16 @@ class Watch:
         self._moves: deque[float] = deque(maxlen=8)  # when pages were asked for that showed progress
         # Retracted requests by the counters, without a line so far: when, how many, of which DP rank.
         self._budget: deque[tuple[float, float, int | None]] = deque()
+        self._requests: deque[tuple[float, float]] = deque()  # by the counter, without a line so far
+        self._counts_requests = False
+        self._before: Before | None = None  # until the first page
+        self._is_resumed = False
+        self._first_page: float | None = None  # when it was asked for
+        self._unsure: list[Event] = []  # lines that the first page may have counted already
+        self._sendings: deque[float] = deque(
+            maxlen=8
+        )  # when pages were asked for that showed that tokens had been sent
+        self._sent: float | None = None
         self._logged_pool: dict[int | None, float] = {}
         self._disagreed: dict[str, float] = {}  # when log and metrics last disagreed about a fact that both show
         self._batch_at: float | None = None  # the last batch line
@@ -105,22 +127,47 @@ class Watch:
         """Take a line. `past`: it was there before the exporter, so nothing can be asked about it."""
         now = event.time if event.time is not None else (self.server.now or self.begin)
         self._note(event, now)
-        if past or self.failure is not None or self._answered_at is None:
+        is_counted = event.kind == "retraction" and self._counts_retractions
+        if self._counts_at_once(event, now, past=past):
             self._accept(event)
         elif self._held or event.kind == "arguments":
-            if len(self._held) < MOST_WAITING:
-                self._held.append((now, event))
-        elif event.kind == "retraction" and self._counts_retractions and self.server.is_repeated(event, now):
-            return  # what every TP rank prints is paid for once
-        elif event.kind in WAITING or (event.kind == "retraction" and self._counts_retractions):
-            if len(self._waiting) < MOST_WAITING:
-                self._waiting.append((now, event))
+            if len(self._held) >= MOST_HELD:
+                self._release(accept=False)
+                self.take(event, past=past)
             else:
-                self.doubtful[event.kind, "too_many"] += 1
+                self._held.append((now, event))
+        elif event.kind in COUNTED_BY_PAGE and self._counts(event.kind):
+            return
+        elif is_counted and self.server.is_repeated(event, now):
+            return  # what every TP rank prints is paid for once
+        elif is_counted or self._before is not None or event.kind in WAITING or event.kind in self._of_a_request:
+            self._wait(event, now)
         elif event.kind in OF_A_START and not self.server.starting:
             self.doubtful[event.kind, "works_on"] += 1
         else:
             self._accept(event)
+
+    def _counts_at_once(self, event: Event, now: float, *, past: bool) -> bool:
+        """Whether a line counts as with the log alone, because no page can say more."""
+        if event.kind == "retraction" and self._before is not None:
+            return False
+        if self.failure is not None or self._answered_at is None:
+            return True
+        is_newer = self._is_resumed or now > (self._first_page or -inf) - 1.0  # SGLang prints whole seconds
+        return past and not (event.kind == "retraction" and self._counts_retractions and is_newer)
+
+    @property
+    def _of_a_request(self) -> frozenset[str]:
+        return OF_A_REQUEST if self._counts_requests else frozenset()
+
+    def _wait(self, event: Event, now: float) -> None:
+        most = MOST_WAITING // 2 if event.kind in OF_A_REQUEST else MOST_WAITING
+        if len(self._waiting) >= most:
+            self.doubtful[event.kind, "too_many"] += 1
+            return
+        self._waiting.append((now, event))
+        if self._first_page is not None and not self._is_resumed and now < self._first_page + SETTLED_SECONDS:
+            self._unsure.append(event)
 
     def recall(self, events: Iterable[Event], now: float) -> None:
         """Take lines from before the exporter: what they say of the server holds, and nothing of them is counted.
@@ -171,7 +218,8 @@ class Watch:
 
     def waits(self, now: float) -> bool:
         """Whether a line waits for a scrape that is to be made at once."""
-        return any(now - at <= ASKED_SECONDS for at, _ in (*self._waiting, *self._held))
+        lines = (*self._waiting, *self._held)
+        return any(now - at <= ASKED_SECONDS and event.kind not in OF_A_REQUEST for at, event in lines)
 
     # Scrapes
 
@@ -181,11 +229,15 @@ class Watch:
         busy = any((rank.running or 0) + (rank.queued or 0) > 0 for rank in page.ranks)
         if self._held and self.server.began_again(page):
             self._release(accept=True)
+        if self._first_page is None:
+            self._first_page = begun
+            self._go_on(page, now)
         gains = self.server.scrape(page, now)
         self._end_outage(now)
         self.failure, self._answered_at, self._failed_since = None, now, None
         self.ledger.add(gains.latencies, self.server.objectives, now)
         self._counts_retractions = any(rank.retracted_requests is not None for rank in page.ranks)
+        self._counts_requests = any(getattr(page, name) is not None for name in REQUESTS)
         if self._reads and self._counts_retractions:
             self._disagreed.setdefault("retracted_requests", -inf)
         moved = bool(gains.progress) or gains.restarted
@@ -194,6 +246,9 @@ class Watch:
             self._worked_at = now
         if moved:
             self._moves.append(begun)
+        if page.sent != self._sent:
+            self._sent = page.sent
+            self._sendings.append(begun)
         self._compare_pools(page, now)
         self._settle(gains, now)
         self._served_starts = self.server.starts
@@ -217,6 +272,11 @@ class Watch:
         for rank in gains.ranks:
             if rank.gained.get("retracted"):
                 self._budget.append((now, rank.gained["retracted"], rank.figures.dp))
+        requests = next((gains.counts[name] for name in REQUESTS if name in gains.counts), 0.0)
+        if requests:
+            self._requests.append((now, requests))
+        while self._requests and self._requests[0][0] < now - REQUESTED_SECONDS:
+            self._requests.popleft()
         stands = self._stands_since is not None and now - self._stands_since >= DEAD_SECONDS
         # Few requests first, then what clients cannot have written: so the fewest real lines are lost beside forged ones.
         waiting = sorted(self._waiting, key=lambda each: (each[1].figures.get("requests", 1.0), each[1].marked))
@@ -228,7 +288,8 @@ class Watch:
             elif is_true is None:
                 self._waiting.append((at, event))
             elif event.kind not in COUNTED_BY_PAGE:
-                self.doubtful[event.kind, "counter" if event.kind == "retraction" else "works_on"] += 1
+                by_counter = event.kind == "retraction" or event.kind in OF_A_REQUEST
+                self.doubtful[event.kind, "counter" if by_counter else "works_on"] += 1
         if self._held and self._is_settled(self._held[0][0], now):
             self._release(accept=False)
         self._count_unlogged(now)
@@ -238,16 +299,36 @@ class Watch:
         settled = self._is_settled(at, now)
         if event.kind in COUNTED_BY_PAGE:
             return False if self._counts(event.kind) else True if settled else None
-        if event.kind == "retraction":
-            paid = self._pay(event.figures.get("requests", 1.0), event.rank.dp)
-            return True if paid else False if now - at > UNSETTLED_SECONDS else None
+        if event.kind == "retraction" or event.kind in OF_A_REQUEST:
+            retracts = event.kind == "retraction"
+            if self._pay(event.figures.get("requests", 1.0), event.rank.dp) if retracts else self._pay_request():
+                return True
+            return any(each is event for each in self._unsure) if now - at > UNSETTLED_SECONDS else None
+        if event.kind == "health" and self._sent is not None:
+            return self._sends_nothing(at, now)
         if stands:
             return True
         return False if settled and self._stands_since is None else None
 
+    def _sends_nothing(self, at: float, now: float) -> bool | None:
+        """Return whether no token has been sent since a health check failed; None while that is not known."""
+        if sum(begun >= at + SETTLED_SECONDS for begun in self._sendings) > 1:
+            return False
+        last = max(at, self.server.progress.sent_at or -inf)
+        return True if now - last > DEAD_SECONDS else None
+
     def _is_settled(self, at: float, now: float) -> bool:
         """Whether two pages with progress have come since, each asked for some time after: the first may have been made before."""
         return sum(begun >= at + SETTLED_SECONDS for begun in self._moves) > 1 or now - at > UNSETTLED_SECONDS
+
+    def _pay_request(self) -> bool:
+        """Take one of the requests that came lately; return whether there is one."""
+        if not self._requests:
+            return False
+        at, number = self._requests.popleft()
+        if number > 1:
+            self._requests.appendleft((at, number - 1))
+        return True
 
     def _pay(self, requests: float, dp: int | None) -> bool:
         """Take retracted requests from those the counter of a scheduler gained, the oldest first; return whether it gained so many."""
@@ -278,6 +359,7 @@ class Watch:
         """Take a start that waited with the lines after it, or these without it."""
         held, self._held = self._held, []
         if accept:
+            self._before = None
             waiting, self._waiting = self._waiting, deque()
             for _, event in waiting:
                 if event.kind not in COUNTED_BY_PAGE or not self._counts(event.kind):
@@ -369,9 +451,6 @@ class Watch:
         self.server.forget(now - KEPT_SECONDS)
         first = min((at for at, _ in (*self._waiting, *self._held)), default=now)
         if now - first > UNSETTLED_SECONDS and (self._answered_at or -inf) < first + SETTLED_SECONDS:
-            waiting, self._waiting = self._waiting, deque()
-            for _, event in waiting:
-                self._accept(event)
             self._release(accept=True)
         self._count_unlogged(now)
 
@@ -504,6 +583,7 @@ class Watch:
             "doubtful": [[*key, number] for key, number in self.doubtful.items()],
             "ledger": self.ledger.saved(now),
             "waiting": [[now - at, to_json(event)] for at, event in self._waiting],
+            "retracted": self._retracted_so_far(),
             "clocks": self.clocks.saved(now),
             "words": self.words.saved(now),
             "starts": [now - at for at in self.server.started_at],
@@ -527,6 +607,7 @@ class Watch:
             event = from_json(entry[1]) if len(entry) == 2 and is_count(entry[0]) else None
             if event is not None:
                 self._waiting.append((then - entry[0], event))
+        self._restore_before(document.get("retracted") if age <= UNKNOWN_AGE else None)
         if age <= UNKNOWN_AGE:
             self.clocks.restore(document.get("clocks"), then)
         self.words.restore(document.get("words"), then)
@@ -542,3 +623,37 @@ class Watch:
                 case [None | int() as dp, dict() as counts]:
                     known = {str(name): float(value) for name, value in counts.items() if is_count(value)}
                     self.server.lifetime(dp).counts.update(known)
+
+    def _retracted_so_far(self) -> list[object] | None:
+        """Return what the last page counted and no line has used, for the next exporter."""
+        page, unused = self.server.page, Counter[int | None]()
+        if page is None or page.progress is None or self.failure is not None or page.counters_invalid:
+            return None
+        for _, number, dp in self._budget:
+            unused[dp] += int(number)
+        counted = [(rank.dp, rank.retracted_requests) for rank in page.ranks]
+        return [page.progress, [[dp, number - unused[dp]] for dp, number in counted if number is not None]]
+
+    def _restore_before(self, saved: object) -> None:
+        match saved:
+            case [int() | float() as progress, list() as ranks] if ranks:
+                numbers = {
+                    dp: float(number)
+                    for dp, number in (each for each in lists(ranks) if len(each) == 2)
+                    if isinstance(dp, int | None) and is_count(number)
+                }
+                self._before = Before(float(progress), numbers)
+            case _:
+                self._unsure += [event for _, event in self._waiting]
+
+    def _go_on(self, page: Scrape, now: float) -> None:
+        """Count what the first page gained since the last one of the exporter before, so that lines in between are settled by it."""
+        before, self._before = self._before, None
+        self._is_resumed = before is not None and page.progress is not None and page.progress >= before.progress
+        if before is None or not self._is_resumed:
+            self._unsure += [event for _, event in self._waiting]
+            return
+        for rank in page.ranks:
+            gained = (rank.retracted_requests or 0.0) - before.retracted.get(rank.dp, inf)
+            if gained > 0:
+                self._budget.append((now, gained, rank.dp))
