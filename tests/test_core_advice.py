@@ -1,0 +1,378 @@
+"""The advised flag, its present value and the value to try. Arguments are as the server prints them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_tuning_exporter.core.advice import advise
+from sglang_tuning_exporter.core.findings import Change
+from sglang_tuning_exporter.core.rows import BY_ID, ROWS
+from sglang_tuning_exporter.core.view import View
+from views import Load, late, seen
+
+RANKS: dict[str, Any] = {"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}
+PREFILLS = {"full_lines": 100.0}  # as many as there are prefill batches
+
+
+def advised(row: str, view: View, *also: str) -> list[Change]:
+    return advise(BY_ID[row], view, frozenset(also))
+
+
+def typed(row: str, view: View, *also: str) -> list[str]:
+    """Write changes as a person types them; words without a flag are an empty text."""
+    return [
+        f"remove {each.flag}"
+        if each.removes
+        else f"{each.flag} {'' if each.to is True else each.to}".strip()
+        if each.flag
+        else ""
+        for each in advised(row, view, *also)
+    ]
+
+
+def one(row: str, view: View) -> Change:
+    (change,) = advised(row, view)
+    return change
+
+
+@pytest.mark.parametrize("row", [row.id for row in ROWS if not row.needs_advice])
+def test_every_diagnosis_has_advice_even_where_nothing_is_known_of_the_server(row: str) -> None:
+    nothing = seen(Load())
+    nothing.facts.arguments.clear()
+    for change in advised(row, nothing):
+        assert change.words or change.to is not None
+        assert change.why
+        assert change.will_not_help_if
+
+
+# Retractions
+
+
+@pytest.mark.parametrize("now", [1.3, 1.43, 3.0])
+def test_where_conservativeness_is_at_its_highest_fewer_run(now: float) -> None:
+    view = seen(Load(usage=0.95, ran=50, prompt=2000), schedule_conservativeness=now, max_running_requests=64)
+    assert typed("retracting_too_often", view)[0] == "--max-running-requests 40"
+
+
+@pytest.mark.parametrize(
+    ("usage", "prompt", "started", "flag"),
+    [
+        (0.95, 1001, 100, "--max-running-requests"),
+        (0.55, 999, 1000, ""),  # full at peaks only: five retractions among eight hundred requests a minute
+        (0.95, 999, 100, "--max-running-requests"),  # retractions undo much of the work
+    ],
+)
+def test_fewer_run_only_where_retractions_cost_much(usage: float, prompt: float, started: float, flag: str) -> None:
+    load = Load(usage=usage, ran=50, prompt=prompt, started=started, more={"retractions": 100.0})
+    view = seen(load, schedule_conservativeness=1.6, max_running_requests=64)
+    assert advised("conservativeness_ineffective", view)[0].flag == flag
+
+
+def test_a_limit_lowered_because_of_retractions_is_not_raised_again_for_the_room_it_left() -> None:
+    assert not one("running_at_limit", seen(Load(usage=0.72), max_running_requests=51, LIMIT=51.0)).flag
+
+
+def test_with_one_running_request_no_lower_limit_is_advised() -> None:
+    view = seen(Load(ran=1, usage=0.95, prompt=2000), schedule_conservativeness=2.0, max_running_requests=1)
+    assert not any(typed("conservativeness_ineffective", view))
+
+
+def test_where_requests_mostly_wait_for_the_ratio_to_fall_no_fewer_retractions_are_promised() -> None:
+    view = seen(Load(why="recovering", share=0.75), schedule_conservativeness=0.1)
+    assert "75 %" in advised("retracting_too_often", view)[0].gain
+
+
+@pytest.mark.parametrize(
+    ("pool", "flag"), [(8180.0, "--max-total-tokens 16384"), (5000.0, "--max-running-requests 40")]
+)
+def test_a_cache_that_its_own_flag_keeps_small_is_made_larger(pool: float, flag: str) -> None:
+    args: dict[str, Any] = {"schedule_conservativeness": 3.0, "max_running_requests": 64, "max_total_tokens": 8192}
+    view = seen(Load(usage=0.95, ran=50, prompt=2000), POOL=pool, **args)
+    assert typed("conservativeness_ineffective", view)[0] == flag
+
+
+# DP attention prints the product of a flag
+
+
+def test_a_flag_that_dp_attention_multiplies_is_advised_as_it_is_typed() -> None:
+    view = seen(Load(), schedule_conservativeness=0.3, enable_dp_attention=True, dp_size=8)
+    assert (one("retracting_too_often", view).now, one("retracting_too_often", view).to) == (1.0, 4.33)
+    assert one("admission_too_conservative", view).flag == ""  # the default is at 0.3 already
+    raised = seen(Load(ran=40, usage=0.95, prompt=2000), schedule_conservativeness=1.299, dp_size=2, tp_size=2,
+                  enable_dp_attention=True, max_running_requests=100)  # fmt: skip
+    assert typed("retracting_too_often", raised)[0] == "--max-running-requests 64"
+
+
+@pytest.mark.parametrize(
+    ("row", "printed", "now", "to"),
+    [
+        ("prefill_bound", 1024, 8192, 32768),
+        ("prefill_bound", 4096, 32768, 65536),
+        ("prefill_bound", 8192, 65536, 131072),
+        ("out_of_memory_prefill", 8192, 65536, 32768),
+        ("out_of_memory_prefill", 4096, 32768, 16384),
+        ("out_of_memory_prefill", 2048, 16384, 8192),
+        ("out_of_memory_prefill", 1024, 8192, 4096),
+    ],
+)
+def test_a_chunk_that_ranks_share_moves_step_by_step(row: str, printed: int, now: float, to: float) -> None:
+    view = seen(Load(more=PREFILLS), version="0.5.9", chunked_prefill_size=printed, max_prefill_tokens=16384, **RANKS)
+    change = advised(row, view)[0]
+    assert (change.flag, change.now, change.to) == ("--chunked-prefill-size", now, to)
+
+
+def test_a_raised_chunk_is_whole_pages_for_each_rank() -> None:
+    view = seen(Load(more=PREFILLS), version="0.5.9", chunked_prefill_size=1152, page_size=48, **RANKS)
+    assert float(str(advised("prefill_bound", view)[0].to)) % (48 * 8) == 0
+
+
+def test_each_rank_keeps_one_request_at_least() -> None:
+    args: dict[str, Any] = {"max_running_requests": 16, "mem_fraction_static": 0.9, **RANKS}
+    assert typed("out_of_memory_decode", seen(Load(ran=2), version="0.5.9", **args))[0] == "--max-running-requests 12"
+    assert typed("out_of_memory_decode", seen(Load(ran=1), version="0.5.9", **args))[0] == "--mem-fraction-static 0.8"
+
+
+# The running limit
+
+
+@pytest.mark.parametrize(
+    ("limit", "usage", "to"),
+    [(2, 0.01, 16), (100, 0.45, 200), (100, 0.6, 144), (1000, 0.3, 2944), (16, 0.85, None), (16, 1.0, None)],
+)
+def test_the_limit_is_raised_as_far_as_the_cache_has_room(limit: int, usage: float, to: int | None) -> None:
+    assert one("running_at_limit", seen(Load(usage=usage), max_running_requests=limit)).to == to
+
+
+@given(st.integers(1, 5000), st.floats(0.01, 1.0))
+def test_a_raised_limit_never_fills_the_cache_beyond_nine_tenths(limit: int, usage: float) -> None:
+    for change in advised("running_at_limit", seen(Load(usage=usage), max_running_requests=limit)):
+        if isinstance(change.to, int):
+            assert limit < change.to <= 8 * limit
+            assert usage * change.to / limit <= 0.9 + 1e-9
+
+
+def test_a_limit_that_the_cache_cut_short_is_not_raised() -> None:
+    assert not one("running_at_limit", seen(Load(usage=0.4), max_running_requests=1000, LIMIT=300.0)).flag
+
+
+def test_the_limit_that_the_server_found_by_itself_is_the_present_value() -> None:
+    change = one("running_at_limit", seen(Load(usage=0.45), LIMIT=48.0))
+    assert (change.now, change.to) == (48.0, 96)
+
+
+@pytest.mark.parametrize(("limit", "more"), [(32.0, {"enable_dp_attention": True, "tp_size": 2}), (64.0, {})])
+def test_dp_attention_divides_the_limit_among_its_ranks(limit: float, more: dict[str, Any]) -> None:
+    view = seen(Load(usage=0.45), LIMITS=(limit, limit), dp_size=2, max_running_requests=64, **more)
+    change = one("running_at_limit", view)
+    assert (change.now, change.to) == (64, 128)
+
+
+@pytest.mark.parametrize(
+    ("captured", "memory", "flags"),
+    [
+        (160, {}, ["--max-running-requests 160"]),  # twice as many as now: within the graphs
+        (64, {}, ["--max-running-requests 256", "--cuda-graph-max-bs 256"]),
+        (64, {"LEFT": 5.5}, [""]),  # larger graphs do not fit: room for them first
+        (64, {"GRAPHS": 5.0}, [""]),
+    ],
+)
+def test_a_raised_limit_stays_within_graphs_or_raises_them(
+    captured: int, memory: dict[str, float], flags: list[str]
+) -> None:
+    args: dict[str, Any] = {"max_running_requests": 64, "cuda_graph_max_bs": captured, "LEFT": 8.0, "GRAPHS": 1.0}
+    assert typed("running_at_limit", seen(Load(usage=0.22), version="0.5.9", **{**args, **memory})) == flags
+
+
+def test_the_advice_says_that_batches_beyond_all_usual_graphs_run_without() -> None:
+    change = one(
+        "running_at_limit", seen(Load(usage=0.22), version="0.5.9", max_running_requests=640, cuda_graph_max_bs=512)
+    )
+    assert change.to == 2560
+    assert "batches beyond 512 will run without CUDA graphs" in change.gain
+
+
+@pytest.mark.parametrize(("limit", "to"), [(2, 8), (8, None)])
+def test_a_small_batch_that_misses_the_objective_is_raised_to_a_small_batch_at_most(limit: int, to: int | None) -> None:
+    # Else the next advice would be to lower it again.
+    slow = {"throughput": limit / 0.3 * 200, "throughput:s": 200.0}
+    view = seen(Load(running=limit, usage=0.1, more=slow), max_running_requests=limit)
+    assert one("running_at_limit", view).to == to
+
+
+# Memory
+
+
+@given(st.floats(0.5, 4.99) | st.floats(10.01, 40.0), st.floats(24.0, 288.0), st.integers(300, 900))
+def test_about_six_and_a_half_gb_remain_within_a_step_and_never_less(
+    left: float, before: float, thousandths: int
+) -> None:
+    fraction = thousandths / 1000
+    row = "memory_reserve_too_large" if left > 10 else "memory_reserve_too_small"
+    for change in advised(row, seen(Load(), mem_fraction_static=fraction, LEFT=left, BEFORE=before)):
+        if not isinstance(change.to, float):
+            continue
+        assert (change.to > fraction) is (left > 10)
+        remains = left - (change.to - fraction) * before
+        if 0.1 < change.to < 0.95:
+            assert 6.5 - 1e-3 <= remains <= 6.5 + 0.01 * before + 1e-3
+
+
+@pytest.mark.parametrize(
+    ("left", "fraction", "before", "to"),
+    [(14.5, 0.47, 80.0, 0.57), (12.0, 0.85, None, 0.86), (4.0, 0.85, None, 0.84), (15.0, 0.95, 80.0, None), (15.0, 0.97, 80.0, None)],
+)  # fmt: skip
+def test_the_fraction_is_computed_or_moves_by_a_hundredth(
+    left: float, fraction: float, before: float | None, to: float | None
+) -> None:
+    row = "memory_reserve_too_large" if left > 10 else "memory_reserve_too_small"
+    assert one(row, seen(Load(), mem_fraction_static=fraction, LEFT=left, BEFORE=before)).to == to
+
+
+def test_the_gain_of_a_larger_fraction_is_in_tokens() -> None:
+    view = seen(Load(), mem_fraction_static=0.85, LEFT=14.5, BEFORE=80.0, POOL=400_000.0, POOL_GB=40.0)
+    change = one("memory_reserve_too_large", view)
+    assert change.gain.startswith("+8.0 GB for the KV cache: +80,000 tokens, +20 %; more than the usual 0.7 to 0.9")
+
+
+def test_larger_graphs_that_are_advised_as_well_take_their_memory_first() -> None:
+    view = seen(Load(ran=300), mem_fraction_static=0.8, cuda_graph_max_bs=160, LEFT=14.5, BEFORE=80.0, GRAPHS=4.0)
+    (alone,), (beside,) = advised("memory_reserve_too_large", view), advised("memory_reserve_too_large", view, "cuda_graph_not_covering")  # fmt: skip
+    assert (alone.to, beside.to) == (0.9, 0.85)
+
+
+@pytest.mark.parametrize(("left", "flags"), [(13.5, []), (9.87, []), (6.0, []), (5.5, ["mem_fraction_static"])])
+def test_larger_graphs_are_paid_for_where_too_little_would_be_left(left: float, flags: list[str]) -> None:
+    args: dict[str, Any] = {"cuda_graph_max_bs_decode": 160, "mem_fraction_static": 0.85}
+    view = seen(Load(ran=300), version="0.5.23", LEFT=left, BEFORE=80.0, GRAPHS=1.0, **args)
+    raised, *others = advised("cuda_graph_not_covering", view)
+    assert (raised.flag, raised.to) == ("--cuda-graph-max-bs-decode", 320)
+    assert [each.arg for each in others] == flags
+
+
+@pytest.mark.parametrize(
+    ("ran", "tp", "to"), [(161, 1, 192), (192, 1, 192), (200, 1, 224), (500, 1, 512), (700, 8, 768), (1000, 8, None)]
+)
+def test_graphs_grow_to_the_next_usual_size_with_an_end(ran: int, tp: int, to: int | None) -> None:
+    view = seen(Load(ran=ran), version="0.5.9", cuda_graph_max_bs=160, tp_size=tp)
+    assert advised("cuda_graph_not_covering", view)[0].to == to
+
+
+@pytest.mark.parametrize(
+    ("load", "args", "to"),
+    [
+        (Load(ran=60), {"max_running_requests": 64}, 45),
+        (Load(ran=100), {"LIMIT": 40.0}, 30),
+        (Load(ran=10), {"max_running_requests": 128, **RANKS}, 60),
+    ],
+)
+def test_after_a_failure_in_decode_three_quarters_of_the_batch_run(load: Load, args: dict[str, Any], to: int) -> None:
+    assert advised("out_of_memory_decode", seen(load, version="0.5.9", **args))[0].to == to
+
+
+# What a release accepts
+
+
+@pytest.mark.parametrize(
+    ("row", "release", "args", "expected"),
+    [
+        ("dp_imbalanced", "0.5.23", {"dp_size": 2, "load_balance_method": "round_robin"}, ["--load-balance-method total_requests"]),
+        ("dp_imbalanced", "0.5.5.post3", {"dp_size": 2, "load_balance_method": "round_robin"}, ["--load-balance-method shortest_queue"]),
+        ("dp_imbalanced", "0.4.9.post6", {"dp_size": 2, "load_balance_method": "round_robin"}, [""]),  # its shortest_queue fails at the first request
+        ("dp_imbalanced", "0.3.0", {"dp_size": 2, "load_balance_method": "round_robin"}, ["--load-balance-method shortest_queue"]),
+        ("running_far_below_limit", "0.4.0.post2", {"kv_cache_dtype": "auto"}, ["--kv-cache-dtype fp8_e5m2"]),
+        ("running_far_below_limit", "0.4.1.post7", {"kv_cache_dtype": "auto"}, ["--kv-cache-dtype fp8_e4m3"]),
+        ("dp_attention_candidate", "0.5.9", {"tp_size": 8, "dp_size": 1}, ["--enable-dp-attention", "--dp-size 8"]),
+        ("dp_attention_candidate", "0.5.23", {"tp_size": 8, "dp_size": 1}, ["--attn-dp-size 8"]),
+        ("dp_attention_candidate", "0.5.9", {"tp_size": 8, "dp_size": 2}, []),  # replicas stay
+        ("expert_parallel_candidate", "0.4.9.post6", {"tp_size": 8, "ep_size": 1}, ["--enable-ep-moe"]),
+        ("expert_parallel_candidate", "0.5.9", {"tp_size": 8, "ep_size": 1}, ["--ep-size 8"]),
+        ("shared_prefixes_unused", "0.5.23", {"schedule_policy": "fcfs"}, ["--schedule-policy lpm"]),
+        ("shared_prefixes_unused", "0.5.23", {"schedule_policy": "fcfs", "enable_priority_scheduling": True}, []),
+        ("shared_prefixes_unused", "0.5.23", {"schedule_policy": "fcfs", "disable_radix_cache": True}, []),
+        ("cuda_graph_not_covering", "0.5.12", {"cuda_graph_max_bs": 160}, ["--cuda-graph-max-bs 320"]),
+        ("cuda_graph_not_covering", "0.5.14", {"cuda_graph_max_bs_decode": 160}, ["--cuda-graph-max-bs-decode 320"]),
+        ("cuda_graph_off", "0.5.9", {"disable_cuda_graph": True}, ["remove --disable-cuda-graph"]),
+    ],
+)  # fmt: skip
+def test_advice_is_spelled_as_the_servers_release_accepts_it(
+    row: str, release: str, args: dict[str, Any], expected: list[str]
+) -> None:
+    assert typed(row, seen(Load(ran=300, usage=0.95), version=release, **args)) == expected
+
+
+# Late tokens
+
+
+def interrupted(usual: float, chunk: int, first: float = 0.5, **args: Any) -> View:
+    """A server whose decoding is interrupted by prompts of 2,000 tokens."""
+    more = {
+        **late("inter_token", 0.5, 20_000.0, share=0.08, quick=usual), **late("time_to_first_token", first),
+        "decode_lines": 250.0,
+    }  # fmt: skip
+    return seen(Load(prompt=2000, answer=200, more=more), version="0.5.23", chunked_prefill_size=chunk, **args)
+
+
+@pytest.mark.parametrize(
+    ("view", "expected"),
+    [
+        (interrupted(0.01, 4096, prefill_decode_interval=0), "--prefill-decode-interval 17"),
+        (interrupted(0.01, 4096, prefill_decode_interval=4), "--prefill-decode-interval 17"),
+        (interrupted(0.01, 4096, prefill_decode_interval=17), ""),
+        # As on a real server: mixed chunks of 512 in place of 4,096 took the first token from 0.87 s to 2.63 s.
+        (interrupted(0.09, 4096, first=1.9, prefill_decode_interval=0), ""),
+    ],
+)
+def test_decode_steps_come_between_chunks_where_first_tokens_stay_in_time(view: View, expected: str) -> None:
+    assert typed("latency_prefill_between", view) == [expected]
+
+
+@pytest.mark.parametrize(("chunk", "flag"), [(4096, ""), (512, "--chunked-prefill-size")])
+def test_a_larger_chunk_is_no_advice_where_hardly_a_prompt_fills_the_present_one(chunk: int, flag: str) -> None:
+    # As on a real server: 4096 -> 8192 for prompts of 24 tokens, because first tokens came late behind the last of a queue.
+    view = seen(Load(prompt=100, more=PREFILLS), version="0.5.23", chunked_prefill_size=chunk, max_prefill_tokens=16384)
+    assert [each.flag for each in advised("latency_long_prompts", view)] == [flag]
+
+
+# Clients
+
+
+@pytest.mark.parametrize(
+    ("load", "args", "words"),
+    [
+        (Load(running=10, usage=0.3), {}, "send about 130 requests at once (now 10): about 30 can run, 100 more keep the queue filled"),
+        (Load(running=10, usage=0.3), {"LIMIT": 16.0}, "about 116 requests"),
+        (Load(running=10, usage=0.3), {"LIMIT": 16.0, "max_queued_requests": 24}, "about 40 requests"),
+    ],
+)  # fmt: skip
+def test_slow_clients_are_told_how_many_fit_and_how_many_should_wait(
+    load: Load, args: dict[str, Any], words: str
+) -> None:
+    assert words in one("client_too_slow", seen(load, "offline", **args)).words
+
+
+def test_clients_that_send_enough_already_are_not_told_to_send_more() -> None:
+    assert "at once (now" not in one("client_too_slow", seen(Load(running=30, queued=200, usage=0.9), "offline")).words
+
+
+@pytest.mark.parametrize(
+    ("load", "profile", "words"),
+    [
+        # Four a second, two seconds to the first token: four may wait beside the forty that run.
+        (Load(running=40, queued=24, prompt=1, started=800), "online",
+         "send at most 44 requests at once (now about 64), or add a replica: SGLang starts about 4 requests/s, and none should wait longer than 1 s"),
+        (Load(running=1, queued=7, prompt=1, started=100), "online", "send at most 1 request at once (now about 8)"),
+        (Load(running=1.97, queued=0.98, prompt=1, started=16), "online", "send at most 2 requests at once (now about 3)"),
+        (Load(running=40, queued=3000), "offline", "at most 2,040 requests"),
+    ],
+)  # fmt: skip
+def test_a_queue_is_shortened_to_what_starts_in_time(load: Load, profile: str, words: str) -> None:
+    assert words in one("queue_too_long", seen(load, profile)).words
+
+
+@pytest.mark.parametrize("load", [Load(running=40, queued=2, prompt=1, started=800), Load(running=40, queued=24)])
+def test_no_figure_is_invented_where_the_queue_is_short_or_starts_are_not_known(load: Load) -> None:
+    assert "at most" not in one("queue_too_long", seen(load)).words

@@ -1,0 +1,365 @@
+"""What is the verdict, what follows from what, and when nothing is said. Figures in, judgement out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sglang_tuning_exporter.core.findings import Finding, Judgement
+from sglang_tuning_exporter.core.judge import judge
+from sglang_tuning_exporter.core.rows import BY_ID, ROWS
+from sglang_tuning_exporter.core.view import View
+from views import Load, late, seen
+
+AT_LIMIT = Load(running=64, why="running_limit", usage=0.3, prompt=300)
+LIMIT: dict[str, Any] = {"LIMIT": 64.0, "max_running_requests": 64, "cuda_graph_max_bs": 512}
+HELD = Load(why="held_back", prompt=300)
+
+
+def of(load: Load, profile: str = "online", **arguments: Any) -> Judgement:
+    return judge(seen(load, profile, "0.5.9", **{"schedule_conservativeness": 1.0, **arguments}))
+
+
+def ids(judgement: Judgement) -> list[str]:
+    return [each.diagnosis for each in judgement.findings]
+
+
+def finding(judgement: Judgement, row: str) -> Finding:
+    return next(each for each in judgement.findings if each.diagnosis == row)
+
+
+def and_also(load: Load, **totals: float) -> Load:
+    return replace(load, more={**load.more, **totals})
+
+
+# Enough, and not
+
+
+@pytest.mark.parametrize(
+    ("seconds", "lines", "is_enough"), [(20.0, 10.0, True), (19.9, 10.0, False), (20.0, 9.0, False)]
+)
+def test_twenty_seconds_and_ten_lines_are_enough_and_less_is_not(seconds: float, lines: float, is_enough: bool) -> None:  # noqa: FBT001 - a case
+    load = replace(and_also(HELD, lines=lines), seconds=seconds)
+    assert ("admission_too_conservative" in ids(of(load))) is is_enough
+
+
+@pytest.mark.parametrize(("seconds", "confidence"), [(59.0, "low"), (60.0, "medium"), (120.0, "high")])
+def test_confidence_grows_with_the_time_served(seconds: float, confidence: str) -> None:
+    assert finding(of(replace(AT_LIMIT, seconds=seconds), **LIMIT), "running_at_limit").confidence == confidence
+
+
+@pytest.mark.parametrize(("share", "is_found"), [(0.51, True), (0.5, False)])
+@pytest.mark.parametrize(
+    ("row", "why"), [("running_at_limit", "running_limit"), ("hybrid_pool_full", "hybrid_pool_full"), ("pd_queue", "pd_queue"),
+                     ("grammar_queue", "grammar_queue"), ("admission_recovering", "recovering"), ("admission_too_conservative", "held_back")]
+)  # fmt: skip
+def test_a_reason_for_more_than_half_of_the_time_is_a_finding_and_half_is_none(
+    row: str,
+    why: str,
+    share: float,
+    is_found: bool,  # noqa: FBT001 - a case
+) -> None:
+    assert (row in ids(of(Load(why=why, share=share, usage=0.4, prompt=300), **LIMIT))) is is_found
+
+
+@pytest.mark.parametrize(
+    ("count", "seconds", "is_found"),
+    [(1, 30, False), (2, 120, False), (9, 120, True), (30, 19, False), (3, 600, False)],
+)
+def test_about_one_retraction_a_minute_is_tolerated_and_a_burst_in_half_a_minute_is_a_minutes(
+    count: float,
+    seconds: float,
+    is_found: bool,  # noqa: FBT001 - a case
+) -> None:
+    load = Load(seconds=seconds, usage=0.95, more={"retractions": count})
+    assert ("retracting_too_often" in ids(of(load))) is is_found
+
+
+# The verdict
+
+
+@pytest.mark.parametrize(
+    ("load", "profile", "arguments", "verdict"),
+    [
+        (Load(), "online", {}, "no_limit_in_log"),
+        (Load(), "offline", {}, "client_too_slow"),
+        (Load(), "long_context", {}, "no_limit_in_log"),
+        (Load(queued=150, usage=0.95), "offline", {}, "no_limit_in_log"),
+        (Load(), "online", {"LEFT": 15.0, "mem_fraction_static": 0.8}, "no_limit_in_log"),  # a chance is no verdict
+        (and_also(AT_LIMIT, **{"queue/above_range": 300.0}), "online", LIMIT, "running_at_limit"),
+        (HELD, "online", {"schedule_conservativeness": 0.3}, "admission_too_conservative"),  # without a flag to change, too
+        (Load(more={"retractions": 60.0}, why="running_limit", usage=0.95), "online", LIMIT, "retracting_too_often"),
+        (Load(more={"out_of_memory.prefill": 1.0}, why="held_back"), "online", {}, "out_of_memory_prefill"),
+        (Load(seconds=5, more={"queue/idle": 100.0}), "online", {}, "idle"),
+        (Load(seconds=5), "online", {}, "not_enough_data"),
+    ],
+)  # fmt: skip
+def test_the_verdict_is_the_most_urgent_limit_or_the_word_for_none(
+    load: Load, profile: str, arguments: dict[str, Any], verdict: str
+) -> None:
+    assert of(load, profile, **arguments).verdict == verdict
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode", "graph_capture", "startup", "unknown"])
+def test_a_failure_for_want_of_memory_comes_before_the_end_that_it_caused(phase: str) -> None:
+    view = seen(Load(more={f"out_of_memory.{phase}": 1.0, "ends": 1.0}), version="0.5.9", mem_fraction_static=0.9)
+    judgement = judge(replace(view, down="nothing listens"))
+    memory = judgement.findings[0]
+    assert judgement.verdict == memory.diagnosis
+    assert BY_ID[memory.diagnosis].protects == "memory"
+    assert finding(judgement, "server_down").because[0] == memory.diagnosis
+
+
+# Causes
+
+
+def test_a_consequence_has_the_advice_of_its_cause() -> None:
+    load = and_also(AT_LIMIT, rejected=40.0, **{"queue/above_range": 400.0})
+    judgement = of(load, **LIMIT)
+    assert ids(judgement)[:3] == ["running_at_limit", "requests_rejected", "queue_too_long"]
+    for row in ("requests_rejected", "queue_too_long"):
+        assert finding(judgement, row).changes == finding(judgement, "running_at_limit").changes
+        assert "running_at_limit" in finding(judgement, row).because
+    said = " ".join(change.words for each in judgement.findings for change in each.changes)
+    assert "replica" not in said
+
+
+def test_rejections_that_no_flag_would_save_ask_clients_to_slow_down() -> None:
+    judgement = of(Load(more={"rejected": 40.0}))
+    assert judgement.verdict == "requests_rejected"
+    assert judgement.findings[0].changes[0].words == "send fewer requests at once, or add a replica"
+
+
+def test_the_imbalance_comes_before_the_running_limit_of_its_full_rank() -> None:
+    ranks = {"serves/0": 200.0, "serves/1": 200.0, "waits/0": 180.0, "waits/1": 0.0, "serves/None": 0.0}
+    view = seen(
+        and_also(AT_LIMIT, **ranks), version="0.5.23", dp_size=2, load_balance_method="round_robin", LIMITS=(64.0, 64.0)
+    )
+    judgement = judge(view)
+    assert judgement.verdict == "dp_imbalanced"
+    assert [each.flag for each in judgement.findings[0].changes] == ["--load-balance-method"]
+
+
+@pytest.mark.parametrize(
+    ("load", "row", "direction"),
+    [(HELD, "admission_too_conservative", "lower"), (AT_LIMIT, "running_at_limit", "raise")],
+)
+def test_no_more_are_let_in_while_some_are_taken_back(load: Load, row: str, direction: str) -> None:
+    def lets_in(judgement: Judgement) -> bool:
+        return any(each.direction == direction and each.arg in {"schedule_conservativeness", "max_running_requests"}
+                   for found in judgement.findings for each in found.changes)  # fmt: skip
+
+    assert row in ids(of(load, **LIMIT))
+    retracting = of(and_also(load, retractions=60.0), **LIMIT)
+    assert retracting.verdict == "retracting_too_often"
+    assert not any(change.arg == "schedule_conservativeness" and change.direction == "lower"
+                   for each in retracting.findings for change in each.changes)  # fmt: skip
+    assert lets_in(of(load, **LIMIT))
+
+
+def test_no_more_are_let_in_while_each_step_takes_too_long_because_of_those_that_run() -> None:
+    # As on a real server: one command line that both admitted more and lowered --max-running-requests.
+    slow = {"throughput": 64 / 0.3 * 200, "throughput:s": 200.0}
+    judgement = of(and_also(replace(HELD, running=64), **slow), "online")
+    changes = {
+        change.arg: change.direction
+        for each in judgement.findings
+        if each.is_limit
+        for change in each.changes
+        if change.arg
+    }
+    assert changes.get("max_running_requests") == "lower"
+    assert "schedule_conservativeness" not in changes
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode", "graph_capture", "startup"])
+def test_after_a_failure_nothing_takes_more_memory(phase: str) -> None:
+    load = Load(ran=400, why="prefill_bound", prompt=300, more={
+        f"out_of_memory.{phase}": 1.0, "cuda_graph/beyond_captured": 400.0, "full_lines": 100.0,
+    })  # fmt: skip
+    args: dict[str, Any] = {
+        "cuda_graph_max_bs": 160,
+        "chunked_prefill_size": 8192,
+        "mem_fraction_static": 0.85,
+        "max_running_requests": 512,
+    }
+    judgement = of(load, LEFT=15.0, BEFORE=80.0, **args)
+    raised = {change.arg for each in judgement.findings for change in each.changes if change.direction == "raise"}
+    assert not raised & {"cuda_graph_max_bs", "chunked_prefill_size", "mem_fraction_static", "max_total_tokens"}
+
+
+def test_no_diagnosis_is_its_own_cause() -> None:
+    places = {row.id: place for place, row in enumerate(ROWS)}
+    assert all(places[cause] < places[row.id] for row in ROWS for cause in row.causes)
+
+
+# Latency
+
+
+def tokens(share: float, quick: float = 0.02, prompt: float = 3000, **more: float) -> Load:
+    gaps = late("inter_token", 0.5, 20_000.0, share=share, quick=quick)
+    return Load(prompt=prompt, answer=200, started=200, more={**gaps, "decode_lines": 250.0, **more})
+
+
+@pytest.mark.parametrize(
+    ("load", "profile", "is_found"),
+    [
+        (tokens(0.08), "online", True),
+        (tokens(0.05), "online", False),  # few gaps are late
+        (tokens(0.08, prompt=300), "online", False),  # prompts are short
+        (tokens(0.08, quick=0.15), "online", False),  # every step is slow
+        (tokens(0.08, retractions=60.0), "online", False),
+        (tokens(0.08), "offline", False),  # no objective
+        (Load(prompt=3000), "online", False),  # gaps are not exposed
+    ],
+)
+def test_tokens_are_late_because_of_prompts_in_between(load: Load, profile: str, is_found: bool) -> None:  # noqa: FBT001 - a case
+    assert ("latency_prefill_between" in ids(of(load, profile))) is is_found
+
+
+@pytest.mark.parametrize(
+    ("queued", "row"), [(0.0, "latency_long_prompts"), (1.0, "latency_queue"), (20.0, "latency_queue")]
+)
+def test_late_first_tokens_are_put_down_to_the_queue_or_to_the_prompts(queued: float, row: str) -> None:
+    load = Load(queued=queued, prompt=6000, more=late("time_to_first_token", 4.0))
+    found = ids(of(load, chunked_prefill_size=2048, max_prefill_tokens=16384))
+    assert {"latency_queue", "latency_long_prompts"} & {*found} == {row}
+
+
+# Shared prefixes
+
+
+def cached(share: float, load: Load, **more: float) -> Load:
+    return and_also(
+        load, cached=share * 400_000, computed=(1 - share) * 400_000, started=800.0, sequences=800.0, **more
+    )
+
+
+WAITS = Load(why="pool_full", usage=0.95)
+
+
+@pytest.mark.parametrize(
+    ("load", "args", "is_found"),
+    [
+        (cached(0.3, WAITS), {}, True),
+        (cached(0.3, Load()), {}, False),  # nothing waits: there is no order
+        (cached(0.05, WAITS), {}, False),
+        (cached(0.3, WAITS, retracted=400.0), {}, False),  # retracted requests find their own tokens
+        (cached(0.6, WAITS, retracted=20.0), {}, True),
+        (
+            cached(0.3, WAITS),
+            {"enable_priority_scheduling": True},
+            False,
+        ),  # preempted ones find theirs, and SGLang refuses lpm
+        (cached(0.3, WAITS, repeated=120_000.0), {}, False),  # several answers to one prompt
+        (cached(0.3, WAITS, generation_posts=100.0), {}, False),
+        (cached(0.3, WAITS), {"disable_radix_cache": True}, False),
+    ],
+)
+def test_shared_prefixes_are_told_from_requests_that_find_their_own_tokens(
+    load: Load,
+    args: dict[str, Any],
+    is_found: bool,  # noqa: FBT001 - a case
+) -> None:
+    assert ("shared_prefixes_unused" in ids(of(load, schedule_policy="fcfs", **args))) is is_found
+
+
+# Chances
+
+
+def changes(row: str, view: View) -> dict[str, object]:
+    return {change.flag: change.to for each in judge(view).findings if each.diagnosis == row for change in each.changes}
+
+
+@pytest.mark.parametrize(
+    ("profile", "args", "expected"),
+    [
+        ("multi_turn", {"disable_radix_cache": True}, {"--disable-radix-cache": False}),
+        ("online", {"disable_radix_cache": True}, {}),
+        ("multi_turn", {"enable_hierarchical_cache": False, "hicache_ratio": 2.0}, {"--enable-hierarchical-cache": True}),
+        ("long_context", {"enable_hierarchical_cache": True, "hicache_ratio": 1.2}, {"--hicache-ratio": 2}),
+        ("multi_turn", {"disable_radix_cache": False, "enable_hierarchical_cache": True, "hicache_ratio": 2.0, "page_size": 1}, {}),
+    ],
+)  # fmt: skip
+def test_settings_of_the_guide_for_the_workload_are_chances(
+    profile: str, args: dict[str, Any], expected: dict[str, object]
+) -> None:
+    assert changes("profile_settings", seen(Load(usage=0.7), profile, "0.5.23", **args)) == expected
+
+
+@pytest.mark.parametrize(
+    ("args", "is_found"),
+    [({"dp_size": 8}, True), ({"dp_size": 1}, False), ({"dp_size": 8, "tp_size": 8, "enable_dp_attention": True}, False),
+     ({"dp_size": 2, "device": "cpu"}, False)],
+)  # fmt: skip
+def test_replicas_in_one_server_are_better_behind_a_router(args: dict[str, Any], is_found: bool) -> None:  # noqa: FBT001 - a case
+    assert ("router_candidate" in ids(of(Load(), **args))) is is_found
+
+
+@pytest.mark.parametrize(
+    ("weights", "tp", "more", "is_found"),
+    [(10.0, 2, {}, True), (40.0, 2, {}, False), (2.2, 8, {"dp_size": 8, "enable_dp_attention": True}, False),
+     (2.2, 8, {"ep_size": 2}, False), (2.2, 2, {"pp_size": 2}, False)],
+)  # fmt: skip
+def test_weights_that_fit_one_gpu_need_no_tensor_parallelism(
+    weights: float,
+    tp: int,
+    more: dict[str, Any],
+    is_found: bool,  # noqa: FBT001 - a case
+) -> None:
+    assert ("data_parallel_would_fit" in ids(of(Load(), WEIGHTS=weights, BEFORE=78.0, tp_size=tp, **more))) is is_found
+
+
+@pytest.mark.parametrize(("tp", "pp", "is_found"), [(1, 1, True), (8, 1, False), (4, 2, False)])
+def test_a_model_is_small_when_all_its_parts_together_are(tp: int, pp: int, is_found: bool) -> None:  # noqa: FBT001 - a case
+    view = of(Load(running=4), WEIGHTS=16.2, tp_size=tp, pp_size=pp, enable_torch_compile=False)
+    assert ("torch_compile_candidate" in ids(view)) is is_found
+
+
+# Requests that the server cannot serve
+
+
+GRAMMAR = ("--grammar-backend", "xgrammar")
+LARGER_CACHE = ("--max-total-tokens", 1_600_000)
+
+
+@pytest.mark.parametrize(
+    ("totals", "args", "row", "change"),
+    [
+        ({"too_long": 10.0, "too_long_tokens": 12e6}, {"max_total_tokens": 400_000, "POOL": 400_000.0}, "prompts_beyond_kv_cache", LARGER_CACHE),
+        ({"too_long": 10.0, "too_long_tokens": 8e6}, {"POOL": 400_000.0}, "prompts_beyond_kv_cache", ("", None)),
+        ({"beyond_context": 10.0, "beyond_context_tokens": 5e4}, {"context_length": 1024}, "prompts_beyond_context", ("--context-length", 8192)),
+        ({"refused": 90.0, "refused_for_grammar": 90.0, "sequences": 900.0}, {"grammar_backend": "none"}, "requests_refused", GRAMMAR),
+        ({"refused": 90.0, "sequences": 900.0}, {"grammar_backend": "xgrammar"}, "requests_refused", ("", None)),
+    ],
+)  # fmt: skip
+def test_requests_that_are_refused_are_a_chance_with_a_remedy(
+    totals: dict[str, float], args: dict[str, Any], row: str, change: tuple[str, object]
+) -> None:
+    judgement = of(Load(more=totals), **args)
+    assert [(each.flag, each.to) for each in finding(judgement, row).changes] == [change]
+    assert judgement.verdict == "no_limit_in_log"
+
+
+@pytest.mark.parametrize(
+    ("totals", "row"),
+    [
+        ({"refused": 4.0, "sequences": 900.0}, "requests_refused"),
+        ({"refused": 40.0, "sequences": 900.0}, "requests_refused"),
+        ({"server_errors": 4.0, "sequences": 900.0}, "requests_failed"),
+        ({"server_errors": 40.0, "sequences": 900.0}, "requests_failed"),
+        ({"failed_requests": 20.0, "generation_posts": 900.0}, "requests_failed"),
+        ({"beyond_context": 9.0, "beyond_context_tokens": 4e4}, "prompts_beyond_context"),  # the model's own context
+    ],
+)
+def test_a_few_refused_or_failed_requests_are_no_finding(totals: dict[str, float], row: str) -> None:
+    assert row not in ids(of(Load(more=totals)))
+
+
+@pytest.mark.parametrize(
+    "totals", [{"server_errors": 90.0, "sequences": 900.0}, {"failed_requests": 180.0, "generation_posts": 900.0}]
+)
+def test_many_requests_that_end_in_an_exception_are_the_verdict(totals: dict[str, float]) -> None:
+    assert of(Load(more=totals)).verdict == "requests_failed"
