@@ -47,6 +47,7 @@ from sglang_tuning_exporter.state.profiles import Profile
 
 STEP_SECONDS = 30.0
 PAUSE_SECONDS = 60.0  # between two steps; beyond it nothing was known
+CALM_SECONDS = 2700.0  # of silence, after which nothing changes: starts count for half an hour, and no alert waits for longer than the rest
 # In a run shorter than the window, what held in stretches of this length for so much of it is said as well: two causes in turn.
 PHASE_SECONDS, LEAST_PHASE_SECONDS, PHASE_SHARE = 60.0, 60.0, 0.35
 ENOUGH_SHARE = 0.5  # of the serving time: in a log shorter than a row's `after`
@@ -125,8 +126,8 @@ class Course:
         """Weigh at each step up to a time."""
         while self._step is not None and self._step <= now:
             self._pass(self._step)
-            # Nothing changes in a long silence once the last load has left the window.
-            quiet = now - self._step > 2 * self._profile.window_seconds
+            silent = self._step - (self._last_line or self._step)
+            quiet = silent > CALM_SECONDS and now - self._step > 2 * self._profile.window_seconds
             self._step = now - self._profile.window_seconds if quiet else self._step + STEP_SECONDS
 
     def _pass(self, now: float) -> None:
