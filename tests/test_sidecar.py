@@ -24,7 +24,7 @@ from conftest import (
 from sglang_tuning_exporter.collect import sidecar as watching_module
 from sglang_tuning_exporter.collect.schedules import InfoSchedule
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.state.stages import Stages
+from sglang_tuning_exporter.core.scrapes import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,6 +53,16 @@ def watching(self_scrape_seconds: float = 0.3, **settings: Any) -> Iterator[Side
         yield sidecar
     finally:
         sidecar.stop()
+
+
+def reason_of(sidecar: Sidecar) -> str:
+    """Why the last scrape failed."""
+    return sidecar.watch.failure.reason if sidecar.watch.failure is not None else ""
+
+
+def queued(sidecar: Sidecar) -> float | None:
+    scheduler = sidecar.watch.server.schedulers.get(None)
+    return None if scheduler is None else scheduler.queued
 
 
 @pytest.fixture(scope="module")
@@ -186,19 +196,20 @@ def test_a_scrape_has_the_log_read_first(sglang: FakeSGLang, tmp_path: Path, mon
         for number in range(3):
             append(log, _another(number))
             sidecar.scrape(10)
-            assert sidecar.state.totals().counts["retraction_events"] == number + 1
+            assert sidecar.log is not None
+            assert sidecar.log.lines["retraction"] == number + 1
 
 
 def test_a_scrape_does_not_wait_for_a_flood_to_be_read(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.touch()
-    flood = DECODE * (60_000_000 // len(DECODE))
+    flood = DECODE * (30_000_000 // len(DECODE))
     with watching(log_file=(str(log),)) as sidecar:
         append(log, flood)
         sidecar.scrape(10)
         assert sidecar.log is not None
         assert sidecar.log.lines["decode"] < flood.count(b"\n")
-        wait_for(lambda: sidecar.log is not None and sidecar.log.lines["decode"] == flood.count(b"\n"), seconds=60)
+        wait_for(lambda: sidecar.log is not None and sidecar.log.lines["decode"] == flood.count(b"\n"), seconds=120)
 
 
 def test_without_an_address_nothing_is_scraped(tmp_path: Path, sglang: FakeSGLang) -> None:
@@ -207,7 +218,7 @@ def test_without_an_address_nothing_is_scraped(tmp_path: Path, sglang: FakeSGLan
     with watching(log_file=(str(log),)) as sidecar:
         assert sidecar.scrape(5) == ""
         time.sleep(0.6)
-    assert sidecar.health.up is None
+    assert sidecar.watch.is_up is None
     assert sglang.asked == []
 
 
@@ -216,12 +227,12 @@ def test_the_servers_arguments_are_asked_for_once_a_start(sglang: FakeSGLang, tm
     log = tmp_path / "server.log"
     log.touch()
     with watching(sglang_url=sglang.url, log_file=(str(log),)) as sidecar:
-        wait_for(lambda: sidecar.state.facts.version == "0.5.23")
+        wait_for(lambda: sidecar.watch.server.facts.version == "0.5.23")
         wait_for(lambda: sglang.count("/metrics") >= 4)
         assert sglang.count("/server_info") == 1
         append(log, SERVER_ARGS)
         wait_for(lambda: sglang.count("/server_info") == 2)
-        wait_for(lambda: sidecar.state.facts.arg("schedule_conservativeness") == 0.7)
+        wait_for(lambda: sidecar.watch.server.facts.number("schedule_conservativeness") == 0.7)
 
 
 def test_a_server_that_is_gone_is_starting_only_until_it_has_answered(sglang: FakeSGLang, tmp_path: Path) -> None:
@@ -230,15 +241,15 @@ def test_a_server_that_is_gone_is_starting_only_until_it_has_answered(sglang: Fa
     log = tmp_path / "server.log"
     log.touch()
     with watching(sglang_url=sglang.url, log_file=(str(log),)) as sidecar:
-        wait_for(lambda: sidecar.health.starting)
+        wait_for(lambda: sidecar.watch.failure is not None and sidecar.watch.failure.starting)
         append(log, SERVER_ARGS)
-        wait_for(lambda: sidecar.state.life.starts(time.monotonic()))
-        assert sidecar.health.reason == "not_ready"
+        wait_for(lambda: sidecar.watch.server.starting)
+        assert reason_of(sidecar) == "not_ready"
         sglang.start()
-        wait_for(lambda: sidecar.health.up is True)
+        wait_for(lambda: sidecar.watch.is_up is True)
         sglang.stop()
-        wait_for(lambda: sidecar.health.up is False)
-        assert sidecar.health.reason == "connection_refused"
+        wait_for(lambda: sidecar.watch.is_up is False)
+        assert reason_of(sidecar) == "connection_refused"
 
 
 def test_a_server_that_comes_back_is_asked_again(sglang: FakeSGLang) -> None:
@@ -246,10 +257,10 @@ def test_a_server_that_comes_back_is_asked_again(sglang: FakeSGLang) -> None:
     with watching(sglang_url=sglang.url) as sidecar:
         wait_for(lambda: sglang.count("/server_info") == 1)
         sglang.stop()
-        wait_for(lambda: sidecar.health.up is False)
+        wait_for(lambda: sidecar.watch.is_up is False)
         sglang.answers["/server_info"] = info(version="0.5.24")
         sglang.start()
-        wait_for(lambda: sidecar.state.facts.version == "0.5.24")
+        wait_for(lambda: sidecar.watch.server.facts.version == "0.5.24")
         assert sglang.count("/server_info") == 2
 
 
@@ -258,9 +269,9 @@ def test_a_late_answer_is_no_restart(sglang: FakeSGLang) -> None:
     with watching(sglang_url=sglang.url, scrape_timeout=0.3) as sidecar:
         wait_for(lambda: sglang.count("/server_info") == 1)
         sglang.answers["/metrics"] = hang
-        wait_for(lambda: sidecar.health.up is False)
+        wait_for(lambda: sidecar.watch.is_up is False)
         sglang.answers["/metrics"] = reply(SERVING)
-        wait_for(lambda: sidecar.health.up is True)
+        wait_for(lambda: sidecar.watch.is_up is True)
         time.sleep(0.6)
         assert sglang.count("/server_info") == 1
 
@@ -268,34 +279,34 @@ def test_a_late_answer_is_no_restart(sglang: FakeSGLang) -> None:
 def test_an_old_server_is_asked_under_the_old_name(sglang: FakeSGLang) -> None:
     sglang.answers["/get_server_info"] = info(version="0.4.6")
     with watching(sglang_url=sglang.url) as sidecar:
-        wait_for(lambda: sidecar.state.facts.version == "0.4.6")
+        wait_for(lambda: sidecar.watch.server.facts.version == "0.4.6")
 
 
 def test_a_server_without_metrics_is_asked_for_its_arguments_all_the_same(sglang: FakeSGLang) -> None:
     sglang.answers = {"/server_info": info()}
     with watching(sglang_url=sglang.url) as sidecar:
-        wait_for(lambda: sidecar.state.facts.version == "0.5.23")
-        assert sidecar.health.reason == "metrics_disabled"
+        wait_for(lambda: sidecar.watch.server.facts.version == "0.5.23")
+        assert reason_of(sidecar) == "metrics_disabled"
 
 
 def test_a_server_that_came_back_without_metrics_is_not_down(sglang: FakeSGLang) -> None:
     sglang.answers["/server_info"] = info()
     with watching(sglang_url=sglang.url) as sidecar:
-        wait_for(lambda: sidecar.health.up is True)
+        wait_for(lambda: sidecar.watch.is_up is True)
         del sglang.answers["/metrics"]
-        wait_for(lambda: sidecar.health.reason == "metrics_disabled")
+        wait_for(lambda: reason_of(sidecar) == "metrics_disabled")
         assert sglang.count("/server_info") == 2
 
 
 def test_a_proxy_that_answers_for_a_server_that_is_gone_is_no_server_without_metrics(sglang: FakeSGLang) -> None:
     with watching(sglang_url=sglang.url) as sidecar:
-        wait_for(lambda: sidecar.health.up is True)
+        wait_for(lambda: sidecar.watch.is_up is True)
         del sglang.answers["/metrics"]
         asked = sglang.count("/server_info")
         wait_for(lambda: sglang.count("/server_info") > asked)
         seen = sglang.count("/metrics")
         wait_for(lambda: sglang.count("/metrics") > seen + 1)
-        assert sidecar.health.reason == "http_404"
+        assert reason_of(sidecar) == "http_404"
 
 
 def test_a_server_that_hangs_on_its_arguments_does_not_stop_the_scrapes(sglang: FakeSGLang) -> None:
@@ -310,10 +321,10 @@ def test_a_server_whose_requests_stand_still_is_asked_for_a_token_and_not_all_th
     sglang: FakeSGLang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with watching(sglang_url=sglang.url) as sidecar:
-        wait_for(lambda: sidecar.health.up is True)
+        wait_for(lambda: sidecar.watch.is_up is True)
         time.sleep(0.5)
         assert sglang.count("/health_generate") == 0
-        monkeypatch.setattr(Stages, "suspicious", lambda _self, _now: True)
+        monkeypatch.setattr(Progress, "is_suspicious", lambda _self, _now: True)
         wait_for(lambda: sglang.count("/health_generate") == 1)
         time.sleep(1.0)
         assert sglang.count("/health_generate") == 1
@@ -344,7 +355,7 @@ def test_a_log_that_works_while_sglang_hangs_feeds_the_state(sglang: FakeSGLang,
     with watching(sglang_url=sglang.url, log_file=(str(log),), scrape_timeout=30.0) as sidecar:
         wait_for(lambda: sglang.count("/metrics") == 1)
         append(log, DECODE)
-        wait_for(lambda: None in sidecar.state.ranks and sidecar.state.ranks[None].queued == 4)
+        wait_for(lambda: queued(sidecar) == 4)
         begin = time.monotonic()
     assert time.monotonic() - begin < 2, "stopping does not wait for the scrape"
 

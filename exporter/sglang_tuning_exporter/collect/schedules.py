@@ -14,15 +14,10 @@ LEAST_SECONDS = 5.0  # between two requests, however often the exporter is scrap
 
 @dataclass(slots=True)
 class ScrapeHealth:
-    """Whether SGLang could be scraped, and why not."""
+    """The last scrape of SGLang: how long it took, None before the first, and how many families no known release has."""
 
-    up: bool | None = None  # None before the first scrape and without --sglang-url
-    reason: str = ""
-    message: str = ""
     scrape_seconds: float | None = None
-    starting: bool = False  # it does not answer, probably because it is starting
-    serves: bool = False  # the last scrape failed, but it answers
-    unrecognised: int = 0  # SGLang families on the last page that no known release has
+    unrecognised: int = 0
 
 
 class InfoSchedule:

@@ -319,8 +319,8 @@ class Sidecar:
 
     def _read_log(self) -> bool:
         assert self.log is not None
-        starts = self.watch.server.starts
+        starts = self.watch.server.starts, self.watch.start_waits
         behind = self.log.poll(self._stopping.is_set)
-        if self.watch.server.starts != starts:
+        if (self.watch.server.starts, self.watch.start_waits) != starts:
             self._info_schedule.ask_again()
         return behind

@@ -22,7 +22,7 @@ from sglang_tuning_exporter.core.scrapes import Gains
 from sglang_tuning_exporter.core.server import Server, Totals
 from sglang_tuning_exporter.core.view import View, view_of
 from sglang_tuning_exporter.sglang.args.flags import is_before
-from sglang_tuning_exporter.sglang.events import Scrape
+from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES, Scrape
 from sglang_tuning_exporter.sglang.server_info import Load, ServerInfo
 from sglang_tuning_exporter.state.profiles import Profile
 
@@ -188,6 +188,11 @@ class Watch:
             server.started_at.clear()
             server.started_at.extend(started)
             server.last.update({name: at for name, at in known.items() if name == "starts"})
+
+    @property
+    def start_waits(self) -> bool:
+        """Whether a start waits for a scrape."""
+        return bool(self._held)
 
     def counts(self) -> object:
         """Return what was counted so far, to be compared."""
@@ -389,6 +394,8 @@ class Watch:
         self._stands_since = None
         if reason in AWAY:
             self.server.lose(now)
+        if reason == "metrics_disabled":
+            self.server.by_page.clear()  # from now on the log counts
         self.failure = self._explained(reason, message, now, serves=serves)
         return self.failure
 
@@ -465,7 +472,7 @@ class Watch:
         """Return the last ten minutes, or `seconds`."""
         self.advance(now)
         server = self.server
-        whole = view_of(server, seconds or server.profile.window_seconds)
+        whole = self._since_start(seconds or server.profile.window_seconds, now)
         failure, troubles = self.failure, dict[str, str]()
         if failure is not None and failure.reason == "metrics_disabled":
             troubles["metrics_disabled"] = failure.message
@@ -505,6 +512,15 @@ class Watch:
             troubles=troubles,
             starting=starting,
         )
+
+    def _since_start(self, seconds: float, now: float) -> View:
+        """Return the last `seconds`, or those since the last start: it has other settings. How it ended before stays in sight."""
+        window = self.server.window(seconds)
+        whole = view_of(self.server, min(seconds, max(now - self.server.last.get("starts", -inf), 0.0)))
+        for name in ("ends", *(f"out_of_memory.{phase}" for phase in OUT_OF_MEMORY_PHASES)):
+            if window[name]:
+                whole.totals[name] = window[name]
+        return whole
 
     def _burning(self, now: float) -> dict[tuple[str, str], float]:
         begun = max(self.server.last.get("starts", -inf), self.begin)
@@ -575,7 +591,7 @@ class Watch:
     def saved(self, now: float) -> dict[str, object]:
         """Return what was counted and decided, and the lines that wait, as plain JSON; times are ages in seconds."""
         return {
-            "counted": {name: value for name, value in self.server.counted.items() if value},
+            "counted": {name: value for name, value in self.server.counts_by_now().items() if value},
             "ranks": [
                 [dp, {name: value for name, value in self.server.rank_counts(dp).items() if value}]
                 for dp in self.server.lifetimes
