@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.exposed import Advice, Words, conditions, turned
 from sglang_tuning_exporter.core.findings import Change, Figure, Finding, Judgement
 from sglang_tuning_exporter.core.ledger import FAST, SLOW, Ledger
@@ -253,6 +254,15 @@ def test_a_line_whose_retraction_the_exporter_before_had_seen_is_paid_by_it() ->
     again.scrape(78)
     again.watch.advance(BEGIN + 120)
     assert (again.count("retractions"), again.count("retracted")) == (1, 1)
+
+
+def test_a_failure_without_a_phase_is_counted_by_the_next_exporter() -> None:
+    beside = Beside(scrapes=False)
+    beside.lines(*start())
+    beside.watch.take(Event("out_of_memory", BEGIN + 20))
+    again = restarted(beside, 22)
+    again.judge(BEGIN + 60)
+    assert again.server.counted["out_of_memory.unknown"] == 1
 
 
 def test_counts_of_each_scheduler_go_on() -> None:

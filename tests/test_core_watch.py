@@ -479,6 +479,20 @@ def test_a_start_that_log_and_counters_show_is_one_whatever_lies_between() -> No
     assert beside.watch.server.starts == 2
 
 
+def test_what_limited_a_server_before_its_start_limits_it_no_more() -> None:
+    beside = Beside(scrapes=False)
+    beside.lines(*start(limit=8), *(decode(12 + at, running=8, queue=3000) for at in range(0, 300, 2)))
+    before = beside.judge(312).verdict
+    beside.lines(*start(320, limit=64), *(decode(332 + at, running=30) for at in range(0, 60, 2)))
+    assert (before, beside.judge(392).verdict) == ("running_at_limit", "no_limit_in_log")
+
+
+def test_how_it_ended_is_found_after_its_next_start_too() -> None:
+    beside = Beside(scrapes=False)
+    beside.lines(*start(), *(decode(12 + at) for at in range(0, 60, 2)), stamp(73) + CRASH, *start(80))
+    assert "crashed" in {each.diagnosis for each in beside.judge(100).findings}
+
+
 def test_a_start_behind_an_outage_is_seen_on_its_first_page() -> None:
     beside = served()
     beside.watch.lose("connection_refused", "nothing listens", BEGIN + 75)

@@ -949,6 +949,13 @@ class Server:
         if objective is not None:
             self.counted[f"{name}_late"] += observed.above(objective) if observed is not None else 0.0
 
+    def counts_by_now(self) -> Totals:
+        """Return what was counted, with a failure whose phase may still be printed as one of an unknown phase."""
+        counted = Totals(self.counted)
+        if self._unexplained is not None:
+            counted["out_of_memory.unknown"] += 1
+        return counted
+
     def rank_counts(self, dp: int | None) -> Mapping[str, float]:
         """Return what a scheduler did since the beginning, restarts of SGLang and of this program included. None of it ever falls.
 
