@@ -17,7 +17,7 @@ from nights import failing
 from scenes import SCENES, lived
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.diagnosis.table import BY_ID
+from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.recordings.recording import load
 from sglang_tuning_exporter.recordings.replay import ReplayServer, packaged
 from sglang_tuning_exporter.sglang.clean import clean
@@ -77,7 +77,7 @@ def test_the_limit_and_the_command_are_on_the_first_screen(
     assert "Warning" in words
     assert BY_ID["cuda_graph_not_covering"].summary in words
     assert "--cuda-graph-max-bs-decode 512" in words
-    assert "now 256 (default)" in words
+    assert "now 256" in words
 
 
 def test_a_recorded_server_that_retracts_shows_the_command_to_type_on_a_phone(browser: Browser, tmp_path: Path) -> None:
@@ -140,12 +140,8 @@ def test_on_a_phone_what_to_type_is_one_line_and_no_word_of_a_heading_is_broken(
     flag = next(text for text in browser.texts() if text.words == "--schedule-conservativeness 1.3")
     assert flag.bottom - flag.top < 30
     browser.open(scene("dp2")[1], width=PHONE)
-    heads = [
-        text
-        for text in browser.texts()
-        if text.words in {"Rank", "Queued", "Running", "Limit", "Serving time with", "Share"}
-    ]
-    assert len(heads) == 6
+    heads = [text for text in browser.texts() if text.words in {"Rank", "Queued", "Running", "Limit"}]
+    assert len(heads) == 4
     assert [text for text in heads if text.bottom - text.top > 30] == []
 
 
@@ -154,9 +150,9 @@ def test_the_share_of_each_reason_why_requests_waited_is_shown_in_words(
 ) -> None:
     browser.open(scene("retracting")[1])
     words = {text.words for text in browser.texts()}
-    assert {"an empty queue", "a full KV cache and requests waiting"} <= words
+    assert {"An empty queue", "A full KV cache and requests waiting"} <= words
     browser.open(scene("down")[1])
-    assert "an empty queue" not in {text.words for text in browser.texts()}
+    assert "An empty queue" not in {text.words for text in browser.texts()}
 
 
 def test_text_alone_twice_as_large_is_not_cut(browser: Browser, address: str) -> None:
@@ -181,10 +177,10 @@ def test_a_right_to_left_name_changes_the_direction_of_nothing_else(
     browser: Browser, scene: Callable[[str], Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sidecar, address = scene("beyond_captured")
-    monkeypatch.setattr(sidecar.state.facts, "model_name", RIGHT_TO_LEFT)
+    monkeypatch.setitem(sidecar.watch.server.facts.arguments, "served_model_name", RIGHT_TO_LEFT)
     browser.open(address)
     at = {text.words: text for text in browser.texts()}
-    name, behind = at["\\u202e\u05e9\u05dc\u05d5\u05dd gpt\\u2067"], at["· profile online"]
+    name, behind = at["\\u202e\u05e9\u05dc\u05d5\u05dd gpt\\u2067"], at["· SGLang 0.5.23 · profile online"]
     assert name.left < name.right <= behind.left
 
 
@@ -193,9 +189,10 @@ def test_a_hostile_name_is_text_and_stays_in_its_place(
     name: str, browser: Browser, scene: Callable[[str], Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sidecar, address = scene("beyond_captured")
-    monkeypatch.setattr(sidecar.state.facts, "model_name", name)
-    monkeypatch.setitem(sidecar.state.facts.args, "model_path", name)
-    monkeypatch.setattr(sidecar.state.facts, "typed", None)  # it is kept for the arguments of before
+    facts = sidecar.watch.server.facts
+    monkeypatch.setitem(facts.arguments, "served_model_name", name)
+    monkeypatch.setitem(facts.arguments, "model_path", name)
+    monkeypatch.setattr(facts, "_typed", (-1, None))  # it is kept for the arguments of before
     browser.open(address, width=PHONE)
     assert browser.text("header bdi") == clean(name)
     # A command to be pasted holds no control character: a variable stands in its place.
@@ -213,7 +210,10 @@ def test_the_tab_key_comes_to_every_link_and_to_the_command_line_and_shows_where
     browser.open(address)
     step = "What to do, step by step"
     other = BY_ID["memory_reserve_too_large"].summary
-    assert browser.tabbed() == ["resume", step, f"{step}: {other}", "pre", "metrics", "findings as JSON", "runbooks"]
+    reached = browser.tabbed()
+    assert reached[:3] == ["resume", step, "pre"]
+    assert f"{step}: {other}" in reached
+    assert reached[-3:] == ["metrics", "findings as JSON", "runbooks"]
 
 
 def test_one_click_marks_the_whole_command_line_and_nothing_else(browser: Browser, address: str) -> None:
@@ -223,7 +223,7 @@ def test_one_click_marks_the_whole_command_line_and_nothing_else(browser: Browse
     assert browser.evaluate("return getSelection().toString()").strip() == command["text"]
     assert browser.text("pre") == command["text"]
     marked = browser.evaluate("return [...document.querySelectorAll('pre .changed')].map(e => e.textContent)")
-    assert sorted(marked) == ["--cuda-graph-max-bs-decode 512", "--mem-fraction-static 0.95"]
+    assert marked == ["--cuda-graph-max-bs-decode 512"]  # a chance is tried alone
 
 
 @pytest.mark.parametrize("name", ["beyond_captured", "dp2", "unseen"])
@@ -255,7 +255,7 @@ def test_a_screen_reader_gets_a_text_for_each_picture(browser: Browser, scene: C
     browser.open(scene("retracting")[1])
     pictures = [node["name"] for node in browser.accessible() if node["role"] in {"image", "img"}]
     assert len(pictures) == browser.count("svg") == 6
-    assert [re.sub(r"\d[\d.]*( to \d[\d.]*)?", "#", picture) for picture in pictures] == [
+    assert [re.sub(r"\d[\d.,]*( to \d[\d.,]*)?", "#", picture) for picture in pictures] == [
         "Queued requests, last # min: #",
         "Token usage, last # min: #",
         "Running requests, last # min: #",
@@ -301,11 +301,11 @@ def test_the_page_of_a_replayed_server_refreshes_by_itself(browser: Browser, tmp
         with running_exporter("--sglang-url", replay.url, "--log-file", str(log)) as exporter:
             browser.open(exporter.url + "/", width=PHONE)
             first = browser.text("time")
-            assert "in all" not in browser.text(".figures")
+            assert not re.search(r"\b10 in all", browser.text(".figures"))
             browser.evaluate("scrollTo(0, 300)")
             wait_for(lambda: browser.text("footer") != "" and browser.text("time") != first, 20)
             # The recording's retractions, each of which the server's counter is asked about.
-            wait_for(lambda: bool(re.search(r"last \d+ s: [1-9]\d* in all", browser.text(".figures"))), 20)
+            wait_for(lambda: bool(re.search(r"\b10 in all", browser.text(".figures"))), 20)
             assert browser.evaluate("return scrollY") > 200  # a reader further down keeps about the same place
             assert {url for url in browser.asked_for() if not url.startswith("data:")} == {exporter.url + "/"}
     finally:
