@@ -277,7 +277,11 @@ def watched_retractions(directory: Path, **settings: object) -> Sidecar:
     reader = Reader()
     moments: list[tuple[float, bytes, bool]] = [(line.at, line.text, True) for line in recording.lines]
     moments += [(scrape.at, scrape.text, False) for scrape in recording.scrapes if scrapes]
+    judged = 0.0
     for position, text, is_line in sorted(moments, key=lambda moment: moment[0]):
+        if position - judged >= 10:
+            judged = position
+            watch.judge(begin + position)
         if not is_line:
             watch.scrape(facts.read(text.decode()), begin + position)
             continue

@@ -14,7 +14,6 @@ from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from alert_matrix.promtool import PRESENT, promtool
 from conftest import (
     RETRACTION,
     SERVING,
@@ -27,12 +26,13 @@ from conftest import (
     watched_retractions,
     web,
 )
+from fuzz.promtool import PRESENT, promtool
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.collect.sidecar import Sidecar
+from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.server import STATES
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import PREFIX, gauge, info, text_format
-from sglang_tuning_exporter.sglang.log.reader import LogReader
-from sglang_tuning_exporter.state.signals import SIGNALS, STATES
 
 # Every promised family that the retract recording has data for, with its labels. Named as in HELP, without _total.
 FAMILIES: dict[str, set[str]] = {
@@ -52,7 +52,6 @@ FAMILIES: dict[str, set[str]] = {
     "log_reading_past": set(),
     "log_silent_seconds": set(),
     "log_dropped_lines": set(),
-    "log_suspicious": {"kind"},
     "server_info": {"version", "model_name", "engine_type", "profile"},
     "server_arg": {"arg"},
     "server_starts": set(),
@@ -72,16 +71,19 @@ FAMILIES: dict[str, set[str]] = {
     "decode_step_mean_seconds": set(),
     "state": {"signal", "state"},
     "state_seconds": {"signal", "state"},
-    "diagnosis_active": {"diagnosis"},
-    "diagnosis_evidence": {"diagnosis", "unit"},
-    "recommended_setting_info": {"arg", "value", "diagnosis"},
-    "recommended_arg": {"arg", "diagnosis"},
-    "recommended_arg_current": {"arg", "diagnosis"},
-    "recommendation_timestamp_seconds": {"diagnosis", "flag", "current", "suggested", "direction", "expected"},
+    "condition": {"diagnosis"},
+    "condition_limit": {"diagnosis"},
+    "metrics_unrecognised_families": set(),
+    "advice_timestamp_seconds": {"diagnosis", "flag", "current", "suggested", "text"},
+    "verdict_info": {"verdict", "level", "sentence"},
+    "verdict_since_timestamp_seconds": set(),
+    "last_request_timestamp_seconds": set(),
+    "scale_out_helps": set(),
+    "capacity_ratio": set(),
+    "demand_ratio": {"of"},
     "threshold": {"signal", "bound"},
     "queue_wait_seconds": set(),
     "sources_disagree": {"fact"},
-    "verdict": {"verdict", "severity"},
     "stuck_stage": {"stage"},
     "prompt_tokens": {"source"},
     "aborted_requests": set(),
@@ -113,8 +115,14 @@ def page_of(sidecar: Sidecar) -> Page:
 
 @pytest.fixture(scope="module")
 def retracting(tmp_path_factory: pytest.TempPathFactory) -> Page:
-    """An exporter after the retract recording, at whose end SGLang stops."""
-    sidecar = watched_retractions(tmp_path_factory.mktemp("retract"))
+    """An exporter at the end of the retract recording, before it asks SGLang again."""
+    return Page(text_format(collect(watched_retractions(tmp_path_factory.mktemp("retract")))))
+
+
+@pytest.fixture(scope="module")
+def away(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """The same once SGLang does not answer any more."""
+    sidecar = watched_retractions(tmp_path_factory.mktemp("away"))
     sidecar.start()
     return page_of(sidecar)
 
@@ -125,14 +133,15 @@ def native(sglang: FakeSGLang, body: bytes = SERVING, **settings: object) -> Pag
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_family_of_the_contract_is_there_with_its_labels(name: str, retracting: Page) -> None:
-    family = retracting.families[PREFIX + name]
-    assert {frozenset(sample.labels) for sample in family.samples} == {frozenset(FAMILIES[name])}
-    assert family.documentation
+def test_a_family_of_the_contract_is_there_with_its_labels(name: str, retracting: Page, away: Page) -> None:
+    found = [page.families[PREFIX + name] for page in (retracting, away) if PREFIX + name in page.families]
+    assert {frozenset(sample.labels) for family in found for sample in family.samples} == {frozenset(FAMILIES[name])}
+    assert all(family.documentation for family in found)
 
 
-def test_there_is_no_other_family(retracting: Page) -> None:
-    assert {name.removeprefix(PREFIX) for name in retracting.families} <= set(FAMILIES) | OWN_PROCESS
+def test_there_is_no_other_family(retracting: Page, away: Page) -> None:
+    for page in (retracting, away):
+        assert {name.removeprefix(PREFIX) for name in page.families} <= set(FAMILIES) | OWN_PROCESS | {"alert"}
 
 
 def test_counters_end_in_total_and_gauges_do_not(retracting: Page) -> None:
@@ -149,32 +158,56 @@ def test_retractions_are_counted_as_events_and_as_requests(retracting: Page) -> 
     assert all(sample.value == 0 for sample in retracting.families["sglang_tuning_out_of_memory"].samples)
 
 
-def test_a_diagnosis_that_holds_names_the_value_to_try(retracting: Page) -> None:
-    assert retracting.value("sglang_tuning_diagnosis_active", diagnosis="retracting_too_often") == 1
-    tried = retracting.value("sglang_tuning_recommended_arg", diagnosis="retracting_too_often")
-    now = retracting.value("sglang_tuning_server_arg", arg="schedule_conservativeness")
-    assert now == 0.1
-    assert tried == 1.3
+def test_a_diagnosis_that_holds_is_above_its_limit_and_names_the_value_to_try(retracting: Page) -> None:
+    value = retracting.value("sglang_tuning_condition", diagnosis="retracting_too_often")
+    limit = retracting.value("sglang_tuning_condition_limit", diagnosis="retracting_too_often")
+    assert value is not None
+    assert limit is not None
+    assert value > limit
+    advice = next(
+        labels
+        for labels in retracting.labels("sglang_tuning_advice_timestamp_seconds")
+        if labels["diagnosis"] == "retracting_too_often"
+    )
+    assert advice["flag"].startswith("--")
+    assert advice["suggested"]
+    assert advice["text"]
+
+
+def test_every_condition_has_its_limit_in_force(retracting: Page) -> None:
+    measured = {labels["diagnosis"] for labels in retracting.labels("sglang_tuning_condition")}
+    assert measured <= {labels["diagnosis"] for labels in retracting.labels("sglang_tuning_condition_limit")}
+
+
+def test_the_verdict_is_one_sentence_without_figures(retracting: Page) -> None:
+    (verdict,) = retracting.labels("sglang_tuning_verdict_info")
+    assert verdict["verdict"] == "retracting_too_often"
+    assert verdict["level"] == "warning"
+    assert not re.search(r"[0-9]", verdict["sentence"])
+
+
+def every(signal: str) -> tuple[str, ...]:
+    return *STATES[signal], "idle", "unknown"
 
 
 def test_every_signal_is_in_one_state_and_its_seconds_add_up_to_the_same(retracting: Page) -> None:
     sums = []
-    for signal in SIGNALS:
-        states = [retracting.value("sglang_tuning_state", signal=signal, state=state) for state in STATES[signal]]
+    for signal in STATES:
+        states = [retracting.value("sglang_tuning_state", signal=signal, state=state) for state in every(signal)]
         assert sorted(states, key=lambda value: value or 0) == [0.0] * (len(states) - 1) + [1.0]
         seconds = [
             retracting.value("sglang_tuning_state_seconds_total", signal=signal, state=state) or 0
-            for state in STATES[signal]
+            for state in every(signal)
         ]
         sums.append(sum(seconds))
     assert sums == pytest.approx([sums[0]] * len(sums))
     assert sums[0] > 60
 
 
-def test_a_server_that_is_away_is_answered_with_status_200(retracting: Page) -> None:
-    assert retracting.value("sglang_tuning_up") == 0
-    assert retracting.error == "connection_refused"
-    assert retracting.value("sglang_tuning_build_info", version=__version__) == 1
+def test_a_server_that_is_away_is_answered_with_status_200(away: Page) -> None:
+    assert away.value("sglang_tuning_up") == 0
+    assert away.error == "connection_refused"
+    assert away.value("sglang_tuning_build_info", version=__version__) == 1
 
 
 def test_sglangs_own_series_come_exactly_once_and_unchanged(sglang: FakeSGLang) -> None:
@@ -211,17 +244,14 @@ def test_ranks_are_a_label_only_where_the_server_has_dp_ranks(sglang: FakeSGLang
     page = native(sglang, SERVING_WITH_DP_RANKS)
     for name in ("queued_requests", "running_requests", "token_usage_ratio", "state"):
         assert {labels["dp_rank"] for labels in page.labels(PREFIX + name)} == {"0", "1"}
-    assert {"dp_rank"} & set(page.labels("sglang_tuning_diagnosis_active")[0]) == set()
+    assert {"dp_rank"} & set(page.labels("sglang_tuning_condition")[0]) == set()
     single = native(sglang)
     assert not [s for s in single.samples if s.name.startswith(PREFIX) and "dp_rank" in s.labels]
 
 
 def test_the_memory_left_is_exposed_for_every_dp_rank() -> None:
     sidecar = Sidecar(config(sglang_url="http://127.0.0.1:9"))
-    sidecar.state.facts.available_gb = {0: 5.5, 1: 4.5}
-    page = page_of(sidecar)
-    assert page.value("sglang_tuning_available_gpu_memory_bytes") == 4.5 * 2**30
-    sidecar.state.rank(0, time.monotonic())
+    sidecar.watch.server.facts.available = {0: 5.5, 1: 4.5}
     page = page_of(sidecar)
     assert page.value("sglang_tuning_available_gpu_memory_bytes", dp_rank="1") == 4.5 * 2**30
     assert page.value("sglang_tuning_available_gpu_memory_bytes", dp_rank="0") == 5.5 * 2**30
@@ -255,6 +285,8 @@ def test_the_age_of_an_event_is_there_once_it_has_happened(tmp_path: Path) -> No
     for name, label in (("out_of_memory_age_seconds", "phase"), ("liveness_event_age_seconds", "event")):
         assert before.labels(PREFIX + name) == []
         assert [labels.keys() for labels in after.labels(PREFIX + name)] == [{label}]
+    assert before.labels("sglang_tuning_alert") == []
+    assert after.value("sglang_tuning_alert", diagnosis="out_of_memory_decode") == 1
     assert 0 <= (after.value("sglang_tuning_out_of_memory_age_seconds", phase="decode") or -1) < 10
     assert 0 <= (after.value("sglang_tuning_liveness_event_age_seconds", event="process_died") or -1) < 10
 
@@ -263,8 +295,8 @@ def test_the_age_of_an_event_is_there_once_it_has_happened(tmp_path: Path) -> No
 def test_a_hostile_model_name_costs_neither_the_page_nor_a_series(name: str, sglang: FakeSGLang) -> None:
     sidecar = Sidecar(config(sglang_url=sglang.url, log_file=("/nonexistent/server.log",)))
     line = f"[2025-11-20 11:38:20] server_args={{'model_path': '{name}', 'tp_size': 8}}\n"
-    for event in LogReader().feed(line.encode()):
-        sidecar.state.observe(event, time.monotonic())
+    for event in Reader().read(line.encode()):
+        sidecar.watch.take(event)
     sglang.stop()
     page = page_of(sidecar)
     assert page.value("sglang_tuning_server_arg", arg="tp_size") == 8
@@ -329,13 +361,3 @@ class _Given(Collector):
 
     def collect(self) -> Sequence[Metric]:
         return self._families
-
-
-def test_a_diagnosis_that_holds_shows_the_figure_that_decides_it_and_others_show_none(retracting: Page) -> None:
-    evidence = {"diagnosis": "retracting_too_often", "unit": "per_minute"}
-    figure = retracting.value("sglang_tuning_diagnosis_evidence", **evidence)
-    assert figure is not None
-    assert figure > 1
-    held = {labels["diagnosis"] for labels in retracting.labels("sglang_tuning_diagnosis_evidence")}
-    active = retracting.families["sglang_tuning_diagnosis_active"].samples
-    assert held <= {sample.labels["diagnosis"] for sample in active if sample.value}
