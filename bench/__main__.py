@@ -19,12 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 MEGABYTES = 60
-LARGE = (
-    "mtail",
-    "parse into state",
-    "parse into events",
-    "parse into events, core",
-)  # a smaller process's peak is that of its parent
+LARGE = ("mtail", "parse and watch", "parse into events")  # a smaller process's peak is that of its parent
 DOCUMENT = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 _ABOUT = """# Benchmarks
 
@@ -39,9 +34,8 @@ def _log(log: corpus.Corpus, directory: Path, title: str, made: str) -> Table:
         commands["mtail"] = peer
     parse = [sys.executable, "-m", "bench.parse"]
     commands |= {
-        "parse into state": [*parse, "state", str(log.path)],
-        "parse into events": [*parse, "lines", str(log.path)],
-        "parse into events, core": [*parse, "core", str(log.path)],
+        "parse and watch": [*parse, "watch", str(log.path)],
+        "parse into events": [*parse, "events", str(log.path)],
         "`grep -c`": ["grep", "-c", "Decode batch", str(log.path)],
         "`gzip -1`": ["gzip", "-1", "-c", str(log.path)],
     }

@@ -1,7 +1,4 @@
-"""Check that mtail's program and the exporter's parse find the same in a log: only then are their times compared.
-
-`figures` reads line by line, so it also checks the timed parse, which reads whole seconds at once.
-"""
+"""Check that mtail's program and the exporter's parse find the same in a log: only then are their times compared."""
 
 from __future__ import annotations
 
@@ -11,23 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench import measure, mtail
-from sglang_tuning_exporter.sglang.events import (
-    DecodeBatch,
-    Liveness,
-    OutOfMemory,
-    PrefillBatch,
-    Retraction,
-    ServerArgs,
-)
-from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.core.events import Event
+from sglang_tuning_exporter.core.lines import Reader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _TESTS = Path(__file__).parent.parent / "tests" / "data" / "logs"
 _FAILURES = Path(__file__).parent / "failures.log"
-BLOCK = 256 << 10
-KINDS = ("decode", "prefill", "retraction", "startup", "out_of_memory", "liveness", "access")
+KINDS = ("decode", "prefill", "retraction", "access")  # whose lines are compared; of other lines the events are
+LIVENESS = {"ready": "ready", "draining": "draining", "hang": "watchdog_timeout", "health": "health_check_failed"}
+_GRAPHS = {1.0: True, 0.0: False}
 # Our names of mtail's metrics that are summed over their labels.
 _SUMS = {
     "admitted_requests_total": "admitted requests",
@@ -45,28 +36,37 @@ class DifferentError(Exception):
 
 
 def figures(path: Path) -> Counter[str]:
-    """Return what our reader finds in a log, line by line."""
-    reader, found = LogReader(), Counter[str]()
+    """Return what our reader finds in a log."""
+    reader, found = Reader(), Counter[str]()
     with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            for event in reader.feed(block + file.readline()):
-                if isinstance(event, DecodeBatch):
-                    found[f"decode batches, graph {event.graph}"] += 1
-                elif isinstance(event, PrefillBatch):
-                    found["admitted requests"] += event.new_sequences or 0
-                    found["computed prompt tokens"] += event.new_tokens or 0
-                    found["cached prompt tokens"] += event.cached_tokens or 0
-                elif isinstance(event, Retraction):
-                    found["retractions"] += 1
-                    found["retracted requests"] += event.requests
-                elif isinstance(event, ServerArgs):
-                    found["starts"] += 1
-                elif isinstance(event, Liveness):
-                    found[f"liveness {event.what}"] += 1
-                elif isinstance(event, OutOfMemory):
-                    found[f"out of memory, {event.phase}"] += 1
-    found.update({f"lines of {kind}": reader.counts[kind] for kind in KINDS})
+        for line in file:
+            for event in reader.read(line.rstrip(b"\n")):
+                count(event, found)
+    found.update({f"lines of {kind}": reader.lines[kind] for kind in KINDS})
     return found
+
+
+def count(event: Event, found: Counter[str]) -> None:
+    """Count an event."""
+    figures = event.figures
+    match event.kind:
+        case "decode":
+            found[f"decode batches, graph {_GRAPHS.get(figures.get('graph', -1.0))}"] += 1
+        case "prefill":
+            found["admitted requests"] += int(figures.get("sequences", 0))
+            found["computed prompt tokens"] += int(figures.get("tokens", 0))
+            found["cached prompt tokens"] += int(figures.get("cached", 0))
+        case "retraction":
+            found["retractions"] += 1
+            found["retracted requests"] += int(figures["requests"])
+        case "arguments":
+            found["starts"] += 1
+        case "out_of_memory":
+            found[f"out of memory, {event.word}"] += 1
+        case "end":
+            found[f"liveness {event.word}"] += 1
+        case kind if kind in LIVENESS:
+            found[f"liveness {LIVENESS[kind]}"] += 1
 
 
 def counted_by_mtail(output: bytes) -> Counter[str]:

@@ -24,7 +24,7 @@ from typing import IO
 
 from bench.reference import Server
 from bench.server import answering
-from sglang_tuning_exporter.state.retraction_account import BASE_SECONDS
+from sglang_tuning_exporter.core.watch import SETTLED_SECONDS
 
 GROWTH_KIB = 2 << 10
 AHEAD_LINES = 400_000
@@ -155,7 +155,7 @@ class Soak:
         begin = printed_at = progressed = time.monotonic()
         read = last = 0.0
         self.look()
-        time.sleep(BASE_SECONDS + 1)  # no scrape can confirm a retraction just before the first scrape
+        time.sleep(SETTLED_SECONDS + 1)  # no scrape can confirm a retraction just before the first scrape
         while (server.lines < self._lines or exporter.scrapes < self._scrapes) and time.monotonic() - begin < seconds:
             share = max(server.lines / self._lines, 0.001)
             if exporter.kills < min(self._kills, self._kills * share / KILLED_SHARE - 0.5):
