@@ -1,4 +1,4 @@
-"""`python -m closed_loop [run|liveness|agreement|predict|expect|capture|keep|quiet|acceptance|install|document]`: see CONTRIBUTING.md."""
+"""`python -m closed_loop [run|liveness|agreement|predict|capture|keep|quiet|acceptance|install|document]`: see CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from closed_loop import agreement, captures, expectations, keeping, liveness, predictions, quiet
+from closed_loop import agreement, captures, keeping, liveness, predictions, quiet
 from closed_loop.acceptance import ASKED, accept
 from closed_loop.chain import Lane
 from closed_loop.collection import beside, collect
@@ -67,13 +67,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     foretelling = tasks.add_parser("predict", help="predicted throughput at larger batches beside the measured one")
     foretelling.add_argument("--runs", type=int, default=1, help="runs of each mix")
-    following = tasks.add_parser("expect", help="the effect that advice was expected to have beside the measured one")
-    following.add_argument("--runs", type=int, default=1, help="runs of each loop and convergence")
-    names = (*expectations.EXPECTED, *expectations.CONVERGENCES)
-    following.add_argument("--only", default="all", metavar="NAME,NAME", help=f"of {', '.join(names)}")
     consistent = tasks.add_parser("agreement", help="count a storm of retractions in four ways")
     consistent.add_argument("--seconds", type=float, default=600.0)
-    for parsing in (living, consistent, foretelling, following):
+    for parsing in (living, consistent, foretelling):
         parsing.add_argument("--lane", type=int, default=0, choices=(0, 1), help="port and cores")
         parsing.add_argument("--results", type=Path, default=RESULTS)
         parsing.add_argument("--again", action="store_true", help="also where a result exists")
@@ -119,7 +115,6 @@ def main() -> int:
             "liveness": _liveness,
             "agreement": _agreement,
             "predict": _predict,
-            "expect": _expect,
             "capture": _capture,
             "keep": _keep,
             "quiet": _quiet,
@@ -208,17 +203,6 @@ def _predict(args: argparse.Namespace) -> int:
     return 0
 
 
-def _expect(args: argparse.Namespace) -> int:
-    names = _chosen("--only", args.only, (*expectations.EXPECTED, *expectations.CONVERGENCES))
-    lane = Lane.of(args.lane)
-    lane.stay()
-    results = args.results / "expectations"
-    bench = Bench(install(RELEASES[0], say=say), lane, results, say, expectations.LULL_SECONDS, results / "raw")
-    runs = [partial(expectations.run, bench, number, [name]) for number in range(1, args.runs + 1) for name in names]
-    failed = [task for task in runs if not _done(task)]
-    return 1 if failed else 0
-
-
 def _agreement(args: argparse.Namespace) -> int:
     lane = Lane.of(args.lane)
     outcome = agreement.run(
@@ -288,7 +272,6 @@ def _document(args: argparse.Namespace) -> int:
     data = beside(collect(args.results), json.loads(known.read_text(encoding="utf-8")) if known.exists() else {})
     known.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     (args.docs / "closed-loop.md").write_text(render(data), encoding="utf-8")
-    expectations.document(args.results / "expectations", args.docs / "capacity.md")
     return 0
 
 

@@ -61,7 +61,7 @@ The engine is SGLang's own scheduler, admission, cache, KV cache and logs, uncha
 The machine was shared: the engine had one core with priority; other programs took {others} of the machine. So compare **tokens a second of the
 scheduler's CPU**, not of wall time. Figures are medians with least and most in brackets; in the table of all loops the brackets hold the gain of each
 run. A difference with another sign in some run is no effect. `--max-total-tokens` stands for a GPU's memory: advice to raise it is followed only in
-`ineffective`, which is about that flag. What each change was expected to bring: [predicted and measured](capacity.md#predicted-and-measured)."""
+`ineffective`, which is about that flag."""
 
 
 def _overview(data: dict[str, Any]) -> str:
