@@ -234,19 +234,11 @@ def test_the_rules_add_up_servers(case: str, tmp_path: Path) -> None:
     for name, (ratio, helps) in servers.items():
         labels = f'job="sglang", instance="{name}"'
         series.append({"series": f"sglang_tuning_build_info{{{labels}}}", "values": "1+0x10"})
-        info = f'sglang_tuning_server_info{{{labels}, model_name="m"}}'
-        series.append({"series": info, "values": "1+0x10"})
         for metric, value in (("capacity_ratio", ratio), ("scale_out_helps", helps)):
             if value is not None:
                 series.append({"series": f"sglang_tuning_{metric}{{{labels}}}", "values": f"{value}+0x10"})
-    samples = {
-        "job:sglang_tuning_demand:sum5m": '{job="sglang"}',
-        "model:sglang_tuning_demand:sum5m": '{job="sglang", model_name="m"}',
-    }
-    expected = [
-        {"expr": f"round({name}, 0.001)", "eval_time": "5m", "exp_samples": [{"labels": labels, "value": wanted}]}
-        for name, labels in samples.items()
-    ]
+    samples = [{"labels": '{job="sglang"}', "value": wanted}]
+    expected = [{"expr": "round(job:sglang_tuning_demand:sum5m, 0.001)", "eval_time": "5m", "exp_samples": samples}]
     test = {
         "rule_files": [str(RULES)],
         "evaluation_interval": "1m",
