@@ -479,6 +479,18 @@ def test_a_start_that_log_and_counters_show_is_one_whatever_lies_between() -> No
     assert beside.watch.server.starts == 2
 
 
+@given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=1, max_size=30))
+def test_single_spoiled_pages_change_no_count(pages: list[tuple[int, bool]]) -> None:
+    """Each page after so many more requests; one that is spoiled has lost most of its counters."""
+    beside, finished, spoiled = Beside(reads=False), 100.0, False
+    beside.scrape(0, finished_requests=finished, progress=1000.0)
+    for place, (more, is_spoiled) in enumerate([*pages, (0, False)]):
+        finished, spoiled = finished + more, is_spoiled and not spoiled
+        lost = 0.1 if spoiled else 1.0
+        beside.scrape(4.0 * place + 4, finished_requests=finished * lost, progress=(900 + finished + place) * lost)
+    assert (beside.count("finished_requests"), beside.watch.server.starts) == (finished - 100, 0)
+
+
 def test_what_limited_a_server_before_its_start_limits_it_no_more() -> None:
     beside = Beside(scrapes=False)
     beside.lines(*start(limit=8), *(decode(12 + at, running=8, queue=3000) for at in range(0, 300, 2)))
