@@ -18,13 +18,12 @@ from conftest import config, wait_for
 from sglang_tuning_exporter.collect import log as logbook
 from sglang_tuning_exporter.collect.log import Logbook
 from sglang_tuning_exporter.collect.sidecar import Sidecar
+from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.server import REPEAT_SECONDS
+from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.sglang.args import flags
 from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
-from sglang_tuning_exporter.sglang.log.reader import LogReader
-from sglang_tuning_exporter.state.confirmation import DECIDE_SECONDS
 from sglang_tuning_exporter.state.profiles import PROFILES
-from sglang_tuning_exporter.state.server import ServerState
-from test_log_shape import RAISED, journald, server
 
 LOCK = threading.RLock()
 AT = "[2025-11-20 11:40:10{ranks}] "
@@ -37,7 +36,10 @@ RETRACTION = (
     "KV cache pool is full. Retract requests. #retracted_reqs: 5, #new_tokens_gained: 8950, "
     "#new_token_ratio: 0.3002 -> 0.5783"
 )
-UNEXPLAINED = "Prefill out of memory. Try to lower your batch size."
+UNEXPLAINED = (
+    "Scheduler hit an exception: Traceback (most recent call last):\n"
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.75 GiB."
+)
 
 
 class Place:
@@ -60,12 +62,12 @@ class Place:
         )
 
     @contextmanager
-    def reader(self) -> Iterator[tuple[Logbook, ServerState]]:
+    def reader(self, *, scrapes: bool = False) -> Iterator[tuple[Logbook, Watch]]:
         """Start a reader; it ends without saving, as after SIGKILL."""
-        state = ServerState(PROFILES["online"], time.monotonic())
-        book = Logbook(config(log_file=(str(self.log),), state_file=self.state_file), state, LOCK)
+        watch = Watch(PROFILES["online"], time.time(), reads=True, scrapes=scrapes)
+        book = Logbook(config(log_file=(str(self.log),), state_file=self.state_file), watch, LOCK, clock=time.time)
         book.poll()
-        yield book, state
+        yield book, watch
         book.close()
 
 
@@ -74,59 +76,63 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def events(state: ServerState) -> float:
-    return state.totals().counts["retraction_events"]
+def events(watch: Watch) -> float:
+    return watch.server.counted["retractions"]
 
 
-def scrape(state: ServerState, retracted: float, *, ago: float = 0.0) -> None:
+def failures(watch: Watch) -> float:
+    return sum(number for name, number in watch.server.counted.items() if name.startswith("out_of_memory."))
+
+
+def scrape(watch: Watch, retracted: float, *, ago: float = 0.0) -> None:
     figures = RankFigures(None, running=237, queued=4, graph_passes=1.0, retracted_requests=retracted)
-    state.observe_scrape(Scrape([figures], progress=retracted), time.monotonic() - ago)
+    watch.scrape(Scrape([figures], progress=retracted), time.time() - ago)
 
 
 def test_positions_and_counters_are_in_the_file_when_the_block_is_read(place: Place) -> None:
-    with place.reader() as (book, _state):
+    with place.reader() as (book, _watch):
         place.write(DECODE, RETRACTION)
         book.poll()
         document = json.loads(place.state_file.read_bytes())
         assert [mark["position"] for mark in document["positions"]["files"]] == [place.log.stat().st_size]
-        assert document["state"]["ranks"][0]["counts"]["retraction_events"] == 1
+        assert document["watch"]["counted"]["retractions"] == 1
 
 
 def test_a_save_while_a_block_is_parsed_has_the_position_before_the_block(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with place.reader() as (book, state):
+    with place.reader() as (book, watch):
         before = place.log.stat().st_size
-        parse = LogReader.feed_runs
+        read = Reader.read
         saved = []
 
-        def parse_slowly(reader: LogReader, *given: Any) -> Any:
+        def read_slowly(reader: Reader, line: bytes) -> Any:
             with LOCK:  # a scrape comes meanwhile, with something new to show
-                state.out_of_memory["decode"] += 1
-                book.save_if_changed(time.monotonic())
+                watch.server.counted["out_of_memory.decode"] += 1
+                book.save_if_changed(time.time())
             saved.append(json.loads(place.state_file.read_bytes()))
-            return parse(reader, *given)
+            return read(reader, line)
 
-        monkeypatch.setattr(LogReader, "feed_runs", parse_slowly)
+        monkeypatch.setattr(Reader, "read", read_slowly)
         place.write(DECODE, RETRACTION)
         book.poll()
-        assert [[mark["position"] for mark in document["positions"]["files"]] for document in saved] == [[before]]
+        assert [[mark["position"] for mark in document["positions"]["files"]] for document in saved] == [[before]] * 2
         assert saved[0]["lines"] == {}
 
 
 def test_nothing_is_written_while_nothing_happens(place: Place) -> None:
-    with place.reader() as (book, state):
+    with place.reader() as (book, watch):
         place.write(DECODE, RETRACTION)
         book.poll()
         written = place.state_file.stat().st_ino, place.state_file.stat().st_mtime_ns
         for _ in range(20):
-            state.advance(time.monotonic())
+            watch.advance(time.time())
             book.poll()
         assert (place.state_file.stat().st_ino, place.state_file.stat().st_mtime_ns) == written
 
 
 def test_the_words_of_the_log_are_not_in_the_file(place: Place) -> None:
-    with place.reader() as (book, _state):
+    with place.reader() as (book, _watch):
         place.write("server_args={'tp_size': 1, 'api_key': 'sk-secret'}", DECODE, TOOL)
         book.poll()
     text = place.state_file.read_text()
@@ -138,30 +144,30 @@ def test_new_lines_are_counted_and_those_from_before_the_start_are_not(place: Pl
     place.start()
     place.write(DECODE, RETRACTION)
     for number in range(1, 4):
-        with place.reader() as (book, state):
+        with place.reader() as (book, watch):
             assert book.lines["decode"] == number - 1
             place.write(DECODE, "Decode batch, nonsense")
             book.poll()
             assert {kind: count for kind, count in book.lines.items() if count} == {"decode": number, "other": number}
             assert book.unrecognised["batch_line"] == number
-    assert events(state) == 0
+    assert events(watch) == 0
 
 
 def test_a_line_half_written_at_the_exporters_end_is_read_once(place: Place) -> None:
-    with place.reader() as (book, state):
+    with place.reader() as (book, watch):
         with place.log.open("a") as file:
             file.write(AT.format(ranks="") + RETRACTION[:40])
         book.poll()
-        assert events(state) == 0
+        assert events(watch) == 0
     with place.log.open("a") as file:
         file.write(RETRACTION[40:] + "\n")
     for _ in range(2):
-        with place.reader() as (_, state):
-            assert events(state) == 1
+        with place.reader() as (_, watch):
+            assert events(watch) == 1
 
 
 def test_an_unended_last_line_that_was_counted_after_a_rotation_is_not_counted_again(place: Place) -> None:
-    with place.reader() as (book, state):
+    with place.reader() as (book, watch):
         place.write(DECODE)
         with place.log.open("a") as file:
             file.write(AT.format(ranks="") + RETRACTION)
@@ -169,10 +175,10 @@ def test_an_unended_last_line_that_was_counted_after_a_rotation_is_not_counted_a
         place.log.rename(place.log.with_suffix(".log.1"))
         place.write(DECODE)
         book.poll()
-        assert events(state) == 1
+        assert events(watch) == 1
     for _ in range(2):
-        with place.reader() as (book, state):
-            assert events(state) == 1
+        with place.reader() as (book, watch):
+            assert events(watch) == 1
             assert (book.lines["decode"], book.lines["retraction"]) == (2, 1)
 
 
@@ -182,9 +188,9 @@ class Rotations:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.now = 1000.0
-        self.state = ServerState(PROFILES["online"], self.now)
+        self.watch = Watch(PROFILES["online"], self.now, reads=True, scrapes=False)
         self.book = Logbook(
-            config(log_file=(str(directory / "*.log"),), from_start=True), self.state, LOCK, clock=lambda: self.now
+            config(log_file=(str(directory / "*.log"),), from_start=True), self.watch, LOCK, clock=lambda: self.now
         )
 
     def write(self, name: str, *messages: str) -> Path:
@@ -235,8 +241,9 @@ def test_a_file_that_comes_back_is_read_on_by_the_same_reader(rotations: Rotatio
         assert not rotations.book._follower.paths()
         rotations.write("server.log", RETRACTION)
         rotations.poll()
-        # After a raw message a retraction is suspect: that one was printed is still known.
-        assert (rotations.lines("retraction"), events(rotations.state)) == (absences, 0)
+        # After a raw message a retraction is marked: that one was printed is still known.
+        assert (rotations.lines("retraction"), events(rotations.watch)) == (absences, absences)
+        assert rotations.watch.server.bucket(rotations.now)["marked.retractions"] >= 1
 
 
 def test_a_file_that_is_followed_is_never_forgotten_however_quiet_it_is(rotations: Rotations) -> None:
@@ -248,83 +255,53 @@ def test_a_file_that_is_followed_is_never_forgotten_however_quiet_it_is(rotation
 
 def test_a_failure_that_waits_for_its_phase_survives_a_restart(place: Place) -> None:
     place.start()
-    with place.reader() as (book, state):
-        place.write(DECODE, "Scheduler hit an exception: Traceback (most recent call last):")
-        with place.log.open("a") as file:
-            file.write("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.75 GiB.\n")
+    with place.reader() as (book, watch):
+        place.write(DECODE, UNEXPLAINED)
         book.poll()
-        waiting = sum(state.out_of_memory.values())
+        waiting = failures(watch)
     for _ in range(2):
-        with place.reader() as (book, state):
-            state.advance(time.monotonic() + 1)
+        with place.reader() as (book, watch):
+            watch.advance(time.time() + REPEAT_SECONDS + 1)
             with LOCK:
-                book.save_if_changed(time.monotonic())
-            assert (waiting, sum(state.out_of_memory.values())) == (0, 1)
+                book.save_if_changed(time.time())
+            assert (waiting, failures(watch)) == (0, 1)
 
 
 def test_a_failure_that_was_counted_without_a_line_is_saved_before_it_is_shown(place: Place) -> None:
     place.start()
     sidecar = Sidecar(config(log_file=(str(place.log),), state_file=place.state_file))
     sidecar.start()
-    place.write(DECODE, TOOL, UNEXPLAINED)
+    place.write(DECODE, UNEXPLAINED)
     assert sidecar.log is not None
-    wait_for(lambda: sidecar.log is not None and sidecar.log.lines["out_of_memory"] == 1)
+    wait_for(lambda: sidecar.log is not None and sidecar.log.lines["exception"] == 1)
     sidecar._stopping.set()  # its threads end, so that only who looks can save
     assert sidecar.threads.join(time.monotonic() + 60)
-    sidecar.state.advance(time.monotonic() + DECIDE_SECONDS + 1)
+    sidecar.watch.advance(time.time() + REPEAT_SECONDS + 1)
     with sidecar.view():
-        shown = sum(sidecar.state.out_of_memory.values())
+        shown = failures(sidecar.watch)
     sidecar.log.close()
-    with place.reader() as (_, state):
-        assert (shown, sum(state.out_of_memory.values())) == (1, 1)
+    with place.reader() as (_, watch):
+        assert (shown, failures(watch)) == (1, 1)
 
 
 def test_an_event_that_a_scrape_confirmed_is_saved_before_it_is_shown(place: Place) -> None:
-    with place.reader() as (book, state):
-        scrape(state, 7, ago=60)
-        place.write(DECODE, TOOL, RETRACTION)
+    with place.reader(scrapes=True) as (book, watch):
+        scrape(watch, 7, ago=60)
+        place.write(DECODE, RETRACTION)
         book.poll()
-        assert events(state) == 0
-        scrape(state, 12)
-        book.save_if_changed(time.monotonic())
-        assert events(state) == 1
-    with place.reader() as (_, state):
-        assert events(state) == 1
-
-
-def test_suspect_lines_keep_waiting_after_a_restart(place: Place) -> None:
-    place.start(tp=8)
-    with place.reader() as (book, state):
-        place.write(DECODE, TOOL, RETRACTION, ranks=" TP0")
-        book.poll()
-    place.write(RETRACTION, ranks=" TP1")
-    with place.reader() as (_, state):
-        assert events(state) == 1
-    with place.reader() as (book, state):
-        place.write(RETRACTION.replace("5783", "6000"), ranks=" TP0")
-        book.poll()
-    with place.reader() as (_, state):
-        state.advance(time.monotonic() + 11)
-        assert (events(state), state.forgeries.suspicious["retraction"]) == (1, 1)
-
-
-def test_a_raw_message_before_the_crash_makes_the_lines_after_it_suspect(place: Place) -> None:
-    place.start()
-    with place.reader() as (book, state):
-        place.write(DECODE, TOOL)
-        book.poll()
-    place.write(RETRACTION)
-    with place.reader() as (book, state):
-        assert (events(state), state.forgeries.suspicious["retraction"]) == (0, 1)
-        assert book.lines["retraction"] == 1
+        assert events(watch) == 0
+        scrape(watch, 12)
+        with LOCK:
+            book.save_if_changed(time.time())
+        assert events(watch) == 1
+    with place.reader(scrapes=True) as (_, watch):
+        assert events(watch) == 1
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_raw_message_before_the_crash_makes_the_lines_after_it_suspect_in_a_rotated_file(
-    place: Place, *, packed: bool
-) -> None:
+def test_a_raw_message_before_the_crash_marks_the_lines_after_it(place: Place, *, packed: bool) -> None:
     place.start()
-    with place.reader() as (book, state):
+    with place.reader() as (book, watch):
         place.write(DECODE, TOOL)
         book.poll()
     place.write(RETRACTION)
@@ -333,95 +310,40 @@ def test_a_raw_message_before_the_crash_makes_the_lines_after_it_suspect_in_a_ro
         Path(f"{rotated}.gz").write_bytes(gzip.compress(rotated.read_bytes()))
         rotated.unlink()
     place.log.touch()
-    with place.reader() as (book, state):
-        assert (events(state), state.forgeries.suspicious["retraction"]) == (0, 1)
+    with place.reader() as (book, watch):
+        marked = sum(totals["marked.retractions"] for _, totals in watch.server.buckets)
+        assert (events(watch), marked) == (1, 1)
         assert book.lines["retraction"] == 1
 
 
-def test_what_another_process_wrote_just_before_the_exporter_stops_is_not_lost(place: Place) -> None:
-    place.log.write_text(journald(server(90)))
-    sidecar = Sidecar(config(log_file=(str(place.log),), state_file=place.state_file, from_start=True))
-    sidecar.start()
-    with place.log.open("a") as file:
-        file.write(journald(RAISED, pid=5000))
-    wait_for(lambda: sidecar.log is not None and sum(sidecar.log.lines.values()) == 90 + len(RAISED))
-    sidecar.stop()
-    with place.reader() as (_, state):
-        assert state.unconfirmed.wait
-        state.advance(time.monotonic() + DECIDE_SECONDS + 1)
-        assert sum(state.out_of_memory.values()) == 1
-
-
-@pytest.mark.parametrize("kills", [1, 3])
-def test_lines_of_another_process_that_were_held_when_the_exporter_was_killed_are_read_again(
-    place: Place, kills: int
-) -> None:
-    place.log.write_text(journald(server(90)))
-    with place.reader() as (book, state):
-        with place.log.open("a") as file:
-            file.write(journald(RAISED, pid=5000))
-        book.poll()
-        before = sum(book.lines.values())
-    with place.log.open("a") as file:
-        file.write(journald(server(3)))  # the first process goes on
-    for _ in range(kills):
-        with place.reader() as (book, state):
-            assert not state.unconfirmed.wait
-    with place.reader() as (book, state):
-        book.process_held()
-        assert state.unconfirmed.wait
-        assert sum(book.lines.values()) == before + 3
-        state.advance(time.monotonic() + DECIDE_SECONDS + 1)
-        assert sum(state.out_of_memory.values()) == 1
-    with place.reader() as (book, state):
-        book.process_held()
-        state.advance(time.monotonic() + DECIDE_SECONDS + 1)
-        assert sum(state.out_of_memory.values()) == 1
-
-
-def test_a_retraction_that_waits_for_the_servers_counter_is_confirmed_after_a_restart(place: Place) -> None:
+def test_a_retraction_that_waits_for_the_servers_counter_is_settled_after_a_restart(place: Place) -> None:
     place.start()
-    with place.reader() as (book, state):
-        scrape(state, 7, ago=60)
-        place.write(DECODE, TOOL, RETRACTION)
+    with place.reader(scrapes=True) as (book, watch):
+        scrape(watch, 7, ago=60)
+        place.write(DECODE, RETRACTION)
         book.poll()
-        assert events(state) == 0
-    place.write(DECODE, RETRACTION.replace("5783", "6000"))  # while no exporter runs
-    with place.reader() as (book, state):
-        assert events(state) == 0
-        scrape(state, 17)  # of 5 requests each
-        assert events(state) == 2
-        place.write(DECODE, TOOL, RETRACTION.replace("5783", "6100"))  # forged
-        book.poll()
-        scrape(state, 17)
-        assert events(state) == 2
-
-
-def test_a_retraction_of_a_server_that_was_restarted_meanwhile_is_still_counted(place: Place) -> None:
-    place.start()
-    with place.reader() as (_, state):
-        scrape(state, 7, ago=60)
-    place.write(DECODE, *["INFO: nothing"] * 80, RETRACTION)
-    place.start()
-    with place.reader() as (_, state):
-        scrape(state, 0)
-        assert events(state) == 1
+        assert events(watch) == 0
+    with place.reader(scrapes=True) as (book, watch):
+        scrape(watch, 12)  # the first page of this exporter
+        watch.advance(time.time() + 31)
+        assert events(watch) == 1
 
 
 def test_a_second_exporter_on_one_state_file_neither_reads_nor_writes_it(place: Place) -> None:
-    with place.reader() as (book, state), place.reader() as (other, others):
+    with place.reader() as (book, watch), place.reader() as (other, others):
         assert (book.state_file_problem, other.state_file_problem) == (
             "",
             "another exporter uses it; give each exporter a --state-file of its own",
         )
         place.write(DECODE, RETRACTION)
-        for each, its in ((book, state), (other, others)):
+        for each, its in ((book, watch), (other, others)):
             each.poll()
             assert events(its) == 1
 
 
 def test_without_a_state_file_there_is_no_problem_to_report(place: Place) -> None:
-    book = Logbook(config(log_file=(str(place.log),)), ServerState(PROFILES["online"], 0.0), LOCK)
+    watch = Watch(PROFILES["online"], 0.0, reads=True, scrapes=False)
+    book = Logbook(config(log_file=(str(place.log),)), watch, LOCK, clock=time.time)
     assert book.state_file_problem is None
     book.close()
 
@@ -432,7 +354,7 @@ def test_a_log_without_a_readable_line_is_reported_once_with_its_first_line(
     said: list[str] = []
     # Not caplog: `serve` in a test before this one may have given the program's log another way out.
     monkeypatch.setattr(logbook.logger, "warning", lambda words, *figures: said.append(words % figures))
-    with place.reader() as (book, _state):
+    with place.reader() as (book, _watch):
         for _ in range(2):
             place.log.write_bytes(place.log.read_bytes() + f"x\\y{{{{\x1b[31m {DECODE}\n".encode() * 10)
             book.poll()
@@ -444,7 +366,7 @@ def test_a_log_without_a_readable_line_is_reported_once_with_its_first_line(
 
 
 def test_a_log_whose_lines_are_read_quotes_none_of_them(place: Place) -> None:
-    with place.reader() as (book, _state):
+    with place.reader() as (book, _watch):
         place.write(*[DECODE] * 20)
         with place.log.open("a") as file:
             file.write(f"x\\y{{{{ my own words {DECODE}\n" * 20)
@@ -452,28 +374,17 @@ def test_a_log_whose_lines_are_read_quotes_none_of_them(place: Place) -> None:
         assert [status.unread for status in book.files] == [""]
 
 
-def test_a_crash_of_a_process_that_had_printed_nothing_yet_counts_after_seconds_of_silence(place: Place) -> None:
-    def written(pid: int, *lines: str) -> None:
-        with place.log.open("a") as file:
-            file.writelines(f"Nov 20 11:40:10 gpu-01 sglang[{pid}]: {line}\n" for line in lines)
-
-    now = time.monotonic()
-    place.log.touch()
-    state = ServerState(PROFILES["online"], now)
-    book = Logbook(config(log_file=(str(place.log),)), state, LOCK, clock=lambda: now)
+def test_arguments_that_may_go_on_in_the_next_line_are_taken_after_seconds_of_silence(place: Place) -> None:
+    now = time.time()
+    watch = Watch(PROFILES["online"], now, reads=True, scrapes=False)
+    book = Logbook(config(log_file=(str(place.log),)), watch, LOCK, clock=lambda: now)
     book.poll()
-    head = AT.format(ranks=" TP0")
-    written(
-        4711, *[head + DECODE, head + "Prefill batch, #new-seq: 1, #new-token: 9", head + "Load weight begin."] * 30
-    )
+    place.write("server_args=ServerArgs(model_path='m', tp_size=8, dp_size=1, pp_size=")
     book.poll()
-    raised = AT.format(ranks=" TP3") + "Scheduler hit an exception: Traceback (most recent call last):"
-    written(5000, raised, '  File "x.py", line 1, in forward', "torch.OutOfMemoryError: CUDA out of memory.")
-    book.poll()
-    assert not state.unconfirmed.wait
+    assert watch.server.starts == 0
     now += 6.0
     book.poll()
-    assert state.unconfirmed.wait
+    assert (watch.server.starts, watch.server.facts.number("tp_size")) == (1, 8)
     book.close()
 
 
@@ -485,7 +396,7 @@ def cri(tag: str, line: str) -> str:
 def test_a_part_of_a_line_at_the_end_of_a_file_does_not_swallow_the_next_files_first_line(
     place: Place, first: str, counted: int
 ) -> None:
-    with place.reader() as (book, _state):
+    with place.reader() as (book, _watch):
         place.log.write_text(cri("F", DECODE) * 16 + cri("P", "Receive: obj=" + "x" * 16_000))
         book.poll()
         place.log.rename(f"{place.log}.1")
@@ -496,7 +407,7 @@ def test_a_part_of_a_line_at_the_end_of_a_file_does_not_swallow_the_next_files_f
 
 
 def test_within_a_file_a_cut_line_goes_on_whatever_its_next_part_looks_like(place: Place) -> None:
-    with place.reader() as (book, _state):
+    with place.reader() as (book, _watch):
         place.log.write_text(cri("F", DECODE) * 16 + cri("P", "Receive: obj=" + "x" * 16_000) + cri("F", RETRACTION))
         book.poll()
         assert (book.lines["decode"], book.lines["retraction"]) == (16, 0)
@@ -508,13 +419,13 @@ def test_a_start_is_read_while_no_file_can_be_opened(tmp_path: Path, monkeypatch
 
     flags._table.cache_clear()
     place = Place(tmp_path)
-    state = ServerState(PROFILES["online"], 0.0)
-    book = Logbook(config(log_file=(str(place.log),)), state, LOCK)
+    watch = Watch(PROFILES["online"], 0.0, reads=True, scrapes=False)
+    book = Logbook(config(log_file=(str(place.log),)), watch, LOCK, clock=time.time)
     book.poll()
     monkeypatch.setattr(flags, "files", refused)
     arguments = ", ".join(f"{name}=1" for name in ("tp_size", "dp_size", "pp_size", "page_size", "stream_interval"))
     place.write(f"server_args=ServerArgs(model_path='m', {arguments})", DECODE)
     book.poll()
-    assert state.facts.release is not None
+    assert watch.server.facts.release is not None
     assert book.lines["decode"] == 1
     book.close()

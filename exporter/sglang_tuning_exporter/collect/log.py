@@ -70,7 +70,7 @@ class Logbook:
             stdin=stdin,
             from_start=config.from_start,
             positions=positions if isinstance(positions, dict) else None,
-            clock=time.monotonic,
+            clock=clock,
         )
         self._counted_up_to = self._follower.positions()  # after the last counted block; `positions()` may be ahead
         self._logged_problem = ""
@@ -139,15 +139,14 @@ class Logbook:
             self.dropped_lines += sum(now.dropped - before.dropped for before, now in changes)
             self.files_lost += sum(now.lost - before.lost for before, now in changes)
             self.files = statuses
-            if self._is_changed():
+            if self._saved_counters is None:  # so that what is written from now on is read after a crash
                 self._save(self._clock())
 
     def _with_unread(self, status: FileStatus) -> FileStatus:
         """Add the first line that looks like SGLang's if no such line could be read."""
         reader = self._readers.get(status.path)
-        if reader is None or not reader.wrapping.unread or reader.lines.keys() - {"other", "cut"}:
-            return status
-        return replace(status, unread=clean(reader.wrapping.unread.decode("utf-8", "replace")))
+        unread = b"" if reader is None or reader.lines.keys() - {"other", "cut"} else reader.unread
+        return replace(status, unread=clean(unread.decode("utf-8", "replace"))) if unread else status
 
     @property
     def is_catching_up(self) -> bool:
@@ -188,6 +187,8 @@ class Logbook:
             with self._lock:
                 self._watch.recall(events, self._clock())
             return
+        if block.begins:
+            reader.wrapping.begin_file()
         try:
             events = [event for line in block.data.splitlines() for event in reader.read(line)]
         except Exception:

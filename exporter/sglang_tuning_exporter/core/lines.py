@@ -17,12 +17,22 @@ from typing import NamedTuple
 
 from sglang_tuning_exporter.core.events import NO_RANK, Event, Rank
 from sglang_tuning_exporter.core.trust import Trust
-from sglang_tuning_exporter.core.wrapping import DAY, FIRST_DATED, LONGEST, Line, Wrapping, stamp_of, without_terminal
+from sglang_tuning_exporter.core.wrapping import (
+    DAY,
+    FIRST_DATED,
+    LONGEST,
+    WORDS,
+    Line,
+    Wrapping,
+    stamp_of,
+    without_terminal,
+)
 from sglang_tuning_exporter.sglang.args.printed import parse_server_args
 
 _LONGEST_BATCH, _LONGEST_MEMORY = 4096, 16_384
 _TEXT_KEPT = 1000
 _KEPT = 4096  # stamps; failed ranks
+LONGEST_UNREAD = 400  # bytes of a line that is quoted
 
 
 class Origin(NamedTuple):
@@ -376,6 +386,9 @@ class Reader:
         self.kind = "other"
         self.lines: Counter[str] = Counter()
         self.unreadable: Counter[str] = Counter()
+        self.unread = (
+            b""  # the first line, cut, with words of SGLang's in a form that is not known, while no line was read
+        )
         self.number = 0  # of the last line
         self.around = ""  # what stood around it
         self.wrapping = Wrapping()
@@ -475,6 +488,8 @@ class Reader:
             kind = self._read(each)
         self.kind = kind
         self.lines[kind] += 1
+        if kind == "other" and not self._stamped and not self.unread and WORDS.search(line):
+            self.unread = line[:LONGEST_UNREAD]
         self.trust.mark(kind, self.number, self._time, self._events)
         return tuple(self._events)
 

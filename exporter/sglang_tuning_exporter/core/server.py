@@ -956,6 +956,10 @@ class Server:
             counted["out_of_memory.unknown"] += 1
         return counted
 
+    def recalled(self) -> None:
+        """Note that what was taken was counted before: nothing of it is still to be counted."""
+        self._unexplained = None
+
     def rank_counts(self, dp: int | None) -> Mapping[str, float]:
         """Return what a scheduler did since the beginning, restarts of SGLang and of this program included. None of it ever falls.
 

@@ -84,7 +84,7 @@ class Watch:
         self.server = Server(profile)
         self.begin = now
         self.doubtful: Counter[tuple[str, str]] = Counter()  # lines that a scrape refuted, by kind and reason
-        self.clocks = Clocks()
+        self.clocks = Clocks(profile.alert_wait)
         self.words = Words()
         self.measured: Measured | None = None  # at the last judgement
         self.since: dict[str, float] = {}  # since when each row holds
@@ -182,6 +182,7 @@ class Watch:
                 self.take(event, past=True)
         server.advance(now)
         server.counted = counted
+        server.recalled()
         for dp, lifetime in server.lifetimes.items():
             lifetime.counts, lifetime.seconds = lived.get(dp, (Totals(), {}))
         if started:  # restored: the same starts
@@ -196,7 +197,8 @@ class Watch:
 
     def counts(self) -> object:
         """Return what was counted so far, to be compared."""
-        return dict(self.server.counted), dict(self.doubtful)
+        lived = {dp: (dict(each.counts), dict(each.seconds)) for dp, each in self.server.lifetimes.items()}
+        return dict(self.server.counted), dict(self.doubtful), lived
 
     def _note(self, event: Event, now: float) -> None:
         """Remember what is compared with the metrics."""

@@ -506,6 +506,10 @@ class Wrapping:
             line = inner._replace(text=without_terminal(inner.text))
         return self._inner(line, open_text=open_text)
 
+    def begin_file(self) -> None:
+        """Forget the first part of a line whose rest was in a file that is gone."""
+        self._cut.clear()
+
     def _without_runtime(self, line: Line) -> Line | None:
         text = line.text
         if (cri := _CRI.match(text)) is not None:

@@ -9,7 +9,9 @@ from sglang_tuning_exporter.core.lines import ROWS
 from sglang_tuning_exporter.serve.metrics.families import Family, counter, gauge, info, printable, single
 from sglang_tuning_exporter.serve.metrics.view import LogView, SidecarView
 
-LINE_KINDS = tuple(sorted({*(row.kind for row in ROWS), "access", "cut", "other", "traceback"}))
+LINE_KINDS = tuple(
+    sorted({*(row.kind for row in ROWS), "access", "cut", "exception", "other", "server_error", "traceback"})
+)
 UNRECOGNISED_KINDS = ("batch_key", "batch_line", "retraction_line", "server_args")
 CAPPED = ("dp_ranks", "long_metric_lines", "metric_lines", "refused_metric_lines")
 
