@@ -455,7 +455,8 @@ def _fp8(view: View) -> list[Draft]:
 def _graph_memory(view: View, _: frozenset[str]) -> list[Draft]:
     facts = view.facts
     now = facts.number("mem_fraction_static")
-    drafts = [Draft("mem_fraction_static", None if now is None else max(round(now - 0.05, 2), 0.1), now)]
+    less = None if now is None else max(round(now - 0.05, 2), LEAST_FRACTION)
+    drafts = [] if now is not None and less is not None and less >= now else [Draft("mem_fraction_static", less, now)]
     largest, ran = facts.largest_captured, view.batch()
     if largest and (ran is None or 2 * (_graph_size(view, ran) or largest) <= largest):
         to = float(_graph_size(view, ran) or largest) if ran else float(_half_graph(largest))

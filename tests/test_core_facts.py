@@ -1,0 +1,300 @@
+"""What is known of a server by the lines of its start, its metrics and `/server_info`. Memory is in GB of one rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_tuning_exporter.core.facts import Facts
+from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.sglang.events import RankFigures
+from sglang_tuning_exporter.sglang.server_info import RankInfo, ServerInfo
+
+LOGS = Path(__file__).parent / "data" / "logs"
+STARTS = ("arguments", "pool", "memory", "limits", "ready")
+
+
+def read(text: str, ranks: int = 1, **arguments: Any) -> Facts:
+    """Take lines that each of so many ranks prints."""
+    facts, reader = Facts(arguments=dict(arguments)), Reader()
+    for rank in range(ranks):
+        prefix = f"[2025-11-20 11:38:33{f' TP{rank}' if ranks > 1 else ''}] "
+        for line in text.splitlines():
+            for event in reader.read(f"{prefix}{line}".encode()):
+                facts.take(event)
+    return facts
+
+
+def of_release(release: str) -> Facts:
+    facts, reader = Facts(), Reader()
+    for line in (LOGS / f"{release}.log").read_bytes().splitlines():
+        for event in reader.read(line):
+            if event.kind in STARTS:
+                facts.take(event)
+    return facts
+
+
+@pytest.mark.parametrize("release", ["0.4.6.post5", "0.4.9.post6", "0.5.7", "0.5.12", "0.5.20", "0.5.23"])
+def test_a_start_as_printed_has_what_advice_needs(release: str) -> None:
+    facts = of_release(release)
+    assert facts.release == release
+    assert (facts.number("schedule_conservativeness"), facts.number("mem_fraction_static")) != (None, None)
+    assert set(facts.limits.values()) == {4096}
+    assert facts.pool()
+    assert facts.pools_gb
+    assert not facts.is_cpu
+
+
+@pytest.mark.parametrize("release", ["0.4.3.post4", "0.4.6.post5", "0.4.9.post6", "0.5.12", "0.5.23"])
+def test_the_memory_that_is_left_is_known_where_any_line_has_it(release: str) -> None:
+    assert of_release(release).reserve_gb == 9.87
+
+
+def test_a_capture_line_without_memory_leaves_it_unknown() -> None:
+    lines = (
+        "Memory pool end. avail mem=11.93 GB\nCapture cuda graph begin. This can take up to several minutes.\n"
+        "max_total_num_tokens=1040384, max_prefill_tokens=16384, max_running_requests=4096, context_len=131072\n"
+    )
+    assert read(lines).reserve_gb is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "weights"),
+    [
+        ("Load weight begin. avail mem=78.71 GB\nLoad weight end. type=LlamaForCausalLM, dtype=torch.bfloat16, avail mem=62.25 GB\n", 16.46),
+        ("Load weight end. type=LlamaForCausalLM, dtype=torch.bfloat16, avail mem=62.25 GB\n", None),
+        ("Load weight begin.\nLoad weight end. type=LlamaForCausalLM, avail mem=62.25 GB\n", None),
+    ],
+)  # fmt: skip
+def test_up_to_0_4_0_weights_are_what_is_free_before_less_what_is_free_after(lines: str, weights: float | None) -> None:
+    assert read(lines).weights_gb == weights
+
+
+# Speculative decoding: target and draft model print the same lines (srt/model_executor/model_runner.py, srt/mem_cache/memory_pool.py,
+# srt/speculative/eagle_worker.py of each release; eagle_worker_v2.py in 0.5.20)
+
+TARGET = """\
+Load weight begin. avail mem=78.70 GB
+Load weight end. type=LlamaForCausalLM, dtype=torch.bfloat16, avail mem=62.50 GB, mem usage=16.20 GB.
+"""
+DRAFT = """\
+Load weight begin. avail mem=20.30 GB
+Load weight end. type=LlamaForCausalLMEagle, dtype=torch.bfloat16, avail mem=18.80 GB, mem usage=1.50 GB.
+"""
+LIMITS = (
+    "max_total_num_tokens=300000, chunked_prefill_size=8192, max_prefill_tokens=16384, max_running_requests=48,"
+    " context_len=131072, available_gpu_mem=11.00 GB\n"
+)
+DRAFTED = {
+    "0.4.9.post6": f"""\
+{TARGET}KV Cache is allocated. #tokens: 300000, K size: 18.75 GB, V size: 18.75 GB
+Memory pool end. avail mem=24.00 GB
+Capture cuda graph begin. This can take up to several minutes. avail mem=23.80 GB
+Capture cuda graph bs [1, 2, 4, 8, 16, 32]
+Capture cuda graph end. Time elapsed: 21.42 s. mem usage=2.00 GB. avail mem=21.80 GB.
+{DRAFT}KV Cache is allocated. #tokens: 300000, K size: 1.25 GB, V size: 1.25 GB
+Memory pool end. avail mem=12.50 GB
+Capture draft cuda graph begin. This can take up to several minutes. avail mem=12.50 GB
+Capture draft cuda graph end. Time elapsed: 3.11 s. mem usage=0.40 GB. avail mem=12.10 GB.
+Capture draft extend cuda graph begin. This can take up to several minutes. avail mem=12.10 GB
+Capture draft extend cuda graph end. Time elapsed: 3.01 s. mem usage=0.30 GB. avail mem=11.80 GB.
+{LIMITS}""",
+    "0.5.9": f"""\
+{TARGET}KV Cache is allocated. #tokens: 300000, K size: 18.75 GB, V size: 18.75 GB
+Memory pool end. avail mem=24.00 GB
+Capture cuda graph begin. This can take up to several minutes. avail mem=23.80 GB
+Capture cuda graph bs [1, 2, 4, 8, 16, 32]
+Capture cuda graph end. Time elapsed: 21.42 s. mem usage=2.00 GB. avail mem=21.80 GB.
+Capture piecewise CUDA graph begin. avail mem=21.80 GB
+Capture piecewise CUDA graph end. Time elapsed: 20.42 s. mem usage=0.90 GB. avail mem=20.90 GB.
+{DRAFT}KV Cache is allocated. #tokens: 300000, K size: 1.25 GB, V size: 1.25 GB
+Memory pool end. avail mem=12.50 GB
+Capture draft cuda graph begin. This can take up to several minutes. avail mem=12.50 GB
+Capture draft cuda graph end. Time elapsed: 3.11 s. mem usage=0.70 GB. avail mem=12.10 GB.
+{LIMITS}""",
+    "0.5.20": f"""\
+{TARGET}{DRAFT}KV Cache is allocated. dtype: torch.bfloat16, #tokens: 300000, K size: 18.75 GB, V size: 18.75 GB
+Memory pool end. avail mem=24.00 GB
+Draft KV Cache is allocated. dtype: torch.bfloat16, #tokens: 300000, K size: 1.25 GB, V size: 1.25 GB
+Memory pool end. avail mem=21.50 GB
+Capture target prefill CUDA graph begin. backend=breakable, num_tokens=[4, 8], avail mem=21.50 GB
+Capture target prefill CUDA graph end. elapsed=21.42 s, mem usage=0.90 GB, avail mem=20.60 GB.
+Capture target verify CUDA graph begin. backend=full, num_tokens_per_bs=4, avail mem=20.60 GB
+Capture target verify CUDA graph end. bs=[1, 2, 4, 8, 16, 32], elapsed=21.42 s, mem usage=2.00 GB, avail mem=18.60 GB.
+Capture draft decode CUDA graph begin. backend=full, bs=[1, 2, 4], avail mem=12.50 GB
+Capture draft decode CUDA graph end. bs=[1, 2, 4], elapsed=3.11 s, mem usage=0.70 GB, avail mem=12.10 GB.
+{LIMITS}""",
+}
+
+
+@pytest.mark.parametrize("release", DRAFTED)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_memory_of_target_and_draft_model_is_told_apart(release: str, ranks: int) -> None:
+    facts = read(DRAFTED[release], ranks)
+    assert (facts.capacity_gb, facts.gigabytes("weights"), facts.gigabytes("draft_weights")) == (78.7, 16.2, 1.5)
+    assert (facts.gigabytes("pool"), facts.pool(), facts.largest_captured) == (37.5, 300_000, 32)
+    assert facts.reserve_gb == 11.0
+    assert facts.gigabytes("decode_graph") == pytest.approx(2.7)
+    assert facts.gigabytes("graph") == pytest.approx(2.7 if release == "0.4.9.post6" else 3.6)
+
+
+@pytest.mark.parametrize("release", ["0.4.9.post6", "0.5.9"])
+def test_a_token_takes_its_place_in_the_drafts_cache_too(release: str) -> None:
+    assert read(DRAFTED[release]).pools_gb == 40.0
+
+
+@pytest.mark.parametrize(
+    ("lines", "gigabytes"),
+    [
+        # A model with sliding windows prints a cache for each kind of attention.
+        (("KV Cache is allocated. #tokens: 80000, K size: 1.00 GB, V size: 1.00 GB\n"
+         "KV Cache is allocated. #tokens: 100000, K size: 3.00 GB, V size: 3.00 GB\n"), 8.0),
+        (("Mamba Cache is allocated. max_mamba_cache_size: 311, conv_state size: 0.52GB, ssm_state size: 20.77GB \n"
+         "KV Cache is allocated. #tokens: 100000, K size: 9.00 GB, V size: 9.00 GB\n"), 39.29),
+        (("Mamba Cache is allocated. max_mamba_cache_size: 100, conv_state size: 0.50GB, ssm_state size: 8.00GB"
+         " intermediate_ssm_state_cache size: 4.00GB intermediate_conv_window_cache size: 0.50GB \n"), 13.0),
+        (("KV Cache is allocated. dtype: torch.bfloat16, #tokens: 400000, K size: 25.00 GB, V size: 25.00 GB\nMemory pool end. avail mem=24.00 GB\n"
+         "Post-capture KV sizing: KV cache allocated. dtype: torch.bfloat16, #tokens: 300000, KV size: 37.50 GB, avail mem=9.00 GB\n"), 37.5),
+    ],
+)  # fmt: skip
+def test_a_cache_in_parts_is_their_sum_and_one_sized_again_is_the_last(lines: str, gigabytes: float) -> None:
+    assert read(f"{lines}Memory pool end. avail mem=24.00 GB\n").gigabytes("pool") == pytest.approx(gigabytes)
+
+
+# Limits and sizes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "limits", "dp", "limit"),
+    [
+        ({"pp_size": 4}, {None: 3.0}, None, 1),  # max(max_running_requests // pp_size, 1)
+        ({"dp_size": 2, "pp_size": 2}, {0: 64.0, 1: 64.0}, 1, 32),
+        ({"dp_size": 2, "enable_dp_attention": True, "tp_size": 2, "max_running_requests": 101}, {}, 1, 50),
+        ({"dp_size": 2, "max_running_requests": 101}, {}, 1, 101),
+        # From 0.5.21 on DP attention has an argument of its own, and dp_size counts replicas again.
+        ({"attn_dp_size": 8, "dp_size": 1, "tp_size": 8, "enable_dp_attention": True, "max_running_requests": 64}, {}, 3, 8),
+        ({}, {}, None, None),
+    ],
+)  # fmt: skip
+def test_the_running_limit_of_one_batch(
+    arguments: dict[str, Any], limits: dict[int | None, float], dp: int | None, limit: float | None
+) -> None:
+    assert Facts(arguments=arguments, limits=limits).limit(dp) == limit
+
+
+@pytest.mark.parametrize(
+    ("arguments", "gpus"), [({}, 1), ({"tp_size": 8}, 8), ({"tp_size": 8, "pp_size": 2, "dp_size": 4}, 16)]
+)
+def test_a_copy_of_the_weights_lies_on_the_gpus_of_all_its_shards(arguments: dict[str, Any], gpus: int) -> None:
+    assert Facts(arguments=arguments).shards == gpus
+
+
+@pytest.mark.parametrize(
+    ("arguments", "device", "without"),
+    [
+        ({"disable_cuda_graph": True}, "", "disabled"),
+        ({"disable_decode_cuda_graph": True}, "", "disabled"),
+        ({"cuda_graph_config": {"decode": {"backend": "disabled"}}}, "", "disabled"),
+        ({"device": "cpu"}, "", "unsupported"),
+        ({}, "cpu", "unsupported"),
+        ({"cuda_graph_max_bs": 160}, "", ""),
+    ],
+)
+def test_graphs_can_be_off_in_several_ways(arguments: dict[str, Any], device: str, without: str) -> None:
+    assert Facts(arguments=arguments, memory_device=device).without_graph == without
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"cuda_graph_max_bs": 160}, {"cuda_graph_max_bs_decode": 160}, {"cuda_graph_config": {"decode": {"max_bs": 160}}, "cuda_graph_max_bs_decode": None}],
+)  # fmt: skip
+def test_the_largest_captured_batch_is_read_in_every_spelling(arguments: dict[str, Any]) -> None:
+    assert Facts(arguments=arguments).largest_captured == 160
+
+
+def test_the_capture_lines_win_over_the_arguments() -> None:
+    lines = "Capture cuda graph bs [1, 2, 80]\nCapture cuda graph end. Time elapsed: 3.11 s. mem usage=2.00 GB. avail mem=8.00 GB.\n"
+    assert read(lines, cuda_graph_max_bs=160).largest_captured == 80
+
+
+@pytest.mark.parametrize(
+    ("version", "arguments", "arg"),
+    [
+        ("0.5.12", {}, "cuda_graph_max_bs"),
+        ("0.5.14", {}, "cuda_graph_max_bs_decode"),
+        ("0.5.23.post1", {}, "cuda_graph_max_bs_decode"),
+        ("0.5.23", {"cuda_graph_max_bs": None}, "cuda_graph_max_bs"),  # a version from before a change of the server
+        ("0.4.9", {"cuda_graph_max_bs_decode": None}, "cuda_graph_max_bs_decode"),
+    ],
+)
+def test_the_flag_of_the_graphs_is_that_of_the_release(version: str, arguments: dict[str, Any], arg: str) -> None:
+    assert Facts(arguments=arguments, version=version).graph_arg == arg
+
+
+@pytest.mark.parametrize(
+    ("arguments", "tokens"),
+    [
+        ({"chunked_prefill_size": 8192, "max_prefill_tokens": 16384}, 8192),
+        ({"chunked_prefill_size": -1, "max_prefill_tokens": 16384}, 16384),
+        ({}, None),
+    ],
+)
+def test_a_prefill_batch_holds_a_chunk_or_max_prefill_tokens(arguments: dict[str, Any], tokens: float | None) -> None:
+    assert Facts(arguments=arguments).prefill_tokens == tokens
+
+
+@pytest.mark.parametrize(("device", "left"), [("cuda", 4.5), ("cpu", None)])
+def test_what_is_left_is_that_of_the_rank_with_least_and_no_gpus_on_a_cpu(device: str, left: float | None) -> None:
+    facts = read("".join(LIMITS.replace("11.00", each) for each in ("9.00", "4.50", "8.00")), device=device)
+    assert facts.reserve_gb == left
+
+
+# Other sources
+
+
+def test_the_chunk_that_the_scheduler_printed_stays_where_arguments_leave_it_open() -> None:
+    facts = read(LIMITS, chunked_prefill_size=None)
+    facts.inform(ServerInfo("0.5.23", {"chunked_prefill_size": None, "tp_size": 1}))
+    assert facts.number("chunked_prefill_size") == 8192
+
+
+def test_metrics_show_the_caches_of_ranks_and_what_is_left() -> None:
+    facts = Facts()
+    facts.see(RankFigures(0, kv_pool_tokens=10.0, available_gpu_memory_gb=6.0, kv_memory_gb=3.0))
+    facts.see(RankFigures(1, kv_pool_tokens=12.0, available_gpu_memory_gb=5.5))
+    assert (facts.pools, facts.reserve_gb, facts.gigabytes("pool")) == ({0: 10.0, 1: 12.0}, 5.5, 3.0)
+
+
+INFO = ServerInfo("0.5.23", {}, [
+    RankInfo(weight_gb=16.4, kv_cache_gb=39.6, graph_gb=2.1, startup_available_gb=9.9, token_capacity=1000, graph_batch_sizes=(1, 80)),
+    RankInfo(weight_gb=16.5, kv_cache_gb=39.7, graph_gb=2.0, startup_available_gb=9.1, token_capacity=990),
+])  # fmt: skip
+
+
+def test_server_info_fills_what_nothing_else_has() -> None:
+    facts = Facts()
+    facts.inform(INFO)
+    assert (facts.weights_gb, facts.gigabytes("pool"), facts.gigabytes("graph")) == (16.5, 39.7, 2.1)
+    assert (facts.reserve_gb, facts.pools, facts.largest_captured) == (9.1, {None: 990.0}, 80)
+
+
+def test_the_log_wins_over_server_info() -> None:
+    facts, log = of_release("0.5.23"), of_release("0.5.23")
+    facts.inform(INFO)
+    for name in ("weights_gb", "pools_gb", "reserve_gb", "pools", "graph_sizes"):
+        assert getattr(facts, name) == getattr(log, name)
+
+
+def test_memory_below_zero_is_not_known() -> None:
+    facts = Facts()
+    facts.inform(ServerInfo(None, {}, [RankInfo(weight_gb=-0.01, kv_cache_gb=0.0, graph_gb=0.0)]))
+    assert (facts.weights_gb, facts.gigabytes("pool"), facts.gigabytes("graph")) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("version", "first"), [("0.4.1.post7", True), ("0.4.3", False), ("0.5.23", False), (None, False)]
+)
+def test_the_guides_first_edition_is_that_of_servers_before_0_4_3(version: str | None, first: bool) -> None:  # noqa: FBT001 - a case
+    assert Facts(version=version).is_first_edition is first
