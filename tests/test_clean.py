@@ -14,14 +14,14 @@ from conftest import config
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.cli.commands import _OneLine
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.diagnosis.command import command_line
 from sglang_tuning_exporter.recordings.notifications import as_text
 from sglang_tuning_exporter.serve.api import render as as_json
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format
 from sglang_tuning_exporter.serve.pages.page import render as as_page
+from sglang_tuning_exporter.sglang.args.command import command_line
 from sglang_tuning_exporter.sglang.clean import clean
-from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.sglang.server_info import ServerInfo
 
 STRANGE = "\x1b\x07\x08\r\x00\x7f\x85\x9b\u202e\u2066\u200b\u2028\u2029\ufeff\udc9b"
 EVIL = f"model{STRANGE}[2Jx"
@@ -64,10 +64,11 @@ def test_a_report_shows_none(log: Path, form: str, capfd: pytest.CaptureFixture[
 
 def test_pages_findings_and_metrics_show_none(log: Path) -> None:
     sidecar = Sidecar(config(log_file=(str(log),), sglang_url="http://127.0.0.1:9"))
-    for event in LogReader().feed((ARGS + RETRACTIONS).encode("utf-8", "surrogateescape")):
-        sidecar.state.observe(event, 1.0)
-    sidecar.state.facts.apply_info(EVIL, {"model_path": EVIL, f"max{STRANGE}": 3}, None)
+    assert sidecar.log is not None
+    sidecar.log.poll()
+    sidecar.watch.inform(ServerInfo(EVIL, {"model_path": EVIL, f"max{STRANGE}": 3}))
     said = as_page(sidecar, still=True)
+    assert "model\\x1b" in said
     assert strange_in(said) == set()
     assert strange_in(json.dumps(json.loads(as_json(sidecar)), ensure_ascii=False)) == set()
     families = text_format(collect(sidecar))
@@ -99,9 +100,8 @@ def test_no_notification_shows_one() -> None:
 
 
 def test_an_argument_that_was_cut_is_not_in_the_suggested_command() -> None:
-    sidecar = Sidecar(config())
-    sidecar.state.facts.apply_info("0.5.9", {"model_path": "m", "chat_template": f"a{STRANGE}b"}, None)
-    command = command_line(sidecar.state.facts, {"max_running_requests": 7})
+    arguments = {"model_path": "m", "chat_template": f"a{STRANGE}b"}
+    command = command_line("0.5.9", arguments, {"max_running_requests": 7})
     assert command is not None
     assert '--chat-template "$CHAT_TEMPLATE"' in command.text
     assert command.text.isprintable()

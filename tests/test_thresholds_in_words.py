@@ -1,89 +1,82 @@
-"""A threshold set by the operator appears in every sentence: on the page, in JSON, in the series of the advice, and in the report."""
+"""A threshold set by the operator appears in every sentence: on the page, in JSON, in the series, in the runbooks, and in the report."""
 
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 
 import pytest
 
 from conftest import config
+from hours import Moment
+from scenes import Timed
 from sglang_tuning_exporter.cli import main
-from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
-from sglang_tuning_exporter.diagnosis.variants import BY_CHANGE, BY_NAME
+from sglang_tuning_exporter.core import runbooks
+from sglang_tuning_exporter.core.rows import ROWS
 from sglang_tuning_exporter.serve import api as findings
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format
 from sglang_tuning_exporter.serve.pages import page
-from sglang_tuning_exporter.sglang.log.reader import LogReader
-from sglang_tuning_exporter.state.profiles import DEFAULT, PROFILES
-from sglang_tuning_exporter.state.server import ServerState
-from test_condition_contract import Life
+from test_core_course import BEGIN, load, start
 
 OWN = {"token_usage_target": 0.77, "reserve_lower_gb": 4.25, "reserve_upper_gb": 12.5, "reserve_least_gb": 0.85}
 # What the default profile would say of them.
 LITERALS = re.compile(
     r"(?:below|above|at|than) 0\.9\b(?!\d)|(?<![\d.])5 to 8 GB|less than 1 GB|(?:more|less) than (?:5|10) GB"
 )
-LIVES = (
-    Life("held_back", queued=9, usage=0.4),
-    Life("at_limit", queued=40, usage=0.4, running=64),
-    Life("reserve_below", reserve=2.5),
-    Life("reserve_above", reserve=16.0),
-    Life("graph_memory", reserve=0.7),
-)
-SAYS = {"held_back": "below 0.77", "at_limit": "0.77 or more", "reserve_below": "4.2", "reserve_above": "4.25 to 8 GB", "graph_memory": "0.85 GB"}  # fmt: skip
+LIVES = {
+    "held_back": [*start(), *load(20, 600, queue=9, usage=0.4)],
+    "at_limit": [*start(limit=60), *load(20, 600, queue=40, usage=0.4, running=60)],
+    "reserve_below": [*start(left=2.5), *load(20, 600)],
+    "reserve_above": [*start(left=16.0), *load(20, 600)],
+    "graph_memory": [*start(left=0.7), *load(20, 600)],
+}
+SAYS = {
+    "held_back": "0.77 or more",
+    "at_limit": "0.77 or more",
+    "reserve_below": "4.25 to 8 GB",
+    "reserve_above": "4.25 to 8 GB",
+    "graph_memory": "0.85 GB",
+}
 
 
-def watched(life: Life) -> Sidecar:
-    """An exporter that has just seen ten minutes of it."""
-    sidecar = Sidecar(config(log_file=("server.log",), threshold=OWN))
-    begin = time.monotonic() - 900.0
-    state, reader = ServerState(sidecar.profile, begin), LogReader()
-    for at, line in life.lines():
-        if at <= 900.0:
-            for event in reader.feed(line.encode()):
-                state.observe(event, begin + at)
-    assert sidecar.log is not None
-    sidecar.state = sidecar.log._state = state
-    return sidecar
+def watched(lines: list[str], directory: Path) -> Timed:
+    """An exporter that has just seen them."""
+    log = directory / "server.log"
+    log.touch()
+    exporter = Timed(config(log_file=(str(log),), threshold=OWN), BEGIN)
+    exporter._read_log()
+    for place in range(0, len(lines), 10):
+        text = "".join(f"{line}\n" for line in lines[place : place + 10])
+        exporter.pass_on(Moment(BEGIN + place, text.encode(), None), log, scraped=False)
+    return exporter
 
 
-def reported(life: Life, directory: Path, form: str) -> str:
-    log, output = directory / "server.log", directory / f"report.{form}"
-    log.write_text(life.text())
+def reported(lines: list[str], directory: Path, form: str) -> str:
+    log, output = directory / "past.log", directory / f"report.{form}"
+    log.write_text("".join(f"{line}\n" for line in lines))
     own = [word for name, value in OWN.items() for word in ("--threshold", f"{name}={value}")]
     main(["report", str(log), "--format", form, "--output", str(output), *own])
     return output.read_text()
 
 
-@pytest.mark.parametrize("life", LIVES, ids=lambda life: life.name)
-def test_no_sentence_has_the_default_instead_of_the_set_threshold(life: Life, tmp_path: Path) -> None:
-    sidecar = watched(life)
+@pytest.mark.parametrize("life", LIVES)
+def test_no_sentence_has_the_default_instead_of_the_set_threshold(life: str, tmp_path: Path) -> None:
+    exporter = watched(LIVES[life], tmp_path)
     texts = {
-        "page": page.render(sidecar),
-        "json": findings.render(sidecar).decode(),
-        "series": text_format(collect(sidecar)),
-        **{form: reported(life, tmp_path, form) for form in ("text", "json", "html")},
+        "page": page.render(exporter),
+        "json": findings.render(exporter).decode(),
+        "series": text_format(collect(exporter)),
+        **{alert: runbooks.page(alert, exporter.profile) for alert in runbooks.BY_ALERT},
+        **{form: reported(LIVES[life], tmp_path, form) for form in ("text", "json", "html")},
     }
+    exporter.stop()
     for where, text in texts.items():
         plain = re.sub(r"<[^>]*>", "", text)
         assert LITERALS.findall(plain) == [], where
-    assert SAYS[life.name] in re.sub(r"<[^>]*>", "", texts["page"])
-
-
-def test_every_word_of_the_table_can_be_said_of_any_profile() -> None:
-    for profile in PROFILES.values():
-        for row in DIAGNOSES:
-            assert "{" not in str(row.remedy.with_figures(profile.figures)) + row.sentence("1", profile.figures)
-        for text in (*BY_CHANGE.values(), *BY_NAME.values()):
-            assert "{" not in f"{text.why} {text.cost} {text.will_not_help_if}".format(**profile.figures)
+    assert SAYS[life] in re.sub(r"<[^>]*>", "", texts["page"])
 
 
 def test_no_row_has_a_threshold_as_a_literal() -> None:
-    said = [f"{row.seen} {row.guide} {row.remedy}" for row in DIAGNOSES]
-    said += [str(text) for text in (*BY_CHANGE.values(), *BY_NAME.values())]
+    said = [f"{row.seen} {row.guide} {row.remedy} {row.when.name}" for row in ROWS]
     assert [text for text in said if LITERALS.search(text.replace("{", "").replace("}", ""))] == []
-    assert DEFAULT.figures["token_usage_target"] == "0.9"
