@@ -572,6 +572,15 @@ def test_a_long_drain_is_an_ordered_end() -> None:
     assert beside.judge(203).verdict == "stopped"
 
 
+def test_with_the_log_alone_a_server_that_was_asked_to_end_and_is_silent_has_stopped() -> None:
+    beside = Beside(scrapes=False)
+    beside.lines(*start(), *(decode(12 + at) for at in range(0, 60, 2)), stamp(73) + SIGTERM, stamp(78) + REMAINING)
+    before = beside.judge(100).verdict
+    assert (before, beside.judge(120).verdict) == ("no_limit_in_log", "stopped")
+    beside.lines(decode(125))
+    assert beside.judge(126).verdict == "no_limit_in_log"
+
+
 def test_a_flag_that_the_last_error_names_comes_first_in_the_advice_for_a_server_that_is_down() -> None:
     beside = served()
     beside.watch.take(Event("exception", BEGIN + 73, text="ValueError: too small: increase --mem-fraction-static"))

@@ -19,7 +19,7 @@ from sglang_tuning_exporter.core.judge import Measured, findings, judgement_of, 
 from sglang_tuning_exporter.core.ledger import FAST, SLOW, Ledger
 from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.core.scrapes import Gains
-from sglang_tuning_exporter.core.server import Server, Totals
+from sglang_tuning_exporter.core.server import WORKS_ON_SECONDS, Server, Totals
 from sglang_tuning_exporter.core.view import View, view_of
 from sglang_tuning_exporter.sglang.args.flags import is_before
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES, Scrape
@@ -484,7 +484,10 @@ class Watch:
             troubles["sources_disagree"] = "log and metrics disagree"
         is_down = failure is not None and failure.reason not in {"not_ready", "metrics_disabled"}
         down = ""
-        stopped = is_down and failure is not None and failure.reason in AWAY and server.stopping
+        is_away = is_down and failure is not None and failure.reason in AWAY
+        # With the log alone: once it says no more that requests remain, and does not work on.
+        is_silent = not self._scrapes and now - server.last.get("liveness.draining", now) > WORKS_ON_SECONDS
+        stopped = server.stopping and (is_away or is_silent)
         if is_down and failure is not None and not stopped:
             down = f"its /metrics could not be scraped ({failure.message})"
             if failure.reason == "timeout":
