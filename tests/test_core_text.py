@@ -19,7 +19,6 @@ from sglang_tuning_exporter.core.text import (
     amount,
     change_words,
     changed_words,
-    clean,
     counted,
     duration,
     figure_line,
@@ -166,10 +165,6 @@ def test_many_rows_are_cut_with_a_count() -> None:
 def test_counts_of_answers_are_shown_only_where_there_are_any() -> None:
     assert "answered with 503" not in counted(judged())
     assert counted(judged(counts={"rejected_requests": 3.0}))["answered with 503"] == "3"
-
-
-def test_control_characters_are_escaped() -> None:
-    assert clean("a\x1b[31mb\u202e\n") == "a\\x1b[31mb\\u202e\\n"
 
 
 # The terminal

@@ -8,9 +8,10 @@ from collections.abc import Iterable
 
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.core.text import FIRST_DATED_SECOND, clean
+from sglang_tuning_exporter.core.text import FIRST_DATED_SECOND
 from sglang_tuning_exporter.core.trust import CARRIERS, LINES, SECONDS
 from sglang_tuning_exporter.core.wrapping import WORDS
+from sglang_tuning_exporter.sglang.clean import clean
 
 _SHOWN = 160  # characters of a line
 # Why a line without an event has none.

@@ -33,7 +33,8 @@ from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core.events import Event, Rank
 from sglang_tuning_exporter.core.layouts import inner, oldest_first, rejoined, unfolded
 from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.core.text import FIRST_DATED_SECOND, clean
+from sglang_tuning_exporter.core.text import FIRST_DATED_SECOND
+from sglang_tuning_exporter.sglang.clean import clean
 
 STDIN = "-"
 CHUNK, PACKED_CHUNK, MIB = 1 << 20, 1 << 14, 1 << 20

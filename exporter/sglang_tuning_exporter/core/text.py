@@ -25,6 +25,7 @@ from sglang_tuning_exporter.core.findings import (
     Value,
 )
 from sglang_tuning_exporter.core.rows import BY_ID
+from sglang_tuning_exporter.sglang.clean import clean
 from sglang_tuning_exporter.state.profiles import Profile
 
 FIRST_DATED_SECOND = 30 * 86400.0  # below it a time is of a log without dates: seconds since its first midnight
@@ -73,13 +74,6 @@ _MOSTLY = {"no_limit_in_log": "nothing limited the server", "not_enough_data": "
 _SIDES = {"above": "limit", "below": "at least", "": "threshold"}
 _MOST_ROWS = 40
 HALF_A_DAY = 43200.0
-
-
-def clean(text: str) -> str:
-    """Return text from outside on one line: characters that cannot be printed (C0, C1, bidi, line ends) are escaped."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 # Figures and times
@@ -394,7 +388,7 @@ def standing(judged: Judged, since: float | None, now: float) -> str:
         if since is None
         else f"For {duration(max(now - since, 0.0))}, since {times.at(since, whole=now - since > HALF_A_DAY)} UTC."
     )
-    return " ".join(filter(None, (lasted, own and f"Confidence: {own.confidence}.")))
+    return " ".join(filter(None, (lasted, f"Confidence: {own.confidence}." if own is not None else "")))
 
 
 def mostly(judged: Judged) -> str:

@@ -29,10 +29,11 @@ from sglang_tuning_exporter.core.findings import Judgement
 from sglang_tuning_exporter.core.inputs import Logs
 from sglang_tuning_exporter.core.report import Progress, check_output
 from sglang_tuning_exporter.core.server import Scheduler
-from sglang_tuning_exporter.core.text import FIRST_DATED_SECOND, clean
+from sglang_tuning_exporter.core.text import FIRST_DATED_SECOND
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.openmetrics import openmetrics_file
+from sglang_tuning_exporter.sglang.clean import clean
 from sglang_tuning_exporter.state.profiles import PROFILES, Profile
 
 STEP_SECONDS = 15.0  # the scrape interval of alerts/prometheus.yml
