@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from sglang_tuning_exporter.diagnosis.command import Command, command_line
+from sglang_tuning_exporter.core.facts import Facts
+from sglang_tuning_exporter.sglang.args.command import Command, command_line
 from sglang_tuning_exporter.sglang.args.flags import flag_of, releases
 from sglang_tuning_exporter.sglang.args.printed import parse_server_args
 from sglang_tuning_exporter.sglang.server_info import parse_server_info
-from sglang_tuning_exporter.state.facts import ServerFacts
 
 HERE = Path(__file__).parent
 PRINTED = sorted(
@@ -40,12 +40,12 @@ def printed(path: Path) -> dict[str, object]:
     return args
 
 
-def server(version: str, **args: object) -> ServerFacts:
-    return ServerFacts(version=version, args={"model_path": "/models/x", **args})
+def server(version: str, **args: object) -> Facts:
+    return Facts(version=version, arguments={"model_path": "/models/x", **args})
 
 
-def line(facts: ServerFacts, **changes: object) -> Command:
-    command = command_line(facts, changes)
+def line(facts: Facts, **changes: object) -> Command:
+    command = command_line(facts.release, facts.arguments, changes)
     assert command is not None
     return command
 
@@ -57,7 +57,7 @@ def flags(command: Command) -> str:
 
 @pytest.mark.parametrize("path", PRINTED, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_every_recorded_server_gets_a_command_line_that_its_release_takes(path: Path) -> None:
-    command = line(ServerFacts(args=printed(path)), schedule_conservativeness=1.7)
+    command = line(Facts(printed(path)), schedule_conservativeness=1.7)
     assert command.text.startswith("python3 -m sglang.launch_server --model-path ")
     assert "--schedule-conservativeness 1.7" in command.text
     known = {
@@ -88,7 +88,7 @@ def test_every_recorded_server_gets_a_command_line_that_its_release_takes(path: 
     ],
 )
 def test_the_arguments_of_a_real_server_come_back(name: str, typed: str) -> None:
-    command = line(ServerFacts(args=printed(HERE / "data" / "server_args" / f"{name}.log")))
+    command = line(Facts(printed(HERE / "data" / "server_args" / f"{name}.log")))
     assert command.text.partition(" --load-format dummy ")[2] == typed
     assert command.changes == ()
 
@@ -289,7 +289,7 @@ def test_a_name_that_no_argument_can_have_is_no_flag(name: str, value: object) -
     assert start is not None
     for args in (info.args, start.args):
         assert name not in args
-        assert flags(line(ServerFacts(version="0.5.23", args=args))) == "--stream-interval 7"
+        assert flags(line(Facts(version="0.5.23", arguments=args))) == "--stream-interval 7"
 
 
 @pytest.mark.parametrize(
@@ -325,9 +325,9 @@ def test_an_argument_of_a_release_to_come_is_spelled_in_the_ordinary_way() -> No
 
 
 def test_no_line_without_the_arguments() -> None:
-    assert command_line(ServerFacts(), {"tp_size": 2}) is None
-    assert command_line(ServerFacts(version="0.5.9", args={"tp_size": 2}), {}) is None
-    assert command_line(ServerFacts(args={"model_path": "m"}), {}) is None
+    assert command_line(None, {}, {"tp_size": 2}) is None
+    assert command_line("0.5.9", {"tp_size": 2}, {}) is None
+    assert command_line(None, {"model_path": "m"}, {}) is None
 
 
 @pytest.mark.parametrize("release", releases())

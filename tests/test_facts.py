@@ -292,3 +292,66 @@ def test_no_page_raises(text: str) -> None:
 @pytest.mark.parametrize("rank", ["", "x", "-1", "²", "9" * 5000])
 def test_an_invalid_rank_label_makes_no_rank(rank: str) -> None:
     assert [figures.dp for figures in facts.read(f'sglang:num_running_reqs{{dp_rank="{rank}"}} 1\n').ranks] == [None]
+
+
+# Lines of real servers on a CPU after a while of load; all other families are cut.
+REQUESTS = {
+    "0.5.23": """\
+sglang:num_running_reqs{engine_type="unified",model_name="tiny",moe_ep_rank="0",pp_rank="0",tp_rank="0"} 2.0
+sglang:time_to_first_token_seconds_count{engine_type="unified",is_streaming="false",model_name="tiny"} 105.0
+sglang:time_to_first_token_seconds_count{engine_type="unified",is_streaming="true",model_name="tiny"} 170.0
+sglang:e2e_request_latency_seconds_count{engine_type="unified",is_streaming="false",model_name="tiny"} 105.0
+sglang:e2e_request_latency_seconds_count{engine_type="unified",is_streaming="true",model_name="tiny"} 168.0
+sglang:queue_time_seconds_count{engine_type="unified",model_name="tiny",moe_ep_rank="0",pp_rank="0",tp_rank="0"} 280.0
+sglang:prompt_tokens_total{engine_type="unified",is_streaming="false",model_name="tiny"} 11002.0
+sglang:prompt_tokens_total{engine_type="unified",is_streaming="true",model_name="tiny"} 17341.0
+""",
+    "0.4.9.post6": """\
+sglang:num_running_reqs{engine_type="unified",model_name="tiny",pp_rank="0",tp_rank="0"} 2.0
+sglang:prompt_tokens_total{model_name="tiny"} 27420.0
+sglang:time_to_first_token_seconds_count{model_name="tiny"} 170.0
+sglang:e2e_request_latency_seconds_count{model_name="tiny"} 169.0
+""",
+}
+
+
+@pytest.mark.parametrize(
+    ("release", "started", "finished", "prompts"), [("0.5.23", 275, 273, 28343), ("0.4.9.post6", 170, 169, 27420)]
+)
+def test_requests_count_whether_they_are_streamed_or_not(
+    release: str, started: int, finished: int, prompts: int
+) -> None:
+    scrape = facts.read(REQUESTS[release])
+    assert (scrape.started_requests, scrape.finished_requests) == (started, finished)
+    assert scrape.finished_prompt_tokens == prompts
+
+
+def test_only_endpoints_that_generate_are_counted() -> None:
+    posts = "".join(
+        f'sglang:http_{name}{{endpoint="{endpoint}",method="POST"{status}}} {value}\n'
+        for name, endpoint, status, value in (
+            ("requests_total", "/generate", "", 83.0),
+            ("requests_total", "/flush_cache", "", 7.0),
+            ("responses_total", "/generate", ',status_code="200"', 53.0),
+            ("responses_total", "/generate", ',status_code="400"', 29.0),
+            ("responses_total", "/v1/chat/completions", ',status_code="503"', 3.0),
+            ("responses_total", "/flush_cache", ',status_code="200"', 7.0),
+            ("requests_active", "/generate", "", 0.0),
+        )
+    )
+    scrape = facts.read(posts + 'sglang:http_requests_total{endpoint="/health",method="GET"} 5.0\n')
+    assert (scrape.generation_posts, scrape.generation_responses, scrape.open_requests) == (83.0, 85.0, 0.0)
+    assert (scrape.answered_requests, scrape.refused_requests) == (53.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("page", "cached"),
+    [
+        ('sglang:cached_tokens_total{cache_source="device"} 30.0\nsglang:cached_tokens_total{cache_source="host"} 5.0\n', 35.0),
+        ('sglang:cached_tokens_total{model_name="m"} 30.0\n', 30.0),
+        ("", 0.0),
+    ],
+)  # fmt: skip
+def test_cached_tokens_are_those_of_all_sources(page: str, cached: float) -> None:
+    counted = "sglang:time_to_first_token_seconds_count 4.0\nsglang:prompt_tokens_total 100.0\n"
+    assert facts.read(counted + page).finished_cached_tokens == cached

@@ -17,7 +17,7 @@ from sglang_tuning_exporter.sglang.args.flags import (
     release_of,
     releases,
 )
-from sglang_tuning_exporter.sglang.args.printed import is_secret, parse_server_args
+from sglang_tuning_exporter.sglang.args.printed import are_same_settings, is_secret, parse_server_args
 
 LOGS = Path(__file__).parent / "data" / "logs"
 PRINTED = sorted(path.stem for path in LOGS.glob("*.log") if "server_args=" in path.read_text(encoding="utf-8"))
@@ -159,3 +159,21 @@ def test_a_secret_is_in_the_table_by_name_alone() -> None:
         assert flag is not None
         assert flag.default is None
         assert is_secret(flag.arg)
+
+
+@pytest.mark.parametrize(
+    ("after", "same"),
+    [
+        ({}, True),
+        ({"random_seed": 7}, True),
+        ({"bucket_time_to_first_token": [1, 2]}, True),
+        ({"max_running_requests": None}, False),
+        ({"kv_cache_dtype": "fp8_e4m3"}, False),
+        ({"new_flag_of_a_later_release": 3}, True),
+    ],
+)
+def test_arguments_are_the_same_where_none_was_changed(after: dict[str, object], same: bool) -> None:  # noqa: FBT001 - a case
+    before: dict[str, object] = {
+        "max_running_requests": 32, "kv_cache_dtype": "auto", "random_seed": 1, "bucket_time_to_first_token": [1],
+    }  # fmt: skip
+    assert are_same_settings(before, {**before, **after}) == same

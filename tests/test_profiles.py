@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scenarios import decoding, started
-from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
-from sglang_tuning_exporter.diagnosis.findings import judge
+from sglang_tuning_exporter.core.facts import Facts
+from sglang_tuning_exporter.core.judge import judge
+from sglang_tuning_exporter.core.view import View
 from sglang_tuning_exporter.sglang.args.flags import flag_of, releases
-from sglang_tuning_exporter.state.arguments import Arguments
 from sglang_tuning_exporter.state.profiles import PROFILES
-from sglang_tuning_exporter.state.server import ServerState
+from views import Load, seen
 
 
-def past(reserve: float, **thresholds: float) -> Past:
-    state = ServerState(PROFILES["online"].with_thresholds(thresholds), 0.0)
-    for at, event in started(reserve=reserve) + decoding(0.0, 200.0):
-        state.observe(event, at)  # type: ignore[arg-type]  # the story has events alone
-    state.advance(200.0)
-    return past_of(state, 200.0)
+def server(version: str, role: str = "null") -> Any:
+    return Facts({"disaggregation_mode": role}, version=version)
+
+
+def left(gigabytes: float, **thresholds: float) -> View:
+    """A server with so much memory left, judged by the operator's own thresholds."""
+    view = seen(Load(), "online", "0.5.9", LEFT=gigabytes, BEFORE=80.0, mem_fraction_static=0.85)
+    return replace(view, profile=view.profile.with_thresholds(thresholds))
 
 
 @pytest.mark.parametrize(
@@ -53,12 +56,12 @@ def test_thresholds_that_contradict_each_other_are_named_with_the_bound(
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("version", ["0.3.6", "0.5.23"])
 def test_no_profile_contradicts_itself_in_any_edition(profile: str, version: str) -> None:
-    assert not PROFILES[profile].for_server(Arguments(version=version)).contradiction
+    assert not PROFILES[profile].for_server(server(version)).contradiction
 
 
 def test_the_first_editions_queue_does_not_overrule_a_lower_end_that_the_operator_set_above_it() -> None:
     of = PROFILES["offline"].with_thresholds({"queue_lower": 600.0})
-    older = of.for_server(Arguments(version="0.3.6"))
+    older = of.for_server(server("0.3.6"))
     assert (older.queue_lower, older.queue_upper) == (600.0, 2000.0)
 
 
@@ -68,30 +71,30 @@ def test_the_first_editions_queue_does_not_overrule_a_lower_end_that_the_operato
 def test_the_guides_reserve_is_for_servers_that_compute_prompts_and_decode(
     role: str, lower: float, upper: float
 ) -> None:
-    server, online = Arguments(version="0.5.9", args={"disaggregation_mode": role}), PROFILES["online"]
-    of = online.for_server(server)
+    one_side, online = server("0.5.9", role), PROFILES["online"]
+    of = online.for_server(one_side)
     assert (of.reserve_lower_gb, of.reserve_upper_gb) == (lower, upper)
-    own = online.with_thresholds({"reserve_lower_gb": 3.0, "reserve_upper_gb": 12.0}).for_server(server)
+    own = online.with_thresholds({"reserve_lower_gb": 3.0, "reserve_upper_gb": 12.0}).for_server(one_side)
     assert (own.reserve_lower_gb, own.reserve_upper_gb) == (3.0, 12.0)
 
 
 @given(st.floats(0.5, 40.0), st.floats(0.5, 40.0), st.floats(0.1, 60.0))
 def test_memory_advice_lies_within_the_range_in_force(lower: float, width: float, reserve: float) -> None:
     thresholds = {"reserve_least_gb": 0.05, "reserve_lower_gb": lower, "reserve_upper_gb": lower + width}
-    of = past(reserve, **thresholds)
+    of = left(reserve, **thresholds)
     assert lower < of.profile.reserve_aim_gb < lower + width
     for finding in judge(of).findings:
-        for advice in finding.advice:
-            if advice.arg != "mem_fraction_static" or not isinstance(advice.suggested, float):
+        for change in finding.changes:
+            if change.arg != "mem_fraction_static" or not isinstance(change.to, float):
                 continue
-            assert isinstance(advice.current, float)
-            assert (advice.suggested > advice.current) is (finding.diagnosis.id == "memory_reserve_too_large")
+            assert isinstance(change.now, float)
+            assert (change.to > change.now) is (finding.diagnosis == "memory_reserve_too_large")
 
 
 def test_a_reserve_below_a_raised_lower_bound_is_a_finding_that_lowers_the_fraction() -> None:
-    (finding,) = judge(past(7.0, reserve_lower_gb=8.0)).findings
-    assert finding.diagnosis.id == "memory_reserve_too_small"
-    assert [advice.suggested for advice in finding.advice] == [0.82]
+    finding = judge(left(7.0, reserve_lower_gb=8.0)).findings[0]
+    assert finding.diagnosis == "memory_reserve_too_small"
+    assert [change.to for change in finding.changes] == [0.82]
 
 
 @pytest.mark.parametrize("profile", PROFILES)
