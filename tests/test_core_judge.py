@@ -299,17 +299,26 @@ def test_replicas_in_one_server_are_better_behind_a_router(args: dict[str, Any],
 
 
 @pytest.mark.parametrize(
-    ("weights", "tp", "more", "is_found"),
-    [(10.0, 2, {}, True), (40.0, 2, {}, False), (2.2, 8, {"dp_size": 8, "enable_dp_attention": True}, False),
-     (2.2, 8, {"ep_size": 2}, False), (2.2, 2, {"pp_size": 2}, False)],
-)  # fmt: skip
+    ("weights", "tp", "usage", "more", "is_found"),
+    [
+        (10.0, 2, 0.5, {}, True),
+        (10.0, 2, 0.8, {}, False),  # a KV cache beside all weights would not hold the tokens in use
+        (40.0, 2, 0.5, {}, False),
+        (17.7, 8, 0.5, {}, False),  # one part and a draft model would fit, eight parts do not
+        (2.2, 8, 0.5, {"dp_size": 8, "enable_dp_attention": True}, False),
+        (2.2, 8, 0.5, {"ep_size": 2}, False),
+        (2.2, 2, 0.5, {"pp_size": 2}, False),
+    ],
+)
 def test_weights_that_fit_one_gpu_need_no_tensor_parallelism(
     weights: float,
     tp: int,
+    usage: float,
     more: dict[str, Any],
     is_found: bool,  # noqa: FBT001 - a case
 ) -> None:
-    assert ("data_parallel_would_fit" in ids(of(Load(), WEIGHTS=weights, BEFORE=78.0, tp_size=tp, **more))) is is_found
+    judgement = of(Load(usage=usage), WEIGHTS=weights, BEFORE=78.0, POOL_GB=50.0, tp_size=tp, **more)
+    assert ("data_parallel_would_fit" in ids(judgement)) is is_found
 
 
 @pytest.mark.parametrize(("tp", "pp", "is_found"), [(1, 1, True), (8, 1, False), (4, 2, False)])
