@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conftest import Exporter, environment, wait_for
-from sglang_tuning_exporter.state.cadence import DECODE_LOG_INTERVAL
+from sglang_tuning_exporter.core.facts import DECODE_LOG_INTERVAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from conftest import Exporter, running_exporter, wait_for
-from sglang_tuning_exporter.state.cadence import DECODE_LOG_INTERVAL
-from sglang_tuning_exporter.state.confirmation import SURVIVAL_SECONDS
+from sglang_tuning_exporter.core.facts import DECODE_LOG_INTERVAL
 
 EVENTS = "sglang_tuning_retraction_events_total"
 REQUESTS = "sglang_tuning_retracted_requests_total"
@@ -230,24 +229,6 @@ def test_without_a_state_file_what_was_in_the_log_is_not_counted(log: Log) -> No
         kill(one)
     with exporter(log) as one:
         assert one.page().value(EVENTS) == 0
-
-
-def test_a_start_that_waits_for_its_next_lines_is_counted_by_the_one_after_the_kill(log: Log, tmp_path: Path) -> None:
-    starts, startup = "sglang_tuning_server_starts_total", "sglang_tuning_log_lines_total"
-    with exporter(log, tmp_path / "state.json") as one:
-        log.start()
-        log.write(DECODE)
-        shows(one, starts, 1)
-        log.write_raw("words of somebody\n")
-        arguments = ", ".join(f"'argument_{number}': {number}" for number in range(50))
-        log.write(f"server_args={{'tp_size': 1, {arguments}}}")
-        shows(one, startup, 3, kind="startup")
-        assert one.page().value(starts) == 1
-        kill(one)
-    time.sleep(SURVIVAL_SECONDS + 0.1)  # a start takes longer than two lines that are written at once
-    with exporter(log, tmp_path / "state.json") as one:
-        log.write(LIMITS)
-        shows(one, starts, 2)
 
 
 def test_a_damaged_state_file_is_reported_and_the_exporter_starts_as_new(log: Log, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from conftest import config, wait_for
 from sglang_tuning_exporter.collect import threads
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.collect.threads import Threads
-from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.core.lines import Reader
 
 DECODE = (
     "[2025-11-20 11:40:10] Decode batch, #running-req: 2, #token: 90, token usage: 0.09, cuda graph: True, "
@@ -38,14 +38,14 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_log_is_followed_again_after_an_unexpected_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
-    read = LogReader.feed_runs
+    read = Reader.read
 
-    def fails_at_bang(reader: LogReader, block: bytes, arrived: float | None = None) -> object:
-        if b"bang" in block:
+    def fails_at_bang(reader: Reader, line: bytes) -> object:
+        if b"bang" in line:
             raise KeyError("\x1b[31mbang\nbang")
-        return read(reader, block, arrived)
+        return read(reader, line)
 
-    monkeypatch.setattr(LogReader, "feed_runs", fails_at_bang)
+    monkeypatch.setattr(Reader, "read", fails_at_bang)
     log = tmp_path / "server.log"
     log.write_text("")
     sidecar = Sidecar(config(log_file=(str(log),)))
@@ -70,7 +70,7 @@ def test_an_error_at_the_first_poll_does_not_stop_the_start_of_the_exporter(
 ) -> None:
     log = tmp_path / "server.log"
     log.write_text(DECODE)
-    monkeypatch.setattr(LogReader, "feed_runs", lambda *_: 1 / 0)
+    monkeypatch.setattr(Reader, "read", lambda *_: 1 / 0)
     sidecar = Sidecar(config(log_file=(str(log),), from_start=True))
     sidecar.start()
     monkeypatch.undo()

@@ -326,7 +326,7 @@ class Scheduler:
         if "graph" in figures:
             self.graph = bool(figures["graph"])
             if "replayed" not in self._server.by_page:
-                self._count_batches(now, *((1.0, 0.0) if self.graph else (0.0, 1.0)))
+                self._count_batches(now, *((steps, 0.0) if self.graph else (0.0, steps)))
             facts.graph_device = event.word or facts.graph_device
             name, size = ("replayed_most", running) if self.graph else ("eager_inverse", 1.0 / max(running, 1.0))
             bucket[name] = max(bucket[name], size)
@@ -967,7 +967,7 @@ class Server:
         |---|---|
         | `retraction_events` `retracted` | retraction events of the log; requests that were retracted, of the log or of the server's counter |
         | `computed` `cached` | prompt tokens: of the server's counter, else of the log; absent until one of them shows some |
-        | `replayed` `eager` | decode batches with and without a CUDA graph: all where the server counts them, else those that were logged |
+        | `replayed` `eager` | decode batches with and without a CUDA graph: all where the server counts them, else as many as the log prints a line for |
         | `SIGNAL/STATE` | seconds in each state of `STATES`, in `idle` and in `unknown` |
         """
         return self.lifetime(dp).totals()
