@@ -148,6 +148,7 @@ def page(judged: Judged, profile: Profile, against: Comparison | None = None, li
         lanes=_lanes(judged, axis) if axis is not None and shows_past else [],
         strips=list(filter(None, _strips(judged, profile, axis))) if axis is not None and shows_past else [],
         memory_parts=_memory_parts,
+        shows_memory=last is not None and "device" not in last.memory and bool(_memory_parts(last)),
     )
 
 

@@ -383,11 +383,11 @@ def grade(judged: Judged) -> str:
 def standing(judged: Judged, since: float | None, now: float) -> str:
     """Return for how long the verdict of a running server has stood, and how sure it is: `For 46 min, since 11:17:03 UTC. Confidence: high.`"""
     own, times = verdict_finding(judged), Times(judged.begin, judged.end)
-    lasted = (
-        ""
-        if since is None
-        else f"For {duration(max(now - since, 0.0))}, since {times.at(since, whole=now - since > HALF_A_DAY)} UTC."
-    )
+    lasted = ""
+    if since is not None:
+        seconds = max(now - since, 0.0)
+        begin = f"since {times.at(since, whole=seconds > HALF_A_DAY)} UTC"
+        lasted = f"For {duration(seconds)}, {begin}." if seconds >= 2 else f"{capitalised(begin)}."
     return " ".join(filter(None, (lasted, f"Confidence: {own.confidence}." if own is not None else "")))
 
 
