@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sglang_tuning_exporter.diagnosis.runbook import GUIDE_URL
+from sglang_tuning_exporter.core.runbooks import GUIDE_URL
 from sglang_tuning_exporter.state.profiles import PROFILES, THRESHOLDS
 
 ROOT = Path(__file__).parents[1]
