@@ -17,7 +17,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from alert_matrix.promtool import PRESENT, promtool
+from fuzz.promtool import PRESENT, promtool
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.mixin import files
 
@@ -215,7 +215,9 @@ def test_nothing_of_the_demo_appears_in_your_own_set_up() -> None:
 
 def test_the_demo_judges_by_clocks_as_fast_as_its_server() -> None:
     replay, rules = DEMO["services"]["replay"]["command"], DEMO["services"]["rules"]["command"]
-    assert replay[replay.index("--speed") + 1] == rules[rules.index("--time-scale") + 1] == "15"
+    assert replay[replay.index("--speed") + 1] == rules[rules.index("--time-scale") + 1] == "12"
+    waits = DEMO["services"]["exporter"]["environment"]["SGLANG_TUNING_THRESHOLD"].removeprefix("alert_wait=")
+    assert float(waits) == pytest.approx(1 / 12, rel=0.01)
     prometheus = yaml.safe_load((ROOT / "deploy" / "demo-prometheus.yml").read_text())
     assert prometheus["global"]["scrape_interval"] == prometheus["global"]["evaluation_interval"] == "1s"
     assert all(DEMO["services"][name]["depends_on"]["rules"] for name in ("prometheus", "alertmanager"))

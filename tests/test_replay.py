@@ -182,6 +182,23 @@ def test_a_loop_goes_on_with_work_and_does_not_play_the_start_again(tmp_path: Pa
     assert log.read_bytes().startswith(START_UP + work + work)
 
 
+def test_counters_go_on_from_round_to_round_of_a_loop(tmp_path: Path) -> None:
+    pages = {
+        f"metrics-{at:04}-{(NOON + at) * 1000}.prom": b"# TYPE n_total counter\nn_total %d\n# TYPE g gauge\ng %d\n"
+        % (5 + at, at)
+        for at in (0, 10)
+    }
+    counted: list[float] = []
+    begin = time.monotonic()
+    with replayed(made(TEN_SECONDS, **pages), tmp_path / "log", speed=50, loop=True) as server:
+        while not counted or counted[-1] < 35:
+            assert time.monotonic() < begin + 20, counted
+            page = dict(line.split() for line in get(server.url + "/metrics").text.splitlines() if line[0] != "#")
+            assert float(page["g"]) in (0.0, 10.0)
+            counted.append(float(page["n_total"]))
+    assert counted == sorted(counted)
+
+
 def test_a_stopped_replay_closes_its_port_and_may_be_stopped_again(tmp_path: Path) -> None:
     with replayed(made(), tmp_path / "log") as server:
         url = server.url

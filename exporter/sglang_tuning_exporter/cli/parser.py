@@ -177,7 +177,7 @@ def _add_recordings(add: Callable[..., _Parser]) -> None:
     demo = add(run.demo, "a recorded server, the exporter, Prometheus and Alertmanager, until a notification arrives")
     demo.flag("--recording DIR", "what to replay (default retract)", default="retract")
     demo.flag("--profile PROFILE", f"the exporter's profile (default {DEFAULT_PROFILE})", default=DEFAULT_PROFILE)
-    demo.flag("--speed TIMES", "how many times as fast (default 25)", type=float, default=25.0)
+    demo.flag("--speed TIMES", "how many times as fast (default 12)", type=float, default=12.0)
     demo.flag("--seconds SECONDS", "end after this long (default: on Ctrl-C)", type=float, default=0.0)
 
 

@@ -22,6 +22,7 @@ class Clock:
     """The alert of one row. `value`: True, False, or None while it is not known; times are those of the caller."""
 
     row: Row
+    factor: float = 1.0  # times `after` and `until`
     since: float | None = None  # above the limit
     calm: float | None = None  # at or below it
     known: float | None = None  # measured last
@@ -44,17 +45,17 @@ class Clock:
         self.known = now
         if holds:
             self.calm, self.since = None, begun if self.since is None else self.since
-            wait = self.row.after * (2 if hindered else 1)
+            wait = self.factor * self.row.after * (2 if hindered else 1)
             if self.firing is None and now - self.since >= wait:
                 self.firing, self.value = self.since + wait, True
             return None
         self.since, self.calm = None, now if self.calm is None else self.calm
-        if now - self.calm < self.row.until:
+        if now - self.calm < self.factor * self.row.until:
             return None
         self.value = False
         if self.firing is None:
             return None
-        alert, self.firing = self.alert(self.calm + self.row.until), None
+        alert, self.firing = self.alert(self.calm + self.factor * self.row.until), None
         return alert
 
     def alert(self, until: float | None) -> Alert:
@@ -63,10 +64,10 @@ class Clock:
 
 
 class Clocks:
-    """The clocks of all rows that have an alert."""
+    """The clocks of all rows that have an alert; `factor`: a profile's `alert_wait`."""
 
-    def __init__(self) -> None:
-        self.by_row = {row.id: Clock(row) for row in ROWS if row.alert}
+    def __init__(self, factor: float = 1.0) -> None:
+        self.by_row = {row.id: Clock(row, factor) for row in ROWS if row.alert}
 
     def pass_on(self, measured: Measured, server: Server, now: float, pause: float = UNKNOWN_SECONDS) -> list[Alert]:
         """Take what was measured; return the alerts that end."""

@@ -89,7 +89,7 @@ class Course:
         self._profile = profile
         self._step: float | None = None  # the next one
         self._counted = 0.0  # serving seconds that are credited to rows
-        self._clocks = Clocks()
+        self._clocks = Clocks(profile.alert_wait)
         self._alerts: list[Alert] = []
         self._marked: Totals = Totals()
         self._last_batch: float | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 import threading
 import time
@@ -25,6 +26,9 @@ _LONGEST_LOG_BYTES = 32 << 20  # above this a new round starts with an empty fil
 _JSON = "application/json"
 _NOT_FOUND: Answer = (404, _JSON, b'{"detail":"Not Found"}')
 _ANY_PORT = Address("127.0.0.1", 0)
+_CUMULATIVE_TYPE = re.compile(rb"^# TYPE (\S+) (?:counter|histogram|summary)\s*$", re.MULTILINE)
+_SAMPLE = re.compile(rb"^(?P<series>(?P<name>[\w:]+)(?:\{.*\})?) (?P<value>\d[\d.e+-]*)", re.MULTILINE)
+_MEMBER = re.compile(rb"_(?:bucket|sum|count)$")
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -46,8 +50,8 @@ def packaged(name: str) -> Path:
 class ReplayServer(HTTPServer):
     """Serves a recording over HTTP and lets its log grow, `speed` recorded seconds per second.
 
-    With `loop` it starts again at the end, from the moment the server was ready, with the first counter values. Without,
-    the last scrape is still served and the log is quiet.
+    With `loop` it starts again at the end, from the moment the server was ready, with counters that go on: counters that begin again
+    would show a restart. Without, the last scrape is still served and the log is quiet.
     `position_seconds`: recorded seconds since the server was ready, of this round; `finished`: the recording has been played to its end;
     `failure`: why the log cannot be written any more, such as a full disk. Raises `UsageError` for an invalid speed, and where the log
     or the port cannot be opened.
@@ -78,6 +82,8 @@ class ReplayServer(HTTPServer):
         self.finished = False
         self.failure: OSError | None = None
         self._written = 0
+        self._rounds = 0  # that have ended
+        self._round_gains = gains_of(recording) if loop else {}
         self._stopping = threading.Event()
         self._player = threading.Thread(target=self._play, name="replay-log", daemon=True)
 
@@ -108,6 +114,7 @@ class ReplayServer(HTTPServer):
                 began = time.monotonic()
                 # The start is not repeated: that would show a server that restarts every few minutes.
                 self._written = self.recording.count_lines_until(0.0)
+                self._rounds += 1
                 position = 0.0
                 if self._log.tell() > _LONGEST_LOG_BYTES:
                     self._log.truncate(0)
@@ -124,6 +131,19 @@ class ReplayServer(HTTPServer):
             self.failure = error
         self.position_seconds = position
 
+    def _gone_on(self, page: bytes) -> bytes:
+        """Return a page with the counters of the rounds before."""
+        if not self._rounds:
+            return page
+
+        def more(match: re.Match[bytes]) -> bytes:
+            gain = self._round_gains.get(match["series"])
+            if gain is None:
+                return match[0]
+            return b"%b %b" % (match["series"], repr(float(match["value"]) + self._rounds * gain).encode())
+
+        return _SAMPLE.sub(more, page)
+
     def answer(self, path: str, body: bytes | None) -> Answer | None:  # noqa: ARG002 - no endpoint takes a body
         """Return the recorded server's answer; None while it was down."""
         phase = self.recording.phase_at(self.position_seconds)
@@ -132,7 +152,7 @@ class ReplayServer(HTTPServer):
         match path:
             case "/metrics":
                 scrape = self.recording.scrape_at(self.position_seconds)
-                return _NOT_FOUND if scrape is None else (200, _EXPOSITION, scrape.text)
+                return _NOT_FOUND if scrape is None else (200, _EXPOSITION, self._gone_on(scrape.text))
             case "/health" | "/health_generate":
                 return (200 if phase == "ready" else 503, _JSON, b"")
             case "/server_info" | "/get_server_info":
@@ -142,6 +162,24 @@ class ReplayServer(HTTPServer):
                 return (200, _JSON, _models(self.recording))
             case _:
                 return _NOT_FOUND
+
+
+def gains_of(recording: Recording) -> dict[bytes, float]:
+    """Return what every counter gains from the moment the server was ready to the end of a recording."""
+    first, last = recording.scrape_at(0.0), recording.scrape_at(recording.length_seconds)
+    begin, end = (_counters(scrape.text) if scrape is not None else {} for scrape in (first, last))
+    return {series: value - begin.get(series, 0.0) for series, value in end.items()}
+
+
+def _counters(page: bytes) -> dict[bytes, float]:
+    """Return the values of all cumulative series of a page."""
+    families = set(_CUMULATIVE_TYPE.findall(page))
+    found = {}
+    for match in _SAMPLE.finditer(page):
+        name = match["name"]
+        if name in families or _MEMBER.sub(b"", name) in families or name.endswith(b"total_retracted_reqs"):
+            found[match["series"]] = float(match["value"])
+    return found
 
 
 def _models(recording: Recording) -> bytes:

@@ -84,7 +84,8 @@ class Process:
 class Stack:
     """Everything between an SGLang (real, recorded or fake) and a person.
 
-    `time_scale` divides every duration in rules and grouping, for a recording that is replayed faster.
+    `time_scale` divides every duration in rules and grouping, and what the exporter waits until an alert begins or ends, for a recording
+    that is replayed faster.
     """
 
     def __init__(
@@ -154,6 +155,7 @@ class Stack:
         command += ["--listen-address", self.exporter_url.removeprefix("http://")]
         command += ["--sglang-url", self._sglang_url] if self._sglang_url else []
         command += ["--log-file", str(self._log_file)] if self._log_file else []
+        command += ["--threshold", f"alert_wait={1 / self._time_scale:.6g}"] if self._time_scale != 1.0 else []
         self._launch("exporter", command, f"{self.exporter_url}/-/ready")
 
     def _write_rules(self) -> None:

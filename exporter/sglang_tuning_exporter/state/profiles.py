@@ -70,6 +70,7 @@ class Profile:
     reserve_aim_gb: float = 6.5  # the middle of 5-8 GB
     reserve_least_gb: float = 1.0  # below it the next allocation may fail
     frequent_share: float = 0.5  # "frequently": more than half of the serving time of the window
+    alert_wait: float = 1.0  # times as long must a condition hold, and be over, until its alert begins and ends
     window_seconds: float = 600.0
     enough_serving_seconds: float = 20.0
     enough_observations: int = 10
