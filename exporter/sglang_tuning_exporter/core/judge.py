@@ -753,6 +753,8 @@ def _worded(row: Row, measured: Measured, changes: tuple[Change, ...], because: 
     sentence = (
         fill(seen, figures).replace("{value}", value).replace("{s}", "" if value in {"1", "at least one"} else "s")
     )
+    if row.id == "scheduler_stuck" and view.stuck is not None:
+        sentence = view.stuck.sentence
     confidence = confidence_of(view)
     notes = list(_notes(row, view))
     if row.id == "admission_too_conservative" and view.facts.may_reserve_in_full:

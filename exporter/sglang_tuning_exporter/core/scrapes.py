@@ -234,8 +234,8 @@ class Stuck:
         """What is seen."""
         waiting = f" ({self.requests:.0f} requests)" if self.requests else ""
         if self.is_pause:
-            return f"The server has been paused by /pause_generation for {self.seconds:.0f} s{waiting}."
-        return f"The {self.stage} hangs: {_STAGE_WORDS[self.stage]} for {self.seconds:.0f} s{waiting}."
+            return f"the server has been paused by /pause_generation for {self.seconds:.0f} s{waiting}"
+        return f"the {self.stage} hangs: {_STAGE_WORDS[self.stage]} for {self.seconds:.0f} s{waiting}"
 
 
 @dataclass(slots=True)
@@ -260,8 +260,10 @@ class Progress:
     _pauses: tuple[float, float] | None = None
     _shown: tuple[tuple[float | None, ...], ...] = field(default=())
 
-    def take(self, page: Scrape, gains: Gains, *, logged_steps: float, speculates: bool, now: float) -> None:
-        """Take a page. `logged_steps`: decode steps that the log shows since the page before."""
+    def take(
+        self, page: Scrape, gains: Gains, *, logged_steps: float, speculates: bool, interval: float, now: float
+    ) -> None:
+        """Take a page. `logged_steps`: decode steps that the log shows since the page before; `interval`: --stream-interval."""
         if gains.restarted:
             self.forget()
         if page.posted_requests is not None:
@@ -287,7 +289,7 @@ class Progress:
         if (
             self.proven_at is None
             and works
-            and self._steps >= (SPECULATED_STEPS if speculates else STEPS_TO_OUTPUT) + 40.0
+            and self._steps >= max(SPECULATED_STEPS if speculates else STEPS_TO_OUTPUT, 1.2 * interval) + 40.0
         ):
             self.proven_at = now
         waits = bool(page.open_requests) and not excused

@@ -911,8 +911,9 @@ class Server:
                 scheduler.count_gained(rank.gained, now)
                 scheduler.see(self._complete(rank, gains), now)
         self.progress.take(
-            page, gains, logged_steps=self._logged_steps, speculates=self.facts.is_on("speculative_algorithm"), now=now
-        )
+            page, gains, logged_steps=self._logged_steps, speculates=self.facts.is_on("speculative_algorithm"),
+            interval=self.facts.size("stream_interval") or 0.0, now=now,
+        )  # fmt: skip
         self._logged_steps = 0.0
         if gains.progress:
             self._work_on(now)

@@ -1,0 +1,439 @@
+"""Which stage of a server hangs: pages and log lines in, the stage or nothing out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.scrapes import Stuck
+from sglang_tuning_exporter.core.watch import Watch
+from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
+from sglang_tuning_exporter.sglang.metrics import page_figures
+from sglang_tuning_exporter.sglang.server_info import ServerInfo
+from sglang_tuning_exporter.state.profiles import PROFILES
+from test_core_course import BEGIN, decode, prefill, stamp, start
+
+STEP = 5.0
+
+
+@dataclass
+class Server:
+    """A server whose stages can be stopped; `new` releases count passes and open requests, old ones only generated tokens."""
+
+    new: bool = True
+    logs: bool = True
+    now: float = 20.0
+    running: float = 24.0
+    queued: float = 0.0
+    open: float = 24.0
+    sent: float = 1000.0
+    scheduled: float = 5000.0
+    passes: float = 100.0
+    aborted: float = 0.0
+    grammar: float = 0.0
+    pauses: float = 0.0
+    resumptions: float = 0.0
+    queues: dict[str, float] = field(default_factory=dict)
+    figures: float = 0.0  # what makes the gauges differ from page to page
+
+    def __post_init__(self) -> None:
+        self.watch, self.reader = Watch(PROFILES["online"], BEGIN, reads=True, scrapes=True), Reader()
+        self.stages: list[tuple[float, str]] = []
+
+    def says(self, *lines: str) -> None:
+        for line in lines:
+            for event in self.reader.read(line.encode()):
+                self.watch.take(event)
+
+    def page(self) -> Scrape:
+        rank = RankFigures(
+            None,
+            running=self.running,
+            queued=self.queued,
+            grammar_queued=self.grammar,
+            full_usage=0.5,
+            used_tokens=self.figures,
+            generation_throughput=100.0 + self.figures if self.running else 0.0,
+            queues=dict(self.queues),
+        )
+        if self.new:
+            rank.graph_passes, rank.eager_passes = self.passes, 0.0
+        return Scrape(
+            [rank],
+            progress=self.sent + (self.scheduled if self.new else 0.0),
+            sent=self.sent,
+            scheduled=self.scheduled if self.new else None,
+            aborted_requests=self.aborted,
+            open_requests=self.open if self.new else None,
+            posted_requests=100.0 + self.pauses + self.resumptions,
+            pauses=self.pauses,
+            resumptions=self.resumptions,
+        )
+
+    @property
+    def stuck(self) -> Stuck | None:
+        return self.watch.view(BEGIN + self.now).stuck
+
+    def tick(self, times: int = 1) -> None:
+        """Let time pass without anything being done."""
+        for _ in range(times):
+            self.now += STEP
+            self.watch.scrape(self.page(), BEGIN + self.now)
+            stuck = self.stuck
+            self.stages.append((self.now, "" if stuck is None else stuck.stage))
+
+    def computes(self, steps: float = 40.0) -> None:
+        """The scheduler decodes."""
+        self.scheduled += 200.0
+        self.passes += steps
+        self.figures += 1.0
+        if self.logs:
+            self.says(decode(self.now, int(self.running), int(self.queued)))
+
+    def serves(self, seconds: float = 60.0) -> None:
+        for _ in range(int(seconds / STEP)):
+            self.computes()
+            self.sent += 150.0
+            self.tick()
+
+    @property
+    def found(self) -> tuple[float, str]:
+        """When a hang was found first, and its stage."""
+        return next(((at, stage) for at, stage in self.stages if stage), (0.0, ""))
+
+
+@pytest.fixture(params=["new", "old"])
+def server(request: pytest.FixtureRequest) -> Server:
+    made = Server(new=request.param == "new")
+    made.serves()
+    return made
+
+
+def test_a_server_that_serves_hangs_nowhere(server: Server) -> None:
+    server.serves(600)
+    assert server.found == (0.0, "")
+
+
+def test_a_detokenizer_that_sends_nothing_while_the_scheduler_decodes_is_found_within_ninety_seconds(
+    server: Server,
+) -> None:
+    begin = server.now
+    for _ in range(20):
+        server.computes()
+        server.tick()
+    at, stage = server.found
+    assert (stage, at - begin <= 90) == ("detokenizer", True)
+
+
+def test_a_scheduler_that_stands_still_under_load_is_found_within_ninety_seconds(server: Server) -> None:
+    begin = server.now
+    server.tick(20)
+    at, stage = server.found
+    assert (stage, 60 <= at - begin <= 90) == ("scheduler", True)
+
+
+def test_a_detokenizer_is_found_after_the_scheduler_has_done_all_there_was_to_do() -> None:
+    server = Server(logs=False)
+    server.serves()
+    begin = server.now
+    server.computes(steps=20)
+    server.tick()
+    server.running = 0.0
+    server.tick(20)
+    at, stage = server.found
+    assert (stage, at - begin <= 90) == ("detokenizer", True)
+
+
+def test_a_detokenizer_that_hangs_is_found_though_its_clients_give_up_again_and_again(server: Server) -> None:
+    begin = server.now
+    for number in range(24):
+        if number % 6 == 0:
+            server.aborted += 24.0
+        if number % 6 in {1, 2, 3, 4}:
+            server.computes()
+        server.tick()
+    at, stage = server.found
+    assert (stage, at - begin <= 90) == ("detokenizer", True)
+
+
+def test_a_hang_ends_with_the_first_token(server: Server) -> None:
+    for _ in range(20):
+        server.computes()
+        server.tick()
+    before = server.stages[-1][1]
+    server.serves(STEP)
+    assert (before, server.stages[-1][1]) == ("detokenizer", "")
+
+
+def test_a_restart_ends_a_hang(server: Server) -> None:
+    server.tick(20)
+    before = server.stages[-1][1]
+    server.watch.lose("connection_refused", "nothing listens", BEGIN + server.now)
+    server.says(*start(server.now))
+    server.now += STEP
+    assert (before, server.stuck) == ("scheduler", None)
+
+
+def test_the_finding_names_stage_seconds_and_requests() -> None:
+    server = Server()
+    server.serves()
+    for _ in range(15):
+        server.computes()
+        server.tick()
+    judgement = server.watch.judge(BEGIN + server.now)
+    assert judgement.verdict == "scheduler_stuck"
+    assert judgement.findings[0].sentence == (
+        "the detokenizer hangs: tokens are generated and not sent for 75 s (24 requests)"
+    )
+
+
+# What is no hang
+
+
+def test_a_long_prompt_in_prefill(server: Server) -> None:
+    server.running, server.queued = 0.0, 1.0
+    for _ in range(60):
+        server.scheduled += 8192.0
+        server.figures += 1.0
+        server.says(prefill(server.now, 8192, running=0, queue=1))
+        server.tick()
+    assert server.found == (0.0, "")
+
+
+def test_health_checks_of_an_idle_server(server: Server) -> None:
+    server.running = server.open = 0.0
+    for _ in range(120):
+        server.scheduled += 3.0  # the counters of the scheduler move, and none of what is sent
+        server.tick()
+    assert server.found == (0.0, "")
+
+
+def test_counters_that_the_scheduler_updates_late() -> None:
+    server = Server()
+    server.serves()
+    server.running = server.open = 0.0
+    server.computes(
+        steps=39
+    )  # they are written every forty steps: those of a load that is over may come with the next check
+    server.tick(120)
+    assert server.found == (0.0, "")
+
+
+def test_answers_that_come_now_and_then(server: Server) -> None:
+    for number in range(60):  # every request sends its tokens after fifty steps, streamed or not
+        server.computes(steps=10)
+        if number % 5 == 4:
+            server.sent += 50.0
+        server.tick()
+    assert server.found == (0.0, "")
+
+
+def test_clients_that_all_left(server: Server) -> None:
+    server.aborted += 24.0
+    server.running = server.open = 0.0
+    server.tick(60)
+    assert server.found == (0.0, "")
+
+
+def test_clients_that_give_up_before_the_first_tokens_are_due(server: Server) -> None:
+    server.logs = False
+    for _ in range(60):
+        server.computes(steps=20)
+        server.aborted += 24.0
+        server.tick()
+    assert server.found == (0.0, "")
+
+
+def test_a_grammar_that_is_compiled(server: Server) -> None:
+    server.running, server.open, server.grammar = 0.0, 2.0, 2.0
+    server.tick(60)
+    assert server.found == (0.0, "")
+
+
+@pytest.mark.parametrize("queue", ["bootstrap", "prealloc", "transfer", "inflight"])
+def test_requests_that_wait_for_the_other_server_of_a_pair(server: Server, queue: str) -> None:
+    server.running, server.open, server.queues = 0.0, 8.0, {queue: 8.0}
+    server.tick(60)
+    assert server.found == (0.0, "")
+
+
+# A pause that was asked for
+
+
+def test_a_paused_server_hangs_nowhere_for_ten_minutes(server: Server) -> None:
+    server.pauses += 1.0  # new weights are loaded
+    server.tick(60)
+    server.resumptions += 1.0
+    server.tick(10)  # the first tokens come some time after it continues
+    server.serves(300)
+    assert server.found == (0.0, "")
+
+
+def test_a_pause_that_nobody_ends_is_a_hang_after_ten_minutes(server: Server) -> None:
+    begin = server.now
+    server.pauses += 1.0
+    server.tick(150)
+    at, stage = server.found
+    assert (stage, at - begin) == ("scheduler", 605)
+    assert server.stuck is not None
+    assert server.stuck.sentence == "the server has been paused by /pause_generation for 745 s (24 requests)"
+
+
+def test_a_server_that_hangs_after_a_pause_is_found(server: Server) -> None:
+    server.pauses += 1.0
+    server.tick()
+    server.resumptions += 1.0
+    server.tick(20)
+    assert server.found[1] == "scheduler"
+
+
+def test_a_pause_is_known_at_the_first_page() -> None:
+    server = Server(pauses=3.0, resumptions=2.0)
+    server.tick(20)
+    assert server.found == (0.0, "")
+
+
+def test_a_forged_pause_hides_no_hang() -> None:
+    server = Server()
+    server.serves()
+    server.says(f'{stamp(server.now)}INFO:     127.0.0.1:48044 - "POST /pause_generation HTTP/1.1" 200 OK')
+    server.tick(20)
+    assert server.found[1] == "scheduler"
+
+
+# Health checks of the exporter's own: where requests are open and no figure changes
+
+
+def waits(server: Server, seconds: float, *, answered: bool | None) -> int:
+    """Let time pass, and checks be made as the sidecar makes them, each ten seconds long; return how many."""
+    asked, last = 0, -100.0
+    for _ in range(int(seconds / STEP)):
+        server.tick()
+        now = BEGIN + server.now
+        if server.now - last >= 25.0 and server.watch.server.progress.is_suspicious(now):
+            asked, last = asked + 1, server.now
+            if answered is not None:
+                server.watch.check_health(now if answered else now + 10.0, answered=answered, lasted=10.0)
+    return asked
+
+
+def idle() -> Server:
+    """An old release without a log: its clients give up, and no figure shows why."""
+    server = Server(new=False, logs=False)
+    server.serves()
+    server.running = 0.0
+    server.tick()
+    server.aborted += 3.0
+    return server
+
+
+def test_a_scheduler_that_stopped_while_it_was_idle_is_found_by_health_checks() -> None:
+    server = idle()
+    assert waits(server, 120, answered=False) >= 3
+    assert server.found[1] == "scheduler"
+
+
+def test_a_check_that_is_answered_ends_the_suspicion() -> None:
+    server = idle()
+    assert (waits(server, 3600, answered=True), server.found[1]) == (1, "")
+
+
+def test_a_server_without_such_a_check_is_not_judged_by_it() -> None:
+    server = idle()
+    waits(server, 600, answered=None)
+    assert server.found[1] == ""
+
+
+def test_an_idle_server_is_never_asked(server: Server) -> None:
+    server.running = server.open = 0.0
+    assert waits(server, 3600, answered=True) == 0
+
+
+def test_requests_that_wait_outside_of_all_stages_are_no_hang() -> None:
+    server = Server(logs=False)
+    server.serves()
+    server.running, server.open = 0.0, 1.0  # a tokenizer that fetches an image, and a token is generated on demand
+    assert waits(server, 300, answered=True) > 3
+    assert server.found == (0.0, "")
+
+
+# Pages
+
+
+@pytest.mark.parametrize(
+    ("page", "sent"),
+    [
+        (
+            "sglang:generation_tokens_total 10\nsglang:num_running_reqs 3\n",
+            None,
+        ),  # before 0.4.3: counted when a request ends
+        ("sglang:generation_tokens_total 10\nsglang:inter_token_latency_seconds_count 5\n", 15),
+    ],
+)
+def test_tokens_that_were_sent_are_counted_where_the_release_counts_them_at_once(page: str, sent: float | None) -> None:
+    assert page_figures.read(page).sent == sent
+
+
+def test_only_requests_that_generate_are_open() -> None:
+    page = "".join(
+        f'sglang:http_requests_active{{endpoint="{endpoint}",method="{method}"}} {count}\n'
+        for endpoint, method, count in (
+            ("/generate", "POST", 3),
+            ("/v1/chat/completions", "POST", 4),
+            ("/metrics", "GET", 1),
+            ("/update_weights_from_disk", "POST", 1),
+            ("/health_generate", "GET", 2),
+        )
+    )
+    assert page_figures.read(page).open_requests == 7
+
+
+# A silent log
+
+
+def test_while_lines_come_the_log_is_not_silent(server: Server) -> None:
+    server.serves(600)
+    assert (server.watch.silent_log_seconds(BEGIN + server.now) or 0.0) <= STEP
+
+
+def test_it_is_silent_while_tokens_come_without_a_line_and_no_more_with_the_next_one(server: Server) -> None:
+    server.logs = False
+    server.serves(300)
+    before = server.watch.silent_log_seconds(BEGIN + server.now) or 0.0
+    server.tick(3)
+    server.logs = True
+    server.computes()
+    assert (before > 200, server.watch.silent_log_seconds(BEGIN + server.now)) == (True, 0.0)
+
+
+def test_a_night_without_load_after_the_last_line_is_no_silence(server: Server) -> None:
+    server.logs = False
+    server.serves(STEP)  # the last steps of a load print no line
+    server.running = server.open = 0.0
+    server.tick(1000)
+    assert (server.watch.silent_log_seconds(BEGIN + server.now) or 0.0) <= 2 * STEP
+
+
+def test_retractions_are_no_batch_lines(server: Server) -> None:
+    server.logs = False
+    for _ in range(60):  # with --log-level warning SGLang prints nothing else
+        server.says(f"{stamp(server.now)}KV cache pool is full. Retract requests. #retracted_reqs: 5")
+        server.serves(STEP)
+    assert (server.watch.silent_log_seconds(BEGIN + server.now) or 0.0) > 200
+
+
+# What counts of other findings during a hang, and the setting that delays tokens
+
+
+def test_a_stream_interval_of_a_thousand_steps_is_waited_for() -> None:
+    server = Server()
+    server.watch.inform(ServerInfo("0.5.23", {"stream_interval": 1000}))
+    server.serves()
+    for number in range(60):
+        server.computes(steps=40)
+        if number % 25 == 24:
+            server.sent += 1000.0
+        server.tick()
+    assert server.found == (0.0, "")
