@@ -299,7 +299,7 @@ def test_prompt_tokens_are_those_of_the_counters_where_the_server_has_them() -> 
 
 def test_decode_batches_are_those_that_were_logged_where_the_server_does_not_count_them() -> None:
     counts = served().watch.server.rank_counts(None)
-    assert (counts["replayed"], counts["eager"]) == (30, 0)
+    assert (counts["replayed"], counts["eager"]) == (30 * 40, 0)
 
 
 def test_decode_batches_of_the_last_ten_minutes_by_the_counters() -> None:
@@ -378,7 +378,7 @@ def test_a_server_that_is_away_shows_no_present_figures_and_keeps_its_counts() -
     scheduler = beside.watch.server.schedulers[None]
     assert (scheduler.running, scheduler.queued, scheduler.usages) == (None, None, {})
     assert scheduler.moment(BEGIN + 76).activity == "unknown"
-    assert beside.watch.server.rank_counts(None)["replayed"] == 30
+    assert beside.watch.server.rank_counts(None)["replayed"] == 30 * 40
 
 
 # Ends and starts
