@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from sglang_tuning_exporter.core.course import Course
 from sglang_tuning_exporter.core.findings import Judged
 from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.sglang.server_info import ServerInfo
 from sglang_tuning_exporter.state.profiles import PROFILES
-from test_core_course import ARGUMENTS, decode, finding, found, judged, load, prefill, retraction, stamp, start
+from test_core_course import ARGUMENTS, BEGIN, decode, finding, found, judged, load, prefill, retraction, stamp, start
 
 MINUTES = 200
 
@@ -369,6 +370,14 @@ def restarted(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 )
 def test_what_was_seen_under_other_settings_is_no_finding(after: dict[str, Any], is_found: bool) -> None:  # noqa: FBT001 - a case
     assert ("running_at_limit" in found(judged(restarted({}, after)))) is is_found
+
+
+def test_live_nothing_is_said_right_after_a_change() -> None:
+    reader, watch = Reader(), Watch(PROFILES["online"], BEGIN, reads=True, scrapes=False)
+    for line in restarted({}, {"max_running_requests": 256})[:-60]:
+        for event in reader.read(line.encode()):
+            watch.take(event)
+    assert watch.judge(BEGIN + 651).verdict == "not_enough_data"
 
 
 def test_asking_a_server_again_for_what_it_is_changes_nothing() -> None:
