@@ -86,10 +86,6 @@ test: system install ## every test, with real Prometheus, Alertmanager and Chrom
 truth: install ## the product from outside: every case by every way in, beside its truth; TRUTH="guide --way report --wrong"
 	$(BIN)/python -m truth $(TRUTH)
 
-.PHONY: test-rules
-test-rules: system install ## every alert under every scraper, by promtool; RULES="--only QueueTooLong --scrape 15 60"
-	$(BIN)/python -m alert_matrix $(RULES)
-
 .PHONY: test-real
 test-real: system install ## the advice followed on a real SGLang (on a CPU), 25 to 30 minutes
 	$(BIN)/python -m closed_loop run $(REAL)

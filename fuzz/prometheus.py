@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from alert_matrix.promtool import promtool
+from fuzz.promtool import promtool
 from sglang_tuning_exporter.recordings.stack import LOOPBACK, Process, free_port, program
 
 CLASSIC = "text/plain; version=0.0.4; charset=utf-8"

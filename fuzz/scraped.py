@@ -15,9 +15,9 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from alert_matrix.promtool import PRESENT
 from fuzz import words
 from fuzz.prometheus import Prometheus, prometheus, unreadable
+from fuzz.promtool import PRESENT
 from fuzz.sidecars import settings
 from fuzz.targets import TARGETS
 from sglang_tuning_exporter.collect.sidecar import Sidecar

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from alert_matrix.promtool import promtool
 from conftest import config
+from fuzz.promtool import promtool
 from sglang_tuning_exporter.collect.scrape import Outcome, ScrapeError
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.serve.metrics import collect

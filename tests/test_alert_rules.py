@@ -1,9 +1,8 @@
-"""`promtool` runs every scenario of alerts/tests on the alert rules; each alert has all annotations that a person needs."""
+"""The alert rules: one for each diagnosis that somebody is called for, all of one form, with texts that name figure, limit and flag."""
 
 from __future__ import annotations
 
-import shutil
-from collections import Counter
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,120 +10,239 @@ from typing import Any
 import pytest
 import yaml
 
-from alert_matrix.promtool import promtool
-from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
+from fuzz.promtool import promtool
+from rule_stories import Alert, shown
+from sglang_tuning_exporter.core.rows import BY_ID, ROWS
+from sglang_tuning_exporter.core.runbooks import BY_ALERT, PROMETHEUS
+from sglang_tuning_exporter.mixin import alerts
+from sglang_tuning_exporter.mixin.annotations import Links
+from sglang_tuning_exporter.serve.metrics import reference_sections
 
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-ALERTS = Path(__file__).parents[1] / "alerts"
-RULE_FILE = ALERTS / "rules" / "sglang-tuning.rules.yml"
-SCENARIO_FILES = sorted((ALERTS / "tests").glob("*.yml"))
-GROUPS: list[dict[str, Any]] = yaml.safe_load(RULE_FILE.read_text())["groups"]
-RULES: dict[str, dict[str, Any]] = {
-    rule["alert"]: rule for group in GROUPS for rule in group["rules"] if "alert" in rule
-}
+ROOT = Path(__file__).parents[1]
+RULES = "alerts/rules/sglang-tuning.rules.yml"
+TEXT = (ROOT / RULES).read_text(encoding="utf-8")
+GROUPS: list[dict[str, Any]] = yaml.safe_load(TEXT)["groups"]
+ALL: list[dict[str, Any]] = [rule for group in GROUPS for rule in group["rules"]]
+ALERTS: dict[str, dict[str, Any]] = {rule["alert"]: rule for rule in ALL if "alert" in rule}
+THIN = sorted(name for name, row in BY_ALERT.items() if row not in PROMETHEUS)
+FORM = """\
+last_over_time(sglang_tuning_condition{diagnosis="%s"}[15m])
+and last_over_time(sglang_tuning_alert{diagnosis="%s"}[15m]) == 1"""
+
+
+def test_prometheus_accepts_the_rules_at_every_clock(tmp_path: Path) -> None:
+    for scale in (1.0, 7.5, 1000.0):
+        (tmp_path / "rules.yml").write_text(alerts.files(scale)[RULES])
+        checked = promtool("check", "rules", tmp_path / "rules.yml")
+        assert checked.status == 0, checked.words
+
+
+def test_each_diagnosis_that_is_a_warning_or_worse_has_an_alert() -> None:
+    assert [row.id for row in ROWS if row.severity != "info" and not row.alert] == []
+    assert set(ALERTS) == set(BY_ALERT)
+    assert {name: rule["labels"] for name, rule in ALERTS.items()} == {
+        name: {"severity": row.severity} for name, row in BY_ALERT.items()
+    }
+
+
+@pytest.mark.parametrize("name", THIN)
+def test_a_rule_asks_for_what_the_exporter_decided_and_for_nothing_else(name: str) -> None:
+    rule, row = ALERTS[name], BY_ALERT[name]
+    assert rule["expr"] == FORM % (row.id, row.id)
+    assert not {"for", "keep_firing_for"} & set(rule)
+
+
+def test_a_group_is_small_because_its_rules_are_evaluated_one_after_the_other() -> None:
+    assert max(sum("alert" in rule for rule in group["rules"]) for group in GROUPS) <= 14
+
+
+def test_every_series_of_a_rule_is_exposed_or_recorded() -> None:
+    named = {name for rule in ALL for name in re.findall(r"[a-z:]*sglang_tuning[\w:]*", rule["expr"])}
+    exposed = {family.sample_name for families in reference_sections().values() for family in families}
+    assert named - exposed - {rule["record"] for rule in ALL if "record" in rule} == set()
+
+
+def test_every_recorded_series_has_a_reader() -> None:
+    readers = "".join(
+        path.read_text(encoding="utf-8") for folder in ("dashboards", "deploy") for path in (ROOT / folder).rglob("*.*")
+    )
+    recorded = [rule["record"] for rule in ALL if "record" in rule]
+    assert len(set(recorded)) == len(recorded) == 5
+    assert [name for name in recorded if name not in readers and not any(name in rule["expr"] for rule in ALL)] == []
+
+
+def test_the_sentence_of_the_guide_stands_above_each_alert() -> None:
+    lines = TEXT.splitlines()
+    above = {line.split(": ")[1]: lines[n - 1] for n, line in enumerate(lines) if line.startswith("      - alert: ")}
+    for name in THIN:
+        words = above[name].removeprefix("      # ")
+        assert words.startswith(BY_ALERT[name].guide.partition("{")[0])
+        assert "{" not in words
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_an_alert_asks_at_most_two_queries_for_its_texts(name: str) -> None:
+    words = "".join(ALERTS[name]["annotations"].values())
+    assert words.count("| query") <= 2
+    assert "sglang:" not in words
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_an_alert_says_what_is_wrong_what_to_do_and_when_that_will_not_help(name: str) -> None:
+    notes = ALERTS[name]["annotations"]
+    assert all(notes[key].strip() for key in ("title", "summary", "description", "advice", "will_not_help"))
+    assert "{{" not in notes["summary"]
+
+
+def test_without_an_address_there_is_no_link() -> None:
+    assert not any(key.endswith("_url") for rule in ALERTS.values() for key in rule["annotations"])
+
+
+# --- texts, as promtool renders them ------------------------------------------------------------------------------------
+
+TARGET = 'job="sglang", instance="gpu1:9741"'
+
+
+def about(diagnosis: str, value: float, limit: float, target: str = TARGET) -> dict[str, str]:
+    """Give the series of a diagnosis that fires: eleven minutes of one value."""
+    return {
+        f'sglang_tuning_{name}{{{target}, diagnosis="{diagnosis}"}}': f"{figure:g}x20"
+        for name, figure in (("condition", value), ("condition_limit", limit), ("alert", 1))
+    }
+
+
+def advised(diagnosis: str, since: float, target: str = TARGET, **labels: str) -> dict[str, str]:
+    words = ", ".join(f'{name}="{text}"' for name, text in labels.items() if text)
+    return {
+        f'sglang_tuning_advice_timestamp_seconds{{{target}, diagnosis="{diagnosis}", {words}}}': f"{since:g}x20",
+    }
+
+
+def alert(series: dict[str, str], name: str, directory: Path) -> Alert:
+    [found] = shown(ROOT / RULES, series, [name], directory)[name]
+    return found
 
 
 @cache
-def scenarios(path: Path) -> list[dict[str, Any]]:
-    tests: list[dict[str, Any]] = yaml.load(path.read_text(), Loader=LOADER)["tests"]
-    return tests
+def every_alert(directory: Path) -> dict[str, list[Alert]]:
+    series: dict[str, str] = {}
+    for name in THIN:
+        series |= about(BY_ALERT[name].id, 0.75, 0.5)
+    return shown(ROOT / RULES, series, THIN, directory)
 
 
-@cache
-def cases() -> tuple[Counter[str], Counter[str]]:
-    """Count, for every alert, the moments at which it must fire and those at which it must not."""
-    firing: Counter[str] = Counter()
-    silent: Counter[str] = Counter()
-    for path in SCENARIO_FILES:
-        for scenario in scenarios(path):
-            for case in scenario.get("alert_rule_test", []):
-                (firing if case.get("exp_alerts") else silent)[case["alertname"]] += 1
-    return firing, silent
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Alert]]:
+    return every_alert(tmp_path_factory.mktemp("texts"))
 
 
-def test_prometheus_accepts_the_rules() -> None:
-    checked = promtool("check", "rules", RULE_FILE)
-    assert checked.status == 0, checked.words
+@pytest.mark.parametrize("name", THIN)
+def test_every_text_of_an_alert_is_rendered(name: str, rendered: dict[str, list[Alert]]) -> None:
+    [found] = rendered[name]
+    assert found.labels["diagnosis"] == BY_ALERT[name].id
+    assert found.annotations["description"].startswith("gpu1:9741: ")
+    for text in found.annotations.values():
+        assert not re.search(r"\{|<no value>|<error|%!|\$|  ", text), text
 
 
-@pytest.mark.parametrize("path", SCENARIO_FILES, ids=lambda path: path.stem)
-def test_every_scenario_ends_as_its_words_say(path: Path) -> None:
-    ended = promtool("test", "rules", path)
-    assert ended.status == 0, ended.words
+@pytest.mark.parametrize(
+    ("measured", "title", "description"),
+    [
+        (("queue_too_long", 0.8125, 0.5), "queue too long 81% of the time",
+         "81.25% of the serving time with a longer queue than its profile allows (limit 50%)."),
+        (("retracting_too_often", 4, 1.2), "retracting 4.0/min", "4.0 retractions/min (limit 1.2/min)."),
+        (("latency_batch_too_large", 0.15, 0.1), "tokens slow, 150ms apart", "150ms between two tokens of a request (limit 100ms)."),
+        (("memory_reserve_too_large", 14.25, 10), "memory reserve too large", "14.2 GB free on the GPU at start-up (limit 10.0 GB)."),
+        (("memory_reserve_too_small", 1.5, 0), "memory reserve too small",
+         "1.5 GB less left on the GPU at start-up than its profile asks for."),
+        (("out_of_memory_decode", 1, 0), "out of GPU memory in decode", "1 out-of-memory failure in decode."),
+        (("out_of_memory_decode", 3, 0), "out of GPU memory in decode", "3 out-of-memory failures in decode."),
+        (("restart_loop", 4, 2), "restarts again and again, 4 times in 30 min", "4 starts in 30 minutes (limit 2)."),
+        (("server_down", 1, 0), "server down", "the last scrapes of SGLang failed, or its log shows its end."),
+        (("time_to_first_token_burning_fast", 0.4, 0.144), "TTFT too long for 40% of requests (1 h)",
+         "40% of the first tokens came later than the objective in the last hour, and the short window shows that it goes on (limit 14.4%)."),
+    ],
+)  # fmt: skip
+def test_title_and_description_have_the_figure_with_its_unit_beside_its_limit(
+    measured: tuple[str, float, float], title: str, description: str, tmp_path: Path
+) -> None:
+    found = alert(about(*measured), BY_ID[measured[0]].alert, tmp_path)
+    assert found.annotations["title"] == title
+    assert found.annotations["description"] == f"gpu1:9741: {description}"
 
 
-def test_a_wrong_expectation_is_noticed(tmp_path: Path) -> None:
-    (tmp_path / "rules").mkdir()
-    shutil.copy(RULE_FILE, tmp_path / "rules")
-    document = yaml.load((ALERTS / "tests" / "memory.yml").read_text(), Loader=LOADER)
-    [document["tests"][0]["alert_rule_test"][0]["exp_alerts"][0]["exp_annotations"]["suggested"]] = ["0.5"]
-    document["tests"] = document["tests"][:1]
-    document["rule_files"] = ["rules/*.yml"]
-    (tmp_path / "wrong.yml").write_text(yaml.safe_dump(document))
-    played = promtool("test", "rules", tmp_path / "wrong.yml")
-    assert played.status == 1
-    assert "SGLangMemoryReserveTooSmall" in played.words
+RETRACTING = about("retracting_too_often", 4, 1.2)
 
 
-def test_there_is_an_alert_for_every_row_of_the_table_or_a_reason_for_none() -> None:
-    assert sorted(RULES) == sorted(row.alert for row in DIAGNOSES if row.alert)
-    assert all(bool(row.alert) != bool(row.why_no_alert) for row in DIAGNOSES)
+def retracting(series: dict[str, str], directory: Path) -> str:
+    return alert({**RETRACTING, **series}, "SGLangRetractingTooOften", directory).annotations["advice"]
 
 
-@pytest.mark.parametrize("alert", RULES)
-def test_an_alert_has_a_scenario_that_fires_it(alert: str) -> None:
-    firing, _ = cases()
-    assert firing[alert] >= 1
+def test_an_advice_names_the_flag_its_value_the_value_to_try_and_the_reason(tmp_path: Path) -> None:
+    flag = advised("retracting_too_often", 60, flag="--x", current="0.1", suggested="1.3", text="Too many run.")
+    assert retracting(flag, tmp_path) == "--x 0.1 → 1.3: Too many run."
 
 
-@pytest.mark.parametrize("alert", RULES)
-def test_an_alert_has_at_least_as_many_silent_cases_as_firing_ones(alert: str) -> None:
-    firing, silent = cases()
-    assert silent[alert] >= firing[alert]
+def test_an_advice_without_a_present_value_has_the_value_to_try(tmp_path: Path) -> None:
+    flag = advised("retracting_too_often", 60, flag="--x", suggested="1.3", text="Too many run.")
+    assert retracting(flag, tmp_path) == "--x → 1.3: Too many run."
 
 
-def test_no_scenario_speaks_of_an_alert_that_is_not_there() -> None:
-    firing, silent = cases()
-    assert set(firing) | set(silent) <= set(RULES)
+def test_an_advice_to_people_has_no_flag(tmp_path: Path) -> None:
+    words = advised("retracting_too_often", 60, suggested="send fewer requests", text="Too many run.")
+    assert retracting(words, tmp_path) == "send fewer requests: Too many run."
 
 
-@pytest.mark.parametrize("path", SCENARIO_FILES, ids=lambda path: path.stem)
-def test_every_scenario_opens_with_its_words(path: Path) -> None:
-    lines = path.read_text().splitlines()
-    openings = [number for number, line in enumerate(lines) if line.startswith("  - interval:")]
-    assert len(openings) == len(scenarios(path))
-    assert all(lines[number - 1].startswith("  # ") for number in openings)
+def test_after_a_change_the_newest_advice_is_said(tmp_path: Path) -> None:
+    old = advised("retracting_too_often", 60, flag="--old", suggested="1", text="Before.")
+    new = advised("retracting_too_often", 120, flag="--new", suggested="2", text="Now.")
+    assert retracting({**new, **old}, tmp_path) == "--new → 2: Now."
 
 
-@pytest.mark.parametrize("alert", RULES)
-def test_an_alert_says_how_urgent_it_is(alert: str) -> None:
-    assert RULES[alert]["labels"]["severity"] in {"critical", "warning", "info"}
+def test_without_an_advice_of_the_exporter_the_guides_is_said(tmp_path: Path) -> None:
+    assert retracting({}, tmp_path).startswith("--schedule-conservativeness → 1.3: SGLang admits more requests than")
 
 
-@pytest.mark.parametrize("alert", RULES)
-def test_an_alert_has_the_evidence_the_action_the_reason_and_when_it_will_not_help(alert: str) -> None:
-    notes = RULES[alert]["annotations"]
-    assert all(
-        notes[key].strip() for key in ("summary", "description", "suggested", "why", "will_not_help_if", "guide")
+def test_texts_hold_through_missed_scrapes(tmp_path: Path) -> None:
+    flag = advised("retracting_too_often", 60, flag="--x", current="0.1", suggested="1.3", text="Too many run.")
+    missed = {name: f"{values.removesuffix('x20')}x2 stale" for name, values in {**RETRACTING, **flag}.items()}
+    found = alert(missed, "SGLangRetractingTooOften", tmp_path)
+    assert found.annotations["description"] == "gpu1:9741: 4.0 retractions/min (limit 1.2/min)."
+    assert found.annotations["advice"] == "--x 0.1 → 1.3: Too many run."
+
+
+def test_each_of_two_clusters_with_one_address_has_its_own_limit_and_advice(tmp_path: Path) -> None:
+    series: dict[str, str] = {}
+    for cluster, limit in (("a", 1.5), ("b", 2.5)):
+        target = f'{TARGET}, cluster="{cluster}"'
+        series |= about("retracting_too_often", 4, limit, target)
+        series |= advised("retracting_too_often", 60, target, flag=f"--{cluster}", suggested="1", text="T.")
+    name = "SGLangRetractingTooOften"
+    found = {each.labels["cluster"]: each.annotations for each in shown(ROOT / RULES, series, [name], tmp_path)[name]}
+    assert {cluster: notes["advice"] for cluster, notes in found.items()} == {"a": "--a → 1: T.", "b": "--b → 1: T."}
+    assert {cluster: notes["description"] for cluster, notes in found.items()} == {
+        "a": "gpu1:9741: 4.0 retractions/min (limit 1.5/min).",
+        "b": "gpu1:9741: 4.0 retractions/min (limit 2.5/min).",
+    }
+
+
+def test_links_carry_the_labels_of_the_alert(tmp_path: Path) -> None:
+    links = Links("http://{{ $labels.instance }}/runbooks", "https://grafana.example")
+    (tmp_path / "linked.yml").write_text(alerts.files(links=links)[RULES])
+    name = "SGLangRetractingTooOften"
+    [found] = shown(tmp_path / "linked.yml", RETRACTING, [name], tmp_path)[name]
+    assert found.annotations["runbook_url"] == f"http://gpu1:9741/runbooks/{name}"
+    assert found.annotations["dashboard_url"] == (
+        "https://grafana.example/d/sglang-tuning-server?var-job=sglang&var-instance=gpu1%3A9741"
     )
 
 
-@pytest.mark.parametrize("alert", RULES)
-def test_a_summary_is_the_same_words_each_time(alert: str) -> None:
-    assert "{{" not in RULES[alert]["annotations"]["summary"]
-
-
-@pytest.mark.parametrize("alert", RULES)
-def test_advice_to_set_a_flag_has_its_present_value(alert: str) -> None:
-    notes = RULES[alert]["annotations"]
-    recommended_at = "sglang_tuning_recommendation_timestamp_seconds"
-    computed = recommended_at in notes.get("flag", "")
-    assert computed == ("current" in notes)
-    # One series has all of it: words for people have no flag and none of the guide's figures beside them.
-    for name in ("current", "suggested", "direction") if computed else ():
-        assert recommended_at in notes[name]
-
-
-@pytest.mark.parametrize("alert", RULES)
-def test_no_rule_looks_at_a_series_of_sglang_itself(alert: str) -> None:
-    assert "sglang:" not in RULES[alert]["expr"]
+def test_the_exporters_own_alerts_are_worded_without_an_instance_that_is_gone(tmp_path: Path) -> None:
+    series = {
+        f"up{{{TARGET}}}": "1 1 _x20",
+        f"sglang_tuning_up{{{TARGET}}}": "1 1 stale",
+        f"sglang_tuning_last_request_timestamp_seconds{{{TARGET}}}": "0 60 stale",
+    }
+    found = alert(series, "SGLangTuningExporterGone", tmp_path)
+    assert found.labels == {"alertname": "SGLangTuningExporterGone", "job": "sglang", "severity": "critical"}
+    assert found.annotations["description"] == "sglang: the last target left while its server had requests."

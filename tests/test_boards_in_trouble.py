@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from alert_matrix.promtool import PRESENT, promtool
+from fuzz.promtool import PRESENT, promtool
 from sglang_tuning_exporter.core.runbooks import ALERTS
 from sglang_tuning_exporter.mixin import boards
 from sglang_tuning_exporter.mixin.boards.words import STATE_WORDS

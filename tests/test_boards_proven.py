@@ -18,8 +18,8 @@ import pytest
 import requests
 import yaml
 
-from alert_matrix.promtool import PRESENT
 from conftest import wait_for
+from fuzz.promtool import PRESENT
 from hours import Moment, Story, blocks, quarter, recorded, repeated, write_story
 from sglang_tuning_exporter.mixin import boards
 from sglang_tuning_exporter.recordings.recording import load

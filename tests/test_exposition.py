@@ -20,7 +20,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from alert_matrix.promtool import PRESENT, promtool
+from fuzz.promtool import PRESENT, promtool
 from sglang_tuning_exporter.sglang.metrics import exposition
 
 if TYPE_CHECKING:

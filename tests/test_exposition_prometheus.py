@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from alert_matrix.promtool import PRESENT
 from fuzz.prometheus import Prometheus, prometheus, unreadable
+from fuzz.promtool import PRESENT
 from fuzz.scraped import LABELS, LINES, NUMBERS, TEXTS, exported, refused
 from sglang_tuning_exporter.recordings.stack import program
 from sglang_tuning_exporter.sglang.metrics import exposition

@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alert_matrix.promtool import promtool
+from fuzz.promtool import promtool
 from sglang_tuning_exporter.sglang.events import Scrape
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.sglang.metrics.histograms import MOST_BOUNDS, Histogram, read

@@ -128,7 +128,7 @@ def test_the_sdist_has_what_its_own_tests_need(built: list[list[Path]], tmp_path
     here = {str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file()}
     assert here - inside == set()
     assert inside - here <= {"PKG-INFO"}
-    assert {"Makefile", "tests/conftest.py", "alerts/tests/queue.yml", "docker-compose.yml"} <= inside
+    assert {"Makefile", "tests/conftest.py", "alerts/alertmanager.yml", "docker-compose.yml"} <= inside
 
 
 def test_an_installed_exporter_writes_every_committed_alert_and_board_byte_for_byte(

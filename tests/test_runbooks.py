@@ -12,17 +12,14 @@ import yaml
 
 from fuzz.promtool import promtool
 from sglang_tuning_exporter.config.values import UsageError
-from sglang_tuning_exporter.diagnosis import runbook as runbooks
-from sglang_tuning_exporter.diagnosis.alerting import query
-from sglang_tuning_exporter.diagnosis.conditions.condition import SERVING_SECONDS
-from sglang_tuning_exporter.diagnosis.table import BY_ALERT, BY_ID, DIAGNOSES
+from sglang_tuning_exporter.core import runbooks
+from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.runbooks import BY_ALERT, INHIBITIONS, PROMETHEUS
 from sglang_tuning_exporter.mixin import alerts, boards
 from sglang_tuning_exporter.mixin.annotations import Links
 from sglang_tuning_exporter.serve import metrics
-from sglang_tuning_exporter.sglang.events import OutOfMemory
-from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.state.profiles import PROFILES
-from test_deaths import DEATHS
+from test_core_lines import EXAMPLES, STAMP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,8 +27,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 RULES = "alerts/rules/sglang-tuning.rules.yml"
 ALERTS = sorted(BY_ALERT)
-PROSE = sorted(page.stem for page in (Path(runbooks.__file__).parent / "runbooks").glob("*.md"))
-# Written about before the table has them. Whoever adds the row takes its name from here.
+PROSE = sorted(page.stem for page in (Path(runbooks.__file__).parent / "prose").glob("*.md"))
 LOGS = sorted((ROOT / "tests" / "data" / "logs").glob("*.log"))
 NAME = re.compile(r"sglang_tuning_[a-z_]+")
 
@@ -54,7 +50,7 @@ def test_an_alert_has_a_runbook(alert: str) -> None:
 
 @pytest.mark.parametrize("diagnosis", PROSE)
 def test_a_runbook_is_about_an_alert_of_the_table(diagnosis: str) -> None:
-    assert BY_ID[diagnosis].alert
+    assert diagnosis in {row.id for row in BY_ALERT.values()}
 
 
 @pytest.mark.parametrize("diagnosis", PROSE)
@@ -95,6 +91,9 @@ torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.
 [2025-11-20 11:40:13 DP1 TP0] Decode batch, #running-req: 320, #token: 92594, cuda graph: False, gen throughput (token/s): 971.70, #queue-req: 4
 [2025-11-20 11:39:08 TP0] max_running_requests is capped to 64 by the mamba state cache size
 [2025-11-20 11:40:08] INFO:     10.0.0.1:5 - "POST /v1/chat/completions HTTP/1.1" 503 Service Unavailable
+[2025-11-20 11:40:08] INFO:     10.0.0.1:5 - "POST /v1/chat/completions HTTP/1.1" 500 Internal Server Error
+[2025-11-20 11:40:08] ERROR:    Exception in ASGI application
+[2025-11-20 11:40:09] INFO:     10.0.0.1:5 - "POST /pause_generation HTTP/1.1" 200 OK
 ServerArgs(swa_full_tokens_ratio=0.8, max_queued_requests=64, load_balance_method='round_robin', disable_cuda_graph=False,
  grammar_backend='xgrammar', enable_metrics=True, log_level='info', attention_backend='fa3')
 usage: error: ambiguous option: --cuda-graph-max-bs could match --cuda-graph-max-bs-decode, --cuda-graph-max-bs-prefill
@@ -125,7 +124,7 @@ def test_every_metric_of_ours_in_a_runbook_is_exposed() -> None:
         for diagnosis in PROSE
         for language in ("sh", "promql")
         for line in fenced(runbooks.prose(diagnosis), language)
-        for name in NAME.findall(re.sub(r"instance:\w+", "", line))
+        for name in NAME.findall(line)
         if not name.endswith("_")
     }
     source = "".join(path.read_text(encoding="utf-8") for path in Path(metrics.__file__).parent.glob("*.py"))
@@ -156,11 +155,36 @@ def test_the_committed_pages_are_those_of_the_table_and_no_other() -> None:
 @pytest.mark.parametrize("alert", ALERTS)
 def test_a_page_says_what_the_table_contains(alert: str) -> None:
     row, text = BY_ALERT[alert], runbooks.page(alert)
-    assert row.summary in text
+    assert runbooks.summary(row) in text
     assert f"| Urgency | {row.severity}: " in text
-    assert query(row, SERVING_SECONDS) in text
-    assert "{value}" not in text
-    assert all(f"[{BY_ID[cause].alert}]({BY_ID[cause].alert}.md)" in text for cause in row.causes if BY_ID[cause].alert)
+    assert not re.search(r"\{[a-z_]+\}", without_code(text).replace("{http_code}", ""))
+    if row not in PROMETHEUS:
+        assert f'sglang_tuning_alert{{instance="EXPORTER", diagnosis="{row.id}"}}' in text
+
+
+def test_a_page_names_the_causes_while_which_it_does_not_begin() -> None:
+    assert "| Does not begin while | [SGLangConservativenessIneffective](" in runbooks.page("SGLangQueueTooLong")
+    assert "Does not begin while" not in runbooks.page("SGLangServerDown").partition("## Meaning")[2]
+    assert "Does not begin while" not in runbooks.page("SGLangRestartLoop")  # it is notified beside its cause
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_a_page_names_the_alerts_that_hold_its_notification_back(alert: str) -> None:
+    named = [line for line in runbooks.page(alert).splitlines() if line.startswith("| No notification while")]
+    expected = [source for sources, targets in INHIBITIONS for source in sources if alert in targets]
+    assert len(named) == bool(expected)
+    assert all(f"[{source}]" in named[0] for source in expected)
+
+
+def test_a_condition_is_worded_with_its_limit_and_its_wait() -> None:
+    fires = {
+        alert: next(line for line in runbooks.page(alert).splitlines() if line.startswith("| Fires when"))
+        for alert in ALERTS
+    }
+    assert "more than 1 retraction/min; for 5 minutes. Resolves 5 minutes after" in fires["SGLangRetractingTooOften"]
+    assert "less than 5 GB free on the GPU at start-up; for 10 minutes" in fires["SGLangMemoryReserveTooSmall"]
+    assert "at least one out-of-memory failure in decode; at once" in fires["SGLangOutOfMemoryDecode"]
+    assert "more than 50 % of the serving time" in fires["SGLangQueueTooLong"]
 
 
 def test_every_link_between_pages_leads_to_one() -> None:
@@ -206,7 +230,7 @@ def test_an_invalid_address_is_refused(url: str) -> None:
 
 
 def test_the_package_carries_the_prose_of_every_row() -> None:
-    assert {row.id for row in DIAGNOSES if row.alert} <= set(PROSE)
+    assert {row.id for row in BY_ALERT.values()} <= set(PROSE)
 
 
 @pytest.mark.parametrize(
@@ -236,8 +260,8 @@ def test_an_address_with_labels_in_it_is_taken(url: str) -> None:
 # --- failures: the commands of a runbook find what the exporter counts ----------------------------------------------------
 
 FAILURES = sorted((ROOT / "tests" / "data" / "failures").glob("*.log"))
-# What a process that crashed leaves, in words of 0.3.0 to 0.5.23 that no kept log has.
-CRASHES = "".join(line for line, _ in DEATHS.values())
+# What a process leaves that crashed or hung, in words of 0.3.0 to 0.5.23 that no kept log has.
+CRASHES = "".join(f"{STAMP}{line}\n" for line, kind, *_ in EXAMPLES if kind in {"end", "hang", "health"})
 CRASHED = ("crashed", "server_down", "restart_loop", "often_down")
 RUNBOOKS_OF: dict[str, tuple[str, ...]] = {
     "prefill": ("out_of_memory_prefill", "server_down", "crashed", "restart_loop", "often_down"),
@@ -248,8 +272,8 @@ RUNBOOKS_OF: dict[str, tuple[str, ...]] = {
     "process_died": CRASHED,
     "scheduler_exception": CRASHED,
     "launch_failed": CRASHED,
-    "watchdog_timeout": ("scheduler_stuck", "server_down"),
-    "health_check_failed": ("scheduler_stuck", "server_down"),
+    "hang": ("scheduler_stuck", "server_down"),
+    "health": ("scheduler_stuck", "server_down"),
 }
 
 
@@ -260,10 +284,10 @@ def greps_of(diagnosis: str) -> list[str]:
 
 def counted(text: str) -> Iterator[tuple[str, str]]:
     """Give each line that the exporter counts as a failure, and as which."""
-    reader = LogReader()
+    reader = Reader()
     for line in text.splitlines(keepends=True):
-        for event in reader.feed(line.encode()):
-            kind = event.phase if isinstance(event, OutOfMemory) else getattr(event, "what", "")
+        for event in reader.read(line.encode()):
+            kind = event.word if event.kind in {"out_of_memory", "end"} else event.kind
             if kind in RUNBOOKS_OF:
                 yield line, kind
 

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from alert_matrix.columns import SCRAPES
+from rule_stories import INTERVALS
 from sglang_tuning_exporter.cli import USAGE_STATUS
 from sglang_tuning_exporter.collect.scrape import MOST_BYTES
 from sglang_tuning_exporter.collect.sidecar import POLL_SECONDS
 from sglang_tuning_exporter.config import OPTIONS
+from sglang_tuning_exporter.core.server import SHOWN_SECONDS
 from sglang_tuning_exporter.mixin.reference import MOST_IMPORTANT
+from sglang_tuning_exporter.serve.pages.figures import MOST_SECONDS
 from sglang_tuning_exporter.sglang.metrics.exposition import MOST_LINES
-from sglang_tuning_exporter.state.history import LENGTH_SECONDS
 from sglang_tuning_exporter.state.profiles import PROFILES
-from sglang_tuning_exporter.state.signals import HOLD_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,7 +118,7 @@ STATEMENTS = [
     Statement("CHANGELOG.md", r"one SGLang server, (\S+) to", lambda: releases()[0]),
     Statement("CHANGELOG.md", r"one SGLang server, \S+ to ([\d.]+)\.", lambda: releases()[-1]),
     Statement("CHANGELOG.md", r"about (\d+) captures", captures),
-    Statement("CHANGELOG.md", r"the last (\d+) minutes", lambda: f"{LENGTH_SECONDS / 60:.0f}"),
+    Statement("CHANGELOG.md", r"the last (\d+) minutes", lambda: f"{MOST_SECONDS / 60:.0f}"),
     Statement("ARCHITECTURE.md", r"(\d+) releases", lambda: len(releases())),
     Statement(
         "CONTRIBUTING.md",
@@ -139,12 +139,12 @@ STATEMENTS = [
     ),
     Statement("docs/troubleshooting.md", r"listening on http://([\d.:]+),", lambda: default("listen_address")),
     Statement("docs/troubleshooting.md", r"watching metrics and log, profile (\w+)", lambda: default("profile")),
-    Statement("docs/prometheus.md", r"scrape_interval: 15s +# at most (\d+)m", lambda: max(SCRAPES) // 60),
+    Statement("docs/prometheus.md", r"scrape_interval: 15s +# at most (\d+)m", lambda: max(INTERVALS) // 60),
     Statement(
-        "CHANGELOG.md", r"hold for scrapes up to (\w+) minutes apart", lambda: str.lower(NUMBERS[max(SCRAPES) // 60])
+        "CHANGELOG.md", r"hold for scrapes up to (\w+) minutes apart", lambda: str.lower(NUMBERS[max(INTERVALS) // 60])
     ),
     Statement("ARCHITECTURE.md", r"reads appended bytes \(every ([\d.]+) s,", lambda: POLL_SECONDS),
-    Statement("ARCHITECTURE.md", r"after a scrape for at most (\d+) s", lambda: f"{HOLD_SECONDS:.0f}"),
+    Statement("ARCHITECTURE.md", r"after a scrape for at most (\d+) s", lambda: f"{SHOWN_SECONDS:.0f}"),
     Statement("SECURITY.md", r"at most (\d+) MiB and", lambda: MOST_BYTES >> 20),
     Statement("SECURITY.md", r"at most \d+ MiB and ([\d,]+) lines", lambda: f"{MOST_LINES:,}"),
     Statement("docs/offline.md", r"(\d): no log of SGLang", lambda: USAGE_STATUS),

@@ -120,7 +120,7 @@ _URGENCY = {
 }
 # What `grep -E` must look for in a log of any release, from 0.3.0 on.
 _GREPS = {
-    "crash_lines": "hit an exception|Exception in (ModelTp|run_tp|Controller)|crashed with exit code|[Rr]eceived sigquit"
+    "crash_lines": "hit an exception|Exception in (ModelTp|run_tp|Controller)|crashed with exit code|[Rr]eceived sigquit|SIGQUIT received"
     "|Child process unexpectedly failed|scheduler (died|is dead)|Initialization failed",
     "out_of_memory_lines": "OutOfMemoryError|out of memory",
     "last_request_lines": "Failed to retract any request|even after retracting all other requests",

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 LESS_COLLECTING = {"GOGC": "400"}  # four times the memory between two garbage collections: a quarter less time
 PRESENT = shutil.which("promtool") is not None
-# Answers where nothing else does, so that each question has an answer.
-_NOBODY = 'label_replace(vector(1), "instance", "nobody", "", "")'
-_FIRING = f'count by (instance, diagnosis) (ALERTS{{alertstate="firing"}}) or {_NOBODY}'
 _GOT = re.compile(r"^\s+got: (.*)$", re.MULTILINE)
 
 
@@ -55,33 +50,3 @@ def got(words: str, count: int) -> list[str]:
     if len(answers) != count:
         raise UnplayableError(words[-2000:])
     return answers
-
-
-def alerts_firing(
-    series: Sequence[Mapping[str, str]],
-    moments: Iterable[float],
-    rules: str,
-    directory: Path,
-    *,
-    interval: str,
-    evaluation: str,
-) -> list[dict[str, set[str]]]:
-    """Give the diagnoses whose alerts fire at each moment, by instance. A series is as promtool's `input_series` has it."""
-    asked = [{"eval_time": f"{at:g}s", "expr": _FIRING} for at in moments]
-    (directory / "rules.yml").write_text(rules)
-    document = {
-        "rule_files": ["rules.yml"],
-        "evaluation_interval": evaluation,
-        "group_eval_order": ["sglang-tuning.records", "sglang-tuning.alerts"],
-        "tests": [{"interval": interval, "input_series": series, "promql_expr_test": asked}],
-    }
-    (directory / "test.yml").write_text(json.dumps(document))  # JSON is YAML, and quicker to write
-    found: list[dict[str, set[str]]] = []
-    for answer in got(promtool("test", "rules", directory / "test.yml", seconds=600).words, len(asked)):
-        if 'instance="nobody"' not in answer:
-            raise UnplayableError(answer[:2000])
-        fires: dict[str, set[str]] = {}
-        for diagnosis, instance in re.findall(r'\{diagnosis="(\w+)", instance="([^"]+)"\}', answer):
-            fires.setdefault(instance, set()).add(diagnosis)
-        found.append(fires)
-    return found
