@@ -1251,7 +1251,8 @@ class Server:
             self.count("refused", now, event)
             self.bucket(now)["refused_for_grammar"] += event.figures.get("grammar", 0.0)
         elif event.kind == "health":  # the detokenizer sends nothing
-            if event.figures.get("timely") and any(each.running for each in self.schedulers.values()):
+            paused = self.last.get("pause", -inf) > self.last.get("resume", -inf)
+            if event.figures.get("timely") and not paused and any(each.running for each in self.schedulers.values()):
                 self.count("health_failures", now, event)
         else:
             self.count(event.kind, now, event)

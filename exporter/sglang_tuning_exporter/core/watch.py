@@ -525,6 +525,8 @@ class Watch:
         for name in ("ends", *(f"out_of_memory.{phase}" for phase in OUT_OF_MEMORY_PHASES)):
             if window[name]:
                 whole.totals[name] = window[name]
+        if self.server.ended and not whole.totals["ends"]:
+            whole.totals["ends"] = 1.0  # longer ago, and nothing has come since
         return whole
 
     def _burning(self, now: float) -> dict[tuple[str, str], float]:

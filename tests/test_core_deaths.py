@@ -1,0 +1,156 @@
+"""How a server ends, with the log alone: what its last lines say holds until it is back."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+import pytest
+
+from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.watch import Watch
+from sglang_tuning_exporter.state.profiles import PROFILES
+from test_core_course import BEGIN, decode, stamp, start
+
+SIGQUIT = "Received sigquit from a child process. It usually means the child failed."
+WATCHDOG = "Watchdog timeout (self.watchdog_timeout=300)"
+SIGTERM = "SIGTERM received. signum=15 frame=None. Draining requests and shutting down..."
+# As releases print them.
+DEATHS = {
+    "a child that failed": SIGQUIT,
+    "a process that crashed": "Subprocess scheduler_0 crashed with exit code -9",
+    "an exception": "Scheduler hit an exception: Traceback (most recent call last):",
+    "an exception of 0.3.0": "Exception in ModelTpServer:",
+    "a start that failed": "Initialization failed. Traceback:",
+    "a rank that died": "Rank 0 scheduler died during initialization (exit code: -9).",
+}
+
+
+def after(*lines: str) -> Watch:
+    """Return a watch that has read these lines; those without a time happened after a minute."""
+    watch, reader = Watch(PROFILES["online"], BEGIN, reads=True, scrapes=False), Reader()
+    add(watch, reader, *lines)
+    return watch
+
+
+def add(watch: Watch, reader: Reader, *lines: str) -> None:
+    for line in lines:
+        for event in reader.read(line.encode()):
+            event.time = BEGIN + 60 if event.time is None else event.time
+            watch.take(event)
+
+
+def verdict(watch: Watch, at: float) -> str:
+    return watch.judge(BEGIN + at).verdict
+
+
+SERVED = [*start(), *(decode(12 + at) for at in range(0, 60, 2))]
+
+
+@pytest.mark.parametrize("later", [1.0, 300.0, 1200.0, 40_000.0])
+@pytest.mark.parametrize("death", DEATHS)
+def test_a_server_that_ended_has_crashed_however_long_ago_until_it_starts_again(death: str, later: float) -> None:
+    watch = after(*SERVED, stamp(73) + DEATHS[death])
+    before = verdict(watch, 73 + later)
+    add(watch, Reader(), start(74 + later)[0])
+    assert (before, verdict(watch, 700 + later)) == (
+        "crashed",
+        "starting",
+    )  # of the last ten minutes a crash is a finding
+
+
+@pytest.mark.parametrize(
+    ("line", "crash"),
+    [
+        (
+            "Subprocess scheduler_0 (pid=4711) crashed with exit code -9. Triggering SIGQUIT for cleanup...",
+            "scheduler_0 crashed with exit code -9 (killed from outside, often by the kernel's OOM killer)",
+        ),
+        ("Subprocess detokenizer crashed with exit code -11", "detokenizer crashed with exit code -11 (SIGSEGV)"),
+        ("Process scheduler_3 crashed with exit code 1", "scheduler_3 crashed with exit code 1"),
+        ("Subprocess scheduler_0 crashed with exit code -999", "scheduler_0 crashed with exit code -999"),
+    ],
+)
+def test_the_sentence_says_which_process_crashed_and_how(line: str, crash: str) -> None:
+    watch = after(*SERVED, stamp(73) + line, stamp(73) + SIGQUIT)
+    [found] = [each for each in watch.judge(BEGIN + 80).findings if each.diagnosis == "crashed"]
+    assert found.sentence == f"its log shows that {crash}"
+
+
+def test_why_a_launch_failed_is_said_in_its_own_words() -> None:
+    watch = after(
+        "Traceback (most recent call last):",
+        '  File "/srv/sglang/launch_server.py", line 84, in <module>',
+        "    run_server(server_args)",
+        "AssertionError: To use priority scheduling, schedule_policy must be 'fcfs' or 'lof'.",
+        f"{stamp(62)}{SIGQUIT}",
+    )
+    judgement = watch.judge(BEGIN + 63)
+    assert judgement.verdict == "crashed"
+    assert judgement.findings[0].sentence.startswith("its log shows AssertionError: To use priority scheduling")
+
+
+@pytest.mark.parametrize("line", [SIGQUIT, "Subprocess detokenizer (pid=31) crashed with exit code -15."])
+def test_the_processes_of_a_server_that_was_asked_to_end_do_not_crash(line: str) -> None:
+    watch = after(*SERVED, stamp(73) + SIGTERM, stamp(74) + line)
+    assert (verdict(watch, 5000), watch.server.counted["ends"]) == ("stopped", 0)
+
+
+def test_a_crash_after_the_start_behind_an_ordered_end_counts() -> None:
+    again = [*start(6000), *(decode(6012 + at) for at in range(0, 40, 2))]
+    watch = after(*SERVED, stamp(73) + SIGTERM, *again, stamp(6060) + DEATHS["a process that crashed"])
+    assert verdict(watch, 6070) == "crashed"
+
+
+def test_an_end_from_before_the_exporter_is_known_and_not_counted() -> None:
+    watch, reader = Watch(PROFILES["online"], BEGIN, reads=True, scrapes=False), Reader()
+    lines = [*SERVED, stamp(73) + SIGQUIT]
+    watch.recall([event for line in lines for event in reader.read(line.encode())], BEGIN + 300)
+    assert (verdict(watch, 300), watch.server.counted["ends"]) == ("crashed", 0)
+
+
+def test_what_several_processes_say_of_one_end_is_one() -> None:
+    lines = [DEATHS["an exception"], DEATHS["a process that crashed"], SIGQUIT]
+    watch = after(*SERVED, *(stamp(73 + place) + line for place, line in enumerate(lines)))
+    assert watch.server.counted["ends"] == 1
+
+
+def test_after_a_watchdogs_line_it_hangs_and_no_more_after_its_next_start() -> None:
+    watch = after(*SERVED, stamp(73) + WATCHDOG)
+    before = verdict(watch, 300)
+    add(watch, Reader(), start(301)[0])
+    assert (before, verdict(watch, 302)) == ("scheduler_stuck", "starting")
+
+
+# Health checks
+
+
+def clock(at: float) -> str:
+    return f"{datetime.fromtimestamp(BEGIN + at, timezone.utc):%H:%M:%S}"
+
+
+def failed_check(at: float, began: float | None = None) -> str:
+    """A failed health check, which says that it began 20 s before."""
+    began = at - 20 if began is None else began
+    return (
+        f"{stamp(at)}Health check failed. Server couldn't get a response from detokenizer for last 20 seconds."
+        f" tic start time: {clock(began)}. last_heartbeat time: {clock(at - 40)}"
+    )
+
+
+def test_failed_health_checks_are_a_hang() -> None:
+    watch = after(*SERVED, *(failed_check(at) for at in range(100, 240, 20)))
+    assert verdict(watch, 241) == "scheduler_stuck"
+
+
+@pytest.mark.parametrize("off", [-15, -3, 3, 40])
+def test_failed_health_checks_whose_times_do_not_agree_are_none(off: int) -> None:
+    watch = after(*SERVED, *(failed_check(at, at - 20 + off) for at in range(100, 240, 20)))
+    assert verdict(watch, 241) != "scheduler_stuck"
+
+
+def test_failed_health_checks_of_a_server_that_is_paused_are_none_until_it_continues() -> None:
+    access = 'INFO:     127.0.0.1:48044 - "POST /{}_generation HTTP/1.1" 200 OK'
+    watch = after(*SERVED, stamp(73) + access.format("pause"), *(failed_check(at) for at in range(100, 240, 20)))
+    before = verdict(watch, 241)
+    add(watch, Reader(), stamp(242) + access.format("continue"), *(failed_check(at) for at in range(280, 360, 20)))
+    assert (before, verdict(watch, 361)) == ("no_limit_in_log", "scheduler_stuck")
