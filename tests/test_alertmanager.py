@@ -16,29 +16,32 @@ import threading
 import time
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
+from functools import cache
 from html import unescape
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import requests
 import yaml
 
+from rule_stories import shown
 from sglang_tuning_exporter.config.values import Address
-from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
+from sglang_tuning_exporter.core.runbooks import BY_ALERT, INHIBITIONS, PROMETHEUS
 from sglang_tuning_exporter.mixin import alerts
 from sglang_tuning_exporter.recordings.notifications import Receiver, as_text
 from sglang_tuning_exporter.recordings.stack import Process, free_port, program
-from sglang_tuning_exporter.state.profiles import PROFILES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from email.message import EmailMessage
-    from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
 MISSING = "is missing: install Alertmanager 0.25 or newer (Debian: apt install prometheus-alertmanager)"
-ROWS = {row.alert: row for row in DIAGNOSES}
-FIGURES = {"flag": "--schedule-conservativeness", "current": "0.1", "suggested": "1.3"}
+ADVICE = "--schedule-conservativeness 0.1 → 1.3: The KV cache is full."
+FIGURES = {"advice": ADVICE}
+TARGET = 'job="sglang", instance="host:1"'
 
 
 class MailSink:
@@ -121,28 +124,37 @@ def wait_until(condition: Any, words: str) -> None:
         time.sleep(0.05)
 
 
+@cache
+def texts() -> dict[str, dict[str, str]]:
+    """Give the annotations of every alert as Prometheus renders them, for a server at host:1."""
+    series = {
+        f'sglang_tuning_{name}{{{TARGET}, diagnosis="{row.id}"}}': f"{4 if (name, row.when.unit) == ('condition', 'per_minute') else figure}x20"
+        for row in BY_ALERT.values()
+        for name, figure in (("condition", 0.4031), ("alert", 1))
+    }
+    with TemporaryDirectory() as scratch:
+        rules = Path(scratch) / "rules.yml"
+        rules.write_text(alerts.files()["alerts/rules/sglang-tuning.rules.yml"])
+        names = [name for name, row in BY_ALERT.items() if row not in PROMETHEUS]
+        found = {name: one.annotations for name, [one] in shown(rules, series, names, Path(scratch)).items()}
+        written = yaml.safe_load(rules.read_text())["groups"]
+    return found | {
+        rule["alert"]: rule["annotations"]
+        for group in written
+        for rule in group["rules"]
+        if "alert" in rule and rule["alert"] not in found
+    }
+
+
 def alert(
     name: str, instance: str, annotations: Mapping[str, str] | None = None, *, ended: bool = False
 ) -> dict[str, Any]:
-    """Give an alert as Prometheus posts it: the table's own words, and figures as the rules fill them in."""
-    row = ROWS[name]
+    """Give an alert as Prometheus posts it."""
+    row = BY_ALERT[name]
     now = datetime.now(timezone.utc)
-    words = {
-        "summary": row.summary,
-        "description": f"{instance}: {row.sentence('4.0', PROFILES['online'].figures)}.",
-        "suggested": row.remedy.fallback,
-        "why": row.remedy.why,
-        "will_not_help_if": row.remedy.will_not_help_if,
-        "guide": row.guide,
-    }
+    words = {key: text.replace("host:1:", f"{instance}:") for key, text in texts()[name].items()}
     return {
-        "labels": {
-            "alertname": name,
-            "job": "sglang",
-            "instance": instance,
-            "severity": row.severity,
-            "diagnosis": row.id,
-        },
+        "labels": {"alertname": name, "job": "sglang", "instance": instance, "severity": row.severity},
         "annotations": {**words, **(annotations or {})},
         # Alertmanager does not wait for a group's other alerts when the first is older than group_wait.
         "startsAt": (now - timedelta(minutes=2) if ended else now).isoformat(),
@@ -214,15 +226,13 @@ def test_the_mail_names_the_flag_its_present_value_the_value_to_try_and_the_reas
     manager.send(alert("SGLangRetractingTooOften", "mail:1", FIGURES))
     wait_until(lambda: manager.mails("mail:1"), "the mail")
     mail = manager.mails("mail:1")[0]
-    row = ROWS["SGLangRetractingTooOften"]
     plain = mail.get_body(("plain",))
     assert plain is not None
     words = plain.get_content()
-    assert mail["Subject"] == "[warn] mail: retracting 4/min → --schedule-conservativeness 0.1→1.3"
+    assert mail["Subject"] == "[warn] mail: retracting 4.0/min → --schedule-conservativeness 0.1→1.3"
     assert "mail:1: 4.0 retractions/min." in words
-    assert "Change --schedule-conservativeness: now 0.1, try 1.3." in words
-    assert f"Why: {row.remedy.why}" in words
-    assert f"It will not help if {row.remedy.will_not_help_if}." in words
+    assert f"Change {ADVICE}" in words
+    assert "Raising --schedule-conservativeness will not help if the value is already above 1.43" in words
 
 
 def test_the_mails_html_says_the_same_and_escapes_what_comes_from_outside(manager: Alertmanager) -> None:
@@ -232,7 +242,7 @@ def test_the_mails_html_says_the_same_and_escapes_what_comes_from_outside(manage
     body = manager.mails("html:1")[0].get_body(("html",))
     assert body is not None
     html = body.get_content()
-    assert "<strong>Change --schedule-conservativeness: now 0.1, try 1.3.</strong>" in html
+    assert f"<strong>Change {ADVICE}</strong>" in html
     assert "&lt;script&gt;" in html
     assert hostile not in html
 
@@ -282,7 +292,7 @@ def test_links_for_slack_have_slacks_own_syntax(configuration: Path) -> None:
     shown = alert("SGLangRetractingTooOften", "links:1", {**FIGURES, **LINKS})
     text = rendered(configuration, "slack", "firing", shown)
     assert f"<{LINKS['runbook_url']}|Runbook> · <{LINKS['dashboard_url']}|Dashboard>" in text
-    assert "Change --schedule-conservativeness: now 0.1, try 1.3." in text
+    assert f"Change {ADVICE}" in text
 
 
 FOREIGN = {"labels": {"alertname": "NodeFilesystemFull"}, "annotations": {}}
@@ -293,7 +303,7 @@ def test_an_alert_of_another_source_gets_no_empty_sentences(configuration: Path,
     firing, over = (rendered(configuration, template, status, FOREIGN) for status in ("firing", "resolved"))
     for text in (firing, over):
         assert "NodeFilesystemFull" in text
-        for empty in ("Do:", "Turn", "Why:", "It costs", "not help", "Guide", "[]", "()", "<p></p>", "· "):
+        for empty in ("Do:", "Change", "costs", "not help", "[]", "()", "<p></p>", "· "):
             assert empty not in text, text
     assert "esolved" in over
     said = {**FOREIGN, "annotations": {"summary": "The disk is full.", "description": "/var has 1 % left."}}
@@ -309,9 +319,9 @@ def test_alerts_of_the_exporter_keep_all_their_words_beside_alerts_of_others(
     ours = alert("SGLangRetractingTooOften", "both:1", FIGURES)
     text = rendered(configuration, template, "firing", FOREIGN, ours)
     if template == "title":
-        assert text.strip().startswith("[warn] both: retracting 4/min")
+        assert text.strip().startswith("[warn] both: retracting 4.0/min")
     else:
-        assert text.index("Change --schedule-conservativeness: now 0.1, try 1.3.") < text.index("NodeFilesystemFull")
+        assert text.index(f"Change {ADVICE}") < text.index("NodeFilesystemFull")
 
 
 TITLES = {
@@ -324,11 +334,8 @@ TITLES = {
 
 @pytest.mark.parametrize("name", TITLES)
 def test_a_title_names_severity_server_and_trouble_with_its_figure(configuration: Path, name: str) -> None:
-    shown = alert(name, "one:9741", {"description": "one:9741: 40.31% of what the description says."})
-    if name not in {"SGLangRunningAtLimit", "SGLangTimeToFirstTokenBurningFast"}:
-        shown["annotations"]["description"] = "one:9741: words."
-    shown["annotations"].pop("flag", None)
-    assert rendered(configuration, "title", "firing", shown).strip() == TITLES[name]
+    shown_alert = alert(name, "one:9741", {"advice": "look: Because."})
+    assert rendered(configuration, "title", "firing", shown_alert).strip() == TITLES[name]
 
 
 @pytest.mark.parametrize(
@@ -352,16 +359,16 @@ def test_advice_to_people_is_mailed_without_a_flag(manager: Alertmanager) -> Non
     body = manager.mails("people:1")[0].get_body(("plain",))
     assert body is not None
     words = body.get_content()
-    assert "Do: send fewer requests at once, or add a replica." in words
-    assert "Turn" not in words
+    assert "Do: send fewer requests at once, or add a replica: Requests arrive" in words
+    assert "Change" not in words
 
 
-def test_a_flag_without_a_present_value_is_mailed_with_what_to_do(manager: Alertmanager) -> None:
-    manager.send(alert("SGLangMetricsDisabled", "flag:1", {"flag": "--enable-metrics"}))
+def test_without_advice_of_the_exporter_the_mail_has_the_guides(manager: Alertmanager) -> None:
+    manager.send(alert("SGLangMetricsDisabled", "flag:1"))
     wait_until(lambda: manager.mails("flag:1"), "the mail")
     body = manager.mails("flag:1")[0].get_body(("plain",))
     assert body is not None
-    assert "Change --enable-metrics: add --enable-metrics --enable-cache-report." in body.get_content()
+    assert "Change --enable-metrics → add --enable-metrics --enable-cache-report: " in body.get_content()
 
 
 def test_the_webhooks_message_reads_as_text(manager: Alertmanager) -> None:
@@ -370,7 +377,7 @@ def test_the_webhooks_message_reads_as_text(manager: Alertmanager) -> None:
     [message] = [m for m in manager.received if m["commonLabels"]["instance"] == "hook:1"][:1]
     text = as_text(message)
     assert text.startswith("[warning] SGLangRetractingTooOften on hook:1\n")
-    assert "  Change --schedule-conservativeness: now 0.1, try 1.3.\n" in text
+    assert f"  Change {ADVICE}\n" in text
 
 
 def test_the_end_of_an_alert_is_notified(manager: Alertmanager) -> None:
@@ -383,7 +390,9 @@ def test_the_end_of_an_alert_is_notified(manager: Alertmanager) -> None:
     assert body is not None
     assert str(last["Subject"]).startswith("[resolved] ended: queue too long")
     said = body.get_content().strip()
-    assert re.fullmatch(rf"\[resolved\] {re.escape(ROWS['SGLangQueueTooLong'].summary)} It lasted [0-9hms]+\.", said)
+    assert re.fullmatch(
+        rf"\[resolved\] {re.escape(BY_ALERT['SGLangQueueTooLong'].summary)} It lasted [0-9hms]+\.", said
+    )
 
 
 def test_two_alerts_of_one_server_are_one_message_and_two_servers_are_two(manager: Alertmanager) -> None:
@@ -397,31 +406,26 @@ def test_two_alerts_of_one_server_are_one_message_and_two_servers_are_two(manage
     assert manager.names("group:2") == [["SGLangCudaGraphNotCovering"]]
 
 
-OUT_OF_MEMORY = ("SGLangOutOfMemoryPrefill", "SGLangOutOfMemoryDecode", "SGLangOutOfMemory")
-# Why a server is down is notified beside it.
-WHY_DOWN = {*OUT_OF_MEMORY, "SGLangGraphMemoryShort", "SGLangSchedulerStuck", "SGLangCrashed", "SGLangRestartLoop"}
 EXPORTER_DOWN = "SGLangTuningExporterDown"
-OF_A_JOB = "SGLangTuningExporterGone"  # it has no server
-CAUSES = [
-    *[("SGLangServerDown", name) for name in ROWS if name and name not in {"SGLangServerDown", EXPORTER_DOWN, OF_A_JOB, *WHY_DOWN}],
-    ("SGLangRetractingTooOften", "SGLangAdmissionTooConservative"),
-    ("SGLangRetractingTooOften", "SGLangRunningAtLimit"),
-    ("SGLangRetractingTooOften", "SGLangQueueTooLong"),
-    ("SGLangRunningAtLimit", "SGLangAdmissionTooConservative"),
-    ("SGLangRunningAtLimit", "SGLangQueueTooLong"),
-    ("SGLangAdmissionTooConservative", "SGLangQueueTooLong"),
-    (EXPORTER_DOWN, "SGLangLogSilent"),
-    *[(cause, name) for cause in OUT_OF_MEMORY for name in ("SGLangRetractingTooOften", "SGLangMemoryReserveTooSmall")],
-]  # fmt: skip
+PAIRS = [(cause, name) for causes, names in INHIBITIONS for cause in causes for name in names]
 
 
-def test_a_consequence_is_not_notified_while_its_cause_is(manager: Alertmanager) -> None:
-    instances = {f"cause:{number}": pair for number, pair in enumerate(CAUSES)}
+def test_alerts_of_hours_and_of_a_dead_exporters_server_are_held_back(manager: Alertmanager) -> None:
+    instances = {f"cause:{number}": pair for number, pair in enumerate(PAIRS)}
     manager.send(*[alert(name, instance) for instance, pair in instances.items() for name in pair])
     wait_until(lambda: all(manager.names(instance) for instance in instances), "a message about each")
     assert {instance: manager.names(instance) for instance in instances} == {
         instance: [[cause]] for instance, (cause, _) in instances.items()
     }
+    assert {name for cause, name in PAIRS if cause == EXPORTER_DOWN} == set(BY_ALERT) - {EXPORTER_DOWN}
+
+
+def test_a_cause_in_another_cluster_holds_nothing_back(manager: Alertmanager) -> None:
+    down, long = alert("SGLangServerDown", "two:1"), alert("SGLangOftenDown", "two:1")
+    down["labels"]["cluster"], long["labels"]["cluster"] = "a", "b"
+    manager.send(down, long)
+    wait_until(lambda: manager.names("two:1"), "the message")
+    assert manager.names("two:1") == [["SGLangOftenDown", "SGLangServerDown"]]
 
 
 def test_of_alerts_sent_together_the_most_severe_comes_first(manager: Alertmanager) -> None:
@@ -439,9 +443,9 @@ def test_of_alerts_sent_together_the_most_severe_comes_first(manager: Alertmanag
 
 
 def test_a_cause_at_another_server_hides_nothing(manager: Alertmanager) -> None:
-    manager.send(alert("SGLangServerDown", "other:1"), alert("SGLangQueueTooLong", "other:2"))
+    manager.send(alert("SGLangServerDown", "other:1"), alert("SGLangOftenDown", "other:2"))
     wait_until(lambda: manager.names("other:1") and manager.names("other:2"), "both messages")
-    assert manager.names("other:2") == [["SGLangQueueTooLong"]]
+    assert manager.names("other:2") == [["SGLangOftenDown"]]
 
 
 def test_the_failure_that_took_a_server_down_is_reported_beside_it(manager: Alertmanager) -> None:
@@ -461,13 +465,13 @@ def test_a_resolved_group_is_titled_by_its_most_severe_alert_with_how_long_it_la
     names = ("SGLangClientTooSlow", "SGLangRetractingTooOften")
     group = [{**alert(name, "over:9741", {}), **times} for name in names]
     title = rendered(configuration, "title", "resolved", *group).strip()
-    assert title == "[resolved] over: retracting 4/min, lasted 12m30s (1 of 2 alerts)"
+    assert title == "[resolved] over: retracting 4.0/min, lasted 12m30s (1 of 2 alerts)"
 
 
 def test_advice_in_words_is_short_in_the_title_and_whole_in_the_text(configuration: Path) -> None:
-    words = {"flag": "--max-running-requests", "current": "48", "direction": "lower", "suggested": "three quarters"}
-    shown = alert("SGLangOutOfMemoryDecode", "words:9741", words)
-    title = rendered(configuration, "title", "firing", shown).strip()
-    assert title.endswith("words: out of GPU memory in decode → lower --max-running-requests")
-    text = rendered(configuration, "text", "firing", shown)
-    assert "Lower --max-running-requests (now 48): three quarters." in text
+    words = {"advice": "--max-running-requests 48 → three quarters: Too many run."}
+    shown_alert = alert("SGLangOutOfMemoryDecode", "words:9741", words)
+    title = rendered(configuration, "title", "firing", shown_alert).strip()
+    assert title.endswith("words: out of GPU memory in decode → --max-running-requests")
+    text = rendered(configuration, "text", "firing", shown_alert)
+    assert "Change --max-running-requests 48 → three quarters: Too many run." in text

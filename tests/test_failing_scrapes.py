@@ -1,6 +1,6 @@
 """One scrape in ten fails, with a real Prometheus and a real Alertmanager: an alert is notified once, and resolved once.
 
-The page is that of the matrix's server, and every duration of the rules is divided by the same figure.
+Every duration of the rules is divided by the same figure.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from alert_matrix.series import Page, key, labelled, shown
-from alert_matrix.server import healthy
 from sglang_tuning_exporter.recordings.stack import LOOPBACK, Stack, program
 
 if TYPE_CHECKING:
@@ -26,12 +24,12 @@ ALERT = "SGLangServerDown"
 
 
 class Exporter:
-    """A page that is healthy or of a server that is down, and every tenth answer a 500."""
+    """A page that says of its server whether it is down, and every tenth answer a 500."""
 
     def __init__(self) -> None:
         self.is_down = False
         self.answers: list[bool] = []
-        chance, begin, exporter = random.Random(7), time.monotonic(), self
+        chance, exporter = random.Random(7), self
 
         class Handler(BaseHTTPRequestHandler):
             timeout = 10
@@ -39,7 +37,7 @@ class Exporter:
             def do_GET(self) -> None:
                 fails = chance.random() < FAILS
                 exporter.answers.append(not fails)
-                body = b"" if fails else exporter.page(SPEED * (time.monotonic() - begin)).encode()
+                body = b"" if fails else exporter.page().encode()
                 self.send_response(500 if fails else 200)
                 self.send_header("Content-Type", "text/plain; version=0.0.4")
                 self.send_header("Content-Length", str(len(body)))
@@ -52,17 +50,17 @@ class Exporter:
         self._server = ThreadingHTTPServer((LOOPBACK, 0), Handler)
         self._server.daemon_threads = True
         self.url = f"http://{LOOPBACK}:{self._server.server_address[1]}"
-        self._healthy = healthy("online")
-        self._down: Page = {
-            **self._healthy,
-            key("up"): shown(0),
-            key("scrape_error_info", reason="connection_refused"): shown(1),
-        }
 
-    def page(self, moment: float) -> str:
-        page = self._down if self.is_down else self._healthy
-        values = ((labelled(name, dict(labels)), series.at(moment)) for (name, labels), series in page.items())
-        return "".join(f"{name} {value}\n" for name, value in values if value is not None)
+    def page(self) -> str:
+        labels = '{diagnosis="server_down"}'
+        values = {
+            "up": 0 if self.is_down else 1,
+            "last_request_timestamp_seconds": time.time(),
+            f"condition{labels}": int(self.is_down),
+            f"condition_limit{labels}": 0,
+            f"alert{labels}": int(self.is_down),
+        }
+        return "".join(f"sglang_tuning_{name} {value}\n" for name, value in values.items())
 
     def start(self) -> None:
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
