@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import tempfile
 import threading
 import time
@@ -234,11 +235,17 @@ def _notified(after: float, message: Any) -> list[dict[str, Any]]:
         {
             "after_seconds": round(after, 1),
             "alert": alert["labels"]["alertname"],
-            **{key: alert["annotations"].get(key, "") for key in ("flag", "current", "suggested")},
+            **_advised(alert["annotations"].get("advice", "")),
         }
         for alert in message["alerts"]
         if alert["status"] == "firing"
     ]
+
+
+def _advised(words: str) -> dict[str, str]:
+    """Return flag, present value and value to try of an advice such as `--flag 0.1 → 1.3: why`; without a flag its words are the latter."""
+    found = re.match(r"(?:(--\S+) (?:(\S+) )?→ )?(.*?): ", words)
+    return dict(zip(("flag", "current", "suggested"), found.groups("") if found else ("", "", words), strict=True))
 
 
 def machine(server: engine.Engine) -> tuple[float, float, float]:
