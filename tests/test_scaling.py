@@ -101,7 +101,9 @@ def test_the_verdict_decides(verdict: str, *, helps: bool | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [{"starting": True}, {"stopped": True}, {"down": "refused"}, {"stuck": Stuck("scheduler", 100.0)}], ids=str
+    "more",
+    [{"starting": True}, {"stopped": True}, {"down": "refused"}, {"stuck": Stuck("scheduler", 100.0)}],
+    ids=str,
 )
 def test_the_demand_of_a_server_that_is_away_is_not_known(more: dict[str, object]) -> None:
     assert capacity_ratio(view(load()), [measured()]) is not None
