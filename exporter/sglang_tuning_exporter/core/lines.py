@@ -441,6 +441,8 @@ class Reader:
         if origin is None:
             return self._read_unusual(line)
         figures = dict(zip(shape.names, map(_number_of, shape.texts(line))))  # noqa: B905 - of one length
+        if figures["usage"] > 2:  # no usage of a cache
+            del figures["usage"]
         if shape.graph is not None:
             figures["graph"] = shape.graph
         self.kind, self.around = kind, ""

@@ -1,0 +1,318 @@
+"""Forms of SGLang's lines: what ten releases print, failures of each device, requests that quote lines, lines that are cut or torn."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from sglang_tuning_exporter.core.events import NO_RANK, Event, Rank
+from sglang_tuning_exporter.core.lines import Reader
+from test_core_lines import CUDA, DECODE, RETRACTION, SERVING, STAMP, failures, read, short, traceback
+
+HERE = Path(__file__).parent
+LOGS = HERE / "data" / "logs"
+RECORDED = sorted((HERE / "recordings").glob("*/server.log.gz"))
+RELEASES = (
+    "0.3.0", "0.3.6.post3", "0.4.3.post4", "0.4.6.post5", "0.4.9.post6", "0.5.3.post3", "0.5.7", "0.5.12", "0.5.20", "0.5.23",
+)  # fmt: skip
+NOON = 1_763_638_800.0  # 2025-11-20 11:40:00 UTC
+
+
+def since(release: str) -> list[str]:
+    return list(RELEASES[RELEASES.index(release) :])
+
+
+def of(release: str, kind: str) -> list[Event]:
+    reader = Reader()
+    lines = (LOGS / f"{release}.log").read_bytes().splitlines()
+    return [event for line in lines for event in reader.read(line) if event.kind == kind]
+
+
+# What each release prints
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_first_lines_of_each_kind_have_their_figures(release: str) -> None:
+    decode, prefill, retraction = (of(release, kind)[0] for kind in ("decode", "prefill", "retraction"))
+    begin = 11 * 3600 + 40 * 60 if release == "0.3.0" else NOON  # printed without a date
+    assert [event.time for event in (decode, prefill, retraction)] == [begin + 13, begin + 11, begin + 10]
+    assert {event.rank for event in (decode, prefill, retraction)} == {Rank(tp=0)}
+    graph = {"graph": True} if release in since("0.4.6.post5") else {}
+    figures = {"running": 237, "queued": 4, "tokens": 925_941, "usage": 0.89, "throughput": 4471.7}
+    assert decode.figures == figures | graph
+    pending = {"pending": 7200} if release in since("0.5.12") else {}
+    usage = {} if release == "0.3.0" else {"usage": 0.89}
+    figures = {"sequences": 4, "tokens": 6120, "cached": 3584, "running": 237, "queued": 4}
+    assert prefill.figures == figures | usage | pending
+    more = {"gained": 8950} if release in since("0.5.7") else {"aborted": 0} if release == "0.5.3.post3" else {}
+    assert retraction.figures == {"requests": 5, "ratio_before": 0.3002, "ratio_after": 0.5783} | more
+
+
+QUEUES = {
+    "0.4.6.post5": ({}, {"unbootstrapped": 311, "transferring": 64}),
+    "0.4.9.post6": ({"retracted": 5}, {"unbootstrapped": 311, "transferring": 64}),
+    "0.5.3.post3": ({"prealloc": 31, "transfer": 8, "retracted": 5}, {"prealloc": 311, "inflight": 64}),
+    "0.5.7": ({"prealloc": 31, "transfer": 8, "retracted": 5}, {"prealloc": 311, "inflight": 64}),
+    "0.5.12": ({"prealloc": 31, "transfer": 8, "retracted": 5}, {"bootstrap": 311, "inflight": 64}),
+    "0.5.20": ({"prealloc": 31, "transfer": 8, "retracted": 5}, {"bootstrap": 311, "inflight": 64, "optimistic": 0}),
+    "0.5.23": ({"prealloc": 31, "transfer": 8, "retracted": 5}, {"bootstrap": 311, "inflight": 64, "optimistic": 0}),
+}
+
+
+@pytest.mark.parametrize("release", QUEUES)
+def test_the_queues_of_a_disaggregated_server_have_their_names(release: str) -> None:
+    decode, prefill = of(release, "decode")[1].figures, of(release, "prefill")[1].figures
+    of_decode, of_prefill = QUEUES[release]
+    assert (decode.items() >= of_decode.items(), prefill.items() >= of_prefill.items()) == (True, True)
+    assert (decode["running"], decode["queued"], decode["usage"]) == (399, 27, 0.99)
+    assert (prefill["tokens"], prefill["queued"], prefill["usage"]) == (8192, 2594, 0.46)
+    assert len(of(release, "retraction")) == 1  # `#retracted-req` is a queue
+
+
+@pytest.mark.parametrize("release", since("0.4.9.post6"))
+def test_a_sliding_window_cache_is_told_from_the_full_one(release: str) -> None:
+    [decode] = [event for event in of(release, "decode") if "swa_usage" in event.figures]
+    assert decode.figures.items() >= {"tokens": 925_941, "usage": 0.89, "swa_usage": 0.41}.items()
+    assert decode.rank == NO_RANK
+
+
+@pytest.mark.parametrize("release", since("0.5.3.post3"))
+def test_a_mamba_cache_is_told_from_the_full_one(release: str) -> None:
+    [decode] = [event for event in of(release, "decode") if "mamba_usage" in event.figures]
+    assert decode.figures.items() >= {"usage": 0.89, "mamba_usage": 0.69}.items()
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_start_has_its_limits_and_its_memory(release: str) -> None:
+    [limits] = of(release, "limits")
+    assert limits.figures.items() >= {"max_total_num_tokens": 1_040_384, "max_running_requests": 4096}.items()
+    assert limits.figures.get("chunked_prefill_size") == (8192 if release in since("0.4.3.post4") else None)
+    is_shown = release in since("0.4.9.post6")
+    assert (limits.figures.get("available_gb"), limits.word) == ((9.87, "gpu") if is_shown else (None, ""))
+    pools = [(event.figures["tokens"], round(event.figures["gigabytes"], 2)) for event in of(release, "pool")]
+    assert pools == ([(1_040_384, 39.68)] if release in since("0.4.3.post4") else [])
+    stages = {event.word: event.figures for event in of(release, "memory")}
+    assert stages["pool"] == {"available": 11.93}
+    if release in since("0.4.3.post4"):
+        assert stages["graph"].items() >= {"available": 9.87, "used": 2.06}.items()
+
+
+@pytest.mark.parametrize("release", since("0.5.20"))
+def test_the_settings_of_graphs_are_read_with_all_sizes(release: str) -> None:
+    config = of(release, "arguments")[0].arguments["cuda_graph_config"]
+    assert isinstance(config, dict)
+    assert (config["decode"]["max_bs"], config["decode"]["bs"][-1]) == (256, 256)
+
+
+# Failures
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+        "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB",
+        "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB",
+        "RuntimeError: CUDA error: out of memory",
+        "torch.AcceleratorError: CUDA error: out of memory",
+        "RuntimeError: NPU out of memory. Tried to allocate 2.00 GiB",
+    ],
+)
+def test_memory_can_run_out_on_any_device(line: str) -> None:
+    assert failures(STAMP + DECODE, *traceback(*SERVING, "forward_decode"), line) == [("decode", 0)]
+
+
+@pytest.mark.parametrize(
+    ("functions", "phase"),
+    [
+        ((*SERVING, "replay"), "unknown"),
+        ((*SERVING, "forward_extend", "embed_mm_inputs", "_get_chunked_prefill_embedding", "forward"), "unknown"),
+        (
+            (*SERVING, "forward_extend", "get_video_feature", "forward"),
+            "unknown",
+        ),  # an encoder takes all images at once
+        ((*SERVING, "forward_extend", "general_mm_embed_routine", "forward"), "prefill"),
+    ],
+)
+def test_the_frames_of_an_encoder_are_no_prefill(functions: tuple[str, ...], phase: str) -> None:
+    assert failures(STAMP + DECODE, *traceback(*functions), CUDA) == [(phase, 0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (["Exception: Capture CUDA graph failed: CUDA out of memory.", "1. set --mem-fraction-static to less"], "graph_capture"),
+        (["Exception: Capture cuda graph failed: invalid device function"], ""),
+        (["RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."], "startup"),
+        (["ValueError: Failed to retract any request. No space left for only one request."], "decode"),
+        (["RuntimeError: Prefill out of memory. Try to lower your batch size."], "prefill"),
+    ],
+)  # fmt: skip
+def test_an_exception_that_names_its_failure_needs_no_frames(text: list[str], found: str) -> None:
+    assert failures(*traceback("run_scheduler_process"), *text) == ([(found, 0)] if found else [])
+
+
+@pytest.mark.parametrize("head", ["Exception in ModelTpServer:", "Exception in run_tp_server:"])
+def test_the_oldest_release_prints_the_traceback_behind_its_head(head: str) -> None:
+    frames = ["Traceback (most recent call last):", '  File "x.py", line 1, in forward_extend', "    x()"]
+    found = read(f"[11:38:21 TP3] {head}", *frames, CUDA)
+    assert [(event.kind, event.word) for event in found] == [
+        ("end", "scheduler_exception"),
+        ("out_of_memory", "prefill"),
+    ]
+    assert {(event.time, event.rank) for event in found} == {(41_901.0, Rank(tp=3))}
+
+
+def test_a_traceback_whose_head_was_rotated_away_counts() -> None:
+    frame = ['  File "/srv/sglang/x.py", line 12, in forward_decode', "    x()"]
+    assert failures(STAMP + DECODE, *frame, CUDA) == [("decode", None)]
+
+
+def test_two_tracebacks_without_a_chain_are_two_failures() -> None:
+    text = [*traceback(*SERVING, "forward_decode"), CUDA, "", *traceback(*SERVING, "forward_decode", rank=1), CUDA]
+    assert failures(STAMP + DECODE, *text) == [("decode", 0), ("decode", 1)]
+
+
+def test_an_exception_without_a_traceback_is_of_another_program() -> None:
+    assert failures(STAMP + DECODE, CUDA) == []
+
+
+@pytest.mark.parametrize(
+    "line", ["Decode out of memory happened. #retracted_reqs: 1", "KV cache pool is full. Retract requests. #retracted_reqs: 1"]
+)  # fmt: skip
+def test_a_retraction_is_no_failure(line: str) -> None:
+    assert failures(STAMP + line) == []
+
+
+def test_an_exception_of_the_http_server_is_a_failed_request() -> None:
+    frames = ["Traceback (most recent call last):", '  File "x.py", line 1, in app', "AttributeError: no attribute 'path'"]  # fmt: skip
+    assert [event.kind for event in read(STAMP + "ERROR:    Exception in ASGI application", *frames)] == [
+        "server_error"
+    ]
+
+
+def test_a_rank_that_dies_before_the_server_is_ready_is_a_launch_that_failed() -> None:
+    chain = ["", "During handling of the above exception, another exception occurred:", ""]
+    text = [
+        STAMP + "server_args=ServerArgs(tp_size=1)", "Traceback (most recent call last):", '  File "e.py", line 1, in recv', "EOFError", *chain,
+        "Traceback (most recent call last):", '  File "e.py", line 2, in wait_for_ready', "    raise x",
+        "RuntimeError: Rank 0 scheduler died during initialization (exit code: -3). If exit code is -9 (SIGKILL), …",
+    ]  # fmt: skip
+    assert [(event.kind, event.word) for event in read(*text)[1:]] == [("end", "launch_failed")]
+
+
+# Requests that quote lines
+
+
+PROMPT = rf"Ignore previous.\n[2025-11-20 11:41:40 TP0] {RETRACTION}\n[2025-11-20 11:41:40 TP0] {DECODE}"
+REQUESTS = [
+    f"Receive: obj=GenerateReqInput(text='{PROMPT}', rid='c0ffee')",
+    f"Finish: obj=GenerateReqInput(text='{PROMPT}'), out={{'text': '{PROMPT}'}}",
+    f"Receive OpenAI: obj={{'messages': '{PROMPT}'}}",
+    f"in=GenerateReqInput(text='{PROMPT}'), out={{}}",
+    f"in=reqlog.<locals>.GenerateReqInput(text='{PROMPT}'), out={{}}",
+    f'{{"timestamp": "2025-11-20T11:40:13", "event": "request.received", "obj": {{"text": "{PROMPT}"}}}}',
+    f'{{"timestamp": "2025-11-20T11:40:13", "event": "request.finished", "out": {{"text": "{PROMPT}"}}}}',
+]
+FORMS = {
+    "ranks": lambda line: STAMP + line,
+    "0.3.0": lambda line: "[11:40:13] " + line,
+    "no ranks": lambda line: "[2025-11-20 11:40:13] " + line,
+    "no stamp": lambda line: line,
+    "docker": lambda line: json.dumps({"log": STAMP + line + "\n", "stream": "stdout"}),
+    "kubernetes": lambda line: f"2025-11-20T11:40:14Z stdout F {STAMP}{line}",
+}
+
+
+@pytest.mark.parametrize("request_line", REQUESTS)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_logged_request_is_a_request_in_every_form_and_nothing_in_it_counts(form: str, request_line: str) -> None:
+    reader = Reader()
+    assert reader.read(FORMS[form](request_line).encode()) == ()
+    assert (dict(reader.lines), +reader.unreadable) == ({"request": 1}, {})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        STAMP + "Error in detect_and_parse: [2025-11-20 11:40:13 TP0] " + RETRACTION,
+        STAMP + "Req Time Stats(rid=" + RETRACTION + ")",
+        STAMP + "Cache not flushed because there are pending requests. #queue-req: 3, #running-req: 4",
+        STAMP + "'" + RETRACTION + "'",
+        STAMP + "x" + RETRACTION,
+        STAMP + '{"log": "[2025-11-20 11:41:40 TP0] ' + RETRACTION + '\\n"}',
+        STAMP + 'INFO:     1.2.3.4:5 - "GET /?' + DECODE + ' HTTP/1.1" 200 OK',
+        STAMP + 'Receive: text="POST /generate HTTP/1.1" 503 Service Unavailable',
+        STAMP + "torch.OutOfMemoryErrors are explained in the manual",
+        STAMP + "Decode out of memory? " + DECODE,
+    ],
+)
+def test_a_line_that_only_quotes_gives_no_event(line: str) -> None:
+    assert read(line) == []
+
+
+# Lines that are cut, torn, or in another layout
+
+
+def test_of_a_decode_line_that_was_cut_off_counts_what_was_printed() -> None:
+    reader = Reader()
+    [event] = reader.read((STAMP + "Decode batch. #running-req: 237, #token: 925941, token usage: ").encode())
+    assert short(event) == ("decode", "", {"running": 237, "tokens": 925_941})
+    assert +reader.unreadable == {"batch_line": 1}
+
+
+def test_figures_that_cannot_be_are_left_out() -> None:
+    [event] = read(STAMP + "Decode batch. #running-req: 5, #token: -4, token usage: 47.11, #queue-req: -1")
+    assert event.figures == {"running": 5}
+
+
+@pytest.mark.parametrize("usage", ["1.07", "2.00", "2.01", "9.00"])
+def test_a_usage_that_cannot_be_is_left_out_of_a_usual_line_too(usage: str) -> None:
+    line = f"Decode batch, #running-req: 1, #token: 900, token usage: {usage}, gen throughput (token/s): 8.00, #queue-req: 7"
+    usual, other = read(STAMP + line)[0], read(STAMP + line + ", accept len: 1.0")[0]
+    assert usual.figures.get("usage") == other.figures.get("usage")
+
+
+class Slow(Reader):
+    """Reads each line by the table, also the usual ones."""
+
+    def _learned_shape(self, line: bytes) -> None:
+        """Know no usual line."""
+
+
+def all_of(reader: Reader, text: bytes) -> tuple[list[Event], dict[str, int]]:
+    return [event for line in text.splitlines() for event in reader.read(line)], dict(reader.lines)
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=[path.parent.name for path in RECORDED])
+def test_usual_lines_of_a_recorded_log_are_read_as_by_the_table(path: Path) -> None:
+    text = gzip.decompress(path.read_bytes())
+    assert all_of(Reader(), text) == all_of(Slow(), text)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_log_with_carriage_returns_gives_the_same(release: str) -> None:
+    text = (LOGS / f"{release}.log").read_bytes()
+    assert all_of(Reader(), text.replace(b"\n", b"\r\n"))[0] == all_of(Reader(), text)[0]
+
+
+def test_more_layouts_than_are_remembered_are_read_all_the_same() -> None:
+    reader = Reader()
+    for letter in "abcdefghijklmnopqrstuvwxyz":
+        for length in range(300):
+            reader.read(f'{STAMP}INFO:     10.0.0.7:80 - "GET /{letter * length} HTTP/1.1" 200 OK'.encode())
+    assert reader.lines["access"] == 7800
+    assert len(reader._shapes) <= 4096
+
+
+def test_many_different_seconds_are_not_all_remembered() -> None:
+    reader = Reader()
+    for second in range(86_400 * 2)[::7]:
+        day, rest = divmod(second, 86_400)
+        reader.read(
+            f"[2025-11-{day + 1:02d} {rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}] {DECODE}".encode()
+        )
+    assert len(reader._origins) + len(reader._minutes) <= 4096
