@@ -429,3 +429,11 @@ def test_a_start_is_read_while_no_file_can_be_opened(tmp_path: Path, monkeypatch
     assert watch.server.facts.release is not None
     assert book.lines["decode"] == 1
     book.close()
+
+
+def test_words_that_no_known_release_prints_are_a_finding_of_the_server(place: Place) -> None:
+    with place.reader() as (book, watch):
+        place.write("Decode batch, nonsense", DECODE)
+        book.poll()
+        found = {finding.diagnosis for finding in watch.judge(time.time()).findings}
+    assert "format_drift" in found

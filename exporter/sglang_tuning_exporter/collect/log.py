@@ -187,6 +187,7 @@ class Logbook:
             with self._lock:
                 self._watch.recall(events, self._clock())
             return
+        unreadable = reader.unreadable.total()
         if block.begins:
             reader.wrapping.begin_file()
         try:
@@ -198,6 +199,8 @@ class Logbook:
         self._read_at[block.path] = self._clock()
         with self._lock:
             self._take(block.path, events)
+            if reader.unreadable.total() > unreadable:
+                self._watch.drift(reader.unreadable.total() - unreadable, self._clock())
             self.lines = sum((Counter(each.lines) for each in self._readers.values()), self._before)
             self.unrecognised = sum(
                 (Counter(each.unreadable) for each in self._readers.values()), self._unreadable_before

@@ -14,8 +14,8 @@ from math import inf
 from sglang_tuning_exporter.core.alerts import Clocks
 from sglang_tuning_exporter.core.events import Event, from_json, is_count, lists, to_json
 from sglang_tuning_exporter.core.exposed import Words
-from sglang_tuning_exporter.core.findings import Judgement
-from sglang_tuning_exporter.core.judge import Measured, findings, judgement_of, seen, weigh
+from sglang_tuning_exporter.core.findings import Finding, Judgement
+from sglang_tuning_exporter.core.judge import Measured, findings, going_on_first, judgement_of, seen, timed, weigh
 from sglang_tuning_exporter.core.ledger import FAST, SLOW, Ledger
 from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.core.scrapes import Gains
@@ -142,7 +142,7 @@ class Watch:
             return  # what every TP rank prints is paid for once
         elif is_counted or self._before is not None or event.kind in WAITING or event.kind in self._of_a_request:
             self._wait(event, now)
-        elif event.kind in OF_A_START and not self.server.starting:
+        elif event.kind in OF_A_START - {"ready"} and not self.server.starting:
             self.doubtful[event.kind, "works_on"] += 1
         else:
             self._accept(event)
@@ -189,6 +189,11 @@ class Watch:
             server.started_at.clear()
             server.started_at.extend(started)
             server.last.update({name: at for name, at in known.items() if name == "starts"})
+
+    def drift(self, lines: int, now: float) -> None:
+        """Note lines of known kinds whose words no known release prints."""
+        self.server.bucket(now)["unreadable"] += lines
+        self.server.last["unreadable"] = now
 
     @property
     def start_waits(self) -> bool:
@@ -588,10 +593,18 @@ class Watch:
     def judge(self, now: float) -> Judgement:
         """Return what limits the server, and let the words that stand follow."""
         self.measured = measured = self.measure(now)
-        found = tuple(replace(each, since=self.since.get(each.diagnosis)) for each in findings(measured))
-        judgement = judgement_of(measured, found)
+        found = tuple(self._timed(each, measured.view, now) for each in findings(measured))
+        judgement = judgement_of(measured, going_on_first(found))
         self.words.take(judgement, measured.view, now)
         return judgement
+
+    def _timed(self, finding: Finding, view: View, now: float) -> Finding:
+        """Add since when a finding holds, and say one that is over in the past tense."""
+        server, name, since = self.server, finding.diagnosis, self.since.get(finding.diagnosis)
+        goes_on = name == "server_down" or (name == "scheduler_stuck" and view.stuck) or (name == "crashed" and server.ended)  # fmt: skip
+        begin = max(server.last.get("starts", -inf), now - server.profile.window_seconds)
+        found = None if goes_on else timed(finding, server, begin, now, now=now, counts=view.totals)
+        return replace(finding, since=since) if found is None or not found.over else replace(found, since=since)
 
     # A restart of the exporter
 
