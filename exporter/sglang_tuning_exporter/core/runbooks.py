@@ -181,6 +181,7 @@ def page(alert: str, profile: Profile | None = None) -> str:
     in_force = _profile_of(row, profile)
     text = _ENVIRONMENT.get_template("runbook.md.j2").render(
         row=row,
+        summary=summary(row),
         advice=advice(row, in_force),
         guide=filled(row.guide, figures(in_force)),
         will_not_help_if=filled(row.remedy.not_if, figures(in_force)),
