@@ -678,7 +678,7 @@ def timed_out(after: float, share: float = 0.6) -> Beside:
 def test_clients_that_give_up_at_one_age_have_a_time_out() -> None:
     found = timed_out(4.0).judge(76)
     assert found.verdict == "clients_time_out"
-    assert "after 2 to 4 s" in found.sentence
+    assert "after 2 to 4 s" in found.findings[0].sentence
 
 
 def test_requests_that_are_cancelled_within_a_second_are_no_time_out() -> None:
@@ -780,3 +780,55 @@ def test_prompts_that_wait_for_prefill_are_told_with_and_without_metrics(profile
     for at in range(12, 90):
         beside.lines(*(prefill(at, 512, queue=30, running=4) for _ in range(3)))
     assert beside.judge(90).verdict == "prefill_bound"
+
+
+# What is over
+
+
+def burst(until: int = 500, *, queue: int = 0) -> Beside:
+    """A watch beside the log of a server that retracted every six seconds until 200 s, and then served on."""
+    beside = Beside(scrapes=False)
+    beside.lines(*start(limit=400))
+    for at in range(12, until, 2):
+        beside.lines(decode(at, running=60, queue=queue, usage=0.95 if at < 200 else 0.5))
+        if at % 6 == 0 and at < 200:
+            beside.lines(retraction(at))
+        if at % 20 == 0:
+            beside.judge(at)
+    return beside
+
+
+def test_a_burst_that_is_over_is_said_in_the_past_tense() -> None:
+    judgement = burst().judge(500)
+    assert judgement.verdict == "retracting_too_often"
+    assert judgement.sentence == "SGLang retracted running requests 32 times until 10:03: the KV cache was full."
+
+
+def test_what_goes_on_comes_before_what_is_over() -> None:
+    judgement = burst(queue=3000).judge(500)
+    assert judgement.verdict == "queue_too_long"
+    assert [each.diagnosis for each in judgement.findings if each.over] == ["retracting_too_often"]
+
+
+def test_a_burst_that_goes_on_is_said_in_the_present() -> None:
+    judgement = burst(until=200).judge(200)
+    assert judgement.sentence == "SGLang keeps retracting running requests: the KV cache is full."
+
+
+def test_the_label_of_a_verdict_that_is_over_is_in_the_past_tense_without_a_figure() -> None:
+    beside = burst()
+    beside.judge(500)
+    verdict = beside.watch.words.verdict
+    assert verdict is not None
+    assert verdict.sentence == "SGLang retracted running requests until a few minutes ago: the KV cache was full."
+
+
+def test_an_alert_of_a_burst_that_is_over_follows_its_window() -> None:
+    assert burst().watch.clocks.by_row["retracting_too_often"].value is True
+
+
+def test_a_watchdogs_hang_is_over_only_after_work() -> None:
+    beside = Beside(scrapes=False)
+    beside.lines(*start(), *(decode(at) for at in range(12, 80, 2)))
+    beside.lines(f"{stamp(380)}Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)")
+    assert beside.judge(560).sentence.startswith("SGLang hangs")

@@ -16,15 +16,13 @@ from sglang_tuning_exporter.core.judge import (
     IDLE,
     NO_LIMIT,
     NOT_ENOUGH,
-    PAST_SECONDS,
     SENTENCES,
     Measured,
-    counts_of,
     findings,
     is_limit,
     judge,
-    seen,
     short_load,
+    timed,
     weigh,
 )
 from sglang_tuning_exporter.core.rows import BY_ID, ROWS
@@ -340,23 +338,11 @@ class Course:
 
     def _timed(self, finding: Finding, held: Held, run: Run, end: float) -> Finding:
         """Add when a finding was seen; one that is over is said in the past tense."""
-        row = BY_ID[finding.diagnosis]
-        times = seen(row, self.server, run.begin, run.end)
-        if times is None:
-            return replace(
-                finding,
-                since=run.begin if row.any_load else None,
-                until=run.end if row.any_load else None,
-                seconds=held.seconds,
-            )
-        (since, until), headline = times, finding.headline
-        if row.past and end - until > PAST_SECONDS:
-            number = sum(run.totals[name] for name in counts_of(row))
-            words = {"{until}": _clock(until), "{times}": f"{number:,.0f} times" if number != 1 else "once"}
-            headline = row.past
-            for mark, word in words.items():
-                headline = headline.replace(mark, word)
-        return replace(finding, headline=headline, since=since, until=until, seconds=held.seconds)
+        found = timed(finding, self.server, run.begin, run.end, now=end, counts=run.totals)
+        if found is None:
+            always = BY_ID[finding.diagnosis].any_load
+            found = replace(finding, since=run.begin if always else None, until=run.end if always else None)
+        return replace(found, seconds=held.seconds)
 
     def _notes(self, base: Judgement | None) -> tuple[str, ...]:
         notes = list(base.notes) if base is not None else []

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from sglang_tuning_exporter.core.advice import figures_of, fill
 from sglang_tuning_exporter.core.findings import Change, Figure, Finding, Judgement, Value
-from sglang_tuning_exporter.core.judge import SENTENCES, Measured
+from sglang_tuning_exporter.core.judge import SENTENCES, Measured, past_without_figures
 from sglang_tuning_exporter.core.rows import BY_ID, ROWS
 from sglang_tuning_exporter.core.view import View
 
@@ -83,10 +83,11 @@ class Words:
             self.advice.pop(gone, None)
             del self._seen[gone], self._set[gone]
         name, before = judgement.verdict, self.verdict
+        sentence = _sentence(judgement, view)
         if before is None or before.verdict != name:
-            row = BY_ID.get(name)
-            sentence = fill(row.summary, figures_of(view)) if row is not None else SENTENCES.get(name, TOO_LITTLE)
             self.verdict = Verdict(name, judgement.severity, sentence, now)
+        elif before.sentence != sentence and name in BY_ID:  # it is over now, or goes on again
+            self.verdict = before._replace(sentence=sentence)
 
     def _advise(self, finding: Finding, now: float) -> None:
         name, change = finding.diagnosis, finding.changes[0]
@@ -126,6 +127,15 @@ class Words:
         match document.get("verdict"):
             case [str(verdict), str(level), str(sentence), int() | float() as since]:
                 self.verdict = Verdict(verdict, level, sentence, now - since)
+
+
+def _sentence(judgement: Judgement, view: View) -> str:
+    """Return the verdict in a sentence without measured figures."""
+    row = BY_ID.get(judgement.verdict)
+    if row is None:
+        return SENTENCES.get(judgement.verdict, TOO_LITTLE)
+    over = any(each.over for each in judgement.findings if each.diagnosis == row.id)
+    return past_without_figures(row) if over else fill(row.summary, figures_of(view))
 
 
 def advice_of(change: Change, now: float) -> Advice:

@@ -71,6 +71,7 @@ class Finding:
     until: float | None = None
     seconds: float = 0.0  # how long it held, of the judged time
     notes: tuple[str, ...] = ()
+    over: bool = False  # it was seen, and is not any more
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from sglang_tuning_exporter.core.findings import (
 )
 from sglang_tuning_exporter.core.ledger import FAST, SLOW
 from sglang_tuning_exporter.core.rows import BY_ID, ROW_OF_WAIT, ROWS, WHY_REQUESTS_WAIT, Row, When
-from sglang_tuning_exporter.core.server import BUCKET_SECONDS, WAITS, Server
+from sglang_tuning_exporter.core.server import BUCKET_SECONDS, WAITS, Server, Totals
 from sglang_tuning_exporter.core.suspects import LATE_TIMES, SLOW_BURN_TIMES
 from sglang_tuning_exporter.core.view import SHARING, SHORTEST_TIMEOUT, View, explained
 from sglang_tuning_exporter.sglang.args.refusals import objection
@@ -876,6 +876,11 @@ def seen(row: Row, server: Server, begin: float, end: float) -> tuple[float, flo
     if row.id == "scheduler_stuck" and server.hangs:
         return server.hangs[0].begin, server.hangs[-1].begin + server.hangs[-1].seconds
     buckets = [each for each in server.buckets if begin - BUCKET_SECONDS <= each[0] <= end]
+    if row.id == "scheduler_stuck":  # a hang that lines name lasts until it works again
+        signs = [at for at, totals in buckets if totals["watchdogs"] or totals["health_failures"]]
+        if signs:
+            worked = any(totals["lines"] for at, totals in buckets if at > signs[-1])
+            return max(signs[0], begin), min(signs[-1] + BUCKET_SECONDS, end) if worked else end
     for names in (
         counts_of(row),
         ("lines",),
@@ -884,3 +889,35 @@ def seen(row: Row, server: Server, begin: float, end: float) -> tuple[float, flo
         if times:
             return max(times[0], begin), min(times[-1] + BUCKET_SECONDS, end)
     return None
+
+
+def timed(finding: Finding, server: Server, begin: float, end: float, *, now: float, counts: Totals) -> Finding | None:
+    """Return a finding with the times at which it was seen in a stretch; None where it was not.
+
+    One that is over by `now` is said in the past tense; `counts` are those of the stretch.
+    """
+    row = BY_ID[finding.diagnosis]
+    times = seen(row, server, begin, end)
+    if times is None:
+        return None
+    since, until = times
+    over = bool(row.past) and now - until > PAST_SECONDS
+    headline = _past(row, until, sum(counts[name] for name in counts_of(row))) if over else finding.headline
+    return replace(finding, headline=headline, since=since, until=until, over=over)
+
+
+def _past(row: Row, until: float, number: float) -> str:
+    minutes = int(until // 60) % (24 * 60)
+    times = f"{number:,.0f} times" if number != 1 else "once"
+    return row.past.replace("{until}", f"{minutes // 60:02}:{minutes % 60:02}").replace("{times}", times)
+
+
+def past_without_figures(row: Row) -> str:
+    """Return the summary of a row that is over, without a time or a count."""
+    words = row.past.replace(" {times}", "").replace(", the last time at {until}", "")
+    return words.replace("{until}", "a few minutes ago")
+
+
+def going_on_first(found: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Return findings with those that go on before those that are over; what can only be better stays last."""
+    return tuple(sorted(found, key=lambda each: (BY_ID[each.diagnosis].chance, not each.is_limit, each.over)))

@@ -695,7 +695,7 @@ LIMITS: tuple[Row, ...] = (
         when=When(
             "fact", "timeouts", name="share of the ended requests that were given up", unit="share", needs="metrics"
         ),
-        summary="Clients give up {given_up_after}: they have a time-out that this server does not meet.",
+        summary="Clients give up at one age: they have a time-out that this server does not meet.",
         past="Until {until} clients gave up by a time-out.",
         seen="{value} of the requests that ended were given up, {given_up_after}",
         guide=_NOT_IN_GUIDE + "a request that is given up was computed for nothing",
@@ -865,7 +865,7 @@ CHANCES: tuple[Row, ...] = (
         when=When(
             "fact", "given_up", name="share of the ended requests that were given up", unit="share", needs="metrics"
         ),
-        summary="Clients give up many requests {given_up_after}.",
+        summary="Clients give up many requests.",
         past="Until {until} clients gave up many requests.",
         seen="{value} of the requests that ended were given up",
         guide=_NOT_IN_GUIDE + "what is given up was computed for nothing",
