@@ -58,7 +58,7 @@ def test_a_release_that_counts_its_steps_is_asked_with_the_key(sidecar: Sidecar,
     wait_for(lambda: sglang.count("/v1/loads") == 1)
     (head,) = (head for head in sglang.asked if head.startswith("GET /v1/loads"))
     assert "Authorization: Bearer sk-secret\r\n" in head
-    wait_for(lambda: sidecar.measured.scheduler(None, time.monotonic(), only=True) is not None)
+    wait_for(lambda: sidecar.measured.scheduler(None, sidecar.now(), only=True) is not None)
     assert failures(sidecar, "timeout") == 0
 
 
@@ -77,7 +77,7 @@ def test_a_server_without_it_counts_a_failure_and_serves_all_else(sidecar: Sidec
     sglang.answers |= {"/server_info": info_page("0.5.23")}
     sidecar.start()
     wait_for(lambda: failures(sidecar, "http_404") == 1)
-    assert sidecar.health.up is True
+    assert sidecar.watch.is_up is True
 
 
 @pytest.mark.parametrize("answer", [b"", b"[]", b'{"loads": []}', b"<html>"])
@@ -97,7 +97,7 @@ def test_scrapes_go_on_while_it_hangs(sidecar: Sidecar, sglang: FakeSGLang) -> N
     before = sglang.count("/metrics")
     assert sidecar.scrape(5.0) is not None
     assert sglang.count("/metrics") == before + 1
-    assert sidecar.health.up is True
+    assert sidecar.watch.is_up is True
     wait_for(lambda: failures(sidecar, "timeout") == 1)
 
 

@@ -167,15 +167,19 @@ class Sidecar:
         return "" if outcome is None else outcome.passed_on
 
     def _log_trouble(self, now: float) -> str:
-        """Return why the log cannot be read, empty if it can: a rotated or deleted file is still read for a while."""
+        """Return why the log cannot be read, empty if it can."""
         files = () if self.log is None else self.log.files
         if not files or any(status.up for status in files):  # another one comes later or has ended
             self._log_read_at = now
             return ""
-        assert self.log is not None
-        if self.log.last_line_at is not None and now - self._log_read_at < ROTATION_SECONDS:
-            return ""
         return files[0].reason
+
+    @property
+    def counts_log(self) -> bool:
+        """Whether what the log shows is counted: a rotated or deleted file is still read for a while."""
+        if self.log is None or not self.watch.log_trouble:
+            return self.log is not None
+        return self.log.last_line_at is not None and self.now() - self._log_read_at < ROTATION_SECONDS
 
     def _note_failure(self, outcome: Outcome) -> None:
         assert outcome.error is not None

@@ -68,6 +68,7 @@ class BackfillView:
         self.threads = Threads(threading.Event())  # none is started
         self.config = Config(log_file=tuple(logs.names), profile=profile.name)
         self._now = -inf  # the last scrape
+        self.counts_log = True
 
     @contextmanager
     def view(self) -> Iterator[float]:

@@ -68,7 +68,7 @@ def _batches(ranks: PerRank[Scheduler], lives: PerRank[Life], now: float) -> Ite
 
 
 def _retractions(lives: PerRank[Life], sidecar: SidecarView) -> Iterable[Family]:
-    is_read = bool(sidecar.config.log_file) and not sidecar.watch.log_trouble
+    is_read = sidecar.counts_log
     page = sidecar.watch.server.page
     counted = {rank.dp for rank in page.ranks if rank.retracted_requests is not None} if page is not None else set()
     doc = "Retraction events (KV cache full), TP ranks counted once; absent while the log is unreadable."

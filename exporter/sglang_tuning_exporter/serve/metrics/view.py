@@ -53,6 +53,10 @@ class SidecarView(Protocol):
     def log(self) -> LogView | None:
         """The log; None without one."""
 
+    @property
+    def counts_log(self) -> bool:
+        """Whether what the log shows is counted."""
+
     def view(self) -> AbstractContextManager[float]:
         """Lock the state; the context is the present time."""
 
