@@ -15,20 +15,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from closed_loop.installation import HERE, default_home, installed
-from sglang_tuning_exporter.diagnosis.advice import SizingInput, advise
-from sglang_tuning_exporter.diagnosis.command import Command, command_line
-from sglang_tuning_exporter.diagnosis.evidence import Past
-from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
+from sglang_tuning_exporter.core.advice import advise, setting
+from sglang_tuning_exporter.core.events import NO_RANK
+from sglang_tuning_exporter.core.facts import Facts, RankMemory
+from sglang_tuning_exporter.core.rows import ROWS
+from sglang_tuning_exporter.core.server import Totals
+from sglang_tuning_exporter.core.view import View
+from sglang_tuning_exporter.sglang.args.command import Command, command_line
 from sglang_tuning_exporter.sglang.args.flags import flag_of
-from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.profiles import PROFILES
-from sglang_tuning_exporter.state.totals import Totals, batch_size_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
 ASKED = ("0.3.0", "0.4.6.post5", "0.4.9.post6", "0.5.3.post3", "0.5.5.post3", "0.5.9", "0.5.17", "0.5.23")
+SECONDS = 100.0  # of the busy stretch
 ENGINE = "0.5.23"  # whose Python imports the wheels
 _SERVERS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -86,14 +88,15 @@ def pieces(release: str, model: Path) -> Iterator[Piece]:
             continue
         args = {arg: value for arg, value in _USUAL.items() if flag_of(arg, release) is not None} | own
         for usage, ran in ((0.3, 50), (0.95, 300)):
-            past = _past(release, {"model_path": str(model), **args}, usage, ran)
-            for row in DIAGNOSES:
+            view = _view(release, {"model_path": str(model), **args}, usage, ran)
+            for row in ROWS:
                 changes = {
-                    advice.arg: bool(advice.suggested) if advice.is_switch else _whole(advice.suggested)
-                    for advice in advise(row.id, SizingInput(past))
-                    if advice.arg and advice.suggested is not None
+                    change.arg: None if change.removes and change.to is None else setting(change.to)
+                    for change in advise(row, view, frozenset({row.id}))
+                    if change.arg and (change.to is not None or change.removes)
                 }
-                before, after = command_line(past.facts, {}), command_line(past.facts, changes)
+                known = view.facts.arguments
+                before, after = command_line(release, known, {}), command_line(release, known, changes)
                 if not changes or before is None or after is None or after.text in seen:
                     continue
                 seen.add(after.text)
@@ -106,24 +109,24 @@ def _arguments(command: Command) -> tuple[str, ...]:
     return tuple(shlex.split(command.text)[3:])
 
 
-def _whole(value: float | str | None) -> float | str | None:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _past(release: str, args: dict[str, Any], usage: float, ran: int) -> Past:
-    recent = Totals()
-    recent.integrals.update(
-        usage=100 * usage,
-        usage_seconds=100.0,
-        running=100.0 * ran / 4,
-        running_seconds=100.0,
-        queued=2000.0,
-        queued_seconds=100.0,
+def _view(release: str, args: dict[str, Any], usage: float, ran: int) -> View:
+    """Return a busy stretch of a server's time, in which requests wait and this many run at most."""
+    totals = Totals(
+        {
+            "serves/None": SECONDS,
+            "usage": SECONDS * usage,
+            "usage:s": SECONDS,
+            "running": SECONDS * ran / 4,
+            "running:s": SECONDS,
+            "queued": SECONDS * 20,
+            "queued:s": SECONDS,
+            f"batch/{ran}": SECONDS,
+        }
     )
-    recent.running_seconds[batch_size_bucket(ran)] = 100.0
-    facts = ServerFacts(version=release, args=args)
-    facts.available_gb[None], facts.memory_before_weights_gb, facts.graph_gb = 13.5, 80.0, 1.0
-    return Past(recent, {}, 600.0, facts, PROFILES["offline"])
+    facts = Facts(version=release, arguments=args)
+    facts.available[None] = 13.5
+    facts.memory[NO_RANK] = RankMemory(before=80.0, taken={"graph": 1.0, "decode_graph": 1.0})
+    return View(totals, facts, PROFILES["offline"], SECONDS)
 
 
 def wheel(release: str, home: Path) -> Path:

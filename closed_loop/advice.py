@@ -58,7 +58,7 @@ def advised(document: dict[str, Any], args: Sequence[str], load: Load, fixed: Se
         for advice in finding["advice"]:
             if advice["typed"] and advice["flag"] not in fixed:
                 change = Change(advice["flag"], str(advice["current"]), str(advice["suggested"]))
-                if advice["typed"].startswith("remove "):
+                if advice["action"] == "Remove":
                     return Advised(_without(args, advice["flag"]), load, (change,))
                 return Advised((*args, *shlex.split(advice["typed"])), load, (change,))
     for sentence in _sentences(document):
@@ -116,9 +116,8 @@ def in_short(document: dict[str, Any]) -> list[dict[str, Any]]:
         {
             "diagnosis": finding["diagnosis"],
             "confidence": finding["confidence"],
-            "value": finding["evidence"][0]["value"],
+            "value": finding["evidence"][0]["value"] if finding["evidence"] else None,
             "advice": [[a["flag"], a["current"], a["suggested"]] for a in finding["advice"]],
-            "expected": [a.get("expected") for a in finding["advice"]],
         }
         for finding in document["findings"]
     ]

@@ -92,7 +92,7 @@ class Side:
             "measures": self.measures.as_json(),
             "verdict": self.document["verdict"],
             "findings": in_short(self.document),
-            "checks": [c["diagnosis"] for c in self.document["checks"] if c["passed"] is False],
+            "checks": [c["diagnosis"] for c in self.document["checks"] if c["evidence"] and c["evidence"]["holds"]],
             "notifications": self.notifications,
             "verdicts": self.verdicts,
             "ready_seconds": round(self.ready_seconds, 1),

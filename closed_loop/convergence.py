@@ -15,7 +15,7 @@ from closed_loop.loops import CLIPPED, SECONDS
 from closed_loop.series import Bench
 
 MOST_RESTARTS = 5
-DONE = frozenset({"healthy", "no_clear_bottleneck"})
+DONE = frozenset({"healthy", "no_limit_in_log"})
 LONG_SECONDS = 120.0  # until enough of the longest answers have ended to advise a max_new_tokens
 BEST, REPEATED = 2, 3  # the best points of a grid are run again
 

@@ -19,7 +19,7 @@ from closed_loop.load import Load, Record
 from closed_loop.loops import BY_NAME, LOOPS, Loop
 from closed_loop.measures import measure, quantile
 from sglang_tuning_exporter.config.values import UsageError
-from sglang_tuning_exporter.diagnosis.table import BY_ID
+from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.sglang.args.flags import flag_of
 
 ROOT = Path(__file__).parent.parent
@@ -50,6 +50,7 @@ def turn(flag: str | None, current: object, suggested: object) -> dict[str, Any]
         "current": current,
         "suggested": suggested,
         "typed": f"{flag} {suggested}" if flag else None,
+        "action": "Try" if flag else None,
     }
 
 
@@ -196,7 +197,8 @@ def test_the_flag_of_an_optional_improvement_is_added_to_the_present_command_lin
 
 
 def test_a_flag_that_is_to_be_removed_goes_with_its_value() -> None:
-    advice = {**turn("--prefill-max-requests", 1, "start without it"), "typed": "remove --prefill-max-requests"}
+    advice = {**turn("--prefill-max-requests", 1, "start without it"), "typed": "--prefill-max-requests"}
+    advice["action"] = "Remove"
     now = (*NOW, "--prefill-max-requests", "1", "--chunked-prefill-size", "-1")
     assert advised(findings(finding("admission_too_conservative", advice)), now, LOAD).args == (
         *NOW, "--chunked-prefill-size", "-1",

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import yaml
@@ -24,8 +24,8 @@ from closed_loop.accounts import Asked, Pages
 from closed_loop.faults import DOWN, FAULTS, LOOP, named
 from closed_loop.host import Host
 from closed_loop.timeline import FaultRecords, judged
+from sglang_tuning_exporter.core.server import LIVENESS
 from sglang_tuning_exporter.mixin.alerts import files
-from sglang_tuning_exporter.sglang.events import LivenessKind
 
 LOG = """\
 [2026-11-21 09:22:50] Prefill batch, #new-seq: 2, #new-token: 48, #cached-token: 1, token usage: 0.94, #running-req: 27, #queue-req: 20, cpu graph: False
@@ -111,7 +111,7 @@ def test_the_table_of_faults_names_existing_alerts_events_and_actions() -> None:
     alerts = {rule["alert"] for group in rules["groups"] for rule in group["rules"] if "alert" in rule}
     for fault in FAULTS:
         assert fault.may_fire() <= alerts, fault.id
-        assert set(fault.events) <= set(get_args(LivenessKind)), fault.id
+        assert set(fault.events) <= set(LIVENESS), fault.id
         assert all(callable(getattr(Host, deed)) for deed in (*fault.begins, *fault.ends)), fault.id
 
 
