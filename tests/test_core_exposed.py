@@ -11,15 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_tuning_exporter.core.events import Event
-from sglang_tuning_exporter.core.exposed import Advice, Words, conditions, turned
+from sglang_tuning_exporter.core.exposed import Advice, Condition, Words, conditions, turned
 from sglang_tuning_exporter.core.findings import Change, Figure, Finding, Judgement
+from sglang_tuning_exporter.core.judge import weigh
 from sglang_tuning_exporter.core.ledger import FAST, SLOW, Ledger
 from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.core.view import view_of
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
 from sglang_tuning_exporter.state.profiles import PROFILES
-from test_core_course import BEGIN, decode, retraction, start
+from test_core_course import BEGIN, decode, retraction, stamp, start
 from test_core_watch import Beside, served
 
 BOUNDS = (0.5, 2.0, 10.0, inf)
@@ -44,6 +45,42 @@ def observed(in_time: float, late: float) -> dict[str, Histogram]:
 )
 def test_above_the_limit_is_bad(figure: Figure, right: tuple[float, float]) -> None:
     assert turned(figure) == pytest.approx(right)
+
+
+def exposed(lines: list[str], at: float) -> dict[str, Condition]:
+    beside = Beside(scrapes=False)
+    beside.lines(*lines)
+    return {each.diagnosis: each for each in conditions(weigh(beside.watch.view(BEGIN + at)))}
+
+
+def test_the_limit_of_retractions_is_that_of_the_profile_however_long_it_served() -> None:
+    lines = [*start(), *(decode(at) for at in range(12, 500, 2))]
+    shown = [exposed(lines[: 4 + at // 2], at)["retracting_too_often"].limit for at in (60, 200, 480)]
+    assert shown == [1.0, 1.0, 1.0]
+
+
+def test_retractions_that_chance_can_bring_are_not_above_the_limit() -> None:
+    lines = [*start(), *(decode(at) for at in range(12, 132, 2)), *(retraction(134 + at) for at in range(3))]
+    assert exposed(lines, 140)["retracting_too_often"].value == 1.0
+
+
+def test_too_many_retractions_are_exposed_as_they_are() -> None:
+    lines = [*start(), *(decode(at) for at in range(12, 132, 2)), *(retraction(134 + at) for at in range(30))]
+    value = exposed(lines, 170)["retracting_too_often"].value
+    assert value is not None
+    assert value > 5
+
+
+def test_memory_for_graphs_is_exposed_in_gigabytes_where_the_capture_failed_too() -> None:
+    failed = f"{stamp(8)}Exception: Capture CUDA graph failed: CUDA out of memory. Tried to allocate 2.00 GiB."
+    assert exposed([start()[0], failed], 20)["graph_memory_short"][1:] == (1.0, 0.0)
+    assert exposed(start(left=0.25), 20)["graph_memory_short"][1:] == (0.75, 0.0)
+
+
+def test_a_hang_is_exposed_in_seconds_where_a_watchdog_names_it_too() -> None:
+    lines = [*start(watchdog_timeout=120), *(decode(at) for at in range(12, 80, 2))]
+    lines.append(f"{stamp(200)}Scheduler watchdog timeout (self.watchdog_timeout=120, self.soft=False)")
+    assert exposed(lines, 210)["scheduler_stuck"][1:] == (120.0, 0.0)
 
 
 def test_a_condition_is_above_its_limit_where_the_row_holds() -> None:

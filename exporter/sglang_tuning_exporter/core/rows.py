@@ -146,7 +146,8 @@ FAILURES: tuple[Row, ...] = (
         when=When(
             "fact",
             "graph_memory",
-            name="out-of-memory failures in graph capture, or GB missing after it",
+            name="GPU memory missing after graph capture, all of it where the capture failed",
+            unit="GB",
             needs="a log",
         ),
         summary="CUDA graphs leave too little GPU memory free, or do not fit.",
@@ -204,7 +205,9 @@ FAILURES: tuple[Row, ...] = (
         severity="critical",
         after=60.0,
         any_load=True,
-        when=When("fact", "hang", name="seconds in which requests were there and nothing moved", needs="a log"),
+        when=When(
+            "fact", "hang", name="time in which requests were there and nothing moved", unit="seconds", needs="a log"
+        ),
         summary="SGLang hangs: it has requests but makes no progress.",
         past="SGLang hung until {until}: it had requests and made no progress.",
         seen="{value} without a line while requests ran",
