@@ -107,6 +107,33 @@ def test_a_retraction_counts_once_the_counter_shows_it() -> None:
     assert (before, beside.count("retractions"), beside.count("retracted")) == (0, 1, 1)
 
 
+def test_the_token_usage_just_before_a_retraction_is_that_of_its_line() -> None:
+    beside = served()
+    beside.lines(decode(73, usage=0.95), retraction(73), decode(74, usage=0.45))
+    beside.scrape(75, retracted_requests=1.0)
+    totals = beside.watch.server.window(60)
+    assert (totals["usage_before"], totals["usage_before:n"]) == (0.95, 1)
+
+
+def test_the_new_token_ratio_after_a_retraction_that_waited_is_that_of_now() -> None:
+    later = [decode(74), decode(75)]
+    ratios = []
+    for waits in (True, False):
+        beside = served(retracted_requests=None if not waits else 0.0)
+        beside.lines(retraction(73, ratio=0.99), *later)
+        beside.scrape(80, retracted_requests=1.0 if waits else None)
+        ratios.append(beside.watch.server.schedulers[None].ratio)
+    assert ratios[0] is not None
+    assert ratios[0] == pytest.approx(ratios[1])
+
+
+def test_of_retractions_that_settle_at_once_the_last_one_has_the_ratio() -> None:
+    beside = served()
+    beside.lines(retraction(73, 3, ratio=0.99), retraction(74, 1, ratio=0.95))
+    beside.scrape(75, retracted_requests=4.0)
+    assert beside.watch.server.schedulers[None].new_token_ratio == 0.95
+
+
 def test_a_retraction_that_the_counter_does_not_show_is_doubtful() -> None:
     beside = served()
     beside.lines(retraction(73))

@@ -222,7 +222,6 @@ class Scheduler:
         self.chunk: float | None = None  # most tokens of a prefill batch, where the log shows it
         self._admitted: deque[tuple[float, float]] = deque()  # requests that started in the last minute, and when
         self._admitted_sum = 0.0
-        self._admitted_at: float | None = None
         self._fell_at: float | None = None  # a request ended since the last one was admitted
         self._served = 0.0
         self._woke = True  # it was idle since the last decode line
@@ -234,15 +233,15 @@ class Scheduler:
         self.steps: deque[tuple[float, StepSums]] = deque(maxlen=600)
         self._step_due = -inf
         self._batch = 0.0  # of the line before, 0 where that is a prefill line
-        self.has_decoded = False
+        self.has_decoded, self._steps_so_far = False, 0.0  # decode steps by the log
+        self._retracted_at = -inf  # the last retraction line
         # Scrapes
         self.logged_at = -inf  # the last batch line
         self._shown_at = -inf  # a scrape last showed that something had changed
         self._scraped_at = -inf
         self._computing: float | None = None  # seconds of prefill between two scrapes
-        self._joining = (
-            0.0  # requests of a prefill batch, on average: a gauge of that moment does not count them as running
-        )
+        # Requests of a prefill batch, on average: a gauge of that moment does not count them as running.
+        self._joining = 0.0
         self._counts_admissions = False
 
     # A line
@@ -317,6 +316,7 @@ class Scheduler:
         bucket["decode_lines"] += 1
         self._server.counted["decode_lines"] += 1
         self._server.logged(steps)
+        self._steps_so_far += steps
         if figures.get("usage", 0.0) >= LEAST_USAGE and "tokens" in figures:
             self._pool = figures["tokens"] / figures["usage"]
         bucket["decoded"] += steps * max(accepted, 1.0) * running
@@ -333,9 +333,7 @@ class Scheduler:
             if not self.graph and self._server.another_decides(self.dp, running, now):
                 self.graph = None
         if self.ratio is not None:
-            initial = facts.initial_ratio or 0.7
-            self.ratio -= steps * (initial - LEAST_RATIO * initial) / DECAY_STEPS
-            self.ratio = None if self.ratio <= initial + FAR_ABOVE else self.ratio
+            self._decay(self.ratio, steps)
 
     def _prefill(self, event: Event, now: float) -> None:
         figures, bucket, facts = event.figures, self._server.bucket(now), self._server.facts
@@ -368,7 +366,7 @@ class Scheduler:
         if started:
             self._admitted.append((now, started))
             self._admitted_sum += started
-            self._admitted_at, self._fell_at, self._nothing_since = now, None, now
+            self._fell_at, self._nothing_since = None, now
         bucket["full_lines"] += full
         bucket["computed"] += tokens
         bucket["cached"] += figures.get("cached", 0.0)
@@ -401,17 +399,33 @@ class Scheduler:
             and tokens <= (facts.prefill_tokens or inf) - (facts.size("page_size") or 1)
         )
 
+    def beside(self) -> dict[str, float]:
+        """Return what a retraction takes from this moment, for one that is taken later."""
+        usage = self.usage
+        return {"steps_so_far": self._steps_so_far, **({} if usage is None else {"usage": usage})}
+
     def retract(self, event: Event, now: float) -> None:
-        """Take a retraction of this scheduler."""
+        """Take a retraction of this scheduler; one that waited brings what was `beside` it."""
         self.advance(now)
-        bucket, usage = self._server.bucket(now), self.usage
+        bucket, usage = self._server.bucket(now), event.figures.get("usage", self.usage)
         if usage is not None:
             bucket["usage_before"] += usage
             bucket["usage_before:n"] += 1
-        after, initial = event.figures.get("ratio_after"), self._server.facts.initial_ratio
-        if after is not None:
+        after, at = event.figures.get("ratio_after"), now if event.time is None else event.time
+        if after is not None and at >= self._retracted_at:
+            self._retracted_at = at
+            initial = self._server.facts.initial_ratio
             self.new_token_ratio = after
             self.ratio = after if initial is None or after > initial + FAR_ABOVE else None
+            since = self._steps_so_far - event.figures.get("steps_so_far", self._steps_so_far)
+            if self.ratio is not None and since > 0:
+                self._decay(self.ratio, since)
+
+    def _decay(self, ratio: float, steps: float) -> None:
+        """Let the ratio fall by so many decode steps; near its start it is forgotten."""
+        initial = self._server.facts.initial_ratio or 0.7
+        ratio -= steps * (initial - LEAST_RATIO * initial) / DECAY_STEPS
+        self.ratio = None if ratio <= initial + FAR_ABOVE else ratio
 
     @property
     def usage(self) -> float | None:
@@ -488,7 +502,7 @@ class Scheduler:
             if gained["started"]:
                 self._admitted.append((now, gained["started"]))
                 self._admitted_sum += gained["started"]
-                self._admitted_at, self._nothing_since = now, now
+                self._nothing_since = now
         tokens, most = gained.get("computed", 0.0), facts.prefill_tokens
         if not gains.is_fresh:
             return  # nothing has changed: what the scrape before showed holds
@@ -1162,9 +1176,7 @@ class Server:
         figures = event.figures
         if figures.get("testing") or self.is_repeated(event, now):
             return
-        scheduler = self.schedulers.get(event.rank.dp) or (
-            next(iter(self.schedulers.values())) if len(self.schedulers) == 1 else None
-        )
+        scheduler = self._retracts(event)
         if scheduler is not None:
             scheduler.retract(event, now)
         counts = self.lifetime(scheduler.dp if scheduler is not None else event.rank.dp).counts
@@ -1176,6 +1188,16 @@ class Server:
         if "ratio_after" in figures:
             self.bucket(now)["ratio_after"] += figures["ratio_after"]
             self.bucket(now)["ratio_after:n"] += 1
+
+    def _retracts(self, event: Event) -> Scheduler | None:
+        """Return the scheduler of a retraction; None where it is not known."""
+        only = next(iter(self.schedulers.values())) if len(self.schedulers) == 1 else None
+        return self.schedulers.get(event.rank.dp) or only
+
+    def with_moment(self, event: Event) -> Event:
+        """Return a retraction that is to wait, with what it takes from this moment."""
+        scheduler = self._retracts(event)
+        return event if scheduler is None else replace(event, figures={**scheduler.beside(), **event.figures})
 
     def is_repeated(self, event: Event, now: float) -> bool:
         """Whether another rank has printed this event: its n-th line is the n-th line of any other."""

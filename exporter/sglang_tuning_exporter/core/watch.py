@@ -165,6 +165,7 @@ class Watch:
         if len(self._waiting) >= most:
             self.doubtful[event.kind, "too_many"] += 1
             return
+        event = self.server.with_moment(event) if event.kind == "retraction" else event
         self._waiting.append((now, event))
         if self._first_page is not None and not self._is_resumed and now < self._first_page + SETTLED_SECONDS:
             self._unsure.append(event)
