@@ -1,4 +1,4 @@
-"""Recorded servers are judged as the people who recorded them know that they ran: by log and metrics, and by each alone."""
+"""Recorded servers are judged by how they really ran: by log and metrics, and by each alone."""
 
 from __future__ import annotations
 
