@@ -95,6 +95,30 @@ def test_a_cache_that_its_own_flag_keeps_small_is_made_larger(pool: float, flag:
     assert typed("conservativeness_ineffective", view)[0] == flag
 
 
+# A mamba cache beside the main one
+
+
+def test_a_higher_limit_needs_as_many_states_of_the_mamba_cache() -> None:
+    args: dict[str, Any] = {"max_running_requests": 64, "max_mamba_cache_size": 192, "disable_radix_cache": False}
+    view = seen(Load(usage=0.2, running=64, why="running_limit"), LIMIT=64.0, **args)
+    view.facts.states = 192.0
+    assert typed("running_at_limit", view) == ["--max-mamba-cache-size 240", "--max-running-requests 80"]
+
+
+def test_without_a_radix_cache_the_mamba_cache_follows_the_limit() -> None:
+    args: dict[str, Any] = {"max_running_requests": 64, "disable_radix_cache": True}
+    view = seen(Load(usage=0.2, running=64, why="running_limit"), LIMIT=64.0, **args)
+    view.facts.states = 64.0
+    assert typed("running_at_limit", view)[0].startswith("--max-running-requests")
+
+
+@pytest.mark.parametrize(("mamba", "arg"), [(200.0, "--mamba-full-memory-ratio"), (0.0, "--swa-full-tokens-ratio")])
+def test_the_cache_that_is_full_gets_more_of_the_memory(mamba: float, arg: str) -> None:
+    ratios = {"mamba_full_memory_ratio": 0.9, "swa_full_tokens_ratio": 0.8}
+    view = seen(Load(why="hybrid_pool_full", more={"mamba": mamba}), **ratios)
+    assert one("hybrid_pool_full", view).flag == arg
+
+
 # DP attention prints the product of a flag
 
 

@@ -88,6 +88,7 @@ GROWS = (100, 100, 0), (160, 110, 0), (230, 120, 0)
         (GROWS, {"queued": 0.0}, 0),
         # SGLANG_REQ_WAITING_TIMEOUT: they leave a queue of any length; prompts that are too long, the last ten here, do start.
         (((100, 100, 0), *GROWS, (250, 130, 0)), {"longest": None, "unstarted": (0.0, 0.0, 50.0, 110.0, 110.0)}, 110),
+        (GROWS, {"longest": None, "unstarted": (0.0, 50.0, 110.0)}, 110),  # from the second page on
         # Both counters have ended requests a moment apart, beside a queue whose gauge is refreshed every 400 decode steps.
         (((100, 100, 0), (108, 110, 0), (120, 118, 0), (130, 128, 0)), {"longest": None, "unstarted": (-5.0, 0.0, -9.0, 0.0)}, 0),
         (GROWS[:2], {"longest": None, "unstarted": (0.0, 50.0), "aborted": 1.0}, 0),  # somebody aborts them in the queue

@@ -45,6 +45,16 @@ def suspected(view: View) -> dict[str, object]:
 # Proven: the first advice of what they cause
 
 
+def test_a_chunk_is_small_by_what_each_rank_of_dp_attention_computes() -> None:
+    args: dict[str, Any] = {"tp_size": 8, "dp_size": 8, "enable_dp_attention": True, "chunked_prefill_size": 128}
+    assert suspected(of(LATE_FIRST, **args))["chunked_prefill_size"] == 8192
+
+
+def test_a_chunk_that_is_large_for_each_rank_is_no_suspect() -> None:
+    args: dict[str, Any] = {"tp_size": 8, "dp_size": 8, "enable_dp_attention": True, "chunked_prefill_size": 1024}
+    assert "chunked_prefill_size" not in suspected(of(LATE_FIRST, **args))
+
+
 @pytest.mark.parametrize("profile", ["online", "offline"])
 def test_without_radix_cache_a_full_cache_of_whole_prompts_names_it_before_a_larger_one(profile: str) -> None:
     args: dict[str, Any] = {"disable_radix_cache": True, "max_running_requests": 512, "max_total_tokens": 400_000}

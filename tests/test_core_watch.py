@@ -772,6 +772,25 @@ def test_by_metrics_alone_requests_wait_at_the_running_limit() -> None:
     assert beside.judge(60).verdict in {"running_at_limit", "queue_too_long"}
 
 
+@pytest.mark.parametrize(("swa", "mamba", "seconds"), [(0.3, 0.97, 60.0), (0.97, 0.3, 0.0)])
+def test_by_metrics_alone_it_is_known_which_of_two_more_caches_is_full(
+    swa: float, mamba: float, seconds: float
+) -> None:
+    beside = Beside(reads=False)
+    for at in range(0, 61, 5):
+        figures = {
+            "running": 20.0 + at / 100,
+            "queued": 30.0,
+            "full_usage": 0.4,
+            "swa_usage": swa,
+            "mamba_usage": mamba,
+        }
+        beside.scrape(at, **figures)
+    beside.watch.advance(BEGIN + 60)
+    totals = beside.watch.server.window(600)
+    assert (totals["admission/hybrid_pool_full"], totals["mamba"]) == (60.0, seconds)
+
+
 def test_by_metrics_alone_a_queue_that_the_next_batch_takes_is_not_held_back() -> None:
     beside = Beside(reads=False)
     beside.watch.inform(ServerInfo("0.5.23", ARGUMENTS))

@@ -311,7 +311,7 @@ def _second_cache(view: View, arg: str, most: float, gain: str) -> list[Draft]:
 
 
 def _hybrid(view: View, _: frozenset[str]) -> list[Draft]:
-    is_mamba = view.facts.states is not None or view.totals["mamba"] > 0
+    is_mamba = view.facts.states is not None or view.totals["mamba"] > view.totals["admission/hybrid_pool_full"] / 2
     gain = f"the {'mamba' if is_mamba else 'sliding-window'} cache is full: give it more of the memory"
     return _second_cache(
         view, "mamba_full_memory_ratio" if is_mamba else "swa_full_tokens_ratio", 4.0 if is_mamba else 1.0, gain

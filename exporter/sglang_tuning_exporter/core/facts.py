@@ -430,8 +430,8 @@ class Facts:
         limit = max(self.limits.values(), default=None)
         if not self.states or not limit or self.states < limit or self.states > _STATES_A_REQUEST * (limit + 1):
             return None
-        if self.number("max_running_requests") is not None and self.number("max_running_requests") == limit:
-            return None
+        if self.is_on("disable_radix_cache") and self.number("max_running_requests") is not None:
+            return None  # then the cache follows the limit
         each = int(self.states // limit)
         return float(each) if self.states // each == limit else None
 

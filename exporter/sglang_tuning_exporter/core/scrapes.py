@@ -92,6 +92,10 @@ class RejectedStreams:
         self._unstarted: float | None = None  # the most so far
         self._left = 0.0  # of these, not seen as answered
 
+    def see(self, page: Scrape) -> None:
+        """Take the first page, from which on requests are counted."""
+        self._unstarted = _unstarted(page)
+
     def take(self, page: Scrape, counts: Mapping[str, float], *, queue_is_full: bool) -> float:
         """Return how many more were rejected."""
         self._unfinished += counts.get("answered_requests", 0.0) - counts.get("finished_requests", 0.0)
@@ -147,6 +151,8 @@ class Counters:
             ranks = tuple(RankGains(rank, {}, is_fresh=True) for rank in page.ranks)
             return Gains(0.0, restarted=False, progress=None, counts={}, latencies={}, ranks=ranks)
         restarted, is_first, self._fell = self.fell(page), before is None, False
+        if is_first:
+            self._streams.see(page)
         if restarted:
             before, self._latencies = Scrape([RankFigures(rank.dp) for rank in page.ranks]), {}
             self._streams = RejectedStreams()

@@ -669,6 +669,8 @@ class Scheduler:
                 bucket["elsewhere"] += seconds
             if moment.queue not in {"empty", UNKNOWN}:
                 bucket[self._waits] += seconds
+            if moment.admission == "hybrid_pool_full" and self.usages.get("mamba", 0.0) >= (self.usage or 0.0):
+                bucket["mamba"] += seconds
             figures = (running, waiting, self.usage, self.throughput)
             for value, keys in zip(figures, _figure_keys(moment.admission), strict=True):
                 if value is None:

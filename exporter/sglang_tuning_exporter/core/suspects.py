@@ -59,15 +59,20 @@ class Suspect:
     gpu_only: bool = False
     only_proven: bool = False
     forced_by: tuple[str, ...] = ()  # arguments, or `argument=value`, for which SGLang sets the flag by itself
+    is_shared: bool = False  # by the ranks of DP attention
     only_with: str = ""  # a count that must be above 1
 
-    def is_suspicious(self, value: object) -> bool:
-        """Whether a typed value is on the suspicious side."""
+    def is_suspicious(self, value: object, ranks: int = 1) -> bool:
+        """Whether a typed value is on the suspicious side; `ranks` of DP attention share it."""
         if self.words:
             return value in self.words
         if self.least == inf:
             return value is True
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and self.least < value < self.most
+        return (
+            isinstance(value, (int, float))
+            and not isinstance(value, bool)
+            and self.least < value < self.most * (ranks if self.is_shared else 1)
+        )
 
 
 _NO_RADIX = (
@@ -131,6 +136,7 @@ SUSPECTS: tuple[Suspect, ...] = (
         "srt/managers/schedule_policy.py, PrefillAdder",
         least=0,
         most=LEAST_USEFUL_CHUNK,
+        is_shared=True,
         only_proven=True,
         cost="Running requests pause longer for each chunk.",
     ),
@@ -460,7 +466,7 @@ def named(view: View) -> list[Named]:
         value = typed.get(suspect.arg)
         if (
             suspect.arg not in typed
-            or not suspect.is_suspicious(value)
+            or not suspect.is_suspicious(value, facts.attention_ranks)
             or _is_forced(suspect, view)
             or not facts.flag(suspect.arg)
         ):
