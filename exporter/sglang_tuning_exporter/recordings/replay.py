@@ -78,11 +78,10 @@ class ReplayServer(HTTPServer):
             self._log.close()
             raise
         self.recording, self._speed, self._loop = recording, speed, loop
-        self.position_seconds = 0.0
+        self._moment = (0, 0.0)  # rounds that have ended, and the position in this one: read and set together
         self.finished = False
         self.failure: OSError | None = None
         self._written = 0
-        self._rounds = 0  # that have ended
         self._round_gains = gains_of(recording) if loop else {}
         self._stopping = threading.Event()
         self._player = threading.Thread(target=self._play, name="replay-log", daemon=True)
@@ -102,11 +101,11 @@ class ReplayServer(HTTPServer):
         self._log.close()
 
     def _play(self) -> None:
-        began = time.monotonic()
+        began, rounds = time.monotonic(), 0
         while not self._stopping.wait(_STEP_SECONDS):
             position = (time.monotonic() - began) * self._speed
             if position >= self.recording.length_seconds:
-                self._advance(self.recording.length_seconds)
+                self._advance(self.recording.length_seconds, rounds)
                 if not self._loop or self.failure is not None:
                     self.finished = True
                     return
@@ -114,13 +113,17 @@ class ReplayServer(HTTPServer):
                 began = time.monotonic()
                 # The start is not repeated: that would show a server that restarts every few minutes.
                 self._written = self.recording.count_lines_until(0.0)
-                self._rounds += 1
-                position = 0.0
+                rounds, position = rounds + 1, 0.0
                 if self._log.tell() > _LONGEST_LOG_BYTES:
                     self._log.truncate(0)
-            self._advance(position)
+            self._advance(position, rounds)
 
-    def _advance(self, position: float) -> None:
+    @property
+    def position_seconds(self) -> float:
+        """Recorded seconds since the server was ready, of this round."""
+        return self._moment[1]
+
+    def _advance(self, position: float, rounds: int = 0) -> None:
         until = self.recording.count_lines_until(position)
         rest = memoryview(b"".join(line.text for line in self.recording.lines[self._written : until]))
         self._written = until
@@ -129,30 +132,31 @@ class ReplayServer(HTTPServer):
                 rest = rest[self._log.write(rest) :]
         except OSError as error:
             self.failure = error
-        self.position_seconds = position
+        self._moment = rounds, position
 
-    def _gone_on(self, page: bytes) -> bytes:
-        """Return a page with the counters of the rounds before."""
-        if not self._rounds:
+    def _gone_on(self, page: bytes, rounds: int) -> bytes:
+        """Return a page with the counters of the rounds before; it has all series of the last one, because none goes again."""
+        last = self.recording.scrape_at(self.recording.length_seconds)
+        if not rounds or last is None:
             return page
+        now = {match["series"]: float(match["value"]) for match in _SAMPLE.finditer(page)}
 
-        def more(match: re.Match[bytes]) -> bytes:
-            gain = self._round_gains.get(match["series"])
-            if gain is None:
-                return match[0]
-            return b"%b %b" % (match["series"], repr(float(match["value"]) + self._rounds * gain).encode())
+        def value(match: re.Match[bytes]) -> bytes:
+            series = match["series"]
+            return b"%b %r" % (series, now.get(series, 0.0) + rounds * self._round_gains.get(series, 0.0))
 
-        return _SAMPLE.sub(more, page)
+        return _SAMPLE.sub(value, last.text)
 
     def answer(self, path: str, body: bytes | None) -> Answer | None:  # noqa: ARG002 - no endpoint takes a body
         """Return the recorded server's answer; None while it was down."""
-        phase = self.recording.phase_at(self.position_seconds)
+        rounds, position = self._moment
+        phase = self.recording.phase_at(position)
         if phase == "down":
             return None
         match path:
             case "/metrics":
-                scrape = self.recording.scrape_at(self.position_seconds)
-                return _NOT_FOUND if scrape is None else (200, _EXPOSITION, self._gone_on(scrape.text))
+                scrape = self.recording.scrape_at(position)
+                return _NOT_FOUND if scrape is None else (200, _EXPOSITION, self._gone_on(scrape.text, rounds))
             case "/health" | "/health_generate":
                 return (200 if phase == "ready" else 503, _JSON, b"")
             case "/server_info" | "/get_server_info":
