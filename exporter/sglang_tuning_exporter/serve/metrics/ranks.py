@@ -76,7 +76,7 @@ def _retractions(lives: PerRank[Life], sidecar: SidecarView) -> Iterable[Family]
     lives.one(events, lambda each: each.counts.get("retraction_events", 0.0) if is_read else None)
     doc = "Requests retracted because the KV cache was full: from the log, and from the server's counter what the log does not show."
     requests = counter("retracted_requests", doc, source="log, else metrics")
-    lives.one(requests, lambda each: each.counts.get("retracted", 0.0) if is_read or each.dp in counted else None)
+    lives.one(requests, lambda each: each.counts.get("retracted", 0.0 if is_read or each.dp in counted else None))
     if is_read and not events.samples:
         events.add_metric([], 0)
         requests.add_metric([], 0)

@@ -31,7 +31,7 @@ def server(sidecar: SidecarView, now: float) -> Iterable[Family]:
     state, facts = sidecar.watch.server, sidecar.watch.server.facts
     page, counted = state.page, state.counted
     shown = {
-        "version": facts.release or facts.version,
+        "version": facts.version or facts.release,
         "model_name": _model(state),
         "engine_type": facts.role or facts.role_seen,
     }
