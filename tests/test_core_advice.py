@@ -58,6 +58,14 @@ def test_where_conservativeness_is_at_its_highest_fewer_run(now: float) -> None:
     assert typed("retracting_too_often", view)[0] == "--max-running-requests 40"
 
 
+def test_where_no_batch_is_known_fewer_requests_are_advised_in_words() -> None:
+    view = seen(Load(running=0, usage=0.95, prompt=2000), schedule_conservativeness=1.6)
+    change = advised("retracting_too_often", view)[0]
+    assert (change.flag, change.direction, change.words) == (
+        "--max-running-requests", "lower", "about 80 % of the batch that runs",
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("usage", "prompt", "started", "flag"),
     [

@@ -58,6 +58,7 @@ class Draft:
     now: Value = None
     gain: str = ""
     words: str = ""
+    direction: str = ""  # where the values do not show it
     text: Remedy | None = None  # the reasons, where they are not the row's own
     together: tuple[Draft, ...] = ()
     otherwise: tuple[Draft, ...] = ()
@@ -189,11 +190,12 @@ def _run_fewer(view: View, quantile: float, share: float) -> Draft | None:
     known = [figure for figure in (force, ran * shared_by if ran else None) if figure]
     now = flag or force
     if not known:
-        return Draft("max_running_requests", None, now)
+        words = f"about {100 * share:.0f} % of the batch that runs"
+        return Draft("max_running_requests", None, now, words=words, direction="lower")
     to = float(max(shared_by, int(share * min(known))))
     if min(known) <= shared_by or (now is not None and to >= now):
         return None
-    return Draft("max_running_requests", to, now)
+    return Draft("max_running_requests", to, now, direction="lower")
 
 
 def _at_limit(view: View, _: frozenset[str]) -> list[Draft]:  # noqa: PLR0911 - one for each thing that limits
@@ -1132,7 +1134,7 @@ def setting(value: Value) -> Value:
 def spelled(row: Row, view: View, draft: Draft) -> Change:
     """Return a draft as a change, with its reasons."""
     text = draft.text
-    direction = _direction(draft) or (text or row.remedy).direction
+    direction = draft.direction or _direction(draft) or (text or row.remedy).direction
     if text is None:
         own = draft.arg == row.remedy.arg or not draft.arg
         text = (
