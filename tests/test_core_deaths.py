@@ -10,6 +10,7 @@ from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.state.profiles import PROFILES
 from test_core_course import BEGIN, decode, stamp, start
+from test_core_watch import Beside
 
 SIGQUIT = "Received sigquit from a child process. It usually means the child failed."
 WATCHDOG = "Watchdog timeout (self.watchdog_timeout=300)"
@@ -154,3 +155,56 @@ def test_failed_health_checks_of_a_server_that_is_paused_are_none_until_it_conti
     before = verdict(watch, 241)
     add(watch, Reader(), stamp(242) + access.format("continue"), *(failed_check(at) for at in range(280, 360, 20)))
     assert (before, verdict(watch, 361)) == ("no_limit_in_log", "scheduler_stuck")
+
+
+# What a death follows from
+
+OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+def because(watch: Watch, at: float, name: str) -> tuple[str, ...]:
+    found = {each.diagnosis: each for each in watch.judge(BEGIN + at).findings}
+    return found[name].because
+
+
+def test_little_memory_left_at_the_start_is_no_cause_of_a_death() -> None:
+    short = [*start(left=0.6), *(decode(at) for at in range(12, 73, 2))]
+    watch = after(*short, stamp(73) + SIGQUIT)
+    assert verdict(watch, 80) == "crashed"
+    assert because(watch, 81, "crashed") == ()
+
+
+def test_a_server_that_does_not_answer_is_down_whatever_memory_its_start_left() -> None:
+    beside = Beside()
+    beside.lines(*start(left=0.6))
+    beside.scrape(12, running=60.0)
+    beside.lines(*(decode(at) for at in range(14, 73, 2)))
+    beside.scrape(72, running=60.0)
+    beside.watch.lose("connection_refused", "connection refused", BEGIN + 75)
+    found = beside.judge(80).findings
+    assert [each.diagnosis for each in found if each.is_limit][:2] == ["server_down", "graph_memory_short"]
+    assert found[0].because == ()
+    assert not any(change.flag for change in found[0].changes)
+
+
+def test_a_crash_just_after_a_failure_for_want_of_memory_follows_from_it() -> None:
+    watch = after(*SERVED, stamp(73) + OUT_OF_MEMORY, stamp(75) + DEATHS["a process that crashed"])
+    assert because(watch, 80, "crashed") == ("out_of_memory_any",)
+
+
+def test_a_crash_long_after_a_failure_that_it_survived_does_not() -> None:
+    on = [decode(at) for at in range(76, 474, 2)]
+    watch = after(*SERVED, stamp(73) + OUT_OF_MEMORY, *on, stamp(475) + DEATHS["a process that crashed"])
+    assert (verdict(watch, 480), because(watch, 481, "crashed")) == ("crashed", ())
+
+
+def test_a_crash_after_the_next_start_has_served_does_not_follow_from_the_failure_before() -> None:
+    again = [*start(80), *(decode(at) for at in range(92, 292, 2))]
+    watch = after(*SERVED, stamp(73) + OUT_OF_MEMORY, *again, stamp(293) + DEATHS["a process that crashed"])
+    assert because(watch, 300, "crashed") == ()
+
+
+def test_the_crash_of_a_failure_keeps_its_cause_while_the_next_start_serves() -> None:
+    again = [*start(80), *(decode(at) for at in range(92, 292, 2))]
+    watch = after(*SERVED, stamp(73) + OUT_OF_MEMORY, stamp(75) + DEATHS["a process that crashed"], *again)
+    assert because(watch, 292, "crashed") == ("out_of_memory_any",)

@@ -76,8 +76,9 @@ class Clocks:
         ended = []
         for name, clock in self.by_row.items():
             row, figure = clock.row, measured.figures.get(name)
-            hindered = not holding.isdisjoint(row.causes) and name not in NOTIFIED_AS_WELL
-            if clock.firing is None and hindered and not firing.isdisjoint(row.causes):
+            causes = measured.causes(row)
+            hindered = not holding.isdisjoint(causes) and name not in NOTIFIED_AS_WELL
+            if clock.firing is None and hindered and not firing.isdisjoint(causes):
                 continue  # somebody has been called for the cause
             holds = None if figure is None else name in holding
             alert = clock.pass_on(now, _event_at(row, server, now), holds=holds, hindered=hindered, pause=pause)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Literal
 
 from sglang_tuning_exporter.core import suspects
@@ -23,7 +24,7 @@ from sglang_tuning_exporter.core.findings import (
     Severity,
 )
 from sglang_tuning_exporter.core.ledger import FAST, SLOW
-from sglang_tuning_exporter.core.rows import BY_ID, ROW_OF_WAIT, ROWS, WHY_REQUESTS_WAIT, Row, When
+from sglang_tuning_exporter.core.rows import BY_ID, KILLS, ROW_OF_WAIT, ROWS, WHY_REQUESTS_WAIT, Row, When
 from sglang_tuning_exporter.core.server import BUCKET_SECONDS, WAITS, Server, Totals
 from sglang_tuning_exporter.core.suspects import LATE_TIMES, SLOW_BURN_TIMES
 from sglang_tuning_exporter.core.view import SHARING, SHORTEST_TIMEOUT, View, explained
@@ -41,6 +42,7 @@ SENTENCES = {
     STOPPED: "The server was stopped: its log says that it was asked to end.",
 }
 PAST_SECONDS = 120.0  # what was not seen for so long is over
+SURVIVED_SECONDS = 60.0  # of work after a failure: it did not end by it
 LONG = 180.0  # seconds that are said in minutes
 HIGH, MEDIUM = 120.0, 60.0  # seconds of serving time for this confidence
 OFTEN_DOWN, MANY_OUTAGES = 0.1, 3  # of two hours; outages in them
@@ -487,7 +489,7 @@ class Measured:
         """The diagnosis that limits the server, or the word for why there is none."""
         limits = [row for row in self.holding if is_limit(row, self)]
         if limits:
-            return max(limits, key=lambda row: (URGENCY[BY_ID[row].severity], -_ORDER[row]))
+            return min(limits, key=self.place)
         view = self.view
         if view.starting:
             return STARTING
@@ -499,6 +501,30 @@ class Measured:
             return HEALTHY if is_served(view) else NOT_ENOUGH if view.hung else UNEXPLAINED
         idle = view.idle > 0 and view.idle >= view.served and not view.busy
         return IDLE if idle and view.served < view.profile.enough_serving_seconds else NOT_ENOUGH
+
+    def causes(self, row: Row) -> tuple[str, ...]:
+        """Return the rows that this one can follow from, here: no failure ends a server that nothing shows, or that it survived."""
+        if row.id not in DEATHS:
+            return row.causes
+        return tuple(each for each in row.causes if not (each in KILLS and self._is_harmless(each, row)))
+
+    def place(self, row: str) -> tuple[bool, int, int]:
+        """Return what rows are ranked by: a server that is down has its end first, beside what is not known to have ended it."""
+        death = "server_down" if "server_down" in self.holding else "crashed" if self.view.has_ended else ""
+        unproven = death in self.holding and row in KILLS and row not in self.causes(BY_ID[death])
+        return unproven, -URGENCY[BY_ID[row].severity], _ORDER[row]
+
+    def _is_harmless(self, failure: str, death: Row) -> bool:
+        """Whether a failure is only feared, or the server served for a minute between it and its end."""
+        if failure == "graph_memory_short" and not self.view.totals["out_of_memory.graph_capture"]:
+            return True
+        if death.id not in {"crashed", "server_down"}:
+            return False
+        last = self.view.last
+        failed = max((last.get(name, -inf) for name in _SIGNS[failure]), default=-inf)
+        worked = last.get("work before the end" if death.id == "crashed" else "work", -inf)
+        begun = last.get("starts", -inf)
+        return failed > -inf and worked - (begun if failed < begun <= worked else failed) >= SURVIVED_SECONDS
 
 
 def is_served(view: View) -> bool:
@@ -513,6 +539,12 @@ def is_served(view: View) -> bool:
 
 
 _ORDER = {row.id: place for place, row in enumerate(ROWS)}
+DEATHS = frozenset({"crashed", "server_down", "often_down", "restart_loop"})
+_SIGNS: Mapping[str, tuple[str, ...]] = {
+    **{row: BY_ID[row].when.states for row in KILLS},
+    "graph_memory_short": ("out_of_memory.graph_capture",),
+    "scheduler_stuck": ("hangs", "watchdogs", "health_failures"),
+}
 
 
 def weigh(view: View) -> Measured:
@@ -614,8 +646,7 @@ def findings(measured: Measured, also: frozenset[str] = frozenset()) -> tuple[Fi
         key=lambda name: (
             BY_ID[name].chance,
             not is_limit(name, measured),
-            -URGENCY[BY_ID[name].severity],
-            _ORDER[name],
+            measured.place(name),
         ),
     )
     changes: dict[str, tuple[Change, ...]] = {}
@@ -628,7 +659,9 @@ def findings(measured: Measured, also: frozenset[str] = frozenset()) -> tuple[Fi
         if not changes[name] and row.needs_advice:
             continue
         because = tuple(
-            each for each in row.causes if changes.get(each) or (each in changes and not BY_ID[each].needs_advice)
+            each
+            for each in measured.causes(row)
+            if changes.get(each) or (each in changes and not BY_ID[each].needs_advice)
         )
         found.append(_worded(row, measured, changes[name], because))
     return tuple(found)
@@ -644,7 +677,7 @@ def _changes(
     """Return the changes of a row: of its causes where it borrows, else its own, without what others set or protect."""
     view = measured.view
     if row.id == "server_down":  # a flag that ended it comes before the restart
-        named = (tuple(change for change in earlier.get(cause, ()) if change.flag) for cause in row.causes)
+        named = (tuple(change for change in earlier.get(cause, ()) if change.flag) for cause in measured.causes(row))
         return (*next(filter(None, named), ()), *_own(row, measured, holding, advised))
     if row.borrows:
         given = [(cause, earlier[cause]) for cause in row.causes if earlier.get(cause) and not BY_ID[cause].chance]

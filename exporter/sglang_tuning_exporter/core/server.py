@@ -932,6 +932,7 @@ class Server:
         )  # fmt: skip
         self._logged_steps = 0.0
         if gains.progress:
+            self.last["work"] = now
             self._work_on(now)
         if self.ended or self.starting:
             self.ended, self.starting = "", False
@@ -1157,6 +1158,7 @@ class Server:
         scheduler = self._scheduler(rank.dp)
         if scheduler is None or scheduler.repeats(event):
             return
+        self.last["work"] = now
         if self.stopping or self.exception:
             self._work_on(now)
         if self.ended or self.starting:
@@ -1236,6 +1238,7 @@ class Server:
             return  # how processes end that were asked to is no crash
         if not self.ended:
             self.count("ends", now, event)
+            self.last["work before the end"] = self.last.get("work", -inf)
         self.ended = self.how_ended = event.text or self.ended or ENDS.get(event.word, event.word)
         self._stop(now)
 

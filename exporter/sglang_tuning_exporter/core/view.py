@@ -47,6 +47,7 @@ class View:
     starting: bool = False
     stopping: bool = False
     ended: str = ""  # how it ended last
+    has_ended: bool = False  # and it has not started again
     exception: str = ""  # the last line of the last traceback
     hangs: tuple[Hang, ...] = ()
     last: Mapping[str, float] = field(default_factory=dict)  # when something happened last
@@ -275,7 +276,7 @@ def view_of(server: Server, seconds: float) -> View:
     totals["starts_recently"] = float(sum(now - at <= RECENTLY for at in server.started_at))
     return View(
         totals, server.facts, server.profile, now, {dp: each.running or 0.0 for dp, each in server.schedulers.items()},
-        server.starting, server.stopping, server.how_ended, server.exception,
+        server.starting, server.stopping, server.how_ended, bool(server.ended), server.exception,
         tuple(hang for hang in server.hangs if hang.begin + hang.seconds >= now - seconds), dict(server.last),
     )  # fmt: skip
 
