@@ -1,0 +1,78 @@
+"""Retracted requests while the log is unreadable: the server's counter takes over, and no request counts twice."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import pairwise
+
+import pytest
+
+from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.watch import Watch
+from sglang_tuning_exporter.recordings.recording import Recording, load
+from sglang_tuning_exporter.recordings.replay import packaged
+from sglang_tuning_exporter.sglang.events import Scrape
+from sglang_tuning_exporter.sglang.metrics import page_figures
+from sglang_tuning_exporter.state.profiles import PROFILES
+
+BEGIN = 1_763_632_800.0
+NEVER = 1e9
+
+
+@cache
+def recording() -> Recording:
+    """Return a real 0.5.23 that retracts."""
+    return load(packaged("retract"))
+
+
+@cache
+def page(text: bytes) -> Scrape:
+    return page_figures.read(text.decode())
+
+
+def played(
+    begin: float = NEVER, end: float = NEVER, *, late: bool = False, metrics: bool = True
+) -> tuple[list[float], Watch]:
+    """Return the retracted requests after each page, with a log that cannot be read from `begin` to `end`; `late`: its lines come afterwards."""
+    watch, reader = Watch(PROFILES["online"], BEGIN, reads=True, scrapes=metrics), Reader()
+    moments = [(line.at, 0, line.text) for line in recording().lines]
+    moments += [(each.at, 1, each.text) for each in recording().scrapes] if metrics else []
+    kept, seen = list[bytes](), list[float]()
+    for at, is_page, text in sorted(moments, key=lambda moment: moment[:2]):
+        now = BEGIN + at
+        if is_page:
+            watch.scrape(page(text), now)
+            seen.append(watch.server.counted["retracted"])
+        elif begin <= at < end:
+            kept.append(text)
+        else:
+            for line in (*(kept if late else ()), text):
+                for event in reader.read(line.rstrip(b"\n")):
+                    event.time = now
+                    watch.take(event)
+            kept = []
+    watch.advance(BEGIN + recording().length_seconds + 60)
+    return [*seen, watch.server.counted["retracted"]], watch
+
+
+@pytest.mark.parametrize("metrics", [False, True])
+def test_every_retraction_of_a_real_server_counts_once(*, metrics: bool) -> None:
+    seen, watch = played(metrics=metrics)
+    assert (seen[-1], watch.server.counted["retractions"], dict(watch.doubtful)) == (10, 10, {})
+
+
+@pytest.mark.parametrize("begin", range(0, 150, 30))
+def test_after_the_logs_end_the_servers_counter_goes_on_from_there(begin: int) -> None:
+    seen, watch = played(float(begin))
+    assert seen[-1] == 10
+    assert all(now >= before for before, now in pairwise(seen))
+    assert dict(watch.doubtful) == {}
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("begin", range(0, 120, 20))
+@pytest.mark.parametrize("length", [15, 60])
+def test_a_log_that_comes_back_counts_none_again(begin: int, length: int, *, late: bool) -> None:
+    seen, _ = played(float(begin), float(begin + length), late=late)
+    assert seen[-1] == 10
+    assert all(now >= before for before, now in pairwise(seen))
