@@ -414,3 +414,28 @@ def test_full_prefill_batches_that_follow_each_other_are_the_limit_all_the_time(
     for step in range(20):
         beside.prefill(3.0 * step, 8192, queued=5)
     assert beside.seconds(60.0, "admission")["prefill_bound"] >= 50.0
+
+
+# Step times: a decode line shows one where the batch hardly changed since the decode line before it
+
+
+@pytest.mark.parametrize(
+    ("lines", "batches"),
+    [
+        ([(1, "decode", 8), (2, "decode", 8), (3, "decode", 9), (4, "decode", 9)], [8, 9]),
+        ([(1, "decode", 40), (2, "decode", 37), (3, "decode", 33)], [38.5]),  # nearly the same: at the mean batch
+        ([(1, "decode", 8), (2, "prefill", 8), (2, "decode", 8), (3, "decode", 8)], [8]),
+        ([(1, "decode", 1), (2, "decode", 8), (2, "decode", 8), (2, "decode", 1)], []),  # of one second only the first
+        ([(1, "decode", 8), (2, "decode", 9), (2, "decode", 8)], []),
+        ([(1, "decode", 8), (2, "decode", 8), (2, "decode", 9)], [8]),
+    ],
+)
+def test_a_decode_line_shows_a_step_time_where_the_batch_hardly_changed(
+    beside: Beside, lines: list[tuple[float, str, int]], batches: list[float]
+) -> None:
+    for at, kind, running in lines:
+        if kind == "decode":
+            beside.decode(at, running, usage=0.2, throughput=running * 11 + 0.5)
+        else:
+            beside.prefill(at, 0, running)
+    assert [step.batch for _, step in beside.server.schedulers[None].steps] == batches
