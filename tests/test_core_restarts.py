@@ -259,8 +259,8 @@ def test_an_end_from_before_the_exporter_is_still_the_end(place: Place) -> None:
     book.close()
 
 
-@pytest.mark.parametrize(("ago", "verdict"), [(60.0, "starting"), (1700.0, "starting")])
-def test_a_start_from_before_the_exporter_goes_on(place: Place, ago: float, verdict: str) -> None:
+@pytest.mark.parametrize(("ago", "verdict"), [(60.0, "starting"), (1700.0, "starting"), (7200.0, "not_enough_data")])
+def test_a_start_from_before_the_exporter_goes_on_for_half_an_hour(place: Place, ago: float, verdict: str) -> None:
     place.write(START, ago=ago)
     book, watch = place.reader()
     assert watch.judge(time.time()).verdict == verdict

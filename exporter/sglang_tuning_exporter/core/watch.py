@@ -505,7 +505,7 @@ class Watch:
             self._hung_at = now
         starting = failure.starting if failure is not None else self._answered_at is None and server.starting
         if failure is None and self._answered_at is None and not self._scrapes:
-            starting = server.starting
+            starting = server.starting and now - server.last.get("starts", now) < STARTING_SECONDS
         return replace(
             whole,
             stopped=stopped,
