@@ -27,7 +27,8 @@ from release.archives import ROOT, ReleaseError, committed
 PACKAGE = "sglang_tuning_exporter"
 RECORD = Path(__file__).with_name("measured.json")
 LOG = ROOT / "tests" / "recordings" / "v0.5.9-retract" / "server.log.gz"
-CORE = ("core", "sglang", "state", "diagnosis", "capacity", "report")
+CORE = ("core", "sglang", "capacity", "state", "diagnosis", "report")
+FORMER = {"state", "diagnosis", "report"}  # of these, rooms that only earlier revisions have
 TOOLS = ("closed_loop", "bench", "fuzz", "release", "truth")
 BY_HAND = {".css", ".html", ".j2", ".js", ".md", ".mtail", ".yaml", ".yml"}
 EXTRACTED = {".json"}

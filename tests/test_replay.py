@@ -185,8 +185,8 @@ def test_a_loop_goes_on_with_work_and_does_not_play_the_start_again(tmp_path: Pa
 def test_counters_go_on_from_round_to_round_of_a_loop(tmp_path: Path) -> None:
     late = b"# TYPE late_total counter\nlate_total 7\n"  # of the first request
     pages = {
-        f"metrics-{at:04}-{(NOON + at) * 1000}.prom": b"# TYPE n_total counter\nn_total %d\n# TYPE g gauge\ng %d\n"
-        % (5 + at, at)
+        f"metrics-{at:04}-{(NOON + at) * 1000}.prom": b"# TYPE n_total counter\nn_total %d\n# TYPE g gauge\ng %d\n%b"
+        % (5 + at, at, late if at else b"")
         for at in (0, 10)
     }
     counted: list[float] = []
