@@ -173,7 +173,7 @@ def test_the_way_of_one_line_leads_from_the_followed_file_to_the_page() -> None:
     places = entered(ROOT, "line", seeds=(0,))
     package = ROOT / "exporter" / PACKAGE
     rooms = {Path(file).relative_to(package).parts[0] for file, *_ in places if Path(file).is_relative_to(package)}
-    assert {"collect", "sglang", "state", "serve"} <= rooms
+    assert {"collect", "core", "serve"} <= rooms
     assert met(places, ROOT)["functions"] > 50
 
 
