@@ -791,6 +791,12 @@ def test_by_metrics_alone_it_is_known_which_of_two_more_caches_is_full(
     assert (totals["admission/hybrid_pool_full"], totals["mamba"]) == (60.0, seconds)
 
 
+def test_by_metrics_alone_why_requests_wait_is_named_at_first_sight_where_no_admissions_are_counted() -> None:
+    beside = Beside(reads=False)
+    beside.scrape(0, running=237.0, queued=4.0, full_usage=0.5)
+    assert beside.watch.server.schedulers[None].moment(BEGIN + 1).admission == "held_back"
+
+
 def test_by_metrics_alone_a_queue_that_the_next_batch_takes_is_not_held_back() -> None:
     beside = Beside(reads=False)
     beside.watch.inform(ServerInfo("0.5.23", ARGUMENTS))

@@ -781,8 +781,9 @@ class Scheduler:
     def _held_back(self) -> str:
         """Return `held_back` where the new-token ratio is all that keeps the next request from starting."""
         wait = self.wait_seconds(self.spent)
-        passes = self._computing is not None and (wait is None or wait < SHORT_WAIT_SECONDS)
-        # A scrape sees a queue that the next batch takes.
+        # A scrape sees a queue that the next batch takes. Where no admissions are counted, the queue is taken as it is seen.
+        is_short = self._counts_admissions if wait is None else wait < SHORT_WAIT_SECONDS
+        passes = self._computing is not None and is_short
         return UNKNOWN if passes or self._server.facts.waits_by else "held_back"
 
     def _stands_still(self) -> bool:
@@ -903,7 +904,7 @@ class Server:
 
     def scrape(self, page: Scrape, now: float) -> Gains:
         """Take a page of the server's own metrics; return what it gained."""
-        self.now = now if self.now is None else max(self.now, now)
+        self.now = now = now if self.now is None else max(self.now, now)
         self.begin = now if self.begin is None else self.begin
         longest = self.facts.size("max_queued_requests")
         queued = [
