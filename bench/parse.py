@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.equivalence import KINDS
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.watch import Watch
-from sglang_tuning_exporter.state.profiles import PROFILES
 
 # Counters of the watch by their names in `bench.equivalence`.
 COUNTED = {"starts": "starts", "retractions": "retractions", "retracted requests": "retracted"}

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from closed_loop.installation import HERE, default_home, installed
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.advice import advise, setting
 from sglang_tuning_exporter.core.events import NO_RANK
 from sglang_tuning_exporter.core.facts import Facts, RankMemory
@@ -23,7 +24,6 @@ from sglang_tuning_exporter.core.server import Totals
 from sglang_tuning_exporter.core.view import View
 from sglang_tuning_exporter.sglang.args.command import Command, command_line
 from sglang_tuning_exporter.sglang.args.flags import flag_of
-from sglang_tuning_exporter.state.profiles import PROFILES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,9 +13,9 @@ import traceback
 from pathlib import Path
 
 from fuzz.lines import mutators, seeds
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.watch import Watch
-from sglang_tuning_exporter.state.profiles import PROFILES
 
 BLOCK_LINES = 2000
 # What the interpreter's arenas may take on top after the first blocks have warmed every cache.

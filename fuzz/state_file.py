@@ -17,10 +17,10 @@ from sglang_tuning_exporter.collect.log import Logbook
 from sglang_tuning_exporter.collect.positions import HEAD_BYTES, TAIL_BYTES, make_mark
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.collect.state_file import SCHEMA
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
-from sglang_tuning_exporter.state.profiles import PROFILES
 
 _LOG = Path(__file__).parent.parent / "tests" / "data" / "logs" / "0.5.23.log"
 NOW = 1_763_640_000.0

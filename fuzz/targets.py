@@ -20,6 +20,7 @@ from fuzz import access, forgeries, state_file, words
 from fuzz.sidecars import check_outputs, scratch, settings
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import resolve
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core import report
 from sglang_tuning_exporter.core.explain import explain
@@ -33,7 +34,6 @@ from sglang_tuning_exporter.sglang.metrics import exposition
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.sglang.metrics.page_cache import PageReader, ParsedPage
 from sglang_tuning_exporter.sglang.server_info import parse_loads, parse_server_info
-from sglang_tuning_exporter.state.profiles import PROFILES
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "tests" / "data"

@@ -15,11 +15,11 @@ from random import Random
 from sglang_tuning_exporter.capacity.estimate import Estimate
 from sglang_tuning_exporter.capacity.ranks import RankCapacity
 from sglang_tuning_exporter.capacity.step_time import StepLine, StepTime
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.scaling import DEMAND_SECONDS, capacity_ratio, scale_out_helps
 from sglang_tuning_exporter.core.watch import Watch
-from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
+from sglang_tuning_exporter.sglang.metrics.figures import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.server_info import ServerInfo
-from sglang_tuning_exporter.state.profiles import PROFILES
 
 # Target load of a replica, and the largest demand of one server: as in the rules.
 TARGET_RATIO, MAX_RATIO = 0.8, 1.6

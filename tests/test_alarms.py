@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.course import Course
 from sglang_tuning_exporter.core.findings import Alert
 from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.state.profiles import PROFILES
 from test_core_course import BEGIN, load, retraction, stamp, start
 
 HOUR = 3600.0

@@ -18,11 +18,11 @@ from sglang_tuning_exporter.capacity.model import Measured
 from sglang_tuning_exporter.capacity.ranks import STALE_SECONDS
 from sglang_tuning_exporter.capacity.readings import Counters, Interval, Readings, measure
 from sglang_tuning_exporter.capacity.step_time import NONE, StepSums, fit, total, windows
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.capacities import capacities, step_of_lines
 from sglang_tuning_exporter.core.events import Event, Rank
 from sglang_tuning_exporter.core.server import Server
 from sglang_tuning_exporter.sglang.server_info import Load, parse_loads
-from sglang_tuning_exporter.state.profiles import PROFILES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -6,9 +6,9 @@ from datetime import datetime, timezone
 
 import pytest
 
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.watch import Watch
-from sglang_tuning_exporter.state.profiles import PROFILES
 from test_core_course import BEGIN, decode, stamp, start
 from test_core_watch import Beside
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.exposed import Advice, Condition, Words, conditions, turned
 from sglang_tuning_exporter.core.findings import Change, Figure, Finding, Judgement
@@ -19,7 +20,6 @@ from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.core.view import view_of
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
-from sglang_tuning_exporter.state.profiles import PROFILES
 from test_core_course import BEGIN, decode, retraction, stamp, start
 from test_core_watch import Beside, served
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.scrapes import Stuck
 from sglang_tuning_exporter.core.watch import Watch
-from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.metrics import page_figures
+from sglang_tuning_exporter.sglang.metrics.figures import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.server_info import ServerInfo
-from sglang_tuning_exporter.state.profiles import PROFILES
 from test_core_course import BEGIN, decode, prefill, stamp, start
 
 STEP = 5.0

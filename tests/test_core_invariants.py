@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.advice import setting, typed_settings
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.findings import Change, Judgement
@@ -19,7 +20,6 @@ from sglang_tuning_exporter.core.view import View
 from sglang_tuning_exporter.sglang.args.flags import flag_of, releases
 from sglang_tuning_exporter.sglang.args.refusals import objection
 from sglang_tuning_exporter.sglang.args.values import print_factor
-from sglang_tuning_exporter.state.profiles import PROFILES
 from views import Load, late, seen
 
 STEPS = 12  # of advice followed one after the other

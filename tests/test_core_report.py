@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from sglang_tuning_exporter.cli import main
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core.against import FIGURES, compare
 from sglang_tuning_exporter.core.findings import (
@@ -32,7 +33,6 @@ from sglang_tuning_exporter.core.findings import (
 )
 from sglang_tuning_exporter.core.inputs import Logs
 from sglang_tuning_exporter.core.report import document, exit_status, judge, plain, progress_line, run
-from sglang_tuning_exporter.state.profiles import PROFILES
 
 HERE = Path(__file__).parent
 RECORDINGS = sorted((HERE / "recordings").glob("*/server.log.gz"))

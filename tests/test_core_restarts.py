@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from conftest import config
 from sglang_tuning_exporter.collect.log import Logbook
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.events import Event, Rank, from_json, to_json
 from sglang_tuning_exporter.core.watch import Watch
-from sglang_tuning_exporter.state.profiles import PROFILES
 
 BEGIN = 1_763_632_800.0
 LOCK = threading.RLock()

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.course import Course
 from sglang_tuning_exporter.core.findings import Judged
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.sglang.server_info import ServerInfo
-from sglang_tuning_exporter.state.profiles import PROFILES
 from test_core_course import ARGUMENTS, BEGIN, decode, finding, found, judged, load, prefill, retraction, stamp, start
 
 MINUTES = 200

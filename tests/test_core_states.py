@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.events import NO_RANK, Event, Rank
 from sglang_tuning_exporter.core.server import STATES, Server
-from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
-from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.sglang.metrics.figures import RankFigures, Scrape
 
 SIGNALS = STATES.keys()
 

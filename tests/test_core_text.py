@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from conftest import environment
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.against import compare
 from sglang_tuning_exporter.core.findings import Change, Figure, Unit, Value
 from sglang_tuning_exporter.core.text import (
@@ -24,7 +25,6 @@ from sglang_tuning_exporter.core.text import (
     figure_line,
     text,
 )
-from sglang_tuning_exporter.state.profiles import PROFILES
 from terminals import COMMAND, READABLE, SGR, TERMINALS, contrast, on_a_terminal, pieces
 from test_core_report import BEGIN, RAISE, finding, judged
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from sglang_tuning_exporter.config.profiles import PROFILES, THRESHOLDS
 from sglang_tuning_exporter.core.runbooks import GUIDE_URL
-from sglang_tuning_exporter.state.profiles import PROFILES, THRESHOLDS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "exporter" / "sglang_tuning_exporter"

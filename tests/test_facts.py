@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.metrics import catalogue
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
+from sglang_tuning_exporter.sglang.metrics.figures import RankFigures, Scrape
 
 PAGES = Path(__file__).parent / "data" / "metrics"
 

@@ -34,7 +34,7 @@ from followed import (
     open_files,
     unmounted,
 )
-from sglang_tuning_exporter.state.cadence import DECODE_LOG_INTERVAL
+from sglang_tuning_exporter.core.facts import DECODE_LOG_INTERVAL
 
 AS_ROOT = os.geteuid() == 0
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")

@@ -31,12 +31,12 @@ from faults import (
     totals,
 )
 from sglang_tuning_exporter.collect.sidecar import Sidecar
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.recordings.stack import Process, free_port, program
 from sglang_tuning_exporter.serve.server import MOST_CONNECTIONS
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
-from sglang_tuning_exporter.state.profiles import PROFILES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

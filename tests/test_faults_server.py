@@ -32,13 +32,13 @@ from faults import (
     totals,
 )
 from sglang_tuning_exporter.collect.scrape import MOST_BYTES
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.server import MOST_SCHEDULERS
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.serve.metrics.families import LONGEST_LABEL
-from sglang_tuning_exporter.sglang.events import MOST_RANKS
 from sglang_tuning_exporter.sglang.metrics.exposition import LONGEST_LINE, MOST_LINES
-from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.sglang.metrics.figures import MOST_RANKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

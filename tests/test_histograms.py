@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuzz.promtool import promtool
-from sglang_tuning_exporter.sglang.events import Scrape
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
+from sglang_tuning_exporter.sglang.metrics.figures import Scrape
 from sglang_tuning_exporter.sglang.metrics.histograms import MOST_BOUNDS, Histogram, read
 
 PAGES = Path(__file__).parent / "data" / "metrics"

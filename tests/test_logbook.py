@@ -18,12 +18,12 @@ from conftest import config, wait_for
 from sglang_tuning_exporter.collect import log as logbook
 from sglang_tuning_exporter.collect.log import Logbook
 from sglang_tuning_exporter.collect.sidecar import Sidecar
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.server import REPEAT_SECONDS
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.sglang.args import flags
-from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
-from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.sglang.metrics.figures import RankFigures, Scrape
 
 LOCK = threading.RLock()
 AT = "[2025-11-20 11:40:10{ranks}] "

@@ -15,7 +15,7 @@ from sglang_tuning_exporter.capacity.prediction import larger_cache, plan_rows
 from sglang_tuning_exporter.capacity.ranks import RankCapacity
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.collect import plan as command
-from sglang_tuning_exporter.state.profiles import DEFAULT
+from sglang_tuning_exporter.config.profiles import DEFAULT
 from test_prediction import measured
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.judge import judge
 from sglang_tuning_exporter.core.view import View
 from sglang_tuning_exporter.sglang.args.flags import flag_of, releases
-from sglang_tuning_exporter.state.profiles import PROFILES
 from views import Load, seen
 
 

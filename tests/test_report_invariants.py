@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from closed_loop.keeping import archive_of, contents
 from nights import later
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core import report
 from sglang_tuning_exporter.core.inputs import Logs
-from sglang_tuning_exporter.state.profiles import PROFILES
 
 RECORDINGS = Path(__file__).parent / "recordings"
 NAMES = ["restart_append", "v0.5.9-retract", "early-limit"]

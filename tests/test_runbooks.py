@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from fuzz.promtool import promtool
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core import runbooks
 from sglang_tuning_exporter.core.lines import Reader
@@ -18,7 +19,6 @@ from sglang_tuning_exporter.core.runbooks import BY_ALERT, INHIBITIONS, PROMETHE
 from sglang_tuning_exporter.mixin import alerts, boards
 from sglang_tuning_exporter.mixin.annotations import Links
 from sglang_tuning_exporter.serve import metrics
-from sglang_tuning_exporter.state.profiles import PROFILES
 from test_core_lines import EXAMPLES, STAMP
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ import yaml
 import fleet
 from sglang_tuning_exporter.capacity.ranks import RankCapacity
 from sglang_tuning_exporter.capacity.readings import Prefill
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.findings import Change, Finding, Judgement
 from sglang_tuning_exporter.core.rows import BY_ID
@@ -28,7 +29,6 @@ from sglang_tuning_exporter.core.scaling import (
 from sglang_tuning_exporter.core.scrapes import Stuck
 from sglang_tuning_exporter.core.server import Server
 from sglang_tuning_exporter.core.view import View, view_of
-from sglang_tuning_exporter.state.profiles import PROFILES
 from test_prediction import around, measured
 
 DEPLOY = Path(__file__).parents[1] / "deploy"

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from sglang_tuning_exporter.collect.state_file import MOST_BYTES, StateFile
-from sglang_tuning_exporter.state.profiles import PROFILES
-from sglang_tuning_exporter.state.server import ServerState
+from sglang_tuning_exporter.config.profiles import PROFILES
+from sglang_tuning_exporter.core.watch import Watch
 
 AS_ROOT = os.geteuid() == 0
 
@@ -368,49 +368,30 @@ def test_a_full_disk_is_reported_and_the_old_document_stays_whole(file: StateFil
     "part",
     [
         None,
-        3,
+        5,
         "words",
-        [1, None, "x", [], {}],
-        {"": []},
-        {
-            "ranks": [
-                {"dp": "x", "counts": {}},
-                {"dp": None, "counts": {"retraction_events": -1, "x": 1e400, "eager": 1e300}},
-            ]
-        },
-        {"out_of_memory": {"prefill": float("inf"), "decode": float("nan"), "startup": "1", "words": 3}},
-        {"starts": 10**400, "unexplained": "yes"},
-        {"starts": -1},
-        {
-            "witness": {
-                "suspicious": [1],
-                "retractions": [[[None, None, None], False, "x", 1, 2, 3, 4]],
-                "failures": [[1]],
-            }
-        },
-        {"witness": {"retractions": [[[None, None, None], False, 10**9 * 9, 1, 2, 3, 4], [[{}], 1], 5], "failures": 3}},
-        {"witness": {"failures": [[float("inf"), [None, None, None], "prefill"], [0, [None, {}, 0], "prefill"]]}},
-        {
-            "retractions": [
-                [[1, []], 1, [[1, 2]]],
-                [[1], float("nan"), [[1, 2]]],
-                [[1], 1, [[[], 2], 3]],
-                [[1], "x", []],
-            ]
-        },
-        {"retractions": [[[1], 1, [[1, float("inf")]]], [[1], None, [[1, 1]]]]},
-        {"failures": {"prefill": float("nan"), "words": 3, "decode": [], "startup": -5}},
-        {"stats_ranks": [[[], {}, 1], [1, 2], [None, None, "x"], 3]},
+        [],
+        {},
+        [[1, 2, 3], {"a": 1}, "x", None],
+        {"retractions": -1.0, "starts": 10**400, "out_of_memory.decode": "x", "": 3},
+        [[None, {"retraction_events": float("nan")}, [["a"], 1]], [-5, [], 3], ["x", {}, []]],
+        [[float("inf"), {"kind": "retraction", "rank": [0, None, None], "figures": {"requests": 9}}], [1], [0, None]],
+        [["retraction", "counter", -1], ["retraction", "counter", 1.5], ["x"]],
+        {"running_at_limit": [1, 2, 3, 4, True], "words": [None, None, None, None, None], "crashed": ["x", 1, 2, 3, 4]},
+        {"advice": {"running_at_limit": [1, 2, 3, 4, 5, 6], "words": []}, "verdict": [1, 2, 3, 4]},
+        [[60, {"time_to_first_token": [1, "x"]}], [-60, {}], ["x"], [60, 5]],
+        [10**30, -1, "x", None, float("inf")],
     ],
 )
 def test_a_document_with_wrong_parts_is_read_without_them(part: object) -> None:
-    state = ServerState(PROFILES["online"], 100.0)
-    if isinstance(part, dict):
-        state.restore(json.loads(json.dumps(part)), 100.0)
-    for name in ("ranks", "out_of_memory", "starts", "witness", "retractions", "failures", "stats_ranks"):
-        state.restore({name: part}, 100.0)
-    state.settle(100.0)
-    assert state.totals().counts["retraction_events"] == 0
-    assert sum(state.out_of_memory.values()) == 0
-    assert 0 <= state.starts <= 2**53
-    json.dumps(state.saved(100.0), allow_nan=False)
+    document = json.loads(json.dumps(part))
+    for name in (*Watch(PROFILES["online"], 0.0, reads=True, scrapes=True).saved(100.0), "words"):
+        watch = Watch(PROFILES["online"], 100.0, reads=True, scrapes=True)
+        watch.restore({name: document}, 100.0, 5.0)
+        watch.advance(101.0)
+        assert watch.server.counted["retractions"] == 0
+        assert watch.server.counted["out_of_memory.decode"] == 0
+        assert 0 <= watch.server.counted["starts"] <= 2**53
+        watch.judge(102.0)
+        json.dumps(watch.saved(102.0), allow_nan=False)
+    watch.restore(document, 103.0, 5.0)

@@ -19,11 +19,11 @@ from sglang_tuning_exporter.cli import USAGE_STATUS
 from sglang_tuning_exporter.collect.scrape import MOST_BYTES
 from sglang_tuning_exporter.collect.sidecar import POLL_SECONDS
 from sglang_tuning_exporter.config import OPTIONS
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.server import SHOWN_SECONDS
 from sglang_tuning_exporter.mixin.reference import MOST_IMPORTANT
 from sglang_tuning_exporter.serve.pages.figures import MOST_SECONDS
 from sglang_tuning_exporter.sglang.metrics.exposition import MOST_LINES
-from sglang_tuning_exporter.state.profiles import PROFILES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.events import NO_RANK
 from sglang_tuning_exporter.core.facts import Facts, RankMemory
 from sglang_tuning_exporter.core.server import Totals
 from sglang_tuning_exporter.core.view import View
-from sglang_tuning_exporter.state.profiles import PROFILES
 
 SECONDS = 200.0
 BOUNDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 20.0, inf)

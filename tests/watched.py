@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.recordings.recording import Recording
 from sglang_tuning_exporter.sglang.metrics import page_figures
 from sglang_tuning_exporter.sglang.server_info import parse_server_info
-from sglang_tuning_exporter.state.profiles import PROFILES
 
 READY = 1_763_640_000.0  # unix seconds at which every recording is ready
 

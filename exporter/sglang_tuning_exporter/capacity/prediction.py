@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sglang_tuning_exporter.capacity.estimate import Estimate
 from sglang_tuning_exporter.capacity.ranks import RankCapacity
-from sglang_tuning_exporter.state.profiles import Profile
+from sglang_tuning_exporter.config.profiles import Profile
 
 LEAST_OF_PREFILL = 0.1  # of the measured speed: the lower end of its interval may lie below zero
 MOST_BATCH = 4096

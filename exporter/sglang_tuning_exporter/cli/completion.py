@@ -7,7 +7,7 @@ from argparse import Action
 from collections.abc import Mapping
 
 from sglang_tuning_exporter.config import FAIL_ON, REPORT_FORMATS
-from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.config.profiles import PROFILES
 
 # Values that a flag takes; any other flag's value is completed as a file name.
 VALUES = {"--profile": tuple(PROFILES), "--format": REPORT_FORMATS, "--fail-on": FAIL_ON}

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.cli import commands as run
 from sglang_tuning_exporter.config import FAIL_ON, REPORT_FORMATS, add_arguments
+from sglang_tuning_exporter.config.profiles import DEFAULT_PROFILE
 from sglang_tuning_exporter.config.values import UsageError, suggestion
-from sglang_tuning_exporter.state.profiles import DEFAULT_PROFILE
 
 PROGRAM = "sglang-tuning-exporter"
 

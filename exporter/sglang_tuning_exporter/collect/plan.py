@@ -8,13 +8,13 @@ from sglang_tuning_exporter.capacity.model import Measured
 from sglang_tuning_exporter.collect.schedules import SNAPSHOT_SINCE
 from sglang_tuning_exporter.collect.scrape import Client, ScrapeError
 from sglang_tuning_exporter.config import Config
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core.plan import check_format, show, table
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.sglang.args.flags import version_tuple
 from sglang_tuning_exporter.sglang.metrics import exposition
 from sglang_tuning_exporter.sglang.metrics.page_cache import PageReader
-from sglang_tuning_exporter.state.profiles import PROFILES
 
 LEAST_SECONDS, MOST_SECONDS = 30.0, 86400.0
 ASK_SECONDS = 5.0

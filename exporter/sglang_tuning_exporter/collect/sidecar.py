@@ -19,6 +19,7 @@ from sglang_tuning_exporter.collect.schedules import InfoSchedule, LoadsSchedule
 from sglang_tuning_exporter.collect.scrape import Client, Outcome, ScrapeError, Scraper
 from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.config import Config
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.findings import Judged, Judgement
 from sglang_tuning_exporter.core.summary import judged_live
 from sglang_tuning_exporter.core.watch import AWAY, Watch
@@ -26,7 +27,6 @@ from sglang_tuning_exporter.sglang.args.flags import version_tuple
 from sglang_tuning_exporter.sglang.clean import cleaned
 from sglang_tuning_exporter.sglang.metrics import exposition
 from sglang_tuning_exporter.sglang.metrics.page_cache import PageReader
-from sglang_tuning_exporter.state.profiles import PROFILES
 
 # Pause between two polls of the log: while lines come, and when none has come for two seconds. A log that is copied and
 # truncated may lose lines written since the last poll, so the first pause is short.

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from sglang_tuning_exporter.config import values
+from sglang_tuning_exporter.config.profiles import DEFAULT_PROFILE, PROFILES, THRESHOLDS
 from sglang_tuning_exporter.config.values import Address, UsageError
-from sglang_tuning_exporter.state.profiles import DEFAULT_PROFILE, PROFILES, THRESHOLDS
 
 ENVIRONMENT_PREFIX = "SGLANG_TUNING_"
 API_KEY_VARIABLE = ENVIRONMENT_PREFIX + "API_KEY"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from sglang_tuning_exporter.state.profiles import THRESHOLDS, threshold_problem
+from sglang_tuning_exporter.config.profiles import THRESHOLDS, threshold_problem
 
 DEFAULT_PORT = 9741
 _T = TypeVar("_T")

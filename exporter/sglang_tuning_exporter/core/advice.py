@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil, floor, inf, log2
 
+from sglang_tuning_exporter.config.profiles import Setting
 from sglang_tuning_exporter.core.findings import Change, Value
 from sglang_tuning_exporter.core.rows import BY_ID, Remedy, Row
 from sglang_tuning_exporter.core.server import USUAL_CAPTURED
@@ -18,7 +19,6 @@ from sglang_tuning_exporter.core.suspects import LEAST_USEFUL_CHUNK, SLOW_BURN_T
 from sglang_tuning_exporter.core.view import MOSTLY_PREFILL, SHARING, View
 from sglang_tuning_exporter.sglang.args.flags import flag_of, releases
 from sglang_tuning_exporter.sglang.args.refusals import choices_of, objection
-from sglang_tuning_exporter.state.profiles import Setting
 
 # The guide's values, and the default.
 RAISED, LOWERED, USUAL = 1.3, 0.3, 1.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from sglang_tuning_exporter.config.profiles import Profile
 from sglang_tuning_exporter.core.alerts import Clocks
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.facts import Facts
@@ -41,7 +42,6 @@ from sglang_tuning_exporter.core.summary import (
 )
 from sglang_tuning_exporter.core.view import View, view_of
 from sglang_tuning_exporter.sglang.args.printed import VARYING_ARGS, are_same_settings
-from sglang_tuning_exporter.state.profiles import Profile
 
 STEP_SECONDS = 30.0
 PAUSE_SECONDS = 60.0  # between two steps; beyond it nothing was known

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from sglang_tuning_exporter.sglang.metrics.figures import MOST_RANKS
+
 
 class Rank(NamedTuple):
     """The ranks in a line's prefix, None where it has none."""
@@ -19,8 +21,7 @@ class Rank(NamedTuple):
 
 
 NO_RANK = Rank()
-MOST_RANKS = 1024
-"""Ranks are numbered below this; a greater number is none."""
+OUT_OF_MEMORY_PHASES = ("prefill", "decode", "graph_capture", "startup", "unknown")
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from sglang_tuning_exporter.core.events import NO_RANK, Event, Rank
 from sglang_tuning_exporter.sglang.args.command import typed_args
 from sglang_tuning_exporter.sglang.args.flags import flag_of, is_before, release_of, version_tuple
 from sglang_tuning_exporter.sglang.args.values import attention_ranks, flag_value, number, print_factor
-from sglang_tuning_exporter.sglang.events import RankFigures
+from sglang_tuning_exporter.sglang.metrics.figures import RankFigures
 from sglang_tuning_exporter.sglang.server_info import ServerInfo
 
 DECODE_LOG_INTERVAL = 40.0  # decode steps between two decode lines, the default of --decode-log-interval

@@ -14,13 +14,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from sglang_tuning_exporter import __version__
+from sglang_tuning_exporter.config.profiles import Profile
 from sglang_tuning_exporter.core import text as words
 from sglang_tuning_exporter.core.against import Comparison
 from sglang_tuning_exporter.core.chart import Axis, Bounds, Span, Value, lane, strip, top_of
 from sglang_tuning_exporter.core.findings import Judged, Start
 from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.sglang.clean import clean_for_page
-from sglang_tuning_exporter.state.profiles import Profile
 
 # Nothing is fetched, run, framed or sent; styles are in the page.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

@@ -11,12 +11,12 @@ from sglang_tuning_exporter.capacity.estimate import Estimate
 from sglang_tuning_exporter.capacity.model import Measured
 from sglang_tuning_exporter.capacity.prediction import PlanRow, larger_cache, plan_rows
 from sglang_tuning_exporter.capacity.ranks import RankCapacity
+from sglang_tuning_exporter.config.profiles import PROFILES, Profile
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core.capacities import capacities
 from sglang_tuning_exporter.core.inputs import Logs
 from sglang_tuning_exporter.core.report import plain
 from sglang_tuning_exporter.core.server import Server
-from sglang_tuning_exporter.state.profiles import PROFILES, Profile
 
 FORMATS = ("text", "json")
 BROKEN = {

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_tuning_exporter.config import FAIL_ON
+from sglang_tuning_exporter.config.profiles import PROFILES, Profile
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core.against import Comparison, compare
 from sglang_tuning_exporter.core.course import Course
@@ -31,7 +32,6 @@ from sglang_tuning_exporter.core.text import (
     verdict_finding,
 )
 from sglang_tuning_exporter.sglang.clean import clean, cleaned
-from sglang_tuning_exporter.state.profiles import PROFILES, Profile
 
 SCHEMA_VERSION = "2"
 COUNTS = (

@@ -11,13 +11,13 @@ from functools import cache
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
+from sglang_tuning_exporter.config.profiles import DEFAULT, PROFILES, Profile
 from sglang_tuning_exporter.core.alerts import NOTIFIED_AS_WELL
 from sglang_tuning_exporter.core.findings import URGENCY
 from sglang_tuning_exporter.core.judge import MANY_FAILED, MANY_GIVEN_UP, OFTEN_DOWN
 from sglang_tuning_exporter.core.ledger import FAST, SLOW
 from sglang_tuning_exporter.core.rows import BY_ID, KILLS, ROWS, Remedy, Row, When
 from sglang_tuning_exporter.core.suspects import LATE_TIMES, SLOW_BURN_TIMES
-from sglang_tuning_exporter.state.profiles import DEFAULT, PROFILES, Profile
 
 SECTIONS = ("Meaning", "Impact", "Diagnosis", "Mitigation")
 FOLDER = "alerts/runbooks"

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Literal, TypeAlias, get_args
 
-from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.metrics.catalogue import SERVER_COUNTS
+from sglang_tuning_exporter.sglang.metrics.figures import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
 
 Stage: TypeAlias = Literal["tokenizer", "scheduler", "detokenizer"]

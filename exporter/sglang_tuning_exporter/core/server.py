@@ -15,13 +15,13 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from sglang_tuning_exporter.capacity.step_time import StepSums
+from sglang_tuning_exporter.config.profiles import Profile
 from sglang_tuning_exporter.core.events import Event, Rank
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.scrapes import Counters, Gains, Progress, RankGains
-from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.metrics.catalogue import SERVER_COUNTS
+from sglang_tuning_exporter.sglang.metrics.figures import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
-from sglang_tuning_exporter.state.profiles import Profile
 
 BUCKET_SECONDS = 10.0
 OVERDUE = 2.5  # intervals between two lines; then nothing is decoded any more
@@ -1173,7 +1173,7 @@ class Server:
         else:
             self.facts.first_form = False
         if not self.facts.arguments and self.facts.is_first_edition != (self.profile is not self.base):
-            self.profile = self.base.for_server(_Edition(self.facts))  # type: ignore[arg-type]
+            self.profile = self.base.for_server(self.facts)
         scheduler.printed = (event.kind, event.figures)
         scheduler.take(event, now)
 
@@ -1251,7 +1251,7 @@ class Server:
         self.started_at.append(now)
         self.facts = Facts(version=self.facts.version)
         self.facts.take(event)
-        self.profile = self.base.for_server(_Edition(self.facts))  # type: ignore[arg-type]
+        self.profile = self.base.for_server(self.facts)
         self.schedulers.clear()
         self._ranks.clear()
         self._failed.clear()
@@ -1323,14 +1323,6 @@ class Server:
         self.hangs.append(hang)
         self.bucket(now)["hangs"] += 1
         self.last["hangs"] = now
-
-
-class _Edition:
-    """What `Profile.for_server` asks of a server."""
-
-    def __init__(self, facts: Facts) -> None:
-        self.is_first_edition = facts.is_first_edition
-        self.role = facts.role
 
 
 _ALIKE = ("requests", "aborted", "gained", "ratio_before", "ratio_after")

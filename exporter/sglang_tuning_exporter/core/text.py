@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from sglang_tuning_exporter.config.profiles import Profile
 from sglang_tuning_exporter.core.against import FIGURES, Comparison
 from sglang_tuning_exporter.core.findings import (
     URGENCY,
@@ -26,7 +27,6 @@ from sglang_tuning_exporter.core.findings import (
 )
 from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.sglang.clean import clean
-from sglang_tuning_exporter.state.profiles import Profile
 
 FIRST_DATED_SECOND = 30 * 86400.0  # below it a time is of a log without dates: seconds since its first midnight
 TONES = {"critical": "bad", "warning": "warn", "info": "info", "none": "calm"}

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf, sqrt
 
+from sglang_tuning_exporter.config.profiles import Profile
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.scrapes import Stuck
 from sglang_tuning_exporter.core.server import SIGNALS, Hang, Server, Totals, mean_prompt
 from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
-from sglang_tuning_exporter.state.profiles import Profile
 
 # Of the waiting time with a batch of one size or one less: the running limit, where the start is not in the log.
 CONSTANT_BATCH = 0.8

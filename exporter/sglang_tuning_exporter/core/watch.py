@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
+from sglang_tuning_exporter.config.profiles import Profile
 from sglang_tuning_exporter.core.alerts import Clocks
-from sglang_tuning_exporter.core.events import Event, from_json, is_count, lists, to_json
+from sglang_tuning_exporter.core.events import OUT_OF_MEMORY_PHASES, Event, from_json, is_count, lists, to_json
 from sglang_tuning_exporter.core.exposed import Words
 from sglang_tuning_exporter.core.findings import Finding, Judgement
 from sglang_tuning_exporter.core.judge import Measured, findings, going_on_first, judgement_of, seen, timed, weigh
@@ -22,9 +23,8 @@ from sglang_tuning_exporter.core.scrapes import Gains
 from sglang_tuning_exporter.core.server import WORKS_ON_SECONDS, Server, Totals
 from sglang_tuning_exporter.core.view import View, view_of
 from sglang_tuning_exporter.sglang.args.flags import is_before
-from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES, Scrape
+from sglang_tuning_exporter.sglang.metrics.figures import Scrape
 from sglang_tuning_exporter.sglang.server_info import Load, ServerInfo
-from sglang_tuning_exporter.state.profiles import Profile
 
 KEPT_SECONDS = 6 * 3600.0  # of sums, for the chart
 SETTLED_SECONDS = 2.0  # after which a scrape shows what a line says

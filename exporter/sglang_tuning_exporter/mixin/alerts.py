@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from functools import partial
 
+from sglang_tuning_exporter.config.profiles import DEFAULT
 from sglang_tuning_exporter.core.rows import CHANCES, FAILURES, LIMITS, OBJECTIVES, Row
 from sglang_tuning_exporter.core.runbooks import INHIBITIONS, MOST_SEVERE_FIRST, PROMETHEUS, figures, filled
 from sglang_tuning_exporter.mixin.annotations import DEFAULT_LINKS, Links, alert_annotations
 from sglang_tuning_exporter.mixin.rendering import render
-from sglang_tuning_exporter.state.profiles import DEFAULT
 
 WINDOW = (
     "15m"  # an exporter's last word holds for so long: longer than SGLangTuningExporterDown needs, and than a restart

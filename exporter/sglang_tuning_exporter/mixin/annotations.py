@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from sglang_tuning_exporter.config.profiles import DEFAULT
 from sglang_tuning_exporter.config.values import UsageError, is_address
 from sglang_tuning_exporter.core.rows import Row
 from sglang_tuning_exporter.core.runbooks import PROMETHEUS, SEEN, figures, filled, flag_of, summary
-from sglang_tuning_exporter.state.profiles import DEFAULT
 
 GRAFANA_URL = "http://localhost:3000"
 FLEET, SERVER = "sglang-tuning-fleet", "sglang-tuning-server"  # the boards that notifications link to

@@ -6,6 +6,7 @@ import re
 
 from sglang_tuning_exporter.collect.scrape import MOST_BYTES, MOST_JSON_BYTES
 from sglang_tuning_exporter.config import API_KEY_VARIABLE, ENVIRONMENT_PREFIX, OPTIONS, Option
+from sglang_tuning_exporter.config.profiles import PROFILES, THRESHOLDS, Setting
 from sglang_tuning_exporter.core.rows import BY_ID, ROWS, Row
 from sglang_tuning_exporter.core.runbooks import BY_ALERT, MOST_SEVERE_FIRST
 from sglang_tuning_exporter.core.server import MOST_SCHEDULERS
@@ -17,7 +18,6 @@ from sglang_tuning_exporter.serve.metrics.families import Family
 from sglang_tuning_exporter.serve.metrics.sources import web, web_config_up
 from sglang_tuning_exporter.sglang.metrics import catalogue
 from sglang_tuning_exporter.sglang.metrics.exposition import LONGEST_LINE, MOST_LINES
-from sglang_tuning_exporter.state.profiles import PROFILES, THRESHOLDS, Setting
 
 # The unit by the end of a name, as Prometheus's naming guide has it.
 _UNITS = {

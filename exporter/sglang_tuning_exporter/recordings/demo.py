@@ -13,12 +13,12 @@ from typing import Any
 
 import requests
 
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.recordings.notifications import as_text
 from sglang_tuning_exporter.recordings.recording import load
 from sglang_tuning_exporter.recordings.replay import ReplayServer, find
 from sglang_tuning_exporter.recordings.stack import Stack
-from sglang_tuning_exporter.state.profiles import PROFILES
 
 ALERT = "SGLangRetractingTooOften"
 

@@ -24,6 +24,7 @@ from sglang_tuning_exporter.collect.schedules import LoadsSchedule, ScrapeHealth
 from sglang_tuning_exporter.collect.tail import FileStatus
 from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.config import Config
+from sglang_tuning_exporter.config.profiles import PROFILES, Profile
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core.findings import Judgement
 from sglang_tuning_exporter.core.inputs import Logs
@@ -34,7 +35,6 @@ from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.openmetrics import openmetrics_file
 from sglang_tuning_exporter.sglang.clean import clean
-from sglang_tuning_exporter.state.profiles import PROFILES, Profile
 
 STEP_SECONDS = 15.0  # the scrape interval of alerts/prometheus.yml
 GAP_SECONDS = 86400.0  # a log that is silent for longer has no samples meanwhile

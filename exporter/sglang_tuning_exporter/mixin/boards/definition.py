@@ -15,10 +15,10 @@ from typing import Any
 import yaml
 from jinja2 import TemplateError
 
+from sglang_tuning_exporter.config.profiles import GIGABYTE, ONE_MORE, PROFILES
 from sglang_tuning_exporter.core.ledger import FAST, SLOW
 from sglang_tuning_exporter.mixin.boards import looks, queries, verdicts, words
 from sglang_tuning_exporter.mixin.rendering import expression, rendered
-from sglang_tuning_exporter.state.profiles import GIGABYTE, ONE_MORE, PROFILES
 
 # GUIDE is the guide's profile: its figures appear in descriptions, never in queries.
 _NAMES: dict[str, Any] = {

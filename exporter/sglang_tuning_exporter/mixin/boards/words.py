@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sglang_tuning_exporter.config.profiles import DEFAULT
 from sglang_tuning_exporter.core import judge
 from sglang_tuning_exporter.core.advice import MOST_GRAPH, fill
 from sglang_tuning_exporter.core.rows import ROWS, Remedy
@@ -18,7 +19,6 @@ from sglang_tuning_exporter.mixin.boards.looks import (
     renamed,
     value_mappings,
 )
-from sglang_tuning_exporter.state.profiles import DEFAULT
 
 # State -> words and colour. A state's number on the timeline is its place in this table.
 STATE_WORDS: dict[str, tuple[str, str]] = {

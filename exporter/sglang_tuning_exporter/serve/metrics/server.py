@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from sglang_tuning_exporter.config.profiles import GIGABYTE
+from sglang_tuning_exporter.core.events import OUT_OF_MEMORY_PHASES
 from sglang_tuning_exporter.core.server import LIVENESS, Server
 from sglang_tuning_exporter.serve.metrics.families import Family, counter, gauge, info, shortened, single
 from sglang_tuning_exporter.serve.metrics.view import SidecarView
-from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
-from sglang_tuning_exporter.state.profiles import GIGABYTE
 
 JUDGED = ("time_to_first_token", "inter_token")  # the latencies that profiles have objectives for
 # Arguments with a series of their own: numbers and switches only, since text may be secret.

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sglang_tuning_exporter.sglang.events import Scrape
 from sglang_tuning_exporter.sglang.metrics import exposition, page_figures
+from sglang_tuning_exporter.sglang.metrics.figures import Scrape
 
 # A larger page is not cached; a page of eight ranks has 0.4 MB.
 MOST_CHARACTERS = 8 << 20

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_tuning_exporter.sglang.events import MOST_RANKS, RankFigures, Scrape
 from sglang_tuning_exporter.sglang.metrics.catalogue import (
     CUMULATIVE,
     HISTOGRAM_MEMBERS,
@@ -21,6 +20,7 @@ from sglang_tuning_exporter.sglang.metrics.catalogue import (
     Source,
 )
 from sglang_tuning_exporter.sglang.metrics.exposition import Page, is_sglang_series, labels, name_with_colon, scan
+from sglang_tuning_exporter.sglang.metrics.figures import MOST_RANKS, RankFigures, Scrape
 from sglang_tuning_exporter.sglang.metrics.histograms import MOST
 from sglang_tuning_exporter.sglang.metrics.histograms import read as read_histogram
 from sglang_tuning_exporter.sglang.metrics.names import FAMILIES

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from math import inf
-from typing import Literal, TypeAlias
-
-from sglang_tuning_exporter.state.arguments import Arguments
+from typing import Literal, Protocol, TypeAlias
 
 # What a flag can cause. `first_tokens` and `tokens` are late by the profile's objective; `waiting` is an unhealthy queue.
 Trouble: TypeAlias = Literal[
@@ -31,6 +29,18 @@ ONE_MORE = 0.1  # events per minute: one more in ten minutes, which sampling can
 ABOUT = 0.2  # events per minute above the threshold that are still about as many
 LONG_WAIT, LONG_QUEUE = "an estimated wait above {} s", "more than {} requests waiting"
 FIRST_EDITION_QUEUE = (50.0, 500.0)  # healthy queues in the guide's first edition
+
+
+class Served(Protocol):
+    """What thresholds depend on: the edition of the guide for a server's release, and its side of disaggregation."""
+
+    @property
+    def is_first_edition(self) -> bool:
+        """Whether the guide's first edition is about its release."""
+
+    @property
+    def role(self) -> str:
+        """`prefill`, `decode`, or empty for both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +171,7 @@ class Profile:
                 return f"{high}={upper:g}: give a number above {low}={lower:g}, or change both"
         return ""
 
-    def for_server(self, server: Arguments) -> Profile:
+    def for_server(self, server: Served) -> Profile:
         """Return the thresholds for a server: those of the guide's edition for its release, and those of its role.
 
         The guide's reserve of memory is for the activations of prompts, which the decode side of disaggregation does not compute. What is
