@@ -31,11 +31,19 @@ def judged_live(watch: Watch, judgement: Judgement, now: float) -> Judged:
     return Judged(
         server.profile.name, max(now - window, watch.begin), now, view.served, view.idle, judgement, None,
         tuple(sorted(watch.clocks.firing, key=lambda alert: alert.at)), (), points(server), (start,),
-        {name: server.counted[count] for name, count in COUNTS.items()},
+        _counted(server),
         {name: view.totals[f"marked.{count}"] for name, count in COUNTS.items() if view.totals[f"marked.{count}"]},
         shares(view.totals), last_figures(server), line, changes, notes, marked_note(view.totals), printed(facts),
         tuple(facts.available.values()) if not facts.is_cpu else (),
     )  # fmt: skip
+
+
+def _counted(server: Server) -> dict[str, float]:
+    """Return what was counted; that no start was says nothing where one is known from before."""
+    counts = {name: server.counted[count] for name, count in COUNTS.items()}
+    if not counts["server_starts"] and (server.started_at or server.facts.arguments):
+        del counts["server_starts"]
+    return counts
 
 
 def shares(totals: Totals) -> dict[str, dict[str, float]]:

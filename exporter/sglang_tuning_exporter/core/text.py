@@ -462,10 +462,10 @@ def shares(judged: Judged, profile: Profile) -> list[tuple[str, float]]:
 def counted(judged: Judged) -> dict[str, str]:
     """Return what was counted, by name; what is beside text of clients is said with it."""
     counts, marked = judged.counts, judged.marked
-    found = {words: f"{counts.get(name, 0):,.0f}" for name, words in COUNTS.items()}
+    found = {words: f"{counts[name]:,.0f}" for name, words in COUNTS.items() if name in counts}
     for name in ("rejected_requests", "server_errors"):
         if not counts.get(name):
-            del found[COUNTS[name]]
+            found.pop(COUNTS[name], None)
     events, requests = counts.get("retraction_events", 0), counts.get("retracted_requests", 0)
     found["retractions"] = f"{events:,.0f} ({requests:,.0f} requests)"
     if beside := marked.get("retraction_events"):
