@@ -93,7 +93,7 @@ def exporter(fake: FakeSGLang, logged: Path) -> Iterator[Exporter]:
 def test_a_failure_has_its_reason_and_the_page_comes_in_time(
     what: str, fake: FakeSGLang, exporter: Exporter, logged: Path
 ) -> None:
-    before = exporter.page().value("sglang_tuning_retraction_events_total") or 0
+    before = exporter.page().value("sglang_tuning_log_lines_total", kind="retraction") or 0
     fake.answers["/metrics"], reason = FAILURES[what]
     with logged.open("ab") as log:
         log.write(RETRACTION)
@@ -105,7 +105,7 @@ def test_a_failure_has_its_reason_and_the_page_comes_in_time(
     assert time.monotonic() - begin < within * slowdown()
     assert page.value("sglang_tuning_up") == 0
     assert page.error == reason
-    assert page.value("sglang_tuning_retraction_events_total") == before + 1, "the log half goes on"
+    assert page.value("sglang_tuning_log_lines_total", kind="retraction") == before + 1, "the log half goes on"
     assert "sglang:" not in page.text
     fake.answers["/metrics"] = reply(SERVING)
     wait_for(lambda: exporter.page().value("sglang_tuning_up") == 1)
