@@ -20,7 +20,6 @@ from sglang_tuning_exporter.collect.scrape import MOST_BYTES
 from sglang_tuning_exporter.collect.sidecar import POLL_SECONDS
 from sglang_tuning_exporter.config import OPTIONS
 from sglang_tuning_exporter.config.profiles import PROFILES
-from sglang_tuning_exporter.core.server import SHOWN_SECONDS
 from sglang_tuning_exporter.mixin.reference import MOST_IMPORTANT
 from sglang_tuning_exporter.serve.pages.figures import MOST_SECONDS
 from sglang_tuning_exporter.sglang.metrics.exposition import MOST_LINES
@@ -144,7 +143,6 @@ STATEMENTS = [
         "CHANGELOG.md", r"hold for scrapes up to (\w+) minutes apart", lambda: str.lower(NUMBERS[max(INTERVALS) // 60])
     ),
     Statement("ARCHITECTURE.md", r"reads appended bytes \(every ([\d.]+) s,", lambda: POLL_SECONDS),
-    Statement("ARCHITECTURE.md", r"after a scrape for at most (\d+) s", lambda: f"{SHOWN_SECONDS:.0f}"),
     Statement("SECURITY.md", r"at most (\d+) MiB and", lambda: MOST_BYTES >> 20),
     Statement("SECURITY.md", r"at most \d+ MiB and ([\d,]+) lines", lambda: f"{MOST_LINES:,}"),
     Statement("docs/offline.md", r"(\d): no log of SGLang", lambda: USAGE_STATUS),
