@@ -56,9 +56,9 @@ def is_away(view: View) -> bool:
 
 def demands(view: View, ranks: Sequence[RankCapacity]) -> list[DemandRatio]:
     """Return each demand that is known of the last `DEMAND_SECONDS`; all are 0 for an idle server."""
-    serving, idle = sum(view.totals.under("serves").values()), view.totals["queue/idle"]
+    serving, idle = sum(view.under("serves").values()), view.totals["queue/idle"]
     known = serving + idle
-    if is_away(view) or not known or known < LEAST_KNOWN_SHARE * sum(view.totals.under("queue").values()):
+    if is_away(view) or not known or known < LEAST_KNOWN_SHARE * sum(view.under("queue").values()):
         return []
     busy = serving / known
     found = [_kv_cache(view, busy)]

@@ -60,6 +60,7 @@ STEP_SECONDS = 1.0  # between two step times: SGLang prints whole seconds
 NEARLY_SAME = 0.1  # of the mean batch, between two decode lines: the mean is off by half as much at most
 WORKS_ON_SECONDS = 30.0  # after a line that says it is about to end, or an exception: then it did not end by it
 COVERAGE_SECONDS = 600.0  # over which the share of the batches with a graph is shown
+MOST_WINDOWS = 16  # whose sums are kept
 MOST_STARTS = 64  # whose times are kept
 MOST_SCHEDULERS = 384  # DP ranks; those of a larger server are not taken
 REPEAT_SECONDS = 10.0  # within which other ranks print the same event
@@ -857,6 +858,9 @@ class Server:
         self.facts = Facts()
         self.schedulers: dict[int | None, Scheduler] = {}
         self.buckets: deque[tuple[float, Totals]] = deque()
+        self._ended: dict[
+            tuple[float, float], Totals
+        ] = {}  # sums of buckets that are over, by the windows that were asked for
         self.totals = Totals()  # of this start, without the open bucket
         self.counted = Totals()  # counts since the beginning: they never fall
         self.lifetimes: dict[int | None, Lifetime] = {}  # the same of each scheduler
@@ -1063,6 +1067,7 @@ class Server:
                 self.totals.add(self.buckets[-1][1])
             self.buckets.append((begin, Totals()))
         elif begin < self.buckets[-1][0]:  # a rank whose lines come late
+            self._ended.clear()
             for start, totals in reversed(self.buckets):
                 if start <= begin:
                     return totals
@@ -1070,11 +1075,19 @@ class Server:
 
     def window(self, seconds: float) -> Totals:
         """Return the sums of the last `seconds`."""
-        whole, since = Totals(), (self.now or 0.0) - seconds
-        for begin, totals in reversed(self.buckets):
-            if begin + BUCKET_SECONDS <= since:
-                break
-            whole.add(totals)
+        if not self.buckets:
+            return Totals()
+        since, last = (self.now or 0.0) - seconds - BUCKET_SECONDS, self.buckets[-1]
+        first = since // BUCKET_SECONDS
+        ended = self._ended.get((first, last[0]))
+        if ended is None:  # those that are over change no more
+            ended = merged(totals for begin, totals in self.buckets if since < begin < last[0])
+            if len(self._ended) >= MOST_WINDOWS:
+                self._ended.clear()
+            self._ended[first, last[0]] = ended
+        whole = Totals(ended)
+        if last[0] > since:
+            whole.add(last[1])
         return whole
 
     def between(self, begin: float, end: float) -> Totals:

@@ -9,8 +9,8 @@ from math import inf, sqrt
 
 from sglang_tuning_exporter.config.profiles import Profile
 from sglang_tuning_exporter.core.facts import Facts
-from sglang_tuning_exporter.core.scrapes import Stuck
-from sglang_tuning_exporter.core.server import SIGNALS, Hang, Server, Totals, mean_prompt
+from sglang_tuning_exporter.core.scrapes import LATENCIES, Stuck
+from sglang_tuning_exporter.core.server import IDLE, SIGNALS, UNKNOWN, Hang, Server, Totals, mean_prompt
 from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
 
 # Of the waiting time with a batch of one size or one less: the running limit, where the start is not in the log.
@@ -66,14 +66,35 @@ class View:
     down_share: float | None = None  # of the last two hours; None where they are not known
     outages: int = 0
 
-    def latency(self, name: str) -> Histogram | None:
-        """Return the observations of a latency; None where the server exposes none, or none came."""
-        counts = sorted((float(bound), count) for bound, count in self.totals.under(name).items())
+    @cached_property
+    def _by_head(self) -> Mapping[str, Mapping[str, float]]:
+        """The sums that are named `head/…`, by head and the rest of their names."""
+        found: dict[str, dict[str, float]] = {}
+        for name, value in self.totals.items():
+            head, slash, rest = name.partition("/")
+            if slash:
+                found.setdefault(head, {})[rest] = value
+        return found
+
+    def under(self, head: str) -> Mapping[str, float]:
+        """Return what is named `head/…`, by the rest of its name."""
+        return self._by_head.get(head, {})
+
+    @cached_property
+    def _latencies(self) -> Mapping[str, Histogram | None]:
+        return {name: self._histogram(name) for name in LATENCIES}
+
+    def _histogram(self, name: str) -> Histogram | None:
+        counts = sorted((float(bound), count) for bound, count in self.under(name).items())
         if len(counts) < 2 or counts[-1][0] != inf or counts[-1][1] <= 0:
             return None
         return Histogram(
             tuple(bound for bound, _ in counts), tuple(count for _, count in counts), self.totals[f"{name}:s"]
         )
+
+    def latency(self, name: str) -> Histogram | None:
+        """Return the observations of one of `LATENCIES`; None where the server exposes none, or none came."""
+        return self._latencies[name]
 
     def late_share(self, name: str, objective: float | None) -> float:
         """Return the share of observations of a latency above its objective; 0 where it is not known, or too few came."""
@@ -124,7 +145,10 @@ class View:
     @cached_property
     def known(self) -> Mapping[str, float]:
         """Seconds in which something ran or waited, for each signal."""
-        return {signal: self.totals.known(signal) for signal in SIGNALS}
+        return {
+            signal: sum(seconds for state, seconds in self.under(signal).items() if state not in {IDLE, UNKNOWN})
+            for signal in SIGNALS
+        }
 
     def share(self, signal: str, *states: str) -> float | None:
         """Return the share of states in the known serving time; None without any."""
@@ -139,17 +163,17 @@ class View:
     @cached_property
     def served(self) -> float:
         """Seconds in which any scheduler served, of the one that served most."""
-        return max(self.totals.under("serves").values(), default=0.0)
+        return max(self.under("serves").values(), default=0.0)
 
     @cached_property
     def idle(self) -> float:
         """Seconds in which a scheduler had nothing to do, of the one that had least of it."""
-        return self.totals["queue/idle"] / max(len(self.totals.under("serves")), 1)
+        return self.totals["queue/idle"] / max(len(self.under("serves")), 1)
 
     @property
     def serving_ranks(self) -> float:
         """How many schedulers served at once, on average."""
-        return max(sum(self.totals.under("serves").values()) / self.served, 1.0) if self.served > 0 else 1.0
+        return max(sum(self.under("serves").values()) / self.served, 1.0) if self.served > 0 else 1.0
 
     @property
     def has_enough_load(self) -> bool:
@@ -264,7 +288,7 @@ class View:
 
     def waited(self) -> dict[str, float]:
         """Return the share of its serving time in which requests waited, for each DP rank; idle ranks have 0."""
-        waits, serves = self.totals.under("waits"), self.totals.under("serves")
+        waits, serves = self.under("waits"), self.under("serves")
         if self.served < ENOUGH_ON_A_RANK:
             return {}
         return {dp: waits.get(dp, 0.0) / self.served for dp in {*serves, *map(str, self.ranks)} - {"None"}}
@@ -292,7 +316,7 @@ def explained(view: View) -> View:
         totals = Totals(view.totals)
         totals.rename("cuda_graph/eager", "cuda_graph/beyond_captured")
         view = replace(view, totals=totals)
-    held = view.totals.under("held")
+    held = view.under("held")
     waited = sum(held.values())
     # Whatever the usage between them, retractions show that the cache fills up.
     if waited and (
