@@ -9,7 +9,7 @@ import pytest
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.watch import Watch
-from test_core_course import BEGIN, decode, stamp, start
+from test_core_course import BEGIN, decode, prefill, stamp, start
 from test_core_watch import Beside
 
 SIGQUIT = "Received sigquit from a child process. It usually means the child failed."
@@ -141,6 +141,18 @@ def failed_check(at: float, began: float | None = None) -> str:
 def test_failed_health_checks_are_a_hang() -> None:
     watch = after(*SERVED, *(failed_check(at) for at in range(100, 240, 20)))
     assert verdict(watch, 241) == "scheduler_stuck"
+
+
+def test_one_failed_health_check_beside_long_prompts_is_none() -> None:
+    prompts = [prefill(at, 8192, running=60) for at in range(72, 132)]
+    watch = after(*SERVED, *prompts[:30], failed_check(102), *prompts[30:])
+    assert verdict(watch, 133) != "scheduler_stuck"
+
+
+def test_failed_health_checks_that_are_far_apart_are_none() -> None:
+    on = {at: [decode(at), *([failed_check(at)] if at % 100 == 0 else [])] for at in range(72, 302, 2)}
+    watch = after(*SERVED, *(line for lines in on.values() for line in lines))
+    assert verdict(watch, 301) != "scheduler_stuck"
 
 
 @pytest.mark.parametrize("off", [-15, -3, 3, 40])

@@ -27,6 +27,7 @@ BUCKET_SECONDS = 10.0
 OVERDUE = 2.5  # intervals between two lines; then nothing is decoded any more
 LEAST_HOLD_SECONDS = 2.0  # printed times are whole seconds
 MOST_HOLD_SECONDS = 300.0
+CHECK_SECONDS, CHECK_GAP_SECONDS = 20.0, 90.0  # a health check takes at most; between two that fail in a row
 STUCK_SECONDS = 60.0  # work and no line for so long is a hang, if the work is still there afterwards
 USUAL_MOMENTS = 10  # with lines, between two silences that may be hangs
 MANY_RUNNING = 8  # a silence that began with so many is worth a note
@@ -884,7 +885,7 @@ class Server:
         self._failed: dict[str, float] = {}
         self._ranks: dict[int | None, Rank] = {}  # the lowest rank of each scheduler, by the lines of its start
         self._prefilled: dict[int | None, float] = {}
-        self._exceptions_due = 0.0
+        self._failing = -inf, -inf, 0.0  # health checks: since when, the last one, those that are not counted yet
         self._counters = Counters()
         self._start_is_due = False  # the log shows a start that the counters do not show yet
         self._was_away = False  # nothing answered since the last page
@@ -1294,9 +1295,20 @@ class Server:
         elif event.kind == "health":  # the detokenizer sends nothing
             paused = self.last.get("pause", -inf) > self.last.get("resume", -inf)
             if event.figures.get("timely") and not paused and any(each.running for each in self.schedulers.values()):
-                self.count("health_failures", now, event)
+                self._take_failed_check(event, now)
         else:
             self.count(event.kind, now, event)
+
+    def _take_failed_check(self, event: Event, now: float) -> None:
+        """Count a failed health check where pages show that nothing is sent, else once checks have failed for a minute: a long prefill passes."""
+        since, last, waiting = self._failing
+        if now - last > CHECK_GAP_SECONDS:
+            since, waiting = now - CHECK_SECONDS, 0.0
+        waiting += 1.0
+        if self.page is not None or now - since >= STUCK_SECONDS:
+            self.count("health_failures", now, event, waiting)
+            waiting = 0.0
+        self._failing = since, now, waiting
 
     # What schedulers ask
 
