@@ -78,11 +78,6 @@ def needed(program: str) -> str:
     return first(rf"^\| {program} \| (\S+) \|", "docs/prometheus.md")
 
 
-def captures() -> int:
-    """How many real servers `make truth` asks about."""
-    return len(yaml.safe_load(read("truth/cases/situations.yaml"))["captures"])
-
-
 def replay_port() -> str:
     return first(r"where /metrics is served \(default \S+:(\d+)\)", "exporter/sglang_tuning_exporter/cli/parser.py")
 
@@ -116,7 +111,6 @@ STATEMENTS = [
     Statement("README.md", r"(\w+) of \[all alerts\]", lambda: NUMBERS[len(MOST_IMPORTANT)]),
     Statement("CHANGELOG.md", r"one SGLang server, (\S+) to", lambda: releases()[0]),
     Statement("CHANGELOG.md", r"one SGLang server, \S+ to ([\d.]+)\.", lambda: releases()[-1]),
-    Statement("CHANGELOG.md", r"about (\d+) captures", captures),
     Statement("CHANGELOG.md", r"the last (\d+) minutes", lambda: f"{MOST_SECONDS / 60:.0f}"),
     Statement("ARCHITECTURE.md", r"(\d+) releases", lambda: len(releases())),
     Statement(
@@ -133,9 +127,6 @@ STATEMENTS = [
     ),
     Statement("docs/prometheus.md", r'"gpu\d:(\d+)"', port),
     Statement("docs/prometheus.md", r"(\w+) linked boards", lambda: NUMBERS[len(boards())]),
-    Statement(
-        "docs/troubleshooting.md", r"`keep_firing_for` needs Prometheus ([\d.]+) or", lambda: needed("Prometheus")
-    ),
     Statement("docs/troubleshooting.md", r"listening on http://([\d.:]+),", lambda: default("listen_address")),
     Statement("docs/troubleshooting.md", r"watching metrics and log, profile (\w+)", lambda: default("profile")),
     Statement("docs/prometheus.md", r"scrape_interval: 15s +# at most (\d+)m", lambda: max(INTERVALS) // 60),
