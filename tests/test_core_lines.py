@@ -381,6 +381,16 @@ def test_what_only_a_newer_release_can_print_is_counted(line: str, what: str) ->
     assert +reader.unreadable == {what: 1}
 
 
+def test_the_fields_of_the_device_timer_are_known() -> None:
+    reader = Reader()
+    [event] = reader.read(
+        b"[2026-11-26 01:41:38] Decode batch, #running-req: 24, #token: 3440, token usage: 0.05, cuda graph: False,"
+        b" gen throughput (token/s): 680.62, #queue-req: 0, fwd occupancy: 75.32%, fwd+idle occupancy: 77.87%"
+    )
+    assert (event.figures["running"], event.figures["graph"]) == (24, 0)
+    assert not +reader.unreadable
+
+
 @pytest.mark.parametrize("figure", ["1e999", "9" * 6000, "-4", "nan"])
 def test_a_figure_that_no_server_prints_is_left_out(figure: str) -> None:
     [event] = read(STAMP + DECODE.replace("#queue-req: 9", f"#queue-req: {figure}"))

@@ -147,9 +147,8 @@ _FRACTIONS = ("usage", "swa_usage", "mamba_usage", "throughput", "accept_length"
 _OTHER_FIGURES = frozenset(
     b"input throughput (token/s),#cpu token,#mamba num,#remaining-req,#replay-token,#swa token,accept rate,block accept len,cap len,"
     b"cache hit rate,cpu token usage,est. decode TFLOPS/s (per GPU),est. prefill TFLOPS/s (per GPU),est. read BW (GB/s per GPU),mamba num,"
-    b"est. write BW (GB/s per GPU),fwd occupancy,hit_tokens,largest-len,pre-allocated usage,tree_cache_hit_rate,windowed_cache_hit_rate".split(
-        b","
-    )
+    b"est. write BW (GB/s per GPU),fwd occupancy,fwd+idle occupancy,hit_tokens,largest-len,pre-allocated usage,tree_cache_hit_rate,"
+    b"windowed_cache_hit_rate".split(b",")
 )
 _PATTERNS = tuple((row, re.compile(row.pattern)) for row in ROWS)
 # Which of them a message is, in one look: the first group that matched. Their own groups are for the row's pattern alone.
