@@ -69,10 +69,10 @@ def ask(case: Case, way: str) -> list[Answer]:
 
 def report(log: Path, options: list[str], at: float = 0.0) -> Answer:
     """Ask `report` once for people and once as JSON."""
-    status, text, error = command(["report", *options, str(log)])
+    status, text, error = command(["report", str(log), *options])
     if status not in {0, 1}:
         return Answer(at, status, f"exit {status}", text=error)
-    return answer_of(json.loads(command(["report", "--format", "json", *options, str(log)])[1]), at, status, text)
+    return answer_of(json.loads(command(["report", "--format", "json", str(log), *options])[1]), at, status, text)
 
 
 def live(recording: Recording, way: str, log: Path, options: list[str]) -> list[Answer]:
