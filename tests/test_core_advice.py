@@ -264,6 +264,15 @@ def test_the_fraction_is_computed_or_moves_by_a_hundredth(
     assert one(row, seen(Load(), mem_fraction_static=fraction, LEFT=left, BEFORE=before)).to == to
 
 
+@pytest.mark.parametrize(
+    ("cap", "to"), [(65_536, "--max-total-tokens 131072"), (None, "--mem-fraction-static 0.95"), (131_072, "--mem-fraction-static 0.95")]
+)  # fmt: skip
+def test_where_a_cap_keeps_the_cache_small_the_cap_is_raised_and_not_the_fraction(cap: int | None, to: str) -> None:
+    sizes = {"LEFT": 66.43, "BEFORE": 77.71, "POOL": 65_536.0, "POOL_GB": 2.0}
+    view = seen(Load(), mem_fraction_static=0.841, max_total_tokens=cap, **sizes)
+    assert typed("memory_reserve_too_large", view) == [to]
+
+
 def test_the_gain_of_a_larger_fraction_is_in_tokens() -> None:
     view = seen(Load(), mem_fraction_static=0.85, LEFT=14.5, BEFORE=80.0, POOL=400_000.0, POOL_GB=40.0)
     change = one("memory_reserve_too_large", view)

@@ -475,6 +475,9 @@ def _half_graph(largest: float) -> float:
 def _reserve(view: View, holding: frozenset[str], *, too_large: bool) -> list[Draft]:
     """Change the memory fraction until the middle of the good range is left."""
     facts, profile, left = view.facts, view.profile, view.facts.reserve_gb
+    capped = _larger_pool(view) if too_large else None
+    if capped is not None:  # a larger fraction changes nothing while the flag holds
+        return [_beyond_the_cap(capped)]
     now = facts.number("mem_fraction_static")
     if left is None or now is None:
         return [Draft("mem_fraction_static", None, now)]
@@ -495,6 +498,14 @@ def _reserve(view: View, holding: frozenset[str], *, too_large: bool) -> list[Dr
         else ""
     )
     return [Draft("mem_fraction_static", to, now, "; ".join(filter(None, (gained, unusual))))]
+
+
+def _beyond_the_cap(capped: Draft) -> Draft:
+    """Raise --max-total-tokens for the memory that is free, where a larger KV cache helps at all."""
+    text = replace(_CAPPED, not_if=BY_ID["memory_reserve_too_large"].remedy.not_if)
+    return replace(
+        capped, gain=f"{capped.gain}; without the flag SGLang takes what --mem-fraction-static allows", text=text
+    )
 
 
 def _percents(fraction: float) -> float:
