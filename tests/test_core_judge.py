@@ -289,6 +289,14 @@ def test_settings_of_the_guide_for_the_workload_are_chances(
     assert changes("profile_settings", seen(Load(usage=0.7), profile, "0.5.23", **args)) == expected
 
 
+@pytest.mark.parametrize(("limit", "expected"), [(16.0, {}), (2048.0, {"--cuda-graph-max-bs-decode": 256})])
+def test_larger_graphs_are_no_chance_where_they_cover_all_that_may_run(
+    limit: float, expected: dict[str, object]
+) -> None:
+    view = seen(Load(running=10), "online", "0.5.23", LIMIT=limit, cuda_graph_max_bs_decode=16)
+    assert changes("profile_settings", view) == expected
+
+
 @pytest.mark.parametrize(
     ("args", "is_found"),
     [({"dp_size": 8}, True), ({"dp_size": 1}, False), ({"dp_size": 8, "tp_size": 8, "enable_dp_attention": True}, False),

@@ -1078,6 +1078,8 @@ def _fits_evidence(arg: str, view: View) -> bool:
         and (view.share("admission", "no_queue") or 0.0) > view.profile.frequent_share,
         "chunked_prefill_size": view.prefill_share > MOSTLY_PREFILL / 2,
         "schedule_policy": (view.cached_share or 0.0) >= SHARING[0],
+        # SGLang captures no size above the running limit.
+        "cuda_graph_max_bs": (view.facts.largest_captured or 0.0) < (view.facts.least_limit or inf),
         "page_size": view.facts.word("attention_backend") not in PAGED_BACKENDS,
     }
     return tests.get(arg, True)
