@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_tuning_exporter.config.profiles import PROFILES
+from sglang_tuning_exporter.core.course import Course
 from sglang_tuning_exporter.core.events import NO_RANK, Event, Rank
+from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.server import STATES, Server
 from sglang_tuning_exporter.sglang.metrics.figures import RankFigures, Scrape
 
@@ -64,8 +66,8 @@ class Beside:
         self.server.advance(now)
         return self.server.schedulers[None].moment(now).admission
 
-    def wait(self, now: float) -> float | None:
-        return self.server.schedulers[None].wait_seconds(now)
+    def wait(self) -> float | None:
+        return self.server.schedulers[None].wait_seconds()
 
 
 @pytest.fixture
@@ -291,19 +293,19 @@ def test_pages_without_ranks_after_pages_with_ranks_are_of_a_new_start(beside: B
 def test_the_wait_is_the_queue_over_the_rate_of_admission(beside: Beside) -> None:
     for now in range(0, 61, 10):
         beside.prefill(float(now), queued=100, sequences=20)
-    assert beside.wait(60.0) == pytest.approx(100 / (140 / 60), rel=0.2)
+    assert beside.wait() == pytest.approx(100 / (140 / 60), rel=0.2)
 
 
 def test_in_an_empty_queue_nobody_waits(beside: Beside) -> None:
     beside.decode(0.0)
-    assert beside.wait(0.0) == 0.0
+    assert beside.wait() == 0.0
 
 
 def test_requests_that_log_and_metrics_show_start_once(beside: Beside) -> None:
     for now in range(0, 61, 10):
         beside.page(float(now), 8, 60, admitted_requests=10.0 * now)
         beside.prefill(now + 0.5, queued=60, sequences=100)
-    assert beside.wait(60.0) == pytest.approx(6.0, rel=0.2)
+    assert beside.wait() == pytest.approx(6.0, rel=0.2)
 
 
 def test_a_restarted_server_is_not_judged_by_the_admissions_of_the_last(beside: Beside) -> None:
@@ -311,7 +313,7 @@ def test_a_restarted_server_is_not_judged_by_the_admissions_of_the_last(beside: 
         beside.prefill(float(now), queued=100, sequences=20)
     beside.start(61.0)
     beside.decode(62.0, queued=5)
-    assert beside.wait(62.0) is None
+    assert beside.wait() is None
 
 
 def test_the_next_chunk_of_one_prompt_starts_no_request() -> None:
@@ -321,7 +323,7 @@ def test_the_next_chunk_of_one_prompt_starts_no_request() -> None:
     for second in range(120):
         sequences = 2 if second % 10 == 9 else 1  # the last chunk takes in the next prompt
         beside.prefill(float(second), 4096, running=0, queued=20, sequences=sequences)
-    assert beside.wait(120.0) == pytest.approx(200.0, rel=0.2)
+    assert beside.wait() == pytest.approx(200.0, rel=0.2)
 
 
 def test_whole_prompts_beyond_max_prefill_tokens_each_start_a_request(beside: Beside) -> None:
@@ -329,7 +331,7 @@ def test_whole_prompts_beyond_max_prefill_tokens_each_start_a_request(beside: Be
     beside.start(0.0, max_prefill_tokens=256, chunked_prefill_size=4096)
     for second in range(60):
         beside.prefill(float(second), 2000, queued=5)
-    assert beside.wait(60.0) == pytest.approx(5.0, rel=0.2)
+    assert beside.wait() == pytest.approx(5.0, rel=0.2)
 
 
 # Why requests wait
@@ -439,3 +441,34 @@ def test_a_decode_line_shows_a_step_time_where_the_batch_hardly_changed(
         else:
             beside.prefill(at, 0, running)
     assert [step.batch for _, step in beside.server.schedulers[None].steps] == batches
+
+
+def test_decode_lines_far_apart_without_a_prefill_between_are_one_load() -> None:
+    course = Course(PROFILES["online"])
+    reader = Reader()
+    for number in range(10):
+        stamp = f"[2026-01-01 00:{number * 24 // 60:02}:{number * 24 % 60:02}] "
+        line = (
+            stamp
+            + "Decode batch, #running-req: 8, #token: 4000, token usage: 0.10, cuda graph: False, gen throughput (token/s): 13.30, #queue-req: 0"
+        )
+        for event in reader.read(line.encode()):
+            course.take(event)
+    judged = course.end()
+    assert judged.serving_seconds > 0.8 * 9 * 24
+
+
+def test_pauses_between_bursts_are_no_wait() -> None:
+    course = Course(PROFILES["online"])
+    reader = Reader()
+    for burst in range(5):
+        for second in range(30):
+            at = burst * 120 + second
+            stamp = f"[2026-01-01 00:{at // 60:02}:{at % 60:02}] "
+            for text in (
+                "Prefill batch, #new-seq: 10, #new-token: 1000, #cached-token: 0, token usage: 0.30, #running-req: 40, #queue-req: 20",
+                "Decode batch, #running-req: 40, #token: 4000, token usage: 0.30, cuda graph: True, gen throughput (token/s): 900.00, #queue-req: 20",
+            ):
+                for event in reader.read((stamp + text).encode()):
+                    course.take(event)
+    assert course.end().shares["queue"].get("above_range", 0.0) < 0.05

@@ -222,7 +222,9 @@ class Scheduler:
         self._second = (-inf, 0.0)
         self._sizes: Counter[float] = Counter()  # tokens of prefill batches
         self.chunk: float | None = None  # most tokens of a prefill batch, where the log shows it
-        self._admitted: deque[tuple[float, float]] = deque()  # requests that started in the last minute, and when
+        self._admitted: deque[tuple[float, float]] = (
+            deque()
+        )  # requests that started in the last minute of serving, and when on that clock
         self._admitted_sum = 0.0
         self._fell_at: float | None = None  # a request ended since the last one was admitted
         self._served = 0.0
@@ -310,9 +312,10 @@ class Scheduler:
         throughput, accepted = figures.get("throughput"), figures.get("accept_length", 1.0)
         self.throughput = throughput if throughput is not None else self.throughput
         # The throughput is over the time since the line before, pauses included.
-        if throughput and running and not self._woke:
+        paused = self._has_paused()
+        if throughput and running and not paused:
             self._steps.append(steps * max(accepted, 1.0) * running / throughput)
-        if self._decoded_at is not None and now > self._decoded_at and not self._woke:
+        if self._decoded_at is not None and now > self._decoded_at and not paused:
             self._gaps.append(now - self._decoded_at)
         self._decoded_at, self._decoded, self._woke, self._joined = now, True, False, 0.0
         bucket["decode_lines"] += 1
@@ -336,6 +339,12 @@ class Scheduler:
                 self.graph = None
         if self.ratio is not None:
             self._decay(self.ratio, steps)
+
+    def _has_paused(self) -> bool:
+        """Whether it was idle since the last decode line. Without a prefill line between, nobody can have started: it decoded on."""
+        if not self._woke or self._server.facts.role == "decode" or self._decoded_at is None:
+            return self._woke
+        return self._prefilled_at is not None and self._prefilled_at >= self._decoded_at
 
     def _prefill(self, event: Event, now: float) -> None:
         figures, bucket, facts = event.figures, self._server.bucket(now), self._server.facts
@@ -366,7 +375,7 @@ class Scheduler:
             self._gaps.append(now - self._prefilled_at)
         self._prefilled_at = now
         if started:
-            self._admitted.append((now, started))
+            self._admitted.append((self._served, started))
             self._admitted_sum += started
             self._fell_at, self._nothing_since = None, now
         bucket["full_lines"] += full
@@ -502,7 +511,7 @@ class Scheduler:
         if "started" in gained:
             self._counts_admissions = True
             if gained["started"]:
-                self._admitted.append((now, gained["started"]))
+                self._admitted.append((self._served, gained["started"]))
                 self._admitted_sum += gained["started"]
                 self._nothing_since = now
         tokens, most = gained.get("computed", 0.0), facts.prefill_tokens
@@ -689,13 +698,13 @@ class Scheduler:
 
     # States
 
-    def wait_seconds(self, now: float) -> float | None:
+    def wait_seconds(self) -> float | None:
         """Estimate how long the last request of the queue waits: by admissions, which count retracted requests again."""
         if not self.queued:
             return 0.0 if self.queued is not None else None
         if self._prefilled_at is None and not self._counts_admissions:
             return None  # who starts is in the prefill lines
-        while self._admitted and self._admitted[0][0] < now - RATE_SECONDS:
+        while self._admitted and self._admitted[0][0] < self._served - RATE_SECONDS:
             self._admitted_sum -= self._admitted.popleft()[1]
         seconds = min(self._served, RATE_SECONDS)
         if seconds < LEAST_RATE_SECONDS:
@@ -739,7 +748,7 @@ class Scheduler:
         if queued > profile.queue_upper:
             return "above_range"
         if profile.queue_wait_seconds is not None:
-            wait = self.wait_seconds(self.spent)
+            wait = self.wait_seconds()
             if wait is None and self._prefilled_at is None and self._computing is None:
                 return UNKNOWN  # a log of decode lines alone: the queue is judged by its wait
             if wait is not None and wait > profile.queue_wait_seconds:
@@ -782,7 +791,7 @@ class Scheduler:
 
     def _held_back(self) -> str:
         """Return `held_back` where the new-token ratio is all that keeps the next request from starting."""
-        wait = self.wait_seconds(self.spent)
+        wait = self.wait_seconds()
         # A scrape sees a queue that the next batch takes. Where no admissions are counted, the queue is taken as it is seen.
         is_short = self._counts_admissions if wait is None else wait < SHORT_WAIT_SECONDS
         passes = self._computing is not None and is_short

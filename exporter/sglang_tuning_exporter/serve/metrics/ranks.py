@@ -14,14 +14,14 @@ def schedulers(sidecar: SidecarView, now: float) -> Iterable[Family]:
     server = sidecar.watch.server
     ranks = PerRank(server.schedulers.values())
     lives = PerRank(Life(dp, server.rank_counts(dp)) for dp in list(server.lifetimes))
-    yield from _waiting(ranks, server, now)
+    yield from _waiting(ranks, server)
     yield from _pools(ranks, lives, server, now)
     yield from _batches(ranks, lives, now)
     yield from _retractions(lives, sidecar)
     yield from _states(ranks, lives, now)
 
 
-def _waiting(ranks: PerRank[Scheduler], server: Server, now: float) -> Iterable[Family]:
+def _waiting(ranks: PerRank[Scheduler], server: Server) -> Iterable[Family]:
     doc = "Requests waiting (#queue-req, num_queue_reqs)."
     yield ranks.one(gauge("queued_requests", doc), lambda r: r.queued)
     doc = "Requests running (#running-req, num_running_reqs); with pipeline parallelism those of one micro batch."
@@ -29,7 +29,7 @@ def _waiting(ranks: PerRank[Scheduler], server: Server, now: float) -> Iterable[
     doc = "Requests that may run at once (max_running_requests); with pipeline parallelism a micro batch's share."
     yield ranks.one(gauge("running_requests_limit", doc), lambda r: server.facts.limit(r.dp))
     doc = "Estimated wait of the last request in the queue: queued / admitted per second over the last minute."
-    yield ranks.one(gauge("queue_wait_seconds", doc, source="computed"), lambda r: r.wait_seconds(now))
+    yield ranks.one(gauge("queue_wait_seconds", doc, source="computed"), lambda r: r.wait_seconds())
     doc = "Requests waiting elsewhere than in the main queue: for a grammar, or in a queue of disaggregation."
     waiting = gauge("waiting_requests", doc, "queue")
     yield ranks.several(waiting, _elsewhere)

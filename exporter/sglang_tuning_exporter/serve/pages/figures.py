@@ -165,8 +165,8 @@ def _queue(
     states: dict[str, frozenset[str]],
     past: _Past,
 ) -> Tile:
-    profile, now = view.profile, past.axis.end
-    waits = [wait for each in schedulers if (wait := each.wait_seconds(now)) is not None and isfinite(wait)]
+    profile = view.profile
+    waits = [wait for each in schedulers if (wait := each.wait_seconds()) is not None and isfinite(wait)]
     bad = _BAD_QUEUES | ({"empty"} if profile.queue_lower else frozenset())
     tone = "bad" if states["queue"] & bad else "good" if states["queue"] & {"in_range", "empty"} else ""
     note = f"~{max(waits):.0f} s wait" if queued and waits else ""
