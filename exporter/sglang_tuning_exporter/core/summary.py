@@ -77,7 +77,7 @@ def figures_of(view: View) -> dict[str, float]:
     """Return the figures of a start, those that are known."""
     figures = {
         "serving_seconds": view.served, "running_requests": view.sum("running"), "queued_requests": view.sum("queued"),
-        "token_usage": view.mean("usage"), "generated_tokens_per_second": view.sum("throughput"), "share_cached": view.cached_share,
+        "token_usage": view.mean("usage"), "generated_tokens_per_second": view.generated_per_second, "share_cached": view.cached_share,
         "prompt_tokens_per_second": view.totals["computed"] / view.served if view.served else None,
         "retractions": view.totals["retractions"] if view.served else None,
     }  # fmt: skip

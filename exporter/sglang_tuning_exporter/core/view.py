@@ -238,6 +238,18 @@ class View:
         return self.totals["cached"] / tokens if tokens and self.facts.number("disable_radix_cache") != 1 else None
 
     @property
+    def generated_per_second(self) -> float | None:
+        """Generated tokens a second of serving time, the first ones of each answer included.
+
+        By the decode steps: a decode line's throughput is over the time before it, not over the prefill that may follow. Without the
+        start the steps between two lines are not known, and the throughput of the lines is taken.
+        """
+        generated = self.totals["decoded"] + self.totals["started"]
+        if self.facts.arguments and self.totals["decoded"] and self.served:
+            return generated / self.served
+        return self.sum("throughput")
+
+    @property
     def step_seconds(self) -> float | None:
         """Mean seconds between two tokens of a request, by running requests and throughput of the decode lines."""
         running, throughput = self.mean("running"), self.mean("throughput")
