@@ -195,7 +195,7 @@ EXAMPLES: list[tuple[str, str, str, dict[str, float]]] = [
         "Gracefully exiting... Remaining number of requests 2. Remaining requests remaining_rids=['a', 'b'].",
         "draining",
         "",
-        {},
+        {"remaining": 2},
     ),
     ("Prefill out of memory. Try to lower your batch size.", "out_of_memory", "prefill", {}),
     ("Decode out of memory. Please try to lower your batch size.", "out_of_memory", "decode", {}),

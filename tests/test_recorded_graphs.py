@@ -10,6 +10,7 @@ from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.server import Server
+from sglang_tuning_exporter.core.summary import last_figures
 from sglang_tuning_exporter.sglang.metrics import page_figures
 
 DATA = Path(__file__).parent / "data"
@@ -74,6 +75,7 @@ def test_batches_beyond_the_largest_graph_lower_the_coverage() -> None:
 def test_a_server_that_was_asked_to_end_has_not_crashed() -> None:
     server = served(GRAPHS)
     assert (server.stopping, server.ended) == (True, "")
+    assert last_figures(server)["running_requests"] == 0  # 320 ran in the last batch that was logged
 
 
 def test_memory_that_ran_out_under_load_ran_out_in_prefill() -> None:

@@ -99,7 +99,7 @@ ROWS = (
     Row("end", rb"[A-Z]\w{0,40}(?: [a-z]\w{0,20})? hit an exception: ", "0.3.6", "scheduler_exception"),
     Row("end", rb"Exception in (?:ModelTpServer|run_tp_server|ControllerMulti|ControllerSingle)\b", "0.3.0", "scheduler_exception"),
     Row("draining", rb"SIGTERM received\. ", "0.4.4"),
-    Row("draining", rb"Gracefully exiting\.\.\. [Rr]emaining number of requests \d", "0.3.6"),  # every 5 s, until none is left
+    Row("draining", rb"Gracefully exiting\.\.\. [Rr]emaining number of requests (?P<remaining>\d{1,9})", "0.3.6"),  # every 5 s, until none is left
     # Failed allocations; of the last one the frames of the traceback show the phase.
     Row("out_of_memory", rb"(?:RuntimeError: )?Prefill out of memory\. (?:Please )?[Tt]ry to lower", "0.3.0", "prefill"),
     Row("out_of_memory", rb"(?:RuntimeError: )?Decode out of memory\. (?:Please )?[Tt]ry to lower", "0.3.0", "decode"),

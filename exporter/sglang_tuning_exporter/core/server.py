@@ -1140,6 +1140,8 @@ class Server:
                 self.exception, self.last["exception"] = event.text, now
             case "draining":
                 self.stopping = True
+                if event.figures.get("remaining") == 0:
+                    self._drained(now)
             case "hang":
                 self.count("watchdogs", now, event)
             case "rejected" | "server_error" | "pause" | "resume" | "too_long" | "refused" | "health":
@@ -1286,6 +1288,13 @@ class Server:
         for scheduler in self.schedulers.values():
             scheduler.advance(now)
             scheduler.at = None
+
+    def _drained(self, now: float) -> None:
+        """Note that no request is left: the figures of the last batch line are over."""
+        for scheduler in self.schedulers.values():
+            scheduler.advance(now)
+            scheduler.rest()
+            scheduler.running = scheduler.queued = 0.0
 
     def _take_count(self, event: Event, now: float) -> None:
         if event.kind == "server_error":
