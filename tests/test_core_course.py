@@ -113,6 +113,28 @@ def found(answer: Judged) -> set[str]:
 WAITS: Mapping[str, Any] = {"running": 60, "queue": 30, "usage": 0.5}
 
 
+CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 56.00 MiB. GPU 0 has a total capacity of 79.18 GiB of which 11.81 MiB is free. "
+OWN, OTHER = (
+    "Including non-PyTorch memory, this process has 69.22 GiB memory in use. ",
+    "Process 1609 has 9.93 GiB memory in use. ",
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "noted"),
+    [
+        (CUDA + OWN + OTHER, True),
+        (CUDA + OWN, False),
+        (CUDA + "Process 4711 has 79.10 GiB memory in use. ", False),  # itself, in a container
+        (CUDA + OWN + "Process 1609 has 310.00 MiB memory in use. ", False),
+    ],
+)
+def test_memory_that_another_process_holds_is_named_beside_the_failure(words: str, noted: bool) -> None:  # noqa: FBT001 - a case
+    failed = finding(judged([*start(), *load(20, 60), stamp(82) + words]), "out_of_memory_any")
+    assert [each for each in failed.notes if "9.9 GB of this GPU's memory" in each] == list(failed.notes)
+    assert bool(failed.notes) is noted
+
+
 # Counted once
 
 

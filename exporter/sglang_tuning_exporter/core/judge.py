@@ -24,7 +24,16 @@ from sglang_tuning_exporter.core.findings import (
     Severity,
 )
 from sglang_tuning_exporter.core.ledger import FAST, SLOW
-from sglang_tuning_exporter.core.rows import BY_ID, KILLS, ROW_OF_WAIT, ROWS, WHY_REQUESTS_WAIT, Row, When
+from sglang_tuning_exporter.core.rows import (
+    BY_ID,
+    KILLS,
+    OUT_OF_MEMORY,
+    ROW_OF_WAIT,
+    ROWS,
+    WHY_REQUESTS_WAIT,
+    Row,
+    When,
+)
 from sglang_tuning_exporter.core.server import BUCKET_SECONDS, WAITS, Server, Totals
 from sglang_tuning_exporter.core.suspects import LATE_TIMES, SLOW_BURN_TIMES
 from sglang_tuning_exporter.core.view import SHARING, SHORTEST_TIMEOUT, View, explained
@@ -59,6 +68,7 @@ LONG_PREFILL = 512.0
 MANY_GIVEN_UP, NEARLY_ALL_GIVEN_UP = 0.333, 0.5  # of the requests that ended
 LARGE_BATCH, RARELY = 32.0, 0.25  # requests; of the time
 DP_ATTENTION_GPUS = 8
+MUCH_ELSEWHERE_GB = 1.0  # less is a context that does not hinder
 _MOE = re.compile(r"moe|mixtral|deepseek-?_?(?:v[23]|r1)|-a\d+(?:\.\d+)?b\b|kimi-k2|gpt-oss|grok|dbrx", re.IGNORECASE)
 _LATENT = re.compile(r"deepseek-?_?(?:v[23]|r1)|kimi-k2", re.IGNORECASE)
 _QUANTIZED = re.compile(
@@ -859,6 +869,10 @@ def _notes(row: Row, view: View) -> list[str]:
     if row.id in {"retracting_too_often", "conservativeness_ineffective"} and totals["marked.retractions"]:
         notes.append(
             f"{totals['retractions']:.0f} retractions, {totals['marked.retractions']:.0f} of them beside text that clients can write."
+        )
+    if row.id in OUT_OF_MEMORY and totals["held_elsewhere_gb"] >= MUCH_ELSEWHERE_GB:
+        notes.append(
+            f"Another process holds {totals['held_elsewhere_gb']:.1f} GB of this GPU's memory, as SGLang's error says: end or move it first."
         )
     if row.id in {"cuda_graph_off", "cuda_graph_not_covering"} and view.facts.largest_captured is None:
         notes.append(

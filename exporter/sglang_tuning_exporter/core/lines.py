@@ -323,6 +323,18 @@ _CHECK = re.compile(
 )
 
 
+# PyTorch lists the processes on the GPU. Without "this process" it could not tell them apart, as in a container.
+_OWN_MEMORY = re.compile(rb"this process has \d{1,9}(?:\.\d+)? [KMGT]iB memory in use")
+_HELD = re.compile(rb"Process \d{1,9} has (\d{1,9}(?:\.\d{1,4})?) ([MG])iB memory in use")
+
+
+def _held_elsewhere(text: bytes) -> dict[str, float]:
+    """Return the GB that other processes hold, by the words of a failed allocation; empty where they name none."""
+    words = text[: _TEXT_KEPT * 4]
+    held = sum(float(size) / (1 if unit == b"G" else 1024) for size, unit in _HELD.findall(words))
+    return {"held_elsewhere_gb": held} if held and _OWN_MEMORY.search(words) else {}
+
+
 def _words(text: bytes) -> str:
     return text[: _TEXT_KEPT * 4].decode("utf-8", "replace").strip()[:_TEXT_KEPT]
 
@@ -743,7 +755,7 @@ class Reader:
                 self._reported.clear()
             self._reported[at.rank] = (row.word, at.time)
         word = row.word or ("startup" if self._starting and not self._serving else "unknown")
-        self._add(row.kind, at, word=word, text=_words(match.string))
+        self._add(row.kind, at, _held_elsewhere(match.string), word, text=_words(match.string))
         return row.kind
 
     def _read_access(self, text: bytes, at: Origin) -> str:
@@ -820,7 +832,7 @@ class Reader:
                 traceback.counted = traceback.counted or (reported == row.word and is_near)
             if not traceback.counted:
                 word = row.word or traceback.phase_of(starting=self._starting, serving=self._serving)
-                self._add("out_of_memory", at, word=word, text=_words(text))
+                self._add("out_of_memory", at, _held_elsewhere(text), word, text=_words(text))
             traceback.counted = True
 
 

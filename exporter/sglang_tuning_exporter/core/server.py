@@ -92,7 +92,7 @@ LIVENESS = (
 )  # fmt: skip
 _LIVENESS_OF = {"hang": "watchdog_timeout", "health": "health_check_failed"}
 _MOST = frozenset(
-    {"peak", "most_queued", "replayed_most", "eager_inverse", "most_running", "most_usage"}
+    {"peak", "most_queued", "replayed_most", "eager_inverse", "most_running", "most_usage", "held_elsewhere_gb"}
 )  # of these the largest is kept
 
 
@@ -1246,6 +1246,8 @@ class Server:
         """Count a failure once: it is logged and raised, by each rank and by the parent process, and not every line has its phase."""
         recent = {phase for phase, at in self._failed.items() if now - at <= REPEAT_SECONDS}
         phase = event.word or "unknown"
+        if held := event.figures.get("held_elsewhere_gb"):
+            self.bucket(now)["held_elsewhere_gb"] = max(self.bucket(now)["held_elsewhere_gb"], held)
         self._failed[phase] = now
         if phase in recent or (phase == "unknown" and recent):
             if phase == "unknown" and phase not in recent:
