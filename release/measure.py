@@ -321,9 +321,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _written(revision: str) -> dict[str, dict[str, Figures]]:
-    figures = of_revision(revision)
-    commit = subprocess.run(["git", "rev-parse", revision], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    RECORD.write_text(json.dumps({"commit": commit.strip(), **figures}, indent=1) + "\n", encoding="utf-8")
+    named = subprocess.run(["git", "rev-parse", revision], cwd=ROOT, capture_output=True, text=True, check=False)
+    commit = named.stdout.strip() if named.returncode == 0 else revision
+    figures = of_revision(commit)  # the revision may move meanwhile
+    RECORD.write_text(json.dumps({"commit": commit, **figures}, indent=1) + "\n", encoding="utf-8")
     return {revision: figures}
 
 
