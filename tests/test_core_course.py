@@ -135,6 +135,12 @@ def test_memory_that_another_process_holds_is_named_beside_the_failure(words: st
     assert bool(failed.notes) is noted
 
 
+@pytest.mark.parametrize(("off", "diagnosis"), [(True, "cuda_graph_off"), (False, "not_enough_data")])
+def test_where_a_flag_switches_graphs_off_a_short_load_is_enough(off: bool, diagnosis: str) -> None:  # noqa: FBT001 - a case
+    lines = [*start(disable_cuda_graph=off), *load(20, 16, running=8, graph=False)]
+    assert verdict(lines) == diagnosis
+
+
 # Counted once
 
 

@@ -460,6 +460,14 @@ LEVELS: dict[str, Callable[[View], float | None]] = {
 }
 
 
+def _is_enough(row: Row, view: View) -> bool:
+    """Whether so much was seen that a row can be judged; where a flag switches graphs off, a few batches are enough."""
+    if row.any_load or view.has_enough_load:
+        return True
+    off = row.id == "cuda_graph_off" and view.facts.without_graph == "disabled" and view.facts.knows_arguments
+    return off and view.served > 0 and view.totals["lines"] >= view.profile.enough_observations
+
+
 def measure(row: Row, view: View) -> Figure | None:  # noqa: PLR0911 - one for each kind of condition
     """Return the figure that decides a row; None where the log does not show it, or too little was seen."""
     when = row.when
@@ -472,7 +480,7 @@ def measure(row: Row, view: View) -> Figure | None:  # noqa: PLR0911 - one for e
         return _figure(when, sum(view.totals[name] for name in when.states), limit)
     if when.kind == "level":
         return _figure(when, LEVELS[when.figure](view), limit)
-    if not view.has_enough_load:
+    if not _is_enough(row, view):
         return None
     if when.kind == "rate":
         return _figure(when, view.per_minute(view.totals[when.figure]), limit)
@@ -560,11 +568,7 @@ _SIGNS: Mapping[str, tuple[str, ...]] = {
 def weigh(view: View) -> Measured:
     """Measure every row and leave out what another one explains: all that the passing of time needs."""
     view = suspects.explained(explained(view))
-    figures = {
-        row.id: figure
-        for row in ROWS
-        if (row.any_load or view.has_enough_load) and (figure := measure(row, view)) is not None
-    }
+    figures = {row.id: figure for row in ROWS if _is_enough(row, view) and (figure := measure(row, view)) is not None}
     holds = {name for name, figure in figures.items() if figure.holds}
     if view.stopped:  # it was asked to end: everything is over
         return Measured(view, figures, ())
