@@ -323,7 +323,7 @@ _CHECK = re.compile(
 )
 
 
-# PyTorch lists the processes on the GPU. Without "this process" it could not tell them apart, as in a container.
+# PyTorch lists the processes on the GPU. Without "this process" they cannot be distinguished, as in a container.
 _OWN_MEMORY = re.compile(rb"this process has \d{1,9}(?:\.\d+)? [KMGT]iB memory in use")
 _HELD = re.compile(rb"Process \d{1,9} has (\d{1,9}(?:\.\d{1,4})?) ([MG])iB memory in use")
 
