@@ -122,7 +122,7 @@ def test_without_a_radix_cache_the_mamba_cache_follows_the_limit() -> None:
 
 @pytest.mark.parametrize(("mamba", "arg"), [(200.0, "--mamba-full-memory-ratio"), (0.0, "--swa-full-tokens-ratio")])
 def test_the_cache_that_is_full_gets_more_of_the_memory(mamba: float, arg: str) -> None:
-    ratios = {"mamba_full_memory_ratio": 0.9, "swa_full_tokens_ratio": 0.8}
+    ratios: dict[str, Any] = {"mamba_full_memory_ratio": 0.9, "swa_full_tokens_ratio": 0.8}
     view = seen(Load(why="hybrid_pool_full", more={"mamba": mamba}), **ratios)
     assert one("hybrid_pool_full", view).flag == arg
 
@@ -268,7 +268,7 @@ def test_the_fraction_is_computed_or_moves_by_a_hundredth(
     ("cap", "to"), [(65_536, "--max-total-tokens 131072"), (None, "--mem-fraction-static 0.95"), (131_072, "--mem-fraction-static 0.95")]
 )  # fmt: skip
 def test_where_a_cap_keeps_the_cache_small_the_cap_is_raised_and_not_the_fraction(cap: int | None, to: str) -> None:
-    sizes = {"LEFT": 66.43, "BEFORE": 77.71, "POOL": 65_536.0, "POOL_GB": 2.0}
+    sizes: dict[str, Any] = {"LEFT": 66.43, "BEFORE": 77.71, "POOL": 65_536.0, "POOL_GB": 2.0}
     view = seen(Load(), mem_fraction_static=0.841, max_total_tokens=cap, **sizes)
     assert typed("memory_reserve_too_large", view) == [to]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -217,7 +218,7 @@ REQUESTS = [
     f'{{"timestamp": "2025-11-20T11:40:13", "event": "request.received", "obj": {{"text": "{PROMPT}"}}}}',
     f'{{"timestamp": "2025-11-20T11:40:13", "event": "request.finished", "out": {{"text": "{PROMPT}"}}}}',
 ]
-FORMS = {
+FORMS: dict[str, Callable[[str], str]] = {
     "ranks": lambda line: STAMP + line,
     "0.3.0": lambda line: "[11:40:13] " + line,
     "no ranks": lambda line: "[2025-11-20 11:40:13] " + line,

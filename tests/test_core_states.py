@@ -78,7 +78,7 @@ def beside() -> Beside:
 # Seconds
 
 
-EVENTS = st.one_of(
+EVENTS: st.SearchStrategy[dict[str, Any]] = st.one_of(
     st.builds(dict, kind=st.just("decode"), running=st.integers(0, 300), queued=st.integers(0, 3000), usage=st.floats(0, 1)),
     st.builds(dict, kind=st.just("prefill"), running=st.integers(0, 300), queued=st.integers(0, 3000), tokens=st.sampled_from([1, 100, 8192])),
     st.just({"kind": "retraction", "requests": 3}),
@@ -114,7 +114,7 @@ def test_a_page_holds_for_a_minute(beside: Beside) -> None:
     for now in range(2, 101):
         beside.server.advance(float(now))
     found = beside.seconds(100.0)
-    assert (found["serving"], found["unknown"]) == (pytest.approx(61.0, abs=1.0), pytest.approx(39.0, abs=1.0))
+    assert [found["serving"], found["unknown"]] == pytest.approx([61.0, 39.0], abs=1.0)
     assert beside.activity(100.0) == "unknown"
 
 

@@ -292,7 +292,8 @@ def test_a_failed_health_check_of_a_server_that_sends_none_counts() -> None:
 
 
 def two_ranks(at: float, **figures: tuple[float, float]) -> Scrape:
-    ranks = [RankFigures(dp, **{name: values[dp] for name, values in figures.items()}) for dp in (0, 1)]
+    by_rank: list[dict[str, Any]] = [{name: values[dp] for name, values in figures.items()} for dp in (0, 1)]
+    ranks = [RankFigures(dp, **by_rank[dp]) for dp in (0, 1)]
     return Scrape(ranks, progress=at, sent=at)
 
 
