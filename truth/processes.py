@@ -29,6 +29,7 @@ REAL_TIME = (
     "prompts-beyond-the-pool", "refused-503", "one-token-answers", "early-chunks", "late-by-prefill",
 )  # fmt: skip
 SIDE_BY_SIDE = 6  # more of them would keep each other waiting
+READ_SECONDS = 1.0  # by then the last lines are read
 PROGRAM = (sys.executable, "-m", "sglang_tuning_exporter")
 
 
@@ -107,6 +108,8 @@ def watch(recording: Recording) -> Answer:
                     scraped = now
                     get(port, "/metrics")
                 time.sleep(0.1)
+            log.write(b"".join(text for at, text in recording.log[written:] if at <= recording.end))
+            time.sleep(READ_SECONDS)
             series = ways.series_of(get(port, "/metrics"))
             document = json.loads(get(port, "/api/v1/findings"))
             process.send_signal(signal.SIGTERM)
