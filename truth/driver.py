@@ -36,7 +36,10 @@ for module in pkgutil.walk_packages(sglang_tuning_exporter.__path__, "sglang_tun
 
 def live(job: dict[str, Any], port: int, stand_in: StandIn, seen: list[Any]) -> None:
     """Let time go by, and ask the exporter for each path when it is due."""
-    while socket.socket().connect_ex(("127.0.0.1", port)):
+    threads = {name for name, flag in (("log", "--log-file"), ("self-scrape", "--sglang-url")) if flag in job["argv"]}
+    for _ in range(500):  # until it has read what is there, and scraped
+        if threads <= {thread.name for thread in list(clock.ASLEEP)}:
+            break
         time.sleep(0.01)
     due, written, chunks = dict.fromkeys(job["every"], job["begin"]), 0, job["chunks"]
     with Path(job["log"]).open("ab", buffering=0) as log:
