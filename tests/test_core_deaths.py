@@ -143,6 +143,13 @@ def test_failed_health_checks_are_a_hang() -> None:
     assert verdict(watch, 241) == "scheduler_stuck"
 
 
+def test_failed_health_checks_are_a_hang_though_clients_give_up_and_come_again() -> None:
+    probe = prefill(103, 1, running=0, usage=0.0)
+    again = [prefill(112, running=0), decode(113, running=15)]
+    watch = after(*SERVED, probe, failed_check(104), *again, failed_check(124), failed_check(144))
+    assert verdict(watch, 145) == "scheduler_stuck"
+
+
 def test_one_failed_health_check_beside_long_prompts_is_none() -> None:
     prompts = [prefill(at, 8192, running=60) for at in range(72, 132)]
     watch = after(*SERVED, *prompts[:30], failed_check(102), *prompts[30:])

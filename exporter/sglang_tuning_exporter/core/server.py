@@ -1314,7 +1314,7 @@ class Server:
             self.bucket(now)["refused_for_grammar"] += event.figures.get("grammar", 0.0)
         elif event.kind == "health":  # the detokenizer sends nothing
             paused = self.last.get("pause", -inf) > self.last.get("resume", -inf)
-            if event.figures.get("timely") and not paused and any(each.running for each in self.schedulers.values()):
+            if event.figures.get("timely") and not paused:
                 self._take_failed_check(event, now)
         else:
             self.count(event.kind, now, event)
@@ -1324,8 +1324,8 @@ class Server:
         since, last, waiting = self._failing
         if now - last > CHECK_GAP_SECONDS:
             since, waiting = now - CHECK_SECONDS, 0.0
-        waiting += 1.0
-        if self.page is not None or now - since >= STUCK_SECONDS:
+        waiting += any(each.running for each in self.schedulers.values())  # else it only says since when checks fail
+        if waiting and (self.page is not None or now - since >= STUCK_SECONDS):
             self.count("health_failures", now, event, waiting)
             waiting = 0.0
         self._failing = since, now, waiting
