@@ -264,14 +264,15 @@ def config(**values: object) -> Config:
     return Config(**{**defaults, **values})  # type: ignore[arg-type]  # the tests name fields of their own type
 
 
-def watched_retractions(directory: Path, **settings: object) -> Sidecar:
-    """A sidecar, not yet started, that has just seen the `retract` recording, lines and scrapes at their times."""
+def watched_retractions(directory: Path, *, without: float = 0.0, **settings: object) -> Sidecar:
+    """A sidecar, not yet started, that has just seen the `retract` recording, lines and scrapes at their times, `without` its last seconds."""
     recording = load(packaged("retract"))
     log = directory / "server.log"
     log.touch()
     sidecar = Sidecar(config(**{"sglang_url": "http://127.0.0.1:9", "log_file": (str(log),), **settings}))
     assert sidecar.log is not None
-    begin = sidecar.now() - recording.length_seconds
+    length = recording.length_seconds - without
+    begin = sidecar.now() - length
     scrapes = sidecar.config.sglang_url is not None
     watch = sidecar.watch = sidecar.log._watch = Watch(sidecar.profile, begin, reads=True, scrapes=scrapes)
     reader = Reader()
@@ -279,6 +280,8 @@ def watched_retractions(directory: Path, **settings: object) -> Sidecar:
     moments += [(scrape.at, scrape.text, False) for scrape in recording.scrapes if scrapes]
     judged = 0.0
     for position, text, is_line in sorted(moments, key=lambda moment: moment[0]):
+        if position > length:
+            break
         if position - judged >= 10:
             judged = position
             watch.judge(begin + position)

@@ -347,7 +347,7 @@ def test_a_log_that_shrinks_while_it_is_read_doubles_nothing_and_is_read_on(serv
         os.truncate(server.path, 0)
         server.raw(b"\n" + decode())  # near raw words of others, one retraction counts for each decode line
         server.write(5)
-        wait_for(lambda: exporter.page().value(EVENTS) == seen + 5)
+        wait_for(lambda: exporter.page().value(EVENTS) == seen + 5, 20)
 
 
 def test_of_a_glob_that_matches_five_thousand_files_the_newest_are_followed_and_any_that_grows(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_it_ends_in_time_while_it_is_far_behind_and_goes_on_where_it_was(server:
         assert time.monotonic() - begin < end_seconds()
     assert json.loads(state.read_bytes())["lines"]["decode"] < lines
     with following(*of(server), *with_state(state)) as exporter:
-        wait_for(lambda: exporter.page().value(LINES, kind="decode") == lines, 60)
+        wait_for(lambda: exporter.page().value(LINES, kind="decode") == lines, 150)
         assert (
             exporter.page().value("sglang_tuning_decode_batches_total", graph="replayed") == DECODE_LOG_INTERVAL * lines
         )

@@ -108,7 +108,7 @@ def test_a_failure_has_its_reason_and_the_page_comes_in_time(
     assert page.value("sglang_tuning_log_lines_total", kind="retraction") == before + 1, "the log half goes on"
     assert "sglang:" not in page.text
     fake.answers["/metrics"] = reply(SERVING)
-    wait_for(lambda: exporter.page().value("sglang_tuning_up") == 1)
+    wait_for(lambda: exporter.page().value("sglang_tuning_up") == 1, 30)
     assert exporter.page().error is None
 
 
