@@ -457,6 +457,7 @@ class Scheduler:
         serving = bool(figures.running or figures.queued or figures.grammar_queued or any(figures.queues.values()))
         if logged and serving and self.at is not None and now < self.at + self.hold_seconds:
             self._shown_at, self._scraped_at = now, now
+            self.throughput = figures.generation_throughput if self.throughput is None else self.throughput
             self._see_queues(figures)
             return
         if self._tokens and self.at is not None and now < self.at + self.hold_seconds and not serving and logged:
