@@ -29,7 +29,7 @@ REAL_TIME = (
     "prompts-beyond-the-pool", "refused-503", "one-token-answers", "early-chunks", "late-by-prefill",
 )  # fmt: skip
 SIDE_BY_SIDE = 6  # more of them would keep each other waiting
-READ_SECONDS = 1.0  # by then the last lines are read
+READ_SECONDS = 0.3  # by then the last lines are read
 PROGRAM = (sys.executable, "-m", "sglang_tuning_exporter")
 
 
