@@ -290,6 +290,13 @@ def test_a_scheduler_that_counts_its_steps_has_every_figure() -> None:
     assert rank.decode_limit.value == pytest.approx(16 / 0.012, rel=0.01)
 
 
+def test_an_hour_without_load_after_the_last_line_takes_no_figure_of_the_load_away() -> None:
+    server = served()
+    server.advance(3600.0)
+    (rank,) = capacities(server, None, 60.0)
+    assert rank.tokens_per_request == pytest.approx(0.5 * 10_000 / 8, rel=0.05)
+
+
 def test_a_scheduler_that_has_gone_has_no_figures_of_before() -> None:
     measured = Measured(600.0)
     counted(measured)

@@ -26,7 +26,7 @@ def capacities(server: Server, measured: Measured | None, now: float) -> list[Ra
     Tokens held and running requests are means over all schedulers, in the window of the profile.
     """
     only, of_lines = len(server.schedulers) == 1, step_of_lines(server, now)
-    totals = server.window(server.profile.window_seconds)
+    totals = server.window(server.profile.window_seconds, now)
     running, usage = totals.mean("running"), totals.mean("usage")
     found = []
     for dp in server.schedulers:

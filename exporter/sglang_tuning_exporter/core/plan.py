@@ -48,7 +48,7 @@ def run(
 
 def table(server: Server, measured: Measured | None, now: float) -> dict[str, Any]:
     """Return the table of a server's last ten minutes as a document."""
-    totals = server.between(now - server.profile.window_seconds, now)
+    totals = server.window(server.profile.window_seconds, now)
     own = totals["computed"] / totals["started"] if totals["started"] else None
     return document(capacities(server, measured, now), server.profile, own)
 

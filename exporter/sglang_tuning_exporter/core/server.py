@@ -548,8 +548,8 @@ class Scheduler:
 
     def coverage(self, now: float) -> float | None:
         """Return the share of the decode batches of the last ten minutes that replayed a graph; None without any."""
-        recent = [each for begin, each in self._server.buckets if begin + BUCKET_SECONDS > now - COVERAGE_SECONDS]
-        eager, replayed = (sum(totals[name] for totals in recent) for name in self._batches)
+        recent = self._server.window(COVERAGE_SECONDS, now)
+        eager, replayed = (recent[name] for name in self._batches)
         return replayed / (replayed + eager) if replayed + eager else None
 
     def rest(self) -> None:
@@ -869,9 +869,8 @@ class Server:
         self.facts = Facts()
         self.schedulers: dict[int | None, Scheduler] = {}
         self.buckets: deque[tuple[float, Totals]] = deque()
-        self._ended: dict[
-            tuple[float, float], Totals
-        ] = {}  # sums of buckets that are over, by the windows that were asked for
+        # Sums of buckets that are over, by the windows that were asked for.
+        self._ended: dict[tuple[float, float, float], Totals] = {}
         self.totals = Totals()  # of this start, without the open bucket
         self.counted = Totals()  # counts since the beginning: they never fall
         self.lifetimes: dict[int | None, Lifetime] = {}  # the same of each scheduler
@@ -1084,26 +1083,23 @@ class Server:
                     return totals
         return self.buckets[-1][1]
 
-    def window(self, seconds: float) -> Totals:
-        """Return the sums of the last `seconds`."""
+    def window(self, seconds: float, now: float | None = None) -> Totals:
+        """Return the sums of the last `seconds` up to `now`, by default the present."""
         if not self.buckets:
             return Totals()
-        since, last = (self.now or 0.0) - seconds - BUCKET_SECONDS, self.buckets[-1]
-        first = since // BUCKET_SECONDS
-        ended = self._ended.get((first, last[0]))
+        end = (self.now or 0.0) if now is None else now
+        since, last = end - seconds - BUCKET_SECONDS, self.buckets[-1]
+        key = since // BUCKET_SECONDS, end // BUCKET_SECONDS, last[0]
+        ended = self._ended.get(key)
         if ended is None:  # those that are over change no more
-            ended = merged(totals for begin, totals in self.buckets if since < begin < last[0])
+            ended = merged(totals for begin, totals in self.buckets if since < begin <= end and begin < last[0])
             if len(self._ended) >= MOST_WINDOWS:
                 self._ended.clear()
-            self._ended[first, last[0]] = ended
+            self._ended[key] = ended
         whole = Totals(ended)
-        if last[0] > since:
+        if since < last[0] <= end:
             whole.add(last[1])
         return whole
-
-    def between(self, begin: float, end: float) -> Totals:
-        """Return the sums of the buckets from `begin` to `end`."""
-        return merged(totals for start, totals in self.buckets if start + BUCKET_SECONDS > begin and start <= end)
 
     def advance(self, now: float) -> None:
         """Count the time up to `now`."""

@@ -28,9 +28,8 @@ def judged_live(watch: Watch, judgement: Judgement, now: float) -> Judged:
     line, changes, notes = command(judgement, facts)
     started = server.started_at[-1] if server.started_at else None
     start = Start(started, facts.release, facts.arguments, {}, figures_of(view), server.ended, memory(facts))
-    begin = max(
-        now - window, min(watch.begin, server.begin or watch.begin)
-    )  # lines from before the exporter are in the window too
+    # Lines from before the exporter are in the window too.
+    begin = max(now - window, min(watch.begin, server.begin or watch.begin))
     return Judged(
         server.profile.name, begin, now, view.served, view.idle, judgement, None,
         tuple(sorted(watch.clocks.firing, key=lambda alert: alert.at)), (), points(server), (start,),
