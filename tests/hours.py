@@ -86,6 +86,12 @@ class Timed(Sidecar):
             self.watch.inform(info)
         return outcome.passed_on
 
+    def pass_on(self, story: Story, moment: Moment, log: Path) -> None:
+        """Take a moment and judge it, as for somebody who asks then."""
+        self.live(story, moment, log)
+        with self.view() as now:
+            self.judge(now)
+
 
 def begin(story: Story, log: Path, at: float) -> Timed:
     """Return the exporter beside the server of a story, before its first moment."""

@@ -13,43 +13,14 @@ from pathlib import Path
 
 import hours
 from conftest import config
-from hours import Moment, Story
-from sglang_tuning_exporter.collect.scrape import Outcome, ScrapeError
+from hours import Moment, Story, Timed
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.recordings.recording import load
 from sglang_tuning_exporter.recordings.replay import packaged
-from sglang_tuning_exporter.sglang.server_info import parse_server_info
 from situations import CLIENTS, HEALTHY, STARTED, STORM, Load, hour
 
 RECORDINGS = Path(__file__).parent / "recordings"
 MINUTES = 15.0
-
-
-class Timed(Sidecar):
-    """The exporter with a clock that a test sets: a page does not change while a test reads it."""
-
-    def __init__(self, settings: Config, at: float) -> None:
-        self.at = at  # unix seconds
-        super().__init__(settings)
-
-    def now(self) -> float:
-        return self.at
-
-    def pass_on(self, moment: Moment, log: Path, *, scraped: bool) -> None:
-        """Take the lines and the page of a moment."""
-        self.at = moment.at
-        if moment.lines and self.log is not None:
-            with log.open("ab") as printed:
-                printed.write(moment.lines)
-            while self._read_log():
-                pass
-        if scraped:
-            refused = "connection refused: nothing listens at that address"
-            away = ScrapeError("connection_refused", refused) if moment.page is None else None
-            self._receive_outcome(Outcome(moment.page, away, 0.012))
-        with self.view() as now:
-            self.judge(now)
 
 
 @contextmanager
@@ -62,14 +33,8 @@ def lived(story: Story, directory: Path) -> Iterator[Sidecar]:
     first = next(moments)
     url = "http://127.0.0.1:9" if story.scraped else None
     exporter = Timed(config(sglang_url=url, log_file=(str(log),), profile=story.profile), first.at)
-    if exporter.log is not None:
-        exporter._read_log()
     for moment in (first, *moments):
-        exporter.pass_on(moment, log, scraped=story.scraped)
-        if story.server_info is not None and moment.page is not None:
-            info = parse_server_info(story.server_info)
-            assert info is not None
-            exporter.watch.inform(info)
+        exporter.pass_on(story, moment, log)
     exporter.running = True
     try:
         yield exporter

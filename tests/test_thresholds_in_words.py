@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from conftest import config
-from hours import Moment
-from scenes import Timed
+from hours import Moment, Story, Timed
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.core import runbooks
 from sglang_tuning_exporter.core.rows import ROWS
@@ -45,10 +44,10 @@ def watched(lines: list[str], directory: Path) -> Timed:
     log = directory / "server.log"
     log.touch()
     exporter = Timed(config(log_file=(str(log),), threshold=OWN), BEGIN)
-    exporter._read_log()
     for place in range(0, len(lines), 10):
         text = "".join(f"{line}\n" for line in lines[place : place + 10])
-        exporter.pass_on(Moment(BEGIN + place, text.encode(), None), log, scraped=False)
+        moment = Moment(BEGIN + place, text.encode(), None)
+        exporter.pass_on(Story("server", (), scraped=False), moment, log)
     return exporter
 
 

@@ -89,7 +89,6 @@ class Course:
         self._counted = 0.0  # serving seconds that are credited to rows
         self._clocks = Clocks(profile.alert_wait)
         self._alerts: list[Alert] = []
-        self._marked: Totals = Totals()
         self._last_batch: float | None = None
         self._last_line: float | None = None
         self._most_queued = 0.0

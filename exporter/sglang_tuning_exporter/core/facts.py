@@ -241,10 +241,6 @@ class Facts:
         """Whether the release is known to be older."""
         return self.release is not None and is_before(self.release, (version[0], version[1], version[2]))
 
-    def has_flag(self, arg: str) -> bool:
-        """Whether the release, where it is known, has the argument."""
-        return self.release is None or flag_of(arg, self.release) is not None
-
     def flag(self, arg: str) -> str:
         """Return an argument as this release's flag; empty where it has none."""
         if self.release is None:
@@ -345,11 +341,6 @@ class Facts:
         listed = self.arguments.get("cuda_graph_bs") or self.arguments.get("cuda_graph_bs_decode")
         largest = max((size for size in listed if isinstance(size, int)), default=0) if isinstance(listed, list) else 0
         return float(sizes or largest or self.size(self.graph_arg) or most or 0.0) or None
-
-    @property
-    def graphs_padded(self) -> bool:
-        """Whether a batch below the largest captured size replays the next larger graph."""
-        return not self.is_on("disable_cuda_graph_padding")
 
     @cached_property
     def steps_between_lines(self) -> float:

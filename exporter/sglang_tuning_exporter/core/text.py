@@ -40,7 +40,6 @@ TITLES = {
     "unexplained": "Requests wait, cause not known",
 }  # of diagnoses whose id is not their title
 STATES = {  # of a signal, as a part of the serving time
-    "stuck": "requests and no progress",
     "empty": "an empty queue",
     "in_range": "the queue in its range",
     "held_back": "requests waiting and free KV cache",
@@ -57,7 +56,7 @@ STATES = {  # of a signal, as a part of the serving time
     "replayed": "decode batches that replay a CUDA graph",
     "unsupported": "no CUDA graphs by device or role",
 }
-SHOWN_SIGNALS = ("activity", "queue", "admission", "cuda_graph")
+SHOWN_SIGNALS = ("queue", "admission", "cuda_graph")
 COUNTS = {
     "lines": "lines", "decode_batches": "decode lines", "prefill_batches": "prefill lines", "server_starts": "starts",
     "unrecognised": "unrecognised", "rejected_requests": "answered with 503", "server_errors": "answered with 500",

@@ -96,7 +96,6 @@ class Watch:
         self._answers_otherwise: bool | None = None  # a server without metrics answers other requests; None: not known
         self._waiting: deque[tuple[float, Event]] = deque()  # retractions and ends
         self._held: list[tuple[float, Event]] = []  # a start that waits, and all lines after it
-        self._progress_before = 0.0  # at the first of what waits
         self._stands_since: float | None = None  # busy without progress
         self._moves: deque[float] = deque(maxlen=8)  # when pages were asked for that showed progress
         # Retracted requests by the counters, without a line so far: when, how many, of which DP rank.

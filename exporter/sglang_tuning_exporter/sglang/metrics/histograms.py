@@ -54,14 +54,6 @@ class Histogram:
         """Mean of all observations; None without any, and where the sum is unknown."""
         return self.seconds / self.counts[-1] if self.seconds is not None and self.counts[-1] > 0 else None
 
-    @property
-    def fullest_share(self) -> float:
-        """The share of the bucket with most observations, 0-1; 0 without observations."""
-        if self.observations <= 0:
-            return 0.0
-        fullest = max(now - before for now, before in zip(self.counts, (0.0, *self.counts), strict=False))
-        return fullest / self.observations
-
     def above(self, seconds: float) -> float:
         """Estimate how many took longer than `seconds`, by linear interpolation inside its bucket: the inverse of `histogram_quantile`.
 
