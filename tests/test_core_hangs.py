@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 
 import pytest
 
@@ -187,6 +188,83 @@ def test_the_finding_names_stage_seconds_and_requests() -> None:
     assert judgement.findings[0].sentence == (
         "the detokenizer hangs: tokens are generated and not sent for 75 s (24 requests)"
     )
+
+
+def test_the_stage_stays_though_clients_give_up_and_the_scheduler_then_has_nothing_to_do() -> None:
+    server = Server(logs=False)
+    server.serves()
+    server.computes(steps=20)
+    server.tick()
+    server.running, server.aborted = 0.0, 24.0
+    server.tick(20)
+    assert {stage for _, stage in server.stages if stage} == {"detokenizer"}
+
+
+# Since when: SGLang's line of a failed health check says when the last token was sent
+
+
+def failed_check(at: float, last_output: float) -> str:
+    clocks = [f"{datetime.fromtimestamp(BEGIN + each, timezone.utc):%H:%M:%S}" for each in (at - 20, last_output)]
+    return (
+        f"{stamp(at)}Health check failed. Server couldn't get a response from detokenizer for last 20 seconds."
+        " tic start time: {}. last_heartbeat time: {}".format(*clocks)
+    )
+
+
+def test_a_hang_begins_with_the_last_output_whenever_health_checks_fail() -> None:
+    server = Server()
+    server.serves()
+    begin = server.now
+    for _ in range(14):
+        if (server.now - begin) % 20 == 5 and server.now - begin > 20:
+            server.says(failed_check(server.now, begin))
+        server.tick()
+        found = [
+            each for each in server.watch.judge(BEGIN + server.now).findings if each.diagnosis == "scheduler_stuck"
+        ]
+        assert {each.since for each in found} <= {BEGIN + begin}
+        assert not any("health" in each.sentence for each in found)
+    assert found
+
+
+def test_a_hang_that_only_the_log_shows_begins_with_the_last_output_and_lasts_until_the_last_check() -> None:
+    watch, reader = Watch(PROFILES["online"], BEGIN, reads=True, scrapes=False), Reader()
+    lines = [
+        *start(),
+        *(decode(12 + at) for at in range(0, 60, 2)),
+        *(failed_check(at, 71) for at in (95, 115, 135, 155)),
+    ]
+    for event in (event for line in lines for event in reader.read(line.encode())):
+        watch.take(event)
+    (found,) = (each for each in watch.judge(BEGIN + 156).findings if each.diagnosis == "scheduler_stuck")
+    assert (found.since, found.sentence) == (BEGIN + 71, "84 s in which nothing moved while requests were there")
+
+
+def test_checks_that_are_made_by_hand_do_not_date_a_hang_before_an_idle_hour() -> None:
+    server = Server()
+    server.running = server.open = 0.0
+    server.tick(20)
+    server.running = server.open = 24.0
+    server.serves(60)
+    server.sent += 1.0
+    begin = server.now
+    server.says(failed_check(begin + 80, begin - 3600), failed_check(begin + 100, begin - 3600))
+    server.tick(20)
+    (found,) = (each for each in server.watch.judge(BEGIN + server.now).findings if each.diagnosis == "scheduler_stuck")
+    assert found.since is not None
+    assert found.since >= BEGIN + begin - 30
+
+
+def test_a_hang_that_is_over_was_as_long_as_the_pages_showed() -> None:
+    server = Server()
+    server.serves()
+    begin = server.now
+    server.tick(5)
+    server.says(failed_check(server.now, begin), failed_check(server.now + 20, begin))
+    server.tick(23)
+    server.serves(30)
+    (found,) = (each for each in server.watch.judge(BEGIN + server.now).findings if each.diagnosis == "scheduler_stuck")
+    assert found.evidence[0].value == pytest.approx(140, abs=10)
 
 
 # What is no hang

@@ -174,7 +174,7 @@ EXAMPLES: list[tuple[str, str, str, dict[str, float]]] = [
         ),
         "health",
         "",
-        {"timely": 1},
+        {"silent": 23},
     ),
     ("Health check failed. Server couldn't get a response from detokenizer for last 20 seconds.", "health", "", {}),
     (

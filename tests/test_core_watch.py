@@ -273,7 +273,7 @@ def test_a_flood_of_such_lines_crowds_out_no_retraction() -> None:
 
 def test_a_failed_health_check_of_a_server_that_sends_tokens_is_no_hang() -> None:
     beside = served()
-    taken(beside, "health", 73, timely=1)
+    taken(beside, "health", 73, silent=23)
     for at in range(76, 150, 4):
         beside.scrape(at, finished_requests=float(at))
         assert "scheduler_stuck" not in {each.diagnosis for each in beside.judge(at).findings}
@@ -282,7 +282,7 @@ def test_a_failed_health_check_of_a_server_that_sends_tokens_is_no_hang() -> Non
 
 def test_a_failed_health_check_of_a_server_that_sends_none_counts() -> None:
     beside = served()
-    taken(beside, "health", 73, timely=1)
+    taken(beside, "health", 73, silent=23)
     for at in range(74, 120, 4):
         beside.scrape(at, sent=beside.page.sent)
     assert beside.count("health_failures") == 1

@@ -40,7 +40,7 @@ class Event:
     | `limits` | max_total_num_tokens max_running_requests chunked_prefill_size available_gb context_len max_prefill_tokens | word: gpu cpu … |
     | `ready` | | "fired up and ready to roll" |
     | `hang` | seconds | word: scheduler tokenizer detokenizer; a watchdog that timed out |
-    | `health` | timely 1 where the times in its text agree with its own | a health check that failed |
+    | `health` | silent: seconds without output, where the times in its text agree with its own | a health check that failed |
     | `end` | | word: process_died scheduler_exception launch_failed; text: which process, how |
     | `exception` | | text: the exception that ended a traceback announced by a process of SGLang's, unless it is another event |
     | `draining` | | SIGTERM received |

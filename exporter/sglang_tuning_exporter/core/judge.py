@@ -107,24 +107,11 @@ def _hang(view: View) -> Figure | None:
         return Figure(
             "seconds in which requests were there and nothing moved", view.stuck.seconds, "seconds", 0.0, "above"
         )
-    longest = max((hang.seconds for hang in view.hangs), default=0.0)
-    if view.totals["health_failures"] and not longest:
-        return Figure(
-            "health checks failed while requests ran: the detokenizer sent nothing",
-            view.totals["health_failures"],
-            "count",
-            0.0,
-            "above",
-        )
+    longest = max((hang.seconds for hang in view.hangs), default=0.0) if view.totals["hangs"] else 0.0
     if view.totals["watchdogs"] and not longest:
         return Figure("watchdog timeouts", view.totals["watchdogs"], "count", 0.0, "above")
-    return Figure(
-        "longest silence with requests running before and after it",
-        longest if view.totals["hangs"] else 0.0,
-        "seconds",
-        0.0,
-        "above",
-    )
+    longest = max(longest, view.silent_seconds if view.totals["health_failures"] else 0.0)
+    return Figure("longest time in which requests were there and nothing moved", longest, "seconds", 0.0, "above")
 
 
 def _prefill(view: View) -> Figure | None:
@@ -924,14 +911,14 @@ def counts_of(row: Row) -> tuple[str, ...]:
 
 def seen(row: Row, server: Server, begin: float, end: float) -> tuple[float, float] | None:
     """Return when what a row is about was first and last seen in a stretch; None where it was not."""
-    if row.id == "scheduler_stuck" and server.hangs:
-        return server.hangs[0].begin, server.hangs[-1].begin + server.hangs[-1].seconds
     buckets = [each for each in server.buckets if begin - BUCKET_SECONDS <= each[0] <= end]
-    if row.id == "scheduler_stuck":  # a hang that lines name lasts until it works again
+    if row.id == "scheduler_stuck":
         signs = [at for at, totals in buckets if totals["watchdogs"] or totals["health_failures"]]
-        if signs:
-            worked = any(totals["lines"] for at, totals in buckets if at > signs[-1])
-            return max(signs[0], begin), min(signs[-1] + BUCKET_SECONDS, end) if worked else end
+        spans = [(max(at, begin), min(at + BUCKET_SECONDS, end)) for at in signs]
+        spans += [(each.begin, until) for each in server.hangs if (until := each.begin + each.seconds) >= begin]
+        if spans:  # a hang that lines name lasts until it works again
+            worked = not signs or any(totals["lines"] for at, totals in buckets if at > signs[-1])
+            return min(spans)[0], max(until for _, until in spans) if worked else end
     for names in (
         counts_of(row),
         ("lines",),

@@ -339,15 +339,15 @@ def _words(text: bytes) -> str:
     return text[: _TEXT_KEPT * 4].decode("utf-8", "replace").strip()[:_TEXT_KEPT]
 
 
-def _is_timely(text: bytes, time: float | None) -> bool:
-    """Whether a health check began as long before its line as the line says, after the last heartbeat (0.4.3)."""
+def _silence(text: bytes, time: float | None) -> float | None:
+    """Return the seconds since the last heartbeat; None unless the check began as long before its line as the line says, and later (0.4.3)."""
     match = _CHECK.match(text)
     if match is None or time is None:
-        return False
+        return None
     last, *clocks = map(int, match.groups())
     began, beat = (clocks[at] * 3600 + clocks[at + 1] * 60 + clocks[at + 2] for at in (0, 3))
     off = (time % DAY - began - last + DAY / 2) % DAY - DAY / 2
-    return abs(off) <= 2.0 and (began - beat) % DAY < DAY / 2
+    return last + (began - beat) % DAY if abs(off) <= 2.0 and (began - beat) % DAY < DAY / 2 else None
 
 
 def _crash(text: bytes) -> str:
@@ -625,8 +625,8 @@ class Reader:
         groups = match.groupdict()
         watched = groups.pop("word", None)
         figures = {name: float(value) for name, value in groups.items() if value is not None} | dict(row.figures)
-        if row.kind == "health" and _is_timely(match.string, at.time):
-            figures["timely"] = 1
+        if row.kind == "health" and (silent := _silence(match.string, at.time)) is not None:
+            figures["silent"] = silent
         self._add(row.kind, at, figures, _WATCHED.get(watched.decode(), row.word) if watched else row.word)
         return "request" if row.kind == "refused" and not figures else row.kind  # an error may quote its request
 

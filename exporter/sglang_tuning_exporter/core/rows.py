@@ -210,7 +210,7 @@ FAILURES: tuple[Row, ...] = (
         ),
         summary="SGLang hangs: it has requests but makes no progress.",
         past="SGLang hung until {until}: it had requests and made no progress.",
-        seen="{value} without a line while requests ran",
+        seen="{value} in which nothing moved while requests were there",
         guide=_NOT_IN_GUIDE + "save the evidence and restart the server",
         remedy=Remedy(
             "",

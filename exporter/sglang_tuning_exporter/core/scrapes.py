@@ -260,7 +260,8 @@ class Progress:
     requests: float | None = None
     gave_up: float = 0.0  # requests, since something was sent
     _works: bool = False  # requests run or wait
-    _steps: float = 0.0  # decode steps since something was sent
+    _steps: float = 0.0  # decode steps since something was sent, of requests that may have been there all the time
+    _unsent: float = 0.0  # decode steps since something was sent
     _sent: float | None = None
     _scheduled: float | None = None
     _pauses: tuple[float, float] | None = None
@@ -285,13 +286,14 @@ class Progress:
         self._scheduled, self._shown, self.requests = page.scheduled, shown, page.open_requests or works
         if page.sent is None or self._sent is None or page.sent != self._sent:
             self._sent = page.sent
-            self.sent_at, self._steps, self.gave_up = now, 0.0, 0.0
+            self.sent_at, self._steps, self._unsent, self.gave_up = now, 0.0, 0.0, 0.0
             self.proven_at = self.open_at = self.idle_at = self.failing_since = None
             return
         aborted = gains.counts.get("aborted_requests", 0.0)
         self.gave_up += aborted
         # Requests that decode after others gave up may be younger.
         self._steps = 0.0 if aborted else self._steps + steps
+        self._unsent += steps
         if (
             self.proven_at is None
             and works
@@ -321,7 +323,7 @@ class Progress:
             self.paused_at
         ) = None
         self._sent = self._scheduled = self._pauses = None
-        self._steps = self.gave_up = 0.0
+        self._steps = self._unsent = self.gave_up = 0.0
 
     def check(self, now: float, *, answered: bool, lasted: float = 20.0) -> None:
         """Take a health check, of the log or of the exporter's own: a busy scheduler answers it alone, an idle one passes it on."""
@@ -365,8 +367,7 @@ class Progress:
             and now - self.open_at >= HANG_SECONDS
             and now - self.idle_at >= 10.0
         ):
-            worked = self._steps > 0
-            return Stuck("detokenizer" if worked else "tokenizer", now - self.open_at, self.requests)
+            return Stuck("detokenizer" if self._unsent else "tokenizer", now - self.open_at, self.requests)
         failing = self.failing_since is not None and now - self.failed_at <= 90.0
         if failing and self.failing_since is not None and now - self.failing_since >= HANG_SECONDS:
             return Stuck("scheduler", now - self.failing_since, self.requests)

@@ -180,7 +180,7 @@ class Lifetime:
 
 
 class Hang(NamedTuple):
-    """A silence with work before and after it."""
+    """A time without progress, with work before it, and after it or waiting all through it."""
 
     begin: float
     seconds: float
@@ -894,7 +894,8 @@ class Server:
         self._failed: dict[str, float] = {}
         self._ranks: dict[int | None, Rank] = {}  # the lowest rank of each scheduler, by the lines of its start
         self._prefilled: dict[int | None, float] = {}
-        self._failing = -inf, -inf, 0.0  # health checks: since when, the last one, those that are not counted yet
+        # Health checks: since when, the last one, those that are not counted yet, the last output before.
+        self._failing = -inf, -inf, 0.0, -inf
         self._counters = Counters()
         self._start_is_due = False  # the log shows a start that the counters do not show yet
         self._was_away = False  # nothing answered since the last page
@@ -1311,21 +1312,25 @@ class Server:
             self.bucket(now)["refused_for_grammar"] += event.figures.get("grammar", 0.0)
         elif event.kind == "health":  # the detokenizer sends nothing
             paused = self.last.get("pause", -inf) > self.last.get("resume", -inf)
-            if event.figures.get("timely") and not paused:
+            if "silent" in event.figures and not paused:
                 self._take_failed_check(event, now)
         else:
             self.count(event.kind, now, event)
 
     def _take_failed_check(self, event: Event, now: float) -> None:
         """Count a failed health check where pages show that nothing is sent, else once checks have failed for a minute: a long prefill passes."""
-        since, last, waiting = self._failing
-        if now - last > CHECK_GAP_SECONDS:
-            since, waiting = now - CHECK_SECONDS, 0.0
-        waiting += any(each.running for each in self.schedulers.values())  # else it only says since when checks fail
-        if waiting and (self.page is not None or now - since >= STUCK_SECONDS):
+        since, last, waiting, silent = self._failing
+        at = now if event.time is None else event.time
+        if at - last > CHECK_GAP_SECONDS:
+            since, waiting = at - CHECK_SECONDS, 0.0
+            silent = max(at - event.figures["silent"], since - CHECK_GAP_SECONDS)  # an idle server sends nothing either
+        running = sum(each.running or 0.0 for each in self.schedulers.values())
+        waiting += running > 0  # else it only says since when checks fail
+        if waiting and (self.page is not None or at - since >= STUCK_SECONDS):
             self.count("health_failures", now, event, waiting)
+            self.hung(Hang(silent, at - silent, running, running), now)
             waiting = 0.0
-        self._failing = since, now, waiting
+        self._failing = since, at, waiting, silent
 
     # What schedulers ask
 
@@ -1358,10 +1363,17 @@ class Server:
             and not self.stopping
         )
 
+    def hangs_on(self, begin: float, now: float) -> None:
+        """Lengthen the last hang: pages show it since `begin`."""
+        if self.hangs and (last := self.hangs[-1]).begin + last.seconds >= begin:
+            self.hung(Hang(begin, now - begin, last.before, last.after), now)
+
     def hung(self, hang: Hang, now: float) -> None:
-        """Note a hang; several schedulers have the same."""
-        if self.hangs and self.hangs[-1].begin + self.hangs[-1].seconds > hang.begin:
-            return
+        """Note a hang; several schedulers have the same, and each failed health check shows it longer."""
+        if self.hangs and (until := self.hangs[-1].begin + self.hangs[-1].seconds) >= hang.begin:
+            last = self.hangs.pop()
+            begin = min(last.begin, hang.begin)
+            hang = Hang(begin, max(until, hang.begin + hang.seconds) - begin, last.before, hang.after)
         self.hangs.append(hang)
         self.bucket(now)["hangs"] += 1
         self.last["hangs"] = now

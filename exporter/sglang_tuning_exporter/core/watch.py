@@ -500,6 +500,8 @@ class Watch:
         down_share, outages = self._down_time(now)
         silent_seconds = server.progress.silence(now) if failure is None else 0.0
         stuck = server.progress.stuck(now) if failure is None and self._answered_at is not None else None
+        if stuck is not None:
+            server.hangs_on(now - stuck.seconds, now)
         if stuck is not None or "takes connections" in down:
             self._hung_at = now
         starting = failure.starting if failure is not None else self._answered_at is None and server.starting
