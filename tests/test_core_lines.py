@@ -23,6 +23,10 @@ RETRACTION = "KV cache pool is full. Retract requests. #retracted_reqs: 5, #new_
 START = STAMP + "server_args=ServerArgs(tp_size=8)"
 READY = STAMP + "The server is fired up and ready to roll!"
 CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.75 GiB."
+FAILED_TRANSFER = (
+    "Decode transfer failed for request rank=0 decode_req.req.rid='0a' decode_req.req.bootstrap_room=11 with exception"
+    " KVTransferError(bootstrap_room=11)"
+)
 
 
 def read(*text: str) -> list[Event]:
@@ -257,6 +261,31 @@ EXAMPLES: list[tuple[str, str, str, dict[str, float]]] = [
         {"grammar": 1},
     ),
     ("Multimodal prompt is too long after expanding the images, self.rid='a'", "refused", "", {}),
+    (FAILED_TRANSFER + ": Request 11 timed out after 300.0s in KVPoll.WaitingForInput", "transfer", "decode", {"room": 11}),
+    (FAILED_TRANSFER.replace("Decode transfer", "Prefill bootstrap") + ": Duplicate decode bootstrap room", "transfer", "prefill", {"room": 11}),
+    (FAILED_TRANSFER.replace("Decode transfer", "Decode handshake").partition(" with")[0], "transfer", "decode", {"room": 11}),
+    ("Some requests fail to receive KV Cache transfer done signal after bootstrapping. If a greater mean TTFT", "transfer", "", {}),
+    ("Some requests timed out when bootstrapping, which means prefill instances fail to receive the KV indices", "transfer", "", {}),
+    ("Could not fetch prefill parallel info from 10.0.0.1:8998 after 60 attempts", "transfer", "", {}),
+    ("Could not fetch prefill dp_size for bootstrap_addr: 10.0.0.1:8998", "transfer", "", {}),
+    ("Prefill instance failed to register to bootstrap server after 5 retries", "transfer", "prefill", {}),
+    ("[Staging] a chunk exceeds the staging ring; failing affected requests. Increase SGLANG_DISAGG_STAGING_POOL_SIZE_MB", "transfer", "", {}),
+    ("Context corruption detected: Request a (bootstrap_room=1) received metadata from bootstrap_room=2.", "transfer", "", {}),
+    ("Failed to get prefill parallel info: 404, Not Found", "transfer", "", {"attempt": 1}),
+    ("Lost connection with prefill instance (bootstrap_addr: 10.0.0.1:8998), 3 transfers affected", "transfer", "", {"attempt": 1}),
+    ("Session 10.0.0.2:15000 failed.", "transfer", "", {"attempt": 1}),
+    ("Unsupported element_size = 656 for JIT HiCache kernel", "hicache", "kernel", {}),
+    ("write_back: KV subtree dropped without backup due to host memory pressure, root node 7", "hicache", "host", {}),
+    ("Not enough host memory for request 0a", "hicache", "host", {}),
+    ("HiCache staged prefetch dropped after 3 device_capacity deferrals req=a pool=b tokens=1", "hicache", "host", {}),
+    ("Write page to storage: 4 pages failed.", "hicache", "storage", {}),
+    ("Prefetch operation 0a failed to retrieve page 1b.", "hicache", "storage", {}),
+    ("HiCache prefetch transfer failed for request 0a", "hicache", "storage", {}),
+    ("Failed to attach storage backend 'mooncake': timeout", "hicache", "storage", {}),
+    ("Failed to register buffer to Mooncake Store: -1", "hicache", "storage", {}),
+    ("[Rank 3] HiCacheHF3FS get 0a1b failed", "hicache", "storage", {}),
+    ("TensorCast L3 unavailable: category=session_failed", "hicache", "storage", {}),
+    ("max_total_tokens=131072 is larger than the profiled value -561981. Use the profiled value instead.", "no_pool", "", {"tokens": -561_981}),
 ]
 # Lines without an event.
 SILENT = [

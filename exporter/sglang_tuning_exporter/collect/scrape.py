@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import http.client
-import re
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Literal, TypeAlias
 from urllib.parse import urljoin, urlsplit
 
@@ -21,6 +22,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import ConnectTimeoutError, ReadTimeoutError
 
 from sglang_tuning_exporter.config.values import key_in
+from sglang_tuning_exporter.sglang.metrics.strangers import owner_of
 from sglang_tuning_exporter.sglang.server_info import Load, ServerInfo, parse_loads, parse_server_info
 
 Reason: TypeAlias = Literal[
@@ -32,6 +34,9 @@ Reason: TypeAlias = Literal[
     "http_status",
     "too_large",
     "invalid",
+    "not_sglang",  # a page that names its owner
+    "no_series",  # a page of nobody known: another server's, or a proxy's in SGLang's place
+    "key_file",
 ]
 # The largest real page has 0.2 MB, one of 64 ranks 8 MB. Text with one wide character takes four times the memory.
 MOST_BYTES = 16 << 20
@@ -40,7 +45,6 @@ _STATUSES: dict[int, tuple[Reason, str]] = {
     404: ("metrics_disabled", "it answers 404: start SGLang with --enable-metrics"),
     503: ("not_ready", "it answers 503: not ready yet"),
 }
-_SGLANG_SERIES = re.compile(r"^[ \t]*sglang[:_]", re.MULTILINE)
 _BROKEN_OFF = (http.client.RemoteDisconnected, http.client.IncompleteRead)
 _TIMEOUTS = (
     TimeoutError,
@@ -97,8 +101,11 @@ class Client:
         if not text.strip():
             # Before 0.5 a server has no metrics until its first request.
             raise ScrapeError("not_ready", "its page is empty: it has written no figure yet", serves=True)
-        if _SGLANG_SERIES.search(text) is None:
-            raise ScrapeError("invalid", "its page holds no series of SGLang: is this SGLang's address?")
+        owner = owner_of(text)
+        if owner is None:
+            raise ScrapeError("no_series", "its page holds no series of SGLang's: check --sglang-url")
+        if owner:
+            raise ScrapeError("not_sglang", f"it is not an SGLang server: its /metrics is {owner}; check --sglang-url")
         return text
 
     def server_info(self, timeout: float) -> ServerInfo | None:
@@ -183,7 +190,12 @@ class Client:
 
     def _authorization(self) -> dict[str, str]:
         if self._api_key_file is not None:
-            self._api_key = key_in(self._api_key_file) or self._api_key  # the previous one, while the file is replaced
+            try:
+                key = key_in(self._api_key_file)
+            except OSError as error:
+                words = f"it was not asked, because the file of --api-key-file cannot be read: {error.strerror or error}"
+                raise ScrapeError("key_file", words) from None
+            self._api_key = key or self._api_key  # the previous one, while the file is replaced
         return {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
 
     def _checked_redirect(self, url: str) -> str:
@@ -206,7 +218,7 @@ def _check(response: urllib3.BaseHTTPResponse, *, with_key: bool) -> None:
         refused = _REFUSED[with_key] if status in {401, 403} else ""
         raise ScrapeError(*_STATUSES.get(status, ("http_status", f"it answers HTTP {status}{refused}")))
     if "html" in response.headers.get("Content-Type", "").lower():
-        raise ScrapeError("invalid", "it answers with a web page, not with an exposition")
+        raise ScrapeError("no_series", "it answers with a web page, not with metrics: check --sglang-url")
     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise ScrapeError("invalid", "it answers compressed, which was not asked for")
 
@@ -261,67 +273,47 @@ def _late(timeout: float) -> ScrapeError:
 
 
 class Scraper:
-    """Scrapes on demand in its own thread, so that a server that never answers cannot block the caller.
+    """Scrapes on demand in one thread, which runs `run`. Callers share the running scrape; each waits as long as he likes.
 
-    Concurrent callers share one scrape. `then` gets every outcome, `cut` ends the current request.
+    `then` gets every outcome, `cut` ends the current request.
     """
 
-    def __init__(self, fetch: Callable[[float], str], then: Callable[[Outcome], None], cut: Callable[[], None]) -> None:
+    def __init__(self, fetch: Callable[[], str], then: Callable[[Outcome], None], cut: Callable[[], None]) -> None:
         self._fetch, self._then, self._cut = fetch, then, cut
         self._lock = threading.Lock()
-        self._running: _RunningScrape | None = None
-        self._stopped = False
+        self._running: Future[Outcome] | None = None
+        self._begins: SimpleQueue[Future[Outcome] | None] = SimpleQueue()
 
-    def scrape(self, timeout: float) -> Outcome:
-        """Return the outcome of a new scrape, or of the current one; `timeout` in seconds. Never raise."""
-        late = Outcome(None, _late(timeout), timeout)
-        deadline = time.monotonic() + timeout
-        while (left := deadline - time.monotonic()) > 0:
-            with self._lock:
-                if self._stopped:
-                    return late
-                running, begins = self._running, self._running is None
-                if running is None:
-                    running = self._running = _RunningScrape()
-                    threading.Thread(target=self._run, args=(running, left), name="scrape", daemon=True).start()
-            if not running.done.wait(left) or running.outcome is None:
-                break
-            # Another caller may have started this scrape with a shorter timeout: its timeout is not our answer.
-            if begins or running.outcome.error is None or running.outcome.error.reason != "timeout":
-                return running.outcome
-        self._then(late)
-        return late
+    def ask(self) -> Future[Outcome]:
+        """Return the outcome to come: of the scrape that runs, or of one that begins now."""
+        with self._lock:
+            if self._running is None:
+                self._running = Future()
+                self._begins.put(self._running)
+            return self._running
 
     def stop(self) -> None:
-        """End the current scrape and release its callers; later calls return a timeout at once."""
-        with self._lock:
-            self._stopped = True
-            running = self._running
+        """End the current scrape and the thread."""
+        self._begins.put(None)
         self._cut()
-        if running is not None:
-            running.done.set()
 
-    def _run(self, running: _RunningScrape, timeout: float) -> None:
+    def run(self) -> None:
+        """Make the scrapes that are asked for, until `stop`."""
+        while (running := self._begins.get()) is not None:
+            outcome = self._outcome()
+            try:
+                self._then(outcome)
+            finally:
+                with self._lock:
+                    self._running = None
+                running.set_result(outcome)
+
+    def _outcome(self) -> Outcome:
         begin = time.monotonic()
-        text: str | None = None
-        error: ScrapeError | None = None
         try:
-            text = self._fetch(timeout)
+            return Outcome(self._fetch(), None, time.monotonic() - begin)
         except ScrapeError as failed:
             error = failed
         except Exception as failed:  # noqa: BLE001 - whatever the world sends, a scrape ends with an outcome
             error = ScrapeError("invalid", f"the answer cannot be read ({type(failed).__name__})")
-        outcome = Outcome(text, error, time.monotonic() - begin)
-        try:
-            self._then(outcome)
-        finally:
-            running.outcome = outcome
-            with self._lock:
-                self._running = None
-            running.done.set()
-
-
-class _RunningScrape:
-    def __init__(self) -> None:
-        self.done = threading.Event()
-        self.outcome: Outcome | None = None
+        return Outcome(None, error, time.monotonic() - begin)

@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from math import ceil, floor, inf, log2
 
 from sglang_tuning_exporter.config.profiles import Setting
+from sglang_tuning_exporter.core.endings import CLASSES, shortened
 from sglang_tuning_exporter.core.findings import Change, Value
-from sglang_tuning_exporter.core.rows import BY_ID, Remedy, Row
+from sglang_tuning_exporter.core.rows import BY_ID, OUT_OF_MEMORY, Remedy, Row
 from sglang_tuning_exporter.core.server import USUAL_CAPTURED
-from sglang_tuning_exporter.core.suspects import LEAST_USEFUL_CHUNK, SLOW_BURN_TIMES
+from sglang_tuning_exporter.core.suspects import LEAST_USEFUL_CHUNK, SLOW_BURN_TIMES, TINY_CHUNK
+from sglang_tuning_exporter.core.transfers import cause_of, relaxed
 from sglang_tuning_exporter.core.view import MOSTLY_PREFILL, SHARING, View
-from sglang_tuning_exporter.sglang.args.flags import flag_of, releases
+from sglang_tuning_exporter.sglang.args.flags import argument_names, flag_of, releases
 from sglang_tuning_exporter.sglang.args.refusals import choices_of, objection
 
 # The guide's values, and the default.
@@ -40,6 +42,7 @@ MOST_GRAPH, MOST_GRAPH_AT_LARGE_TP, LARGE_TP = (
     768,
     8,
 )  # the guide: 512 or 768, the larger at large tensor parallelism
+LEAST_POOL_GB = 1.0  # for a KV cache that is worth a start
 LEAST_FRACTION, MOST_FRACTION, USUAL_FRACTION = 0.1, 0.95, 0.9
 CAP_IN_FORCE = 0.95  # the KV cache has whole pages, so a little less than its cap
 POOL_STEP = 1.25  # of a second cache
@@ -411,27 +414,113 @@ def _doubled(tokens: float, size: float) -> float:
 
 def _out_of_memory(view: View, _: frozenset[str]) -> list[Draft]:
     now = view.facts.number("mem_fraction_static")
-    if "mem-fraction-static" in view.exception and _MORE.search(view.exception):
+    said = _said(view)
+    if (asked := _ASKED.search(said)) and float(asked[1]) > float(asked[2] or asked[3]):
+        return [
+            _say(
+                f"lower --max-total-tokens where it is set; else search SGLang's issues for this error: one allocation of {asked[1]} GiB is more than"
+                f" the {asked[2] or asked[3]} GiB of the GPU",
+                "No share of the memory makes room for it: the size was computed wrongly, or set.",
+                "another GPU model was expected here",
+            )
+        ]
+    if "mem-fraction-static" in said and _MORE.search(said):
         # The weights leave too little for the KV cache: SGLang's own error asks for more.
-        least = _ABOVE.search(view.exception)
+        named, weights, free = _ABOVE.search(said), view.facts.weights_gb, view.facts.capacity_gb
+        least = float(named[1]) if named else weights / free if weights and free else None
+        beside = f"the weights alone take {weights:.4g} of {free:.4g} GB, {least:.3f} of it" if least and not named else ""
         text = Remedy(
             "",
             "raise",
             "raise it: SGLang's own error asks for it",
-            f"SGLang ended with: {view.exception[:300]}",
+            f"SGLang ended with: {shortened(said, 300)}",
             "the weights leave nothing of the GPU: then more GPUs",
         )
         return [
             Draft(
                 "mem_fraction_static",
-                round(float(least[1]) + 0.005, 2) if least else None,
+                ceil(100 * least + 0.01) / 100 if least is not None and least < MOST_FRACTION else None,
                 now,
+                beside,
                 words=text.words,
                 text=text,
             )
         ]
     to = 0.8 if now is None or now > 0.8 else 0.7 if now > 0.7 else round(now - 0.05, 2)
     return [Draft("mem_fraction_static", to, now, text=_LESS_MEMORY)] if to >= LEAST_FRACTION else []
+
+
+def _no_kv_cache(view: View, _: frozenset[str]) -> list[Draft]:
+    """Raise the fraction where the GPU has room for it, by the figures of the start; else there is no room."""
+    facts, more = view.facts, Draft()
+    weights, left, now = facts.weights_gb, facts.beside_weights_gb, facts.number("mem_fraction_static")
+    total = facts.capacity_gb or (weights + left if weights and left is not None else None)
+    if not weights or not total:
+        return [more]
+    most = min(MOST_FRACTION, floor(100 * (1.0 - view.profile.reserve_lower_gb / total)) / 100)
+    room = most * total - weights
+    if room < LEAST_POOL_GB or (now is not None and most <= now):
+        return [more]
+    gain = (
+        f"the weights alone take {weights / total:.3f} of the memory; at {most:g} about {room:.1f} GB are left for the KV cache, and"
+        f" {(1.0 - most) * total:.1f} GB for everything else"
+    )
+    return [Draft("mem_fraction_static", most, now, gain, text=_ROOM), more]
+
+
+def _transfers(view: View, _: frozenset[str]) -> list[Draft]:
+    """What to look at, by SGLang's own words; then the variable that relaxes it."""
+    text = view.transfer.text if view.transfer is not None else ""
+    cause = cause_of(text)
+    longer = relaxed(cause, text)
+    return [
+        _say(cause.look, cause.why, cause.not_if),
+        *([_say(longer, "A longer time-out helps a slow pair, and only delays the error of one that is broken.", cause.not_if)] if longer else []),
+    ]
+
+
+def _no_speculation(view: View, _: frozenset[str]) -> list[Draft]:
+    now = view.facts.word("speculative_algorithm")
+    return [_say(f"run without --speculative-algorithm{f' {now}' if now else ''}, or with a draft model that was trained for this model")]
+
+
+def _hicache(view: View, _: frozenset[str]) -> list[Draft]:
+    facts, row = view.facts, BY_ID["hicache_degraded"].remedy
+    kind = view.hicache.word if view.hicache is not None else ""
+    if kind == "kernel":
+        return [_say(
+            row.words + ": if a hit is not faster, run without --enable-hierarchical-cache",
+            "Without its JIT kernel SGLang copies between host and GPU in another way, which may be slower than computing the prefix again.",
+            row.not_if,
+        )]  # fmt: skip
+    if kind == "host":
+        ratio = facts.number("hicache_ratio")
+        words = "give the cache more host memory: raise --hicache-ratio or --hicache-size, or use --hicache-write-policy write_through"
+        why = "The host's memory for the cache is full, so what leaves the GPU is dropped instead of kept."
+        if ratio and not facts.size("hicache_size"):
+            text = Remedy("hicache_ratio", "raise", "", why, "the host has no more memory", "Host memory.")
+            return [Draft("hicache_ratio", 2 * ratio, ratio, text=text)]
+        return [_say(words, why, "the host has no more memory", "Host memory.")]
+    backend = facts.word("hicache_storage_backend")
+    where = f" ({backend})" if backend else ""
+    return [_say(
+        f"look at the storage behind the cache{where}: its service, its space and its own log",
+        "A prefix that the storage does not give is computed again, and a request may wait for it first (--hicache-storage-prefetch-policy).",
+        "it happened once, while the storage restarted",
+    )]  # fmt: skip
+
+
+def costly_settings(view: View) -> list[tuple[Draft, str]]:
+    """Return the settings of a start that slow every load down, each with what it does in words."""
+    facts, found = view.facts, list[tuple[Draft, str]]()
+    for arg in ("disable_cuda_graph", "disable_decode_cuda_graph"):
+        if facts.is_on(arg) and not facts.role:
+            found.append((Draft(arg, to=False, now=True, text=BY_ID["cuda_graph_off"].remedy), "CUDA graphs are switched off"))
+    chunk = facts.typed("chunked_prefill_size")
+    if chunk is not None and 0 < chunk <= TINY_CHUNK:
+        draft = Draft("chunked_prefill_size", float(SMALL_CHUNK), chunk, text=BY_ID["prefill_bound"].remedy)
+        found.append((draft, f"prompts are computed in chunks of {chunk:g} tokens, and a chunk takes about as long as one of 1,024"))
+    return found
 
 
 def _out_of_memory_prefill(view: View, holding: frozenset[str]) -> list[Draft]:
@@ -925,7 +1014,9 @@ def _one_gpu(view: View, _: frozenset[str]) -> list[Draft]:
     ]
 
 
-_FLAG = re.compile(r"--[a-z][a-z0-9-]{2,60}[a-z0-9]")
+_FLAG = re.compile(r"--[a-z][a-z0-9_-]{2,60}[a-z0-9]")
+_ASKED = re.compile(r"Tried to allocate ([\d.]{1,8}) GiB.{0,200}?(?:([\d.]{1,8}) GiB total capacity|total capacity of ([\d.]{1,8}) GiB)")
+_UNRECOGNIZED = re.compile(r"unrecognized arguments: ([^\n]+)")
 _ABOVE = re.compile(r"mem-fraction-static\W{0,3} (?:above|to) (0\.\d{1,4})")
 _LESS, _MORE = (
     re.compile(r"smaller|lower|reduc|decrease|fewer", re.IGNORECASE),
@@ -933,17 +1024,47 @@ _LESS, _MORE = (
 )
 
 
-def _by_exception(view: View, _: frozenset[str]) -> list[Draft]:
-    return _named(view, view.exception or view.ended)
+_FAILURES_OF = {"memory": OUT_OF_MEMORY, "hang": ("scheduler_stuck",)}  # by the class of an end
 
 
-def _down(view: View, _: frozenset[str]) -> list[Draft]:
+def _said(view: View) -> str:
+    return view.explanation.text if view.explanation is not None else ""
+
+
+def _by_explanation(view: View, holding: frozenset[str]) -> list[Draft]:
+    """SGLang's own words first: an error that names a flag says what to change; then what ends of its class have in common."""
+    said = view.explanation
+    if said is not None and any(row in holding for row in _FAILURES_OF.get(said.ending, ())):
+        return []  # the failure beside it has the advice
+    ending = CLASSES[said.ending if said is not None else "unknown"]
+    if said is None:
+        return [*_named(view, view.ended), _say(ending.do, ending.why, ending.not_if)]
+    if refused := _UNRECOGNIZED.search(said.text):
+        return [*map(_unknown, _FLAG.findall(refused[1])), _say(ending.do, ending.why, ending.not_if)]
+    return [*_named(view, said.text), _say(ending.do, ending.why, ending.not_if)]
+
+
+def _unknown(flag: str) -> Draft:
+    """Say what to do with a flag that SGLang does not know."""
+    spelled = flag.replace("_", "-")
+    if spelled != flag and spelled[2:].replace("-", "_") in argument_names():
+        words = f"spell it {spelled}: SGLang's flags have hyphens"
+    elif spelled[2:].replace("-", "_") in argument_names():
+        words = f"drop {flag}, or install a release that has it: other releases of SGLang know this flag"
+    else:
+        words = f"drop {flag}: no release up to {releases()[-1]} has this flag"
+    return _say(words, "SGLang refuses a command line with a flag that it does not know.", "the flag belongs to another program")
+
+
+def _down(view: View, holding: frozenset[str]) -> list[Draft]:
     is_last = view.last.get("ends", -inf) >= view.last.get("starts", -inf)  # it has not started again since
-    return _named(view, view.exception or (view.ended if is_last else ""))
+    if view.explanation is not None and (is_last or view.has_ended):
+        return _by_explanation(view, holding)
+    return [*_named(view, view.ended if is_last else ""), Draft()]
 
 
 def _named(view: View, words: str) -> list[Draft]:
-    """SGLang's own words first: an error that names a flag says what to change."""
+    """Return the flags that an error of SGLang's names."""
     flags = list(dict.fromkeys(_FLAG.findall(words)))[:2]
     direction = "lower" if _LESS.search(words) else "raise" if _MORE.search(words) else "set"
     drafts = []
@@ -953,15 +1074,20 @@ def _named(view: View, words: str) -> list[Draft]:
             arg,
             direction,
             f"{direction} it: SGLang's own error names it",
-            f"SGLang ended with: {words[:300]}",
+            f"SGLang ended with: {shortened(words, 300)}",
             "another error came before this one",
         )
         drafts.append(Draft(arg, None, view.facts.typed(arg), words=text.words, text=text))
-    return [*drafts, Draft()]
+    return drafts
 
 
 ADVICE: dict[str, Advise] = {
-    "crashed": _by_exception,
+    "no_kv_cache": _no_kv_cache,
+    "kv_transfer_failing": _transfers,
+    "speculation_rejected": _no_speculation,
+    "hicache_degraded": _hicache,
+    "costly_settings": lambda view, _: [draft for draft, _ in costly_settings(view)],
+    "crashed": _by_explanation,
     "server_down": _down,
     "out_of_memory_prefill": _out_of_memory_prefill,
     "out_of_memory_decode": _out_of_memory_decode,
@@ -1009,6 +1135,10 @@ _CAPPED = Remedy(
     "no more fits into GPU memory: then SGLang uses what fits", "Less GPU memory stays free for peaks.",
 )  # fmt: skip
 _LESS_MEMORY = BY_ID["out_of_memory_any"].remedy
+_ROOM = Remedy(
+    "mem_fraction_static", "raise", "", "Weights and KV cache share this part of the GPU's memory, and the weights take all of it.",
+    "the activations of long prompts need what is left beside it: then use more GPUs or smaller weights", "Less GPU memory stays free for peaks.",
+)  # fmt: skip
 _GRAPHS = BY_ID["cuda_graph_not_covering"].remedy
 _STATES = BY_ID["hybrid_pool_full"].remedy
 _FEWER_GRAPHS = Remedy(

@@ -22,6 +22,7 @@ from sglang_tuning_exporter.core.judge import (
     findings,
     is_limit,
     judge,
+    said_at_once,
     short_load,
     timed,
     weigh,
@@ -208,6 +209,7 @@ class Course:
             server.advance(now)
         if not self.runs:
             self.runs.append(Run(server.facts, 0.0))
+        server.settle()
         self._end_run()
         end = server.now or 0.0
         if server.dated:
@@ -299,7 +301,7 @@ class Course:
         verdict = base.verdict if base.verdict not in BY_ID else NO_LIMIT
         sentence = base.sentence if verdict == base.verdict else SENTENCES[verdict]
         if verdict == NOT_ENOUGH:
-            sentence = short_load(replace(view, totals=_with_most(view.totals, self._most_queued)))
+            sentence = said_at_once(verdict, found) or short_load(replace(view, totals=_with_most(view.totals, self._most_queued)))
         return Judgement(verdict, sentence, "none", found, base.checks, self._notes(base))
 
     def _counts(self, run: Run, name: str, held: Held, served: float) -> bool:

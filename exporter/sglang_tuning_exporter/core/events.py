@@ -41,14 +41,17 @@ class Event:
     | `ready` | | "fired up and ready to roll" |
     | `hang` | seconds | word: scheduler tokenizer detokenizer; a watchdog that timed out |
     | `health` | silent: seconds without output, where the times in its text agree with its own | a health check that failed |
-    | `end` | | word: process_died scheduler_exception launch_failed; text: which process, how |
-    | `exception` | | text: the exception that ended a traceback announced by a process of SGLang's, unless it is another event |
+    | `end` | | word: process_died scheduler_exception launch_failed aborted; text: which process, how |
+    | `words` | line chain; unsure 1 where it is not known to have ended a process | word: a class of `endings`; text: a line that may explain an end; place, before |
     | `draining` | | SIGTERM received |
     | `rejected` | | answered with 503 |
     | `server_error` | | answered with 500, or a stream broken by an exception |
     | `pause`, `resume` | | POST /pause_generation, /continue_generation |
     | `too_long` | tokens most | a prompt that cannot fit |
     | `refused` | grammar 1 | answered with an error at once |
+    | `transfer` | room (of the request), attempt 1 where no request has failed yet | a failed bootstrap or KV transfer; word: decode prefill; text: why |
+    | `hicache` | | word: kernel host storage, which fails; text: the line |
+    | `no_pool` | tokens, not above 0 | no KV cache fits beside the weights; text: the line |
 
     Other queues: prealloc transfer retracted bootstrap inflight unbootstrapped transferring optimistic host_receive waiting_image.
     Stages: weights_begin weights state_cache pool graph_begin graph.
@@ -63,6 +66,9 @@ class Event:
     sizes: tuple[int, ...] = ()
     arguments: dict[str, object] = field(default_factory=dict)
     marked: bool = False  # text of a client or a model was printed close before: it may be no line of SGLang's
+    place: str = ""  # the frame inside SGLang that raised an exception
+    file: str = ""  # in which the line stands, where that is known
+    before: tuple[str, ...] = ()  # recognised lines just before it
 
 
 # As plain JSON, for a state file
@@ -70,7 +76,7 @@ class Event:
 
 def to_json(event: Event) -> dict[str, object]:
     """Return an event as plain JSON."""
-    kept = {name: getattr(event, name) for name in ("time", "figures", "word", "text", "sizes", "arguments", "marked")}
+    kept = {name: getattr(event, name) for name in ("time", "figures", "word", "text", "sizes", "arguments", "marked", "place", "file")}
     return {"kind": event.kind, "rank": list(event.rank), **{name: value for name, value in kept.items() if value}}
 
 
@@ -91,6 +97,7 @@ def from_json(saved: object) -> Event | None:
         texts[0], time, Rank(*rank), {str(name): float(each) for name, each in figures.items()}, texts[1], texts[2]
     )
     event.arguments, event.marked = arguments, document.get("marked") is True
+    event.place, event.file = str(document.get("place", "")), str(document.get("file", ""))
     return event
 
 

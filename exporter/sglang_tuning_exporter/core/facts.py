@@ -42,6 +42,7 @@ class RankMemory:
     """The memory lines of one rank: what the target took, then a draft model."""
 
     before: float | None = None  # free before the weights
+    beside: float | None = None  # free after them, of the target
     left: float | None = None  # free after the last stage
     taken: dict[str, float] = field(
         default_factory=dict
@@ -67,8 +68,10 @@ class Facts:
     pools: dict[int | None, float] = field(default_factory=dict)  # tokens of the KV cache
     available: dict[int | None, float] = field(default_factory=dict)  # available_gpu_mem, least of the TP ranks
     memory: dict[Rank, RankMemory] = field(default_factory=dict)
+    _of_page: set[tuple[str, int | None]] = field(default_factory=set)  # of pools and available: those that no line has shown
     graph_sizes: tuple[int, ...] = ()
     states: float | None = None  # of a scheduler's mamba cache
+    no_pool: float | None = None  # tokens that the memory beside the weights has room for, where that is none
     reduced: bool = False  # SGLang lowered max_running_requests itself, for want of capacity
     memory_device: str = ""
     graph_device: str = ""
@@ -87,6 +90,7 @@ class Facts:
         elif event.kind == "limits":
             if "max_total_num_tokens" in figures:
                 self.pools[dp] = figures["max_total_num_tokens"]
+                self._of_page.discard(("pools", dp))
             if "max_running_requests" in figures:
                 self.limits[dp] = figures["max_running_requests"]
                 self.reduced = self.reduced or len(figures) == 1
@@ -98,8 +102,12 @@ class Facts:
             left = figures.get("available_gb", known.left if known else None)
             if left is not None:
                 self.available[dp] = min(self.available.get(dp, left), left)
+                self._of_page.discard(("available", dp))
+        elif event.kind == "no_pool":
+            self.no_pool = min(figures["tokens"], self.no_pool or 0.0)
         elif event.kind == "pool":
             self.pools[dp] = figures["tokens"]
+            self._of_page.discard(("pools", dp))
             self._take_pool(event)
         elif event.kind == "memory":
             self._take_memory(event)
@@ -109,11 +117,15 @@ class Facts:
     def see(self, figures: RankFigures) -> None:
         """Take the constants of a scrape."""
         dp = figures.dp
-        if figures.kv_pool_tokens is not None and self.pools.get(dp) != figures.kv_pool_tokens:
-            self.pools[dp] = figures.kv_pool_tokens
-            self._forget()
-        if figures.available_gpu_memory_gb is not None:
-            self.available[dp] = figures.available_gpu_memory_gb
+        for name, figure in (("pools", figures.kv_pool_tokens), ("available", figures.available_gpu_memory_gb)):
+            known: dict[int | None, float] = getattr(self, name)
+            if figure is not None and known.get(dp) != figure:
+                if dp not in known:
+                    self._of_page.add((name, dp))
+                known[dp] = figure
+                self._forget()
+            elif figure is None:
+                self._leave(name, dp)
         taken = self.memory.setdefault(NO_RANK, RankMemory()).taken if figures.kv_memory_gb is not None else {}
         for name, figure in (
             ("pool", figures.kv_memory_gb),
@@ -122,6 +134,17 @@ class Facts:
         ):
             if figure is not None and self.gigabytes(name) is None:
                 taken[name] = figure
+
+    def leave(self, dp: int | None) -> None:
+        """Forget what pages showed of a scheduler that is gone."""
+        for name in ("pools", "available"):
+            self._leave(name, dp)
+
+    def _leave(self, name: str, dp: int | None) -> None:
+        if (name, dp) in self._of_page:
+            self._of_page.remove((name, dp))
+            getattr(self, name).pop(dp, None)
+            self._forget()
 
     def inform(self, info: ServerInfo) -> None:
         """Take an answer of `/server_info`: arguments and limits, where the log has none."""
@@ -175,6 +198,7 @@ class Facts:
         elif event.word == "weights":
             if used is None and rank.begin is not None and free is not None:  # up to 0.4.0
                 used = max(round(rank.begin - free, 2), 0.0)
+            rank.beside = free if rank.beside is None else rank.beside
             if used is not None:
                 rank.add("draft_weights" if "weights" in rank.taken else "weights", used)
         elif event.word == "state_cache" and used is not None:
@@ -397,6 +421,11 @@ class Facts:
     def capacity_gb(self) -> float | None:
         """GPU memory free before the weights, on the rank with least: SGLang sizes all pools by it."""
         return min((rank.before for rank in self.memory.values() if rank.before), default=None)
+
+    @property
+    def beside_weights_gb(self) -> float | None:
+        """GPU memory free after the weights, on the rank with least."""
+        return min((rank.beside for rank in self.memory.values() if rank.beside is not None), default=None)
 
     @property
     def reserve_gb(self) -> float | None:

@@ -51,6 +51,7 @@ DAY = 86400.0
 JITTER_SECONDS = 60.0  # processes write one log a little out of order; a time further back is of another clock
 FAR_SECONDS = 30 * DAY  # no server is silent for so long and then prints: a time further ahead is of another clock
 STRAY_LINES = 16  # so many lines with times of another clock are strays if the first clock comes back
+MOST_UNDATED = 256  # events before the first that has a time
 OVERLAP_SECONDS = 10.0  # the last lines of one file and the first of the next may overlap by so much
 ZONE_SECONDS = 1800.0  # time zones differ by whole half hours; the nodes of one server start within less
 ENOUGH_LINES, MOST_FRAMES = 10, 64  # batch lines of a rank behind one name; names, above which they are none
@@ -466,7 +467,12 @@ class Lane:
     def _set(self, held: deque[Event], *, ended: bool) -> bool:
         """Set the time of the first event; False where the next ones must be known for that."""
         event, printed = held[0], held[0].time
-        if printed is None:
+        if printed is None and self.now == -inf and not ended and len(held) <= MOST_UNDATED:
+            later = next((each.time for each in held if each.time is not None), None)
+            if later is None:
+                return False
+            event.time = later - self.ahead  # before the first stamp of the log
+        elif printed is None:
             event.time = self.now if self.now > -inf else None
         elif self._shift is not None and -JITTER_SECONDS <= printed + self._shift - self.now <= JITTER_SECONDS:
             self._move(event, printed)
@@ -778,13 +784,17 @@ class Logs:
         """Give the events of a log's files as printed."""
         read = lane.reader.read
         for source in log:
-            lane.name = source.label
+            lane.name, before = source.label, lane.reader.number
             for lines in source.blocks():
                 self.lines += len(lines)
                 for line in lines:
                     if events := read(line):
                         if line[:3] != b"[20":
                             lane.look(line, events)
+                        for event in events:
+                            if event.kind == "words":
+                                event.figures["line"] -= before
+                                event.file = source.label if len(self.sources) > 1 else ""
                         self._found = self._found or any(event.kind not in _ANSWERS for event in events)
                         yield from events
                     elif b"server_args=" in line[:1000]:
@@ -804,9 +814,10 @@ class Logs:
             self._check()
 
     def _check(self) -> None:
-        # Any web server's log has access lines; only SGLang prints its own prefix before them.
+        # Any web server's log has access lines; only SGLang prints its own prefix before them, and ranks in it.
         served = any(lane.reader.lines["access"] for lane in self._lanes)
-        if self._found or (served and self.first is not None):
+        ranked = any(lane.reader.names_ranks for lane in self._lanes)
+        if self._found or ranked or (served and self.first is not None):
             return
         if self._unread:
             words = clean(self._unread[:300].decode("utf-8", "replace"))

@@ -12,7 +12,16 @@ from math import inf
 from typing import Literal
 
 from sglang_tuning_exporter.core import suspects
-from sglang_tuning_exporter.core.advice import CEILING, advise, differing, figures_of, fill, typed_settings
+from sglang_tuning_exporter.core.advice import (
+    CEILING,
+    advise,
+    costly_settings,
+    differing,
+    figures_of,
+    fill,
+    typed_settings,
+)
+from sglang_tuning_exporter.core.endings import CAUSE, CLASSES, Explanation, shortened, quoted
 from sglang_tuning_exporter.core.findings import (
     URGENCY,
     Change,
@@ -57,6 +66,8 @@ HIGH, MEDIUM = 120.0, 60.0  # seconds of serving time for this confidence
 OFTEN_DOWN, MANY_OUTAGES = 0.1, 3  # of two hours; outages in them
 LEAST_WAITED = 10.0  # seconds of waiting that show what requests wait for
 RARE_WAIT = 0.1  # of the time, on the least busy DP rank
+TRANSFERS_A_MINUTE, RARELY_FAILED = 0.5, 0.01  # failed ones; of the requests
+LEAST_DRAFTED, DRAFT_COST, USUAL_DRAFTS = 0.99, 0.014, 3.0  # tokens a step; of a pass of the model for each draft step; draft steps
 FEW = 5  # requests that failed for other reasons are no finding
 MANY_FAILED = 0.05  # of the requests
 SMALL_MODEL_GB, SMALL_BATCH = 20.0, 32.0  # of all weights; the default of --torch-compile-max-bs
@@ -175,6 +186,44 @@ def _refused(view: View) -> Figure | None:
         if refused
         else None
     )
+
+
+def _transfers(view: View) -> Figure | None:
+    """Requests that failed between the two servers of a pair. SGLang's counters have those of clients that gave up as well."""
+    totals = view.totals
+    failed = max(totals["failed_transfers"] - totals["aborted_requests"], 0.0)
+    if not failed and not view.facts.role:
+        return None
+    requests = max(totals["finished_requests"], totals["started"], failed)
+    value = view.per_minute(failed)
+    value = value if failed > RARELY_FAILED * requests else min(value, TRANSFERS_A_MINUTE)
+    name = "requests per minute of serving time that failed between prefill and decode server"
+    return Figure(name, value, "per_minute", TRANSFERS_A_MINUTE, "above")
+
+
+def _speculation(view: View) -> Figure | None:
+    """Tokens of a verified step, below what the drafts cost at least: even the smallest draft takes a part of a pass for each draft step."""
+    steps, lines = view.facts.size("speculative_num_steps") or USUAL_DRAFTS, view.totals["accepted:n"]
+    if not view.has_enough_load or lines < view.profile.enough_observations:
+        return None
+    length = view.totals["accepted"] / lines
+    if length < LEAST_DRAFTED:
+        return None  # another figure than the mean with the token that needs no draft
+    return Figure("tokens a verified step gives; 1 without speculation", length, "ratio", 1.0 + DRAFT_COST * steps, "below")
+
+
+def _hicache(view: View) -> Figure | None:
+    if view.hicache is None:
+        return None
+    stays = view.hicache.word == "kernel"  # it was printed once, and holds until the next start
+    return Figure("lines about what HiCache could not do", view.totals["hicache"] or float(stays), "count", 0.0, "above")
+
+
+def _costly_settings(view: View) -> Figure | None:
+    """Settings of a start that slow every load down, until there is a load to judge by."""
+    if view.has_enough_load or not view.facts.arguments or view.facts.is_cpu:
+        return None
+    return Figure("settings of the start that slow every request down", float(len(costly_settings(view))), "count", 0.0, "above")
 
 
 def _sharing(view: View) -> float | None:
@@ -430,7 +479,8 @@ def _often_down(view: View) -> Figure | None:
 
 FACTS: dict[str, Callable[[View], Figure | None]] = {
     "retractions": _retractions, "retractions_at_ceiling": _at_ceiling, "graph_memory": _graph_memory, "hang": _hang,
-    "prefill": _prefill, "imbalance": _imbalance,
+    "prefill": _prefill, "imbalance": _imbalance, "transfers": _transfers, "speculation": _speculation, "hicache": _hicache,
+    "costly_settings": _costly_settings, "not_sglang": _trouble("not_sglang"),
     "unexplained": _unexplained, "requests_failed": _failed, "requests_refused": _refused, "shared_prefixes": _shared_prefixes,
     "no_prefixes": _no_prefixes, "fits_one_gpu": _fits_one_gpu, "replicas": _replicas, "small_batches": _small_batches,
     "down": _down, "timeouts": _timeouts, "given_up": _given_up, "late_by_queue": _late_by_queue, "late_by_prompts": _late_by_prompts,
@@ -613,20 +663,32 @@ def _verdict(measured: Measured, found: tuple[Finding, ...]) -> tuple[str, str, 
     if first is not None:
         return first.diagnosis, first.headline, first.severity
     verdict = replace(measured, holding=()).verdict
-    return verdict, SENTENCES.get(verdict) or short_load(measured.view), "none"
+    return verdict, said_at_once(verdict, found) or SENTENCES.get(verdict) or short_load(measured.view), "none"
+
+
+def said_at_once(verdict: str, found: tuple[Finding, ...]) -> str:
+    """Return the fact that heads what is said of too little load; empty where there is none."""
+    facts = (each.headline for each in found if BY_ID[each.diagnosis].at_once)
+    return next(facts, "") if verdict == NOT_ENOUGH else ""
 
 
 def short_load(view: View) -> str:
     """Say what a load too short for a verdict showed."""
-    queued = view.totals["most_queued"]
+    queued, usage = view.totals["most_queued"], view.totals["most_usage"]
     if view.silent_seconds:
         return f"Requests run, and no token has been sent for {view.silent_seconds:.0f} s."
+    if not view.served and view.scraped:
+        return "There was no load in the last ten minutes."
     if not view.served:
-        return "There is no load in this log." if not view.scraped else "There was no load in the last ten minutes."
+        retracted = view.totals["retractions"]
+        words = f", and SGLang retracted running requests {retracted:,.0f} times" if retracted > 1 else ", and SGLang retracted running requests once"
+        return f"There is no batch line in this log{words if retracted else ''}."
     words = f"The load of {view.served:.0f} s was too short for a verdict"
     if queued:
         longest = view.wait
         words += f": {f'mean wait {longest:.1f} s, ' if longest else ''}queue up to {queued:,.0f}"
+    if usage >= view.profile.token_usage_target:
+        words += f"{', ' if queued else ': '}the KV cache up to {100 * usage:.0f} % full"
     return words + "."
 
 
@@ -781,7 +843,8 @@ def amount(figure: Figure) -> str:
 def _worded(row: Row, measured: Measured, changes: tuple[Change, ...], because: tuple[str, ...]) -> Finding:
     view, figure = measured.view, measured.figures[row.id]
     figures = figures_of(view)
-    said = {"crashed": _how(view.ended), "server_down": view.down, **view.troubles}.get(row.id)
+    explained_by = explanation_of(row.id, measured)
+    said = {"crashed": _how(view.ended), "server_down": view.down, **view.troubles}.get(row.id) or _said(row, view)
     value = said or amount(figure)
     seen = row.seen if row.id != "scheduler_stuck" or figure.unit == "seconds" else "{value} " + figure.name
     sentence = (
@@ -789,6 +852,8 @@ def _worded(row: Row, measured: Measured, changes: tuple[Change, ...], because: 
     )
     if row.id == "scheduler_stuck" and view.stuck is not None:
         sentence = view.stuck.sentence
+    if row.id == "crashed" and explained_by is not None and CLASSES[explained_by.ending].weight >= CAUSE:
+        sentence = f"{CLASSES[explained_by.ending].what}{f' ({explained_by.where})' if explained_by.where else ''}"
     confidence = confidence_of(view)
     notes = list(_notes(row, view))
     if row.id == "admission_too_conservative" and view.facts.may_reserve_in_full:
@@ -800,16 +865,75 @@ def _worded(row: Row, measured: Measured, changes: tuple[Change, ...], because: 
         )  # fmt: skip
     if row.any_load and not row.chance:
         confidence = "high"
+    contradicts = any(change.arg == row.remedy.arg and {change.direction, row.remedy.direction} == {"raise", "lower"} for change in changes)
     evidence = (replace(figure, name=fill(figure.name, figures)), *_supporting(row, view))
     return Finding(
-        row.id, row.alert, row.severity, is_limit(row.id, measured), fill(row.summary, figures), sentence,
-        _guide(fill(row.guide, figures)), confidence, evidence, changes, because, notes=tuple(notes),
+        row.id, row.alert, row.severity, is_limit(row.id, measured), _in_its_words(row, _headline(row, view), explained_by), sentence,
+        _guide(_OPPOSITE if contradicts else fill(row.guide, figures)), confidence, evidence, changes, because, notes=tuple(notes), explained_by=explained_by,
     )  # fmt: skip
+
+
+def explanation_of(row: str, measured: Measured) -> Explanation | None:
+    """Return the line of the log that explains a finding about an end; None where none does, or a failure beside it has it."""
+    view, said = measured.view, measured.view.explanation
+    if said is None or row not in {*DEATHS, *KILLS}:
+        return None
+    if row in KILLS:
+        return said if said.ending == ("hang" if row == "scheduler_stuck" else "memory") else None
+    if any(explanation_of(each, measured) is not None for each in KILLS if each in measured.causes(BY_ID[row]) and each in measured.holding):
+        return None
+    return said if view.has_ended or view.totals["ends"] or row == "server_down" else None
+
+
+def _in_its_words(row: Row, headline: str, said: Explanation | None) -> str:
+    """Add to the headline of an end the words of the line that explains it, if that is more than that it ended."""
+    if said is None or row.id not in {"crashed", "server_down"} or CLASSES[said.ending].weight < CAUSE:
+        return headline
+    return f"{headline.rstrip('.')}: {said.words.rstrip('.')}."
+
+
+def _headline(row: Row, view: View) -> str:
+    """Return the summary of a row; a server that ended while it started did not start."""
+    said = view.explanation
+    served = view.facts.ready or view.scraped or view.down or "work" in view.last or view.totals["retractions"]
+    begun = view.starting or view.facts.memory or (said is not None and (said.ending == "argument" or _IN_START.search(said.place)))
+    return "SGLang did not start." if row.id == "crashed" and begun and not served else fill(row.summary, figures_of(view))
+
+
+_IN_START = re.compile(r" in (?:__init__|_?init_\w+|load_\w+|_?launch_\w+|_wait_for_\w+|main)$")  # a frame
+
+
+def _said(row: Row, view: View) -> str:
+    """Return what was seen, where more than the figure is known."""
+    facts, totals = view.facts, view.totals
+    if row.id == "kv_transfer_failing":
+        failed = max(totals["failed_transfers"] - totals["aborted_requests"], 0.0)
+        why = shortened(quoted(view.transfer.text)).rstrip(".") if view.transfer is not None else ""
+        side = f" on this {view.transfer.word} server" if view.transfer is not None and view.transfer.word else ""
+        rate = amount(Figure("", view.per_minute(failed), "per_minute"))
+        return f"{failed:,.0f} request{'' if failed == 1 else 's'} failed{side}{f', with: {why}' if why else ''}; {rate}/min"
+    if row.id == "no_kv_cache" and facts.no_pool is not None:
+        weights, left = facts.weights_gb, facts.beside_weights_gb
+        words = f"SGLang computes a KV cache of {facts.no_pool:,.0f} tokens"
+        beside = f", which leaves {left:.4g} GB" if left is not None else ""
+        return words + (f": the weights take {weights:.5g} GB of each GPU{beside}" if weights is not None else "")
+    if row.id == "speculation_rejected":
+        drafts = facts.size("speculative_num_draft_tokens") or facts.size("speculative_num_steps")
+        of = f" of {drafts:g} draft tokens" if drafts else ""
+        return f"accept length {totals['accepted'] / totals['accepted:n']:.2f}{of}; a step without speculation gives 1"
+    if row.id == "hicache_degraded" and view.hicache is not None:
+        return shortened(quoted(view.hicache.text)).rstrip(".")
+    if row.id == "costly_settings":
+        return " and ".join(words for _, words in costly_settings(view))
+    return ""
 
 
 def _how(ended: str) -> str:
     """Say how a server ended; an error is said in its own words."""
     return ended if ": " in ended else f"that {ended or 'it ended'}"
+
+
+_OPPOSITE = "not in SGLang's guide, which says the opposite: here SGLang's own error names the change"
 
 
 def _guide(words: str) -> str:
@@ -896,7 +1020,8 @@ _SEEN: dict[str, tuple[str, ...]] = {
     "retracting_too_often": ("retractions",), "conservativeness_ineffective": ("retractions",), "requests_failed": ("server_errors",),
     "requests_refused": ("refused",), "unexplained": ("queue/in_range", "queue/above_range", "queue/below_range"),
     "dp_imbalanced": ("queue/in_range", "queue/above_range", "queue/below_range"), "graph_memory_short": ("out_of_memory.graph_capture",),
-    "latency_batch_too_large": ("decode_lines",), "restart_loop": ("starts",),
+    "latency_batch_too_large": ("decode_lines",), "restart_loop": ("starts",), "kv_transfer_failing": ("failed_transfers",),
+    "hicache_degraded": ("hicache",), "speculation_rejected": ("decode_lines",),
 }  # fmt: skip
 
 
@@ -940,7 +1065,10 @@ def timed(finding: Finding, server: Server, begin: float, end: float, *, now: fl
         return None
     since, until = times
     over = bool(row.past) and now - until > PAST_SECONDS
-    headline = _past(row, until, sum(counts[name] for name in counts_of(row))) if over else finding.headline
+    headline = finding.headline
+    if over:
+        past = _past(row, until, sum(counts[name] for name in counts_of(row)))
+        headline = _in_its_words(row, past, finding.explained_by)
     return replace(finding, headline=headline, since=since, until=until, over=over)
 
 

@@ -7,14 +7,15 @@ the event's word. A group of the pattern is a figure by its name. Wordings are t
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from signal import Signals
 from types import MappingProxyType
 from typing import NamedTuple
 
+from sglang_tuning_exporter.core.endings import LONGEST_TEXT, class_of, quoted
 from sglang_tuning_exporter.core.events import NO_RANK, Event, Rank
 from sglang_tuning_exporter.core.trust import Trust
 from sglang_tuning_exporter.core.wrapping import (
@@ -30,9 +31,9 @@ from sglang_tuning_exporter.core.wrapping import (
 from sglang_tuning_exporter.sglang.args.printed import parse_server_args
 
 _LONGEST_BATCH, _LONGEST_MEMORY = 4096, 16_384
-_TEXT_KEPT = 1000
 _KEPT = 4096  # stamps; failed ranks
 LONGEST_UNREAD = 400  # bytes of a line that is quoted
+_RECENT, _LONGEST_RECENT = 10, 300  # lines before an end that are kept, and of each so many characters
 
 
 class Origin(NamedTuple):
@@ -60,6 +61,7 @@ _LIMIT_TO = rb"(?P<max_running_requests>\d{1,12})\b"
 _RID = rb", self\.rid='[\w-]{1,80}'$"
 _DEVICES = rb"(?:CUDA|HIP|NPU|MUSA|XPU)"
 SILENT = ("request", "known")
+_ABORT = "aborted"
 # fmt: off
 ROWS = (
     # Batches: srt/managers/tp_worker.py in 0.3.0, scheduler.py, scheduler_metrics_mixin.py; srt/observability later.
@@ -98,6 +100,16 @@ ROWS = (
     Row("end", rb"Initialization failed\. ", "0.3.0", "launch_failed"),
     Row("end", rb"[A-Z]\w{0,40}(?: [a-z]\w{0,20})? hit an exception: ", "0.3.6", "scheduler_exception"),
     Row("end", rb"Exception in (?:ModelTpServer|run_tp_server|ControllerMulti|ControllerSingle)\b", "0.3.0", "scheduler_exception"),
+    # Aborts that no traceback explains, as Python, glibc, the shell, PyTorch, HIP and CANN print them. They need no stamp.
+    Row("end", rb"Fatal Python error: |!{3,} Segfault encountered|\*{3} (?:SIG[A-Z]{3,5}|Aborted)\b|Memory access fault by GPU", "0.1.0", _ABORT),
+    Row("end", rb" {0,4}what\(\):  |terminate called after throwing |double free or corruption|free\(\): |malloc\(\): |corrupted (?:size|double)",
+        "0.1.0", _ABORT),
+    Row("end", rb"(?:\S{1,80}: line \d{1,5}: *)?(?:\d{1,9} )?(?:Killed|Segmentation fault|Bus error|Aborted|Illegal instruction)"
+        rb"(?: \(core dumped\))?(?=\s*$|  |\t| +(?:python|sglang|/))", "0.1.0", _ABORT),
+    Row("end", rb":\d:[\w.]{1,40}[^\n]{0,200}abort(?:ing|ed) with error ", "0.1.0", _ABORT),
+    Row("end", rb"\[rank\d{1,5}\]:\[[EF][^\]\n]{1,120}\][^\n]{0,400}(?:terminated with exception|[Tt]aking the entire process down)", "0.3.0", _ABORT),
+    Row("words", rb"\[rank\d{1,5}\]:\[[EF][^\]\n]{1,120}\] |\[ERROR\] 20\d\d-|E[A-Z]?\d{4,5}: [A-Z]", "0.3.0"),
+    Row("words", rb"- (?:Import|OS)Error: (?=\S{1,100}\.so)", "0.5.4"),  # the attempts to load SGLang's kernels
     Row("draining", rb"SIGTERM received\. ", "0.4.4"),
     Row("draining", rb"Gracefully exiting\.\.\. [Rr]emaining number of requests (?P<remaining>\d{1,9})", "0.3.6"),  # every 5 s, until none is left
     # Failed allocations; of the last one the frames of the traceback show the phase.
@@ -122,6 +134,36 @@ ROWS = (
     Row("refused", rb"Grammar-based generation \([\w, ]{1,80}\) is not supported when the server is launched with --grammar-backend none" + _RID,
         "0.5.7", "", {"grammar": 1}),
     Row("refused", rb"(?!Aborted by AbortReq)[A-Z][^\n]{8,2000}?" + _RID, "0.4.3"),
+    # The pair of a disaggregated server: srt/disaggregation/{decode,prefill}.py, */conn.py, common/staging_handler.py. The first is of one request.
+    Row("transfer", rb"(?:Decode|Prefill) (?:transfer|handshake|bootstrap) failed for request rank=", "0.4.9"),
+    Row("transfer", rb"Some requests (?:fail to receive KV Cache transfer done signal|timed out when bootstrapping)", "0.4.9"),
+    Row("transfer", rb"Could not fetch (?:prefill (?:parallel info|dp_size)|bootstrap info) f", "0.4.6"),
+    Row("transfer", rb"Prefill (?:instance )?[Ff]ailed to (?:connect|register) to bootstrap server", "0.4.6"),
+    Row("transfer", rb"\[S(?:taging|TAGING)\] [^\n]{1,200}failing (?:affected requests|the request)\.", "0.5.16"),
+    Row("transfer", rb"(?:Context corruption detected|KV checksum mismatch)\b", "0.5.9"),
+    Row("transfer", rb"(?:Failed to get prefill (?:parallel|server) info: |Error fetching prefill (?:parallel |server )?info from bootstrap: )", "0.4.6",
+        "", {"attempt": 1}),
+    Row("transfer", rb"(?:Losing|Lost) connection with prefill instance \(bootstrap_addr: [^)\n]{1,200}\), (?:affected )?\d", "0.4.9", "", {"attempt": 1}),
+    Row("transfer", rb"(?:Session \S{1,200} failed\.$|NIXL transport error for room |Mori (?:KV )?transfer submission failed )", "0.4.9", "", {"attempt": 1}),
+    # HiCache: jit_kernel/hicache.py, srt/mem_cache, srt/managers/cache_controller.py.
+    Row("hicache", rb"(?:Unsupported element_size = \d{1,9} for|Failed to load) (?:staged )?JIT HiCache kernel", "0.5.9", "kernel"),
+    Row("hicache", rb"write_back: (?:KV (?:cache on device are|subtree) dropped without backup|backup failed) (?:due to|under) host memory pressure",
+        "0.5.16", "host"),
+    Row("hicache", rb"(?:Not enough host memory for request |HiCache write backlog cap hit )", "0.5.9", "host"),
+    Row("hicache", rb"HiCache (?:buffer prefetch declined|staged prefetch dropped) ", "0.5.23", "host"),
+    Row("hicache", rb"(?:Write page to storage: \d{1,9} pages failed\.|Failed to write page \S{1,100} to storage\.)", "0.4.9", "storage"),
+    Row("hicache", rb"Prefetch operation \S{1,100} (?:failed to retrieve page |failed or partially failed)", "0.4.9", "storage"),
+    Row("hicache", rb"HiCache (?:backup failed after \d|(?:sidecar )?prefetch(?: transfer)? failed for request |storage query failed |L3 prefetch failed )",
+        "0.5.16", "storage"),
+    Row("hicache", rb"(?:Failed to attach storage backend|Failed to create dynamic storage backend|Failed to fetch \S{1,200} from HiCacheFile storage)",
+        "0.5.2", "storage"),
+    Row("hicache", rb"(?:Failed to register buffer to (?:Mooncake Store|SiMM|Ascend MemCache Store)|HiCacheFile: [^\n]{1,300}(?:not caching|refusing) )",
+        "0.5.2", "storage"),
+    Row("hicache", rb"(?:\[Rank \d{1,5}\](?:\[Pool \w{1,40}\])? HiCacheHF3FS (?:get|set) [^\n]{1,300} failed|SeaweedFS (?:get|set) \S{1,200} failed: )",
+        "0.5.2", "storage"),
+    Row("hicache", rb"TensorCast L3 unavailable: ", "0.5.23", "storage"),
+    # A pool that is not there: mem_cache/kv_cache_configurator.py, before model_runner.py.
+    Row("no_pool", rb"max_total_tokens=\d{1,15} is larger than the profiled value (?P<tokens>-?\d{1,15})\. Use the profiled value instead\.", "0.4.6"),
     # uvicorn's lines, and others without a text of anybody.
     Row("known", rb"INFO: +(?:Started server process|Waiting for application|Application |Uvicorn running on|Shutting down|Finished server)", "0.3.0"),
     Row("known", rb"Endpoint '/\w{1,40}' is deprecated|Sleeping \d+ seconds before crash diagnostics", "0.5.7"),
@@ -153,6 +195,8 @@ _OTHER_FIGURES = frozenset(
 _PATTERNS = tuple((row, re.compile(row.pattern)) for row in ROWS)
 # Which of them a message is, in one look: the first group that matched. Their own groups are for the row's pattern alone.
 _ANY = re.compile(b"|".join(b"(" + re.sub(rb"(?<!\\)\((?!\?)|\(\?P<\w+>", b"(?:", row.pattern) + b")" for row in ROWS))
+_RECOGNISED = frozenset({"decode", "prefill", "retraction", "pool", "limits", "memory", "ready", "hang", "health", "end", "draining"})
+_ABORTS = re.compile(b"|".join(b"(?:" + row.pattern + b")" for row in ROWS if row.word == _ABORT or row.kind == "words"))
 _WATCHED = {"DetokenizerManager": "detokenizer", "TokenizerManager": "tokenizer"}  # 0.5.7
 _UNKNOWN_BATCH = re.compile(rb"[A-Z]\w{2,20} batch(?: ?\[\d{1,12}\])?[.,] ?#[\w-]{1,40}: ?\d")
 
@@ -270,14 +314,26 @@ class _Traceback:
     announced: bool = False  # by a line of SGLang's
     counted: bool = False  # an exception of the chain is an event already
     chained: bool = False  # "During handling of the above exception…"
+    begin: int = 0  # the line with which its chain begins
+    texts: list[str] = field(default_factory=list)  # the exceptions of its chain so far
+    place: str = ""  # the deepest frame inside SGLang
+    stamped: bool = False  # a line of SGLang's logged it
+    in_process: bool = False  # it ends one of SGLang's processes
+    indent: int = 0  # of a log pasted with blanks before each line
     phase: str = ""
     in_loop: bool = False
     in_start: bool = False
     in_main: bool = False
 
-    def read_frame(self, function: bytes, number: int) -> None:
+    def read_frame(self, frame: re.Match[bytes], number: int) -> None:
         """Note the phase of a frame: the deepest one counts, but all inside a capture is capture, and an encoder is no phase."""
-        self.until = number + _OTHERS_BETWEEN
+        self.until, self.indent = number + _OTHERS_BETWEEN, len(frame[1])
+        function, inside = frame[4], frame[2].rpartition(b"/sglang/")
+        self.begin = self.begin or number
+        if inside[1] and inside[2].startswith(b"srt/"):
+            self.place = b":".join((inside[2], frame[3])).decode("utf-8", "replace") + f" in {function.decode('utf-8', 'replace')}"
+        self.in_main = self.in_main or _IN_MAIN.search(frame[2]) is not None
+        self.in_process = self.in_process or _IN_PROCESS.match(function) is not None
         if _IN_CAPTURE.search(function):
             self.phase = "graph_capture"
         elif _IN_ENCODER.search(function):
@@ -290,6 +346,11 @@ class _Traceback:
             elif _IN_DECODE.search(function):
                 self.phase = "decode"
 
+    @property
+    def is_sure(self) -> bool:
+        """Whether it ends a process of SGLang's."""
+        return self.announced or self.in_process or self.in_main
+
     def phase_of(self, *, starting: bool, serving: bool) -> str:
         """Return in which phase of the server an allocation failed."""
         if self.phase != "graph_capture" and starting and not serving:
@@ -300,7 +361,15 @@ class _Traceback:
 TRACEBACK = b"Traceback (most recent call last):"
 _OTHERS_BETWEEN = 60  # lines of other processes in a traceback
 _RAISED_WITHIN = 120.0  # seconds between a rank's error line and the traceback of the same failure
-_FRAME = re.compile(rb'  File "[^"\n]{0,1000}", line \d+, in (\S{1,200})')
+_FRAME = re.compile(rb' {2}( {0,8})File "([^"\n]{0,1000})", line (\d{1,9}), in (\S{1,200})')
+_IN_PROCESS = re.compile(rb"run_\w{1,40}_process$|run_tp_server$|launch_server$|start_controller_process")
+_OF_TOKENS = re.compile(rb"(?:Prefill|Decode) out of memory\. ")
+_ASKED = re.compile(rb"Try to allocate \d|Available |\w{0,20}(?:available|evictable)_size")
+_ASKED_TOKENS, _FREE_TOKENS = re.compile(rb"Try to allocate (\d{1,12}) tokens"), re.compile(rb"Available (?:full )?tokens: (\d{1,12})")
+_WARNED = re.compile(rb"\S{1,400}\.py:\d{1,9}: \w")  # by Python itself, between other lines
+# Words that only SGLang uses, in an error that was copied without anything around it.
+_OWN_WORDS = re.compile(rb"sglang|sgl[_-]kernel|hierarchical cache|HiCache|[Rr]adix ?[Cc]ache|req_to_token|mem-fraction-static")
+_LINES_OF_MESSAGE = 12  # of an exception's text
 _EXCEPTION = re.compile(rb"(?:[A-Z]\w{0,200}|\w{1,100}(?:\.\w{1,100}){1,9})(?:: |$)")
 _CHAINED = (b"During handling of the above exception", b"The above exception was the direct cause")
 _IN_CAPTURE = re.compile(rb"capture|init_(?:device|cuda)_graphs|init_piecewise", re.IGNORECASE)
@@ -310,7 +379,7 @@ _IN_DECODE = re.compile(rb"decode|update_running_batch", re.IGNORECASE)
 _IN_ENCODER = re.compile(rb"embed_mm_inputs|get_(?:image|img|video|audio)_features?$|encode_images")
 _IN_LOOP = re.compile(rb"event_loop|forward_loop|process_input_requests|handle_request|forward_step")
 _IN_START = re.compile(rb"__init__|init_|load_model|load_weights|alloc_memory_pool|profile_max_num_token|launch_")
-_IN_MAIN = re.compile(rb'  File "[^"\n]{0,1000}/sglang/(?:launch_server|cli/\w{1,20})\.py", line \d+, in ')
+_IN_MAIN = re.compile(rb"/sglang/(?:launch_server|cli/\w{1,20})\.py$")
 _USAGE_ERROR = re.compile(rb"(?:sglang serve|launch_server\.py): error: [^\n]{1,1000}")
 _UNRECOGNIZED = re.compile(rb"([^\n]{0,40}: error: unrecognized arguments: )([^\n]*)")
 _BY_SOMEBODY = (b"KeyboardInterrupt", b"SystemExit")
@@ -323,6 +392,13 @@ _CHECK = re.compile(
 )
 
 
+_FAILED_REQUEST = re.compile(
+    rb"(?:Decode|Prefill) \w{1,20} failed for request rank=\d{1,6} [^\n]{0,600}?bootstrap_room=(?P<room>\w{1,40})"
+    rb"(?: with exception (?:KVTransferError\(bootstrap_room=\w{1,40}\): )?(?P<reason>[^\n]*))?"
+)
+_GIVEN_UP = re.compile(rb"Aborted by (?:AbortReq|decode-side abort notification)\b")  # by a client, or by the other side for one
+
+
 # PyTorch lists the processes on the GPU. Without "this process" they cannot be distinguished, as in a container.
 _OWN_MEMORY = re.compile(rb"this process has \d{1,9}(?:\.\d+)? [KMGT]iB memory in use")
 _HELD = re.compile(rb"Process \d{1,9} has (\d{1,9}(?:\.\d{1,4})?) ([MG])iB memory in use")
@@ -330,13 +406,13 @@ _HELD = re.compile(rb"Process \d{1,9} has (\d{1,9}(?:\.\d{1,4})?) ([MG])iB memor
 
 def _held_elsewhere(text: bytes) -> dict[str, float]:
     """Return the GB that other processes hold, by the words of a failed allocation; empty where they name none."""
-    words = text[: _TEXT_KEPT * 4]
+    words = text[: 4 * LONGEST_TEXT]
     held = sum(float(size) / (1 if unit == b"G" else 1024) for size, unit in _HELD.findall(words))
     return {"held_elsewhere_gb": held} if held and _OWN_MEMORY.search(words) else {}
 
 
 def _words(text: bytes) -> str:
-    return text[: _TEXT_KEPT * 4].decode("utf-8", "replace").strip()[:_TEXT_KEPT]
+    return quoted(text[: 4 * LONGEST_TEXT].decode("utf-8", "replace"))
 
 
 def _silence(text: bytes, time: float | None) -> float | None:
@@ -363,10 +439,14 @@ def _crash(text: bytes) -> str:
 
 def _launch_failure(text: bytes) -> str:
     """Say why a launch failed, without the values of arguments: one may be a key."""
-    if match := _UNRECOGNIZED.match(text):
-        text = match[1] + b" ".join(word.partition(b"=")[0] for word in match[2].split() if word[:1] == b"-")
-    detail = text.decode("utf-8", "replace").strip().rstrip(".") if b": " in text else ""
-    return detail if len(detail) <= _TEXT_KEPT else detail[:_TEXT_KEPT].rpartition(" ")[0] + " …"
+    text = _without_values(text)
+    return _words(text).rstrip(".") if b": " in text else ""
+
+
+def _without_values(text: bytes) -> bytes:
+    """Return an error about a command line without the values of unknown arguments."""
+    match = _UNRECOGNIZED.match(text)
+    return text if match is None else match[1] + b" ".join(word.partition(b"=")[0] for word in match[2].split() if word[:1] == b"-")
 
 
 _SIZES = re.compile(rb"\bbs[= ]\[([\d, ]{0,12000})\]")
@@ -412,6 +492,7 @@ class Reader:
         self._clock: float | None = None
         self._day = 0
         self._stamped = False  # SGLang prints stamps in this stream
+        self.names_ranks = False  # a stamp named a rank, as only SGLang's do
         self._starting = self._serving = False
         self._exceptions_due = 0  # answers with 500 whose exception was not printed yet
         self._sizes: tuple[
@@ -422,6 +503,10 @@ class Reader:
         self._closed: _Traceback | None = None
         self._announced = (-9, Origin(None, NO_RANK))  # the last line of SGLang's about an exception
         self._reported: dict[Rank, tuple[str, float | None]] = {}  # failures that ranks logged before they raised them
+        self._recent: deque[bytes] = deque(maxlen=_RECENT)  # the last recognised lines
+        self._released: list[Event] = []  # events of lines before, with the marks of those
+        self._failure: tuple[Event, bytes] | None = None  # a failed allocation of tokens, whose numbers may follow
+        self._message: list[bytes] = []  # of the last exception, which may go on in the next line
         self._special = {
             "decode": self._read_batch,
             "prefill": self._read_batch,
@@ -431,14 +516,19 @@ class Reader:
             "limits": self._read_limits,
             "memory": self._read_memory,
             "end": self._read_end,
+            "words": self._read_words,
+            "hang": self._read_hang,
             "out_of_memory": self._read_out_of_memory,
+            "transfer": self._read_transfer,
+            "hicache": self._read_hicache,
+            "no_pool": self._read_no_pool,
         }
 
     def read(self, line: bytes) -> tuple[Event, ...]:
         """Return the events of a line without its newline. Never raises."""
         self.number += 1
         shape = self._shapes.get(line.translate(_ZEROS)) or self._learned_shape(line)
-        if shape is None or self._cut is not None:
+        if shape is None or self._cut is not None or self._failure is not None:
             return self._read_unusual(line)
         kind = shape.kind
         if kind == "access":
@@ -458,6 +548,7 @@ class Reader:
             figures["graph"] = shape.graph
         self.kind, self.around = kind, ""
         self.lines[kind] += 1
+        self._recent.append(line)
         self._time, rank = origin
         event = Event(kind, self._time, rank, figures, shape.word)
         if self.trust.carrier:
@@ -495,16 +586,19 @@ class Reader:
         return origin
 
     def _read_unusual(self, line: bytes) -> tuple[Event, ...]:
-        self._events = []
-        kind = self.wrapping.waits
+        self._events, self._released = [], []
+        kind, waiting = self.wrapping.waits, self._failure
         for each in self.wrapping.lines(line, open_text=self._in_traceback()):
             kind = self._read(each)
+            if kind in _RECOGNISED:
+                self._recent.append(each.text)
         self.kind = kind
         self.lines[kind] += 1
         if kind == "other" and not self._stamped and not self.unread and WORDS.search(line):
             self.unread = line[:LONGEST_UNREAD]
-        self.trust.mark(kind, self.number, self._time, self._events)
-        return tuple(self._events)
+        begun = [self._failure[0]] if self._failure is not None and self._failure is not waiting and waiting is None else []
+        self.trust.mark(kind, self.number, self._time, (*self._events, *begun))
+        return (*self._released, *self._events)
 
     @property
     def time(self) -> float | None:
@@ -512,7 +606,10 @@ class Reader:
         return self._time
 
     def end(self) -> tuple[Event, ...]:
-        """Return what waits for a further line: arguments that were cut."""
+        """Return what waits for a further line: arguments that were cut, and a failed allocation."""
+        return (*self._uncut(), *self._failed())
+
+    def _uncut(self) -> tuple[Event, ...]:
         cut, self._cut = self._cut, None
         return () if cut is None else (cut[0],)
 
@@ -531,10 +628,12 @@ class Reader:
             self.trust.mark("glued", self.number, self._time, ())
         if found is None and not line.headed:
             return self._read_unstamped(text, line)
-        self._events.extend(self.end())
+        self._events.extend(self._uncut())
+        self._released.extend(self._failed())
         time, clock, rank, start = line.time, None, line.rank, 0
         if found is not None:
             stamp, start = found
+            self.names_ranks = self.names_ranks or stamp.rank is not NO_RANK
             rank = rank if stamp.rank is NO_RANK else stamp.rank
             if stamp.time is not None or stamp.clock is not None:
                 time, clock = stamp.time, stamp.clock
@@ -579,14 +678,19 @@ class Reader:
         """
         if self._cut is not None and self._read_rest(text, *self._cut):
             return "arguments"
-        self._events.extend(self.end())
+        if self._read_asked(text):
+            return "out_of_memory"
+        self._events.extend(self._uncut())
         time = line.time
         if self._stamped:
             time = self._time
         elif time is not None and time < FIRST_DATED:
             time = self._since_first_midnight(time)
         at = Origin(time, line.rank)
-        kind = self._read_access(text, at) if _ACCESS.match(text) else self._read_traceback(text, time)
+        if _ACCESS.match(text):
+            kind = self._read_access(text, at)
+        else:
+            kind = self._read_abort(text, at) or self._read_traceback(text, time)
         if not kind and not self._stamped:
             self._time = self._time if time is None else time
             kind = self._read_message(text, at)
@@ -594,19 +698,29 @@ class Reader:
             self._read_traceback(more, time)
         return kind or ("other" if text.strip() else "empty")
 
+    def _read_abort(self, text: bytes, at: Origin) -> str:
+        """Read a line that no process of SGLang's logs: how a process was aborted."""
+        if _ABORTS.match(text) is None:
+            return ""
+        row, match = next((row, match) for row, pattern in _PATTERNS if row.word == _ABORT or row.kind == "words" if (match := pattern.match(text)))
+        return self._read_row(row, match, at)
+
     def _read_message(self, text: bytes, at: Origin) -> str:
         """Read a message by the table."""
         text = without_terminal(text)
+        self._message = []
         if _ACCESS.match(text):
             return self._read_access(text, at)
         opens = text.rstrip().endswith(TRACEBACK)
         if opens:
-            self._open, self._closed = _Traceback(at, self.number + _OTHERS_BETWEEN), None
+            self._open = _Traceback(at, self.number + _OTHERS_BETWEEN, begin=self.number, stamped=True)
+            self._closed = None
         if (found := _ANY.match(text)) is not None and found.lastindex is not None:
             row, pattern = _PATTERNS[found.lastindex - 1]
             if (match := pattern.match(text)) is not None:
                 return self._read_row(row, match, at)
         if _ASGI.match(text):  # uvicorn, of a request that an exception ended; that of a stream has status 200
+            self._open = _Traceback(at, self.number + _OTHERS_BETWEEN, begin=self.number, stamped=True)
             if not self._exceptions_due:
                 self._add("server_error", at)
             self._exceptions_due = max(self._exceptions_due - 1, 0)
@@ -699,7 +813,7 @@ class Reader:
         event.arguments, self._cut = arguments.args, (event, whole)
         if not arguments.is_cut:
             del event.figures["cut"]
-            self._events.extend(self.end())
+            self._events.extend(self._uncut())
         return True
 
     def _read_pool(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
@@ -747,7 +861,33 @@ class Reader:
             if self._open is not None and self._open.until == self.number + _OTHERS_BETWEEN:
                 self._open.announced = True
         self._add(row.kind, at, word=row.word, text=_crash(match.string))
+        told = match.string[match.end() :] if row.word == "scheduler_exception" else match.string
+        ends = "" if row.word in (_ABORT, "scheduler_exception") or b"exit code" in told else "unknown"
+        if not told.lstrip().startswith(TRACEBACK):
+            self._explain(told, at, chain=self.number, ending=ends)
         return row.kind
+
+    def _read_words(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
+        self._explain(match.string, at, chain=self.number)
+        return row.kind
+
+    def _read_hang(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
+        figures = {name: float(value) for name, value in match.groupdict().items() if name != "word" and value}
+        watched = match["word"]
+        self._add(row.kind, at, figures, _WATCHED.get(watched.decode(), row.word) if watched else row.word)
+        self._explain(match.string, at, chain=self.number, ending="hang")
+        return row.kind
+
+    def _explain(
+        self, text: bytes, at: Origin, *, chain: int, place: str = "", before: Sequence[str] = (), ending: str = "", sure: bool = True
+    ) -> None:
+        """Add the event of a line that may explain an end. `before`: earlier exceptions of its chain. `sure`: it did end a process."""
+        words = _words(text)
+        event = self._add("words", at, {"line": self.number, "chain": chain}, ending or class_of([*before, words], place), words)
+        if not sure:
+            event.figures["unsure"] = 1
+        event.place = place[:LONGEST_TEXT]
+        event.before = tuple(quoted(each.decode("utf-8", "replace"), _LONGEST_RECENT) for each in self._recent)
 
     def _read_out_of_memory(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
         if row.word:
@@ -755,7 +895,66 @@ class Reader:
                 self._reported.clear()
             self._reported[at.rank] = (row.word, at.time)
         word = row.word or ("startup" if self._starting and not self._serving else "unknown")
-        self._add(row.kind, at, _held_elsewhere(match.string), word, text=_words(match.string))
+        self._add_failure(at, word, match.string)
+        self._explain(match.string, at, chain=self.number, ending="memory", sure=False)
+        return row.kind
+
+    def _add_failure(self, at: Origin, word: str, text: bytes) -> None:
+        """Add a failed allocation; one of tokens waits for the next lines, which say how many were asked for and how many were free."""
+        event = Event("out_of_memory", at.time, at.rank, _held_elsewhere(text), word, _words(text))
+        if _OF_TOKENS.search(text) is not None:
+            self._failure = (event, text)
+        else:
+            self._events.append(event)
+
+    def _read_asked(self, text: bytes) -> bool:
+        """Read a further line of a failed allocation of tokens. If more were free than asked for, no memory is short."""
+        if self._failure is None:
+            return False
+        event, before = self._failure
+        if _ASKED.match(text) is None or len(before) > LONGEST_TEXT:
+            self._released.extend(self._failed())
+            return False
+        whole = before + b"\n" + text
+        asked, free = _ASKED_TOKENS.search(whole), _FREE_TOKENS.search(whole)
+        self._failure = (event, whole)
+        if asked is not None and free is not None:
+            self._failure = None
+            at = Origin(event.time, event.rank)
+            enough = int(free[1]) >= int(asked[1])
+            self._explain(whole, at, chain=self.number, ending="check" if enough else "memory")
+            said = self._events.pop()
+            said.marked = event.marked
+            self._released.extend((said,) if enough else (event, said))
+        return True
+
+    def _failed(self) -> tuple[Event, ...]:
+        failure, self._failure = self._failure, None
+        return () if failure is None else (failure[0],)
+
+    def _read_transfer(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
+        """Read a failed bootstrap or transfer: its request, where the line has one, and the reason; a client that gave up is none."""
+        figures, reason = dict(row.figures), match.string
+        if (request := _FAILED_REQUEST.match(match.string)) is not None:
+            reason = request["reason"] or b""
+            if _GIVEN_UP.search(reason):
+                return "known"
+            if request["room"].isdigit():
+                figures["room"] = float(request["room"])
+        side = b"decode" if match.string.startswith(b"Decode") else b"prefill" if match.string.startswith(b"Prefill") else b""
+        self._add(row.kind, at, figures, side.decode(), text=_words(reason))
+        return row.kind
+
+    def _read_hicache(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
+        self._add(row.kind, at, word=row.word, text=_words(match.string))
+        return row.kind
+
+    def _read_no_pool(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
+        """Read what memory allows where --max-total-tokens asks for more: nothing is a failure, less is not."""
+        tokens = int(match["tokens"])
+        if tokens > 0:
+            return "known"
+        self._add(row.kind, at, {"tokens": tokens}, text=_words(match.string))
         return row.kind
 
     def _read_access(self, text: bytes, at: Origin) -> str:
@@ -779,33 +978,60 @@ class Reader:
         """Read a line without a stamp as part of a traceback; return its kind, empty where it belongs to none."""
         traceback = self._open if self._in_traceback() else None
         if not self._serving and _USAGE_ERROR.match(text):
-            self._add("end", Origin(time, NO_RANK), word="launch_failed", text=_launch_failure(text))
+            at = Origin(time, NO_RANK)
+            self._add("end", at, word="launch_failed", text=_launch_failure(text))
+            self._explain(_without_values(text), at, chain=self.number, ending="argument")
             return "end"
         if text.startswith(TRACEBACK):
             self._open_traceback(time)
         elif (frame := _FRAME.match(text)) is not None:
             traceback = traceback or self._open_traceback(time)
-            traceback.read_frame(frame[1], self.number)
-            traceback.in_main = traceback.in_main or _IN_MAIN.match(text) is not None
+            traceback.read_frame(frame, self.number)
+            self._message = []
         elif self._closed is not None and text.startswith(_CHAINED):
             self._closed.chained = True
-        elif traceback is None or (text[:1] != b" " and not _EXCEPTION.match(text)):
-            return ""
-        elif text[:1] != b" ":
+            self._message = []
+        elif traceback is None and not self._stamped and _EXCEPTION.match(text) and _OWN_WORDS.search(text):
+            self._explain(text, Origin(time, NO_RANK), chain=self.number, sure=False)
+            return "exception"
+        elif traceback is None:
+            return self._read_more(text)
+        elif text[traceback.indent : traceback.indent + 1] == b" " or not text.strip():
+            return "traceback"
+        elif _EXCEPTION.match(text := text[traceback.indent :]):
             self._close_traceback(traceback, text, time)
             return "exception"
+        else:
+            return ""
         return "traceback"
+
+    def _read_more(self, text: bytes) -> str:
+        """Read a further line of the last exception's text, which ends with an empty line."""
+        closed = self._closed
+        is_over = not text.strip() or _WARNED.match(text) is not None
+        if not self._message or closed is None or is_over or len(self._message) >= _LINES_OF_MESSAGE:
+            self._message = []
+            return ""
+        self._message.append(text)
+        self._explain_traceback(closed, b"\n".join(self._message))
+        return "exception"
+
+    def _explain_traceback(self, traceback: _Traceback, text: bytes) -> None:
+        self._explain(
+            text, traceback.at, chain=traceback.begin, place=traceback.place, before=traceback.texts, sure=traceback.is_sure
+        )
 
     def _open_traceback(self, time: float | None) -> _Traceback:
         """Open a traceback without a head: chained to the one before, announced by the line before, or of another process."""
         closed, (number, announced) = self._closed, self._announced
         self._closed, until = None, self.number + _OTHERS_BETWEEN
         if closed is not None and closed.chained and self.number <= closed.until:
-            self._open = _Traceback(closed.at, until, announced=closed.announced, counted=closed.counted)
+            self._open = replace(closed, until=until, chained=False, place="", indent=0)
         elif self.number - number <= 2:
-            self._open = _Traceback(announced, until, announced=True)
+            self._open = _Traceback(announced, until, announced=True, begin=number)
         else:
-            self._open = _Traceback(Origin(time, NO_RANK), until)
+            self._open = _Traceback(Origin(time, NO_RANK), until, begin=self.number)
+        self._message = []
         return self._open
 
     def _close_traceback(self, traceback: _Traceback, text: bytes, time: float | None) -> None:
@@ -819,20 +1045,26 @@ class Reader:
             if pattern.match(text)
         )
         row = next(rows, None)
+        by_somebody = text.startswith(_BY_SOMEBODY)
+        uncaught = not self._serving and bool(traceback.place) and not traceback.stamped
         if row is not None and row.kind == "end":
             self._add("end", at, word=row.word)
-        elif row is None and traceback.in_main and not self._serving and not text.startswith(_BY_SOMEBODY):
+        elif row is None and (traceback.in_main or uncaught) and not self._serving and not by_somebody:
             self._add("end", at, word="launch_failed", text=_launch_failure(text))
-        elif row is None and traceback.announced and not traceback.counted:
-            self._add("exception", at, text=_words(text))
-        elif row is not None:
+        elif row is None and traceback.in_process and not traceback.announced and not by_somebody:
+            self._add("end", at, word="scheduler_exception")
+        if (traceback.is_sure or (traceback.place and not traceback.stamped) or row is not None) and not by_somebody:
+            traceback.at, self._message = at, [text]
+            self._explain_traceback(traceback, text)
+            traceback.texts.append(_words(text))
+        if row is not None and row.kind != "end":
             if row.word:
                 reported, when = self._reported.pop(at.rank, ("", None))
                 is_near = when is None or at.time is None or abs(at.time - when) <= _RAISED_WITHIN
                 traceback.counted = traceback.counted or (reported == row.word and is_near)
             if not traceback.counted:
                 word = row.word or traceback.phase_of(starting=self._starting, serving=self._serving)
-                self._add("out_of_memory", at, _held_elsewhere(text), word, text=_words(text))
+                self._add_failure(at, word, text)
             traceback.counted = True
 
 

@@ -50,7 +50,8 @@ class Remedy:
 class Row:
     """One diagnosis.
 
-    past: the summary when it is over, over `{until}` and `{times}`. unless: rows that explain the same evidence better. causes: rows that
+    title: a few words for a notification's title; `{value}` is its figure with its unit. past: the summary when it is over, over `{until}`
+    and `{times}`; ended: the same without a time, of a row without `past`. unless: rows that explain the same evidence better. causes: rows that
     this one can follow from; with `borrows` it takes their advice. needs_advice: without a change that is left it is no finding.
     protects: what no other finding's change may take while this one holds: `memory`, `requests`. after, until: seconds of the alert
     clock. chance: an opportunity, never the verdict.
@@ -64,7 +65,9 @@ class Row:
     remedy: Remedy
     severity: Severity = "info"
     alert: str = ""
+    title: str = ""
     past: str = ""
+    ended: str = ""
     unless: tuple[str, ...] = ()
     causes: tuple[str, ...] = ()
     borrows: bool = False
@@ -75,6 +78,7 @@ class Row:
     until: float = 300.0
     chance: bool = False
     any_load: bool = False  # said of a start or an event, without load
+    at_once: bool = False  # it heads what is said of too little load
 
 
 _OFTEN = "frequent_share"
@@ -92,7 +96,7 @@ def _event(*counts: str, name: str) -> When:
 _failure = partial(Row, severity="critical", after=0.0, until=600.0, any_load=True, protects="memory")
 _limit = partial(Row, severity="warning")
 _chance = partial(Row, chance=True, needs_advice=True)
-OUT_OF_MEMORY = ("out_of_memory_prefill", "out_of_memory_decode", "graph_memory_short", "out_of_memory_any")
+OUT_OF_MEMORY = ("no_kv_cache", "out_of_memory_prefill", "out_of_memory_decode", "graph_memory_short", "out_of_memory_any")
 KILLS = ("scheduler_stuck", *OUT_OF_MEMORY)
 RETRACTING = ("conservativeness_ineffective", "retracting_too_often")
 WHY_REQUESTS_WAIT = (
@@ -109,7 +113,26 @@ _FEWER = Remedy(
 
 FAILURES: tuple[Row, ...] = (
     _failure(
+        id="no_kv_cache",
+        title="no room for the KV cache",
+        ended="The weights left no room for the KV cache.",
+        alert="SGLangNoKVCache",
+        when=_event("no_pool", name="starts whose memory has no room for a KV cache"),
+        summary="The weights leave no room for the KV cache.",
+        seen="{value}",
+        guide='"Tune --mem-fraction-static": weights and KV cache share this part of the memory',
+        remedy=Remedy(
+            "",
+            "make room",
+            "use more GPUs (--tp-size), or smaller weights (--quantization fp8, a quantized model)",
+            "The KV cache gets what --mem-fraction-static leaves beside the weights, and that is nothing. Without a KV cache no request can run.",
+            "another process holds the memory: check nvidia-smi",
+        ),
+    ),
+    _failure(
         id="out_of_memory_prefill",
+        title="out of GPU memory in prefill",
+        ended="SGLang ran out of GPU memory during prefill.",
         alert="SGLangOutOfMemoryPrefill",
         when=_event("out_of_memory.prefill", name="out-of-memory failures in prefill"),
         summary="SGLang ran out of GPU memory during prefill.",
@@ -126,6 +149,8 @@ FAILURES: tuple[Row, ...] = (
     ),
     _failure(
         id="out_of_memory_decode",
+        title="out of GPU memory in decode",
+        ended="SGLang ran out of GPU memory during decode.",
         alert="SGLangOutOfMemoryDecode",
         when=_event("out_of_memory.decode", name="out-of-memory failures in decode"),
         summary="SGLang ran out of GPU memory during decode.",
@@ -142,6 +167,8 @@ FAILURES: tuple[Row, ...] = (
     ),
     _failure(
         id="graph_memory_short",
+        title="CUDA graphs leave no GPU memory",
+        ended="CUDA graphs left too little GPU memory free, or did not fit.",
         alert="SGLangGraphMemoryShort",
         when=When(
             "fact",
@@ -164,6 +191,9 @@ FAILURES: tuple[Row, ...] = (
     ),
     _failure(
         id="out_of_memory_any",
+        unless=("no_kv_cache",),
+        title="out of GPU memory",
+        ended="SGLang ran out of GPU memory.",
         alert="SGLangOutOfMemory",
         when=_event("out_of_memory.startup", "out_of_memory.unknown", name="out-of-memory failures"),
         summary="SGLang ran out of GPU memory.",
@@ -182,6 +212,8 @@ FAILURES: tuple[Row, ...] = (
     ),
     Row(
         id="restart_loop",
+        title="restarts again and again, {value} times in 30 min",
+        ended="SGLang kept restarting.",
         alert="SGLangRestartLoop",
         severity="critical",
         after=0.0,
@@ -201,6 +233,7 @@ FAILURES: tuple[Row, ...] = (
     ),
     Row(
         id="scheduler_stuck",
+        title="stuck: requests wait, nothing moves",
         alert="SGLangSchedulerStuck",
         severity="critical",
         after=60.0,
@@ -223,6 +256,7 @@ FAILURES: tuple[Row, ...] = (
     ),
     Row(
         id="crashed",
+        title="crashed",
         alert="SGLangCrashed",
         severity="warning",
         after=0.0,
@@ -234,7 +268,7 @@ FAILURES: tuple[Row, ...] = (
         seen="its log shows {value}",
         guide=_NOT_IN_GUIDE + "after a crash the server is down until its model is loaded again",
         remedy=_look(
-            "read the traceback in the log, just before that line",
+            "read the lines just before it in the log, and the traceback beside it",
             "The running requests were lost, and an automatic restart can hide the cause.",
             "the processes were ended on purpose",
         ),
@@ -242,6 +276,7 @@ FAILURES: tuple[Row, ...] = (
     ),
     Row(
         id="server_down",
+        title="server down",
         alert="SGLangServerDown",
         severity="critical",
         any_load=True,
@@ -259,7 +294,26 @@ FAILURES: tuple[Row, ...] = (
         causes=(*KILLS, "crashed", "restart_loop"),
     ),
     Row(
+        id="not_sglang",
+        title="not an SGLang server",
+        ended="The address given to the exporter was not that of an SGLang server.",
+        alert="SGLangWrongAddress",
+        severity="warning",
+        any_load=True,
+        when=When("fact", "not_sglang", name="1 while something else answers at its address", needs="metrics"),
+        summary="The address given to the exporter is not that of an SGLang server.",
+        seen="{value}",
+        guide=_NOT_IN_GUIDE + "nothing is watched at a wrong address",
+        remedy=_look(
+            "check --sglang-url: host, port and path",
+            "Something answers there, and it is not SGLang. Until the address is right, the exporter sees nothing of the server.",
+            "SGLang is stopped and a proxy answers in its place: then start it",
+        ),
+    ),
+    Row(
         id="often_down",
+        title="often down, {value} of the time",
+        ended="SGLang was down again and again.",
         alert="SGLangOftenDown",
         severity="warning",
         after=0.0,
@@ -277,6 +331,30 @@ FAILURES: tuple[Row, ...] = (
         ),
         causes=("restart_loop", *KILLS, "crashed"),
     ),
+    Row(
+        id="kv_transfer_failing",
+        title="KV transfers fail, {value}",
+        alert="SGLangKVTransferFailing",
+        severity="warning",
+        any_load=True,
+        when=When(
+            "fact",
+            "transfers",
+            name="requests per minute of serving time that failed between prefill and decode server",
+            unit="per_minute",
+            needs="a prefill or decode server",
+        ),
+        summary="Requests fail because their KV cache does not get from the prefill to the decode server.",
+        past="Until {until} requests failed because their KV cache did not get from the prefill to the decode server.",
+        seen="{value}",
+        guide=_NOT_IN_GUIDE + "no transfer fails in a healthy pair",
+        remedy=_look(
+            "read the logs of both servers of the pair at the same time",
+            "A request of a disaggregated pair fails when either side ends, hangs, or is not reached.",
+            "the other server was stopped on purpose, or is still starting",
+        ),
+        causes=("scheduler_stuck",),
+    ),
 )
 
 
@@ -286,9 +364,13 @@ def _burning(
     """Return the row of a burn rate. Its alert has no `after`: the ledger's windows are the wait."""
     span, much = ("hour", "far too many") if rate == "fast" else ("six hours", "more")
     id_ = f"{title.lower().replace(' ', '_').replace('-', '_')}_burning_{rate}"
+    short = {"time_to_first_token": "TTFT", "inter_token": "ITL"}[latency]
     return Row(
         id=id_,
         alert="SGLang" + "".join(word.capitalize() for word in id_.split("_")),
+        title=f"{short} too long for {{value}} of {of} ({'1 h' if rate == 'fast' else '6 h'})",
+        ended=f"{title} missed its objective for {much} {of}"
+        + (" than the error budget allows." if rate == "slow" else "."),
         severity="critical" if rate == "fast" else "warning",
         profiles=ONLINE,
         after=0.0,
@@ -315,6 +397,7 @@ def _burning(
 LIMITS: tuple[Row, ...] = (
     _limit(
         id="conservativeness_ineffective",
+        title="retracting {value}/min",
         alert="SGLangConservativenessIneffective",
         protects="requests",
         when=When(
@@ -342,6 +425,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="retracting_too_often",
+        title="retracting {value}/min",
         alert="SGLangRetractingTooOften",
         protects="requests",
         when=When("fact", "retractions", name="retractions per minute of serving time", unit="per_minute"),
@@ -366,6 +450,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="hybrid_pool_full",
+        title="second KV cache full {value} of the time",
         alert="SGLangHybridPoolFull",
         when=_share(
             "admission",
@@ -388,6 +473,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="dp_imbalanced",
+        title="DP ranks imbalanced",
         alert="SGLangDPImbalanced",
         when=When(
             "fact",
@@ -412,6 +498,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="running_at_limit",
+        title="running limit reached {value} of the time",
         alert="SGLangRunningAtLimit",
         when=_share("admission", "running_limit", name="serving time at the running limit with requests waiting"),
         summary="Requests wait because SGLang runs as many as --max-running-requests allows.",
@@ -430,6 +517,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="grammar_queue",
+        title="grammars hold requests up {value} of the time",
         alert="SGLangGrammarQueue",
         when=_share(
             "admission",
@@ -451,6 +539,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="pd_queue",
+        title="the other side holds requests up {value} of the time",
         alert="SGLangDisaggregationQueue",
         when=_share(
             "admission",
@@ -469,9 +558,11 @@ LIMITS: tuple[Row, ...] = (
             " server wait for free memory or for the KV cache to arrive.",
             "one of the servers is down: then restart it",
         ),
+        causes=("kv_transfer_failing",),
     ),
     _limit(
         id="admission_recovering",
+        title="admission recovering {value} of the time",
         alert="SGLangAdmissionRecovering",
         when=_share("admission", "recovering", name="serving time with requests waiting after a burst of retractions"),
         summary="Requests still wait because of an earlier burst of retractions.",
@@ -492,6 +583,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="admission_standing_still",
+        title="no request starts though there is room {value} of the time",
         alert="SGLangAdmissionStandingStill",
         when=_share(
             "admission",
@@ -510,6 +602,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="prefill_bound",
+        title="prefill bound {value} of the time",
         alert="SGLangPrefillBound",
         when=When("fact", "prefill", name="serving time in which prompts were computed", unit="share"),
         summary="Requests wait while SGLang prefills long prompts: prefill is the limit.",
@@ -529,6 +622,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="admission_too_conservative",
+        title="requests wait beside free KV cache {value} of the time",
         alert="SGLangAdmissionTooConservative",
         when=_share("admission", "held_back", name="serving time with requests waiting and free KV cache"),
         summary="Requests wait although the KV cache has free space: SGLang reserves too much for running requests.",
@@ -549,6 +643,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="cuda_graph_not_covering",
+        title="CUDA graph not covering {value} of the time",
         alert="SGLangCudaGraphNotCovering",
         when=_share(
             "cuda_graph",
@@ -570,6 +665,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="cuda_graph_off",
+        title="CUDA graph off {value} of the time",
         alert="SGLangCudaGraphOff",
         when=_share("cuda_graph", "eager", "disabled", name="serving time in decode batches without a CUDA graph"),
         summary="SGLang decodes small batches without CUDA graphs.",
@@ -587,6 +683,8 @@ LIMITS: tuple[Row, ...] = (
     ),
     Row(
         id="memory_reserve_too_small",
+        title="memory reserve too small",
+        ended="SGLang started with too little free GPU memory.",
         alert="SGLangMemoryReserveTooSmall",
         severity="warning",
         after=600.0,
@@ -617,6 +715,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="latency_batch_too_large",
+        title="tokens slow, {value} apart",
         alert="SGLangLatencyBatchTooLarge",
         profiles=ONLINE,
         when=When(
@@ -663,6 +762,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="requests_rejected",
+        title="requests rejected, {value}/min",
         alert="SGLangRequestsRejected",
         when=When("rate", "rejected", limit="rejections_per_minute", name="rejected requests/min", unit="per_minute"),
         summary="SGLang rejects requests.",
@@ -681,6 +781,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="queue_too_long",
+        title="queue too long {value} of the time",
         alert="SGLangQueueTooLong",
         when=_share("queue", "above_range", name="serving time with {queue_limit}"),
         summary="More requests wait than SGLang can start in time.",
@@ -694,6 +795,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="clients_time_out",
+        title="clients time out, {value} of requests",
         alert="SGLangClientsTimeOut",
         when=When(
             "fact", "timeouts", name="share of the ended requests that were given up", unit="share", needs="metrics"
@@ -716,6 +818,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="latency_queue",
+        title="TTFT too long by the queue for {value} of requests",
         alert="SGLangLatencyQueue",
         profiles=ONLINE,
         when=When(
@@ -737,6 +840,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="latency_prefill_between",
+        title="prefill interrupts decoding, {value} of tokens late",
         alert="SGLangLatencyPrefillBetween",
         profiles=ONLINE,
         when=When(
@@ -758,6 +862,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="latency_long_prompts",
+        title="TTFT too long by long prompts for {value} of requests",
         alert="SGLangLatencyLongPrompts",
         profiles=ONLINE,
         when=When(
@@ -779,6 +884,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     Row(
         id="client_too_slow",
+        title="client too slow {value} of the time",
         alert="SGLangClientTooSlow",
         severity="info",
         profiles=("offline",),
@@ -798,6 +904,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     Row(
         id="unexplained",
+        title="requests wait for no known reason {value} of the time",
         alert="SGLangUnexplained",
         severity="warning",
         after=600.0,
@@ -824,6 +931,8 @@ LIMITS: tuple[Row, ...] = (
     ),
     Row(
         id="requests_failed",
+        title="requests fail, {value} of them",
+        ended="Many requests ended in an exception of SGLang: HTTP 500, or a stream that broke off.",
         alert="SGLangRequestsFailed",
         any_load=True,
         severity="warning",
@@ -881,6 +990,8 @@ CHANCES: tuple[Row, ...] = (
     ),
     _chance(
         id="metrics_disabled",
+        title="metrics disabled",
+        ended="SGLang ran without metrics: only its log was available.",
         alert="SGLangMetricsDisabled",
         after=600.0,
         any_load=True,
@@ -899,6 +1010,8 @@ CHANCES: tuple[Row, ...] = (
     ),
     _chance(
         id="log_silent",
+        title="log silent",
+        ended="SGLang's log was unreadable or had no new lines while the server worked.",
         alert="SGLangLogSilent",
         severity="warning",
         after=120.0,
@@ -916,6 +1029,8 @@ CHANCES: tuple[Row, ...] = (
     ),
     _chance(
         id="sources_disagree",
+        title="sources disagree",
+        ended="SGLang's log and its metrics disagreed.",
         alert="SGLangSourcesDisagree",
         severity="warning",
         any_load=True,
@@ -932,6 +1047,8 @@ CHANCES: tuple[Row, ...] = (
     ),
     _chance(
         id="memory_reserve_too_large",
+        title="memory reserve too large",
+        ended="GPU memory stayed unused that the KV cache could have used.",
         alert="SGLangMemoryReserveTooLarge",
         after=600.0,
         any_load=True,
@@ -956,6 +1073,54 @@ CHANCES: tuple[Row, ...] = (
             " Jetson), or the activations of long prompts or images need it",
             "Less GPU memory stays free for peaks: watch for out-of-memory failures afterwards.",
         ),
+    ),
+    _chance(
+        id="speculation_rejected",
+        needs_advice=False,
+        when=When("fact", "speculation", side="below", name="tokens a verified step gives; 1 without speculation", unit="ratio"),
+        summary="Speculative decoding costs more than it gains: hardly any draft token is accepted.",
+        seen="{value}",
+        guide=_NOT_IN_GUIDE + "drafts cost time whether they are accepted or not",
+        remedy=Remedy(
+            "speculative_algorithm",
+            "drop",
+            "run without it, or with a draft model that was trained for this model",
+            "Each step drafts tokens and verifies them. Where nearly none is accepted, a step gives one token, as without speculation, and takes longer.",
+            "the requests of this time were unusual: accept length depends on the text",
+            "None, while so few tokens are accepted.",
+        ),
+    ),
+    _chance(
+        id="hicache_degraded",
+        any_load=True,
+        at_once=True,
+        needs_advice=False,
+        when=When("fact", "hicache", name="lines about what HiCache could not do", needs="a log"),
+        summary="HiCache does not work as it should: SGLang says so.",
+        seen="SGLang printed: {value}",
+        guide=_NOT_IN_GUIDE + "a cache in host memory is worth it while a hit is faster than computing the prefix again",
+        remedy=_look(
+            "compare the time to first token of a request with a cached prefix and of one without",
+            "SGLang's own line says what the cache in host memory or in the storage could not do.",
+            "prefixes are not reused: then run without --enable-hierarchical-cache",
+        ),
+    ),
+    _chance(
+        id="costly_settings",
+        any_load=True,
+        at_once=True,
+        when=When("fact", "costly_settings", name="settings of the start that slow every request down", needs="the start"),
+        summary="A setting of this start slows every request down.",
+        seen="{value}",
+        guide='"Tune --cuda-graph-max-bs" and "chunked prefill": decoding with CUDA graphs, and prompts in chunks of thousands of tokens',
+        remedy=Remedy(
+            "",
+            "drop",
+            "start without these flags",
+            "Each decode step without a CUDA graph, and each small chunk of a prompt, costs a full pass of kernel launches.",
+            "the flag is there to find a fault, or the memory has room for nothing more",
+        ),
+        unless=("cuda_graph_off", "flags_away_from_defaults", "prefill_bound"),
     ),
     _chance(
         id="shared_prefixes_unused",
@@ -1169,6 +1334,8 @@ CHANCES: tuple[Row, ...] = (
     ),
     _chance(
         id="format_drift",
+        title="format drift",
+        ended="SGLang logged something that this exporter did not support.",
         alert="SGLangFormatDrift",
         after=600.0,
         any_load=True,

@@ -202,6 +202,8 @@ def _counted(before: Scrape | None, page: Scrape) -> dict[str, float]:
         for name in SERVER_COUNTS
         if (figure := getattr(page, name)) is not None
     }
+    if "failed_bootstraps" in found:
+        found["failed_transfers"] = found.get("failed_transfers", 0.0) + found.pop("failed_bootstraps")
     if (
         before is not None
         and page.open_requests is not None

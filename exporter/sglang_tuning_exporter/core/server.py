@@ -16,9 +16,11 @@ from typing import NamedTuple
 
 from sglang_tuning_exporter.capacity.step_time import StepSums
 from sglang_tuning_exporter.config.profiles import Profile
+from sglang_tuning_exporter.core.endings import CAUSE, CLASSES, Explanation, explanation
 from sglang_tuning_exporter.core.events import Event, Rank
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.scrapes import Counters, Gains, Progress, RankGains
+from sglang_tuning_exporter.core.transfers import says_why
 from sglang_tuning_exporter.sglang.metrics.catalogue import SERVER_COUNTS
 from sglang_tuning_exporter.sglang.metrics.figures import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
@@ -65,12 +67,14 @@ MOST_WINDOWS = 16  # whose sums are kept
 MOST_STARTS = 64  # whose times are kept
 MOST_SCHEDULERS = 384  # DP ranks; those of a larger server are not taken
 REPEAT_SECONDS = 10.0  # within which other ranks print the same event
+MOST_ROOMS = 4096  # of failed transfers, which several ranks print
 MANY_ELSEWHERE = 0.25  # of the running requests: fewer are always on their way between the two sides
 ELSEWHERE = ("bootstrap", "unbootstrapped", "prealloc", "transfer", "transferring", "inflight", "host_receive")
 ENDS = {
     "process_died": "one of its processes died",
     "scheduler_exception": "an exception ended its scheduler",
     "launch_failed": "its start failed",
+    "aborted": "one of its processes was aborted",
 }
 _ELSEWHERE = frozenset(ELSEWHERE)
 IDLE, UNKNOWN = "idle", "unknown"
@@ -90,7 +94,7 @@ STATES = {
 LIVENESS = (
     "ready", "draining", "launch_failed", "process_died", "scheduler_exception", "watchdog_timeout", "health_check_failed",
 )  # fmt: skip
-_LIVENESS_OF = {"hang": "watchdog_timeout", "health": "health_check_failed"}
+_LIVENESS_OF = {"hang": "watchdog_timeout", "health": "health_check_failed", "aborted": "process_died"}
 _MOST = frozenset(
     {"peak", "most_queued", "replayed_most", "eager_inverse", "most_running", "most_usage", "held_elsewhere_gb"}
 )  # of these the largest is kept
@@ -204,6 +208,8 @@ class Scheduler:
         self.graph: bool | None = None
         self.queues: dict[str, float] = {}
         self.grammar_queued: float | None = None
+        self._printed: set[str] = set()  # pools and queues that lines show: others are of the present page alone
+        self._is_of_page = False  # what is said to run and wait
         self.pending: tuple[float, float] | None = None  # tokens that wait, and of how many requests
         self.new_token_ratio: float | None = None  # the last one that was shown
         self.ratio: float | None = None  # the same after a retraction, until it is near its start again
@@ -233,6 +239,7 @@ class Scheduler:
         self._pool: float | None = None  # tokens of the KV cache, by tokens and usage of a line
         self._waits_elsewhere = False  # most requests wait for the other side of a pair
         self._nothing_since = -inf  # since when requests wait and none is started
+        self._at_limit_at = -inf  # the batch last had as many requests as the limit allows
         # Decode steps whose time is known, for `plan`: the last ten minutes of them at most.
         self.steps: deque[tuple[float, StepSums]] = deque(maxlen=600)
         self._step_due = -inf
@@ -272,10 +279,13 @@ class Scheduler:
         for name, figure in (("full", "usage"), ("swa", "swa_usage"), ("mamba", "mamba_usage")):
             if figure in figures:
                 self.usages[name] = figures[figure]
+                self._printed.add(name)
         if not _ELSEWHERE.isdisjoint(figures):
             self.queues.update({name: figures[name] for name in ELSEWHERE if name in figures})
+            self._printed.update(self.queues.keys() & figures.keys())
         before = self.running
         self.running, self.queued = figures.get("running", self.running), figures.get("queued", self.queued)
+        self._is_of_page = False
         if before is not None and self.running is not None and self.running < before:
             self._fell_at = now
         if not self.queued or (self.running or 0.0) > (before or 0.0):
@@ -326,8 +336,7 @@ class Scheduler:
             self._pool = figures["tokens"] / figures["usage"]
         bucket["decoded"] += steps * max(accepted, 1.0) * running
         if "accept_length" in figures:
-            bucket["accepted"] += accepted
-            bucket["accepted:n"] += 1
+            self._count_accepted(accepted, now)
         if "graph" in figures:
             self.graph = bool(figures["graph"])
             if "replayed" not in self._server.by_page:
@@ -339,6 +348,12 @@ class Scheduler:
                 self.graph = None
         if self.ratio is not None:
             self._decay(self.ratio, steps)
+
+    def _count_accepted(self, length: float, now: float) -> None:
+        """Count the tokens of a verified step, the one that needs no draft included: a line's or a page's mean."""
+        bucket = self._server.bucket(now)
+        bucket["accepted"] += length
+        bucket["accepted:n"] += 1
 
     def _has_paused(self) -> bool:
         """Whether it was idle since the last decode line. Without a prefill line between, nobody can have started: it decoded on."""
@@ -466,14 +481,14 @@ class Scheduler:
         self.advance(now)
         if not serving and was_idle and not logged and interval:
             self._serve_between(gains, interval, now)
+        self._see_queues(figures)
         if figures.running is None and figures.queued is None:
             self._scraped_at = now
+            if self._is_of_page:
+                self.rest()
             return
-        self.running, self.queued = figures.running, figures.queued
-        for name, usage in (("full", figures.full_usage), ("swa", figures.swa_usage), ("mamba", figures.mamba_usage)):
-            if usage is not None:
-                self.usages[name] = usage
-        self._see_queues(figures)
+        self.running, self.queued, self._is_of_page = figures.running, figures.queued, True
+        self.usages.update(_usages(figures))
         self.throughput = figures.generation_throughput
         self._shown_at = now if gains.is_fresh or not serving else self._shown_at
         self.at, self.spent, self._scraped_at = now, max(now, self.spent), now
@@ -482,14 +497,19 @@ class Scheduler:
             self._full, self._computing = False, 0.0
         if serving:
             bucket = self._server.bucket(now)
+            if not logged and figures.accept_length and gains.is_fresh:
+                self._count_accepted(figures.accept_length, now)
             bucket["lines"] += max(1.0 - gains.lines, 0.0)
             bucket["most_running"] = max(bucket["most_running"], self.running or 0.0)
             bucket["most_usage"] = max(bucket["most_usage"], self.usage or 0.0)
 
     def _see_queues(self, figures: RankFigures) -> None:
+        """Take the queues of a page; those and pools that only earlier pages showed are gone."""
         self.queues.update(figures.queues)
-        if figures.grammar_queued is not None:
-            self.grammar_queued = figures.grammar_queued
+        self.grammar_queued = figures.grammar_queued
+        for shown, present in ((self.queues, figures.queues), (self.usages, _usages(figures))):
+            for name in shown.keys() - present.keys() - self._printed:
+                del shown[name]
         initial, ratio = self._server.facts.initial_ratio, figures.new_token_ratio
         if ratio is not None:
             self.new_token_ratio = ratio
@@ -762,6 +782,8 @@ class Scheduler:
         """Return why requests wait: the first reason of a list."""
         facts, target = self._server.facts, self._server.profile.token_usage_target
         limit = facts.limit(self.dp)
+        if running is not None and limit is not None and running >= AT_LIMIT * limit:
+            self._at_limit_at = self.spent
         if slow:  # for the other side of a pair, or for room beside it
             return "prefill_bound" if full else "pool_full" if usage is not None and usage >= target else "pd_queue"
         if queued is None:
@@ -776,7 +798,11 @@ class Scheduler:
             if running + joining >= min(
                 AT_LIMIT * limit, max(limit - 1.0, 1.0)
             ):  # one fewer, until the next one starts
-                return "running_limit"
+                reached = self.spent - self._at_limit_at <= STUCK_SECONDS or self._free <= self._most_reserved
+                if reached:
+                    return "running_limit"
+                stands = not self._goes_on and self.spent - self._nothing_since > STUCK_SECONDS / 2
+                return "standing_still" if stands else UNKNOWN
         if full or facts.waits_by == "prefill":
             return "prefill_bound"
         if usage is None:
@@ -802,10 +828,19 @@ class Scheduler:
         """Whether none was started for a minute although a request ended, or more is free than SGLang can have reserved."""
         if self._goes_on or self.spent - self._nothing_since <= STUCK_SECONDS:
             return False
-        pool, running = self._server.facts.pool(self.dp) or self._pool, self.running or 0.0
-        free = (1.0 - (self.usage or 0.0)) * pool if pool else 0.0
         ended = self._fell_at is not None and self._fell_at - self._nothing_since > STUCK_SECONDS / 2
-        return ended or free > MOST_RESERVED * (running + BESIDE)
+        return ended or self._free > self._most_reserved
+
+    @property
+    def _free(self) -> float:
+        """Tokens of the KV cache that are free; 0 where its size is not known."""
+        pool = self._server.facts.pool(self.dp) or self._pool
+        return (1.0 - (self.usage or 0.0)) * pool if pool else 0.0
+
+    @property
+    def _most_reserved(self) -> float:
+        """The most tokens that SGLang can have reserved for the running requests and the next ones."""
+        return MOST_RESERVED * ((self.running or 0.0) + BESIDE)
 
     def _other_side_is_slow(self, elsewhere: float, running: float | None) -> bool:
         """Whether requests wait long for the other side of a pair: some always do, while their KV cache is transferred."""
@@ -841,6 +876,12 @@ class Scheduler:
         return need < COARSE or usage + need <= target
 
 
+def _usages(figures: RankFigures) -> dict[str, float]:
+    """Return the usage of each pool on a page."""
+    usages = {"full": figures.full_usage, "swa": figures.swa_usage, "mamba": figures.mamba_usage}
+    return {name: usage for name, usage in usages.items() if usage is not None}
+
+
 @lru_cache(maxsize=1024)
 def _state_keys(moment: Moment) -> tuple[str, ...]:
     return tuple(f"{signal}/{state}" for signal, state in zip(SIGNALS, moment, strict=True))
@@ -874,6 +915,7 @@ class Server:
         self.totals = Totals()  # of this start, without the open bucket
         self.counted = Totals()  # counts since the beginning: they never fall
         self.lifetimes: dict[int | None, Lifetime] = {}  # the same of each scheduler
+        self.absent: set[int | None] = set()  # of these, schedulers that are not there now: nothing of them is shown
         self.by_page: set[str] = set()  # what is counted by its metrics, and not by its log
         self.capped: Counter[str] = Counter()  # what was dropped because there is too much of it
         self._unexplained: float | None = None  # a failure for want of memory whose phase may still be printed
@@ -884,7 +926,8 @@ class Server:
         self.stopping = False  # it was asked to end
         self.ended = ""  # how it ended, in words, while it has not started again
         self.how_ended = ""  # the last end
-        self.exception = ""  # the last line of the last traceback
+        self.explanation: Explanation | None = None  # the line that may explain an end, while it did not work on
+        self.end_explanation: Explanation | None = None  # that of the last end
         self.hangs: list[Hang] = []
         self.silences: list[Hang] = []
         self.last: dict[str, float] = {}  # when something happened last
@@ -902,6 +945,10 @@ class Server:
         self.progress = Progress()
         self._logged_steps = 0.0  # decode steps by the log since the last scrape
         self._logged = Totals()  # rejected and failed requests that the log has shown, and no counter so far
+        self.transfer: Event | None = None  # the last failed one whose line says why, else the last
+        self.hicache: Event | None = None  # what its host or storage cache could not do, at last
+        self._rooms: dict[float, None] = {}  # of failed transfers
+        self._is_one_of_some = False  # the last failed one was a warning about "some requests"
 
     @property
     def objectives(self) -> Mapping[str, float | None]:
@@ -942,6 +989,7 @@ class Server:
                 self.by_page.update(rank.gained.keys() & {"computed", "replayed"})
                 scheduler.count_gained(rank.gained, now)
                 scheduler.see(self._complete(rank, gains), now)
+        self._leave_out(page, now)
         self.progress.take(
             page, gains, logged_steps=self._logged_steps, speculates=self.facts.is_on("speculative_algorithm"),
             interval=self.facts.size("stream_interval") or 0.0, now=now,
@@ -1011,6 +1059,9 @@ class Server:
         lifetime = self.lifetimes.get(dp)
         if lifetime is None:
             lifetime = Lifetime()
+            gone = [each for each in self.lifetimes if each in self.absent]
+            if len(self.lifetimes) > MOST_SCHEDULERS and gone:  # its place is for one that is there
+                del self.lifetimes[gone[0]]
             if len(self.lifetimes) <= MOST_SCHEDULERS:
                 self.lifetimes[dp] = lifetime
         return lifetime
@@ -1028,8 +1079,19 @@ class Server:
                 self.capped["dp_ranks"] += 1
                 return None
             scheduler = self.schedulers[dp] = Scheduler(dp, self)
+            self.absent.discard(dp)
             scheduler.speaker = self._ranks.get(dp)
         return scheduler
+
+    def _leave_out(self, page: Scrape, now: float) -> None:
+        """Drop the schedulers that are not on the page: what only pages showed is gone, and a rank of the log if the page names its ranks."""
+        present, names_ranks = {rank.dp for rank in page.ranks}, any(rank.dp is not None for rank in page.ranks)
+        for dp in self.schedulers.keys() - present:
+            logged_at = self.schedulers[dp].logged_at
+            if logged_at == -inf or (names_ranks and dp is not None and now - logged_at > LOGGED_SECONDS):
+                del self.schedulers[dp]
+                self.absent.add(dp)
+                self.facts.leave(dp)
 
     def lose(self, now: float) -> None:
         """Note that nothing answers: what the last scrape showed holds no longer."""
@@ -1119,7 +1181,8 @@ class Server:
             self.begin = event.time if self.begin is None else self.begin
         now = 0.0 if now is None else now if self.now is None else max(now, self.now)
         self.now = now
-        name = _LIVENESS_OF.get(event.kind) or (event.word if event.kind == "end" else event.kind)
+        name = event.word if event.kind == "end" else event.kind
+        name = _LIVENESS_OF.get(name, name)
         if name in LIVENESS:
             self._note_liveness(f"liveness.{name}", now)
         match event.kind:
@@ -1134,14 +1197,22 @@ class Server:
                 self._start_is_due = True
             case "end":
                 self._take_end(event, now)
-            case "exception":
-                self.exception, self.last["exception"] = event.text, now
+            case "words":
+                self._take_words(event, now)
             case "draining":
                 self.stopping = True
                 if event.figures.get("remaining") == 0:
                     self._drained(now)
             case "hang":
                 self.count("watchdogs", now, event)
+            case "transfer":
+                self._take_transfer(event, now)
+            case "hicache" if not self.is_repeated(event, now):
+                self.hicache = event
+                self.count("hicache", now, event)
+            case "no_pool" if not self.is_repeated(event, now):
+                self.count("no_pool", now, event)
+                self.facts.take(event)
             case "rejected" | "server_error" | "pause" | "resume" | "too_long" | "refused" | "health":
                 self._take_count(event, now)
             case _:
@@ -1158,7 +1229,7 @@ class Server:
         if event.marked:
             bucket[f"marked.{name}"] += number
         self.last[name] = now
-        if name in {"rejected", "server_errors"}:
+        if name in {"rejected", "server_errors", "failed_transfers"}:
             self._logged[name] += number
         if name == "out_of_memory.unknown":
             self._unexplained = now
@@ -1169,8 +1240,8 @@ class Server:
         """Note work: whoever works on long after it was asked to end, or after an exception, has not ended by it."""
         if now - self.last.get("liveness.draining", -inf) > WORKS_ON_SECONDS:
             self.stopping = False
-        if now - self.last.get("exception", -inf) > WORKS_ON_SECONDS:
-            self.exception = ""
+        if now - self.last.get("words", -inf) > WORKS_ON_SECONDS:
+            self.explanation = None
 
     def _note_liveness(self, name: str, now: float) -> None:
         """Count what several processes or lines say of one event once."""
@@ -1183,7 +1254,7 @@ class Server:
         if scheduler is None or scheduler.repeats(event):
             return
         self.last["work"] = now
-        if self.stopping or self.exception:
+        if self.stopping or self.explanation is not None:
             self._work_on(now)
         if self.ended or self.starting:
             self.ended, self.starting = "", event.kind != "decode" and self.starting and not self.facts.ready
@@ -1256,17 +1327,56 @@ class Server:
             if self._unexplained is not None:
                 self.bucket(self._unexplained)["out_of_memory.unknown"] -= 1
             self._unexplained = None
-        self.exception, self.last["exception"] = event.text or self.exception, now
+        self.end_explanation = self.explanation
         self.count(f"out_of_memory.{phase}", now, event)
 
     def _take_end(self, event: Event, now: float) -> None:
-        if self.stopping and event.word == "process_died":
+        if self.stopping and event.word in {"process_died", "aborted"}:
             return  # how processes end that were asked to is no crash
         if not self.ended:
             self.count("ends", now, event)
             self.last["work before the end"] = self.last.get("work", -inf)
         self.ended = self.how_ended = event.text or self.ended or ENDS.get(event.word, event.word)
+        self.end_explanation = self.explanation
         self._stop(now)
+
+    def settle(self) -> None:
+        """Take the last line of a log as an end, if it explains one and nothing worked on after it."""
+        said = self.explanation
+        if said is None or self.ended or CLASSES[said.ending].weight < CAUSE or self._failed:
+            return
+        if self.last.get("work", -inf) <= (inf if said.time is None else said.time):
+            self._take_end(Event("end", said.time, word="aborted", marked=said.marked), self.now or 0.0)
+
+    def _take_words(self, event: Event, now: float) -> None:
+        """Take a line that may explain an end: before it, or after its first line."""
+        said = explanation(event, now)
+        self.last["words"] = now
+        if said.is_better_than(self.explanation):
+            self.explanation = said
+            if self.ended or any(now - at <= REPEAT_SECONDS for at in self._failed.values()):
+                self.end_explanation = said
+
+    def _take_transfer(self, event: Event, now: float) -> None:
+        """Count a request whose KV cache did not arrive once: every rank prints it, and a warning without a request may stand beside it."""
+        self.explain_transfer(event, now)
+        room, last = event.figures.get("room"), self.last.get("failed_transfers", -inf)
+        if "attempt" in event.figures or (room in self._rooms if room is not None else self.is_repeated(event, now)):
+            return
+        if room is not None:
+            self._rooms[room] = None
+            if len(self._rooms) > MOST_ROOMS:
+                self._rooms.pop(next(iter(self._rooms)))
+        if now - last > REPEAT_SECONDS or (room is not None and not self._is_one_of_some):
+            self.count("failed_transfers", now, event)
+        self._is_one_of_some = room is None
+
+    def explain_transfer(self, event: Event, now: float) -> None:
+        """Note why a transfer failed; what another rank knows is no reason."""
+        known = self.transfer
+        is_old = known is None or now - (known.time or now) > REPEAT_SECONDS
+        if known is None or says_why(event.text) or (is_old and not says_why(known.text)):
+            self.transfer = event
 
     def _take_start(self, event: Event, now: float) -> None:
         self.advance(now)
@@ -1282,7 +1392,8 @@ class Server:
         self._failed.clear()
         self._logged.clear()
         self.totals = Totals()
-        self.starting, self.stopping, self.ended, self.exception = True, False, "", ""
+        self.starting, self.stopping, self.ended, self.explanation = True, False, "", None
+        self.transfer = self.hicache = None
 
     def _stop(self, now: float) -> None:
         for scheduler in self.schedulers.values():

@@ -8,6 +8,8 @@ from functools import cached_property
 from math import inf, sqrt
 
 from sglang_tuning_exporter.config.profiles import Profile
+from sglang_tuning_exporter.core.endings import Explanation
+from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.scrapes import LATENCIES, Stuck
 from sglang_tuning_exporter.core.server import IDLE, SIGNALS, UNKNOWN, Hang, Server, Totals, mean_prompt
@@ -48,9 +50,11 @@ class View:
     stopping: bool = False
     ended: str = ""  # how it ended last
     has_ended: bool = False  # and it has not started again
-    exception: str = ""  # the last line of the last traceback
+    explanation: Explanation | None = None  # the line that explains the last end, or that of a failure it may end by
     hangs: tuple[Hang, ...] = ()
     last: Mapping[str, float] = field(default_factory=dict)  # when something happened last
+    transfer: Event | None = None  # the line that says why a KV transfer failed
+    hicache: Event | None = None  # the last line about what the host's cache could not do
     # Live
     scraped: bool = False  # SGLang's metrics are read
     down: str = ""  # why it could not be scraped; empty while it answers
@@ -312,8 +316,9 @@ def view_of(server: Server, seconds: float) -> View:
     totals["starts_recently"] = float(sum(now - at <= RECENTLY for at in server.started_at))
     return View(
         totals, server.facts, server.profile, now, {dp: each.running or 0.0 for dp, each in server.schedulers.items()},
-        server.starting, server.stopping, server.how_ended, bool(server.ended), server.exception,
+        server.starting, server.stopping, server.how_ended, bool(server.ended), server.explanation or server.end_explanation,
         tuple(hang for hang in server.hangs if hang.begin + hang.seconds >= now - seconds), dict(server.last),
+        server.transfer, server.hicache,
     )  # fmt: skip
 
 

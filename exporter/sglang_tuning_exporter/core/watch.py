@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from sglang_tuning_exporter.config.profiles import Profile
+from sglang_tuning_exporter.core import endings
 from sglang_tuning_exporter.core.alerts import Clocks
 from sglang_tuning_exporter.core.events import OUT_OF_MEMORY_PHASES, Event, from_json, is_count, lists, to_json
 from sglang_tuning_exporter.core.exposed import Words
@@ -52,6 +53,7 @@ FIRST_WITH_FIGURES = (0, 5, 0)  # from this release on a page has figures before
 COUNTED_BY_PAGE = {
     "rejected": ("refused_requests", "answered_requests"),
     "server_error": ("server_errors", "answered_requests", "generation_posts"),
+    "transfer": ("failed_transfers",),
 }
 # Each of these lines has a request of its own, so there are not more of them than requests, where a page counts those.
 OF_A_REQUEST = frozenset({"too_long", "refused"})
@@ -126,6 +128,8 @@ class Watch:
         """Take a line. `past`: it was there before the exporter, so nothing can be asked about it."""
         now = event.time if event.time is not None else (self.server.now or self.begin)
         self._note(event, now)
+        if event.kind == "transfer":
+            self.server.explain_transfer(event, now)  # by whom ever it is counted
         is_counted = event.kind == "retraction" and self._counts_retractions
         if self._counts_at_once(event, now, past=past):
             self._accept(event)
@@ -399,7 +403,7 @@ class Watch:
         if reason in AWAY or self._held:
             self._release(accept=True)  # it is gone, as its log says
         self._stands_since = None
-        if reason in AWAY:
+        if reason in AWAY or reason == "not_sglang":
             self.server.lose(now)
         if reason == "metrics_disabled":
             self.server.by_page.clear()  # from now on the log counts
@@ -416,6 +420,9 @@ class Watch:
             before = ", and had metrics before" if had else ", as a proxy does for a server that is gone"
             return Failure("http_404", f"it answers 404{before}")
         self._answers_otherwise = None
+        if reason == "no_series":  # before SGLang ever answered it is another server; afterwards a proxy in its place
+            known = self._answered_at is not None or self._before is not None
+            return Failure("invalid" if known else "not_sglang", message)
         if serves:
             release = server.facts.release
             empty_at_first = release is not None and is_before(release, FIRST_WITH_FIGURES)
@@ -483,11 +490,13 @@ class Watch:
         failure, troubles = self.failure, dict[str, str]()
         if failure is not None and failure.reason == "metrics_disabled":
             troubles["metrics_disabled"] = failure.message
+        if failure is not None and failure.reason == "not_sglang":
+            troubles["not_sglang"] = failure.message
         if silent := self.silence(now):
             troubles["log_silent"] = silent
         if any(self.disagreements(now).values()):
             troubles["sources_disagree"] = "log and metrics disagree"
-        is_down = failure is not None and failure.reason not in {"not_ready", "metrics_disabled"}
+        is_down = failure is not None and failure.reason not in {"not_ready", "metrics_disabled", "not_sglang"}
         down = ""
         is_away = is_down and failure is not None and failure.reason in AWAY
         # With the log alone: once it says no more that requests remain, and does not work on.
@@ -616,7 +625,7 @@ class Watch:
             "counted": {name: value for name, value in self.server.counts_by_now().items() if value},
             "ranks": [
                 [dp, {name: value for name, value in self.server.rank_counts(dp).items() if value}]
-                for dp in self.server.lifetimes
+                for dp in self.server.lifetimes.keys() - self.server.absent
             ],
             "doubtful": [[*key, number] for key, number in self.doubtful.items()],
             "ledger": self.ledger.saved(now),
@@ -626,6 +635,7 @@ class Watch:
             "words": self.words.saved(now),
             "starts": [now - at for at in self.server.started_at],
             "outages": [[now - begin, now - end] for begin, end in self._outages],
+            "end": endings.to_json(self.server.end_explanation, now),
         }
 
     def restore(self, saved: object, now: float, age: float) -> None:
@@ -651,6 +661,7 @@ class Watch:
         self.words.restore(document.get("words"), then)
         starts = document.get("starts")
         self.server.started_at.extend(then - at for at in (starts if isinstance(starts, list) else ()) if is_count(at))
+        self.server.end_explanation = endings.from_json(document.get("end"), then)
         for entry in lists(document.get("outages")):
             if len(entry) == 2 and all(map(is_count, entry)):
                 self._outages.append((then - entry[0], then - entry[1]))
@@ -661,6 +672,8 @@ class Watch:
                 case [None | int() as dp, dict() as counts]:
                     known = {str(name): float(value) for name, value in counts.items() if is_count(value)}
                     self.server.lifetime(dp).counts.update(known)
+                    if dp is not None and self._scrapes:  # pages say which ranks there are
+                        self.server.absent.add(dp)
 
     def _retracted_so_far(self) -> list[object] | None:
         """Return what the last page counted and no line has used, for the next exporter."""

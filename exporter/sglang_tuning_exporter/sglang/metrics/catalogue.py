@@ -37,6 +37,7 @@ class Source:
     )
     generates: bool = False  # only series of an endpoint that generates
     parts: str | None = None  # label whose values are added up within one rank
+    by_rank: bool = False  # of the whole server, but every TP and PP rank counts the same
     zero_with: tuple[str, ...] = ()  # absent means zero where one of these is present
     needs: str | None = None  # without this family on the page the figure is never written
     pool: tuple[str, ...] = ()  # zero means "no such pool" unless one of these is above zero
@@ -76,6 +77,8 @@ SOURCES: tuple[Source, ...] = (
     Source("kv_pool_tokens", "max_total_num_tokens", "0.5.6.post2-0.5.23"),
     Source("generation_throughput", "gen_throughput", "0.3.5.post2-0.5.23"),
     Source("new_token_ratio", "new_token_ratio", "0.5.5.post3-0.5.23"),
+    # 0 without speculative decoding.
+    Source("accept_length", "spec_accept_length", "0.4.3.post4-0.5.23"),
     Source("graph_passes", _PASSES, "0.5.7-0.5.23", where=("mode", "decode_cuda_graph"), zero_with=(_PASSES,)),
     Source("eager_passes", _PASSES, "0.5.7-0.5.23", where=("mode", "decode_none"), zero_with=(_PASSES,)),
     Source(
@@ -141,6 +144,9 @@ SERVER_SOURCES: tuple[Source, ...] = (
             ("generation_responses", "http_responses_total"),
         )
     ),
+    # Every TP rank counts the same request. Absent until the first one.
+    Source("failed_bootstraps", "num_bootstrap_failed_reqs_total", "0.4.6.post5-0.5.23", by_rank=True, zero_with=(_QUEUES_WRITTEN,)),
+    Source("failed_transfers", "num_transfer_failed_reqs_total", "0.4.6.post5-0.5.23", by_rank=True, zero_with=(_QUEUES_WRITTEN,)),
     Source("pauses", "http_requests_total", "0.5.7-0.5.23", where=("endpoint", "/pause_generation")),
     Source("resumptions", "http_requests_total", "0.5.7-0.5.23", where=("endpoint", "/continue_generation")),
     Source(
@@ -197,6 +203,7 @@ SERVER_COUNTS = (
     *("aborted_requests", "started_requests", "finished_requests"),
     *("finished_prompt_tokens", "finished_answer_tokens", "finished_cached_tokens", "posted_requests"),
     *("answered_requests", "refused_requests", "server_errors", "generation_posts", "generation_responses"),
+    *("failed_bootstraps", "failed_transfers"),
 )
 # All counters; the last one has the name of a gauge.
 CUMULATIVE = frozenset(

@@ -32,6 +32,7 @@ class RankFigures:
     kv_pool_tokens: float | None = None
     generation_throughput: float | None = None
     new_token_ratio: float | None = None
+    accept_length: float | None = None  # of speculative decoding: tokens a verified step, at last
     graph_passes: float | None = None  # decode passes that replayed a captured graph, cumulative
     eager_passes: float | None = None  # decode passes that did not, cumulative
     prefill_passes: float | None = None  # cumulative, from 0.5.10.post1 on
@@ -73,6 +74,9 @@ class Scrape:
     server_errors: float | None = None  # over HTTP, with status 500
     generation_posts: float | None = None  # over HTTP, to endpoints that generate
     generation_responses: float | None = None  # to them, with any status
+    # On this side of a pair; clients that gave up are among them.
+    failed_bootstraps: float | None = None
+    failed_transfers: float | None = None
     pauses: float | None = None  # POSTs to /pause_generation, cumulative
     resumptions: float | None = None  # POSTs to /continue_generation, cumulative
     # Cumulative, of the whole server. Time to first token is that of streamed requests where the release separates them.

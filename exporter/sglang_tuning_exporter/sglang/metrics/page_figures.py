@@ -190,6 +190,8 @@ def _engine_type(series: Mapping[str, Series]) -> str | None:
 
 
 def _total(source: Source, series: Mapping[str, Series]) -> float | None:
+    if source.by_rank:
+        return math.fsum(ranks.values()) if (ranks := _figures(source, series)) else None
     if found := _by_process(source, series.get(source.metric, [])):
         return math.fsum(found.values())
     return 0.0 if any(sibling in series for sibling in source.zero_with) else None

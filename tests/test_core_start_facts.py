@@ -1,0 +1,214 @@
+"""What a log says without any load: no room for a KV cache, costly settings, a host cache that fails, drafts that nobody accepts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sglang_tuning_exporter.config.values import UsageError
+from sglang_tuning_exporter.core.findings import Judged
+from sglang_tuning_exporter.core.inputs import Logs
+from test_core_course import decode, finding, found, judged, load, stamp, start
+from test_core_watch import Beside
+
+NO_LOAD = ("There is", "The load of")
+
+
+def weights(left: float, used: float, ranks: str = "TP0") -> str:
+    return f"{stamp(1, ranks)}Load weight end. type=DeepseekV3ForCausalLM, dtype=torch.bfloat16, avail mem={left:.2f} GB, mem usage={used:.2f} GB."
+
+
+def profiled(tokens: int, ranks: str = "TP0") -> str:
+    return f"{stamp(2, ranks)}max_total_tokens=131072 is larger than the profiled value {tokens}. Use the profiled value instead."
+
+
+def arguments(**more: object) -> str:
+    return start(**more)[0]
+
+
+def changes(answer: Judged, row: str) -> list[tuple[str, object]]:
+    return [(each.arg, each.to) for each in finding(answer, row).changes]
+
+
+# No room for a KV cache
+
+
+def test_a_pool_below_nothing_is_said_at_once_with_the_figures_of_the_start() -> None:
+    answer = judged([weights(21.73, 166.59), *(profiled(-561_981, f"DP{rank} TP{rank}") for rank in range(8))])
+    own = finding(answer, "no_kv_cache")
+    assert (answer.judgement.verdict, own.severity) == ("no_kv_cache", "critical")
+    assert own.sentence == "SGLang computes a KV cache of -561,981 tokens: the weights take 166.59 GB of each GPU, which leaves 21.73 GB."[:-1]
+    assert changes(answer, "no_kv_cache") == [("mem_fraction_static", 0.95), ("", None)]
+    assert "0.885" in own.changes[0].gain
+
+
+@pytest.mark.parametrize(("left", "used"), [(0.9, 79.0), (4.0, 75.0)])
+def test_where_the_weights_leave_nothing_no_fraction_helps(left: float, used: float) -> None:
+    answer = judged([weights(left, used), profiled(0)])
+    assert changes(answer, "no_kv_cache") == [("", None)]
+    assert "--tp-size" in finding(answer, "no_kv_cache").changes[0].words
+
+
+def test_a_fraction_that_is_high_already_is_not_raised() -> None:
+    answer = judged([arguments(mem_fraction_static=0.95), weights(21.73, 166.59), profiled(-5)])
+    assert changes(answer, "no_kv_cache") == [("", None)]
+
+
+def test_what_follows_it_is_not_said_as_another_failure_and_nothing_lowers_the_fraction() -> None:
+    error = f"{stamp(3, 'TP0')}RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."
+    answer = judged([arguments(), weights(21.73, 166.59), profiled(-561_981), error])
+    assert "out_of_memory_any" not in found(answer)
+    assert not [each for own in answer.judgement.findings for each in own.changes if each.arg == "mem_fraction_static" and each.direction == "lower"]
+
+
+def test_a_smaller_pool_than_asked_for_is_no_failure() -> None:
+    assert "no_kv_cache" not in found(judged([*start()[:2], profiled(90_000), *start()[2:], *load(20, 30)]))
+
+
+def test_it_counts_for_its_own_start() -> None:
+    answer = judged([arguments(), weights(21.73, 166.59), profiled(-5), *start(60), *load(80, 60)])
+    own = finding(answer, "no_kv_cache")
+    assert own.until is not None
+    assert own.until < answer.end - 60 if answer.end else False
+
+
+# Costly settings
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence", "advised"),
+    [
+        ({"chunked_prefill_size": 64}, "prompts are computed in chunks of 64 tokens", [("chunked_prefill_size", 4096)]),
+        ({"disable_cuda_graph": True}, "CUDA graphs are switched off", [("disable_cuda_graph", False)]),
+        ({"disable_cuda_graph": True, "chunked_prefill_size": 128}, "CUDA graphs are switched off and prompts", [("disable_cuda_graph", False), ("chunked_prefill_size", 4096)]),
+    ],
+)  # fmt: skip
+def test_a_start_that_slows_every_request_down_is_said_without_any_load(
+    more: dict[str, object], sentence: str, advised: list[tuple[str, object]]
+) -> None:
+    answer = judged(start(**more))
+    own = finding(answer, "costly_settings")
+    assert own.sentence.startswith(sentence)
+    assert (own.severity, own.is_limit) == ("info", False)
+    assert changes(answer, "costly_settings") == advised
+    assert not answer.judgement.sentence.startswith(NO_LOAD)
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"chunked_prefill_size": -1}, {"chunked_prefill_size": 1024}, {"device": "cpu", "disable_cuda_graph": True}, {"disaggregation_mode": "prefill", "disable_cuda_graph": True}]
+)  # fmt: skip
+def test_usual_settings_are_no_finding(more: dict[str, object]) -> None:
+    assert "costly_settings" not in found(judged(start(**more)))
+
+
+def test_once_there_is_a_load_it_decides() -> None:
+    lines = [*start(disable_cuda_graph=True), *load(20, 60, running=8, graph=False)]
+    assert found(judged(lines)) & {"costly_settings", "cuda_graph_off"} == {"cuda_graph_off"}
+
+
+def test_a_short_load_that_fills_the_cache_says_so() -> None:
+    answer = judged([*start(), *load(20, 8, running=30, usage=0.98, queue=12)])
+    assert "98 % full" in answer.judgement.sentence
+
+
+# HiCache
+
+KERNEL = "Unsupported element_size = 656 for JIT HiCache kernel"
+
+
+def test_what_sglang_says_of_its_host_cache_is_an_info_with_its_words() -> None:
+    answer = judged([stamp(0, f"ATTN_CP{rank} TP{rank}") + KERNEL for rank in range(8)])
+    own = finding(answer, "hicache_degraded")
+    assert (own.severity, own.is_limit) == ("info", False)
+    assert KERNEL in own.sentence
+    assert own.evidence[0].value == 1  # every rank prints it
+    assert not answer.judgement.sentence.startswith(NO_LOAD)
+    assert "--enable-hierarchical-cache" in own.changes[0].words
+
+
+@pytest.mark.parametrize(
+    ("line", "more", "advised"),
+    [
+        ("write_back: KV subtree dropped without backup due to host memory pressure, root node 7", {"hicache_ratio": 2.0, "hicache_size": 0}, "hicache_ratio"),
+        ("write_back: KV subtree dropped without backup due to host memory pressure, root node 7", {"hicache_size": 100}, ""),
+        ("Write page to storage: 4 pages failed.", {"hicache_storage_backend": "mooncake"}, ""),
+    ],
+)  # fmt: skip
+def test_advice_follows_from_what_failed(line: str, more: dict[str, object], advised: str) -> None:
+    answer = judged([*start(**more), *load(20, 40), stamp(61, "TP0") + line, *load(62, 20)])
+    own = finding(answer, "hicache_degraded")
+    assert own.changes[0].arg == advised
+    assert ("(mooncake)" in own.changes[0].words) is ("storage" in line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["Allocating 120.00 GB host memory for hierarchical KV cache.", "HiCache storage backend 'file' attached", "user says: " + KERNEL],
+)
+def test_other_words_about_it_are_no_finding(line: str) -> None:
+    assert "hicache_degraded" not in found(judged([*start(), stamp(12, "TP0") + line, *load(20, 40)]))
+
+
+# Speculative decoding
+
+
+def drafted(length: float, seconds: int = 60, **more: object) -> list[str]:
+    lines = start(speculative_algorithm="EAGLE3", **{"speculative_num_steps": 4, "speculative_num_draft_tokens": 24, **more})
+    return [*lines, *(decode(20 + at, 8).replace(", cuda graph", f", accept len: {length:.2f}, cuda graph") for at in range(0, seconds, 2))]
+
+
+def test_drafts_that_are_rejected_are_an_info_and_never_the_verdict() -> None:
+    answer = judged(drafted(1.04))
+    own = finding(answer, "speculation_rejected")
+    assert own.sentence.startswith("accept length 1.04 of 24 draft tokens")
+    assert (own.severity, own.is_limit) == ("info", False)
+    assert "--speculative-algorithm EAGLE3" in own.changes[0].words
+
+
+@pytest.mark.parametrize(
+    ("length", "more"),
+    [
+        (1.06, {}),  # 4 draft steps of a seventieth of a pass
+        (2.6, {}),
+        (1.02, {"speculative_num_steps": 1}),  # one cheap draft step may pay
+        (0.54, {}),  # another figure than the mean with the token that needs no draft
+    ],
+)
+def test_drafts_that_may_pay_are_no_finding(length: float, more: dict[str, object]) -> None:
+    assert "speculation_rejected" not in found(judged(drafted(length, **more)))
+
+
+def test_a_few_lines_prove_nothing() -> None:
+    assert "speculation_rejected" not in found(judged(drafted(1.0, 16)))
+
+
+@pytest.mark.parametrize(("length", "is_found"), [(1.01, True), (2.4, False), (0.0, False)])
+def test_the_gauge_shows_it_without_a_log(length: float, *, is_found: bool) -> None:
+    beside = Beside(reads=False)
+    for at in range(0, 301, 15):
+        beside.scrape(at, running=8.0 + at % 2, accept_length=length)
+    assert ("speculation_rejected" in {each.diagnosis for each in beside.judge(301).findings}) is is_found
+
+
+# Whose log it is
+
+
+def test_ranks_in_the_stamp_make_a_log_sglangs(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("[2026-07-18 03:03:06 ATTN_CP5 TP5] a line that nobody knows\n")
+    assert list(Logs([str(log)]).events()) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '10.0.0.1 - - [18/Jul/2026:03:03:06 +0000] "GET / HTTP/1.1" 200 512 "-" "curl"\n',
+        "2026-07-18 03:03:06 INFO worker TP0 started\n",
+    ],
+)
+def test_a_web_servers_log_is_refused(tmp_path: Path, text: str) -> None:
+    log = tmp_path / "access.log"
+    log.write_text(text)
+    with pytest.raises(UsageError, match="no line of SGLang's"):
+        list(Logs([str(log)]).events())

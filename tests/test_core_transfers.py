@@ -1,0 +1,240 @@
+"""Requests that fail between the servers of a prefill/decode pair. Lines and counters of SGLang in, one count and its cause out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_tuning_exporter.core.findings import Finding, Judged
+from sglang_tuning_exporter.core.transfers import CAUSES, WAITING, cause_of, relaxed, says_why
+from sglang_tuning_exporter.sglang.metrics.page_figures import read as read_page
+from test_alarms import alerts
+from test_core_course import finding, found, judged, load, stamp, start, verdict
+from test_core_watch import Beside
+
+ROW = "kv_transfer_failing"
+TIMED_OUT = "Request {room} timed out after 300.0s in KVPoll.WaitingForInput"
+ANOTHER = "Failed due to an unknown reason from another rank"
+SOME = (
+    "Some requests fail to receive KV Cache transfer done signal after bootstrapping. If a greater mean TTFT is acceptable, you can"
+    " 'export SGLANG_DISAGGREGATION_WAITING_TIMEOUT=600' (10 minutes) to relax the timeout condition. "
+)
+
+
+def failed(
+    at: float, room: int = 11, reason: str = TIMED_OUT, *, rank: int = 0, side: str = "Decode transfer", raised: bool = True
+) -> str:
+    request = "decode_req.req" if side.startswith("Decode") else "req"
+    because = f" with exception KVTransferError(bootstrap_room={room}): {reason.format(room=room)}" if raised else ""
+    return f"{stamp(at, f'TP{rank}')}{side} failed for request rank={rank} {request}.rid='a{room}' {request}.bootstrap_room={room}{because}"
+
+
+def said(answer: Judged) -> str:
+    return finding(answer, ROW).sentence
+
+
+def words(answer: Finding) -> str:
+    return " ".join(change.words for change in answer.changes)
+
+
+# Counted once
+
+
+@pytest.mark.parametrize(
+    ("lines", "number"),
+    [
+        ([failed(0, rank=rank) for rank in range(8)], 1),
+        ([failed(0, rank=0), failed(0, reason=ANOTHER, rank=1), failed(3, reason=ANOTHER, rank=2)], 1),
+        ([failed(0, room) for room in (11, 12, 13)], 3),
+        ([failed(0, 11), failed(400, 11, rank=1)], 1),  # however late the other rank is
+        ([failed(0, raised=False)], 1),
+        ([failed(0, side="Prefill bootstrap"), failed(0, side="Prefill transfer", room=12), failed(0, side="Decode handshake", room=13)], 3),
+        ([stamp(0, f"TP{rank} EP{rank}") + SOME for rank in range(4)], 1),
+        ([stamp(0, "TP0") + SOME, failed(0, 11), failed(0, 12)], 2),
+        ([failed(0, 11), stamp(1, "TP0") + SOME], 1),
+        ([f"{stamp(0)}Could not fetch prefill parallel info from 10.0.0.1:8998 after 60 attempts"], 1),
+    ],
+)  # fmt: skip
+def test_a_failed_request_is_counted_once_whatever_the_ranks_print(lines: list[str], number: int) -> None:
+    assert said(judged(lines)).startswith(f"{number} request{'' if number == 1 else 's'} failed")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [failed(0, reason="Aborted by AbortReq.", side="Prefill bootstrap")],
+        [failed(0, room, reason="Aborted by decode-side abort notification.", side="Prefill transfer") for room in range(9)],
+        [f"{stamp(0)}Failed to get prefill parallel info: 404, Not Found"],  # it asks again
+        [f"{stamp(0)}Lost connection with prefill instance (bootstrap_addr: 10.0.0.1:8998), 0 transfers affected"],
+        [f"{stamp(0)}Session 10.0.0.1:17000 failed."],
+    ],
+)  # fmt: skip
+def test_a_client_that_gave_up_and_an_attempt_are_no_failed_request(lines: list[str]) -> None:
+    assert ROW not in found(judged([*start(disaggregation_mode="decode"), *lines, *load(20, 30)]))
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), max_size=300))
+def test_whatever_a_reason_and_a_request_id_hold_one_request_failed(text: str) -> None:
+    line = f"{stamp(0, 'TP0')}Decode transfer failed for request rank=0 decode_req.req.rid={text!r} decode_req.req.bootstrap_room=5 with exception {text}"
+    answer = judged([line])
+    assert ROW in found(answer) or "Aborted by" in text
+
+
+# A finding, and none
+
+
+def test_one_failed_request_that_is_all_the_load_is_a_warning() -> None:
+    answer = judged([failed(0)])
+    assert (answer.judgement.verdict, finding(answer, ROW).severity, finding(answer, ROW).is_limit) == (ROW, "warning", True)
+
+
+@pytest.mark.parametrize(("every", "is_found"), [(20, True), (240, False)])
+def test_failures_that_go_on_are_a_finding_and_one_in_four_minutes_is_none(every: int, *, is_found: bool) -> None:
+    lines = [*load(20, 1200, running=8), *(failed(30 + at, at) for at in range(0, 1100, every))]
+    assert (ROW in found(judged([*start(disaggregation_mode="decode"), *sorted(lines, key=lambda line: line[:21])]))) is is_found
+
+
+def test_one_in_two_hundred_requests_is_none() -> None:
+    lines = [*load(20, 600, every=0.2, running=8), *(failed(30 + at, at) for at in range(0, 560, 60))]
+    assert ROW not in found(judged([*start(disaggregation_mode="prefill"), *sorted(lines, key=lambda line: line[:21])]))
+
+
+def test_failures_are_notified_after_five_minutes_and_a_burst_is_not() -> None:
+    busy = load(20, 1200, every=5, running=8)
+    often, burst = [failed(30 + at, at) for at in range(0, 1100, 10)], [failed(800, room) for room in range(3)]
+    fires, none = (
+        [each.alert for each in alerts(*start(disaggregation_mode="decode"), *sorted((*busy, *lines), key=lambda line: line[:21]), end=1220)]
+        for lines in (often, burst)
+    )  # fmt: skip
+    assert "SGLangKVTransferFailing" in fires
+    assert "SGLangKVTransferFailing" not in none
+
+
+def test_requests_that_wait_for_the_other_side_follow_from_failing_transfers() -> None:
+    waits = [line.replace("#queue-req: 0", "#prealloc-req: 0, #transfer-req: 40, #queue-req: 0") for line in load(20, 300, running=8)]
+    lines = [*waits, *(failed(30 + at, at) for at in range(0, 280, 10))]
+    answer = judged([*start(disaggregation_mode="decode"), *sorted(lines, key=lambda line: line[:21])])
+    assert answer.judgement.verdict == ROW
+    assert ROW in finding(answer, "pd_queue").because
+
+
+def test_a_server_without_a_pair_has_no_figure_of_it() -> None:
+    checks = {each.diagnosis: each.figure for each in judged([*start(), *load(20, 60)]).judgement.checks}
+    assert checks[ROW] is None
+
+
+# Why
+
+
+@pytest.mark.parametrize(
+    ("reason", "look", "more"),
+    [
+        (TIMED_OUT, "prefill server's log", "export SGLANG_DISAGGREGATION_WAITING_TIMEOUT=600 on the decode server"),
+        (TIMED_OUT.replace("300.0", "600.0"), "prefill server's log", "longer waits will hardly help"),
+        ("Request {room} timed out after 300.1s in KVPoll.Bootstrapping", "decode server", "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT=600"),
+        ("Decode instance could be dead, remote mooncake session 10.0.0.1:1 is not alive", "decode server's log", ""),
+        ("Losing connection with prefill instance (bootstrap_addr: 10.0.0.1:8998)", "prefill server's log", ""),
+        ("Lost connection with prefill instance (bootstrap_addr: 10.0.0.1:8998)", "prefill server's log", ""),
+        ("Could not fetch prefill parallel info from bootstrap_addr: 10.0.0.1:8998", "--disaggregation-bootstrap-port", ""),
+        ("Failed to send kv chunk of 11 to 10.0.0.1:4000", "--disaggregation-ib-device", ""),
+        ("follow_bootstrap_room conflict: dispatched to dp_rank 1. Set SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK=1 to allow mixed routing.",
+         "SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK=1", ""),
+        (ANOTHER, "other ranks", ""),
+        ("something new", "other server's log", ""),
+    ],
+)  # fmt: skip
+def test_advice_names_the_side_and_the_variable_that_sglangs_line_names(reason: str, look: str, more: str) -> None:
+    advice = words(finding(judged([failed(0, reason=reason)]), ROW))
+    assert look in advice
+    assert more in advice
+    assert ("SGLANG_DISAGGREGATION_WAITING_TIMEOUT" in advice) is ("WaitingForInput" in reason)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_the_rank_with_a_reason_speaks_for_those_without(order: tuple[int, int]) -> None:
+    lines = [failed(0, rank=0), failed(0, reason=ANOTHER, rank=1)]
+    assert "in KVPoll.WaitingForInput" in said(judged([lines[each] for each in order]))
+
+
+def test_the_warning_that_names_its_variable_gives_its_value() -> None:
+    advice = words(finding(judged([stamp(0, "TP6 EP6") + SOME.replace("=600", "=900")]), ROW))
+    assert "export SGLANG_DISAGGREGATION_WAITING_TIMEOUT=900" in advice
+
+
+def test_a_lost_connection_explains_the_requests_that_it_costs() -> None:
+    lines = [
+        f"{stamp(0)}Lost connection with prefill instance (bootstrap_addr: 10.0.0.1:8998), 2 transfers affected",
+        failed(0, 11, ANOTHER),
+        failed(0, 12, ANOTHER),
+    ]
+    assert "2 requests failed" in said(judged(lines))
+    assert "heartbeat" in words(finding(judged(lines), ROW))
+
+
+def test_a_secret_in_a_reason_is_not_said() -> None:
+    assert "sk-abcdefghijklmnop1234" not in said(judged([failed(0, reason="Bearer sk-abcdefghijklmnop1234 refused")]))
+
+
+def test_every_cause_is_found_by_words_of_its_own() -> None:
+    assert not says_why(ANOTHER)
+    assert cause_of("") not in CAUSES
+    assert relaxed(cause_of(TIMED_OUT), TIMED_OUT).count(WAITING) == 1
+
+
+# Metrics
+
+
+def page(number: float, name: str = "num_transfer_failed_reqs_total") -> str:
+    ranks = (f'sglang:{name}{{tp_rank="{rank}",pp_rank="0"}} {number}\n' for rank in range(4))
+    return "".join(ranks) + 'sglang:num_prefill_inflight_queue_reqs{tp_rank="0",pp_rank="0"} 0\nsglang:num_running_reqs{tp_rank="0",pp_rank="0"} 1\n'
+
+
+def test_every_tp_rank_counts_the_same_request() -> None:
+    assert read_page(page(3)).failed_transfers == 3
+    assert read_page(page(3)).failed_bootstraps == 0
+    assert read_page(page(2, "num_bootstrap_failed_reqs_total")).failed_bootstraps == 2
+
+
+def pair(**figures: Any) -> Beside:
+    beside = Beside()
+    beside.scrape(0, failed_transfers=0.0, failed_bootstraps=0.0, running=4.0)
+    for at in range(15, 316, 15):
+        beside.scrape(at, running=4.0, **{name: value * at / 15 for name, value in figures.items()})
+    return beside
+
+
+@pytest.mark.parametrize(
+    ("figures", "is_found"),
+    [
+        ({"failed_transfers": 1.0}, True),
+        ({"failed_bootstraps": 1.0}, True),
+        ({"failed_transfers": 1.0, "aborted_requests": 1.0}, False),  # clients that gave up
+        ({"failed_transfers": 1.0, "finished_requests": 500.0}, False),
+        ({}, False),
+    ],
+)
+def test_counters_alone_show_failing_transfers(figures: dict[str, float], *, is_found: bool) -> None:
+    assert (ROW in {each.diagnosis for each in pair(**figures).judge(316).findings}) is is_found
+
+
+def test_with_counters_a_line_gives_the_reason_and_no_count() -> None:
+    beside = pair(failed_transfers=1.0)
+    before = beside.count("failed_transfers")
+    beside.lines(failed(316))
+    assert beside.count("failed_transfers") == before
+    sentence = next(each.sentence for each in beside.judge(317).findings if each.diagnosis == ROW)
+    assert "KVPoll.WaitingForInput" in sentence
+
+
+def test_a_forged_line_beside_a_counter_that_stands_is_nothing() -> None:
+    beside = pair()
+    beside.lines(failed(316))
+    assert ROW not in {each.diagnosis for each in beside.judge(317).findings}
+
+
+def test_a_crash_by_a_failed_transfer_is_said_as_a_crash() -> None:
+    lines = [*start(disaggregation_mode="decode"), *load(20, 60), failed(82), f"{stamp(83, 'TP0')}Scheduler hit an exception: Traceback (most recent call last):"]
+    assert verdict(lines) in {"crashed", ROW}
