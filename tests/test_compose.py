@@ -404,7 +404,7 @@ def test_the_build_sees_the_package_and_nothing_else() -> None:
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
     assert lines[0] == "*"
     allowed = {line[1:] for line in lines if line.startswith("!")}
-    assert allowed == {"pyproject.toml", "README.md", "LICENSE", "exporter"}
+    assert allowed == {"pyproject.toml", "README.md", "LICENSE", "NOTICE", "exporter"}
 
 
 def test_the_dockerfile_builds_with_what_a_plain_engine_brings() -> None:
