@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from math import inf
@@ -53,8 +54,13 @@ MAY_ANSWER: frozenset[str] = frozenset({"metrics_disabled", "http_404"})
 logger = logging.getLogger("sglang_tuning_exporter")
 
 
+def passed_on(asked: Future[Outcome] | None) -> str:
+    """Return SGLang's series of a scrape, safe to append to ours; empty where it has not ended, or has no page."""
+    return asked.result().passed_on if asked is not None and asked.done() else ""
+
+
 class Sidecar:
-    """Two threads (log, self-scrape) and a lock around one `Watch`, whose clock is in unix seconds and never goes back.
+    """Three threads (log, scrape, self-scrape) and a lock around one `Watch`, whose clock is in unix seconds and never goes back.
 
     `stdin` replaces the process's own for `-`. Without a scraper for `self_scrape_seconds` it scrapes by itself.
     """
@@ -72,7 +78,7 @@ class Sidecar:
         self._stopping = threading.Event()
         self.threads = Threads(self._stopping)
         self._stopped_at = math.inf
-        self._waiting_scrapes: SimpleQueue[threading.Event] = SimpleQueue()  # waiting for the log to be read
+        self._waiting_scrapes: SimpleQueue[Future[None]] = SimpleQueue()  # waiting for the log to be read
         self._pages = PageReader(passthrough=config.passthrough)
         self.running = False
         self._info_schedule = InfoSchedule()
@@ -90,7 +96,7 @@ class Sidecar:
         if config.sglang_url is not None and config.metrics_url is not None:
             where = (config.sglang_url, config.metrics_url, config.api_key, config.api_key_file)
             client = Client(*where)
-            self._scraper = Scraper(client.metrics, self._receive_outcome, client.cut)
+            self._scraper = Scraper(lambda: client.metrics(config.scrape_timeout), self._receive_outcome, client.end)
             self._client = Client(*where)
 
     def now(self) -> float:
@@ -108,6 +114,7 @@ class Sidecar:
             self.threads.attempt("log", self._read_log)
             self.threads.start("log", self._follow_log)
         if self._scraper is not None:
+            self.threads.start("scrape", self._scraper.run)
             self.threads.start("self-scrape", self._self_scrape)
         self.running = True
 
@@ -115,7 +122,7 @@ class Sidecar:
         """End both threads and close the log; current requests are interrupted."""
         self.running = False
         self._stopping.set()
-        self._waiting_scrapes.put(threading.Event())
+        self._waiting_scrapes.put(Future())
         if self._scraper is not None and self._client is not None:
             self._scraper.stop()
             self._client.end()
@@ -151,20 +158,26 @@ class Sidecar:
         )
         return cleaned(replace(judged, counts={**judged.counts, **lines}))
 
-    def scrape(self, timeout: float) -> str:
-        """Scrape SGLang within `timeout` seconds; return its series, safe to append to ours, empty without an answer.
+    def refresh(self) -> tuple[Future[None] | None, Future[Outcome] | None]:
+        """Have the log read and SGLang scraped. Returns when each is done: the log None without one, likewise the scrape.
 
-        Lines that were in the log before the call have been read on return, unless that takes long.
+        The scrape is shared, and has the configured time: how long a caller waits changes nothing for others.
         """
-        read = threading.Event()
-        begin = time.monotonic()
+        read: Future[None] | None = None
         if self.log is not None and self.running:
+            read = Future()
             self._waiting_scrapes.put(read)
-        else:
-            read.set()
-        outcome = self._scraper.scrape(timeout) if self._scraper is not None else None
-        read.wait(max(0.0, begin + min(FRESH_SECONDS, timeout) - time.monotonic()))
-        return "" if outcome is None else outcome.passed_on
+        return read, self._scraper.ask() if self._scraper is not None else None
+
+    def scrape(self, patience: float) -> str:
+        """Refresh, and wait for at most so many seconds; return SGLang's series, empty without an answer by then."""
+        begin = time.monotonic()
+        read, asked = self.refresh()
+        if asked is not None:
+            wait({asked}, patience)
+        if read is not None:
+            wait({read}, max(0.0, begin + min(FRESH_SECONDS, patience) - time.monotonic()))
+        return passed_on(asked)
 
     def _log_trouble(self, now: float) -> str:
         """Return why the log cannot be read, empty if it can."""
@@ -304,7 +317,7 @@ class Sidecar:
                     pass
             finally:
                 for read in waiting:
-                    read.set()
+                    read.set_result(None)
             if self._scraper is None:
                 self._measure()
             if self.log.last_line_at != seen:
@@ -312,7 +325,7 @@ class Sidecar:
             # Longer and longer after a line: a line of each scrape must not cost twenty polls.
             pause = min(max(POLL_SECONDS, (time.monotonic() - seen_at) / 2), QUIET_POLL_SECONDS)
 
-    def _wait_for_reader(self, seconds: float) -> list[threading.Event]:
+    def _wait_for_reader(self, seconds: float) -> list[Future[None]]:
         """Return the callers that wait for the log, after at most `seconds`."""
         waiting = []
         with suppress(Empty):

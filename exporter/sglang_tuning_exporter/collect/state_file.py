@@ -12,13 +12,16 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TypeVar
+
+from sglang_tuning_exporter.config import files
 
 SCHEMA = 1
 MOST_BYTES = 8 << 20
+SECONDS = 1.0  # for a step: it is done under the lock that every page needs
 _HEAD_BYTES = 4096
 _PROGRAM = "sglang-tuning-exporter"
 _OURS = re.compile(
@@ -27,10 +30,10 @@ _OURS = re.compile(
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 # None of them follows a link at the file's name; a FIFO must not block the start.
 _SAFELY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_READ = os.O_RDONLY | _SAFELY
 _LOCK = os.O_RDWR | os.O_CREAT | _SAFELY
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY
 
+_T = TypeVar("_T")
 _MAY_NOT = "let this user read and write it and its directory"
 _REMEDIES = {
     errno.EACCES: _MAY_NOT,
@@ -62,10 +65,7 @@ class StateFile:
     def acquire(self) -> bool:
         """Lock the file; False if another exporter holds it, it cannot be locked, or it is not ours."""
         try:
-            with self._directory() as directory:
-                with suppress(FileNotFoundError), _opened(self.path.name, directory):
-                    pass
-                self._lock = _locked(f"{self.path.name}.lock", directory)
+            self._lock = self._within(self._locked)
         except BlockingIOError:
             self.problem = "another exporter uses it; give each exporter a --state-file of its own"
         except (OSError, _NotOursError) as error:
@@ -79,8 +79,7 @@ class StateFile:
         if not self.held:
             return {}
         try:
-            with self._directory() as directory, _opened(self.path.name, directory) as file:
-                text = file.read(MOST_BYTES + 1)
+            text = self._within(self._read)
         except FileNotFoundError:
             return {}
         except (OSError, _NotOursError) as error:
@@ -108,8 +107,7 @@ class StateFile:
             self.problem = f"cannot be written: more than {MOST_BYTES >> 20} MiB"
             return False
         try:
-            with self._directory() as directory:
-                _replace(self.path.name, text, directory)
+            self._within(lambda: self._replace(text))
         except (OSError, _NotOursError) as error:
             self.problem = f"cannot be written: {_explained(error)}"
             return False
@@ -122,6 +120,25 @@ class StateFile:
             os.close(self._lock)
             self._lock = None
 
+    def _within(self, step: Callable[[], _T]) -> _T:
+        """Do a step, unless its directory does not answer."""
+        return files.within(self.path, step, SECONDS)
+
+    def _locked(self) -> int:
+        """Return a descriptor that holds the lock until it is closed."""
+        with self._directory() as directory:
+            with suppress(FileNotFoundError), _opened(self.path.name, directory):
+                pass
+            return _locked(f"{self.path.name}.lock", directory)
+
+    def _read(self) -> bytes:
+        with self._directory() as directory, _opened(self.path.name, directory) as file:
+            return file.read(MOST_BYTES + 1)
+
+    def _replace(self, text: bytes) -> None:
+        with self._directory() as directory:
+            _replace(self.path.name, text, directory)
+
     @contextmanager
     def _directory(self) -> Iterator[int]:
         """Open the directory, so that all steps use the same one even if it is replaced meanwhile."""
@@ -133,13 +150,11 @@ class StateFile:
 
 
 @contextmanager
-def _opened(name: str, directory: int) -> Iterator[Any]:
+def _opened(name: str, directory: int) -> Iterator[IO[bytes]]:
     """Open our file for reading. Raise `_NotOursError` for anything else."""
-    found = os.stat(name, dir_fd=directory, follow_symlinks=False)
-    _check_kind(name, found)  # checked before opening: opening a device may have effects
-    with os.fdopen(os.open(name, _READ, dir_fd=directory), "rb") as file:
-        opened = os.fstat(file.fileno())
-        _check_kind(name, opened)
+    _check_kind(name, os.stat(name, dir_fd=directory, follow_symlinks=False))
+    with files.opened(name, directory, follow=False) as file:
+        _check_kind(name, os.fstat(file.fileno()))
         head = file.read(_HEAD_BYTES)
         if head.strip(b"\0 \r\n") and _OURS.match(head) is None:  # a crash of the machine may leave NUL bytes
             raise _NotOursError(f"{name} is no state file of an exporter; give another path")
@@ -159,7 +174,6 @@ def _check_kind(name: str, found: os.stat_result, *, is_lock: bool = False) -> N
 
 
 def _locked(name: str, directory: int) -> int:
-    """Return a descriptor that holds the lock until it is closed."""
     with suppress(FileNotFoundError):
         _check_kind(name, os.stat(name, dir_fd=directory, follow_symlinks=False))
     lock = os.open(name, _LOCK, 0o600, dir_fd=directory)

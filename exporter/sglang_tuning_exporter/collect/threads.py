@@ -1,4 +1,4 @@
-"""Background threads that are restarted after an unexpected error."""
+"""Background threads: one that fails says so and is started again, three times; then the exporter ends."""
 
 from __future__ import annotations
 
@@ -11,41 +11,38 @@ from collections.abc import Callable
 
 from sglang_tuning_exporter.sglang.clean import clean
 
-RESTART_SECONDS = 1.0  # pause before a thread is started again
+PAUSES = (1.0, 2.0, 4.0)  # seconds until a thread is started again, each longer: what fails at once may need time
 STEADY_SECONDS = 60.0  # a thread that ran this long has recovered: its next error counts as the first
-MOST_IN_A_ROW = 5
 
 logger = logging.getLogger("sglang_tuning_exporter")
 
 
 class Threads:
-    """Runs functions in threads until `stopping` is set; after an error the function is called again."""
+    """Runs functions in threads until `stopping` is set. A function that fails or returns before is called again."""
 
     def __init__(self, stopping: threading.Event) -> None:
         self.errors: Counter[str] = Counter()  # by name
-        self.failed = ""  # the name of the thread that had too many errors in a row
+        self.up: dict[str, bool] = {}  # by name: whether it runs, or is on its way back after an error
+        self.failed = ""  # the name of the thread that could not be kept running
         self.give_up: Callable[[], object] = lambda: None  # called then
-        self._stopping = stopping
+        self.stopping = stopping
         self._threads: list[threading.Thread] = []
 
     def start(self, name: str, run: Callable[[], object]) -> None:
         """Call `run` in a new thread; it returns when `stopping` is set."""
         self.errors[name] += 0
+        self.up[name] = True
         thread = threading.Thread(target=self._keep_running, args=(name, run), name=name, daemon=True)
         thread.start()
         self._threads.append(thread)
 
     def attempt(self, name: str, run: Callable[[], object]) -> bool:
-        """Call `run` in this thread; False after an error, which is logged in one line and counted."""
+        """Call `run` in this thread; False after an error, which is logged in one line with its place, and counted."""
         try:
             run()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other thread and the pages go on
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the other threads and the pages go on
             self.errors[name] += 1
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            words = clean(f"{type(error).__name__}: {error}")[:200]
-            logger.error(  # noqa: TRY400 - one line: a traceback does not help an operator
-                "%s thread: unexpected error, please report it: %s (%s:%s)", name, words, place.name, place.lineno
-            )
+            logger.error("%s thread: unexpected error, please report it: %s", name, described(error))  # noqa: TRY400 - one line: a traceback does not help an operator
             return False
         return True
 
@@ -57,14 +54,24 @@ class Threads:
 
     def _keep_running(self, name: str, run: Callable[[], object]) -> None:
         in_a_row = 0
-        while not self._stopping.is_set():
+        while not self.stopping.is_set():
             begin = time.monotonic()
-            if self.attempt(name, run):
+            self.up[name] = True
+            self.attempt(name, run)
+            if self.stopping.is_set():
                 return
+            self.up[name] = False
             in_a_row = 1 if time.monotonic() - begin >= STEADY_SECONDS else in_a_row + 1
-            if in_a_row >= MOST_IN_A_ROW:
+            if in_a_row > len(PAUSES):
                 logger.error("%s thread: %d errors in a row: the exporter ends", name, in_a_row)
                 self.failed = name
                 self.give_up()
                 return
-            self._stopping.wait(RESTART_SECONDS)
+            self.stopping.wait(PAUSES[in_a_row - 1])
+
+
+def described(error: BaseException) -> str:
+    """Return an unexpected error and its place as one line."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    file = "/".join(place.filename.split("/")[-2:])
+    return f"{clean(f'{type(error).__name__}: {error}')[:200]} ({file}:{place.lineno}, {place.name})"

@@ -13,11 +13,12 @@ import argparse
 import re
 from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from sglang_tuning_exporter.config import values
+from sglang_tuning_exporter.config import files, values
 from sglang_tuning_exporter.config.profiles import DEFAULT_PROFILE, PROFILES, THRESHOLDS
 from sglang_tuning_exporter.config.values import Address, UsageError
 
@@ -124,10 +125,10 @@ class Config:
         repeatable=True,
     )
     web_config: Path | None = _setting(
-        values.path("give a web configuration file, such as Prometheus's exporters have", Path.is_file),
+        values.path("give a web configuration file, such as Prometheus's exporters have", lambda path: files.read(path) or True),
         None,
         "FILE",
-        "TLS, passwords and headers, in the format of every exporter's --web.config.file; read again when it changes",
+        "TLS, passwords and client certificates, in the format of every exporter's --web.config.file; read again when it changes",
         aliases=("--web.config.file",),
     )
     external_url: str | None = _setting(
@@ -208,7 +209,9 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Config:
 
 def _api_key(path: Path | None, variable: str | None) -> str | None:
     if path is not None:
-        return values.key_in(path) or None
+        with suppress(OSError):  # a moment ago it could be read; each request reads it again
+            return values.key_in(path) or None
+        return None
     key = (variable or "").strip()
     if key and not (key.isascii() and key.isprintable()):
         raise UsageError(f"{API_KEY_VARIABLE}=…: give SGLang's --api-key as one line of plain text")
@@ -224,7 +227,7 @@ def _read_file(path: str) -> dict[str, tuple[str, Any]]:
     import yaml  # noqa: PLC0415 - a start without a config file need not pay for the YAML parser
 
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = files.read(Path(path)).decode("utf-8")
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
             # A few aliases can stand for more values than fit into memory, and an error message would quote all of them.
             raise UsageError(f"--config={path}: *alias: not taken; write the value out")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from sglang_tuning_exporter.config import files
 from sglang_tuning_exporter.config.profiles import THRESHOLDS, threshold_problem
 
 DEFAULT_PORT = 9741
@@ -142,22 +143,25 @@ def path_of_metrics(value: Any) -> str:
 
 
 def key_in(path: Path) -> str:
-    """Return the key in a file with one line of text; empty if there is none."""
+    """Return the key in a file with one line of text; empty if there is none: it is being replaced. Raise `OSError` if it cannot be read."""
     try:
-        key = path.read_text(encoding="ascii").strip()
-    except (OSError, ValueError):  # missing, being replaced, a directory, not text
+        key = files.read(path).decode("ascii").strip()
+    except (FileNotFoundError, UnicodeDecodeError):
         return ""
     return key if key.isprintable() else ""
 
 
 def path(remedy: str, is_right: Callable[[Path], object]) -> Callable[[Any], Path]:
-    """Return a check of a path."""
+    """Return a check of a path, of a file that may not answer."""
 
     def convert(value: Any) -> Path:
         found = Path(_word(value))
-        if not is_right(found):
-            raise RefusedError(remedy)
-        return found
+        try:
+            if files.within(("check", found), lambda: is_right(found)):
+                return found
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            raise RefusedError(f"{getattr(error, 'strerror', None) or 'not a path'}; {remedy}") from None
+        raise RefusedError(remedy)
 
     return convert
 

@@ -109,6 +109,8 @@ class Live:
     sources: tuple[Source, ...]
     passed: Mapping[str, str]
     not_judged: Mapping[str, tuple[str, ...]]  # by what it needs
+    arguments: Mapping[str, object]  # of the last start: those that a row reads, or all
+    shows_all: bool
 
     @property
     def clock(self) -> dt.datetime:

@@ -625,7 +625,7 @@ class Watch:
             "counted": {name: value for name, value in self.server.counts_by_now().items() if value},
             "ranks": [
                 [dp, {name: value for name, value in self.server.rank_counts(dp).items() if value}]
-                for dp in self.server.lifetimes.keys() - self.server.absent
+                for dp in self.server.lifetimes
             ],
             "doubtful": [[*key, number] for key, number in self.doubtful.items()],
             "ledger": self.ledger.saved(now),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
@@ -10,13 +13,14 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
 from prometheus_client.process_collector import ProcessCollector
 
 from sglang_tuning_exporter import __version__
-from sglang_tuning_exporter.collect.sidecar import Sidecar
+from sglang_tuning_exporter.collect.sidecar import FRESH_SECONDS, Sidecar, passed_on
 from sglang_tuning_exporter.serve import formats
 from sglang_tuning_exporter.serve.api import render as render_findings
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format
-from sglang_tuning_exporter.serve.metrics.sources import web, web_config_up
+from sglang_tuning_exporter.serve.metrics.sources import answers, web, web_config_up
 from sglang_tuning_exporter.serve.security.guard import Guard
+from sglang_tuning_exporter.serve.security.lane import Lane
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.serve.security.active_config import ActiveConfig
@@ -25,11 +29,13 @@ TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
 # Kept of the scraper's timeout for rendering and the way back.
 MARGIN_SECONDS = 0.5
 MARGIN_SHARE = 0.1
+# That wait for the thread that writes them. Each connection has one request at a time, so no more scrapes than connections can wait.
+MOST_SCRAPES, MOST_PAGES = 1024, 16
 _Endpoint = TypeVar("_Endpoint", bound="Callable[..., Any]")
 
 
 def scrape_timeout(announced: str | None, most: float) -> float:
-    """Return the seconds that a scrape of SGLang may take: the scraper's announced timeout less a margin, at most `most`.
+    """Return the seconds that a scraper waits for SGLang: its announced timeout less a margin, at most `most`.
 
     An invalid value counts as not announced.
     """
@@ -45,24 +51,30 @@ def scrape_timeout(announced: str | None, most: float) -> float:
 def make_app(sidecar: Sidecar, web_config: ActiveConfig | None = None) -> FastAPI:
     """Return the application; a `web_config` adds authentication and rate limits.
 
-    Handlers that wait for a scrape or for the state are plain functions and run in a thread; health runs in the event loop.
+    Scrapes and pages are written in a thread each, and health in the event loop, so that none of them waits for another.
     """
     app = FastAPI(title="sglang-tuning-exporter", version=__version__, openapi_url=None, redirect_slashes=False)
     is_tls, process = web_config is not None and web_config.is_tls, ProcessCollector(registry=None)
-    app.add_middleware(Guard, web_config=web_config)
+    answered: Counter[int] = Counter()
+    app.add_middleware(Guard, web_config=web_config, answered=answered)
+    scrapes, pages = Lane("scrapes", MOST_SCRAPES), Lane("pages", MOST_PAGES)
 
-    @get_or_head(app, "/metrics", response_class=PlainTextResponse)
-    def metrics(request: Request) -> Response:
-        timeout = scrape_timeout(request.headers.get(TIMEOUT_HEADER), sidecar.config.scrape_timeout)
-        native = sidecar.scrape(timeout)
-        families = [*collect(sidecar), web(sidecar.config.external_url, is_tls=is_tls), *process.collect()]
+    def written(series: str, headers: Mapping[str, str]) -> Response:
+        families = [*collect(sidecar), web(sidecar.config.external_url, is_tls=is_tls), answers(answered), *process.collect()]
         if web_config is not None:
             families.append(web_config_up(is_up=web_config.is_up))
-        return formats.response(text_format(families) + native, request.headers)
+        return formats.response(text_format(families) + series, headers)
+
+    @get_or_head(app, "/metrics", response_class=PlainTextResponse)
+    async def metrics(request: Request) -> Response:
+        patience = scrape_timeout(request.headers.get(TIMEOUT_HEADER), sidecar.config.scrape_timeout)
+        series = await _scraped(sidecar, patience)
+        return await scrapes.run(lambda: written(series, request.headers))
 
     @get_or_head(app, "/api/v1/findings")
-    def findings() -> Response:
-        return Response(render_findings(sidecar), media_type="application/json")
+    async def findings(request: Request) -> Response:
+        text = await pages.run(lambda: render_findings(sidecar, whole=_wants_all(request)))
+        return Response(text, media_type="application/json")
 
     @get_or_head(app, "/-/healthy", response_class=PlainTextResponse)
     async def healthy() -> Response:
@@ -75,7 +87,7 @@ def make_app(sidecar: Sidecar, web_config: ActiveConfig | None = None) -> FastAP
             return PlainTextResponse("sglang-tuning-exporter is ready.\n")
         return PlainTextResponse("sglang-tuning-exporter is starting or ending.\n", status_code=503)
 
-    app.include_router(_pages(sidecar))
+    app.include_router(_pages(sidecar, pages))
     return app
 
 
@@ -90,7 +102,23 @@ def get_or_head(routes: FastAPI | APIRouter, path: str, **described: Any) -> Cal
     return decorate
 
 
-def _pages(sidecar: Sidecar) -> APIRouter:
+async def _scraped(sidecar: Sidecar, patience: float) -> str:
+    """Return SGLang's series as `Sidecar.scrape` does, without a thread that waits."""
+    begin = time.monotonic()
+    read, asked = sidecar.refresh()
+    if asked is not None:
+        await asyncio.wait({asyncio.wrap_future(asked)}, timeout=patience)
+    if read is not None:
+        left = begin + min(FRESH_SECONDS, patience) - time.monotonic()
+        await asyncio.wait({asyncio.wrap_future(read)}, timeout=max(left, 0.0))
+    return passed_on(asked)
+
+
+def _wants_all(request: Request) -> bool:
+    return request.query_params.get("all") == "1"
+
+
+def _pages(sidecar: Sidecar, pages: Lane) -> APIRouter:
     """Return the routes of the HTML pages.
 
     Templates and Markdown take 5 MB and are loaded at the first request: most sidecars are only scraped.
@@ -101,20 +129,26 @@ def _pages(sidecar: Sidecar) -> APIRouter:
     absent = {"description": "No such alert", "content": {"application/json": {}}}
 
     @get_or_head(routes, "/", response_class=HTMLResponse)
-    def page(request: Request) -> Response:
-        from sglang_tuning_exporter.serve.pages.page import render
+    async def page(request: Request) -> Response:
+        def write() -> str:
+            from sglang_tuning_exporter.serve.pages.page import render
 
-        return _html(render(sidecar, still="still" in request.query_params))
+            return render(sidecar, still="still" in request.query_params, whole=_wants_all(request))
+
+        return _html(await pages.run(write))
 
     @get_or_head(routes, "/runbooks", status_code=307, response_class=RedirectResponse)
     async def folder() -> Response:
         return RedirectResponse("runbooks/")  # the links there are relative to it
 
     @get_or_head(routes, "/runbooks/", response_class=HTMLResponse)
-    def index(request: Request) -> Response:
-        from sglang_tuning_exporter.serve.pages.runbooks import render_index
+    async def index(request: Request) -> Response:
+        def write() -> str:
+            from sglang_tuning_exporter.serve.pages.runbooks import render_index
 
-        return _html(render_index(request.headers.get("Host", "")))
+            return render_index(request.headers.get("Host", ""))
+
+        return _html(await pages.run(write))
 
     @get_or_head(
         routes,
@@ -123,10 +157,13 @@ def _pages(sidecar: Sidecar) -> APIRouter:
         responses={404: absent},
         openapi_extra={"parameters": [named]},
     )
-    def runbook(request: Request) -> Response:
-        from sglang_tuning_exporter.serve.pages.runbooks import render
+    async def runbook(request: Request) -> Response:
+        def write() -> str | None:
+            from sglang_tuning_exporter.serve.pages.runbooks import render
 
-        text = render(sidecar, str(request.path_params["alert"]), request.headers.get("Host", ""))
+            return render(sidecar, str(request.path_params["alert"]), request.headers.get("Host", ""))
+
+        text = await pages.run(write)
         if text is None:
             raise HTTPException(404)
         return _html(text)

@@ -27,7 +27,7 @@ from sglang_tuning_exporter.serve.security.guard import headers
 if TYPE_CHECKING:
     from sglang_tuning_exporter.serve.security.active_config import ActiveConfig
 
-# Two Prometheus servers, probes and some browsers need about a dozen.
+# Two Prometheus servers, probes and some browsers need about a dozen. Of those whose last request was let in, and of all others.
 MOST_CONNECTIONS = 64
 MOST_HEAD_BYTES = 32 << 10  # request line and headers together; more gets a 400
 HANDSHAKE_SECONDS = 10.0
@@ -42,23 +42,31 @@ logger = logging.getLogger("sglang_tuning_exporter")
 
 
 class Connection(H11Protocol):
-    """One connection. When there are too many, the one with the oldest complete request is closed.
+    """One connection. When there are too many of its kind, the one with the oldest complete request is closed.
 
-    There is no time limit, since a distant scraper may be slow: an idle connection costs nothing until another one needs
-    its place. A scraper whose idle connection was closed opens a new one.
+    Strangers, whose last request was not let in or is not complete, never take the place of others. There is no time limit, since a
+    distant scraper may be slow: an idle connection costs nothing until another one needs its place, and a scraper opens a new one.
     """
 
     last_request = 0  # order of complete requests and of new connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it alike
-        """Accept it, and close another one if there are too many."""
+        """Accept it, and close others if there are too many."""
         self.last_request = next(_sequence)
         super().connection_made(transport)
-        others = [each for each in self.connections if isinstance(each, Connection)]
-        if len(others) > MOST_CONNECTIONS:
-            oldest = min(others, key=lambda each: each.last_request)
-            self.connections.discard(oldest)  # the loop may accept several before it reports this one as closed
-            oldest.transport.abort()
+        all_of_them = sorted(
+            (each for each in self.connections if isinstance(each, Connection)), key=lambda each: each.last_request
+        )
+        for of_strangers in (True, False):
+            alike = [each for each in all_of_them if each.is_strange is of_strangers]
+            for oldest in alike[: max(len(alike) - MOST_CONNECTIONS, 0)]:
+                self.connections.discard(oldest)  # the loop may accept several before it reports this one as closed
+                oldest.transport.abort()
+
+    @property
+    def is_strange(self) -> bool:
+        """Whether its last request was not let in, or is not complete."""
+        return not (self.scope or {}).get("admitted", False)
 
     def handle_events(self) -> None:
         """Record when a request is complete."""
@@ -96,7 +104,7 @@ def uvicorn_config(app: object, web_config: ActiveConfig | None = None) -> uvico
         timeout_keep_alive=75,
         timeout_graceful_shutdown=GRACE_SECONDS,
         backlog=BACKLOG,
-        limit_concurrency=2 * MOST_CONNECTIONS,  # running requests, those of closed connections included
+        limit_concurrency=4 * MOST_CONNECTIONS,  # requests end with their connections, so no more than these are expected
     )
     config.load()
     _set_headers(config, web_config)
@@ -149,14 +157,14 @@ class ExporterServer(uvicorn.Server):
             create = functools.partial(loop.create_server, ssl_handshake_timeout=HANDSHAKE_SECONDS)
             loop.create_server = create  # type: ignore[method-assign]
         await super().startup(sockets)
-        if self._web_config is not None:
-            self._web_config.start(lambda: loop.call_soon_threadsafe(self._apply_web_config))
+        web_config, threads = self._web_config, self._sidecar.threads
+        if web_config is not None:
+            apply = functools.partial(loop.call_soon_threadsafe, self._apply_web_config)
+            threads.start("web-config", lambda: web_config.watch(threads.stopping, apply))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Finish running requests and accept no new ones."""
         self._sidecar.stop()  # first, so that no request waits for a scrape
-        if self._web_config is not None:
-            self._web_config.stop()
         await super().shutdown(sockets)
 
     def _apply_web_config(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from math import inf
 from typing import TYPE_CHECKING
 
+from sglang_tuning_exporter.core import arguments
 from sglang_tuning_exporter.core import text as words
 from sglang_tuning_exporter.core.findings import Judged
 from sglang_tuning_exporter.core.judge import HEALTHY, IDLE, NOT_ENOUGH, STARTING, STOPPED
@@ -29,16 +30,16 @@ _REMARKS = {
 }
 
 
-def render(sidecar: Sidecar, *, still: bool = False) -> str:
-    """Return the page as HTML. The browser reloads it unless it is `still`. Every word from outside is escaped."""
+def render(sidecar: Sidecar, *, still: bool = False, whole: bool = False) -> str:
+    """Return the page as HTML. The browser reloads it unless it is `still` or shows the `whole` of the arguments."""
     with sidecar.view() as now:
         judged = sidecar.judged(now)
-        shown = live(sidecar, judged, now, still=still)
+        shown = live(sidecar, judged, now, still=still or whole, whole=whole)
         profile = sidecar.watch.server.profile
     return page(judged, profile, live=shown)
 
 
-def live(sidecar: Sidecar, judged: Judged, now: float, *, still: bool) -> Live:
+def live(sidecar: Sidecar, judged: Judged, now: float, *, still: bool, whole: bool) -> Live:
     """Return what the page shows beside what a report would have."""
     watch = sidecar.watch
     view = watch.measured.view if watch.measured is not None else watch.view(now)
@@ -55,6 +56,8 @@ def live(sidecar: Sidecar, judged: Judged, now: float, *, still: bool) -> Live:
         tuple(sources(sidecar)),
         {} if away else passed,
         not_judged,
+        arguments.shown(judged.starts[-1].arguments if judged.starts else {}, whole=whole),
+        whole,
     )
 
 

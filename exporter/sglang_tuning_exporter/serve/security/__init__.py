@@ -1,1 +1,1 @@
-"""Access control: Prometheus's web configuration file, TLS, passwords, and the headers of every answer. Imports only `config`."""
+"""Access control: Prometheus's web configuration file, TLS, passwords, and the headers of every answer; bounded work for strangers."""

@@ -1,16 +1,22 @@
-"""Checks before the application: method, body size, rate limit, password; and the headers of every response."""
+"""Checks before the application: method, body size, rate limit, password; the headers of every answer; and what becomes of an error.
+
+Whoever hangs up is not waited for: his request is dropped, wherever it is.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+from collections import Counter
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sglang_tuning_exporter.collect.threads import described
+from sglang_tuning_exporter.serve.security.lane import FullError, Lane
 from sglang_tuning_exporter.serve.security.passwords import Passwords, credentials
 
 if TYPE_CHECKING:
@@ -20,6 +26,7 @@ if TYPE_CHECKING:
 METHODS = ("GET", "HEAD")
 # No request needs a body. A body up to this size is ignored, since some clients send one; a larger one closes the connection.
 MOST_BODY_BYTES = 64 << 10
+MOST_CHECKS = 4  # of passwords that are not known yet; the next one is answered at once
 SAFE_HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
@@ -33,6 +40,11 @@ SAFE_HEADERS: Mapping[str, str] = {
     "Cross-Origin-Embedder-Policy": "require-corp",
     "Cache-Control": "no-store",
 }
+_REFUSALS = {401: "Unauthorized", 403: "Forbidden: the web configuration is not in force", 429: "Too Many Requests"}
+_ASKING = {"WWW-Authenticate": 'Basic realm="sglang-tuning-exporter", charset="UTF-8"'}
+_LATER = {"Retry-After": "1"}
+
+logger = logging.getLogger("sglang_tuning_exporter")
 
 
 def headers(own: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -41,46 +53,87 @@ def headers(own: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 class Guard:
-    """ASGI middleware. Without a `web_config` there is no authentication and no rate limit."""
+    """ASGI middleware. Without a `web_config` there is no authentication and no rate limit. `answered` counts answers by status.
 
-    def __init__(self, app: ASGIApp, web_config: ActiveConfig | None = None) -> None:
-        self._app, self._web_config = app, web_config
+    A request that is let in has `admitted` in its scope, by which the server tells its connection from those of strangers.
+    """
+
+    def __init__(self, app: ASGIApp, web_config: ActiveConfig | None, answered: Counter[int]) -> None:
+        self._app, self._web_config, self._answered = app, web_config, answered
         self._passwords = Passwords()
         self._bucket = TokenBucket()
-        # A thread of its own: guessing passwords delays only other guesses.
-        self._verifier = ThreadPoolExecutor(1, thread_name_prefix="passwords")
+        self._checks = Lane("passwords", MOST_CHECKS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse the request, or pass it on to the application."""
-        if scope["type"] == "http":
+        """Answer the request, for as long as its client waits."""
+        answer = asyncio.ensure_future(self._answer(scope, receive, send))
+        gone = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            answer.cancel()  # of no effect where it is done
+        if answer.done():
+            answer.result()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def counted(message: Message) -> None:
+            nonlocal has_begun
+            if message["type"] == "http.response.start":
+                has_begun = True
+                self._answered[message["status"]] += 1
+            await send(message)
+
+        has_begun = False
+        try:
             refusal = await self._refusal(scope)
-            if refusal is not None:
-                await refusal(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+            scope["admitted"] = refusal is None
+            await (refusal or self._app)(scope, receive, counted)
+        except FullError:
+            await PlainTextResponse("Too many wait already\n", 503, headers=_LATER)(scope, receive, counted)
+        except Exception as error:  # noqa: BLE001 - whatever it is, other requests go on
+            logger.error("%s: unexpected error, please report it: %s", scope["path"][:80], described(error))  # noqa: TRY400 - one line
+            if not has_begun:
+                await PlainTextResponse("Internal Server Error", 500)(scope, receive, counted)
 
     async def _refusal(self, scope: Scope) -> PlainTextResponse | None:
         given = {name: value.decode("latin-1") for name, value in reversed(scope["headers"])}
         closing = {"Connection": "close"} if _has_large_body(given) else {}
         if self._web_config is not None:
-            config = self._web_config.loaded.config
-            if config.rate_limit is not None and not self._bucket.take(config.rate_limit, time.monotonic()):
-                return PlainTextResponse("Too Many Requests\n", 429, headers=closing)
-            if config.users and not await self._is_authenticated(config.users, given.get(b"authorization")):
-                asking = {"WWW-Authenticate": 'Basic realm="sglang-tuning-exporter", charset="UTF-8"'}
-                return PlainTextResponse("Unauthorized\n", 401, headers=asking | closing)
+            status, more = await self._judged(self._web_config, given.get(b"authorization"))
+            if status:
+                return PlainTextResponse(f"{_REFUSALS[status]}\n", status, headers={**more, **closing})
         if scope["method"] not in METHODS:
             return PlainTextResponse("Method Not Allowed\n", 405, headers={"Allow": ", ".join(METHODS)} | closing)
         if closing:
             return PlainTextResponse("Content Too Large\n", 413, headers=closing)
         return None
 
-    async def _is_authenticated(self, users: Mapping[str, str], header: str | None) -> bool:
-        given = credentials(header)
-        if given is None or self._passwords.is_cached(users, *given):
-            return given is not None
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._verifier, self._passwords.verify, users, *given)
+    async def _judged(self, web_config: ActiveConfig, authorization: str | None) -> tuple[int, Mapping[str, str]]:
+        """Return the status of a refusal by the web configuration, with its headers; 0 if the request is let in."""
+        if not web_config.is_open:
+            return 403, {}
+        config = web_config.loaded.config
+        if config.rate_limit is not None and not self._bucket.take(config.rate_limit, time.monotonic()):
+            return 429, {}
+        if not config.users:
+            return 0, {}
+        given = credentials(authorization)
+        if given is None:
+            return 401, _ASKING
+        if self._passwords.is_cached(config.users, *given):
+            return 0, {}
+        try:
+            is_right = await self._checks.run(lambda: self._passwords.verify(config.users, *given))
+        except FullError:
+            return 429, _LATER
+        return (0, {}) if is_right else (401, _ASKING)
+
+
+async def _gone(receive: Receive) -> None:
+    """Wait until the client hangs up. What else it sends is a body, which no request needs."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class TokenBucket:

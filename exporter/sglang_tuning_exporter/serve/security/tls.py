@@ -5,22 +5,15 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from sglang_tuning_exporter.serve.security.web_config import CURVES, SUITES, TLS, WebConfigError, redacted
 
-MOST_BYTES = 1 << 20  # a bundle of all public authorities has a quarter of it
 _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 
 
-def files(tls: TLS, directory: Path) -> tuple[Path, ...]:
-    """Return the files that `tls` names; relative paths start at the configuration file's `directory`."""
-    return tuple(directory / name for name in (tls.cert_file, tls.key_file, tls.client_ca_file) if name)
-
-
-def context(tls: TLS, directory: Path) -> ssl.SSLContext:
-    """Return a server context made of the files that `tls` names. Raises `WebConfigError`."""
+def context(tls: TLS, read: Callable[[str], bytes]) -> ssl.SSLContext:
+    """Return a server context made of the files that `tls` names, which `read` reads. Raises `WebConfigError`."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     made.set_alpn_protocols(["http/1.1"])
     made.minimum_version, made.maximum_version = _VERSIONS[tls.min_version], _VERSIONS[tls.max_version]
@@ -30,9 +23,9 @@ def context(tls: TLS, directory: Path) -> ssl.SSLContext:
             made.set_ecdh_curve(CURVES[curve])
         except (ssl.SSLError, ValueError):  # Python 3.10 and 3.11.2 cannot set X25519
             raise WebConfigError(f"curve_preferences={curve}: this Python cannot set it; leave it out") from None
-    _load_pair(made, _pem(tls, directory, "cert"), _pem(tls, directory, "key"))
+    _load_pair(made, _pem(tls, read, "cert"), _pem(tls, read, "key"))
     if tls.client_auth_type != "NoClientCert":
-        _trust(made, _pem(tls, directory, "client_ca"))
+        _trust(made, _pem(tls, read, "client_ca"))
         is_required = tls.client_auth_type == "RequireAndVerifyClientCert"
         made.verify_mode = ssl.CERT_REQUIRED if is_required else ssl.CERT_OPTIONAL
     if tls.client_allowed_sans:
@@ -87,18 +80,16 @@ def _choose_suites(made: ssl.SSLContext, tls: TLS) -> None:
         raise WebConfigError("tls_server_config.cipher_suites: this machine's OpenSSL allows none of them") from None
 
 
-def _pem(tls: TLS, directory: Path, kind: str) -> bytes:
+def _pem(tls: TLS, read: Callable[[str], bytes], kind: str) -> bytes:
     """Return the PEM text of a certificate, key or authority."""
     name: str = getattr(tls, f"{kind}_file")
     if not name:
         return str(getattr(tls, kind)).encode("ascii", "replace")  # PEM is ASCII; other bytes fail later anyway
     try:
-        with (directory / name).open("rb") as file:
-            return file.read(MOST_BYTES)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        reason = getattr(error, "strerror", None) or "not a path"
+        return read(name)
+    except OSError as error:
         raise WebConfigError(
-            f"tls_server_config.{kind}_file={redacted(name)}: {reason}; give a PEM file that this user may read"
+            f"tls_server_config.{kind}_file={redacted(name)}: {error.strerror}; give a PEM file that this user may read"
         ) from None
 
 

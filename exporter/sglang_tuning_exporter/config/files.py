@@ -1,0 +1,90 @@
+"""Files that somebody may replace, fill or hang while the exporter runs: opened and read within limits of kind, size and time.
+
+A path may lead to a FIFO, a device, or a file system that never answers. So a file is opened only if it is a regular one, and in a thread
+that is left behind when its time is over. While that thread has not returned, nobody is sent after it: the file does not answer.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NoAnswerError
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+MOST_BYTES = 1 << 20  # a bundle of all public authorities has a quarter of it
+SECONDS = 2.0
+
+_T = TypeVar("_T")
+_asked: dict[Hashable, tuple[float, Future[Any]]] = {}
+_lock = threading.Lock()
+
+
+def read(path: Path, most: int = MOST_BYTES) -> bytes:
+    """Return the content of a regular file of at most so many bytes. Raise `OSError`, with words for people in `strerror`."""
+    return within(path, lambda: _content(path, most))
+
+
+def within(file: Hashable, work: Callable[[], _T], seconds: float = SECONDS) -> _T:
+    """Return the result of `work` on a file. Raise `OSError` where that takes longer, and at once while an earlier one has not returned."""
+    with _lock:
+        known = _asked.get(file)
+        if known is None:
+            known = _asked[file] = time.monotonic(), Future()
+            threading.Thread(target=_do, args=(file, work, known[1]), name="file", daemon=True).start()
+    begun, answer = known
+    try:
+        found: _T = answer.result(max(begun + seconds - time.monotonic(), 0.0))
+    except NoAnswerError:
+        raise OSError(errno.ETIMEDOUT, f"no answer for {max(time.monotonic() - begun, seconds):.0f} s") from None
+    return found
+
+
+@contextmanager
+def opened(name: str | Path, directory: int | None = None, *, follow: bool = True) -> Iterator[IO[bytes]]:
+    """Open a regular file for reading. Raise `OSError` for anything else, such as a FIFO, which would wait for a writer."""
+    check_kind(os.stat(name, dir_fd=directory, follow_symlinks=follow))  # before opening: opening a device may have effects
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    with os.fdopen(os.open(name, flags, dir_fd=directory), "rb") as file:
+        check_kind(os.fstat(file.fileno()))
+        yield file
+
+
+def check_kind(found: os.stat_result) -> None:
+    """Raise `OSError` for what is not a regular file."""
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if stat.S_ISLNK(found.st_mode):
+        raise OSError(errno.ELOOP, "a symbolic link")
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file")
+
+
+def _content(path: Path, most: int) -> bytes:
+    try:
+        with opened(path) as file:
+            content = file.read(most + 1)
+    except ValueError:  # a NUL in the name
+        raise OSError(errno.EINVAL, "not a path") from None
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"larger than {most >> 10} KiB")
+    return content
+
+
+def _do(file: Hashable, work: Callable[[], Any], answer: Future[Any]) -> None:
+    try:
+        found, error = work(), None
+    except BaseException as raised:  # noqa: BLE001 - whatever it is, the caller gets it
+        found, error = None, raised
+    with _lock:
+        del _asked[file]
+    if error is None:
+        answer.set_result(found)
+    else:
+        answer.set_exception(error)

@@ -1,0 +1,53 @@
+"""Work that strangers can ask for, in a thread of its own: a bounded number at once, so that it delays nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+
+
+class FullError(Exception):
+    """So many wait already that there is no place for another one."""
+
+
+class Lane:
+    """One thread, and at most `most` pieces of work that run or wait. Work whose task is cancelled before its turn is left out.
+
+    The thread ends with the process, whatever it does: Python's own pools would make the end wait for it.
+    """
+
+    def __init__(self, name: str, most: int) -> None:
+        self._name, self._most, self._present = name, most, 0
+        self._waiting: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    async def run(self, work: Callable[[], _T]) -> _T:
+        """Return the result of `work`. Raise `FullError` at once where there is no place."""
+        if self._present >= self._most:
+            raise FullError
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        done: Future[_T] = Future()
+        self._present += 1
+        self._waiting.put((done, work))
+        try:
+            return await asyncio.wrap_future(done)
+        finally:
+            self._present -= 1
+
+    def _run(self) -> None:
+        while True:
+            done, work = self._waiting.get()
+            if not done.set_running_or_notify_cancel():
+                continue
+            try:
+                done.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - whoever asked gets it
+                done.set_exception(error)
