@@ -79,8 +79,6 @@ FAMILIES: dict[str, set[str]] = {
     "verdict_since_timestamp_seconds": set(),
     "last_request_timestamp_seconds": set(),
     "scale_out_helps": set(),
-    "capacity_ratio": set(),
-    "demand_ratio": {"of"},
     "threshold": {"signal", "bound"},
     "queue_wait_seconds": set(),
     "sources_disagree": {"fact"},

@@ -16,6 +16,7 @@ from sglang_tuning_exporter.capacity.ranks import RankCapacity
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.collect import plan as command
 from sglang_tuning_exporter.config.profiles import DEFAULT
+from sglang_tuning_exporter.core.plan import document, text
 from test_prediction import measured
 
 if TYPE_CHECKING:
@@ -116,6 +117,13 @@ def test_the_table_says_where_the_batches_that_were_seen_end(
     assert main(["plan", log]) == 0
     rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line]
     assert rows.index("8") < rows.index("(not") < rows.index("16")
+
+
+def test_the_table_names_the_batches_that_were_seen_also_where_no_row_is_beyond_them() -> None:
+    made = document([replace(FULL, most_requests=8)], WITHOUT_OBJECTIVES, 100.0)
+    lines = text(made).splitlines()
+    assert lines[0].startswith("From the server's own step counters, with 6 to 10 requests at once;")
+    assert not any("not seen" in line for line in lines)
 
 
 def test_a_log_without_a_line_says_why_and_shows_the_present_batch(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sglang_tuning_exporter.capacity.estimate import BETWEEN, Estimate
-from sglang_tuning_exporter.capacity.prediction import largest_batch_within, predict, predict_batches, throughput
+from sglang_tuning_exporter.capacity.prediction import predict_batches, throughput
 from sglang_tuning_exporter.capacity.ranks import RankCapacity
 from sglang_tuning_exporter.capacity.readings import Prefill
 from sglang_tuning_exporter.capacity.step_time import StepLine, StepTime
@@ -59,7 +59,7 @@ def test_prefill_takes_its_share_of_every_token() -> None:
 
 
 def test_accepted_drafts_count_as_tokens_of_their_step() -> None:
-    one, three = predict([measured()]), predict([measured(tokens=3.0)])
+    one, three = predict_batches([measured()], [2.0]), predict_batches([measured(tokens=3.0)], [2.0])
     assert one is not None
     assert three is not None
     assert three.tokens_per_second.value == pytest.approx(3 * one.tokens_per_second.value)
@@ -67,20 +67,19 @@ def test_accepted_drafts_count_as_tokens_of_their_step() -> None:
 
 
 def test_schedulers_add_up_and_one_unknown_makes_all_unknown() -> None:
-    one, two = predict([measured()]), predict([measured(), measured()])
+    one, two = predict_batches([measured()], [2.0]), predict_batches([measured(), measured()], [2.0, 2.0])
     assert one is not None
     assert two is not None
     assert two.tokens_per_second.value == pytest.approx(2 * one.tokens_per_second.value)
     assert two.inter_token_p50_seconds.value == pytest.approx(one.inter_token_p50_seconds.value)
-    assert predict([measured(), RankCapacity(1, running=2.0)]) is None
+    assert predict_batches([measured(), RankCapacity(1, running=2.0)], [2.0, 2.0]) is None
     assert predict_batches([], []) is None
 
 
-def test_the_largest_batch_within_a_time_is_on_the_line() -> None:
-    rank = measured()
-    assert largest_batch_within(rank, 0.0084) == pytest.approx(22.0)
-    assert largest_batch_within(rank, 0.001) == 0.0
-    assert largest_batch_within(RankCapacity(None), 1.0) is None
+def test_a_mean_step_whose_interval_reaches_zero_predicts_nothing() -> None:
+    step = StepTime(220, 4.0, 0.1, Estimate(0.04, -0.01, 0.09), 1.0)
+    assert step.at(4.0) is None
+    assert predict_batches([RankCapacity(None, step, running=4.0)], [4.0]) is None
 
 
 def test_an_exact_fit_is_predicted_no_closer_than_minutes_differ() -> None:

@@ -9,7 +9,6 @@ from sglang_tuning_exporter.capacity.estimate import Estimate
 from sglang_tuning_exporter.capacity.ranks import RankCapacity
 from sglang_tuning_exporter.config.profiles import Profile
 
-LEAST_OF_PREFILL = 0.1  # of the measured speed: the lower end of its interval may lie below zero
 MOST_BATCH = 4096
 
 
@@ -17,14 +16,12 @@ MOST_BATCH = 4096
 class Prediction:
     """All schedulers together with `requests` running at once.
 
-    `inter_token_p50_seconds` is the step time, because more than half of the tokens come from steps that no prefill delays. The mean
-    includes prefill.
+    `inter_token_p50_seconds` is the step time, because more than half of the tokens come from steps that no prefill delays.
     """
 
     requests: float
     tokens_per_second: Estimate
     inter_token_p50_seconds: Estimate
-    inter_token_mean_seconds: float
 
 
 def throughput(rank: RankCapacity, batch: float) -> Estimate | None:
@@ -39,15 +36,7 @@ def throughput(rank: RankCapacity, batch: float) -> Estimate | None:
     prefill, mix = rank.prefill.tokens_per_second, rank.prefill_per_token or 0.0
     if prefill is None or not mix:
         return speed
-    ends = zip(speed, (prefill.value, max(prefill.low, LEAST_OF_PREFILL * prefill.value), prefill.high), strict=True)
-    return Estimate(*(1 / (1 / generated + mix / computed) for generated, computed in ends))
-
-
-def predict(ranks: Sequence[RankCapacity], times: float = 1.0) -> Prediction | None:
-    """Return the prediction for `times` as many running requests as now; None unless every scheduler can be predicted."""
-    if not ranks or not all(rank.running for rank in ranks):
-        return None
-    return predict_batches(ranks, [times * (rank.running or 0.0) for rank in ranks])
+    return Estimate(*(1 / (1 / generated + mix / computed) for generated, computed in zip(speed, prefill, strict=True)))
 
 
 def predict_batches(ranks: Sequence[RankCapacity], batches: Sequence[float]) -> Prediction | None:
@@ -65,16 +54,7 @@ def predict_batches(ranks: Sequence[RankCapacity], batches: Sequence[float]) -> 
         if step is not None and rank.step is not None
     ]
     token = Estimate(*(sum(part) for part in zip(*weighted, strict=True)))
-    return Prediction(requests, together, token, requests / together.value)
-
-
-def largest_batch_within(rank: RankCapacity, seconds: float) -> float | None:
-    """Return the largest batch whose step takes at most `seconds`; 0 where even one request takes longer, None without a line."""
-    step = rank.step
-    if step is None or step.line is None:
-        return None
-    left = seconds * step.tokens_per_request - (step.seconds.value - step.line.per_request.value * step.batch)
-    return max(left / step.line.per_request.value, 0.0)
+    return Prediction(requests, together, token)
 
 
 @dataclass(frozen=True, slots=True)

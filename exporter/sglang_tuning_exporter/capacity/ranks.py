@@ -43,7 +43,7 @@ class RankCapacity:
     def backlog_seconds(self) -> Estimate | None:
         """Seconds of prefill that the waiting prompts need."""
         speed, waiting = self.prefill.tokens_per_second, self.waiting_tokens
-        return None if speed is None or waiting is None or speed.low <= 0 else speed.dividing(waiting)
+        return None if speed is None or waiting is None else speed.dividing(waiting)
 
     @property
     def decode_limit(self) -> Estimate | None:

@@ -122,6 +122,7 @@ def measure(intervals: Sequence[Interval]) -> Prefill:
 
 
 def _speed(computing: Sequence[Interval], busy: float) -> Estimate | None:
+    """Return the speed; None where its interval reaches zero."""
     tokens = sum(each.prefill_tokens for each in computing)
     if busy < LEAST_BUSY_SECONDS or not tokens or len(computing) < LEAST_WINDOWS:
         return None
@@ -133,4 +134,5 @@ def _speed(computing: Sequence[Interval], busy: float) -> Estimate | None:
         if rest <= 0:
             return None
         without.append((tokens - sum(each.prefill_tokens for each in window)) / rest)
-    return jackknife(tokens / busy, without)
+    found = jackknife(tokens / busy, without)
+    return found if found is not None and found.low > 0 else None

@@ -153,12 +153,15 @@ class StepTime:
         return replace(self, line=earlier.line, refused="", line_age_seconds=age)
 
     def at(self, batch: float) -> Estimate | None:
-        """Return the seconds of a step of `batch` requests; None where unknown. The interval grows with the distance from the batches seen."""
+        """Return the seconds of a step of `batch` requests; None where unknown, or where its interval reaches zero.
+
+        The interval grows with the distance from the batches seen.
+        """
         if batch <= 0:
             return None
         away = batch - self.batch
         if self.line is None:
-            return self.seconds if abs(away) <= max(self.deviation, 0.5) else None
+            return self.seconds if abs(away) <= max(self.deviation, 0.5) and self.seconds.low > 0 else None
         slope = self.line.per_request
         value = self.seconds.value + slope.value * away
         own, of_slope = (self.seconds.high - self.seconds.low) / 2, (slope.high - slope.low) / 2 * away

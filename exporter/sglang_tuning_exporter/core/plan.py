@@ -116,12 +116,12 @@ def text(made: dict[str, Any]) -> str:
     """Return a document in words."""
     if not made["rows"]:
         return f"No table: {made['refused'] or 'what runs is not known'}.\n"
+    least, most = made["seen"]["least"], made["seen"]["most"]
     lines = [
-        f"From {', '.join(SOURCES[each] for each in made['basis'])}; in brackets the interval of 95 %.",
+        f"From {', '.join(SOURCES[each] for each in made['basis'])}, with {least:.0f} to {most:.0f} requests at once; in brackets the interval of 95 %.",
         "",
         f"{'at once':>8} {'tokens/s':>22} {'inter-token p50':>17} {'KV cache':>9} {'first token':>12}",
     ]
-    least, most = made["seen"]["least"], made["seen"]["most"]
     marked = False
     for row in made["rows"]:
         speed, step = row["tokens_per_second"], row["inter_token_p50_seconds"]
@@ -131,7 +131,7 @@ def text(made: dict[str, Any]) -> str:
         broken = "; ".join(BROKEN[each] for each in row["breaks"])
         if not marked and row["requests"] > most:
             marked = True
-            lines.append(f"    (not seen from here on: {least:.0f} to {most:.0f} ran at once)")
+            lines.append("    (not seen from here on)")
         speeds = f"{speed['value']:,.0f} ({low:,.0f} to {high:,.0f})"
         lines.append(
             f"{row['requests']:>8} {speeds:>22} {1e3 * step['value']:>14.3g} ms {cache:>9} {first:>12}  {broken}".rstrip()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sglang_tuning_exporter.core.capacities import capacities
 from sglang_tuning_exporter.core.exposed import conditions
-from sglang_tuning_exporter.core.findings import Judgement
-from sglang_tuning_exporter.core.scaling import DEMAND_SECONDS, capacity_ratio, demands, scale_out_helps
+from sglang_tuning_exporter.core.scaling import scale_out_helps
 from sglang_tuning_exporter.core.scrapes import STAGES
 from sglang_tuning_exporter.serve.metrics.families import Family, gauge, info, shortened, single
 from sglang_tuning_exporter.serve.metrics.view import SidecarView
@@ -50,25 +48,11 @@ def findings(sidecar: SidecarView, now: float) -> Iterable[Family]:
     )
     doc = "Since when the verdict is the same, in unix seconds."
     yield single("verdict_since_timestamp_seconds", doc, sidecar.unix(verdict.since))
-    yield from _scaling(sidecar, judgement, now)
+    helps = scale_out_helps(judgement)
+    doc = "1 where a further replica would help, by the verdict; 0 where a flag comes first, or neither helps (clients, grammar, imbalance)."
+    yield single("scale_out_helps", doc, None if helps is None else float(helps))
     stuck = watch.measured.view.stuck
     stage = gauge("stuck_stage", "1 for the stage that hangs: requests wait for it, and it makes no progress.", "stage")
     yield stage.with_samples((each, float(stuck is not None and each == stuck.stage)) for each in STAGES)
     end = gauge("end_info", "How the log says that the server ended; absent while the server may run.", "how")
     yield end.with_samples([(shortened(watch.server.ended), 1.0)] if watch.server.ended else [])
-
-
-def _scaling(sidecar: SidecarView, judgement: Judgement, now: float) -> Iterable[Family]:
-    """Return the families for autoscalers; without samples for a server that is down, stuck or starting."""
-    watch = sidecar.watch
-    view, ranks = watch.view(now, DEMAND_SECONDS), capacities(watch.server, sidecar.measured, now)
-    doc = (
-        "Demand of the last 2 minutes over what this server can do within its objectives: the greatest of prefill backlog / first-token"
-        " objective, inter-token time / its objective, KV cache asked for / KV cache."
-    )
-    yield single("capacity_ratio", doc, capacity_ratio(view, ranks))
-    demanded = gauge("demand_ratio", "The parts of sglang_tuning_capacity_ratio, each where it is known.", "of")
-    yield demanded.with_samples((each.of, each.ratio) for each in demands(view, ranks))
-    helps = scale_out_helps(judgement)
-    doc = "1 where a further replica would help, by the verdict; 0 where a flag comes first, or neither helps (clients, grammar, imbalance)."
-    yield single("scale_out_helps", doc, None if helps is None else float(helps))
