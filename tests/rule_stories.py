@@ -75,7 +75,7 @@ class Exporter:
     def series(self) -> dict[str, str]:
         """Give what Prometheus stores: series → values as promtool's `input_series` has them."""
         chance, clock, request, left = random.Random(self.seed), self._clock(ran_before=self.born == 0), 0.0, False
-        names = ("up", "sglang_tuning_up", "sglang_tuning_last_request_timestamp_seconds")
+        names = ("up", "sglang_tuning_build_info", "sglang_tuning_last_request_timestamp_seconds")
         own = tuple(f"sglang_tuning_{name}" for name in ("condition", "condition_limit", "alert"))
         found: dict[str, list[str]] = {name: [] for name in (*names, *own)}
         for at in range(0, END + STEP, STEP):
@@ -88,7 +88,7 @@ class Exporter:
             is_known = value is not None and clock.value is not None
             page = {
                 "up": "1",
-                "sglang_tuning_up": "1",
+                "sglang_tuning_build_info": "1",
                 "sglang_tuning_last_request_timestamp_seconds": f"{request:g}",
                 "sglang_tuning_condition": "stale" if value is None else f"{value:g}",
                 "sglang_tuning_condition_limit": f"{LIMIT:g}",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.events import Event
-from sglang_tuning_exporter.core.exposed import Advice, Condition, Words, conditions, turned
+from sglang_tuning_exporter.core.exposed import Advice, Condition, Words, advice_of, conditions, turned
 from sglang_tuning_exporter.core.findings import Change, Figure, Finding, Judgement
 from sglang_tuning_exporter.core.judge import weigh
 from sglang_tuning_exporter.core.ledger import FAST, SLOW, Ledger
@@ -105,7 +105,17 @@ def judgement(name: str, *changes: Change) -> Judgement:
 
 
 def limit(to: float, now: float = 8.0) -> Change:
-    return Change("max_running_requests", "--max-running-requests", now, to, "", why="It is the limit.")
+    return Change(
+        "max_running_requests", "--max-running-requests", now, to, "", why="It is the limit.", cost="Slower tokens.",
+        will_not_help_if="the cache is full",
+    )  # fmt: skip
+
+
+def test_a_long_reason_keeps_whole_sentences_and_a_long_sentence_whole_words() -> None:
+    long = Change("", "", None, None, "do it", why=f"First. {'word ' * 37}end. Third.", cost="word " * 60)
+    advice = advice_of(long, 0.0)
+    assert advice.text == f"First. {'word ' * 37}end."
+    assert advice.cost == "word " * 39 + "…"
 
 
 VIEW = view_of(Watch(PROFILES["online"], BEGIN, reads=True, scrapes=True).server, 600.0)
@@ -120,7 +130,8 @@ def words_over(*taken: tuple[float, Change]) -> Words:
 
 def test_advice_keeps_its_words_for_ten_minutes() -> None:
     words = words_over((0.0, limit(16)), (60.0, limit(24)), (599.0, limit(32)))
-    assert words.advice["running_at_limit"] == Advice("--max-running-requests", "8", "16", "It is the limit.", 0.0)
+    told = ("--max-running-requests", "8", "16", "It is the limit.", "the cache is full", "Slower tokens.")
+    assert words.advice["running_at_limit"] == Advice(*told, 0.0)
 
 
 def test_after_ten_minutes_it_is_that_of_now() -> None:

@@ -25,8 +25,8 @@ FIRING = {
     "annotations": {
         "summary": "Requests are taken out again.",
         "description": "gpu1:9741: 4.0 retractions/min.",
-        "advice": "--schedule-conservativeness 0.1 → 1.3: The KV cache is full.",
-        "will_not_help": "It will not help if it is above 1.43.",
+        "past": "Requests were taken out again.",
+        "advice": f"{ADVICE} It will not help if it is above 1.43.",
     },
 }
 
@@ -44,19 +44,15 @@ def test_a_firing_alert_names_the_flag_its_present_value_the_value_to_try_and_th
         "[warning] SGLangRetractingTooOften on gpu1:9741\n"
         "  Requests are taken out again.\n"
         "  gpu1:9741: 4.0 retractions/min.\n"
-        "  Change --schedule-conservativeness 0.1 → 1.3: The KV cache is full.\n"
-        "  It will not help if it is above 1.43.\n"
+        "  Change --schedule-conservativeness 0.1 → 1.3: The KV cache is full. It will not help if it is above 1.43.\n"
     )
 
 
 def test_runbook_and_dashboard_are_linked_where_the_rule_has_them() -> None:
     links = {"runbook_url": "http://gpu1:9741/runbooks/A", "dashboard_url": "http://localhost:3000/d/x"}
-    assert (
-        "The KV cache is full.\n"
-        "  Runbook: http://gpu1:9741/runbooks/A\n"
-        "  Dashboard: http://localhost:3000/d/x\n"
-        "  It will not help"
-    ) in as_text(message(notes(**links)))
+    assert ("above 1.43.\n  Runbook: http://gpu1:9741/runbooks/A\n  Dashboard: http://localhost:3000/d/x\n") in as_text(
+        message(notes(**links))
+    )
     assert "Runbook" not in as_text(message(FIRING))
     text = as_text(message(notes(**links)), without="dashboard_url")  # the demo runs no Grafana
     assert ("Runbook" in text, "Dashboard" in text) == (True, False)
@@ -79,7 +75,7 @@ def test_a_resolved_alert_says_how_long_it_lasted() -> None:
 
 def test_a_resolved_alert_takes_two_lines() -> None:
     assert as_text(message({**FIRING, "status": "resolved"})) == (
-        "[resolved] SGLangRetractingTooOften on gpu1:9741\n  Requests are taken out again.\n"
+        "[resolved] SGLangRetractingTooOften on gpu1:9741\n  Requests were taken out again.\n"
     )
 
 

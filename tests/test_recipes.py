@@ -19,6 +19,8 @@ ROW = """
     Row(
         id="batch_queue_short",
         alert="SGLangBatchQueueShort",
+        title="queue short {value} of the time",
+        past="Until {until} fewer requests waited than kept the batches full.",
         severity="warning",
         profiles=("offline",),
         when=_share("queue", "below_range", name="serving time with the queue below its range"),
@@ -30,8 +32,6 @@ ROW = """
 )
 
 _FIRST_TOKENS"""
-TITLE = """    "batch_queue_short": Title("queue short", _TIME),
-    "exporter_down": Title("""
 RUNBOOK = """## Meaning
 
 Fewer requests wait than keep the batches full.
@@ -132,7 +132,6 @@ def test_a_recipe_names_few_files(recipe: str) -> None:
 def test_the_recipe_for_a_diagnosis_gives_rule_runbook_board_and_documents(tree: Tree) -> None:
     tree.replace(PACKAGE + "core/rows.py", "\n)\n\n_FIRST_TOKENS", ROW)
     tree.write(PACKAGE + "core/prose/batch_queue_short.md", RUNBOOK)
-    tree.replace(PACKAGE + "mixin/annotations.py", '    "exporter_down": Title(', TITLE)
     written = tree.generate()
     assert {
         "alerts/rules/sglang-tuning.rules.yml",

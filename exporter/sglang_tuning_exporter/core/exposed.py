@@ -31,13 +31,20 @@ class Condition(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """The first change of a diagnosis, in words, and since when it stands."""
+    """The first change of a diagnosis, in words: why, when it will not help, what it costs; and since when it stands."""
 
     flag: str
     current: str
     suggested: str
     text: str
+    not_if: str
+    cost: str
     since: float
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """All but the time."""
+        return self[:-1]
 
 
 class Verdict(NamedTuple):
@@ -113,7 +120,7 @@ class Words:
         name, change = finding.diagnosis, finding.changes[0]
         held, new = self.advice.get(name), advice_of(change, now)
         self._seen[name] = now
-        if held is not None and held[:4] == new[:4]:
+        if held is not None and held.words == new.words:
             return
         is_set = held is not None and held.flag == new.flag and held.current != new.current
         if held is None or is_set or now - self._set[name] >= KEPT_SECONDS:
@@ -123,7 +130,7 @@ class Words:
         """Return it as plain JSON, times as ages in seconds."""
         return {
             "advice": {
-                name: [*each[:4], now - each.since, now - self._set[name]] for name, each in self.advice.items()
+                name: [*each.words, now - each.since, now - self._set[name]] for name, each in self.advice.items()
             },
             "verdict": None if self.verdict is None else [*self.verdict[:3], now - self.verdict.since],
         }
@@ -139,10 +146,12 @@ class Words:
                     str(current),
                     str(suggested),
                     str(text),
+                    str(not_if),
+                    str(cost),
                     int() | float() as since,
                     int() | float() as was,
                 ] if name in BY_ID:
-                    self.advice[name] = Advice(flag, current, suggested, text, now - since)
+                    self.advice[name] = Advice(flag, current, suggested, text, not_if, cost, now - since)
                     self._set[name], self._seen[name] = now - was, now
         match document.get("verdict"):
             case [str(verdict), str(level), str(sentence), int() | float() as since]:
@@ -162,7 +171,16 @@ def advice_of(change: Change, now: float) -> Advice:
     """Return a change in words."""
     to = False if change.removes and change.to is None else change.to
     suggested = _word(to) or change.words
-    return Advice(change.flag, _word(change.now), suggested[:LONGEST_TEXT], change.why[:LONGEST_TEXT], now)
+    words = (suggested, change.why, change.will_not_help_if, change.cost)
+    return Advice(change.flag, _word(change.now), *map(_whole, words), now)
+
+
+def _whole(text: str) -> str:
+    """Return as many whole sentences as fit, else whole words."""
+    if len(text) <= LONGEST_TEXT:
+        return text
+    sentences, _, _ = text[: LONGEST_TEXT + 1].rpartition(". ")
+    return f"{sentences}." if sentences else text[:LONGEST_TEXT].rpartition(" ")[0] + " …"
 
 
 def _word(value: Value) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from typing import Literal, NamedTuple
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
@@ -28,6 +29,8 @@ GUIDE_URL = "https://docs.sglang.io/docs/advanced_features/hyperparameter_tuning
 PROMETHEUS: tuple[Row, ...] = (
     Row(
         id="exporter_down",
+        title="exporter down",
+        ended="Prometheus could not scrape the SGLang exporter.",
         alert="SGLangTuningExporterDown",
         severity="critical",
         when=When("fact", "", name="failed scrapes", needs="Prometheus"),
@@ -44,6 +47,8 @@ PROMETHEUS: tuple[Row, ...] = (
     ),
     Row(
         id="exporter_gone",
+        title="exporter gone",
+        ended="Prometheus had no SGLang exporter left to scrape in this job.",
         alert="SGLangTuningExporterGone",
         severity="critical",
         when=When("fact", "", name="targets", needs="Prometheus"),
@@ -60,6 +65,8 @@ PROMETHEUS: tuple[Row, ...] = (
     ),
     Row(
         id="scraped_too_seldom",
+        title="scraped too seldom",
+        ended="Prometheus scraped the exporter too rarely.",
         alert="SGLangScrapedTooSeldom",
         severity="info",
         when=When("fact", "", name="scrapes in half an hour", needs="Prometheus"),
@@ -74,6 +81,23 @@ PROMETHEUS: tuple[Row, ...] = (
             "the interval was just changed: the alert resolves within half an hour",
         ),
     ),
+    Row(
+        id="many_servers",
+        ended="Many servers of one model had the same trouble.",
+        alert="SGLangManyServers",
+        severity="warning",
+        when=When("fact", "", name="servers whose alert of one diagnosis fires", needs="Prometheus"),
+        summary="Many servers of one model have the same trouble.",
+        seen="an alert of one diagnosis fires for a third of a model's servers, and for at least three",
+        guide="not in SGLang's guide: what many servers have in common is their load, their flags or their release",
+        remedy=Remedy(
+            "",
+            "look",
+            "look for what they share: a change of flags, of release or of load",
+            "One message stands for all of them: their own are held back while it fires.",
+            "they were taken out of service on purpose",
+        ),
+    ),
 )
 ALERTS: tuple[Row, ...] = (*(row for row in ROWS if row.alert), *PROMETHEUS)
 BY_ALERT: dict[str, Row] = {row.alert: row for row in ALERTS}
@@ -86,18 +110,28 @@ def _named(*rows: str) -> tuple[str, ...]:
     return tuple(_NAMES[row] for row in rows)
 
 
-# Which alerts Alertmanager does not notify of while others fire for the same server: those that fire, those that are held back.
+class Inhibition(NamedTuple):
+    """Alerts that Alertmanager does not notify of (`targets`, by name) while one of `sources` fires for the same `of`."""
+
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    of: Literal["target", "server", "pool and diagnosis"]
+
+
 # Everything else the exporter leaves out itself, before it begins.
-INHIBITIONS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
-    (_named("exporter_down"), tuple(name for name in BY_ALERT if name != _NAMES["exporter_down"])),
-    (
+INHIBITIONS: tuple[Inhibition, ...] = (
+    # An exporter's own death has no label of one of its servers.
+    Inhibition(_named("exporter_down"), tuple(name for name in BY_ALERT if name != _NAMES["exporter_down"]), "target"),
+    Inhibition(
         _named("server_down", "restart_loop", *KILLS),
         _named("often_down", *(row for row in _NAMES if "_burning_" in row)),
+        "server",
     ),
     *(
-        (_named(row), _named(row.replace("_fast", "_slow")))
+        Inhibition(_named(row), _named(row.replace("_fast", "_slow")), "server")
         for row in ("time_to_first_token_burning_fast", "inter_token_latency_burning_fast")
     ),
+    Inhibition(_named("many_servers"), tuple(row.alert for row in ROWS if row.alert), "pool and diagnosis"),
 )
 # What is seen where there is no figure to compare, or where it would say less.
 SEEN = {
@@ -106,6 +140,8 @@ SEEN = {
     "crashed": "its log shows a scheduler exception, a dead process or a failed start",
     "server_down": "the last scrapes of SGLang failed, or its log shows its end",
     "metrics_disabled": "/metrics answers 404",
+    "no_kv_cache": "its log shows a start whose memory has no room for a KV cache",
+    "not_sglang": "something answers at --sglang-url that is not SGLang",
     "format_drift": "its log or its metrics have lines or keys that this version cannot read",
     "log_silent": "the log cannot be read, or has no new line while the server works",
     "sources_disagree": BY_ID["sources_disagree"].seen,
@@ -128,6 +164,7 @@ _GREPS = {
 }
 _FLAG = re.compile(r"(?<![\w`-])--[a-z][a-z0-9-]+")
 _ONE = re.compile(r"(more than 1 \w+)s/min")
+_TIMES = re.compile(r"^Until \{until\} | \{times\}|,? (?:the last time at|until) \{until\}")
 _FIGURE = re.compile(r"\{([a-z_]+)\}")
 # Code stays unchanged: readers paste it.
 _CODE_OR_NAME = re.compile(r"```.*?```|`[^`\n]+`|\b(SGLang[A-Z]\w+)\b", re.DOTALL)
@@ -191,7 +228,7 @@ def page(alert: str, profile: Profile | None = None) -> str:
         until=_in_words(row.until),
         causes=[_NAMES[cause] for cause in row.causes if cause in _NAMES and row.id not in NOTIFIED_AS_WELL],
         unless=[BY_ID[other].alert or BY_ID[other].summary for other in row.unless],
-        inhibited_by=[name for sources, targets in INHIBITIONS for name in sources if alert in targets],
+        inhibited_by=[name for each in INHIBITIONS for name in each.sources if alert in each.targets],
         by_prometheus=row in PROMETHEUS,
         prose=prose(row.id, profile).strip(),
     )
@@ -239,6 +276,12 @@ def advice(row: Row, profile: Profile) -> str:
 def summary(row: Row) -> str:
     """Return what has happened, without a figure."""
     return filled(row.summary, figures(DEFAULT))
+
+
+def past(row: Row) -> str:
+    """Return what had happened, without a time or a figure: of an alert that is over."""
+    words = _TIMES.sub("", row.past) if row.past else row.ended
+    return filled(words[:1].upper() + words[1:], figures(DEFAULT))
 
 
 def when(row: Row, profile: Profile) -> str:

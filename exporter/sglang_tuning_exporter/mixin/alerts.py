@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import partial
 
 from sglang_tuning_exporter.config.profiles import DEFAULT
 from sglang_tuning_exporter.core.rows import CHANCES, FAILURES, LIMITS, OBJECTIVES, Row
-from sglang_tuning_exporter.core.runbooks import INHIBITIONS, MOST_SEVERE_FIRST, PROMETHEUS, figures, filled
+from sglang_tuning_exporter.core.runbooks import ALERTS, INHIBITIONS, MOST_SEVERE_FIRST, PROMETHEUS, figures, filled
 from sglang_tuning_exporter.mixin.annotations import DEFAULT_LINKS, Links, alert_annotations
+from sglang_tuning_exporter.mixin.identity import POOL, SERVER, TARGET, listed
 from sglang_tuning_exporter.mixin.rendering import render
 
 WINDOW = (
@@ -43,11 +45,22 @@ def groups() -> dict[str, list[Row]]:
     return found
 
 
-def _matchers(sources: tuple[str, ...], targets: tuple[str, ...]) -> str:
-    """Write which alerts are held back: by name, or every other one."""
-    if len(sources) + len(targets) == len(MOST_SEVERE_FIRST):
-        return f"""['alertname =~ "SGLang.+"', 'alertname != "{sources[0]}"']"""
-    return f"""['alertname =~ "{"|".join(targets)}"']"""
+# Two alerts are of the same server where these labels agree; a label that both lack agrees.
+_SAME = {"target": TARGET, "server": SERVER, "pool and diagnosis": (*POOL, "diagnosis")}
+
+
+def _inhibitions() -> Iterator[tuple[str, str, str]]:
+    """Give which alerts hold back which: matchers of both, and the labels that agree."""
+    exporters = {row.alert for row in PROMETHEUS}
+    for each in INHIBITIONS:
+        names = set(each.targets)
+        matchers = [f'alertname =~ "{"|".join(each.targets)}"']
+        if names == {row.alert for row in ALERTS} - set(each.sources):
+            matchers = ['alertname =~ "SGLang.+"', f'alertname != "{each.sources[0]}"']
+        elif names == {row.alert for row in ALERTS} - exporters:
+            matchers = ['alertname =~ "SGLang.+"', 'diagnosis != ""', f'alertname != "{each.sources[0]}"']
+        quoted = ", ".join(f"'{matcher}'" for matcher in matchers)
+        yield "|".join(each.sources), f"[{quoted}]", listed(_SAME[each.of])
 
 
 def files(time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> dict[str, str]:
@@ -61,7 +74,9 @@ def files(time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> dict[str, st
         "filled": lambda text: filled(text, figures(DEFAULT)),
         "quoted": lambda text: "'" + text.replace("'", "''") + "'",
         "severe": MOST_SEVERE_FIRST,
-        "inhibitions": [(sources, _matchers(sources, targets)) for sources, targets in INHIBITIONS],
+        "inhibitions": list(_inhibitions()),
+        "pool": listed(POOL),
+        "server": listed(SERVER),
     }
     rules = render("rules.yml.j2", **values)
     return {

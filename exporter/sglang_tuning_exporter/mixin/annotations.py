@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from sglang_tuning_exporter.config.profiles import DEFAULT
 from sglang_tuning_exporter.config.values import UsageError, is_address
 from sglang_tuning_exporter.core.rows import Row
-from sglang_tuning_exporter.core.runbooks import PROMETHEUS, SEEN, figures, filled, flag_of, summary
+from sglang_tuning_exporter.core.runbooks import PROMETHEUS, SEEN, figures, filled, flag_of, past, summary
+from sglang_tuning_exporter.mixin import identity
 
 GRAFANA_URL = "http://localhost:3000"
 FLEET, SERVER = "sglang-tuning-fleet", "sglang-tuning-server"  # the boards that notifications link to
@@ -18,11 +18,13 @@ _TEMPLATE = re.compile(
     r"\{\{-? *\$(?:labels|externalLabels)\.[a-zA-Z_][a-zA-Z0-9_]*(?: *\| *(?:urlquery|toLower|toUpper|stripPort|stripDomain))* *-?\}\}"
 )
 # A label that the alert lacks is rendered as "", which matches.
-_TARGET = ("job", "instance", "cluster", "namespace", "pod")
-_SELECTOR = ", ".join(f"{name}=%q" for name in _TARGET)
-_LABELS = " ".join(f"$labels.{name}" for name in _TARGET)
+_SELECTOR = ", ".join(f"{name}=%q" for name in identity.SERVER)
+_LABELS = " ".join(f"$labels.{name}" for name in identity.SERVER)
 _LONG = 'reReplaceAll "([0-9]{2})[.][0-9]+" "$1"'  # 40.31% is 40%, and 5.25% stays
 # A figure as a template's pipeline, and the unit after it where the sentence has none.
+NOT_IF, COSTS = "It will not help if", "It costs:"
+_MODEL = "{{ or $labels.model_name `a model without a name` }}"
+_DIAGNOSIS = '{{ $labels.diagnosis | reReplaceAll "_" " " }}'
 _FORMS = {
     "share": ("humanizePercentage", ""),
     "per_minute": ('printf "%.1f"', ""),
@@ -36,73 +38,11 @@ _WORDS = {
     "queue_limit": "a longer queue than its profile allows",
     "token_usage_target": "its profile's target",
 }
-# The condition is turned so that above its limit is bad: what is missing.
+# The condition is turned so that above its limit is bad: what is missing, whose limit is none.
 _MISSING = {"memory_reserve_too_small": "{value} less left on the GPU at start-up than its profile asks for"}
-_ACTS = {
-    "raise": "Raising",
-    "lower": "Lowering",
-    "set": "Setting",
-    "add": "Adding",
-    "drop": "Removing",
-    "try": "Changing",
-}
-
-
-class Title(NamedTuple):
-    """Words of a notification's title before its figure, and after it; without `after` it has no figure."""
-
-    words: str
-    after: str = ""
-
-
-_TIME = " of the time"
-TITLES: dict[str, Title] = {
-    "out_of_memory_prefill": Title("out of GPU memory in prefill"),
-    "out_of_memory_decode": Title("out of GPU memory in decode"),
-    "graph_memory_short": Title("CUDA graphs leave no GPU memory"),
-    "out_of_memory_any": Title("out of GPU memory"),
-    "restart_loop": Title("restarts again and again,", " times in 30 min"),
-    "scheduler_stuck": Title("stuck: requests wait, nothing moves"),
-    "crashed": Title("crashed"),
-    "server_down": Title("server down"),
-    "often_down": Title("often down,", _TIME),
-    "conservativeness_ineffective": Title("retracting", "/min"),
-    "retracting_too_often": Title("retracting", "/min"),
-    "hybrid_pool_full": Title("second KV cache full", _TIME),
-    "dp_imbalanced": Title("DP ranks imbalanced"),
-    "running_at_limit": Title("running limit reached", _TIME),
-    "grammar_queue": Title("grammars hold requests up", _TIME),
-    "pd_queue": Title("the other side holds requests up", _TIME),
-    "admission_recovering": Title("admission recovering", _TIME),
-    "admission_standing_still": Title("no request starts though there is room", _TIME),
-    "prefill_bound": Title("prefill bound", _TIME),
-    "admission_too_conservative": Title("requests wait beside free KV cache", _TIME),
-    "cuda_graph_not_covering": Title("CUDA graph not covering", _TIME),
-    "cuda_graph_off": Title("CUDA graph off", _TIME),
-    "memory_reserve_too_small": Title("memory reserve too small"),
-    "latency_batch_too_large": Title("tokens slow,", " apart"),
-    "requests_rejected": Title("requests rejected,", "/min"),
-    "queue_too_long": Title("queue too long", _TIME),
-    "clients_time_out": Title("clients time out,", " of requests"),
-    "latency_queue": Title("TTFT too long by the queue for", " of requests"),
-    "latency_prefill_between": Title("prefill interrupts decoding,", " of tokens late"),
-    "latency_long_prompts": Title("TTFT too long by long prompts for", " of requests"),
-    "client_too_slow": Title("client too slow", _TIME),
-    "unexplained": Title("requests wait for no known reason", _TIME),
-    "requests_failed": Title("requests fail,", " of them"),
-    "time_to_first_token_burning_fast": Title("TTFT too long for", " of requests (1 h)"),
-    "time_to_first_token_burning_slow": Title("TTFT too long for", " of requests (6 h)"),
-    "inter_token_latency_burning_fast": Title("ITL too long for", " of tokens (1 h)"),
-    "inter_token_latency_burning_slow": Title("ITL too long for", " of tokens (6 h)"),
-    "metrics_disabled": Title("metrics disabled"),
-    "log_silent": Title("log silent"),
-    "sources_disagree": Title("sources disagree"),
-    "memory_reserve_too_large": Title("memory reserve too large"),
-    "format_drift": Title("format drift"),
-    "exporter_down": Title("exporter down"),
-    "exporter_gone": Title("exporter gone"),
-    "scraped_too_seldom": Title("scraped too seldom"),
-}
+# What the log says stands in the exporter's own sentence; here is the figure.
+_COUNTED = {"kv_transfer_failing": "{value} requests/min failed between prefill and decode server"}
+_WHO = {"exporter_gone": "$labels.job", "many_servers": "$labels.job"}  # else `$labels.instance`
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +78,7 @@ class Links:
         if self.grafana is None:
             return ""
         boards, job = f"{self.grafana.rstrip('/')}/d", "var-job={{ $labels.job | urlquery }}"
-        if row.id == "exporter_gone":
+        if row.id in _WHO:
             return f"{boards}/{FLEET}?{job}"
         return f"{boards}/{SERVER}?{job}&var-instance={{{{ $labels.instance | urlquery }}}}"
 
@@ -151,66 +91,84 @@ def alert_annotations(row: Row, links: Links) -> dict[str, str]:
 
     Two queries at most, because each is asked for each alert at each evaluation: the limit, and the exporter's advice.
     """
-    who = "$labels.job" if row.id == "exporter_gone" else "$labels.instance"
     found = {
         "title": _title(row),
         "summary": summary(row),
-        "description": f"{{{{ {who} }}}}: {_seen(row)}.",
+        "past": past(row),
+        "description": f"{{{{ {_WHO.get(row.id, '$labels.instance')} }}}}: {_seen(row)}.",
         "advice": _advice(row),
-        "will_not_help": _with_flag(row, f"will not help if {filled(row.remedy.not_if, _WORDS)}."),
-        "cost": _with_flag(row, f"costs: {filled(row.remedy.cost, _WORDS)}") if row.remedy.cost else "",
         "runbook_url": links.runbook(row),
         "dashboard_url": links.dashboard(row),
     }
     return {name: text for name, text in found.items() if text}
 
 
-def _query(series: str, row: Row, *, newest: bool = False) -> str:
-    """Write the query of the last word of an exporter's series about a diagnosis, in a template."""
-    asked = f'last_over_time({series}{{{_SELECTOR}, diagnosis="{row.id}"}}[15m])'
-    return f"printf `{f'topk(1, {asked})' if newest else asked}` {_LABELS} | query"
+def _query(asked: str, labels: str = _LABELS) -> str:
+    """Write a query in a template; its `%q` stand for these labels of the alert."""
+    return f"printf `{asked}` {labels} | query"
+
+
+def _series(name: str, row: Row) -> str:
+    """Write the last word of an exporter's series about a diagnosis."""
+    return f'last_over_time({name}{{{_SELECTOR}, diagnosis="{row.id}"}}[15m])'
 
 
 def _title(row: Row) -> str:
-    title = TITLES[row.id]
-    if not title.after:
-        return title.words
+    if row.id == "many_servers":
+        return f"{{{{ $value }}}} servers of {_MODEL}: {_DIAGNOSIS}"
     form, unit = _FORMS[row.when.unit]
     if row.when.unit == "share":
         form = f"{form} | {_LONG}"
-    gap = "" if title.after.startswith("/") else unit
-    return f"{title.words} {{{{ $value | {form} }}}}{gap}{title.after}"
+    return row.title.replace("{value}", f"{{{{ $value | {form} }}}}{unit}")
 
 
 def _seen(row: Row) -> str:
     """Write what was measured, beside its limit."""
+    if row.id == "many_servers":
+        known = ", ".join(f"{name}=%q" for name in (*identity.POOL, "model_name"))
+        labels = " ".join(f"$labels.{name}" for name in (*identity.POOL, "model_name"))
+        of = _query(f"count(sglang_tuning:server_info{{{known}}})", labels)
+        return f"{{{{ $value }}}}{{{{ with {of} }}}} of {{{{ . | first | value }}}}{{{{ end }}}} servers of {_MODEL}: {_DIAGNOSIS}"
     if row.id in SEEN:
         return SEEN[row.id]
     form, unit = _FORMS[row.when.unit]
     value = f"{{{{ $value | {form} }}}}{unit}"
     plural = f'{{{{ if ne ($value | {form}) "1" }}}}s{{{{ end }}}}'
-    words = filled(_MISSING.get(row.id, row.seen), {**_WORDS, "value": value, "s": plural})
+    words = filled((_MISSING | _COUNTED).get(row.id, row.seen), {**_WORDS, "value": value, "s": plural})
     if row.when.kind == "event" or row.id in _MISSING:
         return words  # the limit is none
     limit = f"{{{{ . | first | value | {form} }}}}{unit}{'/min' if row.when.unit == 'per_minute' else ''}"
-    return f"{words}{{{{ with {_query('sglang_tuning_condition_limit', row)} }}}} (limit {limit}){{{{ end }}}}"
+    query = _query(_series("sglang_tuning_condition_limit", row))
+    return f"{words}{{{{ with {query} }}}} (limit {limit}){{{{ end }}}}"
 
 
 def _advice(row: Row) -> str:
-    """Write the exporter's advice, flag, present value, value to try and reason of one series; without it the table's."""
-    flag = flag_of(row)
-    words = f"{f'{flag} → ' if flag else ''}{filled(row.remedy.words, _WORDS)}: {filled(row.remedy.why, _WORDS)}"
+    """Write the exporter's advice of one series: flag, present value, value to try, reason, when it will not help, and what it costs.
+
+    Without it the table's.
+    """
+    flag, remedy = flag_of(row), row.remedy
+    words = f"{f'{flag} → ' if flag else ''}{filled(remedy.words, _WORDS)}: {filled(remedy.why, _WORDS)}"
+    words += f" {NOT_IF} {filled(remedy.not_if, _WORDS)}." + (
+        f" {COSTS} {filled(remedy.cost, _WORDS)}" if remedy.cost else ""
+    )
+    if row.id == "many_servers":
+        pool = ", ".join(f"{name}=%q" for name in (*identity.POOL, "diagnosis"))
+        asked = f"topk(1, count by (flag, suggested, text) (last_over_time(sglang_tuning_advice_timestamp_seconds{{{pool}}}[15m])))"
+        query = _query(asked, " ".join(f"$labels.{name}" for name in (*identity.POOL, "diagnosis")))
+        told = _told(("flag", "suggested", "text"))
+        return f"{{{{ with {query} }}}}{told} (advised to {{{{ . | first | value }}}} of them){{{{ else }}}}{words}{{{{ end }}}}"
     if row in PROMETHEUS:
         return words
-    query = _query("sglang_tuning_advice_timestamp_seconds", row, newest=True)
-    told = (
-        '{{ $a := . | first }}{{ with $a | label "flag" }}{{ . }} {{ with $a | label "current" }}{{ . }} {{ end }}→ {{ end }}'
+    query = _query(f"topk(1, {_series('sglang_tuning_advice_timestamp_seconds', row)})")
+    more = f'{{{{ with $a | label "not_if" }}}} {NOT_IF} {{{{ . }}}}.{{{{ end }}}}{{{{ with $a | label "cost" }}}} {COSTS} {{{{ . }}}}{{{{ end }}}}'
+    return f"{{{{ with {query} }}}}{_told(('flag', 'current', 'suggested', 'text'))}{more}{{{{ else }}}}{words}{{{{ end }}}}"
+
+
+def _told(labels: tuple[str, ...]) -> str:
+    """Write a change of a series with these labels."""
+    current = '{{ with $a | label "current" }}{{ . }} {{ end }}' if "current" in labels else ""
+    return (
+        f'{{{{ $a := . | first }}}}{{{{ with $a | label "flag" }}}}{{{{ . }}}} {current}→ {{{{ end }}}}'
         '{{ $a | label "suggested" }}: {{ $a | label "text" }}'
     )
-    return f"{{{{ with {query} }}}}{told}{{{{ else }}}}{words}{{{{ end }}}}"
-
-
-def _with_flag(row: Row, words: str) -> str:
-    """Write words about the row's own change: the exporter may advise another flag."""
-    flag = flag_of(row)
-    return f"{_ACTS[row.remedy.direction]} {flag} {words}" if flag else f"It {words}"

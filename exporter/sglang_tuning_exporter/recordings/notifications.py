@@ -52,24 +52,19 @@ def _alert(alert: dict[str, Any], without: str) -> str:
 
 
 def _past(alert: dict[str, Any], notes: dict[str, str]) -> list[str]:
+    words = notes.get("past") or notes.get("summary", "")
     try:
         began, ended = (datetime.fromisoformat(str(alert[at])[:19]) for at in ("startsAt", "endsAt"))
     except (KeyError, ValueError):
-        return [notes.get("summary", "")]
-    return [notes.get("summary", ""), f"It lasted {ended - began}."]
+        return [words]
+    return [words, f"It lasted {ended - began}."]
 
 
 def _present(notes: dict[str, str]) -> list[str]:
-    """Return what is seen, what to do, links, then the reasons; an alert that is not ours has fewer annotations."""
+    """Return what is seen, what to do, and links; an alert that is not ours has fewer annotations."""
     lines = [notes.get("summary", ""), notes.get("description", ""), _advice(notes)]
-    for words, name in (
-        ("Runbook: ", "runbook_url"),
-        ("Dashboard: ", "dashboard_url"),
-        ("", "will_not_help"),
-        ("", "cost"),
-    ):
-        lines.append(f"{words}{notes[name]}" if notes.get(name) else "")
-    return lines
+    links = (("Runbook", "runbook_url"), ("Dashboard", "dashboard_url"))
+    return [*lines, *(f"{words}: {notes[name]}" for words, name in links if notes.get(name))]
 
 
 def _advice(notes: dict[str, str]) -> str:

@@ -178,7 +178,7 @@ class Stack:
         names = ("scrape_interval", "scrape_timeout", "evaluation_interval")
         configuration: dict[str, Any] = {
             "global": dict.fromkeys(names, self._scrape_interval),
-            "rule_files": ["alerts/rules/*.yml"],
+            "rule_files": ["alerts/rules/sglang-tuning.rules.yml"],
             "scrape_configs": [{"job_name": "sglang", "static_configs": targets(self.exporter_url)}],
         }
         if self.alertmanager_url:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sglang_tuning_exporter.core.exposed import conditions
+from sglang_tuning_exporter.core.exposed import Advice, conditions
 from sglang_tuning_exporter.core.scaling import scale_out_helps
 from sglang_tuning_exporter.core.scrapes import STAGES
 from sglang_tuning_exporter.serve.metrics.families import Family, gauge, info, shortened, single
@@ -33,11 +33,11 @@ def findings(sidecar: SidecarView, now: float) -> Iterable[Family]:
     yield alerts.with_samples((name, float(clock.value)) for name, clock in clocks if clock.value is not None)
     doc = (
         "Since when this advice stands, in unix seconds. Flag as typed for the running release (empty: advice to people), its present value,"
-        " the value to try, and why."
+        " the value to try, why, when it will not help, and what it costs."
     )
-    advice = gauge("advice_timestamp_seconds", doc, "diagnosis", "flag", "current", "suggested", "text")
+    advice = gauge("advice_timestamp_seconds", doc, "diagnosis", *Advice._fields[:-1])
     for diagnosis, each in watch.words.advice.items():
-        words = map(shortened, (diagnosis, each.flag, each.current, each.suggested, each.text))
+        words = map(shortened, (diagnosis, *each.words))
         advice.add_metric(words, sidecar.unix(each.since))
     yield advice
     verdict = watch.words.verdict
@@ -54,5 +54,7 @@ def findings(sidecar: SidecarView, now: float) -> Iterable[Family]:
     stuck = watch.measured.view.stuck
     stage = gauge("stuck_stage", "1 for the stage that hangs: requests wait for it, and it makes no progress.", "stage")
     yield stage.with_samples((each, float(stuck is not None and each == stuck.stage)) for each in STAGES)
-    end = gauge("end_info", "How the log says that the server ended; absent while the server may run.", "how")
-    yield end.with_samples([(shortened(watch.server.ended), 1.0)] if watch.server.ended else [])
+    doc = "Why the server ended: the class of the line of its log that explains it, and its words, without secrets. Absent while the server may run."
+    end, said = gauge("end_info", doc, "class", "words"), watch.server.end_explanation
+    words = ("unknown", watch.server.ended) if said is None else (said.ending, said.words)
+    yield end.with_samples([(*map(shortened, words), 1.0)] if watch.server.ended else [])
