@@ -289,7 +289,7 @@ def test_a_dead_server_is_shown_with_the_end_from_its_log_and_without_old_figure
         | above("a:1", "queue_too_long", value="2x80 stale _x160")
     )
     series |= {
-        f'sglang_tuning_end_info{{{place},how="{words}"}}': "1x240",
+        f'sglang_tuning_end_info{{{place},class="unknown",words="{words}"}}': "1x240",
         advised("a:1", "server_down", "", "", "look at the log"): "5x240",
         f"sglang_tuning_available_gpu_memory_bytes{{{place}}}": "9e9x240",
         f"sglang_tuning_cuda_graph_coverage_ratio{{{place}}}": "1x240",

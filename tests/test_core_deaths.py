@@ -60,21 +60,19 @@ def test_a_server_that_ended_has_crashed_however_long_ago_until_it_starts_again(
 
 
 @pytest.mark.parametrize(
-    ("line", "crash"),
+    ("line", "ending"),
     [
-        (
-            "Subprocess scheduler_0 (pid=4711) crashed with exit code -9. Triggering SIGQUIT for cleanup...",
-            "scheduler_0 crashed with exit code -9 (killed from outside, often by the kernel's OOM killer)",
-        ),
-        ("Subprocess detokenizer crashed with exit code -11", "detokenizer crashed with exit code -11 (SIGSEGV)"),
-        ("Process scheduler_3 crashed with exit code 1", "scheduler_3 crashed with exit code 1"),
-        ("Subprocess scheduler_0 crashed with exit code -999", "scheduler_0 crashed with exit code -999"),
+        ("Subprocess scheduler_0 (pid=4711) crashed with exit code -9. Triggering SIGQUIT for cleanup...", "killed"),
+        ("Subprocess detokenizer crashed with exit code -11", "kernel"),
+        ("Process scheduler_3 crashed with exit code 1", "unknown"),
+        ("Subprocess scheduler_0 crashed with exit code -999", "unknown"),
     ],
 )
-def test_the_sentence_says_which_process_crashed_and_how(line: str, crash: str) -> None:
+def test_the_finding_says_which_process_crashed_and_of_which_class_its_end_is(line: str, ending: str) -> None:
     watch = after(*SERVED, stamp(73) + line, stamp(73) + SIGQUIT)
     [found] = [each for each in watch.judge(BEGIN + 80).findings if each.diagnosis == "crashed"]
-    assert found.sentence == f"its log shows that {crash}"
+    assert found.explained_by is not None
+    assert (found.explained_by.text, found.explained_by.ending) == (line, ending)
 
 
 def test_why_a_launch_failed_is_said_in_its_own_words() -> None:
@@ -87,7 +85,7 @@ def test_why_a_launch_failed_is_said_in_its_own_words() -> None:
     )
     judgement = watch.judge(BEGIN + 63)
     assert judgement.verdict == "crashed"
-    assert judgement.findings[0].sentence.startswith("its log shows AssertionError: To use priority scheduling")
+    assert judgement.findings[0].headline.startswith("SGLang did not start: AssertionError: To use priority scheduling")
 
 
 @pytest.mark.parametrize("line", [SIGQUIT, "Subprocess detokenizer (pid=31) crashed with exit code -15."])

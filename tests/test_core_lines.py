@@ -31,7 +31,8 @@ FAILED_TRANSFER = (
 
 def read(*text: str) -> list[Event]:
     reader = Reader()
-    return [event for line in text for event in reader.read(line.encode())] + list(reader.end())
+    found = [event for line in text for event in reader.read(line.encode())] + list(reader.end())
+    return [event for event in found if event.kind != "words"]  # those are in test_core_endings
 
 
 def short(event: Event) -> tuple[str, str, dict[str, float]]:
@@ -518,11 +519,6 @@ def test_a_chain_of_exceptions_is_one_failure() -> None:
 def test_lines_of_other_ranks_inside_a_traceback_do_not_end_it() -> None:
     text = [each for line in (*traceback(*SERVING, "forward_decode"), CUDA) for each in (line, STAMP + "another line")]
     assert failures(STAMP + DECODE, *text) == [("decode", 0)]
-
-
-def test_the_exception_that_ended_a_process_is_kept() -> None:
-    *_, event = read(STAMP + DECODE, *traceback(*SERVING), "RuntimeError: pool memory leak detected!")
-    assert (event.kind, event.text, event.rank) == ("exception", "RuntimeError: pool memory leak detected!", Rank(tp=0))
 
 
 MAIN = [

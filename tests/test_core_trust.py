@@ -28,7 +28,8 @@ ERROR = b"ValueError: words of a request"
 
 def events(*lines: bytes) -> list[Event]:
     reader = Reader()
-    return [event for line in lines for event in reader.read(line)] + list(reader.end())
+    found = [event for line in lines for event in reader.read(line)] + list(reader.end())
+    return [event for event in found if event.kind != "words"]
 
 
 def marks(*lines: bytes) -> list[bool]:

@@ -71,7 +71,7 @@ def shown(found: list[Event]) -> list[Shown]:
             event.kind,
             event.time,
             tuple(event.rank),
-            tuple(sorted(event.figures.items())),
+            tuple(sorted(event.figures.items())) if event.kind != "words" else (),  # its line is not the same in all forms
             f"{event.word} {event.text[:60]} {event.arguments} {event.sizes}",
         )
         for event in found
@@ -83,10 +83,10 @@ BARE = shown(events([line.encode() for line in LINES]))
 
 def test_the_bare_lines_give_their_events() -> None:
     kinds = [kind for kind, *_ in BARE]
-    assert kinds[:13] == [
-        "memory", "arguments", "memory", "pool", "memory", "limits", "ready", "decode", "prefill", "retraction", "rejected", "end", "out_of_memory",
+    assert kinds[:14] == [
+        "memory", "arguments", "memory", "pool", "memory", "limits", "ready", "decode", "prefill", "retraction", "rejected", "end", "words", "out_of_memory",
     ]  # fmt: skip
-    assert kinds[13:] == ["decode"] * 20
+    assert kinds[14:] == ["decode"] * 20
 
 
 @pytest.mark.parametrize("hours", [0, 8])
@@ -97,9 +97,10 @@ def test_in_any_form_the_events_are_those_of_the_bare_lines(name: str, hours: in
 
 @pytest.mark.parametrize("name", INSTEAD)
 def test_with_any_text_in_place_of_the_stamp_its_time_counts(name: str) -> None:
-    found = events(around(name, LINES))
-    assert [event.kind for event in found] == [kind for kind, *_ in BARE]
-    assert [int(event.time or 0) for event in found] == [int(time or 0) for _, time, *_ in BARE]
+    found = [event for event in events(around(name, LINES)) if event.kind != "words"]
+    bare = [each for each in BARE if each[0] != "words"]
+    assert [event.kind for event in found] == [kind for kind, *_ in bare]
+    assert [int(event.time or 0) for event in found] == [int(time or 0) for _, time, *_ in bare]
 
 
 @pytest.mark.parametrize("size", [1, 2, 7])

@@ -209,6 +209,10 @@ class Logbook:
 
     def _take(self, path: str, events: list[Event]) -> None:
         """Let the watch take events, under the lock: those of a log that existed at the start at their own times, others now."""
+        for event in events:
+            if event.kind == "words":  # where in the file it stands is not known
+                event.file = path
+                del event.figures["line"]
         behind, now = self._catching_up and path != STDIN, self._clock()
         for event in self._at_their_times(path, events) if behind else events:
             if not behind:

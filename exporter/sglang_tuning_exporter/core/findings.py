@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from sglang_tuning_exporter.core.endings import Explanation
+
 Severity: TypeAlias = Literal["critical", "warning", "info"]
 Confidence: TypeAlias = Literal["high", "medium", "low"]
 Unit: TypeAlias = Literal["share", "ratio", "per_minute", "count", "seconds", "GB", "tokens", "words"]
@@ -72,6 +74,7 @@ class Finding:
     seconds: float = 0.0  # how long it held, of the judged time
     notes: tuple[str, ...] = ()
     over: bool = False  # it was seen, and is not any more
+    explained_by: Explanation | None = None  # the line of the log that explains an end
 
 
 @dataclass(frozen=True, slots=True)

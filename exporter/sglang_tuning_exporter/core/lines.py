@@ -330,8 +330,9 @@ class _Traceback:
         self.until, self.indent = number + _OTHERS_BETWEEN, len(frame[1])
         function, inside = frame[4], frame[2].rpartition(b"/sglang/")
         self.begin = self.begin or number
-        if inside[1] and inside[2].startswith(b"srt/"):
-            self.place = b":".join((inside[2], frame[3])).decode("utf-8", "replace") + f" in {function.decode('utf-8', 'replace')}"
+        if inside[1]:
+            file = inside[2] if inside[2].startswith(b"srt/") else b"sglang/" + inside[2]
+            self.place = b":".join((file, frame[3])).decode("utf-8", "replace") + f" in {function.decode('utf-8', 'replace')}"
         self.in_main = self.in_main or _IN_MAIN.search(frame[2]) is not None
         self.in_process = self.in_process or _IN_PROCESS.match(function) is not None
         if _IN_CAPTURE.search(function):
@@ -507,6 +508,7 @@ class Reader:
         self._released: list[Event] = []  # events of lines before, with the marks of those
         self._failure: tuple[Event, bytes] | None = None  # a failed allocation of tokens, whose numbers may follow
         self._message: list[bytes] = []  # of the last exception, which may go on in the next line
+        self._message_around = ""
         self._special = {
             "decode": self._read_batch,
             "prefill": self._read_batch,
@@ -875,7 +877,8 @@ class Reader:
         figures = {name: float(value) for name, value in match.groupdict().items() if name != "word" and value}
         watched = match["word"]
         self._add(row.kind, at, figures, _WATCHED.get(watched.decode(), row.word) if watched else row.word)
-        self._explain(match.string, at, chain=self.number, ending="hang")
+        if b"soft=True" not in match.string:  # that one only warns
+            self._explain(match.string, at, chain=self.number, ending="hang")
         return row.kind
 
     def _explain(
@@ -1008,7 +1011,7 @@ class Reader:
     def _read_more(self, text: bytes) -> str:
         """Read a further line of the last exception's text, which ends with an empty line."""
         closed = self._closed
-        is_over = not text.strip() or _WARNED.match(text) is not None
+        is_over = not text.strip() or _WARNED.match(text) is not None or self.around != self._message_around
         if not self._message or closed is None or is_over or len(self._message) >= _LINES_OF_MESSAGE:
             self._message = []
             return ""
@@ -1054,7 +1057,7 @@ class Reader:
         elif row is None and traceback.in_process and not traceback.announced and not by_somebody:
             self._add("end", at, word="scheduler_exception")
         if (traceback.is_sure or (traceback.place and not traceback.stamped) or row is not None) and not by_somebody:
-            traceback.at, self._message = at, [text]
+            traceback.at, self._message, self._message_around = at, [text], self.around
             self._explain_traceback(traceback, text)
             traceback.texts.append(_words(text))
         if row is not None and row.kind != "end":

@@ -19,6 +19,7 @@ from sglang_tuning_exporter.config.profiles import PROFILES, Profile
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core.against import Comparison, compare
 from sglang_tuning_exporter.core.course import Course
+from sglang_tuning_exporter.core.endings import Explanation
 from sglang_tuning_exporter.core.findings import URGENCY, Change, Figure, Finding, Judged, Value
 from sglang_tuning_exporter.core.inputs import Logs
 from sglang_tuning_exporter.core.text import (
@@ -137,7 +138,7 @@ def document(judged: Judged, against: Comparison | None = None) -> Document:
         "severity": judgement.severity,
         "confidence": own.confidence if own else None,
         "mostly": {"verdict": judged.mostly[0], "share": judged.mostly[1]} if judged.mostly else None,
-        "findings": [_finding(each, begin) for each in judgement.findings],
+        "findings": [_finding(each, begin, judged.sources) for each in judgement.findings],
         "command": None if not judged.command else {
             "text": judged.command, "release": last.release if last else None, "changes": [*map(_changed_flag, judged.command_changes)],
             "notes": judged.command_notes,
@@ -197,7 +198,7 @@ def _stretch(start: float, end: float | None, begin: float) -> Document:
     return {"start": iso(start), "end": iso(until), "at": max(start - begin, 0.0), "seconds": round(until - start, 3)}
 
 
-def _finding(finding: Finding, begin: float) -> Document:
+def _finding(finding: Finding, begin: float, sources: Sequence[str]) -> Document:
     seen = (
         _stretch(finding.since, finding.until, begin)
         if finding.since is not None
@@ -209,6 +210,16 @@ def _finding(finding: Finding, begin: float) -> Document:
         "sentence": finding.sentence, "because": finding.because, "evidence": [_figure(each) for each in finding.evidence],
         "advice": [_advice(each) for each in finding.changes], "guide": finding.guide, "first_seen": seen["start"],
         "last_seen": seen["end"], "at": seen["at"], "seconds": finding.seconds, "notes": finding.notes,
+        "explained_by": explained_by(finding.explained_by, sources),
+    }  # fmt: skip
+
+
+def explained_by(said: Explanation | None, sources: Sequence[str] = ()) -> Document | None:
+    """Return the line that explains an end; None where none does."""
+    only = sources[0] if len(sources) == 1 else None
+    return None if said is None else {
+        "text": said.text, "class": said.ending, "rank": said.rank or None, "line": said.line or None, "file": said.file or only,
+        "time": iso(said.time), "raised_at": said.place or None, "beside_text_of_others": said.marked, "before": said.before,
     }  # fmt: skip
 
 

@@ -197,6 +197,7 @@ class FindingWords:
     changes: tuple[ChangeWords, ...]
     after: tuple[str, ...]
     period: str
+    said: str = ""  # the line of the log that explains it, where the headline does not have it whole, and where it stands
 
     @property
     def is_main(self) -> bool:
@@ -266,9 +267,20 @@ def findings_words(judged: Judged) -> tuple[FindingWords, ...]:
                 tuple(changes),
                 tuple(filter(None, after)),
                 f"Seen {period}{held}." if period else "",
+                _quotation(finding),
             )
         )
     return tuple(found)
+
+
+def _quotation(finding: Finding) -> str:
+    """Return SGLang's own words that explain a finding, where the headline does not have them whole."""
+    said = finding.explained_by
+    if said is None or said.words.rstrip(".") in finding.headline:
+        return ""
+    marked = " This line stands beside text that clients can write." if said.marked else ""
+    where = "" if said.where and said.where in finding.sentence else f" ({said.where})" if said.where else ""
+    return f"In its log: “{said.text}”{where}.{marked}"
 
 
 def _ended(words: str) -> str:
@@ -625,7 +637,7 @@ def _finding(words: FindingWords, style: Style) -> list[str]:
     finding = words.finding
     severity = style.paint(words.tone, finding.severity)
     title = f"{words.number}. {style.paint('bold', finding.headline)} [{severity}, confidence {finding.confidence}]"
-    lines = [_said(words), *map(figure_line, _beside(words))]
+    lines = [_said(words), words.said, *map(figure_line, _beside(words))]
     for change in words.changes:
         if change.again:
             lines.append(style.paint("bold", f"{change.line.rstrip('.')}, as for finding {change.again}"))

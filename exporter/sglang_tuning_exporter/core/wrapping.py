@@ -181,6 +181,7 @@ _ANSI = re.compile(rb"\x1b\[[0-9;:?]*[A-Za-z]|\x1b\([A-Z0-9]|\x1b[=>78]|\x1b[\]_
 _BAR = re.compile(rb"\s*(?:[A-Z][\w /-]{0,60}(?:\([^()\n]{0,80}\))?: *)?\d{1,3}%\|[^|\n]{0,200}\|[^\"'{}\\\n]{0,120}$")
 _GLUED = re.compile(rb"\[20\d\d-[01]\d-[0-3]\d [0-2]\d:[0-5]\d:[0-5]\d")
 _GLUED_WITHIN = 600
+_FRAME = re.compile(rb' {2}File "[^"\n]{1,1000}", line \d{1,9}, in \S')  # of a traceback
 _QUOTING = re.compile(rb"[\"'{}\\]|obj=|text=|ReqInput|Model attempted|rid=|prompt")
 
 
@@ -496,7 +497,10 @@ class Wrapping:
 
         `open_text`: a traceback is open, so text before a stamp is the exception's.
         """
-        line = Line(without_terminal(raw.lstrip(b"\x00")[:LONGEST]))
+        text = without_terminal(raw.lstrip(b"\x00")[:LONGEST])
+        if text[:1] == b" " and _STAMP.match(pasted := text.lstrip(b" ")):
+            text = pasted  # with blanks before the line
+        line = Line(text)
         for _ in range(_LAYERS):
             inner = self._without_runtime(line)
             if inner is None:
@@ -535,7 +539,7 @@ class Wrapping:
             return None
         rest = text[match.end() :]
         name = match.lastgroup
-        if _GLUED.match(rest) and not (name == "docker" and _SECOND.match(rest)):
+        if (_GLUED.match(rest) or _FRAME.match(rest)) and not (name == "docker" and _SECOND.match(rest)):
             self._runtimes.add(name)
         elif (name not in self._runtimes and not (_RUNTIMES.match(rest) or _CRI.match(rest))) or any(
             without(form, line) for form in self._forms

@@ -15,8 +15,9 @@ from sglang_tuning_exporter.core.events import Event, Rank
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.wrapping import FIRST_DATED, WORDS, Line, Wrapping, stamp_of
 from sglang_tuning_exporter.recordings.vocabulary import is_known, only_known
-from sglang_tuning_exporter.sglang.args.printed import REDACTED, holds_secret, is_secret
+from sglang_tuning_exporter.sglang.args.printed import holds_secret, is_secret
 from sglang_tuning_exporter.sglang.metrics.exposition import TYPES, labels, scan
+from sglang_tuning_exporter.sglang.secrets import REDACTED, without_secrets
 
 ADDRESS, PATH, HOST, MODEL, OTHER = "127.0.0.1", "/path", "host", "model", "scrubbed"
 _SHORTEST_KNOWN = 4  # shorter words also occur with other meanings
@@ -24,7 +25,6 @@ _LONGEST_WORD = 200
 _LONGEST_FIGURES = 1000
 _DEPTH = 12
 
-_SECRET_WORD = re.compile(r"\b(?:sk|hf|ghp|gho|glpat|xox[abp]|AKIA)[-_]?[A-Za-z0-9_-]{8,}|\bBearer \S+", re.IGNORECASE)
 _URL = re.compile(r"\b[a-zA-Z][a-zA-Z0-9+.-]{1,20}://[^\s'\"<>)\]}]+")
 _IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?::\d{1,5})?(?![\w.])")
 _IPV6 = re.compile(
@@ -99,7 +99,7 @@ class Scrubber:
         for word in self._order:
             if word in text:
                 text = text.replace(word, self._known[word])
-        text = _SECRET_WORD.sub(REDACTED, text)
+        text = without_secrets(text)
         text = _URL.sub(f"http://{HOST}", text)
         text = _IPV4.sub(ADDRESS, text)
         text = _IPV6.sub(ADDRESS, text)

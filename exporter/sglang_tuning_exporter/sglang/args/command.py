@@ -18,10 +18,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from sglang_tuning_exporter.sglang.args.flags import Flag, Kind, flag_of, is_before, nearest_flag, releases
-from sglang_tuning_exporter.sglang.args.printed import REDACTED
 from sglang_tuning_exporter.sglang.args.refusals import choices_of
 from sglang_tuning_exporter.sglang.args.spelling import shown, spelled, typed
 from sglang_tuning_exporter.sglang.args.values import attention_ranks, flag_value
+from sglang_tuning_exporter.sglang.secrets import REDACTED
 
 _PROGRAM = "python3 -m sglang.launch_server"
 # SGLang draws seeds from 0 to 2**30 (srt/server_args.py): one this small was typed.

@@ -13,7 +13,8 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple
 
-REDACTED = "<redacted>"
+from sglang_tuning_exporter.sglang.secrets import REDACTED, without_secrets
+
 LONGEST_TEXT = 262_144
 _ARGUMENTS_KEPT = 2000
 _DEPTH = 12
@@ -82,7 +83,7 @@ def is_argument(name: str) -> bool:
 
 def holds_secret(text: str) -> bool:
     """Return whether a value may contain a secret: JSON with an `access_key`, a URL with a password, `--api-key` among arguments."""
-    return _SECRET_TEXT.search(text) is not None
+    return _SECRET_TEXT.search(text) is not None or without_secrets(text) != text
 
 
 class _CutTextError(Exception):

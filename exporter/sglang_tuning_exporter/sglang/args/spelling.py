@@ -7,7 +7,7 @@ import re
 import shlex
 
 from sglang_tuning_exporter.sglang.args.flags import Flag
-from sglang_tuning_exporter.sglang.args.printed import REDACTED
+from sglang_tuning_exporter.sglang.secrets import REDACTED
 
 _PLAIN_FIGURE = re.compile(r"-?\d+(?:\.\d+)?")
 

@@ -1,0 +1,302 @@
+"""Why a server ended, in the words of its own log: which line explains it, of which class it is, and what follows. Pure.
+
+A class comes from the structure of an end (the exception, the frames below it, the signal), never from one known log. What is quoted is
+cut, without secrets and without words of a request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sglang_tuning_exporter.core.events import Event
+from sglang_tuning_exporter.sglang.clean import clean
+from sglang_tuning_exporter.sglang.secrets import CUT, without_requests, without_secrets
+
+LONGEST_TEXT, LONGEST_WORDS = 2000, 200
+CAUSE = 2  # the weight of a class that says more than that it ended
+EPISODE_SECONDS = 600.0  # between the first sign of an end and the end
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A class of ends: what it is, what to do, why, and when that does not help. `weight`: the heavier one explains an end."""
+
+    what: str
+    do: str
+    why: str
+    not_if: str
+    weight: int = 3
+
+
+_REPEATS = "A restart repeats it."
+CLASSES: Mapping[str, Ending] = {
+    "memory": Ending(
+        "memory does not fit",
+        "give it less to hold: a smaller --chunked-prefill-size, a smaller --max-running-requests, or more memory",
+        "The line says what could not be allocated. A restart repeats it under the same load.",
+        "another process holds the memory: end or move it first",
+    ),
+    "host_memory": Ending(
+        "memory of the host does not fit",
+        "give the container or machine more memory, or lower --hicache-size or --hicache-ratio; where /dev/shm is short, start with --ipc=host or a"
+        " larger --shm-size",
+        _REPEATS,
+        "huge pages or another process hold it: free them first",
+    ),
+    "argument": Ending(
+        "an argument was refused",
+        "correct the argument, the file or the combination that the line names",
+        _REPEATS,
+        "the same command ran before with this release and model: then something else has changed",
+    ),
+    "library": Ending(
+        "a library or a kernel is missing, too old, or not made for this GPU",
+        "install what the line names in the version that this release of SGLang asks for, or choose a backend that this GPU has",
+        _REPEATS,
+        "the same image ran before on this kind of GPU",
+    ),
+    "check": Ending(
+        "a check of SGLang's own code failed: a bug, not tuning",
+        "search SGLang's issues for the words of this line and the release; then update, or drop the option that it is about",
+        "Until then it comes back with the same kind of request.",
+        "the release or the model was changed by hand",
+    ),
+    "kernel": Ending(
+        "a kernel or a native library failed",
+        "search SGLang's issues for this line, the model and the GPU; run once with CUDA_LAUNCH_BLOCKING=1 (AMD: AMD_SERIALIZE_KERNEL=3) to see"
+        " which kernel it is, and look for errors of the GPU in the system's log (dmesg)",
+        "Such a failure ends the process wherever it happens; the line may name a later call than the one that failed.",
+        "dmesg shows a hardware error: then replace the GPU",
+    ),
+    "network": Ending(
+        "the processes of the server cannot reach each other",
+        "check that each node reaches --dist-init-addr, and name the network interface in GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME on all nodes",
+        f"{_REPEATS} NCCL_DEBUG=INFO prints which interface is used.",
+        "another node ended first: its log says why",
+    ),
+    "transfer": Ending(
+        "the KV cache could not be sent to the other server of the pair",
+        "read the other server's log at the same time, and check that it runs and that the two reach each other",
+        "One side of a prefill/decode pair ends or waits because of the other.",
+        "the other server was stopped on purpose",
+    ),
+    "peer": Ending(
+        "another process of the server ended or stopped first",
+        "read what the other ranks and nodes printed just before: the first of them says why",
+        "When one rank ends, the others lose their connection to it.",
+        "all ranks print the same: then it is the network",
+        2,
+    ),
+    "killed": Ending(
+        "it was killed from outside",
+        "find out who: the kernel's OOM killer (dmesg), the container's memory limit, a supervisor, or a person",
+        "No exception of SGLang's comes before it. Host memory is most often short while weights are loaded, or with --hicache-ratio.",
+        "it was stopped on purpose",
+    ),
+    "hang": Ending(
+        "a process made no progress, and its watchdog ended the server",
+        "save the log and a stack dump (py-spy dump), and search SGLang's issues for the frames of it",
+        "The watchdog ends a server that does not move for --watchdog-timeout seconds (default 300).",
+        "one step takes that long by design: then a larger --watchdog-timeout",
+        2,
+    ),
+    "unknown": Ending(
+        "its log does not say why",
+        "read the lines just before it, and the logs of the other nodes",
+        "The running requests were lost, and an automatic restart can hide the cause.",
+        "the processes were ended on purpose",
+        1,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """What shows a class: a pattern of an exception's or a line's text, or the file of the frame that raised it."""
+
+    ending: str
+    text: re.Pattern[str]
+    place: re.Pattern[str] | None = None
+
+
+def _sign(ending: str, *texts: str, place: str = "") -> Sign:
+    return Sign(ending, re.compile("|".join(texts), re.IGNORECASE), re.compile(place) if place else None)
+
+
+# In this order; each text is one alternative. A sign with a place needs both. The texts are those of exceptions of Python, PyTorch, NCCL,
+# Gloo, CUDA, HIP, CANN and SGLang 0.3.0 to 0.5.23.
+SIGNS: tuple[Sign, ...] = (
+    _sign("killed", r"exit ?code:? ?\(?-?(?:9|137)\b", r"^(?:\S{1,80}: line \d+: *)?(?:\d+ )?Killed\b"),
+    _sign("hang", r"watchdog[ _]timeout"),
+    _sign(
+        "peer", r"from another rank", r"(?:closed|reset|aborted) (?:the connection )?by (?:remote )?peer",
+        r"remote (?:process|rank|node|end)[^.]{0,40}(?:exit|clos|terminat|died)", r"Watchdog caught collective operation timeout",
+        r"recvValue failed", r"Socket closed", r"Broken ?pipe", r"ConnectionResetError", r"\bEOFError\b", r"ncclRemoteError",
+        r"Rank \d+ scheduler (?:died|is dead)", r"scheduler (?:process )?died", r"child (?:process|failed)",
+        r"\bpeer\b[^.]{0,40}(?:exit|died|dead|gone)", r"from rank \d+\b", r"check rank \d+ logs", r"other ranks (?:that )?(?:did|have|are|were)",
+    ),
+    _sign(
+        "library", r"ptxas", r"\bsm_\d\d", r"compute capability", r"no kernel image", r"hipErrorNoBinaryForGpu", r"undefined symbol",
+        r"cannot open shared object", r"(?:Import|ModuleNotFound)Error", r"not compiled (?:with|for)", r"GLIBC(?:XX)?_",
+        r"driver version is insufficient", r"provided PTX", r"unsupported toolchain", r"requires? [^.]{0,60}(?:>=|or (?:newer|later|higher)|version)",
+        r"please (?:install|upgrade|update)", r"version mismatch", r"incompatible version", r"pip install", r"does not recognize this architecture",
+        r"architectures? [^.]{0,120}(?:not supported|unsupported)", r"\bnvcc\b", r"\bninja\b",
+        r"(?:not supported|unsupported|only supported|not available) (?:on|by|for) (?:this |the |your |current )?(?:\w+ )?"
+        r"(?:gpu|device|hardware|arch|platform|hopper|blackwell|ampere|sm)",
+        r"Unsupported (?:arch|architecture|device|gpu)",
+    ),
+    _sign("host_memory", r"(?:host|CPU|pinned|shared) memory[^.]{0,60}(?:not|insufficient|only|fail|exceed|available)", r"(?:not enough|insufficient|no|out of) (?:host|CPU|pinned|shared) memory",
+          r"/dev/shm", r"\bshm\b[^.]{0,40}(?:full|space|size)"),
+    _sign("kernel", r"out of resource: shared memory"),  # of the GPU, which a kernel asks for
+    _sign("check", r"req_slots"),  # places for requests, which no memory of the GPU holds
+    _sign(
+        "memory", r"out of (?:\w+ )?memory", r"outofmemory", r"not enough (?:\w+ ){0,2}memory", r"no (?:GPU |available )?memory",
+        r"(?:failed|cannot|unable|could not) (?:to )?allocate (?:[\w.]+ ){0,4}(?:memory|bytes|[KMG]i?B\b|workspace|buffer)",
+        r"insufficient (?:\w+ )?memory", r"STATUS_ALLOC_FAILED", r"OUT_OF_RESOURCES",
+        r"No space left on device", r"exceeds? (?:the )?(?:available|free) memory",
+    ),
+    _sign("transfer", r"KVTransferError", r"\bmooncake", r"\bnixl\b", r"transfer engine", r"KVPoll", r"bootstrap (?:server|room|failed)", r"prefill parallel info"),
+    _sign("transfer", place=r"/disaggregation/"),
+    _sign(
+        "network", r"\bGloo\b", r"TCPStore", r"Dist(?:Network|Store|Backend)Error", r"nccl(?:SystemError|InternalError|InvalidUsage)",
+        r"NCCL (?:error|WARN|communicator)", r"ibv_\w+", r"rendezvous", r"No route to host", r"Network is unreachable", r"Connection refused",
+        r"connect(?:FullMesh| timed? ?out)", r"Failed to connect", r"init_process_group", r"timed out after \d+(?:ms| ?s)? waiting for (?:clients|all)",
+    ),
+    _sign(
+        "kernel", r"exit ?code:? ?\(?-?(?:4|6|7|8|11|13[2459]|136)\b", r"illegal memory access", r"misaligned address", r"device-side assert", r"unspecified launch failure", r"Segmentation fault",
+        r"SIG(?:SEGV|BUS|ABRT)", r"Bus error", r"Memory access fault by GPU", r"HSA_STATUS_ERROR", r"(?:CUDA|HIP|NPU|XPU|MUSA) (?:kernel |driver )?error",
+        r"(?:cuda|hip)Error", r"CU(?:BLAS|DNN)_STATUS", r"Triton Error", r"AcceleratorError", r"double free", r"corrupted", r"invalid pointer",
+        r"(?:malloc|free)\(\)", r"\bXid\b", r"EZ\d{4}", r"E[A-Z]9999", r"ERR\d{5}", r"aclError", r"ACL (?:error|api)", r"XlaRuntimeError",
+        r"not permitted when stream is capturing", r"Internal Triton", r"cutlass", r"\bMLIR\b", r"nanobind", r"flashinfer", r"deep_?gemm", r"\baiter\b",
+    ),
+    _sign(
+        "argument", r"unrecognized arguments", r"invalid choice", r"expected (?:one|at least one) argument",
+        r"not a (?:local folder|valid model identifier)", r"is the correct path", r"trust_remote_code", r"address already in use",
+        r"port \d+ is (?:not available|already)", r"(?:Can't|cannot) load (?:the )?(?:configuration|tokenizer)", r"Unrecognized (?:model|configuration)",
+        r"No such file or directory", r"40[13] Client", r"gated repo", r"(?:must be|is not|not) divisible",
+    ),
+    _sign("argument", place=r"/(?:server_args|launch_server|arg_groups/\w+|parser/\w+|configs/\w+)\.py|/cli/"),
+    _sign(
+        "argument", r"--[a-z][a-z0-9-]{3,}[^.]{0,40}(?:must|should|cannot|is not|requires)",
+        r"\b(?:set|use|using|specify|add|pass|enable|disable|increase|reduce|raise|lower|decrease)\b[^.]{0,80}--[a-z][a-z0-9-]+",
+    ),
+    _sign("library", r"NotImplementedError", r"is not supported", r"Unsupported", r"not implemented"),
+    _sign("check", r"^[\w.]*(?:Error|Exception)\b", place=r"^(?:sglang|srt)/"),
+    _sign("check", r"memory leak detected", r"AssertionError"),
+    _sign("kernel", r"^Fatal Python error", r"^terminate called", r"^(?:\S{1,80}: line \d+: *)?(?:\d+ )?(?:Aborted|Illegal instruction)"),
+)  # fmt: skip
+_WEAK = frozenset({"check", "unknown", "peer"})
+
+
+def class_of(texts: Sequence[str], place: str = "") -> str:
+    """Return the class of an end by the texts of a chain of exceptions, the last one last, and the frame that raised it.
+
+    An earlier exception counts where the last one shows no cause of its own.
+    """
+    found = "unknown"
+    for text in reversed(texts):
+        sign = next(
+            (
+                each
+                for each in SIGNS
+                if each.text.search(text) and (each.place is None or each.place.search(place) is not None)
+            ),
+            None,
+        )
+        if sign is not None and (found == "unknown" or (found in _WEAK and sign.ending not in _WEAK)):
+            found = sign.ending
+        if found not in _WEAK:
+            break
+    return found
+
+
+def quoted(text: str, longest: int = LONGEST_TEXT) -> str:
+    """Return text of a log as it may be shown: on one line, cut, without secrets and words of requests."""
+    text = without_requests(without_secrets(text[: 4 * longest]))
+    text = _WHAT.sub("", clean(" ".join(text.split())))
+    return shortened(text, longest)
+
+
+# Before the words of an exception of C++, or of a line of PyTorch's.
+_WHAT = re.compile(r"^(?:- |what\(\): +|\[rank\d{1,5}\]:\[[EF][^\]\n]{1,120}\] )+")
+
+
+def shortened(text: str, longest: int = LONGEST_WORDS) -> str:
+    """Return a quotation cut at a word."""
+    return text if len(text) <= longest else text[: longest - 2].rpartition(" ")[0] + " " + CUT
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The line that explains an end. `place`: the deepest frame inside SGLang; `before`: recognised lines just before it."""
+
+    text: str
+    ending: str  # one of `CLASSES`
+    place: str = ""
+    rank: str = ""
+    line: int = 0  # of its file, 0 where not known
+    file: str = ""
+    time: float | None = None
+    marked: bool = False  # it stands beside text of others
+    before: tuple[str, ...] = ()
+    chain: int = 0  # the line where its chain of exceptions begins
+    sure: bool = True  # it did end a process
+
+    @property
+    def words(self) -> str:
+        """At most 200 characters of the text."""
+        return shortened(self.text)
+
+    @property
+    def where(self) -> str:
+        """Rank, line and file, as far as they are known."""
+        at = f"line {self.line:,} of {self.file}" if self.line and self.file else f"line {self.line:,}" if self.line else ""
+        return ", ".join(filter(None, (self.rank, at, self.place and f"raised at {self.place}")))
+
+    def is_better_than(self, other: Explanation | None) -> bool:
+        """Whether it explains an end better: more of the same, a heavier class, else the earlier one. What is marked is no better."""
+        if other is None:
+            return True
+        if self.chain and (self.chain, self.file, self.rank) == (other.chain, other.file, other.rank):
+            return True
+        if self.marked and not other.marked:
+            return False
+        if other.time is not None and self.time is not None and self.time - other.time > EPISODE_SECONDS:
+            return True
+        return self._weight > other._weight
+
+    @property
+    def _weight(self) -> tuple[bool, bool, int]:
+        weight = CLASSES[self.ending].weight
+        return weight >= CAUSE, self.sure, weight
+
+
+def explanation(event: Event, now: float | None) -> Explanation:
+    """Return the explanation in an event of the kind `words`."""
+    ranks = " ".join(f"{name.upper()}{rank}" for name, rank in event.rank._asdict().items() if rank is not None)
+    figures = event.figures
+    return Explanation(
+        event.text, event.word if event.word in CLASSES else "unknown", event.place, ranks, int(figures.get("line", 0)), event.file, now,
+        event.marked, event.before, int(figures.get("chain", 0)), not figures.get("unsure"),
+    )  # fmt: skip
+
+
+def to_json(each: Explanation | None, now: float) -> list[object] | None:
+    """Return an explanation as plain JSON, for a state file; an age in seconds stands in place of its time."""
+    if each is None:
+        return None
+    age = max(now - (now if each.time is None else each.time), 0.0)
+    return [each.text, each.ending, each.place, each.rank, each.line, each.file, age, each.marked, list(each.before)]
+
+
+def from_json(saved: object, now: float) -> Explanation | None:
+    """Return what `to_json` returned; None where it cannot be one. `now`: when it was saved."""
+    match saved:
+        case [str(text), str(ending), str(place), str(rank), int(line), str(file), int() | float() as age, bool(marked), list(before)] if (
+            ending in CLASSES and age >= 0
+        ):
+            lines = tuple(quoted(each) for each in before[:10] if isinstance(each, str))
+            return Explanation(quoted(text), ending, place[:200], rank[:40], line, file[:400], now - age, marked, lines)
+    return None
