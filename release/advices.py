@@ -19,7 +19,7 @@ import sys
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
@@ -39,20 +39,37 @@ ABOUT = (
 # The server, its start and what it runs; not its benchmarks, its client language and the server of diffusion models.
 _PATHS = re.compile(r"sglang/(?:srt|cli|jit_kernel|kernels)/|sglang/(?:launch_server|utils|profiler)\.py")
 _NOT_SERVING = re.compile(r"/tests?/|/test_|benchmark|/bench_|/debug_utils/|/testing/")
-_KINDS = {
-    "info": "info", "warning": "warning", "warn": "warning", "error": "error", "exception": "error",
-    "critical": "critical", "info_once": "info", "warning_once": "warning", "error_once": "error",
-    "log_info_on_rank0": "info", "log_info_on_rank": "info", "rank0_log": "info", "print_warning_once": "warning",
-    "print_info_once": "info", "print_deprecated_warning": "warning", "log_warning_on_rank0": "warning",
+_LEVELS = {
+    "info": "info", "warning": "warning", "warn": "warning", "error": "error", "exception": "error", "critical": "critical",
+    "info_once": "info", "warning_once": "warning", "error_once": "error",
 }  # fmt: skip
+_FUNCTIONS = {
+    "log_info_on_rank0": "info", "rank0_log": "info", "print_info_once": "info",
+    "print_warning_once": "warning", "print_deprecated_warning": "warning", "log_warning_on_rank0": "warning", "warn": "warning",
+}  # fmt: skip
+# What ends one request, with the place of its text; it is logged with the request's id behind it.
+_ABORTED = {"set_finish_with_abort": 0, "prepare_abort": 1, "FINISH_ABORT": 0}
+_LOGGED = frozenset((*_LEVELS.values(), *_FUNCTIONS.values()))
+_PERCENT = re.compile(r"%(?:\(\w+\))?[-#0 +]*\d*(?:\.\d+)?[sdrfxgi]")
+_CONSTANT = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
+_DEEPEST = 3  # names that stand for names, functions that return what others return
+ROLES = ("request", "decision", "recommends", "explains")
 _HOLE = "\0"
 _MOST_READINGS = 8  # of one text whose parts are chosen by conditions
 _LEAST_WORDS = 12  # letters that are constant; a text with fewer is nobody's in particular
 _LONGEST = 1500
 _FLAG = re.compile(r"(?<![\w-])--(?:no-)?[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*(?![\w-])")
-_NAME = re.compile(r"(?<![\w.\0-])[a-z][a-z0-9]*(?:_[a-z0-9]+)+(?![\w\0(-])")
-_VARIABLE = re.compile(r"(?<![A-Za-z0-9_\0])(?:SGLANG|SGL|NCCL|GLOO|MC|HCCL|MOONCAKE|NVSHMEM|DEEPEP|DG)_[A-Z0-9_]*[A-Z0-9](?![\w\0])")
-_READ_FROM_ENVIRONMENT = re.compile(r"""(?:environ(?:\.get\(|\[|\.setdefault\()|getenv\(|get_bool_env_var\(|get_int_env_var\()\s*["']([A-Z][A-Z0-9]*_[A-Z0-9_]+)["']""")
+_NAME = re.compile(r"(?:(?<![\w.\0/-])|(?<=\bself\.)|(?<=\bserver_args\.))[a-z][a-z0-9]*(?:_[a-z0-9]+)+(?![\w\0(-])")
+_VARIABLE = re.compile(
+    r"(?<![A-Za-z0-9_\0])(?:SGLANG|SGL|NCCL|GLOO|MC|HCCL|MOONCAKE|NVSHMEM|DEEPEP|DG)_[A-Z0-9_]*[A-Z0-9](?![\w\0])"
+)
+_READ_FROM_ENVIRONMENT = re.compile(
+    r"""(?:environ(?:\.get\(|\[|\.setdefault\()|getenv\(|get_bool_env_var\(|get_int_env_var\()\s*["']([A-Z][A-Z0-9]*_[A-Z0-9_]+)["']"""
+)
+
+_HAS_CONSTANTS = re.compile(r"^_?[A-Z][A-Z0-9]*_[A-Z0-9_]+ = (?:\(\n +)?[\"']", re.MULTILINE)
+# A line of source with a quotation mark and a name of the kind that is looked for; without one a file need not be parsed.
+_SAYS_SOMETHING = re.compile(r"[\"'][^\n]*(?:--[a-z]|[a-z]_[a-z]|[A-Z]_[A-Z])")
 
 
 class Text(NamedTuple):
@@ -65,14 +82,9 @@ class Text(NamedTuple):
     exception: str = ""
 
 
-def texts_of(source: str, path: str, constants: dict[str, str]) -> Iterator[Text]:
+def texts_of(tree: ast.Module, path: str, constants: dict[str, str]) -> Iterator[Text]:
     """The texts of one file."""
-    tree = ast.parse(source)
-    returned = {
-        node.name: [each.value for each in ast.walk(node) if isinstance(each, ast.Return) and each.value]
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef)
-    }
+    words_of = _Words(constants, tree)
     stack: list[tuple[ast.AST, str, ast.AST]] = [(tree, "", tree)]
     while stack:
         node, function, scope = stack.pop()
@@ -83,133 +95,195 @@ def texts_of(source: str, path: str, constants: dict[str, str]) -> Iterator[Text
         stack.extend((child, function, scope) for child in ast.iter_child_nodes(node))
         kind, arguments, exception = _printed(node)
         for argument in arguments:
-            for words in _Words(constants, scope, returned).of(argument):
+            for words in words_of.of(argument, scope):
+                if kind in _LOGGED:
+                    words = _PERCENT.sub(_HOLE, words)  # noqa: PLW2901 - a logger's own holes
                 yield Text(words, kind, path, function, exception)
 
 
 def _printed(node: ast.AST) -> tuple[str, list[ast.expr], str]:
-    if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-        keywords = [each.value for each in node.exc.keywords if each.arg in ("detail", "message", "msg")]
-        return "raise", [*node.exc.args[:2], *keywords], ast.unparse(node.exc.func)
-    if isinstance(node, ast.Assert) and node.msg is not None:
-        return "assert", [node.msg], ""
-    if not isinstance(node, ast.Call):
-        return "", [], ""
-    function = node.func
-    if isinstance(function, ast.Name):
-        kind = _KINDS.get(function.id, "") if function.id not in ("info", "warning", "error", "exception") else ""
-        return kind, _filled(node.args, first_is_text=not function.id.startswith("log_")), ""
-    if not isinstance(function, ast.Attribute):
-        return "", [], ""
-    owner = ast.unparse(function.value)
-    if function.attr in _KINDS and ("log" in owner.lower() or owner == "warnings"):
-        return _KINDS[function.attr], _filled(node.args), ""
-    if function.attr == "error" and owner == "parser":
-        return "error", node.args[:1], ""
+    """How a statement prints or raises, the expressions of its text, and the exception's type."""
+    match node:
+        case ast.Raise(exc=ast.Call(func=function, args=arguments, keywords=keywords)):
+            named = [each.value for each in keywords if each.arg in ("detail", "message", "msg")]
+            return "raise", [*arguments[:2], *named], ast.unparse(function)
+        case ast.Assert(msg=ast.expr() as words):
+            return "assert", [words], ""
+        case ast.Call(func=ast.Name(id=name), args=arguments) if name in _FUNCTIONS:
+            return (
+                _FUNCTIONS[name],
+                [each for each in arguments if not isinstance(each, ast.Name) or each.id != "logger"][:1],
+                "",
+            )
+        case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name), args=arguments) if name in _ABORTED:
+            return "error", [ast.BinOp(each, ast.Add(), ast.Name("")) for each in arguments[_ABORTED[name] :][:1]], name
+        case ast.Call(func=ast.Attribute(value=owner, attr=name), args=arguments) if name in _LEVELS:
+            of = ast.unparse(owner).lower()
+            if "log" in of or of in ("warnings", "parser"):
+                return _LEVELS[name], arguments[:1], ""
     return "", [], ""
 
 
-def _filled(arguments: list[ast.expr], *, first_is_text: bool = True) -> list[ast.expr]:
-    arguments = arguments if first_is_text else arguments[1:]
-    return arguments[:1]
+class _Given(NamedTuple):
+    """What the names of a function are given: each value, and which are added to."""
+
+    values: dict[str, list[ast.expr | None]]  # None: what cannot be seen here
+    added: set[str]
+
+
+def _given_in(scope: ast.AST) -> _Given:
+    given = _Given({}, set())
+    todo = list(ast.iter_child_nodes(scope))
+    while todo:
+        node = todo.pop()
+        if not isinstance(scope, ast.Module) or not isinstance(
+            node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        ):
+            todo.extend(ast.iter_child_nodes(node))
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    given.values.setdefault(target.id, []).append(node.value)
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            given.added.add(node.target.id)
+        elif isinstance(node, ast.arg):
+            given.values.setdefault(node.arg, []).append(None)
+        elif isinstance(node, (ast.For, ast.comprehension)) and isinstance(node.target, ast.Name):
+            given.values.setdefault(node.target.id, []).append(None)
+    return given
 
 
 class _Words:
-    """Reads an expression as words; a name is what it was given in its function."""
+    """Reads expressions of one file as words; a name is what it was given in its function."""
 
-    def __init__(self, constants: dict[str, str], scope: ast.AST, returned: dict[str, list[ast.expr]]) -> None:
-        self.constants, self.scope, self.returned = constants, scope, returned
+    def __init__(self, constants: dict[str, str], tree: ast.Module) -> None:
+        self.constants, self.tree = constants, tree
+        self.given: dict[int, _Given] = {}
+        self.scope: ast.AST
         self.open: set[str] = set()
 
-    def of(self, node: ast.expr) -> list[str]:
+    def of(self, node: ast.expr, scope: ast.AST) -> list[str]:
+        self.scope = scope
         return list(dict.fromkeys(self._read(node)))[:_MOST_READINGS]
 
     def _read(self, node: ast.expr) -> list[str]:
-        if isinstance(node, ast.Constant):
-            return [re.sub(r"%(?:\(\w+\))?[-#0 +]*\d*(?:\.\d+)?[sdrfxgi]", _HOLE, node.value).replace("%%", "%") if "%" in node.value else node.value] if isinstance(node.value, str) else [str(node.value)]
-        if isinstance(node, ast.JoinedStr):
-            parts = [self._read(each.value) if isinstance(each, ast.FormattedValue) and _is_words(each.value) else [_HOLE] if isinstance(each, ast.FormattedValue) else [str(each.value)] if isinstance(each, ast.Constant) else [_HOLE] for each in node.values]
-            return _joined(parts)
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-            return _joined([self._read(node.left), self._read(node.right)])
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
-            return self._read(node.left)
-        if isinstance(node, ast.IfExp):
-            return [*self._read(node.body), *self._read(node.orelse)]
-        if isinstance(node, ast.BoolOp):
-            return [words for each in node.values for words in self._read(each)]
-        if isinstance(node, ast.Name):
-            return self._named(node.id)
-        if isinstance(node, ast.Attribute):
-            if node.attr == "name" and re.fullmatch(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+", ast.unparse(node.value).rpartition(".")[2]):
-                return [ast.unparse(node.value).rpartition(".")[2]]
-            return self._named(node.attr) if node.attr.isupper() else [_HOLE]
-        if isinstance(node, ast.Call):
-            return self._called(node)
+        match node:
+            case ast.Constant(value=str(words)):
+                return [words]
+            case ast.JoinedStr(values=values):
+                return _joined([self._part(each) for each in values])
+            case ast.BinOp(left=left, op=ast.Add(), right=right):
+                return _joined([self._read(left), self._read(right)])
+            case ast.BinOp(left=left, op=ast.Mod()):
+                return [_PERCENT.sub(_HOLE, words).replace("%%", "%") for words in self._read(left)]
+            case ast.IfExp(body=body, orelse=other):
+                return [*self._read(body), *self._read(other)]
+            case ast.BoolOp(values=values):
+                return [words for each in values for words in self._read(each)]
+            case ast.Name(id=name):
+                return self._named(name)
+            case ast.Attribute(value=of, attr="name") if _CONSTANT.fullmatch(
+                last := ast.unparse(of).rpartition(".")[2]
+            ):
+                return [last]  # `envs.SGLANG_….name`
+            case ast.Attribute(attr=name) if name.isupper():
+                return [self.constants.get(name, _HOLE)]
+            case ast.Call():
+                return self._called(node)
         return [_HOLE]
 
+    def _part(self, node: ast.expr) -> list[str]:
+        """A part of an f-string: words that stand in the source, or a hole."""
+        if isinstance(node, ast.Constant):
+            return [str(node.value)]
+        if not isinstance(node, ast.FormattedValue) or node.format_spec is not None or node.conversion == ord("r"):
+            return [_HOLE]
+        return self._read(node.value)
+
     def _called(self, node: ast.Call) -> list[str]:
-        function = node.func
-        if isinstance(function, ast.Attribute):
-            if function.attr == "format":
-                return [re.sub(r"\{[^{}]*\}", _HOLE, words) for words in self._read(function.value)]
-            if function.attr in ("strip", "rstrip", "lstrip") or function.attr == "dedent":
-                return self._read(function.value if function.attr != "dedent" else node.args[0])
-            if function.attr == "join" and isinstance(function.value, ast.Constant) and node.args:
-                of = node.args[0]
-                return _joined([each for part in of.elts for each in ([str(function.value.value)], self._read(part))][1:]) if isinstance(of, (ast.List, ast.Tuple)) else [_HOLE]
-        name = function.id if isinstance(function, ast.Name) else function.attr if isinstance(function, ast.Attribute) else ""
-        if name in self.returned and name not in self.open and len(self.open) < 3:
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if isinstance(node.func, ast.Attribute):
+            of = node.func.value
+            if name == "format":
+                return [re.sub(r"\{[^{}]*\}", _HOLE, words) for words in self._read(of)]
+            if name in ("strip", "rstrip", "lstrip"):
+                return self._read(of)
+            if (
+                name == "join"
+                and isinstance(of, ast.Constant)
+                and node.args
+                and isinstance(node.args[0], (ast.List, ast.Tuple))
+            ):
+                parts = [part for each in node.args[0].elts for part in ([str(of.value)], self._read(each))]
+                return _joined(parts[1:])
+        if name in ("dedent", "cleandoc") and node.args:
+            return self._read(node.args[0])
+        if name in self._functions and name not in self.open and len(self.open) < _DEEPEST:
             self.open.add(name)
             try:
-                return [words for each in self.returned[name] for words in self._read(each)][:_MOST_READINGS] or [_HOLE]
+                return [words for each in self._returned(name) for words in self._read(each)][:_MOST_READINGS] or [
+                    _HOLE
+                ]
             finally:
                 self.open.discard(name)
         return [_HOLE]
 
+    @cached_property
+    def _functions(self) -> dict[str, ast.FunctionDef]:
+        return {node.name: node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef)}
+
+    def _returned(self, name: str) -> list[ast.expr]:
+        return [each.value for each in ast.walk(self._functions[name]) if isinstance(each, ast.Return) and each.value]
+
     def _named(self, name: str) -> list[str]:
-        if name in self.open or len(self.open) > 3:
+        given = self.given.get(id(self.scope))
+        if given is None:
+            given = self.given[id(self.scope)] = _given_in(self.scope)
+        values = given.values.get(name)
+        if values is None:
+            return [self.constants.get(name, _HOLE)]
+        if name in self.open or len(self.open) >= _DEEPEST:
             return [_HOLE]
         self.open.add(name)
         try:
-            given = [each.value for each in ast.walk(self.scope) if isinstance(each, ast.Assign) and any(isinstance(target, ast.Name) and target.id == name for target in each.targets)]
-            added = any(isinstance(each, ast.AugAssign) and isinstance(each.target, ast.Name) and each.target.id == name for each in ast.walk(self.scope))
-            readings = [words for each in given for words in self._read(each) if words != _HOLE]
-            if readings:
-                return [*readings, *(words + _HOLE for words in readings if added)]
+            readings = [
+                words for each in values[:_MOST_READINGS] for words in ([_HOLE] if each is None else self._read(each))
+            ]
         finally:
             self.open.discard(name)
-        return [self.constants.get(name, _HOLE)]
-
-
-def _is_words(node: ast.expr) -> bool:
-    """Whether a part of an f-string may be words that stand in the source."""
-    return isinstance(node, (ast.Name, ast.Constant, ast.IfExp, ast.JoinedStr)) or (isinstance(node, ast.Attribute) and (node.attr == "name" or node.attr.isupper()))
+        return [*readings, *(words + _HOLE for words in readings if name in given.added)][:_MOST_READINGS]
 
 
 def _joined(parts: list[list[str]]) -> list[str]:
     count = 1
     for at, part in enumerate(parts):
-        count *= len(part)
-        if count > _MOST_READINGS:
+        if count * len(part) > _MOST_READINGS:
             parts[at] = [_HOLE]
-            count //= len(part)
+        count *= len(parts[at])
     return ["".join(each) for each in product(*parts)]
 
 
 # What a text names
 
 
+_ALIASES = {
+    "--tp": "--tp-size", "--tensor-parallel-size": "--tp-size", "--dp": "--dp-size", "--data-parallel-size": "--dp-size",
+    "--ep": "--ep-size", "--expert-parallel-size": "--ep-size", "--pp": "--pp-size", "--pipeline-parallel-size": "--pp-size",
+    "--model": "--model-path", "--enable-custom-logits-processor": "--enable-custom-logit-processor",  # SGLang's own misspelling
+}  # fmt: skip
+
+
 @lru_cache(maxsize=1)
-def _arguments() -> dict[str, str]:
-    """The flag of each argument of any release."""
-    document = json.loads(FLAGS.read_text())
-    found = {}
-    for name, spans in document["arguments"].items():
-        flags = [row[4] for row in spans if len(row) > 4 and row[4]]
-        if spans[-1][2] != "-" or flags:
-            found[name] = flags[-1] if flags else "--" + name.replace("_", "-")
-    return found
+def _flags() -> tuple[dict[str, str], dict[str, str]]:
+    """The flags of all releases by argument, and by each spelling."""
+    by_argument, by_spelling = {}, dict(_ALIASES)
+    for name, spans in json.loads(FLAGS.read_text())["arguments"].items():
+        for row in spans:
+            flag = row[4] if len(row) > 4 else "--" + name.replace("_", "-")
+            if flag and (row[2] != "-" or len(row) > 4):
+                by_argument[name] = by_spelling[flag] = flag
+                by_spelling["--no-" + flag[2:]] = flag
+    return by_argument, by_spelling
 
 
 class Named(NamedTuple):
@@ -222,12 +296,11 @@ class Named(NamedTuple):
 
 def named_in(words: str, variables: frozenset[str]) -> list[Named]:
     """The flags, arguments and environment variables that a text names, in their order."""
-    arguments = _arguments()
-    known = set(arguments.values())
+    arguments, spellings = _flags()
     found = []
     for match in _FLAG.finditer(words):
-        flag = match[0].replace("_", "-")
-        if words[match.end() : match.end() + 1] != _HOLE and (flag in known or flag.replace("--no-", "--") in known or len(flag) > 5):
+        flag = spellings.get(match[0].replace("_", "-"))
+        if flag and words[match.end() : match.end() + 1] != _HOLE:
             found.append(Named(flag, match.start(), match.end()))
     for match in _NAME.finditer(words):
         if match[0] in arguments:
@@ -240,94 +313,169 @@ def named_in(words: str, variables: frozenset[str]) -> list[Named]:
 
 # What it advises
 
-_UP = r"increas(?:e|ing)|rais(?:e|ing)|enlarg(?:e|ing)|larger|higher|bigger|greater|bump"
-_DOWN = r"decreas(?:e|ing)|reduc(?:e|ing)|lower(?:ing)?|smaller|shrink(?:ing)?"
-_OFF = r"remov(?:e|ing)|disabl(?:e|ing)|unset(?:ting)?|drop(?:ping)?|without|turn(?:ing)? off|omit(?:ting)?|avoid(?:ing)?|not (?:using|setting|passing|use|set|pass|specify)|leave|rerun without"
-_ON = r"set(?:ting)?|us(?:e|ing)|specify(?:ing)?|pass(?:ing)?|enabl(?:e|ing)|add(?:ing)?|provid(?:e|ing)|try|export|with|via|by|requires?|needs?|switch(?:ing)? to|adjust(?:ing)?|configure|choose|tune|supply|give|check"
-_WAYS = ((re.compile(rf"\b(?:{_UP})\b", re.I), "+"), (re.compile(rf"\b(?:{_DOWN})\b", re.I), "-"), (re.compile(rf"\b(?:{_OFF})\b", re.I), "!"), (re.compile(rf"\b(?:{_ON})\b", re.I), "="))
-_AFTER = re.compile(r"[=:]?\s*(?:[^.;,]{0,20}\b)?to (?:be )?(?:a |an |something )?(?:much |slightly )?(?P<w>smaller|lower|larger|higher|bigger|greater)\b", re.I)
-_DECIDED = ((re.compile(r"\b(?:reduced|lowered|capped|clamped|decreased|shrunk|limited|scaled down|truncated|cut)\b", re.I), "-"), (re.compile(r"\b(?:increased|raised|bumped|rounded up)\b", re.I), "+"),
-            (re.compile(r"\b(?:disabled|ignored|turned off|disabling|disable|turn off|ignoring|dropped|cleared)\b", re.I), "!"), (re.compile(r"\b(?:set|enabled|changed|adjusted|overridden|overriding|forced|using|enabling|defaults?|defaulting|setting|switched|use|override)\b", re.I), "="))
-_CLAUSE = re.compile(r"[.;:!?\n](?=\s|$)|,\s| or (?=[a-z]+ )| and (?=[a-z]+ )|\(")
-_NUMBER = r"(?P<n>\0|-?\d+(?:\.\d+)?)(?![\w-]*[A-Za-z_(])"
+_SIZES = r"(?:larger|higher|bigger|greater)(?! than)", r"(?:smaller|lower)(?! than)"
+_UP = rf"increas(?:e|ing)|rais(?:e|ing)|enlarg(?:e|ing)|bump|{_SIZES[0]}"
+_DOWN = rf"decreas(?:e|ing)|reduc(?:e|ing)|lowering|shrink(?:ing)?|{_SIZES[1]}"
+_OFF = (
+    r"remov(?:e|ing)|disabl(?:e|ing)|unset(?:ting)?|drop(?:ping)?|(?:launch\w*|run\w*|start\w*|server|again) without|turn(?:ing)? off|omit(?:ting)?|avoid(?:ing)?"
+    r"|(?:not|n't) (?:using|setting|passing|use|set|pass|specify)"
+)
+_ON = (
+    r"set(?:ting)?|us(?:e|ing)|specify(?:ing)?|pass(?:ing)?|enabl(?:e|ing)|add(?:ing)?|provid(?:e|ing)|try|export|requires?(?= \S+$| (?:the |an? )?(?:flag |option |env\w* |variable |argument )?[`\'\"]*$)|needs(?= \S*$)"
+    r"|switch(?:ing)? to|adjust(?:ing)?|configur(?:e|ing)|choos(?:e|ing)|tun(?:e|ing)|supply|define"
+)
+_WAYS = tuple(
+    (re.compile(rf"\b(?:{words})\b", re.IGNORECASE), way)
+    for words, way in ((_UP, "+"), (_DOWN, "-"), (_OFF, "!"), (_ON, "="))
+)
+_BY = re.compile(
+    r"\b(?:by|via|launch\w* with|run\w* with|(?:re)?start\w* with|server with|halve[^.;,]{0,40} with)\s[\s`'\"]*$",
+    re.IGNORECASE,
+)
+_NOT = re.compile(
+    r"\b(?:not|never|cannot|can't|incompatible|conflicts?|unsupported|mutually exclusive|ignored|when|if|because|since)\b",
+    re.IGNORECASE,
+)
+# `--a to a smaller value`; `--a must be at least 2`
+_TO_A_VALUE = re.compile(
+    rf"[`'\"]*\s(?:[^.;,]{{0,20}}\b)?to (?:be )?(?:an? |something )?(?:much |slightly )?(?:(?P<up>{_SIZES[0]})|(?P<down>{_SIZES[1]}))\b"
+)
+_MUST = re.compile(
+    r"[`'\"]*(?: \([^)]{0,40}\))? (?:must|should|has to|needs to|need to) be (?P<not>not )?(?:(?P<up>greater|larger|higher|at least|>|increased|raised)"
+    r"|(?P<down>smaller|less|lower|at most|<|reduced|lowered|decreased)|(?P<off>unset|disabled|removed|None|False)|)"
+)
+_STATED = (
+    (re.compile(r"\b(?:reduc(?:ed?|ing)|lower(?:ed|ing)|capp(?:ed|ing)|clamp(?:ed|ing)|decreas(?:ed?|ing)|shrunk|limited|scaled down|truncated)\b", re.IGNORECASE), "-"),
+    (re.compile(r"\b(?:increas(?:ed?|ing)|rais(?:ed|ing)|bump(?:ed|ing)|round(?:ed|ing) up)\b", re.IGNORECASE), "+"),
+    (re.compile(r"\b(?:disabl(?:ed?|ing)|ignor(?:ed|ing)|turn(?:ed|ing)? off?|dropp(?:ed|ing)|cleared|(?:set|setting|reset) to (?:False|None)|=False)\b", re.IGNORECASE), "!"),
+    (
+        re.compile(
+            r"\b(?:set|enabl(?:ed|ing)|chang(?:ed?|ing)|adjust(?:ed|ing)?|overrid(?:e|den|ing)|forc(?:ed|ing)|defaults?|defaulting|setting|switch(?:ed|ing)"
+            r"|resolved|configured|using)\b",
+            re.IGNORECASE,
+        ),
+        "=",
+    ),
+)  # fmt: skip
+_FARTHEST = 48  # letters from a verb to the name that it is about
+_STRENGTH = ("", "=", "!", "-", "+")  # of two mentions of a flag the one that says more
+_CLAUSE = re.compile(r"[.;:!?](?=\s|$|[A-Z])|,\s| or (?=[a-z]+ )| and (?=[a-z]+ )|\((?!or )")
+_ALSO = re.compile(r"[\s`'\"]*(?:=\S+)?(?:,|/|\bor|\band|\(or|, or|, and|and/or)[\s`'\"]*")
+_NUMBER = r"(?P<n>\0|-?\d+(?:\.\d+)?)(?!\d|\.\d|\.\s\S*-|[\w-]*[A-Za-z_(])"
+_BETWEEN = r"(?:\s(?!needs\b|requires?\b|supports?\b|with\b|got\b|has\b|gives\b|and\b|or\b|on\b|for\b|but\b|which\b|when\b|than\b)\w+){0,4}?"
 _ADVISED = (
-    re.compile(rf"^(?:[^.;\n]|\.(?!\s)){{0,60}}?\b(?:above|below|at least|at most|over|under|than|exceed|up to|to|of|>=?|<=?|≥|≤)\s*(?:or equal to\s*)?(?:at least\s*|at most\s*|about\s*|around\s*)?['\"`]?{_NUMBER}"),
+    re.compile(rf"^[`'\"]?{_BETWEEN}\s?from:? (?:the )?(?:requested )?\S{{1,20}} to:? ['\"`]?{_NUMBER}"),
+    re.compile(
+        rf"^['\"`]?{_BETWEEN}\s?(?:\b(?:above|below|at least|at most|over|under|than|exceed|up to|to|of|be)|>=?|<=?|==|≥|≤|->):?\s*(?:or equal to\s*)?"
+        rf"(?:at least\s*|at most\s*|about\s*|around\s*|>=?\s*)?['\"`]?{_NUMBER}"
+    ),
     re.compile(rf"^['\"`]?(?:=| = | |: )['\"`]?{_NUMBER}"),
 )
 
 
-def directions_of(words: str, names: list[Named], role: str) -> dict[str, str]:
-    """The direction of each name, in their order: those that a text speaks of only are without one."""
+def directions_of(words: str, names: list[Named], role: str) -> list[str]:
+    """The direction of each mention, in their order: one that a text only speaks of is without."""
+    way_of = _stated if role == "decision" else _advised
+    return [way_of(words, names, at) for at in range(len(names))]
+
+
+def _strongest(names: list[Named], ways: list[str]) -> dict[str, str]:
+    """The direction of each name, of its mentions the one that says more."""
     found: dict[str, str] = {}
-    for at, name in enumerate(names):
-        way = _decided(words, name, names[at + 1 :]) if role == "decision" else _advised(words, name, names, at)
-        if not found.get(name.name):
+    for name, way in zip(names, ways, strict=True):
+        if _STRENGTH.index(way) > _STRENGTH.index(found.setdefault(name.name, way)):
             found[name.name] = way
     return found
 
 
-def _advised(words: str, name: Named, names: list[Named], at: int) -> str:
+def _advised(words: str, names: list[Named], at: int) -> str:
+    """What a text asks for: by the nearest verb before the name in its clause, or by what stands behind the name."""
+    name = names[at]
+    must = _MUST.match(words, name.end)
+    if must and not must["not"]:
+        return "+" if must["up"] else "-" if must["down"] else "!" if must["off"] else "="
     start = max([match.end() for match in _CLAUSE.finditer(words, 0, name.start)], default=0)
-    start = max(start, name.start - 90)
-    before = words[start : name.start]
-    # `A or B`, `A and B`, `A/B`: what is said of the first holds for the second.
-    if at and re.fullmatch(r"[\s`'\"]*(?:,|/|or|and|\(or|,? or)[\s`'\"]*", words[names[at - 1].end : name.start]):
-        earlier = _advised(words, names[at - 1], names, at - 1)
+    if at and _ALSO.fullmatch(words[names[at - 1].end : name.start]):  # what is said of `A` in `A or B` holds for `B`
+        earlier = _advised(words, names, at - 1)
         if earlier:
             return earlier
+    before = words[max([start, name.start - 90, *(each.end for each in names[:at])]) : name.start]
     last = [(match.start(), way) for pattern, way in _WAYS for match in pattern.finditer(before)]
-    way = max(last)[1] if last else ""
-    if way == "=" and re.search(r"\b(?:not|never|cannot|can't|incompatible|conflicts?|unsupported|mutually exclusive|ignored)\b", before, re.I):
+    lower = re.search(r"(?:^|[^\w]|\b(?:or|to|and|please|then|consider) )[Ll]ower [`'\"]*(?:the )?[`'\"]*$", before)
+    way = "-" if lower else max(last)[1] if last else ""
+    if way == "=" and len(before) - max(last)[0] > _FARTHEST:
         way = ""
-    after = _AFTER.match(words, name.end)
-    if after and way in ("=", ""):
-        way = "-" if after["w"].lower() in ("smaller", "lower") else "+"
-    return way
+    if last and _NOT.search(before, max(last)[0] + len("not ")):
+        way = ""
+    if way == "=" and _NOT.search(before):
+        way = ""
+    if _BY.search(before) and not _NAME.fullmatch(words, name.start, name.end):
+        way = "="
+    to = _TO_A_VALUE.match(words, name.end)
+    return ("+" if to["up"] else "-") if to and way in ("=", "") else way
 
 
-def _decided(words: str, name: Named, later: list[Named]) -> str:
-    end = min([match.start() for match in re.finditer(r"[.;\n](?=\s|$)", words[name.end :])], default=60)
-    after = words[name.end : name.end + min(end, 60)]
-    found = [(match.start(), way) for pattern, way in _DECIDED for match in pattern.finditer(after)]
-    if found:
-        return min(found)[1]
-    before = words[max(0, name.start - 40) : name.start]
-    found = [(match.start(), way) for pattern, way in _DECIDED for match in pattern.finditer(before)]
-    return max(found)[1] if found else ""
+def _stated(words: str, names: list[Named], at: int) -> str:
+    """What a text says that was done: by the first participle behind the name, or the last before it."""
+    name = names[at]
+    later = [each.start for each in names[at + 1 :]]
+    after = re.split(r"[.;,](?=\s|$)", words[name.end : min([name.end + 60, *later])])[0]
+    before = re.split(
+        r"[.;,](?=\s|$)", words[max([0, name.start - 40, *(each.end for each in names[:at])]) : name.start]
+    )[-1]
+    after = re.split(r"^:\s|\b(?:because|when|since|as|for|if)\b", after)[0]
+    parts = [(after, min), (before, max)]
+    if any(re.search(pattern.pattern + r"[\s`'\"]*(?:the )?$", before, re.IGNORECASE) for pattern, _ in _STATED):
+        parts.reverse()  # `Disable --a`, `setting --a`
+    for part, nearest in parts:
+        found = [(match.start(), way) for pattern, way in _STATED for match in pattern.finditer(part)]
+        if found and not re.search(
+            r"\b(?:not|never|no)\b|n't" + (r"|\b(?:when|if|because)\b" if part is before else ""), part
+        ):
+            return nearest(found)[1]
+    return ""
 
 
-def number_in(words: str, names: list[Named], ways: dict[str, str]) -> tuple[int, int] | None:
-    """Where the number stands that a text gives for a flag."""
+def number_in(words: str, names: list[Named], ways: list[str], role: str) -> tuple[int, int] | None:
+    """Where the number stands that a text gives for a flag: of what was decided the last one, which is what became of it."""
+    given = [at for at, way in enumerate(ways) if way and way == _strongest(names, ways)[names[at].name]]
     for pattern in _ADVISED:
-        for name in sorted(names, key=lambda each: not ways.get(each.name)):
-            end = min((each.start for each in names if each.start > name.start), default=len(words))
-            match = pattern.search(words[name.end : end])
+        for at in given[:: -1 if role == "decision" else 1]:
+            end = min((each.start for each in names if each.start > names[at].start), default=len(words))
+            match = pattern.search(words[names[at].end : end])
             if match:
-                return name.end + match.start("n"), name.end + match.end("n")
+                return names[at].end + match.start("n"), names[at].end + match.end("n")
     return None
 
 
 # Its role
 
 _RECOMMENDS = re.compile(
-    r"\b(?:consider|try|please|should|recommend\w*|suggest\w*|you (?:can|may|might|could|need)|better to|"
+    r"\b(?:consider|try|please(?! (?:raise|file|open|report|note|beware|refer|see|check|install|be|contact)\b)|should|recommend\w*|suggest\w*|you (?:can|may|might|could|need)|better to|"
     r"to (?:raise|increase|improve|reduce|lower|fix|resolve) (?:it|this)|can be (?:increased|raised|lowered|reduced)|may need)\b"
-    r"|(?:^|[.;:!?]\s*|,\s|\bor |\band |\bto \w+, )(?:set|use|pass|specify|lower|raise|reduce|increase|decrease|add|export|remove|rerun|unset|choose)\b",
+    r"|(?:^|[.;:!?]\s*|,\s|\bor |\band |\bto \w+, )(?:set|use|pass|specify|lower|raise|reduce|increase|decrease|add|export|remove|rerun|unset|choose|shrink|grow)\b",
     re.IGNORECASE,
 )
 _OPT_OUT = re.compile(
-    r"\b(?:to (?:override|disable|opt out|opt-out|keep|force|restore|silence|suppress|revert|turn (?:it |this )?off|re-?enable|skip|bypass|enable it|use it anyway|change|customi[sz]e)|explicitly|"
+    r"\b(?:to (?:override|disable|opt out|opt in|opt-out|keep|force|restore|silence|suppress|revert|turn (?:it |this )?off|re-?enable|skip|bypass|enable it|use it anyway|change|customi[sz]e)|explicitly|"
     r"if you (?:want|wish|prefer|need)|deprecated)\b",
     re.IGNORECASE,
 )
+_STRONGLY = re.compile(r"\b(?:consider|recommend\w*|suboptimal|sub-optimal|out[- ]of[- ]memory|OOM)\b", re.IGNORECASE)
 _DEPRECATED = re.compile(r"\bdeprecated\b|will be removed|is obsolete|has been renamed", re.IGNORECASE)
 _OF_A_REQUEST = re.compile(
-    r"srt/(?:entrypoints/(?:openai|anthropic|ollama|http_server|v1_|grpc|harmony|request)|openai_api|function_call|parser|sampling|managers/(?:io_struct|tokenizer_manager|tokenizer_manager_\w+|multimodal_processor|session|schedule_batch|io_)|"
+    r"srt/(?:entrypoints/(?:openai|anthropic|ollama|http_server|v1_|grpc|harmony|request)|openai_api|function_call|parser|sampling|managers/(?:io_struct|tokenizer_manager|tokenizer_manager_\w+|multimodal_processor|session|io_)|"
     r"session|constrained|multimodal|conversation|code_completion|reasoning_parser|jinja|grpc)"
 )
-_AT_THE_START = re.compile(r"init|launch|load|setup|configure|validate_args|check|post_init|warmup|start|run_|create|build|resolve|_handle_|parse", re.IGNORECASE)
+_AT_THE_START = re.compile(
+    r"init|launch|load|setup|configure|validate_args|check|post_init|warmup|start|run_|create|build|resolve|_handle_|parse",
+    re.IGNORECASE,
+)
 _REQUESTED = re.compile(r"\b(?:requests?|input|prompt|rid|return_\w+|sampling|stream(?:ing)?)\b", re.IGNORECASE)
-_OF_REQUESTS = re.compile(r"validate.*request|_request|request_|handle_.*req|tokenize_one|verify|normalize|generate|add_.*req|process_input|prepare_for", re.IGNORECASE)
+_OF_REQUESTS = re.compile(
+    r"validate.*request|_request|request_|handle_.*req|tokenize_one|verify|normalize|generate|add_.*req|process_input|prepare_for",
+    re.IGNORECASE,
+)
 
 
 def role_of(text: Text) -> str:
@@ -339,18 +487,29 @@ def role_of(text: Text) -> str:
         return "explains"
     if _DEPRECATED.search(text.words):
         return "decision"
-    if _RECOMMENDS.search(text.words) and not (text.kind in ("info", "warning") and _OPT_OUT.search(text.words)):
+    if (
+        text.kind == "info"
+        and re.match(r"(?:Set|Use) ", text.words)
+        and not _RECOMMENDS.search(text.words, len("Use "))
+    ):
+        return "decision"
+    opts_out = text.kind in ("info", "warning") and _OPT_OUT.search(text.words) and not _STRONGLY.search(text.words)
+    if _RECOMMENDS.search(text.words) and not opts_out:
         return "recommends"
     return "explains" if text.kind in ("error", "critical") else "decision"
 
 
 def _is_of_a_request(text: Text) -> bool:
-    if text.exception.endswith("HTTPException"):
+    if text.exception.endswith("HTTPException") or text.exception in _ABORTED:
         return True
     if _OF_A_REQUEST.search(text.path):
         starts = _AT_THE_START.search(text.function) and not _OF_REQUESTS.search(text.function)
         return not starts
-    return bool(_OF_REQUESTS.search(text.function) and re.search(r"\brequests?\b", text.words, re.I) and "server" not in text.function)
+    return bool(
+        _OF_REQUESTS.search(text.function)
+        and re.search(r"\brequests?\b", text.words, re.I)
+        and "server" not in text.function
+    )
 
 
 # One row for each text
@@ -382,9 +541,13 @@ def _row_of(text: Text, whole: Text, variables: frozenset[str]) -> Row | None:
         return None
     role = role_of(whole._replace(words=words))
     ways = directions_of(words, names, role)
-    place = number_in(words, names, ways)
-    ordered = sorted(ways, key=lambda name: not ways[name])
-    return Row(_with_braces(words, place), text.kind, role, tuple(name + ways[name] for name in ordered))
+    if role == "recommends" and not any(ways):  # it recommends something else
+        role = "explains" if text.kind in ("error", "critical") else "decision"
+        ways = directions_of(words, names, role)
+    strongest = _strongest(names, ways)
+    ordered = sorted(strongest, key=lambda name: not strongest[name])
+    braced = _with_braces(words, number_in(words, names, ways, role))
+    return Row(braced, text.kind, role, tuple(name + strongest[name] for name in ordered))
 
 
 def _with_braces(words: str, number: tuple[int, int] | None) -> str:
@@ -398,35 +561,58 @@ def _with_braces(words: str, number: tuple[int, int] | None) -> str:
     return plain(words[:start]) + ("{n}" if inside == _HOLE else "{n=" + inside + "}") + plain(words[end:])
 
 
-def of_wheel(path: Path) -> dict[str, Row]:
-    """The rows of one release, by text."""
-    sources = {}
+class Wheel(NamedTuple):
+    """What one release says, and the environment variables that it reads."""
+
+    texts: list[Text]
+    variables: frozenset[str]
+
+
+def wheel_of(path: Path) -> Wheel:
+    """Read one release."""
+    sources: dict[str, str] = {}
     with zipfile.ZipFile(path) as wheel:
         for name in sorted(wheel.namelist()):
             if name.endswith(".py") and _PATHS.match(name) and not _NOT_SERVING.search(name):
-                sources[name] = wheel.read(name).decode("utf-8", "replace")
-    variables = frozenset(name for source in sources.values() for name in _READ_FROM_ENVIRONMENT.findall(source))
-    constants = {}
+                sources[name] = wheel.read(name).decode("utf-8-sig", "replace")
+    constants: dict[str, str] = {}
     for source in sources.values():
-        constants.update(_constants_of(source))
+        if _HAS_CONSTANTS.search(source):
+            constants.update(_constants_of(ast.parse(source)))
+    texts = [
+        text
+        for name, source in sources.items()
+        if _SAYS_SOMETHING.search(source)
+        for text in texts_of(ast.parse(source), name.removeprefix("sglang/"), constants)
+    ]
+    return Wheel(
+        texts, frozenset(name for source in sources.values() for name in _READ_FROM_ENVIRONMENT.findall(source))
+    )
+
+
+def rows_by_text(wheel: Wheel) -> dict[str, Row]:
+    """The rows of one release, by text."""
     found: dict[str, Row] = {}
-    for name, source in sources.items():
-        for text in texts_of(source, name.removeprefix("sglang/"), constants):
-            for row in rows_of(text, variables):
-                found[row.words] = _heavier(found.get(row.words), row)
+    for text in wheel.texts:
+        for row in rows_of(text, wheel.variables):
+            found[row.words] = _heavier(found.get(row.words), row)
     return found
 
 
 def _heavier(one: Row | None, other: Row) -> Row:
     """Of two uses of one text the one that says more about a server."""
-    order = ("request", "decision", "recommends", "explains")
-    return other if one is None or order.index(other.role) > order.index(one.role) else one
+    return other if one is None or ROLES.index(other.role) > ROLES.index(one.role) else one
 
 
-def _constants_of(source: str) -> dict[str, str]:
+def _constants_of(tree: ast.Module) -> dict[str, str]:
     found = {}
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name) and node.targets[0].id.isupper():
+    for node in tree.body:
+        if (
+            isinstance(node, ast.Assign)
+            and len(node.targets) == 1
+            and isinstance(node.targets[0], ast.Name)
+            and node.targets[0].id.isupper()
+        ):
             if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
                 found[node.targets[0].id] = node.value.value
     return found
@@ -449,30 +635,41 @@ def corrected(row: Row, corrections: dict[str, dict[str, object]]) -> Row | None
             if change.get("role") == "none":
                 return None
             names = change.get("names")
-            row = row._replace(role=str(change.get("role", row.role)), names=tuple(map(str, names)) if isinstance(names, list) else row.names)
+            row = row._replace(
+                role=str(change.get("role", row.role)),
+                names=tuple(map(str, names)) if isinstance(names, list) else row.names,
+            )
     return row
 
 
-def main(wheels: list[str]) -> int:
-    """Read the wheels, write the table, and print how many texts each release has."""
+def written(wheels: dict[str, Wheel]) -> str:
+    """The table of these releases, oldest first, as JSON; it also prints how many texts each has."""
     corrections = yaml.safe_load(CORRECTIONS.read_text()) or {}
-    paths = sorted(map(Path, wheels), key=lambda path: _order(path.name.split("-")[1]))
-    releases = [path.name.split("-")[1] for path in paths]
     spans: dict[str, tuple[str, str]] = {}
     rows: dict[str, Row] = {}
-    for release, path in zip(releases, paths, strict=True):
-        found = {words: row for words, each in of_wheel(path).items() if (row := corrected(each, corrections)) is not None}
-        counts = Counter(row.role for row in found.values())
-        print(f"{release}: {len(found)} texts, " + ", ".join(f"{count} {role}" for role, count in sorted(counts.items())))
-        for words, row in found.items():
-            spans[words] = (spans.get(words, (release,))[0], release)
-            rows[words] = row
-    table = [[name_of(words), words, row.kind, row.role, list(row.names), *spans[words]] for words, row in sorted(rows.items())]
+    for release, wheel in wheels.items():
+        found = [row for each in rows_by_text(wheel).values() if (row := corrected(each, corrections)) is not None]
+        counts = Counter(row.role for row in found)
+        print(f"{release}: {len(found)} texts, " + ", ".join(f"{counts[role]} {role}" for role in ROLES))
+        for row in found:
+            spans[row.words] = (spans.get(row.words, (release,))[0], release)
+            rows[row.words] = row
+    counts = Counter(row.role for row in rows.values())
+    print(f"altogether: {len(rows)} texts, " + ", ".join(f"{counts[role]} {role}" for role in ROLES))
+    table = [
+        [name_of(words), words, row.kind, row.role, list(row.names), *spans[words]]
+        for words, row in sorted(rows.items())
+    ]
     assert len({row[0] for row in table}) == len(table), "two texts have one name"
-    head = json.dumps({"about": ABOUT, "releases": releases}, ensure_ascii=False)[:-1]
+    head = json.dumps({"about": ABOUT, "releases": list(wheels)}, ensure_ascii=False)[:-1]
     lines = ",\n".join(json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in table)
-    PLACE.write_text(f'{head}, "texts": [\n{lines}\n]}}\n')
-    print(f"{len(table)} texts altogether")
+    return f'{head}, "texts": [\n{lines}\n]}}\n'
+
+
+def main(wheels: list[str]) -> int:
+    """Read the wheels and write the table."""
+    paths = {path.name.split("-")[1]: path for path in map(Path, wheels)}
+    PLACE.write_text(written({release: wheel_of(paths[release]) for release in sorted(paths, key=_order)}))
     return 0
 
 

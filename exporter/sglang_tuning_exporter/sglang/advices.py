@@ -9,17 +9,24 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
+from os.path import commonprefix
 from typing import Any, NamedTuple
 
 _LONGEST = 2000
 _LONGEST_SUBJECT = 160  # of what varies before the first constant word
 _LINES = 60
+# A text of another release: so many constant letters, and so great a share of all, are the same from the beginning on.
+_LEAST_ALIKE, _SHARE_ALIKE = 48, 0.6
+_FIRST_LETTERS = 12  # of a piece, by which its place is found
 _NAMES = re.compile(r"--[a-z][\w-]*|[A-Za-z][A-Za-z0-9]*_\w+")
-_TYPE = re.compile(r"(?:[^\s\"']{1,300}\.py:\d{1,6}: )?[A-Za-z_][\w.]{0,120}(?:Error|Exception|Warning|Interrupt|WARNING|ERROR|INFO|CRITICAL): ")
+_TYPE = re.compile(
+    r"(?:[^\s\"']{1,300}\.py:\d{1,6}: )?[A-Za-z_][\w.]{0,120}(?:Error|Exception|Warning|Interrupt|WARNING|ERROR|INFO|CRITICAL): "
+)
 _FIGURE = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d{1,3})?")
 _PLACE = re.compile(r"\{\{|\}\}|\{\}|\{n(?:=([^}]*))?\}")
 _DIRECTIONS = {"+": "increase", "-": "decrease", "=": "set", "!": "unset"}
@@ -49,22 +56,27 @@ class _Text(NamedTuple):
 
 
 def recognise(text: str) -> Advice | None:
-    """Return which text of SGLang's a message is; None where it is none that names a flag. The message may begin with the type of an exception."""
+    """Return which text of SGLang's a message is; None where it is none that names a flag.
+
+    The message may begin with the type of an exception. A text of which another release changed the end is recognised by its beginning, with what
+    both name.
+    """
     if "_" not in text and "--" not in text:
         return None
     text = text[:_LONGEST]
     names = set(_NAMES.findall(text))
-    if not names:
-        return None
-    index = _index()
-    texts = [each for name in names if name in index for each in index[name]]
-    if not texts:
-        return None
-    for message in _readings(text):
-        found = [(sum(map(len, each.pieces)), each.advice, number) for each in texts if (number := _match(message, each)) is not None]
+    exact, near = _indexes()
+    texts = [each for name in names & exact.keys() for each in exact[name]]
+    for message in _readings(text) if texts else ():
+        found = [(each, number) for each in texts if (number := _number_of(message, each)) is not None]
         if found:
-            _, advice, number = max(found, key=lambda each: each[0])
-            return _with_number(advice, number)
+            whole, number = max(found, key=lambda each: _letters(each[0]))
+            return _with_number(whole.advice, number)
+    texts = [each for name in names & near.keys() for each in near[name]]
+    for message in _readings(text) if texts else ():
+        (reached, number), at = max((_reached(message, each), at) for at, each in enumerate(texts))
+        if reached >= max(_LEAST_ALIKE, _letters(texts[at]) * _SHARE_ALIKE):
+            return _with_number(_in_common(message, texts[at]), number)
     return None
 
 
@@ -78,26 +90,22 @@ def _readings(text: str) -> Iterator[str]:
             yield message
 
 
-def _match(message: str, text: _Text) -> str | None:
-    """Return the number that a message has in the place of the text's, empty where it has none; None where it is not this text."""
-    pieces = text.pieces
-    first, last = pieces[0], pieces[-1]
-    if not message.startswith(first) or (not last and not first):
+def _letters(text: _Text) -> int:
+    return sum(map(len, text.pieces))
+
+
+def _number_of(message: str, text: _Text) -> str | None:
+    """Return the number that a message has in the place of the text's, empty where there is none; None where it is not this text."""
+    first, *others = text.pieces
+    if not message.startswith(first):
         return None
     number, at = text.figure or "", len(first)
-    for place, piece in enumerate(pieces[1:], 1):
-        final = place == len(pieces) - 1
-        if not piece:
-            found = len(message) if final else at
-        elif final:
-            found = len(message) - len(piece)
-            if found < at or not message.endswith(piece):
-                return None
-        else:
-            found = message.find(piece, at)
-            if found < 0:
-                return None
-        if place == 1 and not first and found > _LONGEST_SUBJECT:
+    for place, piece in enumerate(others, 1):
+        # The last piece ends the message, and what stands between two pieces ends with the first chance.
+        found = len(message) - len(piece) if place == len(others) else message.find(piece, at)
+        if found < at or (place == 1 and not first and found > _LONGEST_SUBJECT):
+            return None
+        if place == len(others) and not message.endswith(piece):
             return None
         if place == text.number:
             number = message[at:found]
@@ -105,18 +113,67 @@ def _match(message: str, text: _Text) -> str | None:
     return number if at == len(message) else None
 
 
+def _reached(message: str, text: _Text) -> tuple[int, str]:
+    """Return how many constant letters of a text a message has before it differs, and the number that it has until there."""
+    reached, at, number = 0, 0, ""
+    for place, piece in enumerate(text.pieces):
+        found = message.find(piece[:_FIRST_LETTERS], at) if place else 0
+        if found < 0 or (place == 1 and not reached and found > _LONGEST_SUBJECT):
+            break
+        if place == text.number:
+            number = message[at:found]
+        alike = len(commonprefix((piece, message[found : found + len(piece)])))
+        reached, at = reached + alike, found + alike
+        if alike < len(piece):
+            break
+    return reached, number
+
+
+def _in_common(message: str, text: _Text) -> Advice:
+    """What a text says with the same words as a message."""
+    advice, words, said = text.advice, "0".join(text.pieces).lower(), message.lower()
+    named = {
+        name
+        for name in (*advice.flags, *advice.variables)
+        if name.lower() in said or name[2:].replace("-", "_") in said
+    }
+    ways = tuple(
+        (name, way)
+        for name, way in advice.directions
+        if (phrase := re.search(r"\S+ \S*" + re.escape(name.lower()), words)) and phrase[0] in said
+    )
+    given = {way for _, way in ways}
+    return Advice(
+        advice.pattern,
+        advice.kind,
+        tuple(flag for flag in advice.flags if flag in named),
+        tuple(name for name in advice.variables if name in named),
+        given.pop() if len(given) == 1 else None,
+        None,
+        advice.role,
+        ways,
+    )
+
+
 def _with_number(advice: Advice, number: str) -> Advice:
     figure = _FIGURE.match(number.strip(" '\"`"))
     if figure is None:
         return advice
     return Advice(
-        advice.pattern, advice.kind, advice.flags, advice.variables, advice.direction, figure[0], advice.role, advice.directions
+        advice.pattern,
+        advice.kind,
+        advice.flags,
+        advice.variables,
+        advice.direction,
+        figure[0],
+        advice.role,
+        advice.directions,
     )
 
 
 @lru_cache(maxsize=1)
 def table() -> tuple[tuple[str, str, str, Advice], ...]:
-    """Return all texts: as they stand in the file, the first and the last release that has them, and what they say."""
+    """Return all texts of all releases: as they stand in the file, the first and the last release that has them, and what they say."""
     document: dict[str, Any] = json.loads((files(__package__) / "advices.json").read_text(encoding="utf-8"))
     return tuple(
         (words, first, last, _advice(name, kind, role, names))
@@ -146,30 +203,29 @@ def _advice(name: str, kind: str, role: str, names: list[str]) -> Advice:
 
 
 @lru_cache(maxsize=1)
-def _index() -> dict[str, list[_Text]]:
-    """The texts by the rarest of the names that stand whole in them."""
+def _indexes() -> tuple[dict[str, list[_Text]], dict[str, list[_Text]]]:
+    """The texts by the rarest of the names that stand whole in them, and by the first."""
     texts = [_text_of(words, advice) for words, _, _, advice in table()]
     named = [_whole_names(text.pieces) for text in texts]
-    counts: dict[str, int] = {}
-    for names in named:
-        for name in names:
-            counts[name] = counts.get(name, 0) + 1
-    index: dict[str, list[_Text]] = {}
+    counts = Counter(name for names in named for name in set(names))
+    exact: dict[str, list[_Text]] = {}
+    near: dict[str, list[_Text]] = {}
     for text, names in zip(texts, named, strict=True):
         if names:
-            index.setdefault(min(names, key=lambda name: (counts[name], name)), []).append(text)
-    return index
+            exact.setdefault(min(names, key=lambda name: (counts[name], name)), []).append(text)
+            near.setdefault(names[0], []).append(text)
+    return exact, near
 
 
-def _whole_names(pieces: tuple[str, ...]) -> set[str]:
+def _whole_names(pieces: tuple[str, ...]) -> list[str]:
     """The names in constant words that no varying part can lengthen."""
     last = len(pieces) - 1
-    return {
+    return [
         match[0]
         for at, piece in enumerate(pieces)
         for match in _NAMES.finditer(piece)
         if (match.start() or not at) and (match.end() < len(piece) or at == last)
-    }
+    ]
 
 
 def _text_of(words: str, advice: Advice) -> _Text:
