@@ -25,7 +25,7 @@ DECODE = (
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "RESTART_SECONDS", 0.01)
+    monkeypatch.setattr(threads, "PAUSES", (0.01, 0.01, 0.01))
 
 
 @pytest.fixture
@@ -86,8 +86,8 @@ def test_a_thread_that_fails_again_and_again_is_given_up(said: list[str]) -> Non
     group.give_up = given_up.set
     group.start("log", lambda: 1 / 0)
     assert given_up.wait(60)
-    assert (group.failed, group.errors["log"]) == ("log", threads.MOST_IN_A_ROW)
-    assert said[-1] == "log thread: 5 errors in a row: the exporter ends"
+    assert (group.failed, group.errors["log"], group.up["log"]) == ("log", 4, False)
+    assert said[-1] == "log thread: 4 errors in a row: the exporter ends"
 
 
 def test_errors_far_apart_do_not_count_as_repeated(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
@@ -95,7 +95,7 @@ def test_errors_far_apart_do_not_count_as_repeated(monkeypatch: pytest.MonkeyPat
     stopping = threading.Event()
     group = Threads(stopping)
     group.start("log", lambda: 1 / 0)
-    wait_for(lambda: len(said) > 3 * threads.MOST_IN_A_ROW)
+    wait_for(lambda: len(said) > 12)
     stopping.set()
     assert group.join(time.monotonic() + 60)
     assert group.failed == ""
@@ -108,7 +108,7 @@ def test_an_exporter_whose_log_cannot_be_followed_any_more_exits_with_status_one
         import sys
         from sglang_tuning_exporter.cli import main
         from sglang_tuning_exporter.collect import tail, threads
-        threads.RESTART_SECONDS = 0.01
+        threads.PAUSES = (0.01, 0.01, 0.01)
         tail.LogFollower.poll = lambda _: 1 / 0
         sys.exit(main(["serve", "--listen-address", "127.0.0.1:0", "--log-file", sys.argv[1]]))
     """)
@@ -116,5 +116,5 @@ def test_an_exporter_whose_log_cannot_be_followed_any_more_exits_with_status_one
         [sys.executable, "-c", broken, str(log)], capture_output=True, text=True, timeout=120, check=False
     )
     assert ended.returncode == 1
-    assert "log thread: 5 errors in a row: the exporter ends" in ended.stderr
+    assert "log thread: 4 errors in a row: the exporter ends" in ended.stderr
     assert "Traceback" not in ended.stderr

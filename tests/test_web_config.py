@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import socket
 import ssl
@@ -22,7 +23,8 @@ from conftest import Exporter, Page, environment, running_exporter, wait_for
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.serve import server
 from sglang_tuning_exporter.serve.probe import is_alive
-from sglang_tuning_exporter.serve.security.active_config import ActiveConfig
+from sglang_tuning_exporter.serve.security import active_config
+from sglang_tuning_exporter.serve.security.active_config import CLOSE_SECONDS, LOOK_SECONDS, ActiveConfig
 from sglang_tuning_exporter.serve.security.guard import TokenBucket
 from sglang_tuning_exporter.serve.security.passwords import MOST_CACHED, Passwords, credentials
 from sglang_tuning_exporter.serve.security.web_config import CURVES, HEADERS, SUITES, WebConfigError, parse
@@ -57,6 +59,7 @@ FILES = {
     "no password": "basic_auth_users: {prometheus: }",
     "a hash cut short": f"basic_auth_users: {{prometheus: '{HASH[:-3]}'}}",
     "a hash of too low a cost": f"basic_auth_users: {{prometheus: '{HASH.replace('$04$', '$03$')}'}}",
+    "a hash of too high a cost": f"basic_auth_users: {{prometheus: '{HASH.replace('$04$', '$15$')}'}}",
     "a list of users": "basic_auth_users: [prometheus]",
     "one user twice under a tag": f"basic_auth_users: !users {{prometheus: '{HASH}', prometheus: '{HASH}'}}",
     "an endless interval": "rate_limit: {interval: 9999999999h, burst: 1}",
@@ -128,7 +131,7 @@ FILES = {
 STRICTER = {
     "nothing", "a comment", "TLS 1.0", "TLS 1.1", "versions that exclude each other", "a version without a certificate",
     "clients verified by everybody's authorities", "an authority without a certificate",
-    "clients asked and not verified", "any certificate at all", "several curves",
+    "clients asked and not verified", "any certificate at all", "several curves", "a hash of too high a cost",
 }  # fmt: skip
 try:
     ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).set_ecdh_curve("X25519")
@@ -187,6 +190,7 @@ def test_every_file_is_judged_as_node_exporter_judges_it_but_for_those_that_are_
         ("rate_limit: {interval: 1s, burst: 0}", "rate_limit.burst=0: give a number above 0"),
         ('http_server_config: {headers: {Content-Security-Policy: "a\\r\\nSet-Cookie: b"}}', "one line of plain text"),
         ("basic_auth_users: {'a:b': x}", "with a colon"),
+        (f"basic_auth_users: {{a: '{HASH.replace('$04$', '$31$')}'}}", "basic_auth_users.a: its cost is 31, so that a check takes"),
         ("? [a, b]\n: c", "give a plain word as a key"),
         ('"a\\nb": c\n"a\\nb": d', "a b: it stands there twice"),
         ('"\\UFFFFFFFF": c', "not YAML"),
@@ -449,19 +453,24 @@ def scraped(exporter: Ours, client: ssl.SSLContext | None) -> Page:
         connection.close()
 
 
-def test_a_file_that_breaks_while_it_runs_opens_nothing_and_closes_nothing_and_is_reported(tmp_path: Path) -> None:
+BROKEN = {
+    "not YAML": GUARDED + "rate_limit: {",
+    "it is empty": "",
+    "unknown key": GUARDED + "typo: 1\n",
+    "absent.pem": GUARDED.replace("server.pem", "absent.pem"),
+    "restart the exporter to turn TLS on or off": f"basic_auth_users: {{prometheus: '{HASH}'}}",
+}
+
+
+def test_a_file_that_breaks_while_it_runs_opens_nothing_and_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(active_config, "CLOSE_SECONDS", 1e6)  # the time that a writer has
     own = certificates(tmp_path)
     file = own.write(GUARDED)
     with ours(file) as exporter:
         assert scraped(exporter, own.client()).value("sglang_tuning_web_config_up") == 1
-        breaks = {
-            "not YAML": GUARDED + "rate_limit: {",
-            "it is empty": "",
-            "unknown key": GUARDED + "typo: 1\n",
-            "absent.pem": GUARDED.replace("server.pem", "absent.pem"),
-            "restart the exporter to turn TLS on or off": f"basic_auth_users: {{prometheus: '{HASH}'}}",
-        }
-        for said, text in breaks.items():
+        for said, text in BROKEN.items():
             own.write(text)
             wait_for(lambda said=said: any(said in line for line in exporter.said), 8)  # type: ignore[misc]
             assert ask(exporter.url, own.client()).status == 401
@@ -473,8 +482,42 @@ def test_a_file_that_breaks_while_it_runs_opens_nothing_and_closes_nothing_and_i
         own.write(GUARDED)
         wait_for(lambda: scraped(exporter, own.client()).value("sglang_tuning_web_config_up") == 1, 8)
         errors = [line for line in exporter.said if line.startswith("ERROR")]
-        assert len(errors) == len(breaks) + 1, "each problem is logged once"
+        assert len(errors) == len(BROKEN) + 1, "each problem is logged once"
         assert HASH not in "".join(exporter.said)
+
+
+@pytest.mark.parametrize("broken", ["a FIFO", "not YAML", "it is empty", "unknown key", "absent.pem"])
+def test_while_the_file_is_of_no_use_nobody_is_let_in_as_with_node_exporter(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(active_config, "CLOSE_SECONDS", 0.0)
+    own = certificates(tmp_path)
+    file = own.write(GUARDED)
+    with ours(file) as exporter:
+        assert ask(exporter.url, own.client(), basic("prometheus", "right")).status == 200
+        if broken == "a FIFO":
+            os.mkfifo(tmp_path / "fifo")
+            (tmp_path / "fifo").rename(file)
+        else:
+            own.write(BROKEN[broken])
+        wait_for(lambda: ask(exporter.url, own.client(), basic("prometheus", "right")).status == 403, 8)
+        assert is_alive("127.0.0.1", exporter.port), "its container is not to be restarted"
+        file.unlink()
+        own.write(GUARDED.replace(HASH, hashed("new")))
+        wait_for(lambda: ask(exporter.url, own.client(), basic("prometheus", "new")).status == 200, 8)
+        assert ask(exporter.url, own.client(), basic("prometheus", "right")).status == 401
+
+
+def test_a_file_that_is_soon_whole_again_closes_nothing(tmp_path: Path) -> None:
+    assert (LOOK_SECONDS, CLOSE_SECONDS) == (1.0, 3.0), "as docs/tls.md says"
+    own = certificates(tmp_path)
+    web_config = ActiveConfig(own.write(GUARDED))
+    own.write("")
+    assert [web_config.reload(), web_config.reload()] == [False, False]
+    assert (web_config.is_up, web_config.is_open) == (False, True)
+    own.write(GUARDED)
+    assert [web_config.reload(), web_config.reload()] == [False, True]
+    assert (web_config.is_up, web_config.is_open) == (True, True)
 
 
 def test_a_file_emptied_while_it_is_written_lets_nobody_in_where_node_exporter_does(tmp_path: Path) -> None:
@@ -483,7 +526,7 @@ def test_a_file_emptied_while_it_is_written_lets_nobody_in_where_node_exporter_d
     with ours(file) as exporter, node_exporter(file) as theirs:
         file.write_text("")
         wait_for(lambda: any("it is empty" in line for line in exporter.said), 8)
-        assert ask(exporter.url).status == 401
+        assert ask(exporter.url).status in {401, 403}
         assert ask(theirs.url).status == 200
 
 
@@ -494,8 +537,7 @@ def test_a_missing_file_is_used_once_it_exists(tmp_path: Path) -> None:
     own.write(GUARDED.replace("server.", "later."))
     assert [web_config.reload(), web_config.reload()] == [False, False]
     own.issue("later", own.authority, "localhost")
-    assert web_config.reload()
-    assert not web_config.reload()
+    assert [web_config.reload() for _ in range(3)] == [False, True, False]
 
 
 def test_a_prometheus_scrapes_over_tls_with_a_password(certified: Certificates, tmp_path: Path) -> None:

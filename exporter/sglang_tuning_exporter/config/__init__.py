@@ -95,7 +95,7 @@ class Config:
         aliases=("--web.listen-address",),
     )
     scrape_timeout: float = _setting(
-        values.seconds, 10.0, "SECONDS", "longest wait for SGLang; the timeout that the scraper announces shortens it"
+        values.seconds, 10.0, "SECONDS", "longest wait for SGLang; a scraper that waits less gets a page without SGLang's own series"
     )
     metrics_path: str = _setting(
         values.path_of_metrics, "/metrics", "PATH", "where SGLang's exposition lies under its address"

@@ -1,7 +1,7 @@
 """`python -m sglang_tuning_exporter.serve.probe`: a container's health check, without password or certificate.
 
-An exporter that asks for a password (401), for fewer requests (429) or, in its handshake, for a certificate is alive too. The
-address is that of `SGLANG_TUNING_LISTEN_ADDRESS`, asked from inside the container.
+An exporter that asks for a password (401), for fewer requests (429), for a web configuration that can be read (403) or, in its
+handshake, for a certificate is alive too. The address is that of `SGLANG_TUNING_LISTEN_ADDRESS`, asked from inside the container.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 
 DEFAULT_PORT = 9741
 SECONDS = 3.0
-ALIVE = frozenset({200, 401, 429})
+ALIVE = frozenset({200, 401, 403, 429})
 
 
 def is_alive(host: str, port: int, seconds: float = SECONDS) -> bool:

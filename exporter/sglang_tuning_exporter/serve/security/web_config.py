@@ -57,7 +57,8 @@ HEADERS: Mapping[str, tuple[str, ...]] = {
     "X-XSS-Protection": (),
     "Strict-Transport-Security": (),
 }
-_HASH = re.compile(r"\$2[aby]\$(?:0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")
+_HASH = re.compile(r"\$2[aby]\$(0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")
+MOST_COST = 14  # of bcrypt: a check takes about a second, and at 31 days
 # A hash or a key in a wrong place, where an error message would show it; also a part of one.
 _SECRET = re.compile(r"\$2[abxy]?\$[0-9]{2}\$\S*|-----BEGIN.*|[A-Za-z0-9+/=]{60,}", re.DOTALL | re.IGNORECASE)
 _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?(?:ns|us|µs|ms|s|m|h))+|0")
@@ -166,10 +167,12 @@ def _users(given: dict[str, Any]) -> dict[str, str]:
     for name, hashed in given.items():
         if ":" in name:
             raise ValueError(f".{redacted(name)}: a name with a colon cannot be sent; give another")
-        if not (isinstance(hashed, str) and _HASH.fullmatch(hashed)):
-            raise ValueError(
-                f".{redacted(name)}: give a bcrypt hash, such as `htpasswd -nBC 10 {redacted(name)}` prints"
-            )
+        match = _HASH.fullmatch(hashed) if isinstance(hashed, str) else None
+        remedy = f"give a bcrypt hash, such as `htpasswd -nBC 10 {redacted(name)}` prints"
+        if match is None:
+            raise ValueError(f".{redacted(name)}: {remedy}")
+        if int(match[1]) > MOST_COST:
+            raise ValueError(f".{redacted(name)}: its cost is {match[1]}, so that a check takes seconds to days; {remedy}, of {MOST_COST} at most")
     return given
 
 

@@ -1,0 +1,127 @@
+"""A file that a setting names is read within limits of kind, size and time; one that does not answer is asked again when it has."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from conftest import wait_for
+from sglang_tuning_exporter.config import files, resolve
+from sglang_tuning_exporter.config.values import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def test_a_regular_file_is_read_also_behind_a_link(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"text")
+    (tmp_path / "link").symlink_to("file")
+    assert files.read(tmp_path / "file") == files.read(tmp_path / "link") == b"text"
+
+
+def listening(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (os.mkfifo, "not a regular file"),
+        (Path.mkdir, "Is a directory"),
+        (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
+        (listening, "not a regular file"),
+        (lambda path: path.write_bytes(b"x" * (files.MOST_BYTES + 1)), "larger than 1024 KiB"),
+        (lambda path: None, "No such file or directory"),
+    ],
+    ids=["a FIFO", "a directory", "a device", "a socket", "too large", "nothing"],
+)
+def test_what_is_no_file_of_a_usual_size_is_refused_at_once(
+    make: Callable[[Path], object], words: str, tmp_path: Path
+) -> None:
+    make(tmp_path / "it")
+    with pytest.raises(OSError, match=".") as refused:
+        files.read(tmp_path / "it")
+    assert refused.value.strerror == words
+
+
+class Mount:
+    """A file system that answers `open` only while it is let."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answers, self.asked = threading.Event(), 0
+        real = os.open
+
+        def opened(name: object, *rest: object, **more: object) -> int:
+            if "hung" in str(name):
+                self.asked += 1
+                self.answers.wait(60)
+            return real(name, *rest, **more)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(os, "open", opened)
+
+
+@pytest.fixture
+def mount(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mount]:
+    made = Mount(monkeypatch)
+    yield made
+    made.answers.set()
+
+
+def test_a_file_that_does_not_answer_costs_its_time_once_and_is_read_when_it_answers(
+    mount: Mount, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(files.within, "__defaults__", (0.2,))
+    file = tmp_path / "hung"
+    file.write_bytes(b"text")
+    for _ in range(3):
+        with pytest.raises(OSError, match="no answer for") as late:
+            files.read(file)
+        assert late.value.errno == errno.ETIMEDOUT
+    assert mount.asked == 1, "nobody is sent after a thread that has not returned"
+    mount.answers.set()
+    wait_for(lambda: not files._asked)
+    assert files.read(file) == b"text"
+
+
+def test_two_who_ask_at_once_share_the_answer(mount: Mount, tmp_path: Path) -> None:
+    file = tmp_path / "hung"
+    file.write_bytes(b"text")
+    found: list[bytes] = []
+    askers = [threading.Thread(target=lambda: found.append(files.read(file))) for _ in range(2)]
+    for asker in askers:
+        asker.start()
+    wait_for(lambda: mount.asked == 1)
+    time.sleep(0.05)
+    mount.answers.set()
+    for asker in askers:
+        asker.join(5)
+    assert found == [b"text", b"text"]
+
+
+@pytest.mark.parametrize("setting", ["api_key_file", "web_config", "config"])
+def test_a_setting_that_names_a_fifo_is_a_mistake_of_the_user_and_does_not_wait(setting: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    begin = time.monotonic()
+    with pytest.raises(UsageError, match=r"not a regular file; give a") as refused:
+        resolve({"log_file": ["x"], setting: str(tmp_path / "fifo")}, {})
+    assert "\n" not in str(refused.value)
+    assert time.monotonic() - begin < 30
+
+
+def test_a_state_file_whose_directory_does_not_answer_stops_the_start_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(files.within, "__defaults__", (0.2,))
+    answers = threading.Event()
+    monkeypatch.setattr(Path, "is_dir", lambda _: answers.wait(60))
+    with pytest.raises(UsageError, match="no answer for 0 s; give a path for a file in a directory that exists"):
+        resolve({"log_file": ["x"], "state_file": str(tmp_path / "state")}, {})
+    answers.set()
