@@ -160,6 +160,31 @@ def test_late_tokens_alone_name_a_chunk_only_where_a_larger_one_takes_no_longer(
     assert suspected(of(load, chunked_prefill_size=chunk)).get("chunked_prefill_size") == to
 
 
+@pytest.mark.parametrize(
+    ("profile", "prompt", "chunk", "why", "to"),
+    [
+        ("offline", 667, 256, "pool_full", 1024),
+        ("offline", 667, 1024, "pool_full", None),  # large enough
+        ("offline", 200, 256, "pool_full", None),  # a prompt fits into one
+        ("offline", 0, 256, "pool_full", None),  # nothing is known of the prompts
+        ("offline", 667, 256, "no_queue", None),  # nobody waits
+        ("online", 667, 256, "pool_full", None),  # first tokens are in time, and running requests would pause longer
+    ],
+)
+def test_where_throughput_counts_a_full_cache_names_chunks_smaller_than_the_prompts(
+    profile: str, prompt: int, chunk: int, why: str, to: object
+) -> None:
+    # As on a real server: chunks of 256 tokens for prompts of 667 gave 283 and 313 tokens per CPU second, of 1,024 347 and 348.
+    load = Load(running=6, why=why, usage=0.95 if why == "pool_full" else 0.5, prompt=prompt)
+    assert suspected(of(load, profile, chunked_prefill_size=chunk)).get("chunked_prefill_size") == to
+
+
+def test_a_small_chunk_beside_a_full_cache_comes_before_a_larger_cache() -> None:
+    load = Load(running=6, why="pool_full", usage=0.95, prompt=667)
+    changes = by_row(of(load, "offline", chunked_prefill_size=256, max_total_tokens=400_000, LIMIT=64.0))
+    assert changes["running_far_below_limit"] == [("--chunked-prefill-size", 1024), ("--max-total-tokens", 800_000)]
+
+
 def test_a_small_chunk_under_dp_attention_is_counted_for_each_rank() -> None:
     args: dict[str, Any] = {"enable_dp_attention": True, "dp_size": 8, "tp_size": 8, "schedule_conservativeness": 0.3}
     assert suspected(of(LATE_FIRST, chunked_prefill_size=64, **args))["chunked_prefill_size"] == 8192

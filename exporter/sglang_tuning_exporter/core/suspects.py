@@ -130,7 +130,7 @@ SUSPECTS: tuple[Suspect, ...] = (
     ),
     Suspect(
         "chunked_prefill_size",
-        "first_tokens tokens",
+        "first_tokens tokens pool",
         "Each chunk takes a pass through the model, and a small one takes about as long as one of 1,024 tokens.",
         "prompts fit into one chunk",
         "srt/managers/schedule_policy.py, PrefillAdder",
@@ -621,17 +621,21 @@ def _prefill_tokens(view: View, seen: frozenset[str], most: float) -> Proven | N
 
 
 def _small_chunk(view: View, seen: frozenset[str], chunk: float) -> Proven | None:
-    """A prompt takes several passes through the model, one for each small chunk."""
+    """A prompt takes several passes through the model, one for each small chunk: first tokens are late, or a full cache costs throughput twice."""
     reserve, prompt = view.facts.reserve_gb, view.prompt
     chunk /= view.facts.attention_ranks
     is_tiny = chunk < TINY_CHUNK
     late = {"first_tokens", "tokens"} if is_tiny else {"first_tokens"}
-    if late.isdisjoint(seen) or (reserve is not None and reserve < view.profile.reserve_lower_gb):
+    is_late = not late.isdisjoint(seen)
+    is_slow = "pool" in seen and view.profile.time_to_first_token_seconds is None and prompt is not None
+    if not (is_late or is_slow) or (reserve is not None and reserve < view.profile.reserve_lower_gb):
         return None
     taken = ceil(prompt / chunk) if prompt else None
     if taken == 1:
         return None
-    rows = _PROMPTS | {"latency_batch_too_large"} | ({"latency_prefill_between"} if is_tiny else frozenset())
+    rows = frozenset({"running_far_below_limit"} if is_slow else ())
+    if is_late:
+        rows |= _PROMPTS | {"latency_batch_too_large"} | ({"latency_prefill_between"} if is_tiny else frozenset())
     gain = f"a mean prompt takes {taken} chunks" if taken is not None else ""
     return Proven(rows, LEAST_USEFUL_CHUNK * view.facts.attention_ranks, gain)
 
