@@ -103,7 +103,7 @@ def test_one_in_two_hundred_requests_is_none() -> None:
 
 
 def test_failures_are_notified_after_five_minutes_and_a_burst_is_not() -> None:
-    busy = load(20, 1200, every=5, running=8)
+    busy = load(20, 1200, running=8)
     often, burst = [failed(30 + at, at) for at in range(0, 1100, 10)], [failed(800, room) for room in range(3)]
     fires, none = (
         [each.alert for each in alerts(*start(disaggregation_mode="decode"), *sorted((*busy, *lines), key=lambda line: line[:21]), end=1220)]

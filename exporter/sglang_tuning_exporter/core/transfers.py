@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+LONG_WAIT = 600  # seconds, as SGLang's own line advises
 WAITING, BOOTSTRAP = "SGLANG_DISAGGREGATION_WAITING_TIMEOUT", "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT"
 _SECONDS = re.compile(r"timed out after (\d{1,6}(?:\.\d{1,3})?) ?s")
 _ADVISED = re.compile(r"(SGLANG_[A-Z_]{3,60})=(\d{1,9})")
@@ -116,4 +117,4 @@ def relaxed(cause: Cause, text: str) -> str:
     waited = _SECONDS.search(text)
     if waited is not None and float(waited[1]) >= 600:
         return f"longer waits will hardly help: {cause.variable} is {float(waited[1]):.0f} s already"
-    return f"if it is only slow: export {advised or f'{cause.variable}=600'} on the {cause.side} server (default 300 seconds)"
+    return f"if it is only slow: export {advised or f'{cause.variable}={LONG_WAIT}'} on the {cause.side} server (default 300 seconds)"

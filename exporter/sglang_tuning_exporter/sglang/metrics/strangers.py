@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-# First those whose page can hold series of SGLang's as well: this exporter passes them on.
+_ITSELF = "that of sglang-tuning-exporter itself"
 _OWNERS: tuple[tuple[str, str], ...] = (
-    ("sglang_tuning_", "that of sglang-tuning-exporter itself"),
+    ("sglang_tuning_", _ITSELF),
     ("sgl_router_|smg_", "that of SGLang's router (model gateway)"),
     ("vllm[:_]", "vLLM's"),
     ("tgi_", "that of Text Generation Inference"),
@@ -29,7 +29,7 @@ _OWNERS: tuple[tuple[str, str], ...] = (
 _SERIES = re.compile(
     r"^[ \t]*(?:" + "|".join(f"(?P<of{place}>{names})" for place, (names, _) in enumerate(_OWNERS)) + r")\w", re.MULTILINE
 )
-_OWN = re.compile(r"^[ \t]*sglang_tuning_\w", re.MULTILINE)
+_OWN = re.compile(r"^[ \t]*sglang_tuning_build_info\b", re.MULTILINE)  # every page of this exporter has it, beside the series that it passes on
 _SGLANGS = re.compile(r"^[ \t]*sglang(?::|_(?!tuning_))", re.MULTILINE)
 
 
@@ -39,7 +39,7 @@ def owner_of(page: str) -> str | None:
     This exporter's own page is its own, also where it passes SGLang's series on.
     """
     if _OWN.search(page) is not None:
-        return _OWNERS[0][1]
+        return _ITSELF
     if _SGLANGS.search(page) is not None:
         return ""
     found = {int(match.lastgroup[2:]) for match in _SERIES.finditer(page) if match.lastgroup}
