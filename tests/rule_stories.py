@@ -158,8 +158,10 @@ def _by_alert(answer: str) -> dict[str, float]:
     return found
 
 
-def shown(rules: Path, series: Mapping[str, str], names: Iterable[str], directory: Path) -> dict[str, list[Alert]]:
-    """Give the alerts of these names that fire after ten minutes of these series, as promtool renders them."""
+def shown(
+    rules: Path, series: Mapping[str, str], names: Iterable[str], directory: Path, after: str = "10m"
+) -> dict[str, list[Alert]]:
+    """Give the alerts of these names that fire after so long of these series, a sample a minute, as promtool renders them."""
     document = {
         "rule_files": [str(rules)],
         "evaluation_interval": "1m",
@@ -169,7 +171,7 @@ def shown(rules: Path, series: Mapping[str, str], names: Iterable[str], director
                 "input_series": [{"series": name, "values": values} for name, values in series.items()],
                 "alert_rule_test": [
                     # An alert that is never there, so that promtool prints those that are.
-                    {"alertname": name, "eval_time": "10m", "exp_alerts": [{"exp_labels": {"never": "there"}}]}
+                    {"alertname": name, "eval_time": after, "exp_alerts": [{"exp_labels": {"never": "there"}}]}
                     for name in names
                 ],
             }

@@ -28,6 +28,7 @@ import yaml
 
 from rule_stories import shown
 from sglang_tuning_exporter.config.values import Address
+from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.core.runbooks import BY_ALERT, INHIBITIONS, PROMETHEUS
 from sglang_tuning_exporter.mixin import alerts
 from sglang_tuning_exporter.recordings.notifications import Receiver, as_text
@@ -431,8 +432,48 @@ def test_a_cause_in_another_cluster_holds_nothing_back(manager: Alertmanager) ->
     down, long = alert("SGLangServerDown", "two:1"), alert("SGLangOftenDown", "two:1")
     down["labels"]["cluster"], long["labels"]["cluster"] = "a", "b"
     manager.send(down, long)
-    wait_until(lambda: manager.names("two:1"), "the message")
-    assert manager.names("two:1") == [["SGLangOftenDown", "SGLangServerDown"]]
+    wait_until(lambda: len(manager.names("two:1")) > 1, "a message of each cluster")
+    assert sorted(manager.names("two:1")) == [["SGLangOftenDown"], ["SGLangServerDown"]]
+
+
+def of_fleet(instance: str, diagnosis: str, **labels: str) -> dict[str, Any]:
+    """Give an alert of one server of a fleet, with its diagnosis as Prometheus has it."""
+    one = alert(BY_ID[diagnosis].alert, instance)
+    one["labels"] |= {"diagnosis": diagnosis, **labels}
+    return one
+
+
+def test_one_message_stands_for_many_servers_with_the_same_diagnosis(manager: Alertmanager) -> None:
+    many = alert("SGLangManyServers", "")
+    many["labels"] = {
+        "alertname": "SGLangManyServers",
+        "job": "big",
+        "diagnosis": "queue_too_long",
+        "severity": "warning",
+    }
+    held = [of_fleet(f"held:{number}", "queue_too_long", job="big") for number in range(4)]
+    sent = {
+        "free:1": of_fleet("free:1", "retracting_too_often", job="big"),  # of another diagnosis
+        "free:2": of_fleet("free:2", "queue_too_long", job="small"),  # of another pool
+        "free:3": of_fleet("free:3", "queue_too_long", job="big", cluster="b"),
+    }
+    manager.send(many, *held, *sent.values())
+    wait_until(lambda: all(manager.names(instance) for instance in sent), "the others")
+    alerts_of = [[each["labels"]["alertname"] for each in message["alerts"]] for message in manager.received]
+    assert alerts_of.count(["SGLangManyServers"]) == 1
+    assert not any(manager.names(each["labels"]["instance"]) for each in held)
+
+
+def test_two_servers_behind_one_exporter_have_a_message_each_and_both_are_held_back_when_it_is_dead(
+    manager: Alertmanager,
+) -> None:
+    manager.send(*[of_fleet("both:9741", "queue_too_long", server=name) for name in ("chat", "code")])
+    wait_until(lambda: len(manager.names("both:9741")) > 1, "a message of each server")
+    assert manager.names("both:9741") == [["SGLangQueueTooLong"]] * 2
+    dead = [of_fleet("dead:9741", "queue_too_long", server=name) for name in ("chat", "code")]
+    manager.send(alert(EXPORTER_DOWN, "dead:9741"), *dead)
+    wait_until(lambda: manager.names("dead:9741"), "the message")
+    assert manager.names("dead:9741") == [[EXPORTER_DOWN]]
 
 
 def test_of_alerts_sent_together_the_most_severe_comes_first(manager: Alertmanager) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from sglang_tuning_exporter.config.profiles import DEFAULT
 from sglang_tuning_exporter.core.rows import CHANCES, FAILURES, LIMITS, OBJECTIVES, Row
 from sglang_tuning_exporter.core.runbooks import ALERTS, INHIBITIONS, MOST_SEVERE_FIRST, PROMETHEUS, figures, filled
+from sglang_tuning_exporter.mixin import native
 from sglang_tuning_exporter.mixin.annotations import DEFAULT_LINKS, Links, alert_annotations
 from sglang_tuning_exporter.mixin.identity import POOL, SERVER, TARGET, listed
 from sglang_tuning_exporter.mixin.rendering import render
@@ -81,6 +82,7 @@ def files(time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> dict[str, st
     rules = render("rules.yml.j2", **values)
     return {
         "alerts/rules/sglang-tuning.rules.yml": _OF_RULES.sub(lambda match: scaled(match[0], time_scale), rules),
+        native.FILE: native.text(),
         "alerts/alertmanager.yml": render("alertmanager.yml.j2", **values),
         "alerts/templates/sglang-tuning.tmpl": render("notification.tmpl.j2", **values),
     }

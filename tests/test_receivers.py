@@ -1,0 +1,156 @@
+"""The receivers of deploy/alertmanager.example.yml: what a real Alertmanager sends to Slack, PagerDuty, a mailbox and a webhook.
+
+Only the addresses differ from the example, and the waiting times.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from sglang_tuning_exporter.config.values import Address
+from sglang_tuning_exporter.recordings.notifications import Receiver
+from sglang_tuning_exporter.recordings.stack import Process, free_port, program
+from test_alertmanager import ADVICE, LOOPBACK, MISSING, Alertmanager, MailSink, alert, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "deploy" / "alertmanager.example.yml"
+DOCUMENT: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
+RUNBOOK = "http://gpu1:9741/runbooks/SGLangRetractingTooOften"
+TITLE = "[warn] gpu1: retracting 4.0/min → --schedule-conservativeness 0.1→1.3"
+
+
+class Sinks:
+    """What has arrived, by receiver; and the Alertmanager that sends it."""
+
+    def __init__(self, manager: Alertmanager, received: dict[str, list[Any]]) -> None:
+        self.manager, self.received = manager, received
+
+    def last(self, name: str, number: int) -> Any:
+        wait_until(lambda: len(self.received[name]) >= number, f"message {number} at {name}")
+        return self.received[name][number - 1]
+
+
+@contextmanager
+def sending(directory: Path) -> Iterator[Sinks]:
+    path = program("alertmanager")
+    if path is None:
+        pytest.fail(f"prometheus-alertmanager {MISSING}", pytrace=False)
+    document = yaml.safe_load(EXAMPLE.read_text())
+    received: dict[str, list[Any]] = {name: [] for name in ("slack", "pagerduty", "webhook", "email")}
+    by_name = {each["name"]: each for each in document["receivers"]}
+    with ExitStack() as stack:
+        hooks = {}
+        for name in ("slack", "pagerduty", "webhook"):
+            hooks[name] = Receiver(Address(LOOPBACK, 0), received[name].append)
+            hooks[name].start()
+            stack.callback(hooks[name].stop)
+        mail = MailSink()
+        mail.messages = received["email"]
+        mail.start()
+        stack.callback(mail.stop)
+        (directory / "secret").write_text("a" * 32)
+        (directory / "slack").write_text(hooks["slack"].url)
+        by_name["slack"]["slack_configs"][0]["api_url_file"] = str(directory / "slack")
+        by_name["pagerduty"]["pagerduty_configs"][0] |= {
+            "routing_key_file": str(directory / "secret"),
+            "url": hooks["pagerduty"].url,
+        }
+        by_name["webhook"]["webhook_configs"][0] |= {"url": hooks["webhook"].url}
+        del by_name["webhook"]["webhook_configs"][0]["http_config"]
+        config = by_name["email"]["email_configs"][0]
+        for key in ("auth_username", "auth_password_file"):
+            del config[key]
+        config |= {"smarthost": mail.address, "require_tls": False}
+        document["templates"] = [str(ROOT / "alerts" / "templates" / "*.tmpl")]
+        routes = [{"receiver": name, "continue": True} for name in received]
+        document["route"] |= {"group_wait": "1s", "group_interval": "1s", "routes": routes}
+        (directory / "alertmanager.yml").write_text(yaml.safe_dump(document))
+        url = f"http://{LOOPBACK}:{free_port()}"
+        command = [
+            path, f"--config.file={directory / 'alertmanager.yml'}", f"--storage.path={directory / 'data'}",
+            "--cluster.listen-address=", f"--web.listen-address={url.removeprefix('http://')}",
+        ]  # fmt: skip
+        process = Process("alertmanager", command, directory / "alertmanager.log")
+        stack.callback(process.stop)
+        process.wait_until_ready(f"{url}/-/ready")
+        yield Sinks(Alertmanager(url, mail, []), received)
+
+
+@pytest.fixture(scope="module")
+def sinks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sinks]:
+    """Send one alert to all receivers, and then its end."""
+    with sending(tmp_path_factory.mktemp("receivers")) as found:
+        words = {"advice": ADVICE, "runbook_url": RUNBOOK}
+        name = "SGLangRetractingTooOften"
+        found.manager.send(alert(name, "gpu1:9741", words))
+        for receiver in found.received:
+            found.last(receiver, 1)
+        found.manager.send(alert(name, "gpu1:9741", words, ended=True))
+        yield found
+
+
+def test_slack_gets_title_colour_link_and_advice(sinks: Sinks) -> None:
+    [attachment] = sinks.last("slack", 1)["attachments"]
+    assert (attachment["title"], attachment["color"], attachment["title_link"]) == (TITLE, "warning", RUNBOOK)
+    assert attachment["fallback"] == TITLE
+    assert f"Change {ADVICE}" in attachment["text"]
+
+
+def test_pagerduty_gets_title_severity_link_and_advice(sinks: Sinks) -> None:
+    event = sinks.last("pagerduty", 1)
+    assert (event["event_action"], event["payload"]["summary"]) == ("trigger", TITLE)
+    assert event["payload"]["severity"] == "warning"
+    assert [link["href"] for link in event["links"]] == [RUNBOOK]
+    assert f"Change {ADVICE}" in event["payload"]["custom_details"]["what"]
+
+
+def test_a_mailbox_gets_title_and_advice(sinks: Sinks) -> None:
+    mail = sinks.last("email", 1)
+    assert mail["Subject"] == TITLE
+    assert f"Change {ADVICE}" in mail.get_body(("plain",)).get_content()
+
+
+def test_a_webhook_gets_every_text_as_an_annotation(sinks: Sinks) -> None:
+    [sent] = sinks.last("webhook", 1)["alerts"]
+    assert {"title", "summary", "past", "description", "advice", "runbook_url"} == set(sent["annotations"])
+
+
+def test_what_is_over_is_said_in_the_past_everywhere(sinks: Sinks) -> None:
+    past = "[resolved] SGLang retracted running requests: the KV cache was full. It lasted "
+    [attachment] = sinks.last("slack", 2)["attachments"]
+    assert attachment["color"] == "good"
+    assert attachment["text"].strip().startswith(past)
+    assert sinks.last("email", 2).get_body(("plain",)).get_content().strip().startswith(past)
+    assert sinks.last("pagerduty", 2)["event_action"] == "resolve"
+    assert attachment["title"].startswith("[resolved] gpu1: retracting")
+
+
+def test_without_an_address_there_is_no_link_that_leads_nowhere(tmp_path: Path) -> None:
+    with sending(tmp_path) as found:
+        found.manager.send(alert("SGLangServerDown", "gpu2:9741"))
+        event = found.last("pagerduty", 1)
+        assert (event["payload"]["severity"], event.get("links") or []) == ("critical", [])
+        assert not found.last("slack", 1)["attachments"][0].get("title_link")
+
+
+def test_the_example_has_grouping_and_inhibition_of_the_generated_configuration() -> None:
+    generated = yaml.safe_load((ROOT / "alerts" / "alertmanager.yml").read_text())
+    assert DOCUMENT["inhibit_rules"] == generated["inhibit_rules"]
+    assert DOCUMENT["route"]["group_by"] == generated["route"]["group_by"]
+
+
+def test_the_routes_of_the_example_lead_to_receivers_that_it_has() -> None:
+    text = re.sub(r"^  # (?=  |routes:)", "  ", EXAMPLE.read_text(), flags=re.MULTILINE)
+    routes = yaml.safe_load(text)["route"]["routes"]
+    names = {each["name"] for each in DOCUMENT["receivers"]}
+    assert len(routes) == 3
+    assert {route["receiver"] for route in routes} <= names
