@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ def profiled(tokens: int, ranks: str = "TP0") -> str:
     return f"{stamp(2, ranks)}max_total_tokens=131072 is larger than the profiled value {tokens}. Use the profiled value instead."
 
 
-def arguments(**more: object) -> str:
+def arguments(**more: Any) -> str:
     return start(**more)[0]
 
 
@@ -38,7 +39,12 @@ def test_a_pool_below_nothing_is_said_at_once_with_the_figures_of_the_start() ->
     answer = judged([weights(21.73, 166.59), *(profiled(-561_981, f"DP{rank} TP{rank}") for rank in range(8))])
     own = finding(answer, "no_kv_cache")
     assert (answer.judgement.verdict, own.severity) == ("no_kv_cache", "critical")
-    assert own.sentence == "SGLang computes a KV cache of -561,981 tokens: the weights take 166.59 GB of each GPU, which leaves 21.73 GB."[:-1]
+    assert (
+        own.sentence
+        == "SGLang computes a KV cache of -561,981 tokens: the weights take 166.59 GB of each GPU, which leaves 21.73 GB."[
+            :-1
+        ]
+    )
     assert changes(answer, "no_kv_cache") == [("mem_fraction_static", 0.95), ("", None)]
     assert "0.885" in own.changes[0].gain
 
@@ -59,7 +65,12 @@ def test_what_follows_it_is_not_said_as_another_failure_and_nothing_lowers_the_f
     error = f"{stamp(3, 'TP0')}RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."
     answer = judged([arguments(), weights(21.73, 166.59), profiled(-561_981), error])
     assert "out_of_memory_any" not in found(answer)
-    assert not [each for own in answer.judgement.findings for each in own.changes if each.arg == "mem_fraction_static" and each.direction == "lower"]
+    assert not [
+        each
+        for own in answer.judgement.findings
+        for each in own.changes
+        if each.arg == "mem_fraction_static" and each.direction == "lower"
+    ]
 
 
 def test_a_smaller_pool_than_asked_for_is_no_failure() -> None:
@@ -81,11 +92,15 @@ def test_it_counts_for_its_own_start() -> None:
     [
         ({"chunked_prefill_size": 64}, "prompts are computed in chunks of 64 tokens", [("chunked_prefill_size", 4096)]),
         ({"disable_cuda_graph": True}, "CUDA graphs are switched off", [("disable_cuda_graph", False)]),
-        ({"disable_cuda_graph": True, "chunked_prefill_size": 128}, "CUDA graphs are switched off and prompts", [("disable_cuda_graph", False), ("chunked_prefill_size", 4096)]),
+        (
+            {"disable_cuda_graph": True, "chunked_prefill_size": 128},
+            "CUDA graphs are switched off and prompts",
+            [("disable_cuda_graph", False), ("chunked_prefill_size", 4096)],
+        ),
     ],
 )  # fmt: skip
 def test_a_start_that_slows_every_request_down_is_said_without_any_load(
-    more: dict[str, object], sentence: str, advised: list[tuple[str, object]]
+    more: dict[str, Any], sentence: str, advised: list[tuple[str, object]]
 ) -> None:
     answer = judged(start(**more))
     own = finding(answer, "costly_settings")
@@ -96,9 +111,16 @@ def test_a_start_that_slows_every_request_down_is_said_without_any_load(
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"chunked_prefill_size": -1}, {"chunked_prefill_size": 1024}, {"device": "cpu", "disable_cuda_graph": True}, {"disaggregation_mode": "prefill", "disable_cuda_graph": True}]
-)  # fmt: skip
-def test_usual_settings_are_no_finding(more: dict[str, object]) -> None:
+    "more",
+    [
+        {},
+        {"chunked_prefill_size": -1},
+        {"chunked_prefill_size": 1024},
+        {"device": "cpu", "disable_cuda_graph": True},
+        {"disaggregation_mode": "prefill", "disable_cuda_graph": True},
+    ],
+)
+def test_usual_settings_are_no_finding(more: dict[str, Any]) -> None:
     assert "costly_settings" not in found(judged(start(**more)))
 
 
@@ -135,7 +157,7 @@ def test_what_sglang_says_of_its_host_cache_is_an_info_with_its_words() -> None:
         ("Write page to storage: 4 pages failed.", {"hicache_storage_backend": "mooncake"}, ""),
     ],
 )  # fmt: skip
-def test_advice_follows_from_what_failed(line: str, more: dict[str, object], advised: str) -> None:
+def test_advice_follows_from_what_failed(line: str, more: dict[str, Any], advised: str) -> None:
     answer = judged([*start(**more), *load(20, 40), stamp(61, "TP0") + line, *load(62, 20)])
     own = finding(answer, "hicache_degraded")
     assert own.changes[0].arg == advised
@@ -144,7 +166,11 @@ def test_advice_follows_from_what_failed(line: str, more: dict[str, object], adv
 
 @pytest.mark.parametrize(
     "line",
-    ["Allocating 120.00 GB host memory for hierarchical KV cache.", "HiCache storage backend 'file' attached", "user says: " + KERNEL],
+    [
+        "Allocating 120.00 GB host memory for hierarchical KV cache.",
+        "HiCache storage backend 'file' attached",
+        "user says: " + KERNEL,
+    ],
 )
 def test_other_words_about_it_are_no_finding(line: str) -> None:
     assert "hicache_degraded" not in found(judged([*start(), stamp(12, "TP0") + line, *load(20, 40)]))
@@ -153,9 +179,17 @@ def test_other_words_about_it_are_no_finding(line: str) -> None:
 # Speculative decoding
 
 
-def drafted(length: float, seconds: int = 60, **more: object) -> list[str]:
-    lines = start(speculative_algorithm="EAGLE3", **{"speculative_num_steps": 4, "speculative_num_draft_tokens": 24, **more})
-    return [*lines, *(decode(20 + at, 8).replace(", cuda graph", f", accept len: {length:.2f}, cuda graph") for at in range(0, seconds, 2))]
+def drafted(length: float, seconds: int = 60, **more: Any) -> list[str]:
+    lines = start(
+        speculative_algorithm="EAGLE3", **{"speculative_num_steps": 4, "speculative_num_draft_tokens": 24, **more}
+    )
+    return [
+        *lines,
+        *(
+            decode(20 + at, 8).replace(", cuda graph", f", accept len: {length:.2f}, cuda graph")
+            for at in range(0, seconds, 2)
+        ),
+    ]
 
 
 def test_drafts_that_are_rejected_are_an_info_and_never_the_verdict() -> None:
@@ -175,7 +209,7 @@ def test_drafts_that_are_rejected_are_an_info_and_never_the_verdict() -> None:
         (0.54, {}),  # another figure than the mean with the token that needs no draft
     ],
 )
-def test_drafts_that_may_pay_are_no_finding(length: float, more: dict[str, object]) -> None:
+def test_drafts_that_may_pay_are_no_finding(length: float, more: dict[str, Any]) -> None:
     assert "speculation_rejected" not in found(judged(drafted(length, **more)))
 
 

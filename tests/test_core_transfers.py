@@ -25,7 +25,13 @@ SOME = (
 
 
 def failed(
-    at: float, room: int = 11, reason: str = TIMED_OUT, *, rank: int = 0, side: str = "Decode transfer", raised: bool = True
+    at: float,
+    room: int = 11,
+    reason: str = TIMED_OUT,
+    *,
+    rank: int = 0,
+    side: str = "Decode transfer",
+    raised: bool = True,
 ) -> str:
     request = "decode_req.req" if side.startswith("Decode") else "req"
     because = f" with exception KVTransferError(bootstrap_room={room}): {reason.format(room=room)}" if raised else ""
@@ -88,13 +94,19 @@ def test_whatever_a_reason_and_a_request_id_hold_one_request_failed(text: str) -
 
 def test_one_failed_request_that_is_all_the_load_is_a_warning() -> None:
     answer = judged([failed(0)])
-    assert (answer.judgement.verdict, finding(answer, ROW).severity, finding(answer, ROW).is_limit) == (ROW, "warning", True)
+    assert (answer.judgement.verdict, finding(answer, ROW).severity, finding(answer, ROW).is_limit) == (
+        ROW,
+        "warning",
+        True,
+    )
 
 
 @pytest.mark.parametrize(("every", "is_found"), [(20, True), (240, False)])
 def test_failures_that_go_on_are_a_finding_and_one_in_four_minutes_is_none(every: int, *, is_found: bool) -> None:
     lines = [*load(20, 1200, running=8), *(failed(30 + at, at) for at in range(0, 1100, every))]
-    assert (ROW in found(judged([*start(disaggregation_mode="decode"), *sorted(lines, key=lambda line: line[:21])]))) is is_found
+    assert (
+        ROW in found(judged([*start(disaggregation_mode="decode"), *sorted(lines, key=lambda line: line[:21])]))
+    ) is is_found
 
 
 def test_one_in_two_hundred_requests_is_none() -> None:
@@ -114,7 +126,10 @@ def test_failures_are_notified_after_five_minutes_and_a_burst_is_not() -> None:
 
 
 def test_requests_that_wait_for_the_other_side_follow_from_failing_transfers() -> None:
-    waits = [line.replace("#queue-req: 0", "#prealloc-req: 0, #transfer-req: 40, #queue-req: 0") for line in load(20, 300, running=8)]
+    waits = [
+        line.replace("#queue-req: 0", "#prealloc-req: 0, #transfer-req: 40, #queue-req: 0")
+        for line in load(20, 300, running=8)
+    ]
     lines = [*waits, *(failed(30 + at, at) for at in range(0, 280, 10))]
     answer = judged([*start(disaggregation_mode="decode"), *sorted(lines, key=lambda line: line[:21])])
     assert answer.judgement.verdict == ROW
@@ -189,7 +204,10 @@ def test_every_cause_is_found_by_words_of_its_own() -> None:
 
 def page(number: float, name: str = "num_transfer_failed_reqs_total") -> str:
     ranks = (f'sglang:{name}{{tp_rank="{rank}",pp_rank="0"}} {number}\n' for rank in range(4))
-    return "".join(ranks) + 'sglang:num_prefill_inflight_queue_reqs{tp_rank="0",pp_rank="0"} 0\nsglang:num_running_reqs{tp_rank="0",pp_rank="0"} 1\n'
+    return (
+        "".join(ranks)
+        + 'sglang:num_prefill_inflight_queue_reqs{tp_rank="0",pp_rank="0"} 0\nsglang:num_running_reqs{tp_rank="0",pp_rank="0"} 1\n'
+    )
 
 
 def test_every_tp_rank_counts_the_same_request() -> None:
@@ -236,5 +254,10 @@ def test_a_forged_line_beside_a_counter_that_stands_is_nothing() -> None:
 
 
 def test_a_crash_by_a_failed_transfer_is_said_as_a_crash() -> None:
-    lines = [*start(disaggregation_mode="decode"), *load(20, 60), failed(82), f"{stamp(83, 'TP0')}Scheduler hit an exception: Traceback (most recent call last):"]
+    lines = [
+        *start(disaggregation_mode="decode"),
+        *load(20, 60),
+        failed(82),
+        f"{stamp(83, 'TP0')}Scheduler hit an exception: Traceback (most recent call last):",
+    ]
     assert verdict(lines) in {"crashed", ROW}

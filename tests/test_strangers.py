@@ -75,7 +75,11 @@ def test_what_answers_in_sglangs_place_decides_the_verdict(reason: str, pages: i
 
 def test_a_wrong_address_is_a_warning_that_says_what_answers() -> None:
     (own,) = lost("not_sglang").judge(731).findings
-    assert (own.severity, own.alert, own.sentence) == ("warning", "SGLangWrongAddress", "its /metrics is vLLM's; check --sglang-url")
+    assert (own.severity, own.alert, own.sentence) == (
+        "warning",
+        "SGLangWrongAddress",
+        "its /metrics is vLLM's; check --sglang-url",
+    )
     assert "--sglang-url" in own.changes[0].words
 
 

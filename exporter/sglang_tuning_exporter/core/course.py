@@ -88,7 +88,7 @@ class Course:
         self._profile = profile
         self._step: float | None = None  # the next one
         self._counted = 0.0  # serving seconds that are credited to rows
-        self._clocks = Clocks(profile.alert_wait)
+        self._clocks = Clocks(profile)
         self._alerts: list[Alert] = []
         self._last_batch: float | None = None
         self._last_line: float | None = None
@@ -301,7 +301,9 @@ class Course:
         verdict = base.verdict if base.verdict not in BY_ID else NO_LIMIT
         sentence = base.sentence if verdict == base.verdict else SENTENCES[verdict]
         if verdict == NOT_ENOUGH:
-            sentence = said_at_once(verdict, found) or short_load(replace(view, totals=_with_most(view.totals, self._most_queued)))
+            sentence = said_at_once(verdict, found) or short_load(
+                replace(view, totals=_with_most(view.totals, self._most_queued))
+            )
         return Judgement(verdict, sentence, "none", found, base.checks, self._notes(base))
 
     def _counts(self, run: Run, name: str, held: Held, served: float) -> bool:
@@ -364,6 +366,7 @@ class Course:
             hold = max((each.hold_seconds for each in server.schedulers.values()), default=0.0)
             if self._last_line - self._last_batch <= 1.2 * hold:
                 notes.append(f"The log ends while {running:.0f} ran; whether they were answered is not in it.")
+        notes += [note for note in muted(self._profile, {}) if base is None]  # else it is among those of `base`
         notes += self._range_notes()
         return tuple(notes)
 

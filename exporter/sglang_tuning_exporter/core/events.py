@@ -43,13 +43,14 @@ class Event:
     | `health` | silent: seconds without output, where the times in its text agree with its own | a health check that failed |
     | `end` | | word: process_died scheduler_exception launch_failed aborted; text: which process, how |
     | `words` | line chain; unsure 1 where it is not known to have ended a process | word: a class of `endings`; text: a line that may explain an end; place, before |
+    | `advice` | line | word: a text of `sglang.advices`; text: a line before the first request in which SGLang advises or decides about a flag |
     | `draining` | | SIGTERM received |
     | `rejected` | | answered with 503 |
     | `server_error` | | answered with 500, or a stream broken by an exception |
     | `pause`, `resume` | | POST /pause_generation, /continue_generation |
     | `too_long` | tokens most | a prompt that cannot fit |
     | `refused` | grammar 1 | answered with an error at once |
-    | `transfer` | room (of the request), attempt 1 where no request has failed yet | a failed bootstrap or KV transfer; word: decode prefill; text: why |
+    | `transfer` | room (of the request), attempt 1 where none has failed yet | a failed bootstrap or KV transfer; word: decode prefill; text: why |
     | `hicache` | | word: kernel host storage, which fails; text: the line |
     | `no_pool` | tokens, not above 0 | no KV cache fits beside the weights; text: the line |
 

@@ -5,11 +5,13 @@ Memory is in GB as SGLang prints it (2**30 bytes). None is not known; -1, 0 and 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from sglang_tuning_exporter.core.events import NO_RANK, Event, Rank
+from sglang_tuning_exporter.sglang.advices import Advice, recognise
 from sglang_tuning_exporter.sglang.args.command import typed_args
 from sglang_tuning_exporter.sglang.args.flags import flag_of, is_before, release_of, version_tuple
 from sglang_tuning_exporter.sglang.args.values import attention_ranks, flag_value, number, print_factor
@@ -34,6 +36,7 @@ _FOLLOWING = (
     "prefill_tokens",
     "initial_ratio",
 )
+_MOST_SAID = 64  # texts of a start about flags
 _WITHOUT_GRAPHS = ("cpu", "mps", "hpu", "xpu")
 
 
@@ -55,6 +58,22 @@ class RankMemory:
         self.taken[name] = self.taken.get(name, 0.0) + gigabytes
 
 
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A text of SGLang's start about flags, how often it was printed, and what it is (`sglang.advices`)."""
+
+    advice: Advice
+    text: str
+    count: int = 1
+
+    def is_about(self, arg: str) -> bool:
+        """Whether it names an argument, as its flag or as SGLang's field."""
+        return (
+            f"--{arg.replace('_', '-')}" in (*self.advice.flags, *self.text.split())
+            or re.search(rf"\b{arg}\b", self.text) is not None
+        )
+
+
 @dataclass  # no slots, because of `cached_property`
 class Facts:
     """One start of a server. Sizes by DP rank are those of one scheduler."""
@@ -68,7 +87,9 @@ class Facts:
     pools: dict[int | None, float] = field(default_factory=dict)  # tokens of the KV cache
     available: dict[int | None, float] = field(default_factory=dict)  # available_gpu_mem, least of the TP ranks
     memory: dict[Rank, RankMemory] = field(default_factory=dict)
-    _of_page: set[tuple[str, int | None]] = field(default_factory=set)  # of pools and available: those that no line has shown
+    _of_page: set[tuple[str, int | None]] = field(
+        default_factory=set
+    )  # of pools and available: those that no line has shown
     graph_sizes: tuple[int, ...] = ()
     states: float | None = None  # of a scheduler's mamba cache
     no_pool: float | None = None  # tokens that the memory beside the weights has room for, where that is none
@@ -77,10 +98,11 @@ class Facts:
     graph_device: str = ""
     role_seen: str = ""  # unified, prefill or decode, by the labels of the metrics
     first_form: bool = False  # lines of the first edition's releases: no `#pending-token`, no graph
+    said: dict[str, Said] = field(default_factory=dict)  # what SGLang itself said about flags, by its text
     _release: tuple[int, str | None] = (-1, None)
     _typed: tuple[int, dict[str, object] | None] = (-1, None)
 
-    def take(self, event: Event) -> None:
+    def take(self, event: Event) -> None:  # noqa: C901 - a kind of line each
         """Take a line of the start."""
         figures, dp = event.figures, event.rank.dp
         self._forget()
@@ -113,6 +135,26 @@ class Facts:
             self._take_memory(event)
         elif event.kind == "ready":
             self.ready = True
+        elif event.kind == "advice":
+            self._take_advice(event)
+
+    def _take_advice(self, event: Event) -> None:
+        """Take a line in which SGLang advises or decides about a flag: each text once, with its count."""
+        known, advice = self.said.get(event.word), recognise(event.text)
+        if known is not None:
+            self.said[event.word] = replace(known, count=known.count + 1)
+        elif advice is not None and len(self.said) < _MOST_SAID and not event.marked:
+            self.said[event.word] = Said(advice, event.text)
+
+    def recommended(self, arg: str = "") -> list[Said]:
+        """Return what SGLang itself recommends in its start; of an argument: what is about it."""
+        return [
+            each for each in self.said.values() if each.advice.role == "recommends" and (not arg or each.is_about(arg))
+        ]
+
+    def decided(self, arg: str) -> list[Said]:
+        """Return what SGLang decided itself in its start about an argument."""
+        return [each for each in self.said.values() if each.advice.role == "decision" and each.is_about(arg)]
 
     def see(self, figures: RankFigures) -> None:
         """Take the constants of a scrape."""

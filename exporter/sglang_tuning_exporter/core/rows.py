@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeAlias
 
+from sglang_tuning_exporter.config.profiles import Profile
+from sglang_tuning_exporter.config.values import UsageError, suggestion
 from sglang_tuning_exporter.core.findings import Severity, Unit
 
 Side: TypeAlias = Literal["above", "below"]
@@ -96,7 +99,13 @@ def _event(*counts: str, name: str) -> When:
 _failure = partial(Row, severity="critical", after=0.0, until=600.0, any_load=True, protects="memory")
 _limit = partial(Row, severity="warning")
 _chance = partial(Row, chance=True, needs_advice=True)
-OUT_OF_MEMORY = ("no_kv_cache", "out_of_memory_prefill", "out_of_memory_decode", "graph_memory_short", "out_of_memory_any")
+OUT_OF_MEMORY = (
+    "no_kv_cache",
+    "out_of_memory_prefill",
+    "out_of_memory_decode",
+    "graph_memory_short",
+    "out_of_memory_any",
+)
 KILLS = ("scheduler_stuck", *OUT_OF_MEMORY)
 RETRACTING = ("conservativeness_ineffective", "retracting_too_often")
 WHY_REQUESTS_WAIT = (
@@ -972,6 +981,20 @@ _next = partial(
 OBJECTIVES: tuple[Row, ...] = (_first("fast"), _first("slow"), _next("fast"), _next("slow"))
 CHANCES: tuple[Row, ...] = (
     _chance(
+        id="sglang_recommends",
+        any_load=True,
+        when=When("fact", "recommended", name="recommendations of SGLang's own at its start", needs="the start"),
+        summary="SGLang itself recommends other settings in the lines of its start.",
+        at_once=True,
+        seen="{value} recommendation{s} in the lines of its start",
+        guide=_NOT_IN_GUIDE + "SGLang's own words",
+        remedy=_look(
+            "read these lines of the start",
+            "SGLang knows the model, the GPU and its own limits.",
+            "the load needs nothing of it",
+        ),
+    ),
+    _chance(
         id="requests_given_up",
         needs_advice=False,
         when=When(
@@ -1077,7 +1100,13 @@ CHANCES: tuple[Row, ...] = (
     _chance(
         id="speculation_rejected",
         needs_advice=False,
-        when=When("fact", "speculation", side="below", name="tokens a verified step gives; 1 without speculation", unit="ratio"),
+        when=When(
+            "fact",
+            "speculation",
+            side="below",
+            name="tokens a verified step gives; 1 without speculation",
+            unit="ratio",
+        ),
         summary="Speculative decoding costs more than it gains: hardly any draft token is accepted.",
         seen="{value}",
         guide=_NOT_IN_GUIDE + "drafts cost time whether they are accepted or not",
@@ -1098,7 +1127,8 @@ CHANCES: tuple[Row, ...] = (
         when=When("fact", "hicache", name="lines about what HiCache could not do", needs="a log"),
         summary="HiCache does not work as it should: SGLang says so.",
         seen="SGLang printed: {value}",
-        guide=_NOT_IN_GUIDE + "a cache in host memory is worth it while a hit is faster than computing the prefix again",
+        guide=_NOT_IN_GUIDE
+        + "a cache in host memory is worth it while a hit is faster than computing the prefix again",
         remedy=_look(
             "compare the time to first token of a request with a cached prefix and of one without",
             "SGLang's own line says what the cache in host memory or in the storage could not do.",
@@ -1109,7 +1139,9 @@ CHANCES: tuple[Row, ...] = (
         id="costly_settings",
         any_load=True,
         at_once=True,
-        when=When("fact", "costly_settings", name="settings of the start that slow every request down", needs="the start"),
+        when=When(
+            "fact", "costly_settings", name="settings of the start that slow every request down", needs="the start"
+        ),
         summary="A setting of this start slows every request down.",
         seen="{value}",
         guide='"Tune --cuda-graph-max-bs" and "chunked prefill": decoding with CUDA graphs, and prompts in chunks of thousands of tokens',
@@ -1355,6 +1387,20 @@ CHANCES: tuple[Row, ...] = (
 )
 ROWS: tuple[Row, ...] = (*FAILURES, *LIMITS, *OBJECTIVES, *CHANCES)
 BY_ID: dict[str, Row] = {row.id: row for row in ROWS}
+
+
+def adapted(profile: Profile, accepted: Mapping[str, str], waits: Mapping[str, float]) -> Profile:
+    """Return a profile with what the user accepts, and the waits of the user's choice. Raise `UsageError` for what is no row."""
+    for key, names, known in (
+        ("accept", accepted, list(BY_ID)),
+        ("wait", waits, [row.id for row in ROWS if row.alert]),
+    ):
+        for name in names:
+            if name not in known:
+                raise UsageError(f"{key}={name}: give a diagnosis of docs/diagnoses.md{suggestion(name, known)}")
+    return profile.adapted(accepted, waits)
+
+
 # The row of each reason for which requests wait.
 ROW_OF_WAIT: dict[str, str] = {
     "running_limit": "running_at_limit", "pool_full": "running_far_below_limit", "hybrid_pool_full": "hybrid_pool_full",

@@ -195,7 +195,7 @@ class Hang(NamedTuple):
 class Scheduler:
     """One DP rank, or the whole server without."""
 
-    def __init__(self, dp: int | None, server: Server) -> None:
+    def __init__(self, dp: int | None, server: Server) -> None:  # noqa: PLR0915 - all that is known of it
         self.dp = dp
         self._serves, self._waits, self._batches = f"serves/{dp}", f"waits/{dp}", (f"eager/{dp}", f"replayed/{dp}")
         self._server = server
@@ -209,7 +209,7 @@ class Scheduler:
         self.queues: dict[str, float] = {}
         self.grammar_queued: float | None = None
         self._printed: set[str] = set()  # pools and queues that lines show: others are of the present page alone
-        self._is_of_page = False  # what is said to run and wait
+        self._is_of_page = self._is_ratio_of_page = False  # what is said to run and wait; new_token_ratio
         self.pending: tuple[float, float] | None = None  # tokens that wait, and of how many requests
         self.new_token_ratio: float | None = None  # the last one that was shown
         self.ratio: float | None = None  # the same after a retraction, until it is near its start again
@@ -441,7 +441,7 @@ class Scheduler:
         if after is not None and at >= self._retracted_at:
             self._retracted_at = at
             initial = self._server.facts.initial_ratio
-            self.new_token_ratio = after
+            self.new_token_ratio, self._is_ratio_of_page = after, False
             self.ratio = after if initial is None or after > initial + FAR_ABOVE else None
             since = self._steps_so_far - event.figures.get("steps_so_far", self._steps_so_far)
             if self.ratio is not None and since > 0:
@@ -511,8 +511,10 @@ class Scheduler:
             for name in shown.keys() - present.keys() - self._printed:
                 del shown[name]
         initial, ratio = self._server.facts.initial_ratio, figures.new_token_ratio
+        if ratio is None and self._is_ratio_of_page:
+            self.new_token_ratio = self.ratio = None
         if ratio is not None:
-            self.new_token_ratio = ratio
+            self.new_token_ratio, self._is_ratio_of_page = ratio, True
             self.ratio = ratio if initial is not None and ratio > initial + FAR_ABOVE else None
 
     def _count(self, gains: RankGains, interval: float, now: float) -> None:
@@ -776,7 +778,7 @@ class Scheduler:
                 return "above_range"
         return "below_range" if queued < (profile.queue_lower or -inf) else "in_range"
 
-    def _admission(  # noqa: C901, PLR0911 - one list of reasons, read top down
+    def _admission(  # noqa: C901, PLR0911, PLR0912 - one list of reasons, read top down
         self, running: float | None, usage: float | None, queued: float | None, *, slow: bool, full: bool
     ) -> str:
         """Return why requests wait: the first reason of a list."""

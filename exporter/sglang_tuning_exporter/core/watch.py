@@ -86,7 +86,7 @@ class Watch:
         self.server = Server(profile)
         self.begin = now
         self.doubtful: Counter[tuple[str, str]] = Counter()  # lines that a scrape refuted, by kind and reason
-        self.clocks = Clocks(profile.alert_wait)
+        self.clocks = Clocks(profile)
         self.words = Words()
         self.measured: Measured | None = None  # at the last judgement
         self.since: dict[str, float] = {}  # since when each row holds
@@ -258,7 +258,7 @@ class Watch:
             self._disagreed.setdefault("retracted_requests", -inf)
         moved = bool(gains.progress) or gains.restarted
         self._stands_since = None if moved or not busy else now if self._stands_since is None else self._stands_since
-        if busy or moved:
+        if moved or (busy and gains.progress is None):
             self._worked_at = now
         if moved:
             self._moves.append(begun)
@@ -410,7 +410,7 @@ class Watch:
         self.failure = self._explained(reason, message, now, serves=serves)
         return self.failure
 
-    def _explained(self, reason: str, message: str, now: float, *, serves: bool) -> Failure:
+    def _explained(self, reason: str, message: str, now: float, *, serves: bool) -> Failure:  # noqa: PLR0911 - one for each way to fail
         server, seconds = self.server, now - (self._failed_since or now)
         had = self._served_starts is not None and self._served_starts == server.starts
         if reason == "metrics_disabled":

@@ -145,8 +145,20 @@ SERVER_SOURCES: tuple[Source, ...] = (
         )
     ),
     # Every TP rank counts the same request. Absent until the first one.
-    Source("failed_bootstraps", "num_bootstrap_failed_reqs_total", "0.4.6.post5-0.5.23", by_rank=True, zero_with=(_QUEUES_WRITTEN,)),
-    Source("failed_transfers", "num_transfer_failed_reqs_total", "0.4.6.post5-0.5.23", by_rank=True, zero_with=(_QUEUES_WRITTEN,)),
+    Source(
+        "failed_bootstraps",
+        "num_bootstrap_failed_reqs_total",
+        "0.4.6.post5-0.5.23",
+        by_rank=True,
+        zero_with=(_QUEUES_WRITTEN,),
+    ),
+    Source(
+        "failed_transfers",
+        "num_transfer_failed_reqs_total",
+        "0.4.6.post5-0.5.23",
+        by_rank=True,
+        zero_with=(_QUEUES_WRITTEN,),
+    ),
     Source("pauses", "http_requests_total", "0.5.7-0.5.23", where=("endpoint", "/pause_generation")),
     Source("resumptions", "http_requests_total", "0.5.7-0.5.23", where=("endpoint", "/continue_generation")),
     Source(

@@ -27,9 +27,12 @@ _OWNERS: tuple[tuple[str, str], ...] = (
     ("prometheus_", "that of Prometheus"),
 )
 _SERIES = re.compile(
-    r"^[ \t]*(?:" + "|".join(f"(?P<of{place}>{names})" for place, (names, _) in enumerate(_OWNERS)) + r")\w", re.MULTILINE
+    r"^[ \t]*(?:" + "|".join(f"(?P<of{place}>{names})" for place, (names, _) in enumerate(_OWNERS)) + r")\w",
+    re.MULTILINE,
 )
-_OWN = re.compile(r"^[ \t]*sglang_tuning_build_info\b", re.MULTILINE)  # every page of this exporter has it, beside the series that it passes on
+_OWN = re.compile(
+    r"^[ \t]*sglang_tuning_build_info\b", re.MULTILINE
+)  # every page of this exporter has it, beside the series that it passes on
 _SGLANGS = re.compile(r"^[ \t]*sglang(?::|_(?!tuning_))", re.MULTILINE)
 
 
