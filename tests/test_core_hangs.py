@@ -267,6 +267,12 @@ def test_a_hang_that_is_over_was_as_long_as_the_pages_showed() -> None:
     assert found.evidence[0].value == pytest.approx(140, abs=10)
 
 
+def test_a_hang_is_not_called_a_log_that_is_silent_while_tokens_are_generated(server: Server) -> None:
+    for _ in range(40):
+        server.tick()
+        assert "log_silent" not in {each.diagnosis for each in server.watch.judge(BEGIN + server.now).findings}
+
+
 # What is no hang
 
 
