@@ -220,7 +220,7 @@ def test_the_page_loads_nothing_from_elsewhere(address: str) -> None:
     assert not re.search(r"(src|action|srcset)\s*=|url\(|@import|<script", page)
     links = set(re.findall(r'<a href="([^"]*)"', page))
     assert links >= {"?still", "metrics", "api/v1/findings", "runbooks/"}
-    assert all(re.fullmatch(r"\?still|metrics|api/v1/findings|runbooks/\w*", link) for link in links)
+    assert all(re.fullmatch(r"\?still|\?all=1|metrics|api/v1/findings|runbooks/\w*", link) for link in links)
 
 
 PATHS = [

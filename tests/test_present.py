@@ -1,0 +1,167 @@
+"""What is on the page now is what is: a rank, a pool or a series that has left the page is gone at the next scrape."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from conftest import Page, config
+from sglang_tuning_exporter.collect.scrape import Outcome
+from sglang_tuning_exporter.collect.sidecar import Sidecar
+from sglang_tuning_exporter.config.profiles import PROFILES
+from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.server import MOST_SCHEDULERS
+from sglang_tuning_exporter.core.watch import Watch
+from sglang_tuning_exporter.serve.metrics import collect
+from sglang_tuning_exporter.serve.metrics.families import text_format
+from sglang_tuning_exporter.sglang.metrics import page_figures
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+BEGIN = 1_763_640_000.0
+GAUGES = {
+    "num_running_reqs": 3,
+    "num_queue_reqs": 2,
+    "token_usage": 0.5,
+    "swa_token_usage": 0.4,
+    "num_grammar_queue_reqs": 1,
+    "num_prefill_inflight_queue_reqs": 4,
+    "gen_throughput": 50,
+    "new_token_ratio": 0.7,
+    "max_total_num_tokens": 1000,
+    "num_retracted_reqs_total": 0,
+}
+
+
+def series(dp: int | None = None, **figures: float | None) -> str:
+    """The series of one scheduler; a figure of None is not there."""
+    labels = 'engine_type="unified",model_name="m"' + ("" if dp is None else f',dp_rank="{dp}"')
+    shown = {**GAUGES, **figures}
+    return "".join(f"sglang:{name}{{{labels}}} {value}\n" for name, value in shown.items() if value is not None)
+
+
+def shown(*pages: str, log: Path | None = None, state: Path | None = None) -> Page:
+    """Our own series after these pages of SGLang."""
+    sidecar = Sidecar(
+        config(sglang_url="http://127.0.0.1:9", log_file=() if log is None else (str(log),), state_file=state)
+    )
+    for page in pages:
+        sidecar._receive_outcome(Outcome(page, None, 0.01))
+    page = Page(text_format(collect(sidecar)))
+    sidecar.stop()
+    return page
+
+
+def ranks_of(page: Page) -> set[str]:
+    """The ranks of any series, gauges and counters."""
+    return {sample.labels["dp_rank"] for sample in page.samples if "dp_rank" in sample.labels}
+
+
+def phantoms(number: int = MOST_SCHEDULERS) -> str:
+    return "".join(series(dp, num_queue_reqs=5000) for dp in range(number))
+
+
+@pytest.mark.parametrize("beside", ["", series()], ids=["labelled alone", "labelled beside unlabelled"])
+def test_ranks_of_one_bad_page_are_gone_with_the_next(beside: str) -> None:
+    page = shown(series(), beside + phantoms(), series())
+    assert ranks_of(page) == set()
+    assert page.value("sglang_tuning_queued_requests") == 2
+
+
+def test_an_unlabelled_scheduler_is_gone_when_the_page_names_its_ranks() -> None:
+    page = shown(series(num_queue_reqs=5000), series(0) + series(1))
+    assert [labels["dp_rank"] for labels in page.labels("sglang_tuning_queued_requests")] == ["0", "1"]
+    assert ranks_of(page) == {"0", "1"}
+
+
+def test_a_rank_that_comes_back_is_shown_again() -> None:
+    page = shown(series(0) + series(1), series(0), series(0) + series(1))
+    assert ranks_of(page) == {"0", "1"}
+
+
+def test_real_ranks_have_their_place_after_a_flood_of_others() -> None:
+    page = shown("".join(series(dp) for dp in range(500, 500 + MOST_SCHEDULERS)), series(0), series(0))
+    assert ranks_of(page) == {"0"}
+    assert page.value("sglang_tuning_state_seconds_total", dp_rank="0", signal="queue", state="idle") is not None
+
+
+@pytest.mark.parametrize(
+    ("gone", "ours", "labels"),
+    [
+        ("token_usage", "token_usage_ratio", {"pool": "full"}),
+        ("swa_token_usage", "token_usage_ratio", {"pool": "swa"}),
+        ("num_grammar_queue_reqs", "waiting_requests", {"queue": "grammar"}),
+        ("num_prefill_inflight_queue_reqs", "waiting_requests", {"queue": "inflight"}),
+        ("gen_throughput", "generation_tokens_per_second", {}),
+        ("max_total_num_tokens", "kv_pool_tokens", {}),
+        ("num_queue_reqs", "queued_requests", {}),
+        ("num_running_reqs", "running_requests", {}),
+        ("new_token_ratio", "new_token_ratio", {}),
+    ],
+)
+@pytest.mark.parametrize("dp", [None, 0], ids=["unlabelled", "labelled"])
+def test_a_series_that_left_the_page_is_gone_and_the_others_stay(
+    gone: str, ours: str, labels: dict[str, str], dp: int | None
+) -> None:
+    rank = {} if dp is None else {"dp_rank": str(dp)}
+    name = f"sglang_tuning_{ours}"
+    whole, less = shown(series(dp)), shown(series(dp), series(dp, **{gone: None}))
+    assert whole.value(name, **labels, **rank) is not None
+    assert less.value(name, **labels, **rank) is None
+    left = {sample.name for sample in whole.samples} - {sample.name for sample in less.samples}
+    assert left <= {name, "sglang_tuning_queue_wait_seconds"}
+
+
+def test_a_page_without_any_gauge_of_the_scheduler_leaves_no_figure() -> None:
+    page = shown(series(), 'sglang:num_requests_total{model_name="m"} 5\n')
+    for ours in ("queued_requests", "running_requests", "kv_pool_tokens"):
+        assert page.value(f"sglang_tuning_{ours}") is None
+
+
+def batch(dp: int, queue: int) -> bytes:
+    return (
+        f"[2025-11-20 12:00:10 DP{dp} TP0] Decode batch, #running-req: 3, #token: 90, token usage: 0.50, cuda graph: True, "
+        f"gen throughput (token/s): 44.70, #queue-req: {queue}"
+    ).encode()
+
+
+def watched(steps: Iterable[tuple[float, str | bytes]]) -> Watch:
+    watch, reader = Watch(PROFILES["online"], BEGIN, reads=True, scrapes=True), Reader()
+    for at, what in steps:
+        if isinstance(what, str):
+            watch.scrape(page_figures.read(what), BEGIN + at)
+            continue
+        for event in reader.read(what):
+            event.time = BEGIN + at
+            watch.take(event)
+    return watch
+
+
+def test_a_rank_of_the_log_stays_beside_a_page_that_does_not_name_ranks() -> None:
+    watch = watched([(0, series()), (1, batch(5, 7)), (2, series()), (200, series())])
+    assert 5 in watch.server.schedulers
+
+
+def test_a_rank_that_the_log_alone_names_is_gone_a_minute_later_if_the_page_names_others() -> None:
+    both = series(0) + series(1)
+    steps: list[tuple[float, str | bytes]] = [(0, both), (1, batch(5, 7)), (30, both)]
+    assert 5 in watched(steps).server.schedulers, "its page may be made before"
+    assert set(watched([*steps, (90, both)]).server.schedulers) == {0, 1}
+
+
+def test_a_restart_restores_no_rank_and_the_counters_of_one_that_is_there(tmp_path: Path) -> None:
+    log, state = tmp_path / "server.log", tmp_path / "state"
+    log.touch()
+    shown(series(0) + phantoms(8), log=log, state=state)
+    document = json.loads(state.read_text())
+    for entry in document["watch"]["ranks"]:
+        entry[1] = {"retracted": 7.0}
+    state.write_text(json.dumps(document))
+    assert ranks_of(shown(log=log, state=state)) == set(), "nothing was seen yet"
+    again = shown(series(0), log=log, state=state)
+    assert ranks_of(again) == {"0"}
+    assert again.value("sglang_tuning_retracted_requests_total", dp_rank="0") == 7
