@@ -39,7 +39,7 @@ def listening(path: Path) -> None:
         (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
         (listening, "not a regular file"),
         (lambda path: path.write_bytes(b"x" * (files.MOST_BYTES + 1)), "larger than 1024 KiB"),
-        (lambda path: None, "No such file or directory"),
+        (lambda _: None, "No such file or directory"),
     ],
     ids=["a FIFO", "a directory", "a device", "a socket", "too large", "nothing"],
 )
@@ -47,7 +47,7 @@ def test_what_is_no_file_of_a_usual_size_is_refused_at_once(
     make: Callable[[Path], object], words: str, tmp_path: Path
 ) -> None:
     make(tmp_path / "it")
-    with pytest.raises(OSError, match=".") as refused:
+    with pytest.raises(OSError, match=words) as refused:
         files.read(tmp_path / "it")
     assert refused.value.strerror == words
 

@@ -49,8 +49,8 @@ def shown(*pages: str, log: Path | None = None, state: Path | None = None) -> Pa
     sidecar = Sidecar(
         config(sglang_url="http://127.0.0.1:9", log_file=() if log is None else (str(log),), state_file=state)
     )
-    for page in pages:
-        sidecar._receive_outcome(Outcome(page, None, 0.01))
+    for text in pages:
+        sidecar._receive_outcome(Outcome(text, None, 0.01))
     page = Page(text_format(collect(sidecar)))
     sidecar.stop()
     return page

@@ -86,9 +86,7 @@ def fake() -> Iterator[FakeSGLang]:
 @pytest.fixture(scope="module")
 def exporter(fake: FakeSGLang, logged: Path) -> Iterator[Exporter]:
     """One exporter for all failures of an SGLang that has served; it must survive each of them."""
-    with running_exporter(
-        "--sglang-url", fake.url, "--log-file", str(logged), "--scrape-timeout", "3"
-    ) as running:
+    with running_exporter("--sglang-url", fake.url, "--log-file", str(logged), "--scrape-timeout", "3") as running:
         yield running
 
 

@@ -193,7 +193,9 @@ class Client:
             try:
                 key = key_in(self._api_key_file)
             except OSError as error:
-                words = f"it was not asked, because the file of --api-key-file cannot be read: {error.strerror or error}"
+                words = (
+                    f"it was not asked, because the file of --api-key-file cannot be read: {error.strerror or error}"
+                )
                 raise ScrapeError("key_file", words) from None
             self._api_key = key or self._api_key  # the previous one, while the file is replaced
         return {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}

@@ -22,6 +22,7 @@ from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.findings import Judged, Judgement
+from sglang_tuning_exporter.core.rows import adapted
 from sglang_tuning_exporter.core.summary import judged_live
 from sglang_tuning_exporter.core.watch import AWAY, Watch
 from sglang_tuning_exporter.sglang.args.flags import version_tuple
@@ -69,7 +70,7 @@ class Sidecar:
         self, config: Config, stdin: BinaryIO | None = None, *, self_scrape_seconds: float = SELF_SCRAPE_SECONDS
     ) -> None:
         self.config = config
-        self.profile = PROFILES[config.profile].with_thresholds(config.threshold)
+        self.profile = adapted(PROFILES[config.profile].with_thresholds(config.threshold), config.accept, config.wait)
         self.health = ScrapeHealth()
         self._began = time.time() - time.monotonic()
         is_scraped = config.sglang_url is not None and config.metrics_url is not None

@@ -95,7 +95,10 @@ class Config:
         aliases=("--web.listen-address",),
     )
     scrape_timeout: float = _setting(
-        values.seconds, 10.0, "SECONDS", "longest wait for SGLang; a scraper that waits less gets a page without SGLang's own series"
+        values.seconds,
+        10.0,
+        "SECONDS",
+        "longest wait for SGLang; a scraper that waits less gets a page without SGLang's own series",
     )
     metrics_path: str = _setting(
         values.path_of_metrics, "/metrics", "PATH", "where SGLang's exposition lies under its address"
@@ -124,8 +127,25 @@ class Config:
         f"a figure of your own in place of the profile's, may be given again: {', '.join(THRESHOLDS)}",
         repeatable=True,
     )
+    accept: Mapping[str, str] = _setting(
+        values.accepted,
+        {},
+        "NAME=REASON",
+        "a diagnosis (docs/diagnoses.md) that is no trouble here, and why: not in verdict, status, alerts and boards; the page says so;"
+        " may be given again",
+        repeatable=True,
+    )
+    wait: Mapping[str, float] = _setting(
+        values.waits,
+        {},
+        "NAME=DURATION",
+        "how long a diagnosis must hold before its alert begins, such as queue_too_long=15m; may be given again",
+        repeatable=True,
+    )
     web_config: Path | None = _setting(
-        values.path("give a web configuration file, such as Prometheus's exporters have", lambda path: files.read(path) or True),
+        values.path(
+            "give a web configuration file, such as Prometheus's exporters have", lambda path: files.read(path) or True
+        ),
         None,
         "FILE",
         "TLS, passwords and client certificates, in the format of every exporter's --web.config.file; read again when it changes",
@@ -147,7 +167,7 @@ class Config:
 
 
 OPTIONS = tuple(Option(each.name, **each.metadata) for each in fields(Config) if each.metadata)
-LOG_OPTIONS = tuple(option for option in OPTIONS if option.name in {"profile", "threshold"})
+LOG_OPTIONS = tuple(option for option in OPTIONS if option.name in {"profile", "threshold", "accept", "wait"})
 REPORT_FORMATS = ("text", "json", "html")
 FAIL_ON = ("info", "warning", "critical", "never")  # severities from which on `report` ends with 1
 REPORT_FORMAT = Option("format", values.one_of(REPORT_FORMATS), "text", "how `report` prints its findings")

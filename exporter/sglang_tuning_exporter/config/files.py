@@ -49,7 +49,9 @@ def within(file: Hashable, work: Callable[[], _T], seconds: float = SECONDS) -> 
 @contextmanager
 def opened(name: str | Path, directory: int | None = None, *, follow: bool = True) -> Iterator[IO[bytes]]:
     """Open a regular file for reading. Raise `OSError` for anything else, such as a FIFO, which would wait for a writer."""
-    check_kind(os.stat(name, dir_fd=directory, follow_symlinks=follow))  # before opening: opening a device may have effects
+    check_kind(
+        os.stat(name, dir_fd=directory, follow_symlinks=follow)
+    )  # before opening: opening a device may have effects
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     with os.fdopen(os.open(name, flags, dir_fd=directory), "rb") as file:
         check_kind(os.fstat(file.fileno()))

@@ -18,6 +18,7 @@ from sglang_tuning_exporter.config import files
 from sglang_tuning_exporter.config.profiles import THRESHOLDS, threshold_problem
 
 DEFAULT_PORT = 9741
+LONGEST_WAIT, MOST_OF_REASON = 86400.0, 200
 _T = TypeVar("_T")
 
 
@@ -182,6 +183,45 @@ def thresholds(value: Any) -> dict[str, float]:
         if problem := threshold_problem(name, found[name]):
             raise RefusedError(problem + ("" if name in THRESHOLDS else suggestion(name, THRESHOLDS)), shown)
     return found
+
+
+def accepted(value: Any) -> dict[str, str]:
+    """Return diagnoses with the reasons for which they are accepted, from `NAME=REASON` or a mapping; several in a variable end with `;`."""
+    found = {}
+    for name, reason in _named(value, ";"):
+        if not reason:
+            raise RefusedError("say why as well, such as queue_too_long=batch jobs may wait", name)
+        found[name] = reason[:MOST_OF_REASON]
+    return found
+
+
+def waits(value: Any) -> dict[str, float]:
+    """Return seconds by diagnosis, from `NAME=DURATION` or a mapping; a duration is 90, 90s, 15m or 1h."""
+    found = {}
+    for name, duration in _named(value, ","):
+        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(s|m|h|)", duration)
+        seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else -1.0
+        if not 0 <= seconds <= LONGEST_WAIT:
+            raise RefusedError("give a duration up to 24h, such as queue_too_long=15m", f"{name}={duration}")
+        found[name] = seconds
+    return found
+
+
+def _named(value: Any, separator: str) -> list[tuple[str, str]]:
+    """Return the pairs of a mapping, or of texts `NAME=VALUE`."""
+    if isinstance(value, dict):
+        return [(str(name), _word(word)) for name, word in value.items()]
+    parts = value if isinstance(value, (list, tuple)) else filter(None, map(str.strip, _word(value).split(separator)))
+    pairs: list[tuple[str, str]] = []
+    for part in parts:
+        if isinstance(part, dict):
+            pairs += _named(part, separator)
+        else:
+            name, _, word = _word(part).partition("=")
+            pairs.append((name.strip(), word.strip()))
+    if not pairs or not all(name for name, _ in pairs):
+        raise RefusedError("give NAME=VALUE")
+    return pairs
 
 
 def _word(value: Any) -> str:

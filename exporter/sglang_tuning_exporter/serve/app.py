@@ -60,7 +60,12 @@ def make_app(sidecar: Sidecar, web_config: ActiveConfig | None = None) -> FastAP
     scrapes, pages = Lane("scrapes", MOST_SCRAPES), Lane("pages", MOST_PAGES)
 
     def written(series: str, headers: Mapping[str, str]) -> Response:
-        families = [*collect(sidecar), web(sidecar.config.external_url, is_tls=is_tls), answers(answered), *process.collect()]
+        families = [
+            *collect(sidecar),
+            web(sidecar.config.external_url, is_tls=is_tls),
+            answers(answered),
+            *process.collect(),
+        ]
         if web_config is not None:
             families.append(web_config_up(is_up=web_config.is_up))
         return formats.response(text_format(families) + series, headers)

@@ -104,7 +104,8 @@ def uvicorn_config(app: object, web_config: ActiveConfig | None = None) -> uvico
         timeout_keep_alive=75,
         timeout_graceful_shutdown=GRACE_SECONDS,
         backlog=BACKLOG,
-        limit_concurrency=4 * MOST_CONNECTIONS,  # requests end with their connections, so no more than these are expected
+        limit_concurrency=4
+        * MOST_CONNECTIONS,  # requests end with their connections, so no more than these are expected
     )
     config.load()
     _set_headers(config, web_config)

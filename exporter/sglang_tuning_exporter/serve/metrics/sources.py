@@ -40,7 +40,9 @@ def sources(sidecar: SidecarView, now: float) -> Iterable[Family]:
         (what, watch.server.capped[what]) for what in CAPPED
     )
     doc = "Whether a thread of the exporter runs: the one that follows the log, scrapes, asks, or reads --web-config. 0: it failed, and starts again."
-    yield gauge("thread_up", doc, "thread").with_samples((name, float(up)) for name, up in sorted(sidecar.threads.up.items()))
+    yield gauge("thread_up", doc, "thread").with_samples(
+        (name, float(up)) for name, up in sorted(sidecar.threads.up.items())
+    )
     doc = "Unexpected errors in the exporter's own threads; after four in a row the exporter ends."
     yield counter("thread_errors", doc, "thread").with_samples(sorted(sidecar.threads.errors.items()))
     if sidecar.log is not None:
@@ -63,8 +65,12 @@ def web(external_url: str | None, *, is_tls: bool) -> Family:
 
 def answers(answered: Mapping[int, int]) -> Family:
     """Return the family that counts what this exporter answered to requests of its own."""
-    doc = "Requests to this exporter that were answered, by HTTP status: 401 and 429 of passwords, 500 of its own errors."
-    return counter("http_requests", doc, "code").with_samples((str(code), answered.get(code, 0)) for code in sorted({200, 500, *answered}))
+    doc = (
+        "Requests to this exporter that were answered, by HTTP status: 401 and 429 of passwords, 500 of its own errors."
+    )
+    return counter("http_requests", doc, "code").with_samples(
+        (str(code), answered.get(code, 0)) for code in sorted({200, 500, *answered})
+    )
 
 
 def web_config_up(*, is_up: bool) -> Family:

@@ -77,6 +77,8 @@ class Guard:
             answer.result()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
         async def counted(message: Message) -> None:
             nonlocal has_begun
             if message["type"] == "http.response.start":
@@ -84,7 +86,6 @@ class Guard:
                 self._answered[message["status"]] += 1
             await send(message)
 
-        has_begun = False
         try:
             refusal = await self._refusal(scope)
             scope["admitted"] = refusal is None
@@ -116,13 +117,11 @@ class Guard:
         config = web_config.loaded.config
         if config.rate_limit is not None and not self._bucket.take(config.rate_limit, time.monotonic()):
             return 429, {}
-        if not config.users:
-            return 0, {}
         given = credentials(authorization)
+        if not config.users or (given is not None and self._passwords.is_cached(config.users, *given)):
+            return 0, {}
         if given is None:
             return 401, _ASKING
-        if self._passwords.is_cached(config.users, *given):
-            return 0, {}
         try:
             is_right = await self._checks.run(lambda: self._passwords.verify(config.users, *given))
         except FullError:

@@ -172,7 +172,9 @@ def _users(given: dict[str, Any]) -> dict[str, str]:
         if match is None:
             raise ValueError(f".{redacted(name)}: {remedy}")
         if int(match[1]) > MOST_COST:
-            raise ValueError(f".{redacted(name)}: its cost is {match[1]}, so that a check takes seconds to days; {remedy}, of {MOST_COST} at most")
+            raise ValueError(
+                f".{redacted(name)}: its cost is {match[1]}, so that a check takes seconds to days; {remedy}, of {MOST_COST} at most"
+            )
     return given
 
 
