@@ -171,6 +171,14 @@ def test_each_rank_keeps_one_request_at_least() -> None:
 # The running limit
 
 
+@pytest.mark.parametrize(("queued", "words"), [(200, "about 0.80 with 32 at once"), (4, "about 0.20 with 8 at once")])
+def test_a_higher_limit_is_said_to_fill_the_cache_with_no_more_requests_than_clients_send(
+    queued: int, words: str
+) -> None:
+    view = seen(Load(running=4, queued=queued, usage=0.1, why="running_limit"), max_running_requests=4, LIMIT=4.0)
+    assert one("running_at_limit", view).gain == f"token usage is 0.10 at this limit, {words}"
+
+
 @pytest.mark.parametrize(
     ("limit", "usage", "to"),
     [(2, 0.01, 16), (100, 0.45, 200), (100, 0.6, 144), (1000, 0.3, 2944), (16, 0.85, None), (16, 1.0, None)],

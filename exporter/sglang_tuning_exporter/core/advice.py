@@ -240,7 +240,9 @@ def _at_limit(view: View, _: frozenset[str]) -> list[Draft]:  # noqa: PLR0911 - 
                 f"nothing, or a little more memory for the KV cache: at a token usage of {usage:.2f} hardly more than {now:g} fit"
             )
         ]
-    gain = f"token usage is {usage:.2f} at this limit, about {min(usage * to / now, 1.0):.2f} at the new one"
+    offered = ((view.mean("running") or 0.0) + (view.mean("queued") or 0.0)) * facts.shared_by
+    ran = min(to, max(offered, now))  # no more than clients send
+    gain = f"token usage is {usage:.2f} at this limit, about {min(usage * ran / now, 1.0):.2f} with {ran:,.0f} at once"
     if not facts.limits and flag is None:
         gain += f"; the start is not in this log: the batch stays at {now:g}"
         now = None if not view.totals["limit_seen"] else now
