@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench import chain, corpus, equivalence, exposition, idle, latency, measure, mtail, processes, report
-from bench.table import Table
+from bench.table import BRIEF, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,6 +24,7 @@ DOCUMENT = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 _ABOUT = """# Benchmarks
 
 Made by `make bench`: every figure beside a peer's in the same run. Ratios travel from machine to machine, seconds do not.
+`python -m bench PART` prints a part and how it is measured.
 """
 
 
@@ -129,19 +130,20 @@ def main() -> None:
         wanted = given.parts or list(parts)
         if unknown := [part for part in wanted if part not in parts]:
             parser.error(f"{unknown[0]}: give one of {', '.join(parts)}")
-        texts = [_ABOUT, _machine() + "\n"]
+        tables: list[Table] = []
         for part in wanted:
             begin = time.monotonic()
             sys.stderr.write(f"{part} …")
             sys.stderr.flush()
             try:
-                texts.append(parts[part]().text())
+                tables.append(parts[part]())
             except equivalence.DifferentError as error:
                 sys.exit(f"the two are not comparable, they found different things:\n{error}")
             sys.stderr.write(f" {time.monotonic() - begin:.0f} s\n")
-    sys.stdout.write("\n".join(texts))
+    sys.stdout.write("\n".join(table.text() for table in tables))
     if given.write and not given.parts:
-        DOCUMENT.write_text("\n".join(texts), encoding="utf-8")
+        rows = [row for table in tables for row in table.brief()]
+        DOCUMENT.write_text("\n".join([_ABOUT, _machine() + "\n", *BRIEF, *rows, ""]), encoding="utf-8")
 
 
 if __name__ == "__main__":
