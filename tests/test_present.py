@@ -33,7 +33,7 @@ GAUGES = {
     "gen_throughput": 50,
     "new_token_ratio": 0.7,
     "max_total_num_tokens": 1000,
-    "num_retracted_reqs_total": 0,
+    "num_retracted_requests_total": 0,
 }
 
 
@@ -165,3 +165,23 @@ def test_a_restart_restores_no_rank_and_the_counters_of_one_that_is_there(tmp_pa
     again = shown(series(0), log=log, state=state)
     assert ranks_of(again) == {"0"}
     assert again.value("sglang_tuning_retracted_requests_total", dp_rank="0") == 7
+
+
+def test_a_scheduler_that_one_page_lacks_goes_on_counting_where_it_was() -> None:
+    name = "num_retracted_requests_total"
+    found = "sglang_tuning_retracted_requests_total"
+    steps: list[tuple[float, str | bytes]] = [
+        (0, series(**{name: 316.0})),
+        (15, series(**{name: 316.0}) + phantoms(4)),
+        (30, series(**{name: 317.0})),
+    ]
+    assert watched(steps).server.counted["retracted"] == 0, f"{found}: it may still wait for its line"
+    assert watched([*steps, (90, series(**{name: 317.0}))]).server.counted["retracted"] == 1
+
+
+def test_a_counter_that_one_page_lacks_goes_on_where_it_was() -> None:
+    def requests(number: int | None) -> str:
+        return series() + (f'sglang:e2e_request_latency_seconds_count{{model_name="m"}} {number}\n' if number is not None else "")
+
+    watch = watched([(0, requests(500)), (15, requests(None)), (30, requests(502))])
+    assert watch.server.counted["finished_requests"] == 2

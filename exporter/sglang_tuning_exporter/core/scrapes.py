@@ -6,15 +6,16 @@ counters that fall belong to a new start, else only if they are still smaller on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, TypeVar, get_args
 
 from sglang_tuning_exporter.sglang.metrics.catalogue import SERVER_COUNTS
 from sglang_tuning_exporter.sglang.metrics.figures import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
 
+_T = TypeVar("_T", Scrape, RankFigures)
 Stage: TypeAlias = Literal["tokenizer", "scheduler", "detokenizer"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 # Counters of a scheduler by the names under which a server's totals have them; `:metrics` where the log counts the same.
@@ -172,8 +173,23 @@ class Counters:
             if more is not None and more.observations and not (is_first and earlier is None):
                 latencies[name] = more
         moved = None if page.progress is None else increase(before.progress if before else page.progress, page.progress)
-        self._whole, self.at = page, now
+        self._whole, self.at = _with_missing(page, before), now
         return Gains(0.0 if is_first else now - since, restarted, moved, counts, latencies, ranks)
+
+
+def _with_missing(page: Scrape, before: Scrape | None) -> Scrape:
+    """Return a page with those counters of the one before that it lacks: when they are back they go on, and are not counted from 0."""
+    if before is None:
+        return page
+    known, shown = {rank.dp: rank for rank in before.ranks}, {rank.dp for rank in page.ranks}
+    ranks = [_with_older(rank, known.get(rank.dp), RANK_COUNTS) for rank in page.ranks]
+    ranks += [rank for rank in before.ranks if rank.dp not in shown]
+    return replace(_with_older(page, before, SERVER_COUNTS), ranks=ranks)
+
+
+def _with_older(new: _T, old: _T | None, names: Iterable[str]) -> _T:
+    lacks = {name: getattr(old, name, None) for name in names if getattr(new, name) is None}
+    return replace(new, **lacks) if any(value is not None for value in lacks.values()) else new
 
 
 def _is_less(new: float | None, old: float | None) -> bool:
