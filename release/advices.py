@@ -31,9 +31,11 @@ PLACE = Path(__file__).parent.parent / "exporter" / "sglang_tuning_exporter" / "
 FLAGS = PLACE.parent / "args" / "flags.json"
 CORRECTIONS = Path(__file__).with_name("advice_corrections.yaml")
 ABOUT = (
-    "Texts that SGLang (Apache-2.0, see NOTICE) logs, raises or asserts and that name a flag, an argument or an environment variable, with `{}` for what varies."
+    "Texts that SGLang (Apache-2.0, see NOTICE) logs, raises or asserts and that name a flag, an argument or an environment variable,"
+    " with `{}` for what varies."
     " Generated from its wheels by `python -m release.advices`. A row: id, text ({n}: the number that it advises, {n=600}: the same, constant), kind, role,"
-    " flags and variables with their direction (+ increase, - decrease, = set, ! unset, nothing: only named), the first and the last of the releases that have it."
+    " flags and variables with their direction (+ increase, - decrease, = set, ! unset, nothing: only named),"
+    " the first and the last of the releases that have it."
 )
 
 # The server, its start and what it runs; not its benchmarks, its client language and the server of diffusion models.
@@ -167,30 +169,31 @@ class _Words:
         return list(dict.fromkeys(self._read(node)))[:_MOST_READINGS]
 
     def _read(self, node: ast.expr) -> list[str]:
+        found = [_HOLE]
         match node:
             case ast.Constant(value=str(words)):
-                return [words]
+                found = [words]
             case ast.JoinedStr(values=values):
-                return _joined([self._part(each) for each in values])
+                found = _joined([self._part(each) for each in values])
             case ast.BinOp(left=left, op=ast.Add(), right=right):
-                return _joined([self._read(left), self._read(right)])
+                found = _joined([self._read(left), self._read(right)])
             case ast.BinOp(left=left, op=ast.Mod()):
-                return [_PERCENT.sub(_HOLE, words).replace("%%", "%") for words in self._read(left)]
+                found = [_PERCENT.sub(_HOLE, words).replace("%%", "%") for words in self._read(left)]
             case ast.IfExp(body=body, orelse=other):
-                return [*self._read(body), *self._read(other)]
-            case ast.BoolOp(values=values):
-                return [words for each in values for words in self._read(each)]
+                found = [*self._read(body), *self._read(other)]
             case ast.Name(id=name):
-                return self._named(name)
-            case ast.Attribute(value=of, attr="name") if _CONSTANT.fullmatch(
-                last := ast.unparse(of).rpartition(".")[2]
-            ):
-                return [last]  # `envs.SGLANG_….name`
-            case ast.Attribute(attr=name) if name.isupper():
-                return [self.constants.get(name, _HOLE)]
+                found = self._named(name)
+            case ast.Attribute():
+                found = self._attribute(node)
             case ast.Call():
-                return self._called(node)
-        return [_HOLE]
+                found = self._called(node)
+        return found
+
+    def _attribute(self, node: ast.Attribute) -> list[str]:
+        of = ast.unparse(node.value).rpartition(".")[2]
+        if node.attr == "name" and _CONSTANT.fullmatch(of):
+            return [of]  # `envs.SGLANG_….name`
+        return [self.constants.get(node.attr, _HOLE) if node.attr.isupper() else _HOLE]
 
     def _part(self, node: ast.expr) -> list[str]:
         """A part of an f-string: words that stand in the source, or a hole."""
@@ -297,17 +300,21 @@ class Named(NamedTuple):
 def named_in(words: str, variables: frozenset[str]) -> list[Named]:
     """The flags, arguments and environment variables that a text names, in their order."""
     arguments, spellings = _flags()
-    found = []
-    for match in _FLAG.finditer(words):
-        flag = spellings.get(match[0].replace("_", "-"))
-        if flag and words[match.end() : match.end() + 1] != _HOLE:
-            found.append(Named(flag, match.start(), match.end()))
-    for match in _NAME.finditer(words):
-        if match[0] in arguments:
-            found.append(Named(arguments[match[0]], match.start(), match.end()))
-    for match in re.finditer(r"(?<![A-Za-z0-9_\0])[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+(?![\w\0])", words):
-        if match[0] in variables or _VARIABLE.fullmatch(match[0]):
-            found.append(Named(match[0], match.start(), match.end()))
+    found = [
+        Named(flag, match.start(), match.end())
+        for match in _FLAG.finditer(words)
+        if (flag := spellings.get(match[0].replace("_", "-"))) and words[match.end() : match.end() + 1] != _HOLE
+    ]
+    found += [
+        Named(arguments[match[0]], match.start(), match.end())
+        for match in _NAME.finditer(words)
+        if match[0] in arguments
+    ]
+    found += [
+        Named(match[0], match.start(), match.end())
+        for match in re.finditer(r"(?<![A-Za-z0-9_\0])[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+(?![\w\0])", words)
+        if match[0] in variables or _VARIABLE.fullmatch(match[0])
+    ]
     return sorted(found, key=lambda each: each.start)
 
 
@@ -317,11 +324,13 @@ _SIZES = r"(?:larger|higher|bigger|greater)(?! than)", r"(?:smaller|lower)(?! th
 _UP = rf"increas(?:e|ing)|rais(?:e|ing)|enlarg(?:e|ing)|bump|{_SIZES[0]}"
 _DOWN = rf"decreas(?:e|ing)|reduc(?:e|ing)|lowering|shrink(?:ing)?|{_SIZES[1]}"
 _OFF = (
-    r"remov(?:e|ing)|disabl(?:e|ing)|unset(?:ting)?|drop(?:ping)?|(?:launch\w*|run\w*|start\w*|server|again) without|turn(?:ing)? off|omit(?:ting)?|avoid(?:ing)?"
+    r"remov(?:e|ing)|disabl(?:e|ing)|unset(?:ting)?|drop(?:ping)?|turn(?:ing)? off|"
+    r"(?:launch\w*|run\w*|start\w*|server|again) without|omit(?:ting)?|avoid(?:ing)?"
     r"|(?:not|n't) (?:using|setting|passing|use|set|pass|specify)"
 )
 _ON = (
-    r"set(?:ting)?|us(?:e|ing)|specify(?:ing)?|pass(?:ing)?|enabl(?:e|ing)|add(?:ing)?|provid(?:e|ing)|try|export|requires?(?= \S+$| (?:the |an? )?(?:flag |option |env\w* |variable |argument )?[`\'\"]*$)|needs(?= \S*$)"
+    r"set(?:ting)?|us(?:e|ing)|specify(?:ing)?|pass(?:ing)?|enabl(?:e|ing)|add(?:ing)?|provid(?:e|ing)|try|export"
+    r"|requires?(?= \S+$| (?:the |an? )?(?:flag |option |env\w* |variable |argument )?[`\'\"]*$)|needs(?= \S*$)"
     r"|switch(?:ing)? to|adjust(?:ing)?|configur(?:e|ing)|choos(?:e|ing)|tun(?:e|ing)|supply|define"
 )
 _WAYS = tuple(
@@ -345,9 +354,11 @@ _MUST = re.compile(
     r"|(?P<down>smaller|less|lower|at most|<|reduced|lowered|decreased)|(?P<off>unset|disabled|removed|None|False)|)"
 )
 _STATED = (
-    (re.compile(r"\b(?:reduc(?:ed?|ing)|lower(?:ed|ing)|capp(?:ed|ing)|clamp(?:ed|ing)|decreas(?:ed?|ing)|shrunk|limited|scaled down|truncated)\b", re.IGNORECASE), "-"),
+    (re.compile(r"\b(?:reduc(?:ed?|ing)|lower(?:ed|ing)|capp(?:ed|ing)|clamp(?:ed|ing)|decreas(?:ed?|ing)"
+            r"|shrunk|limited|scaled down|truncated)\b", re.IGNORECASE), "-"),
     (re.compile(r"\b(?:increas(?:ed?|ing)|rais(?:ed|ing)|bump(?:ed|ing)|round(?:ed|ing) up)\b", re.IGNORECASE), "+"),
-    (re.compile(r"\b(?:disabl(?:ed?|ing)|ignor(?:ed|ing)|turn(?:ed|ing)? off?|dropp(?:ed|ing)|cleared|(?:set|setting|reset) to (?:False|None)|=False)\b", re.IGNORECASE), "!"),
+    (re.compile(r"\b(?:disabl(?:ed?|ing)|ignor(?:ed|ing)|turn(?:ed|ing)? off?"
+            r"|dropp(?:ed|ing)|cleared|(?:set|setting|reset) to (?:False|None)|=False)\b", re.IGNORECASE), "!"),
     (
         re.compile(
             r"\b(?:set|enabl(?:ed|ing)|chang(?:ed?|ing)|adjust(?:ed|ing)?|overrid(?:e|den|ing)|forc(?:ed|ing)|defaults?|defaulting|setting|switch(?:ed|ing)"
@@ -361,7 +372,7 @@ _FARTHEST = 48  # letters from a verb to the name that it is about
 _STRENGTH = ("", "=", "!", "-", "+")  # of two mentions of a flag the one that says more
 _CLAUSE = re.compile(r"[.;:!?](?=\s|$|[A-Z])|,\s| or (?=[a-z]+ )| and (?=[a-z]+ )|\((?!or )")
 _ALSO = re.compile(r"[\s`'\"]*(?:=\S+)?(?:,|/|\bor|\band|\(or|, or|, and|and/or)[\s`'\"]*")
-_NUMBER = r"(?P<n>\0|-?\d+(?:\.\d+)?)(?!\d|\.\d|\.\s\S*-|[\w-]*[A-Za-z_(])"
+_NUMBER = r"(?P<n>\0|-?\d+(?:\.\d+)?)(?!\d|\.\d|-\d|\.\s\S*-|[\w-]*[A-Za-z_(])"
 _BETWEEN = r"(?:\s(?!needs\b|requires?\b|supports?\b|with\b|got\b|has\b|gives\b|and\b|or\b|on\b|for\b|but\b|which\b|when\b|than\b)\w+){0,4}?"
 _ADVISED = (
     re.compile(rf"^[`'\"]?{_BETWEEN}\s?from:? (?:the )?(?:requested )?\S{{1,20}} to:? ['\"`]?{_NUMBER}"),
@@ -451,18 +462,21 @@ def number_in(words: str, names: list[Named], ways: list[str], role: str) -> tup
 # Its role
 
 _RECOMMENDS = re.compile(
-    r"\b(?:consider|try|please(?! (?:raise|file|open|report|note|beware|refer|see|check|install|be|contact)\b)|should|recommend\w*|suggest\w*|you (?:can|may|might|could|need)|better to|"
+    r"\b(?:consider|try|please(?! (?:raise|file|open|report|note|beware|refer|see|check|install|be|contact)\b)|should"
+    r"|recommend\w*|suggest\w*|you (?:can|may|might|could|need)|better to|"
     r"to (?:raise|increase|improve|reduce|lower|fix|resolve) (?:it|this)|can be (?:increased|raised|lowered|reduced)|may need)\b"
-    r"|(?:^|[.;:!?]\s*|,\s|\bor |\band |\bto \w+, )(?:set|use|pass|specify|lower|raise|reduce|increase|decrease|add|export|remove|rerun|unset|choose|shrink|grow)\b",
+    r"|(?:^|[.;:!?]\s*|,\s|\bor |\band |\bto \w+, )(?:set|use|pass|specify|lower|raise"
+    r"|reduce|increase|decrease|add|export|remove|rerun|unset|choose|shrink|grow)\b",
     re.IGNORECASE,
 )
 _OPT_OUT = re.compile(
-    r"\b(?:to (?:override|disable|opt out|opt in|opt-out|keep|force|restore|silence|suppress|revert|turn (?:it |this )?off|re-?enable|skip|bypass|enable it|use it anyway|change|customi[sz]e)|explicitly|"
-    r"if you (?:want|wish|prefer|need)|deprecated)\b",
+    r"\b(?:to (?:override|disable|opt out|opt in|opt-out|keep|force|restore|silence|suppress"
+    r"|revert|turn (?:it |this )?off|re-?enable|skip|bypass|enable it|use it anyway|change|customi[sz]e)|explicitly|"
+    r"if you (?:want|wish|prefer|need)|if [\w ]{1,40} (?:is|are) (?:necessary|needed|required)|deprecated)\b",
     re.IGNORECASE,
 )
 _STRONGLY = re.compile(r"\b(?:consider|recommend\w*|suboptimal|sub-optimal|out[- ]of[- ]memory|OOM)\b", re.IGNORECASE)
-_DEPRECATED = re.compile(r"\bdeprecated\b|will be removed|is obsolete|has been renamed", re.IGNORECASE)
+_DEPRECATED = re.compile(r"\bdeprecated\b|will be removed|is obsolete|has been (?:renamed|removed)", re.IGNORECASE)
 _OF_A_REQUEST = re.compile(
     r"srt/(?:entrypoints/(?:openai|anthropic|ollama|http_server|v1_|grpc|harmony|request)|openai_api|function_call|parser|sampling|managers/(?:io_struct|tokenizer_manager|tokenizer_manager_\w+|multimodal_processor|session|io_)|"
     r"session|constrained|multimodal|conversation|code_completion|reasoning_parser|jinja|grpc)"
@@ -507,7 +521,7 @@ def _is_of_a_request(text: Text) -> bool:
         return not starts
     return bool(
         _OF_REQUESTS.search(text.function)
-        and re.search(r"\brequests?\b", text.words, re.I)
+        and re.search(r"\brequests?\b", text.words, re.IGNORECASE)
         and "server" not in text.function
     )
 
@@ -607,14 +621,9 @@ def _heavier(one: Row | None, other: Row) -> Row:
 def _constants_of(tree: ast.Module) -> dict[str, str]:
     found = {}
     for node in tree.body:
-        if (
-            isinstance(node, ast.Assign)
-            and len(node.targets) == 1
-            and isinstance(node.targets[0], ast.Name)
-            and node.targets[0].id.isupper()
-        ):
-            if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-                found[node.targets[0].id] = node.value.value
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(words))) if name.isupper():
+                found[name] = words
     return found
 
 

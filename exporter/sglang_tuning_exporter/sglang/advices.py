@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from os.path import commonprefix
 from typing import Any, NamedTuple
 
 _LONGEST = 2000
@@ -23,7 +22,7 @@ _LINES = 60
 # A text of another release: so many constant letters, and so great a share of all, are the same from the beginning on.
 _LEAST_ALIKE, _SHARE_ALIKE = 48, 0.6
 _FIRST_LETTERS = 12  # of a piece, by which its place is found
-_NAMES = re.compile(r"--[a-z][\w-]*|[A-Za-z][A-Za-z0-9]*_\w+")
+_NAMES = re.compile(r"(?<![\w-])(?:--[a-z][\w-]*|[A-Za-z]\w*_[\w-]*)")
 _TYPE = re.compile(
     r"(?:[^\s\"']{1,300}\.py:\d{1,6}: )?[A-Za-z_][\w.]{0,120}(?:Error|Exception|Warning|Interrupt|WARNING|ERROR|INFO|CRITICAL): "
 )
@@ -122,11 +121,16 @@ def _reached(message: str, text: _Text) -> tuple[int, str]:
             break
         if place == text.number:
             number = message[at:found]
-        alike = len(commonprefix((piece, message[found : found + len(piece)])))
+        alike = _alike(piece, message[found : found + len(piece)])
         reached, at = reached + alike, found + alike
         if alike < len(piece):
             break
     return reached, number
+
+
+def _alike(one: str, other: str) -> int:
+    """Return how many letters two texts begin with together."""
+    return next((at for at, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))  # noqa: B905 - of two lengths
 
 
 def _in_common(message: str, text: _Text) -> Advice:
