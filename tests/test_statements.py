@@ -139,9 +139,6 @@ STATEMENTS = [
     Statement("docs/offline.md", r"(\d): no log of SGLang", lambda: USAGE_STATUS),
     Statement("docs/recordings.md", r"serves a recording at 127\.0\.0\.1:(\d+)", replay_port),
     Statement("docs/recordings.md", r"(\w+) recordings are in the package", lambda: NUMBERS[len(recordings())]),
-    Statement(
-        "docs/capacity.md", r"Divided by\s+([\d.]+) it is", lambda: first(r'threshold: "([\d.]+)"', "deploy/keda.yml")
-    ),
     Statement(".env.example", r"runs as uid (\d+)", lambda: first(r"^USER (\d+)", "exporter/Dockerfile")),
     Statement(".env.example", r"^SGLANG_LOG_FILE=(.*)", lambda: of_compose("SGLANG_LOG_FILE")),
     Statement(".env.example", r"^SGLANG_PROFILE=(.*)", lambda: of_compose("SGLANG_PROFILE")),
