@@ -179,8 +179,9 @@ class _Words:
                 found = _joined([self._read(left), self._read(right)])
             case ast.BinOp(left=left, op=ast.Mod()):
                 found = [_PERCENT.sub(_HOLE, words).replace("%%", "%") for words in self._read(left)]
-            case ast.IfExp(body=body, orelse=other):
-                found = [*self._read(body), *self._read(other)]
+            case ast.IfExp() | ast.BoolOp():
+                values = node.values if isinstance(node, ast.BoolOp) else [node.body, node.orelse]
+                found = [words for each in values for words in self._read(each)]
             case ast.Name(id=name):
                 found = self._named(name)
             case ast.Attribute():

@@ -5,6 +5,7 @@ The texts are those of its wheels (`release/advices.py`); lines are as real serv
 
 from __future__ import annotations
 
+import ast
 import re
 import tarfile
 from collections import Counter
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from release.advices import Row, Wheel, rows_by_text, texts_of
 from sglang_tuning_exporter.sglang.advices import Advice, _number_of, _text_of, recognise, releases, table
 from sglang_tuning_exporter.sglang.args.flags import argument_names
 
@@ -258,6 +260,50 @@ def test_lines_of_a_real_server_that_name_a_flag_are_recognised(capture: Path) -
 
 
 _ADVISES = re.compile(r"KV pool holds \d+ tokens, fewer than --context-length|set proper `?--max-total-tokens")
+
+
+def rows(source: str, path: str = "srt/managers/tp_worker.py") -> list[Row]:
+    """What the extraction makes of a file of Python."""
+    texts = list(texts_of(ast.parse(source), path, {"HINT": "Please increase --page-size."}))
+    return list(rows_by_text(Wheel(texts, frozenset({"SOME_NAME"}))).values())
+
+
+def test_what_varies_in_a_text_is_a_hole_and_the_number_of_its_flag_has_its_own() -> None:
+    (row,) = rows("raise ValueError(f'only {free:.2f} GB: raise --mem-fraction-static above {least:.3f} here')")
+    assert row == Row(
+        "only {} GB: raise --mem-fraction-static above {n} here", "raise", "explains", ("--mem-fraction-static+",)
+    )
+    (row,) = rows("logger.warning('%d waiting, consider setting SGLANG_SOME_LIMIT=%s', waiting, limit)")
+    assert (row.words, row.role) == ("{} waiting, consider setting SGLANG_SOME_LIMIT={n}", "recommends")
+
+
+def test_a_text_in_a_variable_or_a_constant_is_read_where_it_is_given() -> None:
+    (row,) = rows("def f():\n    words = 'the page size is too small. ' + HINT\n    logger.error(words)")
+    assert row.words == "the page size is too small. Please increase --page-size."
+
+
+def test_a_text_that_names_no_flag_or_prints_nothing_is_left_out() -> None:
+    assert rows("logger.warning('nothing to see here, please increase something')") == []
+    assert rows("'please increase --page-size for this model'") == []
+    assert rows("logger.debug('please increase --page-size for this model')") == []
+
+
+def test_the_same_words_are_of_a_request_where_a_request_is_checked() -> None:
+    source = "def validate_request(self, obj):\n    raise ValueError('Please launch the server with --is-embedding for this.')"
+    assert rows(source, "srt/managers/tokenizer_manager.py")[0].role == "request"
+    assert rows(source.replace("validate_request", "init_model"))[0].role == "explains"
+
+
+def test_a_flag_between_two_others_keeps_the_direction_of_its_own_verb() -> None:
+    (row,) = rows(
+        "logger.error('The pool is full. Lower --max-running-requests, drop --enable-mixed-chunk or raise --mem-fraction-static.')"
+    )
+    assert set(row.names) == {"--max-running-requests-", "--enable-mixed-chunk!", "--mem-fraction-static+"}
+
+
+def test_a_comparison_is_no_advice() -> None:
+    (row,) = rows("raise ValueError('context_length is greater than max_total_tokens of this machine')")
+    assert set(row.names) == {"--context-length", "--max-total-tokens"}
 
 
 def _names_a_flag(message: str) -> bool:
