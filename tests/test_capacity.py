@@ -417,6 +417,8 @@ def test_prefill_speed_is_tokens_over_busy_seconds_or_nothing(parts: list[tuple[
         )
     if not sum(each.prefill_seconds for each in intervals):
         assert found.tokens_per_second is None
+    if found.tokens_per_second is not None:
+        assert found.tokens_per_second.low > 0
 
 
 def test_a_steady_prefill_speed_has_hardly_an_interval_and_an_uneven_one_a_wide_one() -> None:
@@ -427,6 +429,11 @@ def test_a_steady_prefill_speed_has_hardly_an_interval_and_an_uneven_one_a_wide_
 
     assert speed(*[(1000.0, 5.0), (300.0, 1.5)] * 4).half_width == pytest.approx(0.0, abs=1e-9)
     assert speed(*[(500.0, 5.0), (1500.0, 5.0)] * 4).half_width > 0.3
+
+
+def test_a_prefill_speed_whose_interval_reaches_zero_is_none() -> None:
+    uneven = [Interval(0.0, 10.0, tokens, 5.0, NONE) for tokens in (0.0, 0.0, 0.0, 9000.0)]
+    assert measure(uneven).tokens_per_second is None
 
 
 def test_three_tokens_a_step_and_request_are_the_accepted_length() -> None:
