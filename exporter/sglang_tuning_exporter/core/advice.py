@@ -13,12 +13,14 @@ from math import ceil, floor, inf, log2
 
 from sglang_tuning_exporter.config.profiles import Setting
 from sglang_tuning_exporter.core.endings import CLASSES, shortened
+from sglang_tuning_exporter.core.facts import Said
 from sglang_tuning_exporter.core.findings import Change, Value
 from sglang_tuning_exporter.core.rows import BY_ID, OUT_OF_MEMORY, Remedy, Row
 from sglang_tuning_exporter.core.server import USUAL_CAPTURED
 from sglang_tuning_exporter.core.suspects import LEAST_USEFUL_CHUNK, SLOW_BURN_TIMES, TINY_CHUNK
 from sglang_tuning_exporter.core.transfers import cause_of, relaxed
 from sglang_tuning_exporter.core.view import MOSTLY_PREFILL, SHARING, View
+from sglang_tuning_exporter.sglang.advices import recognise
 from sglang_tuning_exporter.sglang.args.flags import argument_names, flag_of, releases
 from sglang_tuning_exporter.sglang.args.refusals import choices_of, objection
 
@@ -1030,7 +1032,8 @@ _FAILURES_OF = {"memory": OUT_OF_MEMORY, "hang": ("scheduler_stuck",)}  # by the
 
 
 def _said(view: View) -> str:
-    return view.explanation.text if view.explanation is not None else ""
+    """Return the words that explain an end, of which no part can be a client's."""
+    return view.explanation.text if view.explanation is not None and not view.explanation.marked else ""
 
 
 def _by_explanation(view: View, holding: frozenset[str]) -> list[Draft]:
@@ -1043,7 +1046,7 @@ def _by_explanation(view: View, holding: frozenset[str]) -> list[Draft]:
         return [*_named(view, view.ended), _say(ending.do, ending.why, ending.not_if)]
     if refused := _UNRECOGNIZED.search(said.text):
         return [*map(_unknown, _FLAG.findall(refused[1])), _say(ending.do, ending.why, ending.not_if)]
-    return [*_named(view, said.text), _say(ending.do, ending.why, ending.not_if)]
+    return [*([] if said.marked else _named(view, said.text)), _say(ending.do, ending.why, ending.not_if)]
 
 
 def _unknown(flag: str) -> Draft:
@@ -1070,12 +1073,16 @@ def _named(view: View, words: str) -> list[Draft]:
     flags = list(dict.fromkeys(_FLAG.findall(words)))[:2]
     direction = "lower" if _LESS.search(words) else "raise" if _MORE.search(words) else "set"
     drafts = []
+    known = recognise(words)
+    ways = dict(known.directions) if known is not None else {}
     for flag in flags:
-        arg = flag[2:].replace("-", "_")
+        arg, way = flag[2:].replace("-", "_"), direction
+        if flag in ways:
+            way = _WAYS[ways[flag]]
         text = Remedy(
             arg,
-            direction,
-            f"{direction} it: SGLang's own error names it",
+            way,
+            f"{way} it: SGLang's own error names it",
             f"SGLang ended with: {shortened(words, 300)}",
             "another error came before this one",
         )
@@ -1083,7 +1090,36 @@ def _named(view: View, words: str) -> list[Draft]:
     return drafts
 
 
+_WAYS = {"increase": "raise", "decrease": "lower", "set": "set", "unset": "drop"}
+
+
+def _says(view: View, said: Said) -> Draft | None:
+    """Return what SGLang recommends as a change of the first flag that this release has."""
+    directions = dict(said.advice.directions)
+    known = (flag for flag in said.advice.flags if flag in directions and view.facts.flag(flag[2:].replace("-", "_")))
+    flag = next(known, None)
+    times = f", {said.count:,} times" if said.count > 1 else ""
+    why, not_if = f"SGLang printed at its start{times}: “{said.text.rstrip('.')}”", "what the line is about does not matter for this load"
+    if flag is None:
+        variables = ", ".join(each for each in said.advice.variables if each in directions)
+        return _say(f"set {variables} as SGLang's own line says", why, not_if) if variables else None
+    arg, way = flag[2:].replace("-", "_"), _WAYS[directions[flag]]
+    return Draft(arg, None, view.facts.typed(arg), words=f"{way} it: SGLang itself recommends it", text=Remedy(arg, way, "", why, not_if), direction=way)
+
+
+def _recommended(view: View, _: frozenset[str]) -> list[Draft]:
+    drafts = (_says(view, said) for said in view.facts.recommended())
+    return [draft for draft in drafts if draft is not None]
+
+
+def by_sglang(row: Row, view: View, said: Said) -> list[Change]:
+    """Return a recommendation of SGLang's as the change of a row; none where this release has no such flag."""
+    draft = _says(view, said)
+    return [] if draft is None else [spelled(row, view, draft)]
+
+
 ADVICE: dict[str, Advise] = {
+    "sglang_recommends": _recommended,
     "no_kv_cache": _no_kv_cache,
     "kv_transfer_failing": _transfers,
     "speculation_rejected": _no_speculation,

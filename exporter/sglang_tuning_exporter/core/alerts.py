@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sglang_tuning_exporter.config.profiles import Profile
 from sglang_tuning_exporter.core.events import is_count
 from sglang_tuning_exporter.core.findings import Alert
 from sglang_tuning_exporter.core.judge import Measured
@@ -22,7 +23,8 @@ class Clock:
     """The alert of one row. `value`: True, False, or None while it is not known; times are those of the caller."""
 
     row: Row
-    factor: float = 1.0  # times `after` and `until`
+    factor: float = 1.0  # times `until`
+    after: float | None = None  # in place of the row's
     since: float | None = None  # above the limit
     calm: float | None = None  # at or below it
     known: float | None = None  # measured last
@@ -45,7 +47,8 @@ class Clock:
         self.known = now
         if holds:
             self.calm, self.since = None, begun if self.since is None else self.since
-            wait = self.factor * self.row.after * (2 if hindered else 1)
+            after = self.factor * self.row.after if self.after is None else self.after
+            wait = after * (2 if hindered else 1)
             if self.firing is None and now - self.since >= wait:
                 self.firing, self.value = self.since + wait, True
             return None
@@ -64,10 +67,14 @@ class Clock:
 
 
 class Clocks:
-    """The clocks of all rows that have an alert; `factor`: a profile's `alert_wait`."""
+    """The clocks of all rows that have an alert, but of those that the user accepts."""
 
-    def __init__(self, factor: float = 1.0) -> None:
-        self.by_row = {row.id: Clock(row, factor) for row in ROWS if row.alert}
+    def __init__(self, profile: Profile) -> None:
+        self.by_row = {
+            row.id: Clock(row, profile.alert_wait, profile.wait_of(row.id, row.after))
+            for row in ROWS
+            if row.alert and row.id not in profile.accepts
+        }
 
     def pass_on(self, measured: Measured, server: Server, now: float, pause: float = UNKNOWN_SECONDS) -> list[Alert]:
         """Take what was measured; return the alerts that end."""

@@ -22,6 +22,7 @@ from sglang_tuning_exporter.core.judge import (
     findings,
     is_limit,
     judge,
+    muted,
     said_at_once,
     short_load,
     timed,

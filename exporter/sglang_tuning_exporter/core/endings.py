@@ -261,8 +261,8 @@ class Explanation:
             return True
         if self.chain and (self.chain, self.file, self.rank) == (other.chain, other.file, other.rank):
             return True
-        if self.marked and not other.marked:
-            return False
+        if self.marked and not other.marked and CLASSES[other.ending].weight > CAUSE:
+            return False  # text of others does not outrank a cause
         if other.time is not None and self.time is not None and self.time - other.time > EPISODE_SECONDS:
             return True
         return self._weight > other._weight

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from sglang_tuning_exporter.core.advice import figures_of, fill
 from sglang_tuning_exporter.core.findings import Change, Figure, Finding, Judgement, Value
-from sglang_tuning_exporter.core.judge import SENTENCES, Measured, past_without_figures
+from sglang_tuning_exporter.core.judge import BUT_MUTED, SENTENCES, Measured, past_without_figures
 from sglang_tuning_exporter.core.rows import BY_ID, ROWS
 from sglang_tuning_exporter.core.view import View
 
@@ -60,6 +60,8 @@ def conditions(measured: Measured) -> Iterator[Condition]:
     """Give the condition of each row with an alert that was measured."""
     for row in ROWS:
         figure = measured.figures.get(row.id)
+        if row.id in measured.view.profile.accepts:
+            continue
         if row.alert and figure is not None and figure.limit is not None:
             figure = steady(row.id, figure, measured.view)
             # What another row explains better is not above its limit.
@@ -162,6 +164,8 @@ def _sentence(judgement: Judgement, view: View) -> str:
     """Return the verdict in a sentence without measured figures."""
     row = BY_ID.get(judgement.verdict)
     if row is None:
+        if judgement.sentence == BUT_MUTED:
+            return BUT_MUTED
         return SENTENCES.get(judgement.verdict, TOO_LITTLE)
     over = any(each.over for each in judgement.findings if each.diagnosis == row.id)
     return past_without_figures(row) if over else fill(row.summary, figures_of(view))
@@ -171,8 +175,8 @@ def advice_of(change: Change, now: float) -> Advice:
     """Return a change in words."""
     to = False if change.removes and change.to is None else change.to
     suggested = _word(to) or change.words
-    words = (suggested, change.why, change.will_not_help_if, change.cost)
-    return Advice(change.flag, _word(change.now), *map(_whole, words), now)
+    suggested, text, not_if, cost = map(_whole, (suggested, change.why, change.will_not_help_if, change.cost))
+    return Advice(change.flag, _word(change.now), suggested, text, not_if, cost, now)
 
 
 def _whole(text: str) -> str:

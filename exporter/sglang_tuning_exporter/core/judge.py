@@ -11,17 +11,19 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Literal
 
+from sglang_tuning_exporter.config.profiles import Profile
 from sglang_tuning_exporter.core import suspects
 from sglang_tuning_exporter.core.advice import (
     CEILING,
     advise,
+    by_sglang,
     costly_settings,
     differing,
     figures_of,
     fill,
     typed_settings,
 )
-from sglang_tuning_exporter.core.endings import CAUSE, CLASSES, Explanation, shortened, quoted
+from sglang_tuning_exporter.core.endings import CAUSE, CLASSES, Explanation, quoted, shortened
 from sglang_tuning_exporter.core.findings import (
     URGENCY,
     Change,
@@ -59,6 +61,7 @@ SENTENCES = {
     STARTING: "The server is starting.",
     STOPPED: "The server was stopped: its log says that it was asked to end.",
 }
+BUT_MUTED = "Nothing limits this server but what is muted."
 PAST_SECONDS = 120.0  # what was not seen for so long is over
 SURVIVED_SECONDS = 60.0  # of work after a failure: it did not end by it
 LONG = 180.0  # seconds that are said in minutes
@@ -67,7 +70,11 @@ OFTEN_DOWN, MANY_OUTAGES = 0.1, 3  # of two hours; outages in them
 LEAST_WAITED = 10.0  # seconds of waiting that show what requests wait for
 RARE_WAIT = 0.1  # of the time, on the least busy DP rank
 TRANSFERS_A_MINUTE, RARELY_FAILED = 0.5, 0.01  # failed ones; of the requests
-LEAST_DRAFTED, DRAFT_COST, USUAL_DRAFTS = 0.99, 0.014, 3.0  # tokens a step; of a pass of the model for each draft step; draft steps
+LEAST_DRAFTED, DRAFT_COST, USUAL_DRAFTS = (
+    0.99,
+    0.014,
+    3.0,
+)  # tokens a step; of a pass of the model for each draft step; draft steps
 FEW = 5  # requests that failed for other reasons are no finding
 MANY_FAILED = 0.05  # of the requests
 SMALL_MODEL_GB, SMALL_BATCH = 20.0, 32.0  # of all weights; the default of --torch-compile-max-bs
@@ -78,6 +85,8 @@ SEVERAL_EACH = 1.5  # requests of the scheduler for each over HTTP
 LONG_PREFILL = 512.0
 MANY_GIVEN_UP, NEARLY_ALL_GIVEN_UP = 0.333, 0.5  # of the requests that ended
 LARGE_BATCH, RARELY = 32.0, 0.25  # requests; of the time
+RECOMMENDS = "sglang_recommends"
+MOST_QUOTED = 2  # decisions of SGLang's, in one finding
 DP_ATTENTION_GPUS = 8
 MUCH_ELSEWHERE_GB = 1.0  # less is a context that does not hinder
 _MOE = re.compile(r"moe|mixtral|deepseek-?_?(?:v[23]|r1)|-a\d+(?:\.\d+)?b\b|kimi-k2|gpt-oss|grok|dbrx", re.IGNORECASE)
@@ -209,21 +218,27 @@ def _speculation(view: View) -> Figure | None:
     length = view.totals["accepted"] / lines
     if length < LEAST_DRAFTED:
         return None  # another figure than the mean with the token that needs no draft
-    return Figure("tokens a verified step gives; 1 without speculation", length, "ratio", 1.0 + DRAFT_COST * steps, "below")
+    return Figure(
+        "tokens a verified step gives; 1 without speculation", length, "ratio", 1.0 + DRAFT_COST * steps, "below"
+    )
 
 
 def _hicache(view: View) -> Figure | None:
     if view.hicache is None:
         return None
     stays = view.hicache.word == "kernel"  # it was printed once, and holds until the next start
-    return Figure("lines about what HiCache could not do", view.totals["hicache"] or float(stays), "count", 0.0, "above")
+    return Figure(
+        "lines about what HiCache could not do", view.totals["hicache"] or float(stays), "count", 0.0, "above"
+    )
 
 
 def _costly_settings(view: View) -> Figure | None:
     """Settings of a start that slow every load down, until there is a load to judge by."""
     if view.has_enough_load or not view.facts.arguments or view.facts.is_cpu:
         return None
-    return Figure("settings of the start that slow every request down", float(len(costly_settings(view))), "count", 0.0, "above")
+    return Figure(
+        "settings of the start that slow every request down", float(len(costly_settings(view))), "count", 0.0, "above"
+    )
 
 
 def _sharing(view: View) -> float | None:
@@ -356,6 +371,14 @@ def _suspects(view: View) -> Figure | None:
     )
 
 
+def _recommended(view: View) -> Figure | None:
+    """What SGLang itself recommends in the lines of its start, for a flag that this release has."""
+    count = len(view.facts.recommended())
+    return (
+        Figure("recommendations of SGLang's own at its start", float(count), "count", 0.0, "above") if count else None
+    )
+
+
 # What only the server's own metrics show
 
 
@@ -483,7 +506,7 @@ FACTS: dict[str, Callable[[View], Figure | None]] = {
     "costly_settings": _costly_settings, "not_sglang": _trouble("not_sglang"),
     "unexplained": _unexplained, "requests_failed": _failed, "requests_refused": _refused, "shared_prefixes": _shared_prefixes,
     "no_prefixes": _no_prefixes, "fits_one_gpu": _fits_one_gpu, "replicas": _replicas, "small_batches": _small_batches,
-    "down": _down, "timeouts": _timeouts, "given_up": _given_up, "late_by_queue": _late_by_queue, "late_by_prompts": _late_by_prompts,
+    "recommended": _recommended, "down": _down, "timeouts": _timeouts, "given_up": _given_up, "late_by_queue": _late_by_queue, "late_by_prompts": _late_by_prompts,
     "late_between": _late_between, "metrics_disabled": _trouble("metrics_disabled"), "log_silent": _trouble("log_silent"),
     "disagree": _trouble("sources_disagree"),
     "often_down": _often_down,
@@ -610,9 +633,20 @@ def weigh(view: View) -> Measured:
     if view.stopped:  # it was asked to end: everything is over
         return Measured(view, figures, ())
     left = tuple(
-        row.id for row in ROWS if row.id in holds and holds.isdisjoint(row.unless) and not _is_excused(row, view, holds)
+        row.id
+        for row in ROWS
+        if row.id in holds - view.profile.accepts and holds.isdisjoint(row.unless) and not _is_excused(row, view, holds)
     )
-    return Measured(view, figures, left)
+    measured = Measured(view, figures, left)
+    return measured if _is_worth_saying(measured) else replace(measured, holding=tuple(each for each in left if each != RECOMMENDS))
+
+
+def _is_worth_saying(measured: Measured) -> bool:
+    """Whether what SGLang recommends at its start matters: under a load that nothing limits, it does not."""
+    view, others = measured.view, [each for each in measured.holding if each != RECOMMENDS]
+    if not view.has_enough_load or len(others) == len(measured.holding):
+        return True
+    return any(is_limit(each, measured) or (BY_ID[each].remedy.arg and view.facts.recommended(BY_ID[each].remedy.arg)) for each in others)
 
 
 def _is_excused(row: Row, view: View, holds: set[str]) -> bool:
@@ -655,7 +689,18 @@ def judge(view: View) -> Judgement:
 
 def judgement_of(measured: Measured, found: tuple[Finding, ...]) -> Judgement:
     """Return the judgement with these findings."""
-    return Judgement(*_verdict(measured, found), found, _checks(measured))
+    return Judgement(
+        *_verdict(measured, found), found, _checks(measured), muted(measured.view.profile, measured.figures)
+    )
+
+
+def muted(profile: Profile, figures: Mapping[str, Figure]) -> tuple[str, ...]:
+    """Say what the user accepts and why, and whether it is so."""
+    return tuple(
+        f"Muted: {BY_ID[name].summary} Why: {reason}."
+        + (" It is so now." if name in figures and figures[name].holds else "")
+        for name, reason in profile.accepted
+    )
 
 
 def _verdict(measured: Measured, found: tuple[Finding, ...]) -> tuple[str, str, Severity | Literal["none"]]:
@@ -663,6 +708,10 @@ def _verdict(measured: Measured, found: tuple[Finding, ...]) -> tuple[str, str, 
     if first is not None:
         return first.diagnosis, first.headline, first.severity
     verdict = replace(measured, holding=()).verdict
+    if verdict in {HEALTHY, NO_LIMIT} and any(
+        measured.figures[name].holds for name in measured.view.profile.accepts & measured.figures.keys()
+    ):
+        return verdict, BUT_MUTED, "none"
     return verdict, said_at_once(verdict, found) or SENTENCES.get(verdict) or short_load(measured.view), "none"
 
 
@@ -681,7 +730,11 @@ def short_load(view: View) -> str:
         return "There was no load in the last ten minutes."
     if not view.served:
         retracted = view.totals["retractions"]
-        words = f", and SGLang retracted running requests {retracted:,.0f} times" if retracted > 1 else ", and SGLang retracted running requests once"
+        words = (
+            f", and SGLang retracted running requests {retracted:,.0f} times"
+            if retracted > 1
+            else ", and SGLang retracted running requests once"
+        )
         return f"There is no batch line in this log{words if retracted else ''}."
     words = f"The load of {view.served:.0f} s was too short for a verdict"
     if queued:
@@ -773,6 +826,8 @@ def _own(row: Row, measured: Measured, holding: frozenset[str], advised: dict[st
     proven = suspects.explaining(row.id, view)
     instead = any(change.arg in suspects.INSTEAD for change in proven)  # while it is set, nothing else helps
     offered = proven if instead else [*proven, *advise(row, view, holding)]
+    if not row.any_load:
+        offered = _after_sglang(row, view, offered)
     if row.id == "flags_away_from_defaults":
         offered = suspects.likely(view) or []
     kept: list[Change] = []
@@ -791,6 +846,25 @@ def _own(row: Row, measured: Measured, holding: frozenset[str], advised: dict[st
             {change.arg: change.to for change in kept if change.arg and (change.to is not None or change.removes)}
         )
     return tuple(kept)
+
+
+def _after_sglang(row: Row, view: View, offered: list[Change]) -> list[Change]:
+    """Put what SGLang itself recommends in its start about a row's flag before the row's own change, and leave out what it contradicts."""
+    says = (
+        [change for said in view.facts.recommended(row.remedy.arg) for change in by_sglang(row, view, said)]
+        if row.remedy.arg
+        else []
+    )
+    against = {
+        (each.arg, _OTHER_WAY.get(each.direction))
+        for said in view.facts.recommended()
+        for each in by_sglang(row, view, said)
+    }
+    own = [change for change in offered if (change.arg, change.direction) not in against]
+    return [*says, *(change for change in own if not says or change.arg != row.remedy.arg)]
+
+
+_OTHER_WAY = {"raise": "lower", "lower": "raise", "add": "drop", "drop": "add"}
 
 
 def _is_accepted_beside(change: Change, advised: Mapping[str, object], view: View) -> bool:
@@ -865,7 +939,10 @@ def _worded(row: Row, measured: Measured, changes: tuple[Change, ...], because: 
         )  # fmt: skip
     if row.any_load and not row.chance:
         confidence = "high"
-    contradicts = any(change.arg == row.remedy.arg and {change.direction, row.remedy.direction} == {"raise", "lower"} for change in changes)
+    contradicts = any(
+        change.arg == row.remedy.arg and {change.direction, row.remedy.direction} == {"raise", "lower"}
+        for change in changes
+    )
     evidence = (replace(figure, name=fill(figure.name, figures)), *_supporting(row, view))
     return Finding(
         row.id, row.alert, row.severity, is_limit(row.id, measured), _in_its_words(row, _headline(row, view), explained_by), sentence,
@@ -880,7 +957,11 @@ def explanation_of(row: str, measured: Measured) -> Explanation | None:
         return None
     if row in KILLS:
         return said if said.ending == ("hang" if row == "scheduler_stuck" else "memory") else None
-    if any(explanation_of(each, measured) is not None for each in KILLS if each in measured.causes(BY_ID[row]) and each in measured.holding):
+    if any(
+        explanation_of(each, measured) is not None
+        for each in KILLS
+        if each in measured.causes(BY_ID[row]) and each in measured.holding
+    ):
         return None
     return said if view.has_ended or view.totals["ends"] or row == "server_down" else None
 
@@ -896,8 +977,14 @@ def _headline(row: Row, view: View) -> str:
     """Return the summary of a row; a server that ended while it started did not start."""
     said = view.explanation
     served = view.facts.ready or view.scraped or view.down or "work" in view.last or view.totals["retractions"]
-    begun = view.starting or view.facts.memory or (said is not None and (said.ending == "argument" or _IN_START.search(said.place)))
-    return "SGLang did not start." if row.id == "crashed" and begun and not served else fill(row.summary, figures_of(view))
+    begun = (
+        view.starting
+        or view.facts.memory
+        or (said is not None and (said.ending == "argument" or _IN_START.search(said.place)))
+    )
+    return (
+        "SGLang did not start." if row.id == "crashed" and begun and not served else fill(row.summary, figures_of(view))
+    )
 
 
 _IN_START = re.compile(r" in (?:__init__|_?init_\w+|load_\w+|_?launch_\w+|_wait_for_\w+|main)$")  # a frame
@@ -993,6 +1080,8 @@ def _notes(row: Row, view: View) -> list[str]:
         notes.append(
             "The start is not in this log: that SGLang captured up to 160 to 256, as it does by itself, is an assumption."
         )
+    decided = [said for arg in {row.remedy.arg} - {""} for said in view.facts.decided(arg)]
+    notes += [f"SGLang decided at its start: “{said.text.rstrip('.')}”" for said in decided[:MOST_QUOTED]]
     if row.id == "unexplained":
         shares = [
             f"{100 * share:.0f} % {words}"

@@ -28,6 +28,7 @@ from sglang_tuning_exporter.core.wrapping import (
     stamp_of,
     without_terminal,
 )
+from sglang_tuning_exporter.sglang.advices import recognise
 from sglang_tuning_exporter.sglang.args.printed import parse_server_args
 
 _LONGEST_BATCH, _LONGEST_MEMORY = 4096, 16_384
@@ -506,7 +507,7 @@ class Reader:
         self._reported: dict[Rank, tuple[str, float | None]] = {}  # failures that ranks logged before they raised them
         self._recent: deque[bytes] = deque(maxlen=_RECENT)  # the last recognised lines
         self._released: list[Event] = []  # events of lines before, with the marks of those
-        self._failure: tuple[Event, bytes] | None = None  # a failed allocation of tokens, whose numbers may follow
+        self._failure: tuple[Event, bytes, int] | None = None  # a failed allocation of tokens, whose numbers may follow
         self._message: list[bytes] = []  # of the last exception, which may go on in the next line
         self._message_around = ""
         self._special = {
@@ -721,6 +722,8 @@ class Reader:
             row, pattern = _PATTERNS[found.lastindex - 1]
             if (match := pattern.match(text)) is not None:
                 return self._read_row(row, match, at)
+        if self._says(text, at):
+            return "advice"
         if _ASGI.match(text):  # uvicorn, of a request that an exception ended; that of a stream has status 200
             self._open = _Traceback(at, self.number + _OTHERS_BETWEEN, begin=self.number, stamped=True)
             if not self._exceptions_due:
@@ -731,7 +734,20 @@ class Reader:
             self.unreadable["batch_line"] += 1
         return "traceback" if opens else "other"
 
+    def _says(self, text: bytes, at: Origin) -> bool:
+        """Add the event of a line with which SGLang advises or decides about a flag, before the first request."""
+        if self.trust.serves or (b"_" not in text and b"--" not in text):
+            return False
+        words = text[: 4 * LONGEST_TEXT].decode("utf-8", "replace")
+        advice = recognise(words)
+        if advice is None or advice.role not in ("recommends", "decision"):
+            return False
+        self._add("advice", at, {"line": self.number}, advice.pattern, _words(text))
+        return True
+
     def _read_row(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
+        if row.kind in ("known", "limits") and not match.string.startswith(b"max_total_num_tokens="):
+            self._says(match.string, at)
         if row.kind in SILENT:
             return row.kind
         self._starting = self._starting or row.kind in ("pool", "limits", "memory")
@@ -898,15 +914,15 @@ class Reader:
                 self._reported.clear()
             self._reported[at.rank] = (row.word, at.time)
         word = row.word or ("startup" if self._starting and not self._serving else "unknown")
-        self._add_failure(at, word, match.string)
+        self._add_failure(at, word, match.string, self.number)
         self._explain(match.string, at, chain=self.number, ending="memory", sure=False)
         return row.kind
 
-    def _add_failure(self, at: Origin, word: str, text: bytes) -> None:
+    def _add_failure(self, at: Origin, word: str, text: bytes, chain: int) -> None:
         """Add a failed allocation; one of tokens waits for the next lines, which say how many were asked for and how many were free."""
         event = Event("out_of_memory", at.time, at.rank, _held_elsewhere(text), word, _words(text))
         if _OF_TOKENS.search(text) is not None:
-            self._failure = (event, text)
+            self._failure = (event, text, chain)
         else:
             self._events.append(event)
 
@@ -914,19 +930,20 @@ class Reader:
         """Read a further line of a failed allocation of tokens. If more were free than asked for, no memory is short."""
         if self._failure is None:
             return False
-        event, before = self._failure
+        event, before, chain = self._failure
         if _ASKED.match(text) is None or len(before) > LONGEST_TEXT:
             self._released.extend(self._failed())
             return False
         whole = before + b"\n" + text
         asked, free = _ASKED_TOKENS.search(whole), _FREE_TOKENS.search(whole)
-        self._failure = (event, whole)
+        self._failure = (event, whole, chain)
         if asked is not None and free is not None:
             self._failure = None
             at = Origin(event.time, event.rank)
             enough = int(free[1]) >= int(asked[1])
-            self._explain(whole, at, chain=self.number, ending="check" if enough else "memory")
+            self._explain(whole, at, chain=chain, ending="check" if enough else "memory")
             said = self._events.pop()
+            said.figures["line"] = self.number - whole.count(b"\n")
             said.marked = event.marked
             self._released.extend((said,) if enough else (event, said))
         return True
@@ -1023,6 +1040,7 @@ class Reader:
         self._explain(
             text, traceback.at, chain=traceback.begin, place=traceback.place, before=traceback.texts, sure=traceback.is_sure
         )
+        self._events[-1].figures["line"] = self.number - len(self._message) + 1
 
     def _open_traceback(self, time: float | None) -> _Traceback:
         """Open a traceback without a head: chained to the one before, announced by the line before, or of another process."""
@@ -1067,7 +1085,7 @@ class Reader:
                 traceback.counted = traceback.counted or (reported == row.word and is_near)
             if not traceback.counted:
                 word = row.word or traceback.phase_of(starting=self._starting, serving=self._serving)
-                self._add_failure(at, word, text)
+                self._add_failure(at, word, text, traceback.begin)
             traceback.counted = True
 
 

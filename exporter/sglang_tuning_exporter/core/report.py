@@ -22,6 +22,7 @@ from sglang_tuning_exporter.core.course import Course
 from sglang_tuning_exporter.core.endings import Explanation
 from sglang_tuning_exporter.core.findings import URGENCY, Change, Figure, Finding, Judged, Value
 from sglang_tuning_exporter.core.inputs import Logs
+from sglang_tuning_exporter.core.rows import adapted
 from sglang_tuning_exporter.core.text import (
     FIRST_DATED_SECOND,
     Style,
@@ -50,6 +51,8 @@ def run(
     output: Path | None = None,
     profile: str = "online",
     own_thresholds: Mapping[str, float] | None = None,
+    accept: Mapping[str, str] | None = None,
+    wait: Mapping[str, float] | None = None,
     against: Sequence[str] = (),
     most: int | None = None,
     fail_on: str = "warning",
@@ -57,7 +60,7 @@ def run(
     """Write the report of `logs` and return the exit status. Raise `UsageError`."""
     if fail_on not in FAIL_ON:
         raise UsageError(f"--fail-on={fail_on}: give {', '.join(FAIL_ON[:-1])} or {FAIL_ON[-1]}")
-    used = PROFILES[profile].with_thresholds(own_thresholds or {})
+    used = adapted(PROFILES[profile].with_thresholds(own_thresholds or {}), accept or {}, wait or {})
     read = Logs(logs, most=most)
     before = Logs(against, most=most) if against else None
     if output is not None:

@@ -981,6 +981,28 @@ _next = partial(
 OBJECTIVES: tuple[Row, ...] = (_first("fast"), _first("slow"), _next("fast"), _next("slow"))
 CHANCES: tuple[Row, ...] = (
     _chance(
+        id="speculation_rejected",
+        needs_advice=False,
+        when=When(
+            "fact",
+            "speculation",
+            side="below",
+            name="tokens a verified step gives; 1 without speculation",
+            unit="ratio",
+        ),
+        summary="Speculative decoding costs more than it gains: hardly any draft token is accepted.",
+        seen="{value}",
+        guide=_NOT_IN_GUIDE + "drafts cost time whether they are accepted or not",
+        remedy=Remedy(
+            "speculative_algorithm",
+            "drop",
+            "run without it, or with a draft model that was trained for this model",
+            "Each step drafts tokens and verifies them. Where nearly none is accepted, a step gives one token, as without speculation, and takes longer.",
+            "the requests of this time were unusual: accept length depends on the text",
+            "None, while so few tokens are accepted.",
+        ),
+    ),
+    _chance(
         id="sglang_recommends",
         any_load=True,
         when=When("fact", "recommended", name="recommendations of SGLang's own at its start", needs="the start"),
@@ -1095,28 +1117,6 @@ CHANCES: tuple[Row, ...] = (
             "token usage stays low and prompts share no prefixes, other processes share the GPU, the CPU shares its memory (DGX Spark,"
             " Jetson), or the activations of long prompts or images need it",
             "Less GPU memory stays free for peaks: watch for out-of-memory failures afterwards.",
-        ),
-    ),
-    _chance(
-        id="speculation_rejected",
-        needs_advice=False,
-        when=When(
-            "fact",
-            "speculation",
-            side="below",
-            name="tokens a verified step gives; 1 without speculation",
-            unit="ratio",
-        ),
-        summary="Speculative decoding costs more than it gains: hardly any draft token is accepted.",
-        seen="{value}",
-        guide=_NOT_IN_GUIDE + "drafts cost time whether they are accepted or not",
-        remedy=Remedy(
-            "speculative_algorithm",
-            "drop",
-            "run without it, or with a draft model that was trained for this model",
-            "Each step drafts tokens and verifies them. Where nearly none is accepted, a step gives one token, as without speculation, and takes longer.",
-            "the requests of this time were unusual: accept length depends on the text",
-            "None, while so few tokens are accepted.",
         ),
     ),
     _chance(

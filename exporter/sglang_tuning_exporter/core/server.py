@@ -1217,6 +1217,8 @@ class Server:
                 self.facts.take(event)
             case "rejected" | "server_error" | "pause" | "resume" | "too_long" | "refused" | "health":
                 self._take_count(event, now)
+            case _ if event.marked and not self.starting and "work" in self.last:
+                pass  # what SGLang prints at its start only, beside text of others: no setting changes by it
             case _:
                 if event.rank.tp is not None or event.rank.pp is not None:  # a rank shows itself before its first batch
                     lowest = self._ranks.setdefault(event.rank.dp, event.rank)

@@ -1,0 +1,302 @@
+"""Why a server ended: the line that explains it, its class, and what is not quoted. Texts are those of public logs, cut down."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_tuning_exporter.config.profiles import PROFILES
+from sglang_tuning_exporter.core import endings
+from sglang_tuning_exporter.core.endings import CLASSES, Explanation, class_of, quoted
+from sglang_tuning_exporter.core.findings import Finding, Judged
+from sglang_tuning_exporter.core.inputs import Logs
+from sglang_tuning_exporter.core.report import document, judge
+from sglang_tuning_exporter.core.watch import Watch
+from sglang_tuning_exporter.sglang.secrets import without_requests, without_secrets
+
+AT = "[2026-06-01 10:00:{:02d} TP{}] "
+DECODE = "Decode batch, #running-req: 11, #token: 9747, token usage: 0.07, cuda graph: True, gen throughput (token/s): 919.88, #queue-req: 0,"
+EXCEPTION = "Scheduler hit an exception: Traceback (most recent call last):"
+SIGQUIT = "[2026-06-01 10:00:50] SIGQUIT received. signum=None, frame=None. It usually means one child failed."
+NOT_ENOUGH = "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."
+
+
+def frame(file: str, function: str = "f") -> str:
+    return f'  File "/srv/venv/site-packages/sglang/{file}", line 7, in {function}'
+
+
+def scheduler(error: str, file: str = "srt/managers/scheduler.py", *, second: int = 10, rank: int = 0) -> list[str]:
+    """Return the lines of a scheduler that ends by an exception."""
+    return [
+        AT.format(second, rank) + EXCEPTION,
+        frame("srt/managers/scheduler.py", "run_scheduler_process"),
+        "    f()",
+        frame(file),
+        *error.split("\n"),
+    ]
+
+
+def judged(tmp_path: Path, *lines: str) -> Judged:
+    log = tmp_path / "server.log"
+    log.write_text("\n".join(lines) + "\n")
+    return judge(Logs([str(log)]), PROFILES["online"])[0]
+
+
+def crash(tmp_path: Path, *lines: str) -> Finding:
+    found = judged(tmp_path, *lines).judgement.findings
+    return next(each for each in found if each.diagnosis == "crashed")
+
+
+def explained(tmp_path: Path, *lines: str) -> Explanation:
+    said = crash(tmp_path, *lines).explained_by
+    assert said is not None
+    return said
+
+
+SERVED = AT.format(1, 0) + DECODE
+ENDS = {
+    "a check in SGLang": (["ValueError: Failed to allocate token prealloc indices"], "srt/mem_cache/radix_cache.py", "check"),
+    "a workspace": (["RuntimeError: Failed to allocate memory for batch_prefill_tmp_v with size 435814400"], "srt/layers/attention.py", "memory"),
+    "host memory": (["ValueError: Not enough host memory available. Requesting 7.05 GB but only have 2.04 GB free."], "srt/mem_cache/pool_host.py", "host_memory"),
+    "places for requests": (["RuntimeError: alloc_req_slots runs out of memory. num_reqs=2"], "srt/managers/schedule_batch.py", "check"),
+    "an unbalanced check": (["ValueError: The memory capacity is unbalanced. Some GPUs may be occupied."], "srt/model_executor/model_runner.py", "check"),
+    "an argument": (["AssertionError: page size must be 64"], "srt/server_args.py", "argument"),
+    "an argument that the text names": (["ValueError: Please use --attention-backend triton here"], "srt/models/llama.py", "argument"),
+    "a library": (["ImportError: libnvrtc.so.12: cannot open shared object file"], "srt/layers/moe.py", "library"),
+    "a compiler": (["RuntimeError: Internal Triton PTX codegen error:", "ptxas fatal: Value 'sm_120' is not defined"], "srt/layers/moe.py", "library"),
+    "a network": (["RuntimeError: Gloo connectFullMesh failed with [pair.cc:144] no error"], "srt/distributed/parallel_state.py", "network"),
+    "a transfer": (["KeyError: 'room'"], "srt/disaggregation/mooncake/conn.py", "transfer"),
+    "a peer": (["ValueError: TP rank 1 could finish the model loading, but there are other ranks that didn't finish loading."], "srt/model_executor/model_runner.py", "peer"),
+    "a kernel": (["torch.AcceleratorError: CUDA error: an illegal memory access was encountered"], "srt/layers/moe.py", "kernel"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("error", "file", "ending"), ENDS.values(), ids=ENDS.keys())
+def test_the_exception_that_ended_a_scheduler_explains_its_end(
+    error: list[str], file: str, ending: str, tmp_path: Path
+) -> None:
+    said = explained(tmp_path, SERVED, *scheduler("\n".join(error), file), "", SIGQUIT)
+    assert (said.text, said.ending) == (" ".join(error), ending)
+    assert (said.rank, said.place, said.line) == ("TP0", f"{file}:7 in f", 6)
+
+
+@pytest.mark.parametrize(
+    ("line", "ending"),
+    [
+        ("Fatal Python error: Segmentation fault", "kernel"),
+        (
+            "  what():  [PG ID 2 PG GUID 3 Rank 1] Process group watchdog thread terminated with exception: CUDA error: an illegal memory access",
+            "kernel",
+        ),
+        (
+            "[rank1]:[E1209 02:28:15.28 ProcessGroupNCCL.cpp:2057] [Rank 1] Process group watchdog thread terminated with exception: NCCL error",
+            "network",
+        ),
+        ("Memory access fault by GPU node-7 (Agent handle: 0x20916760) on address (nil). Reason: Unknown.", "kernel"),
+        (
+            ":0:rocdevice.cpp :3586: 113 us: Callback: Queue 0x7f aborting with error : HSA_STATUS_ERROR_EXCEPTION",
+            "kernel",
+        ),
+        ("Bus error (core dumped)", "kernel"),
+        ("bash: line 1: 4711 Killed                  python -m sglang.launch_server", "killed"),
+    ],
+)
+def test_an_abort_without_a_traceback_is_an_end(line: str, ending: str, tmp_path: Path) -> None:
+    found = crash(tmp_path, SERVED, line)
+    assert found.explained_by is not None
+    assert found.explained_by.ending == ending
+    assert found.headline.startswith("SGLang has crashed: ")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Killed by a wolf, said the story",
+        "An Aborted plan",
+        "what(): a word of C++",
+        "Bus errors are rare",
+        "Killed",
+        "Aborted",
+    ],
+)
+def test_words_of_a_model_like_an_abort_are_marked_or_none(line: str, tmp_path: Path) -> None:
+    work = [AT.format(second, 0) + DECODE for second in range(3, 50)]
+    lines = (SERVED, "[2026-06-01 10:00:02] Receive: obj=GenerateReqInput(text='x", line, *work)
+    found = [each for each in judged(tmp_path, *lines).judgement.findings if each.diagnosis == "crashed"]
+    assert all(each.explained_by is None or each.explained_by.marked for each in found)
+
+
+def test_a_server_that_works_on_did_not_end_by_its_exception(tmp_path: Path) -> None:
+    work = [AT.format(second, 0) + DECODE for second in range(11, 59)]
+    late = "[2026-06-01 10:01:30] SIGQUIT received. signum=None, frame=None."
+    error = [
+        "Traceback (most recent call last):",
+        frame("srt/managers/tokenizer_manager.py"),
+        "ValueError: of one request",
+    ]
+    found = crash(tmp_path, SERVED, *error, *work, late)
+    assert found.explained_by is not None
+    assert found.explained_by.ending == "unknown"
+
+
+def test_the_first_of_several_ranks_explains_the_end(tmp_path: Path) -> None:
+    first = scheduler("RuntimeError: CUDA error: device-side assert triggered", rank=3)
+    others = scheduler("RuntimeError: [pair.cc:534] Connection closed by peer [10.0.0.2]:1", second=11, rank=1)
+    assert explained(tmp_path, SERVED, *first, *others, SIGQUIT).rank == "TP3"
+    assert explained(tmp_path, SERVED, *others, *first, SIGQUIT).rank == "TP3"  # a lost connection is no cause
+
+
+def test_the_last_of_a_chain_counts_and_an_earlier_one_gives_its_class(tmp_path: Path) -> None:
+    lines = [
+        *scheduler("torch.OutOfMemoryError: of a test that is no event", "srt/layers/moe.py")[:-1],
+        "ImportError: undefined symbol: _ZN3c10",
+        "",
+        "During handling of the above exception, another exception occurred:",
+        "",
+        "Traceback (most recent call last):",
+        frame("srt/models/registry.py", "load"),
+        "RuntimeError: the model could not be made",
+        SIGQUIT,
+    ]
+    said = explained(tmp_path, SERVED, *lines)
+    assert (said.text, said.ending, said.place) == (
+        "RuntimeError: the model could not be made",
+        "library",
+        "srt/models/registry.py:7 in load",
+    )
+
+
+def test_a_start_that_failed_is_said_as_one(tmp_path: Path) -> None:
+    found = crash(
+        tmp_path, "launch_server.py: error: unrecognized arguments: --reasoning_parser --no-such-flag --api-key=sk-1"
+    )
+    assert (
+        found.headline
+        == "SGLang did not start: launch_server.py: error: unrecognized arguments: --reasoning_parser --no-such-flag --api-key."
+    )
+    assert [change.words for change in found.changes][:2] == [
+        "spell it --reasoning-parser: SGLang's flags have hyphens",
+        "drop --no-such-flag: no release up to 0.5.23 has this flag",
+    ]
+
+
+def test_more_tokens_free_than_asked_for_is_no_lack_of_memory(tmp_path: Path) -> None:
+    error = "RuntimeError: Prefill out of memory. Try to lower your batch size.\nTry to allocate 8192 tokens.\nAvailable full tokens: {} (full_available_size=1)"
+    enough = judged(tmp_path, SERVED, *scheduler(error.format(8070656)), SIGQUIT).judgement
+    assert (enough.verdict, enough.findings[0].explained_by and enough.findings[0].explained_by.ending) == (
+        "crashed",
+        "check",
+    )
+    assert judged(tmp_path, SERVED, *scheduler(error.format(300)), SIGQUIT).judgement.verdict == "out_of_memory_prefill"
+
+
+def test_an_allocation_larger_than_the_gpu_is_not_answered_with_a_share_of_it(tmp_path: Path) -> None:
+    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {} GiB. GPU 0 has a total capacity of 79.15 GiB of which 35 GiB is free."
+    flags = []
+    for asked in ("98.71", "2.00"):
+        found = judged(
+            tmp_path, *scheduler(error.format(asked), "srt/mem_cache/memory_pool.py"), SIGQUIT
+        ).judgement.findings
+        flags.append([change.flag for each in found for change in each.changes if change.flag])
+    assert flags[0] == []
+    assert "--mem-fraction-static" in flags[1]
+
+
+def test_the_fraction_that_an_error_asks_for_comes_from_its_line_else_from_the_weights(tmp_path: Path) -> None:
+    weights = [
+        "[2026-06-01 10:00:02 TP0] Load weight begin. avail mem=44.10 GB",
+        "[2026-06-01 10:00:03 TP0] Load weight end. type=X, avail mem=7.02 GB",
+    ]
+    named = "ValueError: Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=0.88. Raise --mem-fraction-static above 0.912."
+    asked = []
+    for error in (NOT_ENOUGH, named):
+        found = judged(
+            tmp_path, *weights, *scheduler(error, "srt/model_executor/model_runner.py"), SIGQUIT
+        ).judgement.findings[0]
+        asked.append((found.changes[0].flag, found.changes[0].to))
+        assert "says the opposite" in found.guide
+    assert asked == [("--mem-fraction-static", 0.85), ("--mem-fraction-static", 0.92)]
+
+
+def test_a_log_that_ends_with_an_explaining_line_ended_by_it(tmp_path: Path) -> None:
+    line = "[rank6]:[E207 01:29:36.73 ProcessGroupNCCL.cpp:616] [Rank 6] Watchdog caught collective operation timeout: ran for 600050 milliseconds."
+    found = crash(tmp_path, "[2026-06-01 10:00:02 TP0] Load weight begin. avail mem=44.10 GB", line)
+    assert found.headline.startswith("SGLang did not start: [Rank 6] Watchdog caught collective operation timeout")
+
+
+def test_the_document_has_the_line_with_its_place_and_the_lines_before(tmp_path: Path) -> None:
+    whole = document(judged(tmp_path, SERVED, *scheduler("KeyError: 'x'"), SIGQUIT))
+    [said] = [each["explained_by"] for each in whole["findings"] if each["explained_by"]]
+    assert said["text"], said["class"] == ("KeyError: 'x'", "check")
+    assert (said["line"], said["time"], said["before"][0]) == (6, "2026-06-01T10:00:10Z", SERVED)
+    assert said["file"].endswith("server.log")
+
+
+def test_the_last_words_survive_the_exporter(tmp_path: Path) -> None:
+    said = Explanation("KeyError: 'x'", "check", "srt/a.py:7 in f", "TP0", 0, "server.log", 900.0, before=("a line",))
+    assert endings.from_json(json.loads(json.dumps(endings.to_json(said, 1000.0))), 1000.0) == said
+    watch = Watch(PROFILES["online"], 0.0, reads=True, scrapes=True)
+    watch.server.end_explanation = said
+    later = Watch(PROFILES["online"], 1500.0, reads=True, scrapes=True)
+    later.restore(json.loads(json.dumps(watch.saved(1000.0))), 1600.0, 500.0)
+    assert later.server.end_explanation is not None
+    assert (later.server.end_explanation.text, later.server.end_explanation.time) == ("KeyError: 'x'", 1000.0)
+
+
+@pytest.mark.parametrize("saved", [None, [], ["x"], {"a": 1}, ["t", "no class", "", "", 0, "", 1.0, False, []], "text"])
+def test_damaged_last_words_are_left_out(saved: object) -> None:
+    assert endings.from_json(saved, 0.0) is None
+
+
+SECRETS = {
+    "by its name": ("ValueError: api_key='abcdef' is wrong", "abcdef"),
+    "an API key": ("401 for sk-proj-abcdefghijklmnop1234", "abcdefghijklmnop1234"),
+    "a model hub's token": ("hf_abcdefghijklmnopqrstuv is no token", "abcdefghijklmnopqrstuv"),
+    "a JWT": ("bad eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.c2lnbmF0dXJl", "eyJzdWIi"),
+    "a URL": ("cannot reach https://user:hunter2@host/path", "hunter2"),
+    "a signed URL": ("GET https://b.s3/x?X-Amz-Signature=0123456789abcdef&y=1", "0123456789abcdef"),
+    "a cloud key": ("credential AKIAIOSFODNN7EXAMPLE", "AKIAIOSFODNN7EXAMPLE"),
+    "a private key": ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----", "MIIE"),
+    "a bearer": ("header Authorization: Bearer abcdefghij", "abcdefghij"),
+    "a flag": ("argv: --api-key topsecret --port 1", "topsecret"),
+}
+
+
+@pytest.mark.parametrize(("text", "secret"), SECRETS.values(), ids=SECRETS.keys())
+def test_a_secret_is_not_quoted(text: str, secret: str) -> None:
+    assert secret not in without_secrets(text)
+    assert "<redacted>" in quoted(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ValueError: max_new_tokens=128 and #token: 159747 are too many",
+        "RuntimeError: bucket_time_to_first_token is not set",
+        NOT_ENOUGH,
+        "KeyError: 'model.layers.0.self_attn.q_proj.weight'",
+        "could not reach http://127.0.0.1:8998/route",
+    ],
+)
+def test_words_without_a_secret_stay_as_they_are(text: str) -> None:
+    assert quoted(text) == text
+
+
+def test_words_of_a_request_are_not_quoted() -> None:
+    text = f"ValueError: text='my diagnosis', input_ids=[1, 2, 3], '{'x' * 200}' and {list(range(40))}"
+    shown = without_requests(text)
+    assert "diagnosis" not in shown
+    assert "1, 2, 3" not in shown
+    assert "xxx" not in shown
+    assert "38" not in shown
+
+
+@given(st.text(max_size=5000), st.text(max_size=200))
+def test_any_text_has_a_class_and_a_short_quotation(text: str, place: str) -> None:
+    assert class_of([text], place) in CLASSES
+    assert len(quoted(text)) <= endings.LONGEST_TEXT
+    assert "\n" not in quoted(text)
