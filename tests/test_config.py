@@ -57,6 +57,16 @@ VALUES: dict[str, tuple[tuple[str, Any], tuple[str, Any], tuple[str, Any]]] = {
         ("{queue_upper: 3}", {"queue_upper": 3.0}),
     ),
     "from_start": (("", True), ("no", False), ("yes", True)),
+    "accept": (
+        ("queue_too_long=a, b", {"queue_too_long": "a, b"}),
+        ("crashed=a; log_silent=b", {"crashed": "a", "log_silent": "b"}),
+        ("{crashed: c}", {"crashed": "c"}),
+    ),
+    "wait": (
+        ("crashed=90s", {"crashed": 90.0}),
+        ("crashed=1m,log_silent=2m", {"crashed": 60.0, "log_silent": 120.0}),
+        ("{crashed: 1h}", {"crashed": 3600.0}),
+    ),
     "external_url": (("http://f:1", "http://f:1"), ("https://v/x/", "https://v/x"), ("http://s", "http://s")),
 }
 

@@ -115,7 +115,7 @@ def test_a_long_reason_keeps_whole_sentences_and_a_long_sentence_whole_words() -
     long = Change("", "", None, None, "do it", why=f"First. {'word ' * 37}end. Third.", cost="word " * 60)
     advice = advice_of(long, 0.0)
     assert advice.text == f"First. {'word ' * 37}end."
-    assert advice.cost == "word " * 39 + "…"
+    assert advice.cost == "word " * 40 + "…"
 
 
 VIEW = view_of(Watch(PROFILES["online"], BEGIN, reads=True, scrapes=True).server, 600.0)

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from sglang_tuning_exporter.config import values
+
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "deploy" / "helm" / "sglang-tuning-exporter"
 HELM = shutil.which("helm")
@@ -90,6 +92,47 @@ def test_rules_and_boards_are_the_generated_ones() -> None:
     assert {name: json.loads(text) for name, text in manifests["ConfigMap"]["data"].items()} == boards
     assert manifests["ConfigMap"]["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert len(yaml.safe_dump(manifests["ConfigMap"])) < 1 << 20  # the most that Kubernetes stores
+
+
+def _rules(manifests: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    groups = manifests["PrometheusRule"]["spec"]["groups"]
+    return {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
+
+
+def test_severity_labels_and_single_alerts_are_changed_by_values() -> None:
+    wishes = (
+        "prometheusRule.alertLabels.team=inference",
+        "prometheusRule.alerts.SGLangQueueTooLong=critical",
+        "prometheusRule.alerts.SGLangClientTooSlow=off",
+        "prometheusRule.alerts.SGLangCrashed.severity=critical",
+        "prometheusRule.alerts.SGLangCrashed.labels.team=chat",
+    )
+    before, after = _rules(rendered(ALL)), _rules(rendered(ALL, *wishes))
+    assert set(before) - set(after) == {"SGLangClientTooSlow"}
+    assert after["SGLangQueueTooLong"]["labels"] == {"severity": "critical", "team": "inference"}
+    assert after["SGLangCrashed"]["labels"] == {"severity": "critical", "team": "chat"}
+    assert after["SGLangServerDown"]["labels"] == {**before["SGLangServerDown"]["labels"], "team": "inference"}
+    assert all(after[name]["annotations"] == before[name]["annotations"] for name in after)
+
+
+def test_an_alert_that_is_not_there_is_refused_by_name() -> None:
+    assert HELM is not None
+    command = [HELM, "template", "chat", str(CHART), "--set", ALL, "--set", "prometheusRule.alerts.SGLangQueue=off"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode != 0
+    assert "prometheusRule.alerts.SGLangQueue: no such alert" in ran.stderr
+
+
+def test_what_is_accepted_and_how_long_alerts_wait_are_settings_of_the_exporter() -> None:
+    manifests = rendered(
+        "accept.queue_too_long=batch jobs may wait", "accept.log_silent=log level warning", "wait.crashed=2m"
+    )
+    found = environment(containers(manifests)["exporter"])
+    assert values.check(values.accepted, "accept", found["SGLANG_TUNING_ACCEPT"]) == {
+        "log_silent": "log level warning",
+        "queue_too_long": "batch jobs may wait",
+    }
+    assert values.check(values.waits, "wait", found["SGLANG_TUNING_WAIT"]) == {"crashed": 120}
 
 
 def test_the_service_monitor_finds_the_port_of_the_service_and_the_service_its_pods() -> None:

@@ -92,13 +92,24 @@ def notify(*, listen_address: str) -> int:
     return run(listen_address)
 
 
-def generate(*, runbook_url: str | None, grafana_url: str | None, output: Path, check: bool, time_scale: float) -> int:
+def generate(
+    *,
+    runbook_url: str | None,
+    grafana_url: str | None,
+    output: Path,
+    check: bool,
+    time_scale: float,
+    config: Path | None,
+    format: str,  # noqa: A002 - the flag's name
+) -> int:
     """Write the rules and dashboards, or check them."""
     from sglang_tuning_exporter.mixin import run
     from sglang_tuning_exporter.mixin.annotations import Links
+    from sglang_tuning_exporter.mixin.wishes import NONE, read
 
-    links = Links(runbook_url or None, grafana_url or None)
-    return run(output, check=check, time_scale=time_scale, links=links)
+    wishes = NONE if config is None else read(config)
+    links = Links(runbook_url or wishes.runbook_url, grafana_url or wishes.grafana_url)
+    return run(output, check=check, time_scale=time_scale, links=links, wishes=wishes, kind=format)
 
 
 def demo(*, recording: str, **given: Any) -> int:
@@ -120,8 +131,10 @@ def completion(*, program: str, shell: str, flags: dict[str, dict[str, argparse.
 
 def _layered(given: dict[str, Any], *more: Option) -> dict[str, Any]:
     """Return the settings by which logs are judged; `given` loses its thresholds."""
-    found = layered((*LOG_OPTIONS, *more), given, os.environ)
-    given.pop("threshold")
+    options = [each for each in LOG_OPTIONS if each.name in given]
+    found = layered((*options, *more), given, os.environ)
+    for name in ("threshold", "accept", "wait"):
+        given.pop(name, None)
     return {"own_thresholds": found.pop("threshold"), **found}
 
 

@@ -77,6 +77,16 @@ def make_parser() -> _Parser:
         "--time-scale TIMES", "divide every duration in the rules, for a replay at that speed", type=float, default=1.0
     )
     generate.flag(
+        "--config RULES.yml",
+        "severity and labels of alerts, alerts that are off, pools that must exist, links (docs/prometheus.md)",
+        type=Path,
+    )
+    generate.flag(
+        "--format prometheus|prometheusrule|mimir",
+        "of the rules: Prometheus' files (default), manifests of the Prometheus operator, or what mimirtool loads",
+        default="prometheus",
+    )
+    generate.flag(
         "--runbook-url BASE",
         "where notifications find the runbooks: BASE/<Alert>, or BASE with {alert} in it (default: no link)",
     )
@@ -197,6 +207,17 @@ def _add_logs(command: _Parser, nargs: str) -> None:
         "a figure of your own in place of the profile's, as with serve [SGLANG_TUNING_THRESHOLD]",
         action="append",
     )
+    if nargs == "+":
+        command.flag(
+            "--accept NAME=REASON",
+            "a diagnosis that is no trouble here, and why, as with serve [SGLANG_TUNING_ACCEPT]",
+            action="append",
+        )
+        command.flag(
+            "--wait NAME=DURATION",
+            "how long a diagnosis must hold before its alert begins, as with serve [SGLANG_TUNING_WAIT]",
+            action="append",
+        )
     command.flag(
         "--max-gb GB",
         "read so much of each piped or packed log, whatever it looks like (default 8, and only what looks like a log)",

@@ -85,6 +85,8 @@ class Profile:
     enough_serving_seconds: float = 20.0
     enough_observations: int = 10
     overridden: frozenset[str] = frozenset()  # thresholds that the user set
+    accepted: tuple[tuple[str, str], ...] = ()  # diagnoses that the user accepts, each with the reason
+    waits: tuple[tuple[str, float], ...] = ()  # diagnoses whose alert waits for so many seconds
     settings: tuple[Setting, ...] = ()
 
     def with_thresholds(self, values: Mapping[str, float]) -> Profile:
@@ -98,6 +100,19 @@ class Profile:
         if "reserve_aim_gb" in made.overridden or lower < made.reserve_aim_gb < upper:
             return made
         return replace(made, reserve_aim_gb=(lower + upper) / 2)
+
+    def adapted(self, accepted: Mapping[str, str], waits: Mapping[str, float]) -> Profile:
+        """Return the profile with what the user accepts, and how long alerts of the user's choice wait."""
+        return replace(self, accepted=tuple(accepted.items()), waits=tuple(waits.items()))
+
+    @property
+    def accepts(self) -> frozenset[str]:
+        """The diagnoses that are neither said nor notified."""
+        return frozenset(name for name, _ in self.accepted)
+
+    def wait_of(self, diagnosis: str, usual: float) -> float:
+        """Return the seconds that a diagnosis must hold before its alert begins."""
+        return self.alert_wait * dict(self.waits).get(diagnosis, usual)
 
     def late_bound(self, times: float) -> float:
         """Return the share of observations that may miss the objective at so many times the error budget."""
@@ -290,7 +305,16 @@ DEFAULT = PROFILES[DEFAULT_PROFILE]
 _SHARES = frozenset({"latency_objective", "token_usage_target", "aborted_share", "frequent_share"})
 # The rules have the window and the least serving time built in: ten minutes, one minute.
 _FIXED = frozenset(
-    {"name", "overridden", "settings", "window_seconds", "enough_serving_seconds", "enough_observations"}
+    {
+        "name",
+        "overridden",
+        "accepted",
+        "waits",
+        "settings",
+        "window_seconds",
+        "enough_serving_seconds",
+        "enough_observations",
+    }
 )
 THRESHOLDS: tuple[str, ...] = tuple(field.name for field in fields(Profile) if field.name not in _FIXED)
 

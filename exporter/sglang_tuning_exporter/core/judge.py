@@ -630,6 +630,8 @@ def weigh(view: View) -> Measured:
     view = suspects.explained(explained(view))
     figures = {row.id: figure for row in ROWS if _is_enough(row, view) and (figure := measure(row, view)) is not None}
     holds = {name for name, figure in figures.items() if figure.holds}
+    if view.explanation is not None and view.explanation.denies_memory:
+        holds -= {*OUT_OF_MEMORY} - {"graph_memory_short"}
     if view.stopped:  # it was asked to end: everything is over
         return Measured(view, figures, ())
     left = tuple(

@@ -5,18 +5,21 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from sglang_tuning_exporter.config.values import UsageError
+from sglang_tuning_exporter.config.values import UsageError, suggestion
 from sglang_tuning_exporter.core import runbooks
 from sglang_tuning_exporter.mixin import alerts, boards, reference
 from sglang_tuning_exporter.mixin.annotations import DEFAULT_LINKS, Links
+from sglang_tuning_exporter.mixin.wishes import NONE, Wishes
 
 LEAST_SCALE, MOST_SCALE = 0.001, 1000.0  # beyond, durations would be 0, or longer than Prometheus allows
 
 
-def files(time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> dict[str, str]:
+def files(
+    time_scale: float = 1.0, links: Links = DEFAULT_LINKS, wishes: Wishes = NONE, kind: str = "prometheus"
+) -> dict[str, str]:
     """Return every generated file: path under the output directory → text."""
     return {
-        **alerts.files(time_scale, links),
+        **alerts.files(time_scale, links, wishes, kind),
         **runbooks.files(),
         **boards.files(),
         **_static(),
@@ -30,11 +33,21 @@ def _static() -> dict[str, str]:
     return {str(path.relative_to(root)): path.read_text(encoding="utf-8") for path in root.rglob("*") if path.is_file()}
 
 
-def run(output: Path, *, check: bool, time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> int:
+def run(
+    output: Path,
+    *,
+    check: bool,
+    time_scale: float = 1.0,
+    links: Links = DEFAULT_LINKS,
+    wishes: Wishes = NONE,
+    kind: str = "prometheus",
+) -> int:
     """Write the files, or compare them with `check`. Returns 0, or 1 where `check` found a stale file."""
     if not LEAST_SCALE <= time_scale <= MOST_SCALE:
         raise UsageError(f"--time-scale={time_scale:g}: give a number from {LEAST_SCALE:g} to {MOST_SCALE:g}")
-    found, readme, stale = files(time_scale, links), output / "README.md", []
+    if kind not in alerts.FORMATS:
+        raise UsageError(f"--format={kind}: give one of {', '.join(alerts.FORMATS)}{suggestion(kind, alerts.FORMATS)}")
+    found, readme, stale = files(time_scale, links, wishes, kind), output / "README.md", []
     if readme.is_file():
         found["README.md"] = reference.with_tables(readme.read_text(encoding="utf-8"))
     for name, text in found.items():

@@ -5,7 +5,8 @@ SGLang names its series `sglang:…`; agents that send them elsewhere write `sgl
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import json
+from typing import TYPE_CHECKING, NamedTuple
 
 from sglang_tuning_exporter.config.profiles import DEFAULT
 from sglang_tuning_exporter.core.rows import BY_ID
@@ -13,6 +14,9 @@ from sglang_tuning_exporter.core.runbooks import figures, filled, flag_of
 from sglang_tuning_exporter.core.suspects import LATE_TIMES, SLOW_BURN_TIMES
 from sglang_tuning_exporter.mixin import identity
 from sglang_tuning_exporter.mixin.rendering import render
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.mixin.wishes import Wishes
 
 FILE = "alerts/rules/sglang-native.rules.yml"
 _SERVER = identity.listed((*identity.POOL, "instance"))
@@ -158,11 +162,13 @@ def texts(native: Native) -> dict[str, str]:
     }
 
 
-def text() -> str:
+def text(wishes: Wishes) -> str:
     """Return the rule file."""
+    kept = [native for native in NATIVE if not wishes.of(native.alert).off]
     return render(
         "native.yml.j2",
-        rules=[(native, BY_ID[native.row], texts(native)) for native in NATIVE],
+        rules=[(native, BY_ID[native.row], texts(native)) for native in kept],
+        labels=lambda native, row: json.dumps(wishes.labels_of(native.alert, row.severity)),
         filled=lambda words: filled(words, figures(DEFAULT)),
         quoted=lambda words: "'" + words.replace("'", "''") + "'",
     )

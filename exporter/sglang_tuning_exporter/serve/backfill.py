@@ -29,6 +29,7 @@ from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core.findings import Judgement
 from sglang_tuning_exporter.core.inputs import Logs
 from sglang_tuning_exporter.core.report import Progress, check_output
+from sglang_tuning_exporter.core.rows import adapted
 from sglang_tuning_exporter.core.server import Scheduler
 from sglang_tuning_exporter.core.text import FIRST_DATED_SECOND
 from sglang_tuning_exporter.core.watch import Watch
@@ -161,13 +162,15 @@ def run(
     board: str,
     date: str | None = None,
     own_thresholds: Mapping[str, float] | None = None,
+    accept: Mapping[str, str] | None = None,
+    wait: Mapping[str, float] | None = None,
     most: int | None = None,
 ) -> int:
     """Write the logs as OpenMetrics with times, for `promtool tsdb create-blocks-from openmetrics`; return 0. Raise `UsageError`.
 
     Print where `board`, the address of a server's board in Grafana, shows them.
     """
-    judged = PROFILES[profile].with_thresholds(own_thresholds or {})
+    judged = adapted(PROFILES[profile].with_thresholds(own_thresholds or {}), accept or {}, wait or {})
     for flag, value in (("--job", job), ("--instance", instance)):
         if not value or not value.isprintable():
             raise UsageError(f"{flag}={clean(value)}: give a name, as Prometheus would have it")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sglang_tuning_exporter.core.exposed import Advice, conditions
+from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.core.scaling import scale_out_helps
 from sglang_tuning_exporter.core.scrapes import STAGES
 from sglang_tuning_exporter.serve.metrics.families import Family, gauge, info, shortened, single
@@ -30,15 +31,23 @@ def findings(sidecar: SidecarView, now: float) -> Iterable[Family]:
     )
     clocks = watch.clocks.by_row.items()
     alerts = gauge("alert", doc, "diagnosis")
-    yield alerts.with_samples((name, float(clock.value)) for name, clock in clocks if clock.value is not None)
+    alerts.with_samples((name, float(clock.value)) for name, clock in clocks if clock.value is not None)
+    # Never absent: a rule would hold the last 1 for a while.
+    accepted = dict(sidecar.watch.server.profile.accepted)
+    yield alerts.with_samples((muted, 0.0) for muted in accepted if BY_ID[muted].alert)
+    doc = "1 for each diagnosis that --accept mutes, and why: it is not in verdict, alerts and conditions."
+    yield gauge("accepted_info", doc, "diagnosis", "reason").with_samples(
+        (muted, shortened(reason), 1.0) for muted, reason in accepted.items()
+    )
     doc = (
         "Since when this advice stands, in unix seconds. Flag as typed for the running release (empty: advice to people), its present value,"
         " the value to try, why, when it will not help, and what it costs."
     )
     advice = gauge("advice_timestamp_seconds", doc, "diagnosis", *Advice._fields[:-1])
     for diagnosis, each in watch.words.advice.items():
-        words = map(shortened, (diagnosis, *each.words))
-        advice.add_metric(words, sidecar.unix(each.since))
+        if diagnosis in accepted:
+            continue
+        advice.add_metric(map(shortened, (diagnosis, *each.words)), sidecar.unix(each.since))
     yield advice
     verdict = watch.words.verdict
     assert verdict is not None
