@@ -250,6 +250,11 @@ class Explanation:
         return shortened(self.text)
 
     @property
+    def denies_memory(self) -> bool:
+        """Whether its numbers show that no memory was short, whatever its words say."""
+        return self.ending == "check" and "out of memory" in self.text
+
+    @property
     def where(self) -> str:
         """Rank, line and file, as far as they are known."""
         at = f"line {self.line:,} of {self.file}" if self.line and self.file else f"line {self.line:,}" if self.line else ""

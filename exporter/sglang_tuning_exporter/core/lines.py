@@ -506,8 +506,8 @@ class Reader:
         self._announced = (-9, Origin(None, NO_RANK))  # the last line of SGLang's about an exception
         self._reported: dict[Rank, tuple[str, float | None]] = {}  # failures that ranks logged before they raised them
         self._recent: deque[bytes] = deque(maxlen=_RECENT)  # the last recognised lines
-        self._released: list[Event] = []  # events of lines before, with the marks of those
-        self._failure: tuple[Event, bytes, int] | None = None  # a failed allocation of tokens, whose numbers may follow
+        self._released: list[Event] = []  # events that are about a line before, with its mark
+        self._failure: tuple[Event, bytes, int] | None = None  # the last failed allocation of tokens, whose numbers may follow
         self._message: list[bytes] = []  # of the last exception, which may go on in the next line
         self._message_around = ""
         self._special = {
@@ -590,7 +590,7 @@ class Reader:
 
     def _read_unusual(self, line: bytes) -> tuple[Event, ...]:
         self._events, self._released = [], []
-        kind, waiting = self.wrapping.waits, self._failure
+        kind = self.wrapping.waits
         for each in self.wrapping.lines(line, open_text=self._in_traceback()):
             kind = self._read(each)
             if kind in _RECOGNISED:
@@ -599,8 +599,7 @@ class Reader:
         self.lines[kind] += 1
         if kind == "other" and not self._stamped and not self.unread and WORDS.search(line):
             self.unread = line[:LONGEST_UNREAD]
-        begun = [self._failure[0]] if self._failure is not None and self._failure is not waiting and waiting is None else []
-        self.trust.mark(kind, self.number, self._time, (*self._events, *begun))
+        self.trust.mark(kind, self.number, self._time, self._events)
         return (*self._released, *self._events)
 
     @property
@@ -609,10 +608,7 @@ class Reader:
         return self._time
 
     def end(self) -> tuple[Event, ...]:
-        """Return what waits for a further line: arguments that were cut, and a failed allocation."""
-        return (*self._uncut(), *self._failed())
-
-    def _uncut(self) -> tuple[Event, ...]:
+        """Return what waits for a further line: arguments that were cut."""
         cut, self._cut = self._cut, None
         return () if cut is None else (cut[0],)
 
@@ -631,8 +627,8 @@ class Reader:
             self.trust.mark("glued", self.number, self._time, ())
         if found is None and not line.headed:
             return self._read_unstamped(text, line)
-        self._events.extend(self._uncut())
-        self._released.extend(self._failed())
+        self._events.extend(self.end())
+        self._failure = None
         time, clock, rank, start = line.time, None, line.rank, 0
         if found is not None:
             stamp, start = found
@@ -683,7 +679,7 @@ class Reader:
             return "arguments"
         if self._read_asked(text):
             return "out_of_memory"
-        self._events.extend(self._uncut())
+        self._events.extend(self.end())
         time = line.time
         if self._stamped:
             time = self._time
@@ -831,7 +827,7 @@ class Reader:
         event.arguments, self._cut = arguments.args, (event, whole)
         if not arguments.is_cut:
             del event.figures["cut"]
-            self._events.extend(self._uncut())
+            self._events.extend(self.end())
         return True
 
     def _read_pool(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
@@ -919,12 +915,9 @@ class Reader:
         return row.kind
 
     def _add_failure(self, at: Origin, word: str, text: bytes, chain: int) -> None:
-        """Add a failed allocation; one of tokens waits for the next lines, which say how many were asked for and how many were free."""
-        event = Event("out_of_memory", at.time, at.rank, _held_elsewhere(text), word, _words(text))
-        if _OF_TOKENS.search(text) is not None:
-            self._failure = (event, text, chain)
-        else:
-            self._events.append(event)
+        """Add a failed allocation. After one of tokens the next lines say how many were asked for, and how many were free."""
+        event = self._add("out_of_memory", at, _held_elsewhere(text), word, _words(text))
+        self._failure = (event, text, chain) if _OF_TOKENS.search(text) else None
 
     def _read_asked(self, text: bytes) -> bool:
         """Read a further line of a failed allocation of tokens. If more were free than asked for, no memory is short."""
@@ -932,25 +925,19 @@ class Reader:
             return False
         event, before, chain = self._failure
         if _ASKED.match(text) is None or len(before) > LONGEST_TEXT:
-            self._released.extend(self._failed())
+            self._failure = None
             return False
         whole = before + b"\n" + text
         asked, free = _ASKED_TOKENS.search(whole), _FREE_TOKENS.search(whole)
         self._failure = (event, whole, chain)
         if asked is not None and free is not None:
             self._failure = None
-            at = Origin(event.time, event.rank)
             enough = int(free[1]) >= int(asked[1])
-            self._explain(whole, at, chain=chain, ending="check" if enough else "memory")
+            self._explain(whole, Origin(event.time, event.rank), chain=chain, ending="check" if enough else "memory")
             said = self._events.pop()
-            said.figures["line"] = self.number - whole.count(b"\n")
-            said.marked = event.marked
-            self._released.extend((said,) if enough else (event, said))
+            said.marked, said.figures["line"] = event.marked, self.number - whole.count(b"\n")
+            self._released.append(said)
         return True
-
-    def _failed(self) -> tuple[Event, ...]:
-        failure, self._failure = self._failure, None
-        return () if failure is None else (failure[0],)
 
     def _read_transfer(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
         """Read a failed bootstrap or transfer: its request, where the line has one, and the reason; a client that gave up is none."""

@@ -135,18 +135,18 @@ class Counters:
     def __init__(self) -> None:
         self.page: Scrape | None = None  # the last one
         self.at = -inf
-        self._whole: Scrape | None = None  # the last one whose counters were used
+        self.whole: Scrape | None = None  # the last one whose counters were used
         self._fell = False  # those of the last one were smaller
         self._latencies: dict[str, Histogram] = {}
         self._streams = RejectedStreams()
 
     def fell(self, page: Scrape) -> bool:
         """Whether the counters of a page are smaller than before."""
-        return self._whole is not None and not page.counters_invalid and _is_less(page.progress, self._whole.progress)
+        return self.whole is not None and not page.counters_invalid and _is_less(page.progress, self.whole.progress)
 
     def take(self, page: Scrape, now: float, *, queue_is_full: bool = False, is_new: bool = False) -> Gains:
         """Return what a page gained. `queue_is_full`: by --max-queued-requests. `is_new`: smaller counters are those of a new start."""
-        before, since, self.page = self._whole, self.at, page
+        before, since, self.page = self.whole, self.at, page
         if page.counters_invalid or (before is not None and not (is_new or self._fell) and _any_fell(before, page)):
             self._fell = self._fell or not page.counters_invalid
             ranks = tuple(RankGains(rank, {}, is_fresh=True) for rank in page.ranks)
@@ -173,7 +173,7 @@ class Counters:
             if more is not None and more.observations and not (is_first and earlier is None):
                 latencies[name] = more
         moved = None if page.progress is None else increase(before.progress if before else page.progress, page.progress)
-        self._whole, self.at = _with_missing(page, before), now
+        self.whole, self.at = _with_missing(page, before), now
         return Gains(0.0 if is_first else now - since, restarted, moved, counts, latencies, ranks)
 
 

@@ -966,6 +966,11 @@ class Server:
         """The last page of its metrics."""
         return self._counters.page
 
+    @property
+    def whole_page(self) -> Scrape | None:
+        """The last page whose counters were used, with those of pages before that it lacks."""
+        return self._counters.whole
+
     def scrape(self, page: Scrape, now: float) -> Gains:
         """Take a page of the server's own metrics; return what it gained."""
         self.now = now = now if self.now is None else max(self.now, now)

@@ -252,8 +252,9 @@ class Watch:
         self._end_outage(now)
         self.failure, self._answered_at, self._failed_since = None, now, None
         self.ledger.add(gains.latencies, self.server.objectives, now)
-        self._counts_retractions = any(rank.retracted_requests is not None for rank in page.ranks)
-        self._counts_requests = any(getattr(page, name) is not None for name in REQUESTS)
+        whole = self.server.whole_page or page  # a counter that one page lacks still counts
+        self._counts_retractions = any(rank.retracted_requests is not None for rank in whole.ranks)
+        self._counts_requests = any(getattr(whole, name) is not None for name in REQUESTS)
         if self._reads and self._counts_retractions:
             self._disagreed.setdefault("retracted_requests", -inf)
         moved = bool(gains.progress) or gains.restarted
@@ -677,7 +678,7 @@ class Watch:
 
     def _retracted_so_far(self) -> list[object] | None:
         """Return what the last page counted and no line has used, for the next exporter."""
-        page, unused = self.server.page, Counter[int | None]()
+        page, unused = self.server.whole_page, Counter[int | None]()
         if page is None or page.progress is None or self.failure is not None or page.counters_invalid:
             return None
         for _, number, dp in self._budget:
