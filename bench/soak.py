@@ -4,12 +4,18 @@ An imitated server counts every line that it writes: batches, retractions, reque
 messages with raw text. Its log is rotated and compressed. In the first half the exporter is killed (SIGKILL) repeatedly while the
 server goes on writing; in the second half one process may grow by at most two megabytes after its warm-up. At each scrape no counter
 may be ahead of the server or fall; at the end all are equal to the server's. Exit status 1 otherwise.
+
+Strangers are there all the time (`bench/attackers`): they guess the password that the scraper has, read slowly, never finish a request,
+and announce odd timeouts; and one page of the server in fifty is hostile: ranks that it does not have, series without end. At the end it
+prints the scrape times, of which 99 % are below 0.3 s on a machine with nothing else to do.
 """
 
 from __future__ import annotations
 
 import argparse
 import http.client
+import itertools
+import json
 import os
 import random
 import re
@@ -20,12 +26,20 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
+import bcrypt
+
+from bench.attackers import NAME, PASSWORD, credentials
 from bench.reference import Server
 from bench.server import answering
 from sglang_tuning_exporter.core.watch import SETTLED_SECONDS
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+HOSTILE_EVERY = 50  # pages of the server
+QUIET_P99_SECONDS = 0.3
 GROWTH_KIB = 2 << 10
 AHEAD_LINES = 400_000
 HANG_SECONDS = 600.0
@@ -38,7 +52,13 @@ class Exporter:
 
     def __init__(self, log: Path, sglang: str) -> None:
         self.scrapes = self.kills = 0
+        self.seconds: list[float] = []  # of each scrape
+        self.port = log.parent / "port"
+        web_config = log.parent / "web.yml"
+        hashed = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(10)).decode()
+        web_config.write_text(f"basic_auth_users: {{{NAME}: '{hashed}'}}\n")
         self._flags = ["--log-file", str(log), "--state-file", f"{log}.state", "--sglang-url", sglang]
+        self._flags += ["--web-config", str(web_config)]
         self.start()
 
     def start(self) -> None:
@@ -55,6 +75,7 @@ class Exporter:
         assert found is not None, "it did not start"
         threading.Thread(target=self._drain, args=(self.process.stderr,), daemon=True).start()
         self._connection = http.client.HTTPConnection(found[1].decode(), int(found[2]), timeout=HANG_SECONDS)
+        self.port.write_text(found[2].decode())
 
     @staticmethod
     def _drain(words: IO[bytes]) -> None:
@@ -69,15 +90,27 @@ class Exporter:
         self.process.wait()
         self.kills += 1
 
+    def _get(self, path: str) -> str:
+        """Return a page. A password that is not remembered yet may find all places taken by guesses, as after a start."""
+        header, _, value = credentials(NAME, PASSWORD).partition(": ")
+        while True:
+            self._connection.request("GET", path, headers={header: value})
+            answer = self._connection.getresponse()
+            text = answer.read().decode()
+            if answer.status == 200:
+                return text
+            assert answer.status == 429, f"{path} was answered {answer.status}"
+            time.sleep(0.05)
+
     def scrape(self) -> dict[str, float]:
         """Scrape it and return its counters, summed over all labels but the kind of a line."""
-        self._connection.request("GET", "/metrics")
-        text = self._connection.getresponse().read().decode()
+        begin = time.monotonic()
+        text = self._get("/metrics")
+        self.seconds.append(time.monotonic() - begin)
         self.scrapes += 1
         if self.scrapes % 50 == 0:
             for path in ("/", "/api/v1/findings"):
-                self._connection.request("GET", path)
-                self._connection.getresponse().read()
+                self._get(path)
         found: dict[str, float] = {}
         for name, labels, value in re.findall(r"^sglang_tuning_(\w+_total)(?:\{([^}]*)\})? (\S+)", text, re.MULTILINE):
             if name == "log_lines_total":
@@ -93,6 +126,20 @@ class Exporter:
     def files(self) -> int:
         """The number of its open files and sockets."""
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))  # noqa: PTH208
+
+
+def hostile(page: Callable[[], bytes]) -> Callable[[], bytes]:
+    """Return the server's page, now and then with what no server has: ranks of nobody, far too many series, lines that are none."""
+    phantoms = "".join(f'sglang:num_queue_reqs{{model_name="m",dp_rank="{dp}"}} 5000\n' for dp in range(384))
+    endless = "".join(f'sglang:odd{{number="{number}"}} 1\n' for number in range(60_000))
+    garbage = f'sglang:odd{{a="{"x" * 100_000}"}} 1\n\x00\x1b[2J{{}}}} NaN\nsglang:num_queue_reqs{{}} 1e999\n'
+    kinds: Iterator[str] = itertools.cycle((phantoms, endless, garbage))
+    asked = itertools.count(1)
+
+    def answer() -> bytes:
+        return page() + (next(kinds).encode() if next(asked) % HOSTILE_EVERY == 0 else b"")
+
+    return answer
 
 
 def expected(server: Server) -> dict[str, float]:
@@ -196,6 +243,11 @@ class Soak:
             f"{warm / 1024:.1f} MiB after the warm-up, {memory / 1024:.1f} MiB at the end ({memory - warm:+d} KiB); "
             f"{files} and {self._exporter.files()} files open"
         )
+        times = sorted(self._exporter.seconds)
+        p99 = times[int(0.99 * (len(times) - 1))]
+        print(f"scrapes: half within {times[len(times) // 2]:.3f} s, 99 % within {p99:.3f} s, the longest {times[-1]:.3f} s")
+        if p99 > QUIET_P99_SECONDS:
+            print(f"99 % within more than {QUIET_P99_SECONDS} s: on a machine with nothing else to do that is wrong")
         print("\n".join(f"wrong: {words}" for words in self.wrong) or f"every counter as the server's: {self._last}")
         return int(bool(self.wrong))
 
@@ -211,7 +263,10 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         server = Server(Path(directory) / "server.log", arguments.seed)
-        exporter = Exporter(server.path, stack.enter_context(answering(server.page)))
+        exporter = Exporter(server.path, stack.enter_context(answering(hostile(server.page))))
+        attackers = subprocess.Popen(
+            [sys.executable, "-m", "bench.attackers", str(exporter.port)], stdout=subprocess.PIPE, text=True
+        )
         begin = time.monotonic()
         try:
             soak = Soak(exporter, server, arguments)
@@ -222,7 +277,11 @@ def main() -> int:
                 f"{server.lines:,} lines, {server.written['forged']:,} forgeries, {server.rotations} rotations, {exporter.scrapes:,} scrapes, "
                 f"{exporter.kills} kills, {time.monotonic() - begin:.0f} s"
             )
+            attackers.terminate()
+            print(f"strangers were answered: {json.loads(attackers.communicate(timeout=60)[0])}")
         finally:
+            attackers.kill()
+            attackers.communicate()
             exporter.process.terminate()
             exporter.process.wait(timeout=HANG_SECONDS)
     return status

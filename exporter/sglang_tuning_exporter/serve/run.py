@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import logging
+import os
 import signal
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,7 @@ from sglang_tuning_exporter.config.values import Address
 from sglang_tuning_exporter.serve.app import make_app
 from sglang_tuning_exporter.serve.hang_up import handle_hang_up
 from sglang_tuning_exporter.serve.listener import bind
+from sglang_tuning_exporter.serve.security.lane import Lane
 from sglang_tuning_exporter.serve.server import ExporterServer, uvicorn_config
 
 if TYPE_CHECKING:
@@ -53,7 +56,11 @@ def serve(config: Config) -> int:
     finally:
         sidecar.stop()
         listener.close()
-    return int(bool(sidecar.threads.failed))
+    status = int(bool(sidecar.threads.failed))
+    if Lane.busy:  # bcrypt in a thread aborts the process where Python's own end meets it
+        sys.stderr.flush()
+        os._exit(status)
+    return status
 
 
 def _return_freed_memory() -> None:

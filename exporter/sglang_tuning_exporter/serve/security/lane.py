@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 _T = TypeVar("_T")
 
@@ -21,6 +21,8 @@ class Lane:
 
     The thread ends with the process, whatever it does: Python's own pools would make the end wait for it.
     """
+
+    busy: ClassVar[set[str]] = set()  # names of those that work now
 
     def __init__(self, name: str, most: int) -> None:
         self._name, self._most, self._present = name, most, 0
@@ -47,7 +49,9 @@ class Lane:
             done, work = self._waiting.get()
             if not done.set_running_or_notify_cancel():
                 continue
+            self.busy.add(self._name)
             try:
                 done.set_result(work())
             except BaseException as error:  # noqa: BLE001 - whoever asked gets it
                 done.set_exception(error)
+            self.busy.discard(self._name)
