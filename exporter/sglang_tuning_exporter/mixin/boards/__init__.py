@@ -10,11 +10,11 @@ from sglang_tuning_exporter.mixin.boards.board import boards
 LONGEST_LINE = 150
 
 
-def files() -> dict[str, str]:
-    """Return every board as text: repository path -> text, the same bytes at every call."""
+def files(loki: str = "") -> dict[str, str]:
+    """Return every board as text: repository path -> text, the same bytes at every call. `loki`: where the servers' logs are."""
     return {
         f"dashboards/{board['uid']}.json": _written(board) + "\n"
-        for board in boards(("fleet", "server", "scheduling", "latency"))
+        for board in boards(("fleet", "server", "latency"), loki)
     }
 
 

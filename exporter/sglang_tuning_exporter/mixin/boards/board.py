@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
-from sglang_tuning_exporter.core.runbooks import GUIDE_URL
 from sglang_tuning_exporter.mixin.boards.definition import load
 from sglang_tuning_exporter.mixin.boards.looks import Json
 from sglang_tuning_exporter.mixin.boards.panel import DATASOURCE, panel
@@ -17,24 +17,34 @@ from sglang_tuning_exporter.mixin.boards.panel import DATASOURCE, panel
 FLEET = "sglang-tuning-fleet"  # the board of all servers
 SCHEMA_VERSION = 39  # Grafana 10.4
 COLUMNS = 24  # width of Grafana's grid
+LOG_SELECTOR = '{instance="${__data.fields.instance}"}'  # what a log in Loki is found by, unless it is said otherwise
 TAG = "sglang-tuning"  # to search for the boards of this project
+# What selects the series of a board. `=` for variables with one value: Grafana does not escape them, and `[2001:db8::1]:9741` would be a
+# pattern. A label that no series has is an empty variable, which matches.
+_JOBS, _EXPORTER = 'cluster=~"$cluster", job=~"$job"', 'cluster=~"$cluster", job=~"$job", instance="$instance"'
+CHOSEN: Mapping[str, Mapping[bool, str]] = {
+    # of the Fleet, of a board of one server
+    "$chosen": {True: _JOBS, False: f'{_EXPORTER}, server="$server"'},
+    "$alerts": {True: _JOBS, False: f'{_EXPORTER}, server=~"|$server"'},  # those about an exporter have no `server`
+    "$exporter": {True: _JOBS, False: _EXPORTER},
+    "$target": {
+        True: 'job=~"$job"',
+        False: 'job=~"$job", instance="$instance"',
+    },  # `up` may lack a label of its samples
+}
 
 
-def boards(names: Iterable[str]) -> list[Json]:
-    """Return the boards of these files, linked with each other."""
-    common, defined = load("common"), [load(name) for name in names]
-    titles = {board["uid"]: board["title"] for board in defined}
-    return [_board(board, common, titles) for board in defined]
+def boards(names: Iterable[str], loki: str = "") -> list[Json]:
+    """Return the boards of these files, linked with each other; `loki` is a data source that has the servers' logs, and how to find them."""
+    common = load("common")
+    return [_board(load(name), common, loki) for name in names]
 
 
-def _board(board: Json, common: Json, titles: Mapping[str, str]) -> Json:
+def _board(board: Json, common: Json, loki: str) -> Json:
     is_fleet = board["uid"] == FLEET
     variables = {
-        name: variable
-        for name, variable in common["variables"].items()
-        if name != ("instance" if is_fleet else "instances")
+        name: variable for name, variable in common["variables"].items() if not is_fleet or name in _OF_THE_FLEET
     }
-    single = [name for name, variable in variables.items() if "allValue" not in variable]
     made: Json = {
         "uid": board["uid"],
         "title": board["title"],
@@ -43,28 +53,26 @@ def _board(board: Json, common: Json, titles: Mapping[str, str]) -> Json:
         "schemaVersion": SCHEMA_VERSION,
         "editable": True,
         "graphTooltip": 1,
-        "refresh": "10s",
+        "refresh": "1m",
         "time": {"from": "now-1h", "to": "now"},
         "timezone": "browser",
         "timepicker": {},
         "fiscalYearStartMonth": 0,
         "liveNow": False,
-        "links": _links(board["uid"], titles),
+        "links": [_MENU],
         "annotations": {"list": [_annotation(is_shown=not is_fleet, **each) for each in common["annotations"]]},
-        "templating": {
-            "list": [_DATASOURCES, *(_variable(**({"name": name} | each)) for name, each in variables.items())]
-        },
+        "templating": {"list": [_DATASOURCES, *(_variable(name, **each) for name, each in variables.items())]},
         "panels": _panels(board["chapters"]),
     }
-    # `=` for variables with one value: Grafana does not escape them, and `[2001:db8::1]:9741` would be a pattern.
-    text = json.dumps(made)
-    for name in single:
-        text = text.replace(json.dumps(f'{name}=~"${name}"')[1:-1], json.dumps(f'{name}="${name}"')[1:-1])
+    text = json.dumps(_with_log(made, loki))
+    for name, matchers in CHOSEN.items():
+        text = text.replace(name, json.dumps(matchers[is_fleet])[1:-1])
     exact: Json = json.loads(text)
     return exact
 
 
-_UNCHOSEN: Json = {"options": [], "hide": 0, "skipUrlSync": False, "current": {}}
+_OF_THE_FLEET = ("cluster", "job", "step")
+_UNCHOSEN: Json = {"options": [], "skipUrlSync": False, "current": {}}
 _DATASOURCES: Json = {
     "type": "datasource",
     "name": "datasource",
@@ -74,23 +82,49 @@ _DATASOURCES: Json = {
     "refresh": 1,
     "multi": False,
     "includeAll": False,
+    "hide": 0,
     **_UNCHOSEN,
+}
+# One menu of the other boards. The Fleet has no variable `instance`: so it takes everybody's time and job, and keeps its servers.
+_MENU: Json = {
+    "type": "dashboards",
+    "title": "SGLang boards",
+    "tags": [TAG],
+    "asDropdown": True,
+    "keepTime": True,
+    "includeVars": True,
+    "targetBlank": False,
+    "icon": "external link",
+    "tooltip": "",
+    "url": "",
 }
 
 
-def _variable(*, name: str, label: str, query: str, description: str, multi: bool = False, **more: str) -> Json:
-    """Build a variable filled from Prometheus; with `allValue` (a regular expression) it starts at All."""
+def _variable(
+    name: str,
+    *,
+    label: str,
+    description: str,
+    query: str = "",
+    text: str = "",
+    regex: str = "",
+    multi: bool = False,
+    hidden: bool = False,
+    **more: str,
+) -> Json:
+    """Build a variable filled from Prometheus, or one with this text; with `allValue` (a regular expression) it starts at All."""
+    shown: Json = {"name": name, "label": label, "description": description, "hide": 2 if hidden else 0}
+    if text:
+        return {"type": "textbox", **shown, "query": text, **_UNCHOSEN, "current": {"text": text, "value": text}}
     everything: tuple[Any, Any] = (["All"], ["$__all"]) if multi else ("All", "$__all")
     return {
         "type": "query",
-        "name": name,
-        "label": label,
-        "description": description,
+        **shown,
         "datasource": DATASOURCE,
         "query": {"query": query, "refId": f"variable-{name}"},
         "refresh": 2,
         "sort": 1,
-        "regex": "",
+        "regex": regex,
         "multi": multi,
         "includeAll": bool(more),
         **_UNCHOSEN,
@@ -104,7 +138,7 @@ def _annotation(*, name: str, expr: str, colour: str, title: str, tags: str = ""
         "name": name,
         "datasource": DATASOURCE,
         "enable": is_shown,
-        "hide": False,
+        "hide": True,  # no switch for each above the board
         "iconColor": colour,
         "target": {"refId": "Anno", "expr": expr},
         "titleFormat": title,
@@ -112,31 +146,25 @@ def _annotation(*, name: str, expr: str, colour: str, title: str, tags: str = ""
     }
 
 
-def _links(here: str, titles: Mapping[str, str]) -> list[Json]:
-    """Return the links to the other boards and to the guide. Between boards of one server, they keep the chosen one."""
-    made = []
-    for uid, title in titles.items():
-        names = ("datasource", "job") if FLEET in (uid, here) else ("datasource", "job", "instance", "model", "dp_rank")
-        url = f"/d/{uid}?" + "&".join(f"${{{name}:queryparam}}" for name in names)
-        if uid != here:
-            made.append(_link(title.rpartition(" / ")[2], url, is_board=True))
-    return [*made, _link("The tuning guide", GUIDE_URL, is_board=False)]
+def _with_log(node: Any, loki: str) -> Any:
+    """Fill in where a link `log` leads, or leave it out where no Loki is named."""
+    if isinstance(node, list):
+        kept = [each for each in node if loki or not (isinstance(each, dict) and each.get("url") == "log")]
+        return [_with_log(each, loki) for each in kept]
+    if not isinstance(node, dict):
+        return node
+    if node.get("url") == "log":
+        return node | {"url": _explore(loki)}
+    return {key: _with_log(value, loki) for key, value in node.items()}
 
 
-def _link(title: str, url: str, *, is_board: bool) -> Json:
-    """Build a link to another board of ours, keeping the time range, or to a document in a new tab."""
-    return {
-        "type": "link",
-        "title": title,
-        "url": url,
-        "icon": "dashboard" if is_board else "doc",
-        "keepTime": is_board,
-        "includeVars": False,  # they are in the URL: a fleet's "All" servers make no sense on one server's board
-        "targetBlank": not is_board,
-        "tooltip": "",
-        "tags": [],
-        "asDropdown": False,
-    }
+def _explore(loki: str) -> str:
+    """Return the address of a log in Grafana's Explore. `loki` is the uid of a data source, and a colon and a selector where it is another one."""
+    uid, _, selector = loki.partition(":")
+    asked = {"refId": "A", "expr": selector or LOG_SELECTOR}
+    pane = {"datasource": uid, "queries": [asked], "range": {"from": "${__from}", "to": "${__to}"}}
+    written = quote(json.dumps({"log": pane}, separators=(",", ":")), safe="${}_.")
+    return f"/explore?schemaVersion=1&panes={written}"
 
 
 def _panels(chapters: Sequence[Json]) -> list[Json]:

@@ -1,6 +1,6 @@
 """The YAML files of this folder as Python objects, with each `[[ expression ]]` in a text replaced by its value.
 
-An expression is Jinja's; it may use every public name of `queries`, `verdicts`, `words` and `looks`, and a panel's own names
+An expression is Jinja's; it may use every public name of `queries`, `words` and `looks`, and a panel's own names
 (`with`). A text that is one expression alone becomes its value, such as a mapping or a list.
 """
 
@@ -15,23 +15,19 @@ from typing import Any
 import yaml
 from jinja2 import TemplateError
 
-from sglang_tuning_exporter.config.profiles import GIGABYTE, ONE_MORE, PROFILES
-from sglang_tuning_exporter.core.ledger import FAST, SLOW
-from sglang_tuning_exporter.mixin.boards import looks, queries, verdicts, words
+from sglang_tuning_exporter.config.profiles import GIGABYTE, PROFILES
+from sglang_tuning_exporter.mixin.boards import looks, queries, words
 from sglang_tuning_exporter.mixin.rendering import expression, rendered
 
 # GUIDE is the guide's profile: its figures appear in descriptions, never in queries.
 _NAMES: dict[str, Any] = {
     name: value
-    for module in (queries, verdicts, words, looks)
+    for module in (queries, words, looks)
     for name, value in vars(module).items()
     if not (name.startswith("_") or isinstance(value, ModuleType))
 } | {
     "GUIDE": PROFILES["offline"],
     "GIGABYTE": GIGABYTE,
-    "ONE_MORE": ONE_MORE,
-    "FAST": FAST,
-    "SLOW": SLOW,
 }
 _ALONE = re.compile(r"\[\[((?:(?!\]\]).)*)\]\]", re.DOTALL)
 

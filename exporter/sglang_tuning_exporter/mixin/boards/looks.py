@@ -1,4 +1,4 @@
-"""How series and values look: colours, lines, words for values. Grafana's override properties and mappings. Pure."""
+"""How series and values look: colours, signs, lines. Grafana's override properties and mappings. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,24 @@ from typing import Any, TypeAlias
 
 Json: TypeAlias = dict[str, Any]
 
-# Green: fine. Amber: requests are held back. Red: act. Blue: information. Grey: idle or unknown.
-# White text on each, and each as text on white, has a contrast of at least 4.5 : 1 (WCAG AA); as large text on Grafana's dark
-# background 3 : 1.
-GOOD, WATCH, BAD, NEUTRAL, QUIET = "#37872d", "#c2570c", "#d42a3f", "#3274d9", "#6e7280"
+# Steps of urgency. They differ in luminance, so that people who cannot tell red from green can tell them apart, and each has a sign.
+BAD, WATCH, NEUTRAL, GOOD, QUIET = "#d0103a", "#f9b934", "#2f6fde", "#5bb578", "#6e7280"
+# Level of a verdict, with `good` for a server that needs nothing -> sign, words, colour; the most urgent first.
+LEVELS: dict[str, tuple[str, str, str]] = {
+    "critical": ("✖", "Critical", BAD),
+    "warning": ("▲", "Limited", WATCH),
+    "info": ("■", "Could be better", NEUTRAL),
+    "none": ("○", "No verdict", QUIET),
+    "good": ("●", "Fine", GOOD),
+}
+# Shades of the levels that several verdicts have: they lie side by side on the strip.
+SHADES = {
+    "critical": (BAD, "#8f0a28"),
+    "warning": (WATCH, "#b9770a", "#ffe3a6"),
+    "info": (NEUTRAL, "#7fa8f0", "#1d4ba3"),
+    "none": (QUIET, "#9a9da8", "#4c4f58"),
+    "good": (GOOD, "#8fd0a4"),
+}
 # For lines side by side that are not judged.
 COLOURS = (NEUTRAL, "#a352cc", "#0f9a96", "#b8782c", "#e0559d", "#8ab8ff", "#7a6a58")
 
@@ -39,27 +53,19 @@ def renamed(text: str, colour: str) -> Json:
     return {"displayName": text, **fixed_colour(colour)}
 
 
-def threshold_line(colour: str, **custom: Any) -> Json:
-    """Draw the thin dashed line of a threshold."""
+def limit(**custom: Any) -> Json:
+    """Draw the thin dashed line of a limit or a target."""
     dashed = {"lineWidth": 1, "fillOpacity": 0, "lineStyle": {"fill": "dash", "dash": [8, 6]}}
-    return fixed_colour(colour, **(dashed | custom))
+    return fixed_colour(QUIET, **(dashed | custom))
 
 
-def _look(words: str | tuple[str, str]) -> Json:
-    return {"text": words} if isinstance(words, str) else dict(zip(("text", "color"), words, strict=True))
-
-
-def value_mappings(mapping: Mapping[str, str] | Mapping[str, tuple[str, str]]) -> list[Json]:
+def value_mappings(mapping: Mapping[str, str | tuple[str, str]]) -> list[Json]:
     """Map exact values to words, or to words and a colour."""
-    return [{"type": "value", "options": {value: _look(words) for value, words in mapping.items()}}]
-
-
-def range_mappings(mapping: Mapping[str, tuple[str, str]]) -> list[Json]:
-    """Map values from each whole number up to the next one to words and a colour."""
-    return [
-        {"type": "range", "options": {"from": int(value), "to": int(value) + 0.999, "result": _look(words)}}
+    looks = {
+        value: {"text": words} if isinstance(words, str) else {"text": words[0], "color": words[1]}
         for value, words in mapping.items()
-    ]
+    }
+    return [{"type": "value", "options": looks}]
 
 
 def threshold_steps(lowest: str, *higher: tuple[float, str]) -> Json:
@@ -70,7 +76,28 @@ def threshold_steps(lowest: str, *higher: tuple[float, str]) -> Json:
     }
 
 
-def band_edge(**custom: Any) -> Json:
-    """Draw an invisible line, the edge of a band."""
-    hidden = {"legend": True, "tooltip": True, "viz": False}
-    return fixed_colour(GOOD, lineWidth=0, **({"fillOpacity": 0} | custom), hideFrom=hidden)
+# What a tile shows while its figure is not known.
+NO_FIGURE: list[Json] = [{"type": "special", "options": {"match": "null+nan", "result": {"text": "-", "color": QUIET}}}]
+
+
+def link(title: str, url: str) -> Json:
+    """Link a cell; `log` leads to Loki where one is named."""
+    return {"title": title, "url": url, "targetBlank": True}
+
+
+PAGE = "${page:raw}"  # the exporter of a board of one server
+LOG = link("Log", "log")
+
+
+# A narrow cell with the sign of a level, on its colour.
+SIGN_CELL: Json = {
+    "displayName": " ",
+    "custom.width": 38,
+    "custom.align": "center",
+    "custom.cellOptions": {"type": "color-background", "mode": "basic"},
+    "mappings": value_mappings({level: (sign, colour) for level, (sign, _, colour) in LEVELS.items()}),
+}
+# Text on as many lines as it needs: for Grafana before 12.2, and since.
+WRAPPED: Json = {"custom.cellOptions": {"type": "auto", "wrapText": True}, "custom.wrapText": True}
+# A column that only links and the order of the rows need, likewise.
+HIDDEN: Json = {"custom.hidden": True, "custom.hideFrom.viz": True}

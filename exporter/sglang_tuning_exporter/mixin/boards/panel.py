@@ -1,6 +1,6 @@
 """Builder of a Grafana panel from its row in a board's file and its type's row in `panel_types.yml`. Pure.
 
-A row has `title`, `type`, `description`, `metric` (the description ends with it) and `queries` or `judged`; then what differs from its
+A row has `title`, `type`, `description`, `metric` (the description ends with it) and `queries`; then what differs from its
 type, in Grafana's words. The JSON is that of schema 39, which Grafana 10.4 and newer read.
 """
 
@@ -10,18 +10,15 @@ from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
 from typing import Any
 
-from sglang_tuning_exporter.mixin.boards import queries as q
 from sglang_tuning_exporter.mixin.boards.definition import load
-from sglang_tuning_exporter.mixin.boards.looks import NEUTRAL, QUIET, Json, fixed_colour, look, threshold_steps
-from sglang_tuning_exporter.mixin.boards.words import JUDGEMENTS
+from sglang_tuning_exporter.mixin.boards.looks import NEUTRAL, QUIET, Json, look, threshold_steps
 
 DATASOURCE: Json = {"type": "prometheus", "uid": "${datasource}"}
-# $__rate_interval is four times this, whatever the data source's scrape interval: scrapes two minutes apart still
-# give a rate.
-SMALLEST_STEP = "1m"
+# $__rate_interval is four times this, whatever the data source's scrape interval.
+SMALLEST_STEP = "$step"
 TYPES: Mapping[str, Json] = load("panel_types")
 _FIELD_DEFAULTS = ("unit", "noValue", "decimals", "max", "mappings")
-_KEYS = {"title", "type", "description", "metric", "queries", "judged", "names", "custom", "options", *_FIELD_DEFAULTS}
+_KEYS = {"title", "type", "description", "metric", "queries", "names", "custom", "options", "instant", *_FIELD_DEFAULTS}
 _KEYS_OF_TABLES = {"columns", "labels_as_rows", "worst_first"}
 
 
@@ -30,21 +27,18 @@ def panel(row: Json) -> Json:
     kind, is_table = TYPES[row["type"]], row["type"] == "table"
     if unknown := row.keys() - _KEYS - (_KEYS_OF_TABLES if is_table else set()):
         raise ValueError(f"{row['title']}: {', '.join(sorted(unknown))}: no key of a {row['type']} panel")
-    if "queries" in row:
-        queries, names = row["queries"], row.get("columns") or row.get("names", {})
-    elif "judged" in row:
-        expr = q.judged(**row["judged"])
-        queries = [{"expr": expr, "legend": "{{verdict}}"}]
-        names = {text: fixed_colour(colour) for text, colour in JUDGEMENTS.items() if f'"{text}"' in expr}
-    else:
-        raise ValueError(f"{row['title']}: has neither queries nor judged")
+    if "queries" not in row:
+        raise ValueError(f"{row['title']}: has no queries")
+    queries, names = row["queries"], row.get("names", {})
+    if is_table:  # words for no value are those of an empty table, not of an empty cell
+        names = {column: {"noValue": " "} | how for column, how in row["columns"].items()}
     made = {
         "type": row["type"],
         "title": row["title"],
         "description": f"{row['description']} `{row['metric']}`",
         "datasource": DATASOURCE,
         "targets": _targets(
-            queries, kind, "time_series" if row.get("labels_as_rows") else kind.get("format", "time_series")
+            queries, kind | row, "time_series" if row.get("labels_as_rows") else kind.get("format", "time_series")
         ),
         "fieldConfig": {
             "defaults": {
@@ -64,8 +58,6 @@ def panel(row: Json) -> Json:
 
 
 def _targets(queries: Sequence[Json], kind: Json, form: str) -> list[Json]:
-    # one step for all lines of a panel, so that their points align
-    step = {"interval": SMALLEST_STEP} if any("$__rate_interval" in query["expr"] for query in queries) else {}
     is_instant = kind.get("instant", False)
     return [
         {
@@ -77,7 +69,7 @@ def _targets(queries: Sequence[Json], kind: Json, form: str) -> list[Json]:
             "format": form,
             "instant": is_instant,
             "range": not is_instant,
-            **step,
+            "interval": SMALLEST_STEP,
         }
         for reference, query in zip(ascii_uppercase, queries, strict=False)
     ]
@@ -101,7 +93,7 @@ def _transformations(row: Json) -> list[Json]:
     """Show labels as the columns of a table, or those of one series as rows (columns `label` and `value`).
 
     Several queries become one row where the labels that all of them have are equal; their values are `Value #A`, ….
-    `columns` gives the order of what is shown; anything else is left out. `worst_first` names the column to sort by.
+    `columns` gives the order of what is shown; anything else is left out. `worst_first` names the columns whose sum is sorted by.
     """
     columns = row["columns"]
     made: list[Json] = []
@@ -111,8 +103,14 @@ def _transformations(row: Json) -> list[Json]:
         if len(row["queries"]) > 1:
             made.append({"id": "merge", "options": {}})
         if "worst_first" in row:
-            order = [{"field": row["worst_first"], "desc": True}]
-            made.append({"id": "sortBy", "options": {"fields": {}, "sort": order}})
+            summed = {"reducer": "sum", "include": row["worst_first"]}
+            made.append(
+                {
+                    "id": "calculateField",
+                    "options": {"alias": "order", "mode": "reduceRow", "reduce": summed, "timeSeries": False},
+                }
+            )
+            made.append({"id": "sortBy", "options": {"fields": {}, "sort": [{"field": "order", "desc": True}]}})
         made.append({"id": "filterFieldsByName", "options": {"include": {"pattern": f"^({'|'.join(columns)})$"}}})
     places = {name: index for index, name in enumerate(columns)}
     made.append({"id": "organize", "options": {"excludeByName": {}, "indexByName": places, "renameByName": {}}})

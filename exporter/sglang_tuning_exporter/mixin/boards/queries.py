@@ -1,26 +1,33 @@
-"""PromQL for the panels: selectors for the chosen servers, sums by rank, latencies, retractions, tokens. Pure."""
+"""PromQL for the panels: what the exporter says of the chosen servers, by server or by DP rank. Pure.
+
+Nothing here judges: conditions, alerts, advice and verdicts are the exporter's. `$chosen`, `$alerts`, `$exporter` and `$target` are
+matchers: of the board's servers, of their alerts, of the exporters beside them, and of their targets (`board.CHOSEN`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sglang_tuning_exporter.core.ledger import Rate
-from sglang_tuning_exporter.mixin.boards.looks import COLOURS, NEUTRAL, WATCH, fixed_colour, threshold_line
+from sglang_tuning_exporter.core.text import GOOD
+from sglang_tuning_exporter.mixin.boards.looks import LEVELS, NEUTRAL, SHADES, fixed_colour, limit
 
-TARGET_LABELS = ("job", "instance")  # labels of one exporter, and so of one server
-ON = ", ".join(TARGET_LABELS)
+# Labels of one exporter; `server` is there where it watches several servers.
+EXPORTER = "cluster, job, instance"
+ON = f"{EXPORTER}, server"
 FIRST_TOKEN = ("sglang:time_to_first_token_seconds",)
 INTER_TOKEN = (
     "sglang:inter_token_latency_seconds",
     "sglang:time_per_output_token_seconds",
 )  # the older name: until 0.4.3
 LARGEST = 5  # more lines cannot be distinguished
-SUBQUERY_STEP = "1m"  # resolution of the times at which series start and end
-LONGEST_LOOKBACK = "1d:5m"  # how far back a target was an exporter, in steps of five minutes
-LOOKBACK = "5m"  # Prometheus' own: as long as a value lasts without a failed scrape
+# How long the last word of an exporter holds while scrapes are missing: enough for scrapes two minutes apart.
+HELD = "2m"
+LONGEST_AWAY = "1d:5m"  # how far back an exporter that does not answer is looked for
 VERDICT = "sglang_tuning_verdict_info"
+SINCE = "sglang_tuning_verdict_since_timestamp_seconds"
+ADVICE = "sglang_tuning_advice_timestamp_seconds"
+_FINE = "|".join(sorted(GOOD))
 
 
 # --- selectors -------------------------------------------------------------------------------------------------------
@@ -31,42 +38,29 @@ def is_(label: str, value: str) -> str:
     return f'{label}="{value}"'
 
 
-def is_not(label: str, value: str) -> str:
-    """Return the matcher of a label with another value; an empty value: any that is set."""
-    return f'{label}!="{value}"'
-
-
-def one_of(label: str, values: Sequence[str]) -> str:
-    """Return the matcher of a label with one of these values."""
-    return f'{label}=~"{"|".join(values)}"'
+def like(label: str, pattern: str) -> str:
+    """Return the matcher of a label whose value matches a pattern."""
+    return f'{label}=~"{pattern}"'
 
 
 def own(metric: str, *matchers: str) -> str:
-    """Select a series of the exporter for the chosen servers."""
-    chosen = ", ".join(('job=~"$job"', 'instance=~"$instance"', *matchers))
-    return f"{metric}{{{chosen}}}"
+    """Select a series of the chosen servers."""
+    return f"{metric}{{{', '.join(('$chosen', *matchers))}}}"
 
 
-def ranked(metric: str, *matchers: str) -> str:
-    """Select a series with `dp_rank` where there are DP ranks; "All" also matches one without the label."""
-    return own(metric, *matchers, 'dp_rank=~"$dp_rank"')
+def last(selector: str, window: str = HELD) -> str:
+    """Select a gauge, as last known while a scrape of its exporter is missing: a tile must not go blank for that."""
+    return f"last_over_time({selector}[{window}])"
 
 
-def native(metric: str, *matchers: str) -> str:
-    """Select a series of SGLang that the exporter passes through, for the chosen model."""
-    return own(metric, *matchers, 'model_name=~"$model"')
+def at_end(selector: str) -> str:
+    """Select the last value of each series in the time shown, at each of its moments."""
+    return f"last_over_time({selector}[$__range] @ end())"
 
 
 def threshold(signal: str, bound: str) -> str:
-    """Return the threshold in force, as last known; no sample where the profile has no such bound."""
-    series = own("sglang_tuning_threshold", f'signal="{signal}"', f'bound="{bound}"')
-    return f"max({_recent(series)})"
-
-
-def drawn_threshold(signal: str, bound: str) -> str:
-    """Return a threshold to draw: only where the server served in the last 10 minutes, and not while it is down."""
-    serving = own("sglang_tuning_state", is_("signal", "activity"), is_("state", "serving"))
-    return unless_down(f"({threshold(signal, bound)} and on () (max(max_over_time({serving}[10m])) > 0))", "")
+    """Return the limit of the profile in force; no sample where the profile has none."""
+    return f"max({own('sglang_tuning_threshold', is_('signal', signal), is_('bound', bound))})"
 
 
 def rate(selector: str, window: str = "$__rate_interval") -> str:
@@ -74,60 +68,12 @@ def rate(selector: str, window: str = "$__rate_interval") -> str:
     return f"rate({selector}[{window}])"
 
 
-def last_known(selector: str) -> str:
-    """Select a gauge, as last known while a scrape of its exporter is missing: a tile must not go blank for that."""
-    return f"({selector} or ({_recent(selector)} unless on ({ON}) sglang_tuning_build_info))"
-
-
-def last_in_range(selector: str) -> str:
-    """Select a gauge for a tile: as `last_known`, and where the data ended before the time shown does, its last value.
-
-    A server that is down, or was at the end, has none: old figures would look like present ones.
-    """
-    ended = f"{_last(selector)} unless on () {EXPORTERS_AT_END} unless on ({ON}) {_WAS_DOWN}"
-    return f"({unless_down(last_known(selector))} or ({ended}))"
-
-
-def last_in_range_or_down(selector: str) -> str:
-    """As `last_in_range`, of a server that is down too; only series that were still there when the data ended."""
-    return f"({last_known(selector)} or {present_at_end(selector)})"
-
-
-def present_at_end(selector: str) -> str:
-    """Select the series that were there when the data ended, where it ended before the time shown does."""
-    there = f"{_last(selector)} and {last_seen(selector)} >= on ({ON}) group_left () {LAST_SAMPLE}"
-    return f"({there} unless on () {EXPORTERS_AT_END})"
-
-
-def _recent(selector: str) -> str:
-    return f"last_over_time({selector}[{LOOKBACK}])"
-
-
-def _last(selector: str) -> str:
-    return f"last_over_time({selector}[$__range])"
-
-
-def last_seen(selector: str) -> str:
-    """Return the time of each series' last sample in the time range."""
-    return f"max_over_time(timestamp({selector})[$__range:{SUBQUERY_STEP}])"
-
-
-def unless_down(expr: str, on: str = ON) -> str:
-    """Drop the samples of a server that is down: old figures would look like present ones."""
-    return f"({expr} unless on ({on}) {last_known(own(VERDICT, is_('verdict', 'server_down')))})"
-
-
-# The targets at the end of the time shown that were exporters in it: none where a back-filled log ended before.
-EXPORTERS_AT_END = (
-    f"(last_over_time({own('up')}[{LOOKBACK}])"
-    f" and on ({ON}) last_over_time({own('sglang_tuning_build_info')}[$__range]))"
-)
-# The last sample of each server.
-LAST_SAMPLE = f"max by ({ON}) ({last_seen(own('sglang_tuning_build_info'))})"
-_WAS_DOWN = f"({last_seen(own(VERDICT, is_('verdict', 'server_down')))} >= on ({ON}) group_left () {LAST_SAMPLE})"
-
-
 # --- shapes ----------------------------------------------------------------------------------------------------------
+
+
+def labelled(expr: str, label: str, value: str, source: str = "", pattern: str = "") -> str:
+    """Set a label, where another one matches a pattern."""
+    return f'label_replace({expr}, "{label}", "{value}", "{source}", "{pattern}")'
 
 
 def by_server(expr: str, of: str = "max") -> str:
@@ -135,33 +81,27 @@ def by_server(expr: str, of: str = "max") -> str:
     return f"{of} by ({ON}) ({expr})"
 
 
-def fleet_sum(expr: str) -> str:
-    """Sum `expr`, which has one sample for each server, over the fleet; a server scraped by two jobs counts once."""
-    return f"sum(max by (instance) ({expr}))"
-
-
 def per_rank(expr: str, *, by: Sequence[str] = ()) -> str:
     """Split `expr` by DP rank, with a label `rank` for legends; absent where the server has no ranks."""
-    labels = ", ".join((*by, "dp_rank"))
-    return f'label_replace(max by ({labels}) ({expr}), "rank", " on rank $1", "dp_rank", "(.+)")'
+    return labelled(f"max by ({', '.join((*by, 'dp_rank'))}) ({expr})", "rank", " on rank $1", "dp_rank", "(.+)")
 
 
-def judged(value: str, cases: Sequence[tuple[str, str]], otherwise: str) -> str:
-    """Add a label `verdict` to `value`: the words of the first case (condition, words) whose condition has a sample."""
-    said = [f'label_replace(group({condition}), "verdict", "{text}", "", "")' for condition, text in cases]
-    said.append(f'label_replace(vector(1), "verdict", "{otherwise}", "", "")')
-    return f"({value}) * on () group_left (verdict) ({' or on () '.join(said)})"
+def or_none(expr: str) -> str:
+    """Return `expr`, and NaN where it has no sample: the newest value of a tile is then none, and not an older one."""
+    return f"({expr}) or vector(NaN)"
 
 
-def largest(expr: str) -> list[dict[str, Any]]:
-    """Return a query for each of the five servers with the largest mean in the time shown, the largest in the first colour."""
-    mean = f"(avg by ({ON}) (avg_over_time(({expr})[$__range:{SUBQUERY_STEP}] @ end())) > 0)"
-    places = [f"topk({place}, {mean})" for place in range(1, LARGEST + 1)]
-    one = [places[0], *(f"({many} unless {fewer})" for fewer, many in pairwise(places))]
-    return [
-        {"legend": "{{instance}}", "expr": f"max by ({ON}) ({expr}) and on ({ON}) {each}", "look": fixed_colour(colour)}
-        for each, colour in zip(one, COLOURS, strict=False)
-    ]
+def with_objective(expr: str, signal: str) -> str:
+    """Give a figure a label `objective`: the profile's, in the figure's unit."""
+    newest = at_end(own("sglang_tuning_threshold", is_("signal", signal), is_("bound", "upper")))
+    said = f'count_values("objective", max({newest}))'
+    named = labelled(said, "objective", " ≤$1 s", "objective", "(.+)")
+    return f"({or_none(expr)}) * on () group_left (objective) ({named} or on () vector(1))"
+
+
+def largest(expr: str) -> str:
+    """Return the five servers with the largest mean in the time shown."""
+    return f"{expr} and topk({LARGEST}, avg_over_time(({expr})[$__range:5m] @ end()) > 0)"
 
 
 def ratio(part: str, whole: str, by: str = "") -> str:
@@ -172,124 +112,280 @@ def ratio(part: str, whole: str, by: str = "") -> str:
 # --- latency ---------------------------------------------------------------------------------------------------------
 
 
-def buckets(metric: str, *older: str, by: Sequence[str] = (), window: str = "$__rate_interval") -> str:
+def buckets(metric: str, *older: str, by: str = "", window: str = "$__rate_interval") -> str:
     """Sum the rates of a histogram of SGLang by these labels, under the first of its names that this release exposes.
 
     Last comes the histogram without `_bucket`: so it is called where Prometheus converts classic histograms to native ones.
     """
     names = [f"{name}_bucket" for name in (metric, *older)] + [metric]
-    labels = ", ".join((*by, "le"))
-    return f" or on ({', '.join(by)}) ".join(f"sum by ({labels}) ({rate(native(name), window)})" for name in names)
+    labels = f"{by}, le" if by else "le"
+    return f" or on ({by}) ".join(f"sum by ({labels}) ({rate(own(name), window)})" for name in names)
 
 
-def quantile(share: str, metric: str, *older: str, by: Sequence[str] = (), window: str = "$__rate_interval") -> str:
+def quantile(share: str, *metric: str, by: str = "", window: str = "$__rate_interval") -> str:
     """Return a quantile in the histogram's unit, by these labels; `>= 0` drops the NaN of a time without requests."""
-    return f"histogram_quantile({share}, {buckets(metric, *older, by=by, window=window)}) >= 0"
+    return f"histogram_quantile({share}, {buckets(*metric, by=by, window=window)}) >= 0"
 
 
 def latencies(metric: Sequence[str], *, objective: str = "") -> list[dict[str, Any]]:
-    """Return queries of p50, p90 and p99 under a histogram's names, and of the objective in force."""
+    """Return queries of p50, p95 and p99 under a histogram's names, and of the objective in force."""
     lines = [
         {"legend": legend, "expr": quantile(share, *metric), "look": fixed_colour(colour, fillOpacity=0)}
-        for share, legend, colour in (("0.5", "p50", "light-blue"), ("0.9", "p90", NEUTRAL), ("0.99", "p99", "purple"))
+        for share, legend, colour in (("0.5", "p50", "light-blue"), ("0.95", "p95", NEUTRAL), ("0.99", "p99", "purple"))
     ]
     if not objective:
         return lines
     # no line without latencies: the panel then shows its words for no value
-    limit = f"{threshold(objective, 'upper')} and on () ({quantile('0.5', *metric)})"
-    return [{"legend": "objective", "expr": limit, "look": threshold_line(WATCH)}, *lines]
+    line = f"{threshold(objective, 'upper')} and on () ({quantile('0.5', *metric)})"
+    return [{"legend": "objective", "expr": line, "look": limit()}, *lines]
 
 
-def burn_rate(latency: str, window: str) -> str:
-    """Return the burn rate of the error budget over a window; no point without requests."""
-    breaches, observations = (
-        rate(own(f"sglang_tuning_latency_{counted}_total", is_("latency", latency)), window)
-        for counted in ("breaches", "observations")
+def mean_wait(by: str = "", window: str = "$__rate_interval") -> str:
+    """Return the mean time in the queue of the requests that left it."""
+    spent, left = (rate(own(f"sglang:queue_time_seconds_{end}"), window) for end in ("sum", "count"))
+    return ratio(spent, left, f" by ({by})" if by else "")
+
+
+def missed(latency: str) -> list[dict[str, Any]]:
+    """Return queries of the share of requests that missed an objective: now, as the exporter's alert sees it, and its limit."""
+    breaches, observed = (
+        rate(own(f"sglang_tuning_latency_{name}_total", is_("latency", latency)))
+        for name in ("breaches", "observations")
     )
-    return f"{ratio(breaches, observations)} / ((1 - {threshold('latency', 'objective')}) > 0)"
+    name = {"time_to_first_token": latency, "inter_token": "inter_token_latency"}[latency]
+    found = [
+        {
+            "legend": "missed",
+            "expr": ratio(breaches, observed),
+            "look": fixed_colour("light-blue", fillOpacity=0, lineWidth=1),
+        }
+    ]
+    for end, window, colour in (("fast", "1 hour", NEUTRAL), ("slow", "6 hours", "purple")):
+        diagnosis = is_("diagnosis", f"{name}_burning_{end}")
+        condition, most = (f"max({own(f'sglang_tuning_condition{part}', diagnosis)})" for part in ("", "_limit"))
+        found += [
+            {"legend": f"missed in {window}", "expr": condition, "look": fixed_colour(colour, fillOpacity=0)},
+            {"legend": f"limit of {window}", "expr": most, "look": limit(lineWidth=2 if end == "fast" else 1)},
+        ]
+    return found
 
 
-def worst_burn_rate(window: str) -> str:
-    """Return the higher one of the burn rates of both objectives."""
-    rates = (
-        f'label_replace({burn_rate(latency, window)}, "latency", "{latency}", "", "")'
-        for latency in ("time_to_first_token", "inter_token")
-    )
-    return f"max({' or '.join(rates)})"
+# --- counts ----------------------------------------------------------------------------------------------------------
 
 
-def notified_burn_rate(rate_: Rate) -> str:
-    """Return the burn rate at which the exporter calls; capped, because it never asks for more missed requests than that."""
-    most = threshold("share", "upper")
-    return f"clamp_max({most} / ((1 - {threshold('latency', 'objective')}) > 0), {rate_.times:g})"
-
-
-# --- retractions -----------------------------------------------------------------------------------------------------
-
-
-def retractions(*by: str) -> str:
-    """Return retractions per minute over 10 minutes, by these labels, as the alert's rule counts them.
-
-    Events where they are in the log, else retracted requests from the metrics. Without the rules, and by DP rank, they are
-    counted here.
-    """
-    ranks = "dp_rank" in by
-    sum_ = f"sum by ({', '.join(by)})"
+def retractions(by: str = "") -> str:
+    """Return retractions per minute: events where a log is read, else retracted requests from the metrics."""
     events, requests = (
-        f"{sum_} (increase({ranked(counter) if ranks else own(counter)}[10m]) / 10)"
-        for counter in ("sglang_tuning_retraction_events_total", "sglang_tuning_retracted_requests_total")
+        f"sum by ({by}) ({rate(own(f'sglang_tuning_{name}_total'))})"
+        for name in ("retraction_events", "retracted_requests")
     )
-    without_ranks = [] if ranks else [f"{sum_} ({own('instance:sglang_tuning_retractions:rate10m')})"]
-    return f" or on ({', '.join(by)}) ".join((*without_ranks, f"{events} > 0", requests, events))
+    return f"60 * ({events} or on ({by}) {requests})"
 
 
-def above_limit(*diagnoses: str) -> str:
-    """Return the conditions of diagnoses that are above their limit."""
-    condition, limit = (
-        last_known(own(name, one_of("diagnosis", diagnoses)))
-        for name in ("sglang_tuning_condition", "sglang_tuning_condition_limit")
-    )
-    return f"({condition} > {limit})"
+def generated_tokens(by: str = "", window: str = "$__rate_interval") -> str:
+    """Return tokens generated per second: as the server counts them, else as last logged while it serves.
 
-
-def present_retractions(*by: str) -> str:
-    """Return retractions per minute for a tile: the exporter's figure while it is above its limit, so that both agree."""
-    found = above_limit("retracting_too_often", "conservativeness_ineffective")
-    labels = ", ".join(by)
-    return f"max by ({labels}) ({found}) or on ({labels}) {retractions(*by)}"
-
-
-# --- tokens ----------------------------------------------------------------------------------------------------------
-
-# TP and PP ranks report the same tokens: the first one is enough.
-_FIRST_RANK = ('tp_rank=~"0|"', 'pp_rank=~"0|"', 'dp_rank=~"$dp_rank"')
-
-
-def prompt_tokens(source: str) -> str:
-    """Prompt tokens per second that were "computed" or "cached": as counted by the server (0.5.7 on), else by the log."""
-    mode = {"computed": "prefill_compute", "cached": "prefill_cache"}[source]
-    counted = rate(native("sglang:realtime_tokens_total", is_("mode", mode), *_FIRST_RANK))
-    logged = rate(ranked("sglang_tuning_prompt_tokens_total", is_("source", source)))
-    return f"(sum({counted}) or on () sum({logged}))"
-
-
-def generated_tokens(window: str = "$__rate_interval") -> str:
-    """Return tokens generated per second, by server: counted for all ranks or by rank (0.5.7 on), else as last logged.
-
-    The logged figure does not change on an idle server and has no model. So it counts only while a rank serves, and not for
-    a server that counts its tokens or serves another model.
+    The logged figure stands still on an idle server.
     """
-    total = "sglang:generation_tokens_total"
-    of_rank = 'dp_rank=~"$dp_rank"'  # no series of all ranks has it where one rank is chosen
-    counted = by_server(rate(native(total, of_rank), window), "sum")
-    of_ranks = native("sglang:realtime_tokens_total", is_("mode", "decode"), *_FIRST_RANK)
-    counted_by_rank = by_server(rate(of_ranks, window), "sum")
-    serving = ranked("sglang_tuning_state", is_("signal", "activity"), is_("state", "serving"))
-    others = own("sglang_tuning_server_info", 'model_name!~"$model"')
-    logged = (
-        f"{last_known(ranked('sglang_tuning_generation_tokens_per_second'))}"
-        f" and on ({ON}, dp_rank) {last_known(serving)} == 1"
-        f" unless on ({ON}) present_over_time({own(total, of_rank)}[1h])"
-        f" unless on ({ON}) {others}"
+    logged, serving = (
+        last(own(name, *matchers))
+        for name, *matchers in (
+            ("sglang_tuning_generation_tokens_per_second",),
+            ("sglang_tuning_state", is_("signal", "activity"), is_("state", "serving")),
+        )
     )
-    return f"({counted} or on ({ON}) {counted_by_rank} or on ({ON}) {by_server(logged, 'sum')})"
+    counted = f"sum by ({by}) ({rate(own('sglang:generation_tokens_total'), window)})"
+    return f"({counted} or on ({by}) sum by ({by}) ({logged} and on ({ON}, dp_rank) {serving} == 1))"
+
+
+# --- what limits a server --------------------------------------------------------------------------------------------
+
+
+def newest() -> str:
+    """Return the present verdict of each server, the value is when it was last seen.
+
+    While a scrape is missing it is the one before; and where a series has no end, as of a back-filled log, the later one of two.
+    """
+    seen = f"max_over_time(timestamp({own(VERDICT)})[{HELD}:15s])"
+    return f"({seen} == on ({ON}) group_left () max by ({ON}) ({seen}))"
+
+
+def graded(expr: str) -> str:
+    """Give a verdict that needs nothing the level `good`."""
+    return labelled(expr, "level", "good", "verdict", _FINE)
+
+
+def verdicts() -> str:
+    """Return the verdict of each server (labels level, verdict, sentence); the value is for how many seconds it stands."""
+    since = by_server(last(own(SINCE)))
+    return graded(f"time() - (0 * {newest()} + on ({ON}) group_left () {since})")
+
+
+def _silent() -> str:
+    seen = f"max by ({ON}) (max_over_time(timestamp({own(SINCE)})[{LONGEST_AWAY}]))"
+    return f"{seen} and on (job, instance) max_over_time(up{{$target}}[{HELD}]) == 0"
+
+
+def silent(sentence: str = "") -> str:
+    """Return the exporters that do not answer, as a verdict; the value is for how many seconds."""
+    found = f"time() - ({_silent()})"
+    said = {"level": "critical", "verdict": "exporter_down", "sentence": sentence}
+    for label in filter(said.get, said):
+        found = labelled(found, label, said[label])
+    return found
+
+
+def _as_diagnosis(expr: str) -> str:
+    return labelled(expr, "diagnosis", "$1", "verdict", "(.+)")
+
+
+def advised(said: str) -> str:
+    """Give advice a label `change`: `--flag now → to`, or what people should do."""
+    joined = f'label_join({said}, "change", " ", "flag", "current")'
+    joined = f'label_join({joined}, "change", " → ", "change", "suggested")'
+    return labelled(joined, "change", "$1", "change", " +→ (.+)")
+
+
+def what_to_change() -> str:
+    """Return the advice that stands (labels diagnosis, change, text); that of the verdict has the larger value.
+
+    A change that several diagnoses advise stands once.
+    """
+    said = advised(last(own(ADVICE)))
+    first = f"(0 * {said} + 2 and on ({ON}, diagnosis) {_as_diagnosis(last(own(VERDICT)))})"
+    return f"topk by ({ON}, change) (1, {first} or 0 * {said} + 1)"
+
+
+def alerts(name: str, *matchers: str) -> str:
+    """Select the series of our alerts."""
+    ours = ("$alerts", like("alertname", "SGLang.+"), *matchers)
+    return f"{name}{{{', '.join(ours)}}}"
+
+
+def firing() -> str:
+    """Return the alerts that fire; the most severe has the largest value."""
+    severities = (
+        f"{times} * {alerts('ALERTS', is_('alertstate', 'firing'), like('severity', severity))}"
+        for times, severity in ((3, "critical"), (2, "warning"), (1, "info|none|"))
+    )
+    return f"max by (alertname, severity) ({' or '.join(severities)})"
+
+
+def firing_since() -> str:
+    """Return since when each alert is active, in milliseconds."""
+    return f"1000 * min by (alertname, severity) ({alerts('ALERTS_FOR_STATE')})"
+
+
+# --- in the time shown -----------------------------------------------------------------------------------------------
+
+
+def strip() -> str:
+    """Return 1 for the verdict of each moment and 0 for the others of the time shown, so that a mean is a share."""
+    others = f"0 * sum by (verdict) ({at_end(own(VERDICT))}) and on () {own(VERDICT)}"
+    return f"sum by (verdict) (sgn({newest()})) or {others}"
+
+
+def shares() -> str:
+    """Return the share of the time shown that each verdict had (labels verdict, level)."""
+    counted = f"count_over_time({own(VERDICT)}[$__range])"
+    named = labelled(graded(f"sum by (verdict, level) ({counted})"), "diagnosis", "$1", "verdict", "(.+)")
+    return f"{named} / on () group_left () (sum({counted}) > 0)"
+
+
+def seen(end: str) -> str:
+    """Return when each verdict was seen first (`min`) or last (`max`) in the time shown, in milliseconds."""
+    return f"1000 * {end} by (verdict) ({end}_over_time(timestamp({own(VERDICT)})[$__range:1m]))"
+
+
+def severities() -> str:
+    """Return the order of the verdicts in the time shown by their level."""
+    levels = {3: is_("level", "critical"), 2: is_("level", "warning"), 1: is_("level", "info")}
+    return f"max by (verdict) ({_weighed(VERDICT, levels, '$__range')})"
+
+
+def last_changes() -> str:
+    """Return the last change that each verdict of the time shown advised: labels verdict, change."""
+    said = labelled(advised(last(own(ADVICE), "$__range")), "verdict", "$1", "diagnosis", "(.+)")
+    return f"topk by (verdict) (1, max by (verdict, change) ({said} and on (verdict) {last(own(VERDICT), '$__range')}))"
+
+
+# --- the fleet -------------------------------------------------------------------------------------------------------
+
+# The worst first, by verdict, and by alert: down, hung, out of memory, restarts, far too slow; then what is limited now.
+ORDER = {
+    4000: is_("verdict", "server_down"),
+    3000: is_("verdict", "scheduler_stuck"),
+    2000: like("verdict", "out_of_memory_.*|graph_memory_short"),
+    1000: like("verdict", "crashed|restart_loop|often_down"),
+    30: like("level", "critical|warning"),
+    2: is_("level", "info"),
+}
+ALERT_ORDER = {
+    104: is_("diagnosis", "server_down"),
+    103: is_("diagnosis", "scheduler_stuck"),
+    102: like("diagnosis", "out_of_memory_.*|graph_memory_short"),
+    101: like("diagnosis", "crashed|restart_loop|often_down"),
+    100: like("diagnosis", ".*_burning_fast"),
+    10: like("diagnosis", ".+"),
+}
+
+
+def _weighed(metric: str, order: Mapping[int, str], window: str = HELD) -> str:
+    return " or ".join(f"{weight} * {last(own(metric, matcher), window)}" for weight, matcher in order.items())
+
+
+def servers_by_state() -> list[dict[str, Any]]:
+    """Return queries that count the servers of each level, the most urgent first, and the exporters that do not answer."""
+    healthy = like("verdict", _FINE)
+    matchers = {level: (is_("level", level),) for level in LEVELS} | {
+        "none": (is_("level", "none"), healthy.replace("=~", "!~")),
+        "good": (healthy,),
+    }
+    known = f"count_over_time({own(SINCE)}[{LONGEST_AWAY.split(':', maxsplit=1)[0]}] @ end())"
+    away = f"max_over_time(up{{$target}}[{HELD}]) == 0 and on (job, instance) {known}"
+    rows = [("✖ No answer", away, SHADES["critical"][1])]
+    for level, (sign, words, colour) in LEVELS.items():
+        rows.append((f"{sign} {words}", own(VERDICT, *matchers[level]), colour))
+    return [
+        {"legend": legend, "expr": f"count({expr}) or vector(0)", "look": fixed_colour(colour)}
+        for legend, expr, colour in rows
+    ]
+
+
+def fleet() -> str:
+    """Return one row for each server: its verdict, or that its exporter does not answer."""
+    return f"{verdicts()} or on ({ON}) {silent()}"
+
+
+def urgency() -> str:
+    """Return where a server stands by its verdict."""
+    gone = f"4000 + 0 * ({_silent()})"
+    return f"max by ({ON}) ({_weighed(VERDICT, ORDER)} or {gone})"
+
+
+def worst_alert() -> str:
+    """Return the worst alert of each server, a label `alert`; the value is where it stands."""
+    found = f"topk by ({ON}) (1, {_weighed('sglang_tuning_alert', ALERT_ORDER)}) > 0"
+    return labelled(found, "alert", "$1", "diagnosis", "(.+)")
+
+
+def lost() -> str:
+    """Return the share of the time shown in which each server was limited."""
+    limited, counted = (
+        f"sum by ({ON}) (count_over_time({own(VERDICT, *matchers)}[$__range]))"
+        for matchers in ((like("level", "critical|warning"),), ())
+    )
+    return f"{limited} / ({counted} > 0)"
+
+
+def change_of_verdict() -> str:
+    """Return what each server's verdict advises: a label `change`."""
+    # held while a scrape is missing; of an old and a new advice only the new one
+    present = f"({own(ADVICE)} or {last(own(ADVICE))} unless on ({ON}) {own(ADVICE)})"
+    return f"max by ({ON}, change) ({advised(present)} and on ({ON}, diagnosis) {_as_diagnosis(newest())})"
+
+
+def page() -> str:
+    """Return where people reach the page of each exporter: a label `page`."""
+    shown = f'label_join({last("sglang_tuning_web_info{$exporter}")}, "page", "://", "scheme", "instance")'
+    return f"group by ({EXPORTER}, page) ({labelled(shown, 'page', '$1', 'external_url', '(.+)')})"
