@@ -8,7 +8,8 @@ from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.course import Course
 from sglang_tuning_exporter.core.findings import Alert
 from sglang_tuning_exporter.core.lines import Reader
-from test_core_course import BEGIN, load, retraction, stamp, start
+from test_core_course import BEGIN, decode, load, retraction, stamp, start
+from test_core_watch import CRASH, Beside
 
 HOUR = 3600.0
 
@@ -52,6 +53,32 @@ def test_a_reserve_that_is_too_small_is_notified_after_ten_minutes_for_as_long_a
     (found,) = alerts(*start(left=2.5), *load(20, 2 * HOUR, every=60, running=4), end=2 * HOUR)
     assert (found.alert, found.until) == ("SGLangMemoryReserveTooSmall", None)
     assert found.at - BEGIN == pytest.approx(600, abs=60)
+
+
+def fires(beside: Beside, name: str, at: float) -> bool | None:
+    beside.judge(at)
+    return beside.watch.clocks.by_row[name].value
+
+
+def test_a_crash_is_not_over_while_the_server_is_dead_and_is_ten_minutes_after_it_is_back() -> None:
+    beside = Beside()
+    beside.lines(*start(), *(decode(at) for at in range(20, 300, 5)))
+    for at in range(20, 300, 10):
+        beside.scrape(at, running=4.0)
+        beside.judge(at)
+    beside.lines(f"{stamp(300)}{CRASH}")
+    dead = []
+    for at in range(300, 7500, 30):
+        beside.watch.lose("refused", "connection refused", BEGIN + at)
+        dead.append(fires(beside, "crashed", at))
+    assert dead[2:] == [True] * len(dead[2:])  # two hours, far longer than the ten minutes that are judged
+    beside.lines(*start(7500))
+    alive = []
+    for at in range(7530, 9300, 10):
+        beside.scrape(at, running=4.0)
+        alive.append(fires(beside, "crashed", at))
+    assert (alive[0], alive[-1]) == (True, False)
+    assert alive == sorted(alive, reverse=True)
 
 
 def test_a_failure_with_minutes_of_other_lines_behind_it_is_notified() -> None:

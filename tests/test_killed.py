@@ -1,0 +1,135 @@
+"""A real Prometheus and a real Alertmanager, killed in the middle of an alert, sixty times as fast: who is called, and how often.
+
+A small page stands in for the exporter, because only what rules and Alertmanager make of its word is asked here.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from sglang_tuning_exporter.config.values import Address
+from sglang_tuning_exporter.mixin import alerts
+from sglang_tuning_exporter.recordings.http_server import Answer, HTTPServer
+from sglang_tuning_exporter.recordings.notifications import Receiver
+from sglang_tuning_exporter.recordings.stack import Process, free_port, program
+from test_alertmanager import LOOPBACK, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SCALE = 60.0  # fifteen minutes are fifteen seconds
+EVERY = "250ms"
+
+
+class Exporter(HTTPServer):
+    """The series of one exporter whose server is down, or is up again."""
+
+    def __init__(self) -> None:
+        super().__init__(Address(LOOPBACK, 0))
+        self.is_down = True
+
+    def answer(self, path: str, body: bytes | None) -> Answer:  # noqa: ARG002 - the same for every path
+        down = f'{{diagnosis="server_down"}} {self.is_down:d}\n'
+        text = f'sglang_tuning_condition{down}sglang_tuning_alert{down}sglang_tuning_condition_limit{{diagnosis="server_down"}} 0\n'
+        return 200, "text/plain; version=0.0.4", f'sglang_tuning_build_info{{version="1"}} 1\n{text}'.encode()
+
+
+class Chain:
+    """Prometheus and Alertmanager, each of which can be killed and started again with what it has on disk."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self.exporter, self.received = Exporter(), list[Any]()
+        self._directory, self._running = directory, dict[str, Process]()
+        receiver = Receiver(Address(LOOPBACK, 0), self.received.append)
+        for server in (self.exporter, receiver):
+            server.start()
+            stack.callback(server.stop)
+        for name, text in alerts.files(SCALE).items():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (directory / name).write_text(text)
+        document = yaml.safe_load((directory / "alerts/alertmanager.yml").read_text())
+        document["receivers"][0]["webhook_configs"][0]["url"] = receiver.url
+        document["route"] |= {"group_wait": "500ms", "group_interval": "1s"}
+        (directory / "alerts/alertmanager.yml").write_text(yaml.safe_dump(document))
+        self._ports = {"prometheus": free_port(), "alertmanager": free_port()}
+        target = self.exporter.url.removeprefix("http://").rstrip("/")
+        manager = f"{LOOPBACK}:{self._ports['alertmanager']}"
+        configuration = {
+            "global": dict.fromkeys(("scrape_interval", "scrape_timeout", "evaluation_interval"), EVERY),
+            "rule_files": ["alerts/rules/sglang-tuning.rules.yml"],
+            "alerting": {"alertmanagers": [{"static_configs": [{"targets": [manager]}]}]},
+            "scrape_configs": [{"job_name": "sglang", "static_configs": [{"targets": [target]}]}],
+        }
+        (directory / "prometheus.yml").write_text(yaml.safe_dump(configuration))
+        stack.callback(self.stop)
+        for name in self._ports:
+            self.start(name)
+
+    def start(self, name: str) -> None:
+        path = program(name)
+        if path is None:
+            pytest.fail(f"{name} is missing (Debian: apt install prometheus prometheus-alertmanager)", pytrace=False)
+        own = {
+            "prometheus": ["--config.file=prometheus.yml", "--storage.tsdb.path=tsdb", "--log.level=warn"],
+            # Snapshots as often as in fifteen minutes by default.
+            "alertmanager": ["--config.file=alerts/alertmanager.yml", "--storage.path=nflog", "--cluster.listen-address=", "--data.maintenance-interval=1s"],
+        }[name]  # fmt: skip
+        flags = [part if "=" not in part else self._absolute(part) for part in own]
+        address = f"{LOOPBACK}:{self._ports[name]}"
+        log = self._directory / f"{name}-{time.monotonic_ns()}.log"
+        self._running[name] = Process(name, [path, *flags, f"--web.listen-address={address}"], log)
+        self._running[name].wait_until_ready(f"http://{address}/-/ready")
+
+    def _absolute(self, flag: str) -> str:
+        name, _, value = flag.partition("=")
+        is_path = name.endswith((".file", ".path"))
+        return f"{name}={self._directory / value}" if is_path else flag
+
+    def kill(self, name: str) -> None:
+        self._running[name].kill()
+
+    def stop(self) -> None:
+        for process in self._running.values():
+            process.stop()
+
+    def said(self, status: str) -> int:
+        """Return how many messages of a status came."""
+        return sum(message["status"] == status for message in self.received)
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Iterator[Chain]:
+    with ExitStack() as stack:
+        yield Chain(tmp_path, stack)
+
+
+@pytest.mark.parametrize("name", ["prometheus", "alertmanager"])
+@pytest.mark.parametrize("away", [0.5, 4.0], ids=["30 s", "4 min"])
+def test_who_was_called_is_not_told_that_it_is_over_and_is_not_called_again(
+    name: str, away: float, chain: Chain
+) -> None:
+    wait_until(lambda: chain.said("firing"), "the call")
+    time.sleep(2.5)  # two snapshots
+    chain.kill(name)
+    time.sleep(away)
+    chain.start(name)
+    time.sleep(8)  # eight minutes of the rules
+    assert (chain.said("firing"), chain.said("resolved")) == (1, 0)
+    chain.exporter.is_down = False
+    wait_until(lambda: chain.said("resolved"), "the end")
+    assert (chain.said("firing"), chain.said("resolved")) == (1, 1)
+
+
+def test_an_exporter_that_restarts_in_the_middle_of_an_alert_ends_nothing(chain: Chain) -> None:
+    wait_until(lambda: chain.said("firing"), "the call")
+    chain.exporter.answer = lambda path, body: (503, "text/plain", b"")  # type: ignore[method-assign] # it is away
+    time.sleep(2)  # two minutes
+    del chain.exporter.answer
+    time.sleep(4)
+    assert (chain.said("firing"), chain.said("resolved")) == (1, 0)
