@@ -1,134 +1,230 @@
-"""An address that answers and is not SGLang's: whose page it is, what is said, and what stays "down"."""
+"""What one stranger does changes nothing for others: guesses, pages, scrapes and connections wait apart, in bounded numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import http.client
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import pytest
+import requests
 
-from conftest import SERVING, Exporter, FakeSGLang, reply, running_exporter, wait_for
-from sglang_tuning_exporter.core.judge import STARTING
-from sglang_tuning_exporter.sglang.metrics.strangers import owner_of
-from test_core_watch import Beside
+from conftest import FakeSGLang, config, hang, reply, running_exporter, wait_for, web
+from faults import serving
+from sglang_tuning_exporter.collect.sidecar import Sidecar
+from sglang_tuning_exporter.serve.probe import is_alive
+from sglang_tuning_exporter.serve.security.guard import MOST_CHECKS
+from sglang_tuning_exporter.serve.security.lane import FullError, Lane
+from sglang_tuning_exporter.serve.security.passwords import Passwords
+from sglang_tuning_exporter.serve.server import MOST_CONNECTIONS
+from web_access import ask, basic, hashed, ours
 
-VLLM = b'# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{model_name="m"} 1.0\n'
-NODE = b"go_gc_duration_seconds_count 1\nnode_cpu_seconds_total 3\n"
-ROUTER = b'sgl_router_active_requests 3\nsgl_router_requests_total{route="/generate"} 9\n'
-UNNAMED = b"python_gc_collections_total 1\nup 1\n"
-PAGE = reply(b"<html>Welcome</html>", content_type="text/html")
-OWN = b'sglang_tuning_build_info{version="1"} 1\n' + SERVING
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
+    from web_access import Ours
 
-@pytest.mark.parametrize(
-    ("page", "owner"),
-    [
-        (VLLM, "vLLM's"),
-        (NODE, "that of the node exporter"),
-        (ROUTER, "that of SGLang's router (model gateway)"),
-        (b"prometheus_build_info 1\n", "that of Prometheus"),
-        (b"go_info 1\n  DCGM_FI_DEV_GPU_UTIL 3\n", "that of NVIDIA's DCGM exporter"),
-        (OWN, "that of sglang-tuning-exporter itself"),
-        (b"sglang_tuning_up 0\n", "that of sglang-tuning-exporter itself"),
-        (SERVING, ""),
-        (b"sglang_num_queue_reqs 1\n", ""),  # a gateway replaces the colon
-        (b"ray_tasks 3\nnode_cpu 1\nsglang_num_queue_reqs 1\n", ""),  # served by Ray
-        (b"sglang_tuning_notes 1\n" + SERVING, ""),
-        (UNNAMED, None),
-        (b"# TYPE vllm:x counter\nmy_node_cpu 1\n", None),
-    ],
-)
-def test_a_page_has_its_owner(page: bytes, owner: str | None) -> None:
-    assert owner_of(page.decode()) == owner
+TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
+RIGHT = basic("prometheus", "right")
 
 
-def lost(reason: str, *, after_pages: int = 0, at: float = 400.0) -> Beside:
-    """A server of which so many pages came, and then for minutes this failure."""
-    beside = Beside(reads=False)
-    for page in range(after_pages):
-        beside.scrape(page * 15, running=4.0)
-    for second in range(int(at), int(at) + 331, 15):
-        beside.watch.lose(reason, "its /metrics is vLLM's; check --sglang-url", 1_763_632_800.0 + second)
-        beside.watch.judge(1_763_632_800.0 + second)
-    return beside
+class Held:
+    """Passwords whose check does not end while it is held."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.goes_on, self.checked = threading.Event(), 0
+        self._real = Passwords.verify
+        monkeypatch.setattr(Passwords, "verify", lambda *given: self._verify(*given))
+
+    def _verify(self, *given: object) -> bool:
+        self.checked += 1
+        self.goes_on.wait(60)
+        return self._real(*given)  # type: ignore[arg-type]
 
 
-def firing(beside: Beside) -> set[str]:
-    return {name for name, clock in beside.watch.clocks.by_row.items() if clock.firing is not None}
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[Ours]:
+    file = tmp_path / "web.yml"
+    file.write_text(f"basic_auth_users: {{prometheus: '{hashed('right')}'}}")
+    with ours(file) as exporter:
+        assert ask(exporter.url, None, RIGHT, "/-/healthy").status == 200
+        yield exporter
 
 
-@pytest.mark.parametrize(
-    ("reason", "pages", "verdict"),
-    [
-        ("not_sglang", 0, "not_sglang"),
-        ("not_sglang", 9, "not_sglang"),  # another engine was started at the same port
-        ("no_series", 0, "not_sglang"),
-        ("no_series", 9, "server_down"),  # a proxy's page in SGLang's place
-        ("http_status", 0, "server_down"),
-        ("unreachable", 0, STARTING),
-    ],
-)
-def test_what_answers_in_sglangs_place_decides_the_verdict(reason: str, pages: int, verdict: str) -> None:
-    judgement = lost(reason, after_pages=pages).judge(731)
-    assert judgement.verdict == verdict
-    assert {"server_down", "not_sglang"} & {each.diagnosis for each in judgement.findings} <= {verdict}
+def guess(port: int, number: int) -> socket.socket:
+    """A connection on which a wrong password was sent."""
+    made = socket.create_connection(("127.0.0.1", port), timeout=10)
+    credentials = basic("prometheus", f"guess {number}")
+    made.sendall(f"GET /-/healthy HTTP/1.1\r\nHost: x\r\nAuthorization: {credentials}\r\n\r\n".encode())
+    return made
 
 
-def test_a_wrong_address_is_a_warning_that_says_what_answers() -> None:
-    (own,) = lost("not_sglang").judge(731).findings
-    assert (own.severity, own.alert, own.sentence) == (
-        "warning",
-        "SGLangWrongAddress",
-        "its /metrics is vLLM's; check --sglang-url",
-    )
-    assert "--sglang-url" in own.changes[0].words
+def test_a_handful_of_guesses_is_checked_and_the_next_one_is_answered_at_once(
+    guarded: Ours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(monkeypatch)
+    with ExitStack() as stack:
+        waiting = []
+        for number in range(MOST_CHECKS):
+            waiting.append(stack.enter_context(guess(guarded.port, number)))
+            wait_for(lambda: held.checked == 1)
+            time.sleep(0.1)
+        with guess(guarded.port, 99) as one_more:
+            answer = one_more.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 429 ")
+        assert b"retry-after: 1" in answer
+        held.goes_on.set()
+        assert {each.recv(12) for each in waiting} == {b"HTTP/1.1 401"}
 
 
-def test_it_has_an_alert_of_its_own_and_nobody_is_called_for_a_server_that_is_down() -> None:
-    assert firing(lost("not_sglang")) == {"not_sglang"}
-    assert firing(lost("no_series", after_pages=9)) == {"server_down"}
+def test_a_guess_whose_client_has_left_is_dropped_and_its_place_is_free(
+    guarded: Ours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(monkeypatch)
+    for number in range(5 * MOST_CHECKS):
+        guess(guarded.port, number).close()
+        time.sleep(0.02)
+    held.goes_on.set()
+    wait_for(lambda: ask(guarded.url, None, basic("prometheus", "another"), "/-/healthy").status == 401)
+    assert held.checked <= MOST_CHECKS, "those that waited were checked although nobody waited for them"
 
 
-def test_a_right_page_ends_it() -> None:
-    beside = lost("not_sglang")
-    for at in range(740, 800, 15):
-        beside.scrape(at, running=4.0)
-    assert "not_sglang" not in {each.diagnosis for each in beside.judge(801).findings}
+def test_the_probe_and_a_remembered_client_do_not_notice_a_flood_of_guesses(guarded: Ours) -> None:
+    ends = threading.Event()
+
+    def flood(number: int) -> None:
+        while not ends.is_set():
+            guess(guarded.port, number).close()
+            number += 1
+
+    with ThreadPoolExecutor(2) as pool:
+        for number in (0, 1_000_000):
+            pool.submit(flood, number)
+        try:
+            met = Counter(ask(guarded.url, None, RIGHT, "/metrics").status for _ in range(10))
+            assert is_alive("127.0.0.1", guarded.port, 10)
+        finally:
+            ends.set()
+    assert met == {200: 10}
 
 
-@pytest.fixture(scope="module")
-def fake() -> Iterator[FakeSGLang]:
-    server = FakeSGLang({"/metrics": reply(VLLM)})
-    server.start()
-    yield server
-    server.stop()
+def test_a_guess_under_way_neither_delays_nor_breaks_the_end(tmp_path: Path) -> None:
+    file, log = tmp_path / "web.yml", tmp_path / "server.log"
+    file.write_text(f"basic_auth_users: {{prometheus: '{hashed('right', 14)}'}}")
+    log.touch()
+    with running_exporter("--log-file", str(log), "--web-config", str(file)) as exporter, ExitStack() as stack:
+        for number in range(MOST_CHECKS):
+            stack.enter_context(guess(int(exporter.url.rpartition(":")[2]), number))
+        time.sleep(0.3)
+        exporter.process.send_signal(signal.SIGTERM)
+        assert exporter.process.wait(30) == 0
+    assert "FATAL" not in "".join(exporter.said)
 
 
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (reply(VLLM), "its /metrics is vLLM's"),
-        (reply(NODE), "node exporter"),
-        (reply(OWN), "sglang-tuning-exporter itself"),
-        (reply(ROUTER), "SGLang's router (model gateway)"),
-        (PAGE, "it answers with a web page, not with metrics"),
-        (reply(UNNAMED), "its page holds no series of SGLang's"),
-    ],
-)
-def test_page_api_and_metrics_say_that_it_is_not_sglang(fake: FakeSGLang, answer: object, words: str) -> None:
-    fake.answers["/metrics"] = answer  # type: ignore[assignment]
-    with running_exporter("--sglang-url", fake.url) as exporter:
-        said_of(exporter, words)
-        fake.answers["/metrics"] = reply(SERVING)
-        wait_for(lambda: exporter.page().value("sglang_tuning_up") == 1, 30)
-        assert exporter.page().error is None
+def test_strangers_never_take_the_place_of_a_client_that_was_let_in(guarded: Ours) -> None:
+    known = {"Authorization": RIGHT}
+    with ExitStack() as stack:
+        scraper = http.client.HTTPConnection("127.0.0.1", guarded.port, timeout=10)
+        stack.callback(scraper.close)
+        scraper.request("GET", "/-/healthy", headers=known)
+        assert scraper.getresponse().read()
+        scraper.auto_open = 0  # so that it would fail on a connection that was closed
+        for number in range(2 * MOST_CONNECTIONS):
+            made = stack.enter_context(socket.create_connection(("127.0.0.1", guarded.port), timeout=10))
+            if number % 2:
+                made.sendall(b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert made.recv(12) == b"HTTP/1.1 401"
+        scraper.request("GET", "/-/healthy", headers=known)
+        assert scraper.getresponse().read()
 
 
-def said_of(exporter: Exporter, words: str) -> None:
-    page = exporter.page()
-    assert (page.value("sglang_tuning_up"), page.error) == (0, "not_sglang")
-    findings = exporter.get("/api/v1/findings").json()
-    assert findings["verdict"] == "not_sglang"
-    (own,) = [each for each in findings["findings"] if each["diagnosis"] in {"not_sglang", "server_down"}]
-    assert words in own["sentence"]
-    assert words in exporter.get("/").text.replace("&#39;", "'")
-    assert page.value("sglang_tuning_alert", diagnosis="server_down") in {0, None}
+def test_a_crowd_of_waiting_scrapes_delays_neither_a_page_nor_the_probe_nor_the_end(sglang: FakeSGLang) -> None:
+    sglang.answers["/metrics"] = hang
+    with running_exporter("--sglang-url", sglang.url, "--scrape-timeout", "60") as exporter, ExitStack() as stack:
+        for _ in range(MOST_CONNECTIONS - 14):
+            port = int(exporter.url.rpartition(":")[2])
+            made = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            made.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        wait_for(lambda: sglang.count("/metrics") == 1, 20)
+        for path in ("/", "/api/v1/findings", "/-/healthy", "/runbooks/"):
+            assert exporter.get(path).status_code == 200
+        assert exporter.page(within="0.2").value("sglang_tuning_up") == 0
+        assert sglang.count("/metrics") == 1, "they share one scrape"
+        exporter.process.send_signal(signal.SIGTERM)
+        assert exporter.process.wait(30) == 0
+
+
+@pytest.mark.parametrize("announced", ["0.01", "0", "-1", "nan", "inf", "1e309", "", "soon", "9" * 5000, "1e-300"])
+def test_a_callers_patience_is_his_own(announced: str, sglang: FakeSGLang) -> None:
+    """Beside a proper scraper: SGLang answers in 0.3 s, and nobody reads that it does not."""
+
+    def slow(connection: socket.socket) -> None:
+        time.sleep(0.3)
+        reply(serving(1000))(connection)
+
+    sglang.answers["/metrics"] = slow
+    sidecar = Sidecar(config(sglang_url=sglang.url))
+    sidecar.start()
+    with web(sidecar) as url:
+        for header in ("10", announced, announced, "10"):
+            answer = requests.get(url + "/metrics", headers={TIMEOUT_HEADER: header}, timeout=20).text
+            assert "sglang_tuning_up 1.0" in answer
+        assert "\nsglang:" in answer
+        assert sidecar.watch.failure is None
+
+
+def test_work_beyond_the_places_is_refused_at_once_and_what_is_cancelled_is_left_out() -> None:
+    done: list[int] = []
+    goes_on = threading.Event()
+
+    def work(number: int) -> None:
+        goes_on.wait(30)
+        done.append(number)
+
+    async def run() -> None:
+        lane = Lane("lane", 3)
+        tasks = [asyncio.ensure_future(lane.run(lambda number=number: work(number))) for number in range(3)]  # type: ignore[misc]
+        await asyncio.sleep(0)
+        with pytest.raises(FullError):
+            await lane.run(lambda: work(9))
+        tasks[1].cancel()
+        await asyncio.sleep(0)
+        tasks.append(asyncio.ensure_future(lane.run(lambda: work(3))))
+        await asyncio.sleep(0)
+        goes_on.set()
+        await asyncio.wait(tasks)
+
+    asyncio.run(run())
+    assert done == [0, 2, 3]
+
+
+def test_an_error_of_a_lanes_work_is_its_callers_and_the_lane_goes_on() -> None:
+    async def run() -> int:
+        lane = Lane("lane", 1)
+        with pytest.raises(ZeroDivisionError):
+            await lane.run(lambda: 1 // 0)
+        return await lane.run(lambda: 7)
+
+    assert asyncio.run(run()) == 7
+
+
+def test_our_own_requests_are_counted_by_how_they_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "server.log").touch()
+    sidecar = Sidecar(config(log_file=(str(tmp_path / "server.log"),)))
+    with web(sidecar) as url:
+        assert 'sglang_tuning_http_requests_total{code="500"} 0.0' in requests.get(url + "/metrics", timeout=10).text
+        with monkeypatch.context() as broken:
+            broken.setattr(sidecar, "judged", None)
+            assert requests.get(url + "/", timeout=10).status_code == 500
+        requests.get(url + "/absent", timeout=10)
+        page = requests.get(url + "/metrics", timeout=10).text
+    for code in (200, 404, 500):
+        assert f'sglang_tuning_http_requests_total{{code="{code}"}} 1.0' in page
