@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from release.advices import Row, Wheel, rows_by_text, texts_of
+from sglang_tuning_exporter.sglang import advices
 from sglang_tuning_exporter.sglang.advices import Advice, _number_of, _text_of, recognise, releases, table
 from sglang_tuning_exporter.sglang.args.flags import argument_names
 
@@ -180,6 +181,26 @@ def test_each_text_is_recognised_as_itself_or_as_one_that_says_the_same() -> Non
         ):
             unlike.append((words, found))
     assert len(unlike) <= len(table()) / 100, unlike  # two texts of which one fits into the hole of the other
+
+
+def test_a_text_of_an_unknown_release_never_gets_another_direction() -> None:
+    alike = 0
+    for words, _, _, known in table()[::4]:
+        message = " ".join(_spoken(words).split())
+        others = [_text_of(*each) for each in _begun_alike(message, known.pattern)]
+        reached = [advices._reached(message, each)[0] for each in others]
+        for each, letters in zip(others, reached, strict=True):
+            if letters >= max(advices._LEAST_ALIKE, advices._letters(each) * advices._SHARE_ALIKE) and letters == max(
+                reached
+            ):
+                alike += 1
+                said = advices._in_common(message, each)
+                assert set(said.directions) <= set(known.directions), (words, each)
+    assert alike > 20
+
+
+def _begun_alike(message: str, pattern: str) -> list[tuple[str, Advice]]:
+    return [(words, each) for words, _, _, each in table() if each.pattern != pattern and words[:8] == message[:8]]
 
 
 def test_each_line_of_a_text_may_come_alone_or_with_the_others() -> None:

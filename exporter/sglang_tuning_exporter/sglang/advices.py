@@ -133,18 +133,24 @@ def _alike(one: str, other: str) -> int:
     return next((at for at, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))  # noqa: B905 - of two lengths
 
 
+def _stands(words: str, text: str) -> bool:
+    """Whether words stand in a text, and are not the beginning of a longer name."""
+    return re.search(re.escape(words) + r"(?![\w-])", text) is not None
+
+
 def _in_common(message: str, text: _Text) -> Advice:
     """What a text says with the same words as a message."""
     advice, words, said = text.advice, "0".join(text.pieces).lower(), message.lower()
     named = {
         name
         for name in (*advice.flags, *advice.variables)
-        if name.lower() in said or name[2:].replace("-", "_") in said
+        if _stands(name.lower(), said) or (name[:2] == "--" and _stands(name[2:].replace("-", "_"), said))
     }
     ways = tuple(
         (name, way)
         for name, way in advice.directions
-        if (phrase := re.search(r"\S+ \S*" + re.escape(name.lower()), words)) and phrase[0] in said
+        if (phrase := re.search(r"\S+ \S*" + re.escape(name.lower()) + r"(?![\w-])", words))
+        and _stands(phrase[0], said)
     )
     given = {way for _, way in ways}
     return Advice(
