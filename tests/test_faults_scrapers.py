@@ -35,7 +35,7 @@ from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.recordings.stack import Process, free_port, program
-from sglang_tuning_exporter.serve.server import MOST_CONNECTIONS
+from sglang_tuning_exporter.serve.server import MOST_CONNECTIONS, MOST_STRANGERS
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def test_connections_that_dawdle_do_not_lock_the_scraper_out(row: str, begun: by
     del row  # names the row
     with ExitStack() as all_of_them, requests.Session() as prometheus:
         prometheus.mount("http://", HTTPAdapter(max_retries=2))  # an idle connection may be let go: Go asks again, too
-        for number in range(3 * MOST_CONNECTIONS):
+        for number in range(MOST_STRANGERS + MOST_CONNECTIONS):
             all_of_them.enter_context(connected(exporter, begun, buffer=2048))
             if number % 32 == 0:
                 answer = prometheus.get(exporter.url + "/metrics", headers={TIMEOUT_HEADER: "5"}, timeout=12)
@@ -215,7 +215,7 @@ def test_connections_that_dawdle_do_not_lock_the_scraper_out(row: str, begun: by
                 assert "\nsglang_tuning_up 1" in answer.text
         assert exporter.get("/-/healthy").status_code == 200
         assert exporter.page().value("sglang_tuning_up") == 1
-        assert len(list(Path(f"/proc/{exporter.process.pid}/fd").iterdir())) < MOST_CONNECTIONS + 32
+        assert len(list(Path(f"/proc/{exporter.process.pid}/fd").iterdir())) < MOST_STRANGERS + MOST_CONNECTIONS + 32
 
 
 def test_nobody_scrapes_for_a_while_and_the_exporter_looks_for_itself(fake: FakeSGLang) -> None:

@@ -27,8 +27,10 @@ from sglang_tuning_exporter.serve.security.guard import headers
 if TYPE_CHECKING:
     from sglang_tuning_exporter.serve.security.active_config import ActiveConfig
 
-# Two Prometheus servers, probes and some browsers need about a dozen. Of those whose last request was let in, and of all others.
+# Two Prometheus servers, probes and some browsers need about a dozen.
 MOST_CONNECTIONS = 64
+# More than are accepted at once: one that has just come must have the time to send its request.
+MOST_STRANGERS = BACKLOG + MOST_CONNECTIONS
 MOST_HEAD_BYTES = 32 << 10  # request line and headers together; more gets a 400
 HANDSHAKE_SECONDS = 10.0
 REQUEST_SECONDS = 2.0
@@ -57,9 +59,9 @@ class Connection(H11Protocol):
         all_of_them = sorted(
             (each for each in self.connections if isinstance(each, Connection)), key=lambda each: each.last_request
         )
-        for of_strangers in (True, False):
+        for of_strangers, most in ((True, MOST_STRANGERS), (False, MOST_CONNECTIONS)):
             alike = [each for each in all_of_them if each.is_strange is of_strangers]
-            for oldest in alike[: max(len(alike) - MOST_CONNECTIONS, 0)]:
+            for oldest in alike[: max(len(alike) - most, 0)]:
                 self.connections.discard(oldest)  # the loop may accept several before it reports this one as closed
                 oldest.transport.abort()
 
@@ -104,8 +106,7 @@ def uvicorn_config(app: object, web_config: ActiveConfig | None = None) -> uvico
         timeout_keep_alive=75,
         timeout_graceful_shutdown=GRACE_SECONDS,
         backlog=BACKLOG,
-        limit_concurrency=4
-        * MOST_CONNECTIONS,  # requests end with their connections, so no more than these are expected
+        limit_concurrency=2 * (MOST_STRANGERS + MOST_CONNECTIONS),  # requests end with their connections: never reached
     )
     config.load()
     _set_headers(config, web_config)
