@@ -207,12 +207,6 @@ def _pages(*urls: str) -> tuple[str, ...]:
         return tuple(session.get(f"{url}/metrics", timeout=30).text for url in urls)
 
 
-def collected(results: Path) -> dict[str, Any] | None:
-    """Return the result of the longest storm."""
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in (results / "agreement").glob("*.json")]
-    return max(found, key=lambda summary: float(summary["storm"]["seconds"]), default=None)
-
-
 def table(summary: Mapping[str, Any]) -> list[str]:
     """Write a result as a Markdown table."""
     who = ("clients", "log", "server", "exporter", "report")

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from closed_loop import agreement, convergence, liveness, quiet
+from closed_loop import convergence
 from closed_loop.loops import LOOPS, Loop
 
 MEASURES = (
@@ -40,9 +40,6 @@ def collect(results: Path) -> dict[str, Any]:
             for start in convergence.STARTS
             if (paths := _paths(results, start))
         },
-        "liveness": liveness.collected(results),
-        "agreement": agreement.collected(results),
-        "quiet": quiet.collected(results),
     }
 
 
@@ -63,9 +60,6 @@ def beside(summary: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
             for start in convergence.STARTS
             if (found := summary["convergence"].get(start.name) or known.get("convergence", {}).get(start.name))
         },
-        "liveness": liveness.ordered([*known.get("liveness", ()), *summary["liveness"]]),
-        "agreement": summary["agreement"] or known.get("agreement"),
-        "quiet": quiet.ordered([*known.get("quiet", ()), *summary["quiet"]]),
     }
 
 
@@ -182,11 +176,6 @@ def won(loop: Loop, runs: Sequence[Any]) -> dict[str, bool]:
     """Return for each figure that must move whether its median moved in that direction."""
     befores, afters = [run["before"] for run in runs], [run["after"] for run in runs]
     return {name: _moved(_middle(befores, name), _middle(afters, name), way) for name, way in loop.wins}
-
-
-def in_every_run(runs: Sequence[Any], name: str, way: str) -> bool:
-    """Return whether a figure moved in that direction in each run."""
-    return all(_moved(run["before"][name], run["after"][name], way) for run in runs if run["after"])
 
 
 def _moved(before: float | None, after: float | None, way: str) -> bool:

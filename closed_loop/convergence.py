@@ -196,6 +196,26 @@ STARTS: tuple[Start, ...] = (
         ),
         profile="online",
     ),
+    Start(
+        name="prefixes-without-a-cache",
+        what="no cache beside six shared prefixes, and a prefill batch ends at 512 tokens",
+        fixed="--max-total-tokens 12288",
+        wrong="--disable-radix-cache --max-prefill-tokens 512",
+        load=Load(clients=32, seconds=SECONDS, prompt_tokens=(20,), most_new_tokens=40, families=6, prefix_tokens=1200),
+        grid={"--disable-radix-cache": ("",), "--max-prefill-tokens": ("", "8192", "32768")},
+    ),
+    Start(
+        name="small-chunks-and-over-careful",
+        what="chunks of 256 for prompts of up to 1,500 tokens, conservativeness 1.5, and twelve at once in a KV cache of 6,000",
+        fixed="--max-total-tokens 6000",
+        wrong="--chunked-prefill-size 256 --schedule-conservativeness 1.5 --max-running-requests 12",
+        load=Load(clients=32, seconds=SECONDS, prompt_tokens=(100, 400, 1500), new_tokens=(100, 200)),
+        grid={
+            "--chunked-prefill-size": ("1024", ""),
+            "--schedule-conservativeness": ("1.0",),
+            "--max-running-requests": ("12", ""),
+        },
+    ),
 )
 BY_NAME: dict[str, Start] = {start.name: start for start in STARTS}
 

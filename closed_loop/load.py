@@ -22,7 +22,8 @@ REFUSED = "aborted by the server"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The requests of a load. `prompt_tokens`: lengths to draw from, without the shared prefix.
+    """The requests of a load. `prompt_tokens`: lengths to draw from, without the shared prefix; `new_tokens`: each request's own
+    max_new_tokens to draw from, in place of `most_new_tokens`.
 
     With `families` each prompt begins with one of as many prefixes of `prefix_tokens`, in an order drawn by chance.
     `ignore_eos` is false because SGLang keeps all of max_new_tokens free for a request that sets it, and so never
@@ -37,6 +38,7 @@ class Load:
     seed: int = 1
     prompt_tokens: tuple[int, ...] = (24,)
     most_new_tokens: int = 600
+    new_tokens: tuple[int, ...] = ()
     families: int = 0
     prefix_tokens: int = 0
     ignore_eos: bool = False
@@ -60,7 +62,7 @@ class Load:
             prompt = _words(random.Random(f"{self.seed}/family {family}"), self.prefix_tokens)
         prompt += _words(drawn, drawn.choice(self.prompt_tokens))
         sampling: dict[str, Any] = {
-            "max_new_tokens": self.most_new_tokens,
+            "max_new_tokens": drawn.choice(self.new_tokens) if self.new_tokens else self.most_new_tokens,
             "ignore_eos": self.ignore_eos,
             "temperature": 0.8,
         }
@@ -97,7 +99,9 @@ class Load:
         """Read what `as_json` gave."""
         known = {f.name: data[f.name] for f in fields(Load) if f.name in data}
         lists: dict[str, Any] = {
-            name: tuple(known[name]) for name in ("prompt_tokens", "pause_seconds", "priorities") if name in known
+            name: tuple(known[name])
+            for name in ("prompt_tokens", "new_tokens", "pause_seconds", "priorities")
+            if name in known
         }
         return Load(**{**known, **lists})
 

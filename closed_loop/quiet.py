@@ -42,13 +42,6 @@ HEALTHY: dict[str, Situation] = {
     for situation in SITUATIONS
     if situation.name.startswith("healthy-")
 }
-# Alerts that came and are true, with the reason.
-EXPLAINED: dict[tuple[str, str], str] = {
-    ("batch", "SGLangClientTooSlow"): (
-        "Under the batch SGLangClientTooSlow (info) is true: for throughput, 16 requests at once leave the queue empty and most of the KV"
-        " cache unused, and the profile `offline` is there to say so. Where 16 is what there is to do, the profile is `online`."
-    ),
-}
 
 
 @dataclass(slots=True)
@@ -247,18 +240,6 @@ def written(course: Course, results: Path) -> None:
     path = results / "quiet" / f"{course.load}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(course.as_json(), indent=1) + "\n", encoding="utf-8")
-
-
-def collected(results: Path) -> list[dict[str, Any]]:
-    """Return every load's result."""
-    paths = (results / "quiet" / f"{name}.json" for name in HEALTHY)
-    return [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
-
-
-def ordered(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Keep the last result of each load, in their order."""
-    last = {data["load"]: data for data in found}
-    return [last[name] for name in HEALTHY if name in last]
 
 
 def table(data: Sequence[Mapping[str, Any]]) -> list[str]:
