@@ -603,7 +603,7 @@ def test_the_last_figures_of_a_server_that_is_away_are_not_shown_while_the_expor
 def test_a_latency_stands_beside_the_objective_of_the_profile_and_without_one_alone(tmp_path: Path) -> None:
     expr = query("server", TILES, "C", instance="a:1")
     [(labels, value)] = answer(tmp_path, busy(15), expr)
-    assert labels["objective"] == " ≤2 s"
+    assert labels["objective"] == " ≤2s"
     assert isfinite(value)
     [(labels, value)] = answer(tmp_path, {key: one for key, one in busy(15).items() if "threshold" not in key}, expr)
     assert (labels, isfinite(value)) == ({}, True)

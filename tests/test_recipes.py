@@ -64,7 +64,7 @@ PANEL = """- title: More
       metric: sglang_tuning_state_seconds_total
       queries:
       - legend: "{{state}}"
-        expr: sum by (state) ([[ rate(ranked('sglang_tuning_state_seconds_total', is_('signal', 'token_usage'))) ]])
+        expr: sum by (state) ([[ rate(own('sglang_tuning_state_seconds_total', is_('signal', 'token_usage'))) ]])
 """
 LINE = "The server has stopped waiting for its scheduler"
 
@@ -170,9 +170,9 @@ def test_the_recipe_for_a_renamed_metric_reads_both_names(tree: Tree) -> None:
 
 def test_the_recipe_for_a_panel_puts_it_on_the_board(tree: Tree) -> None:
     tree.replace(
-        PACKAGE + "mixin/boards/scheduling.yml",
-        "- title: Prefill\n",
-        PANEL + "- title: Prefill\n",
+        PACKAGE + "mixin/boards/server.yml",
+        "- title: What clients get\n",
+        PANEL + "- title: What clients get\n",
     )
     written = tree.generate()
     (board,) = (name for name in written if name.startswith("dashboards/"))

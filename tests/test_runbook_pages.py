@@ -51,6 +51,11 @@ def test_the_exporter_serves_the_page_of_every_alert(alert: str, address: str) -
     assert runbooks.summary(BY_ALERT[alert]) in text_of(answer.text)
 
 
+def test_a_diagnosis_leads_to_the_page_of_its_alert_as_boards_link_it(address: str) -> None:
+    assert get(f"{address}/runbooks/queue_too_long").text == get(f"{address}/runbooks/SGLangQueueTooLong").text
+    assert get(f"{address}/runbooks/quantization_candidate").status_code == 404  # it has no alert
+
+
 def test_commands_are_filled_in_for_this_server(address: str) -> None:
     page = text_of(get(f"{address}/runbooks/SGLangServerDown").text)
     host = address.removeprefix("http://")

@@ -176,3 +176,17 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "alerts:", "labels: {}", "{}"])
 def test_nothing_wished_changes_nothing(text: str, plain: Path, tmp_path: Path) -> None:
     assert (made(tmp_path, text) / RULES).read_text() == (plain / RULES).read_text()
+
+
+def test_boards_link_to_the_logs_of_the_loki_that_is_named(tmp_path: Path) -> None:
+    boards = made(tmp_path, "loki: 'my-loki:{pod=\"a\"}'") / "dashboards"
+    shown = (boards / "sglang-tuning-server.json").read_text()
+    assert shown.count("/explore?") == 1
+    assert "my-loki" in shown
+    with pytest.raises(UsageError, match="loki=a b: give the uid of a data source"):
+        wished_from(tmp_path, "loki: a b")
+
+
+def wished_from(directory: Path, text: str) -> wishes.Wishes:
+    (directory / "wrong.yml").write_text(text)
+    return wishes.read(directory / "wrong.yml")

@@ -21,7 +21,7 @@ def files(
     return {
         **alerts.files(time_scale, links, wishes, kind),
         **runbooks.files(),
-        **boards.files(),
+        **boards.files(wishes.loki),
         **_static(),
         **reference.files(),
     }

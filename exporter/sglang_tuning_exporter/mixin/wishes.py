@@ -19,6 +19,7 @@ from sglang_tuning_exporter.mixin.native import NATIVE
 
 SEVERITIES: tuple[str, ...] = get_args(Severity)
 _ALERTS = (*BY_ALERT, *(each.alert for each in NATIVE))
+_LOKI = re.compile(r"[A-Za-z0-9_-]{1,40}(:\{[^{}\n]+(?:\$\{[\w.]+\}[^{}\n]*)*\})?")
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _KUBERNETES_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _OWN = frozenset({"alertname", "severity", "diagnosis"})  # labels that rules, templates and inhibition rely on
@@ -43,6 +44,7 @@ class Wishes:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     runbook_url: str | None = None
     grafana_url: str | None = None
+    loki: str = ""  # a data source of Grafana's that has the servers' logs, and `:{…}`, how to find them
 
     def severity(self, alert: str, usual: str) -> str:
         """Return the severity of an alert."""
@@ -153,6 +155,14 @@ def _address(where: str, value: Any) -> str:
     return value
 
 
+def _loki(where: str, value: Any) -> str:
+    if not isinstance(value, str) or not _LOKI.fullmatch(value):
+        raise UsageError(
+            f"{where}={value}: give the uid of a data source, or a uid and a selector, such as 'loki:{{pod=\"sglang-0\"}}'"
+        )
+    return value
+
+
 _KEYS: dict[str, Callable[[str, Any], Any]] = {
     "alerts": _alerts,
     "labels": _labels,
@@ -160,4 +170,5 @@ _KEYS: dict[str, Callable[[str, Any], Any]] = {
     "metadata": _metadata,
     "runbook_url": _address,
     "grafana_url": _address,
+    "loki": _loki,
 }

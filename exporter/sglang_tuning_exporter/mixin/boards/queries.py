@@ -11,10 +11,12 @@ from typing import Any
 
 from sglang_tuning_exporter.core.text import GOOD
 from sglang_tuning_exporter.mixin.boards.looks import LEVELS, NEUTRAL, SHADES, fixed_colour, limit
+from sglang_tuning_exporter.mixin.identity import SERVER, TARGET, listed
 
-# Labels of one exporter; `server` is there where it watches several servers.
-EXPORTER = "cluster, job, instance"
-ON = f"{EXPORTER}, server"
+# An instance has one namespace and one pod, so those two need not be compared.
+EXPORTER, ON = (
+    listed(tuple(label for label in labels if label not in {"namespace", "pod"})) for labels in (TARGET, SERVER)
+)
 FIRST_TOKEN = ("sglang:time_to_first_token_seconds",)
 INTER_TOKEN = (
     "sglang:inter_token_latency_seconds",
@@ -95,7 +97,7 @@ def with_objective(expr: str, signal: str) -> str:
     """Give a figure a label `objective`: the profile's, in the figure's unit."""
     newest = at_end(own("sglang_tuning_threshold", is_("signal", signal), is_("bound", "upper")))
     said = f'count_values("objective", max({newest}))'
-    named = labelled(said, "objective", " ≤$1 s", "objective", "(.+)")
+    named = labelled(said, "objective", " ≤$1s", "objective", "(.+)")
     return f"({or_none(expr)}) * on () group_left (objective) ({named} or on () vector(1))"
 
 
@@ -187,15 +189,10 @@ def generated_tokens(by: str = "", window: str = "$__rate_interval") -> str:
 
     The logged figure stands still on an idle server.
     """
-    logged, serving = (
-        last(own(name, *matchers))
-        for name, *matchers in (
-            ("sglang_tuning_generation_tokens_per_second",),
-            ("sglang_tuning_state", is_("signal", "activity"), is_("state", "serving")),
-        )
-    )
+    logged = last(own("sglang_tuning_generation_tokens_per_second"))
+    serving = own("sglang_tuning_state", is_("signal", "activity"), is_("state", "serving"))
     counted = f"sum by ({by}) ({rate(own('sglang:generation_tokens_total'), window)})"
-    return f"({counted} or on ({by}) sum by ({by}) ({logged} and on ({ON}, dp_rank) {serving} == 1))"
+    return f"({counted} or on ({by}) sum by ({by}) ({logged} and on ({ON}, dp_rank) max_over_time({serving}[{HELD}]) == 1))"
 
 
 # --- what limits a server --------------------------------------------------------------------------------------------

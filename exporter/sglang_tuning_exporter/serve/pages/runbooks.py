@@ -27,11 +27,11 @@ _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 
 
 def render(sidecar: Sidecar, alert: str, host: str) -> str | None:
-    """Return an alert's runbook as HTML, with its commands filled in for this server; None for an unknown name.
+    """Return the runbook of an alert or a diagnosis as HTML, with its commands filled in for this server; None for an unknown name.
 
     `host` is the address of the request: what Prometheus calls `instance`.
     """
-    row = runbooks.BY_ALERT.get(alert)
+    row = runbooks.BY_ALERT.get(alert) or next((each for each in runbooks.ALERTS if each.id == alert), None)
     if row is None:
         return None
     with sidecar.view() as now:
@@ -42,7 +42,7 @@ def render(sidecar: Sidecar, alert: str, host: str) -> str | None:
     if present is not None:  # the page has no other finding that could have a change first
         present = replace(present, changes=tuple(replace(change, again=0) for change in present.changes))
     return _page(
-        runbooks.page(alert, profile),
+        runbooks.page(row.alert, profile),
         _known(host, sidecar),
         tone=TONES[row.severity],
         sections=runbooks.SECTIONS,
