@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_tuning_exporter.config.profiles import PROFILES
+from sglang_tuning_exporter.core.endings import CLASSES
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.findings import Judgement
 from sglang_tuning_exporter.core.lines import Reader
@@ -609,18 +610,24 @@ def test_with_the_log_alone_a_server_that_was_asked_to_end_and_is_silent_has_sto
     assert beside.judge(126).verdict == "no_limit_in_log"
 
 
+def said(text: str) -> Event:
+    """Return the line of an exception that ended a process."""
+    return Event("words", BEGIN + 73, word="memory", text=text, figures={"chain": 1})
+
+
 def test_a_flag_that_the_last_error_names_comes_first_in_the_advice_for_a_server_that_is_down() -> None:
     beside = served()
-    beside.watch.take(Event("exception", BEGIN + 73, text="ValueError: too small: increase --mem-fraction-static"))
+    beside.watch.take(said("ValueError: too small: increase --mem-fraction-static"))
     beside.watch.lose("connection_refused", "nothing listens", BEGIN + 75)
     found = {each.diagnosis: each for each in beside.judge(76).findings}
     assert [change.flag for change in found["server_down"].changes] == ["--mem-fraction-static", ""]
-    assert found["server_down"].changes[1].words.startswith("save the log")
+    assert found["server_down"].changes[1].words == CLASSES["memory"].do
+    assert found["server_down"].headline == "SGLang does not answer: ValueError: too small: increase --mem-fraction-static."
 
 
 def test_the_flag_of_a_crash_comes_first_in_the_advice_for_a_server_that_is_down() -> None:
     beside = served()
-    beside.watch.take(Event("exception", BEGIN + 73, text="ValueError: too small: increase --mem-fraction-static"))
+    beside.watch.take(said("ValueError: too small: increase --mem-fraction-static"))
     beside.lines(stamp(74) + CRASH)
     beside.watch.lose("connection_refused", "nothing listens", BEGIN + 75)
     found = {each.diagnosis: each for each in beside.judge(76).findings}
@@ -629,7 +636,7 @@ def test_the_flag_of_a_crash_comes_first_in_the_advice_for_a_server_that_is_down
 
 def test_an_error_before_long_work_is_not_why_a_server_is_down() -> None:
     beside = served()
-    beside.watch.take(Event("exception", BEGIN + 73, text="ValueError: increase --mem-fraction-static"))
+    beside.watch.take(said("ValueError: increase --mem-fraction-static"))
     beside.lines(*(decode(74 + at) for at in range(0, 60, 2)))
     beside.watch.lose("connection_refused", "nothing listens", BEGIN + 142)
     found = {each.diagnosis: each for each in beside.judge(143).findings}
@@ -640,7 +647,8 @@ def test_how_a_server_crashed_is_said_in_a_sentence() -> None:
     beside = Beside(scrapes=False)
     beside.lines(*start(), stamp(20) + CRASH)
     found = {each.diagnosis: each for each in beside.judge(21).findings}
-    assert found["crashed"].sentence.startswith("its log shows that scheduler_0 crashed with exit code -9")
+    assert "scheduler_0 (pid=77) crashed with exit code -9" in found["crashed"].headline
+    assert found["crashed"].sentence.startswith("it was killed from outside")
 
 
 def test_a_finding_of_a_live_server_begins_when_a_report_says() -> None:

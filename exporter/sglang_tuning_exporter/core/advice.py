@@ -1063,7 +1063,7 @@ def _unknown(flag: str) -> Draft:
 
 def _down(view: View, holding: frozenset[str]) -> list[Draft]:
     is_last = view.last.get("ends", -inf) >= view.last.get("starts", -inf)  # it has not started again since
-    if view.explanation is not None and (is_last or view.has_ended):
+    if view.explains_now is not None:
         return _by_explanation(view, holding)
     return [*_named(view, view.ended if is_last else ""), Draft()]
 

@@ -714,7 +714,10 @@ def _verdict(measured: Measured, found: tuple[Finding, ...]) -> tuple[str, str, 
         measured.figures[name].holds for name in measured.view.profile.accepts & measured.figures.keys()
     ):
         return verdict, BUT_MUTED, "none"
-    return verdict, said_at_once(verdict, found) or SENTENCES.get(verdict) or short_load(measured.view), "none"
+    view = measured.view
+    mostly = f"The server was idle most of the time: requests ran for {view.served:.0f} s."
+    sentence = mostly if verdict == IDLE and view.served >= 1 and not view.scraped else SENTENCES.get(verdict)
+    return verdict, said_at_once(verdict, found) or sentence or short_load(view), "none"
 
 
 def said_at_once(verdict: str, found: tuple[Finding, ...]) -> str:
@@ -965,7 +968,9 @@ def explanation_of(row: str, measured: Measured) -> Explanation | None:
         if each in measured.causes(BY_ID[row]) and each in measured.holding
     ):
         return None
-    return said if view.has_ended or view.totals["ends"] or row == "server_down" else None
+    if row == "server_down":
+        return view.explains_now
+    return said if view.has_ended or view.totals["ends"] else None
 
 
 def _in_its_words(row: Row, headline: str, said: Explanation | None) -> str:

@@ -999,7 +999,7 @@ class Reader:
             self._closed.chained = True
             self._message = []
         elif traceback is None and not self._stamped and _EXCEPTION.match(text) and _OWN_WORDS.search(text):
-            self._explain(text, Origin(time, NO_RANK), chain=self.number, sure=False)
+            self._explain(text, Origin(time, NO_RANK), chain=self.number)
             return "exception"
         elif traceback is None:
             return self._read_more(text)

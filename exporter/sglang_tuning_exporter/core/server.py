@@ -1212,6 +1212,8 @@ class Server:
                     self._drained(now)
             case "hang":
                 self.count("watchdogs", now, event)
+                if seconds := event.figures.get("seconds"):
+                    self.hung(Hang(now - seconds, seconds, 0.0, 0.0), now)
             case "transfer":
                 self._take_transfer(event, now)
             case "hicache" if not self.is_repeated(event, now):
@@ -1352,8 +1354,10 @@ class Server:
     def settle(self) -> None:
         """Take the last line of a log as an end, if it explains one and nothing worked on after it."""
         said = self.explanation
-        if said is None or self.ended or CLASSES[said.ending].weight < CAUSE or self._failed:
+        if said is None or self.ended or not said.sure or CLASSES[said.ending].weight < CAUSE:
             return
+        if self._failed and not said.denies_memory:
+            return  # the failure is the finding
         if self.last.get("work", -inf) <= (inf if said.time is None else said.time):
             self._take_end(Event("end", said.time, word="aborted", marked=said.marked), self.now or 0.0)
 

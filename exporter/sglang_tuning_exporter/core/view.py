@@ -70,6 +70,12 @@ class View:
     down_share: float | None = None  # of the last two hours; None where they are not known
     outages: int = 0
 
+    @property
+    def explains_now(self) -> Explanation | None:
+        """The line that explains why it does not answer: none from before its last start."""
+        said = self.explanation
+        return None if said is None or (said.time is not None and said.time < self.last.get("starts", -inf)) else said
+
     @cached_property
     def _by_head(self) -> Mapping[str, Mapping[str, float]]:
         """The sums that are named `head/…`, by head and the rest of their names."""
