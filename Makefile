@@ -98,6 +98,10 @@ acceptance: install ## ask released SGLang wheels' own parsers about every advic
 bench: bench-system install ## figures against peers, in one run, into docs/benchmarks.md
 	$(BIN)/python -m bench --write
 
+.PHONY: bench-fleet
+bench-fleet: system install ## rules and the Fleet board with 100, 300 and 1,000 targets, beside the rules of before; an hour; FLEET="--targets 100 --warm 60"
+	$(BIN)/python -m bench.fleet $(FLEET)
+
 # Only measured against, so neither the tests nor CI need them.
 BENCH_PROGRAMS := mtail prometheus-node-exporter
 .PHONY: bench-system
@@ -168,8 +172,9 @@ test-image: image ## whether the image comes up healthy, read-only and not as ro
 	docker run --rm --read-only --cap-drop ALL --tmpfs /out:uid=10001 $(IMAGE) generate --output /out | grep alerts/prometheus.yml
 	$(DEMO_OF_IMAGE) down --volumes
 .PHONY: soak
-soak: install ## ten million lines, twenty thousand scrapes, two hundred kills: counts exact, memory flat
+soak: install ## ten million lines, twenty thousand scrapes, two hundred kills, with strangers beside it: counts exact, memory flat; then hardships
 	$(BIN)/python -m bench.soak $(SOAK)
+	$(BIN)/python -m bench.hardships $(HARDSHIPS)
 
 .PHONY: generate
 generate: install ## rules, Alertmanager's configuration and dashboards from the table of diagnoses

@@ -67,7 +67,9 @@ class Attackers:
         while True:
             with suppress(OSError, ValueError), self._connected() as connection:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-                connection.sendall(f"GET /metrics HTTP/1.1\r\nHost: x\r\n{credentials(NAME, PASSWORD)}\r\n\r\n".encode())
+                connection.sendall(
+                    f"GET /metrics HTTP/1.1\r\nHost: x\r\n{credentials(NAME, PASSWORD)}\r\n\r\n".encode()
+                )
                 self._note("slow", connection.recv(64))
                 for _ in range(60):
                     if not connection.recv(10):

@@ -137,7 +137,9 @@ def files(place: Path, _: float) -> str:
             file.write(DECODE)
         wait_for(lambda: (running_one.value("log_lines_total") or 0) >= 1, 120)
         held = running_one.memory_kib()
-    return f"{followed} followed, {left_out:.0f} left out and counted, started in {started:.1f} s, {held / 1024:.1f} MiB"
+    return (
+        f"{followed} followed, {left_out:.0f} left out and counted, started in {started:.1f} s, {held / 1024:.1f} MiB"
+    )
 
 
 def state(place: Path, _: float) -> str:
@@ -250,7 +252,9 @@ def main() -> int:
     """Run the parts that are named, or all."""
     parser = argparse.ArgumentParser(prog="python -m bench.hardships", description=__doc__)
     parser.add_argument("names", nargs="*", choices=[*PARTS, []], help="default: all")
-    parser.add_argument("--seconds", type=float, default=FROZEN_SECONDS, help="how long it is frozen (default ten minutes)")
+    parser.add_argument(
+        "--seconds", type=float, default=FROZEN_SECONDS, help="how long it is frozen (default ten minutes)"
+    )
     arguments = parser.parse_args()
     status = 0
     for name in arguments.names or PARTS:

@@ -91,7 +91,7 @@ class Server:
         self.tokens += 40 * 200 * kinds.count("decode")
         before = self.lines
         self.written.update(kinds)
-        self.lines += text.count(b"\n")
+        self.lines += len(text.splitlines())  # a carriage return ends a line too
         self.blocks += 1
         # In two pieces that end anywhere, as a pipe passes them on.
         cut = dice.randrange(len(text))

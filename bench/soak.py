@@ -226,8 +226,10 @@ class Soak:
 
     def end(self) -> int:
         """Wait until everything is read, print the result, and return the exit status."""
-        begin = time.monotonic()
-        while self._last.items() < expected(self._server).items() and time.monotonic() - begin < END_SECONDS:
+        begin, due = time.monotonic(), expected(self._server)
+        while (
+            any(self._last.get(name) != value for name, value in due.items()) and time.monotonic() - begin < END_SECONDS
+        ):
             self.look()
             time.sleep(0.5)
         for name, value in expected(self._server).items():
@@ -245,7 +247,9 @@ class Soak:
         )
         times = sorted(self._exporter.seconds)
         p99 = times[int(0.99 * (len(times) - 1))]
-        print(f"scrapes: half within {times[len(times) // 2]:.3f} s, 99 % within {p99:.3f} s, the longest {times[-1]:.3f} s")
+        print(
+            f"scrapes: half within {times[len(times) // 2]:.3f} s, 99 % within {p99:.3f} s, the longest {times[-1]:.3f} s"
+        )
         if p99 > QUIET_P99_SECONDS:
             print(f"99 % within more than {QUIET_P99_SECONDS} s: on a machine with nothing else to do that is wrong")
         print("\n".join(f"wrong: {words}" for words in self.wrong) or f"every counter as the server's: {self._last}")

@@ -19,6 +19,7 @@ from sglang_tuning_exporter.collect import log as logbook
 from sglang_tuning_exporter.collect.log import Logbook
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config.profiles import PROFILES
+from sglang_tuning_exporter.core.alerts import Clocks
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.server import REPEAT_SECONDS
 from sglang_tuning_exporter.core.watch import Watch
@@ -327,6 +328,24 @@ def test_a_retraction_that_waits_for_the_servers_counter_is_settled_after_a_rest
         scrape(watch, 12)  # the first page of this exporter
         watch.advance(time.time() + 31)
         assert events(watch) == 1
+
+
+@pytest.mark.parametrize(("shift", "kept"), [(0.0, True), (3600.0, False), (-3600.0, False), (None, False)])
+def test_a_state_file_from_the_future_continues_counters_and_no_waits(
+    shift: float | None, place: Place, monkeypatch: pytest.MonkeyPatch, *, kept: bool
+) -> None:
+    with place.reader() as (book, watch):
+        place.write(DECODE, RETRACTION)
+        book.poll()
+        counted = events(watch)
+    document = json.loads(place.state_file.read_bytes())
+    document["at"] = None if shift is None else document["at"] + shift
+    place.state_file.write_text(json.dumps(document))
+    restored: list[object] = []
+    monkeypatch.setattr(Clocks, "restore", lambda _, saved, now: restored.append((saved, now)))
+    with place.reader() as (_, watch):
+        assert events(watch) == counted == 1
+    assert bool(restored) == kept
 
 
 def test_a_second_exporter_on_one_state_file_neither_reads_nor_writes_it(place: Place) -> None:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from math import inf
 from typing import Any, BinaryIO
 
 from sglang_tuning_exporter.collect.compression import READABLE
@@ -17,7 +18,7 @@ from sglang_tuning_exporter.collect.tail import Block, FileStatus, LogFollower
 from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.core.events import Event, is_count
 from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.core.watch import Watch
+from sglang_tuning_exporter.core.watch import UNKNOWN_AGE, Watch
 from sglang_tuning_exporter.sglang.args.flags import releases
 from sglang_tuning_exporter.sglang.clean import clean
 
@@ -84,9 +85,7 @@ class Logbook:
         self.lines = self._before = _counts(saved.get("lines"))
         self.unrecognised = self._unreadable_before = _counts(saved.get("unrecognised"))
         if "watch" in saved:
-            at = saved.get("at")
-            age = max(time.time() - float(at), 0.0) if isinstance(at, int | float) and is_count(at) else 0.0
-            watch.restore(saved["watch"], clock(), age)
+            watch.restore(saved["watch"], clock(), _age(saved.get("at")))
         self._log_problem()
 
     @property
@@ -295,6 +294,12 @@ def _log_changes(changes: list[tuple[FileStatus, FileStatus]]) -> None:
                 clean(now.last_lost),
                 ", ".join(READABLE),
             )
+
+
+def _age(at: object) -> float:
+    """Return how many seconds ago a state file was saved; longer than decisions are kept where that is not known, as of one from the future."""
+    age = time.time() - float(at) if isinstance(at, int | float) and is_count(at) else -inf
+    return age if age >= 0 else UNKNOWN_AGE + 1.0
 
 
 def _counts(saved: object) -> Counter[str]:
