@@ -93,12 +93,12 @@ def or_none(expr: str) -> str:
     return f"({expr}) or vector(NaN)"
 
 
-def with_objective(expr: str, signal: str) -> str:
-    """Give a figure a label `objective`: the profile's, in the figure's unit."""
+def with_objective(expr: str, signal: str, *, times: int = 1, unit: str = "s") -> str:
+    """Give a figure in seconds a label `objective`, the profile's, both in this unit."""
     newest = at_end(own("sglang_tuning_threshold", is_("signal", signal), is_("bound", "upper")))
-    said = f'count_values("objective", max({newest}))'
-    named = labelled(said, "objective", " ≤$1s", "objective", "(.+)")
-    return f"({or_none(expr)}) * on () group_left (objective) ({named} or on () vector(1))"
+    said = f'count_values("objective", {times} * max({newest}))'
+    named = labelled(said, "objective", f" ≤${{1}}{unit}", "objective", "(.+)")
+    return f"{times} * ({or_none(expr)}) * on () group_left (objective) ({named} or on () vector(1))"
 
 
 def largest(expr: str) -> str:
