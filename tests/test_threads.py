@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import config, wait_for
+from conftest import Exporter, FakeSGLang, config, environment, wait_for
 from sglang_tuning_exporter.collect import threads
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.collect.threads import Threads
@@ -118,3 +118,45 @@ def test_an_exporter_whose_log_cannot_be_followed_any_more_exits_with_status_one
     assert ended.returncode == 1
     assert "log thread: 4 errors in a row: the exporter ends" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+BROKEN_THREADS = {
+    "log": "from sglang_tuning_exporter.collect.tail import LogFollower as broken; broken.poll = fails",
+    "scrape": "from sglang_tuning_exporter.collect.sidecar import Sidecar as broken; broken._receive_outcome = fails",
+    "self-scrape": "from sglang_tuning_exporter.collect.sidecar import Sidecar as broken; broken._ask_loads = fails",
+    "web-config": (
+        "from sglang_tuning_exporter.serve.security.active_config import ActiveConfig as broken; broken.reload = fails"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_THREADS)
+def test_a_thread_that_fails_is_shown_with_its_place_and_the_process_ends(
+    name: str, sglang: FakeSGLang, tmp_path: Path
+) -> None:
+    (tmp_path / "server.log").touch()
+    (tmp_path / "web.yml").write_text("http_server_config: {http2: true}")
+    broken = textwrap.dedent(f"""
+        import sys
+        from sglang_tuning_exporter.cli import main
+        from sglang_tuning_exporter.collect import threads
+        threads.PAUSES = (0.01, 0.01, 15.0)  # long enough to be seen
+        def fails(*_):
+            raise KeyError("a place")
+        {BROKEN_THREADS[name]}
+        sys.exit(main(["serve", "--listen-address", "127.0.0.1:0", *sys.argv[1:]]))
+    """)
+    flags = ["--log-file", tmp_path / "server.log", "--sglang-url", sglang.url, "--web-config", tmp_path / "web.yml"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", broken, *map(str, flags)], stderr=subprocess.PIPE, env=environment()
+    )
+    running = Exporter(process)
+    down = f'sglang_tuning_thread_up{{thread="{name}"}} 0.0'
+    wait_for(lambda: down in running.get("/metrics").text, 60)
+    assert process.wait(60) == 1
+    running.end()
+    said = [line for line in running.said if f"{name} thread: " in line]
+    assert sum("unexpected error, please report it: KeyError: 'a place' (" in line for line in said) >= 3
+    assert "fails)" in said[0]
+    assert said[-1].rstrip().endswith(f"{name} thread: 4 errors in a row: the exporter ends")
+    assert "Traceback" not in "".join(running.said)
