@@ -230,7 +230,7 @@ def test_the_gauge_shows_it_without_a_log(length: float, *, is_found: bool) -> N
 
 def test_ranks_in_the_stamp_make_a_log_sglangs(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
-    log.write_text("[2026-07-18 03:03:06 ATTN_CP5 TP5] a line that nobody knows\n")
+    log.write_text("[2026-07-18 03:03:06 ATTN_CP5 TP5] an unknown line\n")
     assert list(Logs([str(log)]).events()) == []
 
 

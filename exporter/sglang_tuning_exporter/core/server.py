@@ -1385,7 +1385,7 @@ class Server:
         self._is_one_of_some = room is None
 
     def explain_transfer(self, event: Event, now: float) -> None:
-        """Note why a transfer failed; what another rank knows is no reason."""
+        """Note why a transfer failed; another rank.s reason is none of its own."""
         known = self.transfer
         is_old = known is None or now - (known.time or now) > REPEAT_SECONDS
         if known is None or says_why(event.text) or (is_old and not says_why(known.text)):
