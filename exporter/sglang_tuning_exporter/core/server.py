@@ -1216,11 +1216,9 @@ class Server:
                     self.hung(Hang(now - seconds, seconds, 0.0, 0.0), now)
             case "transfer":
                 self._take_transfer(event, now)
-            case "hicache" if not self.is_repeated(event, now):
-                self.hicache = event
-                self.count("hicache", now, event)
-            case "no_pool" if not self.is_repeated(event, now):
-                self.count("no_pool", now, event)
+            case "hicache" | "no_pool" if not self.is_repeated(event, now):
+                self.hicache = event if event.kind == "hicache" else self.hicache
+                self.count(event.kind, now, event)
                 self.facts.take(event)
             case "rejected" | "server_error" | "pause" | "resume" | "too_long" | "refused" | "health":
                 self._take_count(event, now)
@@ -1385,7 +1383,7 @@ class Server:
         self._is_one_of_some = room is None
 
     def explain_transfer(self, event: Event, now: float) -> None:
-        """Note why a transfer failed; another rank.s reason is none of its own."""
+        """Note why a transfer failed; that of another rank is none."""
         known = self.transfer
         is_old = known is None or now - (known.time or now) > REPEAT_SECONDS
         if known is None or says_why(event.text) or (is_old and not says_why(known.text)):
