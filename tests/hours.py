@@ -18,6 +18,7 @@ from sglang_tuning_exporter.collect.scrape import Outcome, ScrapeError
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format
+from sglang_tuning_exporter.serve.metrics.sources import web
 from sglang_tuning_exporter.sglang.server_info import parse_server_info
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def write_story(story: Story, directory: Path, families: Collection[str], sink: 
             continue
         exporter = exporter or begin(story, log, moment.at)
         passed_on = exporter.live(story, moment, log)
-        page = text_format(collect(exporter)) + passed_on
+        page = text_format([*collect(exporter), web(None, is_tls=False)]) + passed_on
         sink.write(f"up{{{place}}} 1 {moment.at:.3f}\n")
         sink.writelines(_placed(page, place, moment.at, families))
     if exporter is not None:

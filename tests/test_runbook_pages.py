@@ -133,7 +133,7 @@ def test_the_folder_without_its_slash_leads_to_it(address: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "SGLangNothing", "sglangserverdown", "server_down", "SGLangServerDown.md", "SGLangServerDown/", "README.md",
+        "SGLangNothing", "sglangserverdown", "server_gone", "SGLangServerDown.md", "SGLangServerDown/", "README.md",
         "..%2fcli.py", "%2e%2e/%2e%2e/etc/passwd", "%00", "SGLangServerDown%0a",
     ],
 )  # fmt: skip

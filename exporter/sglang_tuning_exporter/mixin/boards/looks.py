@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 Json: TypeAlias = dict[str, Any]
 
-# Steps of urgency. They differ in luminance, so that people who cannot tell red from green can tell them apart, and each has a sign.
+# Steps of urgency. They differ in luminance, so that people who see red and green alike can distinguish them, and each has a sign.
 BAD, WATCH, NEUTRAL, GOOD, QUIET = "#d0103a", "#f9b934", "#2f6fde", "#5bb578", "#6e7280"
 # Level of a verdict, with `good` for a server that needs nothing -> sign, words, colour; the most urgent first.
 LEVELS: dict[str, tuple[str, str, str]] = {
