@@ -300,3 +300,18 @@ def test_any_text_has_a_class_and_a_short_quotation(text: str, place: str) -> No
     assert class_of([text], place) in CLASSES
     assert len(quoted(text)) <= endings.LONGEST_TEXT
     assert "\n" not in quoted(text)
+
+
+def test_what_pytorch_prints_below_each_error_is_not_quoted_and_marks_nothing(tmp_path: Path) -> None:
+    below = [
+        "CUDA kernel errors might be asynchronously reported at some other API call.",
+        "For debugging consider passing CUDA_LAUNCH_BLOCKING=1",
+    ]
+    said = explained(
+        tmp_path, SERVED, *scheduler("torch.AcceleratorError: CUDA error: an illegal memory access"), *below, SIGQUIT
+    )
+    assert (said.text, said.marked) == ("torch.AcceleratorError: CUDA error: an illegal memory access", False)
+
+
+def test_a_second_line_of_an_error_has_the_mark_of_its_first(tmp_path: Path) -> None:
+    assert not explained(tmp_path, SERVED, *scheduler("ValueError: a leak\n[swa] total=1"), SIGQUIT).marked

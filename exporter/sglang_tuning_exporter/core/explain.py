@@ -20,6 +20,7 @@ _SILENT = {
     "request": "a line of SGLang's about one request, with its text",
     "traceback": "a part of a traceback",
     "exception": "the end of a traceback that is no event: another line says it, or no process of SGLang's ended by it",
+    "advice": "a line in which SGLang advises or decides about a flag",
     "known": "a line of SGLang's without a figure that is used",
     "empty": "an empty line",
     "cut": "a part of a line that the container runtime cut; it counts with its last part",

@@ -368,7 +368,11 @@ _IN_PROCESS = re.compile(rb"run_\w{1,40}_process$|run_tp_server$|launch_server$|
 _OF_TOKENS = re.compile(rb"(?:Prefill|Decode) out of memory\. ")
 _ASKED = re.compile(rb"Try to allocate \d|Available |\w{0,20}(?:available|evictable)_size")
 _ASKED_TOKENS, _FREE_TOKENS = re.compile(rb"Try to allocate (\d{1,12}) tokens"), re.compile(rb"Available (?:full )?tokens: (\d{1,12})")
-_WARNED = re.compile(rb"\S{1,400}\.py:\d{1,9}: \w")  # by Python itself, between other lines
+# What is no part of an exception's text: a warning of Python's own, and what PyTorch prints below each error of a GPU.
+_WARNED = re.compile(
+    rb"\S{1,400}\.py:\d{1,9}: \w|(?:CUDA|HIP|XPU) kernel errors might be|For debugging consider passing|Compile with `TORCH_USE|Search for `(?:cuda|hip)|"
+    rb"Device-side assertion tracking|Exception raised from "
+)
 # Words that only SGLang uses, in an error that was copied without anything around it.
 _OWN_WORDS = re.compile(rb"sglang|sgl[_-]kernel|hierarchical cache|HiCache|[Rr]adix ?[Cc]ache|req_to_token|mem-fraction-static")
 _LINES_OF_MESSAGE = 12  # of an exception's text
@@ -510,6 +514,7 @@ class Reader:
         self._failure: tuple[Event, bytes, int] | None = None  # the last failed allocation of tokens, whose numbers may follow
         self._message: list[bytes] = []  # of the last exception, which may go on in the next line
         self._message_around = ""
+        self._said: Event | None = None  # that of its first line
         self._special = {
             "decode": self._read_batch,
             "prefill": self._read_batch,
@@ -1021,6 +1026,9 @@ class Reader:
             return ""
         self._message.append(text)
         self._explain_traceback(closed, b"\n".join(self._message))
+        more = self._events.pop()
+        more.marked = self._said is not None and self._said.marked
+        self._released.append(more)
         return "exception"
 
     def _explain_traceback(self, traceback: _Traceback, text: bytes) -> None:
@@ -1064,6 +1072,7 @@ class Reader:
         if (traceback.is_sure or (traceback.place and not traceback.stamped) or row is not None) and not by_somebody:
             traceback.at, self._message, self._message_around = at, [text], self.around
             self._explain_traceback(traceback, text)
+            self._said = self._events[-1]
             traceback.texts.append(_words(text))
         if row is not None and row.kind != "end":
             if row.word:

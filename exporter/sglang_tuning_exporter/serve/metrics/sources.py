@@ -10,7 +10,7 @@ from sglang_tuning_exporter.serve.metrics.families import Family, counter, gauge
 from sglang_tuning_exporter.serve.metrics.view import LogView, SidecarView
 
 LINE_KINDS = tuple(
-    sorted({*(row.kind for row in ROWS), "access", "cut", "exception", "other", "server_error", "traceback"})
+    sorted({*(row.kind for row in ROWS), "access", "advice", "cut", "exception", "other", "server_error", "traceback"})
 )
 UNRECOGNISED_KINDS = ("batch_key", "batch_line", "retraction_line", "server_args")
 CAPPED = ("dp_ranks", "long_metric_lines", "metric_lines", "refused_metric_lines")
@@ -55,7 +55,7 @@ def sources(sidecar: SidecarView, now: float) -> Iterable[Family]:
 
 
 def web(external_url: str | None, *, is_tls: bool) -> Family:
-    """Return the family with the address of this exporter's pages, for the links in notifications."""
+    """Return the family with the address of this exporter's pages, for the links of boards."""
     return info(
         "web",
         "Where people reach this exporter's pages: --external-url (empty: the scraped address), and the scheme it serves.",
