@@ -63,6 +63,7 @@ class Exporter:
 
     def start(self) -> None:
         """Start it, and wait until it listens."""
+        self.scrapes_since = 0
         self.process = subprocess.Popen(
             [sys.executable, "-m", "sglang_tuning_exporter", "serve", "--listen-address", "127.0.0.1:0", *self._flags],
             stderr=subprocess.PIPE,
@@ -108,6 +109,7 @@ class Exporter:
         text = self._get("/metrics")
         self.seconds.append(time.monotonic() - begin)
         self.scrapes += 1
+        self.scrapes_since += 1
         if self.scrapes % 50 == 0:
             for path in ("/", "/api/v1/findings"):
                 self._get(path)
@@ -216,7 +218,10 @@ class Soak:
             progressed, last = (now, read) if read != last or server.lines >= self._lines else (progressed, last)
             if now - progressed > HANG_SECONDS or len(self.wrong) > 20:
                 return False
-            if self._warm is None and share >= WARM_SHARE and exporter.kills >= self._kills:
+            is_warm = (
+                share >= WARM_SHARE and exporter.kills >= self._kills and exporter.scrapes_since >= 3 * HOSTILE_EVERY
+            )
+            if self._warm is None and is_warm:
                 self._warm = exporter.memory_kib(), exporter.files()
             if now - printed_at > 10:
                 printed_at = now

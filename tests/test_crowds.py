@@ -17,7 +17,7 @@ import pytest
 import requests
 
 from conftest import FakeSGLang, config, hang, reply, running_exporter, wait_for, web
-from faults import serving
+from faults import resident, serving
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.serve.probe import is_alive
 from sglang_tuning_exporter.serve.security.guard import MOST_CHECKS
@@ -229,3 +229,35 @@ def test_our_own_requests_are_counted_by_how_they_ended(monkeypatch: pytest.Monk
         page = requests.get(url + "/metrics", timeout=10).text
     for code in (200, 404, 500):
         assert f'sglang_tuning_http_requests_total{{code="{code}"}} 1.0' in page
+
+
+def test_answers_that_nobody_reads_are_let_go_before_they_fill_the_memory(sglang: FakeSGLang) -> None:
+    large = b"".join(b'sglang:odd{number="%d",words="%s"} 1\n' % (number, b"x" * 200) for number in range(20_000))
+    sglang.answers["/metrics"] = reply(serving(1000) + large)
+    with running_exporter("--sglang-url", sglang.url, "--scrape-timeout", "30") as exporter, ExitStack() as stack:
+        exporter.page()
+        port, readers = int(exporter.url.rpartition(":")[2]), []
+        for _ in range(12):
+            reader = socket.socket()
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            reader.settimeout(60)
+            reader.connect(("127.0.0.1", port))
+            reader.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert reader.recv(1)
+            readers.append(stack.enter_context(reader))
+        before = resident(exporter)
+        wait_for(lambda: resident(exporter) <= before + 30, 20)
+        wait_for(lambda: any(is_closed(reader) for reader in readers), 20)
+        assert exporter.page().value("sglang_tuning_up") == 1
+
+
+def is_closed(reader: socket.socket) -> bool:
+    reader.setblocking(False)  # noqa: FBT003 - the library's own
+    try:
+        while piece := reader.recv(65536):
+            del piece
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+    return True

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 MOST_CONNECTIONS = 64
 # More than are accepted at once: one that has just come must have the time to send its request.
 MOST_STRANGERS = BACKLOG + MOST_CONNECTIONS
+MOST_UNREAD_BYTES = 16 << 20  # of answers, together: as much as the largest page of SGLang
 MOST_HEAD_BYTES = 32 << 10  # request line and headers together; more gets a 400
 HANDSHAKE_SECONDS = 10.0
 REQUEST_SECONDS = 2.0
@@ -137,8 +138,21 @@ class ExporterServer(uvicorn.Server):
         loop, ending = asyncio.get_running_loop(), asyncio.Event()
         self._wake = lambda: loop.call_soon_threadsafe(ending.set)
         while not await self.on_tick(0):
+            self._let_go()
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(ending.wait(), TICK_SECONDS)
+
+    def _let_go(self) -> None:
+        """Close the connections whose clients read least, where all that waits to be read is too much."""
+        waiting = [(each.transport.get_write_buffer_size(), each.last_request, each) for each in self._connections()]
+        left = sum(size for size, _, _ in waiting)
+        for size, _, connection in sorted(waiting, reverse=True):
+            if left > MOST_UNREAD_BYTES:
+                connection.transport.abort()
+                left -= size
+
+    def _connections(self) -> list[Connection]:
+        return [each for each in self.server_state.connections if isinstance(each, Connection)]
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle SIGINT and SIGTERM."""
