@@ -222,6 +222,13 @@ def test_without_an_advice_of_the_exporter_the_guides_is_said(tmp_path: Path) ->
     assert retracting({}, tmp_path).startswith("--schedule-conservativeness → 1.3: SGLang admits more requests than")
 
 
+@pytest.mark.parametrize(("name", "diagnosis"), [("SGLangCrashed", "crashed"), ("SGLangServerDown", "server_down")])
+def test_an_end_is_notified_with_the_words_of_its_log(name: str, diagnosis: str, tmp_path: Path) -> None:
+    end = {f'sglang_tuning_end_info{{{TARGET}, class="check", words="ValueError: a leak of {{1}} tokens"}}': "1x20"}
+    found = alert({**about(diagnosis, 1, 0), **end}, name, tmp_path)
+    assert found.annotations["description"].endswith(". In its log: “ValueError: a leak of {1} tokens”.")
+
+
 def test_texts_hold_through_missed_scrapes(tmp_path: Path) -> None:
     flag = advised("retracting_too_often", 60, flag="--x", current="0.1", suggested="1.3", text="Too many run.")
     missed = {name: f"{values.removesuffix('x20')}x2 stale" for name, values in {**RETRACTING, **flag}.items()}

@@ -42,6 +42,7 @@ _WORDS = {
 _MISSING = {"memory_reserve_too_small": "{value} less left on the GPU at start-up than its profile asks for"}
 # What the log says stands in the exporter's own sentence; here is the figure.
 _COUNTED = {"kv_transfer_failing": "{value} requests/min failed between prefill and decode server"}
+_ENDED = frozenset({"crashed", "server_down"})
 _WHO = {"exporter_gone": "$labels.job", "many_servers": "$labels.job"}  # else `$labels.instance`
 
 
@@ -131,6 +132,9 @@ def _seen(row: Row) -> str:
         labels = " ".join(f"$labels.{name}" for name in (*identity.POOL, "model_name"))
         of = _query(f"count(sglang_tuning:server_info{{{known}}})", labels)
         return f"{{{{ $value }}}}{{{{ with {of} }}}} of {{{{ . | first | value }}}}{{{{ end }}}} servers of {_MODEL}: {_DIAGNOSIS}"
+    if row.id in _ENDED:  # the line of its log that explains the end
+        said = _query(f"last_over_time(sglang_tuning_end_info{{{_SELECTOR}}}[15m])")
+        return f"{SEEN[row.id]}{{{{ with {said} }}}}. In its log: “{{{{ . | first | label `words` }}}}”{{{{ end }}}}"
     if row.id in SEEN:
         return SEEN[row.id]
     form, unit = _FORMS[row.when.unit]
