@@ -79,16 +79,11 @@ def lines(directory: Path) -> Table:
     table = Table(
         "From a line of the log to `/metrics`",
         f"{LINES} retractions, each written after a pause of 0.2 to 0.5 s; `/metrics` is asked again and again until the counter has moved. "
-        "`serve` has a log and "
-        "the metrics of one rank, mtail the log; each its own file, in turn, both with their defaults.",
+        "Each has a log of its own, in turn, both with their defaults. `serve` reads no metrics here: beside them a retraction waits for the server's counter.",
         ["what", "p50", "p99", "against mtail (p50)", f"aim: p99 {MOST_LINE_MS:.0f} ms"],
     )
     logs = {"serve": directory / "lines-ours.log", "mtail": directory / "lines-mtail.log"}
-    with (
-        server.running(1) as url,
-        processes.exporter(url, logs["serve"]) as ours,
-        processes.mtail(logs["mtail"]) as peer,
-    ):
+    with processes.exporter(None, logs["serve"]) as ours, processes.mtail(logs["mtail"]) as peer:
         asked = {"serve": (ours, _OURS)} | ({"mtail": (peer, _MTAIL)} if peer is not None else {})
         taken: dict[str, list[float]] = {name: [] for name in asked}
         choose = random.Random(1)
