@@ -51,6 +51,7 @@ VALUES: dict[str, tuple[tuple[str, Any], tuple[str, Any], tuple[str, Any]]] = {
     "state_file": (("flag", Path("flag")), ("variable", Path("variable")), ("stored", Path("stored"))),
     "metrics_path": (("/flag", "/flag"), ("/var", "/var"), ("/file", "/file")),
     "passthrough": (("", False), ("true", True), ("false", False)),
+    "lean_passthrough": (("", True), ("false", False), ("true", True)),
     "threshold": (
         ("queue_upper=500", {"queue_upper": 500.0}),
         ("queue_upper=1,frequent_share=0.4", {"queue_upper": 1.0, "frequent_share": 0.4}),

@@ -5,7 +5,9 @@ The reference is the parser of prometheus_client. How the pages were made: data/
 
 from __future__ import annotations
 
+import gzip
 import math
+import re
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,10 +23,16 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.parser import text_string_to_metric_families
 
 from fuzz.promtool import PRESENT, promtool
+from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.sglang.metrics import exposition
+from sglang_tuning_exporter.sglang.metrics.catalogue import ON_BOARDS
+from sglang_tuning_exporter.sglang.metrics.page_cache import PageReader
 
 if TYPE_CHECKING:
     import random
+
+
+ROOT = Path(__file__).parents[1]
 
 
 def passthrough(text: str) -> str:
@@ -267,3 +275,18 @@ def test_promtool_accepts_every_page_together_with_ours() -> None:
     for page in PAGES:
         ours = "# TYPE sglang_tuning_up gauge\nsglang_tuning_up 1\n"
         assert promtool_accepts(ours + passthrough(page.read_text())), page.stem
+
+
+def test_of_a_lean_page_the_families_that_boards_read_are_passed_on_whole() -> None:
+    read = {
+        name for path in (ROOT / "dashboards").glob("*.json") for name in re.findall(r"sglang:(\w+)", path.read_text())
+    }
+    assert ON_BOARDS == {re.sub(r"_(?:bucket|sum|count)$", "", name) for name in read}
+    text = gzip.decompress(max((packaged("retract")).glob("metrics-*.gz")).read_bytes()).decode()
+    whole, lean = (PageReader(only=only).read(text).native for only in (None, ON_BOARDS))
+    samples = [[line for line in page.splitlines() if not line.startswith("#")] for page in (whole, lean)]
+    assert samples[1] == [
+        line for line in samples[0] if re.sub(r"_(?:bucket|sum|count)$", "", re.split(r"[:{ ]", line)[1]) in ON_BOARDS
+    ]
+    assert 0 < len(samples[1]) < len(samples[0])
+    assert PageReader(passthrough=False, only=ON_BOARDS).read(text).native == ""

@@ -75,7 +75,7 @@ FAMILIES: dict[str, set[str]] = {
     "condition": {"diagnosis"},
     "condition_limit": {"diagnosis"},
     "metrics_unrecognised_families": set(),
-    "advice_timestamp_seconds": {"diagnosis", "flag", "current", "suggested", "text"},
+    "advice_timestamp_seconds": {"diagnosis", "flag", "current", "suggested", "text", "not_if", "cost"},
     "verdict_info": {"verdict", "level", "sentence"},
     "verdict_since_timestamp_seconds": set(),
     "last_request_timestamp_seconds": set(),

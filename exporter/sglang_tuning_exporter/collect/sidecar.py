@@ -28,6 +28,7 @@ from sglang_tuning_exporter.core.watch import AWAY, Watch
 from sglang_tuning_exporter.sglang.args.flags import version_tuple
 from sglang_tuning_exporter.sglang.clean import cleaned
 from sglang_tuning_exporter.sglang.metrics import exposition
+from sglang_tuning_exporter.sglang.metrics.catalogue import ON_BOARDS
 from sglang_tuning_exporter.sglang.metrics.page_cache import PageReader
 
 # Pause between two polls of the log: while lines come, and when none has come for two seconds. A log that is copied and
@@ -80,7 +81,9 @@ class Sidecar:
         self.threads = Threads(self._stopping)
         self._stopped_at = math.inf
         self._waiting_scrapes: SimpleQueue[Future[None]] = SimpleQueue()  # waiting for the log to be read
-        self._pages = PageReader(passthrough=config.passthrough)
+        self._pages = PageReader(
+            passthrough=config.passthrough, only=ON_BOARDS if config.lean_passthrough else None
+        )
         self.running = False
         self._info_schedule = InfoSchedule()
         self.loads = LoadsSchedule()

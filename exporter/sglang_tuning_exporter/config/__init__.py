@@ -104,6 +104,9 @@ class Config:
         values.path_of_metrics, "/metrics", "PATH", "where SGLang's exposition lies under its address"
     )
     passthrough: bool = _setting(values.switch, True, "", "leave SGLang's own series out of our /metrics")
+    lean_passthrough: bool = _setting(
+        values.switch, False, "", "pass on only those of SGLang's own series that the boards read: about a third of them"
+    )
     from_start: bool = _setting(values.switch, False, "", "read existing logs from their start instead of their end")
     api_key_file: Path | None = _setting(
         values.path("give a file that holds the key as one line of text and that this user may read", values.key_in),
@@ -155,7 +158,7 @@ class Config:
         values.url,
         None,
         "URL",
-        "this exporter's address as people reach it, for the links in notifications (default: the address that Prometheus scrapes)",
+        "this exporter's address as people reach it, for the links of boards (default: the address that Prometheus scrapes)",
     )
     # From a file or the environment, never from a flag: any user can read the arguments of a process.
     api_key: str | None = field(default=None, repr=False)

@@ -88,15 +88,19 @@ def _states(ranks: PerRank[Scheduler], lives: PerRank[Life], now: float) -> Iter
     every = [(signal, state) for signal, states in STATES.items() for state in (*states, IDLE, UNKNOWN)]
 
     def present(rank: Scheduler) -> list[tuple[str, str, float]]:
-        moment = rank.moment(now)
-        states = {"activity": moment.activity, **moment._asdict()}
-        return [(signal, state, float(states[signal] == state)) for signal, state in every]
+        activity = rank.moment(now).activity
+        return [(signal, state, float(activity == state)) for signal, state in every if signal == "activity"]
 
-    doc = "1 for the state that each signal is in."
+    def spent(life: Life) -> list[tuple[str, str, float]]:
+        times = [(*each, life.counts.get(f"{each[0]}/{each[1]}", 0.0)) for each in every]
+        # Of each of many ranks, only the states that it was in: others would be most of its series.
+        return times if life.dp is None else [each for each in times if each[-1]]
+
+    doc = "1 for what the scheduler does now: it serves, is idle, or nothing is known."
     yield ranks.several(gauge("state", doc, "signal", "state", source="computed"), present)
     doc = (
-        "Seconds spent in each state. Serving time of a signal is all but idle and unknown; a share is"
+        "Seconds spent in each state; of a DP rank, in those that it was in. Serving time of a signal is all but idle and unknown; a share is"
         " increase / increase of serving time."
     )
     seconds = counter("state_seconds", doc, "signal", "state", source="computed")
-    yield lives.several(seconds, lambda life: [(*each, life.counts.get(f"{each[0]}/{each[1]}", 0.0)) for each in every])
+    yield lives.several(seconds, spent)

@@ -217,6 +217,12 @@ SERVER_COUNTS = (
     *("answered_requests", "refused_requests", "server_errors", "generation_posts", "generation_responses"),
     *("failed_bootstraps", "failed_transfers"),
 )
+# The families that the boards read: what --lean-passthrough passes on.
+ON_BOARDS = frozenset({
+    "e2e_request_latency_seconds", "generation_tokens_histogram", "generation_tokens_total", "inter_token_latency_seconds",
+    "per_stage_req_latency_seconds", "prompt_tokens_histogram", "queue_time_seconds", "spec_accept_length", "spec_accept_rate",
+    "time_per_output_token_seconds", "time_to_first_token_seconds",
+})  # fmt: skip
 # All counters; the last one has the name of a gauge.
 CUMULATIVE = frozenset(
     name for name in WANTED if name.endswith(("_total", "_count", "_sum")) or name == "total_retracted_reqs"

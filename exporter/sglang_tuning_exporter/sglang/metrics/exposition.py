@@ -194,8 +194,11 @@ class SafePage:
     left_out: int = 0
 
 
-def passthrough(page: Page) -> SafePage:
-    """Return SGLang's own page in 0.0.4, safe to append to another page of 0.0.4 without `sglang:` families.
+_MEMBER = re.compile(r"^sglang:|_(?:bucket|sum|count)$")
+
+
+def passthrough(page: Page, only: frozenset[str] | None = None) -> SafePage:
+    """Return SGLang's own page in 0.0.4, safe to append to another page of 0.0.4 without `sglang:` families; `only` some families of it.
 
     `sglang_x` becomes `sglang:x`. Dropped, and not counted: what is not SGLang's (`process_…` would collide), `sglang_tuning_…` (our own
     through a gateway), timestamps, exemplars, `_created`, a second HELP or TYPE. Dropped and counted: what would make Prometheus reject
@@ -208,7 +211,11 @@ def passthrough(page: Page) -> SafePage:
             declared = declarations.setdefault(name_with_colon(name), {})
             if keyword == "HELP" or rest in TYPES:
                 declared.setdefault(keyword, rest)
-    samples = [(name_with_colon(name), raw, value) for name, raw, _, value in page.samples if is_sglang_series(name)]
+    samples = [
+        (name_with_colon(name), raw, value)
+        for name, raw, _, value in page.samples
+        if is_sglang_series(name) and (only is None or _MEMBER.sub("", name_with_colon(name)) in only)
+    ]
     names = {name for name, _, _ in samples}
     unique: dict[tuple[str, frozenset[tuple[str, str]]], tuple[str, str, str]] = {}
     for sample in samples:

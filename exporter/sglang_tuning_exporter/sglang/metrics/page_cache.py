@@ -42,8 +42,8 @@ class _Layout:
 class PageReader:
     """Reads the pages of one server; not thread-safe."""
 
-    def __init__(self, *, passthrough: bool = True) -> None:
-        self._passthrough = passthrough
+    def __init__(self, *, passthrough: bool = True, only: frozenset[str] | None = None) -> None:
+        self._passthrough, self._only = passthrough, only if passthrough else frozenset()
         self._layout: _Layout | None = None
 
     def read(self, text: str) -> ParsedPage:
@@ -51,13 +51,17 @@ class PageReader:
         parts = _FIGURE.split(text) if len(text) <= MOST_CHARACTERS else []
         text_between, figures = parts[0::2], parts[1::2]
         if self._layout is None or self._layout.text_between != text_between:
-            self._layout = _layout(text, text_between, passthrough=self._passthrough)
+            self._layout = _layout(text, text_between, self._only)
             if self._layout is not None:  # without a structure, the next page needs them again
                 exposition.clear_caches()
         layout = self._layout
         values = [float(figures[place]) for place in layout.samples] if layout is not None else []
         if layout is None or _has_overflow(layout, values, figures):
-            passed = exposition.passthrough(exposition.scan(text)) if self._passthrough else exposition.SafePage("")
+            passed = (
+                exposition.passthrough(exposition.scan(text), self._only)
+                if self._passthrough
+                else exposition.SafePage("")
+            )
             return ParsedPage(page_figures.read(text), passed.text, passed.left_out)
         native = text
         if layout.native is not None:
@@ -73,8 +77,8 @@ def _has_overflow(layout: _Layout, values: list[float], figures: list[str]) -> b
     )
 
 
-def _layout(text: str, text_between: list[str], *, passthrough: bool) -> _Layout | None:
-    """Return the structure of a page; None where it may depend on more than the values."""
+def _layout(text: str, text_between: list[str], only: frozenset[str] | None) -> _Layout | None:
+    """Return the structure of a page of which `only` these families are passed on; None where it may depend on more than the values."""
     page = exposition.scan(text) if text_between else exposition.Page()
     if not page.canonical or not page.samples or any(name.startswith("sglang_") for name, *_ in page.samples):
         return None
@@ -82,7 +86,7 @@ def _layout(text: str, text_between: list[str], *, passthrough: bool) -> _Layout
     values = [place for place, part in enumerate(text_between[:-1]) if not part.rpartition("\n")[2].startswith("#")]
     if len(values) != len(page.samples):
         return None
-    passed = exposition.passthrough(page) if passthrough else exposition.SafePage("")
+    passed = exposition.passthrough(page, only) if only != frozenset() else exposition.SafePage("")
     native_lines = None
     if passed.text != text:
         lines, passed_lines = text.split("\n"), passed.text.splitlines()
