@@ -119,6 +119,7 @@ class Watched:
         """Let the server count this much more and answer normally; return what the exporter has counted then."""
         self.count += more
         self.answer(reply(serving(self.count)))
+        wait_for(lambda: self.page().value("sglang_tuning_up") == 1, 30)  # a scrape that hangs may still be under way
         page = self.page()
         assert (page.value("sglang_tuning_up"), page.error) == (1, None)
         assert not found(self.exporter)

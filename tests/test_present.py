@@ -181,7 +181,9 @@ def test_a_scheduler_that_one_page_lacks_goes_on_counting_where_it_was() -> None
 
 def test_a_counter_that_one_page_lacks_goes_on_where_it_was() -> None:
     def requests(number: int | None) -> str:
-        return series() + (f'sglang:e2e_request_latency_seconds_count{{model_name="m"}} {number}\n' if number is not None else "")
+        return series() + (
+            f'sglang:e2e_request_latency_seconds_count{{model_name="m"}} {number}\n' if number is not None else ""
+        )
 
     watch = watched([(0, requests(500)), (15, requests(None)), (30, requests(502))])
     assert watch.server.counted["finished_requests"] == 2

@@ -21,7 +21,7 @@ import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import ConnectTimeoutError, ReadTimeoutError
 
-from sglang_tuning_exporter.config.values import key_in
+from sglang_tuning_exporter.config.files import key_in
 from sglang_tuning_exporter.sglang.metrics.strangers import owner_of
 from sglang_tuning_exporter.sglang.server_info import Load, ServerInfo, parse_loads, parse_server_info
 

@@ -105,17 +105,20 @@ class Config:
     )
     passthrough: bool = _setting(values.switch, True, "", "leave SGLang's own series out of our /metrics")
     lean_passthrough: bool = _setting(
-        values.switch, False, "", "pass on only those of SGLang's own series that the boards read: about a third of them"
+        values.switch,
+        False,
+        "",
+        "pass on only those of SGLang's own series that the boards read: about a third of them",
     )
     from_start: bool = _setting(values.switch, False, "", "read existing logs from their start instead of their end")
     api_key_file: Path | None = _setting(
-        values.path("give a file that holds the key as one line of text and that this user may read", values.key_in),
+        files.setting("give a file that holds the key as one line of text and that this user may read", files.key_in),
         None,
         "FILE",
         "file with SGLang's --api-key, sent as a bearer token; the key itself may stand in SGLANG_TUNING_API_KEY",
     )
     state_file: Path | None = _setting(
-        values.path(
+        files.setting(
             "give a path for a file in a directory that exists",
             lambda path: path.name and not path.is_dir() and path.parent.is_dir(),
         ),
@@ -146,7 +149,7 @@ class Config:
         repeatable=True,
     )
     web_config: Path | None = _setting(
-        values.path(
+        files.setting(
             "give a web configuration file, such as Prometheus's exporters have", lambda path: files.read(path) or True
         ),
         None,
@@ -233,7 +236,7 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Config:
 def _api_key(path: Path | None, variable: str | None) -> str | None:
     if path is not None:
         with suppress(OSError):  # a moment ago it could be read; each request reads it again
-            return values.key_in(path) or None
+            return files.key_in(path) or None
         return None
     key = (variable or "").strip()
     if key and not (key.isascii() and key.isprintable()):

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from sglang_tuning_exporter.config.values import RefusedError, as_word
+
 MOST_BYTES = 1 << 20  # a bundle of all public authorities has a quarter of it
 SECONDS = 2.0
 
@@ -66,6 +68,30 @@ def check_kind(found: os.stat_result) -> None:
         raise OSError(errno.ELOOP, "a symbolic link")
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "not a regular file")
+
+
+def key_in(path: Path) -> str:
+    """Return the key in a file with one line of text; empty if there is none: it is being replaced. Raise `OSError` if it cannot be read."""
+    try:
+        key = read(path).decode("ascii").strip()
+    except (FileNotFoundError, UnicodeDecodeError):
+        return ""
+    return key if key.isprintable() else ""
+
+
+def setting(remedy: str, is_right: Callable[[Path], object]) -> Callable[[Any], Path]:
+    """Return a check of a path, of a file that may not answer."""
+
+    def convert(value: Any) -> Path:
+        found = Path(as_word(value))
+        try:
+            if within(("check", found), lambda: is_right(found)):
+                return found
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            raise RefusedError(f"{getattr(error, 'strerror', None) or 'not a path'}; {remedy}") from None
+        raise RefusedError(remedy)
+
+    return convert
 
 
 def _content(path: Path, most: int) -> bytes:

@@ -10,11 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from sglang_tuning_exporter.config import files
 from sglang_tuning_exporter.config.profiles import THRESHOLDS, threshold_problem
 
 DEFAULT_PORT = 9741
@@ -65,7 +63,7 @@ def check(convert: Callable[[Any], _T], key: str, value: Any) -> _T:
 
 def address(value: Any) -> Address:
     """Check `host:port`, `:port` or `[v6]:port`."""
-    match = re.fullmatch(r"(?:\[(?P<v6>[^\]\s]+)\]|(?P<host>[^:\s]*)):(?P<port>[0-9]{1,5})", _word(value))
+    match = re.fullmatch(r"(?:\[(?P<v6>[^\]\s]+)\]|(?P<host>[^:\s]*)):(?P<port>[0-9]{1,5})", as_word(value))
     if match is None or int(match["port"]) > 65535:
         raise RefusedError(f"give HOST:PORT with a port from 0 to 65535, such as 0.0.0.0:{DEFAULT_PORT}")
     return Address(match["v6"] or match["host"] or "0.0.0.0", int(match["port"]))  # noqa: S104 - `:9741` means every interface, as in every exporter
@@ -73,7 +71,7 @@ def address(value: Any) -> Address:
 
 def url(value: Any) -> str:
     """Check an HTTP address without a password."""
-    text = _word(value).rstrip("/")
+    text = as_word(value).rstrip("/")
     if "@" in text:
         shown = f"…@{text.rpartition('@')[2]}"
         raise RefusedError("a password does not belong in an address; use --api-key-file", shown)
@@ -99,7 +97,7 @@ def server_url(value: Any) -> str:
 
 def paths(value: Any) -> tuple[str, ...]:
     """Check the paths of logs."""
-    found = tuple(map(_word, _several(value)))
+    found = tuple(map(as_word, _several(value)))
     if not found or "" in found:
         raise RefusedError("give a path, a glob, or - for standard input")
     if found.count("-") > 1:
@@ -111,7 +109,7 @@ def one_of(known: Collection[str]) -> Callable[[Any], str]:
     """Return a check of a word that must be a known one."""
 
     def convert(value: Any) -> str:
-        if (word := _word(value)) not in known:
+        if (word := as_word(value)) not in known:
             raise RefusedError(f"give one of {', '.join(known)}{suggestion(word, known)}")
         return word
 
@@ -121,14 +119,14 @@ def one_of(known: Collection[str]) -> Callable[[Any], str]:
 def seconds(value: Any) -> float:
     """Check seconds above 0, up to 300."""
     with suppress(ValueError):
-        if 0 < (found := float(_word(value))) <= 300:
+        if 0 < (found := float(as_word(value))) <= 300:
             return found
     raise RefusedError("give seconds above 0 and up to 300")
 
 
 def switch(value: Any) -> bool:
     """Check true or false."""
-    word = str(value).lower() if isinstance(value, bool) else _word(value).lower()
+    word = str(value).lower() if isinstance(value, bool) else as_word(value).lower()
     if word in {"true", "1", "yes", "on"}:
         return True
     if word in {"false", "0", "no", "off"}:
@@ -138,33 +136,9 @@ def switch(value: Any) -> bool:
 
 def path_of_metrics(value: Any) -> str:
     """Check the path of an exposition."""
-    if not (text := _word(value)).startswith("/") or not _is_plain(text, "?#@"):
+    if not (text := as_word(value)).startswith("/") or not _is_plain(text, "?#@"):
         raise RefusedError("give a path that starts with /, such as /metrics")
     return text
-
-
-def key_in(path: Path) -> str:
-    """Return the key in a file with one line of text; empty if there is none: it is being replaced. Raise `OSError` if it cannot be read."""
-    try:
-        key = files.read(path).decode("ascii").strip()
-    except (FileNotFoundError, UnicodeDecodeError):
-        return ""
-    return key if key.isprintable() else ""
-
-
-def path(remedy: str, is_right: Callable[[Path], object]) -> Callable[[Any], Path]:
-    """Return a check of a path, of a file that may not answer."""
-
-    def convert(value: Any) -> Path:
-        found = Path(_word(value))
-        try:
-            if files.within(("check", found), lambda: is_right(found)):
-                return found
-        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-            raise RefusedError(f"{getattr(error, 'strerror', None) or 'not a path'}; {remedy}") from None
-        raise RefusedError(remedy)
-
-    return convert
 
 
 def thresholds(value: Any) -> dict[str, float]:
@@ -172,12 +146,14 @@ def thresholds(value: Any) -> dict[str, float]:
     if isinstance(value, dict):
         pairs = [(str(name), figure) for name, figure in value.items()]
     else:
-        pairs = [(name.strip(), figure) for name, _, figure in (_word(item).partition("=") for item in _several(value))]
+        pairs = [
+            (name.strip(), figure) for name, _, figure in (as_word(item).partition("=") for item in _several(value))
+        ]
     found: dict[str, float] = {}
     for name, figure in pairs:
         shown = f"{name}={figure}"
         try:
-            found[name] = float(_word(figure))
+            found[name] = float(as_word(figure))
         except ValueError:
             raise RefusedError("give a number, such as queue_upper=500", shown) from None
         if problem := threshold_problem(name, found[name]):
@@ -210,27 +186,27 @@ def waits(value: Any) -> dict[str, float]:
 def _named(value: Any, separator: str) -> list[tuple[str, str]]:
     """Return the pairs of a mapping, or of texts `NAME=VALUE`."""
     if isinstance(value, dict):
-        return [(str(name), _word(word)) for name, word in value.items()]
-    parts = value if isinstance(value, (list, tuple)) else filter(None, map(str.strip, _word(value).split(separator)))
+        return [(str(name), as_word(word)) for name, word in value.items()]
+    parts = value if isinstance(value, (list, tuple)) else filter(None, map(str.strip, as_word(value).split(separator)))
     pairs: list[tuple[str, str]] = []
     for part in parts:
         if isinstance(part, dict):
             pairs += _named(part, separator)
         else:
-            name, _, word = _word(part).partition("=")
+            name, _, word = as_word(part).partition("=")
             pairs.append((name.strip(), word.strip()))
     if not pairs or not all(name for name, _ in pairs):
         raise RefusedError("give NAME=VALUE")
     return pairs
 
 
-def _word(value: Any) -> str:
+def as_word(value: Any) -> str:
     """Return a flag, a variable or a YAML scalar as text; empty for anything else."""
     return str(value).strip() if isinstance(value, (str, int, float)) and not isinstance(value, bool) else ""
 
 
 def _several(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, (list, tuple)) else _word(value).split(",")
+    return value if isinstance(value, (list, tuple)) else as_word(value).split(",")
 
 
 def _is_plain(text: str, without: str) -> bool:

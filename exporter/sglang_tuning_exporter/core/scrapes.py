@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from sglang_tuning_exporter.sglang.metrics.catalogue import SERVER_COUNTS
 from sglang_tuning_exporter.sglang.metrics.figures import RankFigures, Scrape
@@ -188,7 +188,7 @@ def _with_missing(page: Scrape, before: Scrape | None) -> Scrape:
 
 
 def _with_older(new: _T, old: _T | None, names: Iterable[str]) -> _T:
-    lacks = {name: getattr(old, name, None) for name in names if getattr(new, name) is None}
+    lacks: dict[str, Any] = {name: getattr(old, name, None) for name in names if getattr(new, name) is None}
     return replace(new, **lacks) if any(value is not None for value in lacks.values()) else new
 
 

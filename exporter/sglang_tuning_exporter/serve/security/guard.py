@@ -55,7 +55,7 @@ def headers(own: Mapping[str, str]) -> list[tuple[str, str]]:
 class Guard:
     """ASGI middleware. Without a `web_config` there is no authentication and no rate limit. `answered` counts answers by status.
 
-    A request that is let in has `admitted` in its scope, by which the server tells its connection from those of strangers.
+    A request that is let in has `admitted` in its scope, by which its connection is no stranger's.
     """
 
     def __init__(self, app: ASGIApp, web_config: ActiveConfig | None, answered: Counter[int]) -> None:
