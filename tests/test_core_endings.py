@@ -315,3 +315,25 @@ def test_what_pytorch_prints_below_each_error_is_not_quoted_and_marks_nothing(tm
 
 def test_a_second_line_of_an_error_has_the_mark_of_its_first(tmp_path: Path) -> None:
     assert not explained(tmp_path, SERVED, *scheduler("ValueError: a leak\n[swa] total=1"), SIGQUIT).marked
+
+
+def test_a_decode_server_that_died_without_words_ended_by_the_transfer_that_failed_just_before(tmp_path: Path) -> None:
+    fetch = "[2026-06-01 10:00:09] Error fetching prefill parallel info from bootstrap: HTTPConnectionPool(host='127.0.0.1', port=8998)"
+    said = explained(
+        tmp_path,
+        SERVED,
+        fetch,
+        AT.format(10, 0) + EXCEPTION,
+        frame("srt/managers/scheduler.py", "run_scheduler_process"),
+    )
+    assert (said.ending, said.text) == ("transfer", fetch[22:])
+    assert explained(tmp_path, SERVED, fetch, *scheduler("KeyError: 'x'")).text == "KeyError: 'x'"
+
+
+def test_words_between_two_short_quotations_are_no_quotation() -> None:
+    text = (
+        "HTTPConnectionPool(host='127.0.0.1', port=8998): "
+        + "Max retries exceeded with url: /route " * 4
+        + "(Caused by NewConnectionError('refused'))"
+    )
+    assert quoted(text) == text

@@ -955,6 +955,8 @@ class Reader:
                 figures["room"] = float(request["room"])
         side = b"decode" if match.string.startswith(b"Decode") else b"prefill" if match.string.startswith(b"Prefill") else b""
         self._add(row.kind, at, figures, side.decode(), text=_words(reason))
+        if b"from another rank" not in reason:
+            self._explain(reason, at, chain=self.number, ending="transfer", sure=False)
         return row.kind
 
     def _read_hicache(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
