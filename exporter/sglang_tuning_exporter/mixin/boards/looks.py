@@ -37,6 +37,15 @@ def fixed_colour(colour: str, **custom: Any) -> Json:
     }
 
 
+def column(how: Json) -> Json:
+    """Return the look of a table's column. `wrap`: text on as many lines as it needs, for Grafana before 12.2, and since.
+
+    Words for no value are those of an empty table, not of an empty cell.
+    """
+    wrapped = {"custom.cellOptions": {"type": "auto", "wrapText": True}, "custom.wrapText": True}
+    return {"noValue": " ", **(wrapped if how.get("wrap") else {}), **{key: how[key] for key in how if key != "wrap"}}
+
+
 def look(style: str | Json) -> Json:
     """Return a look: a colour, by our name for it or Grafana's, is that of everything."""
     renamed = {"GOOD": GOOD, "WATCH": WATCH, "BAD": BAD, "NEUTRAL": NEUTRAL, "QUIET": QUIET}
@@ -97,7 +106,5 @@ SIGN_CELL: Json = {
     "custom.cellOptions": {"type": "color-background", "mode": "basic"},
     "mappings": value_mappings({level: (sign, colour) for level, (sign, _, colour) in LEVELS.items()}),
 }
-# Text on as many lines as it needs: for Grafana before 12.2, and since.
-WRAPPED: Json = {"custom.cellOptions": {"type": "auto", "wrapText": True}, "custom.wrapText": True}
 # A column that only links and the order of the rows need, likewise.
 HIDDEN: Json = {"custom.hidden": True, "custom.hideFrom.viz": True}

@@ -11,7 +11,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from sglang_tuning_exporter.mixin.boards.definition import load
-from sglang_tuning_exporter.mixin.boards.looks import NEUTRAL, QUIET, Json, look, threshold_steps
+from sglang_tuning_exporter.mixin.boards.looks import NEUTRAL, QUIET, Json, column, look, threshold_steps
 
 DATASOURCE: Json = {"type": "prometheus", "uid": "${datasource}"}
 # $__rate_interval is four times this, whatever the data source's scrape interval.
@@ -30,8 +30,8 @@ def panel(row: Json) -> Json:
     if "queries" not in row:
         raise ValueError(f"{row['title']}: has no queries")
     queries, names = row["queries"], row.get("names", {})
-    if is_table:  # words for no value are those of an empty table, not of an empty cell
-        names = {column: {"noValue": " "} | how for column, how in row["columns"].items()}
+    if is_table:
+        names = {name: column(how) for name, how in row["columns"].items()}
     made = {
         "type": row["type"],
         "title": row["title"],
