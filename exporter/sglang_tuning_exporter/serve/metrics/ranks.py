@@ -89,7 +89,8 @@ def _states(ranks: PerRank[Scheduler], lives: PerRank[Life], now: float) -> Iter
 
     def present(rank: Scheduler) -> list[tuple[str, str, float]]:
         activity = rank.moment(now).activity
-        return [(signal, state, float(activity == state)) for signal, state in every if signal == "activity"]
+        states = [(signal, state, float(activity == state)) for signal, state in every if signal == "activity"]
+        return states if rank.dp is None else states[:1]  # of each of many ranks: whether it serves
 
     def spent(life: Life) -> list[tuple[str, str, float]]:
         times = [(*each, life.counts.get(f"{each[0]}/{each[1]}", 0.0)) for each in every]
