@@ -86,7 +86,7 @@ def test_a_rank_that_comes_back_is_shown_again() -> None:
 def test_real_ranks_have_their_place_after_a_flood_of_others() -> None:
     page = shown("".join(series(dp) for dp in range(500, 500 + MOST_SCHEDULERS)), series(0), series(0))
     assert ranks_of(page) == {"0"}
-    assert page.value("sglang_tuning_state_seconds_total", dp_rank="0", signal="queue", state="idle") is not None
+    assert page.value("sglang_tuning_retracted_requests_total", dp_rank="0") == 0
 
 
 @pytest.mark.parametrize(
@@ -187,3 +187,22 @@ def test_a_counter_that_one_page_lacks_goes_on_where_it_was() -> None:
 
     watch = watched([(0, requests(500)), (15, requests(None)), (30, requests(502))])
     assert watch.server.counted["finished_requests"] == 2
+
+
+def retracted(number: float) -> str:
+    """A page of a server that works."""
+    works = f'sglang:generation_tokens_total{{model_name="m"}} {1000 + number}\n'
+    return series(num_retracted_requests_total=number) + works
+
+
+@pytest.mark.parametrize("first", [phantoms(4), retracted(316)], ids=["a bad first page", "a good one"])
+def test_a_bad_page_right_after_a_restart_counts_nothing_again(first: str) -> None:
+    before = watched([(0, retracted(10)), (15, retracted(316))])
+    before.advance(BEGIN + 90)
+    assert before.server.counted["retracted"] == 306
+    watch = Watch(PROFILES["online"], BEGIN + 100, reads=True, scrapes=True)
+    watch.restore(json.loads(json.dumps(before.saved(BEGIN + 90))), BEGIN + 100, 10.0)
+    for at, page in ((101, first), (116, retracted(317)), (180, retracted(317))):
+        watch.scrape(page_figures.read(page), BEGIN + at)
+        watch.advance(BEGIN + at)
+    assert watch.server.counted["retracted"] == 307

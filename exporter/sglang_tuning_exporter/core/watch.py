@@ -245,7 +245,9 @@ class Watch:
         busy = any((rank.running or 0) + (rank.queued or 0) > 0 for rank in page.ranks)
         if self._held and self.server.began_again(page):
             self._release(accept=True)
-        if self._first_page is None:
+        if self._lacks_all_that_were_there(page):
+            page = replace(page, counters_invalid=True)
+        elif self._first_page is None:
             self._first_page = begun
             self._go_on(page, now)
         gains = self.server.scrape(page, now)
@@ -269,6 +271,12 @@ class Watch:
         self._compare_pools(page, now)
         self._settle(gains, now)
         self._served_starts = self.server.starts
+
+    def _lacks_all_that_were_there(self, page: Scrape) -> bool:
+        """Whether the first page of this exporter has none of the schedulers that the last one before had: the next page decides."""
+        if self._before is None or self._answered_at is not None:
+            return False
+        return bool(page.ranks) and self._before.retracted.keys().isdisjoint(rank.dp for rank in page.ranks)
 
     def _end_outage(self, now: float) -> None:
         if self._failed_since is not None and self._answered_at is not None:
