@@ -108,34 +108,34 @@ def measure(directory: Path) -> Table:
 
 
 def _trials(directory: Path) -> Iterator[tuple[float, float]]:
-    """Return the seconds until each webhook received the alert, ours first."""
-    for name in ("ours", "shortest"):
-        (directory / name).mkdir()
-    log, flag = directory / "chain.log", [0]
-    log.touch()
-    ours, shortest = _Heard(ALERT), _Heard(MINIMAL)
-    settings: dict[str, Any] = {"time_scale": TIME_SCALE, "scrape_interval": INTERVAL}
+    """Return the seconds until each webhook received the alert, ours first.
+
+    Each trial has programs of its own: a failure counts for ten minutes, and an alert that stands does not fire again.
+    """
     choose = random.Random(1)
-    with server.answering(lambda: b"# TYPE condition gauge\ncondition %d\n" % flag[0]) as url, ExitStack() as running:
-        real = Stack(
-            directory / "ours", sglang_url=None, log_file=log, profile="online", on_message=ours.take, **settings
-        )
-        for chain in (real, _Minimal(directory / "shortest", url, on_message=shortest.take, **settings)):
-            running.callback(chain.stop)
-            chain.start()
-        # An increase needs a sample before it, and Prometheus takes about five seconds to begin.
-        deadline = time.monotonic() + TIMEOUT_SECONDS
-        while not real.query("sglang_tuning_out_of_memory_total") and time.monotonic() < deadline:
-            time.sleep(0.2)
-        time.sleep(2)
-        for number in range(TRIALS):
-            time.sleep(choose.uniform(0, 1))
+    for number in range(TRIALS):
+        places = [directory / f"{name}-{number}" for name in ("ours", "shortest")]
+        for place in places:
+            place.mkdir()
+        log, flag = directory / f"chain-{number}.log", [0]
+        log.touch()
+        ours, shortest = _Heard(ALERT), _Heard(MINIMAL)
+        settings: dict[str, Any] = {"time_scale": TIME_SCALE, "scrape_interval": INTERVAL}
+        with (
+            server.answering(lambda flag=flag: b"# TYPE condition gauge\ncondition %d\n" % flag[0]) as url,  # type: ignore[misc]
+            ExitStack() as running,
+        ):
+            real = Stack(places[0], sglang_url=None, log_file=log, profile="online", on_message=ours.take, **settings)
+            for chain in (real, _Minimal(places[1], url, on_message=shortest.take, **settings)):
+                running.callback(chain.stop)
+                chain.start()
+            # Prometheus takes about five seconds to begin.
+            deadline = time.monotonic() + TIMEOUT_SECONDS
+            while not real.query("sglang_tuning_out_of_memory_total") and time.monotonic() < deadline:
+                time.sleep(0.2)
+            time.sleep(2 + choose.uniform(0, 1))
             begin = time.monotonic()
             flag[0] = 1
             with log.open("a", encoding="utf-8") as file:
                 file.write(FAILURE.format(number, 100 + number))
             yield ours.wait("firing") - begin, shortest.wait("firing") - begin
-            flag[0] = 0
-            ours.wait("resolved")
-            shortest.wait("resolved")
-            time.sleep(3)  # until Alertmanager has forgotten the group, so that the next alert waits for `group_wait`
