@@ -1,6 +1,6 @@
 """`python -m bench.attackers FILE`: strangers at the exporter whose port stands in FILE, which changes when it starts again; until killed.
 
-They guess passwords and hang up, read answers a few bytes at a time, send half of a request, and announce a patience that nobody has.
+They guess passwords and hang up, read answers a few bytes at a time, send half of a request, and announce odd timeouts.
 At the end (SIGTERM) one line says what they were answered.
 """
 
@@ -53,13 +53,13 @@ class Attackers:
                     self._note("guess", connection.recv(64))
 
     def be_impatient(self) -> None:
-        """Scrape with an odd patience, with the right password."""
+        """Scrape with an odd timeout, with the right password."""
         for number in range(sys.maxsize):
             time.sleep(1 / IMPATIENT_A_SECOND)
             with suppress(OSError, ValueError), self._connected() as connection:
-                patience = f"X-Prometheus-Scrape-Timeout-Seconds: {_ODD[number % len(_ODD)]}"
+                timeout = f"X-Prometheus-Scrape-Timeout-Seconds: {_ODD[number % len(_ODD)]}"
                 head = credentials(NAME, PASSWORD)
-                connection.sendall(f"GET /metrics HTTP/1.1\r\nHost: x\r\n{head}\r\n{patience}\r\n\r\n".encode())
+                connection.sendall(f"GET /metrics HTTP/1.1\r\nHost: x\r\n{head}\r\n{timeout}\r\n\r\n".encode())
                 self._note("impatient", connection.recv(64))
 
     def read_slowly(self) -> None:

@@ -63,6 +63,7 @@ class Server:
         self.lines = self.blocks = self.rotations = 0
         self.retracted = self.tokens = 0
         self.written: Counter[str] = Counter()
+        self.forges = True
         self._dice = random.Random(seed)
         self._bodies = {kind: [self._body(kind) for _ in range(_BODIES)] for kind in KINDS}
         self._file = path.open("ab", buffering=0)
@@ -77,7 +78,7 @@ class Server:
         at, dice = self._at(), self._dice
         kinds = dice.choices(KINDS, _WEIGHTS, k=BLOCK_LINES - 2)
         texts = [dice.choice(self._bodies[kind]) for kind in kinds]
-        forgeries = _FORGERIES_IN_BURST if self.blocks % _BURST_EVERY == _BURST_EVERY - 1 else 0
+        forgeries = _FORGERIES_IN_BURST if self.forges and self.blocks % _BURST_EVERY == _BURST_EVERY - 1 else 0
         for place in range(0, forgeries * _FORGERIES_APART, _FORGERIES_APART):
             kinds[place], texts[place] = "forged", (dice.choice(_SINKS) + "\n" + dice.choice(_FORGERIES))
         retracted = dice.randrange(1, 5)

@@ -11,6 +11,7 @@ import binascii
 import re
 import ssl
 import tempfile
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ import bcrypt
 import trustme
 import yaml
 
-from sglang_tuning_exporter.serve.security.active_config import ActiveConfig, read
+from sglang_tuning_exporter.serve.security.active_config import ActiveConfig, load
 from sglang_tuning_exporter.serve.security.guard import METHODS, Guard
 from sglang_tuning_exporter.serve.security.web_config import HEADERS, SUITES, WebConfigError, parse
 
@@ -99,7 +100,7 @@ def check_web_config(data: bytes) -> None:
     path = place / "web.yml"
     path.write_bytes(data)
     try:
-        loaded = read(path)
+        loaded = load(path, {})
     except WebConfigError as error:
         _is_discreet(str(error), data)
         return
@@ -179,7 +180,7 @@ def _basic(name: str, password: str) -> bytes:
 def _guard() -> Guard:
     path = _directory() / "users.yml"
     path.write_text("basic_auth_users:\n" + "".join(f"  '{name}': {_hash(name)}\n" for name in _PASSWORDS))
-    return Guard(_let_in, ActiveConfig(path))
+    return Guard(_let_in, ActiveConfig(path), Counter())
 
 
 async def _let_in(_scope: Scope, _receive: Receive, send: Send) -> None:
@@ -230,7 +231,8 @@ async def _asked(method: str, headers: list[tuple[bytes, bytes]]) -> tuple[int, 
     sent: list[Any] = []
 
     async def receive() -> Message:
-        return {"type": "http.request", "body": b"", "more_body": False}
+        await asyncio.Event().wait()  # the client waits for its answer
+        return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
         sent.append(message)

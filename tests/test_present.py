@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -37,7 +37,7 @@ GAUGES = {
 }
 
 
-def series(dp: int | None = None, **figures: float | None) -> str:
+def series(dp: int | None = None, **figures: Any) -> str:
     """The series of one scheduler; a figure of None is not there."""
     labels = 'engine_type="unified",model_name="m"' + ("" if dp is None else f',dp_rank="{dp}"')
     shown = {**GAUGES, **figures}
@@ -168,15 +168,14 @@ def test_a_restart_restores_no_rank_and_the_counters_of_one_that_is_there(tmp_pa
 
 
 def test_a_scheduler_that_one_page_lacks_goes_on_counting_where_it_was() -> None:
-    name = "num_retracted_requests_total"
     found = "sglang_tuning_retracted_requests_total"
     steps: list[tuple[float, str | bytes]] = [
-        (0, series(**{name: 316.0})),
-        (15, series(**{name: 316.0}) + phantoms(4)),
-        (30, series(**{name: 317.0})),
+        (0, series(num_retracted_requests_total=316.0)),
+        (15, series(num_retracted_requests_total=316.0) + phantoms(4)),
+        (30, series(num_retracted_requests_total=317.0)),
     ]
     assert watched(steps).server.counted["retracted"] == 0, f"{found}: it may still wait for its line"
-    assert watched([*steps, (90, series(**{name: 317.0}))]).server.counted["retracted"] == 1
+    assert watched([*steps, (90, series(num_retracted_requests_total=317.0))]).server.counted["retracted"] == 1
 
 
 def test_a_counter_that_one_page_lacks_goes_on_where_it_was() -> None:

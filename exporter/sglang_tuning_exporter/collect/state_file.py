@@ -21,7 +21,8 @@ from sglang_tuning_exporter.config import files
 
 SCHEMA = 1
 MOST_BYTES = 8 << 20
-SECONDS = 5.0  # for a step, done under the lock that every page needs: less than a scraper waits, more than a busy disk takes
+# For a step, done under the lock that every page needs: less than a scraper waits, more than a busy disk takes.
+SECONDS = 5.0
 _HEAD_BYTES = 4096
 _PROGRAM = "sglang-tuning-exporter"
 _OURS = re.compile(
