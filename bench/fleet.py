@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,7 +131,8 @@ class Targets:
                 self.send_header("Content-Type", "text/plain; version=0.0.4")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(body)
+                with suppress(OSError):  # the scrape took too long
+                    self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
                 """Log nothing."""
@@ -201,7 +202,10 @@ class Watched:
             now = time.time()
             span = {"time": f"{now}"} if instant else {"start": f"{now - 600}", "end": f"{now}", "step": "15"}
             kind = "query" if instant else "query_range"
-            answer = _get(f"{self._url}/api/v1/{kind}", query=expr, stats="all", **span).json()
+            try:
+                answer = _get(f"{self._url}/api/v1/{kind}", query=expr, stats="all", **span).json()
+            except requests.RequestException as error:
+                answer = {"status": "error", "error": str(error)}
             if answer["status"] != "success":
                 print(f"  not answered: {answer.get('error', '')[:120]}", file=sys.stderr)
                 continue

@@ -206,9 +206,9 @@ def test_an_advice_to_people_has_no_flag(tmp_path: Path) -> None:
 
 def test_an_advice_says_when_the_flag_that_it_names_will_not_help_and_what_it_costs(tmp_path: Path) -> None:
     flag = advised("retracting_too_often", 60, flag="--mem-fraction-static", suggested="0.9", text="Too small.",
-                   not_if="the GPU is full", cost="Less is left.")  # fmt: skip
+                   not_if="the GPU is full", cost="The cache shrinks.")  # fmt: skip
     assert retracting(flag, tmp_path) == (
-        "--mem-fraction-static → 0.9: Too small. It will not help if the GPU is full. It costs: Less is left."
+        "--mem-fraction-static → 0.9: Too small. It will not help if the GPU is full. It costs: The cache shrinks."
     )
 
 

@@ -352,7 +352,7 @@ def test_prometheus_sends_its_alerts_to_the_alertmanager_of_the_file() -> None:
 
 def test_the_rule_files_of_prometheus_are_where_the_compose_file_mounts_them() -> None:
     targets = [volume.split(":")[1] for volume in SERVICES["prometheus"]["volumes"]]
-    assert PROMETHEUS["rule_files"] == ["rules/*.yml"]
+    assert PROMETHEUS["rule_files"] == ["rules/sglang-tuning.rules.yml"]
     assert {"/etc/prometheus/prometheus.yml", "/etc/prometheus/rules"} <= set(targets)
     assert list((ROOT / "alerts" / "rules").glob("*.yml"))
 

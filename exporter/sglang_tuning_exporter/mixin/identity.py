@@ -1,4 +1,4 @@
-"""Which labels tell servers apart: in rules, template queries, Alertmanager's grouping and inhibition, and boards."""
+"""The labels that identify a server: in rules, template queries, Alertmanager's grouping and inhibition, and boards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 POOL = ("cluster", "namespace", "job")
 # A target of Prometheus, which is one exporter. `up` has these, and no more.
 TARGET = ("cluster", "namespace", "pod", "job", "instance")
-# A server: the exporter's own label tells several behind one exporter apart, and is absent with one.
+# A server: the exporter's own label is that of several behind one exporter, and absent with one.
 SERVER = (*TARGET, "server")
 
 
