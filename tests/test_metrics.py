@@ -46,6 +46,7 @@ FAMILIES: dict[str, set[str]] = {
     "log_up": {"file"},
     "thread_errors": {"thread"},
     "thread_up": {"thread"},
+    "http_requests": {"code"},
     "log_lines": {"kind"},
     "log_unrecognised": {"kind"},
     "log_files_left_out": set(),

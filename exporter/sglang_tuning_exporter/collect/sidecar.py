@@ -81,9 +81,7 @@ class Sidecar:
         self.threads = Threads(self._stopping)
         self._stopped_at = math.inf
         self._waiting_scrapes: SimpleQueue[Future[None]] = SimpleQueue()  # waiting for the log to be read
-        self._pages = PageReader(
-            passthrough=config.passthrough, only=ON_BOARDS if config.lean_passthrough else None
-        )
+        self._pages = PageReader(passthrough=config.passthrough, only=ON_BOARDS if config.lean_passthrough else None)
         self.running = False
         self._info_schedule = InfoSchedule()
         self.loads = LoadsSchedule()
@@ -118,7 +116,7 @@ class Sidecar:
             self.threads.attempt("log", self._read_log)
             self.threads.start("log", self._follow_log)
         if self._scraper is not None:
-            self.threads.start("scrape", self._scraper.run)
+            self._start_scraper(self._scraper)
             self.threads.start("self-scrape", self._self_scrape)
         self.running = True
 
@@ -171,7 +169,14 @@ class Sidecar:
         if self.log is not None and self.running:
             read = Future()
             self._waiting_scrapes.put(read)
-        return read, self._scraper.ask() if self._scraper is not None else None
+        if self._scraper is None:
+            return read, None
+        self._start_scraper(self._scraper)  # if it is asked before `start`
+        return read, self._scraper.ask()
+
+    def _start_scraper(self, scraper: Scraper) -> None:
+        if "scrape" not in self.threads.up:
+            self.threads.start("scrape", scraper.run)
 
     def scrape(self, patience: float) -> str:
         """Refresh, and wait for at most so many seconds; return SGLang's series, empty without an answer by then."""
