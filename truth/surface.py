@@ -66,7 +66,7 @@ def generated() -> dict[str, Any]:
     rules = [rule for group in groups for rule in group["rules"]]
     for rule in (each for each in rules if "alert" in each):
         shown = {"annotations": sorted(rule["annotations"]), "for": rule.get("for")}
-        texts.setdefault("rules", {})[rule["alert"]] = {**rule["labels"], **shown}
+        texts.setdefault("rules", {})[rule["alert"]] = {**rule.get("labels", {}), **shown}
     boards = [json.loads(text) for name, text in files.items() if name.endswith(".json")]
     variables = {board["uid"]: [each["name"] for each in board["templating"]["list"]] for board in boards}
     records = sorted(rule["record"] for rule in rules if "record" in rule)
