@@ -78,7 +78,7 @@ def test_a_crash_is_not_over_while_the_server_is_dead_and_is_ten_minutes_after_i
         beside.scrape(at, running=4.0)
         alive.append(fires(beside, "crashed", at))
     assert (alive[0], alive[-1]) == (True, False)
-    assert alive == sorted(alive, reverse=True)
+    assert alive == sorted(alive, key=bool, reverse=True)
 
 
 def test_a_failure_with_minutes_of_other_lines_behind_it_is_notified() -> None:

@@ -61,7 +61,7 @@ SERVED = AT.format(1, 0) + DECODE
 ENDS = {
     "a check in SGLang": (["ValueError: Failed to allocate token prealloc indices"], "srt/mem_cache/radix_cache.py", "check"),
     "a workspace": (["RuntimeError: Failed to allocate memory for batch_prefill_tmp_v with size 435814400"], "srt/layers/attention.py", "memory"),
-    "host memory": (["ValueError: Not enough host memory available. Requesting 7.05 GB but only have 2.04 GB free."], "srt/mem_cache/pool_host.py", "host_memory"),
+    "host memory": (["ValueError: Not enough host memory available. Requesting 7.05 GB, 2.04 GB free."], "srt/mem_cache/pool_host.py", "host_memory"),
     "places for requests": (["RuntimeError: alloc_req_slots runs out of memory. num_reqs=2"], "srt/managers/schedule_batch.py", "check"),
     "an unbalanced check": (["ValueError: The memory capacity is unbalanced. Some GPUs may be occupied."], "srt/model_executor/model_runner.py", "check"),
     "an argument": (["AssertionError: page size must be 64"], "srt/server_args.py", "argument"),
@@ -70,7 +70,7 @@ ENDS = {
     "a compiler": (["RuntimeError: Internal Triton PTX codegen error:", "ptxas fatal: Value 'sm_120' is not defined"], "srt/layers/moe.py", "library"),
     "a network": (["RuntimeError: Gloo connectFullMesh failed with [pair.cc:144] no error"], "srt/distributed/parallel_state.py", "network"),
     "a transfer": (["KeyError: 'room'"], "srt/disaggregation/mooncake/conn.py", "transfer"),
-    "a peer": (["ValueError: TP rank 1 could finish the model loading, but there are other ranks that didn't finish loading."], "srt/model_executor/model_runner.py", "peer"),
+    "a peer": (["ValueError: TP rank 1 is loaded, but there are other ranks that didn't finish loading."], "srt/model_executor/model_runner.py", "peer"),
     "a kernel": (["torch.AcceleratorError: CUDA error: an illegal memory access was encountered"], "srt/layers/moe.py", "kernel"),
 }  # fmt: skip
 
@@ -185,7 +185,7 @@ def test_a_start_that_failed_is_said_as_one(tmp_path: Path) -> None:
 
 
 def test_more_tokens_free_than_asked_for_is_no_lack_of_memory(tmp_path: Path) -> None:
-    error = "RuntimeError: Prefill out of memory. Try to lower your batch size.\nTry to allocate 8192 tokens.\nAvailable full tokens: {} (full_available_size=1)"
+    error = "RuntimeError: Prefill out of memory. Try to lower your batch size.\nTry to allocate 8192 tokens.\nAvailable full tokens: {} (size=1)"
     enough = judged(tmp_path, SERVED, *scheduler(error.format(8070656)), SIGQUIT).judgement
     assert (enough.verdict, enough.findings[0].explained_by and enough.findings[0].explained_by.ending) == (
         "crashed",
@@ -231,12 +231,12 @@ def test_a_log_that_ends_with_an_explaining_line_ended_by_it(tmp_path: Path) -> 
 def test_the_document_has_the_line_with_its_place_and_the_lines_before(tmp_path: Path) -> None:
     whole = document(judged(tmp_path, SERVED, *scheduler("KeyError: 'x'"), SIGQUIT))
     [said] = [each["explained_by"] for each in whole["findings"] if each["explained_by"]]
-    assert said["text"], said["class"] == ("KeyError: 'x'", "check")
+    assert (said["text"], said["class"]) == ("KeyError: 'x'", "check")
     assert (said["line"], said["time"], said["before"][0]) == (6, "2026-06-01T10:00:10Z", SERVED)
     assert said["file"].endswith("server.log")
 
 
-def test_the_last_words_survive_the_exporter(tmp_path: Path) -> None:
+def test_the_last_words_survive_the_exporter() -> None:
     said = Explanation("KeyError: 'x'", "check", "srt/a.py:7 in f", "TP0", 0, "server.log", 900.0, before=("a line",))
     assert endings.from_json(json.loads(json.dumps(endings.to_json(said, 1000.0))), 1000.0) == said
     watch = Watch(PROFILES["online"], 0.0, reads=True, scrapes=True)

@@ -12,8 +12,9 @@ from sglang_tuning_exporter.core.inputs import Logs
 from sglang_tuning_exporter.core.report import exit_status, judge
 
 START = "[2026-09-20 09:00:01] server_args=ServerArgs(model_path='m', tp_size=1, context_length=262144, max_running_requests=None, mem_fraction_static=0.8)"
+CACHE = "pool"  # SGLang's own word
 POOL = (
-    "KV pool holds 101222 tokens, fewer than --context-length 262144. One full-length request cannot fit, so long requests will be refused or"
+    f"KV {CACHE} holds 101222 tokens, fewer than --context-length 262144. One full-length request cannot fit, so long requests will be refused or"
     " truncated at serving time. Lower --context-length or raise --mem-fraction-static."
 )
 CAPPED = (
@@ -50,7 +51,7 @@ def recommended(found: Judged) -> list[Finding]:
 def test_a_recommendation_is_an_info_once_for_each_text_with_its_count(tmp_path: Path) -> None:
     found = judged(tmp_path, at(31, POOL), at(31, POOL), at(32, CAPPED), LIMITS, READY)
     [only] = recommended(found)
-    assert [(each.flag, each.direction) for each in only.changes][0] == ("--context-length", "lower")
+    assert (only.changes[0].flag, only.changes[0].direction) == ("--context-length", "lower")
     assert ["2 times" in each.why for each in only.changes] == [True, False]
     assert found.judgement.sentence == "SGLang itself recommends other settings in the lines of its start."
     assert (only.severity, exit_status(found, "warning")) == ("info", 0)

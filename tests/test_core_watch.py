@@ -622,7 +622,10 @@ def test_a_flag_that_the_last_error_names_comes_first_in_the_advice_for_a_server
     found = {each.diagnosis: each for each in beside.judge(76).findings}
     assert [change.flag for change in found["server_down"].changes] == ["--mem-fraction-static", ""]
     assert found["server_down"].changes[1].words == CLASSES["memory"].do
-    assert found["server_down"].headline == "SGLang does not answer: ValueError: too small: increase --mem-fraction-static."
+    assert (
+        found["server_down"].headline
+        == "SGLang does not answer: ValueError: too small: increase --mem-fraction-static."
+    )
 
 
 def test_the_flag_of_a_crash_comes_first_in_the_advice_for_a_server_that_is_down() -> None:

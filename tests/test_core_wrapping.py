@@ -71,7 +71,9 @@ def shown(found: list[Event]) -> list[Shown]:
             event.kind,
             event.time,
             tuple(event.rank),
-            tuple(sorted(event.figures.items())) if event.kind != "words" else (),  # its line is not the same in all forms
+            tuple(sorted(event.figures.items()))
+            if event.kind != "words"
+            else (),  # its line is not the same in all forms
             f"{event.word} {event.text[:60]} {event.arguments} {event.sizes}",
         )
         for event in found

@@ -281,7 +281,7 @@ def test_of_a_lean_page_the_families_that_boards_read_are_passed_on_whole() -> N
     read = {
         name for path in (ROOT / "dashboards").glob("*.json") for name in re.findall(r"sglang:(\w+)", path.read_text())
     }
-    assert ON_BOARDS == {re.sub(r"_(?:bucket|sum|count)$", "", name) for name in read}
+    assert {re.sub(r"_(?:bucket|sum|count)$", "", name) for name in read} == ON_BOARDS
     text = gzip.decompress(max((packaged("retract")).glob("metrics-*.gz")).read_bytes()).decode()
     whole, lean = (PageReader(only=only).read(text).native for only in (None, ON_BOARDS))
     samples = [[line for line in page.splitlines() if not line.startswith("#")] for page in (whole, lean)]

@@ -84,7 +84,8 @@ def test_memory_that_ran_out_under_load_ran_out_in_prefill() -> None:
     assert "470.00 MiB" in failure.text
     server = served(OOM)
     assert server.counted["out_of_memory.prefill"] == 1
-    assert server.exception == failure.text
+    assert server.end_explanation is not None
+    assert server.end_explanation.text == failure.text
 
 
 def test_a_page_counts_passes_with_and_without_a_graph() -> None:

@@ -432,7 +432,9 @@ def _out_of_memory(view: View, _: frozenset[str]) -> list[Draft]:
         # The weights leave too little for the KV cache: SGLang's own error asks for more.
         named, weights, free = _ABOVE.search(said), view.facts.weights_gb, view.facts.capacity_gb
         least = float(named[1]) if named else weights / free if weights and free else None
-        beside = f"the weights alone take {weights:.4g} of {free:.4g} GB, {least:.3f} of it" if least and not named else ""
+        beside = (
+            f"the weights alone take {weights:.4g} of {free:.4g} GB, {least:.3f} of it" if least and not named else ""
+        )
         text = Remedy(
             "",
             "raise",
@@ -479,13 +481,27 @@ def _transfers(view: View, _: frozenset[str]) -> list[Draft]:
     longer = relaxed(cause, text)
     return [
         _say(cause.look, cause.why, cause.not_if),
-        *([_say(longer, "A longer time-out helps a slow pair, and only delays the error of one that is broken.", cause.not_if)] if longer else []),
+        *(
+            [
+                _say(
+                    longer,
+                    "A longer time-out helps a slow pair, and only delays the error of one that is broken.",
+                    cause.not_if,
+                )
+            ]
+            if longer
+            else []
+        ),
     ]
 
 
 def _no_speculation(view: View, _: frozenset[str]) -> list[Draft]:
     now = view.facts.word("speculative_algorithm")
-    return [_say(f"run without --speculative-algorithm{f' {now}' if now else ''}, or with a draft model that was trained for this model")]
+    return [
+        _say(
+            f"run without --speculative-algorithm{f' {now}' if now else ''}, or with a draft model that was trained for this model"
+        )
+    ]
 
 
 def _hicache(view: View, _: frozenset[str]) -> list[Draft]:
@@ -519,11 +535,18 @@ def costly_settings(view: View) -> list[tuple[Draft, str]]:
     facts, found = view.facts, list[tuple[Draft, str]]()
     for arg in ("disable_cuda_graph", "disable_decode_cuda_graph"):
         if facts.is_on(arg) and not facts.role:
-            found.append((Draft(arg, to=False, now=True, text=BY_ID["cuda_graph_off"].remedy), "CUDA graphs are switched off"))
+            found.append(
+                (Draft(arg, to=False, now=True, text=BY_ID["cuda_graph_off"].remedy), "CUDA graphs are switched off")
+            )
     chunk = facts.typed("chunked_prefill_size")
     if chunk is not None and 0 < chunk <= TINY_CHUNK:
         draft = Draft("chunked_prefill_size", float(SMALL_CHUNK), chunk, text=BY_ID["prefill_bound"].remedy)
-        found.append((draft, f"prompts are computed in chunks of {chunk:g} tokens, and a chunk takes about as long as one of 1,024"))
+        found.append(
+            (
+                draft,
+                f"prompts are computed in chunks of {chunk:g} tokens, and a chunk takes about as long as one of 1,024",
+            )
+        )
     return found
 
 
@@ -1019,7 +1042,9 @@ def _one_gpu(view: View, _: frozenset[str]) -> list[Draft]:
 
 
 _FLAG = re.compile(r"--[a-z][a-z0-9_-]{2,60}[a-z0-9]")
-_ASKED = re.compile(r"Tried to allocate ([\d.]{1,8}) GiB.{0,200}?(?:([\d.]{1,8}) GiB total capacity|total capacity of ([\d.]{1,8}) GiB)")
+_ASKED = re.compile(
+    r"Tried to allocate ([\d.]{1,8}) GiB.{0,200}?(?:([\d.]{1,8}) GiB total capacity|total capacity of ([\d.]{1,8}) GiB)"
+)
 _UNRECOGNIZED = re.compile(r"unrecognized arguments: ([^\n]+)")
 _ABOVE = re.compile(r"mem-fraction-static\W{0,3} (?:above|to) (0\.\d{1,4})")
 _LESS, _MORE = (
@@ -1050,15 +1075,19 @@ def _by_explanation(view: View, holding: frozenset[str]) -> list[Draft]:
 
 
 def _unknown(flag: str) -> Draft:
-    """Say what to do with a flag that SGLang does not know."""
+    """Say what to do with a flag that SGLang refuses."""
     spelled = flag.replace("_", "-")
     if spelled != flag and spelled[2:].replace("-", "_") in argument_names():
         words = f"spell it {spelled}: SGLang's flags have hyphens"
     elif spelled[2:].replace("-", "_") in argument_names():
-        words = f"drop {flag}, or install a release that has it: other releases of SGLang know this flag"
+        words = f"drop {flag}, or install a release that has it: other releases of SGLang have this flag"
     else:
         words = f"drop {flag}: no release up to {releases()[-1]} has this flag"
-    return _say(words, "SGLang refuses a command line with a flag that it does not know.", "the flag belongs to another program")
+    return _say(
+        words,
+        "SGLang refuses a command line with a flag that its release does not have.",
+        "the flag belongs to another program",
+    )
 
 
 def _down(view: View, holding: frozenset[str]) -> list[Draft]:
@@ -1099,12 +1128,22 @@ def _says(view: View, said: Said) -> Draft | None:
     known = (flag for flag in said.advice.flags if flag in directions and view.facts.flag(flag[2:].replace("-", "_")))
     flag = next(known, None)
     times = f", {said.count:,} times" if said.count > 1 else ""
-    why, not_if = f"SGLang printed at its start{times}: “{said.text.rstrip('.')}”", "what the line is about does not matter for this load"
+    why, not_if = (
+        f"SGLang printed at its start{times}: “{said.text.rstrip('.')}”",
+        "what the line is about does not matter for this load",
+    )
     if flag is None:
         variables = ", ".join(each for each in said.advice.variables if each in directions)
         return _say(f"set {variables} as SGLang's own line says", why, not_if) if variables else None
     arg, way = flag[2:].replace("-", "_"), _WAYS[directions[flag]]
-    return Draft(arg, None, view.facts.typed(arg), words=f"{way} it: SGLang itself recommends it", text=Remedy(arg, way, "", why, not_if), direction=way)
+    return Draft(
+        arg,
+        None,
+        view.facts.typed(arg),
+        words=f"{way} it: SGLang itself recommends it",
+        text=Remedy(arg, way, "", why, not_if),
+        direction=way,
+    )
 
 
 def _recommended(view: View, _: frozenset[str]) -> list[Draft]:

@@ -126,13 +126,13 @@ def _sign(ending: str, *texts: str, place: str = "") -> Sign:
 
 
 # In this order; each text is one alternative. A sign with a place needs both. The texts are those of exceptions of Python, PyTorch, NCCL,
-# Gloo, CUDA, HIP, CANN and SGLang 0.3.0 to 0.5.23.
+# Gloo, CUDA, HIP, Ascend and SGLang 0.3.0 to 0.5.23.
 SIGNS: tuple[Sign, ...] = (
     _sign("killed", r"exit ?code:? ?\(?-?(?:9|137)\b", r"^(?:\S{1,80}: line \d+: *)?(?:\d+ )?Killed\b"),
     _sign("hang", r"watchdog[ _]timeout"),
     _sign(
         "peer", r"from another rank", r"(?:closed|reset|aborted) (?:the connection )?by (?:remote )?peer",
-        r"remote (?:process|rank|node|end)[^.]{0,40}(?:exit|clos|terminat|died)", r"Watchdog caught collective operation timeout",
+        r"remote (?:process|rank|node|end)[^.]{0,40}(?:exit|close|closing|terminate|died)", r"Watchdog caught collective operation timeout",
         r"recvValue failed", r"Socket closed", r"Broken ?pipe", r"ConnectionResetError", r"\bEOFError\b", r"ncclRemoteError",
         r"Rank \d+ scheduler (?:died|is dead)", r"scheduler (?:process )?died", r"child (?:process|failed)",
         r"\bpeer\b[^.]{0,40}(?:exit|died|dead|gone)", r"from rank \d+\b", r"check rank \d+ logs", r"other ranks (?:that )?(?:did|have|are|were)",
@@ -147,8 +147,10 @@ SIGNS: tuple[Sign, ...] = (
         r"(?:gpu|device|hardware|arch|platform|hopper|blackwell|ampere|sm)",
         r"Unsupported (?:arch|architecture|device|gpu)",
     ),
-    _sign("host_memory", r"(?:host|CPU|pinned|shared) memory[^.]{0,60}(?:not|insufficient|only|fail|exceed|available)", r"(?:not enough|insufficient|no|out of) (?:host|CPU|pinned|shared) memory",
-          r"/dev/shm", r"\bshm\b[^.]{0,40}(?:full|space|size)"),
+    _sign(
+        "host_memory", r"(?:host|CPU|pinned|shared) memory[^.]{0,60}(?:not|insufficient|only|fail|exceed|available)",
+        r"(?:not enough|insufficient|no|out of) (?:host|CPU|pinned|shared) memory", r"\bshm\b[^.]{0,40}(?:full|space|size|No such)",
+    ),
     _sign("kernel", r"out of resource: shared memory"),  # of the GPU, which a kernel asks for
     _sign("check", r"req_slots"),  # places for requests, which no memory of the GPU holds
     _sign(
@@ -157,7 +159,10 @@ SIGNS: tuple[Sign, ...] = (
         r"insufficient (?:\w+ )?memory", r"STATUS_ALLOC_FAILED", r"OUT_OF_RESOURCES",
         r"No space left on device", r"exceeds? (?:the )?(?:available|free) memory",
     ),
-    _sign("transfer", r"KVTransferError", r"\bmooncake", r"\bnixl\b", r"transfer engine", r"KVPoll", r"bootstrap (?:server|room|failed)", r"prefill parallel info"),
+    _sign(
+        "transfer", r"KVTransferError", r"\bmooncake", r"\bnixl\b", r"transfer engine", r"KVPoll", r"bootstrap (?:server|room|failed)",
+        r"prefill parallel info",
+    ),
     _sign("transfer", place=r"/disaggregation/"),
     _sign(
         "network", r"\bGloo\b", r"TCPStore", r"Dist(?:Network|Store|Backend)Error", r"nccl(?:SystemError|InternalError|InvalidUsage)",
@@ -165,11 +170,13 @@ SIGNS: tuple[Sign, ...] = (
         r"connect(?:FullMesh| timed? ?out)", r"Failed to connect", r"init_process_group", r"timed out after \d+(?:ms| ?s)? waiting for (?:clients|all)",
     ),
     _sign(
-        "kernel", r"exit ?code:? ?\(?-?(?:4|6|7|8|11|13[2459]|136)\b", r"illegal memory access", r"misaligned address", r"device-side assert", r"unspecified launch failure", r"Segmentation fault",
+        "kernel", r"exit ?code:? ?\(?-?(?:4|6|7|8|11|13[2459]|136)\b",
+        r"illegal memory access", r"misaligned address", r"device-side assert", r"unspecified launch failure", r"Segmentation fault",
         r"SIG(?:SEGV|BUS|ABRT)", r"Bus error", r"Memory access fault by GPU", r"HSA_STATUS_ERROR", r"(?:CUDA|HIP|NPU|XPU|MUSA) (?:kernel |driver )?error",
         r"(?:cuda|hip)Error", r"CU(?:BLAS|DNN)_STATUS", r"Triton Error", r"AcceleratorError", r"double free", r"corrupted", r"invalid pointer",
         r"(?:malloc|free)\(\)", r"\bXid\b", r"EZ\d{4}", r"E[A-Z]9999", r"ERR\d{5}", r"aclError", r"ACL (?:error|api)", r"XlaRuntimeError",
-        r"not permitted when stream is capturing", r"Internal Triton", r"cutlass", r"\bMLIR\b", r"nanobind", r"flashinfer", r"deep_?gemm", r"\baiter\b",
+        r"not permitted when stream is capturing", r"Internal Triton", r"cutlass", r"\bMLIR\b", r"nanobind", r"flashinfer", r"deep_?gemm",
+        r"\baiter\b",
     ),
     _sign(
         "argument", r"unrecognized arguments", r"invalid choice", r"expected (?:one|at least one) argument",
@@ -257,7 +264,13 @@ class Explanation:
     @property
     def where(self) -> str:
         """Rank, line and file, as far as they are known."""
-        at = f"line {self.line:,} of {self.file}" if self.line and self.file else f"line {self.line:,}" if self.line else ""
+        at = (
+            f"line {self.line:,} of {self.file}"
+            if self.line and self.file
+            else f"line {self.line:,}"
+            if self.line
+            else ""
+        )
         return ", ".join(filter(None, (self.rank, at, self.place and f"raised at {self.place}")))
 
     def is_better_than(self, other: Explanation | None) -> bool:
@@ -270,10 +283,11 @@ class Explanation:
             return False  # text of others does not outrank a cause
         if other.time is not None and self.time is not None and self.time - other.time > EPISODE_SECONDS:
             return True
-        return self._weight > other._weight
+        return self.strength > other.strength
 
     @property
-    def _weight(self) -> tuple[bool, bool, int]:
+    def strength(self) -> tuple[bool, bool, int]:
+        """How well it explains an end, to be compared: a cause, what ended a process for sure, the weight of its class."""
         weight = CLASSES[self.ending].weight
         return weight >= CAUSE, self.sure, weight
 
@@ -299,9 +313,17 @@ def to_json(each: Explanation | None, now: float) -> list[object] | None:
 def from_json(saved: object, now: float) -> Explanation | None:
     """Return what `to_json` returned; None where it cannot be one. `now`: when it was saved."""
     match saved:
-        case [str(text), str(ending), str(place), str(rank), int(line), str(file), int() | float() as age, bool(marked), list(before)] if (
-            ending in CLASSES and age >= 0
-        ):
+        case [
+            str(text),
+            str(ending),
+            str(place),
+            str(rank),
+            int(line),
+            str(file),
+            int() | float() as age,
+            bool(marked),
+            list(before),
+        ] if ending in CLASSES and age >= 0:
             lines = tuple(quoted(each) for each in before[:10] if isinstance(each, str))
             return Explanation(quoted(text), ending, place[:200], rank[:40], line, file[:400], now - age, marked, lines)
     return None

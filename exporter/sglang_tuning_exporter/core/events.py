@@ -42,8 +42,8 @@ class Event:
     | `hang` | seconds | word: scheduler tokenizer detokenizer; a watchdog that timed out |
     | `health` | silent: seconds without output, where the times in its text agree with its own | a health check that failed |
     | `end` | | word: process_died scheduler_exception launch_failed aborted; text: which process, how |
-    | `words` | line chain; unsure 1 where it is not known to have ended a process | word: a class of `endings`; text: a line that may explain an end; place, before |
-    | `advice` | line | word: a text of `sglang.advices`; text: a line before the first request in which SGLang advises or decides about a flag |
+    | `words` | line chain; unsure 1: it may have ended nothing | word: a class of `endings`; text: a line that may explain an end; place, before |
+    | `advice` | line | word: a text of `sglang.advices`; text: a line before the first request about a flag: an advice, or a decision |
     | `draining` | | SIGTERM received |
     | `rejected` | | answered with 503 |
     | `server_error` | | answered with 500, or a stream broken by an exception |
@@ -77,7 +77,10 @@ class Event:
 
 def to_json(event: Event) -> dict[str, object]:
     """Return an event as plain JSON."""
-    kept = {name: getattr(event, name) for name in ("time", "figures", "word", "text", "sizes", "arguments", "marked", "place", "file")}
+    kept = {
+        name: getattr(event, name)
+        for name in ("time", "figures", "word", "text", "sizes", "arguments", "marked", "place", "file")
+    }
     return {"kind": event.kind, "rank": list(event.rank), **{name: value for name, value in kept.items() if value}}
 
 

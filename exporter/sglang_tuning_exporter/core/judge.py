@@ -506,7 +506,8 @@ FACTS: dict[str, Callable[[View], Figure | None]] = {
     "costly_settings": _costly_settings, "not_sglang": _trouble("not_sglang"),
     "unexplained": _unexplained, "requests_failed": _failed, "requests_refused": _refused, "shared_prefixes": _shared_prefixes,
     "no_prefixes": _no_prefixes, "fits_one_gpu": _fits_one_gpu, "replicas": _replicas, "small_batches": _small_batches,
-    "recommended": _recommended, "down": _down, "timeouts": _timeouts, "given_up": _given_up, "late_by_queue": _late_by_queue, "late_by_prompts": _late_by_prompts,
+    "recommended": _recommended,
+    "down": _down, "timeouts": _timeouts, "given_up": _given_up, "late_by_queue": _late_by_queue, "late_by_prompts": _late_by_prompts,
     "late_between": _late_between, "metrics_disabled": _trouble("metrics_disabled"), "log_silent": _trouble("log_silent"),
     "disagree": _trouble("sources_disagree"),
     "often_down": _often_down,
@@ -640,7 +641,11 @@ def weigh(view: View) -> Measured:
         if row.id in holds - view.profile.accepts and holds.isdisjoint(row.unless) and not _is_excused(row, view, holds)
     )
     measured = Measured(view, figures, left)
-    return measured if _is_worth_saying(measured) else replace(measured, holding=tuple(each for each in left if each != RECOMMENDS))
+    return (
+        measured
+        if _is_worth_saying(measured)
+        else replace(measured, holding=tuple(each for each in left if each != RECOMMENDS))
+    )
 
 
 def _is_worth_saying(measured: Measured) -> bool:
@@ -648,7 +653,10 @@ def _is_worth_saying(measured: Measured) -> bool:
     view, others = measured.view, [each for each in measured.holding if each != RECOMMENDS]
     if not view.has_enough_load or len(others) == len(measured.holding):
         return True
-    return any(is_limit(each, measured) or (BY_ID[each].remedy.arg and view.facts.recommended(BY_ID[each].remedy.arg)) for each in others)
+    return any(
+        is_limit(each, measured) or (BY_ID[each].remedy.arg and view.facts.recommended(BY_ID[each].remedy.arg))
+        for each in others
+    )
 
 
 def _is_excused(row: Row, view: View, holds: set[str]) -> bool:

@@ -101,7 +101,7 @@ ROWS = (
     Row("end", rb"Initialization failed\. ", "0.3.0", "launch_failed"),
     Row("end", rb"[A-Z]\w{0,40}(?: [a-z]\w{0,20})? hit an exception: ", "0.3.6", "scheduler_exception"),
     Row("end", rb"Exception in (?:ModelTpServer|run_tp_server|ControllerMulti|ControllerSingle)\b", "0.3.0", "scheduler_exception"),
-    # Aborts that no traceback explains, as Python, glibc, the shell, PyTorch, HIP and CANN print them. They need no stamp.
+    # Aborts that no traceback explains, as Python, glibc, the shell, PyTorch, HIP and Ascend print them. They need no stamp.
     Row("end", rb"Fatal Python error: |!{3,} Segfault encountered|\*{3} (?:SIG[A-Z]{3,5}|Aborted)\b|Memory access fault by GPU", "0.1.0", _ABORT),
     Row("end", rb" {0,4}what\(\):  |terminate called after throwing |double free or corruption|free\(\): |malloc\(\): |corrupted (?:size|double)",
         "0.1.0", _ABORT),
@@ -196,8 +196,12 @@ _OTHER_FIGURES = frozenset(
 _PATTERNS = tuple((row, re.compile(row.pattern)) for row in ROWS)
 # Which of them a message is, in one look: the first group that matched. Their own groups are for the row's pattern alone.
 _ANY = re.compile(b"|".join(b"(" + re.sub(rb"(?<!\\)\((?!\?)|\(\?P<\w+>", b"(?:", row.pattern) + b")" for row in ROWS))
-_RECOGNISED = frozenset({"decode", "prefill", "retraction", "pool", "limits", "memory", "ready", "hang", "health", "end", "draining"})
-_ABORTS = re.compile(b"|".join(b"(?:" + row.pattern + b")" for row in ROWS if row.word == _ABORT or row.kind == "words"))
+_RECOGNISED = frozenset(
+    {"decode", "prefill", "retraction", "pool", "limits", "memory", "ready", "hang", "health", "end", "draining"}
+)
+_ABORTS = re.compile(
+    b"|".join(b"(?:" + row.pattern + b")" for row in ROWS if row.word == _ABORT or row.kind == "words")
+)
 _WATCHED = {"DetokenizerManager": "detokenizer", "TokenizerManager": "tokenizer"}  # 0.5.7
 _UNKNOWN_BATCH = re.compile(rb"[A-Z]\w{2,20} batch(?: ?\[\d{1,12}\])?[.,] ?#[\w-]{1,40}: ?\d")
 
@@ -333,7 +337,9 @@ class _Traceback:
         self.begin = self.begin or number
         if inside[1]:
             file = inside[2] if inside[2].startswith(b"srt/") else b"sglang/" + inside[2]
-            self.place = b":".join((file, frame[3])).decode("utf-8", "replace") + f" in {function.decode('utf-8', 'replace')}"
+            self.place = (
+                b":".join((file, frame[3])).decode("utf-8", "replace") + f" in {function.decode('utf-8', 'replace')}"
+            )
         self.in_main = self.in_main or _IN_MAIN.search(frame[2]) is not None
         self.in_process = self.in_process or _IN_PROCESS.match(function) is not None
         if _IN_CAPTURE.search(function):
@@ -367,14 +373,19 @@ _FRAME = re.compile(rb' {2}( {0,8})File "([^"\n]{0,1000})", line (\d{1,9}), in (
 _IN_PROCESS = re.compile(rb"run_\w{1,40}_process$|run_tp_server$|launch_server$|start_controller_process")
 _OF_TOKENS = re.compile(rb"(?:Prefill|Decode) out of memory\. ")
 _ASKED = re.compile(rb"Try to allocate \d|Available |\w{0,20}(?:available|evictable)_size")
-_ASKED_TOKENS, _FREE_TOKENS = re.compile(rb"Try to allocate (\d{1,12}) tokens"), re.compile(rb"Available (?:full )?tokens: (\d{1,12})")
+_ASKED_TOKENS, _FREE_TOKENS = (
+    re.compile(rb"Try to allocate (\d{1,12}) tokens"),
+    re.compile(rb"Available (?:full )?tokens: (\d{1,12})"),
+)
 # What is no part of an exception's text: a warning of Python's own, and what PyTorch prints below each error of a GPU.
 _WARNED = re.compile(
     rb"\S{1,400}\.py:\d{1,9}: \w|(?:CUDA|HIP|XPU) kernel errors might be|For debugging consider passing|Compile with `TORCH_USE|Search for `(?:cuda|hip)|"
     rb"Device-side assertion tracking|Exception raised from "
 )
 # Words that only SGLang uses, in an error that was copied without anything around it.
-_OWN_WORDS = re.compile(rb"sglang|sgl[_-]kernel|hierarchical cache|HiCache|[Rr]adix ?[Cc]ache|req_to_token|mem-fraction-static")
+_OWN_WORDS = re.compile(
+    rb"sglang|sgl[_-]kernel|hierarchical cache|HiCache|[Rr]adix ?[Cc]ache|req_to_token|mem-fraction-static"
+)
 _LINES_OF_MESSAGE = 12  # of an exception's text
 _EXCEPTION = re.compile(rb"(?:[A-Z]\w{0,200}|\w{1,100}(?:\.\w{1,100}){1,9})(?:: |$)")
 _CHAINED = (b"During handling of the above exception", b"The above exception was the direct cause")
@@ -402,7 +413,9 @@ _FAILED_REQUEST = re.compile(
     rb"(?:Decode|Prefill) \w{1,20} failed for request rank=\d{1,6} [^\n]{0,600}?bootstrap_room=(?P<room>\w{1,40})"
     rb"(?: with exception (?:KVTransferError\(bootstrap_room=\w{1,40}\): )?(?P<reason>[^\n]*))?"
 )
-_GIVEN_UP = re.compile(rb"Aborted by (?:AbortReq|decode-side abort notification)\b")  # by a client, or by the other side for one
+_GIVEN_UP = re.compile(
+    rb"Aborted by (?:AbortReq|decode-side abort notification)\b"
+)  # by a client, or by the other side for one
 
 
 # PyTorch lists the processes on the GPU. Without "this process" they cannot be distinguished, as in a container.
@@ -452,7 +465,11 @@ def _launch_failure(text: bytes) -> str:
 def _without_values(text: bytes) -> bytes:
     """Return an error about a command line without the values of unknown arguments."""
     match = _UNRECOGNIZED.match(text)
-    return text if match is None else match[1] + b" ".join(word.partition(b"=")[0] for word in match[2].split() if word[:1] == b"-")
+    return (
+        text
+        if match is None
+        else match[1] + b" ".join(word.partition(b"=")[0] for word in match[2].split() if word[:1] == b"-")
+    )
 
 
 _SIZES = re.compile(rb"\bbs[= ]\[([\d, ]{0,12000})\]")
@@ -511,7 +528,9 @@ class Reader:
         self._reported: dict[Rank, tuple[str, float | None]] = {}  # failures that ranks logged before they raised them
         self._recent: deque[bytes] = deque(maxlen=_RECENT)  # the last recognised lines
         self._released: list[Event] = []  # events that are about a line before, with its mark
-        self._failure: tuple[Event, bytes, int] | None = None  # the last failed allocation of tokens, whose numbers may follow
+        self._failure: tuple[Event, bytes, int] | None = (
+            None  # the last failed allocation of tokens, whose numbers may follow
+        )
         self._message: list[bytes] = []  # of the last exception, which may go on in the next line
         self._message_around = ""
         self._said: Event | None = None  # that of its first line
@@ -706,7 +725,12 @@ class Reader:
         """Read a line that no process of SGLang's logs: how a process was aborted."""
         if _ABORTS.match(text) is None:
             return ""
-        row, match = next((row, match) for row, pattern in _PATTERNS if row.word == _ABORT or row.kind == "words" if (match := pattern.match(text)))
+        row, match = next(
+            (row, match)
+            for row, pattern in _PATTERNS
+            if row.word == _ABORT or row.kind == "words"
+            if (match := pattern.match(text))
+        )
         return self._read_row(row, match, at)
 
     def _read_message(self, text: bytes, at: Origin) -> str:
@@ -899,11 +923,21 @@ class Reader:
         return row.kind
 
     def _explain(
-        self, text: bytes, at: Origin, *, chain: int, place: str = "", before: Sequence[str] = (), ending: str = "", sure: bool = True
+        self,
+        text: bytes,
+        at: Origin,
+        *,
+        chain: int,
+        place: str = "",
+        before: Sequence[str] = (),
+        ending: str = "",
+        sure: bool = True,
     ) -> None:
         """Add the event of a line that may explain an end. `before`: earlier exceptions of its chain. `sure`: it did end a process."""
         words = _words(text)
-        event = self._add("words", at, {"line": self.number, "chain": chain}, ending or class_of([*before, words], place), words)
+        event = self._add(
+            "words", at, {"line": self.number, "chain": chain}, ending or class_of([*before, words], place), words
+        )
         if not sure:
             event.figures["unsure"] = 1
         event.place = place[:LONGEST_TEXT]
@@ -953,7 +987,13 @@ class Reader:
                 return "known"
             if request["room"].isdigit():
                 figures["room"] = float(request["room"])
-        side = b"decode" if match.string.startswith(b"Decode") else b"prefill" if match.string.startswith(b"Prefill") else b""
+        side = (
+            b"decode"
+            if match.string.startswith(b"Decode")
+            else b"prefill"
+            if match.string.startswith(b"Prefill")
+            else b""
+        )
         self._add(row.kind, at, figures, side.decode(), text=_words(reason))
         if b"from another rank" not in reason:
             self._explain(reason, at, chain=self.number, ending="transfer", sure=False)
@@ -992,10 +1032,7 @@ class Reader:
         """Read a line without a stamp as part of a traceback; return its kind, empty where it belongs to none."""
         traceback = self._open if self._in_traceback() else None
         if not self._serving and _USAGE_ERROR.match(text):
-            at = Origin(time, NO_RANK)
-            self._add("end", at, word="launch_failed", text=_launch_failure(text))
-            self._explain(_without_values(text), at, chain=self.number, ending="argument")
-            return "end"
+            return self._read_usage_error(text, Origin(time, NO_RANK))
         if text.startswith(TRACEBACK):
             self._open_traceback(time)
         elif (frame := _FRAME.match(text)) is not None:
@@ -1011,13 +1048,18 @@ class Reader:
         elif traceback is None:
             return self._read_more(text)
         elif text[traceback.indent : traceback.indent + 1] == b" " or not text.strip():
-            return "traceback"
+            pass
         elif _EXCEPTION.match(text := text[traceback.indent :]):
             self._close_traceback(traceback, text, time)
             return "exception"
         else:
             return ""
         return "traceback"
+
+    def _read_usage_error(self, text: bytes, at: Origin) -> str:
+        self._add("end", at, word="launch_failed", text=_launch_failure(text))
+        self._explain(_without_values(text), at, chain=self.number, ending="argument")
+        return "end"
 
     def _read_more(self, text: bytes) -> str:
         """Read a further line of the last exception's text, which ends with an empty line."""
@@ -1035,7 +1077,12 @@ class Reader:
 
     def _explain_traceback(self, traceback: _Traceback, text: bytes) -> None:
         self._explain(
-            text, traceback.at, chain=traceback.begin, place=traceback.place, before=traceback.texts, sure=traceback.is_sure
+            text,
+            traceback.at,
+            chain=traceback.begin,
+            place=traceback.place,
+            before=traceback.texts,
+            sure=traceback.is_sure,
         )
         self._events[-1].figures["line"] = self.number - len(self._message) + 1
 

@@ -1012,7 +1012,7 @@ CHANCES: tuple[Row, ...] = (
         guide=_NOT_IN_GUIDE + "SGLang's own words",
         remedy=_look(
             "read these lines of the start",
-            "SGLang knows the model, the GPU and its own limits.",
+            "Its lines are about this model, this GPU and its own limits.",
             "the load needs nothing of it",
         ),
     ),

@@ -197,7 +197,9 @@ class FindingWords:
     changes: tuple[ChangeWords, ...]
     after: tuple[str, ...]
     period: str
-    said: str = ""  # the line of the log that explains it, where the headline does not have it whole, and where it stands
+    said: str = (
+        ""  # the line of the log that explains it, where the headline does not have it whole, and where it stands
+    )
 
     @property
     def is_main(self) -> bool:
