@@ -97,3 +97,7 @@ def test_a_new_start_has_its_own_recommendations(tmp_path: Path) -> None:
     assert (
         recommended(judged(tmp_path, at(31, POOL), LIMITS, READY, again, READY.replace("09:00:40", "09:31:00"))) == []
     )
+
+
+def test_what_a_library_prints_without_a_stamp_is_no_advice_of_sglangs(tmp_path: Path) -> None:
+    assert recommended(judged(tmp_path, POOL, LIMITS, READY)) == []

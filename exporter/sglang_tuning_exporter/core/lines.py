@@ -716,7 +716,7 @@ class Reader:
             kind = self._read_abort(text, at) or self._read_traceback(text, time)
         if not kind and not self._stamped:
             self._time = self._time if time is None else time
-            kind = self._read_message(text, at)
+            kind = self._read_message(text, at, stamped=False)
         for more in line.more:
             self._read_traceback(more, time)
         return kind or ("other" if text.strip() else "empty")
@@ -733,8 +733,8 @@ class Reader:
         )
         return self._read_row(row, match, at)
 
-    def _read_message(self, text: bytes, at: Origin) -> str:
-        """Read a message by the table."""
+    def _read_message(self, text: bytes, at: Origin, *, stamped: bool = True) -> str:
+        """Read a message by the table. What SGLang advises has its stamp."""
         text = without_terminal(text)
         self._message = []
         if _ACCESS.match(text):
@@ -747,7 +747,7 @@ class Reader:
             row, pattern = _PATTERNS[found.lastindex - 1]
             if (match := pattern.match(text)) is not None:
                 return self._read_row(row, match, at)
-        if self._says(text, at):
+        if stamped and self._says(text, at):
             return "advice"
         if _ASGI.match(text):  # uvicorn, of a request that an exception ended; that of a stream has status 200
             self._open = _Traceback(at, self.number + _OTHERS_BETWEEN, begin=self.number, stamped=True)
