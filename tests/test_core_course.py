@@ -260,7 +260,11 @@ def test_nothing_starts_for_a_minute_although_nearly_all_is_free() -> None:
 
 
 def test_the_same_lines_with_requests_that_start_are_at_the_limit() -> None:
-    assert verdict([*start(limit=4), *load(20, 200, running=3, queue=1, usage=0.06)]) == "running_at_limit"
+    four = [decode(25 + step, running=4, queue=1, usage=0.06) for step in range(0, 190, 30)]
+    assert (
+        verdict([*start(limit=4), *sorted([*load(20, 200, running=3, queue=1, usage=0.06), *four])])
+        == "running_at_limit"
+    )
 
 
 def test_out_of_memory_forbids_what_takes_memory() -> None:

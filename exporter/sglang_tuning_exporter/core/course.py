@@ -412,7 +412,7 @@ class Course:
         }  # fmt: skip
         view = run.whole or View(run.totals, run.facts, self._profile, run.end)
         return Start(
-            run.begin if run.is_start and self.server.dated else None, run.facts.release, run.facts.arguments, changed,
+            run.begin if run.is_start and self.server.dated else None, run.facts.shown_release, run.facts.arguments, changed,
             figures_of(view), run.ended, memory(run.facts),
         )  # fmt: skip
 

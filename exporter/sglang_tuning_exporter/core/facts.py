@@ -13,7 +13,7 @@ from functools import cached_property
 from sglang_tuning_exporter.core.events import NO_RANK, Event, Rank
 from sglang_tuning_exporter.sglang.advices import Advice, recognise
 from sglang_tuning_exporter.sglang.args.command import typed_args
-from sglang_tuning_exporter.sglang.args.flags import flag_of, is_before, release_of, version_tuple
+from sglang_tuning_exporter.sglang.args.flags import flag_of, infer_version, is_before, release_of, version_tuple
 from sglang_tuning_exporter.sglang.args.values import attention_ranks, flag_value, number, print_factor
 from sglang_tuning_exporter.sglang.metrics.figures import RankFigures
 from sglang_tuning_exporter.sglang.server_info import ServerInfo
@@ -302,6 +302,14 @@ class Facts:
         if self._release[0] != len(self.arguments):
             self._release = (len(self.arguments), release_of(self.version, self.arguments))
         return self._release[1]
+
+    @property
+    def shown_release(self) -> str | None:
+        """The release as it may be named: None where arguments that somebody shortened fit several."""
+        if self.version or not self.arguments:
+            return self.release
+        fitting = infer_version(self.arguments)
+        return self.release if fitting is not None and fitting[0] == fitting[1] else None
 
     def is_before(self, *version: int) -> bool:
         """Whether the release is known to be older."""

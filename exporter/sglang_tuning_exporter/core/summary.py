@@ -27,7 +27,7 @@ def judged_live(watch: Watch, judgement: Judgement, now: float) -> Judged:
     facts, window = server.facts, server.profile.window_seconds
     line, changes, notes = command(judgement, facts)
     started = server.started_at[-1] if server.started_at else None
-    start = Start(started, facts.release, facts.arguments, {}, figures_of(view), server.ended, memory(facts))
+    start = Start(started, facts.shown_release, facts.arguments, {}, figures_of(view), server.ended, memory(facts))
     # Lines from before the exporter are in the window too.
     begin = max(now - window, min(watch.begin, server.begin or watch.begin))
     return Judged(
@@ -144,5 +144,5 @@ def printed(facts: Facts) -> dict[str, float | str | None]:
     """Return what the start printed of sizes and limits."""
     return {
         "kv_pool_tokens": facts.pool(), "max_running_requests": facts.least_limit, "largest_captured_batch": facts.largest_captured,
-        "release": facts.release, "available_gpu_memory_gb": facts.reserve_gb,
+        "release": facts.shown_release, "available_gpu_memory_gb": facts.reserve_gb,
     }  # fmt: skip
