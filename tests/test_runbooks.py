@@ -97,7 +97,7 @@ torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.
 [2025-11-20 11:40:09] INFO:     10.0.0.1:5 - "POST /pause_generation HTTP/1.1" 200 OK
 ServerArgs(swa_full_tokens_ratio=0.8, max_queued_requests=64, load_balance_method='round_robin', disable_cuda_graph=False,
  grammar_backend='xgrammar', enable_metrics=True, log_level='info', attention_backend='fa3')
-[2025-11-20 11:40:08 TP0] Decode transfer failed for request rank=0 req.bootstrap_room=1 with exception KVTransferError(bootstrap_room=1): timed out after 300.0s
+[2025-11-20 11:40:08 TP0] Decode transfer failed for request rank=0 req.bootstrap_room=1 with exception KVTransferError(bootstrap_room=1): timed out after 300s
 [2025-11-20 11:40:08 TP0] Could not fetch prefill parallel info from 10.0.0.1:8998 after 60 attempts
 [2025-11-20 11:40:08 TP0] max_total_tokens=131072 is larger than the profiled value -561981. Use the profiled value instead.
 usage: error: ambiguous option: --cuda-graph-max-bs could match --cuda-graph-max-bs-decode, --cuda-graph-max-bs-prefill
