@@ -283,6 +283,15 @@ def test_one_address_in_two_clusters_is_two_rows(tmp_path: Path) -> None:
     assert labels["verdict"] == "server_down"
 
 
+def test_a_server_that_ended_shows_the_line_of_its_log_that_says_why(tmp_path: Path) -> None:
+    series = server("a:1", "server_down", "critical")
+    series['sglang_tuning_end_info{job="sglang",instance="a:1",class="check",words="KeyError: x"}'] = "1x240"
+    series['sglang_tuning_verdict_since_timestamp_seconds{job="sglang",instance="a:1"}'] = "603x240"
+    [(labels, seconds)] = answer(tmp_path, series, query("server", AT_END, "C", instance="a:1"))
+    assert (labels["sentence"], seconds) == ("In its log: KeyError: x", 1800 - 603)
+    assert answer(tmp_path, server("a:1"), query("server", AT_END, "C", instance="a:1")) == []
+
+
 # --- what to change --------------------------------------------------------------------------------------------------
 
 

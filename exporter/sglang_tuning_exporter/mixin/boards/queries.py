@@ -28,6 +28,7 @@ HELD = "2m"
 LONGEST_AWAY = "1d:5m"  # how far back an exporter that does not answer is looked for
 VERDICT = "sglang_tuning_verdict_info"
 SINCE = "sglang_tuning_verdict_since_timestamp_seconds"
+END = "sglang_tuning_end_info"
 ADVICE = "sglang_tuning_advice_timestamp_seconds"
 _FINE = "|".join(sorted(GOOD))
 
@@ -230,6 +231,14 @@ def silent(sentence: str = "") -> str:
     for label in filter(said.get, said):
         found = labelled(found, label, said[label])
     return found
+
+
+def ended() -> str:
+    """Return the line of its log that explains why a server ended, as a sentence; the value is for how many seconds the verdict stands."""
+    words = f"max by ({ON}, words) ({last(own(END))})"
+    found = f"time() - (0 * {words} + on ({ON}) group_left () {by_server(last(own(SINCE)))})"
+    said = labelled(labelled(found, "sentence", "In its log: $1", "words", "(.+)"), "level", "info")
+    return f"max by ({ON}, level, sentence) ({said})"
 
 
 def _as_diagnosis(expr: str) -> str:
