@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,27 @@ def test_a_new_start_has_its_own_recommendations(tmp_path: Path) -> None:
 
 def test_what_a_library_prints_without_a_stamp_is_no_advice_of_sglangs(tmp_path: Path) -> None:
     assert recommended(judged(tmp_path, POOL, LIMITS, READY)) == []
+
+
+CAPTURES = Path(__file__).parent / "captures"
+CALM = sorted(
+    path.name
+    for name in ("healthy-*", "chat-*", "dp2-idle-*", "sigterm-idle*", "long-idle-*")
+    for path in CAPTURES.glob(f"{name}.tar.xz")
+)
+
+
+@pytest.mark.parametrize("name", CALM)
+def test_a_real_server_that_needs_nothing_has_no_finding_about_its_own_lines(name: str, tmp_path: Path) -> None:
+    with tarfile.open(CAPTURES / name) as archive:
+        inside = next(member for member in archive if member.name.endswith("server.log"))
+        file = archive.extractfile(inside)
+        assert file is not None
+        (tmp_path / "server.log").write_bytes(file.read())
+    found = judge(Logs([str(tmp_path / "server.log")]), PROFILES["online"])[0].judgement.findings
+    assert not {each.diagnosis for each in found} & {
+        "sglang_recommends",
+        "crashed",
+        "hicache_degraded",
+        "kv_transfer_failing",
+    }
