@@ -190,7 +190,7 @@ def test_every_file_is_judged_as_node_exporter_judges_it_but_for_those_that_are_
         ("rate_limit: {interval: 1s, burst: 0}", "rate_limit.burst=0: give a number above 0"),
         ('http_server_config: {headers: {Content-Security-Policy: "a\\r\\nSet-Cookie: b"}}', "one line of plain text"),
         ("basic_auth_users: {'a:b': x}", "with a colon"),
-        (f"basic_auth_users: {{a: '{HASH.replace('$04$', '$31$')}'}}", "basic_auth_users.a: its cost is 31, so that a check takes"),
+        ("basic_auth_users: {a: '$2b$31$" + "a" * 53 + "'}", "basic_auth_users.a: its cost is 31, so that a check takes"),
         ("? [a, b]\n: c", "give a plain word as a key"),
         ('"a\\nb": c\n"a\\nb": d', "a b: it stands there twice"),
         ('"\\UFFFFFFFF": c', "not YAML"),
