@@ -228,6 +228,17 @@ def test_where_the_start_is_not_in_the_log_the_batches_show_what_was_captured() 
     assert "cuda_graph_not_covering" in found(judged(lines))
 
 
+def test_batches_without_a_graph_before_the_first_with_one_are_explained_by_it() -> None:
+    lines = [
+        decode(20 + step, running=46 if step < 60 or step % 4 else 28, graph=step >= 60 and not step % 4)
+        for step in range(0, 160, 2)
+    ]
+    names = found(judged(lines))
+    assert "cuda_graph_not_covering" in names
+    assert "cuda_graph_off" not in names
+    assert "cuda_graph_off" in found(judged([decode(20 + step, running=4, graph=False) for step in range(0, 160, 2)]))
+
+
 def test_retractions_ask_for_a_higher_conservativeness_and_never_for_a_lower_one() -> None:
     lines = [*start(), *load(20, 300, **WAITS), *(retraction(25 + 10 * number) for number in range(29))]
     answer = judged(sorted(lines))

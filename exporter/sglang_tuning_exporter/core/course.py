@@ -198,6 +198,9 @@ class Course:
         }
         if run.whole.fills_its_reservation:
             run.phases.pop("admission_too_conservative", None)  # what the whole explains is no cause of a part
+        if "cuda_graph_not_covering" in run.held and run.facts.largest_captured is None:
+            for seen in (run.held, run.phases):  # later batches show what was captured, and explain the earlier ones
+                seen.pop("cuda_graph_off", None)
         self._counted = 0.0
 
     # The whole

@@ -1091,7 +1091,8 @@ def _notes(row: Row, view: View) -> list[str]:
         notes.append(
             f"Another process holds {totals['held_elsewhere_gb']:.1f} GB of this GPU's memory, as SGLang's error says: end or move it first."
         )
-    if row.id in {"cuda_graph_off", "cuda_graph_not_covering"} and view.facts.largest_captured is None:
+    is_assumed = row.id == "cuda_graph_off" or (row.id == "cuda_graph_not_covering" and not view.totals["replayed_most"])
+    if is_assumed and view.facts.largest_captured is None:
         notes.append(
             "The start is not in this log: that SGLang captured up to 160 to 256, as it does by itself, is an assumption."
         )
