@@ -62,7 +62,7 @@ def served(seconds: int = 60, **figures: Any) -> Beside:
     """A watch beside a server that ran 60 requests for so long, with log and metrics."""
     beside = Beside()
     beside.lines(*start())
-    beside.scrape(11, work=0.0)
+    beside.scrape(11, work=0.0, **figures)
     for at in range(12, 12 + seconds, 2):
         beside.lines(decode(at))
         if at % 4 == 0:

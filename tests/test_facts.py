@@ -276,6 +276,8 @@ def test_the_table_describes_every_fact_and_every_row_names_a_family_that_exists
         "sglang:generation_tokens_histogram_bucket",
         "sglang:http_requests_active",
         "sglang:per_stage_req_latency_seconds_count",
+        "sglang:num_bootstrap_failed_reqs_total",  # of a prefill/decode pair
+        "sglang:num_transfer_failed_reqs_total",
     }
     assert {metric for _, metric, *_ in rows if f"{metric}{{" not in pages} <= unexposed_here | {
         "sglang:time_to_first_token_seconds_count",

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache, partial, reduce
 from itertools import dropwhile
@@ -183,7 +184,9 @@ def _fault(name: str, log: str, difference: tuple[str, Any, Any], said_now: Mapp
 def _check(name: str, log: str, _way: str, answers: Sequence[Answer]) -> Checks:
     if name not in _answers():
         return dict.fromkeys(FIELDS, "no answer is recorded: python -m truth.today record")
-    was, now = _renamed(_answers()[name], _judged()["words"]), said(answers[-1])
+    added = _judged()["added"]  # rows that the recorded product did not have
+    known = replace(answers[-1], findings=tuple(each for each in answers[-1].findings if each.diagnosis not in added))
+    was, now = _renamed(_answers()[name], _judged()["words"]), said(known)
     faults = {
         each: _fault(name, log, (each, was[each], now[each]), now) if was[each] != now[each] else "" for each in now
     }

@@ -1151,6 +1151,11 @@ def _recommended(view: View, _: frozenset[str]) -> list[Draft]:
     return [draft for draft in drafts if draft is not None]
 
 
+def way_of(said: Said, arg: str) -> str:
+    """Return the direction in which a recommendation of SGLang's goes for an argument; empty where it only names it."""
+    return _WAYS.get(dict(said.advice.directions).get(f"--{arg.replace('_', '-')}", ""), "")
+
+
 def by_sglang(row: Row, view: View, said: Said) -> list[Change]:
     """Return a recommendation of SGLang's as the change of a row; none where this release has no such flag."""
     draft = _says(view, said)

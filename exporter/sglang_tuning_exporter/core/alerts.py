@@ -125,7 +125,7 @@ class Clocks:
 def _event_at(row: Row, server: Server, now: float) -> float:
     """Return when the event of a row happened or a hang began, `now` for a state."""
     if row.id == "scheduler_stuck" and server.hangs:
-        return min(server.hangs[-1].begin, now)
+        return max(server.hangs[-1].begin, server.last.get("hangs", now) - row.after)  # it is known from then on
     if row.when.kind != "event":
         return now
     return max((server.last[name] for name in row.when.states if name in server.last), default=now)

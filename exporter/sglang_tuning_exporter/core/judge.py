@@ -22,6 +22,7 @@ from sglang_tuning_exporter.core.advice import (
     figures_of,
     fill,
     typed_settings,
+    way_of,
 )
 from sglang_tuning_exporter.core.endings import CAUSE, CLASSES, Explanation, quoted, shortened
 from sglang_tuning_exporter.core.findings import (
@@ -631,7 +632,7 @@ def weigh(view: View) -> Measured:
     view = suspects.explained(explained(view))
     figures = {row.id: figure for row in ROWS if _is_enough(row, view) and (figure := measure(row, view)) is not None}
     holds = {name for name, figure in figures.items() if figure.holds}
-    if view.explanation is not None and view.explanation.denies_memory:
+    if view.explanation is not None and view.explanation.denies_memory and "crashed" in holds:
         holds -= {*OUT_OF_MEMORY} - {"graph_memory_short"}
     if view.stopped:  # it was asked to end: everything is over
         return Measured(view, figures, ())
@@ -862,19 +863,16 @@ def _own(row: Row, measured: Measured, holding: frozenset[str], advised: dict[st
 
 
 def _after_sglang(row: Row, view: View, offered: list[Change]) -> list[Change]:
-    """Put what SGLang itself recommends in its start about a row's flag before the row's own change, and leave out what it contradicts."""
-    says = (
-        [change for said in view.facts.recommended(row.remedy.arg) for change in by_sglang(row, view, said)]
-        if row.remedy.arg
-        else []
-    )
-    against = {
-        (each.arg, _OTHER_WAY.get(each.direction))
-        for said in view.facts.recommended()
-        for each in by_sglang(row, view, said)
-    }
+    """Put what SGLang itself recommends in its start about a row's flag before the row's own change, and leave out what it contradicts.
+
+    Where it recommends the same, ours stands: it has a value.
+    """
+    arg, ways = row.remedy.arg, {change.direction for change in offered if change.arg == row.remedy.arg}
+    about = [said for said in view.facts.recommended(arg) if arg and way_of(said, arg) not in ways]
+    says = [change for said in about for change in by_sglang(row, view, said)]
+    against = {(each.arg, _OTHER_WAY.get(each.direction)) for said in view.facts.recommended() for each in by_sglang(row, view, said)}
     own = [change for change in offered if (change.arg, change.direction) not in against]
-    return [*says, *(change for change in own if not says or change.arg != row.remedy.arg)]
+    return [*says, *(change for change in own if not says or change.arg != arg)]
 
 
 _OTHER_WAY = {"raise": "lower", "lower": "raise", "add": "drop", "drop": "add"}

@@ -971,7 +971,7 @@ class Reader:
         self._failure = (event, whole, chain)
         if asked is not None and free is not None:
             self._failure = None
-            enough = int(free[1]) >= int(asked[1])
+            enough = 0 < int(asked[1]) <= int(free[1])
             self._explain(whole, Origin(event.time, event.rank), chain=chain, ending="check" if enough else "memory")
             said = self._events.pop()
             said.marked, said.figures["line"] = event.marked, self.number - whole.count(b"\n")
@@ -1065,6 +1065,7 @@ class Reader:
         """Read a further line of the last exception's text, which ends with an empty line."""
         closed = self._closed
         is_over = not text.strip() or _WARNED.match(text) is not None or self.around != self._message_around
+        is_over = is_over or _ANY.match(text) is not None or _ACCESS.match(text) is not None  # a line of SGLang's, in a log without stamps
         if not self._message or closed is None or is_over or len(self._message) >= _LINES_OF_MESSAGE:
             self._message = []
             return ""

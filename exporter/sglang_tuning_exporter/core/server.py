@@ -1352,7 +1352,7 @@ class Server:
     def settle(self) -> None:
         """Take the last line of a log as an end, if it explains one and nothing worked on after it."""
         said = self.explanation
-        if said is None or self.ended or not said.sure or CLASSES[said.ending].weight < CAUSE:
+        if said is None or self.ended or not said.sure or said.ending == "hang" or CLASSES[said.ending].weight < CAUSE:
             return
         if self._failed and not said.denies_memory:
             return  # the failure is the finding

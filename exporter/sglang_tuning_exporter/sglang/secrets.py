@@ -21,9 +21,10 @@ _SHAPES = tuple(
         (r"()\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?", 0),  # a JWT
         (r"(\b[a-zA-Z][a-zA-Z0-9+.-]{1,20}://)[^\s/'\"@]{1,400}@", 0),  # a URL with credentials
         (
-            r"()\b(?:sk|pk|rk)-[A-Za-z0-9_-]{16,}|\b(?:hf|ghp|gho|ghu|ghs|ghr|glpat|npm|pypi|nvapi|xox[abprs]|gsk|r8)[_-][A-Za-z0-9_-]{16,}",
+            r"()\b(?:sk|pk|rk)-(?=[A-Za-z_-]*\d)[A-Za-z0-9_-]{8,}|\b(?:hf|gh[opusr]|glpat|xox[abprs])[_-][A-Za-z0-9_-]{8,}",
             0,
         ),
+        (r"()\b(?:npm|pypi|nvapi|gsk|r8)[_-](?=[A-Za-z_-]*\d)[A-Za-z0-9_-]{16,}", 0),
         (r"()\bgithub_pat_[A-Za-z0-9_]{20,}|\bAIza[A-Za-z0-9_-]{30,}|\bya29\.[A-Za-z0-9_-]{20,}", 0),
         (r"()\b(?:AKIA|ASIA|AGPA|AIDA|AROA|ANPA)[A-Z0-9]{12,}\b", 0),
         (
@@ -42,7 +43,7 @@ _SHAPES = tuple(
 )
 # Of nearly all texts one look is enough.
 _MAY_HOLD = re.compile(
-    r"-----BEGIN|eyJ|://|[sprk]k-|[a-z0-9]{2,6}[_-][A-Za-z0-9_-]{16}|AI|A[KSGIRN][IPD]|ya29|[=:]|earer|asic|uthorization|--",
+    r"-----BEGIN|eyJ|://|[sprk]k-|[a-z0-9]{2,6}[_-][A-Za-z0-9_-]{8}|AI|A[KSGIRN][IPD]|ya29|[=:]|earer|asic|uthorization|--",
     re.IGNORECASE,
 )
 
