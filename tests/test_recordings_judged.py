@@ -44,7 +44,9 @@ def advised(findings: tuple[Finding, ...]) -> dict[str, tuple[object, object]]:
 def test_the_retracting_server_is_advised_to_raise_its_conservativeness_and_nothing_against_it() -> None:
     found = judged("retract")
     assert found.verdict == "retracting_too_often"
-    assert advised(tuple(each for each in found.findings if each.is_limit)) == {"--schedule-conservativeness": (0.1, 1.3)}
+    assert advised(tuple(each for each in found.findings if each.is_limit)) == {
+        "--schedule-conservativeness": (0.1, 1.3)
+    }
     assert "admission_too_conservative" not in {each.diagnosis for each in found.findings}
 
 

@@ -870,7 +870,11 @@ def _after_sglang(row: Row, view: View, offered: list[Change]) -> list[Change]:
     arg, ways = row.remedy.arg, {change.direction for change in offered if change.arg == row.remedy.arg}
     about = [said for said in view.facts.recommended(arg) if arg and way_of(said, arg) not in ways]
     says = [change for said in about for change in by_sglang(row, view, said)]
-    against = {(each.arg, _OTHER_WAY.get(each.direction)) for said in view.facts.recommended() for each in by_sglang(row, view, said)}
+    against = {
+        (each.arg, _OTHER_WAY.get(each.direction))
+        for said in view.facts.recommended()
+        for each in by_sglang(row, view, said)
+    }
     own = [change for change in offered if (change.arg, change.direction) not in against]
     return [*says, *(change for change in own if not says or change.arg != arg)]
 
@@ -1089,7 +1093,9 @@ def _notes(row: Row, view: View) -> list[str]:
         notes.append(
             f"Another process holds {totals['held_elsewhere_gb']:.1f} GB of this GPU's memory, as SGLang's error says: end or move it first."
         )
-    is_assumed = row.id == "cuda_graph_off" or (row.id == "cuda_graph_not_covering" and not view.totals["replayed_most"])
+    is_assumed = row.id == "cuda_graph_off" or (
+        row.id == "cuda_graph_not_covering" and not view.totals["replayed_most"]
+    )
     if is_assumed and view.facts.largest_captured is None:
         notes.append(
             "The start is not in this log: that SGLang captured up to 160 to 256, as it does by itself, is an assumption."

@@ -1065,7 +1065,9 @@ class Reader:
         """Read a further line of the last exception's text, which ends with an empty line."""
         closed = self._closed
         is_over = not text.strip() or _WARNED.match(text) is not None or self.around != self._message_around
-        is_over = is_over or _ANY.match(text) is not None or _ACCESS.match(text) is not None  # a line of SGLang's, in a log without stamps
+        is_over = (
+            is_over or _ANY.match(text) is not None or _ACCESS.match(text) is not None
+        )  # a line of SGLang's, in a log without stamps
         if not self._message or closed is None or is_over or len(self._message) >= _LINES_OF_MESSAGE:
             self._message = []
             return ""
