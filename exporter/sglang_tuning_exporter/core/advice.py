@@ -1056,6 +1056,10 @@ _LESS, _MORE = (
 _FAILURES_OF = {"memory": OUT_OF_MEMORY, "hang": ("scheduler_stuck",)}  # by the class of an end
 
 
+def _arg_of(flag: str) -> str:
+    return flag[2:].replace("-", "_")
+
+
 def _said(view: View) -> str:
     """Return the words that explain an end, of which no part can be a client's."""
     return view.explanation.text if view.explanation is not None and not view.explanation.marked else ""
@@ -1077,9 +1081,9 @@ def _by_explanation(view: View, holding: frozenset[str]) -> list[Draft]:
 def _unknown(flag: str) -> Draft:
     """Say what to do with a flag that SGLang refuses."""
     spelled = flag.replace("_", "-")
-    if spelled != flag and spelled[2:].replace("-", "_") in argument_names():
+    if spelled != flag and _arg_of(spelled) in argument_names():
         words = f"spell it {spelled}: SGLang's flags have hyphens"
-    elif spelled[2:].replace("-", "_") in argument_names():
+    elif _arg_of(spelled) in argument_names():
         words = f"drop {flag}, or install a release that has it: other releases of SGLang have this flag"
     else:
         words = f"drop {flag}: no release up to {releases()[-1]} has this flag"
@@ -1105,7 +1109,7 @@ def _named(view: View, words: str) -> list[Draft]:
     known = recognise(words)
     ways = dict(known.directions) if known is not None else {}
     for flag in flags:
-        arg, way = flag[2:].replace("-", "_"), direction
+        arg, way = _arg_of(flag), direction
         if flag in ways:
             way = _WAYS[ways[flag]]
         text = Remedy(
@@ -1125,7 +1129,7 @@ _WAYS = {"increase": "raise", "decrease": "lower", "set": "set", "unset": "drop"
 def _says(view: View, said: Said) -> Draft | None:
     """Return what SGLang recommends as a change of the first flag that this release has."""
     directions = dict(said.advice.directions)
-    known = (flag for flag in said.advice.flags if flag in directions and view.facts.flag(flag[2:].replace("-", "_")))
+    known = (flag for flag in said.advice.flags if flag in directions and view.facts.flag(_arg_of(flag)))
     flag = next(known, None)
     times = f", {said.count:,} times" if said.count > 1 else ""
     why, not_if = (
@@ -1135,7 +1139,7 @@ def _says(view: View, said: Said) -> Draft | None:
     if flag is None:
         variables = ", ".join(each for each in said.advice.variables if each in directions)
         return _say(f"set {variables} as SGLang's own line says", why, not_if) if variables else None
-    arg, way = flag[2:].replace("-", "_"), _WAYS[directions[flag]]
+    arg, way = _arg_of(flag), _WAYS[directions[flag]]
     return Draft(
         arg,
         None,

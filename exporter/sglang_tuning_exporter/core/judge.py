@@ -199,9 +199,8 @@ def _refused(view: View) -> Figure | None:
 
 
 def _transfers(view: View) -> Figure | None:
-    """Requests that failed between the two servers of a pair. SGLang's counters have those of clients that gave up as well."""
-    totals = view.totals
-    failed = max(totals["failed_transfers"] - totals["aborted_requests"], 0.0)
+    """Requests that failed between the two servers of a pair, by the minute."""
+    totals, failed = view.totals, view.failed_transfers
     if not failed and not view.facts.role:
         return None
     requests = max(totals["finished_requests"], totals["started"], failed)
@@ -1011,7 +1010,7 @@ def _said(row: Row, view: View) -> str:
     """Return what was seen, where more than the figure is known."""
     facts, totals = view.facts, view.totals
     if row.id == "kv_transfer_failing":
-        failed = max(totals["failed_transfers"] - totals["aborted_requests"], 0.0)
+        failed = view.failed_transfers
         why = shortened(quoted(view.transfer.text)).rstrip(".") if view.transfer is not None else ""
         side = f" on this {view.transfer.word} server" if view.transfer is not None and view.transfer.word else ""
         rate = amount(Figure("", view.per_minute(failed), "per_minute"))

@@ -10,6 +10,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from operator import itemgetter
 from signal import Signals
 from types import MappingProxyType
@@ -199,9 +200,8 @@ _ANY = re.compile(b"|".join(b"(" + re.sub(rb"(?<!\\)\((?!\?)|\(\?P<\w+>", b"(?:"
 _RECOGNISED = frozenset(
     {"decode", "prefill", "retraction", "pool", "limits", "memory", "ready", "hang", "health", "end", "draining"}
 )
-_ABORTS = re.compile(
-    b"|".join(b"(?:" + row.pattern + b")" for row in ROWS if row.word == _ABORT or row.kind == "words")
-)
+_ABORT_PATTERNS = tuple(each for each in _PATTERNS if each[0].word == _ABORT or each[0].kind == "words")
+_ABORTS = re.compile(b"|".join(b"(?:" + row.pattern + b")" for row, _ in _ABORT_PATTERNS))
 _WATCHED = {"DetokenizerManager": "detokenizer", "TokenizerManager": "tokenizer"}  # 0.5.7
 _UNKNOWN_BATCH = re.compile(rb"[A-Z]\w{2,20} batch(?: ?\[\d{1,12}\])?[.,] ?#[\w-]{1,40}: ?\d")
 
@@ -428,6 +428,11 @@ def _held_elsewhere(text: bytes) -> dict[str, float]:
     words = text[: 4 * LONGEST_TEXT]
     held = sum(float(size) / (1 if unit == b"G" else 1024) for size, unit in _HELD.findall(words))
     return {"held_elsewhere_gb": held} if held and _OWN_MEMORY.search(words) else {}
+
+
+@lru_cache(maxsize=64)  # the last lines hardly change between the lines of one end
+def _recent_words(line: bytes) -> str:
+    return quoted(line.decode("utf-8", "replace"), _LONGEST_RECENT)
 
 
 def _words(text: bytes) -> str:
@@ -725,12 +730,7 @@ class Reader:
         """Read a line that no process of SGLang's logs: how a process was aborted."""
         if _ABORTS.match(text) is None:
             return ""
-        row, match = next(
-            (row, match)
-            for row, pattern in _PATTERNS
-            if row.word == _ABORT or row.kind == "words"
-            if (match := pattern.match(text))
-        )
+        row, match = next((row, match) for row, pattern in _ABORT_PATTERNS if (match := pattern.match(text)))
         return self._read_row(row, match, at)
 
     def _read_message(self, text: bytes, at: Origin, *, stamped: bool = True) -> str:
@@ -779,12 +779,12 @@ class Reader:
         if (special := self._special.get(row.kind)) is not None:
             return special(row, match, at)
         self._serving = self._serving or row.kind == "ready"
-        groups = match.groupdict()
-        watched = groups.pop("word", None)
-        figures = {name: float(value) for name, value in groups.items() if value is not None} | dict(row.figures)
+        figures = {name: float(value) for name, value in match.groupdict().items() if value is not None} | dict(
+            row.figures
+        )
         if row.kind == "health" and (silent := _silence(match.string, at.time)) is not None:
             figures["silent"] = silent
-        self._add(row.kind, at, figures, _WATCHED.get(watched.decode(), row.word) if watched else row.word)
+        self._add(row.kind, at, figures, row.word)
         return "request" if row.kind == "refused" and not figures else row.kind  # an error may quote its request
 
     def _read_batch(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
@@ -941,7 +941,7 @@ class Reader:
         if not sure:
             event.figures["unsure"] = 1
         event.place = place[:LONGEST_TEXT]
-        event.before = tuple(quoted(each.decode("utf-8", "replace"), _LONGEST_RECENT) for each in self._recent)
+        event.before = tuple(map(_recent_words, self._recent))
 
     def _read_out_of_memory(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
         if row.word:

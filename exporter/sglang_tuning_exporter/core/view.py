@@ -71,6 +71,11 @@ class View:
     outages: int = 0
 
     @property
+    def failed_transfers(self) -> float:
+        """Requests that failed between the two servers of a pair; SGLang's counters have those of clients that gave up as well."""
+        return max(self.totals["failed_transfers"] - self.totals["aborted_requests"], 0.0)
+
+    @property
     def explains_now(self) -> Explanation | None:
         """The line that explains why it does not answer: none from before its last start."""
         said = self.explanation
