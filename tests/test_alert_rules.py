@@ -263,6 +263,15 @@ def test_links_carry_the_labels_of_the_alert(tmp_path: Path) -> None:
     )
 
 
+def test_a_link_to_the_board_chooses_the_cluster_and_one_of_several_servers(tmp_path: Path) -> None:
+    target = f'{TARGET}, cluster="eu 1", server="b"'
+    (tmp_path / "linked.yml").write_text(alerts.files(links=Links(grafana="https://grafana.example"))[RULES])
+    name = "SGLangRetractingTooOften"
+    series = about("retracting_too_often", 4, 1.5, target)
+    [found] = shown(tmp_path / "linked.yml", series, [name], tmp_path)[name]
+    assert found.annotations["dashboard_url"].endswith("&var-instance=gpu1%3A9741&var-cluster=eu+1&var-server=b")
+
+
 def test_the_exporters_own_alerts_are_worded_without_an_instance_that_is_gone(tmp_path: Path) -> None:
     series = {
         f"up{{{TARGET}}}": "1 1 _x20",

@@ -81,9 +81,13 @@ class Links:
         if self.grafana is None:
             return ""
         boards, job = f"{self.grafana.rstrip('/')}/d", "var-job={{ $labels.job | urlquery }}"
+        # Where the alert lacks one of these labels, there is nothing to choose on the board.
+        cluster, server = (
+            f"{{{{ with $labels.{name} }}}}&var-{name}={{{{ . | urlquery }}}}{{{{ end }}}}" for name in ("cluster", "server")
+        )
         if row.id in _WHO:
-            return f"{boards}/{FLEET}?{job}"
-        return f"{boards}/{SERVER}?{job}&var-instance={{{{ $labels.instance | urlquery }}}}"
+            return f"{boards}/{FLEET}?{job}{cluster}"
+        return f"{boards}/{SERVER}?{job}&var-instance={{{{ $labels.instance | urlquery }}}}{cluster}{server}"
 
 
 DEFAULT_LINKS = Links()
