@@ -58,16 +58,15 @@ def constants() -> dict[tuple[str, str], Any]:
 
 
 @cache
-def rows() -> list[tuple[tuple[str, ...], tuple[str, ...], str]]:
-    """Give the rows of the table: names, modules and the cell of the value."""
-    found = []
-    for line in DOCUMENT.splitlines():
-        cells = [cell.strip() for cell in line.split("|")]
-        if len(cells) < 5 or not cells[1].startswith("`"):
-            continue
-        # One cell may hold several `names` (`modules`), each with its own.
-        for names, modules in re.findall(r"((?:`[A-Z_0-9]+`(?:, )?)+) \(((?:`[a-z_/]+`(?:, )?)+)\)", cells[1]):
-            found.append((tuple(re.findall(r"`(\w+)`", names)), tuple(re.findall(r"`([\w/]+)`", modules)), cells[2]))
+def rows() -> list[tuple[str, tuple[str, ...], str]]:
+    """Give the rows below "Constants": room, names and the cell of the values. A heading names the rooms of its table."""
+    found, rooms = [], list[str]()
+    for line in DOCUMENT.partition("\n## Constants\n")[2].splitlines():
+        if line.startswith("### "):
+            rooms = re.findall(r"\w+", line.partition(":")[0].replace(" and ", " "))
+        elif line.startswith("| `"):
+            names, values = line.split(" | ")[:2]
+            found += [(room, tuple(re.findall(r"`(\w+)`", names)), values) for room in rooms]
     return found
 
 
@@ -76,12 +75,11 @@ def room(module: str) -> str:
 
 
 def is_technical(module: str, name: str) -> bool:
-    for listed in TECHNICAL.values():
-        if name in listed.get("modules", {}).get(module, ()):
-            return True
-        if any(re.fullmatch(pattern, name) for pattern in listed.get("patterns", ())):
-            return True
-    return False
+    return any(
+        name in listed.get("rooms", {}).get(room(module), ())
+        or any(re.fullmatch(pattern, name) for pattern in listed.get("patterns", ()))
+        for listed in TECHNICAL.values()
+    )
 
 
 def renderings(value: Any) -> set[str]:
@@ -98,42 +96,43 @@ def renderings(value: Any) -> set[str]:
 
 
 def test_no_number_has_two_rows() -> None:
-    named = Counter((module, name) for names, modules, _ in rows() for module in modules for name in names)
+    named = Counter((room, name) for room, names, _ in rows() for name in names)
     assert [each for each, count in named.items() if count > 1] == []
 
 
 def test_every_number_has_a_row_or_is_listed_as_technical() -> None:
-    documented = {(room(module), name) for names, modules, _ in rows() for module in modules for name in names}
+    documented = {(room, name) for room, names, _ in rows() for name in names}
     missing = [at for at in constants() if (room(at[0]), at[1]) not in documented and not is_technical(*at)]
     assert missing == [], (
         "docs/decisions.md says why a number is what it is, release/technical_constants.yaml that nothing depends on it"
     )
 
 
-@pytest.mark.parametrize("row", rows(), ids=lambda row: ",".join(row[0]))
-def test_a_row_has_the_value_of_the_code(row: tuple[tuple[str, ...], tuple[str, ...], str]) -> None:
-    names, modules, cell = row
-    known = {at: value for at, value in constants().items() if at[1] in names and at[0] in modules}
-    if {name for _, name in known} != set(names):  # a constant that has moved within its room
-        rooms = {room(module) for module in modules}
-        known = {at: value for at, value in constants().items() if at[1] in names and room(at[0]) in rooms}
-    assert {name for _, name in known} == set(names)
-    for (module, name), value in known.items():
-        assert any(re.search(rf"(?<![\d.]){re.escape(form)}(?![\d]|\.\d)", cell) for form in renderings(value)), (
-            module,
-            name,
-            value,
-        )
+def test_every_row_names_numbers_that_exist() -> None:
+    known = {(room(module), name) for module, name in constants()}
+    rooms = {names: {each for each, others, _ in rows() if others == names} for _, names, _ in rows()}
+    assert [
+        name for names, places in rooms.items() for name in names if not any((each, name) in known for each in places)
+    ] == []
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row[0]}-{','.join(row[1])}")
+def test_a_row_has_the_value_of_the_code(row: tuple[str, tuple[str, ...], str]) -> None:
+    place, names, cell = row
+    for (module, name), value in constants().items():
+        if name in names and room(module) == place:
+            assert any(re.search(rf"(?<![\d.]){re.escape(form)}(?![\d]|\.\d)", cell) for form in renderings(value)), (
+                module,
+                name,
+                value,
+            )
 
 
 def test_every_constant_listed_as_technical_exists() -> None:
     listed = {
-        (module, name)
-        for each in TECHNICAL.values()
-        for module, names in each.get("modules", {}).items()
-        for name in names
+        (place, name) for each in TECHNICAL.values() for place, names in each.get("rooms", {}).items() for name in names
     }
-    assert listed - constants().keys() == set()
+    assert listed - {(room(module), name) for module, name in constants()} == set()
 
 
 def test_the_guide_has_one_address() -> None:

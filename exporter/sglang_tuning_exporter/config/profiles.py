@@ -1,6 +1,6 @@
 """The tuning guide's workload profiles, with their thresholds and settings.
 
-Reasons and sources: docs/decisions.md, "Constants by name"; "the guide" is SGLang's hyperparameter tuning guide.
+Reasons and sources: docs/decisions.md, "Thresholds of the profiles" and "Constants"; "the guide" is SGLang's hyperparameter tuning guide.
 """
 
 from __future__ import annotations

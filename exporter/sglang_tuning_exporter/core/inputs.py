@@ -47,7 +47,7 @@ MOST_UNPACKED, MOST_RATIO = 64 * MIB, 100
 _SHORT_LINE = 64  # bytes that a line counts at least towards MOST_WITHOUT_A_LINE
 _HEAD_LINES, _TAIL_LINES = 2000, 200  # that are searched for the first time and start, and for the last time
 DAY = 86400.0
-# Reasons of the next five: docs/decisions.md, "Reports".
+# Reasons of the next five: docs/decisions.md, "How a log is read".
 JITTER_SECONDS = 60.0  # processes write one log a little out of order; a time further back is of another clock
 FAR_SECONDS = 30 * DAY  # no server is silent for so long and then prints: a time further ahead is of another clock
 STRAY_LINES = 16  # so many lines with times of another clock are strays if the first clock comes back
