@@ -1,4 +1,4 @@
-"""Faults of the SGLang server that the exporter watches. Each row is named in docs/faults.md."""
+"""Faults of the SGLang server that the exporter watches. docs/faults.md says what happens under each."""
 
 from __future__ import annotations
 
