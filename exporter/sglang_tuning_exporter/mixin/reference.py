@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sglang_tuning_exporter.collect.scrape import MOST_BYTES, MOST_JSON_BYTES
+from sglang_tuning_exporter.collect.scrape import MOST_BYTES
 from sglang_tuning_exporter.config import API_KEY_VARIABLE, ENVIRONMENT_PREFIX, OPTIONS, Option
 from sglang_tuning_exporter.config.profiles import PROFILES, THRESHOLDS, Setting
 from sglang_tuning_exporter.core.rows import BY_ID, ROWS, Row
@@ -55,12 +55,6 @@ _SUITS = {
     "multi_turn": "As `online`, with conversations or agents that send the same prefix again: the prefix cache matters.",
 }
 assert _SUITS.keys() == PROFILES.keys()
-# The releases whose code was read for metrics and log lines.
-RELEASES = (
-    "0.3.0", "0.3.6.post3", "0.4.0.post2", "0.4.3.post4", "0.4.6.post5", "0.4.9.post6", "0.5.1.post3", "0.5.3.post3", "0.5.5.post3", "0.5.7",
-    "0.5.9", "0.5.12", "0.5.16", "0.5.20", "0.5.23",
-)  # fmt: skip
-
 # Facts in the log, since which release, and where. The fixtures under tests/data/logs have such lines.
 LOGGED: tuple[tuple[str, str, str], ...] = (
     ("running", "0.3.0", "`#running-req` in decode and prefill lines"),
@@ -102,21 +96,6 @@ MOST_IMPORTANT = (
     "SGLangTimeToFirstTokenBurningFast",
 )
 EVERYDAY = ("sglang_url", "log_file", "profile", "listen_address", "threshold", "state_file", "web_config")
-
-
-def _order(release: str) -> tuple[int, ...]:
-    """Return a release as numbers to sort by: 0.5.10.post1 → (0, 5, 10, 1)."""
-    return tuple(int(part) for part in release.replace("post", "").split("."))
-
-
-def _cell(fact: str, release: str) -> str:
-    metric = any(
-        source.fact == fact and _order(first) <= _order(release) <= _order(last)
-        for source in catalogue.SOURCES + catalogue.SERVER_SOURCES
-        for first, last in [source.versions.split("-")]
-    )
-    log = any(name == fact and _order(since) <= _order(release) for name, since, _ in LOGGED)
-    return {(True, True): "M L", (True, False): "M", (False, True): "L"}.get((metric, log), "·")
 
 
 def files() -> dict[str, str]:
@@ -222,19 +201,18 @@ def with_tables(readme: str) -> str:
 
 
 def _sources() -> str:
-    """Write the source of each fact in each release."""
-    names = dict.fromkeys(
-        [source.fact for source in catalogue.SOURCES] + [name for name, _, _ in LOGGED] + ["aborted_requests"]
-    )
+    """Write the sources of each fact, with the releases that have them."""
+    facts: dict[str, tuple[list[str], list[str]]] = {}
+    for fact, metric, label, versions in catalogue.describe():
+        metrics, _ = facts.setdefault(fact, ([], []))
+        metrics.append(_escaped(f"`{metric}{label}` {versions}"))
+    for fact, since, where in LOGGED:
+        _, lines = facts.setdefault(fact, ([], []))
+        lines.append(f"{where} {since}+")
     return render(
         "sources.md.j2",
-        releases=RELEASES,
-        facts=names,
-        cell=_cell,
-        metrics=catalogue.describe(),
-        logged=LOGGED,
+        facts=facts,
         most_bytes=MOST_BYTES,
-        most_json_bytes=MOST_JSON_BYTES,
         most_lines=MOST_LINES,
         longest_line=LONGEST_LINE,
         most_schedulers=MOST_SCHEDULERS,

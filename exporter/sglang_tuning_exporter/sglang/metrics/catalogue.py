@@ -42,19 +42,6 @@ class Source:
     needs: str | None = None  # without this family on the page the figure is never written
     pool: tuple[str, ...] = ()  # zero means "no such pool" unless one of these is above zero
 
-    def aggregation(self, fold: str) -> str:
-        """How series become the figure, in words for the docs."""
-        words = f"{fold} of endpoints that generate" if self.generates else fold
-        if self.where:
-            words = f'{self.where[0]}="{self.where[1]}"{" where present" if self in HISTOGRAM_SOURCES else ""}, {words}'
-        if self.parts:
-            words = f"sum over {self.parts}, then {words}"
-        if self.zero_with:
-            words += f"; 0 when absent beside {' or '.join(self.zero_with)}"
-        if self.needs:
-            words += f"; only beside {self.needs}"
-        return words + "; none when the model has no such pool" if self.pool else words
-
 
 _SWA_POOL = ("swa_available_tokens", "swa_evictable_tokens", "swa_used_tokens", "max_total_num_tokens_swa")
 _MAMBA_POOL = ("mamba_available_tokens", "mamba_evictable_tokens", "mamba_used_tokens")
@@ -230,9 +217,11 @@ CUMULATIVE = frozenset(
 
 
 def describe() -> list[tuple[str, str, str, str]]:
-    """Return the rows of docs/sources.md: fact, metric, versions, aggregation."""
-    rows = [(source, source.metric, f"{source.fold} over TP and PP ranks") for source in SOURCES]
-    rows += [(source, source.metric, "sum of all series") for source in SERVER_SOURCES + PROGRESS_SOURCES]
-    words = "sum of all series, one TP and PP rank of each DP rank"
-    rows += [(source, f"{source.metric}_bucket", words) for source in HISTOGRAM_SOURCES]
-    return [(source.fact, f"sglang:{name}", source.versions, source.aggregation(fold)) for source, name, fold in rows]
+    """Return what docs/sources.md says of metrics: fact, metric, label, versions."""
+    rows = [(source, source.metric) for source in SOURCES + SERVER_SOURCES + PROGRESS_SOURCES]
+    rows += [(source, f"{source.metric}_bucket") for source in HISTOGRAM_SOURCES]
+    labels = [f'{{{source.where[0]}="{source.where[1]}"}}' if source.where else "" for source, _ in rows]
+    return [
+        (source.fact, f"sglang:{name}", label, source.versions)
+        for (source, name), label in zip(rows, labels, strict=True)
+    ]
