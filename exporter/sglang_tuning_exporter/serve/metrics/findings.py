@@ -19,7 +19,7 @@ def findings(sidecar: SidecarView, now: float) -> Iterable[Family]:
     shown = list(conditions(watch.measured))
     doc = (
         "The figure that decides a diagnosis over its window, turned so that above its limit is bad; one unit for each diagnosis"
-        " (docs/reference/metrics.md). Absent while it is not measured."
+        " (docs/diagnoses.md). Absent while it is not measured."
     )
     values = gauge("condition", doc, "diagnosis")
     yield values.with_samples((each.diagnosis, each.value) for each in shown if each.value is not None)
