@@ -10,7 +10,7 @@ from typing import NamedTuple
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
 _T_MANY = 1.96
 # Relative standard error between a figure and its measurement some minutes later: the machine and the mix of requests change, and the
-# windows of one ten-minute fit cannot show it (docs/capacity.md, "Predicted and measured").
+# windows of one ten-minute fit cannot show it (docs/capacity.md, "Other batches").
 BETWEEN = 0.07
 
 
