@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fuzz.promtool import promtool
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.sglang.metrics.figures import Scrape
-from sglang_tuning_exporter.sglang.metrics.histograms import MOST_BOUNDS, Histogram, read
+from sglang_tuning_exporter.sglang.metrics.histograms import MOST_BOUNDS, Histogram
 
 PAGES = Path(__file__).parent / "data" / "metrics"
 NAME = "sglang:time_to_first_token_seconds"
@@ -167,7 +167,10 @@ def test_on_any_page_a_histogram_is_monotonic_and_estimates_lie_within_it(
     seconds: float,
     share: float,
 ) -> None:
-    histogram = read(buckets, counts, sums, ("is_streaming", "true"))
+    parts = {"bucket": buckets, "count": counts, "sum": sums}
+    histogram = first_token(
+        "".join(f"{NAME}_{part}{{{raw}}} {value}\n" for part in parts for raw, value in parts[part])
+    )
     if histogram is None:
         return
     assert list(histogram.bounds) == sorted(set(histogram.bounds))

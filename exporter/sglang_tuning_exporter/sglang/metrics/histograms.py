@@ -13,13 +13,12 @@ How the series of a family are related (SGLang 0.3.5 to 0.5.23, `srt/metrics/col
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
 from math import fsum, inf, isnan
 from operator import lt
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from sglang_tuning_exporter.sglang.metrics.exposition import labels
 
@@ -28,7 +27,7 @@ MOST_BOUNDS = 512
 # Larger floats cannot count by one.
 MOST = 2.0**53
 
-Samples: TypeAlias = "Sequence[tuple[str, float]]"  # raw labels and value
+Samples: TypeAlias = "Sequence[tuple[str, int]]"  # raw labels, and the number of the sample in the page's order
 _Key: TypeAlias = frozenset[tuple[str, str]]
 _PROCESS = frozenset({"tp_rank", "pp_rank", "moe_ep_rank"})
 
@@ -102,42 +101,63 @@ class Histogram:
         )
 
 
-def read(
-    buckets: Samples, counts: Samples = (), sums: Samples = (), where: tuple[str, str] | None = None
-) -> Histogram | None:
-    """Return the samples of one family (`_bucket`, `_count`, `_sum`) as one histogram; None where they cannot be read.
+class _Series(NamedTuple):
+    """Where one series is: its bounds, and the numbers of their samples and of its sum."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    seconds: int | None
+
+    def read(self, values: Sequence[float]) -> Histogram:
+        counts = accumulate([values[number] for number in self.counts], max)
+        return Histogram(self.bounds, tuple(counts), None if self.seconds is None else values[self.seconds])
+
+
+class Places(NamedTuple):
+    """Where the samples of one family are on a page: the series of each process of each DP rank."""
+
+    ranks: list[list[list[_Series]]]
+
+    def read(self, values: Sequence[float]) -> Histogram | None:
+        """Return them as one histogram; None where they cannot be read."""
+        read = [[[series.read(values) for series in process] for process in rank] for rank in self.ranks]
+        # Of the processes of one DP rank that with most observations.
+        most = (max(each, key=lambda process: fsum(one.observations for one in process)) for each in read)
+        return _sum([histogram for process in most for histogram in process])
+
+
+def places(buckets: Samples, counts: Samples = (), sums: Samples = (), where: tuple[str, str] | None = None) -> Places:
+    """Return where the samples of one family (`_bucket`, `_count`, `_sum`) are.
 
     `where` leaves out series in which that label has another value; series without the label are kept.
     """
-    series: dict[_Key, dict[float, float]] = {}
-    for raw, value in buckets:
+    series: dict[_Key, dict[float, int]] = {}
+    for raw, number in buckets:
         key, bound = _series_and_bound(raw)
-        if bound is not None and _is_count(value):
+        if bound is not None:
             known = series.setdefault(key, {})
             if len(known) <= MOST_BOUNDS:
-                known.setdefault(bound, value)  # of two samples of one series the first, as in the pass-through
-    totals = _by_series(counts)
-    seconds = _by_series(sums)
-    by_rank: dict[str, dict[_Key, list[Histogram]]] = {}
+                known.setdefault(bound, number)  # of two samples of one series the first, as in the pass-through
+    totals, seconds = _by_series(counts), _by_series(sums)
+    by_rank: dict[str, dict[_Key, list[_Series]]] = {}
     for key, found in series.items():
-        names = dict(key)
-        histogram = _histogram(found, totals.get(key), seconds.get(key))
-        if histogram is None or (where is not None and names.get(where[0], where[1]) != where[1]):
+        names, infinite = dict(key), found.pop(inf, totals.get(key))
+        if (
+            infinite is None
+            or not 0 < len(found) <= MOST_BOUNDS
+            or (where and names.get(where[0], where[1]) != where[1])
+        ):
             continue
-        process = frozenset(item for item in key if item[0] in _PROCESS)
-        by_rank.setdefault(names.get("dp_rank", ""), {}).setdefault(process, []).append(histogram)
-    most_observed = (
-        max(processes.values(), key=lambda each: fsum(histogram.observations for histogram in each))
-        for processes in by_rank.values()
-    )
-    return _sum([histogram for process in most_observed for histogram in process])
+        process, bounds = frozenset(item for item in key if item[0] in _PROCESS), sorted(found)
+        one = _Series((*bounds, inf), (*(found[bound] for bound in bounds), infinite), seconds.get(key))
+        by_rank.setdefault(names.get("dp_rank", ""), {}).setdefault(process, []).append(one)
+    return Places([list(processes.values()) for processes in by_rank.values()])
 
 
-@lru_cache(maxsize=4096)
 def _series_and_bound(raw: str) -> tuple[_Key, float | None]:
     """Return the series of a sample, and its bound where it is a bucket."""
     found = labels(raw)
-    series = _shared(frozenset(item for item in found.items() if item[0] != "le"))
+    series = frozenset(item for item in found.items() if item[0] != "le")
     try:
         bound = float(found["le"])
     except (KeyError, ValueError):
@@ -145,37 +165,17 @@ def _series_and_bound(raw: str) -> tuple[_Key, float | None]:
     return series, None if isnan(bound) or bound == -inf else bound
 
 
-@lru_cache(maxsize=512)
-def _shared(key: _Key) -> _Key:
-    """Return one object for all buckets of a series, to save memory."""
-    return key
-
-
-def _is_count(value: float) -> bool:
-    return 0 <= value <= MOST
-
-
-def _by_series(samples: Samples) -> dict[_Key, float]:
-    found: dict[_Key, float] = {}
-    for raw, value in samples:
-        if _is_count(value):
-            found.setdefault(_series_and_bound(raw)[0], value)
+def _by_series(samples: Samples) -> dict[_Key, int]:
+    found: dict[_Key, int] = {}
+    for raw, number in samples:
+        found.setdefault(_series_and_bound(raw)[0], number)
     return found
-
-
-def _histogram(buckets: Mapping[float, float], total: float | None, seconds: float | None) -> Histogram | None:
-    infinite = buckets.get(inf, total)
-    finite = sorted(bound for bound in buckets if bound != inf)
-    if infinite is None or not finite or len(finite) > MOST_BOUNDS:
-        return None
-    counts = accumulate((*(buckets[bound] for bound in finite), infinite), max)
-    return Histogram((*finite, inf), tuple(counts), seconds)
 
 
 def _sum(histograms: list[Histogram]) -> Histogram | None:
     """Add series; where their bounds differ, only the common ones are kept."""
-    if not histograms:
-        return None
+    if len(histograms) < 2:
+        return histograms[0] if histograms else None
     bounds = histograms[0].bounds
     if any(histogram.bounds != bounds for histogram in histograms):
         bounds = tuple(sorted(set(bounds).intersection(*(histogram.bounds for histogram in histograms))))

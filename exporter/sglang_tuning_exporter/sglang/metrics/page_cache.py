@@ -34,7 +34,7 @@ class _Layout:
 
     text_between: list[str]  # text before, between and after the figures
     samples: Sequence[int]  # which of the figures are values of samples, in order
-    indexes: page_figures.SampleIndexes
+    places: page_figures.Places
     native: Sequence[int] | None  # which lines are passed through, in which order; None: the page unchanged
     left_out: int
 
@@ -67,7 +67,7 @@ class PageReader:
         if layout.native is not None:
             lines = text.split("\n") if layout.native else []
             native = "".join([lines[place] + "\n" for place in layout.native])
-        return ParsedPage(page_figures.figures_at(layout.indexes, values), native, layout.left_out)
+        return ParsedPage(layout.places.figures(values), native, layout.left_out)
 
 
 def _has_overflow(layout: _Layout, values: list[float], figures: list[str]) -> bool:
@@ -94,4 +94,4 @@ def _layout(text: str, text_between: list[str], only: frozenset[str] | None) -> 
         if not first_places.keys() >= set(passed_lines):  # a line was changed
             return None
         native_lines = [first_places[line] for line in passed_lines]
-    return _Layout(text_between, values, page_figures.index_samples(page), native_lines, passed.left_out)
+    return _Layout(text_between, values, page_figures.Places(page), native_lines, passed.left_out)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from sglang_tuning_exporter.sglang.metrics import histograms
 from sglang_tuning_exporter.sglang.metrics.catalogue import (
     CUMULATIVE,
     HISTOGRAM_MEMBERS,
@@ -22,10 +22,9 @@ from sglang_tuning_exporter.sglang.metrics.catalogue import (
 from sglang_tuning_exporter.sglang.metrics.exposition import Page, is_sglang_series, labels, name_with_colon, scan
 from sglang_tuning_exporter.sglang.metrics.figures import MOST_RANKS, RankFigures, Scrape
 from sglang_tuning_exporter.sglang.metrics.histograms import MOST
-from sglang_tuning_exporter.sglang.metrics.histograms import read as read_histogram
 from sglang_tuning_exporter.sglang.metrics.names import FAMILIES
 
-Series = list[tuple["Mapping[str, str]", float]]
+Series = list[tuple["Mapping[str, str]", int]]  # labels, and the number of the sample in the page's order
 Process = tuple["int | None", frozenset[tuple[str, str]]]  # DP rank, and labels
 
 # Paths of the HTTP server that generate.
@@ -35,125 +34,194 @@ _GENERATES = re.compile(
 _MEMBERS = ("_bucket", "_count", "_sum", "_total", "_created")
 
 
-@dataclass(frozen=True, slots=True)
-class SampleIndexes:
-    """Which samples of a page are read, by their number in the page's order; the same for all pages with the same labels."""
+class _Reading(NamedTuple):
+    """Where one source is on a page: which values add up to the figure of each process."""
 
-    series: Mapping[str, list[tuple[Mapping[str, str], int]]]  # by family, without prefix
-    members: Mapping[str, list[tuple[str, int]]]  # of histograms, with raw labels
-    unrecognised: int
-
-
-def index_samples(page: Page) -> SampleIndexes:
-    """Return where on a page the figures are."""
-    series: dict[str, list[tuple[Mapping[str, str], int]]] = {}
-    members: dict[str, list[tuple[str, int]]] = {}
-    families: dict[str, str | None] = {}  # printed name -> name without prefix; None for what is not SGLang's
-    seen: set[tuple[str, str]] = set()
-    for number, (printed, raw, _, _) in enumerate(page.samples):
-        if printed not in families:
-            families[printed] = name_with_colon(printed)[7:] if is_sglang_series(printed) else None
-        family = families[printed]
-        wanted, member = family in WANTED, family in HISTOGRAM_MEMBERS
-        # Of two samples of one series the first, as in the pass-through.
-        if family is None or not (wanted or member) or (printed, raw) in seen:
-            continue
-        seen.add((printed, raw))
-        if wanted:
-            series.setdefault(family, []).append((labels(raw), number))
-        if member:
-            members.setdefault(family, []).append((raw, number))
-    return SampleIndexes(series, members, _unrecognised(name for name in families.values() if name is not None))
+    source: Source
+    processes: tuple[tuple[int | None, tuple[int, ...]], ...]  # DP rank, and numbers of samples
+    zeros: tuple[int | None, ...]  # DP ranks whose figure is zero where it is absent
+    is_zero: bool  # of the whole server, where it is absent
+    pools: tuple[tuple[int | None, int], ...]
 
 
-def figures_at(indexes: SampleIndexes, values: Sequence[float]) -> Scrape:
-    """Return the figures of a page from the values of its samples; None for those that the page does not have."""
-    series: dict[str, Series] = {}
-    counters_invalid = False
-    for family, samples in indexes.series.items():
-        found = [(label, value) for label, number in samples if _is_plausible(family, value := values[number])]
-        if found:
-            series[family] = found
-        counters_invalid = counters_invalid or (len(found) < len(samples) and family in CUMULATIVE)
-    members = {name: [(raw, values[number]) for raw, number in found] for name, found in indexes.members.items()}
-    figures: dict[str, Any] = {source.fact: _total(source, series) for source in SERVER_SOURCES}
-    for source in HISTOGRAM_SOURCES:
-        if source.fact not in figures and f"{source.metric}_bucket" in members:
-            buckets, counts, sums = (members.get(f"{source.metric}_{each}", []) for each in ("bucket", "count", "sum"))
-            figures[source.fact] = read_histogram(buckets, counts, sums, source.where)
-    sent, scheduled = (
-        [value for source in PROGRESS_SOURCES if source.fact == fact for _, value in series.get(source.metric, [])]
-        for fact in ("sent", "scheduled")
-    )
-    return Scrape(
-        ranks=_ranks(series),
-        model_name=_model_name(series),
-        engine_type=_engine_type(series),
-        progress=math.fsum(sent + scheduled) if sent or scheduled else None,
-        sent=math.fsum(sent) if OUTPUTS in series else None,
-        scheduled=math.fsum(scheduled) if scheduled else None,
-        **figures,
-        unrecognised=indexes.unrecognised,
-        counters_invalid=counters_invalid,
-    )
+class _Plan(NamedTuple):
+    """Where everything is on a page, without the samples whose values cannot be."""
+
+    ranks: list[_Reading]
+    server: list[_Reading]
+    histograms: list[tuple[str, histograms.Places]]
+    sent: list[int]
+    scheduled: list[int]
+    shows_sent: bool
+    model_name: str | None
+    engine_type: str | None
 
 
-def _is_plausible(family: str, value: float) -> bool:
-    """Whether a value can be one: memory may be negative, a difference during which another process freed some."""
-    return 0 <= value <= MOST or (-MOST <= value < 0 and family.endswith("_gb"))
+class Places:
+    """Where on a page the figures are: the same for all pages with the same labels."""
+
+    def __init__(self, page: Page) -> None:
+        self._series: dict[str, list[tuple[Mapping[str, str], int]]] = {}  # by family, without prefix
+        self._members: dict[str, list[tuple[str, int]]] = {}  # of histograms, with raw labels
+        families: dict[str, str | None] = {}  # printed name -> name without prefix; None for what is not SGLang's
+        seen: set[tuple[str, str]] = set()
+        for number, (printed, raw, _, _) in enumerate(page.samples):
+            if printed not in families:
+                families[printed] = name_with_colon(printed)[7:] if is_sglang_series(printed) else None
+            family = families[printed]
+            wanted, member = family in WANTED, family in HISTOGRAM_MEMBERS
+            # Of two samples of one series the first, as in the pass-through.
+            if family is None or not (wanted or member) or (printed, raw) in seen:
+                continue
+            seen.add((printed, raw))
+            if wanted:
+                self._series.setdefault(family, []).append((labels(raw), number))
+            if member:
+                self._members.setdefault(family, []).append((raw, number))
+        self._unrecognised = _unrecognised(name for name in families.values() if name is not None)
+        numbers = {name: {number for _, number in found} for name, found in self._series.items()}
+        self._counters = {number for name, found in numbers.items() if name in CUMULATIVE for number in found}
+        # Memory may be negative: a difference during which another process freed some.
+        self._memory = {number for name, found in numbers.items() if name.endswith("_gb") for number in found}
+        members = {number for found in self._members.values() for _, number in found}
+        self._read = sorted(members.union(*numbers.values()))
+        self._impossible: set[int] = set()
+        self._plan = self._planned()
+
+    def figures(self, values: Sequence[float]) -> Scrape:
+        """Return the figures of a page from the values of its samples; None for those that the page does not have."""
+        impossible = {number for number in self._read if not 0 <= values[number] <= MOST}
+        impossible -= {number for number in impossible & self._memory if -MOST <= values[number] < 0}
+        if impossible != self._impossible:
+            self._impossible = impossible
+            self._plan = self._planned()
+        plan = self._plan
+        figures: dict[str, Any] = {each.source.fact: _total(each, values) for each in plan.server}
+        figures |= {fact: found.read(values) for fact, found in plan.histograms}
+        sent, scheduled = [values[place] for place in plan.sent], [values[place] for place in plan.scheduled]
+        return Scrape(
+            ranks=_ranks(plan.ranks, values),
+            model_name=plan.model_name,
+            engine_type=plan.engine_type,
+            progress=math.fsum(sent + scheduled) if sent or scheduled else None,
+            sent=math.fsum(sent) if plan.shows_sent else None,
+            scheduled=math.fsum(scheduled) if scheduled else None,
+            **figures,
+            unrecognised=self._unrecognised,
+            counters_invalid=not impossible.isdisjoint(self._counters),
+        )
+
+    def _planned(self) -> _Plan:
+        """Return where everything is but the samples whose values cannot be."""
+        series: dict[str, Series] = {}
+        for family, samples in self._series.items():
+            found = [(label, number) for label, number in samples if number not in self._impossible]
+            if found:
+                series[family] = found
+        members = {
+            name: [(raw, number) for raw, number in found if number not in self._impossible]
+            for name, found in self._members.items()
+        }
+        latencies: dict[str, histograms.Places] = {}
+        for source in HISTOGRAM_SOURCES:
+            if source.fact not in latencies and f"{source.metric}_bucket" in members:
+                buckets, counts, sums = (
+                    members.get(f"{source.metric}_{each}", []) for each in ("bucket", "count", "sum")
+                )
+                latencies[source.fact] = histograms.places(buckets, counts, sums, source.where)
+        sent, scheduled = (
+            [
+                number
+                for source in PROGRESS_SOURCES
+                if source.fact == fact
+                for _, number in series.get(source.metric, [])
+            ]
+            for fact in ("sent", "scheduled")
+        )
+        return _Plan(
+            [_reading(source, series) for source in SOURCES],
+            [_reading(source, series) for source in SERVER_SOURCES],
+            list(latencies.items()),
+            sent,
+            scheduled,
+            OUTPUTS in series,
+            _model_name(series),
+            _engine_type(series),
+        )
 
 
 def read(text: str) -> Scrape:
     """Return the figures of one page of `/metrics`; without SGLang's series there are no ranks."""
     page = scan(text)
-    return figures_at(index_samples(page), [value for _, _, value, _ in page.samples])
+    return Places(page).figures([value for _, _, value, _ in page.samples])
 
 
-def _ranks(series: Mapping[str, Series]) -> list[RankFigures]:
+def _ranks(readings: Iterable[_Reading], values: Sequence[float]) -> list[RankFigures]:
     ranks: dict[int | None, RankFigures] = {}
-    for source in SOURCES:
-        for dp, value in _figures(source, series).items():
-            rank = ranks.setdefault(dp, RankFigures(dp=dp))
-            queue = source.fact.removeprefix("queues.")
-            if queue != source.fact:
+    for reading in readings:
+        fact = reading.source.fact
+        queue = fact.removeprefix("queues.")
+        for dp, value in _figures(reading, values).items():
+            if dp not in ranks:
+                ranks[dp] = RankFigures(dp=dp)
+            rank = ranks[dp]
+            if queue != fact:
                 rank.queues[queue] = max(value, rank.queues.get(queue, value))
-            elif getattr(rank, source.fact) is None:
-                setattr(rank, source.fact, value)
+            elif getattr(rank, fact) is None:
+                setattr(rank, fact, value)
     # On a page with ranks, a figure without a rank label belongs to none of them.
     return sorted((rank for rank in ranks.values() if rank.dp is not None), key=lambda rank: rank.dp or 0) or list(
         ranks.values()
     )
 
 
-def _figures(source: Source, series: Mapping[str, Series]) -> dict[int | None, float]:
+def _figures(reading: _Reading, values: Sequence[float]) -> dict[int | None, float]:
     """Return the figure of one source for every DP rank that has it."""
-    if source.needs and source.needs not in series:
-        return {}
     found: dict[int | None, float] = {}
-    for key, value in _by_process(source, series.get(source.metric, [])).items():
-        fold, dp = min if source.fold == "min" else max, key[0]
-        found[dp] = fold(found.get(dp, value), value)
-    for sibling in source.zero_with:
-        for label, _ in series.get(sibling, []):
-            found.setdefault(_dp(label), 0.0)
-    if source.pool:
-        pools = {_dp(label) for name in source.pool for label, value in series.get(name, []) if value > 0}
+    fold = min if reading.source.fold == "min" else max
+    for dp, numbers in reading.processes:
+        value = values[numbers[0]] if len(numbers) == 1 else sum(values[number] for number in numbers)
+        found[dp] = fold(found[dp], value) if dp in found else value
+    for dp in reading.zeros:
+        found.setdefault(dp, 0.0)
+    if reading.source.pool:
+        pools = {dp for dp, number in reading.pools if values[number] > 0}
         found = {dp: value for dp, value in found.items() if value > 0 or dp in pools}
     return found
 
 
-def _by_process(source: Source, series: Series) -> dict[Process, float]:
-    """Return the figure of every process: the total where it is split by priority, the sum of `parts`."""
-    totals: dict[Process, float] = {}
-    split: dict[Process, float] = {}
-    for label, value in series:
+def _total(reading: _Reading, values: Sequence[float]) -> float | None:
+    if reading.source.by_rank:
+        return math.fsum(ranks.values()) if (ranks := _figures(reading, values)) else None
+    if reading.processes:
+        return math.fsum(sum(values[number] for number in numbers) for _, numbers in reading.processes)
+    return 0.0 if reading.is_zero else None
+
+
+def _reading(source: Source, series: Mapping[str, Series]) -> _Reading:
+    """Return where a source is."""
+    if source.needs and source.needs not in series:
+        return _Reading(source, (), (), is_zero=False, pools=())
+    return _Reading(
+        source,
+        tuple((dp, tuple(numbers)) for (dp, _), numbers in _processes(source, series.get(source.metric, ())).items()),
+        tuple({_dp(label): None for sibling in source.zero_with for label, _ in series.get(sibling, ())}),
+        is_zero=any(sibling in series for sibling in source.zero_with),
+        pools=tuple((_dp(label), number) for name in source.pool for label, number in series.get(name, ())),
+    )
+
+
+def _processes(source: Source, samples: Iterable[tuple[Mapping[str, str], int]]) -> dict[Process, list[int]]:
+    """Return what adds up to the figure of every process: the total where it is split by priority, the sum of `parts`."""
+    totals: dict[Process, list[int]] = {}
+    split: dict[Process, list[int]] = {}
+    for label, number in samples:
         if source.where and label.get(source.where[0], "") not in source.where[1].split("|"):
             continue
         if source.generates and not _GENERATES.search(label.get("endpoint", "")):
             continue
         key = (_dp(label), frozenset(item for item in label.items() if item[0] not in ("priority", source.parts)))
-        target = split if label.get("priority") else totals
-        target[key] = target.get(key, 0.0) + value
+        (split if label.get("priority") else totals).setdefault(key, []).append(number)
     return {**split, **totals}
 
 
@@ -187,14 +255,6 @@ def _engine_type(series: Mapping[str, Series]) -> str | None:
         "cache_source" in label for label, _ in series.get("cached_tokens_total", [])
     )
     return engine if honest or engine != "unified" else None
-
-
-def _total(source: Source, series: Mapping[str, Series]) -> float | None:
-    if source.by_rank:
-        return math.fsum(ranks.values()) if (ranks := _figures(source, series)) else None
-    if found := _by_process(source, series.get(source.metric, [])):
-        return math.fsum(found.values())
-    return 0.0 if any(sibling in series for sibling in source.zero_with) else None
 
 
 def _unrecognised(names: Iterable[str]) -> int:

@@ -30,9 +30,8 @@ _SERIES = re.compile(
     r"^[ \t]*(?:" + "|".join(f"(?P<of{place}>{names})" for place, (names, _) in enumerate(_OWNERS)) + r")\w",
     re.MULTILINE,
 )
-_OWN = re.compile(
-    r"^[ \t]*sglang_tuning_build_info\b", re.MULTILINE
-)  # every page of this exporter has it, beside the series that it passes on
+_OWN_NAME = "sglang_tuning_build_info"  # every page of this exporter has it, beside the series that it passes on
+_OWN = re.compile(rf"^[ \t]*{_OWN_NAME}\b", re.MULTILINE)
 _SGLANGS = re.compile(r"^[ \t]*sglang(?::|_(?!tuning_))", re.MULTILINE)
 
 
@@ -41,7 +40,7 @@ def owner_of(page: str) -> str | None:
 
     This exporter's own page is its own, also where it passes SGLang's series on.
     """
-    if _OWN.search(page) is not None:
+    if _OWN_NAME in page and _OWN.search(page) is not None:
         return _ITSELF
     if _SGLANGS.search(page) is not None:
         return ""
