@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -11,9 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from sglang_tuning_exporter.core.lines import ROWS, SILENT
+
 REPOSITORY = Path(__file__).parent.parent
 PACKAGE = "exporter/sglang_tuning_exporter/"
-MOST = {"Add a diagnosis": 3, "Add a log line": 2, "SGLang renames a metric": 1, "Add a panel": 2}
+MOST = {
+    "Add a diagnosis": 2,
+    "Add a diagnosis with a flag": 4,
+    "Add a log line": 2,
+    "Add a kind of log line": 4,
+    "SGLang renames a metric": 1,
+    "Add a panel": 1,
+}
 
 ROW = """
     Row(
@@ -32,6 +42,11 @@ ROW = """
 )
 
 _FIRST_TOKENS"""
+REMEDY = ROW[ROW.index("remedy=") : ROW.index(",\n    ),\n)")]
+WITH_A_FLAG = ROW.replace(
+    REMEDY,
+    'remedy=Remedy("scheduler_recv_interval", "raise", "10", "The scheduler looks for requests at each step.", "few requests come", "")',
+)
 RUNBOOK = """## Meaning
 
 Fewer requests wait than keep the batches full.
@@ -67,6 +82,48 @@ PANEL = """- title: More
         expr: sum by (state) ([[ rate(own('sglang_tuning_state_seconds_total', is_('signal', 'token_usage'))) ]])
 """
 LINE = "The server has stopped waiting for its scheduler"
+# One more line of each kind of the table: its pattern, and what is read of it.
+LINES: dict[str, tuple[bytes, str, str, dict[str, float]]] = {
+    "decode": (rb"Decoded[.,] ?(?=#)", "Decoded, #running-req: 3, #token: 9", "", {"running": 3, "tokens": 9}),
+    "prefill": (rb"Prefilled[.,] ?(?=#)", "Prefilled, #new-seq: 3, #new-token: 9", "", {"sequences": 3, "tokens": 9}),
+    "retraction": (rb"Retracted[.,] ?(?=#)", "Retracted, #retracted_reqs: 3", "", {"requests": 3}),
+    "arguments": (rb"Started by ", "Started by ServerArgs(tp_size=8, dp_size=1)", "", {}),
+    "pool": (rb"The cache holds (?P<tokens>\d+)", "The cache holds 9 tokens", "", {"tokens": 9}),
+    "limits": (rb"Runs (?P<max_running_requests>\d+)", "Runs 9 at once", "", {"max_running_requests": 9}),
+    "memory": (rb"Weights are here", "Weights are here, avail mem=62.00 GB", "weights", {"available": 62.0}),
+    "ready": (rb"Serving now", "Serving now", "", {}),
+    "hang": (rb"No step for (?P<seconds>\d+) s", "No step for 9 s", "scheduler", {"seconds": 9}),
+    "health": (rb"The detokenizer is silent", "The detokenizer is silent", "", {}),
+    "end": (rb"The server has stopped", LINE, "process_died", {}),
+    "words": (rb"The driver says: ", "The driver says: no", "unknown", {"line": 12, "chain": 12}),
+    "draining": (rb"Ends with (?P<remaining>\d+)", "Ends with 9 requests", "", {"remaining": 9}),
+    "out_of_memory": (rb"No memory in prefill", "No memory in prefill", "prefill", {}),
+    "too_long": (rb"Too long: (?P<tokens>\d+)", "Too long: 9", "", {"tokens": 9}),
+    "refused": (rb"Refused, (?P<grammar>\d)", "Refused, 1", "", {"grammar": 1}),
+    "transfer": (rb"The peer left", "The peer left", "", {}),
+    "hicache": (rb"The disk cache is full", "The disk cache is full", "storage", {}),
+    "no_pool": (rb"Room for (?P<tokens>-\d+)", "Room for -9 tokens", "", {"tokens": -9}),
+    "request": (rb"A request said", "A request said hello", "", {}),
+    "known": (rb"Nothing of interest", "Nothing of interest", "", {}),
+}
+READ = """import json, sys
+from sglang_tuning_exporter.core.lines import Reader
+reader, found = Reader(), []
+for line in json.loads(sys.argv[1]):
+    events = [*reader.read(f"[2025-11-20 11:40:13 TP0] {line}".encode()), *reader.end()]
+    found.append([reader.kind, [[each.kind, each.word, each.figures] for each in events]])
+print(json.dumps(found))
+"""
+COUNT = """import sys
+from sglang_tuning_exporter.config.profiles import PROFILES
+from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.server import Server
+server = Server(PROFILES["online"])
+for event in Reader().read(sys.argv[1].encode()):
+    server.take(event)
+print(server.counted[sys.argv[2]])
+"""
+IN_TESTS = "import sys; sys.path.insert(0, 'tests'); from test_core_course import judged, load, stamp, start; "
 
 
 class Tree:
@@ -143,6 +200,27 @@ def test_the_recipe_for_a_diagnosis_gives_rule_runbook_board_and_documents(tree:
     assert are_named(tree.edited, "Add a diagnosis")
 
 
+def test_the_recipe_for_a_diagnosis_with_a_flag_gives_its_value(tree: Tree) -> None:
+    tree.replace(PACKAGE + "core/rows.py", "\n)\n\n_FIRST_TOKENS", WITH_A_FLAG)
+    tree.write(PACKAGE + "core/prose/batch_queue_short.md", RUNBOOK)
+    value = '    "client_too_slow": _more,\n'
+    tree.replace(
+        PACKAGE + "core/advice.py", value, f'{value}    "batch_queue_short": _set("scheduler_recv_interval", 10.0),\n'
+    )
+    arguments = '"served_model_name", '
+    tree.replace(PACKAGE + "core/arguments.py", arguments, f'"scheduler_recv_interval", {arguments}')
+    assert {"alerts/runbooks/SGLangBatchQueueShort.md", "docs/reference/alerts.md"} <= tree.generate()
+    tree.test("tests/test_core_advice.py", "-k", "batch_queue_short")
+    tree.test("tests/test_arguments_sent.py", "-k", "what_the_core_names")
+    lines = "[*start(scheduler_recv_interval=1), *load(20, 120, queue=30)]"
+    finding = (
+        f"next(each for each in judged({lines}, 'offline').judgement.findings if each.diagnosis == 'batch_queue_short')"
+    )
+    change = tree.run("-c", f"{IN_TESTS}(change,) = {finding}.changes; print(change.flag, change.now, change.to)")
+    assert change.split() == ["--scheduler-recv-interval", "1", "10"]
+    assert are_named(tree.edited, "Add a diagnosis with a flag")
+
+
 def test_the_recipe_for_a_log_line_gives_its_event(tree: Tree) -> None:
     row = '    Row("draining", rb"SIGTERM received'
     tree.replace(PACKAGE + "core/lines.py", row, f'    Row("end", rb"{LINE}", "0.5.24", "process_died"),\n{row}')
@@ -151,6 +229,40 @@ def test_the_recipe_for_a_log_line_gives_its_event(tree: Tree) -> None:
     assert tree.generate() == set()
     tree.test("tests/test_core_lines.py", "-k", "gives_its_event or has_a_line_here")
     assert are_named(tree.edited, "Add a log line")
+
+
+def test_the_recipe_for_a_log_line_holds_for_every_kind(tree: Tree) -> None:
+    rows = "".join(
+        f"    Row({kind!r}, {pattern!r}, '0.5.24', {word!r}),\n" for kind, (pattern, _, word, _) in LINES.items()
+    )
+    tree.replace(PACKAGE + "core/lines.py", "\nROWS = (\n", f"\nROWS = (\n{rows}")
+    found = json.loads(tree.run("-c", READ, json.dumps([line for _, line, _, _ in LINES.values()])))
+    expected = [
+        [kind, [] if kind in SILENT else [[kind, word, figures]]] for kind, (_, _, word, figures) in LINES.items()
+    ]
+    assert [[kind, [each for each in events if each[0] == kind]] for kind, events in found] == expected
+    assert {row.kind for row in ROWS} == LINES.keys()
+
+
+def test_the_recipe_for_a_kind_of_log_line_counts_it(tree: Tree) -> None:
+    row = '    Row("draining", rb"SIGTERM received'
+    tree.replace(PACKAGE + "core/lines.py", row, f'    Row("adapter", rb"{LINE}", "0.5.24"),\n{row}')
+    tree.replace(
+        PACKAGE + "core/events.py",
+        "    | `no_pool`",
+        "    | `adapter` | | an adapter was not loaded |\n    | `no_pool`",
+    )
+    case = '            case "rejected" | "server_error"'
+    tree.replace(
+        PACKAGE + "core/server.py",
+        case,
+        f'            case "adapter":\n                self.count(event.kind, now, event)\n{case}',
+    )
+    examples = "EXAMPLES: list[tuple[str, str, str, dict[str, float]]] = [\n"
+    tree.replace("tests/test_core_lines.py", examples, f'{examples}    ("{LINE}", "adapter", "", {{}}),\n')
+    tree.test("tests/test_core_lines.py", "-k", "gives_its_event or has_a_line_here")
+    assert tree.run("-c", COUNT, f"[2025-11-20 11:40:13 TP0] {LINE}", "adapter").split() == ["1.0"]
+    assert are_named(tree.edited, "Add a kind of log line")
 
 
 def test_the_recipe_for_a_renamed_metric_reads_both_names(tree: Tree) -> None:

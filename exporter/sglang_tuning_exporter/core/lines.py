@@ -834,14 +834,15 @@ class Reader:
         self._open = self._closed = None
         self._reported.clear()
         self._starting, self._serving, self._sizes = True, False, ()
-        arguments = parse_server_args(match.string.decode("utf-8", "replace"))
+        text = match.string[match.end() :]
+        arguments = parse_server_args(text.decode("utf-8", "replace"))
         if arguments is None:
             self.unreadable["server_args"] += 1
             return "known"
         event = Event(row.kind, at.time, at.rank, arguments=arguments.args)
         if arguments.is_cut:
             event.figures["cut"] = 1
-            self._cut = (event, match.string)
+            self._cut = (event, text)
         else:
             self._events.append(event)
         return row.kind
@@ -916,7 +917,7 @@ class Reader:
 
     def _read_hang(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
         figures = {name: float(value) for name, value in match.groupdict().items() if name != "word" and value}
-        watched = match["word"]
+        watched = match.groupdict().get("word")
         self._add(row.kind, at, figures, _WATCHED.get(watched.decode(), row.word) if watched else row.word)
         if b"soft=True" not in match.string:  # that one only warns
             self._explain(match.string, at, chain=self.number, ending="hang")
