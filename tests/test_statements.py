@@ -15,12 +15,13 @@ import pytest
 import yaml
 
 from rule_stories import INTERVALS
-from sglang_tuning_exporter.cli import USAGE_STATUS
+from sglang_tuning_exporter.cli import USAGE_STATUS, main
 from sglang_tuning_exporter.collect.scrape import MOST_BYTES
 from sglang_tuning_exporter.collect.sidecar import POLL_SECONDS
 from sglang_tuning_exporter.config import OPTIONS
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.mixin.reference import MOST_IMPORTANT
+from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.serve.pages.figures import MOST_SECONDS
 from sglang_tuning_exporter.sglang.metrics.exposition import MOST_LINES
 
@@ -162,6 +163,13 @@ def test_a_figure_is_what_its_source_says(statement: Statement) -> None:
 @pytest.mark.parametrize("document", ["README.md", "docs/prometheus.md"])
 def test_every_board_is_named(document: str) -> None:
     assert [title for title in boards() if f"*{title}*" not in read(document)] == []
+
+
+def test_the_report_that_the_readme_shows_is_one_of_a_packaged_recording(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = first(r"first of all:\n\n```\n((?:.+\n)+)```", "README.md").splitlines()
+    main(["report", str(packaged("retract") / "server.log.gz"), "--profile", "offline"])
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in shown if line not in printed] == []
 
 
 def commented() -> dict[str, str]:
