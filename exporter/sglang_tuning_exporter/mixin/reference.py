@@ -7,9 +7,10 @@ import re
 from sglang_tuning_exporter.collect.scrape import MOST_BYTES
 from sglang_tuning_exporter.config import API_KEY_VARIABLE, ENVIRONMENT_PREFIX, OPTIONS, Option
 from sglang_tuning_exporter.config.profiles import PROFILES, THRESHOLDS, Setting
+from sglang_tuning_exporter.core.judge import STATE_WORDS
 from sglang_tuning_exporter.core.rows import BY_ID, ROWS, Row
 from sglang_tuning_exporter.core.runbooks import BY_ALERT, MOST_SEVERE_FIRST
-from sglang_tuning_exporter.core.server import MOST_SCHEDULERS
+from sglang_tuning_exporter.core.server import MOST_SCHEDULERS, STATES
 from sglang_tuning_exporter.mixin import alerts
 from sglang_tuning_exporter.mixin.boards.words import ADVICE_IN_WORDS, plain
 from sglang_tuning_exporter.mixin.rendering import render
@@ -212,6 +213,11 @@ def _metrics() -> str:
         "metrics.md.j2",
         sections=reference_sections() | {"Serving": [web(None, is_tls=False), web_config_up(is_up=True), answers({})]},
         columns=_columns,
+        states=[
+            (signal, state, STATE_WORDS.get(state, "requests that run or wait"))
+            for signal, states in STATES.items()
+            for state in states
+        ],
         recorded=sorted(set(re.findall(r"record: (\S+)", alerts.files()["alerts/rules/sglang-tuning.rules.yml"]))),
     )
 
