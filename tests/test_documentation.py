@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sglang_tuning_exporter.cli.parser import commands_of, known_words, make_parser
 from sglang_tuning_exporter.config import OPTIONS
 from sglang_tuning_exporter.core.runbooks import ALERTS
 from sglang_tuning_exporter.mixin import boards, files
@@ -72,3 +73,34 @@ def test_every_alert_and_every_flag_is_in_the_reference() -> None:
     alerts, flags = (REFERENCE / "alerts.md").read_text(), (REFERENCE / "flags.md").read_text()
     assert [row.alert for row in ALERTS if f"[{row.alert}](" not in alerts] == []
     assert [option.name for option in OPTIONS if f"`{option.variable}`" not in flags] == []
+
+
+def commands(program: str) -> set[tuple[str, str, tuple[str, ...]]]:
+    """Give each command line of a program that a page shows: page, the word behind it, and its flags."""
+    found = re.compile(rf"(?:^|`|[ /]){program} ([a-z_.-]+)([^`\n#]*)", re.MULTILINE)
+    return {
+        (page.name, match[1], tuple(re.findall(r"(?<![\w-])--[a-z.-]*[a-z]", match[2])))
+        for page in PAGES
+        for match in found.finditer(page.read_text())
+    }
+
+
+def test_every_command_line_that_a_page_shows_has_flags_that_exist() -> None:
+    known = {name: known_words(parser) for name, parser in commands_of(make_parser()).items()}
+    shown = {each for each in commands("sglang-tuning-exporter") if each[1] in known}
+    assert len(shown) > 20
+    assert [(page, name, flag) for page, name, flags in shown for flag in flags if flag not in known[name]] == []
+
+
+def test_every_target_of_make_that_a_page_shows_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert [each for each in commands("(?<![ /])make") if each[1] not in targets and each[0] != "CHANGELOG.md"] == []
+
+
+def test_every_tool_that_a_page_shows_is_there_with_its_command() -> None:
+    for page, module, _ in commands("python -m"):
+        path = ROOT / module.replace(".", "/")
+        tool = path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__main__.py"
+        assert tool.exists() or module.startswith(("pytest", "pip", "sglang")), (page, module)
+    shown = {each for page in PAGES for each in re.findall(r"python -m closed_loop ([a-z]+)", page.read_text())}
+    assert [each for each in shown if f'"{each}"' not in (ROOT / "closed_loop" / "__main__.py").read_text()] == []
