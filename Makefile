@@ -99,7 +99,7 @@ bench: bench-system install ## figures against peers, in one run, into docs/benc
 	$(BIN)/python -m bench --write
 
 .PHONY: bench-fleet
-bench-fleet: system install ## rules and the Fleet board with 100, 300 and 1,000 targets, beside the rules of before; an hour; FLEET="--targets 100 --warm 60"
+bench-fleet: system install ## rules and the Fleet board with 100, 300 and 1,000 targets; an hour; FLEET="--targets 100 --warm 60"
 	$(BIN)/python -m bench.fleet $(FLEET)
 
 # Only measured against, so neither the tests nor CI need them.
@@ -111,8 +111,6 @@ bench-system: system
 
 .PHONY: fuzz
 fuzz: install ## hostile input for everything that comes from the world, ten minutes; FUZZ="--seconds 60 --target lines"
-	@$(BIN)/python -c 'import atheris' 2>/dev/null || \
-	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all: 'atheris>=2.3' || true
 	$(BIN)/python -m fuzz $(FUZZ)
 
 .PHONY: dist

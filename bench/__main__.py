@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench import chain, corpus, equivalence, exposition, idle, latency, measure, mtail, processes, report
-from bench.table import BRIEF, Table
+from bench import chain, corpus, equivalence, exposition, idle, latency, processes, report
+from bench.table import BRIEF, Table, markdown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ Made by `make bench`: every figure beside a peer's in the same run. Ratios trave
 
 def _log(log: corpus.Corpus, directory: Path, title: str, made: str) -> Table:
     commands: dict[str, Sequence[str]] = {}
-    peer = mtail.command(log.path)
+    peer = processes.mtail_command(log.path)
     if peer is not None:
         commands["mtail"] = peer
     parse = [sys.executable, "-m", "bench.parse"]
@@ -40,12 +40,12 @@ def _log(log: corpus.Corpus, directory: Path, title: str, made: str) -> Table:
         "`grep -c`": ["grep", "-c", "Decode batch", str(log.path)],
         "`gzip -1`": ["gzip", "-1", "-c", str(log.path)],
     }
-    used = measure.best_of(commands)
+    used = processes.best_of(commands)
     base = used["mtail"].cpu if "mtail" in used else None
     table = Table(
         title,
         f"{made}: {log.lines:,} lines, {log.size / 1e6:.0f} MB, {log.starts} starts; read once by each. mtail "
-        f"{processes.version('mtail')} runs a program that keeps the same counters and gauges. CPU seconds, user and system, best of {measure.RUNS}, in turn; "
+        f"{processes.version('mtail')} runs a program that keeps the same figures. CPU seconds, user and system, best of {processes.RUNS}, in turn; "
         "ours without the interpreter's start.",
         ["what", "CPU", "speed", "against mtail", "peak memory"],
     )
@@ -59,7 +59,7 @@ def _log(log: corpus.Corpus, directory: Path, title: str, made: str) -> Table:
     return table
 
 
-def _compared(log: Path, directory: Path, used: dict[str, measure.Usage]) -> str:
+def _compared(log: Path, directory: Path, used: dict[str, processes.Usage]) -> str:
     """Return in words that all programs found the same. Raises `equivalence.DifferentError` where they did not."""
     found = equivalence.figures(log)
     for name, usage in used.items():
@@ -67,7 +67,7 @@ def _compared(log: Path, directory: Path, used: dict[str, measure.Usage]) -> str
             timed = json.loads(usage.output)["figures"]
             equivalence.demand({figure: found[figure] for figure in timed}, timed, f"the timed {name}")
     if "mtail" not in used:
-        return mtail.MISSING
+        return processes.NO_MTAIL
     equivalence.demand(found, equivalence.counted_by_mtail(used["mtail"].output), "mtail")
     dialects = equivalence.check_dialects(directory)
     return (
@@ -143,7 +143,9 @@ def main() -> None:
     sys.stdout.write("\n".join(table.text() for table in tables))
     if given.write and not given.parts:
         rows = [row for table in tables for row in table.brief()]
-        DOCUMENT.write_text("\n".join([_ABOUT, _machine() + "\n", *BRIEF, *rows, ""]), encoding="utf-8")
+        DOCUMENT.write_text(
+            "\n".join([_ABOUT, _machine() + "\n", markdown(BRIEF, rows, figures=True), ""]), encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

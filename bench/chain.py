@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import random
 import statistics
 import time
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from bench import server
+from bench.processes import wait_for
 from bench.table import Table
 from sglang_tuning_exporter.recordings.stack import Stack, program
 
@@ -59,31 +59,6 @@ class _Minimal(Stack):
         path.write_text(yaml.safe_dump(kept), encoding="utf-8")
 
 
-class _Heard:
-    """When a webhook received an alert."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._arrived: queue.Queue[tuple[str, float]] = queue.Queue()
-
-    def take(self, message: Any) -> None:
-        now = time.monotonic()
-        for alert in message["alerts"]:
-            if alert["labels"]["alertname"] == self._name:
-                self._arrived.put((alert["status"], now))
-
-    def wait(self, status: str) -> float:
-        """Return when it received the alert. Raises `TimeoutError`."""
-        deadline = time.monotonic() + TIMEOUT_SECONDS
-        try:
-            while True:
-                arrived, at = self._arrived.get(timeout=max(0.0, deadline - time.monotonic()))
-                if arrived == status:
-                    return at
-        except queue.Empty:
-            raise TimeoutError(f"{self._name} was not {status} within {TIMEOUT_SECONDS:.0f} s") from None
-
-
 def measure(directory: Path) -> Table:
     """Let both chains fire at the same time, several times."""
     table = Table(
@@ -119,23 +94,26 @@ def _trials(directory: Path) -> Iterator[tuple[float, float]]:
             place.mkdir()
         log, flag = directory / f"chain-{number}.log", [0]
         log.touch()
-        ours, shortest = _Heard(ALERT), _Heard(MINIMAL)
-        settings: dict[str, Any] = {"time_scale": TIME_SCALE, "scrape_interval": INTERVAL}
+        heard: dict[str, float] = {}  # when a webhook received an alert
+
+        def hear(message: Any, heard: dict[str, float] = heard) -> None:
+            heard.update({each["labels"]["alertname"]: time.monotonic() for each in message["alerts"]})
+
+        settings: dict[str, Any] = {"time_scale": TIME_SCALE, "scrape_interval": INTERVAL, "on_message": hear}
         with (
-            server.answering(lambda flag=flag: b"# TYPE condition gauge\ncondition %d\n" % flag[0]) as url,  # type: ignore[misc]
+            server.answering(lambda _, flag=flag: b"# TYPE condition gauge\ncondition %d\n" % flag[0]) as url,  # type: ignore[misc]
             ExitStack() as running,
         ):
-            real = Stack(places[0], sglang_url=None, log_file=log, profile="online", on_message=ours.take, **settings)
-            for chain in (real, _Minimal(places[1], url, on_message=shortest.take, **settings)):
+            real = Stack(places[0], sglang_url=None, log_file=log, profile="online", **settings)
+            for chain in (real, _Minimal(places[1], url, **settings)):
                 running.callback(chain.stop)
                 chain.start()
             # Prometheus takes about five seconds to begin.
-            deadline = time.monotonic() + TIMEOUT_SECONDS
-            while not real.query("sglang_tuning_out_of_memory_total") and time.monotonic() < deadline:
-                time.sleep(0.2)
+            wait_for(lambda real=real: bool(real.query("sglang_tuning_out_of_memory_total")), TIMEOUT_SECONDS)  # type: ignore[misc]
             time.sleep(2 + choose.uniform(0, 1))
             begin = time.monotonic()
             flag[0] = 1
             with log.open("a", encoding="utf-8") as file:
                 file.write(FAILURE.format(number, 100 + number))
-            yield ours.wait("firing") - begin, shortest.wait("firing") - begin
+            wait_for(lambda heard=heard: {ALERT, MINIMAL} <= heard.keys(), TIMEOUT_SECONDS)  # type: ignore[misc]
+            yield heard[ALERT] - begin, heard[MINIMAL] - begin

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench import measure, mtail
+from bench import processes
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.lines import Reader
 
@@ -99,9 +99,9 @@ def check_dialects(directory: Path) -> int:
     """Read the lines of all releases and failures with both; return how many figures were equal. Raises `DifferentError`."""
     log = directory / "dialects.log"
     log.write_bytes(b"".join(path.read_bytes() for path in (*sorted(_TESTS.glob("*.log")), _FAILURES)))
-    command = mtail.command(log)
+    command = processes.mtail_command(log)
     if command is None:
         return 0
     ours = figures(log)
-    demand(ours, counted_by_mtail(measure.run(command).output), "mtail")
+    demand(ours, counted_by_mtail(processes.run(command).output), "mtail")
     return len(ours)

@@ -18,16 +18,13 @@ import json
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
+from bench.processes import Exporter, wait_for
 from bench.server import running
 
 DECODE = (
@@ -37,71 +34,10 @@ DECODE = (
 FROZEN_SECONDS = 600.0
 LINE_BYTES, FILES, STATE_BYTES, CGROUP_BYTES, LOG_BYTES = 2 << 30, 10_000, 100 << 20, 80 << 20, 50 << 20
 GROWTH_KIB = 64 << 10
-START_SECONDS = 120.0
 
 
 class ForbiddenError(Exception):
     """This machine does not allow it."""
-
-
-class Exporter:
-    """A real `serve`."""
-
-    def __init__(self, *flags: str, prefix: Sequence[str] = ()) -> None:
-        command = [*prefix, sys.executable, "-m", "sglang_tuning_exporter", "serve", "--listen-address", "127.0.0.1:0"]
-        self.process = subprocess.Popen([*command, *flags], stderr=subprocess.PIPE, text=True)
-        self.said: list[str] = []
-        self._address: list[str] = []
-        threading.Thread(target=self._listen, daemon=True).start()
-        wait_for(lambda: bool(self._address) or self.process.poll() is not None, START_SECONDS)
-        assert self._address, f"it did not start: {self.said[-1:]}"
-
-    def _listen(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.said.append(line.rstrip())
-            if found := re.search(r"listening on (http://[\d.:]+)", line):
-                self._address.append(found[1])
-
-    def get(self, path: str = "/metrics") -> str:
-        """Return a page."""
-        with urllib.request.urlopen(self._address[0] + path, timeout=60) as answer:
-            text: str = answer.read().decode()
-            return text
-
-    def value(self, name: str) -> float | None:
-        """Return a figure of /metrics, summed over its labels."""
-        found = re.findall(rf"^sglang_tuning_{name}(?:\{{[^}}]*\}})? (\S+)$", self.get(), re.MULTILINE)
-        return sum(map(float, found)) if found else None
-
-    def memory_kib(self, what: str = "VmRSS") -> int:
-        """Return its memory, now or at most."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
-        return int(status.partition(f"{what}:")[2].split()[0])
-
-    def verdict(self) -> str:
-        """Return the verdict."""
-        found: str = json.loads(self.get("/api/v1/findings"))["verdict"]
-        return found
-
-
-@contextmanager
-def exporter(*flags: str, prefix: Sequence[str] = ()) -> Iterator[Exporter]:
-    """Run one."""
-    made = Exporter(*flags, prefix=prefix)
-    try:
-        yield made
-    finally:
-        made.process.kill()
-        made.process.wait()
-
-
-def wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    """Wait until it holds."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"not within {seconds:.0f} s"
-        time.sleep(0.2)
 
 
 def line(place: Path, _: float) -> str:
@@ -110,7 +46,7 @@ def line(place: Path, _: float) -> str:
         raise ForbiddenError("too little disk")
     log = place / "server.log"
     log.touch()
-    with exporter("--log-file", str(log)) as running_one, log.open("ab", buffering=0) as file:
+    with Exporter("--log-file", str(log)) as running_one, log.open("ab", buffering=0) as file:
         before = running_one.memory_kib()
         piece = b"x" * (8 << 20)
         for _number in range(LINE_BYTES // len(piece)):
@@ -128,7 +64,7 @@ def files(place: Path, _: float) -> str:
     for number in range(FILES):
         (place / f"{number}.log").write_bytes(DECODE)
     begin = time.monotonic()
-    with exporter("--log-file", str(place / "*.log")) as running_one:
+    with Exporter("--log-file", str(place / "*.log")) as running_one:
         started = time.monotonic() - begin
         left_out = running_one.value("log_files_left_out") or 0.0
         followed = running_one.get().count("sglang_tuning_log_up{")
@@ -152,7 +88,7 @@ def state(place: Path, _: float) -> str:
     foreign.write_bytes(b"somebody's own words\n")
     found = []
     for file in (large, foreign):
-        with exporter("--log-file", str(log), "--state-file", str(file)) as running_one:
+        with Exporter("--log-file", str(log), "--state-file", str(file)) as running_one:
             assert "sglang_tuning_log_up" in running_one.get(), "it serves"
             word = next(each for each in running_one.said if "state file" in each).partition(": ")[2][:60]
             found.append(f"{file.name}: “{word}”, {running_one.memory_kib('VmHWM') / 1024:.1f} MiB at most")
@@ -193,7 +129,7 @@ def memory(place: Path, seconds: float) -> str:
     try:
         with (
             running(1) as sglang,
-            exporter("--log-file", str(log), "--sglang-url", sglang, prefix=enter) as running_one,
+            Exporter("--log-file", str(log), "--sglang-url", sglang, prefix=enter) as running_one,
             log.open("ab", buffering=0) as file,
         ):
             lines = 0
@@ -219,7 +155,7 @@ def frozen(place: Path, seconds: float) -> str:
     log.write_bytes(DECODE)
     with (
         running(1) as sglang,
-        exporter("--log-file", str(log), "--sglang-url", sglang) as running_one,
+        Exporter("--log-file", str(log), "--sglang-url", sglang) as running_one,
         log.open("ab", buffering=0) as file,
     ):
         for _ in range(8):
@@ -234,7 +170,7 @@ def frozen(place: Path, seconds: float) -> str:
         verdicts, firing = set(), set()
         for _ in range(15):
             file.write(DECODE)
-            verdicts.add(running_one.verdict())
+            verdicts.add(json.loads(running_one.get("/api/v1/findings"))["verdict"])
             page = running_one.get()
             firing |= set(re.findall(r'^sglang_tuning_alert\{diagnosis="([^"]+)"[^}]*\} 1.0$', page, re.MULTILINE))
             assert "sglang_tuning_up 1.0" in page

@@ -38,17 +38,20 @@ def measure(directory: Path) -> Table:
         logs, running = _start(stack, directory)
         for each in running.values():
             for _ in range(WARM_UP):
-                processes.page(each.url)
+                each.get()
         before = {name: each.cpu for name, each in running.items()}
         for _ in range(SECONDS // INTERVAL):
             time.sleep(INTERVAL - 1)
             for each in running.values():
-                processes.page(each.url)
+                each.get()
             for log in logs:
                 with log.open("ab") as file:
                     file.write(ACCESS)
             time.sleep(1)
-        used = {name: (each.rss / 2**20, 100 * (each.cpu - before[name]) / SECONDS) for name, each in running.items()}
+        used = {
+            name: (each.memory_kib() / 2**10, 100 * (each.cpu - before[name]) / SECONDS)
+            for name, each in running.items()
+        }
     last = list(used.values())[-1]
     for name, (megabytes, percent) in used.items():
         ours = name.startswith("serve")

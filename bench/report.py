@@ -6,7 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from bench import corpus, equivalence, measure, mtail, processes
+from bench import corpus, equivalence, processes
 from bench.table import Table
 
 if TYPE_CHECKING:
@@ -26,13 +26,13 @@ def measure_all(directory: Path, size: int) -> Table:
     commands: dict[str, Sequence[str]] = {}
     peers: dict[str, str] = {}
     for name, path in forms.items():
-        peer = mtail.command(path)
+        peer = processes.mtail_command(path)
         if peer is not None and name in {_PLAIN, _BUSY}:
             commands[f"mtail, {name}"] = peer
         report = f"report, {name}"
         commands[report] = _command(path)
         peers[report] = f"mtail, {_BUSY if name == _BUSY else _PLAIN}"
-    used = measure.best_of(commands)
+    used = processes.best_of(commands)
     for is_busy in (False, True):
         _demand_one_report({name: used[name].output for name in peers if (_BUSY in name) == is_busy})
     table = Table(
@@ -43,7 +43,7 @@ def measure_all(directory: Path, size: int) -> Table:
         f"mtail {processes.version('mtail')} (`--one_shot`) counts. Its program finds nothing in a wrapped line, so the reports of "
         "wrapped logs are beside its reading of the plain one, the least that it would need. "
         "CPU seconds, user and system, of all processes, and seconds by the clock, the interpreter's start included; "
-        f"best of {measure.RUNS}, in turn. All reports of a log say the same.",
+        f"best of {processes.RUNS}, in turn. All reports of a log say the same.",
         ["what", "CPU", "wall", "CPU against mtail", "wall against mtail"],
     )
     for name, usage in used.items():
@@ -51,7 +51,7 @@ def measure_all(directory: Path, size: int) -> Table:
         ratios = ["", ""] if base is None else [f"{base.cpu / usage.cpu:.1f}x", f"{base.wall / usage.wall:.1f}x"]
         table.rows.append([name, f"{usage.cpu:.2f} s", f"{usage.wall:.2f} s", *ratios])
     if not any(name.startswith("mtail") for name in used):
-        table.notes.append(mtail.MISSING)
+        table.notes.append(processes.NO_MTAIL)
     return table
 
 

@@ -22,19 +22,20 @@ _COUNTERS = re.compile(r"^(sglang:(?:generation_tokens|realtime_tokens)_total\S*
 
 
 @contextmanager
-def answering(page: Callable[[], bytes]) -> Iterator[str]:
-    """Answer with a page at `/metrics` of a free port; return its address."""
+def answering(page: Callable[[str], bytes]) -> Iterator[str]:
+    """Answer with the page of each path on a free port; return its address."""
 
     class Handler(BaseHTTPRequestHandler):
         disable_nagle_algorithm = True  # head and body are two packets
 
         def do_GET(self) -> None:
-            body = page()
-            self.send_response(200 if self.path == "/metrics" else 404)
+            body = page(self.path)
+            self.send_response(200 if body else 404)
             self.send_header("Content-Type", "text/plain; version=0.0.4")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            with suppress(OSError):  # of a client that left
+                self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
             """Log nothing."""

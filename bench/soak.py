@@ -16,22 +16,21 @@ import argparse
 import http.client
 import itertools
 import json
-import os
 import random
 import re
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import deque
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import bcrypt
 
 from bench.attackers import NAME, PASSWORD, credentials
+from bench.processes import Exporter, end
 from bench.reference import Server
 from bench.server import answering
 from sglang_tuning_exporter.core.watch import SETTLED_SECONDS
@@ -48,7 +47,7 @@ END_SECONDS = 300.0  # at most, until the last lines are read and confirmed
 KILLED_SHARE, WARM_SHARE = 0.5, 0.6  # of the lines: kills until then; memory is measured from then on
 
 
-class Exporter:
+class Scraped:
     """A real `serve`, scraped over one persistent connection as Prometheus does; it can be killed and started again."""
 
     def __init__(self, log: Path, sglang: str) -> None:
@@ -66,31 +65,15 @@ class Exporter:
         """Start it, and wait until it listens."""
         self.scrapes_since = 0
         self.held: deque[int] = deque(maxlen=2 * HOSTILE_EVERY)  # memory at the last scrapes
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "sglang_tuning_exporter", "serve", "--listen-address", "127.0.0.1:0", *self._flags],
-            stderr=subprocess.PIPE,
-        )
-        assert self.process.stderr is not None
-        found = None
-        for line in self.process.stderr:
-            if found := re.search(rb"listening on http://([\d.]+):(\d+)", line):
-                break
-        assert found is not None, "it did not start"
-        threading.Thread(target=self._drain, args=(self.process.stderr,), daemon=True).start()
-        self._connection = http.client.HTTPConnection(found[1].decode(), int(found[2]), timeout=HANG_SECONDS)
-        self.port.write_text(found[2].decode())
-
-    @staticmethod
-    def _drain(words: IO[bytes]) -> None:
-        """Pass its warnings on."""
-        for line in words:
-            if b" INFO " not in line and b": INFO:" not in line:
-                sys.stderr.buffer.write(b"exporter: " + line)
+        self.exporter = Exporter(*self._flags)
+        place = self.exporter.url.removeprefix("http://")
+        self._connection = http.client.HTTPConnection(place, timeout=HANG_SECONDS)
+        self.port.write_text(place.partition(":")[2])
 
     def kill(self) -> None:
         """Kill it with SIGKILL."""
-        self.process.kill()
-        self.process.wait()
+        self.exporter.process.kill()
+        self.exporter.process.wait()
         self.kills += 1
 
     def _get(self, path: str) -> str:
@@ -112,7 +95,7 @@ class Exporter:
         self.seconds.append(time.monotonic() - begin)
         self.scrapes += 1
         self.scrapes_since += 1
-        self.held.append(self.memory_kib())
+        self.held.append(self.exporter.memory_kib())
         if self.scrapes % 50 == 0:
             for path in ("/", "/api/v1/findings"):
                 self._get(path)
@@ -123,17 +106,12 @@ class Exporter:
             found[name] = found.get(name, 0.0) + float(value)
         return found
 
-    def memory_kib(self) -> int:
-        """Its present memory."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
-        return int(status.partition("VmRSS:")[2].split()[0])
-
     def files(self) -> int:
         """The number of its open files and sockets."""
-        return len(os.listdir(f"/proc/{self.process.pid}/fd"))  # noqa: PTH208
+        return len(list(Path(f"/proc/{self.exporter.pid}/fd").iterdir()))
 
 
-def hostile(page: Callable[[], bytes]) -> Callable[[], bytes]:
+def hostile(page: Callable[[], bytes]) -> Callable[[str], bytes]:
     """Return the server's page, now and then with what no server has: ranks of nobody, far too many series, lines that are none."""
     phantoms = "".join(f'sglang:num_queue_reqs{{model_name="m",dp_rank="{dp}"}} 5000\n' for dp in range(384))
     endless = "".join(f'sglang:odd{{number="{number}"}} 1\n' for number in range(60_000))
@@ -141,7 +119,9 @@ def hostile(page: Callable[[], bytes]) -> Callable[[], bytes]:
     kinds: Iterator[str] = itertools.cycle((phantoms, endless, garbage))
     asked = itertools.count(1)
 
-    def answer() -> bytes:
+    def answer(path: str) -> bytes:
+        if path != "/metrics":
+            return b""
         return page() + (next(kinds).encode() if next(asked) % HOSTILE_EVERY == 0 else b"")
 
     return answer
@@ -164,7 +144,7 @@ def expected(server: Server) -> dict[str, float]:
 class Soak:
     """One run."""
 
-    def __init__(self, exporter: Exporter, server: Server, arguments: argparse.Namespace) -> None:
+    def __init__(self, exporter: Scraped, server: Server, arguments: argparse.Namespace) -> None:
         self._exporter, self._server = exporter, server
         self._lines, self._scrapes, self._kills = arguments.lines, arguments.scrapes, arguments.kills
         self._dice = random.Random(arguments.seed)
@@ -231,7 +211,7 @@ class Soak:
             if now - printed_at > 10:
                 printed_at = now
                 words = f"{server.lines:,} lines written, {read:,.0f} read, {exporter.scrapes:,} scrapes, {exporter.kills} kills"
-                print(f"{words}, {exporter.memory_kib() / 1024:.1f} MiB", file=sys.stderr, flush=True)
+                print(f"{words}, {exporter.exporter.memory_kib() / 1024:.1f} MiB", file=sys.stderr, flush=True)
         return True
 
     def end(self) -> int:
@@ -277,7 +257,7 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         server = Server(Path(directory) / "server.log", arguments.seed)
-        exporter = Exporter(server.path, stack.enter_context(answering(hostile(server.page))))
+        exporter = Scraped(server.path, stack.enter_context(answering(hostile(server.page))))
         attackers = subprocess.Popen(
             [sys.executable, "-m", "bench.attackers", str(exporter.port)], stdout=subprocess.PIPE, text=True
         )
@@ -296,8 +276,9 @@ def main() -> int:
         finally:
             attackers.kill()
             attackers.communicate()
-            exporter.process.terminate()
-            exporter.process.wait(timeout=HANG_SECONDS)
+            end(exporter.exporter.process)
+            warnings = [line for line in exporter.exporter.said if " INFO " not in line and ": INFO:" not in line]
+            print("\n".join(f"exporter: {line}" for line in warnings), file=sys.stderr)
     return status
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], *, figures: bool = False) -> str:
+    """Write a table; `figures`: all columns but the first are aligned to the right."""
+    ruler = ["---", *["---:" if figures else "---"] * (len(heads) - 1)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ruler, *rows))
 
 
 @dataclass
 class Table:
-    """A title, how it was measured, rows under columns (the first one left-aligned), and notes."""
+    """A title, how it was measured, rows under columns, and notes."""
 
     title: str
     how: str
@@ -21,15 +24,14 @@ class Table:
 
     def text(self) -> str:
         """Return it as Markdown."""
-        ruler = ["---", *["---:"] * (len(self.columns) - 1)]
-        lines = [_row(cells) for cells in (self.columns, ruler, *self.rows)]
-        return "\n".join([f"## {self.title}", "", self.how, "", *lines, *(f"\n{note}" for note in self.notes), ""])
+        table = markdown(self.columns, self.rows, figures=True)
+        return "\n".join([f"## {self.title}", "", self.how, "", table, *(f"\n{note}" for note in self.notes), ""])
 
-    def brief(self) -> list[str]:
+    def brief(self) -> list[Sequence[str]]:
         """Return it as rows of one table for all parts, under `BRIEF`: the title with what the figures are, then each row."""
         kinds = [self._kind(place) for place in range(1, len(self.columns))]
         rows = [[f"**{self.title}**", *self.columns[1:]], *self.rows]
-        return [_row([row[0], *(_joined(row[1:], kinds, kind) for kind in ("figure", "ratio", "aim"))]) for row in rows]
+        return [[row[0], *(_joined(row[1:], kinds, kind) for kind in ("figure", "ratio", "aim"))] for row in rows]
 
     def _kind(self, place: int) -> str:
         if self.columns[place].startswith("aim"):
@@ -37,15 +39,11 @@ class Table:
         return "ratio" if any(row[place].endswith("x") for row in self.rows) else "figure"
 
 
-BRIEF = ["| what | figures | ratios | aim |", "| --- | ---: | ---: | ---: |"]
+BRIEF = ("what", "figures", "ratios", "aim")
 
 
 def _joined(cells: Sequence[str], kinds: Sequence[str], wanted: str) -> str:
     return " · ".join(cell for cell, kind in zip(cells, kinds, strict=True) if kind == wanted and cell)
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
 
 
 def verdict(figure: float, aim: float) -> str:

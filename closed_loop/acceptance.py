@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from closed_loop.installation import HERE, default_home, installed
 from sglang_tuning_exporter.config.profiles import PROFILES
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core.advice import advise, setting
 from sglang_tuning_exporter.core.events import NO_RANK
 from sglang_tuning_exporter.core.facts import Facts, RankMemory
@@ -26,7 +27,7 @@ from sglang_tuning_exporter.sglang.args.command import Command, command_line
 from sglang_tuning_exporter.sglang.args.flags import flag_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 ASKED = ("0.3.0", "0.4.6.post5", "0.4.9.post6", "0.5.3.post3", "0.5.5.post3", "0.5.9", "0.5.17", "0.5.23")
@@ -72,14 +73,6 @@ class Piece:
     words: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A release's answer to a piece; `refusal` is empty if it accepts it."""
-
-    piece: Piece
-    refusal: str
-
-
 def pieces(release: str, model: Path) -> Iterator[Piece]:
     """Return every advice for the servers of one release, each command line once."""
     seen = set()
@@ -111,17 +104,9 @@ def _arguments(command: Command) -> tuple[str, ...]:
 
 def _view(release: str, args: dict[str, Any], usage: float, ran: int) -> View:
     """Return a busy stretch of a server's time, in which requests wait and this many run at most."""
+    shares = {"serves/None": 1.0, "usage": usage, "running": ran / 4, "queued": 20.0, f"batch/{ran}": 1.0}
     totals = Totals(
-        {
-            "serves/None": SECONDS,
-            "usage": SECONDS * usage,
-            "usage:s": SECONDS,
-            "running": SECONDS * ran / 4,
-            "running:s": SECONDS,
-            "queued": SECONDS * 20,
-            "queued:s": SECONDS,
-            f"batch/{ran}": SECONDS,
-        }
+        {name: SECONDS * share for name, share in {**shares, "usage:s": 1, "running:s": 1, "queued:s": 1}.items()}
     )
     facts = Facts(version=release, arguments=args)
     facts.available[None] = 13.5
@@ -151,55 +136,38 @@ def wheel(release: str, home: Path) -> Path:
     return folder
 
 
-def ask(release: str, home: Path, task: str, lines: str = "") -> str:
-    """Run a release's parser in the engine's Python and return its output."""
-    engine = installed(ENGINE, home)
+def ask(release: str, home: Path, commands: list[tuple[str, ...]]) -> list[str]:
+    """Run a release's parser in the engine's Python; return for each command line why it is refused, empty if it is not."""
     environment = {
         "PYTHONPATH": str(wheel(release, home)),
         "PATH": "/usr/bin:/bin",
         "HOME": str(home),
         "CUDA_VISIBLE_DEVICES": "",
     }
-    command = [str(engine.python), str(HERE / "asked.py"), task]
-    done = subprocess.run(command, input=lines, env=environment, capture_output=True, text=True, check=False)
+    command, lines = [str(installed(ENGINE, home).python), str(HERE / "asked.py")], map(json.dumps, commands)
+    done = subprocess.run(
+        command, input="\n".join([*lines, ""]), env=environment, capture_output=True, text=True, check=False
+    )
     if done.returncode:
-        raise RuntimeError(f"release={release}: {done.stderr.strip()[-300:]}")
-    return done.stdout
+        raise UsageError(f"release={release}: {done.stderr.strip()[-300:]}")
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def answers(release: str, home: Path) -> list[Answer]:
-    """Check all advice with one release; servers that it refuses without advice are left out."""
-    found = list(pieces(release, installed(ENGINE, home).model))
-    bare = sorted({piece.without for piece in found})
-    words = [*bare, *(piece.words for piece in found)]
-    said = [
-        json.loads(line) for line in ask(release, home, "accept", "\n".join(map(json.dumps, words)) + "\n").splitlines()
-    ]
-    exists = {each for each, refusal in zip(bare, said, strict=False) if not refusal}
-    if not exists:
-        raise RuntimeError(
-            f"release={release}: it accepts no server at all here: {said[0][:200] if said else 'no answer'}"
-        )
-    return [
-        Answer(piece, refusal)
-        for piece, refusal in zip(found, said[len(bare) :], strict=True)
-        if piece.without in exists
-    ]
-
-
-def accept(versions: str, say: Callable[[str], None], home: Path | None = None) -> int:
-    """Check all advice with the releases, print what they refuse, and return the exit status."""
-    home, refused, asked = home or default_home(), 0, 0
-    for release in ASKED if versions == "all" else versions.split(","):
-        try:
-            data = answers(release, home)
-        except RuntimeError as error:
-            say(str(error))
-            continue
-        bad = [answer for answer in data if answer.refusal]
-        asked, refused = asked + len(data), refused + len(bad)
-        say(f"{release}: {len(data)} pieces of advice, {len(bad)} refused")
-        for answer in bad:
-            say(f"  {answer.piece.diagnosis} on {answer.piece.server}: {answer.piece.changes}: {answer.refusal[:200]}")
+def accept(releases: Iterable[str], say: Callable[[str], None]) -> int:
+    """Check all advice with the releases, print what they refuse, and return the exit status. A server refused without advice is left out."""
+    home, refused, asked = default_home(), 0, 0
+    for release in releases:
+        found = list(pieces(release, installed(ENGINE, home).model))
+        bare = sorted({piece.without for piece in found})
+        said = ask(release, home, [*bare, *(piece.words for piece in found)])
+        exists = {each for each, refusal in zip(bare, said, strict=False) if not refusal}
+        if not exists:
+            raise UsageError(f"release={release}: it accepts no server at all here: {said[:1]}")
+        answers = [each for each in zip(found, said[len(bare) :], strict=True) if each[0].without in exists]
+        bad = [(piece, refusal) for piece, refusal in answers if refusal]
+        asked, refused = asked + len(answers), refused + len(bad)
+        say(f"{release}: {len(answers)} pieces of advice, {len(bad)} refused")
+        for piece, refusal in bad:
+            say(f"  {piece.diagnosis} on {piece.server}: {piece.changes}: {refusal[:200]}")
     say(f"{asked} pieces of advice, {refused} refused")
     return 1 if refused else 0

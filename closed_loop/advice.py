@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from closed_loop.engine import arguments_of
@@ -34,11 +34,6 @@ class Advised:
     args: tuple[str, ...]
     load: Load
     changes: tuple[Change, ...] = ()
-    words: str = ""  # of the verdict's advice to people
-
-    def as_json(self) -> dict[str, Any]:
-        """Return what changed as plain JSON."""
-        return {"changes": [asdict(change) for change in self.changes], "words": self.words}
 
 
 def advised(document: dict[str, Any], args: Sequence[str], load: Load, fixed: Sequence[str] = ()) -> Advised:
@@ -47,42 +42,32 @@ def advised(document: dict[str, Any], args: Sequence[str], load: Load, fixed: Se
     In this order: the document's command line; the first advice with a flag and value; the first sentence with a figure for the clients.
     The flags `fixed` stay as they are, because they stand for hardware; then the next advice is used.
     """
-    kept = Advised(tuple(args), load)
-    command = document.get("command")
-    if command:
-        data = [Change(c["flag"], str(c["current"]), str(c["suggested"])) for c in command["changes"]]
-        kept = _held(Advised(tuple(arguments_of(command["text"])), load, tuple(data), _words(document)), args, fixed)
-        if kept.changes:
-            return kept
-    for finding in document["findings"]:
-        for advice in finding["advice"]:
-            if advice["typed"] and advice["flag"] not in fixed:
-                change = Change(advice["flag"], str(advice["current"]), str(advice["suggested"]))
-                if advice["action"] == "Remove":
-                    return Advised(_without(args, advice["flag"]), load, (change,))
-                return Advised((*args, *shlex.split(advice["typed"])), load, (change,))
-    for sentence in _sentences(document):
+    if command := document.get("command"):
+        changes = [_change(each) for each in command["changes"]]
+        kept = list(arguments_of(command["text"]))
+        for change in changes:
+            if change.what in fixed:  # as it was: of several the last one counts
+                kept[kept.index(change.what) + 1] = args[len(args) - list(args)[::-1].index(change.what)]
+        if turned := tuple(change for change in changes if change.what not in fixed):
+            return Advised(tuple(kept), load, turned)
+    advices = [advice for finding in document["findings"] for advice in finding["advice"]]
+    for advice in advices:
+        if advice["typed"] and advice["flag"] not in fixed:
+            removes = advice["action"] == "Remove"
+            after = _without(args, advice["flag"]) if removes else (*args, *shlex.split(advice["typed"]))
+            return Advised(after, load, (_change(advice),))
+    for sentence in (str(advice["suggested"]) for advice in advices if advice["flag"] is None):
         for name, what, figure in _COUNTED:
-            found = figure.search(sentence)
-            if found is not None:
+            if found := figure.search(sentence):
                 wanted = int(found[1].replace(",", ""))
                 change = Change(what, str(getattr(load, name)), str(wanted))
-                changed = Load.of_json({**load.as_json(), name: wanted})
-                return Advised(tuple(args), changed, (change,), sentence)
-    return Advised(tuple(args), load, words=kept.words or _words(document))
+                changed: dict[str, Any] = {name: wanted}
+                return Advised(tuple(args), replace(load, **changed), (change,))
+    return Advised(tuple(args), load)
 
 
-def _held(advice: Advised, args: Sequence[str], fixed: Sequence[str]) -> Advised:
-    """Return the advice with the flags `fixed` as they are in `args`."""
-    turned = [change for change in advice.changes if change.what in fixed]
-    if not turned:
-        return advice
-    kept = list(advice.args)
-    for change in turned:
-        kept[kept.index(change.what) + 1] = args[len(args) - 1 - list(args)[::-1].index(change.what) + 1]
-    words = "; ".join(f"{change.what} {change.old} -> {change.new}, which is held here" for change in turned)
-    rest = tuple(change for change in advice.changes if change not in turned)
-    return replace(advice, args=tuple(kept), changes=rest, words=advice.words or words)
+def _change(advice: dict[str, Any]) -> Change:
+    return Change(advice["flag"], str(advice["current"]), str(advice["suggested"]))
 
 
 def _without(args: Sequence[str], flag: str) -> tuple[str, ...]:
@@ -94,30 +79,3 @@ def _without(args: Sequence[str], flag: str) -> tuple[str, ...]:
         if not dropped:
             kept.append(word)
     return tuple(kept)
-
-
-def _sentences(document: dict[str, Any]) -> list[str]:
-    """Return all advice to people, the most urgent first."""
-    return [str(a["suggested"]) for finding in document["findings"] for a in finding["advice"] if a["flag"] is None]
-
-
-def _words(document: dict[str, Any]) -> str:
-    """Return the verdict's advice to people; empty if it names a flag or there is none."""
-    for finding in document["findings"]:
-        if finding["diagnosis"] == document["verdict"]:
-            data = [str(a["suggested"]) for a in finding["advice"] if a["flag"] is None]
-            return data[0] if data else ""
-    return ""
-
-
-def in_short(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the findings in short: diagnosis, confidence, advice."""
-    return [
-        {
-            "diagnosis": finding["diagnosis"],
-            "confidence": finding["confidence"],
-            "value": finding["evidence"][0]["value"] if finding["evidence"] else None,
-            "advice": [[a["flag"], a["current"], a["suggested"]] for a in finding["advice"]],
-        }
-        for finding in document["findings"]
-    ]

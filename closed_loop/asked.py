@@ -1,7 +1,7 @@
 """Ask one release's own argument parser and checks, as if on a GPU of 80 GB: run by SGLang's Python with a wheel on its path.
 
-`asked.py choices` writes each argument's choices. `asked.py accept` reads one command line (a JSON list of words) a line and
-writes one answer a line: empty where the server would start, else why it would not. Nothing is started.
+It reads one command line (a JSON list of words) a line and writes one answer a line: empty where the server would start, else
+why it would not. Nothing is started.
 """
 
 import argparse
@@ -80,15 +80,6 @@ def bridge_versions():
     torch.library.register_fake = described
 
 
-def choices(parser):
-    names = {"tensor_parallel_size": "tp_size", "data_parallel_size": "dp_size", "expert_parallel_size": "ep_size"}
-    return {
-        names.get(action.dest, action.dest): sorted(map(str, action.choices))
-        for action in parser._actions
-        if action.choices
-    }
-
-
 def refused(parser, known, words):
     """Return why the release refuses these words; empty if it accepts them."""
     said = io.StringIO()
@@ -118,9 +109,6 @@ def main():
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
     with os.fdopen(OUT, "w") as out:
-        if sys.argv[1] == "choices":
-            json.dump(choices(parser), out)
-            return
         for line in sys.stdin:
             out.write(json.dumps(refused(parser, ServerArgs, json.loads(line))) + "\n")
             out.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import time
 from contextlib import suppress
@@ -20,7 +21,8 @@ from sglang_tuning_exporter.config.values import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-LOOPBACK = "127.0.0.1"
+LOOPBACK, PORT = "127.0.0.1", 31000
+URL = f"http://{LOOPBACK}:{PORT}"
 # With more OpenMP threads, torch spins while it waits, and is very slow beside other programs.
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -30,13 +32,16 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 PROGRAM = ("python3", "-m", "sglang.launch_server")  # the start of the exporter's command lines
+SCHEDULER = "sglang::scheduler"
 READY_SECONDS = 300.0  # 20 to 30 alone; imports of three processes take long on a busy machine
+SETTLE_SECONDS = 3.0  # the server's own first request
 PRIORITY = -10  # over other programs of the machine
+CORES = sorted(os.sched_getaffinity(0))  # the first for the engine; everything else beside it, where there is another
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def arguments(installation: Installation, port: int, *more: str, stream_interval: int | None = 8) -> list[str]:
-    """Return the arguments that every server here has, followed by `more`.
+def arguments(installation: Installation, flags: str, stream_interval: int | None = 8) -> list[str]:
+    """Return the arguments that every server here has, followed by `flags`.
 
     With a `stream_interval` of 8 the detokenizer, on the same core, is not the bottleneck. The memory fraction is of the host's memory, which
     other programs use too; `--max-total-tokens` limits the KV cache.
@@ -45,7 +50,8 @@ def arguments(installation: Installation, port: int, *more: str, stream_interval
     fixed += " --grammar-backend none --mem-fraction-static 0.4 --random-seed 42 --enable-metrics"
     if stream_interval is not None:
         fixed += f" --stream-interval {stream_interval}"
-    return ["--model-path", str(installation.model), *fixed.split(), "--host", LOOPBACK, "--port", str(port), *more]
+    fixed += f" --host {LOOPBACK} --port {PORT}"
+    return ["--model-path", str(installation.model), *fixed.split(), *shlex.split(flags)]
 
 
 def arguments_of(command: str) -> list[str]:
@@ -67,29 +73,29 @@ def prefer(pid: int, priority: int = PRIORITY) -> None:
         Path(f"/proc/{pid or 'self'}/autogroup").write_text(str(priority))
 
 
+def stay_beside() -> None:
+    """Keep this process and its later children off the engine's core, with priority over other programs."""
+    prefer(0, PRIORITY // 2)
+    os.sched_setaffinity(0, CORES[1:] or CORES)
+
+
 @dataclass(slots=True)
 class Engine:
     """A running server. `group` is the id of its process group; its output goes to `log`."""
 
-    url: str
     log: Path
     group: int
     started: float  # unix seconds
     _process: subprocess.Popen[bytes]
 
-    @property
-    def ended(self) -> bool:
-        """Whether its main process is gone."""
-        return self._process.poll() is not None
-
-    def wait_ready(self, seconds: float = READY_SECONDS) -> float:
+    def wait_ready(self) -> float:
         """Wait until it answers its health check; return how long the start took. Raises `UsageError` if it does not start."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + READY_SECONDS
         with requests.Session() as session:
             session.trust_env = False
-            while not self.ended and time.monotonic() < deadline:
+            while self._process.poll() is None and time.monotonic() < deadline:
                 with suppress(requests.RequestException):
-                    if session.get(f"{self.url}/health", timeout=10).status_code == 200:
+                    if session.get(f"{URL}/health", timeout=10).status_code == 200:
                         return time.time() - self.started
                 time.sleep(0.3)
         words = self.log.read_text(encoding="utf-8", errors="replace")[-800:]
@@ -117,17 +123,16 @@ class Engine:
                     spent += int(fields[11]) + int(fields[12])
         return spent / _TICKS
 
-    def pin(self, core: int | None) -> None:
-        """Pin all its threads to one core; None changes nothing."""
-        if core is None:
-            return
-        for pid in self.processes():
+    def pin(self) -> None:
+        """Pin all its threads to its core: its imports may run on any, its work on one."""
+        for pid in self.processes() if len(CORES) > 1 else ():
             for task in Path(f"/proc/{pid}/task").glob("[0-9]*"):
                 with suppress(OSError):
-                    os.sched_setaffinity(int(task.name), {core})
+                    os.sched_setaffinity(int(task.name), {CORES[0]})
 
     def stop(self, seconds: float = 2.0) -> None:
         """Stop it with SIGTERM, then SIGKILL; returns when no process of its group is left."""
+        self._send(signal.SIGCONT)
         self._send(signal.SIGTERM)
         deadline = time.monotonic() + seconds
         while self.processes() and time.monotonic() < deadline:
@@ -141,34 +146,35 @@ class Engine:
             os.killpg(self.group, number)
 
 
-def start(
-    installation: Installation,
-    args: Sequence[str],
-    *,
-    port: int,
-    log: Path,
-    core: int | str | None = None,
-    env: Mapping[str, str] | None = None,
-    output: int | None = None,
-) -> Engine:
-    """Start a server with these arguments; `core` is what `taskset -c` takes, None for any.
-
-    Its output is appended to `log`, or goes to the file descriptor `output`, which must then lead there.
-    """
-    pinned = [] if core is None else ["taskset", "-c", str(core)]
-    command = [*pinned, str(installation.python), *PROGRAM[1:], *args]
+def start(installation: Installation, args: Sequence[str], log: Path, env: Mapping[str, str]) -> Engine:
+    """Start a server on any core; its output is appended to `log`. Raises `UsageError` where another one answers."""
+    with socket.socket() as tried:
+        if tried.connect_ex((LOOPBACK, PORT)) == 0:
+            raise UsageError(f"port={PORT}: another server answers there; end it first")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab", buffering=0) as appended:
         process = subprocess.Popen(
-            command,
-            stdout=appended if output is None else output,
+            ["taskset", "-c", ",".join(map(str, CORES)), str(installation.python), *PROGRAM[1:], *args],
+            stdout=appended,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, **ENVIRONMENT, **(env or {})},
+            env={**os.environ, **ENVIRONMENT, **env},
             start_new_session=True,
         )
     prefer(process.pid)
-    return Engine(f"http://{LOOPBACK}:{port}", log, process.pid, time.time(), process)
+    return Engine(log, process.pid, time.time(), process)
+
+
+def machine(server: Engine) -> tuple[float, float, float]:
+    """Return CPU seconds so far: of the whole machine, idle, of the engine."""
+    ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+    return sum(ticks) / _TICKS, (ticks[3] + ticks[4]) / _TICKS, server.cpu_seconds()
+
+
+def others(before: tuple[float, float, float], after: tuple[float, float, float]) -> float:
+    """Return the share of all cores that other programs took between two moments of `machine`."""
+    whole, idle, ours = (b - a for a, b in zip(before, after, strict=True))
+    return max(0.0, (whole - idle - ours) / whole) if whole else 0.0
 
 
 def _fields(folder: Path) -> list[str]:

@@ -6,9 +6,8 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import aiohttp
 
@@ -33,6 +32,7 @@ class Load:
     request after `timeout_seconds`, and after the end of the load waits `grace_seconds` for its answer.
     """
 
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
     clients: int
     seconds: float = 60.0
     seed: int = 1
@@ -89,21 +89,6 @@ class Load:
     def pause_after(self, number: int) -> float:
         """Return how long the client of that request waits before its next one."""
         return random.Random(f"{self.seed}/{number} pause").choice(self.pause_seconds)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as plain JSON."""
-        return asdict(self)
-
-    @staticmethod
-    def of_json(data: Mapping[str, Any]) -> Load:
-        """Read what `as_json` gave."""
-        known = {f.name: data[f.name] for f in fields(Load) if f.name in data}
-        lists: dict[str, Any] = {
-            name: tuple(known[name])
-            for name in ("prompt_tokens", "new_tokens", "pause_seconds", "priorities")
-            if name in known
-        }
-        return Load(**{**known, **lists})
 
 
 @dataclass(slots=True)

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from closed_loop.keeping import archive_of, contents
 from nights import later
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core import report
 from sglang_tuning_exporter.core.inputs import Logs
+from truth.recording import read
 
-RECORDINGS = Path(__file__).parent / "recordings"
+RECORDINGS, CAPTURES = Path(__file__).parent / "recordings", Path(__file__).parent / "captures"
 NAMES = ["restart_append", "v0.5.9-retract", "early-limit"]
 FAILURE = b"""\
 [2026-11-20 19:40:44] Scheduler hit an exception: Traceback (most recent call last):
@@ -39,7 +39,7 @@ BATCH = re.compile(
 @cache
 def text_of(name: str) -> bytes:
     packed = RECORDINGS / name / "server.log.gz"
-    text = gzip.decompress(packed.read_bytes()) if packed.exists() else contents(archive_of(name))["server.log"]
+    text = gzip.decompress(packed.read_bytes()) if packed.exists() else read(CAPTURES / f"{name}.tar.xz").text
     return text.removesuffix(b"\n") + b"\n" + (FAILURE if name == "restart_append" else b"")
 
 
