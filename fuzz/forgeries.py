@@ -1,6 +1,6 @@
 """A real recording with forged lines in its log: what they forge, after which messages, and what the exporter reports of the server.
 
-Run as a target of `python -m fuzz`: an input chooses a recording, a message (those of `fuzz/sinks.json`, and some that only look similar), the place,
+Run as a target of `python -m fuzz`: an input chooses a recording, a message that holds raw words (one of SGLang's, or any text), the place,
 the forged line, and who scrapes how often. With metrics nothing may follow from it, and nothing that happened may be lost. With the log alone
 it counts, but is marked, and the server is never called healthy.
 """
@@ -13,7 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from fuzz import sinks
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.watch import Watch
@@ -112,6 +111,8 @@ CARRIERS: dict[str, bytes] = {
     "a request": b'%pReceive: obj=GenerateReqInput(text="%s", input_ids=None)\n',
     "its end": b"%pFinish: obj=GenerateReqInput(text='x'), out={'text': \"%s\"}\n",
     "no prefix": b"> %s\n",
+    "profiling": b"%pProfiling starts%s. Traces will be saved to: /x (with profile id: y)\n",
+    "its own variable": b"%p%s = False. Using native triton kernel cache.\n",
 }
 
 
@@ -230,13 +231,14 @@ def true(place: int, scrapers: tuple[float, float] | None) -> Outcome:
     return found
 
 
-@cache
-def carriers() -> tuple[bytes, ...]:
-    """Every known message with raw text, of any release, and those above."""
-    words = (f"{sink.before}%s{sink.after}" for sink, _ in sinks.known())
-    messages = (b"%p" + text.replace("%p", "p").encode() + b"\n" for text in words)
+def carrier(number: int, text: bytes) -> tuple[bytes, bytes]:
+    """Return a message with raw words, `%s`, and what stands in it before the forged line: one of SGLang's, or any that is no event."""
+    if (number := number % (len(CARRIERS) + 1)) < len(CARRIERS):
+        return tuple(CARRIERS.values())[number], text.replace(b"%", b"")
+    before, _, after = text.replace(b"%", b"").partition(b"|")
     # Of those that are events of their own, the recording's figures would have to be others.
-    return tuple(CARRIERS.values()) + tuple(text for text in messages if not Reader().read(_PREFIX + text[2:]))
+    own = any(Reader().read(line) for line in (_PREFIX + before).split(b"\n"))
+    return b"%p" + (b"" if own else before) + b"%s\n", after
 
 
 def check_forgery(data: bytes) -> None:
@@ -247,7 +249,7 @@ def check_forgery(data: bytes) -> None:
     recording = recordings()[place]
     scrapers = SCRAPERS[data[1] // 8 % len(SCRAPERS)] if data[1] & 1 else None
     forged = tuple(FORGED.values())[data[2] % len(FORGED)]
-    carrier = carriers()[int.from_bytes(data[3:5], "big") % len(carriers())]
+    message, text = carrier(int.from_bytes(data[3:5], "big"), data[8:])
     served = next(number for number, line in enumerate(recording.lines) if b"fired up and ready" in line.text) + 60
     # SGLang's counter of retractions is on its page from the first request on.
     pages = (recording.scrapes[number] for number in _scraped(recording, scrapers))
@@ -256,15 +258,15 @@ def check_forgery(data: bytes) -> None:
     # Keep away from the end of the log: silence after a forged failure would confirm it.
     last = max(number for number, line in enumerate(recording.lines) if b"Decode batch" in line.text) - 60
     middle = served + int.from_bytes(data[5:8], "big") % max(last - served, 1)
-    words = carrier.replace(b"%s", data[8:].replace(b"%", b"") + forged)
+    words = message.replace(b"%s", text + forged)
     played = play(recording, words, middle, scrapers=scrapers, envelope=data[1] // 2 % len(ENVELOPES))
     outcome, expected = played.outcome(), true(place, scrapers)
-    where = (recording.name, middle, carrier, forged, scrapers)
+    where = (recording.name, middle, message, forged, scrapers)
     if scrapers is not None:
         assert outcome == expected, where
         return
     for name, number in (
-        outcome.counted.items() if not carrier.startswith(b"%p%s") else ()
+        outcome.counted.items() if not message.startswith(b"%p%s") else ()
     ):  # all of the message is theirs
         if name != _OF_CARRIERS and not name.startswith("liveness."):  # lines, marked or not
             assert number - played.marked(name) <= expected.counted.get(name, 0), (name, where)

@@ -1,7 +1,7 @@
 """Fuzz targets: for each kind of outside input a check that raises on whatever must not happen.
 
-A check takes any bytes and returns nothing where they are refused as they should be. Tests, kept inputs and the fuzzer
-that is guided by coverage run the same check.
+A check takes any bytes and returns nothing where they are refused as they should be. Hypothesis mutates real inputs (`seeds`) with pieces of
+others; the tests do the same for a moment, and try again what once failed (`FOUND`).
 """
 
 from __future__ import annotations
@@ -10,25 +10,37 @@ import gzip
 import json
 import math
 import re
-from collections.abc import Callable
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from fuzz import access, forgeries, state_file, words
-from fuzz.sidecars import check_outputs, scratch, settings
+from fuzz import access, forgeries
+from sglang_tuning_exporter.collect.log import Logbook
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.config import resolve
+from sglang_tuning_exporter.config import OPTIONS, Config, resolve
 from sglang_tuning_exporter.config.profiles import PROFILES
-from sglang_tuning_exporter.config.values import UsageError
+from sglang_tuning_exporter.config.values import Address, UsageError
 from sglang_tuning_exporter.core import report
 from sglang_tuning_exporter.core.explain import explain
 from sglang_tuning_exporter.core.inputs import Logs
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.page import page as report_page
 from sglang_tuning_exporter.core.text import text as as_text
+from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.recordings.recording import from_files
+from sglang_tuning_exporter.serve.api import render as as_json
+from sglang_tuning_exporter.serve.metrics import collect
+from sglang_tuning_exporter.serve.metrics.families import text_format
+from sglang_tuning_exporter.serve.pages.page import render as as_page
+from sglang_tuning_exporter.sglang.args.command import command_line
 from sglang_tuning_exporter.sglang.args.printed import holds_secret, is_secret, parse_server_args
 from sglang_tuning_exporter.sglang.metrics import exposition
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
@@ -37,40 +49,102 @@ from sglang_tuning_exporter.sglang.server_info import parse_loads, parse_server_
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "tests" / "data"
-RECORDINGS = ROOT / "exporter" / "sglang_tuning_exporter" / "recordings"
 FOUND = DATA / "fuzz"
+RECORDINGS = ROOT / "exporter" / "sglang_tuning_exporter" / "recordings"
+PART = b"\n%%%% "  # begins a file inside an input that stands for several
+NOW = 1_763_640_000.0
 _LAST_DIGIT = re.compile(r"[0-9]$", re.MULTILINE | re.ASCII)
+# What a shell takes as plain words: as they stand, quoted, or a variable of the operator's.
+_ONE_COMMAND = re.compile(r"""(?:(?: |^)(?:"\$[A-Z0-9_]+"|(?:[\w@%+=:,./-]|'[^']*'|"'")+))+""", re.ASCII)
+# What no reader expects, beside the words of real inputs.
+_ODD = (
+    b"", b"\x00", b"\xff\xfe", b"\r", b"\r\n", b"\x1b[31m", b"nan", b"-inf", b"1e999", b"-1", b"9" * 30, b"0x" + b"f" * 40, b"\\ud800", b'"\\UFFFFFFFF"',
+    b"'" * 40, b"{" * 200, b", " * 50, b'"', b"\\n", b"null", b"true", b"!!int ", b"&a ", b"*a", b"---\n", b'{"log":"', b"2025-11-20T11:40:11.5Z stderr P ",
+    b"(Engine pid=1) ", b'le="+Inf"', b" NaN", b" # {} 1 2", b"_created", PART, b"Basic Og==", b"Transfer-Encoding: chunked", b"-----BEGIN CERTIFICATE-----",
+)  # fmt: skip
 
 Check = Callable[[bytes], None]
 
 
-def parsed(text: str) -> dict[str, object] | None:
-    found = parse_server_args(text)
-    return None if found is None else found.args
-
-
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One kind of input. `seeds` are real inputs; `words` have a meaning for its reader; `longest` is in bytes."""
+    """One kind of input. `seeds` are real inputs; `longest` is in bytes."""
 
     name: str
     check: Check
     seeds: Callable[[], list[bytes]]
-    words: tuple[bytes, ...]
     longest: int = 8192
+
+    def inputs(self) -> st.SearchStrategy[bytes]:
+        """Give real inputs, mutated: cut, joined with pieces and words of others, and with odd and random ones."""
+        seeds = [seed[: self.longest] for seed in self.seeds()]
+        words = sorted(set(re.findall(rb"[\w.:/-]+|[^\w\s]+|\s", b"\n".join(seeds)[:500_000])))
+        piece = st.sampled_from(words) | st.sampled_from(_ODD) | st.sampled_from(seeds).map(lambda seed: seed[-200:])
+
+        @st.composite
+        def spoiled(draw: st.DrawFn) -> bytes:
+            text = draw(st.sampled_from(seeds))
+            for _ in range(draw(st.integers(0, 4))):
+                at = draw(st.integers(0, len(text)))
+                text = text[:at] + draw(piece | st.binary(max_size=6)) + text[at + draw(st.integers(0, 30)) :]
+            return text[draw(st.sampled_from([0, 0, 0, 1, len(text) // 2])) :]
+
+        return spoiled()
+
+
+# A sidecar, its files, and all of its outputs
+
+
+def settings(**given: Any) -> Config:
+    """Return settings of an exporter without a server."""
+    defaults: dict[str, Any] = {option.name: option.default for option in OPTIONS}
+    defaults |= {"sglang_url": "http://127.0.0.1:9", "listen_address": Address("127.0.0.1", 0)}
+    return Config(**(defaults | given))
+
+
+@contextmanager
+def scratch(name: str, data: bytes) -> Iterator[Path]:
+    """Make a file of these bytes in a directory of its own."""
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as directory:
+        path = Path(directory) / name
+        path.write_bytes(data)
+        yield path
+
+
+def check_outputs(sidecar: Sidecar) -> None:
+    """Check all outputs of a sidecar: metrics must be readable, and page, JSON and command line must be written."""
+    families = list(text_string_to_metric_families(text_format(collect(sidecar))))
+    series = [(sample.name, tuple(sorted(sample.labels.items()))) for each in families for sample in each.samples]
+    assert len(set(series)) == len(series), "one series twice"
+    as_page(sidecar, still=False).encode("utf-8", "backslashreplace")
+    json.loads(as_json(sidecar), parse_constant=_no_constant)
+    found = sidecar.watch.server.facts
+    command = command_line(found.release, found.arguments, {"schedule_conservativeness": 1.3})
+    assert command is None or _ONE_COMMAND.fullmatch(command.text), command
+
+
+def _no_constant(word: str) -> None:
+    raise AssertionError(f"{word} is not JSON")
+
+
+# The checks
 
 
 def check_lines(data: bytes) -> None:
-    """The reader gives each line one kind, the same every time, with finite figures and no secret; it does not raise."""
+    """The reader gives each line one kind, the same every time, with finite figures and no secret; nothing raises that reads or judges them."""
     lines, readers = data.split(b"\n"), (Reader(), Reader())
     events, again = ([event for line in lines for event in reader.read(line)] for reader in readers)
     assert repr(events) == repr(again)
     assert sum(readers[0].lines.values()) == len(lines)
-    for event in (*events, *readers[0].end()):
+    watch = Watch(PROFILES["offline"], NOW, reads=True, scrapes=False)
+    for number, event in enumerate((*events, *readers[0].end())):
         assert all(math.isfinite(figure) for figure in event.figures.values())
         assert event.time is None or math.isfinite(event.time)
         assert len(event.text) <= 1010
         assert not any(is_secret(name) for name in event.arguments)
+        event.time = NOW + number
+        watch.take(event)
+    watch.judge(NOW + len(events))
     assert explain(lines)
 
 
@@ -84,45 +158,30 @@ def known(text: str) -> list[tuple[str, str, str]]:
 
 
 def check_exposition(data: bytes) -> None:
-    """The text that is passed through is always a valid page, and the client library reads the same samples."""
+    """The text that is passed through is always a valid page, and the client library reads the same samples.
+
+    Each page of a sequence from one server, some with other figures only, is read as if it were the first.
+    """
     text = data.decode("utf-8", "replace")
     page = exposition.scan(text)
     passed = exposition.passthrough(page).text
-    read = sorted(
-        (name, repr(sorted(exposition.labels(raw).items())), repr(value)) for name, raw, value, _ in page.samples
-    )
     again = exposition.scan(passed)
     assert again.broken == 0
     assert exposition.passthrough(again) == exposition.SafePage(passed)
-    theirs = known(passed)
-    assert theirs == sorted(
+    assert known(passed) == sorted(
         (name, repr(sorted(exposition.labels(raw).items())), repr(value)) for name, raw, value, _ in again.samples
     )
-    if page.broken == 0:
-        try:
-            theirs = known(text)
-        except Exception:  # noqa: BLE001 - that parser raises many things; we read what it refuses
-            pass
-        else:
-            assert theirs == read
     sidecar = Sidecar(settings())
     for at in (0.0, 5.0):
         sidecar.watch.scrape(facts.read(text), sidecar.now() + at)
     check_outputs(sidecar)
-    _check_reader(text.split(words.PART.decode()))
-
-
-def _check_reader(pages: list[str]) -> None:
-    """Each page of a sequence from one server, some with other figures only, is read as if it were the first."""
-    readers = {passed: PageReader(passthrough=passed) for passed in (True, False)}
+    pages = text.split(PART.decode())
     later = [_LAST_DIGIT.sub(lambda digit: str(9 - int(digit[0])), page) for page in pages]
-    for page in (*pages, *later, pages[0]):
-        scrape, native = facts.read(page), exposition.passthrough(exposition.scan(page))
-        for passed, reader in readers.items():
-            # NaN is not itself, and a figure may be one.
-            assert repr(reader.read(page)) == repr(
-                ParsedPage(scrape, *((native.text, native.left_out) if passed else ("",)))
-            )
+    reader = PageReader(passthrough=True)
+    for each in (*pages, *later, pages[0]):
+        native = exposition.passthrough(exposition.scan(each))
+        # NaN is not itself, and a figure may be one.
+        assert repr(reader.read(each)) == repr(ParsedPage(facts.read(each), native.text, native.left_out))
 
 
 def harmless(value: object) -> None:
@@ -139,27 +198,17 @@ def harmless(value: object) -> None:
         assert not holds_secret(value), value
 
 
-def check_server_info(data: bytes) -> None:
-    """No answer raises, and no secret is kept of any."""
-    sidecar = Sidecar(settings())
-    info = parse_server_info(data)
-    if info is not None:
+def check_arguments(data: bytes) -> None:
+    """No answer about the server and no line of its arguments raises, and no secret is kept of any."""
+    sidecar, printed = Sidecar(settings()), parse_server_args(data.decode("utf-8", "replace"))
+    harmless(printed.args if printed else None)
+    if (info := parse_server_info(data)) is not None:
         harmless(info.args)
         sidecar.watch.inform(info)
     for load in parse_loads(data):
         sidecar.watch.load(load)
-    check_outputs(sidecar)
-
-
-def check_server_args(data: bytes) -> None:
-    """No line of arguments raises, and no secret is kept of any; the same in a log."""
-    text = data.decode("utf-8", "replace")
-    arguments = parsed(text)
-    if arguments is not None:
-        harmless(arguments)
-    sidecar = Sidecar(settings())
-    reader, line = Reader(), b"[2026-01-31 12:00:00] " + data.replace(b"\n", b" ")
-    for event in (*reader.read(line), *reader.end()):
+    reader = Reader()
+    for event in (*reader.read(b"[2026-01-31 12:00:00] " + data.replace(b"\n", b" ")), *reader.end()):
         event.time = sidecar.now()
         sidecar.watch.take(event)
     harmless(dict(sidecar.watch.server.facts.arguments))
@@ -179,24 +228,15 @@ def check_config(data: bytes) -> None:
     assert repr(config)
 
 
-def parts(data: bytes) -> dict[str, bytes]:
-    """The files of an input: each begins with `%%%% NAME` on a line of its own."""
-    found: dict[str, bytes] = {}
-    for part in (b"\n" + data).split(words.PART)[1:]:
-        name, _, text = part.partition(b"\n")
-        found[name.decode("utf-8", "replace")] = text
-    return found
-
-
 def check_recording(data: bytes) -> None:
-    """Any directory gives a recording in order of time, or an error of one line."""
+    """Any directory gives a recording in order of time, or an error of one line. Each of its files begins with `%%%% NAME`."""
+    pieces = (part.partition(b"\n") for part in (b"\n" + data).split(PART)[1:])
     try:
-        recording = from_files(parts(data), name="x")
+        recording = from_files({name.decode("utf-8", "replace"): text for name, _, text in pieces}, name="x")
     except UsageError as error:
         assert ": " in str(error), error
         return
-    positions = [[line.at for line in recording.lines], [scrape.at for scrape in recording.scrapes]]
-    for at in positions:
+    for at in ([line.at for line in recording.lines], [scrape.at for scrape in recording.scrapes]):
         assert at == sorted(at)
         assert all(0 <= each < math.inf for each in at)
     assert 0 <= recording.length_seconds < math.inf
@@ -220,51 +260,79 @@ def check_report(data: bytes) -> None:
         report_page(judged, profile)
 
 
-def _texts(*patterns: str) -> list[bytes]:
-    return [path.read_bytes() for pattern in patterns for path in sorted(DATA.glob(pattern))]
+def check_state_file(data: bytes) -> None:
+    """Any state file is restored or ignored, all outputs are written, and the file that is saved afterwards is restored again."""
+    with scratch("state.json", data) as path:
+        log = path.with_name("server.log")
+        log.write_bytes(b"".join(_log_seeds()[:1]))
+        given = settings(log_file=(str(log),), state_file=path)
+        sidecar = Sidecar(given)
+        assert sidecar.log is not None
+        try:
+            sidecar.log.poll()
+            check_outputs(sidecar)
+        finally:
+            sidecar.stop()
+        path.write_bytes(data)
+        saved: list[tuple[Any, dict[str, int]]] = []
+        for _ in range(2):
+            watch = Watch(PROFILES["online"], NOW, reads=True, scrapes=False)
+            book = Logbook(given, watch, nullcontext(), clock=lambda: NOW)
+            try:
+                book.poll()
+                watch.judge(NOW + 1.0)
+                saved.append((watch.saved(NOW + 1.0)["counted"], dict(book.lines)))
+            finally:
+                book.close()
+        assert saved[0] == saved[1], "a restart changed what had been counted"
+        if path.read_bytes() != data:
+            assert not data.strip(b"\0 \r\n") or data.lstrip()[:1] == b"{", "a file of somebody else was overwritten"
 
 
+# Real inputs
+
+
+def _texts(pattern: str) -> list[bytes]:
+    return [path.read_bytes() for path in sorted(DATA.glob(pattern))]
+
+
+@cache
 def _log_seeds() -> list[bytes]:
-    found = []
-    for text in _texts("logs/*.log"):
-        lines = text.splitlines(keepends=True)
-        found += [b"".join(lines[at : at + 12]) for at in range(0, len(lines), 12)]
-    return found
+    """Twelve lines of each release's log, and of the packaged recordings."""
+    texts = [
+        *_texts("logs/*.log"),
+        *(gzip.decompress(path.read_bytes()) for path in RECORDINGS.glob("*/server.log.gz")),
+    ]
+    lines = [text.splitlines(keepends=True)[:400] for text in texts]
+    return [b"".join(each[at : at + 12]) for each in lines for at in range(0, len(each), 12)]
 
 
 def _page_seeds() -> list[bytes]:
-    found = []
-    for text in _texts("metrics/*.prom"):
-        lines = text.splitlines(keepends=True)
-        found += [b"".join(lines[at : at + 40]) for at in range(0, len(lines), 160)]
-    short = [b"".join(page.splitlines(keepends=True)[:12]) for page in found[:3]]
-    return [*found, words.PART.join(short)]
+    """Parts of pages, and a sequence of them."""
+    lines = [text.splitlines(keepends=True) for text in _texts("metrics/*.prom")]
+    found = [b"".join(each[at : at + 40]) for each in lines for at in range(0, len(each), 160)]
+    return [*found, PART.join(b"".join(page.splitlines(keepends=True)[:12]) for page in found[:3])]
 
 
-def _info_seeds() -> list[bytes]:
+def _argument_seeds() -> list[bytes]:
+    """Answers of `/server_info` and `/v1/loads`, and printed arguments."""
+    load = {
+        "dp_rank": 0,
+        "num_running_reqs": 3,
+        "max_running_requests": 48,
+        "memory": {"weight_gb": 1.5},
+        "queues": {"waiting": 2},
+    }
+    states = {
+        "last_gen_throughput": 12.5,
+        "memory_usage": {"weight": 14.9},
+        "effective_max_running_requests_per_dp": 48,
+    }
+    info = {"model_path": "m", "tp_size": 2, "api_key": "x", "version": "0.5.9", "internal_states": [states]}
+    odd = {"$(x)": "\n", "a b": [1], "new_names": ["-x", "y"], "new_path": "a'b", "api_key": "x"}
     recorded = [gzip.decompress(path.read_bytes()) for path in sorted(RECORDINGS.glob("*/server_info.json.gz"))]
-    load = {"dp_rank": 0, "num_running_reqs": 3, "max_running_requests": 48, "memory": {"weight_gb": 1.5}}
-    load |= {"queues": {"waiting": 2}}
-    odd = {"$(x)": "\n", "a b": [1], "new_names": ["-x", "y"], "new_path": "a'b"}
-    loads = json.dumps({"loads": [load, {**load, "dp_rank": 1}]}).encode()
-    return [*recorded, loads, _small_info(), _small_info(**odd, version="0.5.23")]
-
-
-def _args_seeds() -> list[bytes]:
-    return [
-        *_texts("server_args/*.log"),
-        b"server_args={'model_path': 'm', '$(x)': '\\n', 'a b': [1], 'new_names': ['-x', 'y']}",
-    ]
-
-
-def _small_info(**more: object) -> bytes:
-    memory = {"weight": 14.9, "kvcache": 40.1, "graph": 1.2, "startup_available": 7.1, "token_capacity": 400000}
-    states = [{"last_gen_throughput": 12.5, "memory_usage": memory, "effective_max_running_requests_per_dp": 48}]
-    args = {"model_path": "m", "tp_size": 2, "dp_size": 1, "schedule_conservativeness": 1.0}
-    args |= {"mem_fraction_static": 0.88}
-    return json.dumps(
-        {**args, "api_key": "x", "version": "0.5.9", "status": "ready", "internal_states": states} | more
-    ).encode()
+    made = [json.dumps(each).encode() for each in ({"loads": [load, {**load, "dp_rank": 1}]}, info, {**info, **odd})]
+    return [*recorded, *made, *_texts("server_args/*.log"), f"server_args={odd!r}".encode()]
 
 
 def _config_seeds() -> list[bytes]:
@@ -274,24 +342,21 @@ def _config_seeds() -> list[bytes]:
         b"log_file: /var/log/*.log\nthreshold: {queue_upper: 500, time_to_first_token_seconds: 1}\nfrom_start: true\n",
         b"log_file: x\nthreshold: [queue_upper=500, queue_wait=2]\nmetrics_path: /m\nstate_file: /tmp/state.json\n",
         b"a: &a [1, 2]\nb: *a\n? [x]\n: !!float 1e3\n...\n---\n2025-01-31: !!binary aGk=\n",
+        "".join(f"{option.name}: 1\n" for option in OPTIONS).encode(),
     ]
 
 
 def _recording_seeds() -> list[bytes]:
-    log = b"".join(_texts("logs/0.5.9.log", "logs/0.5.7.log")[0].splitlines(keepends=True)[:20])
-    events = b'{"t": 1763638813, "event": "start"}\n{"t": 1763638814.5, "event": "ready"}\n{"t": 1763638820, "event": "SIGKILL"}\n'
-    about = b'{"sglang_version": "0.5.9", "log_utc_offset_seconds": 3600, "note": "x", "one_clock": true}'
     pieces = {
-        b"server.log": log,
-        b"events.jsonl": events,
-        b"recording.json": about,
-        b"server_info.json": _small_info(),
+        b"server.log": _log_seeds()[0],
+        b"events.jsonl": b'{"t": 1763638813, "event": "start"}\n{"t": 1763638814.5, "event": "ready"}\n{"t": 1763638820, "event": "SIGKILL"}\n',
+        b"recording.json": b'{"sglang_version": "0.5.9", "log_utc_offset_seconds": 3600, "note": "x", "one_clock": true}',
+        b"server_info.json": _argument_seeds()[-3],
         b"metrics-1-1763638815000.prom": b"sglang:num_queue_reqs 1\n",
         b"metrics-2-1763638816000.prom": b"sglang:num_queue_reqs 2\n",
     }
-    whole = b"".join(words.PART + name + b"\n" + text for name, text in pieces.items())
-    alone = words.PART + b"server.log\n" + log
-    return [whole, alone, alone + words.PART + b"events.jsonl\n" + events]
+    parts = [PART + name + b"\n" + text for name, text in pieces.items()]
+    return [b"".join(parts), parts[0], b"".join(parts[:2])]
 
 
 def _report_seeds() -> list[bytes]:
@@ -299,20 +364,35 @@ def _report_seeds() -> list[bytes]:
     return plain + [b"\x1f" + seed for seed in plain[::5]]
 
 
+@cache
+def _state_seeds() -> list[bytes]:
+    """An exporter's own state file after a log and after a server that retracts, none, and one of an older release."""
+    found = [b"", b'{"schema": 1, "positions": {"patterns": [], "files": []}}']
+    for text in (b"".join(_log_seeds()[:20]), b"\n".join(line.text for line in forgeries.recordings()[1].lines[:800])):
+        with scratch("state.json", b"") as path:
+            log = path.with_name("server.log")
+            log.write_bytes(text)
+            sidecar = Sidecar(settings(log_file=(str(log),), state_file=path, from_start=True))
+            assert sidecar.log is not None
+            sidecar.log.poll()
+            sidecar.watch.judge(time.time())
+            sidecar.stop()
+            found.insert(0, path.read_bytes())
+    return found
+
+
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
-        Target("lines", check_lines, _log_seeds, words.LOG),
-        Target("exposition", check_exposition, _page_seeds, words.PAGE),
-        Target("server_info", check_server_info, _info_seeds, words.JSON),
-        Target("server_args", check_server_args, _args_seeds, words.ARGUMENT),
-        Target("config", check_config, _config_seeds, words.CONFIG, 2048),
-        Target("state_file", state_file.check_state_file, state_file.seeds, words.STATE),
-        Target("state_values", state_file.check_state_values, lambda: [bytes(3), b"\x00\x31\x17"], (b"\0",), 3),
-        Target("recording", check_recording, _recording_seeds, words.RECORDING),
-        Target("report", check_report, _report_seeds, words.LOG),
-        Target("forgery", forgeries.check_forgery, forgeries.seeds, words.LOG, 64),
-        Target("web_config", access.check_web_config, access.web_config_seeds, access.WEB_CONFIG),
-        Target("request", access.check_request, access.request_seeds, access.REQUEST, 2048),
+        Target("lines", check_lines, _log_seeds),
+        Target("exposition", check_exposition, _page_seeds),
+        Target("arguments", check_arguments, _argument_seeds),
+        Target("config", check_config, _config_seeds, 2048),
+        Target("state_file", check_state_file, _state_seeds, 1 << 20),
+        Target("recording", check_recording, _recording_seeds),
+        Target("report", check_report, _report_seeds),
+        Target("forgery", forgeries.check_forgery, forgeries.seeds, 64),
+        Target("web_config", access.check_web_config, access.web_config_seeds),
+        Target("request", access.check_request, access.request_seeds, 2048),
     )
 }

@@ -1,24 +1,71 @@
 """Nothing on SGLang's page makes Prometheus refuse the exporter's: checked with a real Prometheus, promtool and prometheus_client.
 
-`python -m fuzz --target scraped` does the same for any length of time.
+If Prometheus refuses one line, it drops the whole page, and every rule is without data.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
+import requests
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
-from fuzz.prometheus import Prometheus, prometheus, unreadable
-from fuzz.promtool import PRESENT
-from fuzz.scraped import LABELS, LINES, NUMBERS, TEXTS, exported, refused
-from sglang_tuning_exporter.recordings.stack import program
+from bench.server import answering
+from conftest import wait_for
+from fuzz.promtool import PRESENT, promtool
+from fuzz.targets import settings
+from sglang_tuning_exporter.collect.sidecar import Sidecar
+from sglang_tuning_exporter.recordings.stack import LOOPBACK, Process, free_port, program
+from sglang_tuning_exporter.serve.metrics import collect
+from sglang_tuning_exporter.serve.metrics.families import text_format
 from sglang_tuning_exporter.sglang.metrics import exposition
 from sglang_tuning_exporter.sglang.metrics.page_cache import PageReader
+from sglang_tuning_exporter.sglang.server_info import parse_server_info
 
 pytestmark = pytest.mark.skipif(program("prometheus") is None or not PRESENT, reason="needs prometheus and promtool")
+NUMBERS = (
+    "1e400", "-1e999", "9" * 4000, "0." + "0" * 900 + "1", "+NaN", "-nan", "nan", "NAN", "infinity", "-Infinity", "+inf", "INF", "1.", ".5", "0x10", "1_0",
+    "1e-400", "+1", "-0", "1e5 1e3", "1 1763638815000", "1 " + "9" * 30, "1.2.3", "", '1 # {a="b"} 1', "1\r", "\t1", "1\x00", "٣", "0b1", "1e",
+    "1f", "1p3", "e5", "+",
+)  # fmt: skip
+LABELS = (
+    '__name__="y"', '__a="y"', '__address__="y"', 'job="a"', 'a=""', 'le="foo"', 'le="1e400"', 'le="+Inf"', 'le="1.0"', 'le="NaN"', 'le=""', 'quantile="foo"',
+    'quantile="2"', 'a="b",a="c"', 'b="1",a="2"', "", ",", 'a="b",', '"a.b"="c"', 'é="1"', 'a="é"', 'a="\x01\x1b"', 'a="\u2028\u202e"', 'a="\ufffe"',
+    'a="\r"', 'a="\\t"', 'a="\\n\\\\\\""', 'a="}"', 'a="\x00"', 'a = "b"', "a=b", 'a="b" c="d"', 'a="' + "z" * 600 + '"', ':="1"', '0="1"', 'instance="x"',
+)  # fmt: skip
+TEXTS = (
+    "m",
+    "a\x00b",
+    "\x1b[2J",
+    "\ud800",
+    "\u2028\u202e",
+    '"',
+    "\\",
+    "\n",
+    "é",
+    "\x7f\x85",
+    "x" * 600,
+    "\ufffe",
+    "",
+    "}",
+    "\r",
+)
+LINES = (
+    *(f"sglang:x {number}" for number in NUMBERS),
+    *(f"sglang:x{{{label}}} 1" for label in LABELS),
+    *(f"# TYPE sglang:h {kind}\nsglang:h{{{label}}} 1" for kind in ("histogram", "summary") for label in LABELS),
+    *(f"# TYPE sglang:h {kind}\nsglang:h_bucket 1" for kind in ("gaugehistogram", "banana", "", "gauge extra", "GAUGE", "info", "counter")),
+    *(f"# HELP sglang:x {text}\nsglang:x 1" for text in TEXTS),
+    '{"sglang:x"} 1', '{"sglang:x",a="b"} 1', "sglang:é 1", "sglang: 1", "sglang:x:y 1", "#sglang", "# TYPE", "# HELP", "# EOF", "# UNIT sglang:x s",
+    "sglang:x", "sglang:x{", 'sglang:x{a="', "sglang:x 1 2 3", "\t", "\r", "\x0b", "sglang:" + "x" * 900 + " 1", "sglang_tuning_up 3", "process_x 1",
+)  # fmt: skip
 # What was found once: each of them had Prometheus or promtool refuse the whole page.
 FOUND = (
     "sglang:x 1e400",
@@ -34,42 +81,71 @@ FOUND = (
 )
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[Prometheus]:
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
     logging.getLogger("sglang_tuning_exporter").setLevel(logging.CRITICAL)
-    with prometheus() as started:
-        yield started
 
 
 def page(line: str) -> str:
     return f"sglang:before 1\n{line}\nsglang:after 2\n"
 
 
-def test_lines_found_by_fuzzing_are_refused_as_they_are_but_not_as_passed_on(running: Prometheus) -> None:
-    raw = [page(line).encode() for line in FOUND]
-    assert (running.refused(raw).keys() | unreadable(raw).keys()) == set(range(len(FOUND)))
+def exported(text: str, name: str = "m") -> bytes:
+    """The answer of an exporter that has read this page of a server of this name."""
+    sidecar = Sidecar(settings(log_file=(f"/nowhere/{name.replace(chr(0), '')}.log",)))
+    info = parse_server_info(json.dumps({"model_path": name, "served_model_name": name, "version": name}))
+    assert info is not None
+    sidecar.watch.inform(info)
+    scrape, native, _ = PageReader().read(exposition.bounded(text).text)
+    sidecar.watch.scrape(scrape, sidecar.now())
+    return (text_format(collect(sidecar)) + native).encode()
+
+
+def refused(pages: Sequence[bytes], folder: Path) -> set[int]:
+    """Scrape each page with a real Prometheus, and read it with promtool, which has another parser; give those that one refuses."""
+    url, found = f"http://{LOOPBACK}:{free_port()}", dict[int, str]()
+
+    def all_scraped() -> bool:
+        targets = requests.get(f"{url}/api/v1/targets?state=active", timeout=30).json()["data"]["activeTargets"]
+        found.update({int(each["scrapePool"]): f"{each['health']} {each['lastError']}" for each in targets})
+        # A busy machine: the page did not get there in time, and is scraped again.
+        return len(found) == len(pages) and not any(re.match("unknown|down Get ", said) for said in found.values())
+
+    with answering(lambda path: pages[int(path[1:])]) as served:
+        targets = [{"targets": [served.removeprefix("http://")]}]
+        jobs = [{"job_name": str(n), "metrics_path": f"/{n}", "static_configs": targets} for n in range(len(pages))]
+        every = {"scrape_interval": "5s", "scrape_timeout": "5s"}
+        (folder / "prometheus.yml").write_text(yaml.safe_dump({"global": every, "scrape_configs": jobs}))
+        flags = [f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
+        command = [str(program("prometheus")), *flags, f"--web.listen-address={url.removeprefix('http://')}"]
+        prometheus = Process("prometheus", command, folder / "prometheus.log")
+        try:
+            prometheus.wait_until_ready(f"{url}/-/ready")
+            wait_for(all_scraped, 120)
+        finally:
+            prometheus.stop()
+    by_promtool = {
+        place
+        for place, each in enumerate(pages)
+        if "error while linting" in promtool("check", "metrics", given=each.decode()).words
+    }
+    return {place for place, said in found.items() if said.startswith("down")} | by_promtool
+
+
+def test_lines_found_by_fuzzing_are_refused_as_they_are_but_not_as_passed_on(tmp_path: Path) -> None:
     passed = [exposition.passthrough(exposition.scan(page(line))).text for line in FOUND]
     assert all("sglang:before 1\n" in each and "sglang:after 2\n" in each for each in passed)
-    encoded = [each.encode() for each in passed]
-    assert running.refused(encoded) == {}
-    assert unreadable(encoded) == {}
+    pages = [page(line).encode() for line in FOUND] + [each.encode() for each in passed]
+    assert refused(pages, tmp_path) == set(range(len(FOUND)))
 
 
-def test_no_odd_number_label_or_line_blinds_prometheus(running: Prometheus) -> None:
-    lines = [
-        *(f"sglang:x {number}" for number in NUMBERS),
-        *(f"sglang:x{{{label}}} 1" for label in LABELS),
-        *(f"# TYPE sglang:h {kind}\nsglang:h{{{label}}} 1" for kind in ("histogram", "summary") for label in LABELS),
-        *(f"# HELP sglang:x {text}\nsglang:x 1" for text in TEXTS),
-        *LINES,
-    ]
-    pages = [exported(random.Random(0), [page(line)]) for line in lines]
-    assert [lines[place] for place in running.refused(pages)] == []
-    assert [lines[place] for place in unreadable(pages)] == []
-
-
-def test_no_spoiled_page_blinds_prometheus(running: Prometheus) -> None:
-    assert [said for _, said in refused(random.Random(17), 100, running)] == []
+def test_no_odd_number_label_line_or_name_blinds_prometheus(tmp_path: Path) -> None:
+    dice = random.Random(17)
+    texts = [page("\n".join(dice.sample(LINES, 6))) for _ in range(40)]
+    pages = [exported(page(line)) for line in LINES] + [exported(text, dice.choice(TEXTS)) for text in texts]
+    for each in pages:
+        assert list(text_string_to_metric_families(each.decode()))
+    assert [pages[place] for place in refused(pages, tmp_path)] == []
 
 
 @pytest.mark.parametrize("figure", ["1e400", "-1e999", "9" * 400])
