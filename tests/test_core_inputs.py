@@ -19,10 +19,12 @@ import pytest
 
 from compressed import compressed
 from replicas import READY, TWO_SOURCES, at, files, load, mixed, node, start, together
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core import layouts
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.inputs import CHUNK, LONGEST_LINE, OPENERS, Lane, Logs, whole_lines
+from sglang_tuning_exporter.core.report import judge
 from store_answers import DOCUMENTS
 from wrappings import recorded, wrapped
 
@@ -256,6 +258,12 @@ def test_a_log_without_times_is_read_all_the_same_and_says_so(tmp_path: Path) ->
     logs = Logs([write(tmp_path / "server.log", line, line)])
     assert [event.time for event in logs.events()] == [None, None]
     assert logs.notes[0].startswith("no line has a time")
+
+
+def test_batches_without_times_are_not_called_absent(tmp_path: Path) -> None:
+    line = decode("10:00:00")[22:]
+    judgement = judge(Logs([write(tmp_path / "server.log", line, line)]), PROFILES["online"])[0].judgement
+    assert judgement.sentence == "Its batches have no time, so their load cannot be judged."
 
 
 # Layouts

@@ -748,6 +748,8 @@ def short_load(view: View) -> str:
             if retracted > 1
             else ", and SGLang retracted running requests once"
         )
+        if view.totals["decode_lines"] or view.totals["prefill_lines"]:
+            return f"Its batches have no time, so their load cannot be judged{words if retracted else ''}."
         return f"There is no batch line in this log{words if retracted else ''}."
     words = f"The load of {view.served:.0f} s was too short for a verdict"
     if queued:
