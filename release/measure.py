@@ -3,8 +3,6 @@
 Counted: the modules of the core, of the package and of the tools beside it; what one `report` of a log with retractions runs through;
 and the way of one appended line to the page of a running exporter. Every tree gets the same log. Tables that a script extracts are
 no code: they are `.json`, and have a row of their own, as texts and rows by hand outside of modules have.
-
-`--write` puts the figures of one revision (without any: of HEAD) into `release/measured.json`, the record of that commit.
 """
 
 from __future__ import annotations
@@ -22,10 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.table import markdown
 from release.archives import ROOT, ReleaseError, committed
 
 PACKAGE = "sglang_tuning_exporter"
-RECORD = Path(__file__).with_name("measured.json")
 LOG = ROOT / "tests" / "recordings" / "v0.5.9-retract" / "server.log.gz"
 CORE = ("core", "sglang", "capacity", "state", "diagnosis", "report")
 FORMER = {"state", "diagnosis", "report"}  # of these, rooms that only earlier revisions have
@@ -74,11 +72,7 @@ def counted(tree: Path) -> dict[str, Figures]:
     tools = [module for tool in TOOLS for module in modules(tree / tool, tree)]
     return {
         "core": {**code(core), **_beside(package / room for room in CORE)},
-        "package": {
-            **code(rooms),
-            **_beside([package]),
-            "floors of imports between rooms": len(floors(imports(rooms))),
-        },
+        "package": {**code(rooms), **_beside([package])},
         "tools": {**code(tools), **_beside(tree / tool for tool in TOOLS)},
         "documents": {
             "words of README.md": _words([tree / "README.md"]),
@@ -176,45 +170,6 @@ def _room(name: str) -> str | None:
     return first if first in TOOLS else None
 
 
-def imports(found: list[Module]) -> dict[str, set[str]]:
-    """Give the rooms that each room imports when it runs."""
-    rooms: dict[str, set[str]] = {}
-    for module in found:
-        unneeded = {id(inner) for node in ast.walk(module.parsed) if _is_for_types(node) for inner in ast.walk(node)}
-        runs = [node for node in ast.walk(module.parsed) if id(node) not in unneeded and isinstance(node, ast.stmt)]
-        foreign = _foreign(Module(module.room, module.text, ast.Module([*_imports(runs)], [])))
-        rooms.setdefault(module.room, set()).update(filter(None, map(_room, foreign)))
-    known = set(rooms)
-    return {room: below & known for room, below in rooms.items()}
-
-
-def _imports(nodes: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    return (node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)))
-
-
-def _is_for_types(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-
-
-def floors(rooms: dict[str, set[str]]) -> list[str]:
-    """Give the longest chain of rooms, each of which imports the next one; an import that closes a circle is left out."""
-    known: dict[str, list[str]] = {}
-    under_way: set[str] = set()
-
-    def below(room: str) -> list[str]:
-        if room not in known:
-            under_way.add(room)
-            known[room] = [room, *_longest(below(each) for each in sorted(rooms.get(room, set()) - under_way))]
-            under_way.remove(room)
-        return known[room]
-
-    return _longest(below(room) for room in sorted(rooms))
-
-
-def _longest(chains: Iterable[list[str]]) -> list[str]:
-    return max(chains, key=len, default=[])
-
-
 def _beside(folders: Iterable[Path]) -> Figures:
     """Give the lines of what stands beside the modules."""
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
@@ -291,41 +246,28 @@ def of_revision(revision: str) -> dict[str, Figures]:
 
 def table(columns: dict[str, dict[str, Figures]]) -> str:
     """Write the figures of one or more trees side by side."""
-    groups = next(iter(columns.values()))
-    lines = [f"| | | {' | '.join(columns)} |", f"|---|---|{'---:|' * len(columns)}"]
-    for group, figures in groups.items():
-        for name in figures:
-            cells = " | ".join(f"{column.get(group, {}).get(name, 0):,}" for column in columns.values())
-            lines.append(f"| {group} | {name} | {cells} |")
-    return "\n".join(lines)
+    rows = [
+        [group, name, *(f"{column.get(group, {}).get(name, 0):,}" for column in columns.values())]
+        for group, figures in next(iter(columns.values())).items()
+        for name in figures
+    ]
+    return markdown(["", "", *columns], rows, figures=True)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the table, or write the record."""
+    """Print the table."""
     parser = argparse.ArgumentParser(
         prog="python -m release.measure", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("revisions", nargs="*", metavar="REVISION", help="what to compare the working tree with")
-    parser.add_argument("--write", action="store_true", help=f"write {RECORD.name}")
     given = parser.parse_args(argv)
     try:
-        if given.write:
-            columns = _written((given.revisions or ["HEAD"])[-1])
-        else:
-            columns = {**{revision: of_revision(revision) for revision in given.revisions}, "now": measured(ROOT)}
+        columns = {**{revision: of_revision(revision) for revision in given.revisions}, "now": measured(ROOT)}
     except ReleaseError as error:
         print(error, file=sys.stderr)
         return 1
     print(table(columns))
     return 0
-
-
-def _written(revision: str) -> dict[str, dict[str, Figures]]:
-    named = subprocess.run(["git", "rev-parse", revision], cwd=ROOT, capture_output=True, text=True, check=False)
-    commit = named.stdout.strip() if named.returncode == 0 else revision
-    figures = of_revision(commit)  # the revision may move meanwhile
-    RECORD.write_text(json.dumps({"commit": commit, **figures}, indent=1) + "\n", encoding="utf-8")
-    return {revision: figures}
 
 
 if __name__ == "__main__":

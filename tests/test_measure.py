@@ -1,21 +1,18 @@
-"""What a reader of the code must meet: counted on a made-up tree, and the record of one commit."""
+"""What a reader of the code must meet: counted on a made-up tree."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from release.archives import ROOT, ReleaseError, committed
+from release.archives import ROOT
 from release.measure import (
     CORE,
     FORMER,
     PACKAGE,
-    RECORD,
     counted,
     entered,
-    floors,
     main,
     met,
     modules,
@@ -149,14 +146,6 @@ def test_words_of_documents_are_counted_in_every_folder_of_docs(tree: Path) -> N
     assert counted(tree)["documents"] == {"words of README.md": 4, "words of ARCHITECTURE.md": 0, "words of docs": 3}
 
 
-def test_an_import_for_types_makes_no_floor(tree: Path) -> None:
-    assert counted(tree)["package"]["floors of imports between rooms"] == 3  # __main__, report, state
-
-
-def test_a_circle_of_rooms_is_cut_where_it_closes() -> None:
-    assert floors({"a": {"b"}, "b": {"c", "a"}, "c": set()}) == ["a", "b", "c"]
-
-
 def test_a_report_meets_what_it_enters_and_not_what_runs_at_an_import(tree: Path) -> None:
     found = met(entered(tree, "report"), tree)
     # Page.shown, its inner function, Rank.taken and Rank.Inner.taken, which has the same name.
@@ -179,34 +168,12 @@ def test_the_way_of_one_line_leads_from_the_followed_file_to_the_page() -> None:
 
 def test_trees_stand_side_by_side() -> None:
     before, now = {"core": {"modules": 1200}}, {"core": {"modules": 12}}
-    assert table({"main": before, "now": now}).splitlines() == [
-        "| | | main | now |",
-        "|---|---|---:|---:|",
-        "| core | modules | 1,200 | 12 |",
-    ]
+    assert table({"main": before, "now": now}).splitlines()[-1] == "| core | modules | 1,200 | 12 |"
 
 
 def test_an_unknown_revision_is_one_line_and_status_1(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["no-such-revision"]) == 1
     assert "no-such-revision: " in capfd.readouterr().err
-
-
-def test_the_record_has_the_figures_that_the_tool_counts_in_the_commit_that_it_names(tmp_path: Path) -> None:
-    record = json.loads(RECORD.read_text())
-    try:
-        committed(tmp_path / "tree", record["commit"])
-    except ReleaseError:
-        pytest.skip("an archive or a shallow clone does not have the commit of the record")
-    found = counted(tmp_path / "tree")
-    assert {group: record[group] for group in found} == found
-
-
-def test_the_record_has_what_a_report_and_a_line_meet() -> None:
-    record = json.loads(RECORD.read_text())
-    for kind in ("report", "line"):
-        assert list(record[kind]) == ["rooms", "modules", "classes", "functions", "lines of these functions"]
-        assert 0 < record[kind]["classes"] <= record["package"]["classes"]
-        assert record[kind]["modules"] <= record[kind]["functions"] <= record["package"]["functions"]
 
 
 def test_a_waived_rule_without_a_reason_is_found() -> None:
