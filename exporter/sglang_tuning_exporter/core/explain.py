@@ -6,14 +6,18 @@ import datetime as dt
 from collections import Counter
 from collections.abc import Iterable
 
+from sglang_tuning_exporter.config.profiles import DEFAULT
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.server import REPEAT_SECONDS, Server
 from sglang_tuning_exporter.core.text import FIRST_DATED_SECOND
 from sglang_tuning_exporter.core.trust import CARRIERS, LINES, SECONDS
 from sglang_tuning_exporter.core.wrapping import WORDS
 from sglang_tuning_exporter.sglang.clean import clean
 
 _SHOWN = 160  # characters of a line
+# What several ranks, or several lines, say of one event is counted once.
+_COUNTED_ONCE = frozenset({"retraction", "out_of_memory", "end", "transfer", "hicache", "no_pool"})
 # Why a line without an event has none.
 _SILENT = {
     "access": "an access line of a request that was answered, or of a health check",
@@ -34,11 +38,12 @@ def explain(lines: Iterable[bytes], number: int | None = None) -> str:
 
 
 def _line(lines: Iterable[bytes], number: int) -> str:
-    reader = Reader()
+    reader, server = Reader(), Server(DEFAULT)
     carrier, carrier_line = b"", -1
     for line in lines:
         near, unreadable = (reader.trust.carrier, reader.trust.carrier_line), reader.unreadable.total()
         events = reader.read(line)
+        again = [event for event in events if _is_said_again(server, event)]
         if reader.number == number:
             text = [f"line {number}: {_shown(line)}"]
             if reader.around:
@@ -47,7 +52,13 @@ def _line(lines: Iterable[bytes], number: int) -> str:
             text += [f"event: {_event(event)}" for event in events] or [
                 f"not counted: {_reason(reader, line, is_new=reader.unreadable.total() > unreadable)}"
             ]
-            if any(event.marked for event in events):
+            if again:
+                text.append(
+                    "not counted: SGLang retracts to test it"
+                    if again[0].figures.get("testing")
+                    else f"not counted: another line said the same within {REPEAT_SECONDS:g} s before it, as each rank does"
+                )
+            elif any(event.marked for event in events):
                 why = (
                     f"line {near[1]}, within {LINES} lines or {SECONDS:g} s before it: {CARRIERS[near[0]]}"
                     if carrier_line == near[1]
@@ -70,8 +81,10 @@ def _whole(lines: Iterable[bytes]) -> str:
     marked: Counter[str] = Counter()
     carriers: dict[str, list[int]] = {}
     around: Counter[str] = Counter()
+    server, again = Server(DEFAULT), 0
     for line in lines:
         for event in reader.read(line):
+            again += _is_said_again(server, event)
             events[event.kind] += 1
             marked[event.kind] += event.marked
         around[reader.around.lstrip(", ")] += reader.kind in events
@@ -89,11 +102,23 @@ def _whole(lines: Iterable[bytes]) -> str:
         for name, count in sorted(reader.unreadable.items())
         if count
     ]
+    if again:
+        text.append(f"{again} x not counted: another rank or line said the same before, or SGLang retracts to test it")
     for kind, numbers in carriers.items():
         text.append(f"{len(numbers)} lines can carry text of others, first line {numbers[0]}: {CARRIERS[kind]}")
     if reader.wrapping.unread:
         text.append(f"not counted, in a form that was seen too seldom: {_shown(reader.wrapping.unread)}")
     return "\n".join(text) + "\n"
+
+
+def _is_said_again(server: Server, event: Event) -> bool:
+    """Let the server take an event; whether it counted nothing, because it had counted the same."""
+    if event.kind not in _COUNTED_ONCE:
+        server.take(event)
+        return False
+    before = server.counts_by_now()
+    server.take(event)
+    return server.counts_by_now() == before
 
 
 def _reason(reader: Reader, line: bytes, *, is_new: bool) -> str:
