@@ -170,6 +170,21 @@ def test_the_last_of_a_chain_counts_and_an_earlier_one_gives_its_class(tmp_path:
     )
 
 
+def test_general_advice_below_a_failed_capture_explains_nothing(tmp_path: Path) -> None:
+    tail = "Possible solutions:\n1. disable cuda graph by --disable-cuda-graph\n2. set --mem-fraction-static to a smaller value (e.g., 0.8 or 0.7)"
+    error = "Exception: Capture cuda graph failed: Plan: Unsupported head_dim: 96"
+    said = crash(tmp_path, *scheduler(f"{error}\n{tail}", "srt/model_executor/cuda_graph_runner.py"), SIGQUIT)
+    assert said.explained_by is not None
+    assert (said.explained_by.text, said.explained_by.ending) == (error, "library")
+    assert [change.flag for change in said.changes if change.flag] == []
+
+
+def test_a_switch_that_an_error_names_is_set_and_not_lowered(tmp_path: Path) -> None:
+    error = "ValueError: The batch needs smaller kernels: set --disable-overlap-schedule"
+    said = crash(tmp_path, *scheduler(error, "srt/server_args.py"), SIGQUIT)
+    assert said.changes[0].words == "set it: SGLang's own error names it"
+
+
 def test_a_start_that_failed_is_said_as_one(tmp_path: Path) -> None:
     found = crash(
         tmp_path, "launch_server.py: error: unrecognized arguments: --reasoning_parser --no-such-flag --api-key=sk-1"

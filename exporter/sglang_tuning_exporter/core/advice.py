@@ -21,7 +21,7 @@ from sglang_tuning_exporter.core.suspects import LEAST_USEFUL_CHUNK, SLOW_BURN_T
 from sglang_tuning_exporter.core.transfers import cause_of, relaxed
 from sglang_tuning_exporter.core.view import MOSTLY_PREFILL, SHARING, View
 from sglang_tuning_exporter.sglang.advices import recognise
-from sglang_tuning_exporter.sglang.args.flags import argument_names, flag_of, releases
+from sglang_tuning_exporter.sglang.args.flags import argument_names, flag_of, nearest_flag, releases
 from sglang_tuning_exporter.sglang.args.refusals import choices_of, objection
 
 # The guide's values, and the default.
@@ -1110,8 +1110,11 @@ def _named(view: View, words: str) -> list[Draft]:
     ways = dict(known.directions) if known is not None else {}
     for flag in flags:
         arg, way = _arg_of(flag), direction
+        known_flag = nearest_flag(arg, releases()[-1])
         if flag in ways:
             way = _WAYS[ways[flag]]
+        elif known_flag is not None and known_flag.kind in {"switch", "either"}:
+            way = "set"  # nothing about it can be lower
         text = Remedy(
             arg,
             way,

@@ -377,10 +377,11 @@ _ASKED_TOKENS, _FREE_TOKENS = (
     re.compile(rb"Try to allocate (\d{1,12}) tokens"),
     re.compile(rb"Available (?:full )?tokens: (\d{1,12})"),
 )
-# What is no part of an exception's text: a warning of Python's own, and what PyTorch prints below each error of a GPU.
+# What is no part of an exception's text: a warning of Python's own, what PyTorch prints below each error of a GPU, and the general advice
+# that SGLang prints below each failed capture of graphs, whatever its cause.
 _WARNED = re.compile(
     rb"\S{1,400}\.py:\d{1,9}: \w|(?:CUDA|HIP|XPU) kernel errors might be|For debugging consider passing|Compile with `TORCH_USE|Search for `(?:cuda|hip)|"
-    rb"Device-side assertion tracking|Exception raised from "
+    rb"Device-side assertion tracking|Exception raised from |Possible solutions:"
 )
 # Words that only SGLang uses, in an error that was copied without anything around it.
 _OWN_WORDS = re.compile(
