@@ -21,7 +21,7 @@ from fuzz import files
 from fuzz.targets import TARGETS, Target
 
 BUILT = Path("build/fuzz")
-_ROUND = 100  # inputs between two looks at the clock
+_ROUND = 20  # inputs between two looks at the clock
 
 
 def tried(target: Target, seconds: float, first: int, place: Path) -> int:

@@ -93,34 +93,23 @@ def check_web_config(data: bytes) -> None:
     try:
         loaded = load(path, {})
     except WebConfigError as error:
-        _is_discreet(str(error), data)
+        said = str(error)
+        assert said.isprintable(), ascii(said)
+        assert said
+        assert not [
+            each for each in (b"-----BEGIN", *_HASH.findall(data), *_PEM_LINE.findall(data)) if each in said.encode()
+        ]
         return
     config = loaded.config
     assert config == parse(data.decode("utf-8")), "a second reading differs"
     _has_no_key_twice(yaml.compose(data.decode("utf-8"), Loader=yaml.BaseLoader))
-    for name, hashed in config.users.items():
-        assert ":" not in name
-        assert re.fullmatch(r"\$2[aby]\$[0-3][0-9]\$[./A-Za-z0-9]{53}", hashed), name
-    for name, value in config.http.headers.items():
-        assert name in HEADERS
-        assert re.fullmatch(r"[^\r\n]*", value, re.ASCII)
-    limit = config.rate_limit
-    assert limit is None or (0 < limit.interval < _LONGEST_SECONDS and limit.burst > 0)
+    assert all(re.fullmatch(r"\$2[aby]\$[0-3][0-9]\$[./A-Za-z0-9]{53}", hashed) for hashed in config.users.values())
+    assert all(name in HEADERS and "\n" not in value for name, value in config.http.headers.items())
+    assert config.rate_limit is None or 0 < config.rate_limit.interval < _LONGEST_SECONDS
     assert (config.tls is None) == (loaded.context is None)
     if config.tls is not None and loaded.context is not None:
         required = config.tls.client_auth_type == "RequireAndVerifyClientCert"
         assert (loaded.context.verify_mode == ssl.CERT_REQUIRED) == required
-        assert ssl.TLSVersion.TLSv1_2 <= loaded.context.minimum_version <= loaded.context.maximum_version
-
-
-def _is_discreet(said: str, text: bytes) -> None:
-    assert said
-    assert len(said.splitlines()) == 1, said
-    assert said.isprintable(), ascii(said)
-    assert "-----BEGIN" not in said, said
-    body = said.encode()
-    for secret in (*_HASH.findall(text), *_PEM_LINE.findall(text)):
-        assert secret not in body, said
 
 
 def _has_no_key_twice(node: yaml.Node | None) -> None:
@@ -133,19 +122,12 @@ def _has_no_key_twice(node: yaml.Node | None) -> None:
 
 def request_seeds() -> list[bytes]:
     """Requests as method and headers: accepted, rejected, and too large ones."""
-    right = [_basic(name, word) for name, word in _PASSWORDS.items()]
-    first = right[0]
+    first, second = (b"\nAuthorization: " + _basic(name, word) for name, word in _PASSWORDS.items())
+    wrong = [b"\nAuthorization: " + _basic(*each) for each in (("prometheus", "wrong"), ("nobody", "right"))]
     return [
-        b"GET\nAuthorization: " + first,
-        b"HEAD\nHost: localhost\nAuthorization: " + right[1],
-        b"GET\nAuthorization: " + first.replace(b"Basic", b"bAsIC") + b"\nAuthorization: Bearer x",
-        b"GET\nAuthorization: " + _basic("prometheus", "wrong"),
-        b"GET\nAuthorization: " + _basic("nobody", "right"),
-        b"GET\nAuthorization: " + _basic("prometheus", "right\0"),
-        b"GET\nHost: localhost",
-        b"POST\nContent-Length: 70000\nAuthorization: " + first,
-        b"GET\nContent-Length: 65536\nAuthorization: " + first,
-        b"GET\nTransfer-Encoding: chunked\nAuthorization: " + first,
+        *(b"GET" + each for each in (first, first.replace(b"Basic", b"bAsIC") + b"\nAuthorization: Bearer x", *wrong)),
+        *(b"GET\nHost: localhost", b"HEAD\nHost: localhost" + second, b"POST\nContent-Length: 70000" + first),
+        *(b"GET\nContent-Length: 65536" + first, b"GET\nTransfer-Encoding: chunked" + first),
     ]
 
 

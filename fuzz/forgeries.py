@@ -8,10 +8,9 @@ it counts, but is marked, and the server is never called healthy.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.lines import Reader
@@ -116,76 +115,50 @@ CARRIERS: dict[str, bytes] = {
 }
 
 
-class Outcome(NamedTuple):
-    """Reported facts that a forged line must not change."""
+def play(
+    recording: Recording, words: bytes, middle: int, *, scrapers: tuple[float, float] | None, envelope: int = 0
+) -> tuple[Watch, float]:
+    """Watch a recording at its own times, with these words before line `middle` (`%p`: the prefix at that time), and some time after it.
 
-    counted: Mapping[str, float]
-    arguments: Mapping[str, object]
-    limits: Mapping[int | None, float]
-    pool: float | None
-    ended: str
+    `scrapers`: with metrics, scraped so often. Return the watch and its time at the end.
+    """
+    watch = Watch(PROFILES["online"], READY, reads=True, scrapes=scrapers is not None)
+    reader, now, last, scrapes = Reader(), READY, None, recording.scrapes
+    moments = [(line.at, 0, number) for number, line in enumerate(recording.lines)]
+    moments += [(scrapes[number].at, 1, number) for number in _scraped(recording, scrapers)]
 
-
-class Played:
-    """A recording that is watched at its own times, with forged text in the middle; `scrapers`: with metrics, scraped so often."""
-
-    def __init__(
-        self, recording: Recording, middle: int, *, scrapers: tuple[float, float] | None, envelope: int = 0
-    ) -> None:
-        self._envelope = ENVELOPES[envelope]
-        self.watch = Watch(PROFILES["online"], READY, reads=True, scrapes=scrapers is not None)
-        self.reader, self.now = Reader(), READY
-        self._recording = recording
-        self._moments = [(line.at, 0, number) for number, line in enumerate(recording.lines)]
-        self._moments += [(recording.scrapes[number].at, 1, number) for number in _scraped(recording, scrapers)]
-        self._moments.sort()
-        self._done, self._middle = 0, middle
-
-    def _go_on(self, to: int) -> None:
-        while self._done < len(self._moments):
-            at, is_scrape, number = self._moments[self._done]
-            if not is_scrape and number >= to:
-                return
-            self._done, self.now = self._done + 1, READY + at
-            self.watch.advance(self.now)
-            if is_scrape:
-                self.watch.scrape(facts.read(self._recording.scrapes[number].text.decode()), self.now)
-            else:
-                self.say(self._recording.lines[number].text)
-
-    def say(self, text: bytes) -> None:
-        """Write a text at this moment."""
+    def say(text: bytes) -> None:
         for line in text.removesuffix(b"\n").split(b"\n"):
-            for event in self.reader.read(self._envelope(line)):
-                event.time = self.now
-                self.watch.take(event)
+            for event in reader.read(ENVELOPES[envelope](line)):
+                event.time = now
+                watch.take(event)
 
-    def until_middle(self) -> None:
-        """Read up to the place of the forged text."""
-        self._go_on(self._middle)
+    for at, is_scrape, number in sorted(moments):
+        if words and not is_scrape and number == middle:
+            stamped = (line.text for line in recording.lines[middle:] if line.text[:3] == b"[20")
+            say(words.replace(b"%p", next((text[: text.index(b"]") + 2] for text in stamped), b"")))
+        now = READY + at
+        watch.advance(now)
+        if is_scrape:
+            last = facts.read(scrapes[number].text.decode())
+            watch.scrape(last, now)
+        else:
+            say(recording.lines[number].text)
+    end = now + _SETTLES
+    while now < end:
+        now += 5.0
+        if last is not None:
+            watch.scrape(last, now)
+        watch.advance(now)
+    return watch, now
 
-    def to_end(self) -> None:
-        """Read the rest, and let time pass."""
-        self._go_on(len(self._recording.lines) + 1)
-        last = next((number for _, is_scrape, number in reversed(self._moments) if is_scrape), None)
-        end = self.now + _SETTLES
-        while self.now < end:
-            self.now += 5.0
-            if last is not None:
-                self.watch.scrape(facts.read(self._recording.scrapes[last].text.decode()), self.now)
-            self.watch.advance(self.now)
 
-    def outcome(self) -> Outcome:
-        """Return the reported facts now."""
-        server = self.watch.server
-        # An order to end is taken as it is printed: a server that works on is not down, whoever ordered what.
-        counted = {name: number for name, number in server.counted.items() if number and name != "liveness.draining"}
-        limits, pool = dict(server.facts.limits), server.facts.pool()
-        return Outcome(counted, dict(server.facts.arguments), limits, pool, server.ended)
-
-    def marked(self, name: str) -> float:
-        """Return how many of these are marked: text of clients was printed close before."""
-        return sum(totals[f"marked.{name}"] for _, totals in self.watch.server.buckets)
+def outcome(watch: Watch) -> list[object]:
+    """Return what a forged line must not change: counts, arguments, limits, the pool, and how the server ended."""
+    server = watch.server
+    # An order to end is taken as it is printed: a server that works on is not down, whoever ordered what.
+    counted = {name: number for name, number in server.counted.items() if number and name != "liveness.draining"}
+    return [counted, dict(server.facts.arguments), dict(server.facts.limits), server.facts.pool(), server.ended]
 
 
 def _scraped(recording: Recording, scrapers: tuple[float, float] | None) -> list[int]:
@@ -199,21 +172,6 @@ def _scraped(recording: Recording, scrapers: tuple[float, float] | None) -> list
     return found
 
 
-def play(
-    recording: Recording, words: bytes, middle: int, *, scrapers: tuple[float, float] | None, envelope: int = 0
-) -> Played:
-    """Play a recording with these words before line `middle`; `%p` becomes the prefix at that time."""
-    played = Played(recording, middle, scrapers=scrapers, envelope=envelope)
-    played.until_middle()
-    prefix = next(
-        (line.text[: line.text.index(b"]") + 2] for line in recording.lines[middle:] if line.text[:3] == b"[20"), b""
-    )
-    if words:
-        played.say(words.replace(b"%p", prefix))
-    played.to_end()
-    return played
-
-
 @cache
 def recordings() -> tuple[Recording, ...]:
     """Return real recordings."""
@@ -222,13 +180,13 @@ def recordings() -> tuple[Recording, ...]:
 
 
 @cache
-def true(place: int, scrapers: tuple[float, float] | None) -> Outcome:
+def true(place: int, scrapers: tuple[float, float] | None) -> Watch:
     """Return the facts of a recording, and see that none is lost."""
     recording = recordings()[place]
-    found = play(recording, b"", 0, scrapers=scrapers).outcome()
+    watch, _ = play(recording, b"", 0, scrapers=scrapers)
     retractions = sum(b"Retract requests. #" in line.text for line in recording.lines)
-    assert found.counted.get("retractions", 0) == retractions, (recording.name, scrapers)
-    return found
+    assert watch.server.counted["retractions"] == retractions, (recording.name, scrapers)
+    return watch
 
 
 def carrier(number: int, text: bytes) -> tuple[bytes, bytes]:
@@ -259,18 +217,17 @@ def check_forgery(data: bytes) -> None:
     last = max(number for number, line in enumerate(recording.lines) if b"Decode batch" in line.text) - 60
     middle = served + int.from_bytes(data[5:8], "big") % max(last - served, 1)
     words = message.replace(b"%s", text + forged)
-    played = play(recording, words, middle, scrapers=scrapers, envelope=data[1] // 2 % len(ENVELOPES))
-    outcome, expected = played.outcome(), true(place, scrapers)
-    where = (recording.name, middle, message, forged, scrapers)
+    watch, now = play(recording, words, middle, scrapers=scrapers, envelope=data[1] // 2 % len(ENVELOPES))
+    expected, where = true(place, scrapers), (recording.name, middle, message, forged, scrapers)
     if scrapers is not None:
-        assert outcome == expected, where
+        assert outcome(watch) == outcome(expected), where
         return
-    for name, number in (
-        outcome.counted.items() if not message.startswith(b"%p%s") else ()
-    ):  # all of the message is theirs
+    theirs = message.startswith(b"%p%s")  # all of it
+    for name, number in ({} if theirs else watch.server.counted).items():
         if name != _OF_CARRIERS and not name.startswith("liveness."):  # lines, marked or not
-            assert number - played.marked(name) <= expected.counted.get(name, 0), (name, where)
-    assert played.watch.judge(played.now).verdict != "healthy", where
+            marked = sum(totals[f"marked.{name}"] for _, totals in watch.server.buckets)
+            assert number - marked <= expected.server.counted.get(name, 0), (name, where)
+    assert watch.judge(now).verdict != "healthy", where
 
 
 def seeds() -> list[bytes]:

@@ -74,4 +74,7 @@ def test_a_short_run_repeats_its_seed_and_says_what_it_did() -> None:
         capture_output=True, text=True, timeout=120, check=False, cwd=ROOT,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    assert re.match(r"seed 7\nfiles: 3 runs, .*\nconfig: [1-9]\d* inputs in \d+ s, nothing found, seed 8\n", ran.stdout)
+    assert re.match(
+        r"seed 7\nfiles: 3 runs of 30 steps, nothing found, seed 7\nconfig: [1-9]\d* inputs in \d+ s, nothing found, seed 8\n",
+        ran.stdout,
+    )
