@@ -62,6 +62,7 @@ ENDS = {
     "a check in SGLang": (["ValueError: Failed to allocate token prealloc indices"], "srt/mem_cache/radix_cache.py", "check"),
     "a workspace": (["RuntimeError: Failed to allocate memory for batch_prefill_tmp_v with size 435814400"], "srt/layers/attention.py", "memory"),
     "host memory": (["ValueError: Not enough host memory available. Requesting 7.05 GB, 2.04 GB free."], "srt/mem_cache/pool_host.py", "host_memory"),
+    "a disk": (["OSError: [Errno 28] No space left on device"], "srt/utils/hf_transformers_utils.py", "disk"),
     "places for requests": (["RuntimeError: alloc_req_slots runs out of memory. num_reqs=2"], "srt/managers/schedule_batch.py", "check"),
     "an unbalanced check": (["ValueError: The memory capacity is unbalanced. Some GPUs may be occupied."], "srt/model_executor/model_runner.py", "check"),
     "an argument": (["AssertionError: page size must be 64"], "srt/server_args.py", "argument"),
@@ -197,6 +198,15 @@ def test_a_start_that_failed_is_said_as_one(tmp_path: Path) -> None:
         "spell it --reasoning-parser: SGLang's flags have hyphens",
         "drop --no-such-flag: no release up to 0.5.23 has this flag",
     ]
+
+
+@pytest.mark.parametrize("program", ["launch_server.py", "sglang serve", "sglang"])
+def test_each_way_to_launch_it_says_which_argument_it_refuses(program: str, tmp_path: Path) -> None:
+    refused = f"{program}: error: argument --attention-backend: invalid choice: 'sdpa' (choose from 'triton', 'fa3')"
+    found = crash(tmp_path, f"usage: {program} [-h] [--model-path MODEL_PATH]", refused)
+    assert found.headline == f"SGLang did not start: {refused}."
+    assert found.explained_by is not None
+    assert found.explained_by.ending == "argument"
 
 
 def test_more_tokens_free_than_asked_for_is_no_lack_of_memory(tmp_path: Path) -> None:

@@ -45,6 +45,13 @@ CLASSES: Mapping[str, Ending] = {
         _REPEATS,
         "huge pages or another process hold it: free them first",
     ),
+    "disk": Ending(
+        "a disk is full",
+        "free space where the traceback writes: the model's cache (HF_HOME), --hicache-storage-backend, a log or /tmp; where it is /dev/shm, start"
+        " with --ipc=host or a larger --shm-size",
+        _REPEATS,
+        "a quota or inodes are used up: df -i and quota show that",
+    ),
     "argument": Ending(
         "an argument was refused",
         "correct the argument, the file or the combination that the line names",
@@ -151,13 +158,14 @@ SIGNS: tuple[Sign, ...] = (
         "host_memory", r"(?:host|CPU|pinned|shared) memory[^.]{0,60}(?:not|insufficient|only|fail|exceed|available)",
         r"(?:not enough|insufficient|no|out of) (?:host|CPU|pinned|shared) memory", r"\bshm\b[^.]{0,40}(?:full|space|size|No such)",
     ),
+    _sign("disk", r"No space left on device", r"Disk quota exceeded"),
     _sign("kernel", r"out of resource: shared memory"),  # of the GPU, which a kernel asks for
     _sign("check", r"req_slots"),  # places for requests, which no memory of the GPU holds
     _sign(
         "memory", r"out of (?:\w+ )?memory", r"outofmemory", r"not enough (?:\w+ ){0,2}memory", r"no (?:GPU |available )?memory",
         r"(?:failed|cannot|unable|could not) (?:to )?allocate (?:[\w.]+ ){0,4}(?:memory|bytes|[KMG]i?B\b|workspace|buffer)",
         r"insufficient (?:\w+ )?memory", r"STATUS_ALLOC_FAILED", r"OUT_OF_RESOURCES",
-        r"No space left on device", r"exceeds? (?:the )?(?:available|free) memory",
+        r"exceeds? (?:the )?(?:available|free) memory",
     ),
     _sign(
         "transfer", r"KVTransferError", r"\bmooncake", r"\bnixl\b", r"transfer engine", r"KVPoll", r"bootstrap (?:server|room|failed)",

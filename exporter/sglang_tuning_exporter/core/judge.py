@@ -988,7 +988,8 @@ def _in_its_words(row: Row, headline: str, said: Explanation | None) -> str:
     """Add to the headline of an end the words of the line that explains it, if that is more than that it ended."""
     if said is None or row.id not in {"crashed", "server_down"} or CLASSES[said.ending].weight < CAUSE:
         return headline
-    return f"{headline.rstrip('.')}: {said.words.rstrip('.')}."
+    words = said.words if said.words.endswith(("?", "!")) else said.words.rstrip(".") + "."
+    return f"{headline.rstrip('.')}: {words}"
 
 
 def _headline(row: Row, view: View) -> str:

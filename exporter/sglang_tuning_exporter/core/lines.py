@@ -25,6 +25,7 @@ from sglang_tuning_exporter.core.wrapping import (
     LONGEST,
     WORDS,
     Line,
+    Origin,
     Wrapping,
     stamp_of,
     without_terminal,
@@ -36,13 +37,6 @@ _LONGEST_BATCH, _LONGEST_MEMORY = 4096, 16_384
 _KEPT = 4096  # stamps; failed ranks
 LONGEST_UNREAD = 400  # bytes of a line that is quoted
 _RECENT, _LONGEST_RECENT = 10, 300  # lines before an end that are kept, and of each so many characters
-
-
-class Origin(NamedTuple):
-    """When and by which ranks a line was printed."""
-
-    time: float | None
-    rank: Rank
 
 
 class Row(NamedTuple):
@@ -398,7 +392,7 @@ _IN_ENCODER = re.compile(rb"embed_mm_inputs|get_(?:image|img|video|audio)_featur
 _IN_LOOP = re.compile(rb"event_loop|forward_loop|process_input_requests|handle_request|forward_step")
 _IN_START = re.compile(rb"__init__|init_|load_model|load_weights|alloc_memory_pool|profile_max_num_token|launch_")
 _IN_MAIN = re.compile(rb"/sglang/(?:launch_server|cli/\w{1,20})\.py$")
-_USAGE_ERROR = re.compile(rb"(?:sglang serve|launch_server\.py): error: [^\n]{1,1000}")
+_USAGE_ERROR = re.compile(rb"(?:sglang(?: serve)?|launch_server\.py): error: [^\n]{1,1000}")
 _UNRECOGNIZED = re.compile(rb"([^\n]{0,40}: error: unrecognized arguments: )([^\n]*)")
 _BY_SOMEBODY = (b"KeyboardInterrupt", b"SystemExit")
 _CRASHED = re.compile(
@@ -605,11 +599,11 @@ class Reader:
         known = self._minutes.get(minute)
         if known is None or not second.isdigit():
             found = stamp_of(stamp)
-            if found is None or found[1] != len(stamp) or found[0].time is None:
+            if found is None or found[1] != len(stamp) or (found[0].time or 0.0) < FIRST_DATED:
                 return None
-            origin = Origin(found[0].time, found[0].rank)
+            origin = found[0]
             if stamp[20:21] in (b" ", b"]"):
-                self._minutes[minute] = (found[0].time - int(second), found[0].rank)
+                self._minutes[minute] = ((origin.time or 0.0) - int(second), origin.rank)
         else:
             origin = Origin(known[0] + int(second), known[1])
         if len(self._origins) + len(self._minutes) >= _KEPT:
@@ -620,8 +614,9 @@ class Reader:
 
     def _read_unusual(self, line: bytes) -> tuple[Event, ...]:
         self._events, self._released = [], []
+        found = self.wrapping.lines(line, open_text=self._in_traceback())
         kind = self.wrapping.waits
-        for each in self.wrapping.lines(line, open_text=self._in_traceback()):
+        for each in found:
             kind = self._read(each)
             if kind in _RECOGNISED:
                 self._recent.append(each.text)
@@ -659,21 +654,18 @@ class Reader:
             return self._read_unstamped(text, line)
         self._events.extend(self.end())
         self._failure = None
-        time, clock, rank, start = line.time, None, line.rank, 0
+        time, rank, start = line.time, line.rank, 0
         if found is not None:
             stamp, start = found
             self.names_ranks = self.names_ranks or stamp.rank is not NO_RANK
             rank = rank if stamp.rank is NO_RANK else stamp.rank
-            if stamp.time is not None or stamp.clock is not None:
-                time, clock = stamp.time, stamp.clock
-            elif self._stamped and not line.headed:
+            if stamp.time is None and self._stamped:
                 return "other"
-        if clock is not None or (time is not None and time < FIRST_DATED):
-            time = self._since_first_midnight(clock if clock is not None else time or 0.0)
+            time = time if stamp.time is None else stamp.time
+        if time is not None and time < FIRST_DATED:
+            time = self._since_first_midnight(time)
         self._time = self._time if time is None else time
         kind = self._read_stamped(text, start, Origin(time, rank))
-        for more in line.more:
-            self._read_traceback(more, time)
         self._stamped = self._stamped or (
             found is not None and time is not None and kind not in ("other", "access", "traceback")
         )
@@ -697,7 +689,7 @@ class Reader:
             return self._read_message(text[start:], at)
         kind = self._read_message(text[start : glued.start()], at)
         if (other := stamp_of(text, glued.start())) is not None:
-            self._read_message(text[other[1] :], Origin(other[0].time, other[0].rank))
+            self._read_message(text[other[1] :], other[0])
         return kind
 
     def _read_unstamped(self, text: bytes, line: Line) -> str:
@@ -723,8 +715,6 @@ class Reader:
         if not kind and not self._stamped:
             self._time = self._time if time is None else time
             kind = self._read_message(text, at, stamped=False)
-        for more in line.more:
-            self._read_traceback(more, time)
         return kind or ("other" if text.strip() else "empty")
 
     def _read_abort(self, text: bytes, at: Origin) -> str:
