@@ -33,7 +33,7 @@ def _log(log: corpus.Corpus, directory: Path, title: str, made: str) -> Table:
     peer = processes.mtail_command(log.path)
     if peer is not None:
         commands["mtail"] = peer
-    parse = [sys.executable, "-m", "bench.parse"]
+    parse = [sys.executable, "-m", "bench.equivalence"]
     commands |= {
         "parse and watch": [*parse, "watch", str(log.path)],
         "parse into events": [*parse, "events", str(log.path)],

@@ -43,45 +43,25 @@ class Corpus:
     starts: int
 
 
-@dataclass
-class _Recording:
-    start: bytes
-    work: bytes
-
-    @classmethod
-    def read(cls, path: Path) -> _Recording:
-        text = gzip.decompress(path.read_bytes())
-        end = text.index(b"\n", text.index(_READY)) + 1
-        work = text[end:]
-        # Without the end of the server and a second start.
-        if (close := _END.search(work)) is not None:
-            work = work[: close.start()]
-        return cls(text[:end], b"".join(line for line in work.splitlines(keepends=True) if line.startswith(b"[")))
+def _read(path: Path) -> tuple[bytes, bytes]:
+    """Return a recording's start, and its work without the end of the server and a second start."""
+    text = gzip.decompress(path.read_bytes())
+    end = text.index(b"\n", text.index(_READY)) + 1
+    close = _END.search(text, end)
+    work = text[end : close.start() if close else None].splitlines(keepends=True)
+    return text[:end], b"".join(line for line in work if line.startswith(b"["))
 
 
-class _Clock:
-    """Moves printed times to later ones."""
+def _moved(text: bytes, begin: dt.datetime) -> tuple[bytes, dt.datetime]:
+    """Return `text` with its printed times moved to begin then, and the last of them."""
+    known = {printed: _time(printed) for printed in set(_TIME.findall(text))}
+    by = begin - min(known.values(), default=begin)
+    later = {printed: (when + by).strftime(_FORMAT).encode() for printed, when in known.items()}
+    return _TIME.sub(lambda found: b"[" + later[found[1]], text), max(known.values(), default=begin - by) + by
 
-    def __init__(self, begin: dt.datetime) -> None:
-        self.now = begin
 
-    def shift(self, text: bytes) -> bytes:
-        """Return `text` with its times moved to begin now."""
-        first = _TIME.search(text)
-        if first is None:
-            return text
-        by = self.now - dt.datetime.strptime(first[1].decode(), _FORMAT)  # noqa: DTZ007 - a log's times have no zone
-        known: dict[bytes, bytes] = {}
-
-        def later(match: re.Match[bytes]) -> bytes:
-            printed = match[1]
-            if printed not in known:
-                when = dt.datetime.strptime(printed.decode(), _FORMAT) + by  # noqa: DTZ007
-                self.now = max(self.now, when)
-                known[printed] = when.strftime(_FORMAT).encode()
-            return b"[" + known[printed]
-
-        return _TIME.sub(later, text)
+def _time(printed: bytes) -> dt.datetime:
+    return dt.datetime.strptime(printed.decode(), _FORMAT)  # noqa: DTZ007 - a log's times have no zone
 
 
 def _varied(text: bytes, by: int) -> bytes:
@@ -90,18 +70,19 @@ def _varied(text: bytes, by: int) -> bytes:
     return _PORT.sub(lambda m: b"%b%d" % (m[1], 1024 + (int(m[2]) + 7 * by) % 64000), text)
 
 
-def _pieces(size: int) -> Iterator[tuple[bytes, int]]:
+def _pieces(size: int) -> Iterator[bytes]:
     """Return starts and work in order, with an equal share of `size` bytes for each recording."""
-    clock = _Clock(_BEGIN)
+    now = _BEGIN
     for path in RECORDINGS:
-        recording = _Recording.read(path)
-        yield clock.shift(recording.start), 1
+        start, work = _read(path)
+        start, now = _moved(start, now)
+        yield start
         written = turn = 0
         while written < size // len(RECORDINGS):
             turn += 1
-            piece = _varied(clock.shift(recording.work), turn)
+            piece, now = _moved(work, now)
+            yield _varied(piece, turn)
             written += len(piece)
-            yield piece, 0
 
 
 def _docker(line: str, moment: str) -> str:
@@ -126,32 +107,29 @@ def wrapped(log: Path, path: Path, wrap: Callable[[str, str], str]) -> Path:
     return path
 
 
+def _written(path: Path, pieces: Iterator[bytes], starts: int) -> Corpus:
+    with path.open("wb") as file:
+        lines = sum(piece.count(b"\n") * bool(file.write(piece)) for piece in pieces)
+    return Corpus(path, lines, path.stat().st_size, starts)
+
+
 def write(path: Path, size: int) -> Corpus:
     """Write a log of about `size` bytes to `path`."""
-    lines = written = starts = 0
-    with path.open("wb") as file:
-        for piece, start in _pieces(size):
-            file.write(piece)
-            lines += piece.count(b"\n")
-            written += len(piece)
-            starts += start
-    return Corpus(path, lines, written, starts)
+    return _written(path, _pieces(size), len(RECORDINGS))
 
 
 def write_busy(path: Path, size: int) -> Corpus:
     """Write a log of about `size` bytes to `path`: a start, and tens of requests each second."""
-    clock, chance = _Clock(_BEGIN), random.Random(1)
-    start = clock.shift(_Recording.read(RECORDINGS[0]).start)
-    lines, written, second = start.count(b"\n"), len(start), clock.now
-    with path.open("wb") as file:
-        file.write(start)
-        while written < size:
-            second += dt.timedelta(seconds=1)
-            piece = "".join(f"[{second:{_FORMAT}}] {line}\n" for line in _busy_second(chance)).encode()
-            file.write(piece)
-            lines += piece.count(b"\n")
-            written += len(piece)
-    return Corpus(path, lines, written, 1)
+    return _written(path, _busy(size), 1)
+
+
+def _busy(size: int) -> Iterator[bytes]:
+    chance = random.Random(1)
+    piece, second = _moved(_read(RECORDINGS[0])[0], _BEGIN)
+    while size > 0:
+        yield piece
+        size, second = size - len(piece), second + dt.timedelta(seconds=1)
+        piece = "".join(f"[{second:{_FORMAT}}] {line}\n" for line in _busy_second(chance)).encode()
 
 
 def _busy_second(chance: random.Random) -> list[str]:

@@ -1,15 +1,24 @@
-"""Check that mtail's program and the exporter's parse find the same in a log: only then are their times compared."""
+"""Check that mtail's program and the exporter's parse find the same in a log: only then are their times compared.
+
+`python -m bench.equivalence events|watch LOG` is that parse in a process of its own.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
+import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench import processes
+from bench.processes import Running
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,3 +114,30 @@ def check_dialects(directory: Path) -> int:
     ours = figures(log)
     demand(ours, counted_by_mtail(processes.run(command).output), "mtail")
     return len(ours)
+
+
+# Counters of the watch by their names here.
+COUNTED = {"starts": "starts", "retractions": "retractions", "retracted requests": "retracted"}
+
+
+def read(path: Path, *, watched: bool) -> dict[str, Any]:
+    """Read a log as the exporter does; return CPU seconds without the interpreter's start, peak memory, and the figures."""
+    reader = Reader()
+    watch: Watch | None = None
+    begin = time.process_time()
+    with path.open("rb") as file:
+        for line in file:
+            events = reader.read(line.rstrip(b"\n"))
+            for event in events if watched else ():
+                if watch is None:
+                    watch = Watch(PROFILES["online"], event.time or 0.0, reads=True, scrapes=False)
+                watch.take(event)
+    cpu = time.process_time() - begin
+    figures: dict[str, float] = {f"lines of {kind}": reader.lines[kind] for kind in KINDS}
+    if watch is not None:
+        figures |= {name: watch.server.counted[counter] for name, counter in COUNTED.items()}
+    return {"cpu": cpu, "peak": 1024 * Running(os.getpid(), "").memory_kib("VmHWM"), "figures": figures}
+
+
+if __name__ == "__main__":
+    print(json.dumps(read(Path(sys.argv[2]), watched=sys.argv[1] == "watch")))

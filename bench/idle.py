@@ -7,15 +7,11 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from bench import processes, server
+from bench.processes import Running
 from bench.table import Table, verdict
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from bench.processes import Running
 
 SECONDS = 75
 INTERVAL = 15
@@ -67,7 +63,7 @@ def measure(directory: Path) -> Table:
 
 
 def _start(stack: ExitStack, directory: Path) -> tuple[list[Path], dict[str, Running]]:
-    logs, running = [], {}
+    logs, running = list[Path](), dict[str, Running]()
     for ranks in RANKS:
         log = directory / f"idle-{ranks}.log"
         logs.append(log)

@@ -12,12 +12,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
-
-from sglang_tuning_exporter.recordings.stack import free_port
 
 RUNS = 3
 MTAIL = Path(__file__).with_name("sglang.mtail")  # keeps the same counters and gauges, as far as its language can
@@ -142,30 +140,27 @@ def mtail_command(log: Path) -> Sequence[str] | None:
     return found and [found, "--one_shot", "--port", "0", "--logs", str(log), "--progs", str(MTAIL)]
 
 
-@contextmanager
-def mtail(log: Path) -> Iterator[Running | None]:
+def mtail(log: Path) -> AbstractContextManager[Running | None]:
     """Run mtail with our program and its defaults; None where it is not installed."""
     log.touch()
-    port = free_port()
-    flags = ("--address", "127.0.0.1", "--port", str(port), "--progs", str(MTAIL), "--logs", str(log))
-    with _peer("mtail", port, *flags) as peer:
-        yield peer
+    return _peer("mtail", "--address=127.0.0.1", "--port={port}", f"--progs={MTAIL}", f"--logs={log}")
 
 
-@contextmanager
-def node_exporter() -> Iterator[Running | None]:
+def node_exporter() -> AbstractContextManager[Running | None]:
     """Run the exporter of machine metrics with its defaults; None where it is not installed."""
-    port = free_port()
-    with _peer("prometheus-node-exporter", port, f"--web.listen-address=127.0.0.1:{port}") as peer:
-        yield peer
+    return _peer("prometheus-node-exporter", "--web.listen-address=127.0.0.1:{port}")
 
 
 @contextmanager
-def _peer(name: str, port: int, *arguments: str) -> Iterator[Running | None]:
+def _peer(name: str, *arguments: str) -> Iterator[Running | None]:
+    from sglang_tuning_exporter.recordings.stack import free_port  # noqa: PLC0415 - not in the memory of the timed parse
+
     if (program := shutil.which(name)) is None:
         yield None
         return
-    process = subprocess.Popen([program, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    port = free_port()
+    command = [program, *(each.format(port=port) for each in arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     running = Running(process.pid, f"http://127.0.0.1:{port}")
     try:
         wait_for(lambda: _answers(running), 10)
