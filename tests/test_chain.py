@@ -16,9 +16,9 @@ import pytest
 
 from compressed import compressed
 from fuzz import files
-from sglang_tuning_exporter.collect import positions, rotation
-from sglang_tuning_exporter.collect.positions import digest
-from sglang_tuning_exporter.collect.tail import LogFollower
+from sglang_tuning_exporter.collect import log_file, rotation
+from sglang_tuning_exporter.collect.follower import LogFollower, rotated_files
+from sglang_tuning_exporter.collect.log_file import digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -134,8 +134,8 @@ def test_every_file_of_several_copytruncates_between_two_looks_is_read_in_order(
 def test_a_follower_that_ended_while_it_caught_up_goes_on_in_each_file_where_it_was(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sglang_tuning_exporter.collect.stream.CHUNK", 256)
-    monkeypatch.setattr("sglang_tuning_exporter.collect.stream.BUDGET", 256)
+    monkeypatch.setattr("sglang_tuning_exporter.collect.log_file.CHUNK", 256)
+    monkeypatch.setattr("sglang_tuning_exporter.collect.log_file.BUDGET", 256)
     follower = LogFollower([str(log.path)])
     for _ in range(4):
         log.write(10)
@@ -586,7 +586,7 @@ def test_the_log_of_another_server_with_a_smaller_number_is_not_read_for_one_who
 def test_a_file_that_got_the_inode_of_a_deleted_one_is_another_file(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on ext4 and xfs: the new log has the number of the empty one that was followed, and another generation."""
     generation = 7
-    monkeypatch.setattr(positions, "generation", lambda _: generation)
+    monkeypatch.setattr(log_file, "generation", lambda _: generation)
     follower = LogFollower([str(log.path)], from_start=True)
     assert read(follower) == []
     before = saved(follower)
@@ -621,10 +621,10 @@ def test_numbered_files_are_in_the_order_of_most_of_their_times(log: Log) -> Non
     for number in (3, 4, 1, 2):
         names[number].write_bytes(b"a line\n")
         log.touch(names[number])
-    assert [place.count for place in positions.LogDirectories(str(log.path)).rotated_files([])] == [4, 3, 2, 1]
+    assert [place.count for place in rotated_files(str(log.path), [])] == [4, 3, 2, 1]
     for number in (1, 2, 3, 4):
         log.touch(names[number])
-    assert [place.count for place in positions.LogDirectories(str(log.path)).rotated_files([])] == [1, 2, 3, 4]
+    assert [place.count for place in rotated_files(str(log.path), [])] == [1, 2, 3, 4]
 
 
 def test_files_rotated_before_the_log_was_followed_are_not_read(log: Log) -> None:
@@ -645,7 +645,7 @@ def test_files_rotated_before_the_log_was_followed_are_not_read(log: Log) -> Non
 def test_the_log_of_another_server_is_not_a_rotated_file(tmp_path: Path, log: Log) -> None:
     for name in ("server-1.log", "server.log.old", "server.log.bak.1", "other.log.1", "server.logs.1", "server.log.1x"):
         (tmp_path / name).write_bytes(b"another\n")
-    assert positions.LogDirectories(str(log.path)).rotated_files([]) == []
+    assert rotated_files(str(log.path), []) == []
 
 
 def test_a_date_before_the_extension_is_read_beside_a_file_of_the_log(log: Log) -> None:
@@ -680,7 +680,7 @@ def test_a_rotated_file_without_text_keeps_its_place(log: Log, names: tuple[str,
     log.write(1)
     log.rename(names[0])
     empty = log.rename(names[1])
-    assert [place.path for place in positions.LogDirectories(str(log.path)).rotated_files([])] == [
+    assert [place.path for place in rotated_files(str(log.path), [])] == [
         f"{log.path}{names[0]}",
         str(empty),
     ]
@@ -696,9 +696,9 @@ def test_empty_files_neither_decide_the_order_nor_displace_files_with_text(
     for number in range(4, 30):
         Path(f"{log.path}.{number}").touch()
         log.touch(Path(f"{log.path}.{number}"))
-    found = [place.count for place in positions.LogDirectories(str(log.path)).rotated_files([]) if place.size]
+    found = [place.count for place in rotated_files(str(log.path), []) if place.size]
     assert found == [3, 2, 1]
-    assert len(positions.LogDirectories(str(log.path)).rotated_files([])) == 4
+    assert len(rotated_files(str(log.path), [])) == 4
 
 
 @pytest.mark.parametrize("packing", [gzip.compress, bz2.compress, lzma.compress])
@@ -706,7 +706,7 @@ def test_a_packed_file_without_text_is_an_empty_one(log: Log, packing: Callable[
     end = {gzip.compress: ".gz", bz2.compress: ".bz2", lzma.compress: ".xz"}[packing]
     for name, text in (("-20260318", b""), ("-20260319", b"a line\n")):
         Path(f"{log.path}{name}{end}").write_bytes(packing(text))
-    assert [place.size > 0 for place in positions.LogDirectories(str(log.path)).rotated_files([])] == [False, True]
+    assert [place.size > 0 for place in rotated_files(str(log.path), [])] == [False, True]
 
 
 def test_no_line_continues_after_a_packed_file_without_text(log: Log) -> None:

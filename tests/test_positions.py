@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sglang_tuning_exporter.collect.tail import LogFollower
+from sglang_tuning_exporter.collect.follower import LogFollower
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_tuning_exporter.collect.tail import LogFollower
+from sglang_tuning_exporter.collect.follower import LogFollower
 
 LINES = [b"%04d decode line of a server, long enough to be known again\n" % number for number in range(10)]
 CALLS = ("pread", "fstat", "open")

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.collect.tail import FileStatus, LogFollower
+from sglang_tuning_exporter.collect.follower import FileStatus, LogFollower
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,11 +11,11 @@ from dataclasses import replace
 from math import inf
 from typing import Any, BinaryIO
 
-from sglang_tuning_exporter.collect.compression import READABLE
+from sglang_tuning_exporter.collect.follower import Block, FileStatus, LogFollower
 from sglang_tuning_exporter.collect.log_clock import offset_of
 from sglang_tuning_exporter.collect.state_file import StateFile
-from sglang_tuning_exporter.collect.tail import Block, FileStatus, LogFollower
 from sglang_tuning_exporter.config import Config
+from sglang_tuning_exporter.core.compression import READABLE
 from sglang_tuning_exporter.core.events import Event, is_count
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.watch import UNKNOWN_AGE, Watch

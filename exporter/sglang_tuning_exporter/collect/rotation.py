@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO
 
-from sglang_tuning_exporter.collect import compression
-from sglang_tuning_exporter.collect.compression import DAMAGE, OPENERS, READABLE
+from sglang_tuning_exporter.core import compression
+from sglang_tuning_exporter.core.compression import DAMAGE, OPENERS, READABLE
 
 MOST_FILES = 512  # the newest rotated files of a log that are considered; a directory may hold thousands
 MOST_FOLDERS = 64  # directories beside a log that are searched for rotated files; those that changed last
@@ -38,8 +38,7 @@ class RotatedFile:
     """A rotated file: its path and its status when the directory was read."""
 
     path: str
-    inode: int
-    device: int
+    key: tuple[int, int]  # device and inode
     size: int  # 0 also of a compressed file without text
     modified: int  # nanoseconds
     suffix: str  # what the rotation added to the name
@@ -202,7 +201,7 @@ def _rotated_file(path: str, suffix: str, *, inside: bool) -> RotatedFile:
     size = status.st_size
     if 0 < size <= _EMPTY_BYTES and _unpacks_to_nothing(path):
         size = 0
-    return RotatedFile(path, status.st_ino, status.st_dev, size, status.st_mtime_ns, suffix, inside)
+    return RotatedFile(path, (status.st_dev, status.st_ino), size, status.st_mtime_ns, suffix, inside)
 
 
 def _unpacks_to_nothing(path: str) -> bool:

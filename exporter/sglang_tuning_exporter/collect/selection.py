@@ -12,8 +12,8 @@ import resource
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from sglang_tuning_exporter.collect import positions, rotation
-from sglang_tuning_exporter.collect.stream import Key
+from sglang_tuning_exporter.collect import rotation
+from sglang_tuning_exporter.collect.log_file import Key, Mark, SavedPositions, make_mark
 
 MOST_FILES = 256  # open at once; at most half of the process's limit of open files
 MOST_REMEMBERED = 512  # files not followed whose positions survive a restart
@@ -29,15 +29,13 @@ class Candidate:
     key: Key = _NO_KEY  # of a name without a file: the follower reports what is wrong
     size: int = 0
     modified: int = 0  # nanoseconds
-    mark: positions.Mark | None = None
+    mark: Mark | None = None
 
 
 class Selection:
     """Finds files; keeps size and read position of those that are not followed."""
 
-    def __init__(
-        self, patterns: Sequence[str], most: int, saved: positions.SavedPositions, *, from_start: bool
-    ) -> None:
+    def __init__(self, patterns: Sequence[str], most: int, saved: SavedPositions, *, from_start: bool) -> None:
         self.matched: set[str] = set()  # by a glob, followed or not
         self.unmatched: list[str] = []  # globs that match nothing
         self._patterns = patterns
@@ -76,7 +74,7 @@ class Selection:
         if file.key != _NO_KEY:
             self._not_followed[file.key] = file
 
-    def marks(self) -> Iterator[positions.Mark]:
+    def marks(self) -> Iterator[Mark]:
         """Yield the positions of files that are not followed, those written last."""
         for file in sorted(self._not_followed.values(), key=lambda each: each.modified, reverse=True)[:MOST_REMEMBERED]:
             if file.mark is not None:
@@ -121,11 +119,11 @@ class Selection:
         self._not_followed = left
         return sorted(found, key=lambda each: each.modified)[::-1]
 
-    def _read_before(self, file: Candidate) -> positions.Mark | None:
+    def _read_before(self, file: Candidate) -> Mark | None:
         """Return up to where a file that existed at the start counts as read."""
         if file.pattern in self._saved.patterns:
-            return next((mark for mark in self._saved.of(file.path) if mark.inode == file.key[1]), None)
-        return None if self._from_start else positions.make_mark(file.path, file.key[1], file.size, b"", b"")
+            return next((mark for mark in self._saved.of(file.path) if mark.has_key(file.key)), None)
+        return None if self._from_start else make_mark(file.path, file.key[1], file.size, b"", b"")
 
 
 def most_files() -> int:

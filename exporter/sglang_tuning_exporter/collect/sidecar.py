@@ -46,7 +46,7 @@ SELF_SCRAPE_SECONDS = 20.0
 ASK_SECONDS = 1.0  # between two scrapes while a line waits to be settled
 MEASURE_SECONDS = 10.0  # between two judgements, so that the alert clocks go on without a scraper
 STOP_SECONDS = 1.0  # for a block of the log, or the end of an interrupted scrape
-ROTATION_SECONDS = 60.0  # a log whose file is missing this long is still read (`collect/tail`)
+ROTATION_SECONDS = 60.0  # a log whose file is missing this long is still read (`collect/follower`)
 # Pause between two health checks, made only while requests make no progress, and the timeout of one.
 HEALTH_CHECK_PAUSE_SECONDS, HEALTH_CHECK_TIMEOUT_SECONDS = 25.0, 10.0
 LOADS_TIMEOUT_SECONDS = 2.0  # answered from shared memory

@@ -5,31 +5,27 @@ Logs are read in chunks, so memory does not grow with their size. Printed times 
 
 from __future__ import annotations
 
-import bz2
 import datetime as dt
 import errno
 import glob
-import gzip
 import heapq
 import io
 import json
-import lzma
 import os
 import re
 import stat
 import sys
-import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from importlib import import_module
 from itertools import chain, islice
 from math import inf
 from pathlib import Path
 from typing import IO, Any
 
 from sglang_tuning_exporter.config.values import UsageError
+from sglang_tuning_exporter.core.compression import DAMAGE, OPENERS, REMEDIES, packing
 from sglang_tuning_exporter.core.events import Event, Rank
 from sglang_tuning_exporter.core.layouts import inner, oldest_first, rejoined, unfolded
 from sglang_tuning_exporter.core.lines import Reader
@@ -62,26 +58,6 @@ _SGLANGS = re.compile(rb"(?:Prefill|Decode) batch|server_args=|KV cache pool is 
 _STAMP = re.compile(rb"\[(20\d\d)-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)")
 _NUMBER = re.compile(rb"(?<![\w=./-])\d+(?![\w=./-])")  # a length or a count; numbers of names are parts of words
 _ROTATED = re.compile(r"(?:\.(?P<number>\d{1,4})|[-._](?P<date>\d{8}(?:[-._]?\d{1,10})?))?(?:\.(?:gz|bz2|xz|zst))?$")
-
-MAGIC = {  # the first bytes of packed files
-    b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz", b"(\xb5/\xfd": ".zst", b"PK\x03\x04": ".zip",
-    b"7z\xbc\xaf\x27\x1c": ".7z", b"\x04\x22\x4d\x18": ".lz4",
-}  # fmt: skip
-OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-REMEDIES = {
-    ".zst": "install sglang-tuning-exporter[zstd], or unpack it with zstd -d",
-    ".zip": "unpack it, or give its text: unzip -p",
-    ".7z": "unpack it, or give its text: 7z e -so",
-    ".lz4": "unpack it, or give its text: lz4 -dc",
-}
-_DAMAGE: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, lzma.LZMAError)
-with suppress(ImportError):
-    try:  # from Python 3.14 on
-        _zstd: Any = import_module("compression.zstd")
-    except ImportError:
-        _zstd = import_module("backports.zstd")
-    OPENERS[".zst"] = _zstd.open
-    _DAMAGE += (_zstd.ZstdError,)
 
 
 class DamagedError(Exception):
@@ -260,18 +236,13 @@ class _Counted(io.RawIOBase):
         return len(data)
 
 
-def packing(first: bytes) -> str:
-    """Return the extension that belongs to the first bytes of a packed file; empty for any other."""
-    return next((extension for magic, extension in MAGIC.items() if first.startswith(magic)), "")
-
-
 def unpack(extension: str, stream: IO[bytes]) -> Iterator[bytes]:
     """Decompress a file. Raise `DamagedError` after everything that can be read."""
     try:
         with OPENERS[extension](stream) as text:
             while chunk := text.read1(CHUNK):  # what `read` had when the file ends early would be lost
                 yield chunk
-    except _DAMAGE as error:
+    except DAMAGE as error:
         if extension != ".gz":
             raise DamagedError("is damaged or ends early") from error
         reason = "holds more than gzip" if "Not a gzipped file" in str(error) else "is damaged"

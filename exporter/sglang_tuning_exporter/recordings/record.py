@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
 
+from sglang_tuning_exporter.collect.follower import LogFollower
 from sglang_tuning_exporter.collect.scrape import Client, ScrapeError
-from sglang_tuning_exporter.collect.tail import LogFollower
 from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.recordings.recording import MAX_FILE_BYTES
