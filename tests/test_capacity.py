@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tarfile
 from math import isclose
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.capacity.estimate import Estimate, jackknife
 from sglang_tuning_exporter.capacity.model import Measured
 from sglang_tuning_exporter.capacity.ranks import STALE_SECONDS
 from sglang_tuning_exporter.capacity.readings import Counters, Interval, Readings, measure
@@ -62,15 +60,6 @@ def test_a_known_line_is_fitted_within_three_times_its_interval(fixed: float, sh
         assert abs(estimate.value - truth) <= 1.5 * (estimate.high - estimate.low) + 1e-9
 
 
-def test_an_exact_line_has_hardly_an_interval() -> None:
-    step = fit(synthetic(0.004, 0.0003))
-    assert step is not None
-    assert step.line is not None
-    assert isclose(step.line.fixed.value, 0.004, rel_tol=1e-9)
-    assert isclose(step.line.per_request.value, 0.0003, rel_tol=1e-9)
-    assert step.line.per_request.half_width < 1e-6
-
-
 @given(batch=st.integers(1, 4000), seconds=st.floats(1e-4, 1.0))
 def test_a_constant_batch_gives_its_mean_step_and_no_line(batch: int, seconds: float) -> None:
     step = fit([of([batch] * 50, lambda _: seconds)] * 8)
@@ -87,20 +76,6 @@ def test_steps_that_get_shorter_with_the_batch_give_no_line() -> None:
     assert step is not None
     assert step.line is None
     assert "not slower" in step.refused
-
-
-def test_a_line_that_starts_below_zero_is_refused() -> None:
-    step = fit(synthetic(-0.003, 0.001))
-    assert step is not None
-    assert step.line is None
-    assert "below zero" in step.refused
-
-
-def test_windows_that_disagree_give_no_line() -> None:
-    step = fit([*synthetic(0.004, 0.0001, parts=4), *synthetic(0.003, 0.002, parts=4)])
-    assert step is not None
-    assert step.line is None
-    assert "disagree" in step.refused
 
 
 def test_a_machine_that_becomes_slower_meanwhile_does_not_tilt_the_line() -> None:
@@ -136,11 +111,6 @@ def test_windows_hold_every_step_once(parts: list[list[int]], most: int) -> None
     assert isclose(total(cut).batch_seconds, total(moments).batch_seconds, rel_tol=1e-9, abs_tol=1e-9)
 
 
-def test_one_window_gives_no_jackknife_interval() -> None:
-    assert jackknife(1.0, [1.0]) is None
-    assert jackknife(1.0, [float("nan"), 1.0]) is None
-
-
 def reading(at: float, steps: float, *, prefill: float = 0.0) -> Counters:
     decode = StepSums(steps, 8 * steps, 0.01 * steps, 64 * steps, 0.08 * steps, 8 * steps)
     return Counters(at, 1000 * prefill, prefill, decode)
@@ -162,21 +132,6 @@ def test_counters_that_start_again_from_0_clear_the_earlier_readings() -> None:
     assert not readings.intervals
     readings.take(reading(115.0, 70.0))
     assert [interval.decode.steps for interval in readings.intervals] == [50.0]
-
-
-def test_one_counter_that_falls_means_a_new_server_even_if_the_others_are_higher() -> None:
-    readings = Readings(600.0)
-    readings.take(reading(100.0, 1000.0))
-    readings.take(reading(105.0, 1100.0, prefill=2.0))
-    readings.take(reading(110.0, 5000.0, prefill=1.0))
-    assert not readings.intervals
-
-
-def test_a_repeated_snapshot_is_ignored() -> None:
-    readings = Readings(600.0)
-    assert readings.take(reading(100.0, 1000.0))
-    assert not readings.take(reading(100.0, 1000.0))
-    assert not readings.intervals
 
 
 def test_readings_older_than_the_window_are_left_out() -> None:
@@ -318,14 +273,6 @@ def test_ranks_come_and_go_each_with_figures_of_its_own() -> None:
     assert (both, with_drift) == ({0: True, 1: True}, {0: True, 1: False})
 
 
-def test_another_server_starts_with_nothing() -> None:
-    measured = Measured(600.0)
-    counted(measured)
-    measured.forget()
-    (rank,) = capacities(served(), measured, 60.0)
-    assert rank.prefill.share is None
-
-
 def speed_of(batch: float) -> float:
     """The generation throughput of a batch at 4 ms + 0.5 ms a request."""
     return batch / (0.004 + 0.0005 * batch)
@@ -421,26 +368,9 @@ def test_prefill_speed_is_tokens_over_busy_seconds_or_nothing(parts: list[tuple[
         assert found.tokens_per_second.low > 0
 
 
-def test_a_steady_prefill_speed_has_hardly_an_interval_and_an_uneven_one_a_wide_one() -> None:
-    def speed(*parts: tuple[float, float]) -> Estimate:
-        found = measure([Interval(0.0, 10.0, tokens, seconds, NONE) for tokens, seconds in parts]).tokens_per_second
-        assert found is not None
-        return found
-
-    assert speed(*[(1000.0, 5.0), (300.0, 1.5)] * 4).half_width == pytest.approx(0.0, abs=1e-9)
-    assert speed(*[(500.0, 5.0), (1500.0, 5.0)] * 4).half_width > 0.3
-
-
 def test_a_prefill_speed_whose_interval_reaches_zero_is_none() -> None:
     uneven = [Interval(0.0, 10.0, tokens, 5.0, NONE) for tokens in (0.0, 0.0, 0.0, 9000.0)]
     assert measure(uneven).tokens_per_second is None
-
-
-def test_three_tokens_a_step_and_request_are_the_accepted_length() -> None:
-    parts = [part._replace(tokens=3 * part.batch) for part in synthetic(0.004, 0.0003)]
-    step = fit(parts)
-    assert step is not None
-    assert step.tokens_per_request == pytest.approx(3.0)
 
 
 def readings_of(capture: str) -> list[StepSums]:
@@ -485,21 +415,6 @@ def test_counters_of_a_real_server_that_allow_a_fit_give_it(capture: str) -> Non
     assert step.line is not None
     assert 0.003 < step.line.fixed.value < 0.006
     assert 0.0003 < step.line.per_request.value < 0.0006
-
-
-def test_a_release_that_counts_no_steps_is_read_as_before() -> None:
-    old = {"dp_rank": 0, "num_running_reqs": 1, "decode_moments": [1, 2, "three", 4, 5, 6]}
-    (load,) = parse_loads(json.dumps({"loads": [old]}))
-    assert not load.counts_steps
-    assert load.decode_moments is None
-    assert Counters.of(load) is None
-
-
-def test_impossible_sums_over_steps_are_no_reading() -> None:
-    load = Load(
-        dp=0, timestamp=1.0, prefill_uncached_tokens=0, prefill_busy_seconds=0.0, decode_moments=(2, 20, 1, 4, 1, 1)
-    )
-    assert Counters.of(load) is None
 
 
 def at_limit(

@@ -99,33 +99,15 @@ def test_a_changed_argument_replaces_the_one_that_is_there() -> None:
     assert [change.text for change in command.changes] == ["--schedule-conservativeness: 0.3 -> 1.3"]
 
 
-def test_a_change_of_what_was_not_given_is_added_at_the_end() -> None:
-    command = line(server("0.5.9", port=31000), max_running_requests=128.0, enable_torch_compile=True)
-    assert flags(command) == "--port 31000 --max-running-requests 128 --enable-torch-compile"
-    assert [(change.old, change.new) for change in command.changes] == [("not set", "128"), ("off", "on")]
-
-
 def test_a_change_to_the_value_in_force_is_no_change() -> None:
     command = line(server("0.5.9", mem_fraction_static=0.8), mem_fraction_static=0.8)
     assert flags(command) == "--mem-fraction-static 0.8"
     assert command.changes == ()
 
 
-def test_a_change_to_the_default_is_written_out() -> None:
-    command = line(server("0.5.9", schedule_policy="lpm"), schedule_policy="fcfs")
-    assert flags(command) == "--schedule-policy fcfs"
-    assert [change.text for change in command.changes] == ["--schedule-policy: lpm -> fcfs"]
-
-
 def test_the_default_of_the_servers_own_release_decides_what_is_left_out() -> None:
     assert flags(line(server("0.4.1.post7", schedule_policy="lpm"))) == ""
     assert flags(line(server("0.4.3.post4", schedule_policy="lpm"))) == "--schedule-policy lpm"
-
-
-def test_a_switch_that_is_turned_off_goes() -> None:
-    command = line(server("0.5.9", disable_radix_cache=True, port=1), disable_radix_cache=False)
-    assert flags(command) == "--port 1"
-    assert [change.text for change in command.changes] == ["--disable-radix-cache: on -> off"]
 
 
 def test_a_switch_with_a_no_form_is_turned_off_by_it() -> None:
@@ -182,11 +164,6 @@ def test_dp_attention_is_one_flag_where_the_pair_is_deprecated() -> None:
     assert flags(line(server("0.5.9", tp_size=8), enable_dp_attention=True, dp_size=8)) == (
         "--tp-size 8 --enable-dp-attention --dp-size 8"
     )
-
-
-def test_plain_data_parallelism_multiplies_nothing() -> None:
-    command = line(server("0.5.9", dp_size=2, schedule_conservativeness=0.3, chunked_prefill_size=4096))
-    assert flags(command) == "--dp-size 2 --schedule-conservativeness 0.3 --chunked-prefill-size 4096"
 
 
 def test_names_that_are_the_models_are_left_out_and_others_are_not() -> None:
@@ -333,10 +310,6 @@ def test_no_line_without_the_arguments() -> None:
 @pytest.mark.parametrize("release", releases())
 def test_a_bare_server_of_any_release_is_started_by_its_model_alone(release: str) -> None:
     assert flags(line(server(release))) == ""
-
-
-def test_a_seed_of_zero_is_a_seed() -> None:
-    assert flags(line(server("0.5.9", random_seed=0))) == "--random-seed 0"
 
 
 @pytest.mark.parametrize(("quantization", "draft", "written"), [

@@ -15,7 +15,7 @@ from sglang_tuning_exporter.core.alerts import Clock
 from sglang_tuning_exporter.core.course import Course
 from sglang_tuning_exporter.core.findings import Finding, Judged
 from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.core.rows import BY_ID, ROWS
+from sglang_tuning_exporter.core.rows import ROWS
 from sglang_tuning_exporter.core.server import Totals
 
 BEGIN = 1_763_632_800.0  # 2025-11-20 10:00:00
@@ -144,11 +144,6 @@ def test_where_a_flag_switches_graphs_off_a_short_load_is_enough(off: bool, diag
 # Counted once
 
 
-def test_a_retraction_that_every_tensor_parallel_rank_prints_is_one_event() -> None:
-    lines = [*start(), *load(20, 60), *(retraction(40, ranks=f"TP{rank}") for rank in range(8))]
-    assert judged(lines).counts["retraction_events"] == 1
-
-
 def test_equal_retractions_of_one_rank_are_as_many_events() -> None:
     lines = [
         *start(),
@@ -160,33 +155,12 @@ def test_equal_retractions_of_one_rank_are_as_many_events() -> None:
     assert judged(lines).counts["retraction_events"] == 2
 
 
-def test_retractions_of_data_parallel_ranks_are_events_of_their_own() -> None:
-    lines = [*start(dp_size=2), *load(20, 60), *(retraction(40, ranks=f"DP{rank} TP0") for rank in range(2))]
-    assert judged(lines).counts["retraction_events"] == 2
-
-
 def test_a_retraction_for_a_test_counts_nothing() -> None:
     line = retraction(40).replace("KV cache pool is full. Retract requests.", "Testing retraction.")
     assert judged([*start(), *load(20, 60), line]).counts["retraction_events"] == 0
 
 
-def test_batches_of_other_pipeline_stages_are_no_load_of_their_own() -> None:
-    lines = [decode(at, ranks=f"PP{stage}") for at in range(20, 80, 2) for stage in range(2)]
-    assert judged([*start(pp_size=2), *lines]).counts["decode_batches"] == 30
-
-
 # Rows, and the load each is for
-
-
-def test_requests_that_wait_beside_free_cache_ask_for_a_lower_conservativeness() -> None:
-    answer = judged([*start(), *load(20, 200, **WAITS)])
-    change = finding(answer, "admission_too_conservative").changes[0]
-    assert (answer.judgement.verdict, change.flag, change.now, change.to) == (
-        "admission_too_conservative",
-        "--schedule-conservativeness",
-        1.0,
-        0.3,
-    )
 
 
 def test_at_usage_of_the_target_the_same_queue_is_no_matter_of_conservativeness() -> None:
@@ -195,32 +169,14 @@ def test_at_usage_of_the_target_the_same_queue_is_no_matter_of_conservativeness(
     )
 
 
-def test_at_the_running_limit_the_limit_is_named_and_not_conservativeness() -> None:
-    answer = judged([*start(limit=60, max_running_requests=60), *load(20, 200, **WAITS)])
-    assert answer.judgement.verdict == "running_at_limit"
-    assert finding(answer, "running_at_limit").changes[0].direction == "raise"
-    assert "admission_too_conservative" not in found(answer)
-
-
 def test_at_the_running_limit_with_a_full_cache_a_higher_limit_is_not_advised() -> None:
     assert "running_at_limit" not in found(
         judged([*start(limit=60, max_running_requests=60), *load(20, 200, running=60, queue=30, usage=0.95)])
     )
 
 
-def test_full_chunks_are_the_limit_whatever_the_cache_holds() -> None:
-    lines = [prefill(20 + step, tokens=8192, running=8, queue=20, usage=0.95) for step in range(120)]
-    assert verdict([*start(), *lines]) == "prefill_bound"
-
-
 def test_small_prefill_batches_beside_decoding_are_none() -> None:
     assert "prefill_bound" not in found(judged([*start(), *load(20, 200, **WAITS)]))
-
-
-def test_a_batch_beyond_the_largest_captured_asks_for_larger_graphs() -> None:
-    answer = judged([*start(), *load(20, 200, running=300, usage=0.6, graph=False)])
-    change = finding(answer, "cuda_graph_not_covering").changes[0]
-    assert (answer.judgement.verdict, change.now, change.to) == ("cuda_graph_not_covering", 256.0, 320)
 
 
 def test_where_the_start_is_not_in_the_log_the_batches_show_what_was_captured() -> None:
@@ -239,14 +195,6 @@ def test_batches_without_a_graph_before_the_first_with_one_are_explained_by_it()
     assert "cuda_graph_off" in found(judged([decode(20 + step, running=4, graph=False) for step in range(0, 160, 2)]))
 
 
-def test_retractions_ask_for_a_higher_conservativeness_and_never_for_a_lower_one() -> None:
-    lines = [*start(), *load(20, 300, **WAITS), *(retraction(25 + 10 * number) for number in range(29))]
-    answer = judged(sorted(lines))
-    assert answer.judgement.verdict == "retracting_too_often"
-    assert finding(answer, "retracting_too_often").changes[0].to == 1.3
-    assert all(change.to != 0.3 for each in answer.judgement.findings for change in each.changes)
-
-
 def test_a_retraction_a_minute_that_falls_at_random_is_none_too_often() -> None:
     at = [30, 55, 71, 160, 170, 260, 300, 390, 395, 480]
     lines = sorted([*start(), *load(20, 600, running=60, queue=0, usage=0.9), *(retraction(each) for each in at)])
@@ -259,12 +207,6 @@ def test_answers_that_use_all_their_tokens_need_fewer_requests_or_memory_before_
     assert finding(judged(sorted(lines)), "retracting_too_often").changes[0].flag == "--max-total-tokens"
 
 
-def test_an_empty_queue_is_slow_clients_where_throughput_counts_and_nothing_online() -> None:
-    lines = [*start(), *load(20, 200, running=20, usage=0.2)]
-    assert verdict(lines, "offline") == "client_too_slow"
-    assert verdict(lines) == "no_limit_in_log"
-
-
 def test_nothing_starts_for_a_minute_although_nearly_all_is_free() -> None:
     lines = [decode(20 + step, running=3, queue=1, usage=0.06) for step in range(0, 200, 2)]
     assert verdict([*start(limit=4), *lines]) == "admission_standing_still"
@@ -275,19 +217,6 @@ def test_the_same_lines_with_requests_that_start_are_at_the_limit() -> None:
     assert (
         verdict([*start(limit=4), *sorted([*load(20, 200, running=3, queue=1, usage=0.06), *four])])
         == "running_at_limit"
-    )
-
-
-def test_out_of_memory_forbids_what_takes_memory() -> None:
-    lines = [*start(), *load(20, 120, running=300, usage=0.6, graph=False)]
-    lines += [f"{stamp(150)}Scheduler hit an exception: Traceback (most recent call last):", '  File "/sgl/scheduler.py", line 1, in run_batch',
-              "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."]  # fmt: skip
-    answer = judged(lines)
-    assert answer.judgement.severity == "critical"
-    assert not any(
-        change.arg == "cuda_graph_max_bs" and change.direction == "raise"
-        for each in answer.judgement.findings
-        for change in each.changes
     )
 
 
@@ -405,11 +334,6 @@ def test_a_break_of_knowledge_begins_the_wait_anew_and_ends_nothing() -> None:
     assert fires("xxx????")[-1]
 
 
-def test_a_night_of_trouble_is_notified_once() -> None:
-    lines = [*start(), *load(20, 1200, every=5, **WAITS)]
-    assert [each.alert for each in judged(lines).alerts] == ["SGLangAdmissionTooConservative"]
-
-
 def test_a_calm_night_is_not() -> None:
     assert judged([*start(), *load(20, 1200, every=5, running=20, usage=0.3)]).alerts == ()
 
@@ -430,11 +354,3 @@ def test_a_window_is_what_is_left_when_the_rest_is_subtracted(parts: list[dict[s
     assert {name: value for name, value in whole.items() if value} == {
         name: float(value) for name, value in (parts[0] if parts else {}).items() if value
     }
-
-
-def test_every_row_names_only_rows_above_it_as_causes() -> None:
-    order = [row.id for row in ROWS]
-    assert [
-        row.id for row in ROWS for cause in row.causes if order.index(cause) > order.index(row.id) and not row.borrows
-    ] == []
-    assert {name for row in ROWS for name in (*row.causes, *row.unless)} <= set(BY_ID)

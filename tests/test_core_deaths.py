@@ -10,7 +10,6 @@ from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.watch import Watch
 from test_core_course import BEGIN, decode, prefill, stamp, start
-from test_core_watch import Beside
 
 SIGQUIT = "Received sigquit from a child process. It usually means the child failed."
 WATCHDOG = "Watchdog timeout (self.watchdog_timeout=300)"
@@ -189,19 +188,6 @@ def test_little_memory_left_at_the_start_is_no_cause_of_a_death() -> None:
     watch = after(*short, stamp(73) + SIGQUIT)
     assert verdict(watch, 80) == "crashed"
     assert because(watch, 81, "crashed") == ()
-
-
-def test_a_server_that_does_not_answer_is_down_whatever_memory_its_start_left() -> None:
-    beside = Beside()
-    beside.lines(*start(left=0.6))
-    beside.scrape(12, running=60.0)
-    beside.lines(*(decode(at) for at in range(14, 73, 2)))
-    beside.scrape(72, running=60.0)
-    beside.watch.lose("connection_refused", "connection refused", BEGIN + 75)
-    found = beside.judge(80).findings
-    assert [each.diagnosis for each in found if each.is_limit][:2] == ["server_down", "graph_memory_short"]
-    assert found[0].because == ()
-    assert not any(change.flag for change in found[0].changes)
 
 
 def test_a_crash_just_after_a_failure_for_want_of_memory_follows_from_it() -> None:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 from math import inf
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sglang_tuning_exporter.config.profiles import PROFILES
-from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.exposed import Advice, Condition, Words, advice_of, conditions, turned
 from sglang_tuning_exporter.core.findings import Change, Figure, Finding, Judgement
 from sglang_tuning_exporter.core.judge import weigh
@@ -302,34 +298,6 @@ def test_a_line_whose_retraction_the_exporter_before_had_seen_is_paid_by_it() ->
     again.scrape(78)
     again.watch.advance(BEGIN + 120)
     assert (again.count("retractions"), again.count("retracted")) == (1, 1)
-
-
-def test_a_failure_without_a_phase_is_counted_by_the_next_exporter() -> None:
-    beside = Beside(scrapes=False)
-    beside.lines(*start())
-    beside.watch.take(Event("out_of_memory", BEGIN + 20))
-    again = restarted(beside, 22)
-    again.judge(BEGIN + 60)
-    assert again.server.counted["out_of_memory.unknown"] == 1
-
-
-def test_counts_of_each_scheduler_go_on() -> None:
-    beside = troubled()
-    again = restarted(beside, 700)
-    before = {name: value for name, value in beside.watch.server.rank_counts(None).items() if value}
-    assert {name: value for name, value in again.server.rank_counts(None).items() if value} == before
-    assert again.server.rank_counts(None)["queue/above_range"] > 500
-
-
-@given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(max_size=8), lambda inner: st.lists(inner, max_size=4) | st.dictionaries(
-    st.sampled_from(["counted", "ranks", "doubtful", "ledger", "waiting", "retracted", "clocks",
-        "words", "starts", "outages", "advice", "verdict", "kind", "rank"])
-    | st.text(max_size=4), inner, max_size=4), max_leaves=20))  # fmt: skip
-def test_a_damaged_state_is_no_error(saved: Any) -> None:
-    watch = Watch(PROFILES["online"], BEGIN, reads=True, scrapes=True)
-    watch.restore(saved, BEGIN, 10.0)
-    watch.judge(BEGIN + 1)
-    assert json.dumps(watch.saved(BEGIN + 1))
 
 
 def test_a_start_is_in_the_state_no_secret() -> None:

@@ -52,14 +52,6 @@ def test_the_memory_that_is_left_is_known_where_any_line_has_it(release: str) ->
     assert of_release(release).reserve_gb == 9.87
 
 
-def test_a_capture_line_without_memory_leaves_it_unknown() -> None:
-    lines = (
-        "Memory pool end. avail mem=11.93 GB\nCapture cuda graph begin. This can take up to several minutes.\n"
-        "max_total_num_tokens=1040384, max_prefill_tokens=16384, max_running_requests=4096, context_len=131072\n"
-    )
-    assert read(lines).reserve_gb is None
-
-
 @pytest.mark.parametrize(
     ("lines", "weights"),
     [
@@ -185,13 +177,6 @@ def test_the_running_limit_of_one_batch(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "gpus"), [({}, 1), ({"tp_size": 8}, 8), ({"tp_size": 8, "pp_size": 2, "dp_size": 4}, 16)]
-)
-def test_a_copy_of_the_weights_lies_on_the_gpus_of_all_its_shards(arguments: dict[str, Any], gpus: int) -> None:
-    assert Facts(arguments=arguments).shards == gpus
-
-
-@pytest.mark.parametrize(
     ("arguments", "device", "without"),
     [
         ({"disable_cuda_graph": True}, "", "disabled"),
@@ -285,12 +270,6 @@ def test_the_log_wins_over_server_info() -> None:
     facts.inform(INFO)
     for name in ("weights_gb", "pools_gb", "reserve_gb", "pools", "graph_sizes"):
         assert getattr(facts, name) == getattr(log, name)
-
-
-def test_memory_below_zero_is_not_known() -> None:
-    facts = Facts()
-    facts.inform(ServerInfo(None, {}, [RankInfo(weight_gb=-0.01, kv_cache_gb=0.0, graph_gb=0.0)]))
-    assert (facts.weights_gb, facts.gigabytes("pool"), facts.gigabytes("graph")) == (None, None, None)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from sglang_tuning_exporter.core.events import NO_RANK, Event, Rank
 from sglang_tuning_exporter.core.lines import Reader
-from test_core_lines import CUDA, DECODE, RETRACTION, SERVING, STAMP, failures, read, short, traceback
+from test_core_lines import CUDA, DECODE, RETRACTION, SERVING, STAMP, failures, read, traceback
 
 HERE = Path(__file__).parent
 LOGS = HERE / "data" / "logs"
@@ -101,13 +101,6 @@ def test_a_start_has_its_limits_and_its_memory(release: str) -> None:
         assert stages["graph"].items() >= {"available": 9.87, "used": 2.06}.items()
 
 
-@pytest.mark.parametrize("release", since("0.5.20"))
-def test_the_settings_of_graphs_are_read_with_all_sizes(release: str) -> None:
-    config = of(release, "arguments")[0].arguments["cuda_graph_config"]
-    assert isinstance(config, dict)
-    assert (config["decode"]["max_bs"], config["decode"]["bs"][-1]) == (256, 256)
-
-
 # Failures
 
 
@@ -124,22 +117,6 @@ def test_the_settings_of_graphs_are_read_with_all_sizes(release: str) -> None:
 )
 def test_memory_can_run_out_on_any_device(line: str) -> None:
     assert failures(STAMP + DECODE, *traceback(*SERVING, "forward_decode"), line) == [("decode", 0)]
-
-
-@pytest.mark.parametrize(
-    ("functions", "phase"),
-    [
-        ((*SERVING, "replay"), "unknown"),
-        ((*SERVING, "forward_extend", "embed_mm_inputs", "_get_chunked_prefill_embedding", "forward"), "unknown"),
-        (
-            (*SERVING, "forward_extend", "get_video_feature", "forward"),
-            "unknown",
-        ),  # an encoder takes all images at once
-        ((*SERVING, "forward_extend", "general_mm_embed_routine", "forward"), "prefill"),
-    ],
-)
-def test_the_frames_of_an_encoder_are_no_prefill(functions: tuple[str, ...], phase: str) -> None:
-    assert failures(STAMP + DECODE, *traceback(*functions), CUDA) == [(phase, 0)]
 
 
 @pytest.mark.parametrize(
@@ -179,20 +156,6 @@ def test_two_tracebacks_without_a_chain_are_two_failures() -> None:
 
 def test_an_exception_without_a_traceback_is_of_another_program() -> None:
     assert failures(STAMP + DECODE, CUDA) == []
-
-
-@pytest.mark.parametrize(
-    "line", ["Decode out of memory happened. #retracted_reqs: 1", "KV cache pool is full. Retract requests. #retracted_reqs: 1"]
-)  # fmt: skip
-def test_a_retraction_is_no_failure(line: str) -> None:
-    assert failures(STAMP + line) == []
-
-
-def test_an_exception_of_the_http_server_is_a_failed_request() -> None:
-    frames = ["Traceback (most recent call last):", '  File "x.py", line 1, in app', "AttributeError: no attribute 'path'"]  # fmt: skip
-    assert [event.kind for event in read(STAMP + "ERROR:    Exception in ASGI application", *frames)] == [
-        "server_error"
-    ]
 
 
 def test_a_rank_that_dies_before_the_server_is_ready_is_a_launch_that_failed() -> None:
@@ -256,18 +219,6 @@ def test_a_line_that_only_quotes_gives_no_event(line: str) -> None:
 
 
 # Lines that are cut, torn, or in another layout
-
-
-def test_of_a_decode_line_that_was_cut_off_counts_what_was_printed() -> None:
-    reader = Reader()
-    [event] = reader.read((STAMP + "Decode batch. #running-req: 237, #token: 925941, token usage: ").encode())
-    assert short(event) == ("decode", "", {"running": 237, "tokens": 925_941})
-    assert +reader.unreadable == {"batch_line": 1}
-
-
-def test_figures_that_cannot_be_are_left_out() -> None:
-    [event] = read(STAMP + "Decode batch. #running-req: 5, #token: -4, token usage: 47.11, #queue-req: -1")
-    assert event.figures == {"running": 5}
 
 
 @pytest.mark.parametrize("usage", ["1.07", "2.00", "2.01", "9.00"])

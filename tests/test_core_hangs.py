@@ -168,15 +168,6 @@ def test_a_hang_ends_with_the_first_token(server: Server) -> None:
     assert (before, server.stages[-1][1]) == ("detokenizer", "")
 
 
-def test_a_restart_ends_a_hang(server: Server) -> None:
-    server.tick(20)
-    before = server.stages[-1][1]
-    server.watch.lose("connection_refused", "nothing listens", BEGIN + server.now)
-    server.says(*start(server.now))
-    server.now += STEP
-    assert (before, server.stuck) == ("scheduler", None)
-
-
 def test_the_finding_names_stage_seconds_and_requests() -> None:
     server = Server()
     server.serves()
@@ -188,16 +179,6 @@ def test_the_finding_names_stage_seconds_and_requests() -> None:
     assert judgement.findings[0].sentence == (
         "the detokenizer hangs: tokens are generated and not sent for 75 s (24 requests)"
     )
-
-
-def test_the_stage_stays_though_clients_give_up_and_the_scheduler_then_has_nothing_to_do() -> None:
-    server = Server(logs=False)
-    server.serves()
-    server.computes(steps=20)
-    server.tick()
-    server.running, server.aborted = 0.0, 24.0
-    server.tick(20)
-    assert {stage for _, stage in server.stages if stage} == {"detokenizer"}
 
 
 # Since when: SGLang's line of a failed health check says when the last token was sent
@@ -265,12 +246,6 @@ def test_a_hang_that_is_over_was_as_long_as_the_pages_showed() -> None:
     server.serves(30)
     (found,) = (each for each in server.watch.judge(BEGIN + server.now).findings if each.diagnosis == "scheduler_stuck")
     assert found.evidence[0].value == pytest.approx(140, abs=10)
-
-
-def test_a_hang_is_not_called_a_log_that_is_silent_while_tokens_are_generated(server: Server) -> None:
-    for _ in range(40):
-        server.tick()
-        assert "log_silent" not in {each.diagnosis for each in server.watch.judge(BEGIN + server.now).findings}
 
 
 # What is no hang
@@ -373,12 +348,6 @@ def test_a_server_that_hangs_after_a_pause_is_found(server: Server) -> None:
     assert server.found[1] == "scheduler"
 
 
-def test_a_pause_is_known_at_the_first_page() -> None:
-    server = Server(pauses=3.0, resumptions=2.0)
-    server.tick(20)
-    assert server.found == (0.0, "")
-
-
 def test_a_forged_pause_hides_no_hang() -> None:
     server = Server()
     server.serves()
@@ -460,26 +429,7 @@ def test_tokens_that_were_sent_are_counted_where_the_release_counts_them_at_once
     assert page_figures.read(page).sent == sent
 
 
-def test_only_requests_that_generate_are_open() -> None:
-    page = "".join(
-        f'sglang:http_requests_active{{endpoint="{endpoint}",method="{method}"}} {count}\n'
-        for endpoint, method, count in (
-            ("/generate", "POST", 3),
-            ("/v1/chat/completions", "POST", 4),
-            ("/metrics", "GET", 1),
-            ("/update_weights_from_disk", "POST", 1),
-            ("/health_generate", "GET", 2),
-        )
-    )
-    assert page_figures.read(page).open_requests == 7
-
-
 # A silent log
-
-
-def test_while_lines_come_the_log_is_not_silent(server: Server) -> None:
-    server.serves(600)
-    assert (server.watch.silent_log_seconds(BEGIN + server.now) or 0.0) <= STEP
 
 
 def test_it_is_silent_while_tokens_come_without_a_line_and_no_more_with_the_next_one(server: Server) -> None:
@@ -498,14 +448,6 @@ def test_a_night_without_load_after_the_last_line_is_no_silence(server: Server) 
     server.running = server.open = 0.0
     server.tick(1000)
     assert (server.watch.silent_log_seconds(BEGIN + server.now) or 0.0) <= 2 * STEP
-
-
-def test_retractions_are_no_batch_lines(server: Server) -> None:
-    server.logs = False
-    for _ in range(60):  # with --log-level warning SGLang prints nothing else
-        server.says(f"{stamp(server.now)}KV cache pool is full. Retract requests. #retracted_reqs: 5")
-        server.serves(STEP)
-    assert (server.watch.silent_log_seconds(BEGIN + server.now) or 0.0) > 200
 
 
 # What counts of other findings during a hang, and the setting that delays tokens

@@ -142,23 +142,6 @@ def test_the_imbalance_comes_before_the_running_limit_of_its_full_rank() -> None
     assert [each.flag for each in judgement.findings[0].changes] == ["--load-balance-method"]
 
 
-@pytest.mark.parametrize(
-    ("load", "row", "direction"),
-    [(HELD, "admission_too_conservative", "lower"), (AT_LIMIT, "running_at_limit", "raise")],
-)
-def test_no_more_are_let_in_while_some_are_taken_back(load: Load, row: str, direction: str) -> None:
-    def lets_in(judgement: Judgement) -> bool:
-        return any(each.direction == direction and each.arg in {"schedule_conservativeness", "max_running_requests"}
-                   for found in judgement.findings for each in found.changes)  # fmt: skip
-
-    assert row in ids(of(load, **LIMIT))
-    retracting = of(and_also(load, retractions=60.0), **LIMIT)
-    assert retracting.verdict == "retracting_too_often"
-    assert not any(change.arg == "schedule_conservativeness" and change.direction == "lower"
-                   for each in retracting.findings for change in each.changes)  # fmt: skip
-    assert lets_in(of(load, **LIMIT))
-
-
 def test_no_more_are_let_in_while_each_step_takes_too_long_because_of_those_that_run() -> None:
     # As on a real server: one command line that both admitted more and lowered --max-running-requests.
     slow = {"throughput": 64 / 0.3 * 200, "throughput:s": 200.0}
@@ -172,22 +155,6 @@ def test_no_more_are_let_in_while_each_step_takes_too_long_because_of_those_that
     }
     assert changes.get("max_running_requests") == "lower"
     assert "schedule_conservativeness" not in changes
-
-
-@pytest.mark.parametrize("phase", ["prefill", "decode", "graph_capture", "startup"])
-def test_after_a_failure_nothing_takes_more_memory(phase: str) -> None:
-    load = Load(ran=400, why="prefill_bound", prompt=300, more={
-        f"out_of_memory.{phase}": 1.0, "cuda_graph/beyond_captured": 400.0, "full_lines": 100.0,
-    })  # fmt: skip
-    args: dict[str, Any] = {
-        "cuda_graph_max_bs": 160,
-        "chunked_prefill_size": 8192,
-        "mem_fraction_static": 0.85,
-        "max_running_requests": 512,
-    }
-    judgement = of(load, LEFT=15.0, BEFORE=80.0, **args)
-    raised = {change.arg for each in judgement.findings for change in each.changes if change.direction == "raise"}
-    assert not raised & {"cuda_graph_max_bs", "chunked_prefill_size", "mem_fraction_static", "max_total_tokens"}
 
 
 def test_no_diagnosis_is_its_own_cause() -> None:

@@ -140,12 +140,6 @@ def test_a_prefill_of_one_token_beside_running_requests_is_load(beside: Beside) 
     assert beside.seconds(1.0) == {"serving": pytest.approx(1.0)}
 
 
-def test_zeros_on_a_page_count_again_and_again(beside: Beside) -> None:
-    for now in range(0, 300, 15):
-        beside.page(float(now), 0, progress=5)
-    assert beside.seconds(300.0) == {"idle": 300.0}
-
-
 def test_gauges_that_stand_still_hold_for_a_minute(beside: Beside) -> None:
     for now in range(0, 300, 15):
         beside.page(float(now), 8, progress=5, full_usage=0.5)
@@ -219,35 +213,6 @@ def test_a_decode_line_stands_for_as_many_batches_as_the_log_interval_says(besid
     assert beside.server.rank_counts(None)["replayed"] == 10
 
 
-def test_decode_batches_are_those_of_the_log_until_the_server_counts_them(beside: Beside) -> None:
-    beside.decode(0.0)
-    beside.decode(1.0, graph=0)
-    beside.page(2.0, graph_passes=100)
-    beside.decode(3.0)
-    beside.page(4.0, graph_passes=180)
-    counts = beside.server.rank_counts(None)
-    assert (counts["replayed"], counts["eager"]) == (120, 40)
-
-
-def test_a_batch_that_every_tensor_parallel_rank_prints_counts_once_and_after_a_start_another_may_print_it(
-    beside: Beside,
-) -> None:
-    for tp in (0, 1, 2, 3):
-        beside.decode(0.0, tp=tp)
-    beside.start(1.0)
-    beside.decode(2.0, tp=4)
-    assert beside.server.rank_counts(None)["replayed"] == 80
-
-
-@pytest.mark.parametrize("phases", [("", "decode"), ("decode", "")])
-def test_a_failure_of_unknown_phase_is_the_one_with_a_phase(beside: Beside, phases: tuple[str, str]) -> None:
-    for phase in phases:
-        beside.server.take(Event("out_of_memory", 0.0, word=phase))
-    assert {name: number for name, number in beside.server.counts_by_now().items() if number} == {
-        "out_of_memory.decode": 1
-    }
-
-
 def test_a_server_that_fails_again_right_after_its_restart_failed_twice(beside: Beside) -> None:
     for at in (0.0, 5.0):
         beside.start(at)
@@ -294,11 +259,6 @@ def test_the_wait_is_the_queue_over_the_rate_of_admission(beside: Beside) -> Non
     for now in range(0, 61, 10):
         beside.prefill(float(now), queued=100, sequences=20)
     assert beside.wait() == pytest.approx(100 / (140 / 60), rel=0.2)
-
-
-def test_in_an_empty_queue_nobody_waits(beside: Beside) -> None:
-    beside.decode(0.0)
-    assert beside.wait() == 0.0
 
 
 def test_requests_that_log_and_metrics_show_start_once(beside: Beside) -> None:
@@ -385,12 +345,6 @@ def test_a_server_that_admits_by_more_than_its_token_ratio_is_not_said_to_hold_b
     beside.start(0.0, **argument)
     beside.decode(1.0, queued=5, usage=0.3)
     assert beside.admission(1.0) == why
-
-
-def test_the_running_limit_holds_on_such_a_server_too(beside: Beside) -> None:
-    beside.start(0.0, enable_lora=True, max_running_requests=8)
-    beside.decode(1.0, running=8, queued=5, usage=0.3)
-    assert beside.admission(1.0) == "running_limit"
 
 
 def test_a_prefill_batch_ends_at_max_prefill_tokens_too(beside: Beside) -> None:

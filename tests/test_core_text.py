@@ -19,8 +19,6 @@ from sglang_tuning_exporter.core.text import (
     Times,
     amount,
     change_words,
-    changed_words,
-    counted,
     duration,
     figure_line,
     text,
@@ -153,20 +151,6 @@ def test_a_comparison_stands_before_the_findings() -> None:
     assert shown[1].startswith("Against old.log: no clear difference\n   generated tokens/s")
 
 
-def test_a_value_without_end_is_cut() -> None:
-    assert changed_words({"model_path": (None, "x" * 5000)}) == [f"--model-path not set → {'x' * 79}…"]
-
-
-def test_many_rows_are_cut_with_a_count() -> None:
-    whole = judged(finding())
-    assert "   and 160 more\n" in said(course=whole.course * 100)
-
-
-def test_counts_of_answers_are_shown_only_where_there_are_any() -> None:
-    assert "answered with 503" not in counted(judged())
-    assert counted(judged(counts={"rejected_requests": 3.0}))["answered with 503"] == "3"
-
-
 # The terminal
 
 
@@ -182,13 +166,6 @@ def test_no_line_is_wider_than_the_terminal_and_no_word_is_lost(columns: int) ->
     shown = SGR.sub("", said(finding(), style=Style(colour=True, width=columns)))
     assert [line for line in shown.splitlines() if len(line) > columns] == []
     assert shown.replace(" \\\n", "\n").split() == said(finding()).split()
-
-
-def test_a_broken_line_has_its_colours_on_each_line_and_none_on_the_indent() -> None:
-    style = Style(colour=True, width=40)
-    first, second = style.fit(style.paint("bad", "one two three four five six seven eight nine")).split("\n")
-    assert first == style.paint("bad", "one two three four five six seven eight")
-    assert second == "  " + style.paint("bad", "nine")
 
 
 def test_a_broken_command_line_can_be_pasted_into_a_shell() -> None:

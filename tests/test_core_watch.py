@@ -15,7 +15,6 @@ from sglang_tuning_exporter.core.endings import CLASSES
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.findings import Judgement
 from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.core.server import MOST_SCHEDULERS, STATES
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.sglang.metrics.figures import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
@@ -106,33 +105,6 @@ def test_a_retraction_counts_once_the_counter_shows_it() -> None:
     before = beside.count("retractions")
     beside.scrape(75, retracted_requests=1.0)
     assert (before, beside.count("retractions"), beside.count("retracted")) == (0, 1, 1)
-
-
-def test_the_token_usage_just_before_a_retraction_is_that_of_its_line() -> None:
-    beside = served()
-    beside.lines(decode(73, usage=0.95), retraction(73), decode(74, usage=0.45))
-    beside.scrape(75, retracted_requests=1.0)
-    totals = beside.watch.server.window(60)
-    assert (totals["usage_before"], totals["usage_before:n"]) == (0.95, 1)
-
-
-def test_the_new_token_ratio_after_a_retraction_that_waited_is_that_of_now() -> None:
-    later = [decode(74), decode(75)]
-    ratios = []
-    for waits in (True, False):
-        beside = served(retracted_requests=None if not waits else 0.0)
-        beside.lines(retraction(73, ratio=0.99), *later)
-        beside.scrape(80, retracted_requests=1.0 if waits else None)
-        ratios.append(beside.watch.server.schedulers[None].ratio)
-    assert ratios[0] is not None
-    assert ratios[0] == pytest.approx(ratios[1])
-
-
-def test_of_retractions_that_settle_at_once_the_last_one_has_the_ratio() -> None:
-    beside = served()
-    beside.lines(retraction(73, 3, ratio=0.99), retraction(74, 1, ratio=0.95))
-    beside.scrape(75, retracted_requests=4.0)
-    assert beside.watch.server.schedulers[None].new_token_ratio == 0.95
 
 
 def test_a_retraction_that_the_counter_does_not_show_is_doubtful() -> None:
@@ -326,11 +298,6 @@ def test_prompt_tokens_are_those_of_the_counters_where_the_server_has_them() -> 
     assert (counts["computed"], counts["cached"]) == (1024, 64)
 
 
-def test_decode_batches_are_those_that_were_logged_where_the_server_does_not_count_them() -> None:
-    counts = served().watch.server.rank_counts(None)
-    assert (counts["replayed"], counts["eager"]) == (30 * 40, 0)
-
-
 def test_decode_batches_of_the_last_ten_minutes_by_the_counters() -> None:
     beside = Beside(reads=False)
     for step in range(10):
@@ -340,16 +307,6 @@ def test_decode_batches_of_the_last_ten_minutes_by_the_counters() -> None:
     assert server.schedulers[None].coverage(BEGIN + 36) == 0.75
 
 
-def test_the_seconds_of_each_signal_add_up_to_the_same() -> None:
-    counts = served().watch.server.rank_counts(None)
-    sums = {
-        signal: sum(counts[f"{signal}/{state}"] for state in (*states, "idle", "unknown"))
-        for signal, states in STATES.items()
-    }
-    assert sums["queue"] > 50
-    assert set(sums.values()) == {sums["queue"]}
-
-
 def test_what_was_counted_of_a_scheduler_goes_on_when_the_server_starts_again() -> None:
     beside = served()
     before = dict(beside.watch.server.rank_counts(None))
@@ -357,13 +314,6 @@ def test_what_was_counted_of_a_scheduler_goes_on_when_the_server_starts_again() 
     beside.scrape(91, progress=1.0)
     after = beside.watch.server.rank_counts(None)
     assert all(after[name] >= value for name, value in before.items())
-
-
-def test_ranks_that_are_too_many_are_not_taken() -> None:
-    watch = Beside(reads=False).watch
-    ranks = [RankFigures(dp, running=1.0) for dp in range(MOST_SCHEDULERS + 3)]
-    watch.scrape(Scrape(ranks, progress=1.0), BEGIN)
-    assert (len(watch.server.schedulers), watch.server.capped["dp_ranks"]) == (MOST_SCHEDULERS, 3)
 
 
 def test_late_answers_are_counted_from_zero() -> None:
@@ -483,15 +433,6 @@ def test_a_start_whose_counters_begin_again_counts_once() -> None:
     assert beside.watch.server.starts == 2
 
 
-def test_a_start_that_only_the_counters_show_counts() -> None:
-    beside = Beside(reads=False)
-    for at in range(0, 60, 4):
-        beside.scrape(at, running=3.0)
-    beside.scrape(64, progress=1.0)
-    beside.scrape(68)
-    assert beside.watch.server.starts == 1
-
-
 def test_two_starts_within_ten_minutes_that_only_the_counters_show_are_two() -> None:
     beside = Beside(reads=False)
     for begin in (0, 100, 200):
@@ -520,14 +461,6 @@ def test_single_spoiled_pages_change_no_count(pages: list[tuple[int, bool]]) -> 
     assert (beside.count("finished_requests"), beside.watch.server.starts) == (finished - 100, 0)
 
 
-def test_what_limited_a_server_before_its_start_limits_it_no_more() -> None:
-    beside = Beside(scrapes=False)
-    beside.lines(*start(limit=8), *(decode(12 + at, running=8, queue=3000) for at in range(0, 300, 2)))
-    before = beside.judge(312).verdict
-    beside.lines(*start(320, limit=64), *(decode(332 + at, running=30) for at in range(0, 60, 2)))
-    assert (before, beside.judge(392).verdict) == ("running_at_limit", "no_limit_in_log")
-
-
 def test_how_it_ended_is_found_after_its_next_start_too() -> None:
     beside = Beside(scrapes=False)
     beside.lines(*start(), *(decode(12 + at) for at in range(0, 60, 2)), stamp(73) + CRASH, *start(80))
@@ -553,13 +486,6 @@ def test_one_spoiled_page_is_no_start_and_counts_nothing(spoiled: dict[str, Any]
     beside.scrape(80, finished_requests=80.0)
     assert beside.watch.server.starts == 1
     assert beside.count("finished_requests") - before == 80.0 - (good.finished_requests or 0.0)
-
-
-def test_a_server_that_was_stopped_is_not_down() -> None:
-    beside = served()
-    beside.lines(f"{stamp(73)}SIGTERM received. signum=None frame=None. Draining requests and shutting down...")
-    beside.watch.lose("connection_refused", "nothing listens", BEGIN + 75)
-    assert beside.judge(76).verdict != "server_down"
 
 
 SIGTERM = "SIGTERM received. signum=None frame=None. Draining requests and shutting down..."
@@ -628,15 +554,6 @@ def test_a_flag_that_the_last_error_names_comes_first_in_the_advice_for_a_server
     )
 
 
-def test_the_flag_of_a_crash_comes_first_in_the_advice_for_a_server_that_is_down() -> None:
-    beside = served()
-    beside.watch.take(said("ValueError: too small: increase --mem-fraction-static"))
-    beside.lines(stamp(74) + CRASH)
-    beside.watch.lose("connection_refused", "nothing listens", BEGIN + 75)
-    found = {each.diagnosis: each for each in beside.judge(76).findings}
-    assert {found[name].changes[0].flag for name in ("server_down", "crashed")} == {"--mem-fraction-static"}
-
-
 def test_an_error_before_long_work_is_not_why_a_server_is_down() -> None:
     beside = served()
     beside.watch.take(said("ValueError: increase --mem-fraction-static"))
@@ -644,14 +561,6 @@ def test_an_error_before_long_work_is_not_why_a_server_is_down() -> None:
     beside.watch.lose("connection_refused", "nothing listens", BEGIN + 142)
     found = {each.diagnosis: each for each in beside.judge(143).findings}
     assert [change.flag for change in found["server_down"].changes] == [""]
-
-
-def test_how_a_server_crashed_is_said_in_a_sentence() -> None:
-    beside = Beside(scrapes=False)
-    beside.lines(*start(), stamp(20) + CRASH)
-    found = {each.diagnosis: each for each in beside.judge(21).findings}
-    assert "scheduler_0 (pid=77) crashed with exit code -9" in found["crashed"].headline
-    assert found["crashed"].sentence.startswith("it was killed from outside")
 
 
 def test_a_finding_of_a_live_server_begins_when_a_report_says() -> None:
@@ -663,20 +572,6 @@ def test_a_finding_of_a_live_server_begins_when_a_report_says() -> None:
     live = {each.diagnosis: each.since for each in beside.judge(212).findings if each.is_limit}
     report = {each.diagnosis: each.since for each in judged(lines).judgement.findings if each.is_limit}
     assert live == report
-
-
-def test_a_server_that_loads_its_model_is_starting() -> None:
-    beside = Beside()
-    beside.lines(start()[0])
-    beside.watch.lose("connection_refused", "nothing listens", BEGIN + 5)
-    assert beside.judge(60).verdict == "starting"
-
-
-def test_a_server_that_does_not_come_up_is_down_in_the_end() -> None:
-    beside = Beside(reads=False)
-    for at in range(0, 960, 15):
-        beside.watch.lose("connection_refused", "nothing listens", BEGIN + at)
-    assert beside.judge(960).verdict == "server_down"
 
 
 # Requests
@@ -742,28 +637,6 @@ def test_a_log_that_stays_silent_while_tokens_are_generated() -> None:
     for at in range(72, 260, 5):
         beside.scrape(at, running=60.0)
     assert "log_silent" in {each.diagnosis for each in beside.judge(260).findings}
-
-
-def test_a_log_that_stays_silent_beside_an_idle_server_is_no_trouble() -> None:
-    beside = served()
-    for at in range(72, 260, 5):
-        beside.scrape(at, work=0.0, running=0.0)
-    assert "log_silent" not in {each.diagnosis for each in beside.judge(260).findings}
-
-
-def test_a_server_without_metrics() -> None:
-    beside = Beside()
-    beside.lines(*start())
-    beside.watch.lose("metrics_disabled", "it answers 404", BEGIN + 12)
-    said = beside.judge(20)
-    assert "metrics_disabled" in {each.diagnosis for each in said.findings}
-    assert said.verdict != "server_down"
-
-
-def test_a_proxy_that_answers_for_a_server_that_is_gone() -> None:
-    beside = served()
-    beside.watch.lose("metrics_disabled", "it answers 404", BEGIN + 80)
-    assert beside.judge(81).verdict == "server_down"
 
 
 # Metrics alone
@@ -835,15 +708,6 @@ def test_an_alert_is_unknown_at_first_then_one_after_its_time_and_zero_after_its
         beside.scrape(at)
         beside.judge(at)
     assert clock.value is False
-
-
-@pytest.mark.parametrize("profile", ["online", "offline"])
-def test_prompts_that_wait_for_prefill_are_told_with_and_without_metrics(profile: str) -> None:
-    beside = Beside(profile, scrapes=False)
-    beside.lines(*start(chunked_prefill_size=512))
-    for at in range(12, 90):
-        beside.lines(*(prefill(at, 512, queue=30, running=4) for _ in range(3)))
-    assert beside.judge(90).verdict == "prefill_bound"
 
 
 # What is over

@@ -12,12 +12,10 @@ import pytest
 from sglang_tuning_exporter.sglang.args.flags import (
     flag_of,
     infer_version,
-    is_before,
-    nearest_flag,
     release_of,
     releases,
 )
-from sglang_tuning_exporter.sglang.args.printed import are_same_settings, is_secret, parse_server_args
+from sglang_tuning_exporter.sglang.args.printed import are_same_settings, parse_server_args
 
 LOGS = Path(__file__).parent / "data" / "logs"
 PRINTED = sorted(path.stem for path in LOGS.glob("*.log") if "server_args=" in path.read_text(encoding="utf-8"))
@@ -69,23 +67,6 @@ def test_a_release_has_no_flag_for_an_argument_that_it_does_not_have_yet_or_any_
     assert flag_of(arg, release) is None
 
 
-@pytest.mark.parametrize(
-    ("arg", "release", "kind"),
-    [
-        ("disable_radix_cache", "0.3.0", "switch"),
-        ("dllm_fdfo", "0.5.23", "either"),
-        ("cuda_graph_bs", "0.5.9", "list"),
-        ("cuda_graph_config", "0.5.16", "json"),
-        ("lora_paths", "0.4.9.post6", "adapters"),
-        ("schedule_conservativeness", "0.5.1.post3", "value"),
-    ],
-)
-def test_the_kind_says_how_a_value_is_written(arg: str, release: str, kind: str) -> None:
-    found = flag_of(arg, release)
-    assert found is not None
-    assert found.kind == kind
-
-
 def test_defaults_change_between_releases() -> None:
     assert [flag.default for r in ("0.4.2.post4", "0.4.3.post4") if (flag := flag_of("schedule_policy", r))] == [
         "lpm",
@@ -95,13 +76,6 @@ def test_defaults_change_between_releases() -> None:
         8192,
         None,
     ]
-
-
-def test_an_argument_that_came_later_is_spelled_as_in_the_nearest_release() -> None:
-    found = nearest_flag("fp8_gemm_runner_backend", "0.5.3.post3")
-    assert found is not None
-    assert found.flag == "--fp8-gemm-backend"
-    assert nearest_flag("no_such_argument", "0.5.3.post3") is None
 
 
 @pytest.mark.parametrize("version", PRINTED)
@@ -143,22 +117,9 @@ def test_a_version_alone_identifies_the_release() -> None:
     assert release_of("unknown", {}) is None
 
 
-def test_a_release_without_a_post_number_is_older_than_its_first_post_release() -> None:
-    assert is_before("0.4.3.post4", (0, 4, 4))
-    assert not is_before("0.4.4.post3", (0, 4, 4))
-
-
 def test_the_table_covers_every_argument_that_the_known_lines_print() -> None:
     unknown = {(version, arg) for version in PRINTED for arg in printed(version) if flag_of(arg, version) is None}
     assert not unknown
-
-
-def test_a_secret_is_in_the_table_by_name_alone() -> None:
-    for release in releases():
-        flag = flag_of("api_key", release)
-        assert flag is not None
-        assert flag.default is None
-        assert is_secret(flag.arg)
 
 
 @pytest.mark.parametrize(

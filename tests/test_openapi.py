@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import requests
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis.core.result import Ok
@@ -63,17 +62,6 @@ def test_every_answer_is_one_that_the_description_has(description: dict[str, obj
     assert asked == set(paths)
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
-def test_a_method_that_the_description_has_not_is_405_everywhere(
-    method: str, description: dict[str, object], address: str
-) -> None:
-    paths = description["paths"]
-    assert isinstance(paths, dict)
-    for path in paths:
-        answer = requests.request(method, address + path, timeout=10)
-        assert (answer.status_code, answer.headers["Allow"]) == (405, "GET, HEAD")
-
-
 def test_the_description_names_every_page_and_promises_no_validation(description: dict[str, object]) -> None:
     paths = description["paths"]
     assert isinstance(paths, dict)
@@ -82,15 +70,3 @@ def test_the_description_names_every_page_and_promises_no_validation(description
     }  # fmt: skip
     assert {method for operations in paths.values() for method in operations} == {"get"}
     assert "422" not in str(paths)
-
-
-def test_the_description_itself_is_not_served(address: str) -> None:
-    for path in ("/openapi.json", "/docs", "/redoc"):
-        assert requests.get(address + path, timeout=10).status_code == 404
-
-
-def test_an_exporter_that_is_not_ready_answers_as_described(sidecar: Sidecar, address: str) -> None:
-    assert not sidecar.running
-    answer = requests.get(address + "/-/ready", timeout=10)
-    assert answer.status_code == 503
-    assert answer.headers["Content-Type"].startswith("text/plain")

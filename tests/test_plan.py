@@ -12,7 +12,6 @@ import pytest
 
 from conftest import FakeSGLang, reply
 from sglang_tuning_exporter.capacity.prediction import larger_cache, plan_rows
-from sglang_tuning_exporter.capacity.ranks import RankCapacity
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.collect import plan as command
 from sglang_tuning_exporter.config.profiles import DEFAULT
@@ -50,23 +49,6 @@ def test_a_row_names_the_objectives_that_break() -> None:
     found = plan_rows([FULL], replace(DEFAULT, time_to_first_token_seconds=0.0105, inter_token_seconds=0.006), 100.0)
     assert found[0].exceeded == ()
     assert found[-1].exceeded == ("inter_token", "first_token")
-
-
-def test_a_first_token_waits_for_its_own_prefill_and_for_those_before_it() -> None:
-    alone, full = (
-        row.first_token_seconds for row in (plan_rows([FULL], WITHOUT_OBJECTIVES, 100.0)[each] for each in (0, -1))
-    )
-    assert alone is not None
-    assert full is not None
-    assert 0.01 < alone < full
-
-
-def test_unknown_figures_are_left_out() -> None:
-    (row, *_) = plan_rows([measured()], WITHOUT_OBJECTIVES, None)
-    assert (row.kv_cache, row.first_token_seconds) == (None, None)
-    assert plan_rows([RankCapacity(None)], WITHOUT_OBJECTIVES, 100.0) == []
-    assert plan_rows([], WITHOUT_OBJECTIVES, 100.0) == []
-    assert larger_cache([measured()], 2.0) is None
 
 
 def test_with_twice_the_cache_the_limit_decides_how_many_run() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_tuning_exporter.capacity.estimate import BETWEEN, Estimate
+from sglang_tuning_exporter.capacity.estimate import Estimate
 from sglang_tuning_exporter.capacity.prediction import predict_batches, throughput
 from sglang_tuning_exporter.capacity.ranks import RankCapacity
 from sglang_tuning_exporter.capacity.readings import Prefill
@@ -66,25 +66,10 @@ def test_accepted_drafts_count_as_tokens_of_their_step() -> None:
     assert three.inter_token_p50_seconds.value == pytest.approx(one.inter_token_p50_seconds.value / 3)
 
 
-def test_schedulers_add_up_and_one_unknown_makes_all_unknown() -> None:
-    one, two = predict_batches([measured()], [2.0]), predict_batches([measured(), measured()], [2.0, 2.0])
-    assert one is not None
-    assert two is not None
-    assert two.tokens_per_second.value == pytest.approx(2 * one.tokens_per_second.value)
-    assert two.inter_token_p50_seconds.value == pytest.approx(one.inter_token_p50_seconds.value)
-    assert predict_batches([measured(), RankCapacity(1, running=2.0)], [2.0, 2.0]) is None
-    assert predict_batches([], []) is None
-
-
 def test_a_mean_step_whose_interval_reaches_zero_predicts_nothing() -> None:
     step = StepTime(220, 4.0, 0.1, Estimate(0.04, -0.01, 0.09), 1.0)
     assert step.at(4.0) is None
     assert predict_batches([RankCapacity(None, step, running=4.0)], [4.0]) is None
-
-
-def test_an_exact_fit_is_predicted_no_closer_than_minutes_differ() -> None:
-    exact = Estimate(1000.0, 1000.0, 1000.0).with_drift
-    assert (exact.low, exact.high) == pytest.approx((1000.0 * (1 - 1.96 * BETWEEN), 1000.0 * (1 + 1.96 * BETWEEN)))
 
 
 @pytest.mark.parametrize("half", [0.1, 0.5, 3.0])

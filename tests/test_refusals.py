@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sglang_tuning_exporter.sglang.args.flags import flag_of, releases
-from sglang_tuning_exporter.sglang.args.refusals import checks, choices_of, objection
-from sglang_tuning_exporter.sglang.args.values import flag_value, in_force
+from sglang_tuning_exporter.sglang.args.refusals import checks, objection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -90,10 +89,6 @@ def test_lora_needs_the_radix_cache_off_in_old_releases(value: object) -> None:
     assert kind("0.5.9", lora, disable_radix_cache=value) == ""
 
 
-def test_a_flag_that_the_release_does_not_have_is_refused() -> None:
-    assert kind("0.5.20", {}, cuda_graph_max_bs=256) == "refused"
-
-
 def test_an_objection_names_where_it_comes_from() -> None:
     found = objection("0.5.23", {"enable_priority_scheduling": True}, {"schedule_policy": "lpm"})
     assert found is not None
@@ -106,32 +101,3 @@ def test_every_check_is_about_arguments_that_its_releases_have() -> None:
     for check in checks():
         assert check.first <= check.last
         assert flag_of(check.arg, known[check.last]) or flag_of(check.arg, known[check.first]), check
-
-
-def test_a_flag_without_choices_takes_any_value() -> None:
-    assert choices_of("mem_fraction_static", "0.5.23") is None
-    assert choices_of("schedule_policy", "0.3.0") == ("dfs-weight", "fcfs", "lpm", "random")
-
-
-RANKS: dict[str, object] = {"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}
-
-
-@pytest.mark.parametrize(
-    ("release", "printed", "flag"), [("0.5.9", 1024, 8192), ("0.4.3.post4", 4096, 8192), ("0.5.9", -1, -1)]
-)
-def test_the_chunk_is_printed_divided_under_attention_data_parallelism(release: str, printed: int, flag: int) -> None:
-    args: dict[str, object] = {**RANKS, "chunked_prefill_size": printed}
-    assert flag_value("chunked_prefill_size", args, release) == flag
-    assert flag_value("chunked_prefill_size", {"chunked_prefill_size": printed}, release) == printed
-    if flag > 0:
-        assert in_force("chunked_prefill_size", flag, args, release) == printed
-
-
-def test_conservativeness_is_printed_multiplied_under_attention_data_parallelism() -> None:
-    assert flag_value("schedule_conservativeness", {**RANKS, "schedule_conservativeness": 0.39}, "0.5.9") == 1.3
-
-
-def test_the_running_limit_is_printed_as_typed_and_shared_out() -> None:
-    args: dict[str, object] = {**RANKS, "max_running_requests": 64}
-    assert flag_value("max_running_requests", args, "0.5.9") == 64
-    assert in_force("max_running_requests", 64, args, "0.5.9") == 8
