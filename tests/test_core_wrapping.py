@@ -204,9 +204,9 @@ def test_a_form_that_can_be_a_sentence_counts_from_its_third_line_on_with_those_
     assert reader.wrapping.unread.startswith(b"sglang-7d9f8b")
 
 
-def test_a_stream_with_a_form_takes_another_after_sixteen_lines_in_a_row() -> None:
+def test_a_stream_with_a_form_takes_another_after_three_lines_in_a_row() -> None:
     lines = [line.encode() for line in stamped([DECODE] * 5)] + around("stern", stamped([DECODE] * 20))
-    for number, count in ((15, 5), (16, 21), (20, 25)):
+    for number, count in ((2, 5), (3, 8), (20, 25)):
         assert len(events(lines[: 5 + number])) == count
 
 

@@ -1,13 +1,12 @@
 """The text around SGLang's lines, and SGLang's own stamp: `[2025-11-20 11:40:13 DP0 TP3] `.
 
-Container runtimes and log followers are known by their form (`_RUNTIMES`). Any other text around a line is a `Layer` that is learned from
-lines with SGLang's stamp or words in it: at once where it cannot be a sentence, after `_ENOUGH` lines where it can, and after `_ENOUGH_MORE`
-in a row where the stream has another form already. What was learned is not unlearned by lines that do not have it.
+SGLang's stamp or words are searched in a line. What stands around them is a form: layers of text and of fields of JSON, the outer ones
+first. A form that cannot be a sentence counts at once, any other when `_ENOUGH` lines have it; once another form is known, in a row. Lines
+without a stamp, such as a traceback's, are read in the form of the line before.
 """
 
 from __future__ import annotations
 
-import csv
 import datetime as dt
 import json
 import re
@@ -24,51 +23,38 @@ LONGEST = 262_144  # bytes read of a line; `server_args=` has about 20 kB
 DAY = 86_400
 FIRST_DATED = 1e9  # seconds; a smaller time is one of the day
 _LONGEST_BEFORE = 300
-_ENOUGH, _ENOUGH_MORE = 3, 16
-_HELD_FORMS, _HELD_LENGTH = 16, 65_536
-_FORMS_KEPT = 8
-_LAYERS = 4
-_RECORDS = 4096  # of one JSON document
+_ENOUGH = 3
+_HELD_FORMS, _HELD_LENGTH = 16, 1 << 20
+_FORMS_KEPT, _LAYERS = 8, 6
+_RECORDS, _DEPTH, _PLACES = 4096, 10, 256  # of one JSON document: an OpenTelemetry record is eight levels deep
 _EPOCH_DAY = dt.date(1970, 1, 1).toordinal()
 
 # SGLang's own stamp: configure_logger, sglang/srt/utils.py, later srt/utils/common.py. 0.3.0 has no date; milliseconds with SGLANG_LOG_MS
 # (0.5.6); `gpu_id=0` before 0.3.
 _RANKS = rb"(?:[ ]+(?:[A-Z_]{2,12}\d{1,5}|gpu(?:_id)?=\d{1,5}))*"
 _STAMP = re.compile(
-    rb"(?:\[?(?:(\d{4}-\d\d-\d\d)[ T])?([0-2]\d):([0-5]\d):([0-6]\d)(?:[.,](\d{1,9}))?(" + _RANKS + rb")[ ]*\]"
+    rb"(?:\[?((?:\d{4}-\d\d-\d\d[ T])?[0-2]\d:[0-5]\d:[0-6]\d(?:[.,]\d{1,9})?)(" + _RANKS + rb")[ ]*\]"
     rb"|\[((?:gpu(?:_id)?=\d{1,5}|(?:DP|TP|PP|EP|ATTN_CP|MOE_DP)\d{1,5})" + _RANKS + rb")\])[ ]?"
 )
 _RANK = re.compile(rb"(?<![A-Z_])(DP|TP|PP|gpu|gpu_id)=?(\d{1,5})")
-_RANK_WORD = rb"(?<![\w.-])(?:DP|TP|PP|EP|ATTN_CP|MOE_DP)\d{1,5}(?![\w.-])"
 
 
-class Stamp(NamedTuple):
+class Origin(NamedTuple):
     """When and by which ranks a line was printed."""
 
-    time: float | None  # unix seconds, read as UTC
-    clock: float | None  # seconds since midnight, where there is no date
+    time: float | None  # unix seconds, read as UTC; seconds since midnight where there is no date
     rank: Rank
 
 
-def stamp_of(text: bytes, start: int = 0) -> tuple[Stamp, int] | None:
+def stamp_of(text: bytes, start: int = 0) -> tuple[Origin, int] | None:
     """Read SGLang's stamp at `start`; also return where the message begins."""
     match = _STAMP.match(text, start)
-    return None if match is None else (_read_stamp(match[0]), match.end())
+    return None if match is None else (_read_stamp(match[1], match[2] or match[3] or b""), match.end())
 
 
 @lru_cache(maxsize=4096)
-def _read_stamp(text: bytes) -> Stamp:
-    match = _STAMP.match(text)
-    assert match is not None
-    date, hours, minutes, seconds, fraction, ranks, alone = match.groups()
-    rank = rank_of(ranks or alone or b"")
-    if hours is None:
-        return Stamp(None, None, rank)
-    clock = int(hours) * 3600 + int(minutes) * 60 + int(seconds) + (float(b"0." + fraction) if fraction else 0.0)
-    if date is None:
-        return Stamp(None, clock, rank)
-    day = _day(int(date[:4]), int(date[5:7]), int(date[8:]))
-    return Stamp(None if day is None else day + clock, None, rank)
+def _read_stamp(time: bytes | None, ranks: bytes) -> Origin:
+    return Origin(time_of(time) if time else None, rank_of(ranks))
 
 
 def rank_of(text: bytes) -> Rank:
@@ -78,18 +64,10 @@ def rank_of(text: bytes) -> Rank:
     return Rank(found.get(b"DP"), tp, found.get(b"PP")) if found else NO_RANK
 
 
-def _day(year: int, month: int, day: int) -> int | None:
-    """Return the unix seconds of a date's midnight."""
-    try:
-        return (dt.date(year, month, day).toordinal() - _EPOCH_DAY) * DAY
-    except ValueError:
-        return None
-
-
 # Times as others print them.
 _MONTHS = b"Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"
 _CLOCK = rb"(?P<hours>[0-2]\d):(?P<minutes>[0-5]\d):(?P<seconds>[0-6]\d)(?:[.,](?P<fraction>\d{1,9}))?"
-_YEAR, _MONTH, _DATE = rb"(?P<year>20\d\d)", rb"(?P<month>[01]\d)", rb"(?P<day>[0-3]\d)"
+_YEAR, _MONTH, _DATE = rb"(?P<year>\d{4})", rb"(?P<month>[01]\d)", rb"(?P<day>[0-3]\d)"
 _NAME = rb"(?P<name>%b)" % _MONTHS
 _ZONE = rb"(?: ?(?P<zone>Z|UTC|GMT|[+-]\d\d:?\d\d))?"
 _TIMES = (
@@ -135,15 +113,20 @@ def time_of(text: bytes) -> float | None:
     return None if day is None else day + clock - ahead
 
 
+def _day(year: int, month: int, day: int) -> int | None:
+    """Return the unix seconds of a date's midnight."""
+    try:
+        return (dt.date(year, month, day).toordinal() - _EPOCH_DAY) * DAY
+    except ValueError:
+        return None
+
+
 class Line(NamedTuple):
     """A line without the text around it."""
 
     text: bytes  # from SGLang's stamp on; where another text replaces it, the message
     time: float | None = None  # as printed around it: unix seconds, or seconds since midnight
     rank: Rank = NO_RANK
-    more: tuple[bytes, ...] = ()  # further lines of the same record
-    stream: str = ""  # of a container, whose lines are cut
-    partial: bool = False  # the stream's next line goes on with this one
     headed: bool = False  # another text stands in place of SGLang's stamp
     glued: bool = False  # behind another text without an end of line
     around: str = ""  # names of the layers around it
@@ -159,24 +142,13 @@ _WORDS = (
 )
 _OWN = rb"\[(?:20\d\d-\d\d-\d\d[ T])?[0-2]\d:[0-5]\d:[0-6]\d(?:[.,]\d{1,9})?(?: +[A-Z_]{2,12}\d{1,5})*\] ?(?=\S)"
 _HEAD, WORDS = re.compile(_OWN + rb"|" + _WORDS), re.compile(_WORDS)
-_BETWEEN = (
-    rb"(?:\[?[A-Z]{3,8}\]?[ :|-]+|[\[({][\w ./:={}-]{0,60}[\])}]:? ?|[\w./-]{1,60}\.py:\d{1,6}:? ?|[ \t|-]|[A-Z]:[ \t])"
-)
+_BETWEEN = rb"(?:\[?[A-Z]{3,8}\]?[ :|-]+|\[[\w ./:={}-]{0,60}\]:? ?|[({][\w ./:={}-]{0,60}[)}]:? ?|[\w./-]{1,60}\.py:\d{1,6}:? ?|[ \t|-]|[A-Z]:[ \t])"
 # Another time in brackets before SGLang's stamp or words.
 _SECOND = re.compile(rb"%b(?:%b{0,12}?(?=%b)|%b{1,12}?(?=%b))" % (_OWN, _BETWEEN, _OWN, _BETWEEN, _WORDS))
 
-_ISO = rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d) "
-_RUNTIMES = re.compile(
-    rb"(?P<journald>(?:"
-    + _ISO
-    + rb"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)? )[^\s:\[]{1,255} [^\s:\[\]]{1,100}\[\d+\]: ?)"
-    rb"|(?P<docker>" + _ISO + rb")|(?P<compose>[A-Za-z0-9][\w.-]{0,100} *\| ?)|(?P<kubectl>\[pod/[^\]\s]{1,300}\] )"
-    rb"|(?P<ray>\((?:[^()\n]{1,100} )?pid=\d+(?:, ?ip=[\w.:]+)?\) ?)"
-)
 _CRI = re.compile(rb"(" + _TIME + rb") (stdout|stderr) ([PF])(?::\S*)?(?: |$)")
-_REPEATED = re.compile(rb" \[repeated \d+x across (?:cluster|actors)\].*$")  # by Ray
 _DOCKER_CUTS = 16_000  # bytes; it cuts at 16,384, or a little before so that no character is cut
-
+_REPEATED = re.compile(rb" \[repeated \d+x across (?:cluster|actors)\].*$")  # by Ray
 _ANSI = re.compile(rb"\x1b\[[0-9;:?]*[A-Za-z]|\x1b\([A-Z0-9]|\x1b[=>78]|\x1b[\]_P^][^\x07\x1b\n]{0,300}(?:\x07|\x1b\\)")
 _BAR = re.compile(rb"\s*(?:[A-Z][\w /-]{0,60}(?:\([^()\n]{0,80}\))?: *)?\d{1,3}%\|[^|\n]{0,200}\|[^\"'{}\\\n]{0,120}$")
 _GLUED = re.compile(rb"\[20\d\d-[01]\d-[0-3]\d [0-2]\d:[0-5]\d:[0-5]\d")
@@ -218,114 +190,140 @@ def without(form: Form, line: Line) -> list[Line]:
 def form_of(text: bytes, layers: int = _LAYERS) -> Form | None:
     """Return the layers around a line; None where it has no stamp or words of SGLang's, or nothing that can be a layer."""
     head = _HEAD.search(text)
+    if head is None and (known := _KNOWN_BEFORE.match(text)) is not None and _FRAME.match(text, known.end()):
+        return (_KNOWN_LAYERS[known.lastgroup or ""],)
     if not layers or (head is None and b'MESSAGE":[' not in text):
         return None
-    start = len(text) if head is None else head.start()
-    if (second := _SECOND.match(text, start)) is not None:
-        start = second.end()
+    second = None if head is None else _SECOND.match(text, head.start())
+    start = len(text) if head is None else head.start() if second is None else second.end()
     if start == 0:
         return ()
-    value = _json_of(text)
-    if value is not None or (form := _csv_form(text, start, layers)) is not None:
-        return form if value is None else _field_form(value, _json_of, layers)
-    layer: Layer | None = None
-    inner: Form | None = ()
-    brace, quoted = text.find(b"{", 0, start), re.search(rb'=(")\{\\"', text[:start])
-    if brace > 0 and isinstance(value := _json_of(text[brace:]), dict):
-        layer, inner = _text_layer(text[:brace]), _field_form(value, _json_of, layers)
-    elif quoted is not None:
-        layer, inner = _text_layer(text[: quoted.end(1)]), form_of(_unquoted(text[quoted.end(1) :], b'"'), layers - 1)
-    elif head is not None:
-        layer = _text_layer(text[:start], replaces=_STAMP.match(text, start) is None)
+    layer = _field_layer(text, layers) or _text_layer(text, start)
+    found = layer.remove(Line(text)) if layer is not None else ()
+    inner = next((form for line in found if (form := form_of(line.text, layers - 1)) is not None), None)
     return None if layer is None or inner is None else (layer, *inner)
 
 
-# A text before a line: times, quoted fields, groups in brackets and words vary, all else is fixed.
-_LABELS = rb"\{[\w.-]+ ?[=:] ?\"[^\"\n]*\"(?:, ?[\w.-]+ ?[=:] ?\"[^\"\n]*\")*\}"
+# A text before a line: times, groups in brackets or quotation marks and words vary, all else is fixed.
+_QUOTED = {b'"': rb"\"[^\"\n]*\"(?=[ ,:;=}\t])", b"'": rb"'[^'\n]*'(?=[ ,:;=}\t])"}
 _TOKENS: dict[str, bytes] = {
     "time": rb"(?<![\w.-])" + _TIME,
-    "labels": _LABELS,
-    "grep": rb"(?:[\w./+-]{1,200}[:-])?\d{1,9}[:-]",
-    "quoted": rb"\"[^\"\n]*\"(?=[ ,:;=}\t])",
-    "apostrophes": rb"'[^'\n]*'(?=[ ,:;=}\t])",
-    "square": rb"\[[^\]\[\n]{0,120}\]",
+    "quoted": _QUOTED[b'"'],
+    "apostrophes": _QUOTED[b"'"],
+    "square": rb"\[(?!" + _TIME + rb")[^\]\[\n]{0,120}\]",
     "round": rb"\([^()\n]{0,120}\)",
     "angle": rb"<[^<>\n]{0,60}>",
-    "curly": rb"\{[\w./:=-]{0,80}\}",
-    "rank": _RANK_WORD,
+    "curly": rb"\{[^{}\n]{0,300}\}",
+    "rank": rb"(?<![\w.-])(?:DP|TP|PP|EP|ATTN_CP|MOE_DP)\d{1,5}(?![\w.-])",
     "word": rb"[\w./@%+:#~*-]*\w[/@%+*-]*",
     "space": rb"[ \t]+",
     "other": rb"[^\w\n]",
 }
-# While a form is learned: grep's number ends the text, and a bracket around a time is not one token.
-_ONLY_IF = {"grep": rb"(?=(?:[\w./+-]{1,200}[:-])?\d{1,9}[:-]\Z)", "square": rb"(?!\[" + _TIME + rb")"}
-_TOKEN = re.compile(b"|".join(b"(?P<%b>%b%b)" % (n.encode(), _ONLY_IF.get(n, b""), p) for n, p in _TOKENS.items()))
-_OF_REQUESTS = re.compile(
-    rb"obj=|text=|ReqInput|Model attempted|\brid=|prompt|content|\"(?:obj|text|messages|input)\"|\\"
+_TOKEN = re.compile(b"|".join(b"(?P<%b>%b)" % (name.encode(), pattern) for name, pattern in _TOKENS.items()))
+# What is known before lines: container runtimes, followers of logs, and the numbers of lines.
+_ISO = rb"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)) "
+_SYSLOG = rb"(?P<time>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?) "
+_OF_JOURNALD = rb"[^\s:\[]{1,255} [^\s:\[\]]{1,100}\[\d+\]: ?"
+_KNOWN = {
+    "journald": _ISO + _OF_JOURNALD,
+    "syslog": _SYSLOG + _OF_JOURNALD,
+    "docker": _ISO,
+    "compose": rb"[A-Za-z0-9][\w.-]{0,100} *\| ?",
+    "kubectl": rb"\[pod/[^\]\s]{1,300}\] ",
+    "ray": rb"\((?:[^()\n]{1,100} )?pid=\d+(?:, ?ip=[\w.:]+)?\) ?",
+    "grep": rb"(?:[\w./+-]{1,200}[:-])?\d{1,9}[:-](?!\d)",
+}
+_KNOWN_BEFORE = re.compile(
+    b"|".join(b"(?P<%b>%b)" % (name.encode(), pattern.replace(b"?P<time>", b"?:")) for name, pattern in _KNOWN.items())
 )
 _ENDS = b" \t]:|>-\"';+`,(=\x1e\xbf\xa0\x8b"  # the last three end a byte order mark and spaces of Unicode's
-_QUOTES = (b'"', b"'")
-_STRUCTURE = ("labels", "square", "round", "angle", "grep")
+_DELIMITERS = (b",", b";", b"\t", b"|")
+_STRUCTURE = {"square", "round", "angle", "curly"}
 _WORDS_AT_MOST, _WORDS_SURE = 24, 6
 _VALUES = {b'"': re.compile(rb'(?:[^"\\]|\\.)*'), b"'": re.compile(rb"(?:[^'\\]|\\.|'')*")}
+_COLUMN = re.compile(rb'"((?:[^"]|"")*)"')
+_COLUMN_ENDS = {b",": re.compile(rb",(?! )"), b"\t": re.compile(rb"\t")}
 
 
-def _tokens_of(text: bytes) -> list[tuple[str, bytes]]:
-    """Cut a text into tokens of known kinds; empty where it has quotation marks that are no field's."""
-    tokens: list[tuple[str, bytes]] = []
-    position = 0
-    while position < len(text):
-        match = _TOKEN.match(text, position)
-        if match is None or (match.lastgroup == "other" and match[0] in _QUOTES):
-            return []
-        tokens.append((match.lastgroup or "", match[0]))
+def _text_layer(text: bytes, start: int) -> Layer | None:
+    """Learn the text before a line up to what is quoted, a document or SGLang's line itself; None where it may be anything."""
+    brace = text.find(b"{", 0, start)
+    if brace > 0 and isinstance(_json_of(text[brace:]), dict):
+        start = brace
+    position, quote, tokens = 0, b"", list[tuple[str, bytes]]()
+    while position < start:
+        match = _TOKEN.match(text, position, start)
+        if match is None:
+            return None
         position = match.end()
-    return tokens
-
-
-def _text_layer(before: bytes, *, replaces: bool = False) -> Layer | None:
-    """Learn the text before a line; None where it may be part of a request. `replaces`: it stands in place of SGLang's stamp."""
-    if not before or len(before) > _LONGEST_BEFORE or before[-1] not in _ENDS or _OF_REQUESTS.search(before):
+        if match["other"] in _VALUES:
+            quote, start = match[0], position
+        else:
+            tokens.append((match.lastgroup or "", match[0]))
+    before = text[:start].removesuffix(quote)
+    if len(before) > _LONGEST_BEFORE or text[start - 1] not in _ENDS:
         return None
-    quote = before[-1:] if before.endswith(_QUOTES) else b""
-    rest = before.removesuffix(quote)
-    tokens = _tokens_of(rest)
+    known = None if quote else _KNOWN_BEFORE.match(text, 0, start)
+    if known is not None and (known["grep"] is None or known.end() == start):
+        return _KNOWN_LAYERS[known.lastgroup or ""]
     kinds = [kind for kind, _ in tokens]
     words, timed = kinds.count("word"), "time" in kinds
-    if (rest and not tokens) or words > _WORDS_AT_MOST:
+    if words > _WORDS_AT_MOST:
         return None
+    headed = not quote and text[start : start + 1] != b"{" and _STAMP.match(text, start) is None
     # Fixed are the last space, since the indentation of a traceback follows it, the name of a field, and all words that stand for a stamp
     # without a time. A rank that only some lines have is no part of the form.
-    named = re.search(rb"[^\W\d]\w*(?:=|: )[\"']?\Z", before) is not None
+    named = re.search(rb"[^\W\d]\w*(?:=|: )\Z", before) is not None
     last_word = max((place for place, kind in enumerate(kinds) if kind == "word"), default=-1)
-    fixed = {
-        place for place, kind in enumerate(kinds) if kind == "other" or (kind == "word" and replaces and not timed)
-    }
+    fixed = {place for place, kind in enumerate(kinds) if kind == "other" or (kind == "word" and headed and not timed)}
     fixed |= {len(kinds) - 1} if kinds[-1:] == ["space"] else set()
     fixed |= {last_word} if named else set()
-    parts = [re.escape(text) if place in fixed else _TOKENS[kind] for place, (kind, text) in enumerate(tokens)]
-    key = b"".join(part for part, kind in zip(parts, kinds, strict=True) if kind not in ("rank", "space"))
+    parts = [re.escape(token) if place in fixed else _TOKENS[kind] for place, (kind, token) in enumerate(tokens)]
+    column = before[-1:] if before.endswith(_DELIMITERS) else b'"' if quote == b'"' and not before else b""
+    key = b"".join(part for part, kind in zip(parts, kinds, strict=True) if kind not in {"rank", "space"})
     if timed:
         parts[kinds.index("time")] = b"(?P<time>%b)" % _TIME
-    pattern = re.compile(b"".join(parts) + (rb"[\"']" if quote else b""))
+    is_structured = words == 0 or before.endswith(b":") or not _STRUCTURE.isdisjoint(kinds)
+    is_value = (quote and not column) or before.endswith(b"=")
+    sure = not is_value and words <= (_WORDS_SURE if timed else 2) and (timed or is_structured)
+    pattern = re.compile(b"".join(parts) + (rb"[\"']" if quote and not column else b""))
+    return _layer_of((key, headed, column or bool(quote)), pattern, column=column, headed=headed, sure=sure)
 
+
+def _layer_of(
+    key: tuple[object, ...], pattern: re.Pattern[bytes], *, column: bytes = b"", headed: bool = False, sure: bool
+) -> Layer:
     def remove(line: Line) -> list[Line]:
         match = pattern.match(line.text, 0, 2 * _LONGEST_BEFORE)
         if match is None:
             return []
         before, rest = match[0], line.text[match.end() :]
-        rest = _unquoted(rest, before[-1:]) if quote else rest
-        rest = _REPEATED.sub(b"", rest) if b"pid=" in before else rest
-        rest = rest.removesuffix(b"`") if before[-1:] == b"`" else rest
-        time = time_of(match["time"]) if timed and line.time is None else line.time
-        ranks = b" ".join(re.findall(_RANK_WORD, before))
-        rank, around = rank_of(ranks) if ranks else line.rank, f"{line.around}, text before it"
-        return [line._replace(text=rest, time=time, rank=rank, headed=replaces, around=around)]
+        if column:
+            rest = _column(rest, column)
+        elif before.endswith((b'"', b"'")):
+            rest = _unquoted(rest, before[-1:])
+        elif before.endswith(b"`"):
+            rest = rest.removesuffix(b"`")
+        elif b"pid=" in before:
+            rest = _REPEATED.sub(b"", rest)
+        printed = match.groupdict().get("time")
+        time = time_of(printed) if printed and line.time is None else line.time
+        rank = rank_of(before) if headed else line.rank
+        around = f"{line.around}, {key[0] if isinstance(key[0], str) else 'text before it'}"
+        return [line._replace(text=without_terminal(rest), time=time, rank=rank, headed=headed, around=around)]
 
-    is_value = bool(quote) or rest.endswith(b"=") or b"{" in rest or b"}" in rest
-    is_structured = words == 0 or rest.endswith(b":") or any(kind in kinds for kind in _STRUCTURE)
-    sure = not is_value and words <= (_WORDS_SURE if timed else 2) and (timed or is_structured)
-    return Layer((key, replaces, bool(quote)), remove, sure)
+    return Layer(key, remove, sure)
+
+
+_KNOWN_LAYERS = {name: _layer_of((name,), re.compile(pattern), sure=True) for name, pattern in _KNOWN.items()}
+
+
+def _column(rest: bytes, delimiter: bytes) -> bytes:
+    """Read a column of CSV, quoted or not: a comma of SGLang's has a space behind it, and SGLang prints no tabs."""
+    if (quoted := _COLUMN.match(rest)) is not None:
+        return quoted[1].replace(b'""', b'"')
+    ends = _COLUMN_ENDS.get(delimiter)
+    return rest if ends is None or rest[:1] == b"{" else ends.split(rest, 1)[0]
 
 
 def _unquoted(rest: bytes, quote: bytes) -> bytes:
@@ -339,18 +337,11 @@ def _unquoted(rest: bytes, quote: bytes) -> bytes:
     return loaded.encode("utf-8", "replace") if isinstance(loaded, str) else value
 
 
-# Fields of JSON and columns of CSV.
+# Fields of JSON.
 _TIME_FIELDS = ("timestamp", "time", "@timestamp", "ts", "asctime", "__REALTIME_TIMESTAMP", "datetime", "date")
-_LEVEL_FIELDS = ("level", "levelname", "severity", "lvl", "log.level", "PRIORITY", "stream")
-_REQUEST_FIELDS = ("obj", "prompt", "messages", "input")
-_OFTEN_OF_REQUESTS = ("text", "out", "content", "body")  # of a shipper as well
-_SHIPPERS_FIELDS = ("stringValue", "message", "line")  # inside a body or content that a shipper writes
-_DEPTH, _LEAVES, _PLACES = 10, 256, 64  # an OpenTelemetry record is eight levels deep
-_DELIMITER = re.compile(rb'"(?:[^"]|"")*"([,;\t|])|[^"\n]*?([,;\t|])"')
-Parser: TypeAlias = Callable[[bytes], object]
 Field: TypeAlias = tuple[
-    str | int | None, ...
-]  # the name of what holds it, None for a list or nothing, and its own; (): the whole value
+    str | None, str | int | None
+]  # the name of what holds it, None for a list or nothing, and its own
 
 
 def _json_of(text: bytes) -> object:
@@ -363,77 +354,61 @@ def _json_of(text: bytes) -> object:
         return None
 
 
-def _leaves(value: object) -> Iterator[tuple[tuple[str | int, ...], object]]:
-    """Return texts and numbers with their places, those nearest to the root first."""
-    level: list[tuple[tuple[str | int, ...], object]] = [((), value)]
-    for _ in range(_DEPTH):
-        below: list[tuple[tuple[str | int, ...], object]] = []
-        for path, found in level:
-            if isinstance(found, dict):
-                below += [((*path, name), inner) for name, inner in found.items()]
-            elif isinstance(found, list) and _text_of(found) is None:
-                below += [((*path, place), inner) for place, inner in enumerate(found[:_PLACES])]
-            else:
-                yield path, found
-        level = below[:_LEAVES]
-
-
-def _texts(
-    value: object, field: Field, holder: str | None = None, depth: int = _DEPTH
-) -> Iterator[tuple[bytes, object]]:
-    """Return the texts in a field, in as many records as there are, each with what holds it."""
-    if not field and (text := _text_of(value)) is not None:
-        yield text, value
-    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
-        text = _text_of(inner)
-        if text is not None and field == (holder, key):
-            yield text, value
-        elif depth and text is None and isinstance(inner, (dict, list)):
-            yield from _texts(inner, field, key if isinstance(key, str) else None, depth - 1)
+def _leaves(
+    value: object, holder: object = None, place: Field = (None, None), depth: int = _DEPTH
+) -> Iterator[tuple[Field, object, object]]:
+    """Return texts and numbers with their places and what holds each."""
+    if not isinstance(value, (dict, list)) or not depth or _text_of(value) is not None:
+        yield place, value, holder
+        return
+    name = place[1] if isinstance(place[1], str) else None
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        if isinstance(inner, (dict, list)):
+            yield from _leaves(inner, value, (name, key), depth - 1)
+        else:
+            yield (name, key), inner, value
 
 
 def _text_of(value: object) -> bytes | None:
     """Read a text, or the list of bytes that journald writes for one."""
     if isinstance(value, str):
-        return without_terminal(value.encode("utf-8", "replace"))
+        return value.encode("utf-8", "replace")
     if isinstance(value, list) and len(value) > 6 and all(isinstance(byte, int) for byte in value):
         return bytes(byte & 255 for byte in value)
     return None
 
 
-def _field_form(value: object, parse: Parser, layers: int, kind: tuple[object, ...] = ("JSON",)) -> Form | None:
-    """Find the field with SGLang's line in what `parse` read."""
-    if isinstance(value, dict) and str(value.get("event", "")).startswith("request."):
-        return None  # SGLang's own log of requests as JSON
-    leaves = list(_leaves(value))
-    for path, leaf in leaves:
-        text, name = _text_of(leaf), path[-1] if path else None
-        of_requests = name not in _SHIPPERS_FIELDS and any(
-            each in _REQUEST_FIELDS + _OFTEN_OF_REQUESTS for each in path[:-1]
-        )
-        if text is None or name in _REQUEST_FIELDS or of_requests:
-            continue
-        inner = form_of(text.split(b"\n", 1)[0], layers - 1)
-        if inner is not None:
-            dated = any(_json_time(other) is not None or at[-1] in _LEVEL_FIELDS for at, other in leaves if at != path)
-            sure = name is None or ((dated or kind != ("JSON",)) and name not in _OFTEN_OF_REQUESTS)
-            holder = path[-2] if len(path) > 1 and isinstance(path[-2], str) else None
-            return _field_layer(parse, (holder, name) if path else (), kind, sure=sure), *inner
-    return None
+def _field_layer(text: bytes, layers: int) -> Layer | None:
+    """Learn which field of a document has SGLang's line."""
+    value = _json_of(text)
+    leaves = list(islice(_leaves(value), _PLACES)) if value is not None else []
+    field = next(
+        (
+            place
+            for place, leaf, _ in leaves
+            if (line := _text_of(leaf)) and form_of(without_terminal(line), layers - 1) is not None
+        ),
+        None,
+    )
+    if field is None:
+        return None
 
-
-def _field_layer(parse: Parser, field: Field, kind: tuple[object, ...], *, sure: bool) -> Layer:
     def remove(line: Line) -> list[Line]:
-        value, lines = parse(line.text), []
-        for text, scope in islice(_texts(value, field), _RECORDS):
-            first, *more = text.rstrip(b"\r\n").split(b"\n")[:200]
-            time = line.time
-            if time is None and _STAMP.match(first) is None:
-                time = _time_in(scope, value)
-            lines.append(line._replace(text=first, time=time, more=tuple(more), around=f"{line.around}, {kind[0]}"))
+        value, lines = _json_of(line.text), []
+        found = ((leaf, holder) for place, leaf, holder in _leaves(value) if place == field)
+        for leaf, holder in islice(found, _RECORDS):
+            lines += _records(line._replace(around=f"{line.around}, JSON"), _text_of(leaf) or b"", holder, value)
         return lines
 
-    return Layer((*kind, field), remove, sure)
+    dated = any(_json_time(leaf) is not None for place, leaf, _ in leaves if place != field)
+    return Layer(("JSON", field), remove, field == (None, None) or dated)
+
+
+def _records(line: Line, text: bytes, *scopes: object) -> list[Line]:
+    """Return the lines in a text of one record, at the time that one of the scopes has where the text has none."""
+    first, *more = map(without_terminal, text.rstrip(b"\r\n").split(b"\n")[:200])
+    time = _time_in(*scopes) if line.time is None and _STAMP.match(first) is None else line.time
+    return [line._replace(text=each, time=time) for each in (first, *more)]
 
 
 def _json_time(value: object) -> float | None:
@@ -447,34 +422,11 @@ def _json_time(value: object) -> float | None:
 def _time_in(*scopes: object) -> float | None:
     """Return the time of a record: of the field most often used for it, in the innermost object that has one."""
     for scope in scopes:
-        found = ((path[-1] if path else "", _json_time(value)) for path, value in _leaves(scope))
+        found = ((place[1], _json_time(value)) for place, value, _ in islice(_leaves(scope), _PLACES))
         times = {name: time for name, time in found if time is not None}
         if times:
             return next((times[name] for name in _TIME_FIELDS if name in times), next(iter(times.values())))
     return None
-
-
-def _csv_form(text: bytes, start: int, layers: int) -> Form | None:
-    match = _DELIMITER.match(text, 0, len(text) if text[:1] == b'"' else start + 1)
-    delimiter = text[start - 1 : start] if match is None else match[1] or match[2]
-    # Without quotation marks: a comma of SGLang's has a space behind it, and SGLang prints no tabs.
-    rest = text[start:]
-    if match is None and not (delimiter == b"," and b", " not in rest) and not (delimiter == b"\t" and b"\t" in rest):
-        return None
-    row = _row_of(text, delimiter.decode())
-
-    def parse(text: bytes) -> object:
-        found = _row_of(text, delimiter.decode())
-        return found if len(found) == len(row) else None
-
-    return _field_form(row, parse, layers, ("CSV", delimiter, len(row))) if len(row) > 1 else None
-
-
-def _row_of(text: bytes, delimiter: str) -> list[str]:
-    try:
-        return next(csv.reader([text.decode("utf-8", "replace")], delimiter=delimiter), [])
-    except csv.Error:
-        return []
 
 
 class Wrapping:
@@ -488,7 +440,6 @@ class Wrapping:
         self.is_bare_now = False  # the last line of SGLang's had nothing around it
         self._proven: set[Form] = set()  # had SGLang's words directly behind them; (): nothing around
         self._brackets = False  # a form begins with a time in brackets, as SGLang's stamp
-        self._runtimes: set[str] = set()  # seen around a line of SGLang's
         self._held: dict[Form, list[Line]] = {}  # lines in forms that are not accepted yet
         self._cut: dict[str, bytes] = {}  # the parts so far of lines that a container runtime cut
 
@@ -499,72 +450,46 @@ class Wrapping:
         """
         text = without_terminal(raw.lstrip(b"\x00")[:LONGEST])
         if text[:1] == b" " and _STAMP.match(pasted := text.lstrip(b" ")):
-            text = pasted  # with blanks before the line
-        line = Line(text)
-        for _ in range(_LAYERS):
-            inner = self._without_runtime(line)
-            if inner is None:
-                break
-            if inner.partial:
-                self.waits = "cut"
-                return []
-            line = inner._replace(text=without_terminal(inner.text))
-        return self._inner(line, open_text=open_text)
+            text = pasted
+        lines = self._whole(Line(text))
+        if not lines:
+            self.waits = "cut"
+        return [inner for line in lines for inner in self._inner(line, open_text=open_text)]
 
     def begin_file(self) -> None:
         """Forget the first part of a line whose rest was in a file that is gone."""
         self._cut.clear()
 
-    def _without_runtime(self, line: Line) -> Line | None:
-        text = line.text
+    def _whole(self, line: Line) -> list[Line]:
+        """Return a line without a container runtime's text around it; nothing while the runtime has cut it."""
+        text, entry = line.text, None
         if (cri := _CRI.match(text)) is not None:
-            time = time_of(cri[1]) if line.time is None else line.time
-            stream, partial = "cri " + cri[2].decode(), cri[3] == b"P"
-            return self._joined(
-                line._replace(text=text[cri.end() :], time=time, around=line.around + ", CRI"), stream, partial=partial
-            )
-        if text[:1] == b"{" and b'"stream"' in text and b'"log"' in text and isinstance(entry := _json_of(text), dict):
-            log, output = entry.get("log"), entry.get("stream")
-            if isinstance(log, str) and isinstance(output, str):
-                inner = log.encode("utf-8", "replace")
-                first, *more = inner.rstrip(b"\r\n").split(b"\n")[:200]
-                partial = not inner.endswith(b"\n") and len(inner) >= _DOCKER_CUTS
-                time = _time_in(entry) if line.time is None and _STAMP.match(first) is None else line.time
-                whole = line._replace(
-                    text=first, time=time, more=tuple(more), around=line.around + ", container's JSON"
-                )
-                return self._joined(whole, "docker " + output[:20], partial=partial)
-        match = _RUNTIMES.match(text)
-        if match is None or match.lastgroup is None:
-            return None
-        rest = text[match.end() :]
-        name = match.lastgroup
-        if (_GLUED.match(rest) or _FRAME.match(rest)) and not (name == "docker" and _SECOND.match(rest)):
-            self._runtimes.add(name)
-        elif (name not in self._runtimes and not (_RUNTIMES.match(rest) or _CRI.match(rest))) or any(
-            without(form, line) for form in self._forms
-        ):
-            return None
-        time = time_of(match[0]) if line.time is None else line.time
-        if name == "ray":
-            rest = _REPEATED.sub(b"", rest)
-        return line._replace(text=rest, time=time, around=f"{line.around}, {name}")
-
-    def _joined(self, line: Line, stream: str, *, partial: bool) -> Line:
-        """Join the parts of a line."""
-        begun = self._cut.pop(stream, b"")
-        if begun and len(self._cut) < _HELD_FORMS:
-            line = line._replace(text=(begun + line.text)[:LONGEST])
+            stream, partial, inner = cri[2].decode(), cri[3] == b"P", text[cri.end() :]
+            line = line._replace(time=time_of(cri[1]), around=", CRI")
+        else:
+            entry = _json_of(text) if text[:1] == b"{" and b'"stream"' in text and b'"log"' in text else None
+            log, stream = (entry.get("log"), entry.get("stream")) if isinstance(entry, dict) else (None, None)
+            if not isinstance(log, str) or not isinstance(stream, str):
+                return [line]
+            inner = log.encode("utf-8", "replace")
+            partial = not inner.endswith(b"\n") and len(inner) >= _DOCKER_CUTS
+            line = line._replace(around=", container's JSON")
+        begun = self._cut.pop(stream[:20], b"")
+        inner = (begun + inner)[:LONGEST] if len(self._cut) < _HELD_FORMS else inner
         if partial:
-            self._cut[stream] = line.text
-        return line._replace(partial=partial)
+            self._cut[stream[:20]] = inner
+            return []
+        return _records(line, inner, entry)
 
     def _inner(self, line: Line, *, open_text: bool) -> list[Line]:
         """Return what is in a line without the text of container runtimes."""
-        ways = (self._bare, self._in_known_form, self._behind_bar, self._in_new_form, self._behind_words)
-        for way in (self._bare, self._in_known_form, self._in_new_form) if open_text else ways:
-            lines = way(line)
-            if lines is not None:
+        for way in (
+            self._bare,
+            self._in_known_form,
+            self._in_new_form if open_text else self._behind_text,
+            self._in_new_form,
+        ):
+            if (lines := way(line)) is not None:
                 return lines
         return [line]
 
@@ -588,30 +513,25 @@ class Wrapping:
                 return found
         return None
 
-    def _behind_bar(self, line: Line) -> list[Line] | None:
-        """Return what a progress bar without a newline stands before."""
+    def _behind_text(self, line: Line) -> list[Line] | None:
+        """Return a line behind progress bars without a newline, or directly behind words of another program, such as an address."""
         before, carriage_return, rest = line.text.rpartition(b"\r")
         if carriage_return and all(not part.strip() or _BAR.match(part) for part in before.split(b"\r")):
             return self._inner(line._replace(text=rest), open_text=False)
         glued = _GLUED.search(line.text, 1, _GLUED_WITHIN)
-        if glued is None or not _BAR.match(line.text[: glued.start()]):
+        if glued is None:
             return None
-        return [line._replace(text=line.text[glued.start() :])]
+        before, is_bar = line.text[: glued.start()], _BAR.match(line.text[: glued.start()]) is not None
+        if not is_bar and (not before[-1:].isalnum() or _QUOTING.search(before)):
+            return None
+        return [line._replace(text=line.text[len(before) :], glued=not is_bar)]
 
     def _in_new_form(self, line: Line) -> list[Line] | None:
         form = form_of(line.text)
-        if not form:
+        if not form or (self.is_bare and _STAMP.match(line.text)):
             return None
         found = without(form, line)
-        return self._learn(form, found, line.text) if found and not (self.is_bare and _STAMP.match(line.text)) else None
-
-    def _behind_words(self, line: Line) -> list[Line] | None:
-        """Return a line directly behind words of another program, such as an address, without a newline."""
-        glued = _GLUED.search(line.text, 1, _GLUED_WITHIN)
-        before = b"" if glued is None else line.text[: glued.start()]
-        if not before[-1:].isalnum() or _QUOTING.search(before):
-            return None
-        return [line._replace(text=line.text[len(before) :], glued=True)]
+        return self._learn(form, found, line.text) if found else None
 
     @property
     def is_bare(self) -> bool:
@@ -637,14 +557,13 @@ class Wrapping:
 
     def _learn(self, form: Form, found: list[Line], text: bytes) -> list[Line]:
         """Accept a form, or hold its lines."""
-        known = bool(self._proven or self._runtimes)
         sure = all(layer.sure for layer in form) and not (_SECOND.match(text) and _STAMP.match(found[0].text))
-        enough = 1 if form in self._forms or (sure and not known) else _ENOUGH_MORE if known else _ENOUGH
+        at_once = form in self._forms or (sure and (not self._proven or all(layer.key[0] in _KNOWN for layer in form)))
         held = self._held.setdefault(form, [])
         held += found
-        if len(held) < enough:
+        if len(held) < _ENOUGH and not at_once:
             self.unread = self.unread or text[:_LONGEST_BEFORE]
-            if len(self._held) > _HELD_FORMS or sum(len(each.text) for each in held) > _HELD_LENGTH * _ENOUGH_MORE:
+            if len(self._held) > _HELD_FORMS or sum(len(each.text) for each in held) > _HELD_LENGTH:
                 self._held.clear()
             self.waits, self.is_bare_now = "other", False
             return []

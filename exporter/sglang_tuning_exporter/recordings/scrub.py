@@ -206,7 +206,7 @@ class LogScrubber:
         """
         self.starts, self.printed = False, None
         found = self._wrapping.lines(line.rstrip(b"\r\n"), open_text=self.kind == "traceback")
-        bare = [text for each in found for text in _bare(each)]
+        bare = list(map(_bare, found))
         texts = [kept for text in bare for kept in self._kept(text)]
         self.left_out += bool(bare) and not texts
         if not texts:
@@ -226,7 +226,7 @@ class LogScrubber:
         if arguments or self.kind == "arguments":
             self._learn_secrets(line)
         found = stamp_of(line)
-        if found is not None and found[0].time is not None:
+        if found is not None and (found[0].time or 0.0) >= FIRST_DATED:
             self.printed = found[0].time
         if self.kind == "arguments":
             return arguments
@@ -255,11 +255,11 @@ class LogScrubber:
         return f"{stamp}server_args={self._scrubber.arguments(event.arguments)!r}"
 
 
-def _bare(line: Line) -> list[bytes]:
-    """Return the lines of a record as SGLang prints them; what a runtime printed in place of its stamp as a stamp."""
+def _bare(line: Line) -> bytes:
+    """Return a line as SGLang prints it; what a runtime printed in place of its stamp as a stamp."""
     replaced = line.headed or (stamp_of(line.text) is None and WORDS.match(line.text) is not None)
     stamp = _stamp(line.time, line.rank) if replaced and line.time is not None else ""
-    return [stamp.encode() + line.text, *line.more]
+    return stamp.encode() + line.text
 
 
 def _stamp(time: float, rank: Rank) -> str:
