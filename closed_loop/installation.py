@@ -1,9 +1,7 @@
 """A real SGLang on a CPU, unmodified from its wheel, in an environment of its own outside the repository.
 
-The steps were found by trial (releases 0.4.9.post6, 0.5.9, 0.5.23): a CPU build of torch first; SGLang without its
-dependencies, which ask for CUDA; of these only what its import and its CPU path need, pinned in `pins/`; stand-ins for
-two CUDA-only packages (`absent`); and a model without weights (`tiny_model`). 0.4.9.post6 also asks vllm for what torch
-can do itself: five lines are changed there.
+The steps were found by trial: a CPU build of torch first; SGLang without its dependencies, which ask for CUDA; of these only what its import and its
+CPU path need, pinned in `pins/`; stand-ins for two CUDA-only packages (`absent`); and a model without weights (`tiny_model`).
 """
 
 from __future__ import annotations
@@ -23,21 +21,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 TORCH = "2.13.0+cpu"  # a build for CUDA is several GB and needs its libraries
 PYTHON = "python3.11"  # what the pins were resolved for
-RELEASES = ("0.5.23", "0.5.9", "0.4.9.post6")
-_OLDER_TORCH_NEEDS = "setuptools<81"
-# File below site-packages/sglang/srt -> what stands there, and what torch does as well.
-_WITHOUT_VLLM: tuple[tuple[str, str, str], ...] = (
-    (
-        "utils.py",
-        "return torch._C._cpu._is_amx_tile_supported() and is_intel_amx_backend_available",
-        "return False",
-    ),
-    ("layers/quantization/fp8.py", "from vllm._custom_ops import scaled_fp8_quant", "scaled_fp8_quant = None"),
-    ("layers/activation.py", "from vllm.model_executor.layers.activation import GeluAndMul, SiluAndMul", "pass"),
-    ("layers/layernorm.py", "from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm", "pass"),
-    ("layers/rotary_embedding.py", "from vllm._custom_ops import rotary_embedding", "rotary_embedding = None"),
-)
-CHANGES: dict[str, tuple[tuple[str, str, str], ...]] = {"0.4.9.post6": _WITHOUT_VLLM}
+RELEASES = ("0.5.23",)
 HOME_VARIABLE = "CLOSED_LOOP_HOME"
 
 
@@ -97,15 +81,13 @@ def install(version: str, home: Path | None = None, say: Callable[[str], None] =
     say(f"SGLang {version}: environment")
     _run([python, "-m", "venv", str(environment)], "venv: give Python its venv module")
     say(f"SGLang {version}: torch {TORCH}")
-    _run([*pip, f"torch=={TORCH}", *([] if version == RELEASES[0] else [_OLDER_TORCH_NEEDS])], remedy)
+    _run([*pip, f"torch=={TORCH}"], remedy)
     say(f"SGLang {version}: its wheel and {_pins(version).name} packages")
     _run([*pip, "--no-deps", f"sglang=={version}"], "see what pip says above")
     _run([*pip, "--no-deps", "-c", str(constraints), "-r", str(_pins(version))], "see what pip says above")
     packages = _packages(wanted)
     shutil.copy(HERE / "absent.py", packages / "closed_loop_absent.py")
     (packages / "closed_loop_absent.pth").write_text("import closed_loop_absent\n", encoding="utf-8")
-    for name, old, new in CHANGES.get(version, ()):
-        _change(packages / "sglang" / "srt" / name, old, new)
     say(f"SGLang {version}: model")
     _run([str(wanted.python), str(HERE / "tiny_model.py"), str(wanted.model)], "remove the installation and try again")
     return wanted
@@ -118,13 +100,6 @@ def _pins(version: str) -> Path:
 def _packages(wanted: Installation) -> Path:
     asked = [str(wanted.python), "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"]
     return Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
-
-
-def _change(path: Path, old: str, new: str) -> None:
-    text = path.read_text(encoding="utf-8")
-    if new not in text and old not in text:
-        raise UsageError(f"{path.name}: does not say {old!r}; remove the installation and try again")
-    path.write_text(text.replace(old, new), encoding="utf-8")
 
 
 def _run(command: Sequence[str], remedy: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import random
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -27,8 +28,8 @@ class Load:
     With `families` each prompt begins with one of as many prefixes of `prefix_tokens`, in an order drawn by chance.
     `ignore_eos` is false because SGLang keeps all of max_new_tokens free for a request that sets it, and so never
     retracts one. `streamed` is the share of requests that stream; of these, `stopped` is the share whose client closes the
-    connection in the middle of the answer. Each request asks for `samples` answers; of these the longest is counted. With a
-    `schema` (JSON) answers are held to it, and they end at `stop_regex`. A client pauses for one of `pause_seconds` after each answer, gives up a
+    connection in the middle of the answer. `sampling` are further sampling parameters (`n`, `json_schema`, …), of several answers the longest
+    is counted, and `body` further fields of a request (`routed_dp_rank`). A client pauses for one of `pause_seconds` after each answer, gives up a
     request after `timeout_seconds`, and after the end of the load waits `grace_seconds` for its answer.
     """
 
@@ -46,10 +47,8 @@ class Load:
     stopped: float = 0.0
     pause_seconds: tuple[float, ...] = (0.0,)
     priorities: tuple[int, ...] = ()
-    dp_rank: int | None = None
-    samples: int = 1
-    schema: str = ""
-    stop_regex: str = ""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    body: Mapping[str, Any] = field(default_factory=dict)
     timeout_seconds: float = 900.0
     grace_seconds: float = 0.0
 
@@ -66,19 +65,16 @@ class Load:
             "ignore_eos": self.ignore_eos,
             "temperature": 0.8,
         }
-        if self.samples > 1:
-            sampling["n"] = self.samples
-        if self.schema:
-            sampling["json_schema"] = self.schema
-        if self.stop_regex:
-            sampling["stop_regex"] = self.stop_regex
-        body: dict[str, Any] = {"input_ids": prompt, "sampling_params": sampling, "stream": True}
+        body: dict[str, Any] = {
+            "input_ids": prompt,
+            "sampling_params": {**sampling, **self.sampling},
+            "stream": True,
+            **self.body,
+        }
         if self.streamed < 1.0:
             body["stream"] = drawn.random() < self.streamed
         if self.priorities:
             body["priority"] = drawn.choice(self.priorities)
-        if self.dp_rank is not None:
-            body["routed_dp_rank"] = self.dp_rank
         return body
 
     def stops_after(self, number: int) -> int | None:

@@ -185,23 +185,6 @@ STARTS: tuple[Start, ...] = (
         by_hand="--schedule-policy fcfs --schedule-conservativeness 1.0",
     ),
     Start(
-        name="hundreds-in-a-pool-of-five",
-        what="256 requests may run in a KV cache of 2,500 tokens, in random order, with conservativeness 0.05",
-        fixed="",
-        wrong="--max-total-tokens 2500 --max-running-requests 256 --schedule-policy random --schedule-conservativeness 0.05",
-        load=Load(clients=40, seconds=SECONDS),
-        by_hand="--max-total-tokens 32000 --max-running-requests 256",
-    ),
-    Start(
-        name="priorities-of-nobody",
-        what="priority scheduling for requests without priorities, four at once, six may wait; a batch with ignore_eos",
-        wrong="--enable-priority-scheduling --schedule-policy lof --max-running-requests 4 --max-queued-requests 6",
-        load=Load(
-            clients=32, seconds=SECONDS, prompt_tokens=(40, 100), most_new_tokens=160, ignore_eos=True, streamed=0.0
-        ),
-        by_hand="",
-    ),
-    Start(
         name="one-start-in-seventeen-steps",
         what="one request a prefill batch, sixteen decode steps before the next, and a chunk of 64 for short prompts; people wait",
         wrong="--prefill-max-requests 1 --prefill-decode-interval 16 --chunked-prefill-size 64",

@@ -107,7 +107,7 @@ def test_shares_of_the_requests_stream_and_of_the_clients_leave_in_the_middle_of
 
 def test_a_request_has_only_the_fields_that_its_load_sets() -> None:
     assert {"priority", "routed_dp_rank"} & Load(clients=1).request(0).keys() == set()
-    both = Load(clients=1, priorities=(3,), dp_rank=1).request(0)
+    both = Load(clients=1, priorities=(3,), body={"routed_dp_rank": 1}).request(0)
     assert (both["priority"], both["routed_dp_rank"]) == (3, 1)
 
 
