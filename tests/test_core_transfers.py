@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_tuning_exporter.core.findings import Finding, Judged
-from sglang_tuning_exporter.core.transfers import CAUSES, WAITING, cause_of, relaxed, says_why
 from sglang_tuning_exporter.sglang.metrics.page_figures import read as read_page
 from test_alarms import alerts
-from test_core_course import finding, found, judged, load, stamp, start, verdict
+from test_core_course import finding, found, judged, load, stamp, start
 from test_core_watch import Beside
 
 ROW = "kv_transfer_failing"
@@ -193,12 +192,6 @@ def test_a_secret_in_a_reason_is_not_said() -> None:
     assert "sk-abcdefghijklmnop1234" not in said(judged([failed(0, reason="Bearer sk-abcdefghijklmnop1234 refused")]))
 
 
-def test_every_cause_is_found_by_words_of_its_own() -> None:
-    assert not says_why(ANOTHER)
-    assert cause_of("") not in CAUSES
-    assert relaxed(cause_of(TIMED_OUT), TIMED_OUT).count(WAITING) == 1
-
-
 # Metrics
 
 
@@ -251,13 +244,3 @@ def test_a_forged_line_beside_a_counter_that_stands_is_nothing() -> None:
     beside = pair()
     beside.lines(failed(316))
     assert ROW not in {each.diagnosis for each in beside.judge(317).findings}
-
-
-def test_a_crash_by_a_failed_transfer_is_said_as_a_crash() -> None:
-    lines = [
-        *start(disaggregation_mode="decode"),
-        *load(20, 60),
-        failed(82),
-        f"{stamp(83, 'TP0')}Scheduler hit an exception: Traceback (most recent call last):",
-    ]
-    assert verdict(lines) in {"crashed", ROW}

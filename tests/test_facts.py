@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sglang_tuning_exporter.sglang.metrics import catalogue
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
-from sglang_tuning_exporter.sglang.metrics.figures import RankFigures, Scrape
+from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures, Scrape
 
 PAGES = Path(__file__).parent / "data" / "metrics"
 
@@ -108,11 +108,6 @@ def test_hybrid_models_expose_their_other_pools_and_plain_models_none() -> None:
     assert (plain.swa_usage, plain.mamba_usage) == (None, None)
 
 
-def test_an_idle_hybrid_pool_is_empty_and_not_missing() -> None:
-    (rank,) = facts.read("sglang:swa_token_usage 0.0\nsglang:swa_available_tokens 4096\n").ranks
-    assert rank.swa_usage == 0.0
-
-
 def test_the_first_releases_keep_their_last_figures_when_idle() -> None:
     assert only_rank("0.3.6.post3_tp8-idle").running == 37
 
@@ -135,14 +130,6 @@ def test_queues_of_disaggregated_serving_are_read_under_every_release_s_name() -
 def test_queues_that_are_declared_and_never_written_are_not_read() -> None:
     assert "num_prefill_infight_queue_reqs" in (PAGES / "0.4.6.post5_pdprefill-bigqueue.prom").read_text()
     assert only_rank("0.4.6.post5_pdprefill-bigqueue").queues == {}
-
-
-def test_dead_gauges_and_the_gauge_of_the_last_event_are_ignored() -> None:
-    text = (
-        "sglang:is_cuda_graph 0\nsglang:utilization -1\nsglang:num_paused_reqs 3\n"
-        'sglang:num_retracted_reqs{pid="7",tp_rank="0"} 5\n'
-    )
-    assert facts.read(text) == Scrape(ranks=[])
 
 
 def test_a_counter_nobody_incremented_is_zero_where_its_release_is_known_to_count() -> None:
@@ -192,10 +179,6 @@ def test_a_label_dp_rank_outside_the_scheduler_makes_no_rank() -> None:
     assert only_rank("recorded-0.5.23-retract").dp is None
 
 
-def test_a_recorded_server_with_two_dp_ranks_has_two_ranks() -> None:
-    assert [rank.dp for rank in page("recorded-0.5.23-dp2").ranks] == [0, 1]
-
-
 def test_before_the_first_request_only_constants_are_exposed() -> None:
     constants = {"kv_pool_tokens", "available_gpu_memory_gb", "graph_memory_gb", "weight_memory_gb", "kv_memory_gb"}
     assert present(only_rank("recorded-0.5.23-starting")) == constants
@@ -240,12 +223,6 @@ def test_the_role_is_unknown_in_releases_where_every_server_is_called_unified() 
     text = (PAGES / "0.5.3.post3_pdprefill-bigqueue.prom").read_text()
     assert 'engine_type="unified"' in text
     assert facts.read(text).engine_type is None
-
-
-def test_aborted_requests_are_those_of_all_tokenizer_series() -> None:
-    text = 'sglang:num_aborted_requests_total{tenant="a"} 2\nsglang:num_aborted_requests_total{tenant="b"} 3\n'
-    assert facts.read(text).aborted_requests == 5
-    assert page("0.5.12_prio1-bigqueue").aborted_requests == 14
 
 
 def test_families_of_a_later_release_are_counted_and_those_of_known_ones_are_not() -> None:
