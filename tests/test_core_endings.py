@@ -16,7 +16,7 @@ from sglang_tuning_exporter.core.findings import Finding, Judged
 from sglang_tuning_exporter.core.inputs import Logs
 from sglang_tuning_exporter.core.report import document, judge
 from sglang_tuning_exporter.core.watch import Watch
-from sglang_tuning_exporter.sglang.secrets import without_requests, without_secrets
+from sglang_tuning_exporter.sglang.clean import without_requests, without_secrets
 
 AT = "[2026-06-01 10:00:{:02d} TP{}] "
 DECODE = "Decode batch, #running-req: 11, #token: 9747, token usage: 0.07, cuda graph: True, gen throughput (token/s): 919.88, #queue-req: 0,"
@@ -245,6 +245,22 @@ def test_the_fraction_that_an_error_asks_for_comes_from_its_line_else_from_the_w
         asked.append((found.changes[0].flag, found.changes[0].to))
         assert "says the opposite" in found.guide
     assert asked == [("--mem-fraction-static", 0.85), ("--mem-fraction-static", 0.92)]
+
+
+def test_a_request_that_failed_by_an_exception_does_not_explain_an_end_for_want_of_memory(tmp_path: Path) -> None:
+    failed = [
+        "[2026-06-01 10:00:09] ERROR:    Exception in ASGI application",
+        "Traceback (most recent call last):",
+        frame("srt/utils/common.py", "_get_fastapi_request_path"),
+        "AttributeError: '_IncludedRouter' object has no attribute 'path'",
+    ]
+    memory = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 470.00 MiB."
+    found = judged(tmp_path, SERVED, *failed, *scheduler(memory), SIGQUIT).judgement.findings
+    assert [each.diagnosis for each in found][0] == "out_of_memory_any"
+    said = found[0].explained_by
+    assert said is not None
+    assert said.text == memory
+    assert not any("_IncludedRouter" in each.headline for each in found)
 
 
 def test_a_log_that_ends_with_an_explaining_line_ended_by_it(tmp_path: Path) -> None:

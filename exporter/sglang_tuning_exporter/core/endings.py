@@ -287,8 +287,9 @@ class Explanation:
             return True
         if self.chain and (self.chain, self.file, self.rank) == (other.chain, other.file, other.rank):
             return True
-        if self.marked and not other.marked and CLASSES[other.ending].weight > CAUSE:
-            return False  # text of others does not outrank a cause
+        is_cause = CLASSES[other.ending].weight > CAUSE and (other.sure or not self.sure)
+        if self.marked and not other.marked and is_cause:
+            return False  # text of others does not outrank a cause, but what ended no process is none
         if other.time is not None and self.time is not None and self.time - other.time > EPISODE_SECONDS:
             return True
         return self.strength > other.strength
