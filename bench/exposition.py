@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_tuning_exporter.sglang.metrics import exposition
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
-from sglang_tuning_exporter.sglang.metrics.page_cache import PageReader
+from sglang_tuning_exporter.sglang.metrics.page_figures import PageReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -44,7 +44,7 @@ from sglang_tuning_exporter.sglang.args.command import command_line
 from sglang_tuning_exporter.sglang.args.printed import holds_secret, is_secret, parse_server_args
 from sglang_tuning_exporter.sglang.metrics import exposition
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
-from sglang_tuning_exporter.sglang.metrics.page_cache import PageReader, ParsedPage
+from sglang_tuning_exporter.sglang.metrics.page_figures import PageReader, ParsedPage
 from sglang_tuning_exporter.sglang.server_info import parse_loads, parse_server_info
 
 ROOT = Path(__file__).parent.parent

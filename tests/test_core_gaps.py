@@ -13,7 +13,7 @@ from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.recordings.recording import Recording, load
 from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.sglang.metrics import page_figures
-from sglang_tuning_exporter.sglang.metrics.figures import Scrape
+from sglang_tuning_exporter.sglang.metrics.page_figures import Scrape
 
 BEGIN = 1_763_632_800.0
 NEVER = 1e9

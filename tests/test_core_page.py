@@ -15,9 +15,8 @@ import pytest
 from browser import chromium
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.against import compare
-from sglang_tuning_exporter.core.chart import Axis, Bounds, Span, Value, lane, nice, strip, top_of
 from sglang_tuning_exporter.core.findings import Change, Judged
-from sglang_tuning_exporter.core.page import POLICY, page
+from sglang_tuning_exporter.core.page import POLICY, Axis, Bounds, Span, Value, lane, nice, page, strip, top_of
 from sglang_tuning_exporter.core.report import run
 from sglang_tuning_exporter.recordings.replay import packaged
 from test_core_report import BEGIN, LOGS, finding, judged

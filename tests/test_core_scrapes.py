@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.scrapes import Counters, RejectedStreams
 from sglang_tuning_exporter.core.server import Server
-from sglang_tuning_exporter.sglang.metrics.figures import RankFigures, Scrape
+from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures, Scrape
 
 
 def gained(*pages: dict[str, Any]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from sglang_tuning_exporter.core.course import Course
 from sglang_tuning_exporter.core.events import NO_RANK, Event, Rank
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.server import STATES, Server
-from sglang_tuning_exporter.sglang.metrics.figures import RankFigures, Scrape
+from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures, Scrape
 
 SIGNALS = STATES.keys()
 

@@ -16,8 +16,8 @@ from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.findings import Judgement
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.watch import Watch
-from sglang_tuning_exporter.sglang.metrics.figures import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
+from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.server_info import ServerInfo
 from test_core_course import ARGUMENTS, BEGIN, decode, judged, prefill, retraction, stamp, start
 

@@ -26,7 +26,7 @@ from fuzz.promtool import PRESENT, promtool
 from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.sglang.metrics import exposition
 from sglang_tuning_exporter.sglang.metrics.catalogue import ON_BOARDS
-from sglang_tuning_exporter.sglang.metrics.page_cache import PageReader
+from sglang_tuning_exporter.sglang.metrics.page_figures import PageReader
 
 if TYPE_CHECKING:
     import random

@@ -11,7 +11,7 @@ from sglang_tuning_exporter.collect import log as logbook
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format
-from sglang_tuning_exporter.sglang.metrics.figures import Scrape
+from sglang_tuning_exporter.sglang.metrics.page_figures import Scrape
 
 START = "[2025-11-20 10:00:00] server_args={'tp_size': 1, 'port': 30000}\n"
 DECODE = (

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from fuzz.promtool import promtool
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
-from sglang_tuning_exporter.sglang.metrics.figures import Scrape
 from sglang_tuning_exporter.sglang.metrics.histograms import MOST_BOUNDS, Histogram
+from sglang_tuning_exporter.sglang.metrics.page_figures import Scrape
 
 PAGES = Path(__file__).parent / "data" / "metrics"
 NAME = "sglang:time_to_first_token_seconds"

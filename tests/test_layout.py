@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from conftest import SERVING, SERVING_WITH_DP_RANKS
 from sglang_tuning_exporter.sglang.metrics import exposition
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
-from sglang_tuning_exporter.sglang.metrics.page_cache import PageReader, ParsedPage
+from sglang_tuning_exporter.sglang.metrics.page_figures import PageReader, ParsedPage
 
 if TYPE_CHECKING:
     from collections.abc import Callable

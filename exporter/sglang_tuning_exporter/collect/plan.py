@@ -14,7 +14,7 @@ from sglang_tuning_exporter.core.plan import check_format, show, table
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.sglang.args.flags import version_tuple
 from sglang_tuning_exporter.sglang.metrics import exposition
-from sglang_tuning_exporter.sglang.metrics.page_cache import PageReader
+from sglang_tuning_exporter.sglang.metrics.page_figures import PageReader
 
 LEAST_SECONDS, MOST_SECONDS = 30.0, 86400.0
 ASK_SECONDS = 5.0

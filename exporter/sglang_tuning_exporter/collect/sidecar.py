@@ -29,7 +29,7 @@ from sglang_tuning_exporter.sglang.args.flags import version_tuple
 from sglang_tuning_exporter.sglang.clean import cleaned
 from sglang_tuning_exporter.sglang.metrics import exposition
 from sglang_tuning_exporter.sglang.metrics.catalogue import ON_BOARDS
-from sglang_tuning_exporter.sglang.metrics.page_cache import PageReader
+from sglang_tuning_exporter.sglang.metrics.page_figures import PageReader
 
 # Pause between two polls of the log: while lines come, and when none has come for two seconds. A log that is copied and
 # truncated may lose lines written since the last poll, so the first pause is short.

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sglang_tuning_exporter.core.events import Event
-from sglang_tuning_exporter.sglang.clean import clean
-from sglang_tuning_exporter.sglang.secrets import CUT, without_requests, without_secrets
+from sglang_tuning_exporter.sglang.clean import CUT, clean, without_requests, without_secrets
 
 LONGEST_TEXT, LONGEST_WORDS = 2000, 200
 CAUSE = 2  # the weight of a class that says more than that it ended

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sglang_tuning_exporter.sglang.metrics.figures import MOST_RANKS
+from sglang_tuning_exporter.sglang.metrics.page_figures import MOST_RANKS
 
 
 class Rank(NamedTuple):

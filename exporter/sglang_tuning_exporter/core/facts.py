@@ -13,9 +13,18 @@ from functools import cached_property
 from sglang_tuning_exporter.core.events import NO_RANK, Event, Rank
 from sglang_tuning_exporter.sglang.advices import Advice, recognise
 from sglang_tuning_exporter.sglang.args.command import typed_args
-from sglang_tuning_exporter.sglang.args.flags import flag_of, infer_version, is_before, release_of, version_tuple
-from sglang_tuning_exporter.sglang.args.values import attention_ranks, flag_value, number, print_factor
-from sglang_tuning_exporter.sglang.metrics.figures import RankFigures
+from sglang_tuning_exporter.sglang.args.flags import (
+    attention_ranks,
+    flag_of,
+    flag_value,
+    infer_version,
+    is_before,
+    number,
+    print_factor,
+    release_of,
+    version_tuple,
+)
+from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures
 from sglang_tuning_exporter.sglang.server_info import ServerInfo
 
 DECODE_LOG_INTERVAL = 40.0  # decode steps between two decode lines, the default of --decode-log-interval

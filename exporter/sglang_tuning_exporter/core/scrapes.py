@@ -12,8 +12,8 @@ from math import inf
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from sglang_tuning_exporter.sglang.metrics.catalogue import SERVER_COUNTS
-from sglang_tuning_exporter.sglang.metrics.figures import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
+from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures, Scrape
 
 _T = TypeVar("_T", Scrape, RankFigures)
 Stage: TypeAlias = Literal["tokenizer", "scheduler", "detokenizer"]

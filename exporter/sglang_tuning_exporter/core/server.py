@@ -22,8 +22,8 @@ from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.scrapes import Counters, Gains, Progress, RankGains
 from sglang_tuning_exporter.core.transfers import says_why
 from sglang_tuning_exporter.sglang.metrics.catalogue import SERVER_COUNTS
-from sglang_tuning_exporter.sglang.metrics.figures import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
+from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures, Scrape
 
 BUCKET_SECONDS = 10.0
 OVERDUE = 2.5  # intervals between two lines; then nothing is decoded any more

@@ -12,8 +12,7 @@ from math import ceil, inf
 
 from sglang_tuning_exporter.core.findings import Change, Value
 from sglang_tuning_exporter.core.view import View, counted
-from sglang_tuning_exporter.sglang.args.flags import flag_of
-from sglang_tuning_exporter.sglang.args.values import number
+from sglang_tuning_exporter.sglang.args.flags import flag_of, number
 
 MOST_NAMED = 3
 OFTEN = 0.25  # of the serving time: less than for a finding

@@ -24,7 +24,7 @@ from sglang_tuning_exporter.core.scrapes import Gains
 from sglang_tuning_exporter.core.server import WORKS_ON_SECONDS, Server, Totals
 from sglang_tuning_exporter.core.view import View, view_of
 from sglang_tuning_exporter.sglang.args.flags import is_before
-from sglang_tuning_exporter.sglang.metrics.figures import Scrape
+from sglang_tuning_exporter.sglang.metrics.page_figures import Scrape
 from sglang_tuning_exporter.sglang.server_info import Load, ServerInfo
 
 KEPT_SECONDS = 6 * 3600.0  # of sums, for the chart

@@ -27,7 +27,7 @@ from sglang_tuning_exporter.recordings.recording import MAX_FILE_BYTES
 from sglang_tuning_exporter.recordings.scrub import HOST, OF_LIFE, LogScrubber, Scrubber
 from sglang_tuning_exporter.recordings.signals import stopped_by_signal
 from sglang_tuning_exporter.recordings.vocabulary import is_known
-from sglang_tuning_exporter.sglang.secrets import REDACTED
+from sglang_tuning_exporter.sglang.clean import REDACTED
 
 SCRAPE_SECONDS = 2.0
 POLL_SECONDS = 0.1

@@ -16,8 +16,8 @@ from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.wrapping import FIRST_DATED, WORDS, Line, Wrapping, stamp_of
 from sglang_tuning_exporter.recordings.vocabulary import is_known, only_known
 from sglang_tuning_exporter.sglang.args.printed import holds_secret, is_secret
+from sglang_tuning_exporter.sglang.clean import REDACTED, without_secrets
 from sglang_tuning_exporter.sglang.metrics.exposition import TYPES, labels, scan
-from sglang_tuning_exporter.sglang.secrets import REDACTED, without_secrets
 
 ADDRESS, PATH, HOST, MODEL, OTHER = "127.0.0.1", "/path", "host", "model", "scrubbed"
 _SHORTEST_KNOWN = 4  # shorter words also occur with other meanings

@@ -10,7 +10,7 @@ import re
 from functools import lru_cache
 
 from sglang_tuning_exporter.sglang.args.flags import argument_names
-from sglang_tuning_exporter.sglang.metrics.names import FAMILIES
+from sglang_tuning_exporter.sglang.metrics.catalogue import FAMILIES
 
 UNKNOWN = "scrubbed"
 _TOKEN = re.compile(r"[^\W_]+")

@@ -1,11 +1,14 @@
-"""Text from outside without control characters: none that moves a cursor, hides, reorders or ends a line. Pure.
+"""Text from outside as it may be shown: without control characters, secrets and words of requests. Pure.
 
-Text is cleaned where it is shown, because inside the program a name must stay unchanged: files are opened, arguments compared and
-labels matched by it. Each output has one place that calls this: documents, pages, metrics, log lines, error lines.
+No character moves a cursor, hides, reorders or ends a line. Text is cleaned where it is shown, because inside the program a name must stay
+unchanged: files are opened, arguments compared and labels matched by it. Each output has one place that calls this: documents, pages,
+metrics, log lines, error lines. Every text that is quoted anywhere (API, report, recording, page, metrics, state file) goes through
+`without_secrets` first, which finds secrets by their shape as well as by name.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar, cast
@@ -45,3 +48,70 @@ def clean_for_page(value: Any) -> Any:
         return value
     # Markup is ours or escaped; its line ends lay out the page.
     return type(value)("\n".join(map(clean, value.split("\n")))) if hasattr(value, "__html__") else clean(value)
+
+
+REDACTED = "<redacted>"
+
+_NAMED = (
+    r"(?:[\w.-]{0,40}(?:api[_-]?key|passw(?:or)?d|passphrase|secret|credential|private[_-]?key|access[_-]?key|(?<!new)(?<!max)"
+    r"(?:^|[_-])(?:hf|auth|access|bearer|api|session|refresh)[_-]?token|(?<![\w-])token|signature|sig))"
+)
+# Most specific first. Each has one group or none: what stays before the secret.
+_SHAPES = tuple(
+    re.compile(pattern, flags)
+    for pattern, flags in (
+        (r"()-----BEGIN [A-Z0-9 ]{3,40}-----.*?(?:-----END [A-Z0-9 ]{3,40}-----|\Z)", re.DOTALL),
+        (r"()\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?", 0),  # a JWT
+        (r"(\b[a-zA-Z][a-zA-Z0-9+.-]{1,20}://)[^\s/'\"@]{1,400}@", 0),  # a URL with credentials
+        (
+            r"()\b(?:sk|pk|rk)-(?=[A-Za-z_-]*\d)[A-Za-z0-9_-]{8,}|\b(?:hf|gh[opusr]|glpat|xox[abprs])[_-][A-Za-z0-9_-]{8,}",
+            0,
+        ),
+        (r"()\b(?:npm|pypi|nvapi|gsk|r8)[_-](?=[A-Za-z_-]*\d)[A-Za-z0-9_-]{16,}", 0),
+        (r"()\bgithub_pat_[A-Za-z0-9_]{20,}|\bAIza[A-Za-z0-9_-]{30,}|\bya29\.[A-Za-z0-9_-]{20,}", 0),
+        (r"()\b(?:AKIA|ASIA|AGPA|AIDA|AROA|ANPA)[A-Z0-9]{12,}\b", 0),
+        (
+            r"([?&;](?:X-Amz-(?:Signature|Credential|Security-Token)|X-Goog-(?:Signature|Credential)|sig|Signature|AWSAccessKeyId|se|sp|sv)=)[^&\s'\"]+",
+            re.IGNORECASE,
+        ),
+        (r"(\b(?:Bearer|Basic)\s+)[A-Za-z0-9+/._~=-]{8,}", re.IGNORECASE),
+        (r"(\bAuthorization['\"]?\s{0,3}[:=]\s{0,3}['\"]?)[^\s'\",]{4,}(?: [^\s'\",]{8,})?", re.IGNORECASE),
+        (r"(" + _NAMED + r"['\"]?\s{0,3}[:=]\s{0,3}b?['\"])[^'\"\n]{1,400}(?=['\"])", re.IGNORECASE),
+        (r"(" + _NAMED + r"\s{0,3}[=]\s{0,3})(?!None\b|True\b|False\b)[^\s'\",)}\]]{3,400}", re.IGNORECASE),
+        (
+            r"(--(?:[a-z]+-){0,3}(?:api-key|key-password|password|secret|token)[ =])(?!None\b)[^\s'\"]{2,400}",
+            re.IGNORECASE,
+        ),
+    )
+)
+# Of nearly all texts one look is enough.
+_MAY_HOLD = re.compile(
+    r"-----BEGIN|eyJ|://|[sprk]k-|[a-z0-9]{2,6}[_-][A-Za-z0-9_-]{8}|AI|A[KSGIRN][IPD]|ya29|[=:]|earer|asic|uthorization|--",
+    re.IGNORECASE,
+)
+
+_REQUEST_FIELDS = re.compile(
+    r"((?<![\w])(?:input_ids|origin_input_ids|output_ids|token_ids|fill_ids|prompt_token_ids|prompt|prompts|text|input_text|origin_input_text|"
+    r"decoded_text|messages|content|image_data|audio_data|video_data|input_embeds|completion|query|documents)['\"]?\s{0,2}[:=]\s{0,2})"
+    r"(?:'(?:[^'\\\n]|\\.)*(?:'|$)|\"(?:[^\"\\\n]|\\.)*(?:\"|$)|\[[^\]\n]*(?:\]|$)|\{[^}\n]*(?:\}|$))"
+)
+_QUOTED = re.compile(r"(?<!\w)'[^'\n]*(?:'|$)|(?<!\w)\"[^\"\n]*(?:\"|$)")  # an apostrophe inside a word opens nothing
+_LONG = 120  # characters of a quotation that may be a request's
+_NUMBERS = re.compile(r"\[(?:\s*-?\d+\s*,){12,}[^\]\n]{0,100000}(?:\]|$)")
+CUT = "…"
+
+
+def without_secrets(text: str) -> str:
+    """Return the text with every secret, known by its name or its shape, replaced by `<redacted>`."""
+    if _MAY_HOLD.search(text) is None:
+        return text
+    for shape in _SHAPES:
+        text = shape.sub(lambda match: (match[1] or "") + REDACTED, text)
+    return text
+
+
+def without_requests(text: str) -> str:
+    """Return the text without words of a request: values of a request's fields, long quotations and lists of token ids."""
+    text = _REQUEST_FIELDS.sub(lambda match: match[1] + CUT, text)
+    text = _QUOTED.sub(lambda match: match[0] if len(match[0]) <= _LONG else "'" + CUT + "'", text)
+    return _NUMBERS.sub("[" + CUT + "]", text)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_tuning_exporter.sglang.args.printed import holds_secret, is_argument, is_secret
+from sglang_tuning_exporter.sglang.clean import REDACTED
 from sglang_tuning_exporter.sglang.metrics.histograms import MOST
-from sglang_tuning_exporter.sglang.secrets import REDACTED
 
 # Fields of the answer that are no arguments. launch_command repeats the command line with its secrets.
 _NOT_ARGUMENTS = frozenset(

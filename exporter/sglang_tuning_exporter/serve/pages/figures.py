@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from math import inf, isfinite
 from typing import TypeAlias
 
-from sglang_tuning_exporter.core.chart import Axis, Bounds, Span, Value, strip
 from sglang_tuning_exporter.core.findings import URGENCY
-from sglang_tuning_exporter.core.page import Tile
+from sglang_tuning_exporter.core.page import Axis, Bounds, Span, Tile, Value, strip
 from sglang_tuning_exporter.core.server import BUCKET_SECONDS, Scheduler, Totals
 from sglang_tuning_exporter.core.summary import last_figures
 from sglang_tuning_exporter.core.text import duration

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple
 
-from sglang_tuning_exporter.sglang.secrets import REDACTED, without_secrets
+from sglang_tuning_exporter.sglang.clean import REDACTED, without_secrets
 
 LONGEST_TEXT = 262_144
 _ARGUMENTS_KEPT = 2000

@@ -11,8 +11,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from sglang_tuning_exporter.sglang.args.flags import flag_of, in_release, read_table, release_indexes
-from sglang_tuning_exporter.sglang.args.values import attention_ranks, in_force, number
+from sglang_tuning_exporter.sglang.args.flags import (
+    attention_ranks,
+    flag_of,
+    in_force,
+    in_release,
+    number,
+    read_table,
+    release_indexes,
+)
 
 Kind = Literal["refused", "ignored"]
 

@@ -122,7 +122,7 @@ def overflows_float(number: float, text: str) -> bool:
     return math.isinf(number) and not text[-1].isalpha()
 
 
-# A server repeats its label sets in every family. The caches have room for those of sixty ranks, until `page_cache` has the structure.
+# A server repeats its label sets in every family. The caches have room for those of sixty ranks, until `PageReader` has the structure.
 @lru_cache(maxsize=MOST_LABEL_SETS)
 def _are_labels(raw: str) -> bool:
     if _ONLY_LABELS.fullmatch(raw) is None:

@@ -1,15 +1,22 @@
-"""Read one page of SGLang's `/metrics` with the catalogue. Pure."""
+"""One page of SGLang's `/metrics` as objects, read with the catalogue. Pure; nothing here raises.
+
+Times are unix seconds; memory is in GB as SGLang prints it (1 GB = 2**30 bytes). `None` means that this release does not show the figure, never
+zero. Until a new series comes only the values of a page change, so `PageReader` keeps the structure of the page before: to compare the rest
+takes a small part of the time of parsing it.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sglang_tuning_exporter.sglang.metrics import histograms
+from sglang_tuning_exporter.sglang.metrics import exposition, histograms
 from sglang_tuning_exporter.sglang.metrics.catalogue import (
     CUMULATIVE,
+    FAMILIES,
     HISTOGRAM_MEMBERS,
     HISTOGRAM_SOURCES,
     OUTPUTS,
@@ -20,9 +27,86 @@ from sglang_tuning_exporter.sglang.metrics.catalogue import (
     Source,
 )
 from sglang_tuning_exporter.sglang.metrics.exposition import Page, is_sglang_series, labels, name_with_colon, scan
-from sglang_tuning_exporter.sglang.metrics.figures import MOST_RANKS, RankFigures, Scrape
-from sglang_tuning_exporter.sglang.metrics.histograms import MOST
-from sglang_tuning_exporter.sglang.metrics.names import FAMILIES
+from sglang_tuning_exporter.sglang.metrics.histograms import MOST, Histogram
+
+MOST_RANKS = 1024
+"""Ranks are numbered below this; a greater number is none."""
+
+
+@dataclass(slots=True)
+class RankFigures:
+    """The figures of one scheduler in one scrape (one DP rank, or the whole server without DP).
+
+    Counters are the server's own cumulative values. Repetitions by TP and PP ranks are already removed.
+    """
+
+    dp: int | None = None
+    running: float | None = None
+    queued: float | None = None
+    grammar_queued: float | None = None
+    full_usage: float | None = None
+    swa_usage: float | None = None
+    mamba_usage: float | None = None
+    used_tokens: float | None = None
+    kv_pool_tokens: float | None = None
+    generation_throughput: float | None = None
+    new_token_ratio: float | None = None
+    accept_length: float | None = None  # of speculative decoding: tokens a verified step, at last
+    graph_passes: float | None = None  # decode passes that replayed a captured graph, cumulative
+    eager_passes: float | None = None  # decode passes that did not, cumulative
+    prefill_passes: float | None = None  # cumulative, from 0.5.10.post1 on
+    decoded_tokens: float | None = None  # cumulative
+    computed_tokens: float | None = None  # of prompts, cumulative
+    cached_tokens: float | None = None  # of prompts, found in the prefix cache, cumulative
+    retracted_requests: float | None = None  # cumulative
+    queued_requests: float | None = None  # cumulative: entered the queue for the first time
+    admitted_requests: float | None = None  # cumulative: left the queue for the first time
+    available_gpu_memory_gb: float | None = None  # at start-up; host memory on a CPU server
+    graph_memory_gb: float | None = None
+    weight_memory_gb: float | None = None
+    kv_memory_gb: float | None = None
+    queues: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Scrape:
+    """One successful scrape of SGLang's `/metrics`."""
+
+    ranks: list[RankFigures]
+    model_name: str | None = None
+    engine_type: str | None = None
+    progress: float | None = None  # sum of counters that change only with tokens or requests; to compare, not to show
+    sent: float | None = None  # the part of it that changes when the detokenizer sends tokens, known while requests run
+    scheduled: float | None = None  # the part of it that the schedulers change
+    open_requests: float | None = None  # accepted by the HTTP server and not finished
+    aborted_requests: float | None = None
+    # Streamed or not. Finished requests include those whose client went away.
+    started_requests: float | None = None
+    finished_requests: float | None = None
+    finished_prompt_tokens: float | None = None  # of the requests that ended, as the next two
+    finished_answer_tokens: float | None = None
+    # Of prompts; up to 0.5.8 counted again when a request is computed again.
+    finished_cached_tokens: float | None = None
+    posted_requests: float | None = None  # over HTTP
+    answered_requests: float | None = None  # over HTTP, with status 200
+    refused_requests: float | None = None  # over HTTP, with status 503
+    server_errors: float | None = None  # over HTTP, with status 500
+    generation_posts: float | None = None  # over HTTP, to endpoints that generate
+    generation_responses: float | None = None  # to them, with any status
+    # On this side of a pair; clients that gave up are among them.
+    failed_bootstraps: float | None = None
+    failed_transfers: float | None = None
+    pauses: float | None = None  # POSTs to /pause_generation, cumulative
+    resumptions: float | None = None  # POSTs to /continue_generation, cumulative
+    # Cumulative, of the whole server. Time to first token is that of streamed requests where the release separates them.
+    time_to_first_token: Histogram | None = None
+    inter_token: Histogram | None = None
+    request_latency: Histogram | None = None
+    queue_time: Histogram | None = None
+    answer_tokens: Histogram | None = None  # its "seconds" are tokens of an answer
+    unrecognised: int = 0  # sglang families that no release of the census has
+    counters_invalid: bool = False  # a counter is NaN or negative: the counters of this page are not used
+
 
 Series = list[tuple["Mapping[str, str]", int]]  # labels, and the number of the sample in the page's order
 Process = tuple["int | None", frozenset[tuple[str, str]]]  # DP rank, and labels
@@ -264,3 +348,86 @@ def _unrecognised(names: Iterable[str]) -> int:
         if not FAMILIES & {name, base, base + "_total"}:
             unknown.add(base)
     return len(unknown)
+
+
+# A larger page is not cached; a page of eight ranks has 0.4 MB.
+MOST_CHARACTERS = 8 << 20
+# A figure at the end of a line, in the spellings that both float() and the format accept.
+_FIGURE = re.compile(r" ([+-]?[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|NaN|[+-]?Inf)\n")
+
+
+class ParsedPage(NamedTuple):
+    """The figures of a page, and the page itself, safe to append to ours (empty without pass-through)."""
+
+    scrape: Scrape
+    native: str
+    left_out: int = 0  # lines not in `native` because Prometheus would reject them
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """The structure of a page."""
+
+    text_between: list[str]  # text before, between and after the figures
+    samples: Sequence[int]  # which of the figures are values of samples, in order
+    places: Places
+    native: Sequence[int] | None  # which lines are passed through, in which order; None: the page unchanged
+    left_out: int
+
+
+class PageReader:
+    """Reads the pages of one server; not thread-safe."""
+
+    def __init__(self, *, passthrough: bool = True, only: frozenset[str] | None = None) -> None:
+        self._passthrough, self._only = passthrough, only if passthrough else frozenset()
+        self._layout: _Layout | None = None
+
+    def read(self, text: str) -> ParsedPage:
+        """Read one page."""
+        parts = _FIGURE.split(text) if len(text) <= MOST_CHARACTERS else []
+        text_between, figures = parts[0::2], parts[1::2]
+        if self._layout is None or self._layout.text_between != text_between:
+            self._layout = _layout(text, text_between, self._only)
+            if self._layout is not None:  # without a structure, the next page needs them again
+                exposition.clear_caches()
+        layout = self._layout
+        values = [float(figures[place]) for place in layout.samples] if layout is not None else []
+        if layout is None or _has_overflow(layout, values, figures):
+            passed = (
+                exposition.passthrough(exposition.scan(text), self._only)
+                if self._passthrough
+                else exposition.SafePage("")
+            )
+            return ParsedPage(read(text), passed.text, passed.left_out)
+        native = text
+        if layout.native is not None:
+            lines = text.split("\n") if layout.native else []
+            native = "".join([lines[place] + "\n" for place in layout.native])
+        return ParsedPage(layout.places.figures(values), native, layout.left_out)
+
+
+def _has_overflow(layout: _Layout, values: list[float], figures: list[str]) -> bool:
+    """Return whether a figure is now too large for a float."""
+    return any(map(math.isinf, values)) and any(
+        exposition.overflows_float(value, figures[place]) for place, value in zip(layout.samples, values, strict=True)
+    )
+
+
+def _layout(text: str, text_between: list[str], only: frozenset[str] | None) -> _Layout | None:
+    """Return the structure of a page of which `only` these families are passed on; None where it may depend on more than the values."""
+    page = exposition.scan(text) if text_between else exposition.Page()
+    if not page.canonical or not page.samples or any(name.startswith("sglang_") for name, *_ in page.samples):
+        return None
+    # A comment may end with a number.
+    values = [place for place, part in enumerate(text_between[:-1]) if not part.rpartition("\n")[2].startswith("#")]
+    if len(values) != len(page.samples):
+        return None
+    passed = exposition.passthrough(page, only) if only != frozenset() else exposition.SafePage("")
+    native_lines = None
+    if passed.text != text:
+        lines, passed_lines = text.split("\n"), passed.text.splitlines()
+        first_places = dict(zip(reversed(lines), reversed(range(len(lines))), strict=True))
+        if not first_places.keys() >= set(passed_lines):  # a line was changed
+            return None
+        native_lines = [first_places[line] for line in passed_lines]
+    return _Layout(text_between, values, Places(page), native_lines, passed.left_out)
