@@ -1,4 +1,4 @@
-"""The command line: `parser` (the flags), `commands` (what runs), `completion` (for shells). May import every room."""
+"""The command line: `parser` (the flags), `commands` (what runs). May import every room."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
@@ -119,14 +118,6 @@ def demo(*, recording: str, **given: Any) -> int:
     _log_to_stderr()
     logging.getLogger().setLevel(logging.WARNING)
     return run(recording, **given)
-
-
-def completion(*, program: str, shell: str, flags: dict[str, dict[str, argparse.Action]]) -> int:
-    """Print a script that completes the command line."""
-    from sglang_tuning_exporter.cli.completion import script
-
-    sys.stdout.write(script(program, shell, flags))
-    return 0
 
 
 def _layered(given: dict[str, Any], *more: Option) -> dict[str, Any]:

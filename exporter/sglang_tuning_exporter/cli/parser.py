@@ -91,13 +91,6 @@ def make_parser() -> _Parser:
         "where notifications find the runbooks: BASE/<Alert>, or BASE with {alert} in it (default: no link)",
     )
     generate.flag("--grafana-url BASE", "where notifications find Grafana (default: no link)")
-    completion = add(
-        run.completion,
-        "print a script that completes this command line in a shell",
-        "Print a completion script. bash: source <(sglang-tuning-exporter completion bash)",
-    )
-    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell to write it for")
-    completion.set_defaults(program=PROGRAM, flags={name: known_words(each) for name, each in commands.choices.items()})
     return parser
 
 
