@@ -314,7 +314,7 @@ class Log:
         """Return whether a file that is known and not open is to be opened; `is_reading`: one before it was."""
         mark, file = known.marks[at], known.beside[to]
         if at < len(self.finished):
-            return file.size > mark.position and not mark.joined and not rotation.packing(file.path)
+            return mark.has_key(file.key) and file.size > mark.position and not mark.joined  # written to once more
         was_read = file.size == mark.position and not mark.joined
         later = [*known.beside[to + 1 :], *([] if known.named is None else [known.named])]
         return at == len(known.marks) - 1 or is_reading or not (was_read and any(each.size for each in later))
