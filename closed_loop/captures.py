@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import median
 from typing import ClassVar, Literal, TypeAlias
 
 import aiohttp
@@ -29,6 +28,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from closed_loop import engine, load
 from closed_loop.installation import RELEASES, install
+from closed_loop.side import quantile
 from sglang_tuning_exporter.config.values import UsageError
 from truth.cases import data
 
@@ -65,6 +65,12 @@ class Situation:
     version: str = RELEASES[0]
 
 
+def truths() -> dict[str, dict[str, str]]:
+    """Return what is true of each situation, by name."""
+    found: dict[str, dict[str, str]] = data("situations.yaml")["captures"]
+    return found
+
+
 def read(path: Path) -> Situation:
     """Read a situation. Raises `UsageError` with the key that is wrong, and where its truth is missing."""
     try:
@@ -74,7 +80,7 @@ def read(path: Path) -> Situation:
         raise UsageError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     except (OSError, yaml.YAMLError) as error:
         raise UsageError(f"{path}: {error}") from None
-    if found.name not in data("situations.yaml")["captures"]:
+    if found.name not in truths():
         raise UsageError(f"name={found.name}: write down what is true of it in truth/cases/situations.yaml first")
     return found
 
@@ -175,17 +181,13 @@ class _Capture:
             await asyncio.gather(*watching, return_exceptions=True)
 
     def note(self) -> str:
-        """Write the truth about the situation and the figures that show it."""
-        every = [record for each in self.records for record in each]
-        firsts = sorted(record.first - record.sent for record in every if record.first is not None)
+        """Write the truth about the situation and what its clients saw."""
+        every, truth = [record for each in self.records for record in each], truths()[self.situation.name]
+        firsts = [record.first - record.sent for record in every if record.first is not None]
         ends = Counter(record.error.split("(")[0] or f"status {record.status}" for record in every)
-        late = f"{median(firsts):.2f} s, p99 {firsts[int(0.99 * (len(firsts) - 1))]:.2f} s" if firsts else "none"
-        truth = data("situations.yaml")["captures"][self.situation.name]
         return (
-            f"# {self.situation.name}\n\n{self.situation.what}\n\n- Flags: `{self.situation.flags or 'none'}`; load: situation.yaml\n"
-            f"- Truth: {truth['truth']}\n- Right advice: {truth['right']}\n"
-            f"- Clients: {len(every)} requests {dict(ends)}; first token median {late}; {sum(r.tokens for r in every)} tokens\n"
-            f"- Health probes: {dict(self.health)}\n"
+            f"# {self.situation.name}\n\n{self.situation.what}; flags and load: situation.yaml\n\n- Truth: {truth['truth']}\n- Right advice: {truth['right']}\n"
+            f"- Clients: {dict(ends)}; first token p50 {quantile(firsts, 0.5)} s, p99 {quantile(firsts, 0.99)} s\n- Health probes: {dict(self.health)}\n"
         )
 
 

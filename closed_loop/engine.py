@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from closed_loop.installation import Installation
 from sglang_tuning_exporter.config.values import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 LOOPBACK, PORT = "127.0.0.1", 31000
 URL = f"http://{LOOPBACK}:{PORT}"
@@ -163,6 +163,19 @@ def start(installation: Installation, args: Sequence[str], log: Path, env: Mappi
         )
     prefer(process.pid)
     return Engine(log, process.pid, time.time(), process)
+
+
+@contextmanager
+def running(installation: Installation, args: Sequence[str], log: Path, env: Mapping[str, str]) -> Iterator[Engine]:
+    """Start a server, and hand it over when it serves and has done its own first request. Raises `UsageError` if it does not start."""
+    server = start(installation, args, log, env)
+    try:
+        server.wait_ready()
+        server.pin()
+        time.sleep(SETTLE_SECONDS)
+        yield server
+    finally:
+        server.stop()
 
 
 def machine(server: Engine) -> tuple[float, float, float]:

@@ -38,28 +38,20 @@ def run(installation: Installation, mix: str, say: Callable[[str], None]) -> lis
     """Run one mix once. Raises `UsageError` if the server does not start."""
     with tempfile.TemporaryDirectory(prefix="closed-loop-") as scratch:
         args = engine.arguments(installation, "--max-total-tokens 65536")
-        server = engine.start(installation, args, Path(scratch) / "server.log", {})
-        try:
-            server.wait_ready()
-            server.pin()
-            time.sleep(engine.SETTLE_SECONDS)
+        with engine.running(installation, args, Path(scratch) / "server.log", {}) as server:
             plan, share = _plan(server, MIXES[mix])
             say(f"{mix}: {plan['refused'] or [row['requests'] for row in plan['rows']]}")
-            predicted = {row["requests"]: row["tokens_per_second"] for row in plan["rows"]}
-            phases = []
+            predicted, phases = {row["requests"]: row["tokens_per_second"] for row in plan["rows"]}, list[Phase]()
             for clients in CLIENTS:
                 begin, cpu = time.time(), server.cpu_seconds(engine.SCHEDULER)
                 records = load.run(replace(MIXES[mix], seed=9, clients=clients, seconds=PHASE_SECONDS), engine.URL)
                 used = (server.cpu_seconds(engine.SCHEDULER) - cpu) / (time.time() - begin)
                 found = measure(records, (), begin + WARM_SECONDS, begin + PHASE_SECONDS - 1, used)
                 measured, row = found["tokens_per_second"] or 0.0, predicted.get(clients)
-                phases.append(
-                    (mix, clients, row, measured, (row["value"] / share) / (measured / used) - 1 if row else 0.0)
-                )
+                error = (row["value"] / share) / (measured / used) - 1 if row else 0.0
+                phases.append((mix, clients, row, measured, error))
                 say(f"{mix}: {phases[-1]}")
             return phases
-        finally:
-            server.stop()
 
 
 def _plan(server: engine.Engine, sent: load.Load) -> tuple[dict[str, Any], float]:

@@ -19,6 +19,7 @@ from closed_loop.starts import STARTS, Start
 
 KEPT = Path(__file__).with_name("results.json")  # what every start brought, as it was last committed
 PAGE = Path(__file__).parent.parent / "docs" / "closed-loop.md"
+BEGIN, END = "<!-- generated: results -->", "<!-- /generated -->"
 SPEED = "tokens_per_cpu_second"
 Say = Callable[[str], None]
 
@@ -92,7 +93,7 @@ def write(folder: Path) -> None:
     """Write `results.json` and the page."""
     data = collected(folder, json.loads(KEPT.read_text(encoding="utf-8")))
     KEPT.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    PAGE.write_text(page(data), encoding="utf-8")
+    PAGE.write_text(page(data, PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def spread(steps: Iterable[Any], name: str = SPEED) -> tuple[float, float, float] | None:
@@ -101,37 +102,14 @@ def spread(steps: Iterable[Any], name: str = SPEED) -> tuple[float, float, float
     return (median(values), min(values), max(values)) if values else None
 
 
-def page(data: dict[str, Any]) -> str:
-    """Write the whole page."""
+def page(data: dict[str, Any], before: str) -> str:
+    """Return the page with its table anew."""
     heads = ("start", "advice, step by step", "start → end", "by hand", "end / by hand")
     rows = [_row(start, runs) for start in STARTS if (runs := data["starts"].get(start.name))]
     shares = [step["others"] for runs in data["starts"].values() for run in runs for step in run["steps"]]
-    others = f"{100 * min(shares):.0f} to {100 * max(shares):.0f} %" if shares else "-"
-    return f"""# The advice, followed on a real engine
-
-Made by `python -m closed_loop document` from `closed_loop/results.json`; do not edit.
-
-A real SGLang 0.5.23 starts with a wrong setting, beside it the exporter, Prometheus with the committed rules, and Alertmanager. A load is sent
-that a seed decides; then the command line in the exporter's JSON (`/api/v1/findings`) is used unchanged, and the same load is sent again, until nothing
-is advised. `--max-total-tokens` stands for a GPU's memory and is kept against any advice; the setting by hand has the same memory.
-
-SGLang's scheduler, admission, cache and logs are unchanged; its model is a tiny Llama with random weights on a CPU ({data["machine"]["cores"]} cores).
-So the figures show how scheduling reacts to a flag, not the speed on a GPU. The machine was shared (other programs took {others} of it):
-compare **tokens a second of the scheduler's CPU**. Medians, with least and most in brackets.
-
-{markdown(heads, rows)}
-
-## How to repeat it
-
-```sh
-make test-real                                       # one wrong flag each, its advice followed once; SGLang is installed first (3 GB, outside the repository)
-make test-real REAL="--only all --restarts 5 --by-hand"   # several wrong flags too, followed to the end, and the setting by hand
-python -m closed_loop document                       # writes closed_loop/results.json and this page from .closed-loop/
-```
-
-Repeated runs give other figures: answers end at random, and other programs change all wall-clock figures. A few per cent between two single
-runs mean nothing.
-"""
+    others = f"{data['machine']['cores']} cores, shared: other programs took {100 * min(shares):.0f} to {100 * max(shares):.0f} % of them."
+    head, rest = before.split(BEGIN)
+    return f"{head}{BEGIN}\n{markdown(heads, rows)}\n\n{others}\n{END}{rest.partition(END)[2]}"
 
 
 def _row(start: Start, runs: Sequence[Any]) -> list[str]:

@@ -53,25 +53,21 @@ def run(
 ) -> Side:
     """Start everything, send the load, stop everything. Raises `UsageError` if something does not start."""
     with tempfile.TemporaryDirectory(prefix="closed-loop-") as scratch:
-        server = engine.start(installation, args, Path(scratch) / "server.log", start.env)
-        messages: list[tuple[float, Any]] = []
+        log, messages = Path(scratch) / "server.log", list[tuple[float, Any]]()
         stack = Stack(
             Path(scratch),
             sglang_url=engine.URL,
-            log_file=server.log,
+            log_file=log,
             profile=start.profile,
             time_scale=TIME_SCALE,
             on_message=lambda message: messages.append((time.time(), message)),
         )
-        try:
-            server.wait_ready()
-            server.pin()
-            time.sleep(engine.SETTLE_SECONDS)
-            stack.start()
-            return _watched(server, stack, sent, messages, say)
-        finally:
-            stack.stop()
-            server.stop()
+        with engine.running(installation, args, log, start.env) as server:
+            try:
+                stack.start()
+                return _watched(server, stack, sent, messages, say)
+            finally:
+                stack.stop()
 
 
 def _watched(

@@ -288,13 +288,13 @@ def test_the_page_compares_a_path_with_the_setting_by_hand_and_keeps_what_a_fold
     known = json.loads(KEPT.read_text(encoding="utf-8"))
     data = collected(tmp_path, known)
     assert data["starts"].keys() == known["starts"].keys() | {"everything-small"}
-    row = next(line for line in page(data).splitlines() if "two requests at once" in line)
+    row = next(line for line in page(data, PAGE.read_text()).splitlines() if "two requests at once" in line)
     assert "| `--max-running-requests` 2 → 16 | 100 → 960 (959 to 960) | 1,000 with none of these flags | 96 % |" in row
 
 
 def test_the_committed_page_is_what_the_committed_figures_say_and_one_screen() -> None:
     committed = PAGE.read_text(encoding="utf-8")
-    assert committed == page(json.loads(KEPT.read_text(encoding="utf-8")))
+    assert committed == page(json.loads(KEPT.read_text(encoding="utf-8")), committed)
     assert len(committed.splitlines()) <= 50
 
 
