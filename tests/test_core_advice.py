@@ -58,14 +58,6 @@ def test_where_conservativeness_is_at_its_highest_fewer_run(now: float) -> None:
     assert typed("retracting_too_often", view)[0] == "--max-running-requests 40"
 
 
-def test_where_no_batch_is_known_fewer_requests_are_advised_in_words() -> None:
-    view = seen(Load(running=0, usage=0.95, prompt=2000), schedule_conservativeness=1.6)
-    change = advised("retracting_too_often", view)[0]
-    assert (change.flag, change.direction, change.words) == (
-        "--max-running-requests", "lower", "about 80 % of the batch that runs",
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("usage", "prompt", "started", "flag"),
     [
@@ -87,11 +79,6 @@ def test_a_limit_lowered_because_of_retractions_is_not_raised_again_for_the_room
 def test_with_one_running_request_no_lower_limit_is_advised() -> None:
     view = seen(Load(ran=1, usage=0.95, prompt=2000), schedule_conservativeness=2.0, max_running_requests=1)
     assert not any(typed("conservativeness_ineffective", view))
-
-
-def test_where_requests_mostly_wait_for_the_ratio_to_fall_no_fewer_retractions_are_promised() -> None:
-    view = seen(Load(why="recovering", share=0.75), schedule_conservativeness=0.1)
-    assert "75 %" in advised("retracting_too_often", view)[0].gain
 
 
 @pytest.mark.parametrize(
@@ -157,11 +144,6 @@ def test_a_chunk_that_ranks_share_moves_step_by_step(row: str, printed: int, now
     assert (change.flag, change.now, change.to) == ("--chunked-prefill-size", now, to)
 
 
-def test_a_raised_chunk_is_whole_pages_for_each_rank() -> None:
-    view = seen(Load(more=PREFILLS), version="0.5.9", chunked_prefill_size=1152, page_size=48, **RANKS)
-    assert float(str(advised("prefill_bound", view)[0].to)) % (48 * 8) == 0
-
-
 def test_each_rank_keeps_one_request_at_least() -> None:
     args: dict[str, Any] = {"max_running_requests": 16, "mem_fraction_static": 0.9, **RANKS}
     assert typed("out_of_memory_decode", seen(Load(ran=2), version="0.5.9", **args))[0] == "--max-running-requests 12"
@@ -199,11 +181,6 @@ def test_a_limit_that_the_cache_cut_short_is_not_raised() -> None:
     assert not one("running_at_limit", seen(Load(usage=0.4), max_running_requests=1000, LIMIT=300.0)).flag
 
 
-def test_the_limit_that_the_server_found_by_itself_is_the_present_value() -> None:
-    change = one("running_at_limit", seen(Load(usage=0.45), LIMIT=48.0))
-    assert (change.now, change.to) == (48.0, 96)
-
-
 @pytest.mark.parametrize(("limit", "more"), [(32.0, {"enable_dp_attention": True, "tp_size": 2}), (64.0, {})])
 def test_dp_attention_divides_the_limit_among_its_ranks(limit: float, more: dict[str, Any]) -> None:
     view = seen(Load(usage=0.45), LIMITS=(limit, limit), dp_size=2, max_running_requests=64, **more)
@@ -225,14 +202,6 @@ def test_a_raised_limit_stays_within_graphs_or_raises_them(
 ) -> None:
     args: dict[str, Any] = {"max_running_requests": 64, "cuda_graph_max_bs": captured, "LEFT": 8.0, "GRAPHS": 1.0}
     assert typed("running_at_limit", seen(Load(usage=0.22), version="0.5.9", **{**args, **memory})) == flags
-
-
-def test_the_advice_says_that_batches_beyond_all_usual_graphs_run_without() -> None:
-    change = one(
-        "running_at_limit", seen(Load(usage=0.22), version="0.5.9", max_running_requests=640, cuda_graph_max_bs=512)
-    )
-    assert change.to == 2560
-    assert "batches beyond 512 will run without CUDA graphs" in change.gain
 
 
 @pytest.mark.parametrize(("limit", "to"), [(2, 8), (8, None)])
@@ -279,12 +248,6 @@ def test_where_a_cap_keeps_the_cache_small_the_cap_is_raised_and_not_the_fractio
     sizes: dict[str, Any] = {"LEFT": 66.43, "BEFORE": 77.71, "POOL": 65_536.0, "POOL_GB": 2.0}
     view = seen(Load(), mem_fraction_static=0.841, max_total_tokens=cap, **sizes)
     assert typed("memory_reserve_too_large", view) == [to]
-
-
-def test_the_gain_of_a_larger_fraction_is_in_tokens() -> None:
-    view = seen(Load(), mem_fraction_static=0.85, LEFT=14.5, BEFORE=80.0, POOL=400_000.0, POOL_GB=40.0)
-    change = one("memory_reserve_too_large", view)
-    assert change.gain.startswith("+8.0 GB for the KV cache: +80,000 tokens, +20 %; more than the usual 0.7 to 0.9")
 
 
 def test_larger_graphs_that_are_advised_as_well_take_their_memory_first() -> None:
@@ -392,7 +355,7 @@ def test_a_larger_chunk_is_no_advice_where_hardly_a_prompt_fills_the_present_one
 @pytest.mark.parametrize(
     ("load", "args", "words"),
     [
-        (Load(running=10, usage=0.3), {}, "send about 130 requests at once (now 10): about 30 can run, 100 more keep the queue filled"),
+        (Load(running=10, usage=0.3), {}, "send about 130 requests at once: now 10; about 30 can run, 100 more keep the queue filled"),
         (Load(running=10, usage=0.3), {"LIMIT": 16.0}, "about 116 requests"),
         (Load(running=10, usage=0.3), {"LIMIT": 16.0, "max_queued_requests": 24}, "about 40 requests"),
     ],
@@ -400,11 +363,8 @@ def test_a_larger_chunk_is_no_advice_where_hardly_a_prompt_fills_the_present_one
 def test_slow_clients_are_told_how_many_fit_and_how_many_should_wait(
     load: Load, args: dict[str, Any], words: str
 ) -> None:
-    assert words in one("client_too_slow", seen(load, "offline", **args)).words
-
-
-def test_clients_that_send_enough_already_are_not_told_to_send_more() -> None:
-    assert "at once (now" not in one("client_too_slow", seen(Load(running=30, queued=200, usage=0.9), "offline")).words
+    change = one("client_too_slow", seen(load, "offline", **args))
+    assert words in f"{change.words}: {change.gain}"
 
 
 @pytest.mark.parametrize(
@@ -412,14 +372,15 @@ def test_clients_that_send_enough_already_are_not_told_to_send_more() -> None:
     [
         # Four a second, two seconds to the first token: four may wait beside the forty that run.
         (Load(running=40, queued=24, prompt=1, started=800), "online",
-         "send at most 44 requests at once (now about 64), or add a replica: SGLang starts about 4 requests/s, and none should wait longer than 1 s"),
-        (Load(running=1, queued=7, prompt=1, started=100), "online", "send at most 1 request at once (now about 8)"),
-        (Load(running=1.97, queued=0.98, prompt=1, started=16), "online", "send at most 2 requests at once (now about 3)"),
+         "send at most 44 requests at once, or add a replica: now about 64; SGLang starts about 4 requests/s, and none should wait longer than 1 s"),
+        (Load(running=1, queued=7, prompt=1, started=100), "online", "send at most 1 request at once, or add a replica: now about 8"),
+        (Load(running=1.97, queued=0.98, prompt=1, started=16), "online", "send at most 2 requests at once, or add a replica: now about 3"),
         (Load(running=40, queued=3000), "offline", "at most 2,040 requests"),
     ],
 )  # fmt: skip
 def test_a_queue_is_shortened_to_what_starts_in_time(load: Load, profile: str, words: str) -> None:
-    assert words in one("queue_too_long", seen(load, profile)).words
+    change = one("queue_too_long", seen(load, profile))
+    assert words in f"{change.words}: {change.gain}"
 
 
 @pytest.mark.parametrize("load", [Load(running=40, queued=2, prompt=1, started=800), Load(running=40, queued=24)])

@@ -26,7 +26,7 @@ FIELDS = {
 _STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d )?(\d\d:\d\d:\d\d)")
 _RANK = re.compile(r"(?<=\d\d:\d\d:\d\d)((?: [A-Z]+\d+)*)\]")
 _recipes = cache(partial(data, "today/recipes.yaml"))
-_judged = cache(partial(data, "judged.yaml"))
+_judged = cache(lambda: _formed(data("judged.yaml"), data("judged.yaml")["forms"]))
 _answers = cache(lambda: json.loads(ANSWERS.read_text()) if ANSWERS.exists() else {})
 Lines = list[str]
 
@@ -143,6 +143,15 @@ def _renamed(value: Any, words: Mapping[str, str]) -> Any:
     return [_renamed(each, words) for each in value] if isinstance(value, list) else words.get(value, value)
 
 
+def _formed(value: Any, forms: Mapping[str, str]) -> Any:
+    """Return a value without what a sentence says beside its advice."""
+    if isinstance(value, dict):
+        return {key: _formed(each, forms) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_formed(each, forms) for each in value]
+    return reduce(_replaced, forms.items(), value) if isinstance(value, str) else value
+
+
 def _fits(judged: Any, value: Any) -> bool:
     """Whether a value is the one of a rule: equal, or where that begins with ~ its JSON is all of this form."""
     if isinstance(judged, str) and judged.startswith("~"):
@@ -186,7 +195,7 @@ def _check(name: str, log: str, _way: str, answers: Sequence[Answer]) -> Checks:
         return dict.fromkeys(FIELDS, "no answer is recorded: python -m truth.today record")
     added = _judged()["added"]  # rows that the recorded product did not have
     known = replace(answers[-1], findings=tuple(each for each in answers[-1].findings if each.diagnosis not in added))
-    was, now = _renamed(_answers()[name], _judged()["words"]), said(known)
+    was, now = _renamed(_formed(_answers()[name], _judged()["forms"]), _judged()["words"]), said(known)
     faults = {
         each: _fault(name, log, (each, was[each], now[each]), now) if was[each] != now[each] else "" for each in now
     }

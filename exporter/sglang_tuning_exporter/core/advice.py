@@ -45,6 +45,8 @@ MOST_GRAPH, MOST_GRAPH_AT_LARGE_TP, LARGE_TP = (
     8,
 )  # the guide: 512 or 768, the larger at large tensor parallelism
 LEAST_POOL_GB = 1.0  # for a KV cache that is worth a start
+MUCH_ELSEWHERE_GB = 1.0  # less is a context that does not hinder
+PREFILL_GRAPH = 2048.0  # what SGLang itself suggests where the graphs of prefill do not fit
 LEAST_FRACTION, MOST_FRACTION, USUAL_FRACTION = 0.1, 0.95, 0.9
 CAP_IN_FORCE = 0.95  # the KV cache has whole pages, so a little less than its cap
 POOL_STEP = 1.25  # of a second cache
@@ -452,8 +454,39 @@ def _out_of_memory(view: View, _: frozenset[str]) -> list[Draft]:
                 text=text,
             )
         ]
+    if view.totals["out_of_memory.startup"] and view.facts.capacity_gb and view.facts.weights_gb is None:
+        return [_SMALLER_WEIGHTS]
     to = 0.8 if now is None or now > 0.8 else 0.7 if now > 0.7 else round(now - 0.05, 2)
-    return [Draft("mem_fraction_static", to, now, text=_LESS_MEMORY)] if to >= LEAST_FRACTION else []
+    less = [Draft("mem_fraction_static", to, now, text=_LESS_MEMORY)] if to >= LEAST_FRACTION else []
+    is_sampling = view.explanation is not None and view.explanation.place.startswith("srt/layers/sampler.py")
+    fewer = _run_fewer(view, 0.99, FEWER_DECODING) if is_sampling else None
+    return [replace(fewer, text=_FEWER_SAMPLED), *less] if fewer is not None else less
+
+
+_SMALLER_WEIGHTS = _say(
+    "use more GPUs (--tp-size), or smaller weights (--quantization fp8, a quantized model)",
+    "Memory ran out while the weights were loaded; --mem-fraction-static only divides what they leave.",
+    "another process holds the memory: end or move it first",
+)
+_FEWER_SAMPLED = Remedy(
+    "max_running_requests", "lower", "", "It ran out while tokens were sampled: that takes memory for the whole vocabulary, for every request of a batch.",
+    "requests ask for logprobs of many tokens: then those take it", "More requests wait.",
+)  # fmt: skip
+
+
+def _beside_others(advise: Advise) -> Advise:
+    """Put before any flag that another process, which SGLang's own error lists, holds memory of the GPU."""
+
+    def with_others(view: View, holding: frozenset[str]) -> list[Draft]:
+        held = view.totals["held_elsewhere_gb"]
+        end = _say(
+            f"end or move the other process that holds {held:.1f} GB of this GPU's memory",
+            "SGLang's own error lists it; no flag brings that memory back.",
+            "it belongs there, such as a second server: then the flags of this finding",
+        )
+        return [end, *advise(view, holding)] if held >= MUCH_ELSEWHERE_GB else advise(view, holding)
+
+    return with_others
 
 
 def _no_kv_cache(view: View, _: frozenset[str]) -> list[Draft]:
@@ -575,6 +608,8 @@ def _graph_memory(view: View, _: frozenset[str]) -> list[Draft]:
     now = facts.number("mem_fraction_static")
     less = None if now is None else max(round(now - 0.05, 2), LEAST_FRACTION)
     drafts = [] if now is not None and less is not None and less >= now else [Draft("mem_fraction_static", less, now)]
+    if facts.capturing == "prefill":
+        return [*drafts, *_smaller_prefill_graphs(view)]
     largest, ran = facts.largest_captured, view.batch()
     if largest and (ran is None or 2 * (_graph_size(view, ran) or largest) <= largest):
         to = float(_graph_size(view, ran) or largest) if ran else float(_half_graph(largest))
@@ -582,6 +617,19 @@ def _graph_memory(view: View, _: frozenset[str]) -> list[Draft]:
         fewer = Draft(facts.graph_arg, to, largest, gain, text=_FEWER_GRAPHS)
         drafts = [fewer, *drafts] if ran else [*drafts, fewer]
     return drafts
+
+
+def _smaller_prefill_graphs(view: View) -> list[Draft]:
+    """Capture graphs of smaller prefill batches, by the name that the release has."""
+    facts = view.facts
+    config = facts.arguments.get("cuda_graph_config")
+    prefill = config.get("prefill") if isinstance(config, dict) else None
+    most = prefill.get("max_bs") if isinstance(prefill, dict) else None
+    known = ("cuda_graph_max_bs_prefill", "piecewise_cuda_graph_max_tokens")
+    arg = next((each for each in known if facts.flag(each)), "")
+    now = facts.size(arg) or (float(most) if isinstance(most, int) else None)
+    to = PREFILL_GRAPH if now is None or now > PREFILL_GRAPH else now // 2
+    return [Draft(arg, to, now, text=_SMALLER_PREFILL_GRAPHS)] if arg and to >= 1 else []
 
 
 def _half_graph(largest: float) -> float:
@@ -888,8 +936,9 @@ def _more(view: View, _: frozenset[str]) -> list[Draft]:
     if wanted <= now:
         return []
     return [
-        _say(
-            f"send about {wanted:,} requests at once (now {now:,}): about {ran:,} can run, {waiting:,.0f} more keep the queue filled"
+        Draft(
+            words=f"send about {wanted:,} requests at once",
+            gain=f"now {now:,}; about {ran:,} can run, {waiting:,.0f} more keep the queue filled",
         )
     ]
 
@@ -914,7 +963,8 @@ def _fewer(view: View, _: frozenset[str]) -> list[Draft]:
     if not 0 < wanted < now:
         return []
     s = "s" if wanted > 1 else ""
-    return [_say(f"send at most {wanted:,} request{s} at once (now about {now:,}), or add a replica: {because}")]
+    words = f"send at most {wanted:,} request{s} at once, or add a replica"
+    return [Draft(words=words, gain=f"now about {now:,}; {because}")]
 
 
 # Other flags
@@ -1075,7 +1125,12 @@ def _by_explanation(view: View, holding: frozenset[str]) -> list[Draft]:
         return [*_named(view, view.ended), _say(ending.do, ending.why, ending.not_if)]
     if refused := _UNRECOGNIZED.search(said.text):
         return [*map(_unknown, _FLAG.findall(refused[1])), _say(ending.do, ending.why, ending.not_if)]
-    return [*([] if said.marked else _named(view, said.text)), _say(ending.do, ending.why, ending.not_if)]
+    named = [] if said.marked else _named(view, said.text)
+    if said.ending == "memory":
+        chunk, fewer = smaller_chunk(view), _run_fewer(view, 0.99, FEWER_DECODING)
+        named += [replace(chunk, text=BY_ID["out_of_memory_prefill"].remedy)] if chunk else []
+        named += [fewer] if fewer else []
+    return [*named, _say(ending.do, ending.why, ending.not_if)]
 
 
 def _unknown(flag: str) -> Draft:
@@ -1178,10 +1233,10 @@ ADVICE: dict[str, Advise] = {
     "costly_settings": lambda view, _: [draft for draft, _ in costly_settings(view)],
     "crashed": _by_explanation,
     "server_down": _down,
-    "out_of_memory_prefill": _out_of_memory_prefill,
-    "out_of_memory_decode": _out_of_memory_decode,
-    "graph_memory_short": _graph_memory,
-    "out_of_memory_any": _out_of_memory,
+    "out_of_memory_prefill": _beside_others(_out_of_memory_prefill),
+    "out_of_memory_decode": _beside_others(_out_of_memory_decode),
+    "graph_memory_short": _beside_others(_graph_memory),
+    "out_of_memory_any": _beside_others(_out_of_memory),
     "conservativeness_ineffective": _ineffective,
     "retracting_too_often": _retracting,
     "hybrid_pool_full": _hybrid,
@@ -1233,6 +1288,10 @@ _STATES = BY_ID["hybrid_pool_full"].remedy
 _FEWER_GRAPHS = Remedy(
     "cuda_graph_max_bs", "lower", "", "SGLang captures CUDA graphs for batch sizes that never run, and each size takes GPU memory.",
     "larger batches run at other times", "Larger batches run without a CUDA graph.",
+)  # fmt: skip
+_SMALLER_PREFILL_GRAPHS = Remedy(
+    "cuda_graph_max_bs_prefill", "lower", "", "It ran out while graphs of prefill were captured; the largest of them takes most of it.",
+    "it still does not fit: then --cuda-graph-backend-prefill=disabled, as SGLang's own error says", "Larger prefill batches run without a CUDA graph.",
 )  # fmt: skip
 _MICRO = Remedy(
     "pp_max_micro_batch_size", "raise", "", "This flag limits each micro batch of the pipeline below its share of --max-running-requests.",
