@@ -22,7 +22,7 @@ from typing import Any
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from fuzz import access, forgeries
+from fuzz import forgeries
 from sglang_tuning_exporter.collect.log import Logbook
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import OPTIONS, Config, resolve
@@ -35,7 +35,6 @@ from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.page import page as report_page
 from sglang_tuning_exporter.core.text import text as as_text
 from sglang_tuning_exporter.core.watch import Watch
-from sglang_tuning_exporter.recordings.recording import from_files
 from sglang_tuning_exporter.serve.api import render as as_json
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format
@@ -60,7 +59,7 @@ _ONE_COMMAND = re.compile(r"""(?:(?: |^)(?:"\$[A-Z0-9_]+"|(?:[\w@%+=:,./-]|'[^']
 _ODD = (
     b"", b"\x00", b"\xff\xfe", b"\r", b"\r\n", b"\x1b[31m", b"nan", b"-inf", b"1e999", b"-1", b"9" * 30, b"0x" + b"f" * 40, b"\\ud800", b'"\\UFFFFFFFF"',
     b"'" * 40, b"{" * 200, b", " * 50, b'"', b"\\n", b"null", b"true", b"!!int ", b"&a ", b"*a", b"---\n", b'{"log":"', b"2025-11-20T11:40:11.5Z stderr P ",
-    b"(Engine pid=1) ", b'le="+Inf"', b" NaN", b" # {} 1 2", b"_created", PART, b"Basic Og==", b"Transfer-Encoding: chunked", b"-----BEGIN CERTIFICATE-----",
+    b"(Engine pid=1) ", b'le="+Inf"', b" NaN", b" # {} 1 2", b"_created", PART,
 )  # fmt: skip
 
 Check = Callable[[bytes], None]
@@ -228,24 +227,6 @@ def check_config(data: bytes) -> None:
     assert repr(config)
 
 
-def check_recording(data: bytes) -> None:
-    """Any directory gives a recording in order of time, or an error of one line. Each of its files begins with `%%%% NAME`."""
-    pieces = (part.partition(b"\n") for part in (b"\n" + data).split(PART)[1:])
-    try:
-        recording = from_files({name.decode("utf-8", "replace"): text for name, _, text in pieces}, name="x")
-    except UsageError as error:
-        assert ": " in str(error), error
-        return
-    for at in ([line.at for line in recording.lines], [scrape.at for scrape in recording.scrapes]):
-        assert at == sorted(at)
-        assert all(0 <= each < math.inf for each in at)
-    assert 0 <= recording.length_seconds < math.inf
-    for position in (-1.0, 0.0, recording.length_seconds / 2, recording.length_seconds + 1):
-        recording.scrape_at(position)
-        recording.phase_at(position)
-        assert 0 <= recording.count_lines_until(position) <= len(recording.lines)
-
-
 def check_report(data: bytes) -> None:
     """Any log, plain or compressed, gives a report in every form, or an error of one line."""
     packed = data[:1] == b"\x1f"
@@ -346,19 +327,6 @@ def _config_seeds() -> list[bytes]:
     ]
 
 
-def _recording_seeds() -> list[bytes]:
-    pieces = {
-        b"server.log": _log_seeds()[0],
-        b"events.jsonl": b'{"t": 1763638813, "event": "start"}\n{"t": 1763638814.5, "event": "ready"}\n{"t": 1763638820, "event": "SIGKILL"}\n',
-        b"recording.json": b'{"sglang_version": "0.5.9", "log_utc_offset_seconds": 3600, "note": "x", "one_clock": true}',
-        b"server_info.json": _argument_seeds()[-3],
-        b"metrics-1-1763638815000.prom": b"sglang:num_queue_reqs 1\n",
-        b"metrics-2-1763638816000.prom": b"sglang:num_queue_reqs 2\n",
-    }
-    parts = [PART + name + b"\n" + text for name, text in pieces.items()]
-    return [b"".join(parts), parts[0], b"".join(parts[:2])]
-
-
 def _report_seeds() -> list[bytes]:
     plain = [seed for seed in _log_seeds() if b"batch" in seed]
     return plain + [b"\x1f" + seed for seed in plain[::5]]
@@ -389,10 +357,7 @@ TARGETS: dict[str, Target] = {
         Target("arguments", check_arguments, _argument_seeds),
         Target("config", check_config, _config_seeds, 2048),
         Target("state_file", check_state_file, _state_seeds, 1 << 20),
-        Target("recording", check_recording, _recording_seeds),
         Target("report", check_report, _report_seeds),
         Target("forgery", forgeries.check_forgery, forgeries.seeds, 64),
-        Target("web_config", access.check_web_config, access.web_config_seeds),
-        Target("request", access.check_request, access.request_seeds, 2048),
     )
 }

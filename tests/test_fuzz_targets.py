@@ -16,6 +16,8 @@ from hypothesis import HealthCheck, given, settings
 
 from fuzz.__main__ import tried
 from fuzz.targets import FOUND, TARGETS, Target, harmless
+from sglang_tuning_exporter.serve.security.active_config import load
+from sglang_tuning_exporter.serve.security.web_config import WebConfigError
 
 ROOT = Path(__file__).parents[1]
 CASES = sorted(path for path in FOUND.rglob("*") if path.is_file() and path.name != "README.md")
@@ -46,9 +48,18 @@ def test_no_real_and_no_mutated_input_breaks_a_check(name: str) -> None:
 
 
 def test_inputs_that_failed_once_pass_now() -> None:
-    assert {case.parent.name for case in CASES} <= TARGETS.keys()
+    assert {case.parent.name for case in CASES} <= TARGETS.keys() | {"web_config"}
     for case in CASES:
-        TARGETS[case.parent.name].check(case.read_bytes())
+        if case.parent.name in TARGETS:
+            TARGETS[case.parent.name].check(case.read_bytes())
+
+
+@pytest.mark.parametrize("case", sorted((FOUND / "web_config").iterdir()), ids=lambda case: case.name)
+def test_a_web_configuration_that_failed_once_is_refused_in_one_line_without_its_secrets(case: Path) -> None:
+    with pytest.raises(WebConfigError) as refused:
+        load(case, {})
+    assert str(refused.value).isprintable()
+    assert not re.search(r"-----BEGIN|\$2[aby]\$", str(refused.value))
 
 
 def test_the_check_finds_a_leaked_secret() -> None:
