@@ -16,7 +16,7 @@ from prometheus_client.samples import Sample
 
 from conftest import config, environment
 from hours import Timed
-from nights import prolonged, recording
+from nights import recording
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.core.inputs import stamp
 from sglang_tuning_exporter.serve import openmetrics
@@ -86,11 +86,6 @@ def test_samples_stand_every_fifteen_seconds_from_before_the_first_line_to_after
     assert list(values(samples, "up")) == [at, at + 15, at + 30, at + 45, at + 60]
 
 
-def test_a_counter_starts_before_what_it_counts(tmp_path: Path) -> None:
-    log = b"[2025-11-20 11:40:00] server_args={'model_path': 'm', 'tp_size': 1}\n" + START.encode()
-    assert list(values(backfilled(tmp_path, log), "sglang_tuning_server_starts_total").values()) == [0.0, 1.0]
-
-
 def test_series_have_the_job_and_the_instance_that_are_given(tmp_path: Path) -> None:
     samples = backfilled(tmp_path, START.encode(), "--job", "llm", "--instance", 'a "b"')
     assert {(s.labels["job"], s.labels["instance"]) for s in samples} == {("llm", 'a "b"')}
@@ -114,26 +109,6 @@ def test_a_server_that_had_dp_ranks_before_has_each_series_once(tmp_path: Path) 
     samples = backfilled(tmp_path, log)
     each = [(sample.name, tuple(sorted(sample.labels.items())), moment(sample)) for sample in samples]
     assert len(each) == len(set(each))
-
-
-def test_what_was_not_printed_yet_is_not_counted_yet(tmp_path: Path) -> None:
-    log = (
-        START
-        + "[2025-11-20 11:40:40 TP0] Decode batch, #running-req: 3, #flux: 7, token usage: 0.60\n"
-        + BUSY.format(at="0:50")
-    )
-    samples = backfilled(tmp_path, log.encode())
-    lines = values(samples, "sglang_tuning_log_lines_total", kind="decode")
-    unrecognised = values(samples, "sglang_tuning_log_unrecognised_total", kind="batch_key")
-    assert list(lines.values()) == [0, 0, 0, 1, 2]
-    assert list(unrecognised.values()) == [0, 0, 0, 1, 1]
-
-
-def test_the_boards_find_the_alerts(tmp_path: Path) -> None:
-    samples = backfilled(tmp_path, prolonged("big_queue", minutes=12, rest=1))
-    states = {(s.labels["alertname"], s.labels["alertstate"]) for s in samples if s.name == "ALERTS"}
-    assert ("SGLangRunningAtLimit", "pending") in states
-    assert ("SGLangRunningAtLimit", "firing") in states
 
 
 def test_the_series_of_the_live_exporter_and_the_backfilled_ones_are_the_same(tmp_path: Path) -> None:

@@ -55,12 +55,6 @@ def played(
     return [*seen, watch.server.counted["retracted"]], watch
 
 
-@pytest.mark.parametrize("metrics", [False, True])
-def test_every_retraction_of_a_real_server_counts_once(*, metrics: bool) -> None:
-    seen, watch = played(metrics=metrics)
-    assert (seen[-1], watch.server.counted["retractions"], dict(watch.doubtful)) == (10, 10, {})
-
-
 @pytest.mark.parametrize("begin", range(0, 150, 30))
 def test_after_the_logs_end_the_servers_counter_goes_on_from_there(begin: int) -> None:
     seen, watch = played(float(begin))

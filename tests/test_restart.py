@@ -18,7 +18,6 @@ from sglang_tuning_exporter.core.facts import DECODE_LOG_INTERVAL
 
 EVENTS = "sglang_tuning_retraction_events_total"
 REQUESTS = "sglang_tuning_retracted_requests_total"
-STATE_FILE_UP = "sglang_tuning_state_file_up"
 AT = "[2025-11-20 11:40:10{ranks}] "
 POOL = 1_040_384
 DECODE = (
@@ -27,14 +26,6 @@ DECODE = (
 )
 TOOL = "Model attempted to call undefined function: get_weather"
 LIMITS = f"max_total_num_tokens={POOL}, chunked_prefill_size=8192, max_running_requests=400"
-TRACEBACK = (
-    "Scheduler hit an exception: Traceback (most recent call last):\n"
-    '  File "/sgl/srt/managers/scheduler.py", line 2614, in run_scheduler_process\n'
-    "    scheduler.event_loop_overlap()\n"
-    '  File "/sgl/srt/managers/scheduler.py", line 997, in event_loop_overlap\n'
-    "    batch = self.get_next_batch_to_run()\n"
-)
-ERROR = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
 
 
 def retraction(number: int, requests: int = 5) -> str:
@@ -178,120 +169,3 @@ def test_the_other_ranks_lines_after_a_kill_are_the_same_event(
             log.write(retraction(2), ranks=f" TP{rank}")
         shows(one, "sglang_tuning_log_lines_total", 16, kind="retraction")
         assert one.page().value(EVENTS) == 2
-
-
-def test_failures_and_starts_are_counted_once_over_a_kill_in_the_middle_of_a_traceback(
-    log: Log, tmp_path: Path
-) -> None:
-    with exporter(log, tmp_path / "state.json") as one:
-        log.start()
-        log.write(DECODE, TRACEBACK.rstrip())
-        shows(one, "sglang_tuning_log_lines_total", 1, kind="decode")
-        shows(one, "sglang_tuning_server_starts_total", 1)
-        time.sleep(0.3)
-        kill(one)
-    log.write_raw(ERROR)
-    with exporter(log, tmp_path / "state.json") as one:
-        wait_for(lambda: failures(one) == 1, 20)
-        assert one.page().value("sglang_tuning_server_starts_total") == 1
-        kill(one)
-    log.start()
-    with exporter(log, tmp_path / "state.json") as one:
-        time.sleep(2.5)
-        log.write(LIMITS)  # near the words of an exception a start is one when its next lines come later
-        shows(one, "sglang_tuning_server_starts_total", 2)
-        assert failures(one) == 1
-
-
-def failures(exporter: Exporter) -> float:
-    name = "sglang_tuning_out_of_memory_total"
-    return sum(sample.value for sample in exporter.page().samples if sample.name == name)
-
-
-def test_a_stopped_exporter_goes_on_where_it_was(log: Log, tmp_path: Path) -> None:
-    with exporter(log, tmp_path / "state.json") as one:
-        log.write(DECODE, retraction(1))
-        shows(one, EVENTS, 1)
-        assert one.end() == 0
-    log.write(DECODE, retraction(2))
-    with exporter(log, tmp_path / "state.json") as one:
-        shows(one, EVENTS, 2)
-
-
-def test_without_a_state_file_what_was_in_the_log_is_not_counted(log: Log) -> None:
-    log.start()
-    log.write(DECODE, retraction(1))
-    with exporter(log) as one:
-        assert one.page().value(EVENTS) == 0
-        log.write(DECODE, retraction(2))
-        shows(one, EVENTS, 1)
-        assert one.page().value(STATE_FILE_UP) is None
-        kill(one)
-    with exporter(log) as one:
-        assert one.page().value(EVENTS) == 0
-
-
-def test_a_damaged_state_file_is_reported_and_the_exporter_starts_as_new(log: Log, tmp_path: Path) -> None:
-    state = tmp_path / "state.json"
-    state.write_bytes(b'{"schema": 1, "positions": {"files": [{"path"')
-    log.write(DECODE, retraction(1))
-    with exporter(log, state) as one:
-        assert any(f"state file {state}: is damaged" in line for line in one.said)
-        shows(one, STATE_FILE_UP, 1)
-        assert one.page().value(EVENTS) == 0
-        log.write(DECODE, retraction(2))
-        shows(one, EVENTS, 1)
-        kill(one)
-    with exporter(log, state) as one:
-        assert one.page().value(EVENTS) == 1
-
-
-def test_a_state_file_that_cannot_be_written_is_reported_and_the_exporter_goes_on(log: Log, tmp_path: Path) -> None:
-    (tmp_path / "state.json.lock").mkdir()
-    with exporter(log, tmp_path / "state.json") as one:
-        assert any(
-            "cannot be used: state.json.lock is not a regular file; give another path; continuing without it" in line
-            for line in one.said
-        )
-        assert one.page().value(STATE_FILE_UP) == 0
-        log.write(DECODE, retraction(1))
-        shows(one, EVENTS, 1)
-
-
-def test_a_state_file_that_is_not_writable_for_a_while_is_reported_and_so_is_its_recovery(
-    log: Log, tmp_path: Path
-) -> None:
-    state = tmp_path / "state.json"
-    in_the_way = Path(f"{state}.new")
-    with exporter(log, state) as one:
-        assert one.page().value(STATE_FILE_UP) == 1
-        in_the_way.mkdir()
-        log.write(DECODE, retraction(1))
-        shows(one, EVENTS, 1)
-        shows(one, STATE_FILE_UP, 0)
-        in_the_way.rmdir()
-        shows(one, STATE_FILE_UP, 1)
-        words = [line for line in one.said if f"state file {state}: " in line]
-        assert ["cannot be written" in words[0], "writable again" in words[1], len(words)] == [True, True, 2]
-        kill(one)
-    with exporter(log, state) as one:
-        assert one.page().value(EVENTS) == 1
-
-
-def test_of_two_exporters_with_one_state_file_the_second_runs_without_it(log: Log, tmp_path: Path) -> None:
-    state = tmp_path / "state.json"
-    with exporter(log, state) as first, exporter(log, state) as second:
-        assert any(
-            f"state file {state}: another exporter uses it; give each exporter a --state-file of its own; continuing without it"
-            in line
-            for line in second.said
-        )
-        log.write(DECODE, retraction(1))
-        for one in (first, second):
-            shows(one, EVENTS, 1)
-        assert (first.page().value(STATE_FILE_UP), second.page().value(STATE_FILE_UP)) == (1, 0)
-        kill(first)
-        log.write(DECODE, retraction(2))
-        shows(second, EVENTS, 2)
-    with exporter(log, state) as third:
-        shows(third, EVENTS, 2)

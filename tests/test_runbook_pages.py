@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import html
 import re
-import shutil
-import subprocess
 from typing import TYPE_CHECKING
 from urllib.parse import urljoin
 
@@ -120,14 +118,10 @@ def test_the_index_lists_every_alert_once_most_urgent_first(address: str) -> Non
 
 
 def test_every_link_of_every_page_is_answered(address: str) -> None:
-    for page in ("", *ALERTS):
-        for link in set(re.findall(r'href="([^"#]+)"', get(f"{address}/runbooks/{page}").text)) - {runbooks.GUIDE_URL}:
-            assert get(urljoin(f"{address}/runbooks/{page}", link)).status_code == 200, link
-
-
-def test_the_folder_without_its_slash_leads_to_it(address: str) -> None:
-    answer = get(f"{address}/runbooks")
-    assert (answer.status_code, answer.headers["Location"]) == (307, "runbooks/")
+    pages = [f"{address}/runbooks/{page}" for page in ("", *ALERTS)]
+    links = {urljoin(page, link) for page in pages for link in re.findall(r'href="([^"#]+)"', get(page).text)}
+    assert len(links) > len(ALERTS)
+    assert [link for link in links - {runbooks.GUIDE_URL} if get(link).status_code != 200] == []
 
 
 @pytest.mark.parametrize(
@@ -139,26 +133,3 @@ def test_the_folder_without_its_slash_leads_to_it(address: str) -> None:
 )  # fmt: skip
 def test_a_name_that_is_no_alert_is_404(name: str, address: str) -> None:
     assert get(f"{address}/runbooks/{name}").status_code == 404
-
-
-@pytest.mark.parametrize("path", ["/runbooks/", "/runbooks/SGLangServerDown"])
-def test_a_runbook_can_only_be_read_and_is_safe_in_a_browser(path: str, address: str) -> None:
-    assert [
-        requests.request(method, address + path, timeout=10).status_code for method in ("POST", "PUT", "DELETE")
-    ] == [405] * 3
-    head, answer = requests.head(address + path, timeout=10), get(address + path)
-    assert (head.status_code, head.content) == (200, b"")
-    assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
-    assert answer.headers["X-Content-Type-Options"] == "nosniff"
-    assert not re.search(r"<script|<link|<img|\bsrc=|url\(|@import|\son\w+=", answer.text)
-
-
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
-def test_a_browser_shows_a_runbook(address: str, tmp_path: Path) -> None:
-    shown = subprocess.run(
-        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom",
-         f"{address}/runbooks/SGLangRetractingTooOften#mitigation"],
-        capture_output=True, text=True, timeout=60, check=True,
-    ).stdout  # fmt: skip
-    assert "It holds now: 4" in text_of(shown)
-    assert 'id="mitigation"' in shown

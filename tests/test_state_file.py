@@ -15,8 +15,6 @@ from pathlib import Path
 import pytest
 
 from sglang_tuning_exporter.collect.state_file import MOST_BYTES, StateFile
-from sglang_tuning_exporter.config.profiles import PROFILES
-from sglang_tuning_exporter.core.watch import Watch
 
 AS_ROOT = os.geteuid() == 0
 
@@ -362,36 +360,3 @@ def test_a_full_disk_is_reported_and_the_old_document_stays_whole(file: StateFil
     assert not Path(f"{path}.new").exists()
     assert file.save({"new": 1})
     assert file.problem == ""
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        None,
-        5,
-        "words",
-        [],
-        {},
-        [[1, 2, 3], {"a": 1}, "x", None],
-        {"retractions": -1.0, "starts": 10**400, "out_of_memory.decode": "x", "": 3},
-        [[None, {"retraction_events": float("nan")}, [["a"], 1]], [-5, [], 3], ["x", {}, []]],
-        [[float("inf"), {"kind": "retraction", "rank": [0, None, None], "figures": {"requests": 9}}], [1], [0, None]],
-        [["retraction", "counter", -1], ["retraction", "counter", 1.5], ["x"]],
-        {"running_at_limit": [1, 2, 3, 4, True], "words": [None, None, None, None, None], "crashed": ["x", 1, 2, 3, 4]},
-        {"advice": {"running_at_limit": [1, 2, 3, 4, 5, 6], "words": []}, "verdict": [1, 2, 3, 4]},
-        [[60, {"time_to_first_token": [1, "x"]}], [-60, {}], ["x"], [60, 5]],
-        [10**30, -1, "x", None, float("inf")],
-    ],
-)
-def test_a_document_with_wrong_parts_is_read_without_them(part: object) -> None:
-    document = json.loads(json.dumps(part))
-    for name in (*Watch(PROFILES["online"], 0.0, reads=True, scrapes=True).saved(100.0), "words"):
-        watch = Watch(PROFILES["online"], 100.0, reads=True, scrapes=True)
-        watch.restore({name: document}, 100.0, 5.0)
-        watch.advance(101.0)
-        assert watch.server.counted["retractions"] == 0
-        assert watch.server.counted["out_of_memory.decode"] == 0
-        assert 0 <= watch.server.counted["starts"] <= 2**53
-        watch.judge(102.0)
-        json.dumps(watch.saved(102.0), allow_nan=False)
-    watch.restore(document, 103.0, 5.0)
