@@ -20,6 +20,21 @@ from sglang_tuning_exporter.serve.metrics.sources import answers, web, web_confi
 from sglang_tuning_exporter.sglang.metrics import catalogue
 from sglang_tuning_exporter.sglang.metrics.exposition import LONGEST_LINE, MOST_LINES
 
+# The unit by the end of a name, as Prometheus's naming guide has it.
+_UNITS = {
+    "_timestamp_seconds": "unix seconds",
+    "_tokens_per_second": "tokens/s",
+    "_seconds": "seconds",
+    "_bytes": "bytes",
+    "_ratio": "0-1",
+    "_tokens": "tokens",
+    "_requests": "requests",
+    "_requests_limit": "requests",
+    "_batches": "batches",
+    "_lines": "lines",
+    "_files": "files",
+    "_batch_size": "requests",
+}
 _BOTH = "metrics, else log"
 # Where the figures of a section come from; a family that differs has its own `source`.
 _SOURCES = {
@@ -98,7 +113,9 @@ def files() -> dict[str, str]:
     }
     return {
         "docs/sources.md": _sources(),
-        "docs/diagnoses.md": render("diagnoses.md.j2", diagnoses=ROWS, evidence=_evidence, **words),
+        "docs/diagnoses.md": render(
+            "diagnoses.md.j2", diagnoses=ROWS, evidence=_evidence, states=STATES, state_words=STATE_WORDS, **words
+        ),
         "docs/reference/profiles.md": render(
             "profiles.md.j2", profiles=PROFILES, thresholds=THRESHOLDS, suits=_SUITS, typed=_typed
         ),
@@ -213,11 +230,6 @@ def _metrics() -> str:
         "metrics.md.j2",
         sections=reference_sections() | {"Serving": [web(None, is_tls=False), web_config_up(is_up=True), answers({})]},
         columns=_columns,
-        states=[
-            (signal, state, STATE_WORDS.get(state, "requests that run or wait"))
-            for signal, states in STATES.items()
-            for state in states
-        ],
         recorded=sorted(set(re.findall(r"record: (\S+)", alerts.files()["alerts/rules/sglang-tuning.rules.yml"]))),
     )
 
@@ -225,8 +237,9 @@ def _metrics() -> str:
 def _columns(title: str, family: Family) -> tuple[str, ...]:
     """Return a family as the columns of a table."""
     labels = ", ".join(f"`{label}`" for label in family.names)
+    unit = next((unit for end, unit in _UNITS.items() if family.name.endswith(end)), "-")
     meaning = _escaped(family.documentation)
-    return f"`{family.sample_name}`", family.type, labels or "-", meaning, family.source or _SOURCES[title]
+    return f"`{family.sample_name}`", family.type, labels or "-", unit, meaning, family.source or _SOURCES[title]
 
 
 assert all(other in BY_ID for row in ROWS for other in (*row.unless, *row.causes)), (
