@@ -1,4 +1,4 @@
-"""`python -m closed_loop run|predict|capture|acceptance|document|install`: the advice on a real SGLang, see CONTRIBUTING.md."""
+"""`python -m closed_loop run|predict|capture|document|install`: the advice on a real SGLang, see CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 
-from closed_loop import acceptance, captures, predictions, results
+from closed_loop import captures, predictions, results
 from closed_loop.engine import stay_beside
 from closed_loop.installation import RELEASES, install
 from closed_loop.starts import BY_NAME, STARTS
@@ -71,10 +71,6 @@ def _install(args: argparse.Namespace) -> int:
     return 0
 
 
-def _acceptance(args: argparse.Namespace) -> int:
-    return acceptance.accept(_chosen("--versions", args.versions, acceptance.ASKED), say)
-
-
 def _chosen(key: str, given: str, known: Iterable[str]) -> list[str]:
     names = list(known) if given == "all" else given.split(",")
     for name in names:
@@ -106,9 +102,6 @@ def _parser() -> argparse.ArgumentParser:
     capturing.add_argument("situation", type=Path, nargs="+", metavar="SITUATION.yaml")
     capturing.add_argument("--into", type=Path, default=captures.ARCHIVES, help="folder of the archives")
     tasks.add_parser("document", help="write closed_loop/results.json and docs/closed-loop.md out of the results")
-    accepting = tasks.add_parser("acceptance", help="ask released wheels' own parsers about every advice (needs PyPI)")
-    releases = ", ".join(acceptance.ASKED)
-    accepting.add_argument("--versions", default="all", metavar="VERSION,VERSION", help=f"of {releases}")
     installing = tasks.add_parser("install", help="install a release of SGLang for CPUs")
     installing.add_argument("version", nargs="?", default=RELEASES[0], choices=RELEASES)
     return parser
@@ -120,7 +113,7 @@ def main() -> int:
     # A shell ignores SIGINT in the background; an engine must not outlive this process.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)
-    tasks = (_run, _predict, _capture, _document, _acceptance, _install)
+    tasks = (_run, _predict, _capture, _document, _install)
     try:
         return {task.__name__[1:]: task for task in tasks}[args.task](args)
     except UsageError as error:

@@ -54,14 +54,6 @@ class Installation:
         return self.python.exists() and (self.model / "generation_config.json").exists()
 
 
-def installed(version: str, home: Path | None = None) -> Installation:
-    """Return an existing installation. Raises `UsageError` if there is none."""
-    found = Installation(version, home or default_home())
-    if not found.is_complete:
-        raise UsageError(f"version={version}: not installed; run python -m closed_loop install {version}")
-    return found
-
-
 def install(version: str, home: Path | None = None, say: Callable[[str], None] = lambda _: None) -> Installation:
     """Install a release if it is missing: about three minutes and 3 GB. Raises `UsageError` if a step fails."""
     wanted = Installation(version, home or default_home())

@@ -1,6 +1,6 @@
 """What a release would refuse or ignore: a release, flag values and changes in, an objection out.
 
-The expected answers are those of the releases' own parsers and argument checks (`python -m closed_loop acceptance` asks them).
+The expected answers are those of the releases' own parsers and argument checks.
 """
 
 from __future__ import annotations
