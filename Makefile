@@ -90,10 +90,6 @@ truth: install ## the product from outside: every case by every way in, beside i
 test-real: system install ## the advice followed on a real SGLang (on a CPU), 25 to 30 minutes
 	$(BIN)/python -m closed_loop run $(REAL)
 
-.PHONY: acceptance
-acceptance: install ## ask released SGLang wheels' own parsers about every advice (PyPI, and an installed engine)
-	$(BIN)/python -m closed_loop acceptance $(ACCEPT)
-
 .PHONY: bench
 bench: bench-system install ## figures against peers, in one run, into docs/benchmarks.md
 	$(BIN)/python -m bench --write
@@ -128,7 +124,7 @@ WHEEL := build/wheel-$(notdir $(PYTHON))$(if $(LOWEST),-lowest)
 .PHONY: test-wheel
 test-wheel: system dist ## every test against the installed wheel; make test-wheel PYTHON=python3.13 LOWEST=1 TESTS=…
 	rm -rf $(WHEEL) && $(PYTHON) -m venv $(WHEEL)/venv && mkdir $(WHEEL)/tree
-	tar -xzf dist/*.tar.gz -C $(WHEEL)/tree --strip-components=1
+	git archive HEAD | tar -x -C $(WHEEL)/tree
 	$(WHEEL)/venv/bin/python -m pip install --quiet --disable-pip-version-check "$$(ls dist/*.whl)[test]"
 	if [ -n "$(LOWEST)" ]; then cd $(WHEEL)/tree && ../venv/bin/python -m release lowest >lowest.txt && \
 	  ../venv/bin/python -m pip install --quiet --disable-pip-version-check -r lowest.txt; fi

@@ -120,15 +120,22 @@ def test_the_wheel_has_every_file_of_the_package_and_none_beside_it(wheel: Path)
     assert "sglang_tuning_exporter/py.typed" in inside
 
 
-def test_the_sdist_has_what_its_own_tests_need(built: list[list[Path]], tmp_path: Path) -> None:
+def test_the_sdist_has_what_is_built_installed_and_read_and_nothing_else(
+    built: list[list[Path]], tmp_path: Path
+) -> None:
     tree = tmp_path / "tree"
     copied(tree, ROOT)
     with tarfile.open(built[0][1]) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
-    here = {str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file()}
+    shipped = ("exporter", "alerts", "dashboards", "deploy", "docs")
+    here = {str(path.relative_to(tree)) for name in shipped for path in (tree / name).rglob("*") if path.is_file()}
+    here = {name for name in here if not name.startswith("alerts/tests/")}
     assert here - inside == set()
-    assert inside - here <= {"PKG-INFO"}
-    assert {"Makefile", "tests/conftest.py", "alerts/alertmanager.yml", "docker-compose.yml"} <= inside
+    assert {name.partition("/")[0] for name in inside - here} == {
+        *(path.name for path in tree.glob("*.md")),
+        *("pyproject.toml", "PKG-INFO", "LICENSE", "NOTICE", "docker-compose.yml", ".env.example", ".gitignore"),
+    }
+    assert built[0][1].stat().st_size < 2_000_000
 
 
 def test_an_installed_exporter_writes_every_committed_alert_and_board_byte_for_byte(
