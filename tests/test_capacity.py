@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_tuning_exporter.capacity.model import Measured
-from sglang_tuning_exporter.capacity.ranks import STALE_SECONDS
 from sglang_tuning_exporter.capacity.readings import Counters, Interval, Readings, measure
 from sglang_tuning_exporter.capacity.step_time import NONE, StepSums, fit, total, windows
 from sglang_tuning_exporter.config.profiles import PROFILES
@@ -245,22 +244,6 @@ def test_a_scheduler_that_counts_its_steps_has_every_figure() -> None:
     assert rank.decode_limit.value == pytest.approx(16 / 0.012, rel=0.01)
 
 
-def test_an_hour_without_load_after_the_last_line_takes_no_figure_of_the_load_away() -> None:
-    server = served()
-    server.advance(3600.0)
-    (rank,) = capacities(server, None, 60.0)
-    assert rank.tokens_per_request == pytest.approx(0.5 * 10_000 / 8, rel=0.05)
-
-
-def test_a_scheduler_that_has_gone_has_no_figures_of_before() -> None:
-    measured = Measured(600.0)
-    counted(measured)
-    (rank,) = capacities(served(), measured, 60.0 + STALE_SECONDS)
-    assert rank.step is None
-    assert rank.prefill.tokens_per_second is None
-    assert rank.backlog_seconds is None
-
-
 def test_ranks_come_and_go_each_with_figures_of_its_own() -> None:
     server, measured = (
         server_of(*(decode(float(at), dp=dp) for at in range(0, 120, 5) for dp in (0, 1))),
@@ -333,24 +316,12 @@ def kept(server: Server, dp: int | None = None) -> list[float]:
     return [at for at, _ in server.schedulers[dp].steps]
 
 
-def test_a_decode_line_after_a_pause_is_left_out() -> None:
-    server = server_of(
-        *(decode(at) for at in (1.0, 2.0, 300.0, 301.0))
-    )  # the decode side of disaggregation: no prefill line comes first
-    assert kept(server) == [2.0, 301.0]
-
-
 @pytest.mark.parametrize(("attention", "times"), [(True, [2.0, 5.0]), (False, [2.0, 4.0, 5.0])])
 def test_a_decode_line_of_a_rank_that_waited_for_the_prefill_of_another_is_left_out(
     *, attention: bool, times: list[float]
 ) -> None:
     events = [decode(1.0, dp=0), decode(2.0, dp=0), prefill(3.0, dp=1), decode(4.0, dp=0), decode(5.0, dp=0)]
     assert kept(server_of(*events, tp_size=2, dp_size=2, enable_dp_attention=attention), 0) == times
-
-
-def test_why_decode_lines_give_no_step_time() -> None:
-    assert "no decode steps were seen" in str(step_of_lines(server_of(), 60.0))
-    assert "prefill side" in str(step_of_lines(server_of(disaggregation_mode="prefill"), 60.0))
 
 
 @given(st.lists(st.tuples(st.floats(0.5, 20), st.floats(0, 1), st.floats(0, 1e6)), max_size=30))
@@ -459,15 +430,5 @@ def test_a_constant_batch_keeps_the_fit_from_when_the_batch_varied() -> None:
 
 def test_a_fit_that_the_present_steps_contradict_is_dropped() -> None:
     (rank,) = capacities(served(), after_variety(0.02, watched=False), 705.0)
-    assert rank.step is not None
-    assert rank.step.line is None
-
-
-def test_a_line_does_not_outlive_its_server() -> None:
-    measured = Measured(600.0)
-    counted(measured)
-    capacities(served(), measured, 60.0)
-    at_limit(measured, begin=60.0)  # counters begin again
-    (rank,) = capacities(served(), measured, 705.0)
     assert rank.step is not None
     assert rank.step.line is None

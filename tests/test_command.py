@@ -166,12 +166,6 @@ def test_dp_attention_is_one_flag_where_the_pair_is_deprecated() -> None:
     )
 
 
-def test_names_that_are_the_models_are_left_out_and_others_are_not() -> None:
-    assert flags(line(server("0.5.9", tokenizer_path="/models/x", served_model_name="llama"))) == (
-        "--served-model-name llama"
-    )
-
-
 def test_a_random_seed_is_left_out_and_a_chosen_one_is_kept() -> None:
     assert flags(line(server("0.5.9", random_seed=893342043))) == ""
     assert flags(line(server("0.5.9", random_seed=42))) == "--random-seed 42"
@@ -181,11 +175,6 @@ def test_a_list_of_graph_sizes_is_written_only_where_somebody_chose_it() -> None
     usual = [1, 2, 4, 8, 12, *range(16, 257, 8)]
     assert flags(line(server("0.5.9", cuda_graph_max_bs=256, cuda_graph_bs=usual))) == "--cuda-graph-max-bs 256"
     assert flags(line(server("0.5.9", cuda_graph_bs=[1, 2, 4, 8, 16, 32, 64]))) == "--cuda-graph-bs 1 2 4 8 16 32 64"
-
-
-def test_a_chosen_list_of_graph_sizes_gives_way_to_a_new_largest() -> None:
-    command = line(server("0.5.9", cuda_graph_bs=[1, 2, 4, 8, 16, 32, 64]), cuda_graph_max_bs=256)
-    assert flags(command) == "--cuda-graph-max-bs 256"
 
 
 def test_the_graph_configuration_is_written_as_flags() -> None:
@@ -325,7 +314,3 @@ def test_a_draft_model_that_is_not_quantized_stays_so_beside_a_model_that_is(
     assert [word for word in (written, "unquant") if word and word in command.text] == (
         [written, "unquant"] if written else []
     )
-
-
-def test_a_list_of_decode_graphs_that_no_release_makes_is_kept() -> None:
-    assert "--cuda-graph-bs 4 8 16" in flags(line(server("0.5.7", cuda_graph_bs=[4, 8, 16], cuda_graph_max_bs=16)))

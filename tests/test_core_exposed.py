@@ -49,12 +49,6 @@ def exposed(lines: list[str], at: float) -> dict[str, Condition]:
     return {each.diagnosis: each for each in conditions(weigh(beside.watch.view(BEGIN + at)))}
 
 
-def test_the_limit_of_retractions_is_that_of_the_profile_however_long_it_served() -> None:
-    lines = [*start(), *(decode(at) for at in range(12, 500, 2))]
-    shown = [exposed(lines[: 4 + at // 2], at)["retracting_too_often"].limit for at in (60, 200, 480)]
-    assert shown == [1.0, 1.0, 1.0]
-
-
 def test_retractions_that_chance_can_bring_are_not_above_the_limit() -> None:
     lines = [*start(), *(decode(at) for at in range(12, 132, 2)), *(retraction(134 + at) for at in range(3))]
     assert exposed(lines, 140)["retracting_too_often"].value == 1.0
@@ -65,12 +59,6 @@ def test_too_many_retractions_are_exposed_as_they_are() -> None:
     value = exposed(lines, 170)["retracting_too_often"].value
     assert value is not None
     assert value > 5
-
-
-def test_memory_for_graphs_is_exposed_in_gigabytes_where_the_capture_failed_too() -> None:
-    failed = f"{stamp(8)}Exception: Capture CUDA graph failed: CUDA out of memory. Tried to allocate 2.00 GiB."
-    assert exposed([start()[0], failed], 20)["graph_memory_short"][1:] == (1.0, 0.0)
-    assert exposed(start(left=0.25), 20)["graph_memory_short"][1:] == (0.75, 0.0)
 
 
 def test_a_hang_is_exposed_in_seconds_where_a_watchdog_names_it_too() -> None:
@@ -130,10 +118,6 @@ def test_advice_keeps_its_words_for_ten_minutes() -> None:
     assert words.advice["running_at_limit"] == Advice(*told, 0.0)
 
 
-def test_after_ten_minutes_it_is_that_of_now() -> None:
-    assert words_over((0.0, limit(16)), (601.0, limit(32))).advice["running_at_limit"].suggested == "32"
-
-
 def test_when_the_flag_was_set_the_advice_changes_at_once() -> None:
     advice = words_over((0.0, limit(16)), (60.0, limit(32, now=16.0))).advice["running_at_limit"]
     assert (advice.current, advice.suggested, advice.since) == ("16", "32", 60.0)
@@ -162,16 +146,6 @@ def test_an_hour_of_a_storm_makes_few_label_sets() -> None:
     by_row = {name: [each for each in seen if each[0] == name] for name in {each[0] for each in seen}}
     assert max(map(len, by_row.values())) <= 10
     assert sum(map(len, by_row.values())) <= 40
-
-
-def test_no_word_of_a_label_has_a_measured_figure() -> None:
-    beside = served()
-    beside.lines(*(decode(74 + at, queue=777, usage=0.9) for at in range(0, 200, 2)))
-    beside.judge(280)
-    verdict = beside.watch.words.verdict
-    assert verdict is not None
-    assert "777" not in verdict.sentence
-    assert not any("777" in word for advice in beside.watch.words.advice.values() for word in advice[:4])
 
 
 # Burn rates
@@ -256,16 +230,6 @@ def test_no_present_figure_comes_back() -> None:
 def test_alert_clocks_that_are_older_than_five_minutes_begin_anew() -> None:
     again = restarted(troubled(), 700, age=400.0)
     assert {clock.value for clock in again.clocks.by_row.values()} == {None}
-
-
-def test_a_line_that_waited_is_settled_by_the_next_exporter() -> None:
-    beside = served()
-    beside.lines(retraction(73))
-    again = Beside()
-    again.watch, again.page = restarted(beside, 74, age=3.0), beside.page
-    again.scrape(78, retracted_requests=0.0)
-    again.scrape(80, retracted_requests=1.0)
-    assert again.count("retractions") == 1
 
 
 def test_a_line_that_waited_is_settled_by_what_the_counter_gained_while_no_exporter_ran() -> None:

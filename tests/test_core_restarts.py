@@ -115,14 +115,6 @@ def test_a_server_that_retracted_before_the_restart_is_judged_by_what_it_does_no
     assert found <= {"not_enough_data", "no_limit_in_log"}
 
 
-def test_a_failure_in_the_gap_repeats_none_of_those_before_it() -> None:
-    old = watch_at()
-    taken(old, [Event("out_of_memory", word="decode")], BEGIN + 3)
-    new = restarted(old, BEGIN + 3, ago=3600.0)
-    taken(new, [Event("out_of_memory", word="decode")], BEGIN + 3200)
-    assert new.server.counted["out_of_memory.decode"] == 2
-
-
 JSON: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
@@ -264,12 +256,4 @@ def test_a_start_from_before_the_exporter_goes_on_for_half_an_hour(place: Place,
     place.write(START, ago=ago)
     book, watch = place.reader()
     assert watch.judge(time.time()).verdict == verdict
-    book.close()
-
-
-def test_a_start_that_a_batch_followed_is_over(place: Place) -> None:
-    place.write(START, ago=60.0)
-    place.write(HEALTHY, ago=30.0)
-    book, watch = place.reader()
-    assert watch.judge(time.time()).verdict != "starting"
     book.close()

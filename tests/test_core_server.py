@@ -13,9 +13,8 @@ from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.course import Course
 from sglang_tuning_exporter.core.findings import Judged
 from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.sglang.server_info import ServerInfo
-from test_core_course import ARGUMENTS, BEGIN, decode, finding, found, judged, load, prefill, retraction, stamp, start
+from test_core_course import ARGUMENTS, decode, finding, found, judged, load, prefill, retraction, stamp, start
 
 MINUTES = 200
 
@@ -133,10 +132,6 @@ def test_a_small_batch_without_a_graph_can_have_its_cause_on_another_rank(
     assert ("eager" in graphs([*begin, *beside(other)])) is seen
 
 
-def test_a_large_batch_on_one_rank_is_the_finding_for_all() -> None:
-    assert "cuda_graph_not_covering" in found(judged([*start(**ATTENTION), *beside("large batch")]))
-
-
 def test_small_batches_on_all_ranks_without_a_graph_are_a_finding() -> None:
     lines = [decode(at, 8, usage=0.3, graph=False, ranks=rank(dp)) for at in range(20, 320, 2) for dp in range(4)]
     assert "cuda_graph_off" in found(judged([*start(**ATTENTION), *lines]))
@@ -160,25 +155,6 @@ def test_small_batches_on_all_ranks_without_a_graph_are_a_finding() -> None:
 def test_a_micro_batch_has_its_share_of_the_running_limit(arguments: dict[str, Any], running: int, why: str) -> None:
     lines = load(20, MINUTES, running=running, queue=20, usage=0.3)
     assert mostly([*start(limit=64, max_running_requests=64, **arguments), *lines], "admission") == why
-
-
-@pytest.mark.parametrize(
-    ("arguments", "running", "flag", "now"),
-    [
-        ({}, 16, "--max-running-requests", 64.0),
-        ({"max_micro_batch_size": 4}, 4, "--max-micro-batch-size", 4.0),
-    ],
-)
-def test_the_limit_that_is_raised_is_that_of_all_micro_batches_or_of_one(
-    arguments: dict[str, Any], running: int, flag: str, now: float
-) -> None:
-    lines = load(20, MINUTES, running=running, queue=20, usage=0.3)
-    change = finding(
-        judged([*start(limit=64, max_running_requests=64, pp_size=4, **arguments), *lines]), "running_at_limit"
-    ).changes[0]
-    assert (change.flag, change.now) == (flag, now)
-    assert isinstance(change.to, int)
-    assert change.to > now
 
 
 def history(pp: int, tp: int, order: list[int]) -> list[str]:
@@ -370,14 +346,6 @@ def restarted(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 )
 def test_what_was_seen_under_other_settings_is_no_finding(after: dict[str, Any], is_found: bool) -> None:  # noqa: FBT001 - a case
     assert ("running_at_limit" in found(judged(restarted({}, after)))) is is_found
-
-
-def test_live_nothing_is_said_right_after_a_change() -> None:
-    reader, watch = Reader(), Watch(PROFILES["online"], BEGIN, reads=True, scrapes=False)
-    for line in restarted({}, {"max_running_requests": 256})[:-60]:
-        for event in reader.read(line.encode()):
-            watch.take(event)
-    assert watch.judge(BEGIN + 651).verdict == "not_enough_data"
 
 
 def test_asking_a_server_again_for_what_it_is_changes_nothing() -> None:

@@ -124,12 +124,6 @@ def test_a_server_that_falls_silent_while_requests_wait_is_not_idle(beside: Besi
     assert "idle" not in beside.seconds(100.0)
 
 
-def test_idle_time_is_no_serving_time(beside: Beside) -> None:
-    beside.page(0.0, 8)
-    beside.page(10.0, 0)
-    assert beside.seconds(40.0) == {"serving": 10.0, "idle": 30.0}
-
-
 def test_a_prefill_of_a_health_check_is_no_load(beside: Beside) -> None:
     beside.prefill(0.0, tokens=1, running=0)
     assert "serving" not in beside.seconds(30.0)
@@ -161,13 +155,6 @@ def test_a_long_prompt_that_the_gauges_do_not_show_is_load_and_health_checks_are
     assert (activity in beside.seconds(15.0)) is True
 
 
-def test_progress_of_one_rank_is_none_of_another(beside: Beside) -> None:
-    for at in (0.0, 15.0, 30.0):
-        ranks = [RankFigures(0, 8, 0, used_tokens=at, graph_passes=40 * at), RankFigures(1, 0, 0, graph_passes=1)]
-        beside.server.scrape(Scrape(ranks, progress=600 * at), at)
-    assert [beside.activity(30.0, dp) for dp in (0, 1)] == ["serving", "idle"]
-
-
 def test_a_rank_that_decoded_between_two_pages_served(beside: Beside) -> None:
     for at in (0.0, 15.0):
         ranks = [RankFigures(0, 0, 0, graph_passes=40 * at), RankFigures(1, 0, 0, graph_passes=1)]
@@ -176,35 +163,7 @@ def test_a_rank_that_decoded_between_two_pages_served(beside: Beside) -> None:
     assert served == [15.0, 0.0]
 
 
-def test_requests_in_another_queue_are_load(beside: Beside) -> None:
-    rank = RankFigures(None, 0, 0)
-    rank.queues["transfer"] = 3
-    beside.server.scrape(Scrape([rank]), 0.0)
-    assert beside.activity(0.0) == "serving"
-
-
-def test_a_burst_that_a_page_shows_ends_with_the_next_page(beside: Beside) -> None:
-    for at, running in ((0.0, 0), (10.0, 4), (20.0, 0)):
-        beside.page(at, running, progress=900 * at, decoded_tokens=900 * at)
-    found = beside.seconds(50.0)
-    assert found["idle"] >= 30.0
-    assert found["serving"] >= 10.0
-
-
 # Counts
-
-
-def test_the_first_page_of_a_running_server_is_where_counting_begins(beside: Beside) -> None:
-    beside.page(0.0, graph_passes=5000, eager_passes=10, retracted_requests=7)
-    beside.page(15.0, graph_passes=5040, eager_passes=11, retracted_requests=9)
-    counts = beside.server.rank_counts(None)
-    assert (counts["replayed"], counts["eager"]) == (40, 1)
-
-
-def test_a_counter_that_was_absent_counts_from_zero(beside: Beside) -> None:
-    beside.server.scrape(Scrape([]), 0.0)
-    beside.page(15.0, graph_passes=30)
-    assert beside.server.rank_counts(None)["replayed"] == 30
 
 
 def test_a_decode_line_stands_for_as_many_batches_as_the_log_interval_says(beside: Beside) -> None:
@@ -218,17 +177,6 @@ def test_a_server_that_fails_again_right_after_its_restart_failed_twice(beside: 
         beside.start(at)
         beside.server.take(Event("out_of_memory", at + 1.0, word="startup"))
     assert beside.server.counted["out_of_memory.startup"] == 2
-
-
-def test_a_start_forgets_figures_and_facts_and_keeps_counts(beside: Beside) -> None:
-    beside.start(0.0, max_running_requests=2)
-    beside.decode(10.0)
-    before = dict(beside.server.rank_counts(None))
-    beside.start(20.0, max_running_requests=4)
-    assert (beside.server.schedulers, beside.server.facts.number("max_running_requests")) == ({}, 4)
-    assert {name: beside.server.rank_counts(None)[name] for name in ("replayed", "eager")} == {
-        name: before[name] for name in ("replayed", "eager")
-    }
 
 
 @pytest.mark.parametrize("ranks", [(None, 0), (0, None), (0, 1)])
@@ -286,14 +234,6 @@ def test_the_next_chunk_of_one_prompt_starts_no_request() -> None:
     assert beside.wait() == pytest.approx(200.0, rel=0.2)
 
 
-def test_whole_prompts_beyond_max_prefill_tokens_each_start_a_request(beside: Beside) -> None:
-    # A batch ends at 256 tokens and so has one prompt of 2,000; none of them goes on in the next.
-    beside.start(0.0, max_prefill_tokens=256, chunked_prefill_size=4096)
-    for second in range(60):
-        beside.prefill(float(second), 2000, queued=5)
-    assert beside.wait() == pytest.approx(5.0, rel=0.2)
-
-
 # Why requests wait
 
 
@@ -345,18 +285,6 @@ def test_a_server_that_admits_by_more_than_its_token_ratio_is_not_said_to_hold_b
     beside.start(0.0, **argument)
     beside.decode(1.0, queued=5, usage=0.3)
     assert beside.admission(1.0) == why
-
-
-def test_a_prefill_batch_ends_at_max_prefill_tokens_too(beside: Beside) -> None:
-    beside.start(0.0, chunked_prefill_size=32768, max_prefill_tokens=16384)
-    beside.prefill(1.0, 16384, queued=5)
-    assert beside.admission(1.0) == "prefill_bound"
-
-
-def test_a_mixed_batch_is_full_with_the_decoding_requests_in_it(beside: Beside) -> None:
-    beside.start(0.0, chunked_prefill_size=1024, enable_mixed_chunk=True)
-    beside.prefill(1.0, 824, running=200, queued=5)
-    assert beside.admission(1.0) == "prefill_bound"
 
 
 def test_a_small_limit_is_reached_while_one_of_its_requests_is_being_replaced(beside: Beside) -> None:

@@ -99,30 +99,6 @@ def test_where_no_token_has_been_sent_for_a_while_nothing_is_claimed() -> None:
 # Retractions
 
 
-def test_a_retraction_counts_once_the_counter_shows_it() -> None:
-    beside = served()
-    beside.lines(retraction(73))
-    before = beside.count("retractions")
-    beside.scrape(75, retracted_requests=1.0)
-    assert (before, beside.count("retractions"), beside.count("retracted")) == (0, 1, 1)
-
-
-def test_a_retraction_that_the_counter_does_not_show_is_doubtful() -> None:
-    beside = served()
-    beside.lines(retraction(73))
-    for at in range(75, 110, 3):
-        beside.scrape(at)
-    assert (beside.count("retractions"), beside.watch.doubtful) == (0, {("retraction", "counter"): 1})
-
-
-def test_a_page_that_was_made_before_the_line_refutes_nothing() -> None:
-    beside = served()
-    beside.lines(retraction(73))
-    beside.scrape(76)
-    beside.scrape(78, retracted_requests=1.0)
-    assert (beside.count("retractions"), beside.watch.doubtful) == (1, {})
-
-
 def test_what_the_log_does_not_show_is_counted_by_the_counter() -> None:
     beside = served(retracted_requests=0.0)
     beside.scrape(73, retracted_requests=4.0)
@@ -228,13 +204,6 @@ def test_of_lines_about_requests_not_more_count_than_requests_came(kind: str) ->
     assert (beside.count(kind), dict(beside.watch.doubtful)) == (3, {(kind, "counter"): 47})
 
 
-@pytest.mark.parametrize("kind", ["too_long", "refused"])
-def test_where_the_server_counts_no_requests_these_lines_count(kind: str) -> None:
-    beside = served()
-    taken(beside, kind, 73, tokens=9000, most=8000)
-    assert beside.count(kind) == 1
-
-
 def test_a_flood_of_such_lines_crowds_out_no_retraction() -> None:
     beside = served(generation_posts=10.0)
     for _ in range(3000):
@@ -281,13 +250,6 @@ def test_retractions_of_the_counters_are_paid_by_the_rank_that_logged_them() -> 
     assert {dp: (each["retraction_events"], each["retracted"]) for dp, each in counts.items()} == {0: (0, 1), 1: (1, 1)}
 
 
-def test_a_retraction_that_every_tp_rank_prints_is_paid_once() -> None:
-    beside = served()
-    beside.lines(*(retraction(73, requests=number, ranks=f" TP{tp}") for number in (1, 2) for tp in range(4)))
-    beside.scrape(76, retracted_requests=3.0)
-    assert (beside.count("retractions"), beside.count("retracted"), dict(beside.watch.doubtful)) == (2, 3, {})
-
-
 def test_prompt_tokens_are_those_of_the_counters_where_the_server_has_them() -> None:
     beside = Beside()
     beside.lines(*start(), prefill(11, 512))
@@ -296,15 +258,6 @@ def test_prompt_tokens_are_those_of_the_counters_where_the_server_has_them() -> 
     beside.scrape(14, computed_tokens=1024.0, cached_tokens=64.0)
     counts = beside.watch.server.rank_counts(None)
     assert (counts["computed"], counts["cached"]) == (1024, 64)
-
-
-def test_decode_batches_of_the_last_ten_minutes_by_the_counters() -> None:
-    beside = Beside(reads=False)
-    for step in range(10):
-        beside.scrape(4 * step, graph_passes=90.0 * step, eager_passes=30.0 * step)
-    server = beside.watch.server
-    assert server.rank_counts(None)["replayed"] == 810
-    assert server.schedulers[None].coverage(BEGIN + 36) == 0.75
 
 
 def test_what_was_counted_of_a_scheduler_goes_on_when_the_server_starts_again() -> None:
@@ -340,15 +293,6 @@ def test_a_failure_whose_phase_comes_late_is_one() -> None:
 
 
 # What a scheduler does now
-
-
-def test_the_present_states_of_a_scheduler_follow_its_last_line() -> None:
-    beside = Beside(scrapes=False)
-    beside.lines(*start(), decode(12, running=60, queue=3000, usage=0.97))
-    scheduler = beside.watch.server.schedulers[None]
-    assert scheduler.moment(BEGIN + 12) == ("above_range", "at_target", "pool_full", "replayed")
-    beside.watch.advance(BEGIN + 400)
-    assert scheduler.moment(BEGIN + 400).activity == "unknown"
 
 
 def test_a_server_that_is_away_shows_no_present_figures_and_keeps_its_counts() -> None:
@@ -418,21 +362,6 @@ def test_of_a_burst_behind_a_forged_start_nothing_is_lost() -> None:
     assert beside.count("decode_lines") == 5030
 
 
-def test_lines_behind_a_forged_start_count() -> None:
-    beside = served()
-    beside.lines(stamp(73) + "server_args=ServerArgs(model_path='x')", retraction(74))
-    for at in (77, 79, 81):
-        beside.scrape(at, retracted_requests=1.0)
-    assert beside.count("retractions") == 1
-
-
-def test_a_start_whose_counters_begin_again_counts_once() -> None:
-    beside = served()
-    beside.lines(*start(73))
-    beside.scrape(84, progress=1.0)
-    assert beside.watch.server.starts == 2
-
-
 def test_two_starts_within_ten_minutes_that_only_the_counters_show_are_two() -> None:
     beside = Beside(reads=False)
     for begin in (0, 100, 200):
@@ -459,12 +388,6 @@ def test_single_spoiled_pages_change_no_count(pages: list[tuple[int, bool]]) -> 
         lost = 0.1 if spoiled else 1.0
         beside.scrape(4.0 * place + 4, finished_requests=finished * lost, progress=(900 + finished + place) * lost)
     assert (beside.count("finished_requests"), beside.watch.server.starts) == (finished - 100, 0)
-
-
-def test_how_it_ended_is_found_after_its_next_start_too() -> None:
-    beside = Beside(scrapes=False)
-    beside.lines(*start(), *(decode(12 + at) for at in range(0, 60, 2)), stamp(73) + CRASH, *start(80))
-    assert "crashed" in {each.diagnosis for each in beside.judge(100).findings}
 
 
 def test_a_start_behind_an_outage_is_seen_on_its_first_page() -> None:
@@ -584,17 +507,6 @@ def test_rejected_requests_are_counted_by_the_server() -> None:
     )
     beside.scrape(75, answered_requests=5.0, refused_requests=2.0)
     assert beside.count("rejected") == 2
-
-
-def test_rejections_before_the_first_page_are_not_counted_again() -> None:
-    beside = Beside()
-    beside.lines(*start())
-    beside.lines(
-        *(f'{stamp(11)}INFO:     10.0.0.1:1 - "POST /generate HTTP/1.1" 503 Service Unavailable' for _ in "abc")
-    )
-    beside.scrape(12, answered_requests=0.0)
-    beside.scrape(14, answered_requests=5.0, refused_requests=4.0)
-    assert beside.count("rejected") == 4
 
 
 def timed_out(after: float, share: float = 0.6) -> Beside:
@@ -741,18 +653,6 @@ def test_what_goes_on_comes_before_what_is_over() -> None:
 def test_a_burst_that_goes_on_is_said_in_the_present() -> None:
     judgement = burst(until=200).judge(200)
     assert judgement.sentence == "SGLang keeps retracting running requests: the KV cache is full."
-
-
-def test_the_label_of_a_verdict_that_is_over_is_in_the_past_tense_without_a_figure() -> None:
-    beside = burst()
-    beside.judge(500)
-    verdict = beside.watch.words.verdict
-    assert verdict is not None
-    assert verdict.sentence == "SGLang retracted running requests until a few minutes ago: the KV cache was full."
-
-
-def test_an_alert_of_a_burst_that_is_over_follows_its_window() -> None:
-    assert burst().watch.clocks.by_row["retracting_too_often"].value is True
 
 
 def test_a_watchdogs_hang_is_over_only_after_work() -> None:

@@ -141,12 +141,6 @@ def test_a_log_is_linked_only_where_a_loki_is_named() -> None:
     assert unquote(usual.replace("%24", "$")).count('{instance=\\"${__data.fields.instance}\\"}') == 1
 
 
-def test_only_the_fleet_shows_all_servers_at_once() -> None:
-    for board in BOARDS.values():
-        one = [choice for name, choice in choices(board).items() if name in ("instance", "server")]
-        assert [(choice["multi"], choice["includeAll"]) for choice in one] == [(False, False)] * len(one)
-
-
 def test_alerts_starts_arguments_and_memory_failures_are_marked_by_name() -> None:
     for board in BOARDS.values():
         marks = board["annotations"]["list"]
@@ -296,10 +290,6 @@ def test_an_alert_is_marked_where_it_began_and_the_fleet_shows_no_marks_until_as
         assert "unless" in marks[0]["target"]["expr"]
         assert 'severity="critical"' in marks[0]["target"]["expr"]
         assert {mark["enable"] for mark in marks} == {board is not FLEET}
-
-
-def test_there_are_few_enough_panels_to_read() -> None:
-    assert sum(len(panels_of(board)) for board in BOARDS.values()) <= 38
 
 
 def test_every_verdict_has_words_on_the_strip_and_in_the_tables() -> None:

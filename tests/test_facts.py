@@ -108,10 +108,6 @@ def test_hybrid_models_expose_their_other_pools_and_plain_models_none() -> None:
     assert (plain.swa_usage, plain.mamba_usage) == (None, None)
 
 
-def test_the_first_releases_keep_their_last_figures_when_idle() -> None:
-    assert only_rank("0.3.6.post3_tp8-idle").running == 37
-
-
 def test_old_releases_leave_absent_what_they_do_not_expose() -> None:
     basic = {"running", "queued", "full_usage", "used_tokens", "generation_throughput"}
     assert present(only_rank("0.3.6.post3_dp2-bigqueue")) == basic
@@ -125,11 +121,6 @@ def test_queues_of_disaggregated_serving_are_read_under_every_release_s_name() -
     assert only_rank("0.5.12_pdprefill-healthy").queues == {"bootstrap": 2, "inflight": 9, "prealloc": 0, "transfer": 0}
     decode = only_rank("0.5.12_pddecode-bigqueue").queues
     assert (decode["prealloc"], decode["transfer"]) == (1400, 256)
-
-
-def test_queues_that_are_declared_and_never_written_are_not_read() -> None:
-    assert "num_prefill_infight_queue_reqs" in (PAGES / "0.4.6.post5_pdprefill-bigqueue.prom").read_text()
-    assert only_rank("0.4.6.post5_pdprefill-bigqueue").queues == {}
 
 
 def test_a_counter_nobody_incremented_is_zero_where_its_release_is_known_to_count() -> None:
@@ -188,15 +179,6 @@ def test_before_the_first_request_only_constants_are_exposed() -> None:
 def test_names_that_lost_their_colon_are_read_the_same() -> None:
     text = (PAGES / "0.5.23_tp8-retract.prom").read_text()
     assert facts.read(text.replace("sglang:", "sglang_")) == facts.read(text)
-
-
-def test_the_page_of_v1_loads_gives_what_it_has() -> None:
-    scrape = page("0.5.23_v1loads-dp2-bigqueue")
-    assert [(rank.dp, rank.running, rank.kv_pool_tokens) for rank in scrape.ranks] == [
-        (0, 231, 1_040_384),
-        (1, 231, 1_040_384),
-    ]
-    assert scrape.unrecognised == 0
 
 
 @pytest.mark.parametrize("text", ["", "# EOF\n", "process_cpu_seconds_total 3\n", "sglang_tuning_up 1\n", "<html>\n"])

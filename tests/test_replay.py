@@ -114,14 +114,6 @@ def test_a_server_without_metrics_answers_404_with_json(tmp_path: Path) -> None:
     assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"})
 
 
-def test_health_is_200_when_ready_and_503_when_the_server_never_was(tmp_path: Path) -> None:
-    with (
-        replayed(made(), tmp_path / "a") as ready,
-        replayed(made(b"[2025-01-31 12:00:00] x\n"), tmp_path / "b") as never,
-    ):
-        assert (get(ready.url + "/health").status_code, get(never.url + "/health").status_code) == (200, 503)
-
-
 @pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
 def test_server_info_is_the_recorded_answer(tmp_path: Path, path: str) -> None:
     recording = load(RECORDINGS / "dp2")
@@ -142,22 +134,6 @@ def test_a_killed_server_answers_nobody_until_it_is_back(tmp_path: Path) -> None
         heard.append(str(get(server.url + "/metrics").status_code))
     changes = [what for what, _ in groupby(heard)]
     assert changes == ["200", "nobody", "200"]
-
-
-def test_a_loop_goes_on_with_work_and_does_not_play_the_start_again(tmp_path: Path) -> None:
-    log = tmp_path / "server.log"
-    seen: list[bytes] = []
-    with replayed(made_with_scrapes(), log, speed=25, loop=True) as server:
-
-        def twice() -> bool:
-            seen.append(get(server.url + "/metrics").content)
-            return log.read_bytes().count(b"line 1\n") >= 3
-
-        wait_until(twice)
-        assert not server.finished
-    assert [value for value, _ in groupby(float(text.split()[1]) for text in seen)].count(0.0) > 1
-    work = TEN_SECONDS.removeprefix(START_UP)
-    assert log.read_bytes().startswith(START_UP + work + work)
 
 
 def test_counters_go_on_from_round_to_round_of_a_loop(tmp_path: Path) -> None:

@@ -427,12 +427,6 @@ def test_every_row_of_the_threat_model_names_a_test() -> None:
     assert [row for row in rows if not re.search(r"`test_\w+\.py", row)] == []
 
 
-def test_the_only_address_to_report_to_is_the_repository_s_own() -> None:
-    text = (ROOT / "SECURITY.md").read_text()
-    assert "Report a vulnerability" in text
-    assert not re.search(r"[\w.]+@[\w.]+\.\w+", text)
-
-
 def test_every_exception_for_a_checker_has_its_reason() -> None:
     waved = [
         (file.name, line.strip())

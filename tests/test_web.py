@@ -82,10 +82,6 @@ def test_the_verdict_is_the_only_headline_of_its_words(scene: Callable[[str], st
     assert len(headings) == len(set(headings))
 
 
-def test_the_page_says_for_how_long_the_verdict_stands(scene: Callable[[str], str]) -> None:
-    assert re.search(r"For 120 s, since \d\d:\d\d:\d\d UTC\. Confidence: high\.", text_of(scene("down")))
-
-
 def test_the_advice_names_flag_and_values_why_and_when_it_will_not_help(scene: Callable[[str], str]) -> None:
     seen = text_of(scene("recorded"))
     assert "Try --schedule-conservativeness 1.3 now 0.1" in seen
@@ -261,12 +257,6 @@ def test_a_server_that_was_asked_to_end_is_stopped_and_has_no_figure_of_now(addr
     page = requests.get(address + "/", timeout=10).text
     assert "Stopped The server was stopped: its log says that it was asked to end." in text_of(page)
     assert {value for value, _ in tiles(page).values()} == {"not reported"}
-
-
-def test_a_verdict_without_a_finding_shows_its_evidence(tmp_path: Path) -> None:
-    page = text_of(page_of(Sidecar(config(log_file=(str(tmp_path / "none.log"),)))))
-    assert "A verdict needs 20 s under load and 10 batch lines, or scrapes that show new figures;" in page
-    assert "there are 0 s and 0 in the last 10 minutes." in page
 
 
 def test_an_unknown_figure_is_not_judged(tmp_path: Path) -> None:

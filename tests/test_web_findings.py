@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,8 +85,3 @@ def test_an_exporter_that_has_seen_nothing_says_so(tmp_path: Path) -> None:
         sidecar.stop()
     assert (document["verdict"], document["findings"], document["command"]) == ("not_enough_data", [], None)
     assert document["server"] == {"version": None, "args": {}}
-
-
-def test_shares_are_between_0_and_1(address: str) -> None:
-    for states in findings(address)["shares"].values():
-        assert math.isclose(sum(states.values()), 1.0, abs_tol=1e-4) or not any(states.values())
