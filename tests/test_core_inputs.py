@@ -416,7 +416,7 @@ def test_unusable_input_is_one_sentence_that_names_the_file(tmp_path: Path, name
             archive.add(log, "server.log")
     (tmp_path / "twice.gz").write_bytes(gzip.compress(gzip.compress(Path(log).read_bytes())))
     (tmp_path / "returns").write_bytes(Path(log).read_bytes().replace(b"\n", b"\r"))
-    (tmp_path / "form.log").write_text('he said "Decode batch is what I see" and server_args=None\n')
+    (tmp_path / "form.log").write_text('he said "Decode batch, #running-req: 4" is what I see\n')
     with zipfile.ZipFile(tmp_path / "logs.zip", "w") as zipped:
         zipped.writestr("server.log", "x\n")
     with pytest.raises(UsageError, match=reason) as raised:

@@ -201,7 +201,7 @@ def test_a_form_that_can_be_a_sentence_counts_from_its_third_line_on_with_those_
     lines = around("stern", stamped([DECODE] * 3))
     reader = Reader()
     assert [len(reader.read(line)) for line in lines] == [0, 0, 3]
-    assert reader.wrapping.unread.startswith(b"sglang-7d9f8b")
+    assert reader.unread.startswith(b"sglang-7d9f8b")
 
 
 def test_a_stream_with_a_form_takes_another_after_three_lines_in_a_row() -> None:

@@ -106,8 +106,8 @@ def _whole(lines: Iterable[bytes]) -> str:
         text.append(f"{again} x not counted: another rank or line said the same before, or SGLang retracts to test it")
     for kind, numbers in carriers.items():
         text.append(f"{len(numbers)} lines can carry text of others, first line {numbers[0]}: {CARRIERS[kind]}")
-    if reader.wrapping.unread:
-        text.append(f"not counted, in a form that was seen too seldom: {_shown(reader.wrapping.unread)}")
+    if reader.unread:
+        text.append(f"not counted at once, in a form that was not known: {_shown(reader.unread)}")
     return "\n".join(text) + "\n"
 
 

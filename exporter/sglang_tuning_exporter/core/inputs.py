@@ -8,7 +8,6 @@ newest line first.
 from __future__ import annotations
 
 import codecs
-import datetime as dt
 import errno
 import glob
 import heapq
@@ -250,8 +249,7 @@ ENOUGH_LINES, MOST_FRAMES = 10, 64  # batch lines of a rank behind one name; nam
 # Answers of any web server, not only SGLang's.
 _ANSWERS = frozenset({"rejected", "server_error", "pause", "resume", "too_long", "refused"})
 _BATCHES = frozenset({"decode", "prefill"})
-_SGLANGS = re.compile(rb"(?:Prefill|Decode) batch|server_args=|KV cache pool is full")
-_STAMP = re.compile(rb"\[(20\d\d)-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)")
+_STAMP = re.compile(rb"\[(20\d\d-\d\d-\d\d[ T]\d\d:\d\d:\d\d)")
 _NUMBER = re.compile(rb"(?<![\w=./-])\d+(?![\w=./-])")  # a length or a count; numbers of names are parts of words
 _ROTATED = re.compile(r"(?:\.(?P<number>\d{1,4})|[-._](?P<date>\d{8}(?:[-._]?\d{1,10})?))?(?:\.(?:gz|bz2|xz|zst))?$")
 
@@ -802,11 +800,7 @@ def _together(lane: Lane, other: Lane, reason: str) -> UsageError:
 def stamp(line: bytes) -> float | None:
     """Return the time in SGLang's own stamp, of any line; None without a date."""
     found = _STAMP.search(line, 0, 400)
-    if found is None:
-        return None
-    with suppress(ValueError):
-        return dt.datetime(*map(int, found.groups()), tzinfo=dt.timezone.utc).timestamp()  # type: ignore[arg-type,misc]
-    return None
+    return None if found is None else time_of(found[1])
 
 
 class Logs:
@@ -830,7 +824,6 @@ class Logs:
         self._logs = in_order(self.sources)
         self._lanes: list[Lane] = []
         self._found = False  # an event that only SGLang prints
-        self._unread = b""  # a line with words of SGLang's before the first event
         self._given = 0  # bytes of lines, each at least `_SHORT_LINE`
         self.first = min((log[0].first for log in self._logs if log[0].first is not None), default=None)
         self.lines = 0  # physical lines read
@@ -973,9 +966,7 @@ class Logs:
             yield from lane.reader.end()
 
     def _missing(self, source: Source, line: bytes) -> None:
-        """Give up an input of unknown size in which no line is SGLang's; keep the first line with words of SGLang's."""
-        if not self._unread and _SGLANGS.search(line):
-            self._unread = line
+        """Give up an input of unknown size in which no line is SGLang's."""
         self._given += max(len(line), _SHORT_LINE)
         if self._given > MOST_WITHOUT_A_LINE and not source.is_sized and source.most is None:
             self._check()
@@ -986,8 +977,8 @@ class Logs:
         ranked = any(lane.reader.names_ranks for lane in self._lanes)
         if self._found or ranked or (served and self.first is not None):
             return
-        if self._unread:
-            words = clean(self._unread[:300].decode("utf-8", "replace"))
+        if unread := next((lane.reader.unread for lane in self._lanes if lane.reader.unread), b""):
+            words = clean(unread[:300].decode("utf-8", "replace"))
             reason = f"holds words of SGLang's, in lines whose form cannot be read; the first: {words}"
         else:
             reason = "no line of SGLang's in it; give a server's log, written at --log-level info"

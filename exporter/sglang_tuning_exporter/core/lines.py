@@ -57,6 +57,7 @@ _LIMIT_TO = rb"(?P<max_running_requests>\d{1,12})\b"
 _RID = rb", self\.rid='[\w-]{1,80}'$"
 _DEVICES = rb"(?:CUDA|HIP|NPU|MUSA|XPU)"
 SILENT = ("request", "known")
+_QUOTED = ("hicache", "no_pool")  # their events have the line
 _ABORT = "aborted"
 # fmt: off
 ROWS = (
@@ -158,8 +159,9 @@ ROWS = (
     Row("hicache", rb"(?:\[Rank \d{1,5}\](?:\[Pool \w{1,40}\])? HiCacheHF3FS (?:get|set) [^\n]{1,300} failed|SeaweedFS (?:get|set) \S{1,200} failed: )",
         "0.5.2", "storage"),
     Row("hicache", rb"TensorCast L3 unavailable: ", "0.5.23", "storage"),
-    # A pool that is not there: mem_cache/kv_cache_configurator.py, before model_runner.py.
-    Row("no_pool", rb"max_total_tokens=\d{1,15} is larger than the profiled value (?P<tokens>-?\d{1,15})\. Use the profiled value instead\.", "0.4.6"),
+    # What memory allows where --max-total-tokens asks for more: mem_cache/kv_cache_configurator.py, before model_runner.py. No pool is a failure.
+    Row("no_pool", rb"max_total_tokens=\d{1,15} is larger than the profiled value (?P<tokens>-\d{1,15}|0)\. Use the profiled value instead\.", "0.4.6"),
+    Row("known", rb"max_total_tokens=\d{1,15} is larger than the profiled value ", "0.4.6"),
     # uvicorn's lines, and others without a text of anybody.
     Row("known", rb"INFO: +(?:Started server process|Waiting for application|Application |Uvicorn running on|Shutting down|Finished server)", "0.3.0"),
     Row("known", rb"Endpoint '/\w{1,40}' is deprecated|Sleeping \d+ seconds before crash diagnostics", "0.5.7"),
@@ -500,9 +502,7 @@ class Reader:
         self.kind = "other"
         self.lines: Counter[str] = Counter()
         self.unreadable: Counter[str] = Counter()
-        self.unread = (
-            b""  # the first line, cut, with words of SGLang's in a form that is not known, while no line was read
-        )
+        self.unread = b""  # the first line, cut, with words of SGLang's in a form that is not known
         self.number = 0  # of the last line
         self.around = ""  # what stood around it
         self.wrapping = Wrapping()
@@ -547,8 +547,6 @@ class Reader:
             "hang": self._read_hang,
             "out_of_memory": self._read_out_of_memory,
             "transfer": self._read_transfer,
-            "hicache": self._read_hicache,
-            "no_pool": self._read_no_pool,
         }
 
     def read(self, line: bytes) -> tuple[Event, ...]:
@@ -622,7 +620,7 @@ class Reader:
                 self._recent.append(each.text)
         self.kind = kind
         self.lines[kind] += 1
-        if kind == "other" and not self._stamped and not self.unread and WORDS.search(line):
+        if kind == "other" and not self.unread and WORDS.search(line):
             self.unread = line[:LONGEST_UNREAD]
         self.trust.mark(kind, self.number, self._time, self._events)
         return (*self._released, *self._events)
@@ -775,7 +773,7 @@ class Reader:
         )
         if row.kind == "health" and (silent := _silence(match.string, at.time)) is not None:
             figures["silent"] = silent
-        self._add(row.kind, at, figures, row.word)
+        self._add(row.kind, at, figures, row.word, _words(match.string) if row.kind in _QUOTED else "")
         return "request" if row.kind == "refused" and not figures else row.kind  # an error may quote its request
 
     def _read_batch(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
@@ -979,28 +977,11 @@ class Reader:
                 return "known"
             if request["room"].isdigit():
                 figures["room"] = float(request["room"])
-        side = (
-            b"decode"
-            if match.string.startswith(b"Decode")
-            else b"prefill"
-            if match.string.startswith(b"Prefill")
-            else b""
-        )
-        self._add(row.kind, at, figures, side.decode(), text=_words(reason))
+        side = match.string.partition(b" ")[0].lower()
+        word = side.decode() if side in (b"decode", b"prefill") else ""
+        self._add(row.kind, at, figures, word, text=_words(reason))
         if b"from another rank" not in reason:
             self._explain(reason, at, chain=self.number, ending="transfer", sure=False)
-        return row.kind
-
-    def _read_hicache(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
-        self._add(row.kind, at, word=row.word, text=_words(match.string))
-        return row.kind
-
-    def _read_no_pool(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
-        """Read what memory allows where --max-total-tokens asks for more: nothing is a failure, less is not."""
-        tokens = int(match["tokens"])
-        if tokens > 0:
-            return "known"
-        self._add(row.kind, at, {"tokens": tokens}, text=_words(match.string))
         return row.kind
 
     def _read_access(self, text: bytes, at: Origin) -> str:

@@ -434,7 +434,6 @@ class Wrapping:
 
     def __init__(self) -> None:
         self.waits = "other"  # where a line gives nothing yet: `cut` by a container runtime, or `other` in a form that is not accepted
-        self.unread = b""  # the first line, cut, with words of SGLang's in a form that was not accepted
         self._forms: list[Form] = []
         self._current: Form | None = None  # of the last line of SGLang's
         self.is_bare_now = False  # the last line of SGLang's had nothing around it
@@ -562,7 +561,6 @@ class Wrapping:
         held = self._held.setdefault(form, [])
         held += found
         if len(held) < _ENOUGH and not at_once:
-            self.unread = self.unread or text[:_LONGEST_BEFORE]
             if len(self._held) > _HELD_FORMS or sum(len(each.text) for each in held) > _HELD_LENGTH:
                 self._held.clear()
             self.waits, self.is_bare_now = "other", False
