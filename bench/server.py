@@ -10,14 +10,15 @@ import sys
 import threading
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import TYPE_CHECKING
-
-from bench.exposition import RECORDED, page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 LOOPBACK = "127.0.0.1"
+RECORDED = Path(__file__).parent.parent / "exporter" / "sglang_tuning_exporter" / "recordings" / "steady"
+_RANK, _DP_RANK = re.compile(r'\btp_rank="\d+"'), re.compile(r'\bdp_rank="\d+",?')
 _COUNTERS = re.compile(r"^(sglang:(?:generation_tokens|realtime_tokens)_total\S* )(\S+)$", re.MULTILINE)
 
 
@@ -44,6 +45,19 @@ def answering(page: Callable[[str], bytes]) -> Iterator[str]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://{LOOPBACK}:{server.server_address[1]}"
         server.shutdown()
+
+
+def page(ranks: int) -> str:
+    """Return a recorded page; for more than one rank with every series of a scheduler once for each, as DP attention prints it."""
+    recorded = gzip.decompress(max(RECORDED.glob("metrics-*.prom.gz")).read_bytes()).decode()
+    if ranks == 1:
+        return recorded
+    lines: list[str] = []
+    for line in recorded.splitlines():
+        copies = range(ranks) if line.startswith("sglang:") and _RANK.search(line) else ()
+        plain = _DP_RANK.sub("", line)
+        lines += [_RANK.sub(f'tp_rank="{rank}",dp_rank="{rank}"', plain) for rank in copies] or [line]
+    return "\n".join(lines) + "\n"
 
 
 def _answer(body: bytes, content_type: str, status: str = "200 OK") -> bytes:
