@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 import gzip
-import json
 import random
 import re
 from dataclasses import dataclass
@@ -16,7 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+
+from truth.today import STEPS
 
 _ROOT = Path(__file__).parent.parent
 RECORDINGS = (
@@ -85,25 +86,13 @@ def _pieces(size: int) -> Iterator[bytes]:
             written += len(piece)
 
 
-def _docker(line: str, moment: str) -> str:
-    return json.dumps({"log": line + "\n", "stream": "stderr", "time": moment})
+WRAPPINGS = {"Docker JSON": "docker-json", "CRI": "cri"}  # of truth/cases/today/recipes.yaml
 
 
-def _cri(line: str, moment: str) -> str:
-    return f"{moment} stderr F {line}"
-
-
-WRAPPINGS: dict[str, Callable[[str, str], str]] = {"Docker JSON": _docker, "CRI": _cri}
-
-
-def wrapped(log: Path, path: Path, wrap: Callable[[str, str], str]) -> Path:
+def wrapped(log: Path, path: Path, name: str) -> Path:
     """Write a log to `path` in a wrapping, each line with the time that was printed last."""
-    moment = "2026-01-01T00:00:00.000000000Z"
-    with log.open(encoding="utf-8") as lines, path.open("w", encoding="utf-8") as file:
-        for line in lines:
-            if line[:1] == "[" and line[11:12] == " " and line[5:6] == "-":
-                moment = f"{line[1:11]}T{line[12:20]}.000000000Z"
-            file.write(wrap(line.rstrip("\n"), moment) + "\n")
+    lines = STEPS["wrap"](log.read_text(encoding="utf-8").splitlines(), name)
+    path.write_text("\n".join([*lines, ""]), encoding="utf-8")
     return path
 
 

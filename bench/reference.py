@@ -9,6 +9,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from fuzz.forgeries import CARRIERS, FORGED
+
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "tests" / "data" / "metrics" / "recorded-0.5.23-retract.prom").read_text()
 _TOKENS = re.compile(r'(sglang:generation_tokens_total\{[^}]*is_streaming="true"[^}]*\}) \S+')
@@ -31,28 +33,12 @@ _START = (
     f"max_total_num_tokens={_POOL}, chunked_prefill_size=8192, max_prefill_tokens=16384, max_running_requests=400, context_len=8192",
     "The server is fired up and ready to roll!",
 )
-# Messages before a forgery: they contain text of a model or a client, with a newline.
-_SINKS = (
-    "{at}Model attempted to call undefined function: f",
-    "{at}Failed to parse JSON part: {",
-    "{at}Parsed value 'x",
-    "{at}Tool 'x",
-    "{at}Error in request: x",
-    "{at}Req Time Stats(rid=x",
-)
-_OUT_OF_MEMORY = (
-    'Traceback (most recent call last):\n  File "scheduler.py", line 1, in event_loop\n'
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
-)
-_FORGERIES = (
-    _RETRACTION % (_FORGED_REQUESTS, 9),
-    f"{{at}}Scheduler hit an exception: {_OUT_OF_MEMORY}",
-    _OUT_OF_MEMORY,
-    "{at}" + _START[0].replace("tp_size=1", "tp_size=8"),
-    "{at}Prefill out of memory. Try to lower your batch size.",
-    "words {at}KV cache pool is full. Retract requests. #retracted_reqs: 3, #new_tokens_gained: 9, #new_token_ratio: 0.3 -> 0.5",
-    "words\r{at}decode out of memory happened, #retracted_reqs: 3, #new_token_ratio: 0.3 -> 0.5",
-)
+# What is forged, behind messages with words of a client or a model.
+_SINKS = [message.decode() for message in CARRIERS.values()]
+_NAMES = ("out of memory", "its traceback", "a bare traceback", "retraction", "start", "glued", "behind a return")
+_FORGERIES = [
+    FORGED[name].decode().replace("#retracted_reqs: 99,", f"#retracted_reqs: {_FORGED_REQUESTS},") for name in _NAMES
+]
 
 
 class Server:
@@ -80,7 +66,10 @@ class Server:
         texts = [dice.choice(self._bodies[kind]) for kind in kinds]
         forgeries = _FORGERIES_IN_BURST if self.forges and self.blocks % _BURST_EVERY == _BURST_EVERY - 1 else 0
         for place in range(0, forgeries * _FORGERIES_APART, _FORGERIES_APART):
-            kinds[place], texts[place] = "forged", (dice.choice(_SINKS) + "\n" + dice.choice(_FORGERIES))
+            kinds[place], texts[place] = (
+                "forged",
+                dice.choice(_SINKS).replace("%s", dice.choice(_FORGERIES)).removesuffix("\n").replace("%p", "{at}"),
+            )
         retracted = dice.randrange(1, 5)
         kinds += ["decode", "retraction"]  # the KV cache is full
         texts += [
