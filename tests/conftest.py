@@ -99,15 +99,17 @@ class FakeSGLang:
 
     answers: dict[str, Answer] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    host: str = "127.0.0.1"
     port: int = 0
     _listener: socket.socket | None = None
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{Address(self.host, self.port)}"
 
     def start(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", self.port))
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        self._listener = socket.create_server((self.host, self.port), family=family)
         self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 

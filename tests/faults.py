@@ -5,24 +5,18 @@ from __future__ import annotations
 import json
 import re
 import socket
-import subprocess
-import sys
-import threading
 import time
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from conftest import Answer, Exporter, FakeSGLang, Page, reply, wait_for
-from sglang_tuning_exporter.config.values import Address
-from sglang_tuning_exporter.recordings.stack import free_port
+from followed import slowdown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-GRACE_SECONDS = 1.5  # of the half second that the exporter keeps back, a machine that runs other tests has nothing
-CHILD = Path(__file__).parent / "faults_child.py"
+
 OK_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
 LIVENESS = frozenset({"server_down", "metrics_disabled", "restart_loop"})
 RESET = b"\x01\x00\x00\x00\x00\x00\x00\x00"  # SO_LINGER: on, for 0 seconds
@@ -95,6 +89,11 @@ def forget_peak(exporter: Exporter) -> None:
     Path(f"/proc/{exporter.process.pid}/clear_refs").write_text("5")
 
 
+def grace() -> float:
+    """Seconds beyond a scrape's time: of the half second that the exporter keeps back, a machine that runs other tests has nothing."""
+    return 1.5 * slowdown()
+
+
 @dataclass
 class Watched:
     """An exporter and the server that it watches, with its true counts."""
@@ -111,7 +110,7 @@ class Watched:
         """Scrape it as a Prometheus does, which waits no longer than the timeout in its header."""
         begin = time.monotonic()
         answer = self.exporter.get("/metrics", {"X-Prometheus-Scrape-Timeout-Seconds": str(within)})
-        assert time.monotonic() - begin < within + GRACE_SECONDS
+        assert time.monotonic() - begin < within + grace()
         assert answer.status_code == 200
         return Page(answer.text)
 
@@ -124,74 +123,6 @@ class Watched:
         assert (page.value("sglang_tuning_up"), page.error) == (1, None)
         assert not found(self.exporter)
         return totals(page)
-
-
-class ServerProcess:
-    """An SGLang in a process of its own, which can be killed and frozen. It serves files."""
-
-    def __init__(self, directory: Path, host: str) -> None:
-        self.directory = directory
-        self._address = (host, free_port())
-        self.url = f"http://{Address(*self._address)}"
-        self._child: subprocess.Popen[bytes] | None = None
-
-    def publish(self, page: bytes, info: bytes | None = None) -> None:
-        """Replace the served page, and the arguments, each at one moment."""
-        for name, text in (("metrics", page), ("server_info", info)):
-            if text is not None:
-                new = self.directory / f"{name}.new"
-                new.write_bytes(text)
-                new.replace(self.directory / name)
-
-    def start(self) -> None:
-        self._child = subprocess.Popen([sys.executable, str(CHILD), *map(str, self._address), str(self.directory)])
-        wait_for(self._listens, 20)
-
-    def signal(self, number: int) -> None:
-        assert self._child is not None
-        self._child.send_signal(number)
-
-    def kill(self) -> None:
-        if self._child is not None:
-            self._child.kill()
-            self._child.wait()
-            self._child = None
-
-    def _listens(self) -> bool:
-        with suppress(OSError), socket.create_connection(self._address, timeout=1):
-            return True
-        return False
-
-
-@contextmanager
-def server_process(directory: Path, host: str = "127.0.0.1") -> Iterator[ServerProcess]:
-    server = ServerProcess(directory, host)
-    try:
-        yield server
-    finally:
-        server.kill()
-
-
-@contextmanager
-def closing_at_once(port: int) -> Iterator[None]:
-    """A port that accepts each connection and closes it unread."""
-    listener = socket.create_server(("127.0.0.1", port))
-
-    def accept() -> None:
-        while True:
-            try:
-                listener.accept()[0].close()
-            except OSError:
-                return
-
-    thread = threading.Thread(target=accept, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join(timeout=5)
 
 
 def endless(head: bytes, piece: bytes, most: int = 1 << 30) -> Answer:

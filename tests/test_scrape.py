@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import ssl
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
@@ -13,66 +12,24 @@ import pytest
 import trustme
 
 from conftest import (
-    RETRACTION,
     SERVING,
     Answer,
     Exporter,
     FakeSGLang,
     drip,
     hang,
-    raw,
     reply,
     running_exporter,
     wait_for,
 )
-from followed import slowdown
 from sglang_tuning_exporter.collect.scrape import Client, Outcome, ScrapeError, Scraper
 from sglang_tuning_exporter.serve.app import scrape_timeout
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
 OK_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
-ENDLESS = OK_HEAD + b"Content-Length: 100000000\r\n\r\n" + b"sglang:num_queue_reqs 1\n" * 1_000_000
-WEB_PAGE = reply(b"<html>sglang:num_queue_reqs 1</html>", content_type="text/html")
-COMPRESSED = reply(SERVING, more="Content-Encoding: gzip\r\n")
-TO_ITSELF = reply(b"", "302 Found", more="Location: /metrics\r\n")
-TO_ANOTHER = reply(b"", "307 Temporary Redirect", more="Location: http://127.0.0.2:1/metrics\r\n")
-TO_NOWHERE = reply(b"", "301 Moved Permanently", more="Location: http://[::1/\r\n")
-
-FAILURES: dict[str, tuple[Answer, str]] = {
-    "503": (reply(b"", "503 Service Unavailable"), "http_503"),
-    "404": (reply(b"{}", "404 Not Found"), "http_404"),
-    "401": (reply(b"", "401 Unauthorized"), "http_status"),
-    "500": (reply(b"Internal Server Error", "500 Internal Server Error"), "http_status"),
-    "a web page": (WEB_PAGE, "invalid"),
-    "JSON": (reply(b'{"detail": "hello"}', content_type="application/json"), "invalid"),
-    "another program's page": (reply(b"python_gc_collections_total 1\nup 1\n"), "invalid"),
-    "noise": (reply(bytes(range(256)) * 20, content_type="application/octet-stream"), "invalid"),
-    "an empty page": (reply(b""), "not_ready"),
-    "compressed": (COMPRESSED, "invalid"),
-    "no answer": (hang, "timeout"),
-    "a body that drips": (drip(OK_HEAD + b"Content-Length: 100000\r\n\r\n"), "timeout"),
-    "a body without a length that drips": (drip(OK_HEAD + b"\r\n" + SERVING), "timeout"),
-    "headers that drip": (drip(b"HTTP/1.1 200 OK\r\nX: "), "timeout"),
-    "a redirect to itself": (TO_ITSELF, "http_status"),
-    "a redirect to another server": (TO_ANOTHER, "http_status"),
-    "a redirect to nowhere": (TO_NOWHERE, "invalid"),
-    "more than 16 MiB": (raw(ENDLESS), "too_large"),
-    "no HTTP": (raw(b"SSH-2.0-OpenSSH_9.2\r\n\r\n"), "invalid"),
-    "a hundred thousand headers": (raw(OK_HEAD + b"X: y\r\n" * 100_000 + b"\r\n"), "invalid"),
-    "nothing and hangs up": (raw(b""), "unreachable"),
-    "half a page and hangs up": (raw(OK_HEAD + b"Content-Length: 99999\r\n\r\n" + SERVING), "unreachable"),
-}
-
-
-@pytest.fixture(scope="module")
-def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    log = tmp_path_factory.mktemp("log") / "server.log"
-    log.touch()
-    return log
 
 
 @pytest.fixture(scope="module")
@@ -84,59 +41,9 @@ def fake() -> Iterator[FakeSGLang]:
 
 
 @pytest.fixture(scope="module")
-def exporter(fake: FakeSGLang, logged: Path) -> Iterator[Exporter]:
-    """One exporter for all failures of an SGLang that has served; it must survive each of them."""
-    with running_exporter("--sglang-url", fake.url, "--log-file", str(logged), "--scrape-timeout", "3") as running:
+def exporter(fake: FakeSGLang) -> Iterator[Exporter]:
+    with running_exporter("--sglang-url", fake.url) as running:
         yield running
-
-
-@pytest.mark.parametrize("what", FAILURES)
-def test_a_failure_has_its_reason_and_the_page_comes_in_time(
-    what: str, fake: FakeSGLang, exporter: Exporter, logged: Path
-) -> None:
-    before = exporter.page().value("sglang_tuning_log_lines_total", kind="retraction") or 0
-    fake.answers["/metrics"], reason = FAILURES[what]
-    with logged.open("ab") as log:
-        log.write(RETRACTION)
-    time.sleep(0.4)
-    begin = time.monotonic()
-    page = exporter.page(within="1")
-    # What is announced is the scraper's whole scrape_timeout: past it, Prometheus has gone.
-    assert time.monotonic() - begin < slowdown()
-    assert page.value("sglang_tuning_log_lines_total", kind="retraction") == before + 1, "the log half goes on"
-    # Whoever waits less than the configured time may be too early for the reason.
-    wait_for(lambda: exporter.page(within="1").error == reason, 30)
-    page = exporter.page(within="1")
-    assert page.value("sglang_tuning_up") == 0
-    assert page.value("sglang_tuning_log_lines_total", kind="retraction") == before + 1, "the log half goes on"
-    assert "sglang:" not in page.text
-    fake.answers["/metrics"] = reply(SERVING)
-    wait_for(lambda: exporter.page().value("sglang_tuning_up") == 1, 30)
-    assert exporter.page().error is None
-
-
-def test_a_server_that_went_away_is_refused_and_its_return_clears_the_error(
-    fake: FakeSGLang, exporter: Exporter
-) -> None:
-    fake.stop()
-    page = exporter.page()
-    assert (page.value("sglang_tuning_up"), page.error) == (0, "connection_refused")
-    fake.start()
-    page = exporter.page()
-    assert (page.value("sglang_tuning_up"), page.error) == (1, None)
-    assert page.value("sglang_tuning_scrape_duration_seconds") is not None
-
-
-def test_a_broken_byte_costs_its_line_at_most(fake: FakeSGLang, exporter: Exporter) -> None:
-    fake.answers["/metrics"] = reply(SERVING + b'sglang:odd{model_name="\xff\xfe"} 1\nsglang:\xff 2\n')
-    page = exporter.page()
-    assert page.value("sglang_tuning_up") == 1
-    assert page.labels("sglang:odd") == [{"model_name": "\N{REPLACEMENT CHARACTER}" * 2}]
-
-
-def test_a_right_page_under_a_wrong_content_type_is_read(fake: FakeSGLang, exporter: Exporter) -> None:
-    fake.answers["/metrics"] = reply(SERVING, content_type="application/octet-stream")
-    assert exporter.page().value("sglang_tuning_up") == 1
 
 
 def test_a_redirect_on_the_same_server_is_followed(fake: FakeSGLang, exporter: Exporter) -> None:
@@ -152,25 +59,6 @@ def test_one_scrape_of_us_is_one_scrape_of_sglang(fake: FakeSGLang, exporter: Ex
     for _ in range(5):
         exporter.page()
     assert fake.count("/metrics") == before + 5
-
-
-def test_scrapes_that_overlap_share_one(fake: FakeSGLang, exporter: Exporter) -> None:
-    def slowly(connection: socket.socket) -> None:
-        time.sleep(0.7)
-        reply(SERVING)(connection)
-
-    exporter.page()
-    fake.answers["/metrics"] = slowly
-    before = fake.count("/metrics")
-    ups: list[float | None] = []
-    threads = [threading.Thread(target=lambda: ups.append(exporter.page().value("sglang_tuning_up"))) for _ in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    fake.answers["/metrics"] = reply(SERVING)
-    assert ups == [1] * 5
-    assert fake.count("/metrics") == before + 1
 
 
 def test_the_old_text_format_is_asked_for_and_no_compression(fake: FakeSGLang, exporter: Exporter) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import ssl
 import threading
@@ -13,6 +14,7 @@ import pytest
 import trustme
 
 from conftest import FakeSGLang, reply, running_exporter, wait_for
+from sglang_tuning_exporter.collect.scrape import Client, ScrapeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,41 +67,24 @@ def by_tls(connection: socket.socket) -> None:
     context.wrap_socket(connection, server_side=True).close()
 
 
-def test_an_unknown_host_is_logged_with_what_to_check() -> None:
-    said = warning("--sglang-url", "http://no-such-host.invalid:30000", of="cannot scrape")
-    assert "the host name is unknown: check --sglang-url" in said
-
-
 def test_a_missing_key_is_logged_with_its_flag(sglang: FakeSGLang) -> None:
     sglang.answers["/metrics"] = reply(b"", "401 Unauthorized")
     said = warning("--sglang-url", sglang.url, of="cannot scrape")
     assert "it answers HTTP 401: it wants a key; give --api-key-file" in said
 
 
-def test_a_wrong_key_is_logged_without_the_key(sglang: FakeSGLang, tmp_path: Path) -> None:
-    sglang.answers["/metrics"] = reply(b"", "401 Unauthorized")
-    (tmp_path / "key").write_text("guessed-key\n")
-    said = warning("--sglang-url", sglang.url, "--api-key-file", str(tmp_path / "key"), of="cannot scrape")
-    assert "the key that was sent is not the server's --api-key" in said
-    assert "guessed-key" not in said
-
-
-def test_tls_to_a_server_without_tls_is_logged() -> None:
-    with answering(in_the_clear) as port:
-        said = warning("--sglang-url", f"https://127.0.0.1:{port}", of="cannot scrape")
-    assert "it does not speak TLS: give --sglang-url with http://" in said
-
-
-def test_plain_http_to_a_server_with_tls_is_logged() -> None:
-    with answering(by_tls) as port:
-        said = warning("--sglang-url", f"http://127.0.0.1:{port}", of="cannot scrape")
-    assert "it closed the connection; does it want TLS (https:// in --sglang-url)?" in said
-
-
-def test_a_certificate_of_an_unknown_authority_is_logged() -> None:
-    with answering(by_tls) as port:
-        said = warning("--sglang-url", f"https://127.0.0.1:{port}", of="cannot scrape")
-    assert "its certificate is not trusted: " in said
+@pytest.mark.parametrize(
+    ("answer", "scheme", "words"),
+    [
+        (in_the_clear, "https", "it does not speak TLS: give --sglang-url with http://"),
+        (by_tls, "http", "it closed the connection; does it want TLS (https:// in --sglang-url)?"),
+    ],
+)
+def test_tls_on_one_side_alone_is_said(answer: Callable[[socket.socket], None], scheme: str, words: str) -> None:
+    with answering(answer) as port:
+        client = Client(f"{scheme}://127.0.0.1:{port}", f"{scheme}://127.0.0.1:{port}/metrics")
+        with pytest.raises(ScrapeError, match=re.escape(words)):
+            client.metrics(5)
 
 
 def test_a_log_that_is_a_directory_is_logged_with_what_to_give(tmp_path: Path) -> None:
@@ -114,16 +99,10 @@ def test_an_unreadable_log_file_is_logged_with_what_to_change(tmp_path: Path) ->
     assert "permission denied; let this user read it" in warning("--log-file", str(log), of=f"log {log}")
 
 
-def test_a_log_that_is_not_there_yet_is_waited_for_and_no_warning(tmp_path: Path) -> None:
-    log = tmp_path / "server.log"
-    with running_exporter("--log-file", str(log)) as exporter:
-        wait_for(lambda: any("missing; waiting for it" in line for line in exporter.said))
-        assert not any("WARNING" in line for line in exporter.said)
-
-
-def test_a_followed_log_is_logged_without_a_warning(tmp_path: Path) -> None:
-    log = tmp_path / "server.log"
+def test_a_log_that_is_followed_or_not_there_yet_is_no_warning(tmp_path: Path) -> None:
+    log, late = tmp_path / "server.log", tmp_path / "late.log"
     log.touch()
-    with running_exporter("--log-file", str(log)) as exporter:
-        wait_for(lambda: any(f"log {log}: following" in line for line in exporter.said))
+    with running_exporter("--log-file", str(log), "--log-file", str(late)) as exporter:
+        for words in (f"log {log}: following", f"log {late}: missing; waiting for it"):
+            wait_for(lambda words=words: any(words in line for line in exporter.said))  # type: ignore[misc]
         assert not any("WARNING" in line for line in exporter.said)

@@ -107,9 +107,6 @@ def fake() -> Iterator[FakeSGLang]:
     ("answer", "words"),
     [
         (reply(VLLM), "its /metrics is vLLM's"),
-        (reply(NODE), "node exporter"),
-        (reply(OWN), "sglang-tuning-exporter itself"),
-        (reply(ROUTER), "SGLang's router (model gateway)"),
         (PAGE, "it answers with a web page, not with metrics"),
         (reply(UNNAMED), "its page holds no series of SGLang's"),
     ],
