@@ -178,18 +178,6 @@ def running(installation: Installation, args: Sequence[str], log: Path, env: Map
         server.stop()
 
 
-def machine(server: Engine) -> tuple[float, float, float]:
-    """Return CPU seconds so far: of the whole machine, idle, of the engine."""
-    ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
-    return sum(ticks) / _TICKS, (ticks[3] + ticks[4]) / _TICKS, server.cpu_seconds()
-
-
-def others(before: tuple[float, float, float], after: tuple[float, float, float]) -> float:
-    """Return the share of all cores that other programs took between two moments of `machine`."""
-    whole, idle, ours = (b - a for a, b in zip(before, after, strict=True))
-    return max(0.0, (whole - idle - ours) / whole) if whole else 0.0
-
-
 def _fields(folder: Path) -> list[str]:
     """Return the fields of /proc/PID/stat after the process's name."""
     return (folder / "stat").read_text().rpartition(")")[2].split()

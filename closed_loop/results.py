@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -86,7 +85,7 @@ def collected(folder: Path, known: dict[str, Any]) -> dict[str, Any]:
         runs = [json.loads(path.read_text(encoding="utf-8")) for path in files]
         if kept := runs or known.get("starts", {}).get(start.name):
             starts[start.name] = kept
-    return {"machine": {"cores": os.cpu_count(), "kind": "CPU only"}, "starts": starts}
+    return {"starts": starts}
 
 
 def write(folder: Path) -> None:
@@ -106,10 +105,8 @@ def page(data: dict[str, Any], before: str) -> str:
     """Return the page with its table anew."""
     heads = ("start", "advice, step by step", "start → end", "by hand", "end / by hand")
     rows = [_row(start, runs) for start in STARTS if (runs := data["starts"].get(start.name))]
-    shares = [step["others"] for runs in data["starts"].values() for run in runs for step in run["steps"]]
-    others = f"{data['machine']['cores']} cores, shared: other programs took {100 * min(shares):.0f} to {100 * max(shares):.0f} % of them."
     head, rest = before.split(BEGIN)
-    return f"{head}{BEGIN}\n{markdown(heads, rows)}\n\n{others}\n{END}{rest.partition(END)[2]}"
+    return f"{head}{BEGIN}\n{markdown(heads, rows)}\n{END}{rest.partition(END)[2]}"
 
 
 def _row(start: Start, runs: Sequence[Any]) -> list[str]:

@@ -33,19 +33,17 @@ _RETRACTED = "KV cache pool is full. Retract requests"
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The figures, the exporter's last JSON under load, notifications with their seconds after the load began, and what others took of all cores."""
+    """The figures, the exporter's last JSON under load, and notifications with their seconds after the load began."""
 
     figures: Mapping[str, float | None]
     document: dict[str, Any]
     notified: list[tuple[str, float]]
-    others: float
 
     def as_json(self) -> dict[str, Any]:
         """Return it as plain JSON, of the findings their names."""
         found = [finding["diagnosis"] for finding in self.document["findings"]]
         figures = {name: None if value is None else round(value, 3) for name, value in self.figures.items()}
-        kept = {"verdict": self.document["verdict"], "findings": found, "notifications": self.notified}
-        return {**kept, "others": round(self.others, 3), **figures}
+        return {"verdict": self.document["verdict"], "findings": found, "notifications": self.notified, **figures}
 
 
 def run(
@@ -82,7 +80,7 @@ def _watched(
     begin, document = time.time(), dict[str, Any]()
     sending.start()
     time.sleep(WARM_SECONDS)
-    warm, cpu, before = time.time(), server.cpu_seconds(engine.SCHEDULER), engine.machine(server)
+    warm, cpu = time.time(), server.cpu_seconds(engine.SCHEDULER)
     while (left := begin + sent.seconds - 0.5 - time.time()) > 0:
         with suppress(requests.RequestException, ValueError):
             last, document = document.get("verdict"), stack.get(f"{stack.exporter_url}/api/v1/findings")
@@ -90,7 +88,6 @@ def _watched(
                 say(f"{time.time() - begin:4.0f} s  {document['verdict']}")
         time.sleep(min(POLL_SECONDS, left))
     end, spent = time.time(), server.cpu_seconds(engine.SCHEDULER) - cpu
-    taken = engine.others(before, engine.machine(server))
     sending.join()
     lines = server.log.read_text(encoding="utf-8", errors="replace").splitlines()
     notified = [
@@ -99,7 +96,7 @@ def _watched(
         for alert in message["alerts"]
         if alert["status"] == "firing"
     ]
-    return Side(measure(records, lines, warm, end, spent), document, notified, taken)
+    return Side(measure(records, lines, warm, end, spent), document, notified)
 
 
 def measure(

@@ -61,7 +61,7 @@ def findings(*found: dict[str, Any], command: dict[str, Any] | None = None) -> d
 def side(verdict: str, *found: dict[str, Any], notified: str = "", **figures: float) -> Side:
     document = {**findings(*found), "verdict": verdict}
     measured = {**measure([], [], BEGIN, BEGIN + 10, 1.0), "tokens_per_cpu_second": 1.0, **figures}
-    return Side(measured, document, [(notified, 41.0)] if notified else [], 0.1)
+    return Side(measured, document, [(notified, 41.0)] if notified else [])
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
