@@ -396,22 +396,14 @@ class Files(RuleBasedStateMachine):
         self.nothing_is_read_twice()
 
 
-def settings(runs: int, steps: int = 30) -> hypothesis.settings:
-    """Return Hypothesis' settings for this many runs."""
-    return hypothesis.settings(
-        max_examples=runs,
-        stateful_step_count=steps,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(hypothesis.HealthCheck),
-        report_multiple_bugs=False,
-    )
-
-
 def run(runs: int, seed: int, steps: int = 30) -> int:
     """Try this many sequences of events. Return 0, or 1 if one fails."""
+    every = hypothesis.settings(
+        max_examples=runs, stateful_step_count=steps, deadline=None, database=None, report_multiple_bugs=False,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )  # fmt: skip
     try:
-        hypothesis.seed(seed)(run_state_machine_as_test)(Files, settings=settings(runs, steps))
+        hypothesis.seed(seed)(run_state_machine_as_test)(Files, settings=every)
     except Exception as error:  # noqa: BLE001 - any exception is what is looked for
         print(f"files: found something, seed {seed}\n{error!r}", *getattr(error, "__notes__", ()), sep="\n")
         return 1

@@ -486,7 +486,6 @@ _AT_THE_START = re.compile(
     r"init|launch|load|setup|configure|validate_args|check|post_init|warmup|start|run_|create|build|resolve|_handle_|parse",
     re.IGNORECASE,
 )
-_REQUESTED = re.compile(r"\b(?:requests?|input|prompt|rid|return_\w+|sampling|stream(?:ing)?)\b", re.IGNORECASE)
 _OF_REQUESTS = re.compile(
     r"validate.*request|_request|request_|handle_.*req|tokenize_one|verify|normalize|generate|add_.*req|process_input|prepare_for",
     re.IGNORECASE,
