@@ -290,7 +290,7 @@ class Log:
                 opened.add(at)
                 made = self._open(file, now, mark.position, joined=mark.joined or (is_copied and at == last))
                 if made is not None and not known.saved:
-                    made.look_back_from = 0  # this process knows what it says
+                    made.look_back_from = 0  # this process has read what it says
                 if made is not None and at == last and known.former is not None:
                     made.take_over(known.former)
             elif file in later:
