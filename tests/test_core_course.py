@@ -129,10 +129,10 @@ OWN, OTHER = (
         (CUDA + OWN + "Process 1609 has 310.00 MiB memory in use. ", False),
     ],
 )
-def test_memory_that_another_process_holds_is_named_beside_the_failure(words: str, noted: bool) -> None:  # noqa: FBT001 - a case
+def test_another_process_that_holds_memory_comes_before_any_flag(words: str, noted: bool) -> None:  # noqa: FBT001 - a case
     failed = finding(judged([*start(), *load(20, 60), stamp(82) + words]), "out_of_memory_any")
-    assert [each for each in failed.notes if "9.9 GB of this GPU's memory" in each] == list(failed.notes)
-    assert bool(failed.notes) is noted
+    assert ("9.9 GB of this GPU's memory" in failed.changes[0].words) is noted
+    assert [each.flag for each in failed.changes if each.flag] == ["--mem-fraction-static"]
 
 
 @pytest.mark.parametrize(("off", "diagnosis"), [(True, "cuda_graph_off"), (False, "not_enough_data")])

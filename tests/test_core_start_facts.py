@@ -246,3 +246,50 @@ def test_a_web_servers_log_is_refused(tmp_path: Path, text: str) -> None:
     log.write_text(text)
     with pytest.raises(UsageError, match="no line of SGLang's"):
         list(Logs([str(log)]).events())
+
+
+# Memory that ran out during the start
+
+
+SHORT = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 32.00 MiB. GPU 0 has a total capacity of 139.80 GiB of which 14.19 MiB is free."
+BEGUN = "Load weight begin. avail mem=139.13 GB"
+
+
+def test_a_failed_capture_of_prefill_graphs_is_one_failure_and_lowers_those_graphs() -> None:
+    answer = judged([
+        arguments(mem_fraction_static=0.99, cuda_graph_config={"decode": {"max_bs": 256}, "prefill": {"max_bs": 8192}}),
+        stamp(1) + BEGUN,
+        weights(137.25, 1.87),
+        stamp(3) + "Capture target prefill CUDA graph begin. backend=breakable, num_tokens=[4, 8192], avail mem=0.83 GB",
+        stamp(4) + SHORT.removeprefix("torch."),
+        "Fail when using backend: breakable for prefill runner.",
+        stamp(4) + "Scheduler hit an exception: Traceback (most recent call last):",
+        '  File "/srv/sglang/srt/managers/scheduler.py", line 6362, in run_scheduler_process',
+        '  File "/srv/sglang/srt/model_executor/runner/prefill_cuda_graph_runner.py", line 1832, in capture_one_shape',
+        SHORT,
+    ])  # fmt: skip
+    assert found(answer) == {"graph_memory_short", "crashed"}
+    assert changes(answer, "graph_memory_short") == [("mem_fraction_static", 0.94), ("cuda_graph_max_bs_prefill", 2048)]
+
+
+def test_memory_that_ends_while_weights_are_loaded_is_not_answered_with_a_share_for_the_kv_cache() -> None:
+    [change] = finding(judged([arguments(), stamp(1) + BEGUN, stamp(2) + SHORT]), "out_of_memory_any").changes
+    assert "--tp-size" in change.words
+    after = finding(
+        judged([arguments(), stamp(1) + BEGUN, weights(137.25, 1.87), stamp(2) + SHORT]), "out_of_memory_any"
+    )
+    assert [each.arg for each in after.changes] == ["mem_fraction_static"]
+
+
+def test_memory_that_ends_while_tokens_are_sampled_asks_for_fewer_requests_first() -> None:
+    sampling = [
+        stamp(82) + "Scheduler hit an exception: Traceback (most recent call last):",
+        '  File "/srv/sglang/srt/managers/scheduler.py", line 6362, in run_scheduler_process',
+        '  File "/srv/sglang/srt/layers/sampler.py", line 821, in top_k_top_p_min_p_sampling_from_probs_torch',
+        SHORT,
+    ]
+    failed = finding(judged([*start(), *load(20, 60, running=200), *sampling]), "out_of_memory_any")
+    assert [(each.arg, each.direction) for each in failed.changes] == [
+        ("max_running_requests", "lower"),
+        ("mem_fraction_static", "lower"),
+    ]

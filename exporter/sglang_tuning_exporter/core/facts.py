@@ -61,6 +61,7 @@ class RankMemory:
     )  # weights, draft_weights, pool, draft_pool, graph, decode_graph
     begin: float | None = None
     pool_ended: bool = False
+    capturing: str = ""  # `prefill` or `decode`: of which phase a capture of graphs has begun, and not ended
 
     def add(self, name: str, gigabytes: float) -> None:
         """Add to what a stage took."""
@@ -262,6 +263,8 @@ class Facts:
                 rank.add("decode_graph", used)
         if "states" in figures:
             self.states = min(figures["states"], self.states or figures["states"])
+        begun = "prefill" if figures.get("prefill") else "decode"
+        rank.capturing = {"graph_begin": begun, "graph": ""}.get(event.word, rank.capturing)
         if event.word == "graph_begin":
             rank.left = None  # up to 0.4.0 the end of the capture has no memory
         if event.word in {"pool", "graph"} and free is not None:
@@ -404,6 +407,11 @@ class Facts:
         decode = config.get("decode") if isinstance(config, dict) else None
         off = isinstance(decode, dict) and decode.get("backend") == "disabled"
         return "disabled" if off or self.is_on("disable_cuda_graph") or self.is_on("disable_decode_cuda_graph") else ""
+
+    @property
+    def capturing(self) -> str:
+        """Of which phase a capture of graphs has begun, and not ended; empty where none has."""
+        return next((rank.capturing for rank in self.memory.values() if rank.capturing), "")
 
     @property
     def graph_arg(self) -> str:

@@ -89,7 +89,6 @@ LARGE_BATCH, RARELY = 32.0, 0.25  # requests; of the time
 RECOMMENDS = "sglang_recommends"
 MOST_QUOTED = 2  # decisions of SGLang's, in one finding
 DP_ATTENTION_GPUS = 8
-MUCH_ELSEWHERE_GB = 1.0  # less is a context that does not hinder
 _MOE = re.compile(r"moe|mixtral|deepseek-?_?(?:v[23]|r1)|-a\d+(?:\.\d+)?b\b|kimi-k2|gpt-oss|grok|dbrx", re.IGNORECASE)
 _LATENT = re.compile(r"deepseek-?_?(?:v[23]|r1)|kimi-k2", re.IGNORECASE)
 _QUANTIZED = re.compile(
@@ -971,6 +970,8 @@ def explanation_of(row: str, measured: Measured) -> Explanation | None:
     view, said = measured.view, measured.view.explanation
     if said is None or row not in {*DEATHS, *KILLS}:
         return None
+    if row == "graph_memory_short" and not view.totals["out_of_memory.graph_capture"]:
+        return None  # what is left is short, and the line is about another failure
     if row in KILLS:
         return said if said.ending == ("hang" if row == "scheduler_stuck" else "memory") else None
     if any(
@@ -1090,10 +1091,6 @@ def _notes(row: Row, view: View) -> list[str]:
     if row.id in {"retracting_too_often", "conservativeness_ineffective"} and totals["marked.retractions"]:
         notes.append(
             f"{totals['retractions']:.0f} retractions, {totals['marked.retractions']:.0f} of them beside text that clients can write."
-        )
-    if row.id in OUT_OF_MEMORY and totals["held_elsewhere_gb"] >= MUCH_ELSEWHERE_GB:
-        notes.append(
-            f"Another process holds {totals['held_elsewhere_gb']:.1f} GB of this GPU's memory, as SGLang's error says: end or move it first."
         )
     is_assumed = row.id == "cuda_graph_off" or (
         row.id == "cuda_graph_not_covering" and not view.totals["replayed_most"]

@@ -517,6 +517,7 @@ class Reader:
         self._stamped = False  # SGLang prints stamps in this stream
         self.names_ranks = False  # a stamp named a rank, as only SGLang's do
         self._starting = self._serving = False
+        self._capturing = False  # a capture of CUDA graphs has begun, and not ended
         self._exceptions_due = 0  # answers with 500 whose exception was not printed yet
         self._sizes: tuple[
             int, ...
@@ -822,7 +823,7 @@ class Reader:
     def _read_arguments(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
         self._open = self._closed = None
         self._reported.clear()
-        self._starting, self._serving, self._sizes = True, False, ()
+        self._starting, self._serving, self._capturing, self._sizes = True, False, False, ()
         text = match.string[match.end() :]
         arguments = parse_server_args(text.decode("utf-8", "replace"))
         if arguments is None:
@@ -875,6 +876,8 @@ class Reader:
             return "known"
         figures = {name: float(found[1]) for name, pattern in _MEMORY.items() if (found := pattern.search(text))}
         event = self._add(row.kind, at, figures, row.word)
+        if row.word in {"graph_begin", "graph"}:
+            self._capturing = row.word == "graph_begin"
         if row.word == "state_cache":
             if parts := _STATE_SIZE.findall(text):
                 figures["used"] = sum(map(float, parts))
@@ -938,7 +941,8 @@ class Reader:
             if len(self._reported) >= _KEPT:
                 self._reported.clear()
             self._reported[at.rank] = (row.word, at.time)
-        word = row.word or ("startup" if self._starting and not self._serving else "unknown")
+        unserved = "graph_capture" if self._capturing else "startup"
+        word = row.word or (unserved if self._starting and not self._serving else "unknown")
         self._add_failure(at, word, match.string, self.number)
         self._explain(match.string, at, chain=self.number, ending="memory", sure=False)
         return row.kind
