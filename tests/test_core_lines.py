@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_tuning_exporter.config.profiles import DEFAULT
 from sglang_tuning_exporter.core import lines
 from sglang_tuning_exporter.core.events import NO_RANK, Event, Rank
 from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.server import Server
 
 DATA = Path(__file__).parent / "data"
 WHEN = 1_763_638_813.0
@@ -381,7 +383,7 @@ def test_every_row_of_the_table_has_a_line_here() -> None:
     texts = (
         [line for line, *_ in EXAMPLES]
         + [line for line, _ in SILENT]
-        + ["server_args={", "Capture cuda graph bs [1, 2]"]
+        + ["server_args={", "Capture cuda graph bs [1, 2]", "max_total_tokens=9 is larger than the profiled value 4."]
         + ["[rank1]:[E1209 a.cpp:1] Rank 1 waits", "- ImportError: libnvrtc.so.12: no such file"]
     )
     found = [next((row for row in lines.ROWS if re.match(row.pattern, text.encode())), None) for text in texts]
@@ -560,7 +562,10 @@ def test_an_error_line_and_the_exception_raised_from_it_are_one_failure() -> Non
     logged = [STAMP + line, STAMP.replace("TP0", "TP1") + line]
     raised = [text for rank in (0, 1) for text in (*traceback(*SERVING, rank=rank), "RuntimeError: " + line)]
     for text in (logged, raised, logged + raised):
-        assert failures(*text) == [("decode", 0), ("decode", 1)]
+        server, reader = Server(DEFAULT), Reader()
+        for event in (event for each in text for event in reader.read(each.encode())):
+            server.take(event)
+        assert server.counted["out_of_memory.decode"] == 1
 
 
 def test_a_chain_of_exceptions_is_one_failure() -> None:
