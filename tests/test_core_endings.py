@@ -256,7 +256,7 @@ def test_a_request_that_failed_by_an_exception_does_not_explain_an_end_for_want_
     ]
     memory = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 470.00 MiB."
     found = judged(tmp_path, SERVED, *failed, *scheduler(memory), SIGQUIT).judgement.findings
-    assert [each.diagnosis for each in found][0] == "out_of_memory_any"
+    assert found[0].diagnosis == "out_of_memory_any"
     said = found[0].explained_by
     assert said is not None
     assert said.text == memory
