@@ -34,7 +34,7 @@ from sglang_tuning_exporter.sglang.advices import recognise
 from sglang_tuning_exporter.sglang.args.printed import parse_server_args
 
 _LONGEST_BATCH, _LONGEST_MEMORY = 4096, 16_384
-_KEPT = 4096  # stamps; failed ranks
+_KEPT = 4096  # stamps
 LONGEST_UNREAD = 400  # bytes of a line that is quoted
 _RECENT, _LONGEST_RECENT = 10, 300  # lines before an end that are kept, and of each so many characters
 
@@ -364,7 +364,6 @@ class _Traceback:
 
 TRACEBACK = b"Traceback (most recent call last):"
 _OTHERS_BETWEEN = 60  # lines of other processes in a traceback
-_RAISED_WITHIN = 120.0  # seconds between a rank's error line and the traceback of the same failure
 _FRAME = re.compile(rb' {2}( {0,8})File "([^"\n]{0,1000})", line (\d{1,9}), in (\S{1,200})')
 _IN_PROCESS = re.compile(rb"run_\w{1,40}_process$|run_tp_server$|launch_server$|start_controller_process")
 _OF_TOKENS = re.compile(rb"(?:Prefill|Decode) out of memory\. ")
@@ -526,7 +525,6 @@ class Reader:
         self._open: _Traceback | None = None
         self._closed: _Traceback | None = None
         self._announced = (-9, Origin(None, NO_RANK))  # the last line of SGLang's about an exception
-        self._reported: dict[Rank, tuple[str, float | None]] = {}  # failures that ranks logged before they raised them
         self._recent: deque[bytes] = deque(maxlen=_RECENT)  # the last recognised lines
         self._released: list[Event] = []  # events that are about a line before, with its mark
         self._failure: tuple[Event, bytes, int] | None = (
@@ -822,7 +820,6 @@ class Reader:
 
     def _read_arguments(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
         self._open = self._closed = None
-        self._reported.clear()
         self._starting, self._serving, self._capturing, self._sizes = True, False, False, ()
         text = match.string[match.end() :]
         arguments = parse_server_args(text.decode("utf-8", "replace"))
@@ -937,10 +934,6 @@ class Reader:
         event.before = tuple(map(_recent_words, self._recent))
 
     def _read_out_of_memory(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
-        if row.word:
-            if len(self._reported) >= _KEPT:
-                self._reported.clear()
-            self._reported[at.rank] = (row.word, at.time)
         unserved = "graph_capture" if self._capturing else "startup"
         word = row.word or (unserved if self._starting and not self._serving else "unknown")
         self._add_failure(at, word, match.string, self.number)
@@ -1104,10 +1097,6 @@ class Reader:
             self._said = self._events[-1]
             traceback.texts.append(_words(text))
         if row is not None and row.kind != "end":
-            if row.word:
-                reported, when = self._reported.pop(at.rank, ("", None))
-                is_near = when is None or at.time is None or abs(at.time - when) <= _RAISED_WITHIN
-                traceback.counted = traceback.counted or (reported == row.word and is_near)
             if not traceback.counted:
                 word = row.word or traceback.phase_of(starting=self._starting, serving=self._serving)
                 self._add_failure(at, word, text, traceback.begin)
