@@ -13,13 +13,8 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Literal, TypeAlias
-from urllib.parse import urljoin, urlsplit
-
-import certifi
-import urllib3
-from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.exceptions import ConnectTimeoutError, ReadTimeoutError
+from typing import Any, Literal, TypeAlias
+from urllib.parse import quote, urljoin, urlsplit
 
 from sglang_tuning_exporter.config.files import key_in
 from sglang_tuning_exporter.sglang.metrics.strangers import owner_of
@@ -46,11 +41,8 @@ _STATUSES: dict[int, tuple[Reason, str]] = {
     503: ("not_ready", "it answers 503: not ready yet"),
 }
 _BROKEN_OFF = (http.client.RemoteDisconnected, http.client.IncompleteRead)
-_TIMEOUTS = (
-    TimeoutError,
-    ConnectTimeoutError,
-    ReadTimeoutError,
-)  # not NewConnectionError, which is a ConnectTimeoutError
+_SAFE = "/%:@!$&'()*+,;=~?"  # of a path that stays as it was given
+_PIECE_BYTES = 1 << 16
 _REDIRECTS = {301, 302, 303, 307, 308}
 _HEADERS = {"User-Agent": "sglang-tuning-exporter", "Accept-Encoding": "identity", "Connection": "close"}
 # Continues "it answers HTTP 401", by whether a key was sent.
@@ -161,8 +153,8 @@ class Client:
             text = self._ask(url, timeout, accept, most)
         except ScrapeError:
             raise
-        except (urllib3.exceptions.HTTPError, http.client.HTTPException, ValueError, OSError) as error:
-            if self._is_cut or type(error) in _TIMEOUTS or time.monotonic() >= deadline:
+        except (http.client.HTTPException, ValueError, OSError) as error:
+            if self._is_cut or isinstance(error, TimeoutError) or time.monotonic() >= deadline:
                 raise late from None
             raise _failure(error, is_tls=url.startswith("https:")) from None
         finally:
@@ -175,11 +167,14 @@ class Client:
     def _ask(self, url: str, timeout: float, accept: str, most: int) -> str:
         for _ in range(2):
             headers = {**_HEADERS, "Accept": accept, **self._authorization()}
-            where = urllib3.util.parse_url(url)
-            with closing(_connection(where, timeout)) as connection:
+            with closing(_connection(url, timeout)) as connection:
                 connection.connect()
                 self._socket = connection.sock
-                connection.request("GET", where.request_uri, headers=headers, preload_content=False)
+                where = urlsplit(url)
+                path = quote(where.path or "/", safe=_SAFE) + (
+                    f"?{quote(where.query, safe=_SAFE)}" if where.query else ""
+                )
+                connection.request("GET", path, headers=headers)
                 with closing(connection.getresponse()) as answer:
                     if answer.status in _REDIRECTS:
                         url = self._checked_redirect(urljoin(url, answer.headers.get("Location", "")))
@@ -206,15 +201,27 @@ class Client:
         return url
 
 
-def _connection(where: urllib3.util.Url, timeout: float) -> HTTPConnection:
-    """Return a connection of urllib3, which reads no proxy, password or certificate from the environment and keeps no cookies."""
-    host = (where.host or "").strip("[]")
+def _connection(url: str, timeout: float) -> http.client.HTTPConnection:
+    """Return a connection that reads no proxy and no password from the environment and keeps no cookies."""
+    where = urlsplit(url)
     if where.scheme == "https":
-        return HTTPSConnection(host, where.port, timeout=timeout, ca_certs=certifi.where())
-    return HTTPConnection(host, where.port, timeout=timeout)
+        import certifi  # noqa: PLC0415 - most servers are beside their exporter, without TLS
+
+        context = ssl.create_default_context(cafile=certifi.where())
+        return http.client.HTTPSConnection(where.hostname or "", where.port, timeout=timeout, context=context)
+    return _PlainConnection(where.hostname or "", where.port, timeout=timeout)
 
 
-def _check(response: urllib3.BaseHTTPResponse, *, with_key: bool) -> None:
+class _PlainConnection(http.client.HTTPConnection):
+    """A connection that gives the host's name to the resolver as bytes: for text Python loads its table of international names, 1.5 MB."""
+
+    def connect(self) -> None:
+        """Connect."""
+        name: Any = self.host.encode() if self.host.isascii() else self.host
+        self.sock = socket.create_connection((name, self.port), self.timeout)
+
+
+def _check(response: http.client.HTTPResponse, *, with_key: bool) -> None:
     status = response.status
     if status != 200:
         refused = _REFUSED[with_key] if status in {401, 403} else ""
@@ -225,25 +232,27 @@ def _check(response: urllib3.BaseHTTPResponse, *, with_key: bool) -> None:
         raise ScrapeError("invalid", "it answers compressed, which was not asked for")
 
 
-def _body(response: urllib3.BaseHTTPResponse, most: int) -> str:
+def _body(response: http.client.HTTPResponse, most: int) -> str:
     pieces, size = [], 0
-    for piece in response.stream(1 << 16, decode_content=False):
+    while piece := response.read(_PIECE_BYTES):
         size += len(piece)
         if size > most:
             raise ScrapeError("too_large", f"the answer is larger than {most >> 20} MiB")
         pieces.append(piece)
+    if response.length:  # of its Content-Length, which a read in pieces does not enforce
+        raise http.client.IncompleteRead(b"", response.length)
     return b"".join(pieces).decode("utf-8", "replace")
 
 
 def _failure(error: Exception, *, is_tls: bool) -> ScrapeError:
-    """Return why a request failed, from the root cause below urllib3."""
+    """Return why a request failed, from the root cause."""
     cause: BaseException | None = error
     while cause is not None:
         known = _known_failure(cause, is_tls=is_tls)
         if known is not None:
             return known
         cause = cause.__cause__ or cause.__context__
-    if isinstance(error, ValueError):  # an invalid address or header
+    if isinstance(error, ValueError | http.client.InvalidURL):  # an invalid address or header
         return ScrapeError("invalid", "the request cannot be made as HTTP")
     return ScrapeError("unreachable", "the address cannot be reached or the connection broke off")
 
@@ -257,7 +266,7 @@ def _known_failure(cause: BaseException, *, is_tls: bool) -> ScrapeError | None:
         return ScrapeError("unreachable", _tls_failure(cause))
     if isinstance(cause, ConnectionResetError | BrokenPipeError) and not is_tls:  # also RemoteDisconnected
         return ScrapeError("unreachable", "it closed the connection; does it want TLS (https:// in --sglang-url)?")
-    if isinstance(cause, http.client.HTTPException) and not isinstance(cause, _BROKEN_OFF):
+    if isinstance(cause, http.client.HTTPException) and not isinstance(cause, (*_BROKEN_OFF, http.client.InvalidURL)):
         return ScrapeError("invalid", "the answer is not HTTP as it should be")
     return None
 

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -26,6 +25,8 @@ class UsageError(Exception):
 
 def suggestion(word: str, known: Iterable[str]) -> str:
     """Return `; did you mean NAME?` for the known word nearest to a mistyped one, empty if none is near."""
+    from difflib import get_close_matches  # noqa: PLC0415 - only a mistake needs it
+
     near = get_close_matches(word, list(known), n=1, cutoff=0.7)
     return f"; did you mean {near[0]}?" if near else ""
 

@@ -15,7 +15,6 @@ from prometheus_client.process_collector import ProcessCollector
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.collect.sidecar import FRESH_SECONDS, Sidecar, passed_on
 from sglang_tuning_exporter.serve import formats
-from sglang_tuning_exporter.serve.api import render as render_findings
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format
 from sglang_tuning_exporter.serve.metrics.sources import answers, web, web_config_up
@@ -78,8 +77,12 @@ def make_app(sidecar: Sidecar, web_config: ActiveConfig | None = None) -> FastAP
 
     @get_or_head(app, "/api/v1/findings")
     async def findings(request: Request) -> Response:
-        text = await pages.run(lambda: render_findings(sidecar, whole=_wants_all(request)))
-        return Response(text, media_type="application/json")
+        def write() -> bytes:
+            from sglang_tuning_exporter.serve.api import render  # the report's words, which /metrics does not need
+
+            return render(sidecar, whole=_wants_all(request))
+
+        return Response(await pages.run(write), media_type="application/json")
 
     @get_or_head(app, "/-/healthy", response_class=PlainTextResponse)
     async def healthy() -> Response:

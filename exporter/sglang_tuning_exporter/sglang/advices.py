@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, NamedTuple
 
 _LONGEST = 2000
@@ -184,7 +184,7 @@ def _with_number(advice: Advice, number: str) -> Advice:
 @lru_cache(maxsize=1)
 def table() -> tuple[tuple[str, str, str, Advice], ...]:
     """Return all texts of all releases: as they stand in the file, the first and the last release that has them, and what they say."""
-    document: dict[str, Any] = json.loads((files(__package__) / "advices.json").read_text(encoding="utf-8"))
+    document: dict[str, Any] = json.loads(Path(__file__).with_name("advices.json").read_text(encoding="utf-8"))
     return tuple(
         (words, first, last, _advice(name, kind, role, names))
         for name, words, kind, role, names, first, last in document["texts"]
@@ -193,7 +193,7 @@ def table() -> tuple[tuple[str, str, str, Advice], ...]:
 
 def releases() -> tuple[str, ...]:
     """Return the releases whose texts are known, oldest first."""
-    document: dict[str, Any] = json.loads((files(__package__) / "advices.json").read_text(encoding="utf-8"))
+    document: dict[str, Any] = json.loads(Path(__file__).with_name("advices.json").read_text(encoding="utf-8"))
     return tuple(document["releases"])
 
 

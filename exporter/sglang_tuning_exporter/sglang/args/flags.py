@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.resources import files
 from math import isfinite
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from sglang_tuning_exporter.sglang.args.printed import is_secret
@@ -50,7 +51,7 @@ class Flag:
 
 def read_table(name: str) -> dict[str, Any]:
     """Return one of the JSON files beside this one."""
-    document: dict[str, Any] = json.loads((files(__package__) / name).read_text(encoding="utf-8"))
+    document: dict[str, Any] = json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
     return document
 
 
@@ -83,18 +84,16 @@ def _flag(arg: str, row: list[Any]) -> Flag:
     return Flag(arg, flag, kind, default)
 
 
-def argument_names() -> frozenset[str]:
-    """Return the names of all arguments of any release, except secrets."""
-    return frozenset().union(*_names())
-
-
 @lru_cache(maxsize=1)
-def _names() -> tuple[frozenset[str], ...]:
-    """Return the names of the arguments of each release, without secrets, which are never among parsed arguments."""
-    rows = {arg: spans for arg, spans in _table()[2].items() if not is_secret(arg)}
-    return tuple(
-        frozenset(arg for arg, spans in rows.items() if in_release(spans, index)) for index in range(len(releases()))
-    )
+def argument_names() -> frozenset[str]:
+    """Return the names of all arguments of any release, except secrets, which are never among parsed arguments."""
+    return frozenset(arg for arg in _table()[2] if not is_secret(arg))
+
+
+def _counted(names: Iterable[str]) -> list[int]:
+    """Return how many of these arguments each release has."""
+    found = Counter(index for arg in names for first, last, _ in _table()[2][arg] for index in range(first, last + 1))
+    return [found[index] for index in range(len(releases()))]
 
 
 def releases() -> tuple[str, ...]:
@@ -128,12 +127,12 @@ def infer_version(args: Mapping[str, object]) -> tuple[str, str] | None:
 
 @lru_cache(maxsize=64)  # asked again after every line of a start
 def _releases_with(names: frozenset[str]) -> tuple[str, str] | None:
-    if len(names & argument_names()) < _FEWEST_NAMES:
+    known = names & argument_names()
+    if len(known) < _FEWEST_NAMES:
         return None
-    known = _names()
-    fits = [len(names & each) for each in known]
+    fits, whole = _counted(known), _counted(argument_names())
     fitting = [index for index, count in enumerate(fits) if count == max(fits)]
-    missing = {index: len(known[index]) - fits[index] for index in fitting}
+    missing = {index: whole[index] - fits[index] for index in fitting}
     fewest = min(missing.values())
     if fewest <= _MISSING_OF_A_WHOLE_LINE:
         fitting = [index for index in fitting if missing[index] == fewest]
