@@ -83,7 +83,8 @@ class Links:
         boards, job = f"{self.grafana.rstrip('/')}/d", "var-job={{ $labels.job | urlquery }}"
         # Where the alert lacks one of these labels, there is nothing to choose on the board.
         cluster, server = (
-            f"{{{{ with $labels.{name} }}}}&var-{name}={{{{ . | urlquery }}}}{{{{ end }}}}" for name in ("cluster", "server")
+            f"{{{{ with $labels.{name} }}}}&var-{name}={{{{ . | urlquery }}}}{{{{ end }}}}"
+            for name in ("cluster", "server")
         )
         if row.id in _WHO:
             return f"{boards}/{FLEET}?{job}{cluster}"
