@@ -290,6 +290,14 @@ def test_two_causes_in_turn_are_both_named() -> None:
     )
 
 
+@pytest.mark.parametrize(("retracted", "is_found"), [(0, True), (2, False)])
+def test_a_wait_before_retractions_is_no_matter_of_conservativeness(retracted: int, is_found: bool) -> None:  # noqa: FBT001 - a case
+    waits = load(20, 110, running=60, queue=30, usage=0.5)
+    free = load(131, 120, running=60, queue=0, usage=0.5)
+    lines = [*start(), *waits, *(retraction(130 + at) for at in range(retracted)), *free]
+    assert ("admission_too_conservative" in found(judged(lines))) is is_found
+
+
 def test_after_a_start_with_other_settings_the_trouble_before_it_is_over() -> None:
     before = [*start(), *load(20, 200, **WAITS)]
     after = [*start(300, schedule_conservativeness=0.3), *load(320, 200, running=100, queue=0, usage=0.7)]

@@ -65,6 +65,18 @@ def test_a_reason_for_more_than_half_of_the_time_is_a_finding_and_half_is_none(
 
 
 @pytest.mark.parametrize(
+    ("limit", "grammar", "found"),
+    [(90.0, 80.0, {"running_at_limit", "grammar_queue"}), (110.0, 80.0, {"running_at_limit"}), (60.0, 39.0, set()), (90.0, 69.0, {"running_at_limit"})],
+)  # fmt: skip
+def test_reasons_that_only_together_hold_most_of_the_time_are_named_from_a_third_on(
+    limit: float, grammar: float, found: set[str]
+) -> None:
+    waits = {"admission/running_limit": limit, "admission/grammar_queue": grammar}
+    load = and_also(AT_LIMIT, **waits, **{"admission/no_queue": 200.0 - limit - grammar})
+    assert {"running_at_limit", "grammar_queue"} & {*ids(of(load, **LIMIT))} == found
+
+
+@pytest.mark.parametrize(
     ("count", "seconds", "is_found"),
     [(1, 30, False), (2, 120, False), (9, 120, True), (30, 19, False), (3, 600, False)],
 )

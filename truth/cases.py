@@ -23,6 +23,7 @@ class Change:
     now: Any
     to: Any
     words: str
+    said: str = ""  # its direction as the product has it
 
     @property
     def direction(self) -> str:

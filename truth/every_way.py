@@ -62,7 +62,9 @@ def ask(case: Case) -> list[Answer]:
         log.write_bytes(case.recording().text)
         series = ways.backfill(log, ["--profile", case.profile])
     last = {name: points[-1][1] for name, points in series.items() if points}
-    means = {name: fmean(value for _, value in series[name]) for name in (USAGE, WAIT) if series.get(name)}
+    begin, until = _load(case.recording())
+    under = {name: [value for at, value in series.get(name, ()) if begin <= at <= until] for name in (USAGE, WAIT)}
+    means = {name: fmean(values) for name, values in under.items() if values}
     return [*answers, Answer(0.0, 0, "", metrics={**last, **means}, text="backfill")]
 
 
@@ -78,10 +80,15 @@ def check(_way: str, answers: Sequence[Answer]) -> Checks:
     return checks
 
 
+def _load(recording: Recording) -> tuple[float, float]:
+    """From when to when there is load, over which figures are compared."""
+    loads = recording.loads or ((recording.ready, recording.end),)
+    return loads[0][0], loads[-1][1]
+
+
 def _worst(recording: Recording, answers: Sequence[Answer]) -> Answer:
     """Return the last answer with the worst verdict that was said for a while under load, with the means of its figures."""
-    until = recording.loads[-1][1] if recording.loads else recording.end
-    begin = recording.loads[0][0] if recording.loads else recording.ready
+    begin, until = _load(recording)
     under = [each for each in answers if begin <= each.at <= until] or list(answers)
     held: dict[str, float] = {}
     for verdict, group in groupby(under, key=lambda each: each.verdict):
@@ -120,6 +127,14 @@ def _near(rich: float, poor: float) -> bool:
     return abs(rich - poor) <= max(0.1 * max(abs(rich), abs(poor)), 0.02)
 
 
+def _alike(rich: str, poor: str) -> bool:
+    """Whether two changes are the same flag, with values within a tenth."""
+    (flag, _, to), (other, _, value) = rich.partition(" "), poor.partition(" ")
+    numbers = [float(each) for each in (to, value) if each.replace(".", "", 1).isdigit()]
+    return rich == poor or (flag == other and len(numbers) == 2 and _near(*numbers))
+
+
 _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
-    "verdict": eq, "since": lambda rich, poor: abs(rich - poor) <= SINCE_SECONDS, "wait": _near, "usage": _near, "retractions": eq, "advice": eq,
+    "verdict": eq, "since": lambda rich, poor: abs(rich - poor) <= SINCE_SECONDS, "wait": _near, "usage": _near, "retractions": eq,
+    "advice": _alike,
 }  # fmt: skip

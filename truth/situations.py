@@ -139,9 +139,9 @@ def matches(rule: str, change: Change) -> bool:
 
 
 def _direction(change: Change) -> str:
-    """Give the direction also of a switch in words, and of a change in words where the value of now is not known."""
+    """Give the direction also of a switch in words, and of a change whose value of now is not known."""
     if change.to in ("on", "off"):
         return "add" if change.to == "on" else "drop"
     if change.direction != "set" or not isinstance(change.to, str):
-        return change.direction
+        return {"raise": "up", "lower": "down"}.get(change.said, "set") if change.now is None else change.direction
     return "up" if _UP.search(change.to) else "down" if _DOWN.search(change.to) else "set"

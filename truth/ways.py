@@ -122,7 +122,8 @@ def series_of(page: str) -> dict[str, float]:
 
 def _change(advice: Mapping[str, Any]) -> Change:
     words = " ".join(str(advice.get(key) or "") for key in ("action", "suggestion", "why"))
-    return Change(str(advice.get("flag") or ""), advice.get("current"), advice.get("suggested"), words.strip())
+    flag, said = str(advice.get("flag") or ""), str(advice.get("direction") or "")
+    return Change(flag, advice.get("current"), advice.get("suggested"), words.strip(), said)
 
 
 def backfill(log: Path, options: list[str]) -> dict[str, list[tuple[float, float]]]:

@@ -42,7 +42,7 @@ from sglang_tuning_exporter.core.summary import (
     printed,
     shares,
 )
-from sglang_tuning_exporter.core.view import View, view_of
+from sglang_tuning_exporter.core.view import View, explained, view_of
 from sglang_tuning_exporter.sglang.args.printed import VARYING_ARGS, are_same_settings
 
 STEP_SECONDS = 30.0
@@ -196,8 +196,8 @@ class Course:
             for name, held in run.phases.items()
             if name not in run.held and held.seconds >= least and not BY_ID[name].chance
         }
-        if run.whole.fills_its_reservation:
-            run.phases.pop("admission_too_conservative", None)  # what the whole explains is no cause of a part
+        if not explained(run.whole).totals["admission/held_back"]:  # what the whole explains is no cause of a part
+            run.phases.pop("admission_too_conservative", None)
         if "cuda_graph_not_covering" in run.held and run.facts.largest_captured is None:
             for seen in (run.held, run.phases):  # later batches show what was captured, and explain the earlier ones
                 seen.pop("cuda_graph_off", None)

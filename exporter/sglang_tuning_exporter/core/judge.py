@@ -544,6 +544,8 @@ def measure(row: Row, view: View) -> Figure | None:  # noqa: PLR0911 - one for e
         return None
     if when.kind == "rate":
         return _figure(when, view.per_minute(view.totals[when.figure]), limit)
+    if when.figure == "admission" and when.states[0] in WAITS:
+        limit = view.reason_limit
     return _figure(when, view.share(when.figure, *when.states), limit)
 
 

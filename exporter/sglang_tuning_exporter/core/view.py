@@ -12,7 +12,7 @@ from sglang_tuning_exporter.core.endings import Explanation
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.scrapes import LATENCIES, Stuck
-from sglang_tuning_exporter.core.server import IDLE, SIGNALS, UNKNOWN, Hang, Server, Totals, mean_prompt
+from sglang_tuning_exporter.core.server import IDLE, SIGNALS, UNKNOWN, WAITS, Hang, Server, Totals, mean_prompt
 from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
 
 # Of the waiting time with a batch of one size or one less: the running limit, where the start is not in the log.
@@ -32,6 +32,7 @@ MOSTLY_PREFILL = 0.5
 # Of the prompt tokens from the cache under fcfs: with less, ordering is not worth it; with more, nothing is left to gain.
 SHARING = (0.095, 0.9)
 AT_RANDOM = 1.65  # standard deviations of a count that falls at random
+ONE_OF_SEVERAL = 0.35  # of the serving time: two causes in turn
 LEAST_MINUTE = 60.0  # less than a minute counts as a minute: one burst is no rate
 ENOUGH_ON_A_RANK = 20.0  # seconds
 RECENTLY = 1800.0  # over which starts are counted
@@ -174,6 +175,12 @@ class View:
         """Return the share of states in the time in which requests waited for a known reason."""
         known = self.known["admission"] - self.totals["admission/no_queue"]
         return sum(self.totals[f"admission/{state}"] for state in states) / known if known > 0 else None
+
+    @cached_property
+    def reason_limit(self) -> float:
+        """The share of the serving time above which a reason for waiting is a finding; less where only several together make it up."""
+        often, shares = self.profile.frequent_share, [self.share("admission", wait) or 0.0 for wait in WAITS]
+        return min(ONE_OF_SEVERAL, often) if max(shares) <= often < sum(shares) else often
 
     @cached_property
     def served(self) -> float:
