@@ -323,7 +323,9 @@ def test_a_kept_capture_is_small_can_be_replayed_and_has_no_path_of_its_machine(
     assert archive.stat().st_size <= MOST_BYTES
     with tarfile.open(archive) as packed:
         files = {member.name: file.read() for member in packed if (file := packed.extractfile(member))}
-    assert from_files(files, name=archive.name).length_seconds > 20
+    recording = from_files(files, name=archive.name)
+    assert recording.lines
+    assert recording.length_seconds > 5  # of one that ends at its start
     assert not [name for name, text in files.items() if b"/root/" in text or b"/home/" in text]
 
 
