@@ -116,12 +116,14 @@ def test_a_setting_that_names_a_fifo_is_a_mistake_of_the_user_and_does_not_wait(
     assert time.monotonic() - begin < 30
 
 
-def test_a_state_file_whose_directory_does_not_answer_stops_the_start_with_one_line(
+def test_a_file_that_does_not_answer_at_the_start_is_a_mistake_except_the_state_file_which_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(files.within, "__defaults__", (0.2,))
     answers = threading.Event()
     monkeypatch.setattr(Path, "is_dir", lambda _: answers.wait(60))
-    with pytest.raises(UsageError, match="no answer for 0 s; give a path for a file in a directory that exists"):
-        resolve({"log_file": ["x"], "state_file": str(tmp_path / "state")}, {})
+    monkeypatch.setattr(files, "opened", lambda *_: answers.wait(60))
+    assert resolve({"log_file": ["x"], "state_file": "state"}, {}).state_file == Path("state")
+    with pytest.raises(UsageError, match="no answer for 0 s; give a file that holds the key"):
+        resolve({"log_file": ["x"], "api_key_file": str(tmp_path / "key")}, {})
     answers.set()

@@ -441,7 +441,7 @@ def test_a_start_is_read_while_no_file_can_be_opened(tmp_path: Path, monkeypatch
     watch = Watch(PROFILES["online"], 0.0, reads=True, scrapes=False)
     book = Logbook(config(log_file=(str(place.log),)), watch, LOCK, clock=time.time)
     book.poll()
-    monkeypatch.setattr(flags, "files", refused)
+    monkeypatch.setattr(Path, "read_text", refused)
     arguments = ", ".join(f"{name}=1" for name in ("tp_size", "dp_size", "pp_size", "page_size", "stream_interval"))
     place.write(f"server_args=ServerArgs(model_path='m', {arguments})", DECODE)
     book.poll()

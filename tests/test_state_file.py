@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from conftest import wait_for
+from sglang_tuning_exporter.collect import state_file
 from sglang_tuning_exporter.collect.state_file import MOST_BYTES, StateFile
 
 AS_ROOT = os.geteuid() == 0
@@ -262,6 +264,30 @@ def test_a_second_exporter_cannot_take_it_until_the_first_lets_go(file: StateFil
     assert other.acquire()
     assert other.load() == {"schema": 1, "first": 1}
     other.release()
+
+
+def test_one_that_does_not_answer_at_the_start_is_tried_again_and_used_from_then_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_file, "SECONDS", 0.1)
+    path, answers, real = tmp_path / "hung" / "state.json", threading.Event(), os.open
+    path.parent.mkdir()
+
+    def opened(name: object, *rest: object, **more: object) -> int:
+        if name == path.parent:
+            answers.wait(60)
+        return real(name, *rest, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", opened)
+    file = taken(path)
+    assert not file.is_usable()
+    assert file.problem == "cannot be used: its file system does not answer; it is tried again"
+    answers.set()
+    wait_for(file.is_usable)
+    assert file.save({"lines": 3})
+    assert (file.problem, json.loads(path.read_text())["lines"]) == ("", 3)
+    assert not taken(path).is_usable(), "it is locked once"
+    file.release()
 
 
 def test_a_killed_exporter_does_not_keep_it(path: Path) -> None:

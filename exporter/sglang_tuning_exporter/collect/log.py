@@ -253,7 +253,8 @@ class Logbook:
 
     def _save(self, now: float, *, moved: bool = True) -> None:
         """Save; `moved`: with the present positions, as only the reading thread may, after it has counted all blocks."""
-        if self._state_file is None or not self._state_file.held:
+        if self._state_file is None or not self._state_file.is_usable():
+            self._log_problem()
             return
         if moved:
             self._counted_up_to = self._follower.positions()

@@ -43,6 +43,7 @@ _REMEDIES = {
     errno.ENOSPC: "free space on its disk",
     errno.EDQUOT: "free space on its disk",
     errno.ENOENT: "create its directory, or give another path",
+    errno.ETIMEDOUT: "it is tried again",
 }
 
 
@@ -57,6 +58,7 @@ class StateFile:
         self.path = path
         self.problem = ""
         self._lock: int | None = None
+        self._is_late = False  # it did not answer when it was to be locked
 
     @property
     def held(self) -> bool:
@@ -66,21 +68,27 @@ class StateFile:
     def acquire(self) -> bool:
         """Lock the file; False if another exporter holds it, it cannot be locked, or it is not ours."""
         try:
-            self._lock = self._within(self._locked)
+            self._is_late = False
+            self._within("lock", self._take_lock)
         except BlockingIOError:
             self.problem = "another exporter uses it; give each exporter a --state-file of its own"
         except (OSError, _NotOursError) as error:
             self.problem = f"cannot be used: {_explained(error)}"
+            self._is_late = isinstance(error, OSError) and error.errno == errno.ETIMEDOUT
         except ValueError:  # its message differs between Python versions
             self.problem = "cannot be used: no file has a name with a NUL byte in it; give another path"
         return self.held
+
+    def is_usable(self) -> bool:
+        """Return whether it can be saved to; one that did not answer at the start is tried again."""
+        return self.held or (self._is_late and self.acquire())
 
     def load(self) -> dict[str, Any]:
         """Return the saved document; empty if there is none, or it cannot be read or is not ours."""
         if not self.held:
             return {}
         try:
-            text = self._within(self._read)
+            text = self._within("read", self._read)
         except FileNotFoundError:
             return {}
         except (OSError, _NotOursError) as error:
@@ -108,7 +116,7 @@ class StateFile:
             self.problem = f"cannot be written: more than {MOST_BYTES >> 20} MiB"
             return False
         try:
-            self._within(lambda: self._replace(text))
+            self._within("replace", lambda: self._replace(text))
         except (OSError, _NotOursError) as error:
             self.problem = f"cannot be written: {_explained(error)}"
             return False
@@ -121,16 +129,17 @@ class StateFile:
             os.close(self._lock)
             self._lock = None
 
-    def _within(self, step: Callable[[], _T]) -> _T:
+    def _within(self, name: str, step: Callable[[], _T]) -> _T:
         """Do a step, unless its directory does not answer."""
-        return files.within(self.path, step, SECONDS)
+        return files.within((self.path, name), step, SECONDS)
 
-    def _locked(self) -> int:
-        """Return a descriptor that holds the lock until it is closed."""
+    def _take_lock(self) -> None:
+        """Open a descriptor that holds the lock until it is closed; it is kept also where nobody waits for it any more."""
         with self._directory() as directory:
             with suppress(FileNotFoundError), _opened(self.path.name, directory):
                 pass
-            return _locked(f"{self.path.name}.lock", directory)
+            if self._lock is None:
+                self._lock = _locked(f"{self.path.name}.lock", directory)
 
     def _read(self) -> bytes:
         with self._directory() as directory, _opened(self.path.name, directory) as file:
@@ -209,4 +218,6 @@ def _explained(error: Exception) -> str:
     """Return what is wrong and what to do."""
     if not isinstance(error, OSError):
         return str(error)
+    if error.errno == errno.ETIMEDOUT:  # how long is said once, not at each try
+        return f"its file system does not answer; {_REMEDIES[errno.ETIMEDOUT]}"
     return f"{error.strerror or error}; {_REMEDIES.get(error.errno or 0, 'give another path')}"

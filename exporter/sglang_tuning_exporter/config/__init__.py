@@ -121,6 +121,7 @@ class Config:
         files.setting(
             "give a path for a file in a directory that exists",
             lambda path: path.name and not path.is_dir() and path.parent.is_dir(),
+            is_tried_again=True,
         ),
         None,
         "PATH",

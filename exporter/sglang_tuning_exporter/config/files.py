@@ -79,8 +79,8 @@ def key_in(path: Path) -> str:
     return key if key.isprintable() else ""
 
 
-def setting(remedy: str, is_right: Callable[[Path], object]) -> Callable[[Any], Path]:
-    """Return a check of a path, of a file that may not answer."""
+def setting(remedy: str, is_right: Callable[[Path], object], *, is_tried_again: bool = False) -> Callable[[Any], Path]:
+    """Return a check of a path, of a file that may not answer; one that `is_tried_again` may answer later."""
 
     def convert(value: Any) -> Path:
         found = Path(as_word(value))
@@ -88,6 +88,8 @@ def setting(remedy: str, is_right: Callable[[Path], object]) -> Callable[[Any], 
             if within(("check", found), lambda: is_right(found)):
                 return found
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            if is_tried_again and getattr(error, "errno", None) == errno.ETIMEDOUT:
+                return found
             raise RefusedError(f"{getattr(error, 'strerror', None) or 'not a path'}; {remedy}") from None
         raise RefusedError(remedy)
 
