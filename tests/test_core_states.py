@@ -216,21 +216,6 @@ def test_requests_that_log_and_metrics_show_start_once(beside: Beside) -> None:
     assert beside.wait() == pytest.approx(6.0, rel=0.2)
 
 
-@pytest.mark.parametrize(("started", "wait"), [(10.0, 3.0), (4.0, None)])
-def test_a_wait_that_the_server_measures_is_that_of_those_that_started(
-    beside: Beside, started: float, wait: float | None
-) -> None:
-    beside.page(0.0)
-    beside.server.bucket(0.0).update({"queue_time/inf": started, "queue_time:s": 3.0 * started})
-    assert beside.server.measured_wait == wait
-
-
-def test_beside_lines_a_page_shows_the_token_usage_of_its_moment(beside: Beside) -> None:
-    beside.decode(0.0, usage=0.5)
-    beside.page(1.0, full_usage=0.72)
-    assert beside.server.schedulers[None].usages == {"full": 0.72}
-
-
 def test_a_restarted_server_is_not_judged_by_the_admissions_of_the_last(beside: Beside) -> None:
     for now in range(0, 61, 10):
         beside.prefill(float(now), queued=100, sequences=20)

@@ -43,7 +43,6 @@ ASSUMED_CAPTURED = 160.0  # the smallest of SGLang's defaults of the largest cap
 USUAL_CAPTURED = "160 to 256"
 RATE_SECONDS = 60.0  # over which admissions are counted for the wait
 LEAST_RATE_SECONDS = 5.0
-ENOUGH_STARTED = 5.0  # requests, for a mean of their waits
 # After a request does not fit, SGLang tries the next one only when a running one has ended (batch_is_full, srt/managers/scheduler.py).
 BESIDE = 2.0
 LEAST_USAGE = 0.05  # printed with two decimals: less says too little of the cache's size
@@ -473,7 +472,6 @@ class Scheduler:
         serving = bool(figures.running or figures.queued or figures.grammar_queued or any(figures.queues.values()))
         if logged and serving and self.at is not None and now < self.at + self.hold_seconds:
             self._shown_at, self._scraped_at = now, now
-            self.usages.update(_usages(figures))
             self.throughput = figures.generation_throughput if self.throughput is None else self.throughput
             self._see_queues(figures)
             return
@@ -953,13 +951,6 @@ class Server:
         self.hicache: Event | None = None  # what its host or storage cache could not do, at last
         self._rooms: dict[float, None] = {}  # of failed transfers
         self._is_one_of_some = False  # the last failed one was a warning about "some requests"
-
-    @property
-    def measured_wait(self) -> float | None:
-        """The mean wait of the requests that started in the last minute; None where the server does not measure it, or few started."""
-        recent = self.window(RATE_SECONDS)
-        started = recent["queue_time/inf"]
-        return recent["queue_time:s"] / started if started >= ENOUGH_STARTED and len(self.schedulers) == 1 else None
 
     @property
     def objectives(self) -> Mapping[str, float | None]:

@@ -28,15 +28,8 @@ def _waiting(ranks: PerRank[Scheduler], server: Server) -> Iterable[Family]:
     yield ranks.one(gauge("running_requests", doc), lambda r: r.running)
     doc = "Requests that may run at once (max_running_requests); with pipeline parallelism a micro batch's share."
     yield ranks.one(gauge("running_requests_limit", doc), lambda r: server.facts.limit(r.dp))
-    doc = (
-        "Wait in the queue: of those that started in the last minute, where the server measures it (queue_time_seconds),"
-        " else queued / admitted per second."
-    )
-    measured = server.measured_wait
-    yield ranks.one(
-        gauge("queue_wait_seconds", doc, source="computed"),
-        lambda r: r.wait_seconds() if measured is None else measured,
-    )
+    doc = "Estimated wait of the last request in the queue: queued / admitted per second over the last minute."
+    yield ranks.one(gauge("queue_wait_seconds", doc, source="computed"), lambda r: r.wait_seconds())
     doc = "Requests waiting elsewhere than in the main queue: for a grammar, or in a queue of disaggregation."
     waiting = gauge("waiting_requests", doc, "queue")
     yield ranks.several(waiting, _elsewhere)
