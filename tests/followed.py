@@ -92,7 +92,7 @@ def following(*flags: str, **how: Any) -> Iterator[Exporter]:
             assert time.monotonic() - begin < end_seconds()
     finally:
         exporter.end()
-    assert "Traceback" not in "".join(exporter.said)
+    assert "Traceback" not in "".join(exporter.said), exporter.said
 
 
 def slowdown() -> float:

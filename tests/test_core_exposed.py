@@ -208,7 +208,10 @@ def troubled() -> Beside:
 
 def test_counts_ledger_words_and_alerts_go_on() -> None:
     beside = troubled()
+    for at in range(0, 700, 60):
+        beside.watch.ledger.add(observed(6.0, 4.0), OBJECTIVES, BEGIN + at)
     again = restarted(beside, 700)
+    assert again.ledger.burning("time_to_first_token", FAST, BEGIN + 720, begun=BEGIN) == pytest.approx(0.4)
     assert again.server.counted == {name: value for name, value in beside.watch.server.counted.items() if value}
     assert {name for name, clock in again.clocks.by_row.items() if clock.value} == {
         name for name, clock in beside.watch.clocks.by_row.items() if clock.value

@@ -22,8 +22,9 @@ from replicas import READY, TWO_SOURCES, at, files, load, mixed, node, start, to
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core import inputs as layouts
+from sglang_tuning_exporter.core.compression import OPENERS
 from sglang_tuning_exporter.core.events import Event
-from sglang_tuning_exporter.core.inputs import CHUNK, LONGEST_LINE, OPENERS, Lane, Logs, whole_lines
+from sglang_tuning_exporter.core.inputs import CHUNK, LONGEST_LINE, Lane, Logs, whole_lines
 from sglang_tuning_exporter.core.report import judge
 from store_answers import DOCUMENTS
 from wrappings import recorded, wrapped
@@ -112,24 +113,10 @@ def test_lines_of_one_second_keep_each_logs_own_order_and_a_line_without_time_it
     assert kinds(first, second)["out_of_memory"] == 1
 
 
-def test_a_log_of_another_day_continues_the_reader_of_the_one_before(tmp_path: Path) -> None:
-    first = write(tmp_path / "a.log", start(0), at(30, READY), decode("10:00:40", 1))
-    second = write(tmp_path / "b.log", decode("09:00:00", 2, date="2025-11-21 "))
-    logs = read(second, first)
-    assert logs.names == (first, second)
-    assert len(logs._lanes) == 1
-
-
 def test_a_file_named_twice_or_by_a_link_is_read_once(tmp_path: Path) -> None:
     name = write(tmp_path / "server.log", decode("10:00:00"))
     (tmp_path / "current.log").symlink_to(tmp_path / "server.log")
     assert read(name, name, str(tmp_path / "current.log"), str(tmp_path / "*.log")).lines == 1
-
-
-def test_an_empty_file_beside_a_log_is_no_mistake(tmp_path: Path) -> None:
-    (tmp_path / "server.log").touch()
-    write(tmp_path / "server.log.1", decode("10:00:00"))
-    assert read(str(tmp_path / "server.log*")).lines == 1
 
 
 def test_standard_input_and_a_file_are_merged_and_a_named_pipe_is_read_once(tmp_path: Path) -> None:
@@ -171,10 +158,6 @@ def test_a_gzip_file_with_padding_is_whole_and_one_with_bad_bytes_gives_what_sta
     logs = read(str(path))
     assert logs.lines > 50
     assert "is damaged" in logs.damage[0]
-
-
-def test_a_plain_log_named_gz_is_read_as_what_it_is(tmp_path: Path) -> None:
-    assert running(write(tmp_path / "server.log.gz", decode("10:00:00", 7))) == [7]
 
 
 def test_a_log_larger_than_a_chunk_is_read_whole(tmp_path: Path) -> None:
@@ -242,15 +225,6 @@ def test_one_line_with_a_wrong_time_changes_no_other_and_is_noted(tmp_path: Path
         stray = "skip"
     assert [event.time for event in events(name) if event.figures["running"] == 3] == [event.time for event in plain]
     assert [note for note in read(name).notes if "1 line has a time far from" in note]
-
-
-def test_the_log_reaches_from_the_first_to_the_last_printed_time_with_or_without_events(tmp_path: Path) -> None:
-    access = '[2025-11-20 {}] INFO:     10.0.0.1:5 - "GET /health HTTP/1.1" 200 OK\n'
-    name = write(tmp_path / "server.log", access.format("09:59:50"), decode("10:00:00"), access.format("10:00:20"))
-    logs = read(name)
-    assert logs.end is not None
-    assert logs.first is not None
-    assert logs.end - logs.first == 30
 
 
 def test_a_log_without_times_is_read_all_the_same_and_says_so(tmp_path: Path) -> None:

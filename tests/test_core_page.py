@@ -5,26 +5,18 @@ from __future__ import annotations
 import gzip
 import html
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from browser import chromium
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.against import compare
 from sglang_tuning_exporter.core.findings import Change, Judged
-from sglang_tuning_exporter.core.page import POLICY, Axis, Bounds, Span, Value, lane, nice, page, strip, top_of
+from sglang_tuning_exporter.core.page import POLICY, Axis, Value, page, strip
 from sglang_tuning_exporter.core.report import run
 from sglang_tuning_exporter.recordings.replay import packaged
 from test_core_report import BEGIN, LOGS, finding, judged
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from browser import Browser
 
 RETRACT = packaged("retract") / "server.log.gz"
 HOSTILE = "<script>document.title='owned'</script><img src=http://127.0.0.1:9/x onerror=alert(1)>"
@@ -144,20 +136,6 @@ def test_an_axis_has_a_few_round_moments_in_order(begin: float, seconds: float) 
     assert all(0 <= place <= 100 for place in places)
 
 
-@pytest.mark.parametrize(
-    ("value", "rounded"), [(0, 1), (0.3, 0.5), (1, 1), (2.1, 2.5), (99, 100), (2001, 2500), (1e9, 1e9)]
-)
-def test_a_scale_ends_at_a_round_figure(value: float, rounded: float) -> None:
-    assert nice(value) == pytest.approx(rounded)
-
-
-def test_a_limit_far_above_the_figures_does_not_flatten_the_chart() -> None:
-    values: list[Value] = [(0.0, 3.0)]
-    assert top_of(values, Bounds(upper=2000)) == 5
-    assert top_of(values, Bounds(limit=4)) == 4 or top_of(values, Bounds(limit=4)) == 5
-    assert top_of([(0.0, 0.4)], Bounds(lower=0.9, least=1.0)) == 1.0
-
-
 def test_a_line_breaks_where_a_figure_is_not_known_and_long_logs_have_few_points() -> None:
     values: list[Value] = [(n, None if n % 5000 == 0 else float(n % 100)) for n in range(1, 20_000)]
     picture = strip(values, Axis(0, 20_000), "words <&>")
@@ -167,36 +145,4 @@ def test_a_line_breaks_where_a_figure_is_not_known_and_long_logs_have_few_points
     assert "area" in picture
 
 
-def test_marks_bars_spans_and_lanes_are_drawn() -> None:
-    axis, spans = Axis(0, 100), [Span(10, 20, "warning", "an <alert>")]
-    picture = strip([(5.0, 2.0)], axis, "x", Bounds(limit=2.0), spans=spans, marks=[50.0])
-    assert ('class="shade warning" x="100.0"' in picture, 'class="mark" d="M500.0 0v8"' in picture) == (True, True)
-    assert "limit" in picture
-    assert 'class="mark"' in strip([(5.0, 2.0)], axis, "x", bars=True)
-    assert "an &lt;alert&gt;" in lane(spans, axis, "x")
-
-
 # In a browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as opened:
-        yield opened
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [400, 1280])
-def test_the_page_fits_its_window_is_readable_and_asks_for_nothing(
-    browser: Browser, tmp_path: Path, width: int, scheme: str
-) -> None:
-    path = tmp_path / "page.html"
-    judgement = replace(whole().judgement, notes=("a-word-without-an-end" * 20, HOSTILE))
-    path.write_text(page(replace(whole(), judgement=judgement), OFFLINE, compare(whole(), whole())))
-    browser.open(path.as_uri(), width=width, scheme=scheme)
-    assert browser.width_needed() <= width
-    assert [
-        each for each in browser.texts() if each.contrast < 4.5 and each.words not in {"weights", "KV cache", "left"}
-    ] == []
-    assert [address for address in browser.asked_for() if address != path.as_uri()] == []
-    assert browser.complaints() == []

@@ -64,21 +64,6 @@ def usage(*flags: str) -> tuple[int, str]:
     return ended.returncode, ended.stderr
 
 
-def test_a_killed_exporter_with_a_state_file_goes_on_with_its_counters(server: Server, state: Path) -> None:
-    for _ in range(3):
-        with following(*of(server), *with_state(state)) as exporter:
-            if server.events:
-                counted(exporter, server.events)
-            server.write(10)
-            counted(exporter, server.events)
-            server.write(3)
-            exporter.process.kill()
-            exporter.process.wait()
-        server.write(5)
-    with following(*of(server), *with_state(state)) as exporter:
-        counted(exporter, 54)
-
-
 def test_it_ends_in_time_with_a_scrape_under_way_and_a_reader_that_does_not_read(
     server: Server, sglang: FakeSGLang
 ) -> None:
@@ -230,21 +215,10 @@ def test_of_two_exporters_with_one_state_file_both_stay_right_and_the_second_say
             assert third.page().value(STATE_FILE_UP) == 1
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda path: path.write_bytes(path.read_bytes()[:-40]),
-        lambda path: path.write_bytes(b""),
-        lambda path: os.truncate(path, 3 << 30),
-        lambda path: path.write_text('{"schema": 99, "positions": {}}'),
-    ],
-    ids=["cut", "empty", "three gigabytes", "newer"],
-)
-def test_a_state_file_that_cannot_be_read_is_said_and_begun_anew(server: Server, state: Path, spoil: object) -> None:
+def test_a_state_file_that_cannot_be_read_is_said_and_begun_anew(server: Server, state: Path) -> None:
     server.write(2)
-    state.write_text(json.dumps({"schema": 1, "lines": {"decode": 7}, "padding": "x" * 50}))
-    assert callable(spoil)
-    spoil(state)
+    state.write_text(json.dumps({"schema": 1, "lines": {"decode": 7}}))
+    os.truncate(state, 3 << 30)
     with following(*of(server), *with_state(state)) as exporter:
         assert f"state file {state}: is damaged or of another version: starting as if" in "".join(exporter.said)
         server.events = 0
@@ -252,21 +226,6 @@ def test_a_state_file_that_cannot_be_read_is_said_and_begun_anew(server: Server,
         counted(exporter, 3)
         assert exporter.page().value(STATE_FILE_UP) == 1
     assert state.stat().st_size < 10_000
-
-
-def test_a_file_that_is_no_state_file_is_said_and_left_as_it_is(server: Server, state: Path) -> None:
-    garbage = os.urandom(5000)
-    state.write_bytes(garbage)
-    with following(*of(server), *with_state(state)) as exporter:
-        said = "".join(exporter.said)
-        assert said.count(f"state file {state}") == 1
-        assert (
-            f"state file {state}: cannot be used: state.json is no state file of an exporter; give another path" in said
-        )
-        server.write(3)
-        counted(exporter, 3)
-        assert exporter.page().value(STATE_FILE_UP) == 0
-    assert state.read_bytes() == garbage
 
 
 def test_a_state_file_that_is_a_directory_is_a_mistake_reported_in_one_line(server: Server, tmp_path: Path) -> None:
@@ -317,31 +276,13 @@ def test_a_directory_where_the_state_file_may_not_be_written_is_reported_and_it_
         counted(exporter, 2)
 
 
-@pytest.mark.skipif(not AS_ROOT, reason="only root may mount")
-def test_a_file_system_that_cannot_be_written_is_reported_and_it_goes_on(server: Server, tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    if not mounted(disk, "64k"):
-        pytest.skip("no file system can be mounted here")
-    try:
-        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-        with following(*of(server), *with_state(disk / "state.json"), cwd="/") as exporter:
-            assert "cannot be used: Read-only file system" in "".join(exporter.said)
-            server.write(2)
-            counted(exporter, 2)
-    finally:
-        unmounted(disk)
-
-
-# What Python cannot write it keeps, and tries again at its exit; with the variable it keeps nothing.
-BUFFERED_OR_NOT = pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "PYTHONUNBUFFERED"])
-
-
-@BUFFERED_OR_NOT
+# What Python cannot write it keeps, and tries again at its exit; with PYTHONUNBUFFERED it keeps nothing.
 @pytest.mark.parametrize(
-    "streams",
-    ["<&- >&- 2>&-", "2>&-", "</dev/null >/dev/full 2>/dev/full", "2>/dev/full", "2> >(exec <&-; sleep 0.1)"],
-    ids=["closed", "closed for errors", "a full disk", "a full disk for errors", "a broken pipe"],
-)
+    ("streams", "unbuffered"),
+    [("<&- >&- 2>&-", ""), ("2>&-", "1"), ("</dev/null >/dev/full 2>/dev/full", ""), ("2>/dev/full", "1"),
+     ("2> >(exec <&-; sleep 0.1)", ""), ("2> >(exec <&-; sleep 0.1)", "1")],
+    ids=["closed", "closed for errors", "a full disk", "a full disk for errors", "a broken pipe", "a broken pipe at once"],
+)  # fmt: skip
 def test_whatever_its_standard_streams_are_it_serves_and_ends_with_status_zero(
     server: Server, state: Path, streams: str, unbuffered: str
 ) -> None:
@@ -363,8 +304,9 @@ def test_whatever_its_standard_streams_are_it_serves_and_ends_with_status_zero(
             process.kill()
 
 
-@BUFFERED_OR_NOT
-@pytest.mark.parametrize("streams", ["2>/dev/full", "2>&-", ">&- 2>&-", ">/dev/full 2>/dev/full"])
+@pytest.mark.parametrize(
+    ("streams", "unbuffered"), [("2>/dev/full", ""), ("2>&-", "1"), (">&- 2>&-", ""), (">/dev/full 2>/dev/full", "1")]
+)
 def test_a_mistake_is_status_two_even_where_nobody_can_read_the_words(streams: str, unbuffered: str) -> None:
     command = ["bash", "-c", f'exec "$@" {streams}', "bash", sys.executable, "-m", "sglang_tuning_exporter", "serve"]
     ended = subprocess.run(command, env=environment(PYTHONUNBUFFERED=unbuffered), timeout=30, check=False)
@@ -469,19 +411,6 @@ def test_a_wall_clock_set_an_hour_back_and_forth_moves_no_counter_and_no_second(
             assert last is not None
             assert abs(last - time.time() - 3600 * hours) < 60
         assert sum(spent(exporter).values()) - sum(before.values()) <= time.monotonic() - begin + 1
-
-
-def test_a_state_file_removed_while_it_runs_is_written_again(server: Server, state: Path) -> None:
-    with following(*of(server), *with_state(state)) as exporter:
-        server.write(2)
-        counted(exporter, 2)
-        state.unlink()
-        server.write(2)
-        counted(exporter, 4)
-        exporter.process.kill()
-        exporter.process.wait()
-    with following(*of(server), *with_state(state)) as exporter:
-        counted(exporter, 4)
 
 
 def test_a_directory_of_the_state_file_that_goes_away_is_reported(server: Server, tmp_path: Path) -> None:

@@ -124,6 +124,7 @@ def test_a_page_keeps_sglangs_series_and_numbers_foreign_labels() -> None:
         ("fe80::1%eth0 is away", "127.0.0.1 is away"),
         ("tcp://node7.cluster:29500 refused", "http://host refused"),
         ("cannot reach gpu-7.acme.internal", "cannot reach host"),
+        ("ip-10-0-17-4 is away", "host is away"),
         ("wrote ~/logs/x.txt", "wrote /path"),
         ("used hf_abcdefgh1234", "used <redacted>"),
         (
