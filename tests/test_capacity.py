@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.capacity.model import Measured
-from sglang_tuning_exporter.capacity.readings import Counters, Interval, Readings, measure
+from sglang_tuning_exporter.capacity.model import Counters, Interval, Measured, Readings, measure
 from sglang_tuning_exporter.capacity.step_time import NONE, StepSums, fit, total, windows
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.capacities import capacities, step_of_lines

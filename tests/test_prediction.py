@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_tuning_exporter.capacity.estimate import Estimate
+from sglang_tuning_exporter.capacity.model import Prefill, RankCapacity
 from sglang_tuning_exporter.capacity.prediction import predict_batches, throughput
-from sglang_tuning_exporter.capacity.ranks import RankCapacity
-from sglang_tuning_exporter.capacity.readings import Prefill
-from sglang_tuning_exporter.capacity.step_time import StepLine, StepTime
+from sglang_tuning_exporter.capacity.step_time import Estimate, StepLine, StepTime
 
 
 def around(value: float, half: float = 0.02) -> Estimate:

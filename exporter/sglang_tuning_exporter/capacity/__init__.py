@@ -1,5 +1,5 @@
-"""How fast a server computes: step time by batch, prefill speed, and what both predict. Pure; imports only `state` and `sglang`.
+"""How fast a server computes: step time by batch, prefill speed, and what both predict. Pure.
 
-Counters of `/v1/loads` (`readings`, with the prefill speed) or decode lines become sums over steps. `step_time` fits a line with intervals,
-or gives the reason against it; `model` adds what the KV cache and the running limit allow; `prediction` asks for other batches.
+Counters of `/v1/loads` or decode lines become sums over steps. `step_time` fits a line with intervals, or gives the reason against it; `model`
+has what a scheduler does and can hold; `prediction` asks for other batches.
 """

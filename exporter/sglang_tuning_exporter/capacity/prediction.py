@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sglang_tuning_exporter.capacity.estimate import Estimate
-from sglang_tuning_exporter.capacity.ranks import RankCapacity
+from sglang_tuning_exporter.capacity.model import RankCapacity
+from sglang_tuning_exporter.capacity.step_time import Estimate
 from sglang_tuning_exporter.config.profiles import Profile
 
 MOST_BATCH = 4096

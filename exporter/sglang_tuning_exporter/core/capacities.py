@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from sglang_tuning_exporter.capacity.model import Measured, Speeds
-from sglang_tuning_exporter.capacity.ranks import (
+from sglang_tuning_exporter.capacity.model import (
     DECODES_NOTHING,
     LEAST_SERVING_SECONDS,
     NO_ACCEPT_LENGTH,
     NO_DECODE_STEPS,
     NOT_MEASURED,
     STALE_SECONDS,
+    Measured,
     RankCapacity,
+    Speeds,
     fit_of_lines,
     most_requests,
 )

@@ -7,10 +7,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sglang_tuning_exporter.capacity.estimate import Estimate
-from sglang_tuning_exporter.capacity.model import Measured
+from sglang_tuning_exporter.capacity.model import Measured, RankCapacity
 from sglang_tuning_exporter.capacity.prediction import PlanRow, larger_cache, plan_rows
-from sglang_tuning_exporter.capacity.ranks import RankCapacity
+from sglang_tuning_exporter.capacity.step_time import Estimate
 from sglang_tuning_exporter.config.profiles import PROFILES, Profile
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core.capacities import capacities
