@@ -236,7 +236,6 @@ _KNOWN = {
 _KNOWN_BEFORE = re.compile(
     b"|".join(b"(?P<%b>%b)" % (name.encode(), pattern.replace(b"?P<time>", b"?:")) for name, pattern in _KNOWN.items())
 )
-_ENDS = b" \t]:|>-\"';+`,(=\x1e\xbf\xa0\x8b"  # the last three end a byte order mark and spaces of Unicode's
 _DELIMITERS = (b",", b";", b"\t", b"|")
 _STRUCTURE = {"square", "round", "angle", "curly"}
 _WORDS_AT_MOST, _WORDS_SURE = 24, 6
@@ -261,7 +260,7 @@ def _text_layer(text: bytes, start: int) -> Layer | None:
         else:
             tokens.append((match.lastgroup or "", match[0]))
     before = text[:start].removesuffix(quote)
-    if len(before) > _LONGEST_BEFORE or text[start - 1] not in _ENDS:
+    if len(before) > _LONGEST_BEFORE:
         return None
     known = None if quote else _KNOWN_BEFORE.match(text, 0, start)
     if known is not None and (known["grep"] is None or known.end() == start):
@@ -502,13 +501,9 @@ class Wrapping:
         for form in [self._current, *self._forms] if self._current else self._forms:
             found = without(form, line)
             stamped = any(_STAMP.match(each.text) or each.headed for each in found)
-            if not found or (not stamped and form is not self._current):
-                continue
-            if form not in self._proven and any(_SECOND.match(each.text) for each in found):
-                continue  # more stands before SGLang's words
-            if form is self._current or any(_STAMP.match(each.text) or WORDS.match(each.text) for each in found):
-                if stamped:
-                    self._accept(form, found)
+            if stamped:
+                self._accept(form, found)
+            if found and (stamped or form is self._current):
                 return found
         return None
 
@@ -527,10 +522,8 @@ class Wrapping:
 
     def _in_new_form(self, line: Line) -> list[Line] | None:
         form = form_of(line.text)
-        if not form or (self.is_bare and _STAMP.match(line.text)):
-            return None
-        found = without(form, line)
-        return self._learn(form, found, line.text) if found else None
+        found = without(form, line) if form else []
+        return self._learn(form, found, line.text) if form and found else None
 
     @property
     def is_bare(self) -> bool:
@@ -556,7 +549,7 @@ class Wrapping:
 
     def _learn(self, form: Form, found: list[Line], text: bytes) -> list[Line]:
         """Accept a form, or hold its lines."""
-        sure = all(layer.sure for layer in form) and not (_SECOND.match(text) and _STAMP.match(found[0].text))
+        sure = all(layer.sure for layer in form)
         at_once = form in self._forms or (sure and (not self._proven or all(layer.key[0] in _KNOWN for layer in form)))
         held = self._held.setdefault(form, [])
         held += found

@@ -63,13 +63,6 @@ class ServerInfo:
     args: dict[str, object] = field(default_factory=dict)
     ranks: list[RankInfo] = field(default_factory=list)
 
-    @property
-    def max_running_requests(self) -> int | None:
-        """Most requests that one scheduler runs at once: the least of the ranks' limits, or None before 0.5.8."""
-        return min(
-            (rank.max_running_requests for rank in self.ranks if rank.max_running_requests is not None), default=None
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Load:
