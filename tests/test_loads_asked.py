@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from conftest import FakeSGLang, Page, config, hang, reply, wait_for
-from sglang_tuning_exporter.collect.schedules import LEAST_SECONDS, LoadsSchedule
+from sglang_tuning_exporter.collect.scrape import LEAST_SECONDS, LoadsSchedule
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format

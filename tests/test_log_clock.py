@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_tuning_exporter.collect.log_clock import last_printed, offset_of
+from sglang_tuning_exporter.collect.log import last_printed, offset_of
 
 
 @pytest.mark.parametrize(

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from math import inf
 from typing import Any, BinaryIO
 
 from sglang_tuning_exporter.collect.follower import Block, FileStatus, LogFollower
-from sglang_tuning_exporter.collect.log_clock import offset_of
+from sglang_tuning_exporter.collect.rotation import opened
 from sglang_tuning_exporter.collect.state_file import StateFile
 from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.core.compression import READABLE
 from sglang_tuning_exporter.core.events import Event, is_count
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.watch import UNKNOWN_AGE, Watch
+from sglang_tuning_exporter.core.wrapping import FIRST_DATED
 from sglang_tuning_exporter.sglang.args.flags import releases
 from sglang_tuning_exporter.sglang.clean import clean
 
@@ -32,6 +34,9 @@ FIRST_READ_SECONDS = 600.0
 # A file that returns within this time continues: during a rotation the name does not exist for a moment.
 FORGET_SECONDS = 600.0
 UNFINISHED_SECONDS = 2.0  # after which arguments that may go on in the next line are taken as they are
+# A server prints local time, mostly without a zone: the last lines of its file say what to add.
+LOOK_BACK_BYTES = 64 << 10
+LINES_TRIED = 256  # the lines of a traceback have no time
 STDIN = "-"  # its path; all of its lines are new
 _NOT_FOLLOWED = FileStatus("", "not followed yet", 0, 0)
 
@@ -307,3 +312,23 @@ def _counts(saved: object) -> Counter[str]:
     """Return counts by name from a state file, which may be damaged."""
     found = saved.items() if isinstance(saved, dict) else ()
     return Counter({str(name): int(count) for name, count in found if is_count(count)})
+
+
+def offset_of(path: str) -> float | None:
+    """Return the seconds to add to printed times of this file; None if its last lines have none.
+
+    The last line was printed at the time of the last modification.
+    """
+    with suppress(OSError), opened(path) as fd:
+        status = os.fstat(fd)
+        printed = last_printed(os.pread(fd, LOOK_BACK_BYTES, max(status.st_size - LOOK_BACK_BYTES, 0)))
+        return None if printed is None else status.st_mtime - printed
+    return None
+
+
+def last_printed(text: bytes) -> float | None:
+    """Return the time of the last line of `text` that has one; None where it has no date."""
+    reader = Reader()
+    for line in text.splitlines()[-LINES_TRIED:]:
+        reader.read(line)
+    return reader.time if reader.time is not None and reader.time >= FIRST_DATED else None

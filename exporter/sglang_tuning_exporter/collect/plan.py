@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 
 from sglang_tuning_exporter.capacity.model import Measured
-from sglang_tuning_exporter.collect.schedules import SNAPSHOT_SINCE
-from sglang_tuning_exporter.collect.scrape import Client, ScrapeError
+from sglang_tuning_exporter.collect.scrape import SNAPSHOT_SINCE, Client, ScrapeError
 from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.config.values import UsageError

@@ -16,8 +16,15 @@ from typing import BinaryIO
 
 from sglang_tuning_exporter.capacity.model import Measured
 from sglang_tuning_exporter.collect.log import Logbook
-from sglang_tuning_exporter.collect.schedules import InfoSchedule, LoadsSchedule, ScrapeHealth
-from sglang_tuning_exporter.collect.scrape import Client, Outcome, ScrapeError, Scraper
+from sglang_tuning_exporter.collect.scrape import (
+    Client,
+    InfoSchedule,
+    LoadsSchedule,
+    Outcome,
+    ScrapeError,
+    ScrapeHealth,
+    Scraper,
+)
 from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.config.profiles import PROFILES

@@ -21,7 +21,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from sglang_tuning_exporter.capacity.model import Measured
 from sglang_tuning_exporter.collect.follower import FileStatus
-from sglang_tuning_exporter.collect.schedules import LoadsSchedule, ScrapeHealth
+from sglang_tuning_exporter.collect.scrape import LoadsSchedule, ScrapeHealth
 from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.config.profiles import PROFILES, Profile

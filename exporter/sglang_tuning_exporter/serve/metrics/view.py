@@ -9,7 +9,7 @@ from typing import Protocol
 
 from sglang_tuning_exporter.capacity.model import Measured
 from sglang_tuning_exporter.collect.follower import FileStatus
-from sglang_tuning_exporter.collect.schedules import LoadsSchedule, ScrapeHealth
+from sglang_tuning_exporter.collect.scrape import LoadsSchedule, ScrapeHealth
 from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.core.findings import Judgement
