@@ -222,3 +222,16 @@ def test_a_demo_whose_output_pipe_is_closed_leaves_no_exporter_running(tmp_path:
     assert process.wait(timeout=60) == 141
     with pytest.raises(requests.ConnectionError):
         requests.get(f"{address}/-/ready", timeout=10)
+
+
+def test_a_service_at_rest_loads_neither_pages_nor_what_generates_or_records() -> None:
+    """Each is loaded by its own command, or by the first request for its page."""
+    ask = (
+        "import sys, sglang_tuning_exporter.cli.parser, sglang_tuning_exporter.serve.run; "
+        "print(*sorted({'.'.join(name.split('.')[:3]) for name in sys.modules}))"
+    )
+    loaded = set(subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout.split())
+    package = "sglang_tuning_exporter"
+    assert {f"{package}.core.watch", f"{package}.serve.app"} <= loaded
+    rooms = {f"{package}.{name}" for name in ("mixin", "recordings", "core.report", "core.page", "core.runbooks")}
+    assert loaded & {*rooms, "jinja2", "yaml", "markdown_it", "requests", "urllib3", "encodings.idna"} == set()
