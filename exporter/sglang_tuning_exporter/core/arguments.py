@@ -14,7 +14,7 @@ READ_ARGUMENTS = frozenset({
     "enable_lmcache", "enable_lora", "enable_metrics", "enable_mis", "enable_mixed_chunk", "enable_nan_detection", "enable_paged_experts",
     "enable_prefill_delayer", "enable_priority_scheduling", "enable_torch_compile", "ep_size", "grammar_backend", "hicache_ratio", "hicache_size",
     "hicache_storage_backend", "hicache_storage_prefetch_policy", "is_embedding", "kv_cache_dtype", "load_balance_method", "log_level", "lora_paths",
-    "mamba_full_memory_ratio", "max_loras_per_batch", "max_mamba_cache_size", "max_micro_batch_size", "max_prefill_tokens", "max_queued_requests",
+    "mamba_full_memory_ratio", "max_mamba_cache_size", "max_micro_batch_size", "max_prefill_tokens", "max_queued_requests",
     "max_running_requests", "max_total_tokens", "mem_fraction_static", "min_free_slots_delay", "model_path", "moe_dense_tp_size", "nnodes",
     "node_rank", "num_continuous_decode_steps", "offload_group_size", "page_size", "piecewise_cuda_graph_max_tokens",
     "pp_async_batch_depth", "pp_max_micro_batch_size", "pp_size",

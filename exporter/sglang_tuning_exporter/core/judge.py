@@ -674,7 +674,7 @@ def is_limit(name: str, measured: Measured) -> bool:
     row, view = BY_ID[name], measured.view
     waits = _waited_share(view) > view.profile.frequent_share
     if name == "flags_away_from_defaults":  # a flag that figures show to be the cause
-        return waits and any(each.rows for each in suspects.named(view))
+        return waits and any(rows for _, rows in suspects.named(view))
     if name == "shared_prefixes_unused":  # prefixes are computed again and again because the cache loses them
         fine = (view.share("queue", "in_range") or 0.0) > view.profile.frequent_share
         return waits and not fine and (view.share("admission", "pool_full") or 0.0) > view.profile.frequent_share

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil, inf
+from typing import TypeAlias
 
 from sglang_tuning_exporter.core.findings import Change, Value
 from sglang_tuning_exporter.core.view import View, counted
@@ -25,9 +26,7 @@ LEAST_USEFUL_CHUNK, TINY_CHUNK = 1024.0, 512.0
 LATE_TIMES, SLOW_BURN_TIMES = 10.0, 6.0  # error budgets above which first tokens, and gaps between tokens, are late
 LARGE_BATCH = 32.0
 # While one of these is set, no other flag helps.
-INSTEAD = frozenset(
-    {"page_size", "max_prefill_tokens", "prefill_decode_interval", "max_loras_per_batch", "prefill_max_requests"}
-)
+INSTEAD = frozenset({"page_size", "max_prefill_tokens", "prefill_decode_interval", "prefill_max_requests"})
 _STATES = {"pool": "pool_full", "prefill": "prefill_bound", "held_back": "held_back", "limit": "running_limit"}
 _WAITING = frozenset({"queue_too_long", "unexplained", "latency_queue"})
 _POOL = _WAITING | {
@@ -159,17 +158,6 @@ SUSPECTS: tuple[Suspect, ...] = (
         least=0,
         most=64,
         cost="Running requests pause longer for each prefill batch.",
-    ),
-    Suspect(
-        "max_loras_per_batch",
-        "held_back waiting unknown",
-        "Requests run together only if their adapters fit these slots; the others wait, whatever room the KV cache has.",
-        "requests use no more adapters than there are slots",
-        "srt/managers/scheduler.py, get_new_batch_prefill",
-        least=0,
-        most=8,
-        only_proven=True,
-        cost="Each slot takes GPU memory for one adapter.",
     ),
     Suspect(
         "max_queued_requests",
@@ -415,15 +403,6 @@ SUSPECTS: tuple[Suspect, ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A suspect of this server, with the value to set and the diagnoses that figures show it to cause."""
-
-    change: Change
-    rows: frozenset[str]
-    troubles: frozenset[str]
-
-
 def troubles(view: View) -> frozenset[str]:
     """Return what is wrong with the load."""
     if not view.has_enough_load:
@@ -454,8 +433,8 @@ def troubles(view: View) -> frozenset[str]:
     return frozenset(seen | {trouble for trouble, is_seen in signs.items() if is_seen})
 
 
-def named(view: View) -> list[Named]:
-    """Return every flag that was typed with a suspicious value and can cause the trouble."""
+def named(view: View) -> list[tuple[Change, frozenset[str]]]:
+    """Return every flag that was typed with a suspicious value and can cause the trouble, with the rows that figures show it to cause."""
     facts, seen = view.facts, troubles(view)
     typed = facts.typed_arguments
     if typed is None or not seen:
@@ -476,20 +455,14 @@ def named(view: View) -> list[Named]:
         if proven is None and (suspect.only_proven or not can):
             continue
         now: Value = value if isinstance(value, (str, bool, int, float)) else None
-        to = proven.to if proven is not None else _default(suspect, view)
-        found.append(
-            Named(
-                _change(suspect, view, now, to, proven.gain if proven else ""),
-                proven.rows if proven else frozenset(),
-                seen,
-            )
-        )
+        rows, to, gain = proven if proven is not None else (frozenset(), _default(suspect, view), "")
+        found.append((_change(suspect, view, now, to, gain), rows))
     return found
 
 
 def explaining(row: str, view: View) -> list[Change]:
     """Return the changes of the suspects that figures show to cause a row."""
-    return [each.change for each in named(view) if row in each.rows]
+    return [change for change, rows in named(view) if row in rows]
 
 
 def likely(view: View) -> list[Change] | None:
@@ -497,13 +470,13 @@ def likely(view: View) -> list[Change] | None:
     seen = troubles(view)
     if not seen or seen == {"pool"}:
         return None
-    return [each.change for each in sorted(named(view), key=lambda each: not each.rows)][:MOST_NAMED]
+    return [change for change, _ in sorted(named(view), key=lambda each: not each[1])][:MOST_NAMED]
 
 
 def explained(view: View) -> View:
     """Return the view with waits explained by a flag: while each prefill batch ends at --max-prefill-tokens, requests wait for prefill."""
     if view.totals["admission/held_back"] and any(
-        each.change.arg == "max_prefill_tokens" for each in named(view) if each.rows
+        change.arg == "max_prefill_tokens" and rows for change, rows in named(view)
     ):
         return replace(view, totals=counted(view.totals, "held_back", "prefill_bound"))
     return view
@@ -555,13 +528,8 @@ def _is_forced(suspect: Suspect, view: View) -> bool:
 # Proofs
 
 
-@dataclass(frozen=True, slots=True)
-class Proven:
-    """What figures show: the rows that the flag causes, and the value to set."""
-
-    rows: frozenset[str]
-    to: Value
-    gain: str = ""
+# What figures show: the rows that the flag causes, the value to set, and what is gained.
+Proven: TypeAlias = tuple[frozenset[str], Value, str]
 
 
 def _radix_cache(view: View, seen: frozenset[str], _: float) -> Proven | None:
@@ -583,7 +551,7 @@ def _radix_cache(view: View, seen: frozenset[str], _: float) -> Proven | None:
     if "prefill" in seen:
         rows |= _PROMPTS
         gain = gain or f"a mean prompt has {prompt:,.0f} tokens, all computed"
-    return Proven(rows, to=False, gain=gain) if rows else None
+    return (rows, False, gain) if rows else None
 
 
 def _pages(view: View, seen: frozenset[str], page: float) -> Proven | None:
@@ -602,7 +570,7 @@ def _pages(view: View, seen: frozenset[str], page: float) -> Proven | None:
     gain = (
         f"about {100 * wasted:.0f} % of the KV cache is empty space in pages: a request has some {request:,.0f} tokens"
     )
-    return Proven(_POOL, float(smaller), gain)
+    return (_POOL, float(smaller), gain)
 
 
 def _prefill_tokens(view: View, seen: frozenset[str], most: float) -> Proven | None:
@@ -614,9 +582,7 @@ def _prefill_tokens(view: View, seen: frozenset[str], most: float) -> Proven | N
         "prefill" in seen or (not seen.isdisjoint({"held_back", "waiting"}) and fit <= FEW_PROMPTS)
     ):
         return None
-    return Proven(
-        _ADMITS, max(wanted, 16384.0), f"a prefill batch ends at {most:,.0f} tokens, a chunk has {wanted:,.0f}"
-    )
+    return (_ADMITS, max(wanted, 16384.0), f"a prefill batch ends at {most:,.0f} tokens, a chunk has {wanted:,.0f}")
 
 
 def _small_chunk(view: View, seen: frozenset[str], chunk: float) -> Proven | None:
@@ -636,35 +602,23 @@ def _small_chunk(view: View, seen: frozenset[str], chunk: float) -> Proven | Non
     if is_late:
         rows |= _PROMPTS | {"latency_batch_too_large"} | ({"latency_prefill_between"} if is_tiny else frozenset())
     gain = f"a mean prompt takes {taken} chunks" if taken is not None else ""
-    return Proven(rows, LEAST_USEFUL_CHUNK * view.facts.attention_ranks, gain)
+    return (rows, LEAST_USEFUL_CHUNK * view.facts.attention_ranks, gain)
 
 
 def _decode_interval(_: View, seen: frozenset[str], steps: float) -> Proven | None:
     """Between prefill batches requests wait for decode steps."""
     if seen.isdisjoint({"held_back", "unknown", "waiting"}):
         return None
-    return Proven(_ADMITS, 0.0, f"after each prefill batch no request starts for {steps:g} decode steps")
-
-
-def _adapters(view: View, seen: frozenset[str], slots: float) -> Proven | None:
-    paths = view.facts.arguments.get("lora_paths")
-    adapters = len(paths) if isinstance(paths, (list, dict)) else 0
-    if adapters + 1 <= slots or seen.isdisjoint({"held_back", "waiting", "unknown"}):
-        return None
-    return Proven(_ADMITS, float(adapters + 1), f"{adapters} adapters share {slots:g} slots")
+    return (_ADMITS, 0.0, f"after each prefill batch no request starts for {steps:g} decode steps")
 
 
 def _queue_limit(_: View, seen: frozenset[str], most: float) -> Proven | None:
     """Only bursts are rejected: nothing else keeps requests waiting."""
-    return Proven(frozenset({"requests_rejected"}), 4 * max(most, 1.0)) if seen - {"tokens"} == {"rejected"} else None
-
-
-def _watchdog(_: View, seen: frozenset[str], __: float) -> Proven | None:
-    return Proven(frozenset({"scheduler_stuck"}), None) if "hang" in seen else None
+    return (frozenset({"requests_rejected"}), 4 * max(most, 1.0), "") if seen - {"tokens"} == {"rejected"} else None
 
 
 PROOFS: dict[str, Callable[[View, frozenset[str], float], Proven | None]] = {
     "disable_radix_cache": _radix_cache, "page_size": _pages, "max_prefill_tokens": _prefill_tokens,
     "chunked_prefill_size": _small_chunk, "prefill_decode_interval": _decode_interval,
-    "max_loras_per_batch": _adapters, "max_queued_requests": _queue_limit, "watchdog_timeout": _watchdog,
+    "max_queued_requests": _queue_limit,
 }  # fmt: skip
