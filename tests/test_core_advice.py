@@ -250,6 +250,15 @@ def test_where_a_cap_keeps_the_cache_small_the_cap_is_raised_and_not_the_fractio
     assert typed("memory_reserve_too_large", view) == [to]
 
 
+def test_a_full_cache_takes_memory_that_lies_idle_before_it_gives_up_accuracy() -> None:
+    sizes: dict[str, Any] = {"LEFT": 68.67, "BEFORE": 82.44, "POOL": 221_513.0, "POOL_GB": 6.76}
+    view = seen(
+        Load(why="pool_full", usage=0.95), version="0.5.23", mem_fraction_static=0.12, kv_cache_dtype="auto", **sizes
+    )
+    assert typed("running_far_below_limit", view, "memory_reserve_too_large") == ["--mem-fraction-static 0.87"]
+    assert typed("running_far_below_limit", view) == ["--kv-cache-dtype fp8_e4m3"]
+
+
 def test_larger_graphs_that_are_advised_as_well_take_their_memory_first() -> None:
     view = seen(Load(ran=300), mem_fraction_static=0.8, cuda_graph_max_bs=160, LEFT=14.5, BEFORE=80.0, GRAPHS=4.0)
     (alone,), (beside,) = advised("memory_reserve_too_large", view), advised("memory_reserve_too_large", view, "cuda_graph_not_covering")  # fmt: skip

@@ -207,6 +207,12 @@ def test_late_first_tokens_are_put_down_to_the_queue_or_to_the_prompts(queued: f
     assert {"latency_queue", "latency_long_prompts"} & {*found} == {row}
 
 
+@pytest.mark.parametrize(("prompt", "is_found"), [(600, True), (120, False)])
+def test_first_tokens_of_short_prompts_are_not_late_by_long_prompts(prompt: int, is_found: bool) -> None:  # noqa: FBT001 - a case
+    load = Load(prompt=prompt, more=late("time_to_first_token", 4.0))
+    assert ("latency_long_prompts" in ids(of(load, chunked_prefill_size=2048, max_prefill_tokens=16384))) is is_found
+
+
 # Shared prefixes
 
 

@@ -366,13 +366,23 @@ def _pool_flags(view: View) -> str:
     return f"--mem-fraction-static, --kv-cache-dtype {kind}" if kind else "--mem-fraction-static"
 
 
-def _pool_full(view: View, _: frozenset[str]) -> list[Draft]:
+def _unused_memory(view: View, holding: frozenset[str]) -> Draft | None:
+    """Give the KV cache memory of the GPU that lies idle; None where none does."""
+    row = "memory_reserve_too_large"
+    drafts = _reserve(view, holding, too_large=True) if row in holding else []
+    return next((replace(each, text=BY_ID[row].remedy) for each in drafts if each.arg and each.to is not None), None)
+
+
+def _pool_full(view: View, holding: frozenset[str]) -> list[Draft]:
     limit, running = view.facts.least_limit, view.mean("running")
     if limit and running and 2 * running >= limit:
         return []  # the limit is as near as the memory
     larger = _larger_pool(view)
     if larger is not None and not view.totals["elsewhere"]:
         return [larger]
+    unused = _unused_memory(view, holding)
+    if unused is not None and not view.totals["elsewhere"]:
+        return [unused]
     kind = _eight_bits(view)
     words = _say(
         "enlarge the KV cache (--mem-fraction-static, more GPUs), or send shorter requests",

@@ -422,7 +422,12 @@ def _late_by_queue(view: View) -> Figure | None:
 
 def _late_by_prompts(view: View) -> Figure | None:
     objective = view.profile.time_to_first_token_seconds
-    return _late(view, "time_to_first_token", objective, LATE_TIMES, lambda seen: not _is_waiting(view, seen))
+
+    def because(seen: Histogram) -> bool:
+        tokens, late = view.totals["computed"], seen.above(objective or 0.0)
+        return not _is_waiting(view, seen) and (not tokens or tokens >= LONG_PREFILL * late)
+
+    return _late(view, "time_to_first_token", objective, LATE_TIMES, because)
 
 
 def _late_between(view: View) -> Figure | None:
@@ -850,7 +855,8 @@ def _own(row: Row, measured: Measured, holding: frozenset[str], advised: dict[st
     for change in offered:
         if change.arg and any(each.arg == change.arg for each in kept):
             continue
-        if change.arg and change.arg in advised and not (row.borrows and advised[change.arg] == change.to):
+        is_said_again = row.borrows or change.arg == row.remedy.arg  # by a finding whose own flag it is
+        if change.arg and change.arg in advised and not (is_said_again and advised[change.arg] == change.to):
             continue
         if change.arg and (_is_protected(change, holding, row) or not _is_accepted_beside(change, advised, view)):
             continue
