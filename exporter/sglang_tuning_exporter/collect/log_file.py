@@ -191,7 +191,7 @@ class Lines:
         self._partial.clear()
         self._overlong = True
 
-    def feed(self, data: bytes) -> bytes:
+    def take(self, data: bytes) -> bytes:
         """Return the lines that `data` completes."""
         data = data.replace(b"\0", b"")
         end = data.rfind(b"\n") + 1
@@ -377,7 +377,7 @@ class LogFile:
             return b""
         if last and last != facts_end:  # `text` starts inside a line
             start, text = start[: start.rfind(b"\n") + 1], text[text.find(b"\n") + 1 :]
-        return Lines(self.lines.limit, Counter()).feed(start + text)
+        return Lines(self.lines.limit, Counter()).take(start + text)
 
     def read(self, now: float) -> Iterator[bytes]:
         """Yield new lines, at most the budget; `at_end` is True if that was all."""
@@ -390,7 +390,7 @@ class LogFile:
                 budget -= len(raw) or CHUNK
                 if raw:
                     self.grown_at = now
-                    yield self.lines.feed(raw)
+                    yield self.lines.take(raw)
         except OSError as error:
             self.reason = f"unreadable: {error.strerror or error}"
             self.at_end = True
@@ -562,7 +562,7 @@ class Stdin:
             self.position += len(raw)
             if not raw:
                 self.reason = "ended"
-            yield self.lines.feed(raw) if raw else self.lines.flush()
+            yield self.lines.take(raw) if raw else self.lines.flush()
 
     def _read(self) -> bytes:
         if self._fd >= 0:
