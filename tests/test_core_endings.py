@@ -64,6 +64,8 @@ ENDS = {
     "host memory": (["ValueError: Not enough host memory available. Requesting 7.05 GB, 2.04 GB free."], "srt/mem_cache/pool_host.py", "host_memory"),
     "a disk": (["OSError: [Errno 28] No space left on device"], "srt/utils/hf_transformers_utils.py", "disk"),
     "places for requests": (["RuntimeError: alloc_req_slots runs out of memory. num_reqs=2"], "srt/managers/schedule_batch.py", "check"),
+    "an object of its own": (["TypeError: Unsupported BCG output type: <class 'LogitsProcessorOutput'>"], "srt/model_executor/runner.py", "check"),
+    "what is not supported": (["ValueError: Unsupported quantization: fp4"], "srt/model_executor/runner.py", "library"),
     "an unbalanced check": (["ValueError: The memory capacity is unbalanced. Some GPUs may be occupied."], "srt/model_executor/model_runner.py", "check"),
     "an argument": (["AssertionError: page size must be 64"], "srt/server_args.py", "argument"),
     "an argument that the text names": (["ValueError: Please use --attention-backend triton here"], "srt/models/llama.py", "argument"),

@@ -196,6 +196,7 @@ SIGNS: tuple[Sign, ...] = (
         "argument", r"--[a-z][a-z0-9-]{3,}[^.]{0,40}(?:must|should|cannot|is not|requires)",
         r"\b(?:set|use|using|specify|add|pass|enable|disable|increase|reduce|raise|lower|decrease)\b[^.]{0,80}--[a-z][a-z0-9-]+",
     ),
+    _sign("check", r"^TypeError: Unsupported\b", place=r"^(?:sglang|srt)/"),  # an object of SGLang's own
     _sign("library", r"NotImplementedError", r"is not supported", r"Unsupported", r"not implemented"),
     _sign("check", r"^[\w.]*(?:Error|Exception)\b", place=r"^(?:sglang|srt)/"),
     _sign("check", r"memory leak detected", r"AssertionError"),
