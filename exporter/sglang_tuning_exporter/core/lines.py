@@ -619,7 +619,7 @@ class Reader:
                 self._recent.append(each.text)
         self.kind = kind
         self.lines[kind] += 1
-        if kind == "other" and not self.unread and WORDS.search(line):
+        if kind == "other" and not self.unread and not self.wrapping.is_bare_now and WORDS.search(line):
             self.unread = line[:LONGEST_UNREAD]
         self.trust.mark(kind, self.number, self._time, self._events)
         return (*self._released, *self._events)

@@ -190,8 +190,9 @@ def without(form: Form, line: Line) -> list[Line]:
 def form_of(text: bytes, layers: int = _LAYERS) -> Form | None:
     """Return the layers around a line; None where it has no stamp or words of SGLang's, or nothing that can be a layer."""
     head = _HEAD.search(text)
-    if head is None and (known := _KNOWN_BEFORE.match(text)) is not None and _FRAME.match(text, known.end()):
-        return (_KNOWN_LAYERS[known.lastgroup or ""],)
+    if head is None and b'  File "' in text:
+        known = _KNOWN_BEFORE.match(text)
+        return None if known is None or not _FRAME.match(text, known.end()) else (_KNOWN_LAYERS[known.lastgroup or ""],)
     if not layers or (head is None and b'MESSAGE":[' not in text):
         return None
     second = None if head is None else _SECOND.match(text, head.start())
@@ -449,6 +450,9 @@ class Wrapping:
         text = without_terminal(raw.lstrip(b"\x00")[:LONGEST])
         if text[:1] == b" " and _STAMP.match(pasted := text.lstrip(b" ")):
             text = pasted
+        if self.is_bare and _STAMP.match(text):
+            self.is_usual()
+            return [Line(text)]
         lines = self._whole(Line(text))
         if not lines:
             self.waits = "cut"
