@@ -199,7 +199,8 @@ def form_of(text: bytes, layers: int = _LAYERS) -> Form | None:
     start = len(text) if head is None else head.start() if second is None else second.end()
     if start == 0:
         return ()
-    layer = _field_layer(text, layers) or _text_layer(text, start)
+    document = _json_of(text)
+    layer = _text_layer(text, start) if document is None else _field_layer(document, layers)
     found = layer.remove(Line(text)) if layer is not None else ()
     inner = next((form for line in found if (form := form_of(line.text, layers - 1)) is not None), None)
     return None if layer is None or inner is None else (layer, *inner)
@@ -237,6 +238,10 @@ _KNOWN = {
 _KNOWN_BEFORE = re.compile(
     b"|".join(b"(?P<%b>%b)" % (name.encode(), pattern.replace(b"?P<time>", b"?:")) for name, pattern in _KNOWN.items())
 )
+_OF_REQUESTS = re.compile(  # before words of SGLang's that a client or a model may have written
+    rb"obj=|text=|ReqInput|Model attempted|\brid=|prompt|content|\"(?:obj|text|messages|input)\"|\\"
+)
+_ENDS = b" \t]:|>-\"';+`,(=\x1e\xbf\xa0\x8b"  # the last three end a byte order mark and spaces of Unicode's
 _DELIMITERS = (b",", b";", b"\t", b"|")
 _STRUCTURE = {"square", "round", "angle", "curly"}
 _WORDS_AT_MOST, _WORDS_SURE = 24, 6
@@ -261,7 +266,7 @@ def _text_layer(text: bytes, start: int) -> Layer | None:
         else:
             tokens.append((match.lastgroup or "", match[0]))
     before = text[:start].removesuffix(quote)
-    if len(before) > _LONGEST_BEFORE:
+    if len(before) > _LONGEST_BEFORE or text[start - 1] not in _ENDS or _OF_REQUESTS.search(text, 0, start):
         return None
     known = None if quote else _KNOWN_BEFORE.match(text, 0, start)
     if known is not None and (known["grep"] is None or known.end() == start):
@@ -354,6 +359,11 @@ def _json_of(text: bytes) -> object:
         return None
 
 
+_REQUEST_FIELDS = ("obj", "prompt", "messages", "input")
+_OFTEN_OF_REQUESTS = ("text", "out", "content", "body")  # of a shipper as well
+_SHIPPERS_FIELDS = ("stringValue", "message", "line")  # inside a body or content that a shipper writes
+
+
 def _leaves(
     value: object, holder: object = None, place: Field = (None, None), depth: int = _DEPTH
 ) -> Iterator[tuple[Field, object, object]]:
@@ -378,15 +388,16 @@ def _text_of(value: object) -> bytes | None:
     return None
 
 
-def _field_layer(text: bytes, layers: int) -> Layer | None:
+def _field_layer(document: object, layers: int) -> Layer | None:
     """Learn which field of a document has SGLang's line."""
-    value = _json_of(text)
-    leaves = list(islice(_leaves(value), _PLACES)) if value is not None else []
+    leaves = [] if _is_of_a_request(document) else list(islice(_leaves(document), _PLACES))
     field = next(
         (
             place
             for place, leaf, _ in leaves
-            if (line := _text_of(leaf)) and form_of(without_terminal(line), layers - 1) is not None
+            if not _quotes_a_request(place)
+            and (line := _text_of(leaf))
+            and form_of(without_terminal(line), layers - 1) is not None
         ),
         None,
     )
@@ -394,14 +405,27 @@ def _field_layer(text: bytes, layers: int) -> Layer | None:
         return None
 
     def remove(line: Line) -> list[Line]:
-        value, lines = _json_of(line.text), []
+        value, lines = _json_of(line.text), list[Line]()
+        if _is_of_a_request(value):
+            return []
         found = ((leaf, holder) for place, leaf, holder in _leaves(value) if place == field)
         for leaf, holder in islice(found, _RECORDS):
             lines += _records(line._replace(around=f"{line.around}, JSON"), _text_of(leaf) or b"", holder, value)
         return lines
 
     dated = any(_json_time(leaf) is not None for place, leaf, _ in leaves if place != field)
-    return Layer(("JSON", field), remove, field == (None, None) or dated)
+    return Layer(("JSON", field), remove, field == (None, None) or (dated and field[1] not in _OFTEN_OF_REQUESTS))
+
+
+def _is_of_a_request(value: object) -> bool:
+    """Whether it is a line of SGLang's own log of requests as JSON, which quotes what clients sent and models said."""
+    return isinstance(value, dict) and str(value.get("event", "")).startswith("request.")
+
+
+def _quotes_a_request(place: Field) -> bool:
+    """Whether a field, or what holds it, is one in which words of requests stand."""
+    holder, name = place
+    return name in _REQUEST_FIELDS or (holder in _REQUEST_FIELDS + _OFTEN_OF_REQUESTS and name not in _SHIPPERS_FIELDS)
 
 
 def _records(line: Line, text: bytes, *scopes: object) -> list[Line]:
