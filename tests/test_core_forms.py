@@ -199,6 +199,21 @@ def test_a_logged_request_is_a_request_in_every_form_and_nothing_in_it_counts(fo
     assert (dict(reader.lines), +reader.unreadable) == ({"request": 1}, {})
 
 
+@pytest.mark.parametrize("request_line", REQUESTS)
+@pytest.mark.parametrize("form", FORMS)
+def test_many_logged_requests_teach_no_form(form: str, request_line: str) -> None:
+    reader = Reader()
+    assert [event for _ in range(40) for event in reader.read(FORMS[form](request_line).encode())] == []
+    assert dict(reader.lines) == {"request": 40}
+
+
+@pytest.mark.parametrize("field", ["obj", "prompt", "messages", "input", "out"])
+def test_documents_whose_field_is_of_requests_teach_no_form(field: str) -> None:
+    reader, said = Reader(), f"{STAMP}{RETRACTION}"
+    for document in ({"rid": "r1", field: {"text": said}}, {"time": "2025-11-20T11:40:13Z", "body": {field: said}}):
+        assert [event for _ in range(40) for event in reader.read(json.dumps(document).encode())] == []
+
+
 @pytest.mark.parametrize(
     "line",
     [
