@@ -23,7 +23,7 @@ from sglang_tuning_exporter.recordings.stack import Stack, program
 SECONDS = 75
 INTERVAL = 15
 WARM_UP = 10  # scrapes before the measurement, so that caches are filled
-MOST_MB, MOST_PERCENT = 60.0, 0.2
+MOST_MB, MOST_PERCENT = 55.0, 0.2
 ACCESS = b'[2026-01-01 00:00:00] INFO:     127.0.0.1:40000 - "GET /metrics HTTP/1.1" 200 OK\n'
 
 
@@ -62,7 +62,7 @@ def at_rest(directory: Path) -> Table:
         table.rows.append([name, f"{megabytes:.1f} MB", ratios[0], f"{percent:.2f} %", ratios[1], aims])
     table.notes.append(
         f"mtail {processes.version('mtail')}, node exporter {processes.version('prometheus-node-exporter')}. Both are Go programs; "
-        "of our memory an interpreter, OpenSSL, FastAPI and Pydantic take 50 MB before a line of ours runs."
+        "of our memory an interpreter, OpenSSL, FastAPI and Pydantic take most before a line of ours runs."
     )
     table.notes.append(_start_time())
     return table
@@ -99,9 +99,8 @@ def _start_time() -> str:
 
 REQUESTS = 300
 LINES = 100
-MOST_ADDED_MS = 10.0
 MOST_LINE_MS = 300.0
-RANKS = (1, 8)
+RANKS = {1: 5.0, 8: 8.0}  # ranks, and the milliseconds that a scrape through us may add
 RETRACTION = (
     "[2025-11-20 11:40:10] KV cache pool is full. Retract requests. "
     "#retracted_reqs: 5, #new_tokens_gained: {}, #new_token_ratio: 0.3002 -> 0.5783\n"
@@ -127,10 +126,10 @@ def scrapes(directory: Path) -> Table:
             "p99",
             "added p50",
             "ratio",
-            f"aim: {MOST_ADDED_MS:.0f} ms",
+            "aims: " + ", ".join(f"{most:.0f} ms" for most in RANKS.values()),
         ],
     )
-    for ranks in RANKS:
+    for ranks, most in RANKS.items():
         with server.running(ranks) as url, processes.exporter(url, directory / f"scrapes-{ranks}.log") as ours:
             text = processes.page(url)
             for _ in range(20):
@@ -148,7 +147,7 @@ def scrapes(directory: Path) -> Table:
                 *(f"{quantile(figures, share):.1f} ms" for figures in (direct, through) for share in (0.5, 0.99)),
                 f"{own - theirs:.1f} ms",
                 f"{own / theirs:.1f}x",
-                verdict(own - theirs, MOST_ADDED_MS),
+                verdict(own - theirs, most),
             ]
         )
     table.notes.append(
