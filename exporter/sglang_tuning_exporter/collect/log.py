@@ -280,22 +280,23 @@ class Logbook:
         if file is not None and file.problem != self._logged_problem:
             self._logged_problem = file.problem
             without = "" if file.held else "; continuing without it"
-            logger.warning("state file %s: %s%s", file.path, file.problem or "writable again", without)
+            logger.warning("state file %s: %s%s", clean(str(file.path)), file.problem or "writable again", without)
 
 
 def _log_changes(changes: list[tuple[FileStatus, FileStatus]]) -> None:
     for before, now in changes:
+        path = clean(now.path)
         if before.reason != now.reason:
             level = logging.INFO if now.reason in ("", "missing", "ended") else logging.WARNING
-            logger.log(level, "log %s: %s", now.path, now.words)
+            logger.log(level, "log %s: %s", path, now.words)
         if now.unread and not before.unread:
-            logger.warning("log %s: cannot parse lines that look like SGLang's; the first: %s", now.path, now.unread)
+            logger.warning("log %s: cannot parse lines that look like SGLang's; the first: %s", path, now.unread)
         if now.lost > before.lost:
             logger.warning(
                 "log %s: %d rotated files were not read to their end, so their events are missing; the last: %s; "
                 "keep rotated files beside the log or in a directory beside it, uncompressed for one rotation (delaycompress) "
                 "or as %s",
-                now.path,
+                path,
                 now.lost,
                 clean(now.last_lost),
                 ", ".join(READABLE),

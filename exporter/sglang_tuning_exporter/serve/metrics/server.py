@@ -56,6 +56,9 @@ def server(sidecar: SidecarView, now: float) -> Iterable[Family]:
     yield counter("rejected_requests", doc, source="metrics, else log").with_samples(
         [(counted["rejected"],)] if is_counted else []
     )
+    doc = "Requests answered with 500, and streams that an exception ended; absent before the first one."
+    failed = [(counted["server_errors"],)] if counted["server_errors"] else []
+    yield counter("server_errors", doc, source="metrics, else log").with_samples(failed)
     doc = (
         "Liveness events in the log: ready, draining, failed starts, crashes, watchdog timeouts, failed health checks."
     )
