@@ -26,7 +26,8 @@ FIELDS = {
 _STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d )?(\d\d:\d\d:\d\d)")
 _RANK = re.compile(r"(?<=\d\d:\d\d:\d\d)((?: [A-Z]+\d+)*)\]")
 _recipes = cache(partial(data, "today/recipes.yaml"))
-_judged = cache(lambda: _formed(data("judged.yaml"), data("judged.yaml")["forms"]))
+_read_judged = cache(partial(data, "judged.yaml"))
+_judged = cache(lambda: _mapped(_read_judged(), _plain))  # without what a sentence says beside its advice
 _answers = cache(lambda: json.loads(ANSWERS.read_text()) if ANSWERS.exists() else {})
 Lines = list[str]
 
@@ -137,19 +138,23 @@ def said(answer: Answer) -> dict[str, Any]:
     return {**named, "findings": findings, "counts": dict(answer.counts), "error": answer.text}
 
 
-def _renamed(value: Any, words: Mapping[str, str]) -> Any:
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a value of JSON with each of its texts changed."""
     if isinstance(value, dict):
-        return {words.get(key, key): _renamed(each, words) for key, each in value.items()}
-    return [_renamed(each, words) for each in value] if isinstance(value, list) else words.get(value, value)
-
-
-def _formed(value: Any, forms: Mapping[str, str]) -> Any:
-    """Return a value without what a sentence says beside its advice."""
-    if isinstance(value, dict):
-        return {key: _formed(each, forms) for key, each in value.items()}
+        return {_mapped(key, change): _mapped(each, change) for key, each in value.items()}
     if isinstance(value, list):
-        return [_formed(each, forms) for each in value]
-    return reduce(_replaced, forms.items(), value) if isinstance(value, str) else value
+        return [_mapped(each, change) for each in value]
+    return change(value) if isinstance(value, str) else value
+
+
+def _plain(text: str) -> str:
+    """Leave out what a sentence says beside its advice."""
+    return reduce(_replaced, _read_judged()["forms"].items(), text)
+
+
+def _renamed(text: str) -> str:
+    """Put a word that changed on purpose in place of what it was."""
+    return str(_judged()["words"].get(plain := _plain(text), plain))
 
 
 def _fits(judged: Any, value: Any) -> bool:
@@ -195,7 +200,7 @@ def _check(name: str, log: str, _way: str, answers: Sequence[Answer]) -> Checks:
         return dict.fromkeys(FIELDS, "no answer is recorded: python -m truth.today record")
     added = _judged()["added"]  # rows that the recorded product did not have
     known = replace(answers[-1], findings=tuple(each for each in answers[-1].findings if each.diagnosis not in added))
-    was, now = _renamed(_formed(_answers()[name], _judged()["forms"]), _judged()["words"]), said(known)
+    was, now = _mapped(_answers()[name], _renamed), said(known)
     faults = {
         each: _fault(name, log, (each, was[each], now[each]), now) if was[each] != now[each] else "" for each in now
     }
