@@ -148,7 +148,7 @@ STARTS: tuple[Start, ...] = (
     ),
     Start(
         name="idle",
-        what="nothing: nobody asks",
+        what="nothing: no request comes",
         wrong="",
         load=Load(clients=0, seconds=SECONDS),
         expected="healthy",
