@@ -35,9 +35,9 @@ from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.page import page as report_page
 from sglang_tuning_exporter.core.text import text as as_text
 from sglang_tuning_exporter.core.watch import Watch
-from sglang_tuning_exporter.serve.api import render as as_json
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format
+from sglang_tuning_exporter.serve.pages.page import as_json
 from sglang_tuning_exporter.serve.pages.page import render as as_page
 from sglang_tuning_exporter.sglang.args.command import command_line
 from sglang_tuning_exporter.sglang.args.printed import holds_secret, is_secret, parse_server_args

@@ -15,9 +15,9 @@ from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.cli.commands import _OneLine
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.recordings.notifications import as_text
-from sglang_tuning_exporter.serve.api import render as as_json
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format
+from sglang_tuning_exporter.serve.pages.page import as_json
 from sglang_tuning_exporter.serve.pages.page import render as as_page
 from sglang_tuning_exporter.sglang.args.command import command_line
 from sglang_tuning_exporter.sglang.clean import clean

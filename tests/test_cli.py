@@ -177,7 +177,7 @@ def signalled(number: signal.Signals, module: str) -> list[str]:
         ("report", "sglang_tuning_exporter.config.values"),
         ("serve", "sglang_tuning_exporter.serve.hang_up"),
         ("serve", "sglang_tuning_exporter.serve.run"),
-        ("serve", "fastapi"),
+        ("serve", "uvicorn"),
     ],
 )
 def test_an_interrupt_during_the_start_ends_it_without_a_traceback(command: str, module: str) -> None:
@@ -234,4 +234,8 @@ def test_a_service_at_rest_loads_neither_pages_nor_what_generates_or_records() -
     package = "sglang_tuning_exporter"
     assert {f"{package}.core.watch", f"{package}.serve.app"} <= loaded
     rooms = {f"{package}.{name}" for name in ("mixin", "recordings", "core.report", "core.page", "core.runbooks")}
-    assert loaded & {*rooms, "jinja2", "yaml", "markdown_it", "requests", "urllib3", "encodings.idna"} == set()
+    assert (
+        loaded
+        & {*rooms, "fastapi", "pydantic", "jinja2", "yaml", "markdown_it", "requests", "urllib3", "encodings.idna"}
+        == set()
+    )

@@ -15,7 +15,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from conftest import watched_retractions, web
-from sglang_tuning_exporter.serve.app import make_app
+from sglang_tuning_exporter.serve.pages import make_pages
+from sglang_tuning_exporter.serve.security.lane import Lane
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +31,7 @@ def sidecar(tmp_path_factory: pytest.TempPathFactory) -> Sidecar:
 
 @pytest.fixture(scope="module")
 def description(sidecar: Sidecar) -> dict[str, object]:
-    return make_app(sidecar).openapi()
+    return make_pages(sidecar, Lane("pages", 1)).openapi()
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,7 @@ def test_the_description_names_every_page_and_promises_no_validation(description
     paths = description["paths"]
     assert isinstance(paths, dict)
     assert set(paths) == {
-        "/", "/metrics", "/api/v1/findings", "/-/healthy", "/-/ready", "/runbooks", "/runbooks/", "/runbooks/{alert}",
+        "/", "/api/v1/findings", "/runbooks", "/runbooks/", "/runbooks/{alert}",
     }  # fmt: skip
     assert {method for operations in paths.values() for method in operations} == {"get"}
     assert "422" not in str(paths)

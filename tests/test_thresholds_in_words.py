@@ -12,7 +12,6 @@ from hours import Moment, Story, Timed
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.core import runbooks
 from sglang_tuning_exporter.core.rows import ROWS
-from sglang_tuning_exporter.serve import api as findings
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format
 from sglang_tuning_exporter.serve.pages import page
@@ -64,7 +63,7 @@ def test_no_sentence_has_the_default_instead_of_the_set_threshold(life: str, tmp
     exporter = watched(LIVES[life], tmp_path)
     texts = {
         "page": page.render(exporter),
-        "json": findings.render(exporter).decode(),
+        "json": page.as_json(exporter).decode(),
         "series": text_format(collect(exporter)),
         **{alert: runbooks.page(alert, exporter.profile) for alert in runbooks.BY_ALERT},
         **{form: reported(LIVES[life], tmp_path, form) for form in ("text", "json", "html")},

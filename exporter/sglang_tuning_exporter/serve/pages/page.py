@@ -1,7 +1,8 @@
-"""The landing page: what limits the server now, in words; needs no Prometheus, no script, no asset from elsewhere."""
+"""What limits the server now: in words, as a page that needs no Prometheus, no script, no asset from elsewhere; and as JSON."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from math import inf
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from sglang_tuning_exporter.core import text as words
 from sglang_tuning_exporter.core.findings import Judged
 from sglang_tuning_exporter.core.judge import HEALTHY, IDLE, NOT_ENOUGH, STARTING, STOPPED
 from sglang_tuning_exporter.core.page import Live, Source, page
+from sglang_tuning_exporter.core.report import document
 from sglang_tuning_exporter.core.view import View
 from sglang_tuning_exporter.serve.pages.figures import ranks, tiles
 
@@ -37,6 +39,15 @@ def render(sidecar: Sidecar, *, still: bool = False, whole: bool = False) -> str
         shown = live(sidecar, judged, now, still=still or whole, whole=whole)
         profile = sidecar.watch.server.profile
     return page(judged, profile, live=shown)
+
+
+def as_json(sidecar: Sidecar, *, whole: bool = False) -> bytes:
+    """Return the findings in the report's schema (docs/report.schema.json), `null` where a value is not known."""
+    with sidecar.view() as now:
+        judged = sidecar.judged(now)
+    found = document(judged)
+    found["server"]["args"] = arguments.shown(found["server"]["args"], whole=whole)
+    return (json.dumps(found, indent=2, allow_nan=False) + "\n").encode("utf-8", "backslashreplace")
 
 
 def live(sidecar: Sidecar, judged: Judged, now: float, *, still: bool, whole: bool) -> Live:
