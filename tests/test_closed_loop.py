@@ -200,7 +200,7 @@ def test_a_finding_with_a_flag_that_must_not_change_does_not_hide_the_next_one()
 
 @pytest.mark.parametrize("words", ["send more requests at once", "wait: it comes down by itself within minutes"])
 def test_advice_without_a_number_changes_nothing(words: str) -> None:
-    found = advised(findings(finding("admission_recovering", turn(None, None, words))), NOW, LOAD)
+    found = advised(findings(finding("retracting_too_often", turn(None, None, words))), NOW, LOAD)
     assert (found.args, found.load, found.changes) == (NOW, LOAD, ())
 
 

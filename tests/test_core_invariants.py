@@ -106,9 +106,7 @@ def loads(draw: st.DrawFn) -> Load:
         **draw(st.sampled_from([{}, late("inter_token", 9.0, share=0.5), late("inter_token", 0.5, share=0.1)])),
     }  # fmt: skip
     why = draw(
-        st.sampled_from(
-            ["no_queue", "held_back", "pool_full", "running_limit", "prefill_bound", "recovering", "hybrid_pool_full"]
-        )
+        st.sampled_from(["no_queue", "held_back", "pool_full", "running_limit", "prefill_bound", "hybrid_pool_full"])
     )
     return Load(
         draw(st.sampled_from([0.0, 1.0, 6.0, 50.0, 300.0, 700.0, 1000.0])), draw(st.sampled_from([0.0, 30.0, 3000.0])),

@@ -53,7 +53,7 @@ def test_confidence_grows_with_the_time_served(seconds: float, confidence: str) 
 @pytest.mark.parametrize(("share", "is_found"), [(0.51, True), (0.5, False)])
 @pytest.mark.parametrize(
     ("row", "why"), [("running_at_limit", "running_limit"), ("hybrid_pool_full", "hybrid_pool_full"), ("pd_queue", "pd_queue"),
-                     ("grammar_queue", "grammar_queue"), ("admission_recovering", "recovering"), ("admission_too_conservative", "held_back")]
+                     ("grammar_queue", "grammar_queue"), ("admission_too_conservative", "held_back")]
 )  # fmt: skip
 def test_a_reason_for_more_than_half_of_the_time_is_a_finding_and_half_is_none(
     row: str,

@@ -206,7 +206,7 @@ def _faults(name: str, profile: str, accepted: Sequence[Sequence[str]], answer: 
     # The guide: about one retraction a minute is fine, and more of them ask for a higher conservativeness, whatever it brings here.
     if retracted > _FREQUENT:
         right |= {"retracting_too_often"}
-    elif right <= {"retracting_too_often", "admission_recovering"} and retracted <= 1:
+    elif right <= {"retracting_too_often"} and retracted <= 1:
         right |= {"healthy", "no_limit_in_log"} | (
             {"running_far_below_limit"} if {*found["cures"]} >= _MEMORY else set()
         )

@@ -24,8 +24,8 @@ from sglang_tuning_exporter.sglang.advices import recognise
 from sglang_tuning_exporter.sglang.args.flags import argument_names, flag_of, nearest_flag, releases
 from sglang_tuning_exporter.sglang.args.refusals import choices_of, objection
 
-# The guide's values, and the default.
-RAISED, LOWERED, USUAL = 1.3, 0.3, 1.0
+# The guide's values.
+RAISED, LOWERED = 1.3, 0.3
 CEILING = 1.43  # min(0.7 x conservativeness, 1): above it the flag has no effect
 FULL_LENGTH = 0.8  # new-token ratio after retractions, above which answers use most of their max_new_tokens
 OFTEN_RETRACTED = 0.5  # retractions for each started request
@@ -87,7 +87,7 @@ def _retracting(view: View, _: frozenset[str]) -> list[Draft]:
     now, factor = facts.typed("schedule_conservativeness"), facts.factor("schedule_conservativeness")
     if now is not None and now * factor >= RAISED - 0.01:
         return _ineffective(view, _)
-    raised = Draft("schedule_conservativeness", round(RAISED / factor, 2), now, _recovering_gain(view))
+    raised = Draft("schedule_conservativeness", round(RAISED / factor, 2), now)
     larger = _larger_pool(view)
     failed = any(view.totals[f"out_of_memory.{phase}"] for phase in ("prefill", "decode", "startup", "unknown"))
     others = [larger] if larger is not None and not failed else []
@@ -98,16 +98,6 @@ def _retracting(view: View, _: frozenset[str]) -> list[Draft]:
         first = [replace(each, gain=gain) for each in (others or ([fewer] if fewer else []))]
         return [*first, raised]
     return [raised, *([_in_words(others[0])] if others else [])]
-
-
-def _recovering_gain(view: View) -> str:
-    share = view.share("admission", "recovering") or 0.0
-    if share <= view.profile.frequent_share:
-        return ""
-    return (
-        f"for {100 * share:.0f} % of the time requests waited because of earlier retractions: expect more throughput and shorter waits,"
-        " not fewer retractions"
-    )
 
 
 def _in_words(draft: Draft) -> Draft:
@@ -165,17 +155,6 @@ def _too_conservative(view: View, _: frozenset[str]) -> list[Draft]:
             "clients need the answers that long", "Longer answers are truncated.",
         )]  # fmt: skip
     return [Draft("schedule_conservativeness", target, now)]
-
-
-def _recovering(view: View, _: frozenset[str]) -> list[Draft]:
-    facts = view.facts
-    now, factor = facts.typed("schedule_conservativeness"), facts.factor("schedule_conservativeness")
-    if now is not None and now * factor >= USUAL - 0.01:
-        return [_say(
-            "wait: the new-token ratio falls within minutes", "The new-token ratio falls with every decode step, and admission follows it.",
-            "retractions continue: each raises the ratio again",
-        )]  # fmt: skip
-    return [Draft("schedule_conservativeness", round(USUAL / factor, 2), now)]
 
 
 # The running limit
@@ -1253,7 +1232,6 @@ ADVICE: dict[str, Advise] = {
     "dp_imbalanced": _balance,
     "running_at_limit": _at_limit,
     "pd_queue": _other_side,
-    "admission_recovering": _recovering,
     "prefill_bound": _chunks,
     "admission_too_conservative": _too_conservative,
     "cuda_graph_not_covering": _graphs,

@@ -32,7 +32,7 @@ class Event:
     |---|---|---|
     | `decode` | running queued tokens usage swa_usage mamba_usage graph (1 replayed, 0 not) throughput accept_length, other queues | word: cuda cpu npu musa |
     | `prefill` | sequences tokens cached running queued pending usage swa_usage mamba_usage, other queues | |
-    | `retraction` | requests aborted ratio_before ratio_after gained; testing 1 for SGLANG_TEST_RETRACT; usage steps_so_far while it waits | |
+    | `retraction` | requests aborted ratio_before ratio_after gained; testing 1 for SGLANG_TEST_RETRACT; usage while it waits | |
     | `out_of_memory` | held_elsewhere_gb | word: prefill decode graph_capture startup unknown; text: the line |
     | `arguments` | cut 1 where the line was cut | arguments |
     | `pool` | tokens gigabytes; resized 1 (after the graphs were captured) | |

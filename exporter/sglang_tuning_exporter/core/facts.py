@@ -43,7 +43,6 @@ _FOLLOWING = (
     "largest_captured",
     "steps_between_lines",
     "prefill_tokens",
-    "initial_ratio",
 )
 _MOST_SAID = 64  # texts of a start about flags
 _WITHOUT_GRAPHS = ("cpu", "mps", "hpu", "xpu")
@@ -442,12 +441,6 @@ class Facts:
     def prefill_tokens(self) -> float | None:
         """The most tokens of one prefill batch: the smaller of chunked_prefill_size and max_prefill_tokens."""
         return min(filter(None, (self.size("chunked_prefill_size"), self.size("max_prefill_tokens"))), default=None)
-
-    @cached_property
-    def initial_ratio(self) -> float | None:
-        """The new-token ratio at the start: min(0.7 x conservativeness, 1) (srt/managers/scheduler.py, from 0.3.6 on)."""
-        value = self.number("schedule_conservativeness")
-        return None if value is None else min(0.7 * value, 1.0)
 
     @property
     def may_reserve_in_full(self) -> bool:

@@ -42,6 +42,7 @@ from sglang_tuning_exporter.core.rows import (
     OUT_OF_MEMORY,
     ROW_OF_WAIT,
     ROWS,
+    STATE_WORDS,
     WHY_REQUESTS_WAIT,
     Row,
     When,
@@ -1119,18 +1120,6 @@ def _notes(row: Row, view: View) -> list[str]:
     return notes
 
 
-# The states in words, for people.
-STATE_WORDS: dict[str, str] = {
-    "above_range": "the queue longer than its limit", "in_range": "the queue in its range", "below_range": "the queue shorter than its range",
-    "empty": "an empty queue", "no_queue": "no request waiting", "held_back": "requests waiting and free KV cache",
-    "recovering": "requests waiting after a burst of retractions", "running_limit": "the running limit reached and requests waiting",
-    "pool_full": "a full KV cache and requests waiting", "hybrid_pool_full": "a full sliding-window or mamba cache and requests waiting",
-    "prefill_bound": "full prefill batches and requests waiting", "grammar_queue": "requests waiting for a grammar",
-    "pd_queue": "requests waiting for the other server of a prefill/decode pair",
-    "standing_still": "requests waiting, the next ones fit, and none started", "beyond_captured": "decode batches larger than the largest captured CUDA graph",
-    "eager": "decode batches without a CUDA graph", "disabled": "CUDA graphs disabled", "replayed": "decode batches that replay a CUDA graph",
-    "unsupported": "no CUDA graphs by device or role", "at_target": "token usage at its target", "below_target": "token usage below its target",
-}  # fmt: skip
 # What a row is about, where its condition does not name it.
 _SEEN: dict[str, tuple[str, ...]] = {
     "retracting_too_often": ("retractions",), "conservativeness_ineffective": ("retractions",), "requests_failed": ("server_errors",),

@@ -109,7 +109,7 @@ OUT_OF_MEMORY = (
 KILLS = ("scheduler_stuck", *OUT_OF_MEMORY)
 RETRACTING = ("conservativeness_ineffective", "retracting_too_often")
 WHY_REQUESTS_WAIT = (
-    *RETRACTING, "hybrid_pool_full", "dp_imbalanced", "running_at_limit", "grammar_queue", "pd_queue", "admission_recovering",
+    *RETRACTING, "hybrid_pool_full", "dp_imbalanced", "running_at_limit", "grammar_queue", "pd_queue",
     "admission_standing_still", "prefill_bound", "admission_too_conservative", "running_far_below_limit",
 )  # fmt: skip
 _CONSERVATIVENESS, _LIMIT, _FRACTION = "schedule_conservativeness", "max_running_requests", "mem_fraction_static"
@@ -568,27 +568,6 @@ LIMITS: tuple[Row, ...] = (
             "one of the servers is down: then restart it",
         ),
         causes=("kv_transfer_failing",),
-    ),
-    _limit(
-        id="admission_recovering",
-        title="admission recovering {value} of the time",
-        alert="SGLangAdmissionRecovering",
-        when=_share("admission", "recovering", name="serving time with requests waiting after a burst of retractions"),
-        summary="Requests still wait because of an earlier burst of retractions.",
-        past="Until {until} requests waited because of an earlier burst of retractions.",
-        seen="{value} of the serving time with free KV cache, requests waiting, and a new-token ratio far above its initial value",
-        guide=_NOT_IN_GUIDE
-        + "after a retraction the new-token ratio falls more slowly with a lower --schedule-conservativeness",
-        remedy=Remedy(
-            _CONSERVATIVENESS,
-            "raise",
-            "1.0",
-            "At 0.1 the new-token ratio takes ten times as long to fall as at 1.0, and SGLang admits few requests meanwhile. Return to 1.0"
-            " before you try lower values.",
-            "the value is already 1.0 or more: then the ratio falls by itself within minutes",
-        ),
-        unless=RETRACTING,
-        causes=RETRACTING,
     ),
     _limit(
         id="admission_standing_still",
@@ -1404,6 +1383,18 @@ def adapted(profile: Profile, accepted: Mapping[str, str], waits: Mapping[str, f
 # The row of each reason for which requests wait.
 ROW_OF_WAIT: dict[str, str] = {
     "running_limit": "running_at_limit", "pool_full": "running_far_below_limit", "hybrid_pool_full": "hybrid_pool_full",
-    "prefill_bound": "prefill_bound", "held_back": "admission_too_conservative", "recovering": "admission_recovering",
+    "prefill_bound": "prefill_bound", "held_back": "admission_too_conservative",
     "standing_still": "admission_standing_still", "pd_queue": "pd_queue", "grammar_queue": "grammar_queue",
+}  # fmt: skip
+# The states in words, for people.
+STATE_WORDS: dict[str, str] = {
+    "above_range": "the queue longer than its limit", "in_range": "the queue in its range", "below_range": "the queue shorter than its range",
+    "empty": "an empty queue", "no_queue": "no request waiting", "held_back": "requests waiting and free KV cache",
+    "running_limit": "--max-running-requests reached and requests waiting",
+    "pool_full": "a full KV cache and requests waiting", "hybrid_pool_full": "a full sliding-window or mamba cache and requests waiting",
+    "prefill_bound": "full prefill batches and requests waiting", "grammar_queue": "requests waiting for a grammar",
+    "pd_queue": "requests waiting for the other server of a prefill/decode pair",
+    "standing_still": "requests waiting, the next ones fit, and none started", "beyond_captured": "decode batches larger than the largest captured CUDA graph",
+    "eager": "decode batches without a CUDA graph", "disabled": "CUDA graphs disabled", "replayed": "decode batches that replay a CUDA graph",
+    "unsupported": "no CUDA graphs by device or role", "at_target": "token usage at its target", "below_target": "token usage below its target",
 }  # fmt: skip

@@ -10,7 +10,7 @@ REPLICA = frozenset({"queue_too_long", "requests_rejected", "clients_time_out", 
 # The same, unless a flag is left to set: that comes first.
 FLAG_FIRST = frozenset({
     "conservativeness_ineffective", "retracting_too_often", "hybrid_pool_full", "running_at_limit", "running_far_below_limit",
-    "admission_recovering", "prefill_bound", "admission_too_conservative", "cuda_graph_not_covering", "cuda_graph_off",
+    "prefill_bound", "admission_too_conservative", "cuda_graph_not_covering", "cuda_graph_off",
     "latency_prefill_between", "latency_long_prompts", "shared_prefixes_unused", "flags_away_from_defaults",
 })  # fmt: skip
 # Verdicts with which nothing is known. With every other verdict a replica does not help.

@@ -49,8 +49,6 @@ LEAST_USAGE = 0.05  # printed with two decimals: less says too little of the cac
 MOST_RESERVED = 4096.0  # tokens that SGLang reserves for one request, at most (CLIP_MAX_NEW_TOKENS, srt/managers/schedule_policy.py)
 COARSE = 0.05  # of the pool: smaller requests fill it smoothly, and usage alone says whether it is full
 SHARED_PREFIXES = 0.2
-FAR_ABOVE = 0.2  # of the new-token ratio, above its start
-LEAST_RATIO, DECAY_STEPS = 0.14, 600.0  # of the initial ratio; srt/managers/schedule_policy.py
 LOGGED_SECONDS = 60.0  # since the last batch line: what the log counts is not taken from the counters
 SHORT_WAIT_SECONDS = 1.0  # of a queue that only scrapes show
 QUEUE_FULL = 0.5  # of --max-queued-requests: gauges are older than the rejections
@@ -81,7 +79,7 @@ IDLE, UNKNOWN = "idle", "unknown"
 SIGNALS = ("queue", "token_usage", "admission", "cuda_graph")
 LATENCIES_JUDGED = ("time_to_first_token", "inter_token")
 WAITS = (
-    "held_back", "recovering", "running_limit", "pool_full", "hybrid_pool_full", "prefill_bound", "grammar_queue", "pd_queue", "standing_still",
+    "held_back", "running_limit", "pool_full", "hybrid_pool_full", "prefill_bound", "grammar_queue", "pd_queue", "standing_still",
 )  # fmt: skip
 
 STATES = {
@@ -212,7 +210,6 @@ class Scheduler:
         self._is_of_page = self._is_ratio_of_page = False  # what is said to run and wait; new_token_ratio
         self.pending: tuple[float, float] | None = None  # tokens that wait, and of how many requests
         self.new_token_ratio: float | None = None  # the last one that was shown
-        self.ratio: float | None = None  # the same after a retraction, until it is near its start again
         self.throughput: float | None = None
         self.at: float | None = None  # the moment
         self.spent = -inf  # up to when time is counted
@@ -244,7 +241,7 @@ class Scheduler:
         self.steps: deque[tuple[float, StepSums]] = deque(maxlen=600)
         self._step_due = -inf
         self._batch = 0.0  # of the line before, 0 where that is a prefill line
-        self.has_decoded, self._steps_so_far = False, 0.0  # decode steps by the log
+        self.has_decoded = False
         self._retracted_at = -inf  # the last retraction line
         # Scrapes
         self.logged_at = -inf  # the last batch line
@@ -331,7 +328,6 @@ class Scheduler:
         bucket["decode_lines"] += 1
         self._server.counted["decode_lines"] += 1
         self._server.logged(steps)
-        self._steps_so_far += steps
         if figures.get("usage", 0.0) >= LEAST_USAGE and "tokens" in figures:
             self._pool = figures["tokens"] / figures["usage"]
         bucket["decoded"] += steps * max(accepted, 1.0) * running
@@ -346,8 +342,6 @@ class Scheduler:
             bucket[name] = max(bucket[name], size)
             if not self.graph and self._server.another_decides(self.dp, running, now):
                 self.graph = None
-        if self.ratio is not None:
-            self._decay(self.ratio, steps)
 
     def _count_accepted(self, length: float, now: float) -> None:
         """Count the tokens of a verified step, the one that needs no draft included: a line's or a page's mean."""
@@ -427,8 +421,7 @@ class Scheduler:
 
     def beside(self) -> dict[str, float]:
         """Return what a retraction takes from this moment, for one that is taken later."""
-        usage = self.usage
-        return {"steps_so_far": self._steps_so_far, **({} if usage is None else {"usage": usage})}
+        return {} if self.usage is None else {"usage": self.usage}
 
     def retract(self, event: Event, now: float) -> None:
         """Take a retraction of this scheduler; one that waited brings what was `beside` it."""
@@ -440,18 +433,7 @@ class Scheduler:
         after, at = event.figures.get("ratio_after"), now if event.time is None else event.time
         if after is not None and at >= self._retracted_at:
             self._retracted_at = at
-            initial = self._server.facts.initial_ratio
             self.new_token_ratio, self._is_ratio_of_page = after, False
-            self.ratio = after if initial is None or after > initial + FAR_ABOVE else None
-            since = self._steps_so_far - event.figures.get("steps_so_far", self._steps_so_far)
-            if self.ratio is not None and since > 0:
-                self._decay(self.ratio, since)
-
-    def _decay(self, ratio: float, steps: float) -> None:
-        """Let the ratio fall by so many decode steps; near its start it is forgotten."""
-        initial = self._server.facts.initial_ratio or 0.7
-        ratio -= steps * (initial - LEAST_RATIO * initial) / DECAY_STEPS
-        self.ratio = None if ratio <= initial + FAR_ABOVE else ratio
 
     @property
     def usage(self) -> float | None:
@@ -510,12 +492,11 @@ class Scheduler:
         for shown, present in ((self.queues, figures.queues), (self.usages, _usages(figures))):
             for name in shown.keys() - present.keys() - self._printed:
                 del shown[name]
-        initial, ratio = self._server.facts.initial_ratio, figures.new_token_ratio
+        ratio = figures.new_token_ratio
         if ratio is None and self._is_ratio_of_page:
-            self.new_token_ratio = self.ratio = None
+            self.new_token_ratio = None
         if ratio is not None:
             self.new_token_ratio, self._is_ratio_of_page = ratio, True
-            self.ratio = ratio if initial is not None and ratio > initial + FAR_ABOVE else None
 
     def _count(self, gains: RankGains, interval: float, now: float) -> None:
         """Count what the server's own counters gained since the scrape before, and what it did meanwhile."""
@@ -577,7 +558,7 @@ class Scheduler:
     def rest(self) -> None:
         """Forget the present figures: nothing answers any more."""
         self.at = self.running = self.queued = self.throughput = self.pending = self.graph = None
-        self.new_token_ratio = self.ratio = None
+        self.new_token_ratio = None
         self.grammar_queued = None
         self.usages.clear()
         self.queues.clear()
@@ -778,7 +759,7 @@ class Scheduler:
                 return "above_range"
         return "below_range" if queued < (profile.queue_lower or -inf) else "in_range"
 
-    def _admission(  # noqa: C901, PLR0911, PLR0912 - one list of reasons, read top down
+    def _admission(  # noqa: C901, PLR0911 - one list of reasons, read top down
         self, running: float | None, usage: float | None, queued: float | None, *, slow: bool, full: bool
     ) -> str:
         """Return why requests wait: the first reason of a list."""
@@ -811,8 +792,6 @@ class Scheduler:
             return UNKNOWN
         if full_pool:
             return "hybrid_pool_full" if self.usages.get("full", usage) < target else "pool_full"
-        if self.ratio is not None and not facts.waits_by:
-            return "recovering"
         fits = running is None or self._next_fits(running, usage, target)
         if not fits:
             return "pool_full"

@@ -25,7 +25,7 @@ from sglang_tuning_exporter.core.findings import (
     Unit,
     Value,
 )
-from sglang_tuning_exporter.core.rows import BY_ID
+from sglang_tuning_exporter.core.rows import BY_ID, STATE_WORDS
 from sglang_tuning_exporter.sglang.clean import clean
 
 FIRST_DATED_SECOND = 30 * 86400.0  # below it a time is of a log without dates: seconds since its first midnight
@@ -39,24 +39,8 @@ TITLES = {
     "dp_imbalanced": "DP ranks unbalanced",
     "unexplained": "Requests wait, cause not known",
 }  # of diagnoses whose id is not their title
-STATES = {  # of a signal, as a part of the serving time
-    "empty": "an empty queue",
-    "in_range": "the queue in its range",
-    "held_back": "requests waiting and free KV cache",
-    "recovering": "requests waiting after a burst of retractions",
-    "running_limit": "--max-running-requests reached and requests waiting",
-    "pool_full": "a full KV cache and requests waiting",
-    "hybrid_pool_full": "a full sliding-window or mamba cache and requests waiting",
-    "prefill_bound": "full prefill batches and requests waiting",
-    "grammar_queue": "requests waiting for a grammar",
-    "pd_queue": "requests waiting for the other server of a prefill/decode pair",
-    "beyond_captured": "decode batches larger than the largest captured CUDA graph",
-    "eager": "decode batches without a CUDA graph",
-    "disabled": "CUDA graphs disabled",
-    "replayed": "decode batches that replay a CUDA graph",
-    "unsupported": "no CUDA graphs by device or role",
-}
 SHOWN_SIGNALS = ("queue", "admission", "cuda_graph")
+NOT_SHOWN = "no_queue"  # the queue says it
 COUNTS = {
     "lines": "lines", "decode_batches": "decode lines", "prefill_batches": "prefill lines", "server_starts": "starts",
     "unrecognised": "unrecognised", "rejected_requests": "answered with 503", "server_errors": "answered with 500",
@@ -460,7 +444,7 @@ def no_alert(judged: Judged) -> str:
 def shares(judged: Judged, profile: Profile) -> list[tuple[str, float]]:
     """Return what the serving time was spent with, the largest share of each signal first."""
     healthy = profile.healthy["queue"].replace("2000", "2,000")
-    words = STATES | {
+    words = STATE_WORDS | {
         "below_range": f"the queue shorter than its range, {healthy}",
         "above_range": f"the queue longer than healthy, {healthy}",
     }
@@ -468,7 +452,7 @@ def shares(judged: Judged, profile: Profile) -> list[tuple[str, float]]:
         (words[state], share)
         for signal in SHOWN_SIGNALS
         for state, share in sorted(judged.shares.get(signal, {}).items(), key=lambda item: -item[1])
-        if state in words and round(100 * share) > 0
+        if state != NOT_SHOWN and round(100 * share) > 0
     ]
 
 

@@ -7,8 +7,7 @@ import re
 from sglang_tuning_exporter.collect.scrape import MOST_BYTES
 from sglang_tuning_exporter.config import API_KEY_VARIABLE, ENVIRONMENT_PREFIX, OPTIONS, Option
 from sglang_tuning_exporter.config.profiles import PROFILES, THRESHOLDS, Setting
-from sglang_tuning_exporter.core.judge import STATE_WORDS
-from sglang_tuning_exporter.core.rows import BY_ID, ROWS, Row
+from sglang_tuning_exporter.core.rows import BY_ID, ROWS, STATE_WORDS, Row
 from sglang_tuning_exporter.core.runbooks import BY_ALERT, MOST_SEVERE_FIRST
 from sglang_tuning_exporter.core.server import MOST_SCHEDULERS, STATES
 from sglang_tuning_exporter.mixin import alerts

@@ -31,7 +31,6 @@ ADMISSION: dict[str, tuple[str, str]] = {
     "held_back": ("held back", "#8f3f08"),
     "running_limit": ("running limit reached", "#a352cc"),
     "prefill_bound": ("prefill fills the batches", NEUTRAL),
-    "recovering": ("recovering from retractions", "#e8c39e"),
     "hybrid_pool_full": ("second KV cache full", "#c2570c"),
     "grammar_queue": ("grammars compile", "#0f9a96"),
     "pd_queue": ("prefill/decode peer or transfer", "#e0559d"),
