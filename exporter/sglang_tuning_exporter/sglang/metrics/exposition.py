@@ -24,7 +24,8 @@ _LABELS = rf'(?:[ \t]*[a-zA-Z_][a-zA-Z0-9_]*[ \t]*=[ \t]*"{_VALUE}"[ \t]*(?:,|(?
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 # The form that servers print, or any other line whole. Labels are checked once per label set: a strict expression over every line
 # takes three times as long.
-_LINES = re.compile(rf"^({_NAME})(?:\{{([^\n]*)\}})? ([0-9.eE+-]+|NaN|[+-]?Inf)$|^([^\n]+)$", re.MULTILINE)
+_FIGURE = r"[0-9.eE+-]+|NaN|[+-]?Inf"
+_LINES = re.compile(rf"^({_NAME})(?:\{{([^\n]*)\}})? ({_FIGURE})$|^([^\n]+)$", re.MULTILINE)
 _ANY_SAMPLE = re.compile(
     rf"[ \t]*({_NAME})(?:[ \t]*\{{({_LABELS})\}}[ \t]*|[ \t]+)"
     r"([+-]?(?:[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?|[iI]nf(?:inity)?|[nN]a[nN]))"
@@ -36,7 +37,7 @@ _COMMENT = re.compile(rf"[ \t]*#[ \t]*(TYPE|HELP)[ \t]+({_NAME})(?:[ \t]+(.*))?"
 _ONLY_LABELS = re.compile(_LABELS)
 _LABEL = re.compile(rf'([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"({_VALUE})"')
 _ESCAPE = re.compile(r"\\(.)")
-_BOUND = re.compile(r"[0-9.eE+-]+|NaN|[+-]?Inf")
+_ONLY_FIGURE = re.compile(_FIGURE)
 
 
 # The page of one scheduler has about 700 lines, all shorter than a thousand characters.
@@ -108,18 +109,18 @@ def _any_sample(line: str) -> Sample | None:
     return match[1], match[2] or "", number, canonical
 
 
+def figure(text: str) -> float | None:
+    """Return a figure in the form that servers print; None for other text."""
+    return _number(text) if _ONLY_FIGURE.fullmatch(text) is not None else None
+
+
 def _number(value: str) -> float | None:
-    """Return a figure; None for other text, and for one that is too large for a float."""
+    """Return a figure; None for other text, and for one that is too large for a float: Prometheus rejects a page with one."""
     try:
         number = float(value)
     except ValueError:  # 1.2.3
         return None
-    return None if overflows_float(number, value) else number
-
-
-def overflows_float(number: float, text: str) -> bool:
-    """Return whether a figure is too large for a float: Prometheus rejects a page with one."""
-    return math.isinf(number) and not text[-1].isalpha()
+    return None if math.isinf(number) and not value[-1].isalpha() else number
 
 
 # A server repeats its label sets in every family. The caches have room for those of sixty ranks, until `PageReader` has the structure.
@@ -264,7 +265,7 @@ def _lines(declared: str, samples: list[tuple[str, str, str]]) -> list[str]:
 
 
 def _is_bound(text: str | None) -> bool:
-    return text is None or (_BOUND.fullmatch(text) is not None and _number(text) is not None)
+    return text is None or figure(text) is not None
 
 
 def _head(name: str, declared: dict[str, str]) -> Iterator[str]:

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from sglang_tuning_exporter.sglang.metrics import exposition, histograms
@@ -352,8 +353,6 @@ def _unrecognised(names: Iterable[str]) -> int:
 
 # A larger page is not cached; a page of eight ranks has 0.4 MB.
 MOST_CHARACTERS = 8 << 20
-# A figure at the end of a line, in the spellings that both float() and the format accept.
-_FIGURE = re.compile(r" ([+-]?[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|NaN|[+-]?Inf)\n")
 
 
 class ParsedPage(NamedTuple):
@@ -364,15 +363,33 @@ class ParsedPage(NamedTuple):
     left_out: int = 0  # lines not in `native` because Prometheus would reject them
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Layout:
-    """The structure of a page."""
+    """The structure of a page, and the lines and values of the last one that had it."""
 
-    text_between: list[str]  # text before, between and after the figures
-    samples: Sequence[int]  # which of the figures are values of samples, in order
+    lines: list[str]
+    figures_begin: Sequence[int]  # in each line, where its figure is; 0 for a line without one
+    samples: Sequence[int]  # the number of each line's sample
+    values: list[float]
     places: Places
     native: Sequence[int] | None  # which lines are passed through, in which order; None: the page unchanged
     left_out: int
+
+    def take(self, lines: list[str]) -> bool:
+        """Take the lines of the next page; False, and it is of no use any more, where more than figures changed."""
+        if len(lines) != len(self.lines):
+            return False
+        changed = [number for number, (line, last) in enumerate(zip(lines, self.lines, strict=True)) if line != last]
+        for number in changed:
+            begin, line = self.figures_begin[number], lines[number]
+            if not begin or line[:begin] != self.lines[number][:begin]:
+                return False
+            value = exposition.figure(line[begin:])
+            if value is None:
+                return False
+            self.values[self.samples[number]] = value
+        self.lines = lines
+        return True
 
 
 class PageReader:
@@ -384,50 +401,37 @@ class PageReader:
 
     def read(self, text: str) -> ParsedPage:
         """Read one page."""
-        parts = _FIGURE.split(text) if len(text) <= MOST_CHARACTERS else []
-        text_between, figures = parts[0::2], parts[1::2]
-        if self._layout is None or self._layout.text_between != text_between:
-            self._layout = _layout(text, text_between, self._only)
+        lines = text.split("\n") if len(text) <= MOST_CHARACTERS else []
+        if self._layout is None or not self._layout.take(lines):
+            self._layout = _layout(text, lines, self._only)
             if self._layout is not None:  # without a structure, the next page needs them again
                 exposition.clear_caches()
         layout = self._layout
-        values = [float(figures[place]) for place in layout.samples] if layout is not None else []
-        if layout is None or _has_overflow(layout, values, figures):
+        if layout is None:
             passed = (
                 exposition.passthrough(exposition.scan(text), self._only)
                 if self._passthrough
                 else exposition.SafePage("")
             )
             return ParsedPage(read(text), passed.text, passed.left_out)
-        native = text
-        if layout.native is not None:
-            lines = text.split("\n") if layout.native else []
-            native = "".join([lines[place] + "\n" for place in layout.native])
-        return ParsedPage(layout.places.figures(values), native, layout.left_out)
+        native = text if layout.native is None else "".join([lines[place] + "\n" for place in layout.native])
+        return ParsedPage(layout.places.figures(layout.values), native, layout.left_out)
 
 
-def _has_overflow(layout: _Layout, values: list[float], figures: list[str]) -> bool:
-    """Return whether a figure is now too large for a float."""
-    return any(map(math.isinf, values)) and any(
-        exposition.overflows_float(value, figures[place]) for place, value in zip(layout.samples, values, strict=True)
-    )
-
-
-def _layout(text: str, text_between: list[str], only: frozenset[str] | None) -> _Layout | None:
+def _layout(text: str, lines: list[str], only: frozenset[str] | None) -> _Layout | None:
     """Return the structure of a page of which `only` these families are passed on; None where it may depend on more than the values."""
-    page = exposition.scan(text) if text_between else exposition.Page()
+    page = exposition.scan(text) if lines else exposition.Page()
     if not page.canonical or not page.samples or any(name.startswith("sglang_") for name, *_ in page.samples):
         return None
-    # A comment may end with a number.
-    values = [place for place, part in enumerate(text_between[:-1]) if not part.rpartition("\n")[2].startswith("#")]
-    if len(values) != len(page.samples):
-        return None
+    begins = [0 if line[:1] in ("", "#") else line.rindex(" ") + 1 for line in lines]
+    samples = [number - 1 for number in accumulate(map(bool, begins))]
     passed = exposition.passthrough(page, only) if only != frozenset() else exposition.SafePage("")
     native_lines = None
     if passed.text != text:
-        lines, passed_lines = text.split("\n"), passed.text.splitlines()
+        passed_lines = passed.text.splitlines()
         first_places = dict(zip(reversed(lines), reversed(range(len(lines))), strict=True))
         if not first_places.keys() >= set(passed_lines):  # a line was changed
             return None
         native_lines = [first_places[line] for line in passed_lines]
-    return _Layout(text_between, values, Places(page), native_lines, passed.left_out)
+    values = [value for _, _, value, _ in page.samples]
+    return _Layout(lines, begins, samples, values, Places(page), native_lines, passed.left_out)
