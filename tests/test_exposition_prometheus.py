@@ -96,7 +96,7 @@ def exported(text: str, name: str = "m") -> bytes:
     info = parse_server_info(json.dumps({"model_path": name, "served_model_name": name, "version": name}))
     assert info is not None
     sidecar.watch.inform(info)
-    scrape, native, _ = PageReader().read(exposition.bounded(text).text)
+    scrape, native, *_ = PageReader().read(text)
     sidecar.watch.scrape(scrape, sidecar.now())
     return (text_format(collect(sidecar)) + native).encode()
 

@@ -12,7 +12,6 @@ from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core.plan import check_format, show, table
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.sglang.args.flags import version_tuple
-from sglang_tuning_exporter.sglang.metrics import exposition
 from sglang_tuning_exporter.sglang.metrics.page_figures import PageReader
 
 LEAST_SECONDS, MOST_SECONDS = 30.0, 86400.0
@@ -61,7 +60,7 @@ class Asked:
         except ScrapeError as error:
             self.watch.lose(error.reason, str(error), time.time(), serves=error.serves)
             return
-        self.watch.scrape(self._pages.read(exposition.bounded(text).text)[0], time.time(), begun)
+        self.watch.scrape(self._pages.read(text).scrape, time.time(), begun)
         self.was_up = True
         if self._release is None:
             info = self._client.server_info(self._timeout)

@@ -34,7 +34,6 @@ from sglang_tuning_exporter.core.summary import judged_live
 from sglang_tuning_exporter.core.watch import AWAY, Watch
 from sglang_tuning_exporter.sglang.args.flags import version_tuple
 from sglang_tuning_exporter.sglang.clean import cleaned
-from sglang_tuning_exporter.sglang.metrics import exposition
 from sglang_tuning_exporter.sglang.metrics.catalogue import ON_BOARDS
 from sglang_tuning_exporter.sglang.metrics.page_figures import PageReader
 
@@ -229,19 +228,18 @@ class Sidecar:
             with self._lock:
                 self._note_failure(outcome)
             return
-        page = exposition.bounded(outcome.text)
-        scrape, native, left_out = self._pages.read(page.text)
+        page = self._pages.read(outcome.text)
         with self._lock:
             watch, now = self.watch, self.now()
             watch.server.capped["long_metric_lines"] += page.too_long
             watch.server.capped["metric_lines"] += page.too_many
-            watch.server.capped["refused_metric_lines"] += left_out
+            watch.server.capped["refused_metric_lines"] += page.left_out
             if watch.is_up is not True:
                 logger.info("scraping %s", self.config.metrics_url)
-            self.health = ScrapeHealth(scrape_seconds=outcome.seconds, unrecognised=scrape.unrecognised)
-            outcome.passed_on = native  # the page is freed: nobody needs half a megabyte between two scrapes
+            self.health = ScrapeHealth(scrape_seconds=outcome.seconds, unrecognised=page.scrape.unrecognised)
+            outcome.passed_on = page.native  # the page is freed: nobody needs half a megabyte between two scrapes
             starts = watch.server.starts
-            watch.scrape(scrape, now, now - outcome.seconds)
+            watch.scrape(page.scrape, now, now - outcome.seconds)
             if self._was_away or watch.server.starts != starts:
                 self._info_schedule.ask_again()
                 self.loads.ask_again()

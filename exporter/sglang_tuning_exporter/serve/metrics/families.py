@@ -59,8 +59,7 @@ class Family(Metric):
     def add_metric(self, values: Iterable[str], value: float | None, dp: int | None = None) -> None:
         """Add a sample with these values of the labels, and of `dp_rank` if it has one; none where its value is unknown."""
         if value is not None:
-            names, values = (self.names, values) if dp is None else ((*self.names, "dp_rank"), (*values, str(dp)))
-            self.samples.append(Sample(self.sample_name, _labels(names, tuple(values)), value))
+            self.samples.append(Sample(self.sample_name, _labels(self.names, tuple(values), dp), value))
 
     def with_samples(self, samples: Iterable[tuple[Any, ...]]) -> Family:
         """Add samples, each given as the values of its labels and then its value; return the family."""
@@ -147,14 +146,20 @@ def text_format(families: Iterable[Metric]) -> str:
         lines.append(_head(family.name, family.type, family.documentation))
         for name, labels, value, *_ in family.samples:
             own = labels.text if isinstance(labels, Labels) else label_text(labels)
-            lines.append(f"{name}{own} {floatToGoString(value)}\n")  # type: ignore[no-untyped-call]
+            lines.append(f"{name}{own} {_figure(value)}\n")
     return "".join(lines)
 
 
 # Bounded: ranks, arguments and files come from outside, in any number.
 @lru_cache(maxsize=8192)
-def _labels(names: tuple[str, ...], values: tuple[str, ...]) -> Labels:
-    return Labels(dict(zip(names, values, strict=True)))
+def _labels(names: tuple[str, ...], values: tuple[str, ...], dp: int | None) -> Labels:
+    own = dict(zip(names, values, strict=True))
+    return Labels(own if dp is None else {**own, "dp_rank": str(dp)})
+
+
+@lru_cache(maxsize=1024)  # most are 0 or 1, or stay the same
+def _figure(value: float) -> str:
+    return str(floatToGoString(value))  # type: ignore[no-untyped-call]
 
 
 @lru_cache(maxsize=256)

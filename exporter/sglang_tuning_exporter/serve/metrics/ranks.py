@@ -85,17 +85,19 @@ def _retractions(lives: PerRank[Life], sidecar: SidecarView) -> Iterable[Family]
 
 
 def _states(ranks: PerRank[Scheduler], lives: PerRank[Life], now: float) -> Iterable[Family]:
-    every = [(signal, state) for signal, states in STATES.items() for state in (*states, IDLE, UNKNOWN)]
+    names = {
+        f"{signal}/{state}": (signal, state) for signal, states in STATES.items() for state in (*states, IDLE, UNKNOWN)
+    }
 
     def present(rank: Scheduler) -> list[tuple[str, str, float]]:
         activity = rank.moment(now).activity
-        states = [(signal, state, float(activity == state)) for signal, state in every if signal == "activity"]
+        states = [(signal, state, float(activity == state)) for signal, state in names.values() if signal == "activity"]
         return states if rank.dp is None else states[:1]  # of each of many ranks: whether it serves
 
     def spent(life: Life) -> list[tuple[str, str, float]]:
-        times = [(*each, life.counts.get(f"{each[0]}/{each[1]}", 0.0)) for each in every]
+        times = ((*names[key], seconds) for key, seconds in life.counts.items() if key in names)
         # Of each of many ranks, only the states that it was in: others would be most of its series.
-        return times if life.dp is None else [each for each in times if each[-1]]
+        return [each for each in times if each[-1] or life.dp is None]
 
     doc = "1 for what the scheduler does now: it serves, is idle, or nothing is known."
     yield ranks.several(gauge("state", doc, "signal", "state", source="computed"), present)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 # Name, raw labels (the text between the braces), value, value as printed.
 Sample: TypeAlias = tuple[str, str, float, str]
@@ -46,11 +46,11 @@ MOST_LABEL_SETS = 16384
 LONGEST_LINE = 4096  # label sets are cached, so their length must be limited too
 
 
-@dataclass(frozen=True, slots=True)
-class BoundedPage:
-    """A page within the limits, and how many lines were dropped: too long ones, and those after the last kept."""
+class BoundedPage(NamedTuple):
+    """A page within the limits, also by lines, and how many were dropped: too long ones, and those after the last kept."""
 
     text: str
+    lines: list[str]
     too_long: int = 0
     too_many: int = 0
 
@@ -61,9 +61,9 @@ def bounded(text: str) -> BoundedPage:
     rest = lines.pop() if len(lines) > MOST_LINES else ""
     too_many = rest.count("\n") + (rest[-1:] not in ("", "\n"))
     if not too_many and max(map(len, lines)) <= LONGEST_LINE:
-        return BoundedPage(text)
+        return BoundedPage(text, lines)
     kept = [line for line in lines if len(line) <= LONGEST_LINE]
-    return BoundedPage("\n".join(kept) + "\n", len(lines) - len(kept), too_many)
+    return BoundedPage("\n".join(kept) + "\n", [*kept, ""], len(lines) - len(kept), too_many)
 
 
 @dataclass(slots=True)

@@ -361,6 +361,8 @@ class ParsedPage(NamedTuple):
     scrape: Scrape
     native: str
     left_out: int = 0  # lines not in `native` because Prometheus would reject them
+    too_long: int = 0  # lines that were not read, as `too_many`: `exposition.bounded`
+    too_many: int = 0
 
 
 @dataclass(slots=True)
@@ -401,7 +403,7 @@ class PageReader:
 
     def read(self, text: str) -> ParsedPage:
         """Read one page."""
-        lines = text.split("\n") if len(text) <= MOST_CHARACTERS else []
+        text, lines, *dropped = exposition.bounded(text)
         if self._layout is None or not self._layout.take(lines):
             self._layout = _layout(text, lines, self._only)
             if self._layout is not None:  # without a structure, the next page needs them again
@@ -413,14 +415,14 @@ class PageReader:
                 if self._passthrough
                 else exposition.SafePage("")
             )
-            return ParsedPage(read(text), passed.text, passed.left_out)
+            return ParsedPage(read(text), passed.text, passed.left_out, *dropped)
         native = text if layout.native is None else "".join([lines[place] + "\n" for place in layout.native])
-        return ParsedPage(layout.places.figures(layout.values), native, layout.left_out)
+        return ParsedPage(layout.places.figures(layout.values), native, layout.left_out, *dropped)
 
 
 def _layout(text: str, lines: list[str], only: frozenset[str] | None) -> _Layout | None:
     """Return the structure of a page of which `only` these families are passed on; None where it may depend on more than the values."""
-    page = exposition.scan(text) if lines else exposition.Page()
+    page = exposition.scan(text) if len(text) <= MOST_CHARACTERS else exposition.Page()
     if not page.canonical or not page.samples or any(name.startswith("sglang_") for name, *_ in page.samples):
         return None
     begins = [0 if line[:1] in ("", "#") else line.rindex(" ") + 1 for line in lines]
