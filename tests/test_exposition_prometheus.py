@@ -160,7 +160,7 @@ def test_a_figure_that_grows_beyond_any_float_is_left_out_and_counted_where_it_s
 def test_infinity_stays_on_the_page() -> None:
     reader = PageReader()
     for figure in ("1", "+Inf", "-Inf", "NaN"):
-        assert reader.read(page(f"sglang:x {figure}"))[1:] == (page(f"sglang:x {figure}"), 0)
+        assert reader.read(page(f"sglang:x {figure}"))[1:3] == (page(f"sglang:x {figure}"), 0)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -32,7 +32,7 @@ from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.server import STATES
 from sglang_tuning_exporter.serve.metrics import collect
-from sglang_tuning_exporter.serve.metrics.families import PREFIX, gauge, info, text_format
+from sglang_tuning_exporter.serve.metrics.families import PREFIX, Family, gauge, info, text_format
 
 # Every promised family that the retract recording has data for, with its labels. Named as in HELP, without _total.
 FAMILIES: dict[str, set[str]] = {
@@ -356,8 +356,12 @@ def test_any_label_and_figure_is_written_as_the_library_would(word: str, value: 
 class _Given(Collector):
     """These families, as a registry would give them."""
 
-    def __init__(self, families: Sequence[Metric]) -> None:
+    def __init__(self, families: Sequence[Family]) -> None:
         self._families = families
 
-    def collect(self) -> Sequence[Metric]:
-        return self._families
+    def collect(self) -> Iterator[Metric]:
+        for family in self._families:
+            metric = Metric(family.name, family.documentation, family.type)
+            for sample in family.samples:
+                metric.add_sample(*sample)
+            yield metric

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from prometheus_client.core import Metric
 from prometheus_client.process_collector import ProcessCollector
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -23,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sglang_tuning_exporter.collect.sidecar import FRESH_SECONDS, Sidecar, passed_on
 from sglang_tuning_exporter.serve.metrics import collect
-from sglang_tuning_exporter.serve.metrics.families import text_format
+from sglang_tuning_exporter.serve.metrics.families import Family, text_format
 from sglang_tuning_exporter.serve.metrics.sources import answers, web, web_config_up
 from sglang_tuning_exporter.serve.security.guard import Guard
 from sglang_tuning_exporter.serve.security.lane import Lane
@@ -71,7 +72,7 @@ def make_app(sidecar: Sidecar, web_config: ActiveConfig | None = None) -> Starle
     scrapes = Lane("scrapes", MOST_SCRAPES)
 
     def written(series: str, accepted: str) -> Response:
-        families = [
+        families: list[Family | Metric] = [
             *collect(sidecar),
             web(sidecar.config.external_url, is_tls=is_tls),
             answers(answered),

@@ -34,6 +34,7 @@ from sglang_tuning_exporter.core.server import Scheduler
 from sglang_tuning_exporter.core.text import FIRST_DATED_SECOND
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.serve.metrics import collect
+from sglang_tuning_exporter.serve.metrics.families import Family
 from sglang_tuning_exporter.serve.openmetrics import openmetrics_file
 from sglang_tuning_exporter.sglang.clean import clean
 
@@ -85,7 +86,7 @@ class BackfillView:
         """Return the time itself: it is unix seconds."""
         return moment
 
-    def moments(self) -> Iterator[tuple[float, list[Metric]]]:
+    def moments(self) -> Iterator[tuple[float, list[Family | Metric]]]:
         """Give every scrape: its time in unix seconds, and the families.
 
         Raise `UsageError` for input that cannot be read or is no log of SGLang.
@@ -111,7 +112,7 @@ class BackfillView:
         while self._now + STEP_SECONDS <= now:
             yield self._now + STEP_SECONDS
 
-    def _scraped(self, at: float) -> list[Metric]:
+    def _scraped(self, at: float) -> list[Family | Metric]:
         self._now = at
         self.watch.advance(at)
         return [*collect(self), *self._native(), *self._prometheus()]

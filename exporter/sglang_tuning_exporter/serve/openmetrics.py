@@ -17,6 +17,8 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
+from sglang_tuning_exporter.serve.metrics.families import Family
+
 MOST_HELD = 8 << 20  # characters of samples kept in memory
 _BESIDE = ".sglang-tuning-backfill-"
 
@@ -54,7 +56,7 @@ class OpenMetricsFile:
         self._families: dict[str, tuple[str, dict[tuple[str, ...], _OpenSeries]]] = {}
         self._held = self._count = 0
 
-    def add(self, families: Iterable[Metric], at: float) -> None:
+    def add(self, families: Iterable[Family | Metric], at: float) -> None:
         """Write every sample of `families` at this time, unix seconds, which must rise from call to call."""
         moment = f" {at:.3f}\n".replace(".000\n", "\n")
         for family in families:
