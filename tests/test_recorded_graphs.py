@@ -9,7 +9,7 @@ import pytest
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.core.server import Server
+from sglang_tuning_exporter.core.server import COVERAGE_SECONDS, Server
 from sglang_tuning_exporter.core.summary import last_figures
 from sglang_tuning_exporter.sglang.metrics import page_figures
 
@@ -66,7 +66,7 @@ def test_batches_beyond_the_largest_graph_lower_the_coverage() -> None:
     replayed = sum(event.figures["graph"] for event in lines)
     assert (len(lines), replayed) == (23, 17)
     assert server.now is not None
-    assert server.schedulers[None].coverage(server.now) == pytest.approx(17 / 23)
+    assert server.schedulers[None].coverage(server.window(COVERAGE_SECONDS, server.now)) == pytest.approx(17 / 23)
     whole = server.window(600.0)
     assert whole["cuda_graph/beyond_captured"] > 0
     assert whole["cuda_graph/eager"] == 0

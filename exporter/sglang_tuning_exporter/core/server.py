@@ -549,9 +549,8 @@ class Scheduler:
             self._server.tally(name, self.dp, number)
             bucket[key] += number
 
-    def coverage(self, now: float) -> float | None:
-        """Return the share of the decode batches of the last ten minutes that replayed a graph; None without any."""
-        recent = self._server.window(COVERAGE_SECONDS, now)
+    def coverage(self, recent: Totals) -> float | None:
+        """Return the share of the decode batches of some time that replayed a graph; None without any."""
         eager, replayed = (recent[name] for name in self._batches)
         return replayed / (replayed + eager) if replayed + eager else None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sglang_tuning_exporter.core.server import IDLE, STATES, UNKNOWN, Scheduler, Server
+from sglang_tuning_exporter.core.server import COVERAGE_SECONDS, IDLE, STATES, UNKNOWN, Scheduler, Server, Totals
 from sglang_tuning_exporter.serve.metrics.families import Family, Life, PerRank, counter, gauge
 from sglang_tuning_exporter.serve.metrics.view import SidecarView
 
@@ -16,7 +16,7 @@ def schedulers(sidecar: SidecarView, now: float) -> Iterable[Family]:
     lives = PerRank(Life(dp, server.rank_counts(dp)) for dp in server.lifetimes.keys() - server.absent)
     yield from _waiting(ranks, server)
     yield from _pools(ranks, lives, server, now)
-    yield from _batches(ranks, lives, now)
+    yield from _batches(ranks, lives, server.window(COVERAGE_SECONDS, now))
     yield from _retractions(lives, sidecar)
     yield from _states(ranks, lives, now)
 
@@ -55,11 +55,11 @@ def _pools(ranks: PerRank[Scheduler], lives: PerRank[Life], server: Server, now:
     yield lives.several(counter("prompt_tokens", doc, "source"), lambda each: each.known("computed", "cached"))
 
 
-def _batches(ranks: PerRank[Scheduler], lives: PerRank[Life], now: float) -> Iterable[Family]:
+def _batches(ranks: PerRank[Scheduler], lives: PerRank[Life], recent: Totals) -> Iterable[Family]:
     doc = "Generation throughput as last logged (gen throughput)."
     yield ranks.one(gauge("generation_tokens_per_second", doc), lambda r: r.throughput)
     doc = "Share of decode batches of the last 10 minutes that replayed a captured graph, 0-1 (cuda graph)."
-    yield ranks.one(gauge("cuda_graph_coverage_ratio", doc, source="computed"), lambda r: r.coverage(now))
+    yield ranks.one(gauge("cuda_graph_coverage_ratio", doc, source="computed"), lambda r: r.coverage(recent))
     doc = (
         "Decode batches by use of a captured graph: all where the server counts them (cuda_graph_passes_total),"
         " else logged ones."
