@@ -52,26 +52,6 @@ def test_every_diagnosis_has_advice_even_where_nothing_is_known_of_the_server(ro
 # Retractions
 
 
-@pytest.mark.parametrize("now", [1.3, 1.43, 3.0])
-def test_where_conservativeness_is_at_its_highest_fewer_run(now: float) -> None:
-    view = seen(Load(usage=0.95, ran=50, prompt=2000), schedule_conservativeness=now, max_running_requests=64)
-    assert typed("retracting_too_often", view)[0] == "--max-running-requests 40"
-
-
-@pytest.mark.parametrize(
-    ("usage", "prompt", "started", "flag"),
-    [
-        (0.95, 1001, 100, "--max-running-requests"),
-        (0.55, 999, 1000, ""),  # full at peaks only: five retractions among eight hundred requests a minute
-        (0.95, 999, 100, "--max-running-requests"),  # retractions undo much of the work
-    ],
-)
-def test_fewer_run_only_where_retractions_cost_much(usage: float, prompt: float, started: float, flag: str) -> None:
-    load = Load(usage=usage, ran=50, prompt=prompt, started=started, more={"retractions": 100.0})
-    view = seen(load, schedule_conservativeness=1.6, max_running_requests=64)
-    assert advised("conservativeness_ineffective", view)[0].flag == flag
-
-
 def test_a_limit_lowered_because_of_retractions_is_not_raised_again_for_the_room_it_left() -> None:
     assert not one("running_at_limit", seen(Load(usage=0.72), max_running_requests=51, LIMIT=51.0)).flag
 
@@ -79,15 +59,6 @@ def test_a_limit_lowered_because_of_retractions_is_not_raised_again_for_the_room
 def test_with_one_running_request_no_lower_limit_is_advised() -> None:
     view = seen(Load(ran=1, usage=0.95, prompt=2000), schedule_conservativeness=2.0, max_running_requests=1)
     assert not any(typed("conservativeness_ineffective", view))
-
-
-@pytest.mark.parametrize(
-    ("pool", "flag"), [(8180.0, "--max-total-tokens 16384"), (5000.0, "--max-running-requests 40")]
-)
-def test_a_cache_that_its_own_flag_keeps_small_is_made_larger(pool: float, flag: str) -> None:
-    args: dict[str, Any] = {"schedule_conservativeness": 3.0, "max_running_requests": 64, "max_total_tokens": 8192}
-    view = seen(Load(usage=0.95, ran=50, prompt=2000), POOL=pool, **args)
-    assert typed("conservativeness_ineffective", view)[0] == flag
 
 
 # A mamba cache beside the main one
@@ -126,24 +97,6 @@ def test_a_flag_that_dp_attention_multiplies_is_advised_as_it_is_typed() -> None
     assert typed("retracting_too_often", raised)[0] == "--max-running-requests 64"
 
 
-@pytest.mark.parametrize(
-    ("row", "printed", "now", "to"),
-    [
-        ("prefill_bound", 1024, 8192, 32768),
-        ("prefill_bound", 4096, 32768, 65536),
-        ("prefill_bound", 8192, 65536, 131072),
-        ("out_of_memory_prefill", 8192, 65536, 32768),
-        ("out_of_memory_prefill", 4096, 32768, 16384),
-        ("out_of_memory_prefill", 2048, 16384, 8192),
-        ("out_of_memory_prefill", 1024, 8192, 4096),
-    ],
-)
-def test_a_chunk_that_ranks_share_moves_step_by_step(row: str, printed: int, now: float, to: float) -> None:
-    view = seen(Load(more=PREFILLS), version="0.5.9", chunked_prefill_size=printed, max_prefill_tokens=16384, **RANKS)
-    change = advised(row, view)[0]
-    assert (change.flag, change.now, change.to) == ("--chunked-prefill-size", now, to)
-
-
 def test_each_rank_keeps_one_request_at_least() -> None:
     args: dict[str, Any] = {"max_running_requests": 16, "mem_fraction_static": 0.9, **RANKS}
     assert typed("out_of_memory_decode", seen(Load(ran=2), version="0.5.9", **args))[0] == "--max-running-requests 12"
@@ -151,22 +104,6 @@ def test_each_rank_keeps_one_request_at_least() -> None:
 
 
 # The running limit
-
-
-@pytest.mark.parametrize(("queued", "words"), [(200, "about 0.80 with 32 at once"), (4, "about 0.20 with 8 at once")])
-def test_a_higher_limit_is_said_to_fill_the_cache_with_no_more_requests_than_clients_send(
-    queued: int, words: str
-) -> None:
-    view = seen(Load(running=4, queued=queued, usage=0.1, why="running_limit"), max_running_requests=4, LIMIT=4.0)
-    assert one("running_at_limit", view).gain == f"token usage is 0.10 at this limit, {words}"
-
-
-@pytest.mark.parametrize(
-    ("limit", "usage", "to"),
-    [(2, 0.01, 16), (100, 0.45, 200), (100, 0.6, 144), (1000, 0.3, 2944), (16, 0.85, None), (16, 1.0, None)],
-)
-def test_the_limit_is_raised_as_far_as_the_cache_has_room(limit: int, usage: float, to: int | None) -> None:
-    assert one("running_at_limit", seen(Load(usage=usage), max_running_requests=limit)).to == to
 
 
 @given(st.integers(1, 5000), st.floats(0.01, 1.0))
@@ -282,18 +219,6 @@ def test_graphs_grow_to_the_next_usual_size_with_an_end(ran: int, tp: int, to: i
     assert advised("cuda_graph_not_covering", view)[0].to == to
 
 
-@pytest.mark.parametrize(
-    ("load", "args", "to"),
-    [
-        (Load(ran=60), {"max_running_requests": 64}, 45),
-        (Load(ran=100), {"LIMIT": 40.0}, 30),
-        (Load(ran=10), {"max_running_requests": 128, **RANKS}, 60),
-    ],
-)
-def test_after_a_failure_in_decode_three_quarters_of_the_batch_run(load: Load, args: dict[str, Any], to: int) -> None:
-    assert advised("out_of_memory_decode", seen(load, version="0.5.9", **args))[0].to == to
-
-
 # What a release accepts
 
 
@@ -359,21 +284,6 @@ def test_a_larger_chunk_is_no_advice_where_hardly_a_prompt_fills_the_present_one
 
 
 # Clients
-
-
-@pytest.mark.parametrize(
-    ("load", "args", "words"),
-    [
-        (Load(running=10, usage=0.3), {}, "send about 130 requests at once: now 10; about 30 can run, 100 more keep the queue filled"),
-        (Load(running=10, usage=0.3), {"LIMIT": 16.0}, "about 116 requests"),
-        (Load(running=10, usage=0.3), {"LIMIT": 16.0, "max_queued_requests": 24}, "about 40 requests"),
-    ],
-)  # fmt: skip
-def test_slow_clients_are_told_how_many_fit_and_how_many_should_wait(
-    load: Load, args: dict[str, Any], words: str
-) -> None:
-    change = one("client_too_slow", seen(load, "offline", **args))
-    assert words in f"{change.words}: {change.gain}"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime, timezone
 from typing import Any
 
@@ -110,9 +110,6 @@ def found(answer: Judged) -> set[str]:
     return {each.diagnosis for each in answer.judgement.findings}
 
 
-WAITS: Mapping[str, Any] = {"running": 60, "queue": 30, "usage": 0.5}
-
-
 CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 56.00 MiB. GPU 0 has a total capacity of 79.18 GiB of which 11.81 MiB is free. "
 OWN, OTHER = (
     "Including non-PyTorch memory, this process has 69.22 GiB memory in use. ",
@@ -135,64 +132,7 @@ def test_another_process_that_holds_memory_comes_before_any_flag(words: str, not
     assert [each.flag for each in failed.changes if each.flag] == ["--mem-fraction-static"]
 
 
-@pytest.mark.parametrize(("off", "diagnosis"), [(True, "cuda_graph_off"), (False, "not_enough_data")])
-def test_where_a_flag_switches_graphs_off_a_short_load_is_enough(off: bool, diagnosis: str) -> None:  # noqa: FBT001 - a case
-    lines = [*start(disable_cuda_graph=off), *load(20, 16, running=8, graph=False)]
-    assert verdict(lines) == diagnosis
-
-
-# Counted once
-
-
-def test_equal_retractions_of_one_rank_are_as_many_events() -> None:
-    lines = [
-        *start(),
-        *load(20, 60),
-        retraction(40, ranks="TP0"),
-        retraction(40, ranks="TP0"),
-        retraction(40, ranks="TP1"),
-    ]
-    assert judged(lines).counts["retraction_events"] == 2
-
-
-def test_a_retraction_for_a_test_counts_nothing() -> None:
-    line = retraction(40).replace("KV cache pool is full. Retract requests.", "Testing retraction.")
-    assert judged([*start(), *load(20, 60), line]).counts["retraction_events"] == 0
-
-
 # Rows, and the load each is for
-
-
-def test_at_usage_of_the_target_the_same_queue_is_no_matter_of_conservativeness() -> None:
-    assert "admission_too_conservative" not in found(
-        judged([*start(), *load(20, 200, running=60, queue=30, usage=0.91)])
-    )
-
-
-def test_at_the_running_limit_with_a_full_cache_a_higher_limit_is_not_advised() -> None:
-    assert "running_at_limit" not in found(
-        judged([*start(limit=60, max_running_requests=60), *load(20, 200, running=60, queue=30, usage=0.95)])
-    )
-
-
-def test_small_prefill_batches_beside_decoding_are_none() -> None:
-    assert "prefill_bound" not in found(judged([*start(), *load(20, 200, **WAITS)]))
-
-
-def test_where_the_start_is_not_in_the_log_the_batches_show_what_was_captured() -> None:
-    lines = [decode(20 + step, running=28 if step % 3 == 0 else 36, graph=step % 3 == 0) for step in range(0, 160, 2)]
-    assert "cuda_graph_not_covering" in found(judged(lines))
-
-
-def test_batches_without_a_graph_before_the_first_with_one_are_explained_by_it() -> None:
-    lines = [
-        decode(20 + step, running=46 if step < 60 or step % 4 else 28, graph=step >= 60 and not step % 4)
-        for step in range(0, 160, 2)
-    ]
-    names = found(judged(lines))
-    assert "cuda_graph_not_covering" in names
-    assert "cuda_graph_off" not in names
-    assert "cuda_graph_off" in found(judged([decode(20 + step, running=4, graph=False) for step in range(0, 160, 2)]))
 
 
 def test_a_retraction_a_minute_that_falls_at_random_is_none_too_often() -> None:
@@ -212,14 +152,6 @@ def test_nothing_starts_for_a_minute_although_nearly_all_is_free() -> None:
     assert verdict([*start(limit=4), *lines]) == "admission_standing_still"
 
 
-def test_the_same_lines_with_requests_that_start_are_at_the_limit() -> None:
-    four = [decode(25 + step, running=4, queue=1, usage=0.06) for step in range(0, 190, 30)]
-    assert (
-        verdict([*start(limit=4), *sorted([*load(20, 200, running=3, queue=1, usage=0.06), *four])])
-        == "running_at_limit"
-    )
-
-
 # Silence
 
 
@@ -227,20 +159,10 @@ def silent(gap: float, after: int = 24) -> list[str]:
     return [*start(), *load(20, 60, running=24, usage=0.4), *load(80 + gap, 60, running=after, usage=0.4)]
 
 
-def test_a_silence_with_the_same_work_before_and_after_it_is_a_hang() -> None:
-    answer = judged(silent(140))
-    assert answer.judgement.verdict == "scheduler_stuck"
-    assert finding(answer, "scheduler_stuck").evidence[0].value == pytest.approx(142, abs=3)
-
-
 def test_a_silence_after_which_little_runs_is_a_pause_of_the_clients_and_noted() -> None:
     answer = judged(silent(140, after=2))
     assert answer.judgement.verdict == "no_limit_in_log"
     assert any("Nothing was logged" in note for note in answer.judgement.notes)
-
-
-def test_a_silence_within_a_minute_is_none() -> None:
-    assert "scheduler_stuck" not in found(judged(silent(40)))
 
 
 def test_a_log_that_is_silent_again_and_again_shows_its_rhythm() -> None:
@@ -257,17 +179,6 @@ def test_a_pause_that_was_asked_for_is_no_hang() -> None:
 # Short and long
 
 
-def test_a_short_load_gets_its_word() -> None:
-    answer = judged([*start(), *load(20, 12, running=16, queue=89, usage=0.4)])
-    assert answer.judgement.verdict == "not_enough_data"
-    assert "too short" in answer.judgement.sentence
-    assert "89" in answer.judgement.sentence
-
-
-def test_a_fact_of_the_start_needs_no_load() -> None:
-    assert verdict(start(left=3.0)) == "memory_reserve_too_small"
-
-
 def test_trouble_of_a_part_of_the_night_is_the_headline_with_its_times() -> None:
     calm = load(20, 3600, every=10, running=20, usage=0.2)
     bad = load(3620, 1500, every=5, running=60, queue=40, usage=0.5)
@@ -282,35 +193,12 @@ def test_trouble_of_a_part_of_the_night_is_the_headline_with_its_times() -> None
     assert answer.mostly[0] == "no_limit_in_log"
 
 
-def test_two_causes_in_turn_are_both_named() -> None:
-    first = [prefill(20 + step, tokens=8192, running=8, queue=20, usage=0.3) for step in range(120)]
-    second = load(145, 120, running=60, queue=40, usage=0.5)
-    assert {"prefill_bound", "running_at_limit"} <= found(
-        judged([*start(limit=60, max_running_requests=60), *first, *second])
-    )
-
-
 @pytest.mark.parametrize(("retracted", "is_found"), [(0, True), (2, False)])
 def test_a_wait_before_retractions_is_no_matter_of_conservativeness(retracted: int, is_found: bool) -> None:  # noqa: FBT001 - a case
     waits = load(20, 110, running=60, queue=30, usage=0.5)
     free = load(131, 120, running=60, queue=0, usage=0.5)
     lines = [*start(), *waits, *(retraction(130 + at) for at in range(retracted)), *free]
     assert ("admission_too_conservative" in found(judged(lines))) is is_found
-
-
-def test_after_a_start_with_other_settings_the_trouble_before_it_is_over() -> None:
-    before = [*start(), *load(20, 200, **WAITS)]
-    after = [*start(300, schedule_conservativeness=0.3), *load(320, 200, running=100, queue=0, usage=0.7)]
-    assert verdict([*before, *after]) == "no_limit_in_log"
-
-
-def test_after_a_start_with_the_same_settings_it_is_not() -> None:
-    again = [*start(300), *load(320, 200, running=100, queue=0, usage=0.7)]
-    assert "admission_too_conservative" in found(judged([*start(), *load(20, 200, **WAITS), *again]))
-
-
-def test_a_log_that_ends_under_load_says_that_the_answers_are_not_in_it() -> None:
-    assert any("whether they were answered" in note for note in judged([*start(), *load(20, 60)]).judgement.notes)
 
 
 # The alert clock
@@ -340,10 +228,6 @@ def test_it_stays_until_the_condition_was_calm_for_as_long() -> None:
 def test_a_break_of_knowledge_begins_the_wait_anew_and_ends_nothing() -> None:
     assert fires("xx???x") == [False] * 6
     assert fires("xxx????")[-1]
-
-
-def test_a_calm_night_is_not() -> None:
-    assert judged([*start(), *load(20, 1200, every=5, running=20, usage=0.3)]).alerts == ()
 
 
 # Sums

@@ -146,13 +146,6 @@ def test_a_server_that_works_on_did_not_end_by_its_exception(tmp_path: Path) -> 
     assert found.explained_by.ending == "unknown"
 
 
-def test_the_first_of_several_ranks_explains_the_end(tmp_path: Path) -> None:
-    first = scheduler("RuntimeError: CUDA error: device-side assert triggered", rank=3)
-    others = scheduler("RuntimeError: [pair.cc:534] Connection closed by peer [10.0.0.2]:1", second=11, rank=1)
-    assert explained(tmp_path, SERVED, *first, *others, SIGQUIT).rank == "TP3"
-    assert explained(tmp_path, SERVED, *others, *first, SIGQUIT).rank == "TP3"  # a lost connection is no cause
-
-
 def test_the_last_of_a_chain_counts_and_an_earlier_one_gives_its_class(tmp_path: Path) -> None:
     lines = [
         *scheduler("torch.OutOfMemoryError: of a test that is no event", "srt/layers/moe.py")[:-1],
@@ -173,21 +166,6 @@ def test_the_last_of_a_chain_counts_and_an_earlier_one_gives_its_class(tmp_path:
     )
 
 
-def test_general_advice_below_a_failed_capture_explains_nothing(tmp_path: Path) -> None:
-    tail = "Possible solutions:\n1. disable cuda graph by --disable-cuda-graph\n2. set --mem-fraction-static to a smaller value (e.g., 0.8 or 0.7)"
-    error = "Exception: Capture cuda graph failed: Plan: Unsupported head_dim: 96"
-    said = crash(tmp_path, *scheduler(f"{error}\n{tail}", "srt/model_executor/cuda_graph_runner.py"), SIGQUIT)
-    assert said.explained_by is not None
-    assert (said.explained_by.text, said.explained_by.ending) == (error, "library")
-    assert [change.flag for change in said.changes if change.flag] == []
-
-
-def test_a_switch_that_an_error_names_is_set_and_not_lowered(tmp_path: Path) -> None:
-    error = "ValueError: The batch needs smaller kernels: set --disable-overlap-schedule"
-    said = crash(tmp_path, *scheduler(error, "srt/server_args.py"), SIGQUIT)
-    assert said.changes[0].words == "set it: SGLang's own error names it"
-
-
 def test_a_start_that_failed_is_said_as_one(tmp_path: Path) -> None:
     found = crash(
         tmp_path, "launch_server.py: error: unrecognized arguments: --reasoning_parser --no-such-flag --api-key=sk-1"
@@ -202,25 +180,6 @@ def test_a_start_that_failed_is_said_as_one(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("program", ["launch_server.py", "sglang serve", "sglang"])
-def test_each_way_to_launch_it_says_which_argument_it_refuses(program: str, tmp_path: Path) -> None:
-    refused = f"{program}: error: argument --attention-backend: invalid choice: 'sdpa' (choose from 'triton', 'fa3')"
-    found = crash(tmp_path, f"usage: {program} [-h] [--model-path MODEL_PATH]", refused)
-    assert found.headline == f"SGLang did not start: {refused}."
-    assert found.explained_by is not None
-    assert found.explained_by.ending == "argument"
-
-
-def test_more_tokens_free_than_asked_for_is_no_lack_of_memory(tmp_path: Path) -> None:
-    error = "RuntimeError: Prefill out of memory. Try to lower your batch size.\nTry to allocate 8192 tokens.\nAvailable full tokens: {} (size=1)"
-    enough = judged(tmp_path, SERVED, *scheduler(error.format(8070656)), SIGQUIT).judgement
-    assert (enough.verdict, enough.findings[0].explained_by and enough.findings[0].explained_by.ending) == (
-        "crashed",
-        "check",
-    )
-    assert judged(tmp_path, SERVED, *scheduler(error.format(300)), SIGQUIT).judgement.verdict == "out_of_memory_prefill"
-
-
 def test_an_allocation_larger_than_the_gpu_is_not_answered_with_a_share_of_it(tmp_path: Path) -> None:
     error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {} GiB. GPU 0 has a total capacity of 79.15 GiB of which 35 GiB is free."
     flags = []
@@ -231,44 +190,6 @@ def test_an_allocation_larger_than_the_gpu_is_not_answered_with_a_share_of_it(tm
         flags.append([change.flag for each in found for change in each.changes if change.flag])
     assert flags[0] == []
     assert "--mem-fraction-static" in flags[1]
-
-
-def test_the_fraction_that_an_error_asks_for_comes_from_its_line_else_from_the_weights(tmp_path: Path) -> None:
-    weights = [
-        "[2026-06-01 10:00:02 TP0] Load weight begin. avail mem=44.10 GB",
-        "[2026-06-01 10:00:03 TP0] Load weight end. type=X, avail mem=7.02 GB",
-    ]
-    named = "ValueError: Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=0.88. Raise --mem-fraction-static above 0.912."
-    asked = []
-    for error in (NOT_ENOUGH, named):
-        found = judged(
-            tmp_path, *weights, *scheduler(error, "srt/model_executor/model_runner.py"), SIGQUIT
-        ).judgement.findings[0]
-        asked.append((found.changes[0].flag, found.changes[0].to))
-        assert "says the opposite" in found.guide
-    assert asked == [("--mem-fraction-static", 0.85), ("--mem-fraction-static", 0.92)]
-
-
-def test_a_request_that_failed_by_an_exception_does_not_explain_an_end_for_want_of_memory(tmp_path: Path) -> None:
-    failed = [
-        "[2026-06-01 10:00:09] ERROR:    Exception in ASGI application",
-        "Traceback (most recent call last):",
-        frame("srt/utils/common.py", "_get_fastapi_request_path"),
-        "AttributeError: '_IncludedRouter' object has no attribute 'path'",
-    ]
-    memory = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 470.00 MiB."
-    found = judged(tmp_path, SERVED, *failed, *scheduler(memory), SIGQUIT).judgement.findings
-    assert found[0].diagnosis == "out_of_memory_any"
-    said = found[0].explained_by
-    assert said is not None
-    assert said.text == memory
-    assert not any("_IncludedRouter" in each.headline for each in found)
-
-
-def test_a_log_that_ends_with_an_explaining_line_ended_by_it(tmp_path: Path) -> None:
-    line = "[rank6]:[E207 01:29:36.73 ProcessGroupNCCL.cpp:616] [Rank 6] Watchdog caught collective operation timeout: ran for 600050 milliseconds."
-    found = crash(tmp_path, "[2026-06-01 10:00:02 TP0] Load weight begin. avail mem=44.10 GB", line)
-    assert found.headline.startswith("SGLang did not start: [Rank 6] Watchdog caught collective operation timeout")
 
 
 def test_the_document_has_the_line_with_its_place_and_the_lines_before(tmp_path: Path) -> None:
@@ -343,40 +264,3 @@ def test_any_text_has_a_class_and_a_short_quotation(text: str, place: str) -> No
     assert class_of([text], place) in CLASSES
     assert len(quoted(text)) <= endings.LONGEST_TEXT
     assert "\n" not in quoted(text)
-
-
-def test_what_pytorch_prints_below_each_error_is_not_quoted_and_marks_nothing(tmp_path: Path) -> None:
-    below = [
-        "CUDA kernel errors might be asynchronously reported at some other API call.",
-        "For debugging consider passing CUDA_LAUNCH_BLOCKING=1",
-    ]
-    said = explained(
-        tmp_path, SERVED, *scheduler("torch.AcceleratorError: CUDA error: an illegal memory access"), *below, SIGQUIT
-    )
-    assert (said.text, said.marked) == ("torch.AcceleratorError: CUDA error: an illegal memory access", False)
-
-
-def test_a_second_line_of_an_error_has_the_mark_of_its_first(tmp_path: Path) -> None:
-    assert not explained(tmp_path, SERVED, *scheduler("ValueError: a leak\n[swa] total=1"), SIGQUIT).marked
-
-
-def test_a_decode_server_that_died_without_words_ended_by_the_transfer_that_failed_just_before(tmp_path: Path) -> None:
-    fetch = "[2026-06-01 10:00:09] Error fetching prefill parallel info from bootstrap: HTTPConnectionPool(host='127.0.0.1', port=8998)"
-    said = explained(
-        tmp_path,
-        SERVED,
-        fetch,
-        AT.format(10, 0) + EXCEPTION,
-        frame("srt/managers/scheduler.py", "run_scheduler_process"),
-    )
-    assert (said.ending, said.text) == ("transfer", fetch[22:])
-    assert explained(tmp_path, SERVED, fetch, *scheduler("KeyError: 'x'")).text == "KeyError: 'x'"
-
-
-def test_words_between_two_short_quotations_are_no_quotation() -> None:
-    text = (
-        "HTTPConnectionPool(host='127.0.0.1', port=8998): "
-        + "Max retries exceeded with url: /route " * 4
-        + "(Caused by NewConnectionError('refused'))"
-    )
-    assert quoted(text) == text

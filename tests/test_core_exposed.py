@@ -16,7 +16,7 @@ from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.core.view import view_of
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
-from test_core_course import BEGIN, decode, retraction, stamp, start
+from test_core_course import BEGIN, decode, retraction, start
 from test_core_watch import Beside, served
 
 BOUNDS = (0.5, 2.0, 10.0, inf)
@@ -47,24 +47,6 @@ def exposed(lines: list[str], at: float) -> dict[str, Condition]:
     beside = Beside(scrapes=False)
     beside.lines(*lines)
     return {each.diagnosis: each for each in conditions(weigh(beside.watch.view(BEGIN + at)))}
-
-
-def test_retractions_that_chance_can_bring_are_not_above_the_limit() -> None:
-    lines = [*start(), *(decode(at) for at in range(12, 132, 2)), *(retraction(134 + at) for at in range(3))]
-    assert exposed(lines, 140)["retracting_too_often"].value == 1.0
-
-
-def test_too_many_retractions_are_exposed_as_they_are() -> None:
-    lines = [*start(), *(decode(at) for at in range(12, 132, 2)), *(retraction(134 + at) for at in range(30))]
-    value = exposed(lines, 170)["retracting_too_often"].value
-    assert value is not None
-    assert value > 5
-
-
-def test_a_hang_is_exposed_in_seconds_where_a_watchdog_names_it_too() -> None:
-    lines = [*start(watchdog_timeout=120), *(decode(at) for at in range(12, 80, 2))]
-    lines.append(f"{stamp(200)}Scheduler watchdog timeout (self.watchdog_timeout=120, self.soft=False)")
-    assert exposed(lines, 210)["scheduler_stuck"][1:] == (120.0, 0.0)
 
 
 def test_a_condition_is_above_its_limit_where_the_row_holds() -> None:
@@ -181,12 +163,6 @@ def test_few_requests_burn_nothing() -> None:
     assert kept.burning("time_to_first_token", FAST, 600.0, begun=0.0) is None
 
 
-def test_the_ledger_survives_a_restart() -> None:
-    kept, again = ledger(60, 0.4), Ledger()
-    again.restore(json.loads(json.dumps(kept.saved(3600.0))), 3660.0 - 60.0)
-    assert again.burning("time_to_first_token", FAST, 3600.0, begun=0.0) == pytest.approx(0.4)
-
-
 # A restart of the exporter
 
 
@@ -235,17 +211,6 @@ def test_alert_clocks_that_are_older_than_five_minutes_begin_anew() -> None:
     assert {clock.value for clock in again.clocks.by_row.values()} == {None}
 
 
-def test_a_line_that_waited_is_settled_by_what_the_counter_gained_while_no_exporter_ran() -> None:
-    beside = served()
-    beside.lines(retraction(73))
-    again = Beside()
-    again.watch, again.page = restarted(beside, 74, age=3.0), beside.page
-    again.lines(retraction(75, requests=2))
-    again.scrape(78, retracted_requests=3.0)
-    again.watch.advance(BEGIN + 120)
-    assert (again.count("retractions"), again.count("retracted")) == (2, 3)
-
-
 def test_a_forged_line_that_waited_is_doubtful_after_a_restart_too() -> None:
     beside = served()
     beside.lines(retraction(73))
@@ -254,17 +219,6 @@ def test_a_forged_line_that_waited_is_doubtful_after_a_restart_too() -> None:
     for at in range(78, 120, 4):
         again.scrape(at)
     assert (again.count("retractions"), dict(again.watch.doubtful)) == (0, {("retraction", "counter"): 1})
-
-
-def test_a_line_whose_retraction_the_exporter_before_had_seen_is_paid_by_it() -> None:
-    beside = served()
-    beside.scrape(74, retracted_requests=1.0)
-    again = Beside()
-    again.watch, again.page = restarted(beside, 75, age=2.0), beside.page
-    again.lines(retraction(74))
-    again.scrape(78)
-    again.watch.advance(BEGIN + 120)
-    assert (again.count("retractions"), again.count("retracted")) == (1, 1)
 
 
 def test_a_start_is_in_the_state_no_secret() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures
 from sglang_tuning_exporter.sglang.server_info import RankInfo, ServerInfo
 
 LOGS = Path(__file__).parent / "data" / "logs"
@@ -34,34 +33,6 @@ def of_release(release: str) -> Facts:
             if event.kind in STARTS:
                 facts.take(event)
     return facts
-
-
-@pytest.mark.parametrize("release", ["0.4.6.post5", "0.4.9.post6", "0.5.7", "0.5.12", "0.5.20", "0.5.23"])
-def test_a_start_as_printed_has_what_advice_needs(release: str) -> None:
-    facts = of_release(release)
-    assert facts.release == release
-    assert (facts.number("schedule_conservativeness"), facts.number("mem_fraction_static")) != (None, None)
-    assert set(facts.limits.values()) == {4096}
-    assert facts.pool()
-    assert facts.pools_gb
-    assert not facts.is_cpu
-
-
-@pytest.mark.parametrize("release", ["0.4.3.post4", "0.4.6.post5", "0.4.9.post6", "0.5.12", "0.5.23"])
-def test_the_memory_that_is_left_is_known_where_any_line_has_it(release: str) -> None:
-    assert of_release(release).reserve_gb == 9.87
-
-
-@pytest.mark.parametrize(
-    ("lines", "weights"),
-    [
-        ("Load weight begin. avail mem=78.71 GB\nLoad weight end. type=LlamaForCausalLM, dtype=torch.bfloat16, avail mem=62.25 GB\n", 16.46),
-        ("Load weight end. type=LlamaForCausalLM, dtype=torch.bfloat16, avail mem=62.25 GB\n", None),
-        ("Load weight begin.\nLoad weight end. type=LlamaForCausalLM, avail mem=62.25 GB\n", None),
-    ],
-)  # fmt: skip
-def test_up_to_0_4_0_weights_are_what_is_free_before_less_what_is_free_after(lines: str, weights: float | None) -> None:
-    assert read(lines).weights_gb == weights
 
 
 # Speculative decoding: target and draft model print the same lines (srt/model_executor/model_runner.py, srt/mem_cache/memory_pool.py,
@@ -132,11 +103,6 @@ def test_the_memory_of_target_and_draft_model_is_told_apart(release: str, ranks:
     assert facts.gigabytes("graph") == pytest.approx(2.7 if release == "0.4.9.post6" else 3.6)
 
 
-@pytest.mark.parametrize("release", ["0.4.9.post6", "0.5.9"])
-def test_a_token_takes_its_place_in_the_drafts_cache_too(release: str) -> None:
-    assert read(DRAFTED[release]).pools_gb == 40.0
-
-
 @pytest.mark.parametrize(
     ("lines", "gigabytes"),
     [
@@ -177,34 +143,6 @@ def test_the_running_limit_of_one_batch(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "device", "without"),
-    [
-        ({"disable_cuda_graph": True}, "", "disabled"),
-        ({"disable_decode_cuda_graph": True}, "", "disabled"),
-        ({"cuda_graph_config": {"decode": {"backend": "disabled"}}}, "", "disabled"),
-        ({"device": "cpu"}, "", "unsupported"),
-        ({}, "cpu", "unsupported"),
-        ({"cuda_graph_max_bs": 160}, "", ""),
-    ],
-)
-def test_graphs_can_be_off_in_several_ways(arguments: dict[str, Any], device: str, without: str) -> None:
-    assert Facts(arguments=arguments, memory_device=device).without_graph == without
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [{"cuda_graph_max_bs": 160}, {"cuda_graph_max_bs_decode": 160}, {"cuda_graph_config": {"decode": {"max_bs": 160}}, "cuda_graph_max_bs_decode": None}],
-)  # fmt: skip
-def test_the_largest_captured_batch_is_read_in_every_spelling(arguments: dict[str, Any]) -> None:
-    assert Facts(arguments=arguments).largest_captured == 160
-
-
-def test_the_capture_lines_win_over_the_arguments() -> None:
-    lines = "Capture cuda graph bs [1, 2, 80]\nCapture cuda graph end. Time elapsed: 3.11 s. mem usage=2.00 GB. avail mem=8.00 GB.\n"
-    assert read(lines, cuda_graph_max_bs=160).largest_captured == 80
-
-
-@pytest.mark.parametrize(
     ("version", "arguments", "arg"),
     [
         ("0.5.12", {}, "cuda_graph_max_bs"),
@@ -218,38 +156,7 @@ def test_the_flag_of_the_graphs_is_that_of_the_release(version: str, arguments: 
     assert Facts(arguments=arguments, version=version).graph_arg == arg
 
 
-@pytest.mark.parametrize(
-    ("arguments", "tokens"),
-    [
-        ({"chunked_prefill_size": 8192, "max_prefill_tokens": 16384}, 8192),
-        ({"chunked_prefill_size": -1, "max_prefill_tokens": 16384}, 16384),
-        ({}, None),
-    ],
-)
-def test_a_prefill_batch_holds_a_chunk_or_max_prefill_tokens(arguments: dict[str, Any], tokens: float | None) -> None:
-    assert Facts(arguments=arguments).prefill_tokens == tokens
-
-
-@pytest.mark.parametrize(("device", "left"), [("cuda", 4.5), ("cpu", None)])
-def test_what_is_left_is_that_of_the_rank_with_least_and_no_gpus_on_a_cpu(device: str, left: float | None) -> None:
-    facts = read("".join(LIMITS.replace("11.00", each) for each in ("9.00", "4.50", "8.00")), device=device)
-    assert facts.reserve_gb == left
-
-
 # Other sources
-
-
-def test_the_chunk_that_the_scheduler_printed_stays_where_arguments_leave_it_open() -> None:
-    facts = read(LIMITS, chunked_prefill_size=None)
-    facts.inform(ServerInfo("0.5.23", {"chunked_prefill_size": None, "tp_size": 1}))
-    assert facts.number("chunked_prefill_size") == 8192
-
-
-def test_metrics_show_the_caches_of_ranks_and_what_is_left() -> None:
-    facts = Facts()
-    facts.see(RankFigures(0, kv_pool_tokens=10.0, available_gpu_memory_gb=6.0, kv_memory_gb=3.0))
-    facts.see(RankFigures(1, kv_pool_tokens=12.0, available_gpu_memory_gb=5.5))
-    assert (facts.pools, facts.reserve_gb, facts.gigabytes("pool")) == ({0: 10.0, 1: 12.0}, 5.5, 3.0)
 
 
 INFO = ServerInfo("0.5.23", {}, [

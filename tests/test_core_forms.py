@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_tuning_exporter.core.events import NO_RANK, Event, Rank
+from sglang_tuning_exporter.core.events import Event, Rank
 from sglang_tuning_exporter.core.lines import Reader
 from test_core_lines import CUDA, DECODE, RETRACTION, SERVING, STAMP, failures, read, traceback
 
@@ -19,86 +19,12 @@ RECORDED = sorted((HERE / "recordings").glob("*/server.log.gz"))
 RELEASES = (
     "0.3.0", "0.3.6.post3", "0.4.3.post4", "0.4.6.post5", "0.4.9.post6", "0.5.3.post3", "0.5.7", "0.5.12", "0.5.20", "0.5.23",
 )  # fmt: skip
-NOON = 1_763_638_800.0  # 2025-11-20 11:40:00 UTC
-
-
-def since(release: str) -> list[str]:
-    return list(RELEASES[RELEASES.index(release) :])
 
 
 def of(release: str, kind: str) -> list[Event]:
     reader = Reader()
     lines = (LOGS / f"{release}.log").read_bytes().splitlines()
     return [event for line in lines for event in reader.read(line) if event.kind == kind]
-
-
-# What each release prints
-
-
-@pytest.mark.parametrize("release", RELEASES)
-def test_the_first_lines_of_each_kind_have_their_figures(release: str) -> None:
-    decode, prefill, retraction = (of(release, kind)[0] for kind in ("decode", "prefill", "retraction"))
-    begin = 11 * 3600 + 40 * 60 if release == "0.3.0" else NOON  # printed without a date
-    assert [event.time for event in (decode, prefill, retraction)] == [begin + 13, begin + 11, begin + 10]
-    assert {event.rank for event in (decode, prefill, retraction)} == {Rank(tp=0)}
-    graph = {"graph": True} if release in since("0.4.6.post5") else {}
-    figures = {"running": 237, "queued": 4, "tokens": 925_941, "usage": 0.89, "throughput": 4471.7}
-    assert decode.figures == figures | graph
-    pending = {"pending": 7200} if release in since("0.5.12") else {}
-    usage = {} if release == "0.3.0" else {"usage": 0.89}
-    figures = {"sequences": 4, "tokens": 6120, "cached": 3584, "running": 237, "queued": 4}
-    assert prefill.figures == figures | usage | pending
-    more = {"gained": 8950} if release in since("0.5.7") else {"aborted": 0} if release == "0.5.3.post3" else {}
-    assert retraction.figures == {"requests": 5, "ratio_before": 0.3002, "ratio_after": 0.5783} | more
-
-
-QUEUES = {
-    "0.4.6.post5": ({}, {"unbootstrapped": 311, "transferring": 64}),
-    "0.4.9.post6": ({"retracted": 5}, {"unbootstrapped": 311, "transferring": 64}),
-    "0.5.3.post3": ({"prealloc": 31, "transfer": 8, "retracted": 5}, {"prealloc": 311, "inflight": 64}),
-    "0.5.7": ({"prealloc": 31, "transfer": 8, "retracted": 5}, {"prealloc": 311, "inflight": 64}),
-    "0.5.12": ({"prealloc": 31, "transfer": 8, "retracted": 5}, {"bootstrap": 311, "inflight": 64}),
-    "0.5.20": ({"prealloc": 31, "transfer": 8, "retracted": 5}, {"bootstrap": 311, "inflight": 64, "optimistic": 0}),
-    "0.5.23": ({"prealloc": 31, "transfer": 8, "retracted": 5}, {"bootstrap": 311, "inflight": 64, "optimistic": 0}),
-}
-
-
-@pytest.mark.parametrize("release", QUEUES)
-def test_the_queues_of_a_disaggregated_server_have_their_names(release: str) -> None:
-    decode, prefill = of(release, "decode")[1].figures, of(release, "prefill")[1].figures
-    of_decode, of_prefill = QUEUES[release]
-    assert (decode.items() >= of_decode.items(), prefill.items() >= of_prefill.items()) == (True, True)
-    assert (decode["running"], decode["queued"], decode["usage"]) == (399, 27, 0.99)
-    assert (prefill["tokens"], prefill["queued"], prefill["usage"]) == (8192, 2594, 0.46)
-    assert len(of(release, "retraction")) == 1  # `#retracted-req` is a queue
-
-
-@pytest.mark.parametrize("release", since("0.4.9.post6"))
-def test_a_sliding_window_cache_is_told_from_the_full_one(release: str) -> None:
-    [decode] = [event for event in of(release, "decode") if "swa_usage" in event.figures]
-    assert decode.figures.items() >= {"tokens": 925_941, "usage": 0.89, "swa_usage": 0.41}.items()
-    assert decode.rank == NO_RANK
-
-
-@pytest.mark.parametrize("release", since("0.5.3.post3"))
-def test_a_mamba_cache_is_told_from_the_full_one(release: str) -> None:
-    [decode] = [event for event in of(release, "decode") if "mamba_usage" in event.figures]
-    assert decode.figures.items() >= {"usage": 0.89, "mamba_usage": 0.69}.items()
-
-
-@pytest.mark.parametrize("release", RELEASES)
-def test_a_start_has_its_limits_and_its_memory(release: str) -> None:
-    [limits] = of(release, "limits")
-    assert limits.figures.items() >= {"max_total_num_tokens": 1_040_384, "max_running_requests": 4096}.items()
-    assert limits.figures.get("chunked_prefill_size") == (8192 if release in since("0.4.3.post4") else None)
-    is_shown = release in since("0.4.9.post6")
-    assert (limits.figures.get("available_gb"), limits.word) == ((9.87, "gpu") if is_shown else (None, ""))
-    pools = [(event.figures["tokens"], round(event.figures["gigabytes"], 2)) for event in of(release, "pool")]
-    assert pools == ([(1_040_384, 39.68)] if release in since("0.4.3.post4") else [])
-    stages = {event.word: event.figures for event in of(release, "memory")}
-    assert stages["pool"] == {"available": 11.93}
-    if release in since("0.4.3.post4"):
-        assert stages["graph"].items() >= {"available": 9.87, "used": 2.06}.items()
 
 
 # Failures
@@ -149,23 +75,8 @@ def test_a_traceback_whose_head_was_rotated_away_counts() -> None:
     assert failures(STAMP + DECODE, *frame, CUDA) == [("decode", None)]
 
 
-def test_two_tracebacks_without_a_chain_are_two_failures() -> None:
-    text = [*traceback(*SERVING, "forward_decode"), CUDA, "", *traceback(*SERVING, "forward_decode", rank=1), CUDA]
-    assert failures(STAMP + DECODE, *text) == [("decode", 0), ("decode", 1)]
-
-
 def test_an_exception_without_a_traceback_is_of_another_program() -> None:
     assert failures(STAMP + DECODE, CUDA) == []
-
-
-def test_a_rank_that_dies_before_the_server_is_ready_is_a_launch_that_failed() -> None:
-    chain = ["", "During handling of the above exception, another exception occurred:", ""]
-    text = [
-        STAMP + "server_args=ServerArgs(tp_size=1)", "Traceback (most recent call last):", '  File "e.py", line 1, in recv', "EOFError", *chain,
-        "Traceback (most recent call last):", '  File "e.py", line 2, in wait_for_ready', "    raise x",
-        "RuntimeError: Rank 0 scheduler died during initialization (exit code: -3). If exit code is -9 (SIGKILL), …",
-    ]  # fmt: skip
-    assert [(event.kind, event.word) for event in read(*text)[1:]] == [("end", "launch_failed")]
 
 
 # Requests that quote lines

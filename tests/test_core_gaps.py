@@ -61,12 +61,3 @@ def test_after_the_logs_end_the_servers_counter_goes_on_from_there(begin: int) -
     assert seen[-1] == 10
     assert all(now >= before for before, now in pairwise(seen))
     assert dict(watch.doubtful) == {}
-
-
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("begin", range(0, 120, 20))
-@pytest.mark.parametrize("length", [15, 60])
-def test_a_log_that_comes_back_counts_none_again(begin: int, length: int, *, late: bool) -> None:
-    seen, _ = played(float(begin), float(begin + length), late=late)
-    assert seen[-1] == 10
-    assert all(now >= before for before, now in pairwise(seen))

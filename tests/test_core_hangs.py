@@ -13,7 +13,7 @@ from sglang_tuning_exporter.core.scrapes import Stuck
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.server_info import ServerInfo
-from test_core_course import BEGIN, decode, prefill, stamp, start
+from test_core_course import BEGIN, decode, prefill, stamp
 
 STEP = 5.0
 
@@ -111,11 +111,6 @@ def server(request: pytest.FixtureRequest) -> Server:
     return made
 
 
-def test_a_server_that_serves_hangs_nowhere(server: Server) -> None:
-    server.serves(600)
-    assert server.found == (0.0, "")
-
-
 def test_a_detokenizer_that_sends_nothing_while_the_scheduler_decodes_is_found_within_ninety_seconds(
     server: Server,
 ) -> None:
@@ -146,28 +141,6 @@ def test_a_detokenizer_that_hangs_is_found_though_its_clients_give_up_again_and_
     assert (stage, at - begin <= 90) == ("detokenizer", True)
 
 
-def test_a_hang_ends_with_the_first_token(server: Server) -> None:
-    for _ in range(20):
-        server.computes()
-        server.tick()
-    before = server.stages[-1][1]
-    server.serves(STEP)
-    assert (before, server.stages[-1][1]) == ("detokenizer", "")
-
-
-def test_the_finding_names_stage_seconds_and_requests() -> None:
-    server = Server()
-    server.serves()
-    for _ in range(15):
-        server.computes()
-        server.tick()
-    judgement = server.watch.judge(BEGIN + server.now)
-    assert judgement.verdict == "scheduler_stuck"
-    assert judgement.findings[0].sentence == (
-        "the detokenizer hangs: tokens are generated and not sent for 75 s (24 requests)"
-    )
-
-
 # Since when: SGLang's line of a failed health check says when the last token was sent
 
 
@@ -193,19 +166,6 @@ def test_a_hang_begins_with_the_last_output_whenever_health_checks_fail() -> Non
         assert {each.since for each in found} <= {BEGIN + begin}
         assert not any("health" in each.sentence for each in found)
     assert found
-
-
-def test_a_hang_that_only_the_log_shows_begins_with_the_last_output_and_lasts_until_the_last_check() -> None:
-    watch, reader = Watch(PROFILES["online"], BEGIN, reads=True, scrapes=False), Reader()
-    lines = [
-        *start(),
-        *(decode(12 + at) for at in range(0, 60, 2)),
-        *(failed_check(at, 71) for at in (95, 115, 135, 155)),
-    ]
-    for event in (event for line in lines for event in reader.read(line.encode())):
-        watch.take(event)
-    (found,) = (each for each in watch.judge(BEGIN + 156).findings if each.diagnosis == "scheduler_stuck")
-    assert (found.since, found.sentence) == (BEGIN + 71, "84 s in which nothing moved while requests were there")
 
 
 def test_checks_that_are_made_by_hand_do_not_date_a_hang_before_an_idle_hour() -> None:
@@ -255,22 +215,6 @@ def test_counters_that_the_scheduler_updates_late() -> None:
     assert server.found == (0.0, "")
 
 
-def test_answers_that_come_now_and_then(server: Server) -> None:
-    for number in range(60):  # every request sends its tokens after fifty steps, streamed or not
-        server.computes(steps=10)
-        if number % 5 == 4:
-            server.sent += 50.0
-        server.tick()
-    assert server.found == (0.0, "")
-
-
-def test_clients_that_all_left(server: Server) -> None:
-    server.aborted += 24.0
-    server.running = server.open = 0.0
-    server.tick(60)
-    assert server.found == (0.0, "")
-
-
 def test_clients_that_give_up_before_the_first_tokens_are_due(server: Server) -> None:
     server.logs = False
     for _ in range(60):
@@ -315,14 +259,6 @@ def test_a_pause_that_nobody_ends_is_a_hang_after_ten_minutes(server: Server) ->
     assert server.stuck.sentence == "the server has been paused by /pause_generation for 745 s (24 requests)"
 
 
-def test_a_server_that_hangs_after_a_pause_is_found(server: Server) -> None:
-    server.pauses += 1.0
-    server.tick()
-    server.resumptions += 1.0
-    server.tick(20)
-    assert server.found[1] == "scheduler"
-
-
 def test_a_forged_pause_hides_no_hang() -> None:
     server = Server()
     server.serves()
@@ -363,11 +299,6 @@ def test_a_scheduler_that_stopped_while_it_was_idle_is_found_by_health_checks() 
     assert server.found[1] == "scheduler"
 
 
-def test_a_check_that_is_answered_ends_the_suspicion() -> None:
-    server = idle()
-    assert (waits(server, 3600, answered=True), server.found[1]) == (1, "")
-
-
 def test_an_idle_server_is_never_asked(server: Server) -> None:
     server.running = server.open = 0.0
     assert waits(server, 3600, answered=True) == 0
@@ -381,9 +312,6 @@ def test_requests_that_wait_outside_of_all_stages_are_no_hang() -> None:
     assert server.found == (0.0, "")
 
 
-# Pages
-
-
 # A silent log
 
 
@@ -395,14 +323,6 @@ def test_it_is_silent_while_tokens_come_without_a_line_and_no_more_with_the_next
     server.logs = True
     server.computes()
     assert (before > 200, server.watch.silent_log_seconds(BEGIN + server.now)) == (True, 0.0)
-
-
-def test_a_night_without_load_after_the_last_line_is_no_silence(server: Server) -> None:
-    server.logs = False
-    server.serves(STEP)  # the last steps of a load print no line
-    server.running = server.open = 0.0
-    server.tick(1000)
-    assert (server.watch.silent_log_seconds(BEGIN + server.now) or 0.0) <= 2 * STEP
 
 
 # What counts of other findings during a hang, and the setting that delays tokens

@@ -12,20 +12,18 @@ import tarfile
 import threading
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from compressed import compressed
 from replicas import READY, TWO_SOURCES, at, files, load, mixed, node, start, together
-from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core import inputs as layouts
 from sglang_tuning_exporter.core.compression import OPENERS
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.inputs import CHUNK, LONGEST_LINE, Lane, Logs, whole_lines
-from sglang_tuning_exporter.core.report import judge
 from store_answers import DOCUMENTS
 from wrappings import recorded, wrapped
 
@@ -104,21 +102,6 @@ def test_logs_of_several_nodes_are_merged_by_the_time_of_their_lines(tmp_path: P
     assert running(second, first) == [1, 2, 3, 4, 5, 6]
 
 
-def test_lines_of_one_second_keep_each_logs_own_order_and_a_line_without_time_its_place(tmp_path: Path) -> None:
-    killed = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
-    raised = "[2025-11-20 10:00:00] Scheduler hit an exception: Traceback (most recent call last):\n"
-    first = write(tmp_path / "a.log", decode("10:00:00", 1), raised, '  File "x.py", line 9, in run_batch\n', killed)
-    second = write(tmp_path / "b.log", decode("10:00:00", 3), decode("10:00:10", 4))
-    assert running(first, second) == [1, 3, 4]
-    assert kinds(first, second)["out_of_memory"] == 1
-
-
-def test_a_file_named_twice_or_by_a_link_is_read_once(tmp_path: Path) -> None:
-    name = write(tmp_path / "server.log", decode("10:00:00"))
-    (tmp_path / "current.log").symlink_to(tmp_path / "server.log")
-    assert read(name, name, str(tmp_path / "current.log"), str(tmp_path / "*.log")).lines == 1
-
-
 def test_standard_input_and_a_file_are_merged_and_a_named_pipe_is_read_once(tmp_path: Path) -> None:
     name = write(tmp_path / "server.log", decode("10:00:10", 2))
     assert running(name, "-", stdin=(decode("10:00:00", 1) + decode("10:00:20", 3)).encode()) == [1, 2, 3]
@@ -160,26 +143,12 @@ def test_a_gzip_file_with_padding_is_whole_and_one_with_bad_bytes_gives_what_sta
     assert "is damaged" in logs.damage[0]
 
 
-def test_a_log_larger_than_a_chunk_is_read_whole(tmp_path: Path) -> None:
-    lines = [decode(f"{n // 3600:02}:{n // 60 % 60:02}:{n % 60:02}", n) for n in range(9000)]
-    name = write(tmp_path / "server.log", *lines)
-    assert Path(name).stat().st_size > CHUNK
-    assert running(name) == list(range(9000))
-
-
 def test_a_line_without_end_is_cut_and_nul_bytes_before_a_line_are_left_out() -> None:
     line = decode("10:00:00").encode()
     chunks = list(whole_lines([*[b"x" * CHUNK] * 3, b"yy\n" + line]))
     assert max(map(len, chunks)) < 2 * LONGEST_LINE + CHUNK
     assert b"".join(chunks).split(b"\n")[1:] == [line.rstrip(), b""]
     assert b"".join(whole_lines([*[b"\0" * CHUNK] * 3, b"\0\0" + line])).lstrip(b"\0") == line
-
-
-def test_hostile_bytes_between_the_lines_change_no_event() -> None:
-    lines = gzip.decompress(BIG_QUEUE.read_bytes()).splitlines(keepends=True)
-    noise = [b"\xff\xfe\x00\x80\n", b'{"log": [\n', b"(" * 3000 + b"\n", b"\x1b[31m\n", b"[2025-99-99 99:99:99] x\n"]
-    mixed_lines = b"".join(line + noise[n % len(noise)] for n, line in enumerate(lines))
-    assert kinds("-", stdin=mixed_lines) == kinds("-", stdin=b"".join(lines))
 
 
 # Times
@@ -214,30 +183,11 @@ def test_time_never_runs_backwards_and_a_line_of_another_clock_changes_nothing(
     assert (lane.set_back, lane.set_forward, lane.strays) == counts
 
 
-@pytest.mark.parametrize("place", [0, 1, 60, 119])
-@pytest.mark.parametrize("stray", ["2036-11-20 10:05:00", "1970-01-01 00:00:07", "2025-11-21 10:05:00"])
-def test_one_line_with_a_wrong_time_changes_no_other_and_is_noted(tmp_path: Path, stray: str, place: int) -> None:
-    lines = [decode(f"10:{second // 60:02}:{second % 60:02}", 3) for second in range(0, 600, 5)]
-    plain = events(write(tmp_path / "plain.log", *lines))
-    lines.insert(place, decode(stray[11:], 9, date=stray[:11]))
-    name = write(tmp_path / "stray.log", *lines)
-    if place == 0 and stray.startswith("1970"):
-        stray = "skip"
-    assert [event.time for event in events(name) if event.figures["running"] == 3] == [event.time for event in plain]
-    assert [note for note in read(name).notes if "1 line has a time far from" in note]
-
-
 def test_a_log_without_times_is_read_all_the_same_and_says_so(tmp_path: Path) -> None:
     line = decode("10:00:00")[22:]
     logs = Logs([write(tmp_path / "server.log", line, line)])
     assert [event.time for event in logs.events()] == [None, None]
     assert logs.notes[0].startswith("no line has a time")
-
-
-def test_batches_without_times_are_not_called_absent(tmp_path: Path) -> None:
-    line = decode("10:00:00")[22:]
-    judgement = judge(Logs([write(tmp_path / "server.log", line, line)]), PROFILES["online"])[0].judgement
-    assert judgement.sentence == "Its batches have no time, so their load cannot be judged."
 
 
 # Layouts
@@ -252,24 +202,11 @@ def test_an_answer_of_a_log_store_gives_the_events_of_its_log(name: str) -> None
     assert kinds("-", stdin=document) == kinds("-", stdin=plain)
 
 
-@pytest.mark.parametrize(
-    "text", [b"[2026-11-20 19:51:18 TP0] x\n", b'{"log": "a"}\n{"log": "b"}\n', b"{no\n", b"", b"[[1]]", b"{" * 9000]
-)
-def test_any_other_text_stays_as_it_is(text: bytes) -> None:
-    assert b"".join(layouts.unfolded(iter([text]))) == text
-
-
 @pytest.mark.parametrize("name", ["nothing", "Loki JSONL", "CloudWatch get-log-events", "GCP", "Loki text", "CSV"])
 def test_lines_with_the_newest_first_give_the_events_of_their_log(name: str) -> None:
     text = wrapped(name, recorded()[:500])
     turned = b"\n".join(text.rstrip(b"\n").split(b"\n")[::-1]) + b"\n"
     assert running("-", stdin=turned) == running("-", stdin=text)
-
-
-@pytest.mark.parametrize("seconds", [range(40), (10, 9, 11, 10, 12, 11, 13, 12, 14, 2, 3, 4, 5)])
-def test_a_log_that_is_not_newest_first_stays_as_it_is(seconds: Iterable[int]) -> None:
-    text = "".join(f"[2026-11-20 19:51:{second:02d} TP0] Load weight begin.\n" for second in seconds).encode()
-    assert b"".join(layouts.oldest_first(iter([text]))) == text
 
 
 def test_a_reversed_log_that_is_too_large_to_reverse_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

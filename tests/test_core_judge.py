@@ -38,33 +38,6 @@ def and_also(load: Load, **totals: float) -> Load:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "lines", "is_enough"), [(20.0, 10.0, True), (19.9, 10.0, False), (20.0, 9.0, False)]
-)
-def test_twenty_seconds_and_ten_lines_are_enough_and_less_is_not(seconds: float, lines: float, is_enough: bool) -> None:  # noqa: FBT001 - a case
-    load = replace(and_also(HELD, lines=lines), seconds=seconds)
-    assert ("admission_too_conservative" in ids(of(load))) is is_enough
-
-
-@pytest.mark.parametrize(("seconds", "confidence"), [(59.0, "low"), (60.0, "medium"), (120.0, "high")])
-def test_confidence_grows_with_the_time_served(seconds: float, confidence: str) -> None:
-    assert finding(of(replace(AT_LIMIT, seconds=seconds), **LIMIT), "running_at_limit").confidence == confidence
-
-
-@pytest.mark.parametrize(("share", "is_found"), [(0.51, True), (0.5, False)])
-@pytest.mark.parametrize(
-    ("row", "why"), [("running_at_limit", "running_limit"), ("hybrid_pool_full", "hybrid_pool_full"), ("pd_queue", "pd_queue"),
-                     ("grammar_queue", "grammar_queue"), ("admission_too_conservative", "held_back")]
-)  # fmt: skip
-def test_a_reason_for_more_than_half_of_the_time_is_a_finding_and_half_is_none(
-    row: str,
-    why: str,
-    share: float,
-    is_found: bool,  # noqa: FBT001 - a case
-) -> None:
-    assert (row in ids(of(Load(why=why, share=share, usage=0.4, prompt=300), **LIMIT))) is is_found
-
-
-@pytest.mark.parametrize(
     ("limit", "grammar", "found"),
     [(90.0, 80.0, {"running_at_limit", "grammar_queue"}), (110.0, 80.0, {"running_at_limit"}), (60.0, 39.0, set()), (90.0, 69.0, {"running_at_limit"})],
 )  # fmt: skip
@@ -76,42 +49,7 @@ def test_reasons_that_only_together_hold_most_of_the_time_are_named_from_a_third
     assert {"running_at_limit", "grammar_queue"} & {*ids(of(load, **LIMIT))} == found
 
 
-@pytest.mark.parametrize(
-    ("count", "seconds", "is_found"),
-    [(1, 30, False), (2, 120, False), (9, 120, True), (30, 19, False), (3, 600, False)],
-)
-def test_about_one_retraction_a_minute_is_tolerated_and_a_burst_in_half_a_minute_is_a_minutes(
-    count: float,
-    seconds: float,
-    is_found: bool,  # noqa: FBT001 - a case
-) -> None:
-    load = Load(seconds=seconds, usage=0.95, more={"retractions": count})
-    assert ("retracting_too_often" in ids(of(load))) is is_found
-
-
 # The verdict
-
-
-@pytest.mark.parametrize(
-    ("load", "profile", "arguments", "verdict"),
-    [
-        (Load(), "online", {}, "no_limit_in_log"),
-        (Load(), "offline", {}, "client_too_slow"),
-        (Load(), "long_context", {}, "no_limit_in_log"),
-        (Load(queued=150, usage=0.95), "offline", {}, "no_limit_in_log"),
-        (Load(), "online", {"LEFT": 15.0, "mem_fraction_static": 0.8}, "no_limit_in_log"),  # a chance is no verdict
-        (and_also(AT_LIMIT, **{"queue/above_range": 300.0}), "online", LIMIT, "running_at_limit"),
-        (HELD, "online", {"schedule_conservativeness": 0.3}, "admission_too_conservative"),  # without a flag to change, too
-        (Load(more={"retractions": 60.0}, why="running_limit", usage=0.95), "online", LIMIT, "retracting_too_often"),
-        (Load(more={"out_of_memory.prefill": 1.0}, why="held_back"), "online", {}, "out_of_memory_prefill"),
-        (Load(seconds=5, more={"queue/idle": 100.0}), "online", {}, "idle"),
-        (Load(seconds=5), "online", {}, "not_enough_data"),
-    ],
-)  # fmt: skip
-def test_the_verdict_is_the_most_urgent_limit_or_the_word_for_none(
-    load: Load, profile: str, arguments: dict[str, Any], verdict: str
-) -> None:
-    assert of(load, profile, **arguments).verdict == verdict
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode", "graph_capture", "startup", "unknown"])
@@ -136,22 +74,6 @@ def test_a_consequence_has_the_advice_of_its_cause() -> None:
         assert "running_at_limit" in finding(judgement, row).because
     said = " ".join(change.words for each in judgement.findings for change in each.changes)
     assert "replica" not in said
-
-
-def test_rejections_that_no_flag_would_save_ask_clients_to_slow_down() -> None:
-    judgement = of(Load(more={"rejected": 40.0}))
-    assert judgement.verdict == "requests_rejected"
-    assert judgement.findings[0].changes[0].words == "send fewer requests at once, or add a replica"
-
-
-def test_the_imbalance_comes_before_the_running_limit_of_its_full_rank() -> None:
-    ranks = {"serves/0": 200.0, "serves/1": 200.0, "waits/0": 180.0, "waits/1": 0.0, "serves/None": 0.0}
-    view = seen(
-        and_also(AT_LIMIT, **ranks), version="0.5.23", dp_size=2, load_balance_method="round_robin", LIMITS=(64.0, 64.0)
-    )
-    judgement = judge(view)
-    assert judgement.verdict == "dp_imbalanced"
-    assert [each.flag for each in judgement.findings[0].changes] == ["--load-balance-method"]
 
 
 def test_no_more_are_let_in_while_each_step_takes_too_long_because_of_those_that_run() -> None:
@@ -274,14 +196,6 @@ def test_settings_of_the_guide_for_the_workload_are_chances(
     assert changes("profile_settings", seen(Load(usage=0.7), profile, "0.5.23", **args)) == expected
 
 
-@pytest.mark.parametrize(("limit", "expected"), [(16.0, {}), (2048.0, {"--cuda-graph-max-bs-decode": 256})])
-def test_larger_graphs_are_no_chance_where_they_cover_all_that_may_run(
-    limit: float, expected: dict[str, object]
-) -> None:
-    view = seen(Load(running=10), "online", "0.5.23", LIMIT=limit, cuda_graph_max_bs_decode=16)
-    assert changes("profile_settings", view) == expected
-
-
 @pytest.mark.parametrize(
     ("args", "is_found"),
     [({"dp_size": 8}, True), ({"dp_size": 1}, False), ({"dp_size": 8, "tp_size": 8, "enable_dp_attention": True}, False),
@@ -314,12 +228,6 @@ def test_weights_that_fit_one_gpu_need_no_tensor_parallelism(
     assert ("data_parallel_would_fit" in ids(judgement)) is is_found
 
 
-@pytest.mark.parametrize(("tp", "pp", "is_found"), [(1, 1, True), (8, 1, False), (4, 2, False)])
-def test_a_model_is_small_when_all_its_parts_together_are(tp: int, pp: int, is_found: bool) -> None:  # noqa: FBT001 - a case
-    view = of(Load(running=4), WEIGHTS=16.2, tp_size=tp, pp_size=pp, enable_torch_compile=False)
-    assert ("torch_compile_candidate" in ids(view)) is is_found
-
-
 # Requests that the server cannot serve
 
 
@@ -343,25 +251,3 @@ def test_requests_that_are_refused_are_a_chance_with_a_remedy(
     judgement = of(Load(more=totals), **args)
     assert [(each.flag, each.to) for each in finding(judgement, row).changes] == [change]
     assert judgement.verdict == "no_limit_in_log"
-
-
-@pytest.mark.parametrize(
-    ("totals", "row"),
-    [
-        ({"refused": 4.0, "sequences": 900.0}, "requests_refused"),
-        ({"refused": 40.0, "sequences": 900.0}, "requests_refused"),
-        ({"server_errors": 4.0, "sequences": 900.0}, "requests_failed"),
-        ({"server_errors": 40.0, "sequences": 900.0}, "requests_failed"),
-        ({"failed_requests": 20.0, "generation_posts": 900.0}, "requests_failed"),
-        ({"beyond_context": 9.0, "beyond_context_tokens": 4e4}, "prompts_beyond_context"),  # the model's own context
-    ],
-)
-def test_a_few_refused_or_failed_requests_are_no_finding(totals: dict[str, float], row: str) -> None:
-    assert row not in ids(of(Load(more=totals)))
-
-
-@pytest.mark.parametrize(
-    "totals", [{"server_errors": 90.0, "sequences": 900.0}, {"failed_requests": 180.0, "generation_posts": 900.0}]
-)
-def test_many_requests_that_end_in_an_exception_are_the_verdict(totals: dict[str, float]) -> None:
-    assert of(Load(more=totals)).verdict == "requests_failed"

@@ -5,19 +5,15 @@ from __future__ import annotations
 import re
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.config.profiles import DEFAULT
 from sglang_tuning_exporter.core import lines
 from sglang_tuning_exporter.core.events import NO_RANK, Event, Rank
 from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.core.server import Server
 
-DATA = Path(__file__).parent / "data"
 WHEN = 1_763_638_813.0
 STAMP = "[2025-11-20 11:40:13 TP0] "
 DECODE = "Decode batch, #running-req: 1, #token: 1, token usage: 0.99, gen throughput (token/s): 0.01, #queue-req: 9"
@@ -410,38 +406,10 @@ def test_a_stamp_gives_time_and_ranks(stamp: str, time: float | None, rank: Rank
     assert (event.time, event.rank) == (time, rank)
 
 
-def test_a_time_without_a_date_grows_over_midnight() -> None:
-    times = ["23:59:58", "23:59:59", "00:00:01", "23:59:59", "00:00:02", "12:00:00", "23:00:00", "01:00:00"]
-    day = 86_400.0
-    found = [event.time for event in read(*(f"[{time} TP0] {DECODE}" for time in times))]
-    assert found == [86_398.0, 86_399.0, day + 1, 86_399.0, day + 2, day + 43_200, day + 82_800, 2 * day + 3600]
-
-
 @pytest.mark.parametrize("line", [RETRACTION, DECODE, "server_args={'tp_size': 1}", "[TP0] " + RETRACTION])
 def test_among_lines_with_a_stamp_a_line_without_one_is_not_sglangs(line: str) -> None:
     assert len(read(STAMP + DECODE, line)) == 1
     assert len(read(line)) == 1
-
-
-@pytest.mark.parametrize("path", sorted((DATA / "logs").glob("*.log")), ids=lambda path: path.stem)
-def test_every_release_is_understood(path: Path) -> None:
-    reader = Reader()
-    events = [event for line in path.read_bytes().splitlines() for event in reader.read(line)]
-    assert not +reader.unreadable
-    assert sum(reader.lines.values()) == reader.number
-    kinds = {event.kind for event in events}
-    assert kinds >= {"decode", "prefill", "retraction", "arguments", "limits", "memory", "ready"}
-    decode = next(event for event in events if event.kind == "decode")
-    assert (
-        decode.figures.items()
-        >= {"running": 237, "queued": 4, "tokens": 925_941, "usage": 0.89, "throughput": 4471.7}.items()
-    )
-    [start] = [event for event in events if event.kind == "arguments"]
-    assert start.arguments["tp_size"] == 8
-    assert "api_key" not in start.arguments
-    sizes = [event.sizes for event in events if event.word == "graph" and event.sizes]
-    if path.stem >= "0.4.6":
-        assert [(found[:4], found[-1]) for found in sizes] == [((1, 2, 4, 8), 256)]
 
 
 @pytest.mark.parametrize("first", [DECODE, RETRACTION])
@@ -472,16 +440,6 @@ def test_what_only_a_newer_release_can_print_is_counted(line: str, what: str) ->
     reader = Reader()
     reader.read((STAMP + line).encode())
     assert +reader.unreadable == {what: 1}
-
-
-def test_the_fields_of_the_device_timer_are_known() -> None:
-    reader = Reader()
-    [event] = reader.read(
-        b"[2026-11-26 01:41:38] Decode batch, #running-req: 24, #token: 3440, token usage: 0.05, cuda graph: False,"
-        b" gen throughput (token/s): 680.62, #queue-req: 0, fwd occupancy: 75.32%, fwd+idle occupancy: 77.87%"
-    )
-    assert (event.figures["running"], event.figures["graph"]) == (24, 0)
-    assert not +reader.unreadable
 
 
 @pytest.mark.parametrize("figure", ["1e999", "9" * 6000, "-4", "nan"])
@@ -555,63 +513,6 @@ def failures(*text: str) -> list[tuple[str, int | None]]:
 )
 def test_memory_ran_out_where_the_frames_say(before: list[str], functions: tuple[str, ...], phase: str) -> None:
     assert failures(*before, *traceback(*functions), CUDA) == [(phase, 0)]
-
-
-def test_an_error_line_and_the_exception_raised_from_it_are_one_failure() -> None:
-    line = "Decode out of memory. Try to lower your batch size."
-    logged = [STAMP + line, STAMP.replace("TP0", "TP1") + line]
-    raised = [text for rank in (0, 1) for text in (*traceback(*SERVING, rank=rank), "RuntimeError: " + line)]
-    for text in (logged, raised, logged + raised):
-        server, reader = Server(DEFAULT), Reader()
-        for event in (event for each in text for event in reader.read(each.encode())):
-            server.take(event)
-        assert server.counted["out_of_memory.decode"] == 1
-
-
-def test_a_chain_of_exceptions_is_one_failure() -> None:
-    chained = [
-        "",
-        "During handling of the above exception, another exception occurred:",
-        "",
-        "Traceback (most recent call last):",
-    ]
-    last = [
-        '  File "x.py", line 12, in run_scheduler_process',
-        "Exception: Capture cuda graph failed: CUDA out of memory.",
-    ]
-    assert failures(START, *traceback("init_device_graphs", "capture"), CUDA, *chained, *last) == [("graph_capture", 0)]
-
-
-def test_lines_of_other_ranks_inside_a_traceback_do_not_end_it() -> None:
-    text = [each for line in (*traceback(*SERVING, "forward_decode"), CUDA) for each in (line, STAMP + "another line")]
-    assert failures(STAMP + DECODE, *text) == [("decode", 0)]
-
-
-MAIN = [
-    "Traceback (most recent call last):",
-    '  File "/srv/sglang/launch_server.py", line 84, in <module>',
-    "    run_server(server_args)",
-]
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (
-            ["sglang serve: error: unrecognized arguments: --no-flag 3 --api-kay=s3cret -x"],
-            ["sglang serve: error: unrecognized arguments: --no-flag --api-kay -x"],
-        ),
-        (
-            [*MAIN, "AssertionError: schedule_policy must be 'fcfs'."],
-            ["AssertionError: schedule_policy must be 'fcfs'"],
-        ),
-        ([*MAIN, "KeyboardInterrupt"], []),
-        ([START, STAMP + DECODE, *MAIN, "ValueError: words of a prompt"], []),
-        ([START, STAMP + DECODE, "sglang serve: error: words of a prompt"], []),
-    ],
-)
-def test_a_main_process_that_ends_before_it_serves_did_not_launch(text: list[str], words: list[str]) -> None:
-    assert [event.text for event in read(*text) if event.word == "launch_failed"] == words
 
 
 HUGE = 200_000

@@ -13,7 +13,7 @@ import pytest
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.against import compare
 from sglang_tuning_exporter.core.findings import Change, Judged
-from sglang_tuning_exporter.core.page import POLICY, Axis, Value, page, strip
+from sglang_tuning_exporter.core.page import POLICY, Axis, page
 from sglang_tuning_exporter.core.report import run
 from sglang_tuning_exporter.recordings.replay import packaged
 from test_core_report import BEGIN, LOGS, finding, judged
@@ -108,13 +108,6 @@ def test_the_page_has_everything_that_the_text_has() -> None:
         assert words in shown, words
 
 
-def test_a_log_without_times_or_starts_is_a_page_without_pictures() -> None:
-    written = page(judged(begin=None, end=None, points=(), course=(), starts=(), mostly=None, shares={}), OFFLINE)
-    assert Tree(written).open == []
-    assert "<svg" not in written
-    assert "The log has no times" in written
-
-
 def test_hostile_words_of_the_log_are_text_and_the_page_has_no_script(tmp_path: Path) -> None:
     run([str(hostile_log(tmp_path))], format="html", output=tmp_path / "page.html", profile="online")
     tree = Tree((tmp_path / "page.html").read_text())
@@ -134,15 +127,3 @@ def test_an_axis_has_a_few_round_moments_in_order(begin: float, seconds: float) 
     assert 1 <= len(places) <= 10
     assert places == sorted(places)
     assert all(0 <= place <= 100 for place in places)
-
-
-def test_a_line_breaks_where_a_figure_is_not_known_and_long_logs_have_few_points() -> None:
-    values: list[Value] = [(n, None if n % 5000 == 0 else float(n % 100)) for n in range(1, 20_000)]
-    picture = strip(values, Axis(0, 20_000), "words <&>")
-    assert picture.count('class="line"') == 4
-    assert len(picture) < 40_000
-    assert "<title>words &lt;&amp;&gt;</title>" in picture
-    assert "area" in picture
-
-
-# In a browser

@@ -31,7 +31,7 @@ from sglang_tuning_exporter.core.findings import (
     Stretch,
 )
 from sglang_tuning_exporter.core.inputs import Logs
-from sglang_tuning_exporter.core.report import document, exit_status, judge, plain, progress_line, run
+from sglang_tuning_exporter.core.report import document, exit_status, judge, run
 
 HERE = Path(__file__).parent
 RECORDINGS = sorted((HERE / "recordings").glob("*/server.log.gz"))
@@ -137,20 +137,6 @@ def test_a_report_with_everything_keeps_the_schema_and_the_schema_refuses_what_i
     assert right["notes"] == ["34 retractions, 14 of them beside text that clients can write", "a note"]
 
 
-def test_values_that_json_does_not_have_are_words_or_nothing() -> None:
-    assert plain({"a": float("inf"), 1: (2.0, 0.12345678), "b": {3}}) == {"a": None, "1": [2, 0.123457], "b": [3]}
-    deep: list[Any] = []
-    for _ in range(99):
-        deep = [deep]
-    assert "…" in json.dumps(plain(deep), ensure_ascii=False)
-
-
-def test_a_log_without_dates_has_seconds_but_no_moments() -> None:
-    shown = document(judged(finding(since=41_000.0, until=41_060.0), begin=40_000.0, end=43_600.0))
-    assert (shown["span"]["start"], shown["span"]["seconds"]) == (None, 3600)
-    assert (shown["findings"][0]["first_seen"], shown["findings"][0]["at"]) == (None, 1000)
-
-
 @pytest.mark.parametrize(
     ("severities", "fail_on", "status"),
     [
@@ -208,14 +194,6 @@ def test_text_json_and_page_are_written_to_a_file_or_to_standard_output(
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
 
 
-def test_two_logs_are_compared_in_text_and_json(capfd: pytest.CaptureFixture[str]) -> None:
-    logs = [recording("big_queue"), "--against", recording("client_limited")]
-    main(["report", *logs])
-    assert f"Against {logs[2]}: better: generated tokens/s" in capfd.readouterr().out
-    main(["report", "--format", "json", *logs])
-    assert json.loads(capfd.readouterr().out)["comparison"]["against"] == [logs[2]]
-
-
 MISTAKES = {
     "no log": (["absent.log"], "absent.log: No such file or directory; give a log that can be read"),
     "--against": (["LOG", "--against", "absent.log"], "absent.log: No such file"),
@@ -252,8 +230,3 @@ def test_a_file_that_cannot_be_written_is_named() -> None:
         UsageError, match="--output=/dev/full: No space left on device; give a file that can be written"
     ):
         run([recording("big_queue")], output=Path("/dev/full"), format="json")
-
-
-def test_a_progress_line_has_a_bar_and_the_time_left_or_what_was_read() -> None:
-    assert progress_line(50 << 20, 100 << 20, 5.0) == f"[{'#' * 15:<30}]  50 %  50 MB of 100, 5 s left"
-    assert progress_line(50 << 20, 0, 5.0) == "50 MB read, 10 MB/s"

@@ -28,7 +28,6 @@ HEALTHY = (
     " #queue-req: 0"
 )
 OUT_OF_MEMORY = "Prefill out of memory. Try to lower your batch size."
-CRASH = "Scheduler hit an exception: Traceback (most recent call last):"
 START = "server_args={{'tp_size': 1, 'port': {n}}}"
 
 
@@ -99,20 +98,6 @@ def test_counters_go_on_and_what_was_counted_before_is_judged_no_more(counted: s
     for each in (new, fresh):
         each.advance(BEGIN + 5016)
     assert dict(new.server.window(600)) == dict(fresh.server.window(600)) != {}
-
-
-def test_a_server_that_retracted_before_the_restart_is_judged_by_what_it_does_now() -> None:
-    old = watch_at()
-    for number in range(647):
-        taken(old, [retraction(number)], BEGIN + number * 0.01)
-    new = restarted(old, BEGIN + 10)
-    found = set()
-    for second in range(0, 300, 5):
-        taken(new, [decoded()], BEGIN + 5000 + second)
-        judgement = new.judge(BEGIN + 5000 + second)
-        found.add(judgement.verdict)
-        assert [change for each in judgement.findings if each.is_limit for change in each.changes] == []
-    assert found <= {"not_enough_data", "no_limit_in_log"}
 
 
 JSON: st.SearchStrategy[Any] = st.recursive(
@@ -203,15 +188,6 @@ def test_events_of_the_gap_are_counted_once_and_are_as_old_as_they_say(place: Pl
         book.close()
 
 
-def test_a_failure_of_the_last_ten_minutes_is_a_finding_though_the_exporter_was_down(place: Place) -> None:
-    place.first(ago=3600.0)
-    place.write(OUT_OF_MEMORY, ago=100.0)
-    book, watch = place.reader()
-    assert recent(watch, "out_of_memory.prefill") == 1
-    assert "out_of_memory_prefill" in {each.diagnosis for each in watch.judge(time.time()).findings}
-    book.close()
-
-
 def test_starts_while_the_exporter_was_down_are_no_restart_loop(place: Place) -> None:
     place.first(ago=36_000.0)
     place.write(START, ago=35_000.0, times=8, step=4000.0)
@@ -240,14 +216,6 @@ def test_a_log_read_from_its_start_counts_its_past_and_does_not_judge_by_it(plac
     book, watch = place.reader(from_start=True)
     assert (watch.server.counted["retractions"], recent(watch, "retractions")) == (500, 0)
     assert recent(watch, "out_of_memory.prefill") == 1
-    book.close()
-
-
-def test_an_end_from_before_the_exporter_is_still_the_end(place: Place) -> None:
-    place.write(HEALTHY, ago=400.0)
-    place.write(CRASH, ago=300.0)
-    book, watch = place.reader()
-    assert (watch.judge(time.time()).verdict, watch.server.counted["ends"]) == ("crashed", 0)
     book.close()
 
 

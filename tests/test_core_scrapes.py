@@ -23,16 +23,6 @@ def gained(*pages: dict[str, Any]) -> dict[str, float]:
     return whole
 
 
-def test_what_a_server_did_before_the_first_page_is_not_counted() -> None:
-    assert gained({"started_requests": 500.0}) == {}
-    assert gained({"started_requests": 500.0}, {"started_requests": 510.0})["started_requests"] == 10
-
-
-def test_a_server_that_starts_again_counts_from_nothing() -> None:
-    pages = [{"progress": float(n), "finished_requests": float(n)} for n in (171, 9)]
-    assert gained(*pages)["finished_requests"] == 9
-
-
 def test_a_page_with_an_invalid_counter_counts_nothing_and_loses_nothing() -> None:
     spoiled = {"finished_requests": 0.0, "counters_invalid": True}
     pages = [{"finished_requests": 171.0}, spoiled, {"finished_requests": 181.0}]

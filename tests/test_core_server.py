@@ -6,15 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from sglang_tuning_exporter.config.profiles import PROFILES
-from sglang_tuning_exporter.core.course import Course
 from sglang_tuning_exporter.core.findings import Judged
-from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.sglang.server_info import ServerInfo
-from test_core_course import ARGUMENTS, decode, finding, found, judged, load, prefill, retraction, stamp, start
+from test_core_course import decode, finding, found, judged, load, prefill, stamp, start
 
 MINUTES = 200
 
@@ -26,24 +20,6 @@ def mostly(lines: Iterable[str], signal: str, profile: str = "online") -> str:
 
 
 # Why requests wait
-
-
-@pytest.mark.parametrize(
-    ("figures", "why"),
-    [
-        ({"queue": 0}, "no_queue"),
-        ({"usage": 0.5}, "held_back"),
-        ({"usage": 0.89}, "held_back"),
-        ({"usage": 0.9}, "pool_full"),
-        ({"running": 64}, "running_limit"),
-        ({"running": 61}, "running_limit"),  # the next one is about to start
-        ({"running": 59}, "held_back"),
-        ({"running": 64, "usage": 0.95}, "pool_full"),  # then a higher limit would let no more run
-    ],
-)
-def test_the_reason_why_requests_wait_is_named(figures: dict[str, Any], why: str) -> None:
-    lines = load(20, MINUTES, **{"running": 40, "queue": 30, "usage": 0.5, **figures})
-    assert mostly([*start(limit=64), *lines], "admission") == why
 
 
 @pytest.mark.parametrize(
@@ -62,36 +38,11 @@ def test_a_queue_is_judged_by_its_length_or_by_the_wait_that_it_means(queue: int
     assert mostly([*start(), *load(20, MINUTES, queue=queue)], "queue", profile) == state
 
 
-def test_a_prefill_batch_that_a_limit_of_requests_has_ended_is_not_full() -> None:
-    lines = [prefill(20 + second, 60, 8, running=8, queue=20) for second in range(120)]
-    assert mostly([*start(chunked_prefill_size=64), *lines], "admission") == "prefill_bound"
-    assert mostly([*start(chunked_prefill_size=64, prefill_max_requests=8), *lines], "admission") != "prefill_bound"
-
-
 # Graphs
 
 
 def graphs(lines: Iterable[str]) -> set[str]:
     return {state for state, share in judged(lines).shares.get("cuda_graph", {}).items() if share > 0.05}
-
-
-@pytest.mark.parametrize(
-    ("running", "arguments", "state"),
-    [
-        (256, {}, "eager"),
-        (257, {}, "beyond_captured"),
-        (257, {"disable_cuda_graph": True}, "disabled"),
-        (257, {"device": "cpu"}, "unsupported"),
-        (100, {"cuda_graph_max_bs": 80}, "beyond_captured"),
-    ],
-)
-def test_a_batch_without_a_graph_has_its_reason(running: int, arguments: dict[str, Any], state: str) -> None:
-    assert graphs([*start(**arguments), *load(20, 60, running=running, graph=False)]) == {state}
-
-
-@pytest.mark.parametrize(("running", "state"), [(160, "eager"), (161, "beyond_captured")])
-def test_without_a_start_in_the_log_the_largest_captured_batch_is_taken_to_be_160(running: int, state: str) -> None:
-    assert graphs(load(20, 60, running=running, graph=False)) == {state}
 
 
 ATTENTION: dict[str, Any] = {"tp_size": 4, "dp_size": 4, "enable_dp_attention": True, "cuda_graph_max_bs": 160}
@@ -132,11 +83,6 @@ def test_a_small_batch_without_a_graph_can_have_its_cause_on_another_rank(
     assert ("eager" in graphs([*begin, *beside(other)])) is seen
 
 
-def test_small_batches_on_all_ranks_without_a_graph_are_a_finding() -> None:
-    lines = [decode(at, 8, usage=0.3, graph=False, ranks=rank(dp)) for at in range(20, 320, 2) for dp in range(4)]
-    assert "cuda_graph_off" in found(judged([*start(**ATTENTION), *lines]))
-
-
 # Pipelines: every stage prints every batch, and a printed batch is one of several
 
 
@@ -155,35 +101,6 @@ def test_small_batches_on_all_ranks_without_a_graph_are_a_finding() -> None:
 def test_a_micro_batch_has_its_share_of_the_running_limit(arguments: dict[str, Any], running: int, why: str) -> None:
     lines = load(20, MINUTES, running=running, queue=20, usage=0.3)
     assert mostly([*start(limit=64, max_running_requests=64, **arguments), *lines], "admission") == why
-
-
-def history(pp: int, tp: int, order: list[int]) -> list[str]:
-    """A minute of one load, printed by every rank of a pipeline in this order."""
-    stages = [f"PP{stage}" for stage in range(pp)] if pp > 1 else [""]
-    ranks = [f"{stage} TP{number}".strip() for stage in stages for number in range(tp)] if tp > 1 else stages
-    lines = [
-        *start(pp_size=pp, tp_size=tp),
-        *(f"{stamp(11, each)}Load weight begin. avail mem=78.00 GB" for each in reversed(ranks)),
-    ]
-    speakers = [f"{stage} TP0".strip() for stage in stages] if tp > 1 else stages
-    for at in range(20, 80, 4):
-        for speaker in (speakers[place] for place in order if place < len(speakers)):
-            lines += [prefill(at, 900, running=8, ranks=speaker), decode(at + 1, 8, ranks=speaker)]
-        if at % 20 == 0:
-            lines += [retraction(at + 2, 5, ranks=ranks[place]) for place in order if place < len(ranks)]
-    return lines
-
-
-@settings(max_examples=20)
-@given(st.integers(1, 4), st.integers(1, 3), st.permutations(range(12)))
-def test_counts_do_not_change_when_stages_and_tensor_parallel_ranks_repeat_lines(
-    pp: int, tp: int, order: list[int]
-) -> None:
-    counts = judged(history(pp, tp, order)).counts
-    alone = judged(history(1, 1, [0])).counts
-    assert {name: counts[name] for name in ("retraction_events", "retracted_requests", "prefill_batches")} == {
-        name: alone[name] for name in ("retraction_events", "retracted_requests", "prefill_batches")
-    }
 
 
 # Hybrid caches
@@ -218,11 +135,6 @@ def test_the_cache_that_was_full_is_named_with_its_flag(other: str, flag: str) -
     answer = judged([*begin, *lines])
     assert answer.judgement.verdict == "hybrid_pool_full"
     assert finding(answer, "hybrid_pool_full").changes[0].flag == flag
-
-
-def test_a_cache_that_is_full_while_no_request_waits_is_not_named() -> None:
-    lines = [hybrid(at, 0.4, mamba(0.97), 0) for at in range(20, 400, 2)]
-    assert "hybrid_pool_full" not in found(judged([*start(mamba_full_memory_ratio=0.9), *lines]))
 
 
 @pytest.mark.parametrize(
@@ -289,42 +201,6 @@ def test_the_reserve_of_memory_is_judged_by_what_a_side_does(role: str, row: str
     assert (row in found(judged([*start(left=left, disaggregation_mode=role), *load(20, 60)]))) is is_found
 
 
-def test_the_prefill_side_lacks_no_graphs() -> None:
-    eager = [prefill(at, 4000, 4, running=0, usage=0.05) for at in range(20, 200)]
-    assert "cuda_graph_off" not in found(
-        judged([*start(disaggregation_mode="prefill", disable_cuda_graph=True), *eager])
-    )
-
-
-# A DP rank that does nothing
-
-
-@settings(max_examples=15, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from([2, 5]), st.integers(0, 64), st.sampled_from([0, 0, 1, 30, 500]), st.sampled_from([0.02, 0.3, 0.6, 0.95])),
-        min_size=10,
-        max_size=60,
-    ),
-    st.sampled_from(sorted(PROFILES)),
-)  # fmt: skip
-def test_an_idle_rank_changes_no_finding(steps: list[tuple[int, int, int, float]], profile: str) -> None:
-    def told(*, twin: bool) -> set[str]:
-        lines, at = start(dp_size=2), 20
-        for step, running, queue, usage in steps:
-            at += step
-            lines += [
-                prefill(at, running=running, queue=queue, usage=usage, ranks="DP0"),
-                decode(at, running, queue, usage, ranks="DP0"),
-            ]
-            lines += [decode(at, 0, 0, 0.0, ranks="DP1")] if twin else []
-        return found(judged(lines, profile))
-
-    beside_it, alone = told(twin=True), told(twin=False)
-    if "dp_imbalanced" not in beside_it:  # which may be why requests wait
-        assert beside_it == alone
-
-
 # A start with other settings
 
 
@@ -346,12 +222,3 @@ def restarted(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 )
 def test_what_was_seen_under_other_settings_is_no_finding(after: dict[str, Any], is_found: bool) -> None:  # noqa: FBT001 - a case
     assert ("running_at_limit" in found(judged(restarted({}, after)))) is is_found
-
-
-def test_asking_a_server_again_for_what_it_is_changes_nothing() -> None:
-    course, reader = Course(PROFILES["online"]), Reader()
-    for line in [*start(limit=32, max_running_requests=32), *load(20, 300, running=32, queue=40, usage=0.23)]:
-        for event in reader.read(line.encode()):
-            course.take(event)
-        course.server.facts.inform(ServerInfo("0.5.23", {**ARGUMENTS, "max_running_requests": 32}))
-    assert course.end().judgement.verdict == "running_at_limit"

@@ -35,32 +35,6 @@ def changes(answer: Judged, row: str) -> list[tuple[str, object]]:
 # No room for a KV cache
 
 
-def test_a_pool_below_nothing_is_said_at_once_with_the_figures_of_the_start() -> None:
-    answer = judged([weights(21.73, 166.59), *(profiled(-561_981, f"DP{rank} TP{rank}") for rank in range(8))])
-    own = finding(answer, "no_kv_cache")
-    assert (answer.judgement.verdict, own.severity) == ("no_kv_cache", "critical")
-    assert (
-        own.sentence
-        == "SGLang computes a KV cache of -561,981 tokens: the weights take 166.59 GB of each GPU, which leaves 21.73 GB."[
-            :-1
-        ]
-    )
-    assert changes(answer, "no_kv_cache") == [("mem_fraction_static", 0.95), ("", None)]
-    assert "0.885" in own.changes[0].gain
-
-
-@pytest.mark.parametrize(("left", "used"), [(0.9, 79.0), (4.0, 75.0)])
-def test_where_the_weights_leave_nothing_no_fraction_helps(left: float, used: float) -> None:
-    answer = judged([weights(left, used), profiled(0)])
-    assert changes(answer, "no_kv_cache") == [("", None)]
-    assert "--tp-size" in finding(answer, "no_kv_cache").changes[0].words
-
-
-def test_a_fraction_that_is_high_already_is_not_raised() -> None:
-    answer = judged([arguments(mem_fraction_static=0.95), weights(21.73, 166.59), profiled(-5)])
-    assert changes(answer, "no_kv_cache") == [("", None)]
-
-
 def test_what_follows_it_is_not_said_as_another_failure_and_nothing_lowers_the_fraction() -> None:
     error = f"{stamp(3, 'TP0')}RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."
     answer = judged([arguments(), weights(21.73, 166.59), profiled(-561_981), error])
@@ -75,13 +49,6 @@ def test_what_follows_it_is_not_said_as_another_failure_and_nothing_lowers_the_f
 
 def test_a_smaller_pool_than_asked_for_is_no_failure() -> None:
     assert "no_kv_cache" not in found(judged([*start()[:2], profiled(90_000), *start()[2:], *load(20, 30)]))
-
-
-def test_it_counts_for_its_own_start() -> None:
-    answer = judged([arguments(), weights(21.73, 166.59), profiled(-5), *start(60), *load(80, 60)])
-    own = finding(answer, "no_kv_cache")
-    assert own.until is not None
-    assert own.until < answer.end - 60 if answer.end else False
 
 
 # Costly settings
@@ -108,30 +75,6 @@ def test_a_start_that_slows_every_request_down_is_said_without_any_load(
     assert (own.severity, own.is_limit) == ("info", False)
     assert changes(answer, "costly_settings") == advised
     assert not answer.judgement.sentence.startswith(NO_LOAD)
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {},
-        {"chunked_prefill_size": -1},
-        {"chunked_prefill_size": 1024},
-        {"device": "cpu", "disable_cuda_graph": True},
-        {"disaggregation_mode": "prefill", "disable_cuda_graph": True},
-    ],
-)
-def test_usual_settings_are_no_finding(more: dict[str, Any]) -> None:
-    assert "costly_settings" not in found(judged(start(**more)))
-
-
-def test_once_there_is_a_load_it_decides() -> None:
-    lines = [*start(disable_cuda_graph=True), *load(20, 60, running=8, graph=False)]
-    assert found(judged(lines)) & {"costly_settings", "cuda_graph_off"} == {"cuda_graph_off"}
-
-
-def test_a_short_load_that_fills_the_cache_says_so() -> None:
-    answer = judged([*start(), *load(20, 8, running=30, usage=0.98, queue=12)])
-    assert "98 % full" in answer.judgement.sentence
 
 
 # HiCache
@@ -162,18 +105,6 @@ def test_advice_follows_from_what_failed(line: str, more: dict[str, Any], advise
     own = finding(answer, "hicache_degraded")
     assert own.changes[0].arg == advised
     assert ("(mooncake)" in own.changes[0].words) is ("storage" in line)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "Allocating 120.00 GB host memory for hierarchical KV cache.",
-        "HiCache storage backend 'file' attached",
-        "user says: " + KERNEL,
-    ],
-)
-def test_other_words_about_it_are_no_finding(line: str) -> None:
-    assert "hicache_degraded" not in found(judged([*start(), stamp(12, "TP0") + line, *load(20, 40)]))
 
 
 # Speculative decoding
@@ -213,10 +144,6 @@ def test_drafts_that_may_pay_are_no_finding(length: float, more: dict[str, Any])
     assert "speculation_rejected" not in found(judged(drafted(length, **more)))
 
 
-def test_a_few_lines_prove_nothing() -> None:
-    assert "speculation_rejected" not in found(judged(drafted(1.0, 16)))
-
-
 @pytest.mark.parametrize(("length", "is_found"), [(1.01, True), (2.4, False), (0.0, False)])
 def test_the_gauge_shows_it_without_a_log(length: float, *, is_found: bool) -> None:
     beside = Beside(reads=False)
@@ -226,12 +153,6 @@ def test_the_gauge_shows_it_without_a_log(length: float, *, is_found: bool) -> N
 
 
 # Whose log it is
-
-
-def test_ranks_in_the_stamp_make_a_log_sglangs(tmp_path: Path) -> None:
-    log = tmp_path / "server.log"
-    log.write_text("[2026-07-18 03:03:06 ATTN_CP5 TP5] an unknown line\n")
-    assert list(Logs([str(log)]).events()) == []
 
 
 @pytest.mark.parametrize(
@@ -253,23 +174,6 @@ def test_a_web_servers_log_is_refused(tmp_path: Path, text: str) -> None:
 
 SHORT = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 32.00 MiB. GPU 0 has a total capacity of 139.80 GiB of which 14.19 MiB is free."
 BEGUN = "Load weight begin. avail mem=139.13 GB"
-
-
-def test_a_failed_capture_of_prefill_graphs_is_one_failure_and_lowers_those_graphs() -> None:
-    answer = judged([
-        arguments(mem_fraction_static=0.99, cuda_graph_config={"decode": {"max_bs": 256}, "prefill": {"max_bs": 8192}}),
-        stamp(1) + BEGUN,
-        weights(137.25, 1.87),
-        stamp(3) + "Capture target prefill CUDA graph begin. backend=breakable, num_tokens=[4, 8192], avail mem=0.83 GB",
-        stamp(4) + SHORT.removeprefix("torch."),
-        "Fail when using backend: breakable for prefill runner.",
-        stamp(4) + "Scheduler hit an exception: Traceback (most recent call last):",
-        '  File "/srv/sglang/srt/managers/scheduler.py", line 6362, in run_scheduler_process',
-        '  File "/srv/sglang/srt/model_executor/runner/prefill_cuda_graph_runner.py", line 1832, in capture_one_shape',
-        SHORT,
-    ])  # fmt: skip
-    assert found(answer) == {"graph_memory_short", "crashed"}
-    assert changes(answer, "graph_memory_short") == [("mem_fraction_static", 0.94), ("cuda_graph_max_bs_prefill", 2048)]
 
 
 def test_memory_that_ends_while_weights_are_loaded_is_not_answered_with_a_share_for_the_kv_cache() -> None:

@@ -9,7 +9,7 @@ from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.summary import judged_live
 from sglang_tuning_exporter.core.text import counted
 from sglang_tuning_exporter.core.watch import Watch
-from test_core_course import BEGIN, decode, judged, prefill, stamp, start
+from test_core_course import BEGIN, decode, judged, prefill, start
 
 
 def test_a_start_from_before_the_exporter_is_not_shown_beside_a_count_of_no_starts() -> None:
@@ -18,15 +18,6 @@ def test_a_start_from_before_the_exporter_is_not_shown_beside_a_count_of_no_star
     judged = judged_live(watch, watch.judge(BEGIN + 20), BEGIN + 20)
     assert judged.starts[0].time == BEGIN
     assert "starts" not in counted(judged)
-
-
-def test_a_start_that_the_exporter_saw_is_counted() -> None:
-    watch, reader = Watch(PROFILES["online"], BEGIN, reads=True, scrapes=False), Reader()
-    for line in start():
-        for event in reader.read(line.encode()):
-            watch.take(event)
-    judged = judged_live(watch, watch.judge(BEGIN + 20), BEGIN + 20)
-    assert counted(judged)["starts"] == "1"
 
 
 def test_lines_that_nobody_counted_are_not_shown_as_none() -> None:
@@ -41,12 +32,3 @@ def test_tokens_a_second_are_over_the_prefill_between_the_decode_lines_too() -> 
         lines += [prefill(begin + second, 8192, 0, queue=4) for second in range(10, 20)]
     [began] = judged([*start(), *lines]).starts
     assert began.figures["generated_tokens_per_second"] == pytest.approx(600, rel=0.1)
-
-
-@pytest.mark.parametrize(("left", "running"), [(0, 0), (60, 60)])
-def test_after_the_last_request_has_ended_none_runs_at_the_end(left: int, running: int) -> None:
-    drained = (
-        f"{stamp(80)}Gracefully exiting... Remaining number of requests {left}. Remaining requests remaining_rids=[]."
-    )
-    last = judged([*start(), *(decode(second) for second in range(20, 60, 2)), drained]).last
-    assert last["running_requests"] == running

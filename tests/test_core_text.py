@@ -5,26 +5,21 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 
 from conftest import environment
 from sglang_tuning_exporter.config.profiles import PROFILES
-from sglang_tuning_exporter.core.against import compare
-from sglang_tuning_exporter.core.findings import Change, Figure, Unit, Value
+from sglang_tuning_exporter.core.findings import Change, Unit, Value
 from sglang_tuning_exporter.core.text import (
     TONES,
     Style,
-    Times,
     amount,
     change_words,
-    duration,
-    figure_line,
     text,
 )
 from terminals import COMMAND, READABLE, SGR, TERMINALS, contrast, on_a_terminal, pieces
-from test_core_report import BEGIN, RAISE, finding, judged
+from test_core_report import RAISE, finding, judged
 
 OFFLINE = PROFILES["offline"]
 
@@ -42,20 +37,6 @@ def said(*findings: object, style: Style | None = None, **more: object) -> str:
 )  # fmt: skip
 def test_a_figure_has_its_unit(value: float, unit: Unit, words: str) -> None:
     assert amount(value, unit) == words
-
-
-@pytest.mark.parametrize(
-    ("figure", "line"),
-    [
-        (Figure("retractions", 12, "per_minute", 1, "above"), "Retractions: 12/min (limit 1/min)"),
-        (Figure("token usage", 0.5, "ratio", 0.9, "below"), "Token usage: 0.50 (at least 0.90)"),
-        (Figure("token usage", 0.5, "ratio", 0.9), "Token usage: 0.50 (threshold 0.90)"),
-        (Figure("failures", 2, "count", 0, "above"), "Failures: 2 (limit none)"),
-        (Figure("the model is small", 1, "words", 0, "above"), "The model is small"),
-    ],
-)
-def test_a_figure_has_its_limit(figure: Figure, line: str) -> None:
-    assert figure_line(figure) == line
 
 
 @pytest.mark.parametrize(
@@ -77,14 +58,6 @@ def test_a_change_is_what_to_type_with_the_present_value(now: Value, to: Value, 
 def test_advice_to_people_is_a_sentence_and_a_flag_can_be_removed() -> None:
     assert change_words(Change("", "", None, None, "send fewer requests")).line == "Send fewer requests."
     assert change_words(Change("x", "--x", 2048, None, "", removes=True)).line == "Remove --x"
-
-
-def test_times_have_a_date_only_where_the_log_has_several_and_count_from_the_begin_without_dates() -> None:
-    assert Times(BEGIN, BEGIN + 60).period(BEGIN, BEGIN + 5) == "from 10:00:00 to 10:00:05"
-    assert Times(BEGIN, BEGIN + 90_000).at(BEGIN) == "2025-11-20 10:00:00"
-    assert Times(40_000, 50_000).at(43_725) == "+1:02:05"
-    assert Times(None, None).period(BEGIN, None) == ""
-    assert [duration(5), duration(600), duration(9000)] == ["5 s", "10 min", "2.5 h"]
 
 
 def test_the_head_has_the_verdict_with_confidence_and_times_what_held_mostly_and_the_notes() -> None:
@@ -137,18 +110,6 @@ def test_alerts_course_starts_shares_and_counts_follow() -> None:
         "At the end: running requests 229, token usage 1, cuda graph replayed",
     ):
         assert words in shown, words
-
-
-def test_where_nothing_was_notified_the_text_says_why() -> None:
-    assert "No notification would have been sent.\n" in said()
-    assert "sent: what was found did not last long enough for an alert.\n" in said(finding(), alerts=())
-    assert "The log has no times" in said(begin=None, end=None, course=(), starts=())
-
-
-def test_a_comparison_stands_before_the_findings() -> None:
-    whole = judged(finding())
-    shown = text(whole, OFFLINE, compare(replace(whole, sources=("old.log",)), whole)).split("\n\n")
-    assert shown[1].startswith("Against old.log: no clear difference\n   generated tokens/s")
 
 
 # The terminal

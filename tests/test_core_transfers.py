@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_tuning_exporter.core.findings import Finding, Judged
-from sglang_tuning_exporter.sglang.metrics.page_figures import read as read_page
 from test_alarms import alerts
 from test_core_course import finding, found, judged, load, stamp, start
 from test_core_watch import Beside
@@ -91,26 +90,12 @@ def test_whatever_a_reason_and_a_request_id_hold_one_request_failed(text: str) -
 # A finding, and none
 
 
-def test_one_failed_request_that_is_all_the_load_is_a_warning() -> None:
-    answer = judged([failed(0)])
-    assert (answer.judgement.verdict, finding(answer, ROW).severity, finding(answer, ROW).is_limit) == (
-        ROW,
-        "warning",
-        True,
-    )
-
-
 @pytest.mark.parametrize(("every", "is_found"), [(20, True), (240, False)])
 def test_failures_that_go_on_are_a_finding_and_one_in_four_minutes_is_none(every: int, *, is_found: bool) -> None:
     lines = [*load(20, 1200, running=8), *(failed(30 + at, at) for at in range(0, 1100, every))]
     assert (
         ROW in found(judged([*start(disaggregation_mode="decode"), *sorted(lines, key=lambda line: line[:21])]))
     ) is is_found
-
-
-def test_one_in_two_hundred_requests_is_none() -> None:
-    lines = [*load(20, 600, every=0.2, running=8), *(failed(30 + at, at) for at in range(0, 560, 60))]
-    assert ROW not in found(judged([*start(disaggregation_mode="prefill"), *sorted(lines, key=lambda line: line[:21])]))
 
 
 def test_failures_are_notified_after_five_minutes_and_a_burst_is_not() -> None:
@@ -133,11 +118,6 @@ def test_requests_that_wait_for_the_other_side_follow_from_failing_transfers() -
     answer = judged([*start(disaggregation_mode="decode"), *sorted(lines, key=lambda line: line[:21])])
     assert answer.judgement.verdict == ROW
     assert ROW in finding(answer, "pd_queue").because
-
-
-def test_a_server_without_a_pair_has_no_figure_of_it() -> None:
-    checks = {each.diagnosis: each.figure for each in judged([*start(), *load(20, 60)]).judgement.checks}
-    assert checks[ROW] is None
 
 
 # Why
@@ -167,46 +147,11 @@ def test_advice_names_the_side_and_the_variable_that_sglangs_line_names(reason: 
     assert ("SGLANG_DISAGGREGATION_WAITING_TIMEOUT" in advice) is ("WaitingForInput" in reason)
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_the_rank_with_a_reason_speaks_for_those_without(order: tuple[int, int]) -> None:
-    lines = [failed(0, rank=0), failed(0, reason=ANOTHER, rank=1)]
-    assert "in KVPoll.WaitingForInput" in said(judged([lines[each] for each in order]))
-
-
-def test_the_warning_that_names_its_variable_gives_its_value() -> None:
-    advice = words(finding(judged([stamp(0, "TP6 EP6") + SOME.replace("=600", "=900")]), ROW))
-    assert "export SGLANG_DISAGGREGATION_WAITING_TIMEOUT=900" in advice
-
-
-def test_a_lost_connection_explains_the_requests_that_it_costs() -> None:
-    lines = [
-        f"{stamp(0)}Lost connection with prefill instance (bootstrap_addr: 10.0.0.1:8998), 2 transfers affected",
-        failed(0, 11, ANOTHER),
-        failed(0, 12, ANOTHER),
-    ]
-    assert "2 requests failed" in said(judged(lines))
-    assert "heartbeat" in words(finding(judged(lines), ROW))
-
-
 def test_a_secret_in_a_reason_is_not_said() -> None:
     assert "sk-abcdefghijklmnop1234" not in said(judged([failed(0, reason="Bearer sk-abcdefghijklmnop1234 refused")]))
 
 
 # Metrics
-
-
-def page(number: float, name: str = "num_transfer_failed_reqs_total") -> str:
-    ranks = (f'sglang:{name}{{tp_rank="{rank}",pp_rank="0"}} {number}\n' for rank in range(4))
-    return (
-        "".join(ranks)
-        + 'sglang:num_prefill_inflight_queue_reqs{tp_rank="0",pp_rank="0"} 0\nsglang:num_running_reqs{tp_rank="0",pp_rank="0"} 1\n'
-    )
-
-
-def test_every_tp_rank_counts_the_same_request() -> None:
-    assert read_page(page(3)).failed_transfers == 3
-    assert read_page(page(3)).failed_bootstraps == 0
-    assert read_page(page(2, "num_bootstrap_failed_reqs_total")).failed_bootstraps == 2
 
 
 def pair(**figures: Any) -> Beside:

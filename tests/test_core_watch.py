@@ -18,8 +18,7 @@ from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
 from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures, Scrape
-from sglang_tuning_exporter.sglang.server_info import ServerInfo
-from test_core_course import ARGUMENTS, BEGIN, decode, judged, prefill, retraction, stamp, start
+from test_core_course import BEGIN, decode, judged, retraction, stamp, start
 
 CRASH = "Subprocess scheduler_0 (pid=77) crashed with exit code -9. Triggering SIGQUIT for cleanup..."
 
@@ -72,16 +71,6 @@ def served(seconds: int = 60, **figures: Any) -> Beside:
 # Healthy needs evidence
 
 
-def test_a_server_whose_requests_end_is_healthy() -> None:
-    assert served().judge(72).verdict == "healthy"
-
-
-def test_with_the_log_alone_it_is_not_called_healthy() -> None:
-    beside = Beside(scrapes=False)
-    beside.lines(*start(), *(decode(at) for at in range(12, 72, 2)))
-    assert beside.judge(72).verdict == "no_limit_in_log"
-
-
 def test_where_most_requests_are_given_up_it_is_not_healthy() -> None:
     beside = served()
     beside.scrape(73, finished_requests=400.0, aborted_requests=300.0)
@@ -97,19 +86,6 @@ def test_where_no_token_has_been_sent_for_a_while_nothing_is_claimed() -> None:
 
 
 # Retractions
-
-
-def test_what_the_log_does_not_show_is_counted_by_the_counter() -> None:
-    beside = served(retracted_requests=0.0)
-    beside.scrape(73, retracted_requests=4.0)
-    beside.watch.advance(BEGIN + 90)
-    assert (beside.count("retractions"), beside.count("retracted")) == (0, 4)
-
-
-def test_without_a_counter_a_line_counts_at_once() -> None:
-    beside = served(retracted_requests=None)
-    beside.lines(retraction(73))
-    assert beside.count("retractions") == 1
 
 
 def test_a_line_of_a_server_that_is_gone_counts() -> None:
@@ -222,14 +198,6 @@ def test_a_failed_health_check_of_a_server_that_sends_tokens_is_no_hang() -> Non
     assert beside.watch.doubtful == {("health", "works_on"): 1}
 
 
-def test_a_failed_health_check_of_a_server_that_sends_none_counts() -> None:
-    beside = served()
-    taken(beside, "health", 73, silent=23)
-    for at in range(74, 120, 4):
-        beside.scrape(at, sent=beside.page.sent)
-    assert beside.count("health_failures") == 1
-
-
 # What is counted of each scheduler
 
 
@@ -250,48 +218,6 @@ def test_retractions_of_the_counters_are_paid_by_the_rank_that_logged_them() -> 
     assert {dp: (each["retraction_events"], each["retracted"]) for dp, each in counts.items()} == {0: (0, 1), 1: (1, 1)}
 
 
-def test_prompt_tokens_are_those_of_the_counters_where_the_server_has_them() -> None:
-    beside = Beside()
-    beside.lines(*start(), prefill(11, 512))
-    beside.scrape(12, computed_tokens=512.0, cached_tokens=0.0)
-    beside.lines(prefill(13, 512))
-    beside.scrape(14, computed_tokens=1024.0, cached_tokens=64.0)
-    counts = beside.watch.server.rank_counts(None)
-    assert (counts["computed"], counts["cached"]) == (1024, 64)
-
-
-def test_what_was_counted_of_a_scheduler_goes_on_when_the_server_starts_again() -> None:
-    beside = served()
-    before = dict(beside.watch.server.rank_counts(None))
-    beside.lines(*start(80))
-    beside.scrape(91, progress=1.0)
-    after = beside.watch.server.rank_counts(None)
-    assert all(after[name] >= value for name, value in before.items())
-
-
-def test_late_answers_are_counted_from_zero() -> None:
-    beside, bounds = Beside(reads=False), (0.5, 2.0, inf)
-    beside.scrape(0, time_to_first_token=Histogram(bounds, (4.0, 4.0, 4.0), 1.0))
-    first = dict(beside.watch.server.counted)
-    beside.scrape(4, time_to_first_token=Histogram(bounds, (6.0, 6.0, 9.0), 1.0))
-    names = ("time_to_first_token_observed", "time_to_first_token_late", "finished_requests")
-    assert [first[name] for name in names] == [0, 0, 0]
-    assert [beside.count(name) for name in names[:2]] == [5, 3]
-    assert "started_requests" not in first
-
-
-def test_a_failure_whose_phase_comes_late_is_one() -> None:
-    beside = Beside(scrapes=False)
-    beside.lines(*start())
-    for at in (20, 28, 36):
-        beside.watch.take(Event("out_of_memory", BEGIN + at))
-    beside.watch.take(Event("out_of_memory", BEGIN + 40, word="prefill"))
-    beside.watch.advance(BEGIN + 100)
-    assert {name: value for name, value in beside.watch.server.counted.items() if "memory" in name} == {
-        "out_of_memory.prefill": 1
-    }
-
-
 # What a scheduler does now
 
 
@@ -305,15 +231,6 @@ def test_a_server_that_is_away_shows_no_present_figures_and_keeps_its_counts() -
 
 
 # Ends and starts
-
-
-def test_a_crash_counts_when_the_server_is_gone() -> None:
-    beside = served()
-    beside.lines(stamp(73) + CRASH)
-    before = beside.count("ends")
-    beside.watch.lose("connection_refused", "nothing listens", BEGIN + 74)
-    assert (before, beside.count("ends")) == (0, 1)
-    assert beside.judge(75).verdict == "server_down"
 
 
 def test_a_crash_of_a_server_that_works_on_is_doubtful() -> None:
@@ -362,22 +279,6 @@ def test_of_a_burst_behind_a_forged_start_nothing_is_lost() -> None:
     assert beside.count("decode_lines") == 5030
 
 
-def test_two_starts_within_ten_minutes_that_only_the_counters_show_are_two() -> None:
-    beside = Beside(reads=False)
-    for begin in (0, 100, 200):
-        for step in range(20):
-            beside.scrape(begin + 4 * step, progress=100.0 * (step + 1))
-    assert beside.watch.server.starts == 2
-
-
-def test_a_start_that_log_and_counters_show_is_one_whatever_lies_between() -> None:
-    beside = served(800)
-    beside.lines(*start(900))
-    beside.scrape(911, progress=1.0)
-    beside.scrape(915)
-    assert beside.watch.server.starts == 2
-
-
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=1, max_size=30))
 def test_single_spoiled_pages_change_no_count(pages: list[tuple[int, bool]]) -> None:
     """Each page after so many more requests; one that is spoiled has lost most of its counters."""
@@ -388,13 +289,6 @@ def test_single_spoiled_pages_change_no_count(pages: list[tuple[int, bool]]) -> 
         lost = 0.1 if spoiled else 1.0
         beside.scrape(4.0 * place + 4, finished_requests=finished * lost, progress=(900 + finished + place) * lost)
     assert (beside.count("finished_requests"), beside.watch.server.starts) == (finished - 100, 0)
-
-
-def test_a_start_behind_an_outage_is_seen_on_its_first_page() -> None:
-    beside = served()
-    beside.watch.lose("connection_refused", "nothing listens", BEGIN + 75)
-    beside.scrape(90, progress=1.0)
-    assert beside.watch.server.starts == 2
 
 
 @pytest.mark.parametrize(
@@ -477,15 +371,6 @@ def test_a_flag_that_the_last_error_names_comes_first_in_the_advice_for_a_server
     )
 
 
-def test_an_error_before_long_work_is_not_why_a_server_is_down() -> None:
-    beside = served()
-    beside.watch.take(said("ValueError: increase --mem-fraction-static"))
-    beside.lines(*(decode(74 + at) for at in range(0, 60, 2)))
-    beside.watch.lose("connection_refused", "nothing listens", BEGIN + 142)
-    found = {each.diagnosis: each for each in beside.judge(143).findings}
-    assert [change.flag for change in found["server_down"].changes] == [""]
-
-
 def test_a_finding_of_a_live_server_begins_when_a_report_says() -> None:
     lines = [*start(), *(decode(12 + at, queue=3000, usage=0.97) for at in range(0, 200, 2))]
     beside = Beside(scrapes=False)
@@ -498,15 +383,6 @@ def test_a_finding_of_a_live_server_begins_when_a_report_says() -> None:
 
 
 # Requests
-
-
-def test_rejected_requests_are_counted_by_the_server() -> None:
-    beside = served(answered_requests=5.0)
-    beside.lines(
-        *(f'{stamp(73)}INFO:     10.0.0.1:1 - "POST /generate HTTP/1.1" 503 Service Unavailable' for _ in "abc")
-    )
-    beside.scrape(75, answered_requests=5.0, refused_requests=2.0)
-    assert beside.count("rejected") == 2
 
 
 def timed_out(after: float, share: float = 0.6) -> Beside:
@@ -531,42 +407,7 @@ def test_requests_that_are_cancelled_within_a_second_are_no_time_out() -> None:
     assert timed_out(1.0, share=0.4).judge(76).verdict == "healthy"
 
 
-def test_few_requests_that_are_given_up_are_no_time_out() -> None:
-    assert timed_out(4.0, share=0.3).judge(76).verdict == "healthy"
-
-
-# Sources
-
-
-def test_another_servers_log_disagrees() -> None:
-    beside = served()
-    beside.scrape(73, kv_pool_tokens=5_000.0)
-    assert "sources_disagree" in {each.diagnosis for each in beside.judge(74).findings}
-
-
-def test_a_log_that_stays_silent_while_tokens_are_generated() -> None:
-    beside = served()
-    for at in range(72, 260, 5):
-        beside.scrape(at, running=60.0)
-    assert "log_silent" in {each.diagnosis for each in beside.judge(260).findings}
-
-
 # Metrics alone
-
-
-def beside_metrics(seconds: int = 60, info: dict[str, object] | None = None, **figures: Any) -> Beside:
-    beside = Beside(reads=False)
-    beside.watch.inform(ServerInfo("0.5.23", {**ARGUMENTS, **(info or {})}))
-    for at in range(0, seconds, 4):
-        beside.scrape(at, finished_requests=float(at), **figures)
-    return beside
-
-
-def test_by_metrics_alone_requests_wait_at_the_running_limit() -> None:
-    beside = beside_metrics(
-        info={"max_running_requests": 8}, running=8.0, queued=40.0, full_usage=0.2, decoded_tokens=0.0
-    )
-    assert beside.judge(60).verdict in {"running_at_limit", "queue_too_long"}
 
 
 @pytest.mark.parametrize(("swa", "mamba", "seconds"), [(0.3, 0.97, 60.0), (0.97, 0.3, 0.0)])
@@ -586,23 +427,6 @@ def test_by_metrics_alone_it_is_known_which_of_two_more_caches_is_full(
     beside.watch.advance(BEGIN + 60)
     totals = beside.watch.server.window(600)
     assert (totals["admission/hybrid_pool_full"], totals["mamba"]) == (60.0, seconds)
-
-
-def test_by_metrics_alone_why_requests_wait_is_named_at_first_sight_where_no_admissions_are_counted() -> None:
-    beside = Beside(reads=False)
-    beside.scrape(0, running=237.0, queued=4.0, full_usage=0.5)
-    assert beside.watch.server.schedulers[None].moment(BEGIN + 1).admission == "held_back"
-
-
-def test_by_metrics_alone_a_queue_that_the_next_batch_takes_is_not_held_back() -> None:
-    beside = Beside(reads=False)
-    beside.watch.inform(ServerInfo("0.5.23", ARGUMENTS))
-    for step in range(20):
-        beside.scrape(
-            4.0 * step, finished_requests=40.0 * step, running=12.0, queued=2.0, full_usage=0.3, admitted_requests=40.0 * step,
-            prefill_passes=30.0 * step, eager_passes=90.0 * step, computed_tokens=60_000.0 * step,
-        )  # fmt: skip
-    assert "admission_too_conservative" not in {each.diagnosis for each in beside.judge(80).findings}
 
 
 # Alerts
@@ -642,17 +466,6 @@ def test_a_burst_that_is_over_is_said_in_the_past_tense() -> None:
     judgement = burst().judge(500)
     assert judgement.verdict == "retracting_too_often"
     assert judgement.sentence == "SGLang retracted running requests 32 times until 10:03: the KV cache was full."
-
-
-def test_what_goes_on_comes_before_what_is_over() -> None:
-    judgement = burst(queue=3000).judge(500)
-    assert judgement.verdict == "queue_too_long"
-    assert [each.diagnosis for each in judgement.findings if each.over] == ["retracting_too_often"]
-
-
-def test_a_burst_that_goes_on_is_said_in_the_present() -> None:
-    judgement = burst(until=200).judge(200)
-    assert judgement.sentence == "SGLang keeps retracting running requests: the KV cache is full."
 
 
 def test_a_watchdogs_hang_is_over_only_after_work() -> None:

@@ -83,14 +83,6 @@ def shown(found: list[Event]) -> list[Shown]:
 BARE = shown(events([line.encode() for line in LINES]))
 
 
-def test_the_bare_lines_give_their_events() -> None:
-    kinds = [kind for kind, *_ in BARE]
-    assert kinds[:14] == [
-        "memory", "arguments", "memory", "pool", "memory", "limits", "ready", "decode", "prefill", "retraction", "rejected", "end", "words", "out_of_memory",
-    ]  # fmt: skip
-    assert kinds[14:] == ["decode"] * 20
-
-
 @pytest.mark.parametrize("hours", [0, 8])
 @pytest.mark.parametrize("name", [*AROUND, *AMID])
 def test_in_any_form_the_events_are_those_of_the_bare_lines(name: str, hours: int) -> None:
@@ -202,36 +194,6 @@ def test_a_form_that_can_be_a_sentence_counts_from_its_third_line_on_with_those_
     reader = Reader()
     assert [len(reader.read(line)) for line in lines] == [0, 0, 3]
     assert reader.unread.startswith(b"sglang-7d9f8b")
-
-
-def test_a_stream_with_a_form_takes_another_after_three_lines_in_a_row() -> None:
-    lines = [line.encode() for line in stamped([DECODE] * 5)] + around("stern", stamped([DECODE] * 20))
-    for number, count in ((2, 5), (3, 8), (20, 25)):
-        assert len(events(lines[: 5 + number])) == count
-
-
-def test_mixed_streams_are_read_line_by_line() -> None:
-    lines = stamped([DECODE, RETRACTION] * 10)
-    forms = [
-        "nothing",
-        "compose -t",
-        "Ray",
-        "kubernetes",
-        "kubectl --timestamps --prefix",
-        "syslog",
-        "docker --timestamps",
-    ]
-    text = [around(forms[number % len(forms)], [line])[0] for number, line in enumerate(lines)]
-    assert [event.kind for event in events(text)] == ["decode", "retraction"] * 10
-
-
-def test_lines_of_a_traceback_do_not_unlearn_a_form_in_place_of_the_stamp() -> None:
-    lines = (
-        around("Python logging", stamped([DECODE] * 3))
-        + [b"no line of SGLang's"] * 200
-        + around("Python logging", stamped([DECODE]))
-    )
-    assert len(events(lines)) == 4
 
 
 @pytest.mark.parametrize(
