@@ -74,8 +74,8 @@ class Family:
 
     def with_samples(self, samples: Iterable[tuple[Any, ...]]) -> Family:
         """Add samples, each given as the values of its labels and then its value; return the family."""
-        for *values, value in samples:
-            self.add_metric(values, value)
+        for sample in samples:
+            self.add_metric(sample[:-1], sample[-1])
         return self
 
 
@@ -118,18 +118,17 @@ class PerRank(Generic[T]):
 
     def one(self, family: Family, figure: Callable[[T], float | None]) -> Family:
         """Add one sample for each scheduler whose figure is known and finite; return the family."""
-
-        def sample(scheduler: T) -> list[tuple[float]]:
+        for scheduler in self._schedulers:
             value = figure(scheduler)
-            return [] if value is None or not isfinite(value) else [(value,)]
-
-        return self.several(family, sample)
+            if value is not None and isfinite(value):
+                family.add_metric((), value, scheduler.dp)
+        return family
 
     def several(self, family: Family, samples: Callable[[T], Iterable[tuple[Any, ...]]]) -> Family:
         """Add samples of each scheduler, each given as the values of its own labels and then its value; return the family."""
         for scheduler in self._schedulers:
-            for *values, value in samples(scheduler):
-                family.add_metric(values, value, scheduler.dp)
+            for sample in samples(scheduler):
+                family.add_metric(sample[:-1], sample[-1], scheduler.dp)
         return family
 
 
