@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from math import inf
 from typing import Literal, Protocol, TypeAlias
 
@@ -60,7 +61,7 @@ class Setting:
     requires: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Profile:
     """The thresholds in force: queues in requests, waits and latencies in seconds, memory in GB as SGLang prints it, usage and shares 0-1."""
 
@@ -105,7 +106,7 @@ class Profile:
         """Return the profile with what the user accepts, and how long alerts of the user's choice wait."""
         return replace(self, accepted=tuple(accepted.items()), waits=tuple(waits.items()))
 
-    @property
+    @cached_property
     def accepts(self) -> frozenset[str]:
         """The diagnoses that are neither said nor notified."""
         return frozenset(name for name, _ in self.accepted)
@@ -118,7 +119,7 @@ class Profile:
         """Return the share of observations that may miss the objective at so many times the error budget."""
         return min(times * (1 - self.latency_objective), self.frequent_share)
 
-    @property
+    @cached_property
     def figures(self) -> dict[str, str]:
         """The thresholds as text, by name, and what follows from them."""
         names = (*THRESHOLDS, "reserve_good_gb")
