@@ -11,6 +11,7 @@ import pytest
 
 from sglang_tuning_exporter.core.events import Event, Rank
 from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.wrapping import Line
 from test_core_lines import CUDA, DECODE, RETRACTION, SERVING, STAMP, failures, read, traceback
 
 HERE = Path(__file__).parent
@@ -157,7 +158,7 @@ def test_a_usage_that_cannot_be_is_left_out_of_a_usual_line_too(usage: str) -> N
 class Slow(Reader):
     """Reads each line by the table, also the usual ones."""
 
-    def _learned_shape(self, line: bytes) -> None:
+    def _learn(self, raw: bytes, line: Line) -> None:
         """Know no usual line."""
 
 
@@ -184,13 +185,3 @@ def test_more_layouts_than_are_remembered_are_read_all_the_same() -> None:
             reader.read(f'{STAMP}INFO:     10.0.0.7:80 - "GET /{letter * length} HTTP/1.1" 200 OK'.encode())
     assert reader.lines["access"] == 7800
     assert len(reader._shapes) <= 4096
-
-
-def test_many_different_seconds_are_not_all_remembered() -> None:
-    reader = Reader()
-    for second in range(86_400 * 2)[::7]:
-        day, rest = divmod(second, 86_400)
-        reader.read(
-            f"[2025-11-{day + 1:02d} {rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}] {DECODE}".encode()
-        )
-    assert len(reader._origins) + len(reader._minutes) <= 4096

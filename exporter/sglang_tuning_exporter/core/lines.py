@@ -8,25 +8,28 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import islice
 from operator import itemgetter
 from signal import Signals
 from types import MappingProxyType
 from typing import NamedTuple
 
 from sglang_tuning_exporter.core.endings import LONGEST_TEXT, class_of, quoted
-from sglang_tuning_exporter.core.events import NO_RANK, Event, Rank
+from sglang_tuning_exporter.core.events import NO_RANK, Event
 from sglang_tuning_exporter.core.trust import Trust
 from sglang_tuning_exporter.core.wrapping import (
     DAY,
     FIRST_DATED,
     LONGEST,
     WORDS,
+    Form,
     Line,
     Origin,
     Wrapping,
+    origin_of,
     stamp_of,
     without_terminal,
 )
@@ -87,7 +90,7 @@ ROWS = (
     Row("known", rb"KV Cache |Post-capture KV sizing: |max_running_requests ", "0.5.16"),
     Row("ready", rb"The server is fired up and ready to roll!", "0.3.0"),
     # Life: srt/utils, srt/managers, srt/entrypoints/http_server.py, engine.py.
-    Row("hang", rb"(?:(?P<word>[A-Z]\w{0,40}) )?[Ww]atchdog timeout \((?:self\.)?watchdog_timeout=(?P<seconds>\d{1,9})?", "0.3.0", "scheduler"),
+    Row("hang", rb"(?:(?P<by>[A-Z]\w{0,40}) )?[Ww]atchdog timeout \((?:self\.)?watchdog_timeout=(?P<seconds>\d{1,9})?", "0.3.0", "scheduler"),
     Row("health", rb"Health check failed\. Server couldn't get a response from detokenizer", "0.4.3"),
     Row("end", rb"(?:Subp|P)rocess [^'\"\n]{0,120}\bcrashed with exit code -?\d+", "0.5.7", "process_died"),
     Row("end", rb"Received sigquit from a child process", "0.4.0", "process_died"),
@@ -190,6 +193,7 @@ _OTHER_FIGURES = frozenset(
     b"est. write BW (GB/s per GPU),fwd occupancy,fwd+idle occupancy,hit_tokens,largest-len,pre-allocated usage,tree_cache_hit_rate,"
     b"windowed_cache_hit_rate".split(b",")
 )
+_NEEDED = {"decode": {"running", "tokens"}, "prefill": {"sequences", "tokens"}, "retraction": {"requests"}}
 _PATTERNS = tuple((row, re.compile(row.pattern)) for row in ROWS)
 # Which of them a message is, in one look: the first group that matched. Their own groups are for the row's pattern alone.
 _ANY = re.compile(b"|".join(b"(" + re.sub(rb"(?<!\\)\((?!\?)|\(\?P<\w+>", b"(?:", row.pattern) + b")" for row in ROWS))
@@ -198,40 +202,29 @@ _RECOGNISED = frozenset(
 )
 _ABORT_PATTERNS = tuple(each for each in _PATTERNS if each[0].word == _ABORT or each[0].kind == "words")
 _ABORTS = re.compile(b"|".join(b"(?:" + row.pattern + b")" for row, _ in _ABORT_PATTERNS))
-_WATCHED = {"DetokenizerManager": "detokenizer", "TokenizerManager": "tokenizer"}  # 0.5.7
+_WATCHED = {b"DetokenizerManager": "detokenizer", b"TokenizerManager": "tokenizer"}  # 0.5.7
 _UNKNOWN_BATCH = re.compile(rb"[A-Z]\w{2,20} batch(?: ?\[\d{1,12}\])?[.,] ?#[\w-]{1,40}: ?\d")
 
+_FIELD = re.compile(rb"\s*([^,:]{1,60}?)\s*:\s*([^,]*?)\s*(?:,|$)")
 _GRAPH = re.compile(rb"(cuda|cpu|npu|musa|xpu|hpu|hip) graph$")
 # What may follow the last value: marks of HTML and tables, closing quotation marks, other fields.
 _END = rb"(?=$|[ \t]*[<|)\]}\"'`]|[ \t]+[\w.]+=)"
 _NUMBER = re.compile(rb"(-?\d{1,18}(?:\.\d{1,18})?(?:[eE][+-]?\d{1,3})?)[ ]?(%?)" + _END)
+_PLAIN = re.compile(rb"\d{1,15}(?:\.\d{1,9})?")
 _NO_NUMBER = (b"nan", b"nan%", b"-nan", b"inf", b"-inf", b"inf%", b"None")
 _RATIO = re.compile(rb"(\d+(?:\.\d+)?)[ ]?->[ ]?(\d+(?:\.\d+)?)" + _END)
 _LARGEST = 2.0**53  # above, a float cannot count
-
-# The usual lines. What they say stands at the same places in all lines that differ only in digits: their shape.
-_GRAPHS = rb"(?:cuda|cpu|npu|musa) graph: (?:True|False)"
-_USUAL = {
-    "decode": rb"Decode batch[.,] #running-req: (?P<running>\d{1,9}), #token: (?P<tokens>\d{1,15}), token usage: (?P<usage>\d\.\d\d),"
-    rb" (?:(?P<word>cuda|cpu|npu|musa) graph: (?P<graph>True|False), )?gen throughput \(token/s\): (?P<throughput>\d{1,9}\.\d\d),"
-    rb" #queue-req: (?P<queued>\d{1,9}),? ?\r?",
-    "prefill": rb"Prefill batch[.,] #new-seq: (?P<sequences>\d{1,9}), #new-token: (?P<tokens>\d{1,9}), #cached-token: (?P<cached>\d{1,12}),"
-    rb" token usage: (?P<usage>\d\.\d\d), #running-req: (?P<running>\d{1,9}), #queue-req: (?P<queued>\d{1,9})"
-    rb"(?:, #pending-token: (?P<pending>\d{1,12}))?(?:, %b)?(?:, input throughput \(token/s\): \d{1,9}\.\d\d(?:, %b)?)?,? ?\r?"
-    % (_GRAPHS, _GRAPHS),
-    "access": rb'INFO:     [^ \n]{1,80} - "(?:GET|POST) /(?!pause_|continue_)[^"\n]{1,200} HTTP/1\.1" 200 OK',
-}
-_SHAPES = tuple(
-    (kind, re.compile(rb"(?P<stamp>\[[-0-9 :]{19}[^\]\n]{0,40}\] )" + (b"?" if kind == "access" else b"") + pattern))
-    for kind, pattern in _USUAL.items()
-)
+_FULL_WIDTH = ((b"\xef\xbc\x9a", b": "), (b"\xef\xbc\x8c", b", "), (b"\xe3\x80\x82", b". "))
+_OTHER_LINE = re.compile(rb"\[20\d\d-\d\d-\d\d ")  # another process wrote into this line
+# A batch or retraction line that had ended before another process wrote behind it.
 _WHOLE = re.compile(
-    b"|".join(re.sub(rb"\?P<\w+>", b"?:", _USUAL[kind]) for kind in ("decode", "prefill"))
-    + rb"|(?:[Dd]ecode out of memory happened|KV cache pool is full)[\w .]{0,40}[.,:]? "
+    rb"(?:Decode|Prefill) batch[.,] #[^\[]{1,2000}#queue-req: \d{1,9}(?:, [^,:]{1,60}: (?:[\d.]{1,20}|True|False)){0,20},? ?"
+    rb"|(?:[Dd]ecode out of memory happened|KV cache pool is full)[\w .]{0,40}[.,:]? "
     rb"#retracted_reqs: \d+, (?:#[a-z_]+: \d+, ){0,3}#new_token_ratio: [01]\.\d{4} -> [01]\.\d{4}"
 )
+
 _ZEROS = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))
-_SHAPES_KEPT, _SHAPE_LENGTH = 4096, 512
+_SHAPES_KEPT, _SHAPE_LENGTH = 4096, 768
 
 
 class _Numbers(dict[bytes, float]):
@@ -249,36 +242,22 @@ _number_of = _NUMBERS.__getitem__
 
 
 class _Shape(NamedTuple):
+    """A line that gave one event of a batch, or none because its request was answered, with all that is around it.
+
+    Another that differs from it only in digits says the same: its figures stand at the same places.
+    """
+
     kind: str
-    stamp: slice
-    names: tuple[str, ...]  # of the figures
-    texts: Callable[[bytes], tuple[bytes, ...]]  # the figures of a line with this shape
-    graph: float | None = None
+    form: Form
+    around: str
+    text: slice = slice(0)  # SGLang's line
+    stamp: slice = slice(0)
+    names: tuple[str, ...] = ()  # of the figures
+    texts: Callable[[bytes], tuple[bytes, ...]] = lambda _: ()
+    usages: tuple[str, ...] = ()
+    others: Mapping[str, float] = MappingProxyType({})  # figures that are words
     word: str = ""
 
-
-def _shape_of(line: bytes) -> _Shape | None:
-    """Return the places of a usual line's figures; None for any other line."""
-    match = next((match for _, pattern in _SHAPES if (match := pattern.fullmatch(line)) is not None), None)
-    if match is None or len(line) > _SHAPE_LENGTH:
-        return None
-    kind = next(kind for kind, pattern in _SHAPES if pattern is match.re)
-    groups = match.groupdict()
-    word, graph = groups.get("word") or b"", groups.get("graph")
-    places = {name: slice(*match.span(name)) for name, found in groups.items() if found is not None}
-    figures = {name: place for name, place in places.items() if name not in ("stamp", "word", "graph")}
-    texts = itemgetter(*figures.values()) if figures else lambda _: ()
-    return _Shape(
-        kind,
-        places.get("stamp", slice(0)),
-        tuple(figures),
-        texts,
-        None if graph is None else graph == b"True",
-        word.decode(),
-    )
-
-
-_OTHER_LINE = re.compile(rb"\[20\d\d-\d\d-\d\d ")  # another process wrote into this line
 
 _ACCESS = re.compile(rb'(?:INFO: +)?(?:\S{1,80} - )?"(GET|POST|PUT|DELETE|HEAD|OPTIONS|PATCH) ')
 _ANSWERED = re.compile(rb'[^"\n]{1,2000} HTTP/\d(?:\.\d)?" (\d{3})\b')
@@ -286,24 +265,20 @@ _PAUSED = re.compile(rb"/(pause|continue)_generation HTTP/")
 _ASGI = re.compile(rb"(?:ERROR: *)?Exception in ASGI application\s*$")
 
 
-def _fields(text: bytes, start: int, comma: bytes = b",") -> dict[bytes, bytes]:
-    """Return the `key: value` pairs from `start` on, the first of each key."""
-    found: dict[bytes, bytes] = {}
-    for part in text[start:].split(comma, 64)[:64]:
-        key, colon, value = part.partition(b":")
-        if colon:
-            found.setdefault(key.strip(), value.strip())
-    return found
+@dataclass(slots=True)
+class _Said:
+    """What may explain an end, and goes on in the next lines. `before`: earlier exceptions of its chain. `sure`: it did end a process."""
 
-
-def _number(value: bytes) -> float | None:
-    if len(value) < 16 and value.isdigit():
-        return int(value)
-    match = _NUMBER.match(value)
-    if match is None:
-        return None
-    number = float(match[1]) / (100 if match[2] else 1)
-    return number if 0 <= number <= _LARGEST else None
+    at: Origin
+    chain: int
+    lines: list[bytes]
+    around: str
+    place: str = ""
+    before: list[str] = field(default_factory=list)
+    ending: str = ""  # empty: by its text
+    sure: bool = True
+    kind: str = "exception"
+    first: Event | None = None
 
 
 @dataclass(slots=True)
@@ -319,12 +294,9 @@ class _Traceback:
     texts: list[str] = field(default_factory=list)  # the exceptions of its chain so far
     place: str = ""  # the deepest frame inside SGLang
     stamped: bool = False  # a line of SGLang's logged it
-    in_process: bool = False  # it ends one of SGLang's processes
     indent: int = 0  # of a log pasted with blanks before each line
     phase: str = ""
-    in_loop: bool = False
-    in_start: bool = False
-    in_main: bool = False
+    inside: set[str] = field(default_factory=set)  # names of `_INSIDE`, and `main`
 
     def read_frame(self, frame: re.Match[bytes], number: int) -> None:
         """Note the phase of a frame: the deepest one counts, but all inside a capture is capture, and an encoder is no phase."""
@@ -333,45 +305,47 @@ class _Traceback:
         self.begin = self.begin or number
         if inside[1]:
             file = inside[2] if inside[2].startswith(b"srt/") else b"sglang/" + inside[2]
-            self.place = (
-                b":".join((file, frame[3])).decode("utf-8", "replace") + f" in {function.decode('utf-8', 'replace')}"
-            )
-        self.in_main = self.in_main or _IN_MAIN.search(frame[2]) is not None
-        self.in_process = self.in_process or _IN_PROCESS.match(function) is not None
-        if _IN_CAPTURE.search(function):
-            self.phase = "graph_capture"
-        elif _IN_ENCODER.search(function):
-            self.phase = "unknown"
-        self.in_loop = self.in_loop or _IN_LOOP.search(function) is not None
-        self.in_start = self.in_start or _IN_START.search(function) is not None
-        if self.phase not in ("graph_capture", "unknown"):
-            if _IN_PREFILL.search(function):
-                self.phase = "prefill"
-            elif _IN_DECODE.search(function):
-                self.phase = "decode"
+            self.place = (b"%b:%b in %b" % (file, frame[3], function)).decode("utf-8", "replace")
+        self.inside |= {name for name, pattern in _INSIDE if pattern.search(function)}
+        if _IN_MAIN.search(frame[2]):
+            self.inside.add("main")
+        phase = next((name for name, pattern in _PHASES if pattern.search(function)), "")
+        if phase and (phase in _WHOLE_PHASES or self.phase not in _WHOLE_PHASES):
+            self.phase = phase
 
     @property
     def is_sure(self) -> bool:
         """Whether it ends a process of SGLang's."""
-        return self.announced or self.in_process or self.in_main
+        return self.announced or not self.inside.isdisjoint(("process", "main"))
 
     def phase_of(self, *, starting: bool, serving: bool) -> str:
         """Return in which phase of the server an allocation failed."""
         if self.phase != "graph_capture" and starting and not serving:
             return "startup"
-        return self.phase or ("startup" if self.in_start and not self.in_loop and not serving else "unknown")
+        is_start = "start" in self.inside and "loop" not in self.inside and not serving
+        return self.phase or ("startup" if is_start else "unknown")
 
 
 TRACEBACK = b"Traceback (most recent call last):"
 _OTHERS_BETWEEN = 60  # lines of other processes in a traceback
 _FRAME = re.compile(rb' {2}( {0,8})File "([^"\n]{0,1000})", line (\d{1,9}), in (\S{1,200})')
-_IN_PROCESS = re.compile(rb"run_\w{1,40}_process$|run_tp_server$|launch_server$|start_controller_process")
-_OF_TOKENS = re.compile(rb"(?:Prefill|Decode) out of memory\. ")
-_ASKED = re.compile(rb"Try to allocate \d|Available |\w{0,20}(?:available|evictable)_size")
-_ASKED_TOKENS, _FREE_TOKENS = (
-    re.compile(rb"Try to allocate (\d{1,12}) tokens"),
-    re.compile(rb"Available (?:full )?tokens: (\d{1,12})"),
+_IN_MAIN = re.compile(rb"/sglang/(?:launch_server|cli/\w{1,20})\.py$")
+_INSIDE = (
+    ("process", re.compile(rb"^(?:run_\w{1,40}_process$|run_tp_server$|launch_server$|start_controller_process)")),
+    ("loop", re.compile(rb"event_loop|forward_loop|process_input_requests|handle_request|forward_step")),
+    ("start", re.compile(rb"__init__|init_|load_model|load_weights|alloc_memory_pool|profile_max_num_token|launch_")),
 )
+_PHASES = (
+    ("graph_capture", re.compile(rb"(?i:capture|init_(?:device|cuda)_graphs|init_piecewise)")),
+    # The encoder takes all images of a request at once, however small the chunk of its prompt is.
+    ("unknown", re.compile(rb"embed_mm_inputs|get_(?:image|img|video|audio)_features?$|encode_images")),
+    ("prefill", re.compile(rb"(?i:prefill|extend)")),
+    ("decode", re.compile(rb"(?i:decode|update_running_batch)")),
+)
+_WHOLE_PHASES = ("graph_capture", "unknown")  # whatever is called inside
+# The lines below a failed allocation of tokens. If more were free than asked for, no memory is short.
+_ASKED = re.compile(rb"Try to allocate \d|Available |\w{0,20}(?:available|evictable)_size")
+_ASKED_TOKENS = re.compile(rb"Try to allocate (\d{1,12}) tokens[^\0]{0,2000}?Available (?:full )?tokens: (\d{1,12})")
 # What is no part of an exception's text: a warning of Python's own, what PyTorch prints below each error of a GPU, and the general advice
 # that SGLang prints below each failed capture of graphs, whatever its cause.
 _WARNED = re.compile(
@@ -385,14 +359,6 @@ _OWN_WORDS = re.compile(
 _LINES_OF_MESSAGE = 12  # of an exception's text
 _EXCEPTION = re.compile(rb"(?:[A-Z]\w{0,200}|\w{1,100}(?:\.\w{1,100}){1,9})(?:: |$)")
 _CHAINED = (b"During handling of the above exception", b"The above exception was the direct cause")
-_IN_CAPTURE = re.compile(rb"capture|init_(?:device|cuda)_graphs|init_piecewise", re.IGNORECASE)
-_IN_PREFILL = re.compile(rb"prefill|extend", re.IGNORECASE)
-_IN_DECODE = re.compile(rb"decode|update_running_batch", re.IGNORECASE)
-# The encoder takes all images of a request at once, however small the chunk of its prompt is.
-_IN_ENCODER = re.compile(rb"embed_mm_inputs|get_(?:image|img|video|audio)_features?$|encode_images")
-_IN_LOOP = re.compile(rb"event_loop|forward_loop|process_input_requests|handle_request|forward_step")
-_IN_START = re.compile(rb"__init__|init_|load_model|load_weights|alloc_memory_pool|profile_max_num_token|launch_")
-_IN_MAIN = re.compile(rb"/sglang/(?:launch_server|cli/\w{1,20})\.py$")
 _USAGE_ERROR = re.compile(rb"(?:sglang(?: serve)?|launch_server\.py): error: [^\n]{1,1000}")
 _UNRECOGNIZED = re.compile(rb"([^\n]{0,40}: error: unrecognized arguments: )([^\n]*)")
 _BY_SOMEBODY = (b"KeyboardInterrupt", b"SystemExit")
@@ -403,8 +369,6 @@ _CHECK = re.compile(
     rb"Health check failed\. [^\n]{0,80}for last (\d{1,5}) seconds\."
     rb" tic start time: (\d\d):(\d\d):(\d\d)\. last_heartbeat time: (\d\d):(\d\d):(\d\d)\s*$"
 )
-
-
 _FAILED_REQUEST = re.compile(
     rb"(?:Decode|Prefill) \w{1,20} failed for request rank=\d{1,6} [^\n]{0,600}?bootstrap_room=(?P<room>\w{1,40})"
     rb"(?: with exception (?:KVTransferError\(bootstrap_room=\w{1,40}\): )?(?P<reason>[^\n]*))?"
@@ -477,17 +441,14 @@ _SIZES = re.compile(rb"\bbs[= ]\[([\d, ]{0,12000})\]")
 _GRAPH_OF = re.compile(rb"Capture ([\w -]{0,60}?)cuda graph", re.IGNORECASE)
 _OF_PREFILL = re.compile(rb"prefill|piecewise|breakable", re.IGNORECASE)
 _OF_DECODE = (b"", b"target decode", b"target verify", b"decode")
-_LIMIT = re.compile(rb"(\w{1,60})=(-?\d{1,15}(?:\.\d{1,9})?)(?: ?GB)?(?:[\s,<)\]|\"'`]|$)")
-_LIMITS = ("max_total_num_tokens", "max_running_requests", "chunked_prefill_size", "context_len", "max_prefill_tokens")
-_POOL_SIZES = re.compile(rb", K size: " + _N + rb" GB, V size: " + _N + rb" GB|, KV size: " + _N + rb" GB")
-_MEMORY = {
-    name: re.compile(pattern + _N + rb" ?GB")
-    for name, pattern in (("available", rb"avail mem="), ("used", rb"mem usage="))
-}
-_STATES, _STATE_SIZE = (
-    re.compile(rb"max_mamba_cache_size: (\d{1,12})\b"),
-    re.compile(rb"_(?:state|cache) size: " + _N + rb" ?GB"),
-)
+# The figures of the start: `avail mem=12.25 GB`, `K size: 19.5 GB`.
+_FIGURE = re.compile(rb"(\w[\w ]{0,60}?)(?:=|: ?)(-?\d{1,15}(?:\.\d{1,9})?)(?: ?GB)?(?=[\s,.<)\]|\"'`]|$)")
+_START_FIGURES = {
+    b"avail mem": "available", b"mem usage": "used", b"max_mamba_cache_size": "states",
+    **dict.fromkeys((b"K size", b"V size", b"KV size"), "gigabytes"),
+    **{name.encode(): name for name in ("max_total_num_tokens", "max_running_requests", "chunked_prefill_size", "context_len", "max_prefill_tokens")},
+}  # fmt: skip
+_AVAILABLE = re.compile(rb"available_(\w{1,14})_mem")
 
 
 class Reader:
@@ -506,15 +467,19 @@ class Reader:
         self.around = ""  # what stood around it
         self.wrapping = Wrapping()
         self.trust = Trust()
+        self.time: float | None = (
+            None  # last printed: unix seconds, or those since the first midnight where the log has no dates
+        )
+        self.names_ranks = False  # a stamp named a rank, as only SGLang's do
         self._events: list[Event] = []
+        self._released: list[Event] = []  # events that are about a line before, with its mark
         self._shapes: dict[bytes, _Shape] = {}  # by a line with zeros for all digits
-        self._origins: dict[bytes, Origin] = {}  # by stamp
-        self._minutes: dict[bytes, tuple[float, Rank]] = {}  # by stamp without the second
-        self._time: float | None = None  # the last one printed
+        self._usual: tuple[bytes, dict[str, tuple[int, int]], Event] | None = (
+            None  # a batch whose figures are plain, and their places
+        )
         self._clock: float | None = None
         self._day = 0
         self._stamped = False  # SGLang prints stamps in this stream
-        self.names_ranks = False  # a stamp named a rank, as only SGLang's do
         self._starting = self._serving = False
         self._capturing = False  # a capture of CUDA graphs has begun, and not ended
         self._exceptions_due = 0  # answers with 500 whose exception was not printed yet
@@ -525,93 +490,42 @@ class Reader:
         self._open: _Traceback | None = None
         self._closed: _Traceback | None = None
         self._announced = (-9, Origin(None, NO_RANK))  # the last line of SGLang's about an exception
+        self._said: _Said | None = None
         self._recent: deque[bytes] = deque(maxlen=_RECENT)  # the last recognised lines
-        self._released: list[Event] = []  # events that are about a line before, with its mark
-        self._failure: tuple[Event, bytes, int] | None = (
-            None  # the last failed allocation of tokens, whose numbers may follow
-        )
-        self._message: list[bytes] = []  # of the last exception, which may go on in the next line
-        self._message_around = ""
-        self._said: Event | None = None  # that of its first line
-        self._special = {
-            "decode": self._read_batch,
-            "prefill": self._read_batch,
-            "retraction": self._read_batch,
-            "arguments": self._read_arguments,
-            "pool": self._read_pool,
-            "limits": self._read_limits,
-            "memory": self._read_memory,
-            "end": self._read_end,
-            "words": self._read_words,
-            "hang": self._read_hang,
-            "out_of_memory": self._read_out_of_memory,
-            "transfer": self._read_transfer,
-        }
 
     def read(self, line: bytes) -> tuple[Event, ...]:
         """Return the events of a line without its newline. Never raises."""
         self.number += 1
-        shape = self._shapes.get(line.translate(_ZEROS)) or self._learned_shape(line)
-        if shape is None or self._cut is not None or self._failure is not None:
+        shape = self._shapes.get(line.translate(_ZEROS))
+        if shape is None or self._cut is not None or not self.wrapping.is_again(shape.form, alone=bool(shape.names)):
             return self._read_unusual(line)
-        kind = shape.kind
-        if kind == "access":
-            if not self.wrapping.is_bare_now:
-                return self._read_unusual(line)
-            self.kind, self.around = kind, ""
-            self.lines[kind] += 1
+        if not shape.names:
+            self.kind, self.around = shape.kind, shape.around
+            self.lines[self.kind] += 1
             return ()
-        stamp = line[shape.stamp]
-        origin = self._origins.get(stamp) or self._learned_origin(stamp)
+        origin = origin_of(line[shape.stamp])
         if origin is None:
             return self._read_unusual(line)
+        self.kind, self.around = shape.kind, shape.around
+        self.lines[self.kind] += 1
         figures = dict(zip(shape.names, map(_number_of, shape.texts(line))))  # noqa: B905 - of one length
-        if figures["usage"] > 2:  # no usage of a cache
-            del figures["usage"]
-        if shape.graph is not None:
-            figures["graph"] = shape.graph
-        self.kind, self.around = kind, ""
-        self.lines[kind] += 1
-        self._recent.append(line)
-        self._time, rank = origin
-        event = Event(kind, self._time, rank, figures, shape.word)
+        for name in shape.usages:
+            if figures[name] > 2:  # no usage of a cache
+                del figures[name]
+        figures.update(shape.others)
+        self.time, rank = origin
+        event = Event(shape.kind, self.time, rank, figures, shape.word)
         if self.trust.carrier:
-            event.marked = self.trust.is_near(self.number, self._time)
+            event.marked = self.trust.is_near(self.number, self.time)
         self._serving = self._stamped = self.trust.serves = True
-        if not self.wrapping.is_bare_now:
-            self.wrapping.is_usual()
+        self._said = None
+        self._recent.append(line[shape.text])
         return (event,)
 
-    def _learned_shape(self, line: bytes) -> _Shape | None:
-        shape = _shape_of(line)
-        if shape is not None:
-            if len(self._shapes) >= _SHAPES_KEPT:
-                self._shapes.clear()
-            self._shapes[line.translate(_ZEROS)] = shape
-        return shape
-
-    def _learned_origin(self, stamp: bytes) -> Origin | None:
-        """Read a new stamp; of a known minute and ranks only the second is read."""
-        minute, second = stamp[:18] + stamp[20:], stamp[18:20]
-        known = self._minutes.get(minute)
-        if known is None or not second.isdigit():
-            found = stamp_of(stamp)
-            if found is None or found[1] != len(stamp) or (found[0].time or 0.0) < FIRST_DATED:
-                return None
-            origin = found[0]
-            if stamp[20:21] in (b" ", b"]"):
-                self._minutes[minute] = ((origin.time or 0.0) - int(second), origin.rank)
-        else:
-            origin = Origin(known[0] + int(second), known[1])
-        if len(self._origins) + len(self._minutes) >= _KEPT:
-            self._origins.clear()
-            self._minutes.clear()
-        self._origins[stamp] = origin
-        return origin
-
-    def _read_unusual(self, line: bytes) -> tuple[Event, ...]:
-        self._events, self._released = [], []
-        found = self.wrapping.lines(line, open_text=self._in_traceback())
+    def _read_unusual(self, raw: bytes) -> tuple[Event, ...]:
+        self._events, self._released, self._usual = [], [], None
+        unreadable = self.unreadable.total()
+        found = self.wrapping.lines(raw, open_text=self._in_traceback())
         kind = self.wrapping.waits
         for each in found:
             kind = self._read(each)
@@ -619,15 +533,38 @@ class Reader:
                 self._recent.append(each.text)
         self.kind = kind
         self.lines[kind] += 1
-        if kind == "other" and not self.unread and not self.wrapping.is_bare_now and WORDS.search(line):
-            self.unread = line[:LONGEST_UNREAD]
-        self.trust.mark(kind, self.number, self._time, self._events)
+        if kind == "other" and not self.unread and self.wrapping.form != () and WORDS.search(raw):
+            self.unread = raw[:LONGEST_UNREAD]
+        self.trust.mark(kind, self.number, self.time, self._events)
+        if len(found) == 1 and len(raw) <= _SHAPE_LENGTH and self.unreadable.total() == unreadable:
+            self._learn(raw, found[0])
         return (*self._released, *self._events)
 
-    @property
-    def time(self) -> float | None:
-        """The last printed time, of any line: unix seconds; those since the first midnight where the log has no dates."""
-        return self._time
+    def _learn(self, raw: bytes, line: Line) -> None:
+        """Remember the shape of a usual line."""
+        form, shape = self.wrapping.form, None
+        if form is None or line.headed or line.glued or b"%|" in raw:  # a bar can be an exception's text
+            return
+        if self.kind == "access" and not self._events and b" 200 OK" in raw:
+            shape = _Shape("access", form, self.around)
+        elif self._usual is not None and [self._usual[2]] == self._events and (at := raw.find(line.text)) >= 0:
+            message, places, event = self._usual
+            stamp = line.text.removesuffix(message)
+            if origin_of(stamp) is None:
+                return
+            start = at + len(stamp)
+            spots = [slice(start + begin, start + end) for begin, end in places.values()]
+            others = {name: value for name, value in event.figures.items() if name not in places}
+            usages = tuple(name for name in places if name.endswith("usage"))
+            text = slice(at, at + len(line.text))
+            texts = itemgetter(*spots) if len(spots) > 1 else lambda raw: (raw[spots[0]],)
+            shape = _Shape(
+                event.kind, form, self.around, text, slice(at, start), tuple(places), texts, usages, others, event.word
+            )
+        if shape is not None:
+            if len(self._shapes) >= _SHAPES_KEPT:
+                self._shapes.clear()
+            self._shapes[raw.translate(_ZEROS)] = shape
 
     def end(self) -> tuple[Event, ...]:
         """Return what waits for a further line: arguments that were cut."""
@@ -646,11 +583,10 @@ class Reader:
         text, self.around = line.text, line.around
         found = None if line.headed else stamp_of(text)
         if line.glued:
-            self.trust.mark("glued", self.number, self._time, ())
+            self.trust.mark("glued", self.number, self.time, ())
         if found is None and not line.headed:
             return self._read_unstamped(text, line)
         self._events.extend(self.end())
-        self._failure = None
         time, rank, start = line.time, line.rank, 0
         if found is not None:
             stamp, start = found
@@ -661,7 +597,7 @@ class Reader:
             time = time if stamp.time is None else stamp.time
         if time is not None and time < FIRST_DATED:
             time = self._since_first_midnight(time)
-        self._time = self._time if time is None else time
+        self.time = self.time if time is None else time
         kind = self._read_stamped(text, start, Origin(time, rank))
         self._stamped = self._stamped or (
             found is not None and time is not None and kind not in ("other", "access", "traceback")
@@ -696,21 +632,19 @@ class Reader:
         """
         if self._cut is not None and self._read_rest(text, *self._cut):
             return "arguments"
-        if self._read_asked(text):
-            return "out_of_memory"
         self._events.extend(self.end())
         time = line.time
         if self._stamped:
-            time = self._time
+            time = self.time
         elif time is not None and time < FIRST_DATED:
             time = self._since_first_midnight(time)
         at = Origin(time, line.rank)
         if _ACCESS.match(text):
             kind = self._read_access(text, at)
         else:
-            kind = self._read_abort(text, at) or self._read_traceback(text, time)
+            kind = self._read_abort(text, at) or self._read_traceback(text, time) or self._read_more(text)
         if not kind and not self._stamped:
-            self._time = self._time if time is None else time
+            self.time = self.time if time is None else time
             kind = self._read_message(text, at, stamped=False)
         return kind or ("other" if text.strip() else "empty")
 
@@ -724,11 +658,11 @@ class Reader:
     def _read_message(self, text: bytes, at: Origin, *, stamped: bool = True) -> str:
         """Read a message by the table. What SGLang advises has its stamp."""
         text = without_terminal(text)
-        self._message = []
+        self._said = None
         if _ACCESS.match(text):
             return self._read_access(text, at)
-        opens = text.rstrip().endswith(TRACEBACK)
-        if opens:
+        opens, is_of_request = text.rstrip().endswith(TRACEBACK), _ASGI.match(text) is not None
+        if opens or is_of_request:
             self._open = _Traceback(at, self.number + _OTHERS_BETWEEN, begin=self.number, stamped=True)
             self._closed = None
         if (found := _ANY.match(text)) is not None and found.lastindex is not None:
@@ -737,8 +671,7 @@ class Reader:
                 return self._read_row(row, match, at)
         if stamped and self._says(text, at):
             return "advice"
-        if _ASGI.match(text):  # uvicorn, of a request that an exception ended; that of a stream has status 200
-            self._open = _Traceback(at, self.number + _OTHERS_BETWEEN, begin=self.number, stamped=True)
+        if is_of_request:  # uvicorn, of a request that an exception ended; that of a stream has status 200
             if not self._exceptions_due:
                 self._add("server_error", at)
             self._exceptions_due = max(self._exceptions_due - 1, 0)
@@ -759,57 +692,77 @@ class Reader:
         return True
 
     def _read_row(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
-        if row.kind in ("known", "limits") and not match.string.startswith(b"max_total_num_tokens="):
-            self._says(match.string, at)
-        if row.kind in SILENT:
-            return row.kind
-        self._starting = self._starting or row.kind in ("pool", "limits", "memory")
-        if (special := self._special.get(row.kind)) is not None:
-            return special(row, match, at)
-        self._serving = self._serving or row.kind == "ready"
-        figures = {name: float(value) for name, value in match.groupdict().items() if value is not None} | dict(
-            row.figures
-        )
-        if row.kind == "health" and (silent := _silence(match.string, at.time)) is not None:
-            figures["silent"] = silent
-        self._add(row.kind, at, figures, row.word, _words(match.string) if row.kind in _QUOTED else "")
-        return "request" if row.kind == "refused" and not figures else row.kind  # an error may quote its request
+        text, kind = match.string, row.kind
+        if kind in ("known", "limits") and not text.startswith(b"max_total_num_tokens="):
+            self._says(text, at)
+        if kind == "words":
+            self._explain(text, at)
+        if kind in SILENT or kind == "words":
+            return kind
+        if kind in _NEEDED:
+            return self._read_batch(row, match, at)
+        if kind == "arguments":
+            return self._read_arguments(text[match.end() :], at)
+        self._serving = self._serving or kind == "ready"
+        figures = {name: _number_of(value) for name, value in match.groupdict().items() if value and name != "by"}
+        event = self._add(kind, at, figures | dict(row.figures), row.word)
+        if kind in ("pool", "limits", "memory"):
+            return self._read_start(event, text)
+        if kind == "health" and (silent := _silence(text, at.time)) is not None:
+            event.figures["silent"] = silent
+        if kind in _QUOTED:
+            event.text = _words(text)
+        elif kind in ("end", "hang", "out_of_memory", "transfer"):
+            return self._read_trouble(event, match, at)
+        return "request" if kind == "refused" and not event.figures else kind  # an error may quote its request
 
     def _read_batch(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
         """Read a batch or retraction line by the names of its fields."""
         text = match.string[:_LONGEST_BATCH].rstrip()
         torn = _OTHER_LINE.search(text)
         text = text if torn is None else text[: torn.start()]
-        for foreign, own in ((b"\xef\xbc\x9a", b": "), (b"\xef\xbc\x8c", b", "), (b"\xe3\x80\x82", b". ")):
+        for foreign, own in _FULL_WIDTH:
             text = text.replace(foreign, own)
-        is_oldest = text.startswith(b"new fill")
-        fields = _fields(text.rstrip(b". ") if is_oldest else text, match.end(), b". " if is_oldest else b",")
-        figures, word, seen = dict(row.figures), "", set[str]()
-        for key, value in fields.items():
-            name = _FIGURES.get(key, "")
-            if name and name not in seen:
-                seen.add(name)
-                number = _number(value)
-                if number is not None and (number <= 2 or not name.endswith("usage")):
-                    figures[name] = number if name in _FRACTIONS else int(number)
-            elif row.kind == "decode" and (graph := _GRAPH.match(key)) and value in (b"True", b"False"):
-                figures["graph"], word = value == b"True", graph[1].decode()
-        needed = {"decode": {"running", "tokens"}, "prefill": {"sequences", "tokens"}, "retraction": {"requests"}}[
-            row.kind
-        ]
-        if not figures.keys() & needed:
+        if text.startswith(b"new fill"):
+            text = text.rstrip(b". ").replace(b". ", b", ")
+        event, places = Event(row.kind, at.time, at.rank, dict(row.figures)), dict[str, tuple[int, int]]()
+        fields: dict[bytes, tuple[int, int]] = {}
+        for each in islice(_FIELD.finditer(text, match.end()), 64):
+            fields.setdefault(each[1], each.span(2))
+        for key, (begin, end) in fields.items():
+            self._read_field(event, key, text[begin:end], places, begin)
+        if not event.figures.keys() & _NEEDED[row.kind]:
             self.unreadable["retraction_line" if row.kind == "retraction" else "batch_line"] += 1
             return "other"
-        if row.kind == "retraction":
-            if ratio := _RATIO.match(fields.get(b"#new_token_ratio", b"")):
-                figures["ratio_before"], figures["ratio_after"] = float(ratio[1]), float(ratio[2])
-        else:
+        if row.kind != "retraction":
             if mixed := match.groupdict().get("mixed"):
-                figures["running"] = int(mixed)
-            self._note_unreadable(fields, torn=torn is not None)
+                event.figures["running"] = int(mixed)
+                places["running"] = match.span("mixed")
+            self._note_unreadable({key: text[slice(*place)] for key, place in fields.items()}, torn=torn is not None)
             self._serving = True
-        self._add(row.kind, at, figures, word)
+        self._events.append(event)
+        if "" not in places and match.string.startswith(text):
+            self._usual = (match.string, places, event)
         return row.kind
+
+    def _read_field(
+        self, event: Event, key: bytes, value: bytes, places: dict[str, tuple[int, int]], begin: int
+    ) -> None:
+        """Add a field's figure, and note its place."""
+        name = _FIGURES.get(key, "")
+        if name and name not in places and (match := _NUMBER.match(value)) is not None:
+            number = float(match[1]) / (100 if match[2] else 1)
+            if not 0 <= number <= _LARGEST:
+                return
+            if number <= 2 or not name.endswith("usage"):
+                event.figures[name] = number if name in _FRACTIONS else int(number)
+            places[name if not match[2] and _PLAIN.fullmatch(match[1]) else ""] = (begin, begin + match.end(1))
+        elif event.kind == "decode" and value in (b"True", b"False") and (graph := _GRAPH.match(key)):
+            event.figures["graph"], event.word = value == b"True", graph[1].decode()
+        elif key == b"#new_token_ratio" and (ratio := _RATIO.match(value)):
+            for name, group in (("ratio_before", 1), ("ratio_after", 2)):
+                event.figures[name] = float(ratio[group])
+                places[name] = (begin + ratio.start(group), begin + ratio.end(group))
 
     def _note_unreadable(self, fields: dict[bytes, bytes], *, torn: bool) -> None:
         known = {key: value for key, value in fields.items() if key in _FIGURES or key in _OTHER_FIGURES}
@@ -818,21 +771,20 @@ class Reader:
         if torn or any(value not in _NO_NUMBER and not _NUMBER.match(value) for value in known.values()):
             self.unreadable["batch_line"] += 1
 
-    def _read_arguments(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
+    def _read_arguments(self, text: bytes, at: Origin) -> str:
         self._open = self._closed = None
         self._starting, self._serving, self._capturing, self._sizes = True, False, False, ()
-        text = match.string[match.end() :]
         arguments = parse_server_args(text.decode("utf-8", "replace"))
         if arguments is None:
             self.unreadable["server_args"] += 1
             return "known"
-        event = Event(row.kind, at.time, at.rank, arguments=arguments.args)
+        event = Event("arguments", at.time, at.rank, arguments=arguments.args)
         if arguments.is_cut:
             event.figures["cut"] = 1
             self._cut = (event, text)
         else:
             self._events.append(event)
-        return row.kind
+        return "arguments"
 
     def _read_rest(self, rest: bytes, event: Event, before: bytes) -> bool:
         """Add the arguments that a shipper put into a line of their own: Docker cuts lines at 16 KiB."""
@@ -847,139 +799,122 @@ class Reader:
             self._events.extend(self.end())
         return True
 
-    def _read_pool(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
-        figures: dict[str, float] = {"tokens": int(match["tokens"])} | dict(row.figures)
-        if sizes := _POOL_SIZES.match(match.string, match.end()):
-            figures["gigabytes"] = sum(float(size) for size in sizes.groups() if size)
-        self._add(row.kind, at, figures)
-        return row.kind
-
-    def _read_limits(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
-        values = _LIMIT.findall(match.string[:_LONGEST_MEMORY]) if not match.groupdict() else match.groupdict().items()
-        event = self._add(row.kind, at)
-        for key, value in values:
-            name = key if isinstance(key, str) else key.decode()
-            if name in _LIMITS:
-                event.figures[name] = int(float(value))
-            elif name.startswith("available_") and name.endswith("_mem") and len(name) <= 30:
-                event.figures["available_gb"], event.word = float(value), name[len("available_") : -len("_mem")]
-        return row.kind
-
-    def _read_memory(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
-        """Read what is left after a stage of the start."""
-        text = match.string[:_LONGEST_MEMORY]
-        if row.word == "graph_sizes":
+    def _read_start(self, event: Event, text: bytes) -> str:
+        """Read the figures of a line of the start: sizes, limits, what is left after a stage."""
+        text = text[:_LONGEST_MEMORY]
+        self._starting = True
+        if event.word == "graph_sizes":
+            self._events.remove(event)
             self._sizes = _sizes_in(text)
             return "known"
-        figures = {name: float(found[1]) for name, pattern in _MEMORY.items() if (found := pattern.search(text))}
-        event = self._add(row.kind, at, figures, row.word)
-        if row.word in {"graph_begin", "graph"}:
-            self._capturing = row.word == "graph_begin"
-        if row.word == "state_cache":
-            if parts := _STATE_SIZE.findall(text):
-                figures["used"] = sum(map(float, parts))
-            if states := _STATES.search(text):
-                figures["states"] = int(states[1])
-        elif (graph := _GRAPH_OF.match(text)) is not None:
+        for key, value in _FIGURE.findall(text):
+            if available := _AVAILABLE.fullmatch(key):
+                event.figures["available_gb"], event.word = float(value), available[1].decode()
+            elif (name := _START_FIGURES.get(key)) or key.endswith((b"_state size", b"_cache size")):
+                sizes = name == "gigabytes" or not name
+                name = name or "used"
+                event.figures[name] = _number_of(value) + (event.figures.get(name, 0) if sizes else 0)
+        if event.word in {"graph_begin", "graph"}:
+            self._capturing = event.word == "graph_begin"
+        if (graph := _GRAPH_OF.match(text)) is not None:
             if _OF_PREFILL.search(graph[1]):
-                figures["prefill"] = 1
+                event.figures["prefill"] = 1
             if graph[1].strip().lower() in _OF_DECODE:
                 self._sizes = _sizes_in(text) or self._sizes
-                event.sizes = self._sizes if row.word == "graph" else ()
-        return row.kind
+                event.sizes = self._sizes if event.word == "graph" else ()
+        return event.kind
 
-    def _read_end(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
-        if row.word == "scheduler_exception":
+    def _read_trouble(self, event: Event, match: re.Match[bytes], at: Origin) -> str:
+        """Read the line of an end, a hang, a failed allocation or transfer, which may explain an end."""
+        text, kind = match.string, event.kind
+        if kind == "end":
+            self._read_end(event, text, match.end(), at)
+        elif kind == "hang":
+            event.word = _WATCHED.get(match.groupdict().get("by") or b"", event.word)
+            if b"soft=True" not in text:  # that one only warns
+                self._explain(text, at, ending="hang")
+        elif kind == "out_of_memory":
+            unserved = "graph_capture" if self._capturing else "startup"
+            event.word = event.word or (unserved if self._starting and not self._serving else "unknown")
+            event.figures, event.text = _held_elsewhere(text), _words(text)
+            self._explain(text, at, ending="memory", sure=False, kind=kind)
+        else:
+            return self._read_transfer(event, text, at)
+        return kind
+
+    def _read_end(self, event: Event, text: bytes, told: int, at: Origin) -> None:
+        event.text = _crash(text)
+        if event.word == "scheduler_exception":
             self._announced = (self.number, at)
             if self._open is not None and self._open.until == self.number + _OTHERS_BETWEEN:
                 self._open.announced = True
-        self._add(row.kind, at, word=row.word, text=_crash(match.string))
-        told = match.string[match.end() :] if row.word == "scheduler_exception" else match.string
-        ends = "" if row.word in (_ABORT, "scheduler_exception") or b"exit code" in told else "unknown"
-        if not told.lstrip().startswith(TRACEBACK):
-            self._explain(told, at, chain=self.number, ending=ends)
-        return row.kind
+            text = text[told:]
+        ending = "" if event.word in (_ABORT, "scheduler_exception") or b"exit code" in text else "unknown"
+        if not text.lstrip().startswith(TRACEBACK):
+            self._explain(text, at, ending=ending)
 
-    def _read_words(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
-        self._explain(match.string, at, chain=self.number)
-        return row.kind
-
-    def _read_hang(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
-        figures = {name: float(value) for name, value in match.groupdict().items() if name != "word" and value}
-        watched = match.groupdict().get("word")
-        self._add(row.kind, at, figures, _WATCHED.get(watched.decode(), row.word) if watched else row.word)
-        if b"soft=True" not in match.string:  # that one only warns
-            self._explain(match.string, at, chain=self.number, ending="hang")
-        return row.kind
+    def _read_transfer(self, event: Event, text: bytes, at: Origin) -> str:
+        """Read a failed bootstrap or transfer: its request, where the line has one, and the reason; a client that gave up is none."""
+        reason = text
+        if (request := _FAILED_REQUEST.match(text)) is not None:
+            reason = request["reason"] or b""
+            if _GIVEN_UP.search(reason):
+                self._events.remove(event)
+                return "known"
+            if request["room"].isdigit():
+                event.figures["room"] = float(request["room"])
+        side = text.partition(b" ")[0].lower()
+        event.word, event.text = side.decode() if side in (b"decode", b"prefill") else "", _words(reason)
+        if b"from another rank" not in reason:
+            self._explain(reason, at, ending="transfer", sure=False)
+        return event.kind
 
     def _explain(
         self,
         text: bytes,
         at: Origin,
         *,
-        chain: int,
-        place: str = "",
-        before: Sequence[str] = (),
         ending: str = "",
         sure: bool = True,
+        kind: str = "",
+        of: _Traceback | None = None,
     ) -> None:
-        """Add the event of a line that may explain an end. `before`: earlier exceptions of its chain. `sure`: it did end a process."""
-        words = _words(text)
-        event = self._add(
-            "words", at, {"line": self.number, "chain": chain}, ending or class_of([*before, words], place), words
-        )
-        if not sure:
-            event.figures["unsure"] = 1
-        event.place = place[:LONGEST_TEXT]
+        """Add the event of a line that may explain an end; of a traceback, or where it has a kind, the next lines can go on with it."""
+        said = _Said(at, self.number, [text], self.around, ending=ending, sure=sure)
+        if of is not None:
+            said.chain, said.place, said.before = of.begin, of.place, list(of.texts)
+        said.first = self._add_said(said)
+        if of is not None or kind:
+            said.kind, self._said = kind or said.kind, said
+
+    def _add_said(self, said: _Said) -> Event:
+        text = b"\n".join(said.lines)
+        words, asked = _words(text), _ASKED_TOKENS.search(text)
+        ending = said.ending or class_of([*said.before, words], said.place)
+        if asked is not None and 0 < int(asked[1]) <= int(asked[2]):
+            ending = "check"
+        figures: dict[str, float] = {"line": self.number - len(said.lines) + 1, "chain": said.chain}
+        event = self._add("words", said.at, figures if said.sure else figures | {"unsure": 1}, ending, words)
+        event.place = said.place[:LONGEST_TEXT]
         event.before = tuple(map(_recent_words, self._recent))
+        return event
 
-    def _read_out_of_memory(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
-        unserved = "graph_capture" if self._capturing else "startup"
-        word = row.word or (unserved if self._starting and not self._serving else "unknown")
-        self._add_failure(at, word, match.string, self.number)
-        self._explain(match.string, at, chain=self.number, ending="memory", sure=False)
-        return row.kind
-
-    def _add_failure(self, at: Origin, word: str, text: bytes, chain: int) -> None:
-        """Add a failed allocation. After one of tokens the next lines say how many were asked for, and how many were free."""
-        event = self._add("out_of_memory", at, _held_elsewhere(text), word, _words(text))
-        self._failure = (event, text, chain) if _OF_TOKENS.search(text) else None
-
-    def _read_asked(self, text: bytes) -> bool:
-        """Read a further line of a failed allocation of tokens. If more were free than asked for, no memory is short."""
-        if self._failure is None:
-            return False
-        event, before, chain = self._failure
-        if _ASKED.match(text) is None or len(before) > LONGEST_TEXT:
-            self._failure = None
-            return False
-        whole = before + b"\n" + text
-        asked, free = _ASKED_TOKENS.search(whole), _FREE_TOKENS.search(whole)
-        self._failure = (event, whole, chain)
-        if asked is not None and free is not None:
-            self._failure = None
-            enough = 0 < int(asked[1]) <= int(free[1])
-            self._explain(whole, Origin(event.time, event.rank), chain=chain, ending="check" if enough else "memory")
-            said = self._events.pop()
-            said.marked, said.figures["line"] = event.marked, self.number - whole.count(b"\n")
-            self._released.append(said)
-        return True
-
-    def _read_transfer(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
-        """Read a failed bootstrap or transfer: its request, where the line has one, and the reason; a client that gave up is none."""
-        figures, reason = dict(row.figures), match.string
-        if (request := _FAILED_REQUEST.match(match.string)) is not None:
-            reason = request["reason"] or b""
-            if _GIVEN_UP.search(reason):
-                return "known"
-            if request["room"].isdigit():
-                figures["room"] = float(request["room"])
-        side = match.string.partition(b" ")[0].lower()
-        word = side.decode() if side in (b"decode", b"prefill") else ""
-        self._add(row.kind, at, figures, word, text=_words(reason))
-        if b"from another rank" not in reason:
-            self._explain(reason, at, chain=self.number, ending="transfer", sure=False)
-        return row.kind
+    def _read_more(self, text: bytes) -> str:
+        """Read a further line of what may explain an end. It ends with an empty line, or a line of SGLang's in a log without stamps."""
+        said = self._said
+        if said is None:
+            return ""
+        is_over = not text.strip() or self.around != said.around or len(said.lines) >= _LINES_OF_MESSAGE
+        is_over = is_over or any(pattern.match(text) for pattern in (_WARNED, _ANY, _ACCESS))
+        if is_over or (said.kind == "out_of_memory" and _ASKED.match(text) is None):
+            self._said = None
+            return ""
+        said.lines.append(text)
+        more = self._add_said(said)
+        self._events.pop()
+        more.marked = said.first is not None and said.first.marked
+        self._released.append(more)
+        return said.kind
 
     def _read_access(self, text: bytes, at: Origin) -> str:
         """Read an access line: a request that failed, or a pause. Health checks and scrapes are no requests."""
@@ -1000,64 +935,30 @@ class Reader:
 
     def _read_traceback(self, text: bytes, time: float | None) -> str:
         """Read a line without a stamp as part of a traceback; return its kind, empty where it belongs to none."""
-        traceback = self._open if self._in_traceback() else None
+        traceback, at = self._open if self._in_traceback() else None, Origin(time, NO_RANK)
         if not self._serving and _USAGE_ERROR.match(text):
-            return self._read_usage_error(text, Origin(time, NO_RANK))
+            self._add("end", at, word="launch_failed", text=_launch_failure(text))
+            self._explain(_without_values(text), at, ending="argument")
+            return "end"
         if text.startswith(TRACEBACK):
             self._open_traceback(time)
         elif (frame := _FRAME.match(text)) is not None:
-            traceback = traceback or self._open_traceback(time)
-            traceback.read_frame(frame, self.number)
-            self._message = []
+            (traceback or self._open_traceback(time)).read_frame(frame, self.number)
+            self._said = None
         elif self._closed is not None and text.startswith(_CHAINED):
             self._closed.chained = True
-            self._message = []
-        elif traceback is None and not self._stamped and _EXCEPTION.match(text) and _OWN_WORDS.search(text):
-            self._explain(text, Origin(time, NO_RANK), chain=self.number)
-            return "exception"
+            self._said = None
         elif traceback is None:
-            return self._read_more(text)
-        elif text[traceback.indent : traceback.indent + 1] == b" " or not text.strip():
-            pass
-        elif _EXCEPTION.match(text := text[traceback.indent :]):
+            if self._stamped or not _EXCEPTION.match(text) or not _OWN_WORDS.search(text):
+                return ""
+            self._explain(text, at)
+            return "exception"
+        elif text[traceback.indent : traceback.indent + 1] != b" " and text.strip():
+            if not _EXCEPTION.match(text := text[traceback.indent :]):
+                return ""
             self._close_traceback(traceback, text, time)
             return "exception"
-        else:
-            return ""
         return "traceback"
-
-    def _read_usage_error(self, text: bytes, at: Origin) -> str:
-        self._add("end", at, word="launch_failed", text=_launch_failure(text))
-        self._explain(_without_values(text), at, chain=self.number, ending="argument")
-        return "end"
-
-    def _read_more(self, text: bytes) -> str:
-        """Read a further line of the last exception's text, which ends with an empty line."""
-        closed = self._closed
-        is_over = not text.strip() or _WARNED.match(text) is not None or self.around != self._message_around
-        is_over = (
-            is_over or _ANY.match(text) is not None or _ACCESS.match(text) is not None
-        )  # a line of SGLang's, in a log without stamps
-        if not self._message or closed is None or is_over or len(self._message) >= _LINES_OF_MESSAGE:
-            self._message = []
-            return ""
-        self._message.append(text)
-        self._explain_traceback(closed, b"\n".join(self._message))
-        more = self._events.pop()
-        more.marked = self._said is not None and self._said.marked
-        self._released.append(more)
-        return "exception"
-
-    def _explain_traceback(self, traceback: _Traceback, text: bytes) -> None:
-        self._explain(
-            text,
-            traceback.at,
-            chain=traceback.begin,
-            place=traceback.place,
-            before=traceback.texts,
-            sure=traceback.is_sure,
-        )
-        self._events[-1].figures["line"] = self.number - len(self._message) + 1
 
     def _open_traceback(self, time: float | None) -> _Traceback:
         """Open a traceback without a head: chained to the one before, announced by the line before, or of another process."""
@@ -1069,13 +970,13 @@ class Reader:
             self._open = _Traceback(announced, until, announced=True, begin=number)
         else:
             self._open = _Traceback(Origin(time, NO_RANK), until, begin=self.number)
-        self._message = []
+        self._said = None
         return self._open
 
     def _close_traceback(self, traceback: _Traceback, text: bytes, time: float | None) -> None:
         """Read the exception at the end of a traceback."""
         self._open, self._closed = None, traceback
-        at = Origin(time if traceback.at.time is None else traceback.at.time, traceback.at.rank)
+        at = traceback.at = Origin(time if traceback.at.time is None else traceback.at.time, traceback.at.rank)
         rows = (
             row
             for row, pattern in _PATTERNS
@@ -1084,22 +985,19 @@ class Reader:
         )
         row = next(rows, None)
         by_somebody = text.startswith(_BY_SOMEBODY)
-        uncaught = not self._serving and bool(traceback.place) and not traceback.stamped
+        uncaught = bool(traceback.place) and not traceback.stamped
         if row is not None and row.kind == "end":
             self._add("end", at, word=row.word)
-        elif row is None and (traceback.in_main or uncaught) and not self._serving and not by_somebody:
+        elif row is None and ("main" in traceback.inside or uncaught) and not self._serving and not by_somebody:
             self._add("end", at, word="launch_failed", text=_launch_failure(text))
-        elif row is None and traceback.in_process and not traceback.announced and not by_somebody:
+        elif row is None and "process" in traceback.inside and not traceback.announced and not by_somebody:
             self._add("end", at, word="scheduler_exception")
-        if (traceback.is_sure or (traceback.place and not traceback.stamped) or row is not None) and not by_somebody:
-            traceback.at, self._message, self._message_around = at, [text], self.around
-            self._explain_traceback(traceback, text)
-            self._said = self._events[-1]
+        if (traceback.is_sure or uncaught or row is not None) and not by_somebody:
+            self._explain(text, at, sure=traceback.is_sure, of=traceback)
             traceback.texts.append(_words(text))
-        if row is not None and row.kind != "end":
-            if not traceback.counted:
-                word = row.word or traceback.phase_of(starting=self._starting, serving=self._serving)
-                self._add_failure(at, word, text, traceback.begin)
+        if row is not None and row.kind != "end" and not traceback.counted:
+            word = row.word or traceback.phase_of(starting=self._starting, serving=self._serving)
+            self._add("out_of_memory", at, _held_elsewhere(text), word, _words(text))
             traceback.counted = True
 
 

@@ -53,6 +53,13 @@ def stamp_of(text: bytes, start: int = 0) -> tuple[Origin, int] | None:
 
 
 @lru_cache(maxsize=4096)
+def origin_of(stamp: bytes) -> Origin | None:
+    """Read a whole stamp; None where it is none, or has no date."""
+    found = stamp_of(stamp)
+    return found[0] if found is not None and found[1] == len(stamp) and (found[0].time or 0.0) >= FIRST_DATED else None
+
+
+@lru_cache(maxsize=4096)
 def _read_stamp(time: bytes | None, ranks: bytes) -> Origin:
     return Origin(time_of(time) if time else None, rank_of(ranks))
 
@@ -459,8 +466,7 @@ class Wrapping:
     def __init__(self) -> None:
         self.waits = "other"  # where a line gives nothing yet: `cut` by a container runtime, or `other` in a form that is not accepted
         self._forms: list[Form] = []
-        self._current: Form | None = None  # of the last line of SGLang's
-        self.is_bare_now = False  # the last line of SGLang's had nothing around it
+        self.form: Form | None = None  # of the last line of SGLang's; (): nothing stood around it
         self._proven: set[Form] = set()  # had SGLang's words directly behind them; (): nothing around
         self._brackets = False  # a form begins with a time in brackets, as SGLang's stamp
         self._held: dict[Form, list[Line]] = {}  # lines in forms that are not accepted yet
@@ -475,7 +481,7 @@ class Wrapping:
         if text[:1] == b" " and _STAMP.match(pasted := text.lstrip(b" ")):
             text = pasted
         if self.is_bare and _STAMP.match(text):
-            self.is_usual()
+            self._accept((), [Line(text)])
             return [Line(text)]
         lines = self._whole(Line(text))
         if not lines:
@@ -526,12 +532,12 @@ class Wrapping:
         return [line]
 
     def _in_known_form(self, line: Line) -> list[Line] | None:
-        for form in [self._current, *self._forms] if self._current else self._forms:
+        for form in [self.form, *self._forms] if self.form else self._forms:
             found = without(form, line)
             stamped = any(_STAMP.match(each.text) or each.headed for each in found)
             if stamped:
                 self._accept(form, found)
-            if found and (stamped or form is self._current):
+            if found and (stamped or form is self.form):
                 return found
         return None
 
@@ -558,11 +564,14 @@ class Wrapping:
         """Whether SGLang's lines came without any text around them."""
         return () in self._proven
 
-    def is_usual(self) -> None:
-        """Note a usual line of SGLang's without any text around it."""
-        self._proven.add(())
-        self._current, self.is_bare_now = None, True
-        self._held.clear()
+    def is_again(self, form: Form, *, alone: bool) -> bool:
+        """Whether a line of SGLang's in this form is read, and note it; one that does not show it `alone` follows others in it."""
+        if form is not self.form or self._held:
+            if not alone or form not in self._proven:
+                return False
+            self.form = form
+            self._held.clear()
+        return True
 
     def _accept(self, form: Form, found: list[Line]) -> None:
         """Note a line with SGLang's stamp, or the text that replaces it, in this form."""
@@ -571,7 +580,7 @@ class Wrapping:
             if WORDS.match(line.text, stamp.end() if stamp else 0) is not None:
                 self._proven.add(form)
         if form or self.is_bare:
-            self._current, self.is_bare_now = form or None, not form
+            self.form = form
         if form in self._proven:
             self._held.clear()
 
@@ -584,7 +593,7 @@ class Wrapping:
         if len(held) < _ENOUGH and not at_once:
             if len(self._held) > _HELD_FORMS or sum(len(each.text) for each in held) > _HELD_LENGTH:
                 self._held.clear()
-            self.waits, self.is_bare_now = "other", False
+            self.waits, self.form = "other", None if self.form == () else self.form
             return []
         self._forms = [form, *self._forms[: _FORMS_KEPT - 1]]
         self._brackets = self._brackets or _STAMP.match(text) is not None
