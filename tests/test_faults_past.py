@@ -128,16 +128,3 @@ def test_counters_wait_ten_minutes_at_most(log: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(logbook, "FIRST_READ_SECONDS", 0.0)
     assert not sidecar.log.is_catching_up
     assert Page(text_format(collect(sidecar))).labels("sglang_tuning_out_of_memory_total")
-
-
-def test_a_log_that_falls_behind_later_keeps_its_counters(tmp_path: Path) -> None:
-    log = tmp_path / "server.log"
-    log.touch()
-    sidecar = watched(log)
-    assert sidecar.log is not None
-    with log.open("w") as file:
-        for number in range(PARTS):
-            file.write(part(number))
-    assert sidecar.log.poll()
-    assert not sidecar.log.is_catching_up
-    assert Page(text_format(collect(sidecar))).labels("sglang_tuning_server_starts_total")

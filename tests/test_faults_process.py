@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pty
-import shutil
 import signal
 import socket
 import subprocess
@@ -20,7 +19,6 @@ import pytest
 from conftest import FakeSGLang, environment, hang, wait_for
 from followed import (
     AS_ANY_OWNER,
-    EVENTS,
     LINES,
     STATE_FILE_UP,
     Server,
@@ -228,12 +226,6 @@ def test_a_state_file_that_cannot_be_read_is_said_and_begun_anew(server: Server,
     assert state.stat().st_size < 10_000
 
 
-def test_a_state_file_that_is_a_directory_is_a_mistake_reported_in_one_line(server: Server, tmp_path: Path) -> None:
-    status, said = usage(*of(server), "--state-file", str(tmp_path))
-    assert (status, said.count("\n")) == (2, 1)
-    assert f"--state-file={tmp_path}: give a path for a file" in said
-
-
 def test_a_state_file_on_a_full_disk_is_reported_stays_whole_and_is_written_again(
     server: Server, tmp_path: Path
 ) -> None:
@@ -302,15 +294,6 @@ def test_whatever_its_standard_streams_are_it_serves_and_ends_with_status_zero(
             assert process.wait(timeout=10) == 0
         finally:
             process.kill()
-
-
-@pytest.mark.parametrize(
-    ("streams", "unbuffered"), [("2>/dev/full", ""), ("2>&-", "1"), (">&- 2>&-", ""), (">/dev/full 2>/dev/full", "1")]
-)
-def test_a_mistake_is_status_two_even_where_nobody_can_read_the_words(streams: str, unbuffered: str) -> None:
-    command = ["bash", "-c", f'exec "$@" {streams}', "bash", sys.executable, "-m", "sglang_tuning_exporter", "serve"]
-    ended = subprocess.run(command, env=environment(PYTHONUNBUFFERED=unbuffered), timeout=30, check=False)
-    assert ended.returncode == 2
 
 
 def test_started_twice_the_second_says_that_the_port_is_taken_and_the_first_goes_on(server: Server) -> None:
@@ -411,17 +394,3 @@ def test_a_wall_clock_set_an_hour_back_and_forth_moves_no_counter_and_no_second(
             assert last is not None
             assert abs(last - time.time() - 3600 * hours) < 60
         assert sum(spent(exporter).values()) - sum(before.values()) <= time.monotonic() - begin + 1
-
-
-def test_a_directory_of_the_state_file_that_goes_away_is_reported(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "states").mkdir()
-    with following(*of(server), *with_state(tmp_path / "states" / "state.json")) as exporter:
-        server.write()
-        counted(exporter, 1)
-        shutil.rmtree(tmp_path / "states")
-        server.write()
-        counted(exporter, 2)
-        wait_for(lambda: exporter.page().value(STATE_FILE_UP) == 0)
-        (tmp_path / "states").mkdir()
-        wait_for(lambda: exporter.page().value(STATE_FILE_UP) == 1)
-        assert exporter.page().value(EVENTS) == 2

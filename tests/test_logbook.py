@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
 import json
 import threading
@@ -14,16 +13,14 @@ from typing import Any
 
 import pytest
 
-from conftest import config, wait_for
+from conftest import config
 from sglang_tuning_exporter.collect import log as logbook
 from sglang_tuning_exporter.collect.log import Logbook
-from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.alerts import Clocks
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.server import REPEAT_SECONDS
 from sglang_tuning_exporter.core.watch import Watch
-from sglang_tuning_exporter.sglang.args import flags
 from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures, Scrape
 
 LOCK = threading.RLock()
@@ -141,48 +138,6 @@ def test_the_words_of_the_log_are_not_in_the_file(place: Place) -> None:
     assert "get_weather" not in text
 
 
-def test_new_lines_are_counted_and_those_from_before_the_start_are_not(place: Place) -> None:
-    place.start()
-    place.write(DECODE, RETRACTION)
-    for number in range(1, 4):
-        with place.reader() as (book, watch):
-            assert book.lines["decode"] == number - 1
-            place.write(DECODE, "Decode batch, nonsense")
-            book.poll()
-            assert {kind: count for kind, count in book.lines.items() if count} == {"decode": number, "other": number}
-            assert book.unrecognised["batch_line"] == number
-    assert events(watch) == 0
-
-
-def test_a_line_half_written_at_the_exporters_end_is_read_once(place: Place) -> None:
-    with place.reader() as (book, watch):
-        with place.log.open("a") as file:
-            file.write(AT.format(ranks="") + RETRACTION[:40])
-        book.poll()
-        assert events(watch) == 0
-    with place.log.open("a") as file:
-        file.write(RETRACTION[40:] + "\n")
-    for _ in range(2):
-        with place.reader() as (_, watch):
-            assert events(watch) == 1
-
-
-def test_an_unended_last_line_that_was_counted_after_a_rotation_is_not_counted_again(place: Place) -> None:
-    with place.reader() as (book, watch):
-        place.write(DECODE)
-        with place.log.open("a") as file:
-            file.write(AT.format(ranks="") + RETRACTION)
-        book.poll()
-        place.log.rename(place.log.with_suffix(".log.1"))
-        place.write(DECODE)
-        book.poll()
-        assert events(watch) == 1
-    for _ in range(2):
-        with place.reader() as (book, watch):
-            assert events(watch) == 1
-            assert (book.lines["decode"], book.lines["retraction"]) == (2, 1)
-
-
 class Rotations:
     """A directory whose logs are followed by a glob, and seconds that pass when the test says so."""
 
@@ -232,28 +187,6 @@ def test_a_thousand_files_that_came_and_went_leave_no_memory_of_them_but_their_l
     assert (rotations.lines("decode"), rotations.book.unrecognised["batch_line"]) == (1001, 1000)
 
 
-def test_a_file_that_comes_back_is_read_on_by_the_same_reader(rotations: Rotations) -> None:
-    log = rotations.write("server.log", DECODE, TOOL)
-    rotations.poll()
-    for absences in range(1, 4):
-        log.unlink()
-        for _ in range(5):
-            rotations.poll(after=100.0)
-        assert not rotations.book._follower.paths()
-        rotations.write("server.log", RETRACTION)
-        rotations.poll()
-        # After a raw message a retraction is marked: that one was printed is still known.
-        assert (rotations.lines("retraction"), events(rotations.watch)) == (absences, absences)
-        assert rotations.watch.server.bucket(rotations.now)["marked.retractions"] >= 1
-
-
-def test_a_file_that_is_followed_is_never_forgotten_however_quiet_it_is(rotations: Rotations) -> None:
-    rotations.write("server.log", DECODE, TOOL)
-    for _ in range(3):
-        rotations.poll(after=2000.0)
-    assert len(rotations.book._readers) == 1
-
-
 def test_a_failure_that_waits_for_its_phase_survives_a_restart(place: Place) -> None:
     place.start()
     with place.reader() as (book, watch):
@@ -266,23 +199,6 @@ def test_a_failure_that_waits_for_its_phase_survives_a_restart(place: Place) -> 
             with LOCK:
                 book.save_if_changed(time.time())
             assert (waiting, failures(watch)) == (0, 1)
-
-
-def test_a_failure_that_was_counted_without_a_line_is_saved_before_it_is_shown(place: Place) -> None:
-    place.start()
-    sidecar = Sidecar(config(log_file=(str(place.log),), state_file=place.state_file))
-    sidecar.start()
-    place.write(DECODE, UNEXPLAINED)
-    assert sidecar.log is not None
-    wait_for(lambda: sidecar.log is not None and sidecar.log.lines["exception"] == 1)
-    sidecar._stopping.set()  # its threads end, so that only who looks can save
-    assert sidecar.threads.join(time.monotonic() + 60)
-    sidecar.watch.advance(time.time() + REPEAT_SECONDS + 1)
-    with sidecar.view():
-        shown = failures(sidecar.watch)
-    sidecar.log.close()
-    with place.reader() as (_, watch):
-        assert (shown, failures(watch)) == (1, 1)
 
 
 def test_an_event_that_a_scrape_confirmed_is_saved_before_it_is_shown(place: Place) -> None:
@@ -348,25 +264,6 @@ def test_a_state_file_from_the_future_continues_counters_and_no_waits(
     assert bool(restored) == kept
 
 
-def test_a_second_exporter_on_one_state_file_neither_reads_nor_writes_it(place: Place) -> None:
-    with place.reader() as (book, watch), place.reader() as (other, others):
-        assert (book.state_file_problem, other.state_file_problem) == (
-            "",
-            "another exporter uses it; give each exporter a --state-file of its own",
-        )
-        place.write(DECODE, RETRACTION)
-        for each, its in ((book, watch), (other, others)):
-            each.poll()
-            assert events(its) == 1
-
-
-def test_without_a_state_file_there_is_no_problem_to_report(place: Place) -> None:
-    watch = Watch(PROFILES["online"], 0.0, reads=True, scrapes=False)
-    book = Logbook(config(log_file=(str(place.log),)), watch, LOCK, clock=time.time)
-    assert book.state_file_problem is None
-    book.close()
-
-
 def test_a_log_without_a_readable_line_is_reported_once_with_its_first_line(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,15 +279,6 @@ def test_a_log_without_a_readable_line_is_reported_once_with_its_first_line(
         assert status.unread.endswith(DECODE)
         assert status.unread.isprintable()
     assert sum("cannot parse lines that look like SGLang's; the first:" in each for each in said) == 1
-
-
-def test_a_log_whose_lines_are_read_quotes_none_of_them(place: Place) -> None:
-    with place.reader() as (book, _watch):
-        place.write(*[DECODE] * 20)
-        with place.log.open("a") as file:
-            file.write(f"x\\y{{{{ my own words {DECODE}\n" * 20)
-        book.poll()
-        assert [status.unread for status in book.files] == [""]
 
 
 def test_arguments_that_may_go_on_in_the_next_line_are_taken_after_seconds_of_silence(place: Place) -> None:
@@ -423,36 +311,3 @@ def test_a_part_of_a_line_at_the_end_of_a_file_does_not_swallow_the_next_files_f
         place.log.write_text((cri("F", first) if first else rest) + cri("F", DECODE) * 16)
         book.poll()
         assert book.lines["decode"] == counted
-
-
-def test_within_a_file_a_cut_line_goes_on_whatever_its_next_part_looks_like(place: Place) -> None:
-    with place.reader() as (book, _watch):
-        place.log.write_text(cri("F", DECODE) * 16 + cri("P", "Receive: obj=" + "x" * 16_000) + cri("F", RETRACTION))
-        book.poll()
-        assert (book.lines["decode"], book.lines["retraction"]) == (16, 0)
-
-
-def test_a_start_is_read_while_no_file_can_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object) -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    flags._table.cache_clear()
-    place = Place(tmp_path)
-    watch = Watch(PROFILES["online"], 0.0, reads=True, scrapes=False)
-    book = Logbook(config(log_file=(str(place.log),)), watch, LOCK, clock=time.time)
-    book.poll()
-    monkeypatch.setattr(Path, "read_text", refused)
-    arguments = ", ".join(f"{name}=1" for name in ("tp_size", "dp_size", "pp_size", "page_size", "stream_interval"))
-    place.write(f"server_args=ServerArgs(model_path='m', {arguments})", DECODE)
-    book.poll()
-    assert watch.server.facts.release is not None
-    assert book.lines["decode"] == 1
-    book.close()
-
-
-def test_words_that_no_known_release_prints_are_a_finding_of_the_server(place: Place) -> None:
-    with place.reader() as (book, watch):
-        place.write("Decode batch, nonsense", DECODE)
-        book.poll()
-        found = {finding.diagnosis for finding in watch.judge(time.time()).findings}
-    assert "format_drift" in found

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -47,64 +45,6 @@ def go_on(pattern: Path, saved: dict[str, object]) -> list[bytes]:
     return found
 
 
-def test_the_lines_written_in_between_are_read_and_no_other(log: Path) -> None:
-    append(log, LONG + b"half")
-    saved = read_and_stop(log)
-    append(log, b" line\nmore\n")
-    assert go_on(log, saved) == [b"half line\n", b"more\n"]
-
-
-def test_a_file_renamed_in_between_is_read_to_its_end_and_then_the_new_one(log: Path, tmp_path: Path) -> None:
-    append(log, LONG)
-    saved = read_and_stop(log)
-    append(log, b"rest\n")
-    log.rename(tmp_path / "server.log-20260101")
-    append(log, b"new\n")
-    assert go_on(log, saved) == [b"rest\n", b"new\n"]
-
-
-def test_a_file_renamed_in_between_and_not_replaced_yet_is_read_to_its_end(log: Path, tmp_path: Path) -> None:
-    append(log, LONG)
-    saved = read_and_stop(log)
-    append(log, b"rest\n")
-    log.rename(tmp_path / "server.log.1")
-    follower = LogFollower([str(log)], positions=saved)
-    assert lines(follower) == [b"rest\n"]
-    append(log, b"new\n")
-    assert lines(follower) == [b"new\n"]
-
-
-@pytest.mark.parametrize("pattern", ["server.log", "server.log*"])
-def test_two_rotations_in_between_lose_no_line(log: Path, tmp_path: Path, pattern: str) -> None:
-    append(log, LONG)
-    saved = read_and_stop(tmp_path / pattern)
-    append(log, b"1\n")
-    log.rename(tmp_path / "server.log.2")
-    append(log, b"2\n")
-    os.utime(tmp_path / "server.log.2", (1, 1))
-    log.rename(tmp_path / "server.log.1")
-    append(log, b"3\n")
-    assert sorted(go_on(tmp_path / pattern, saved)) == [b"1\n", b"2\n", b"3\n"]
-
-
-@pytest.mark.parametrize("pattern", ["server.log", "server.log*"])
-def test_a_copytruncate_in_between_is_read_from_the_copy(log: Path, tmp_path: Path, pattern: str) -> None:
-    append(log, LONG)
-    saved = read_and_stop(tmp_path / pattern)
-    append(log, b"rest\n")
-    shutil.copy(log, tmp_path / "server.log.1")
-    os.truncate(log, 0)
-    append(log, b"new\n")
-    assert go_on(tmp_path / pattern, saved) == [b"rest\n", b"new\n"]
-
-
-def test_a_file_written_anew_in_between_is_read_from_its_start(log: Path) -> None:
-    append(log, LONG)
-    saved = read_and_stop(log)
-    log.write_bytes(LONG.replace(b"01-01", b"01-02") + b"more\n")
-    assert len(go_on(log, saved)) == 2
-
-
 def test_a_file_that_came_under_a_followed_glob_in_between_is_read_from_its_start(log: Path, tmp_path: Path) -> None:
     append(log, LONG)
     saved = read_and_stop(tmp_path / "*.log")
@@ -145,14 +85,6 @@ def test_an_incomplete_last_line_that_was_read_after_a_rotation_is_not_read_agai
     append(tmp_path / "server.log.1", b" and ended\nlate\n")
     append(log, b"newer\n")
     assert sorted(go_on(tmp_path / pattern, saved)) == [b" and ended\n", b"late\n", b"newer\n"]
-
-
-def test_an_incomplete_last_line_that_was_not_read_yet_is_read_by_the_next_follower(log: Path, tmp_path: Path) -> None:
-    append(log, LONG + b"unended")
-    saved = read_and_stop(log)
-    log.rename(tmp_path / "server.log.1")
-    append(log, b"new\n")
-    assert go_on(log, saved) == [b"unended\n", b"new\n"]
 
 
 def test_the_rest_of_a_giant_line_is_no_line_for_the_next_follower(log: Path) -> None:

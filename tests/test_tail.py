@@ -68,14 +68,6 @@ def forbidden(path: Path) -> Iterator[None]:
         path.chmod(mode)
 
 
-@pytest.fixture
-def open_directory() -> Iterator[Path]:
-    """Give a directory that every user may enter, unlike pytest's own."""
-    with tempfile.TemporaryDirectory() as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
-
-
 def status_of(follower: LogFollower) -> FileStatus:
     (status,) = follower.status()
     return status
@@ -89,19 +81,6 @@ def test_a_file_that_exists_is_followed_from_its_end(log: Path) -> None:
     follower = LogFollower([str(log)])
     append(log, b"new\n")
     assert live(follower) == [b"new\n"]
-
-
-def test_from_start_reads_a_file_that_exists_from_its_start(log: Path) -> None:
-    log.write_bytes(b"old\n")
-    follower = LogFollower([str(log)], from_start=True)
-    assert live(follower) == [b"old\n"]
-
-
-def test_a_file_that_ends_in_the_middle_of_a_line_is_followed_from_that_lines_beginning(log: Path) -> None:
-    log.write_bytes(b"old\nhalf of ")
-    follower = LogFollower([str(log)])
-    append(log, b"a line\n")
-    assert live(follower) == [b"half of a line\n"]
 
 
 def test_a_missing_file_is_waited_for_and_read_from_its_start(log: Path) -> None:
@@ -134,19 +113,6 @@ def test_a_server_start_is_found_across_the_blocks_that_the_look_back_reads(log:
         follower.close()
 
 
-def test_history_without_a_server_start_is_its_last_lines(log: Path) -> None:
-    log.write_bytes(b"one\ntwo\n")
-    (block,) = LogFollower([str(log)]).poll()
-    assert (block.data, block.historical) == (b"one\ntwo\n", True)
-
-
-def test_history_ends_with_the_last_lines_however_long_ago_the_start_was(log: Path) -> None:
-    log.write_bytes(b"server_args=1\n" + b"word word word word\n" * 300_000 + b"the end\n")
-    (block,) = LogFollower([str(log)]).poll()
-    assert block.data.endswith(b"\nword word word word\nthe end\n")
-    assert set(block.data.splitlines()) == {b"server_args=1", b"word word word word", b"the end"}
-
-
 def test_history_is_little_more_than_four_mebibytes_of_whole_lines(log: Path) -> None:
     log.write_bytes(b"server_args=1\n" + b"word word word word\n" * 300_000)
     (block,) = LogFollower([str(log)]).poll()
@@ -155,14 +121,6 @@ def test_history_is_little_more_than_four_mebibytes_of_whole_lines(log: Path) ->
 
 
 # Lines
-
-
-def test_a_line_cut_in_two_writes_waits_for_its_end(log: Path) -> None:
-    follower = LogFollower([str(log)])
-    append(log, b"one ")
-    assert live(follower) == []
-    append(log, b"line\ntwo")
-    assert live(follower) == [b"one line\n"]
 
 
 def test_a_line_longer_than_the_limit_is_dropped_whole_and_counted(log: Path) -> None:
@@ -217,54 +175,6 @@ def test_the_lines_do_not_depend_on_how_writes_split_them(text: bytes, cuts: lis
 # Rotation
 
 
-def test_lines_written_to_the_old_file_after_the_rename_come_before_those_of_the_new_one(log: Path) -> None:
-    follower = LogFollower([str(log)])
-    with log.open("ab", buffering=0) as writer:
-        writer.write(b"1\n")
-        assert live(follower) == [b"1\n"]
-        log.rename(log.with_suffix(".log.1"))
-        writer.write(b"2\n")
-        assert live(follower) == [b"2\n"]
-        assert status_of(follower).reason == "missing"
-        writer.write(b"3\n")
-    log.write_bytes(b"4\n")
-    assert live(follower) == [b"3\n", b"4\n"]
-    assert status_of(follower).up
-
-
-def test_a_writer_that_reopens_late_after_a_rotation_is_still_read(log: Path) -> None:
-    log.touch()
-    follower = LogFollower([str(log)])
-    with log.open("ab", buffering=0) as writer:
-        log.rename(log.with_suffix(".log.1"))
-        log.touch()
-        assert live(follower) == []
-        writer.write(b"late\n")
-        assert live(follower) == [b"late\n"]
-        append(log, b"new\n")
-        writer.write(b"later\n")
-        assert sorted(live(follower)) == [b"later\n", b"new\n"]
-
-
-def test_the_incomplete_last_line_of_a_file_is_read_once_its_writer_has_gone_on(log: Path) -> None:
-    follower = LogFollower([str(log)])
-    append(log, b"1\nunended")
-    assert live(follower) == [b"1\n"]
-    log.rename(log.with_suffix(".log.1"))
-    append(log, b"2\n")
-    assert live(follower) == [b"unended\n", b"2\n"]
-
-
-def test_a_file_deleted_and_made_again_is_read_from_its_start_after_the_rest_of_the_old_one(log: Path) -> None:
-    follower = LogFollower([str(log)])
-    append(log, b"1\n")
-    assert live(follower) == [b"1\n"]
-    append(log, b"2\n")
-    log.unlink()
-    append(log, b"3\n")
-    assert live(follower) == [b"2\n", b"3\n"]
-
-
 def test_deleted_and_rotated_files_without_news_are_closed(log: Path) -> None:
     clock = Clock()
     follower = LogFollower([str(log)], clock=clock)
@@ -282,37 +192,6 @@ def test_deleted_and_rotated_files_without_news_are_closed(log: Path) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == open_before
 
 
-@pytest.mark.parametrize("appending", [True, False])
-def test_a_truncated_file_is_read_from_its_new_start(log: Path, *, appending: bool) -> None:
-    follower = LogFollower([str(log)])
-    with log.open("ab" if appending else "wb", buffering=0) as writer:
-        writer.write(b"a first line\nthe seco")
-        assert live(follower) == [b"a first line\n"]
-        shutil.copy(log, log.with_suffix(".1"))
-        os.truncate(log, 0)
-        writer.write(b"nd line\nthird\n")
-        assert live(follower) == [b"the second line\n", b"third\n"]
-        os.truncate(log, 0)
-        assert live(follower) == []
-        writer.write(b"fourth\n")
-        assert live(follower) == [b"fourth\n"]
-
-
-def test_lines_written_between_a_poll_and_a_copytruncate_are_read_from_the_copy(log: Path) -> None:
-    follower = LogFollower([str(log)])
-    with log.open("ab", buffering=0) as writer:
-        writer.write(b"2026-01-01 00:00:00 a first line, long enough to be known again\n")
-        assert len(live(follower)) == 1
-        writer.write(b"second\nthi")
-        shutil.copy(log, f"{log}.1")
-        os.truncate(log, 0)
-        writer.write(b"rd\nfourth\n")
-        assert live(follower) == [b"second\n", b"third\n", b"fourth\n"]
-        open_files = len(list(Path("/proc/self/fd").iterdir()))
-        assert live(follower) == []
-        assert len(list(Path("/proc/self/fd").iterdir())) == open_files
-
-
 def test_a_neighbour_of_a_truncated_log_that_is_no_copy_of_it_is_not_read(log: Path) -> None:
     Path(f"{log}.1").write_bytes(b"2025-12-31 00:00:00 another night, just as long as the line of today\nolder\n")
     follower = LogFollower([str(log)])
@@ -321,49 +200,6 @@ def test_a_neighbour_of_a_truncated_log_that_is_no_copy_of_it_is_not_read(log: P
     os.truncate(log, 0)
     append(log, b"new\n")
     assert live(follower) == [b"new\n"]
-
-
-@settings(max_examples=60)
-@given(steps=st.lists(st.sampled_from(["half", "line", "look", "copytruncate", "many"]), max_size=25))
-def test_no_order_of_looks_and_copytruncates_loses_or_doubles_a_byte(steps: list[str]) -> None:
-    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as files:
-        log = Path(directory) / "log"
-        writer = files.enter_context(log.open("ab", buffering=0))
-        follower = LogFollower([str(log)])
-        written, found, looked = b"", b"", 0
-        for number, step in enumerate([*steps, "line", "look"]):
-            text = {"half": b"[%d" % number, "line": b"[%d]\n" % number, "many": b"[%d]\n" % number * 200_000}.get(
-                step, b""
-            )
-            writer.write(text)
-            written += text
-            if step == "look":
-                found += b"".join(block.data for block in follower.poll())
-                looked = log.stat().st_size
-            elif step == "copytruncate" and looked >= 32:  # less text does not identify a copy
-                shutil.copy(log, f"{log}.{number}")
-                os.truncate(log, 0)
-                looked = 0
-        found += b"".join(block.data for block in follower.poll())
-        follower.close()
-    assert found == written
-
-
-def test_a_file_truncated_and_regrown_past_the_old_position_is_read_from_its_start(log: Path) -> None:
-    follower = LogFollower([str(log)])
-    append(log, b"2026-01-01 one\n")
-    assert live(follower) == [b"2026-01-01 one\n"]
-    log.write_bytes(b"2026-01-02 two\n2026-01-02 three\n")
-    assert live(follower) == [b"2026-01-02 two\n", b"2026-01-02 three\n"]
-
-
-def test_regrowth_is_seen_when_only_the_start_of_the_file_differs(log: Path) -> None:
-    same = b"the same line\n" * 40
-    follower = LogFollower([str(log)])
-    append(log, b"monday\n" + same)
-    live(follower)
-    log.write_bytes(b"friday\n" + same + b"more\n")
-    assert len(live(follower)) == 42
 
 
 def test_the_hole_that_a_writer_without_append_leaves_is_skipped(log: Path) -> None:
@@ -391,58 +227,7 @@ def test_nul_bytes_at_the_end_wait_until_text_has_come(log: Path) -> None:
     assert live(follower) == [b"2\n"]
 
 
-def test_a_directory_in_the_files_place_is_reported_and_survived(log: Path) -> None:
-    follower = LogFollower([str(log)])
-    append(log, b"1\n")
-    assert live(follower) == [b"1\n"]
-    log.unlink()
-    log.mkdir()
-    assert live(follower) == []
-    assert status_of(follower).reason == "is a directory"
-    log.rmdir()
-    append(log, b"2\n")
-    assert live(follower) == [b"2\n"]
-
-
-def test_a_symlink_switched_to_another_file_is_read_on_there(tmp_path: Path, log: Path) -> None:
-    first, second = tmp_path / "1", tmp_path / "2"
-    first.touch()
-    log.symlink_to(first)
-    follower = LogFollower([str(log)])
-    append(first, b"1\n")
-    second.write_bytes(b"2\n")
-    log.unlink()
-    log.symlink_to(second)
-    assert live(follower) == [b"1\n", b"2\n"]
-
-
 # Permission, kinds of files, patterns
-
-
-def test_a_file_that_may_not_be_read_is_reported_and_read_once_it_may(open_directory: Path) -> None:
-    log = open_directory / "log"
-    log.write_bytes(b"before\n")
-    with forbidden(log):
-        follower = LogFollower([str(log)])
-        assert live(follower) == []
-        assert status_of(follower).reason == "permission denied"
-    append(log, b"since\n")
-    assert live(follower) == [b"since\n"]
-    assert status_of(follower).up
-
-
-def test_a_rotation_to_a_file_that_may_not_be_read_loses_nothing(open_directory: Path) -> None:
-    log = open_directory / "log"
-    follower = LogFollower([str(log)])
-    append(log, b"1\n")
-    assert live(follower) == [b"1\n"]
-    append(log, b"2\n")
-    log.rename(open_directory / "log.1")
-    append(log, b"3\n")
-    with forbidden(log):
-        assert live(follower) == [b"2\n"]
-        assert status_of(follower).reason == "permission denied"
-    assert live(follower) == [b"3\n"]
 
 
 def test_a_directory_that_may_not_be_entered_for_a_while_doubles_nothing(tmp_path: Path) -> None:
@@ -460,21 +245,6 @@ def test_a_directory_that_may_not_be_entered_for_a_while_doubles_nothing(tmp_pat
     append(log, b"2\n")
     clock.now += 2
     assert live(follower) == [b"2\n"]
-
-
-def test_a_fifo_is_read_and_never_waited_for(tmp_path: Path) -> None:
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    follower = LogFollower([str(fifo)])
-    assert live(follower) == []
-    for _ in range(2):
-        with fifo.open("wb", buffering=0) as writer:
-            writer.write(b"1\n2")
-            assert live(follower) == [b"1\n"]
-            writer.write(b"\n")
-            assert live(follower) == [b"2\n"]
-    assert status_of(follower).up
-    assert follower.positions()["files"] == []
 
 
 def test_stdin_is_read_without_waiting_and_its_end_is_reported() -> None:
@@ -508,53 +278,10 @@ def test_a_glob_takes_up_files_that_appear_from_their_start_within_a_second(tmp_
     assert status_of(follower).path == str(tmp_path / "a.log")
 
 
-def test_a_glob_that_matches_the_rotated_names_too_reads_no_line_twice(tmp_path: Path, log: Path) -> None:
-    clock = Clock()
-    follower = LogFollower([str(tmp_path / "server.log*")], clock=clock)
-    found = []
-    for number in range(3):
-        append(log, b"%d\n" % number)
-        clock.now += 2
-        found += live(follower)
-        append(log, b"%d.5\n" % number)
-        if number == 1:
-            (tmp_path / "server.log.1").rename(tmp_path / "server.log.2")
-        if number < 2:
-            log.rename(tmp_path / "server.log.1")
-    for _ in range(30):
-        clock.now += 5
-        found += live(follower)
-    assert found == [b"0\n", b"0.5\n", b"1\n", b"1.5\n", b"2\n", b"2.5\n"]
-
-
-def test_the_copy_that_a_copytruncate_makes_under_a_glob_is_not_read(tmp_path: Path, log: Path) -> None:
-    clock = Clock()
-    follower = LogFollower([str(tmp_path / "server.log*")], clock=clock)
-    append(log, b"1\n")
-    clock.now += 2
-    assert live(follower) == [b"1\n"]
-    shutil.copy(log, tmp_path / "server.log.1")
-    os.truncate(log, 0)
-    append(log, b"2\n")
-    clock.now += 2
-    assert live(follower) == [b"2\n"]
-    assert [status.path for status in follower.status()] == [str(log)]
-
-
 def test_a_compressed_archive_under_a_glob_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "server.log.2.gz").write_bytes(b"\x1f\x8b\n")
     follower = LogFollower([str(tmp_path / "server.log*")], from_start=True)
     assert live(follower) == []
-
-
-def test_one_file_under_two_patterns_and_a_symlink_is_followed_once(tmp_path: Path, log: Path) -> None:
-    log.touch()
-    link = tmp_path / "link"
-    link.symlink_to(log)
-    follower = LogFollower([str(log), str(tmp_path / "*.log"), str(link)])
-    append(log, b"1\n")
-    assert live(follower) == [b"1\n"]
-    assert status_of(follower).path == str(log)
 
 
 # Everything together
