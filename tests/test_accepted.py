@@ -18,7 +18,6 @@ from sglang_tuning_exporter.core.rows import BY_ID, adapted
 from sglang_tuning_exporter.recordings.recording import load
 from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.serve import metrics
-from sglang_tuning_exporter.serve.pages.page import render
 from watched import end_of, watched
 
 if TYPE_CHECKING:
@@ -50,12 +49,6 @@ def test_a_report_says_what_is_muted_and_why_and_has_no_finding_and_no_alert_of_
     assert "but what is muted" in json.dumps(document)
     assert MUTED in reported(capsys, *ACCEPT)[1]
     assert MUTED in reported(capsys, *ACCEPT, "--format", "html")[1]
-
-
-def test_what_is_not_accepted_is_said_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    status, text = reported(capsys, "--accept", "queue_too_long=batch jobs may wait")
-    assert (status, BY_ID[ROW].summary in text) == (1, True)
-    assert "Muted: More requests wait than SGLang can start in time. Why: batch jobs may wait.\n" in text
 
 
 def test_what_an_accepted_row_explains_better_does_not_take_its_place() -> None:
@@ -90,11 +83,6 @@ def test_rules_and_boards_read_a_muted_alert_that_is_never_on_and_no_condition(t
         assert ROW not in found.get(f"sglang_tuning_{name}", {})
 
 
-def test_the_page_of_a_running_server_says_what_is_muted_and_why(tmp_path: Path) -> None:
-    sidecar, _ = exposed(tmp_path, accept={ROW: WHY})
-    assert f"{MUTED} It is so now." in render(sidecar)
-
-
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -119,26 +107,6 @@ def test_a_name_that_is_no_diagnosis_is_refused_in_one_line(given: dict[str, dic
 def test_what_is_accepted_needs_a_reason(value: object, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         values.check(values.accepted, "accept", value)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"queue_too_long": "batch, and more"},
-        ["queue_too_long=batch, and more"],
-        [{"queue_too_long": "batch, and more"}],
-        "queue_too_long=batch, and more",
-    ],
-)
-def test_reasons_come_from_a_mapping_a_list_or_a_line(value: object) -> None:
-    assert values.check(values.accepted, "accept", value) == {"queue_too_long": "batch, and more"}
-
-
-@pytest.mark.parametrize(
-    ("value", "seconds"), [("90", 90), ("90s", 90), ("15m", 900), ("1h", 3600), ("0", 0), (120, 120)]
-)
-def test_a_wait_is_a_duration(value: object, seconds: float) -> None:
-    assert values.check(values.waits, "wait", {"queue_too_long": value}) == {"queue_too_long": seconds}
 
 
 @pytest.mark.parametrize("value", ["-1", "soon", "25h", "1e3", ""])

@@ -42,19 +42,6 @@ def test_three_starts_in_half_an_hour_are_a_loop(starts: tuple[float, ...], *, f
     assert ("SGLangRestartLoop" in [each.alert for each in alerts(*lines, end=HOUR)]) is fires
 
 
-def test_a_loop_is_over_half_an_hour_after_its_first_start_and_its_wait() -> None:
-    lines = [line for at in (0, 600, 1100) for line in start(at)]
-    (loop,) = [each for each in alerts(*lines, end=2 * HOUR) if each.alert == "SGLangRestartLoop"]
-    assert loop.until is not None
-    assert 1800 <= loop.until - BEGIN <= 2700
-
-
-def test_a_reserve_that_is_too_small_is_notified_after_ten_minutes_for_as_long_as_the_server_runs() -> None:
-    (found,) = alerts(*start(left=2.5), *load(20, 2 * HOUR, every=60, running=4), end=2 * HOUR)
-    assert (found.alert, found.until) == ("SGLangMemoryReserveTooSmall", None)
-    assert found.at - BEGIN == pytest.approx(600, abs=60)
-
-
 def fires(beside: Beside, name: str, at: float) -> bool | None:
     beside.judge(at)
     return beside.watch.clocks.by_row[name].value
@@ -79,15 +66,3 @@ def test_a_crash_is_not_over_while_the_server_is_dead_and_is_ten_minutes_after_i
         alive.append(fires(beside, "crashed", at))
     assert (alive[0], alive[-1]) == (True, False)
     assert alive == sorted(alive, key=bool, reverse=True)
-
-
-def test_a_failure_with_minutes_of_other_lines_behind_it_is_notified() -> None:
-    failure = [
-        f"{stamp(300)}Scheduler hit an exception: Traceback (most recent call last):",
-        '  File "/srv/sglang/model_runner.py", line 2100, in forward_extend',
-        "    return self.model.forward(batch)",
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.75 GiB. GPU 0 has a total capacity of 79.11 GiB.",
-    ]
-    lines = [*start(), *load(20, 280, every=5), *failure]
-    found = {each.alert: each.at - BEGIN for each in alerts(*lines, end=1500)}
-    assert found["SGLangOutOfMemoryPrefill"] == 300

@@ -54,32 +54,10 @@ def test_a_rule_asks_for_what_the_exporter_decided_and_for_nothing_else(name: st
     assert not {"for", "keep_firing_for"} & set(rule)
 
 
-def test_a_group_is_small_because_its_rules_are_evaluated_one_after_the_other() -> None:
-    assert max(len(group["rules"]) for group in GROUPS) <= 14
-
-
 def test_every_series_of_a_rule_is_exposed_or_recorded() -> None:
     named = {name for rule in ALL for name in re.findall(r"[a-z:]*sglang_tuning[\w:]*", rule["expr"])}
     exposed = {family.sample_name for families in reference_sections().values() for family in families}
     assert named - exposed - {rule["record"] for rule in ALL if "record" in rule} == set()
-
-
-def test_every_recorded_series_has_a_reader() -> None:
-    readers = "".join(
-        path.read_text(encoding="utf-8") for folder in ("dashboards", "deploy") for path in (ROOT / folder).rglob("*.*")
-    )
-    recorded = [rule["record"] for rule in ALL if "record" in rule]
-    assert len(set(recorded)) == len(recorded) == 3
-    assert [name for name in recorded if name not in readers and not any(name in rule["expr"] for rule in ALL)] == []
-
-
-def test_the_sentence_of_the_guide_stands_above_each_alert() -> None:
-    lines = TEXT.splitlines()
-    above = {line.split(": ")[1]: lines[n - 1] for n, line in enumerate(lines) if line.startswith("      - alert: ")}
-    for name in THIN:
-        words = above[name].removeprefix("      # ")
-        assert words.startswith(BY_ALERT[name].guide.partition("{")[0])
-        assert "{" not in words
 
 
 @pytest.mark.parametrize("name", ALERTS)
@@ -103,10 +81,6 @@ def test_what_is_over_is_said_in_the_past(name: str) -> None:
     said = words.partition(";")[0]  # behind it stands what is always so
     assert not re.search(r"\b(?:is|are|has|keeps|misses|hangs|wait|waits|does|do)\b", said), words
     assert re.fullmatch(r"[A-Z][^{]+\.", words)
-
-
-def test_without_an_address_there_is_no_link() -> None:
-    assert not any(key.endswith("_url") for rule in ALERTS.values() for key in rule["annotations"])
 
 
 # --- texts, as promtool renders them ------------------------------------------------------------------------------------
@@ -194,28 +168,12 @@ def test_an_advice_names_the_flag_its_value_the_value_to_try_and_the_reason(tmp_
     assert retracting(flag, tmp_path) == "--x 0.1 → 1.3: Too many run."
 
 
-def test_an_advice_without_a_present_value_has_the_value_to_try(tmp_path: Path) -> None:
-    flag = advised("retracting_too_often", 60, flag="--x", suggested="1.3", text="Too many run.")
-    assert retracting(flag, tmp_path) == "--x → 1.3: Too many run."
-
-
-def test_an_advice_to_people_has_no_flag(tmp_path: Path) -> None:
-    words = advised("retracting_too_often", 60, suggested="send fewer requests", text="Too many run.")
-    assert retracting(words, tmp_path) == "send fewer requests: Too many run."
-
-
 def test_an_advice_says_when_the_flag_that_it_names_will_not_help_and_what_it_costs(tmp_path: Path) -> None:
     flag = advised("retracting_too_often", 60, flag="--mem-fraction-static", suggested="0.9", text="Too small.",
                    not_if="the GPU is full", cost="The cache shrinks.")  # fmt: skip
     assert retracting(flag, tmp_path) == (
         "--mem-fraction-static → 0.9: Too small. It will not help if the GPU is full. It costs: The cache shrinks."
     )
-
-
-def test_after_a_change_the_newest_advice_is_said(tmp_path: Path) -> None:
-    old = advised("retracting_too_often", 60, flag="--old", suggested="1", text="Before.")
-    new = advised("retracting_too_often", 120, flag="--new", suggested="2", text="Now.")
-    assert retracting({**new, **old}, tmp_path) == "--new → 2: Now."
 
 
 def test_without_an_advice_of_the_exporter_the_guides_is_said(tmp_path: Path) -> None:
@@ -227,14 +185,6 @@ def test_an_end_is_notified_with_the_words_of_its_log(name: str, diagnosis: str,
     end = {f'sglang_tuning_end_info{{{TARGET}, class="check", words="ValueError: a leak of {{1}} tokens"}}': "1x20"}
     found = alert({**about(diagnosis, 1, 0), **end}, name, tmp_path)
     assert found.annotations["description"].endswith(". In its log: “ValueError: a leak of {1} tokens”.")
-
-
-def test_texts_hold_through_missed_scrapes(tmp_path: Path) -> None:
-    flag = advised("retracting_too_often", 60, flag="--x", current="0.1", suggested="1.3", text="Too many run.")
-    missed = {name: f"{values.removesuffix('x20')}x2 stale" for name, values in {**RETRACTING, **flag}.items()}
-    found = alert(missed, "SGLangRetractingTooOften", tmp_path)
-    assert found.annotations["description"] == "gpu1:9741: 4.0 retractions/min (limit 1.2/min)."
-    assert found.annotations["advice"] == "--x 0.1 → 1.3: Too many run."
 
 
 def test_each_of_two_clusters_with_one_address_has_its_own_limit_and_advice(tmp_path: Path) -> None:
@@ -261,15 +211,6 @@ def test_links_carry_the_labels_of_the_alert(tmp_path: Path) -> None:
     assert found.annotations["dashboard_url"] == (
         "https://grafana.example/d/sglang-tuning-server?var-job=sglang&var-instance=gpu1%3A9741"
     )
-
-
-def test_a_link_to_the_board_chooses_the_cluster_and_one_of_several_servers(tmp_path: Path) -> None:
-    target = f'{TARGET}, cluster="eu 1", server="b"'
-    (tmp_path / "linked.yml").write_text(alerts.files(links=Links(grafana="https://grafana.example"))[RULES])
-    name = "SGLangRetractingTooOften"
-    series = about("retracting_too_often", 4, 1.5, target)
-    [found] = shown(tmp_path / "linked.yml", series, [name], tmp_path)[name]
-    assert found.annotations["dashboard_url"].endswith("&var-instance=gpu1%3A9741&var-cluster=eu+1&var-server=b")
 
 
 def test_the_exporters_own_alerts_are_worded_without_an_instance_that_is_gone(tmp_path: Path) -> None:

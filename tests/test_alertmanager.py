@@ -248,12 +248,6 @@ def test_the_mails_html_says_the_same_and_escapes_what_comes_from_outside(manage
     assert hostile not in html
 
 
-LINKS = {
-    "runbook_url": "http://links:1/runbooks/SGLangRetractingTooOften",
-    "dashboard_url": "http://localhost:3000/d/sglang-tuning-server?var-job=sglang&var-instance=links%3A1",
-}
-
-
 def rendered(configuration: Path, template: str, status: str, *shown: Mapping[str, Any]) -> str:
     """Give a template's text for these alerts, as amtool renders it."""
     amtool = shutil.which("amtool")
@@ -273,13 +267,6 @@ def rendered(configuration: Path, template: str, status: str, *shown: Mapping[st
     return ran.stdout
 
 
-def test_links_for_slack_have_slacks_own_syntax(configuration: Path) -> None:
-    shown = alert("SGLangRetractingTooOften", "links:1", {**FIGURES, **LINKS})
-    text = rendered(configuration, "slack", "firing", shown)
-    assert f"<{LINKS['runbook_url']}|Runbook> · <{LINKS['dashboard_url']}|Dashboard>" in text
-    assert f"Change {ADVICE}" in text
-
-
 FOREIGN = {"labels": {"alertname": "NodeFilesystemFull"}, "annotations": {}}
 
 
@@ -295,55 +282,6 @@ def test_an_alert_of_another_source_gets_no_empty_sentences(configuration: Path,
     text = rendered(configuration, template, "firing", said)
     assert "The disk is full." in text
     assert ("/var has 1 % left." in text) == (template != "title")
-
-
-@pytest.mark.parametrize("template", ["title", "text", "slack", "html"])
-def test_alerts_of_the_exporter_keep_all_their_words_beside_alerts_of_others(
-    configuration: Path, template: str
-) -> None:
-    ours = alert("SGLangRetractingTooOften", "both:1", FIGURES)
-    text = rendered(configuration, template, "firing", FOREIGN, ours)
-    if template == "title":
-        assert text.strip().startswith("[warn] both: retracting 4.0/min")
-    else:
-        assert text.index(f"Change {ADVICE}") < text.index("NodeFilesystemFull")
-
-
-TITLES = {
-    "SGLangServerDown": "[crit] one: server down",
-    "SGLangRunningAtLimit": "[warn] one: running limit reached 40% of the time",
-    "SGLangTimeToFirstTokenBurningFast": "[crit] one: TTFT too long for 40% of requests (1 h)",
-    "SGLangMemoryReserveTooLarge": "[info] one: memory reserve too large",
-}
-
-
-@pytest.mark.parametrize("name", TITLES)
-def test_a_title_names_severity_server_and_trouble_with_its_figure(configuration: Path, name: str) -> None:
-    shown_alert = alert(name, "one:9741", {"advice": "look: Because."})
-    assert rendered(configuration, "title", "firing", shown_alert).strip() == TITLES[name]
-
-
-@pytest.mark.parametrize(
-    ("names", "colour"),
-    [
-        (["SGLangMemoryReserveTooLarge"], "#439FE0"),
-        (["SGLangMemoryReserveTooLarge", "SGLangQueueTooLong"], "warning"),
-        (["SGLangServerDown", "SGLangQueueTooLong"], "danger"),
-        (["SGLangQueueTooLong", "SGLangServerDown"], "danger"),
-    ],
-)
-def test_the_colour_is_that_of_the_most_severe_alert(configuration: Path, names: list[str], colour: str) -> None:
-    shown = [alert(name, "one:9741") for name in names]
-    assert rendered(configuration, "color", "firing", *shown).strip() == colour
-    assert rendered(configuration, "color", "resolved", *shown).strip() == "good"
-
-
-def test_without_advice_of_the_exporter_the_mail_has_the_guides(manager: Alertmanager) -> None:
-    manager.send(alert("SGLangMetricsDisabled", "flag:1"))
-    wait_until(lambda: manager.mails("flag:1"), "the mail")
-    body = manager.mails("flag:1")[0].get_body(("plain",))
-    assert body is not None
-    assert "Change --enable-metrics → add --enable-metrics --enable-cache-report: " in body.get_content()
 
 
 def test_two_alerts_of_one_server_are_one_message_and_two_servers_are_two(manager: Alertmanager) -> None:
@@ -375,14 +313,6 @@ def test_alerts_of_hours_and_of_a_dead_exporters_server_are_held_back(manager: A
         instance: [[cause]] for instance, (cause, _) in instances.items()
     }
     assert {name for cause, name in PAIRS if cause == EXPORTER_DOWN} == set(BY_ALERT) - {EXPORTER_DOWN}
-
-
-def test_a_cause_in_another_cluster_holds_nothing_back(manager: Alertmanager) -> None:
-    down, long = alert("SGLangServerDown", "two:1"), alert("SGLangOftenDown", "two:1")
-    down["labels"]["cluster"], long["labels"]["cluster"] = "a", "b"
-    manager.send(down, long)
-    wait_until(lambda: len(manager.names("two:1")) > 1, "a message of each cluster")
-    assert sorted(manager.names("two:1")) == [["SGLangOftenDown"], ["SGLangServerDown"]]
 
 
 def of_fleet(instance: str, diagnosis: str, **labels: str) -> dict[str, Any]:
@@ -437,26 +367,3 @@ def test_of_alerts_sent_together_the_most_severe_comes_first(manager: Alertmanag
     assert body is not None
     severities = re.findall(r"^\[(\w+)\] ", body.get_content(), re.MULTILINE)
     assert severities == ["critical", "warning"]
-
-
-def test_the_failure_that_took_a_server_down_is_reported_beside_it(manager: Alertmanager) -> None:
-    manager.send(alert("SGLangServerDown", "oom:1"), alert("SGLangOutOfMemoryDecode", "oom:1"))
-    wait_until(lambda: manager.names("oom:1"), "the message")
-    assert manager.names("oom:1") == [["SGLangOutOfMemoryDecode", "SGLangServerDown"]]
-
-
-def test_a_resolved_group_is_titled_by_its_most_severe_alert_with_how_long_it_lasted(configuration: Path) -> None:
-    times = {"startsAt": "2026-09-05T10:00:00Z", "endsAt": "2026-09-05T10:12:30Z"}
-    names = ("SGLangClientTooSlow", "SGLangRetractingTooOften")
-    group = [{**alert(name, "over:9741", {}), **times} for name in names]
-    title = rendered(configuration, "title", "resolved", *group).strip()
-    assert title == "[resolved] over: retracting 4.0/min, lasted 12m30s (1 of 2 alerts)"
-
-
-def test_advice_in_words_is_short_in_the_title_and_whole_in_the_text(configuration: Path) -> None:
-    words = {"advice": "--max-running-requests 48 → three quarters: Too many run."}
-    shown_alert = alert("SGLangOutOfMemoryDecode", "words:9741", words)
-    title = rendered(configuration, "title", "firing", shown_alert).strip()
-    assert title.endswith("words: out of GPU memory in decode → --max-running-requests")
-    text = rendered(configuration, "text", "firing", shown_alert)
-    assert "Change --max-running-requests 48 → three quarters: Too many run." in text

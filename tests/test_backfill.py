@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as plain_families
 from prometheus_client.samples import Sample
@@ -19,7 +19,6 @@ from hours import Timed
 from nights import recording
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.core.inputs import stamp
-from sglang_tuning_exporter.serve import openmetrics
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format
 from sglang_tuning_exporter.serve.openmetrics import openmetrics_file
@@ -67,28 +66,10 @@ def refused(directory: Path, log: bytes, *flags: str) -> str:
     return ran.stderr
 
 
-def test_it_prints_the_boards_address_for_that_server_and_time(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log = START.encode() + BUSY.format(at="1:00").encode()
-    flags = ("--job", "night shift", "--instance", "gpu1:9741", "--grafana-url", "https://grafana.example/")
-    times = [moment(sample) for sample in backfilled(tmp_path, log, *flags)]
-    assert capsys.readouterr().out == (
-        "Once Prometheus has these metrics, Grafana shows them at https://grafana.example/d/sglang-tuning-server"
-        "?var-job=night+shift&var-instance=gpu1%3A9741"
-        f"&from={int(1000 * min(times))}&to={int(1000 * max(times))}\n"
-    )
-
-
 def test_samples_stand_every_fifteen_seconds_from_before_the_first_line_to_after_the_last(tmp_path: Path) -> None:
     samples = backfilled(tmp_path, (START + BUSY.format(at="0:50")).encode())
     at = 1763638800.0  # 11:40:00
     assert list(values(samples, "up")) == [at, at + 15, at + 30, at + 45, at + 60]
-
-
-def test_series_have_the_job_and_the_instance_that_are_given(tmp_path: Path) -> None:
-    samples = backfilled(tmp_path, START.encode(), "--job", "llm", "--instance", 'a "b"')
-    assert {(s.labels["job"], s.labels["instance"]) for s in samples} == {("llm", 'a "b"')}
 
 
 def test_sglangs_own_gauges_are_there_where_the_log_says_the_same(tmp_path: Path) -> None:
@@ -101,14 +82,6 @@ def test_sglangs_own_gauges_are_there_where_the_log_says_the_same(tmp_path: Path
         "sglang:token_usage": 0.5,
         "sglang:gen_throughput": 50.0,
     }
-
-
-def test_a_server_that_had_dp_ranks_before_has_each_series_once(tmp_path: Path) -> None:
-    ranked = BUSY.replace("]", " DP0]") + BUSY.replace("]", " DP1]")
-    log = (START + ranked.format(at="0:30") + START.replace("40", "42") + BUSY.format(at="2:30")).encode()
-    samples = backfilled(tmp_path, log)
-    each = [(sample.name, tuple(sorted(sample.labels.items())), moment(sample)) for sample in samples]
-    assert len(each) == len(set(each))
 
 
 def test_the_series_of_the_live_exporter_and_the_backfilled_ones_are_the_same(tmp_path: Path) -> None:
@@ -182,25 +155,9 @@ def test_a_usage_error_is_one_line(tmp_path: Path, flags: list[str], words: str)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["server.log"]
 
 
-def test_an_invalid_day_is_a_usage_error(tmp_path: Path) -> None:
-    said = refused(
-        tmp_path,
-        b"[11:40:00] The server is fired up and ready to roll!\n",
-        "--output",
-        str(tmp_path / "x"),
-        "--date",
-        "2025-02-30",
-    )
-    assert "YYYY-MM-DD" in said
-
-
 def test_input_that_is_not_a_log_leaves_no_file(tmp_path: Path) -> None:
     assert "no line of SGLang's" in refused(tmp_path, b"[2025-11-20 11:40:00] hello\n", "--output", str(tmp_path / "x"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["server.log"]
-
-
-def test_the_log_itself_is_not_overwritten(tmp_path: Path) -> None:
-    assert "is one of the logs" in refused(tmp_path, START.encode(), "--output", str(tmp_path / "server.log"))
 
 
 # --- the file --------------------------------------------------------------------------------------------------------
@@ -211,42 +168,6 @@ def family(name: str, value: float) -> GaugeMetricFamily:
     made.add_metric(["a"], value)
     made.add_metric(['b"\n'], value + 1)
     return made
-
-
-def test_families_and_series_are_grouped_whatever_their_order_was(tmp_path: Path) -> None:
-    path = tmp_path / "x.om"
-    with openmetrics_file(path, {"job": "j"}) as file:
-        for at in (10.0, 20.5):
-            file.add([family("one", at), family("two", at)], at)
-    assert [line.split(" ")[0] for line in path.read_text().splitlines() if line[0] != "#"] == [
-        'one{job="j",of="a"}', 'one{job="j",of="a"}', 'one{job="j",of="b\\"\\n"}', 'one{job="j",of="b\\"\\n"}',
-        'two{job="j",of="a"}', 'two{job="j",of="a"}', 'two{job="j",of="b\\"\\n"}', 'two{job="j",of="b\\"\\n"}',
-    ]  # fmt: skip
-    assert path.read_text().splitlines()[2:4] == ['one{job="j",of="a"} 10 10', 'one{job="j",of="a"} 20.5 20.500']
-    assert path.read_text().endswith("# EOF\n")
-
-
-def test_a_file_larger_than_memory_may_hold_is_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def written(name: str) -> str:
-        with openmetrics_file(tmp_path / name, {}) as file:
-            for at in range(100):
-                counter = CounterMetricFamily("n", "n")
-                counter.add_metric([], at)
-                file.add([family("one", at), counter], at)
-        return (tmp_path / name).read_text()
-
-    at_once = written("a")
-    monkeypatch.setattr(openmetrics, "MOST_HELD", 100)
-    assert written("b") == at_once
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
-
-
-def test_a_symbolic_link_still_points_to_its_target(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "there")
-    with openmetrics_file(tmp_path / "link", {}) as file:
-        file.add([family("one", 1.0)], 1.0)
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "there").read_text().endswith("# EOF\n")
 
 
 def test_a_log_may_come_from_standard_input(tmp_path: Path) -> None:

@@ -231,25 +231,6 @@ def test_the_worst_stand_first_down_then_hung_memory_restarts_burn_and_lost_work
     ]  # fmt: skip
 
 
-def test_of_two_servers_as_severe_the_one_that_lost_more_time_is_worse(tmp_path: Path) -> None:
-    series = server("a:1") | server("b:1")
-    for instance, minutes in (("a:1", 5), ("b:1", 20)):
-        steps = 120 - 4 * minutes
-        series[verdict(instance, "healthy", "none")] = f"1x{steps} stale _x120"
-        series[verdict(instance, "queue_too_long", "warning")] = f"_x{steps + 1} 1x{120 - steps}"
-    assert order(tmp_path, series) == ["b:1", "a:1"]
-    lost = answer(tmp_path, series, query("fleet", SERVERS, "D"))
-    assert [round(value, 2) for _, value in sorted(lost, key=lambda each: each[1])] == [0.17, 0.66]
-
-
-def test_the_worst_alert_of_a_server_is_the_exporters_whether_rules_are_loaded_or_not(tmp_path: Path) -> None:
-    series = server("a:1", "queue_too_long", "warning") | alert("a:1", "queue_too_long")
-    series |= alert("a:1", "time_to_first_token_burning_fast") | alert("a:1", "retracting_too_often", "0x240")
-    [(labels, _)] = answer(tmp_path, series, query("fleet", SERVERS, "C"))
-    assert labels["alert"] == labels["diagnosis"] == "time_to_first_token_burning_fast"
-    assert answer(tmp_path, server("a:1") | alert("a:1", "queue_too_long", "0x240"), query("fleet", SERVERS, "C")) == []
-
-
 def test_a_removed_exporter_is_not_shown_beside_the_present_ones(tmp_path: Path) -> None:
     gone = dict.fromkeys(server("old:1", "queue_too_long", "warning"), "1x80 stale")
     rows = answer(tmp_path, server("a:1") | gone, query("fleet", SERVERS), at="40m")
@@ -310,14 +291,6 @@ def test_what_limits_a_server_comes_first_and_advice_to_people_has_no_flag(tmp_p
     assert row[0]["change"] == "--cuda-graph-max-bs 160 (default) → 256"
 
 
-def test_a_change_that_several_diagnoses_advise_stands_once_beside_the_verdict(tmp_path: Path) -> None:
-    series = server("a:1", "retracting_too_often", "warning")
-    for diagnosis in ("latency_queue", "retracting_too_often", "requests_rejected"):
-        series[advised("a:1", diagnosis, "--schedule-conservativeness", "1 (default)", "1.3")] = "1.7e9x240"
-    rows = answer(tmp_path, series, query("server", "What to change", instance="a:1"))
-    assert [labels["diagnosis"] for labels, _ in rows] == ["retracting_too_often"]
-
-
 # --- as it should be -------------------------------------------------------------------------------------------------
 
 
@@ -368,42 +341,6 @@ def test_a_time_shown_is_judged_as_a_whole_and_not_by_its_last_minute(tmp_path: 
     }
 
 
-def test_the_strip_has_a_share_for_each_verdict_and_a_gap_where_the_exporter_did_not_answer(tmp_path: Path) -> None:
-    series = server("a:1", how="1x60 0x60 1x120") | {verdict("a:1", "queue_too_long", "warning"): "_x180 1x60"}
-    series[verdict("a:1", "healthy", "none")] = "1x60 stale _x58 1x60 stale _x60"
-    expr = query("server", "What limited it", instance="a:1")
-    assert [labels["verdict"] for labels, value in answer(tmp_path, series, expr, at="14m") if value] == ["healthy"]
-    assert answer(tmp_path, series, expr, at="25m") == []
-
-
-def test_the_alerts_that_fire_have_since_when_and_the_most_severe_the_largest_value(tmp_path: Path) -> None:
-    series = (
-        server("a:1")
-        | firing("a:1", "time_to_first_token_burning_fast", "critical")
-        | firing("a:1", "queue_too_long", "warning")
-    )
-    pending = {
-        key.replace("ALERTS{", "ALERTS_FOR_STATE{").replace('alertstate="firing",', ""): "700x240"
-        for key in series
-        if key.startswith("ALERTS")
-    }
-    exprs = [query("server", "Firing alerts", ref, instance="a:1") for ref in "AB"]
-    found, since = answers(tmp_path, series | pending, exprs, at="30m")
-    assert {labels["alertname"]: value for labels, value in found} == {
-        "SGLangTimeToFirstTokenBurningFast": 3,
-        "SGLangQueueTooLong": 2,
-    }
-    assert {value for _, value in since} == {700_000}
-
-
-def test_the_alert_of_a_dead_exporter_is_shown_on_the_boards_of_its_servers(tmp_path: Path) -> None:
-    labels = 'job="sglang",instance="a:1",alertname="SGLangTuningExporterDown",alertstate="firing",severity="critical"'
-    series = {f"ALERTS{{{labels}}}": "1x240"}
-    for name in ("", "right"):
-        found = answer(tmp_path, series, query("server", "Firing alerts", instance="a:1", server=name))
-        assert [labels["alertname"] for labels, _ in found] == ["SGLangTuningExporterDown"]
-
-
 # --- tokens ----------------------------------------------------------------------------------------------------------
 
 
@@ -413,13 +350,6 @@ def gauge(instance: str, tokens: str, state: str = "1x240", rank: str = "") -> d
         f"sglang_tuning_generation_tokens_per_second{{{place}}}": tokens,
         f'sglang_tuning_state{{{place},signal="activity",state="serving"}}': state,
     }
-
-
-def test_tokens_are_those_that_the_server_counts_else_those_that_it_logs(tmp_path: Path) -> None:
-    series = server("a:1") | server("b:1") | gauge("a:1", "900x240") | gauge("b:1", "500x240")
-    series['sglang:generation_tokens_total{job="sglang",instance="a:1",model_name="m"}'] = "0+150x240"
-    found = answer(tmp_path, series, query("fleet", SERVERS, "I"))
-    assert {labels["instance"]: value for labels, value in found} == {"a:1": 10, "b:1": 500}
 
 
 def test_a_throughput_that_stands_still_on_an_idle_server_is_not_shown(tmp_path: Path) -> None:
@@ -457,37 +387,6 @@ def retracting(each: int) -> dict[str, str]:
         | {f"sglang_tuning_retraction_events_total{{{place}}}": values}
         | above("a:1", "retracting_too_often", value="5x240")
     )
-
-
-def test_retractions_are_drawn_over_two_minutes_beside_what_the_exporter_compares_with_its_limit(
-    tmp_path: Path,
-) -> None:
-    exprs = [query("server", "Retractions per minute", ref, instance="a:1") for ref in "ABD"]
-    exprs += [query("server", TILES, "G", instance="a:1")]
-    found = answers(tmp_path, retracting(2), exprs, at="30m")
-    assert [[round(value, 1) for _, value in samples] for samples in found] == [[1], [5], [2], [2]]
-
-
-def test_without_a_log_the_requests_are_counted(tmp_path: Path) -> None:
-    series = {key: values for key, values in retracting(2).items() if "events" not in key}
-    series['sglang_tuning_retracted_requests_total{job="sglang",instance="a:1"}'] = "0+1x240"
-    assert [value for _, value in answer(tmp_path, series, query("server", TILES, "G", instance="a:1"))] == [4]
-
-
-# --- names -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_server_with_an_ipv6_address_fills_its_boards(tmp_path: Path) -> None:
-    instance = "[2001:db8::1]:9741"
-    place = f'job="sglang",instance="{instance}"'
-    series = server(instance) | {
-        f"sglang_tuning_{name}{{{place}}}": "7x240" for name in ("queued_requests", "running_requests")
-    }
-    exprs = [
-        query("server", title, ref, instance=instance)
-        for title, ref in ((AT_END, "A"), ("Queued requests", "C"), ("Running requests and their limit", "B"))
-    ]
-    assert all(answers(tmp_path, series, exprs, at="30m"))
 
 
 # --- scrapes ---------------------------------------------------------------------------------------------------------
@@ -604,24 +503,3 @@ def test_the_last_figures_of_a_server_that_is_away_are_not_shown_while_the_expor
     }
     [(_, value)] = answer(tmp_path, series, query("server", TILES, "F", instance="a:1"))
     assert isnan(value)
-
-
-# --- objectives ------------------------------------------------------------------------------------------------------
-
-
-def test_a_latency_stands_beside_the_objective_of_the_profile_and_without_one_alone(tmp_path: Path) -> None:
-    expr = query("server", TILES, "C", instance="a:1")
-    [(labels, value)] = answer(tmp_path, busy(15), expr)
-    assert labels["objective"] == " ≤2s"
-    assert isfinite(value)
-    [(labels, value)] = answer(tmp_path, {key: one for key, one in busy(15).items() if "threshold" not in key}, expr)
-    assert (labels, isfinite(value)) == ({}, True)
-    [(_, value)] = answer(tmp_path, server("a:1"), expr)
-    assert isnan(value)
-
-
-def test_missed_objectives_are_drawn_beside_the_exporters_condition_and_its_limit(tmp_path: Path) -> None:
-    series = busy(15) | above("a:1", "time_to_first_token_burning_fast", value="0.3x240", limit="0.144x240")
-    title = "First tokens that missed the objective"
-    found = answers(tmp_path, series, [query("latency", title, ref, instance="a:1") for ref in "ABC"], at="30m")
-    assert [[round(value, 3) for _, value in samples] for samples in found] == [[1], [0.3], [0.144]]

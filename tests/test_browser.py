@@ -9,7 +9,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import requests
 
 from browser import Browser, chromium
 from conftest import running_exporter, wait_for, web
@@ -91,14 +90,6 @@ def test_every_text_has_enough_contrast(
     assert [text for text in texts if text.contrast < 4.5] == []
 
 
-def test_the_dark_page_is_dark(browser: Browser, address: str) -> None:
-    shades = []
-    for scheme in ("light", "dark"):
-        browser.open(address, scheme=scheme)
-        shades.append(browser.evaluate("return getComputedStyle(document.body).backgroundColor"))
-    assert shades == ["rgb(255, 255, 255)", "rgb(13, 17, 23)"]
-
-
 @pytest.mark.parametrize("name", SCENES)
 def test_nothing_is_cut_or_has_to_be_scrolled_sideways(
     name: str, browser: Browser, scene: Callable[[str], Scene]
@@ -124,19 +115,6 @@ def test_a_report_fits_a_phone_without_columns_of_letters_and_every_text_stands_
     assert [text for text in texts if text.right - text.left < 40 and text.bottom - text.top > 60] == []
     assert [text for text in texts if text.contrast < 4.5] == []
     assert [address for address in browser.asked_for() if address != page.as_uri()] == browser.complaints() == []
-
-
-def test_on_a_phone_what_to_type_is_one_line_and_no_word_of_a_heading_is_broken(
-    browser: Browser, scene: Callable[[str], Scene]
-) -> None:
-    browser.open(scene("retracting")[1], width=PHONE)
-    assert len(browser.evaluate("return [...document.querySelector('.first .change code').getClientRects()]")) == 1
-    flag = next(text for text in browser.texts() if text.words == "--schedule-conservativeness 1.3")
-    assert flag.bottom - flag.top < 30
-    browser.open(scene("dp2")[1], width=PHONE)
-    heads = [text for text in browser.texts() if text.words in {"Rank", "Queued", "Running", "Limit"}]
-    assert len(heads) == 4
-    assert [text for text in heads if text.bottom - text.top > 30] == []
 
 
 def test_the_page_loads_nothing_else_and_logs_no_error(browser: Browser, address: str) -> None:
@@ -189,16 +167,6 @@ def test_the_tab_key_comes_to_every_link_and_to_the_command_line_and_shows_where
     assert reached[-3:] == ["metrics", "findings as JSON", "runbooks"]
 
 
-def test_one_click_marks_the_whole_command_line_and_nothing_else(browser: Browser, address: str) -> None:
-    command = requests.get(address.replace("?still", "api/v1/findings"), timeout=10).json()["command"]
-    browser.open(address, width=PHONE)
-    browser.driver.find_element("css selector", "pre .changed").click()
-    assert browser.evaluate("return getSelection().toString()").strip() == command["text"]
-    assert browser.text("pre") == command["text"]
-    marked = browser.evaluate("return [...document.querySelectorAll('pre .changed')].map(e => e.textContent)")
-    assert marked == ["--cuda-graph-max-bs-decode 512"]  # a chance is tried alone
-
-
 @pytest.mark.parametrize("name", ["beyond_captured", "dp2", "unseen"])
 def test_a_screen_reader_gets_landmarks_headings_figures_and_tables(
     name: str, browser: Browser, scene: Callable[[str], Scene]
@@ -238,16 +206,6 @@ def test_a_screen_reader_gets_a_text_for_each_picture(browser: Browser, scene: C
     ]
 
 
-def test_good_and_bad_figures_are_marked_in_words_too(browser: Browser, scene: Callable[[str], Scene]) -> None:
-    browser.open(scene("retracting")[1])
-    judged = browser.evaluate(
-        "return [...document.querySelectorAll('.figures > div')].map(e => [e.className, e.querySelector('.healthy').textContent])"
-    )
-    assert {kind for kind, _ in judged} == {"good", "bad", ""}
-    for kind, words in judged:
-        assert words.startswith({"good": "✓ good; healthy: ", "bad": "✗ not good; healthy: ", "": ""}[kind])
-
-
 def test_it_can_be_read_with_scripts_switched_off(browser: Browser, address: str) -> None:
     browser.open(address, scripts=False)
     texts = [node["name"] for node in browser.accessible() if node["role"] == "StaticText"]
@@ -283,17 +241,6 @@ def test_the_page_of_a_replayed_server_refreshes_by_itself(browser: Browser, tmp
             assert {url for url in browser.asked_for() if not url.startswith("data:")} == {exporter.url + "/"}
     finally:
         replay.stop()
-
-
-def test_a_paused_page_does_not_refresh_and_can_be_resumed(browser: Browser, address: str) -> None:
-    refreshing = address.removesuffix("?still")
-    browser.open(refreshing)
-    assert browser.evaluate("return document.querySelector('meta[http-equiv=refresh]').content") == "10"
-    browser.driver.find_element("link text", "pause").click()
-    assert browser.driver.current_url == address
-    assert browser.count("meta[http-equiv=refresh]") == 0
-    browser.driver.find_element("link text", "resume").click()
-    assert browser.driver.current_url == refreshing
 
 
 def _retractions(browser: Browser) -> int:

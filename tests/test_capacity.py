@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.capacity.model import Counters, Interval, Measured, Readings, measure
-from sglang_tuning_exporter.capacity.step_time import NONE, StepSums, fit, total, windows
+from sglang_tuning_exporter.capacity.model import Counters, Measured, Readings
+from sglang_tuning_exporter.capacity.step_time import NONE, StepSums, fit, total
 from sglang_tuning_exporter.config.profiles import PROFILES
-from sglang_tuning_exporter.core.capacities import capacities, step_of_lines
+from sglang_tuning_exporter.core.capacities import capacities
 from sglang_tuning_exporter.core.events import Event, Rank
 from sglang_tuning_exporter.core.server import Server
 from sglang_tuning_exporter.sglang.server_info import Load, parse_loads
@@ -58,24 +58,6 @@ def test_a_known_line_is_fitted_within_three_times_its_interval(fixed: float, sh
         assert abs(estimate.value - truth) <= 1.5 * (estimate.high - estimate.low) + 1e-9
 
 
-@given(batch=st.integers(1, 4000), seconds=st.floats(1e-4, 1.0))
-def test_a_constant_batch_gives_its_mean_step_and_no_line(batch: int, seconds: float) -> None:
-    step = fit([of([batch] * 50, lambda _: seconds)] * 8)
-    assert step is not None
-    assert step.line is None
-    assert "hardly varied" in step.refused
-    assert isclose(step.seconds.value, seconds, rel_tol=1e-6)
-    assert step.at(batch) is not None
-    assert step.at(2 * batch) is None
-
-
-def test_steps_that_get_shorter_with_the_batch_give_no_line() -> None:
-    step = fit(synthetic(0.010, -0.0005))
-    assert step is not None
-    assert step.line is None
-    assert "not slower" in step.refused
-
-
 def test_a_machine_that_becomes_slower_meanwhile_does_not_tilt_the_line() -> None:
     """The batch varies within each window; the fixed part doubles from the first to the last."""
     parts = [part for number in range(10) for part in synthetic(0.004 * (1 + number / 9), 0.0005, parts=1)]
@@ -83,64 +65,6 @@ def test_a_machine_that_becomes_slower_meanwhile_does_not_tilt_the_line() -> Non
     assert step is not None
     assert step.line is not None
     assert isclose(step.line.per_request.value, 0.0005, rel_tol=0.01)
-
-
-def test_few_steps_give_no_fit() -> None:
-    assert fit(synthetic(0.004, 0.0003, parts=3)) is None
-    assert fit([of([4, 5], lambda _: 0.01)] * 10) is None
-    assert fit([]) is None
-
-
-def test_an_interval_widens_with_the_distance_from_the_batches_seen() -> None:
-    step = fit(synthetic(0.004, 0.0005, noise=0.1))
-    assert step is not None
-    near, far = step.at(8), step.at(60)
-    assert near is not None
-    assert far is not None
-    assert far.high - far.low > near.high - near.low
-
-
-@given(st.lists(st.lists(st.integers(0, 500), max_size=20), max_size=20), st.integers(1, 12))
-def test_windows_hold_every_step_once(parts: list[list[int]], most: int) -> None:
-    moments = [of([batch + 1 for batch in part], lambda batch: batch / 1e3) for part in parts]
-    cut = windows(moments, most)
-    assert len(cut) <= most
-    assert total(cut).steps == total(moments).steps
-    assert isclose(total(cut).batch_seconds, total(moments).batch_seconds, rel_tol=1e-9, abs_tol=1e-9)
-
-
-def reading(at: float, steps: float, *, prefill: float = 0.0) -> Counters:
-    decode = StepSums(steps, 8 * steps, 0.01 * steps, 64 * steps, 0.08 * steps, 8 * steps)
-    return Counters(at, 1000 * prefill, prefill, decode)
-
-
-def test_two_readings_give_the_difference_between_them() -> None:
-    readings = Readings(600.0)
-    for at in (100.0, 105.0):
-        readings.take(reading(at, 10 * at, prefill=at / 10))
-    (interval,) = readings.intervals
-    assert (interval.seconds, interval.decode.steps) == (5.0, 50.0)
-    assert interval.prefill_tokens == pytest.approx(500.0)
-
-
-def test_counters_that_start_again_from_0_clear_the_earlier_readings() -> None:
-    readings = Readings(600.0)
-    for at, steps in ((100.0, 1000.0), (105.0, 1100.0), (110.0, 20.0)):
-        readings.take(reading(at, steps))
-    assert not readings.intervals
-    readings.take(reading(115.0, 70.0))
-    assert [interval.decode.steps for interval in readings.intervals] == [50.0]
-
-
-def test_readings_older_than_the_window_are_left_out() -> None:
-    readings = Readings(60.0)
-    for at in range(100, 200, 10):
-        readings.take(reading(float(at), float(at)))
-    assert sum(interval.seconds for interval in readings.intervals) == 60.0
-    readings.take(
-        reading(1000.0, 1000.0)
-    )  # a long pause between two readings: their difference is not of the last minute
-    assert not readings.intervals
 
 
 finite = st.floats(0, 1e15, allow_nan=False)
@@ -243,18 +167,6 @@ def test_a_scheduler_that_counts_its_steps_has_every_figure() -> None:
     assert rank.decode_limit.value == pytest.approx(16 / 0.012, rel=0.01)
 
 
-def test_ranks_come_and_go_each_with_figures_of_its_own() -> None:
-    server, measured = (
-        server_of(*(decode(float(at), dp=dp) for at in range(0, 120, 5) for dp in (0, 1))),
-        Measured(600.0),
-    )
-    counted(measured, dp=0, end=500.0)
-    counted(measured, dp=1, begin=60.0, end=120.0)
-    both = {each.dp: each.step is not None for each in capacities(server, measured, 130.0)}
-    with_drift = {each.dp: each.step is not None for each in capacities(server, measured, 500.0)}
-    assert (both, with_drift) == ({0: True, 1: True}, {0: True, 1: False})
-
-
 def speed_of(batch: float) -> float:
     """The generation throughput of a batch at 4 ms + 0.5 ms a request."""
     return batch / (0.004 + 0.0005 * batch)
@@ -270,11 +182,6 @@ def test_without_counters_the_decode_lines_give_the_step_time() -> None:
     assert rank.step.line.per_request.value == pytest.approx(0.0005, rel=0.03)
 
 
-def test_decode_lines_with_prompts_between_them_are_left_out() -> None:
-    events = [event for at in range(0, 400, 4) for event in (decode(float(at), speed=50.0), prefill(at + 1.0))]
-    assert str(step_of_lines(server_of(*events), 400.0)).startswith("0 decode lines")
-
-
 def decoding(*, accepted: float | None, **arguments: object) -> Server:
     """Nine minutes of eight requests at 100 decode steps a second."""
     speed = 800.0 * (accepted or 1.0)
@@ -288,11 +195,6 @@ def test_a_speculative_step_gives_each_request_as_many_tokens_as_the_line_shows(
     speed = rank.decode_speed(8.0)
     assert speed is not None
     assert speed.value == pytest.approx(2000.0)
-
-
-def test_speculative_lines_without_the_accepted_tokens_give_no_step_time() -> None:
-    assert not isinstance(step_of_lines(decoding(accepted=None), 600.0), str)
-    assert "accept len" in str(step_of_lines(decoding(accepted=None, speculative_algorithm="EAGLE"), 600.0))
 
 
 def test_the_lines_of_all_dp_ranks_give_one_step_time() -> None:
@@ -313,34 +215,6 @@ def test_the_lines_of_all_dp_ranks_give_one_step_time() -> None:
 
 def kept(server: Server, dp: int | None = None) -> list[float]:
     return [at for at, _ in server.schedulers[dp].steps]
-
-
-@pytest.mark.parametrize(("attention", "times"), [(True, [2.0, 5.0]), (False, [2.0, 4.0, 5.0])])
-def test_a_decode_line_of_a_rank_that_waited_for_the_prefill_of_another_is_left_out(
-    *, attention: bool, times: list[float]
-) -> None:
-    events = [decode(1.0, dp=0), decode(2.0, dp=0), prefill(3.0, dp=1), decode(4.0, dp=0), decode(5.0, dp=0)]
-    assert kept(server_of(*events, tp_size=2, dp_size=2, enable_dp_attention=attention), 0) == times
-
-
-@given(st.lists(st.tuples(st.floats(0.5, 20), st.floats(0, 1), st.floats(0, 1e6)), max_size=30))
-def test_prefill_speed_is_tokens_over_busy_seconds_or_nothing(parts: list[tuple[float, float, float]]) -> None:
-    intervals = [Interval(0.0, seconds, tokens, seconds * share, NONE) for seconds, share, tokens in parts]
-    found = measure(intervals)
-    if found.tokens_per_second is not None:
-        busy = [each for each in intervals if each.prefill_seconds]
-        assert found.tokens_per_second.value == pytest.approx(
-            sum(each.prefill_tokens for each in busy) / sum(each.prefill_seconds for each in busy)
-        )
-    if not sum(each.prefill_seconds for each in intervals):
-        assert found.tokens_per_second is None
-    if found.tokens_per_second is not None:
-        assert found.tokens_per_second.low > 0
-
-
-def test_a_prefill_speed_whose_interval_reaches_zero_is_none() -> None:
-    uneven = [Interval(0.0, 10.0, tokens, 5.0, NONE) for tokens in (0.0, 0.0, 0.0, 9000.0)]
-    assert measure(uneven).tokens_per_second is None
 
 
 def readings_of(capture: str) -> list[StepSums]:
@@ -385,49 +259,3 @@ def test_counters_of_a_real_server_that_allow_a_fit_give_it(capture: str) -> Non
     assert step.line is not None
     assert 0.003 < step.line.fixed.value < 0.006
     assert 0.0003 < step.line.per_request.value < 0.0006
-
-
-def at_limit(
-    measured: Measured, *, begin: float, seconds: float = 0.0085, at: Counters | None = None, watched: bool = True
-) -> None:
-    """Ten more minutes of the same counters with nine requests in each step."""
-    moments = NONE if at is None else at.decode
-    for number in range(1, 130):
-        moments = total((moments, of([9] * 100, lambda _: seconds)))
-        microseconds = moments._replace(seconds=1e6 * moments.seconds, batch_seconds=1e6 * moments.batch_seconds)
-        now = begin + 5.0 * number
-        load = Load(
-            dp=0,
-            timestamp=1e9 + now,
-            prefill_uncached_tokens=10**9,
-            prefill_busy_seconds=1e6,
-            decode_moments=tuple(microseconds),
-        )
-        measured.observe([load], now)
-        if watched:
-            capacities(served(), measured, now)
-
-
-def after_variety(seconds: float = 0.0085, *, watched: bool = True) -> Measured:
-    measured = Measured(600.0)
-    counted(measured)
-    capacities(served(), measured, 60.0)
-    last = measured.scheduler(0, 60.0, only=True)
-    assert last is not None
-    assert last.readings.last is not None
-    at_limit(measured, begin=60.0, at=last.readings.last, seconds=seconds, watched=watched)
-    return measured
-
-
-def test_a_constant_batch_keeps_the_fit_from_when_the_batch_varied() -> None:
-    (rank,) = capacities(served(), after_variety(), 705.0)
-    assert rank.step is not None
-    assert rank.step.line is not None
-    assert rank.step.line.per_request.value == pytest.approx(0.0005, rel=0.03)
-    assert 0 < rank.step.line_age_seconds < 700
-
-
-def test_a_fit_that_the_present_steps_contradict_is_dropped() -> None:
-    (rank,) = capacities(served(), after_variety(0.02, watched=False), 705.0)
-    assert rank.step is not None
-    assert rank.step.line is None

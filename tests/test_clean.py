@@ -19,8 +19,6 @@ from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format
 from sglang_tuning_exporter.serve.pages.page import as_json
 from sglang_tuning_exporter.serve.pages.page import render as as_page
-from sglang_tuning_exporter.sglang.args.command import command_line
-from sglang_tuning_exporter.sglang.clean import clean
 from sglang_tuning_exporter.sglang.server_info import ServerInfo
 
 STRANGE = "\x1b\x07\x08\r\x00\x7f\x85\x9b\u202e\u2066\u200b\u2028\u2029\ufeff\udc9b"
@@ -97,16 +95,3 @@ def test_no_log_line_of_the_exporter_shows_one_or_is_split_by_one() -> None:
 def test_no_notification_shows_one() -> None:
     alert = {"labels": {"alertname": EVIL, "instance": EVIL}, "annotations": {"summary": EVIL, "suggested": EVIL}}
     assert strange_in(as_text({"alerts": [alert]})) == set()
-
-
-def test_an_argument_that_was_cut_is_not_in_the_suggested_command() -> None:
-    arguments = {"model_path": "m", "chat_template": f"a{STRANGE}b"}
-    command = command_line("0.5.9", arguments, {"max_running_requests": 7})
-    assert command is not None
-    assert '--chat-template "$CHAT_TEMPLATE"' in command.text
-    assert command.text.isprintable()
-
-
-def test_different_names_stay_different() -> None:
-    assert len({clean(f"a{c}") for c in STRANGE}) == len(STRANGE)
-    assert clean("plain é 漢字") == "plain é 漢字"

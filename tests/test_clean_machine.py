@@ -99,17 +99,6 @@ def test_a_service_that_a_user_already_has_stays_as_it_is(tmp_path: Path) -> Non
     assert not [call for call in calls if call.startswith(("update-rc.d prometheus ", "prometheus: "))]
 
 
-def test_where_all_is_installed_nothing_is_done(tmp_path: Path) -> None:
-    assert Debian(tmp_path, installed="prometheus mtail").install("mtail", "prometheus") == []
-
-
-def test_the_policy_of_a_machine_is_kept(tmp_path: Path) -> None:
-    machine = Debian(tmp_path)
-    machine.policy.write_text("exit 104\n")
-    assert "cron 104" in machine.install("prometheus")
-    assert machine.policy.read_text() == "exit 104\n"
-
-
 def test_without_apt_and_sudo_the_demo_runs_without_a_notification_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     command(tmp_path / "bin", "sglang-tuning-exporter", f'exec {sys.executable} -m sglang_tuning_exporter "$@"')

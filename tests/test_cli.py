@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 import requests
 
-from conftest import RETRACTION, Exporter, FakeSGLang, environment, hang, running_exporter, wait_for
-from sglang_tuning_exporter import __version__
+from conftest import FakeSGLang, environment, hang, running_exporter, wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,14 +57,6 @@ def test_a_wrong_flag_is_one_line_with_key_value_and_remedy(arguments: list[str]
 
 
 @pytest.mark.parametrize(
-    ("variable", "value"),
-    [("SGLANG_TUNING_PROFILE", "fast"), ("SGLANG_TUNING_PASSTHROUGH", "maybe"), ("SGLANG_TUNING_SGLANG_URL", "h:1")],
-)
-def test_a_wrong_variable_is_named_as_it_was_given(variable: str, value: str) -> None:
-    assert f"{variable}={value}: give " in complaint("serve", **{variable: value})
-
-
-@pytest.mark.parametrize(
     ("arguments", "variables", "said"),
     [
         (["report", "--profile", "fast"], {}, "--profile=fast: give one of online, offline"),
@@ -88,14 +79,6 @@ def test_a_command_over_logs_refuses_a_setting_by_the_key_of_its_source(
     assert said in complaint(*arguments, "server.log", **given)
 
 
-def test_a_command_over_logs_takes_a_flag_else_a_variable_and_an_empty_one_is_none(tmp_path: Path) -> None:
-    log = tmp_path / "server.log"
-    log.write_bytes(RETRACTION)
-    assert program("report", str(log), SGLANG_TUNING_FORMAT="json").stdout.startswith("{")
-    assert not program("report", str(log), "--format", "text", SGLANG_TUNING_FORMAT="json").stdout.startswith("{")
-    assert not program("report", str(log), SGLANG_TUNING_FORMAT="", SGLANG_TUNING_PROFILE="").stdout.startswith("{")
-
-
 @pytest.mark.parametrize(
     ("arguments", "meant", "where"),
     [
@@ -108,15 +91,6 @@ def test_a_mistyped_flag_or_command_is_answered_with_the_nearest_one(
     arguments: list[str], meant: str, where: str
 ) -> None:
     assert complaint(*arguments).endswith(f"; did you mean {meant}?; see {where}\n")
-
-
-def test_a_variable_that_nothing_reads_is_a_warning() -> None:
-    said = program("serve", SGLANG_TUNING_PROFLE="offline").stderr
-    assert "WARNING SGLANG_TUNING_PROFLE: unknown variable, ignored; did you mean SGLANG_TUNING_PROFILE?" in said
-
-
-def test_the_version_is_printed() -> None:
-    assert program("--version").stdout == f"sglang-tuning-exporter {__version__}\n"
 
 
 def test_a_closed_output_pipe_causes_no_traceback() -> None:
@@ -186,15 +160,6 @@ def test_an_interrupt_during_the_start_ends_it_without_a_traceback(command: str,
         [*signalled(signal.SIGINT, module), *arguments], capture_output=True, env=environment(), timeout=60, check=False
     )
     assert (ended.returncode, ended.stderr) == (130, b"")
-
-
-@pytest.mark.parametrize("module", ["sglang_tuning_exporter.cli.parser", "sglang_tuning_exporter.serve.run", "uvicorn"])
-def test_a_hangup_during_the_start_does_not_end_a_service(module: str) -> None:
-    command = [*signalled(signal.SIGHUP, module), "serve", "--log-file", "x", "--listen-address", "127.0.0.1:0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment(), start_new_session=True)
-    exporter = Exporter(process)
-    assert exporter.end() == 0
-    assert "SIGHUP: ignored; restart to change settings" in "".join(exporter.said)
 
 
 def test_a_closed_terminal_ends_it_during_the_start() -> None:

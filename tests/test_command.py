@@ -15,7 +15,7 @@ import pytest
 
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.sglang.args.command import Command, command_line
-from sglang_tuning_exporter.sglang.args.flags import flag_of, releases
+from sglang_tuning_exporter.sglang.args.flags import flag_of
 from sglang_tuning_exporter.sglang.args.printed import parse_server_args
 from sglang_tuning_exporter.sglang.server_info import parse_server_info
 
@@ -93,27 +93,6 @@ def test_the_arguments_of_a_real_server_come_back(name: str, typed: str) -> None
     assert command.changes == ()
 
 
-def test_a_changed_argument_replaces_the_one_that_is_there() -> None:
-    command = line(server("0.5.9", schedule_conservativeness=0.3, tp_size=4), schedule_conservativeness=1.3)
-    assert flags(command) == "--schedule-conservativeness 1.3 --tp-size 4"
-    assert [change.text for change in command.changes] == ["--schedule-conservativeness: 0.3 -> 1.3"]
-
-
-def test_a_change_to_the_value_in_force_is_no_change() -> None:
-    command = line(server("0.5.9", mem_fraction_static=0.8), mem_fraction_static=0.8)
-    assert flags(command) == "--mem-fraction-static 0.8"
-    assert command.changes == ()
-
-
-def test_the_default_of_the_servers_own_release_decides_what_is_left_out() -> None:
-    assert flags(line(server("0.4.1.post7", schedule_policy="lpm"))) == ""
-    assert flags(line(server("0.4.3.post4", schedule_policy="lpm"))) == "--schedule-policy lpm"
-
-
-def test_a_switch_with_a_no_form_is_turned_off_by_it() -> None:
-    assert flags(line(server("0.5.23", dllm_fdfo=False))) == "--no-dllm-fdfo"
-
-
 @pytest.mark.parametrize(
     ("version", "name", "spelled"),
     [
@@ -166,17 +145,6 @@ def test_dp_attention_is_one_flag_where_the_pair_is_deprecated() -> None:
     )
 
 
-def test_a_random_seed_is_left_out_and_a_chosen_one_is_kept() -> None:
-    assert flags(line(server("0.5.9", random_seed=893342043))) == ""
-    assert flags(line(server("0.5.9", random_seed=42))) == "--random-seed 42"
-
-
-def test_a_list_of_graph_sizes_is_written_only_where_somebody_chose_it() -> None:
-    usual = [1, 2, 4, 8, 12, *range(16, 257, 8)]
-    assert flags(line(server("0.5.9", cuda_graph_max_bs=256, cuda_graph_bs=usual))) == "--cuda-graph-max-bs 256"
-    assert flags(line(server("0.5.9", cuda_graph_bs=[1, 2, 4, 8, 16, 32, 64]))) == "--cuda-graph-bs 1 2 4 8 16 32 64"
-
-
 def test_the_graph_configuration_is_written_as_flags() -> None:
     config = {
         "decode": {"backend": "full", "max_bs": 300, "bs": [1, 2, 4, 8, *range(16, 301, 8)]},
@@ -186,12 +154,6 @@ def test_the_graph_configuration_is_written_as_flags() -> None:
     assert flags(line(facts)) == (
         "--chunked-prefill-size 8192 --cuda-graph-max-bs-decode 300 --cuda-graph-backend-prefill disabled"
     )
-
-
-def test_a_largest_graph_that_follows_the_running_limit_is_left_to_follow_it() -> None:
-    config = {"decode": {"backend": "full", "max_bs": 2, "bs": [1, 2]}}
-    command = line(server("0.5.23", max_running_requests=2, cuda_graph_config=config), max_running_requests=64)
-    assert flags(command) == "--max-running-requests 64"
 
 
 @pytest.mark.parametrize(
@@ -278,39 +240,3 @@ def test_a_secret_becomes_a_placeholder() -> None:
     assert '--api-key "$API_KEY"' in command.text
     assert '--ssl-certfile /x/c.pem --ssl-keyfile "$SSL_KEYFILE"' in command.text
     assert command.secrets == ("--admin-api-key",)
-
-
-def test_a_secret_that_the_exporter_never_reads_is_named() -> None:
-    assert line(server("0.4.9.post6")).secrets == ("--api-key",)
-
-
-def test_an_argument_of_a_release_to_come_is_spelled_in_the_ordinary_way() -> None:
-    later = {"new_depth": 3, "enable_new": True, "disable_new": False, "new_path": None, "new_names": ["a", "b"]}
-    assert flags(line(server("0.6.0", **later))) == "--new-depth 3 --enable-new --new-names a b"
-    assert flags(line(server("0.5.9", **later))) == ""  # all its flags are known: these are none of them
-
-
-def test_no_line_without_the_arguments() -> None:
-    assert command_line(None, {}, {"tp_size": 2}) is None
-    assert command_line("0.5.9", {"tp_size": 2}, {}) is None
-    assert command_line(None, {"model_path": "m"}, {}) is None
-
-
-@pytest.mark.parametrize("release", releases())
-def test_a_bare_server_of_any_release_is_started_by_its_model_alone(release: str) -> None:
-    assert flags(line(server(release))) == ""
-
-
-@pytest.mark.parametrize(("quantization", "draft", "written"), [
-    ("modelslim", None, "--speculative-draft-model-quantization unquant"),
-    ("modelslim", "modelslim", ""),
-    (None, None, ""),
-])  # fmt: skip
-def test_a_draft_model_that_is_not_quantized_stays_so_beside_a_model_that_is(
-    quantization: str | None, draft: str | None, written: str
-) -> None:
-    given = {"quantization": quantization, "speculative_draft_model_quantization": draft}
-    command = line(server("0.5.7", speculative_algorithm="EAGLE3", **given))
-    assert [word for word in (written, "unquant") if word and word in command.text] == (
-        [written, "unquant"] if written else []
-    )

@@ -18,8 +18,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from fuzz.promtool import PRESENT, promtool
-from sglang_tuning_exporter import __version__
-from sglang_tuning_exporter.mixin import files
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPOSE_TEXT = (ROOT / "docker-compose.yml").read_text()
@@ -48,14 +46,6 @@ def _filled_in(text: str, **given: str) -> str:
     return text
 
 
-def _defaults(text: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    while matches := VARIABLE.findall(text):
-        found |= dict(matches)
-        text = VARIABLE.sub(r"\2", text)
-    return found
-
-
 def _containers(path: str) -> dict[str, dict[str, Any]]:
     documents = list(yaml.safe_load_all((ROOT / path).read_text()))
     pods = [document["spec"]["template"]["spec"] for document in documents if document["kind"] == "Deployment"]
@@ -82,12 +72,6 @@ def test_the_images_are_built_on_a_pinned_python() -> None:
     (base,) = re.findall(r"^ARG PYTHON=(\S+)", DOCKERFILE, re.MULTILINE)
     assert re.fullmatch(r"python:3\.12\.\d+-slim-bookworm", base)
     assert DOCKERFILE.count(base) == 3, "what is said of pinning by digest speaks of another image"
-
-
-def test_the_services_of_ours_share_one_image_and_exactly_one_of_them_builds_it() -> None:
-    assert {SERVICES[name]["image"] for name in OWN} == {f"sglang-tuning-exporter:{__version__}"}
-    assert [name for name in SERVICES if "build" in SERVICES[name]] == ["exporter"]
-    assert (ROOT / SERVICES["exporter"]["build"]["dockerfile"]).is_file()
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -141,19 +125,6 @@ def test_every_published_port_is_bound_to_this_machine_only(name: str) -> None:
         assert re.fullmatch(r"127\.0\.0\.1:\d+:\d+", _filled_in(port))
 
 
-def test_a_notification_links_to_the_port_that_is_published() -> None:
-    url = SERVICES["exporter"]["environment"]["SGLANG_TUNING_EXTERNAL_URL"]
-    assert _filled_in(url) == "http://127.0.0.1:9741"
-    assert _filled_in(url, EXPORTER_PORT="19741") == "http://127.0.0.1:19741"
-    assert _filled_in(url, EXPORTER_PORT="19741", EXPORTER_URL="https://gpu1/") == "https://gpu1/"
-
-
-def test_the_page_of_each_service_for_people_is_published() -> None:
-    assert {name for name in SERVICES if "ports" in SERVICES[name]} == {
-        "exporter", "prometheus", "alertmanager", "grafana",
-    }  # fmt: skip
-
-
 def test_every_variable_has_a_default_and_is_explained_in_the_example() -> None:
     used = re.findall(r"\$\{([A-Z_]+)([^}]*)\}", COMPOSE_TEXT)
     assert len(used) > 5
@@ -161,13 +132,6 @@ def test_every_variable_has_a_default_and_is_explained_in_the_example() -> None:
     explained = set(re.findall(r"^#?([A-Z_]+)=", DOT_ENV, re.MULTILINE))
     assert without_default == set()
     assert {name for name, _ in used} == explained
-
-
-def test_a_value_the_example_leaves_out_is_the_default_of_the_compose_file() -> None:
-    defaults = _defaults(COMPOSE_TEXT)
-    shown = dict(re.findall(r"^#([A-Z_]+)=(.*)$", DOT_ENV, re.MULTILINE))
-    assert shown
-    assert shown == {name: defaults[name] for name in shown}
 
 
 @pytest.mark.parametrize(
@@ -189,38 +153,6 @@ def test_every_mounted_path_is_in_the_repository(path: str) -> None:
 def test_what_is_mounted_from_the_repository_cannot_be_written(name: str) -> None:
     for volume in SERVICES[name].get("volumes", []):
         assert not volume.startswith("./") or volume.endswith(":ro")
-
-
-def test_every_named_volume_is_declared() -> None:
-    mounted = {
-        _filled_in(volume).split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])
-    }
-    assert {source for source in mounted if "/" not in source} == set(COMPOSE["volumes"])
-
-
-def test_the_log_of_the_server_is_read_only_for_the_exporter_and_shared_with_the_replay_of_the_demo() -> None:
-    exporter, replay = DEMO["services"]["exporter"], DEMO["services"]["replay"]
-    assert "sglang-log:/var/log/sglang:ro" in [_filled_in(volume) for volume in SERVICES["exporter"]["volumes"]]
-    assert replay["volumes"] == ["sglang-log:/var/log/sglang"]
-    assert exporter["environment"]["SGLANG_TUNING_LOG_FILE"] in replay["command"]
-
-
-def test_nothing_of_the_demo_appears_in_your_own_set_up() -> None:
-    assert DEMO["name"] != COMPOSE["name"]
-    assert set(DEMO["volumes"]) > set(COMPOSE["volumes"])
-    assert all(volume == {} for volume in DEMO["volumes"].values()), "a volume with a name of its own is shared"
-    assert "profiles" not in json.dumps(SERVICES)
-    assert "replay" not in SERVICES
-
-
-def test_the_demo_judges_by_clocks_as_fast_as_its_server() -> None:
-    replay, rules = DEMO["services"]["replay"]["command"], DEMO["services"]["rules"]["command"]
-    assert replay[replay.index("--speed") + 1] == rules[rules.index("--time-scale") + 1] == "12"
-    waits = DEMO["services"]["exporter"]["environment"]["SGLANG_TUNING_THRESHOLD"].removeprefix("alert_wait=")
-    assert float(waits) == pytest.approx(1 / 12, rel=0.01)
-    prometheus = yaml.safe_load((ROOT / "deploy" / "demo-prometheus.yml").read_text())
-    assert prometheus["global"]["scrape_interval"] == prometheus["global"]["evaluation_interval"] == "1s"
-    assert all(DEMO["services"][name]["depends_on"]["rules"] for name in ("prometheus", "alertmanager"))
 
 
 @pytest.mark.parametrize("name", sorted(DEMO["services"]))
@@ -263,62 +195,12 @@ def test_the_example_of_receivers_is_a_configuration_of_alertmanager(change: Any
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_generate_never_writes_a_file_of_the_users() -> None:
-    assert [name for name in files() if name.startswith("deploy/") or name == "alertmanager.yml"] == []
-
-
-def test_the_example_of_a_rotation_copies_and_truncates_because_sglang_keeps_its_file_open() -> None:
-    text = (ROOT / "deploy" / "logrotate.conf").read_text()
-    assert re.search(r"^    copytruncate$", text, re.MULTILINE)
-    assert text.count("{") == text.count("}") == 1
-
-
 @pytest.mark.parametrize("path", ["README.md", "docs/log.md", ".env.example", "deploy/kubernetes-sidecar.yml"])
 def test_every_recipe_for_the_log_takes_both_streams(path: str) -> None:
     """SGLang prints access lines to standard output, and everything else to standard error."""
     text = (ROOT / path).read_text()
     assert ">> /var/log/sglang/server.log 2>&1" in text
     assert "2>>" not in text
-
-
-@pytest.mark.parametrize("path", ["README.md", "docs/log.md", ".env.example", "deploy/sglang-tuning-exporter.service"])
-def test_every_recipe_that_appends_to_the_log_makes_its_folder(path: str) -> None:
-    assert re.search(r"install -d .*/var/log/sglang\b", (ROOT / path).read_text())
-
-
-def test_a_fresh_volume_belongs_to_the_uid_that_writes_it() -> None:
-    made = re.search(r"install -d -o 10001 -g 10001 -m \d+ (.*)", DOCKERFILE)
-    assert made
-    written = {volume.split(":")[1] for volume in SERVICES["exporter"]["volumes"] if not volume.endswith(":ro")}
-    assert set(made[1].split()) == written | {"/var/log/sglang"}
-
-
-def test_what_the_exporter_has_counted_outlives_its_container() -> None:
-    state_file = SERVICES["exporter"]["environment"]["SGLANG_TUNING_STATE_FILE"]
-    assert "exporter-state:" + state_file.rpartition("/")[0] in SERVICES["exporter"]["volumes"]
-
-
-def test_without_any_variable_the_exporter_asks_the_server_of_the_demo() -> None:
-    assert _filled_in(SERVICES["exporter"]["environment"]["SGLANG_TUNING_SGLANG_URL"]) == "http://sglang:30000"
-    replay = DEMO["services"]["replay"]
-    assert replay["networks"]["sglang"]["aliases"] == ["sglang"]
-    assert "0.0.0.0:30000" in replay["command"]
-
-
-def test_the_example_asks_a_server_on_this_machine() -> None:
-    assert "\nSGLANG_URL=http://host.docker.internal:30000\n" in DOT_ENV
-    assert SERVICES["exporter"]["extra_hosts"] == ["host.docker.internal:host-gateway"]
-
-
-def test_of_the_monitoring_services_only_the_exporter_reaches_the_server() -> None:
-    assert [name for name in SERVICES if "sglang" in SERVICES[name]["networks"]] == ["exporter"]
-
-
-@pytest.mark.parametrize("name", OWN)
-def test_every_option_in_a_command_is_one_the_subcommand_has(name: str) -> None:
-    subcommand, *arguments = SERVICES[name]["command"]
-    text = _help_of(subcommand)
-    assert {flag for flag in arguments if flag.startswith("--")} <= set(re.findall(r"--[a-z-]+", text))
 
 
 def _variables_given() -> set[str]:
@@ -336,18 +218,6 @@ def test_every_variable_given_to_the_exporter_is_an_option_of_serve() -> None:
     given = _variables_given()
     assert len(given) >= 4
     assert {name.removeprefix("SGLANG_TUNING_").lower().replace("_", "-") for name in given} <= options
-
-
-def test_prometheus_scrapes_the_exporter_as_the_job_the_rules_are_written_for() -> None:
-    jobs = {job["job_name"]: job["static_configs"][0]["targets"] for job in PROMETHEUS["scrape_configs"]}
-    assert jobs["sglang"] == ["exporter:9741"]
-    assert SERVICES["exporter"]["environment"]["SGLANG_TUNING_LISTEN_ADDRESS"].endswith(":9741")
-
-
-def test_prometheus_sends_its_alerts_to_the_alertmanager_of_the_file() -> None:
-    manager = PROMETHEUS["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"]
-    assert manager == ["alertmanager:9093"]
-    assert "alertmanager" in SERVICES
 
 
 def test_the_rule_files_of_prometheus_are_where_the_compose_file_mounts_them() -> None:
@@ -372,12 +242,6 @@ def test_alertmanager_finds_its_templates_where_the_compose_file_mounts_them() -
         assert list((ROOT / mounts[str(inside.parent)]).glob(inside.name))
 
 
-def test_alertmanager_sends_to_the_container_that_prints() -> None:
-    config = (ROOT / "alerts" / "alertmanager.yml").read_text()
-    assert "http://notifications:9742" in config
-    assert SERVICES["notifications"]["command"] == ["notify", "--listen-address", "0.0.0.0:9742"]
-
-
 def test_grafana_reads_the_boards_where_the_compose_file_mounts_them() -> None:
     mounts = dict(volume.split(":")[1::-1] for volume in SERVICES["grafana"]["volumes"])
     provisioning = ROOT / mounts["/etc/grafana/provisioning"]
@@ -386,30 +250,10 @@ def test_grafana_reads_the_boards_where_the_compose_file_mounts_them() -> None:
     assert list((ROOT / mounts[folder]).glob("*.json"))
 
 
-def test_the_datasource_of_grafana_is_the_prometheus_of_the_file() -> None:
-    (datasources,) = (ROOT / "dashboards" / "provisioning" / "datasources").glob("*.y*ml")
-    (datasource,) = yaml.safe_load(datasources.read_text())["datasources"]
-    assert datasource["url"] == "${PROMETHEUS_URL}"
-    assert SERVICES["grafana"]["environment"]["PROMETHEUS_URL"] == "http://prometheus:9090"
-    assert "prometheus" in SERVICES
-
-
 def test_a_visitor_of_grafana_may_look_and_there_is_no_administrator_with_a_known_password() -> None:
     environment = SERVICES["grafana"]["environment"]
     assert environment["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
     assert environment["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
-
-
-def test_the_build_sees_the_package_and_nothing_else() -> None:
-    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
-    assert lines[0] == "*"
-    allowed = {line[1:] for line in lines if line.startswith("!")}
-    assert allowed == {"pyproject.toml", "README.md", "LICENSE", "NOTICE", "exporter"}
-
-
-def test_the_dockerfile_builds_with_what_a_plain_engine_brings() -> None:
-    assert "# syntax=" not in DOCKERFILE
-    assert "RUN --mount" not in DOCKERFILE
 
 
 def test_a_container_log_of_docker_is_read_through_a_group_and_without_root() -> None:
@@ -428,14 +272,6 @@ def test_a_sidecar_is_as_confined_as_the_container_of_the_compose_file(path: str
     assert context["readOnlyRootFilesystem"] is True
     assert context["allowPrivilegeEscalation"] is False
     assert context["capabilities"] == {"drop": ["ALL"]}
-
-
-@pytest.mark.parametrize("path", MANIFESTS)
-def test_a_sidecar_reads_the_log_without_being_able_to_write_it(path: str) -> None:
-    exporter = _containers(path)["exporter"]
-    log = next(entry["value"] for entry in exporter["env"] if entry["name"] == "SGLANG_TUNING_LOG_FILE")
-    (mount,) = [mount for mount in exporter["volumeMounts"] if log.startswith(mount["mountPath"] + "/")]
-    assert mount["readOnly"] is True
 
 
 @pytest.mark.parametrize("path", MANIFESTS)

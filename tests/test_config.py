@@ -86,19 +86,6 @@ def test_flag_beats_environment_beats_file_beats_default(name: str, winner: str,
     assert getattr(config, name) == (from_flag, from_variable, from_file, option.default)[rank]
 
 
-@pytest.mark.parametrize("name", ["api_key_file", "web_config"])
-def test_a_file_that_must_exist_is_named_by_every_source_too(name: str, tmp_path: Path) -> None:
-    option = next(option for option in OPTIONS if option.name == name)
-    for source in ("flag", "variable", "stored"):
-        (tmp_path / source).write_text("secret\n")
-    file = written(tmp_path, f"log-file: x\n{name}: {tmp_path / 'stored'}\n")
-    variable = {option.variable: str(tmp_path / "variable")}
-    assert getattr(resolved(option.flag, str(tmp_path / "flag"), file=file, **variable), name) == tmp_path / "flag"
-    assert getattr(resolved(file=file, **variable), name) == tmp_path / "variable"
-    assert getattr(resolved(file=file), name) == tmp_path / "stored"
-    assert getattr(resolved("--log-file", "x"), name) is None
-
-
 def test_the_key_may_stand_in_the_environment_and_a_file_of_it_wins(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("from-file\n")
     assert resolved("--log-file", "x", SGLANG_TUNING_API_KEY="from-variable").api_key == "from-variable"
@@ -112,24 +99,6 @@ def test_the_key_may_stand_in_the_environment_and_a_file_of_it_wins(tmp_path: Pa
 
 def test_every_option_is_among_the_tested_ones() -> None:
     assert set(VALUES) | {"api_key_file", "web_config"} == {option.name for option in OPTIONS}
-
-
-def test_the_file_itself_may_be_named_by_a_variable(tmp_path: Path) -> None:
-    file = written(tmp_path, "log_file: x\nprofile: offline\n")
-    assert resolved(SGLANG_TUNING_CONFIG=str(file)).profile == "offline"
-    assert unknown_variables({"SGLANG_TUNING_CONFIG": str(file)}) == []
-
-
-def test_an_empty_variable_counts_as_none() -> None:
-    assert resolved("--log-file", "x", SGLANG_TUNING_PROFILE="").profile == "online"
-
-
-def test_log_files_given_again_add_up() -> None:
-    assert resolved("--log-file", "a", "--log-file", "b,c", "--log-file", "-").log_file == ("a", "b,c", "-")
-
-
-def test_the_exposition_lies_under_the_servers_address() -> None:
-    assert resolved("--sglang-url", "http://h:1/base/", "--metrics-path", "/m").metrics_url == "http://h:1/base/m"
 
 
 @pytest.mark.parametrize(
@@ -187,12 +156,6 @@ def test_a_file_of_aliases_that_unfold_without_end_is_refused_at_once(tmp_path: 
     assert refusal(file=tmp_path / "config.yml").endswith("*alias: not taken; write the value out")
 
 
-@pytest.mark.parametrize("text", ["a: [", "profile: 2025-13-45", "[" * 500, "- a\n- b", "just words", "a: \x01"])
-def test_a_file_that_is_no_mapping_in_yaml_is_refused(text: str, tmp_path: Path) -> None:
-    file = written(tmp_path, text)
-    assert refusal(file=file).startswith(f"--config={file}: ")
-
-
 def test_an_unknown_key_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     said = refusal(file=written(tmp_path, "log_files: x\n"))
     assert "unknown key log_files" in said
@@ -241,21 +204,6 @@ def test_thresholds_that_contradict_each_other_are_refused_by_the_key_of_their_s
     assert said.startswith(f"SGLANG_TUNING_THRESHOLD={problem}")
 
 
-@pytest.mark.parametrize("alias", ["--web.listen-address", "--listen-address"])
-def test_the_listen_address_has_the_name_that_every_exporter_gives_it(alias: str) -> None:
-    assert resolved("--log-file", "x", alias, ":1").listen_address == Address("0.0.0.0", 1)
-
-
-def test_the_web_configuration_has_the_name_that_every_exporter_gives_it(tmp_path: Path) -> None:
-    (tmp_path / "web.yml").write_text("{}")
-    assert resolved("--log-file", "x", "--web.config.file", str(tmp_path / "web.yml")).web_config is not None
-
-
-def test_an_address_copied_with_its_path_to_the_metrics_is_taken_without_it() -> None:
-    config = resolved("--sglang-url", "http://gpu1:30000/metrics")
-    assert (config.sglang_url, config.metrics_url) == ("http://gpu1:30000", "http://gpu1:30000/metrics")
-
-
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
@@ -270,15 +218,3 @@ def test_a_mistyped_name_is_answered_with_the_nearest_one(given: tuple[str, str]
 def test_a_variable_with_our_prefix_that_nothing_reads_is_named_with_the_nearest_one() -> None:
     (said,) = unknown_variables({"SGLANG_TUNING_PROFLE": "offline", "SGLANG_TUNING_PROFILE": "x", "HOME": "/"})
     assert said == "SGLANG_TUNING_PROFLE: unknown variable, ignored; did you mean SGLANG_TUNING_PROFILE?"
-
-
-@pytest.mark.parametrize("name", ["SERVICE_HOST", "SERVICE_PORT_HTTP", "PORT", "PORT_9741_TCP_ADDR"])
-def test_variables_that_kubernetes_sets_for_a_service_of_our_name_are_no_mistake(name: str) -> None:
-    assert unknown_variables({f"SGLANG_TUNING_{name}": "tcp://10.0.0.1:9741"}) == []
-
-
-def test_every_default_is_in_the_help() -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    said = " ".join(parser.format_help().split())
-    assert [f"(default {option.default_text})" in said for option in OPTIONS if option.default_text] == [True] * 4

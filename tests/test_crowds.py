@@ -179,20 +179,6 @@ def test_a_callers_patience_is_his_own(sglang: FakeSGLang) -> None:
         assert sidecar.watch.failure is None
 
 
-def test_our_own_requests_are_counted_by_how_they_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "server.log").touch()
-    sidecar = Sidecar(config(log_file=(str(tmp_path / "server.log"),)))
-    with web(sidecar) as url:
-        assert 'sglang_tuning_http_requests_total{code="500"} 0.0' in requests.get(url + "/metrics", timeout=10).text
-        with monkeypatch.context() as broken:
-            broken.setattr(sidecar, "judged", None)
-            assert requests.get(url + "/", timeout=10).status_code == 500
-        requests.get(url + "/absent", timeout=10)
-        page = requests.get(url + "/metrics", timeout=10).text
-    for code in (200, 404, 500):
-        assert f'sglang_tuning_http_requests_total{{code="{code}"}} 1.0' in page
-
-
 def test_answers_that_nobody_reads_are_let_go_before_they_fill_the_memory(sglang: FakeSGLang) -> None:
     large = b"".join(b'sglang:odd{number="%d",words="%s"} 1\n' % (number, b"x" * 200) for number in range(20_000))
     sglang.answers["/metrics"] = reply(serving(1000) + large)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 import yaml
 
 from sglang_tuning_exporter.config.profiles import PROFILES, THRESHOLDS
-from sglang_tuning_exporter.core.runbooks import GUIDE_URL
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "exporter" / "sglang_tuning_exporter"
@@ -95,11 +93,6 @@ def renderings(value: Any) -> set[str]:
     return forms
 
 
-def test_no_number_has_two_rows() -> None:
-    named = Counter((room, name) for room, names, _ in rows() for name in names)
-    assert [each for each, count in named.items() if count > 1] == []
-
-
 def test_every_number_has_a_row_or_is_listed_as_technical() -> None:
     documented = {(room, name) for room, names, _ in rows() for name in names}
     missing = [at for at in constants() if (room(at[0]), at[1]) not in documented and not is_technical(*at)]
@@ -126,18 +119,6 @@ def test_a_row_has_the_value_of_the_code(row: tuple[str, tuple[str, ...], str]) 
                 name,
                 value,
             )
-
-
-def test_every_constant_listed_as_technical_exists() -> None:
-    listed = {
-        (place, name) for each in TECHNICAL.values() for place, names in each.get("rooms", {}).items() for name in names
-    }
-    assert listed - {(room(module), name) for module, name in constants()} == set()
-
-
-def test_the_guide_has_one_address() -> None:
-    assert GUIDE_URL in DOCUMENT
-    assert set(re.findall(r"https?://[^\s)]*hyperparameter_tuning[^\s)]*", DOCUMENT)) == {GUIDE_URL}
 
 
 def test_a_comment_cites_no_document_that_is_not_in_the_repository() -> None:

@@ -11,7 +11,6 @@ from sglang_tuning_exporter.cli.parser import commands_of, known_words, make_par
 from sglang_tuning_exporter.config import OPTIONS
 from sglang_tuning_exporter.core.runbooks import ALERTS
 from sglang_tuning_exporter.mixin import boards, files
-from sglang_tuning_exporter.mixin.reference import EVERYDAY, MOST_IMPORTANT
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -24,22 +23,6 @@ def targets(page: Path) -> list[str]:
     """The links of a page to files of the repository."""
     text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
     return [target for target in LINK.findall(text) if not re.match(r"[a-z]+:", target)]
-
-
-def test_the_readme_is_read_in_five_minutes() -> None:
-    assert len(README.split()) <= 1000
-
-
-@pytest.mark.parametrize("words", ["Prometheus 2.42", "Alertmanager 0.25", "Grafana 10.4", "doubles every `sglang:*`"])
-def test_the_readme_names_what_it_needs_and_what_must_not_be_done(words: str) -> None:
-    assert words in " ".join(README.split())
-
-
-def test_the_readme_shows_six_alerts_and_the_everyday_settings() -> None:
-    assert [alert for alert in MOST_IMPORTANT if f"[{alert}](alerts/runbooks/{alert}.md)" in README] == list(
-        MOST_IMPORTANT
-    )
-    assert all(f"| `{option.flag}` |" in README for option in OPTIONS if option.name in EVERYDAY)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

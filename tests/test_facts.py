@@ -10,8 +10,6 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sglang_tuning_exporter.sglang.metrics import catalogue
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
@@ -60,13 +58,6 @@ def test_a_page_has_the_figures_of_the_log_at_the_same_moment(  # noqa: PLR0917
     assert rank.generation_throughput == pytest.approx(throughput, abs=0.006)
 
 
-def test_every_rank_of_dp_attention_has_its_own_figures_and_no_figure_is_summed() -> None:
-    ranks = page("0.5.23_dpattn8-retract").ranks
-    assert [rank.dp for rank in ranks] == list(range(8))
-    assert [rank.running for rank in ranks] == [399, 369, 339, 309, 279, 249, 219, 189]
-    assert {(rank.queued, rank.retracted_requests, rank.kv_pool_tokens) for rank in ranks} == {(27, 12, 1_040_384)}
-
-
 def test_tp_ranks_that_count_the_same_pass_are_one_pass() -> None:
     rank = only_rank("0.5.23_tp8-retract")
     assert (rank.graph_passes, rank.eager_passes) == (120, 0)
@@ -79,23 +70,10 @@ def test_pp_ranks_that_repeat_constants_are_one_scheduler_and_phases_of_one_rank
     assert (rank.weight_memory_gb, rank.kv_memory_gb) == (16.46, 39.69)
 
 
-def test_the_rank_with_the_least_memory_speaks_for_all() -> None:
-    text = "".join(
-        f'sglang:startup_available_gpu_memory_gb{{tp_rank="{tp}"}} {gb}\n' for tp, gb in enumerate((9.5, 4.25, 8))
-    )
-    assert facts.read(text).ranks[0].available_gpu_memory_gb == 4.25
-
-
 def test_priorities_are_parts_of_the_total_and_are_not_added_to_it() -> None:
     parts = 'sglang:num_queue_reqs{priority="1"} 3\nsglang:num_queue_reqs{priority="2"} 4\n'
     assert facts.read(parts + 'sglang:num_queue_reqs{priority=""} 7\n').ranks[0].queued == 7
     assert facts.read(parts).ranks[0].queued == 7
-
-
-def test_the_full_pool_is_not_hidden_by_a_fuller_pool() -> None:
-    text = "sglang:token_usage 0.95\nsglang:full_token_usage 0.41\nsglang:swa_token_usage 0.95\n"
-    (rank,) = facts.read(text).ranks
-    assert (rank.full_usage, rank.swa_usage) == (0.41, 0.95)
 
 
 def test_hybrid_models_expose_their_other_pools_and_plain_models_none() -> None:
@@ -141,64 +119,12 @@ def test_passes_of_a_prefill_graph_are_no_decode_passes() -> None:
     assert (rank.eager_passes, rank.graph_passes) == (1, 2)
 
 
-@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf"])
-def test_a_gauge_that_is_no_number_is_unknown(value: str) -> None:
-    (rank,) = facts.read(f"sglang:num_running_reqs 2\nsglang:num_queue_reqs {value}\n").ranks
-    assert (rank.running, rank.queued) == (2, None)
-
-
-@pytest.mark.parametrize(
-    ("name", "retracted", "admitted"),
-    [
-        ("recorded-0.5.23-retract", 10, 284),
-        ("recorded-0.5.9-retract", 6, 234),
-        ("recorded-0.4.9.post6-big_queue", 0, None),
-    ],
-)
-def test_a_recorded_server_counts_the_retractions_that_its_log_has(
-    name: str, retracted: int, admitted: int | None
-) -> None:
-    rank = only_rank(name)
-    assert (rank.retracted_requests, rank.admitted_requests) == (retracted, admitted)
-
-
 def test_a_label_dp_rank_outside_the_scheduler_makes_no_rank() -> None:
     assert (
         'eviction_duration_seconds_count{cache_type="UnifiedRadixCache",dp_rank="0"'
         in (PAGES / "recorded-0.5.23-retract.prom").read_text()
     )
     assert only_rank("recorded-0.5.23-retract").dp is None
-
-
-def test_before_the_first_request_only_constants_are_exposed() -> None:
-    constants = {"kv_pool_tokens", "available_gpu_memory_gb", "graph_memory_gb", "weight_memory_gb", "kv_memory_gb"}
-    assert present(only_rank("recorded-0.5.23-starting")) == constants
-    assert present(only_rank("recorded-0.5.9-starting")) == {"admitted_requests"}
-
-
-def test_names_that_lost_their_colon_are_read_the_same() -> None:
-    text = (PAGES / "0.5.23_tp8-retract.prom").read_text()
-    assert facts.read(text.replace("sglang:", "sglang_")) == facts.read(text)
-
-
-@pytest.mark.parametrize("text", ["", "# EOF\n", "process_cpu_seconds_total 3\n", "sglang_tuning_up 1\n", "<html>\n"])
-def test_a_page_without_a_series_of_sglang_has_no_ranks(text: str) -> None:
-    assert facts.read(text) == Scrape(ranks=[])
-
-
-def test_progress_moves_with_tokens_and_requests_and_not_with_scrapes() -> None:
-    before = 'sglang:generation_tokens_total 5\nsglang:http_requests_total{endpoint="/metrics"} 1\n'
-    scraped = before.replace("} 1", "} 2")
-    worked = before.replace("total 5", "total 6")
-    assert facts.read(before).progress == facts.read(scraped).progress
-    assert facts.read(before).progress != facts.read(worked).progress
-    assert facts.read("sglang:num_running_reqs 1\n").progress is None
-
-
-def test_the_model_and_the_role_are_read_from_labels() -> None:
-    scrape = page("0.5.12_pddecode-bigqueue")
-    assert (scrape.model_name, scrape.engine_type) == ("meta-llama/Llama-3.1-70B-Instruct", "decode")
-    assert page("0.5.12_prio1-bigqueue").engine_type == "unified"
 
 
 def test_the_role_is_unknown_in_releases_where_every_server_is_called_unified() -> None:
@@ -243,16 +169,6 @@ def test_the_table_describes_every_fact_and_every_row_names_a_family_that_exists
         "sglang:inter_token_latency_seconds_count",
     }
     assert all(versions.count("-") == 1 for *_, versions in rows)
-
-
-@given(st.text(alphabet='sglang:num_runigqeuot{}dp_rank="0123" \n.-', max_size=300))
-def test_no_page_raises(text: str) -> None:
-    facts.read(text)
-
-
-@pytest.mark.parametrize("rank", ["", "x", "-1", "²", "9" * 5000])
-def test_an_invalid_rank_label_makes_no_rank(rank: str) -> None:
-    assert [figures.dp for figures in facts.read(f'sglang:num_running_reqs{{dp_rank="{rank}"}} 1\n').ranks] == [None]
 
 
 # Lines of real servers on a CPU after a while of load; all other families are cut.

@@ -140,25 +140,6 @@ def test_an_answer_without_figures_is_said_in_time_and_costs_nothing(row: str, w
     assert "sglang:" not in page.text
 
 
-def test_redirect_to_another_server_is_not_followed(watched: Watched) -> None:
-    other = FakeSGLang({"/metrics": reply(serving(9))})
-    other.start()
-    try:
-        watched.answer(reply(b"", "302 Found", more=f"Location: {other.url}/metrics\r\n"))
-        page = watched.page()
-    finally:
-        other.stop()
-    assert (page.value("sglang_tuning_up"), page.error, other.asked) == (0, "http_status", [])
-
-
-def test_where_nothing_listens_the_connection_is_refused(watched: Watched) -> None:
-    watched.sglang.stop()
-    page = watched.page()
-    assert (page.value("sglang_tuning_up"), page.error) == (0, "connection_refused")
-    assert found(watched.exporter) == {"server_down"}
-    watched.sglang.start()
-
-
 # Answers with figures that are odd, and what must be true of the page that they give. The server's count is put in.
 def _says_nothing(_: Page) -> None:
     """Only what holds for every row."""

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-from sglang_tuning_exporter.config import values
-
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "deploy" / "helm" / "sglang-tuning-exporter"
 HELM = shutil.which("helm")
@@ -123,18 +121,6 @@ def test_an_alert_that_is_not_there_is_refused_by_name() -> None:
     assert "prometheusRule.alerts.SGLangQueue: no such alert" in ran.stderr
 
 
-def test_what_is_accepted_and_how_long_alerts_wait_are_settings_of_the_exporter() -> None:
-    manifests = rendered(
-        "accept.queue_too_long=batch jobs may wait", "accept.log_silent=log level warning", "wait.crashed=2m"
-    )
-    found = environment(containers(manifests)["exporter"])
-    assert values.check(values.accepted, "accept", found["SGLANG_TUNING_ACCEPT"]) == {
-        "log_silent": "log level warning",
-        "queue_too_long": "batch jobs may wait",
-    }
-    assert values.check(values.waits, "wait", found["SGLANG_TUNING_WAIT"]) == {"crashed": 120}
-
-
 def test_the_service_monitor_finds_the_port_of_the_service_and_the_service_its_pods() -> None:
     manifests = rendered(ALL)
     service, monitor = manifests["Service"], manifests["ServiceMonitor"]
@@ -143,10 +129,3 @@ def test_the_service_monitor_finds_the_port_of_the_service_and_the_service_its_p
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     pods = manifests["Deployment"]["spec"]["template"]["metadata"]["labels"]
     assert service["spec"]["selector"].items() <= pods.items()
-
-
-def test_a_package_of_the_chart_holds_the_files_and_no_link(tmp_path: Path) -> None:
-    helm("package", str(CHART), "--destination", str(tmp_path))
-    [package] = tmp_path.glob("*.tgz")
-    text = helm("template", "chat", str(package), "--set", ALL)
-    assert {each["kind"] for each in yaml.safe_load_all(text) if each} >= {"PrometheusRule", "ConfigMap"}

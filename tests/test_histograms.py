@@ -68,19 +68,6 @@ def test_first_tokens_of_answers_without_streaming_are_not_latencies() -> None:
     assert first_token(whole) is None
 
 
-def test_before_inter_token_latency_was_exposed_its_mean_is_taken() -> None:
-    text = (PAGES / "0.4.3.post4_tp1-latencies.prom").read_text()
-    without = "\n".join(line for line in text.splitlines() if "inter_token" not in line)
-    assert known(facts.read(text).inter_token).observations == 2000
-    assert known(facts.read(without).inter_token).observations == 400
-    assert known(facts.read(without).inter_token).seconds == pytest.approx(39.386304)
-
-
-def test_names_that_lost_their_colon_are_read_the_same() -> None:
-    text = (PAGES / "recorded-0.5.23-latencies.prom").read_text()
-    assert facts.read(text.replace("sglang:", "sglang_")) == facts.read(text)
-
-
 def test_priorities_are_requests_of_their_own_and_none_is_the_total() -> None:
     text = series({"1": 2, "+Inf": 3}, 'priority="",') + series({"1": 1, "+Inf": 5}, 'priority="9",')
     assert known(first_token(text)).counts == (3, 8)
@@ -98,46 +85,6 @@ def test_series_with_different_boundaries_are_added_at_their_common_boundaries()
     text = series({"1": 2, "2": 3, "+Inf": 4}, 'a="1",') + series({"2": 5, "3": 5, "+Inf": 6}, 'a="2",')
     assert known(first_token(text)) == Histogram((2.0, inf), (8.0, 10.0))
     assert first_token(series({"1": 2, "+Inf": 4}, 'a="1",') + series({"2": 5, "+Inf": 6}, 'a="2",')) is None
-
-
-def test_the_sum_is_known_only_when_every_series_has_it() -> None:
-    text = series({"1": 2, "+Inf": 4}, 'a="1",') + series({"1": 5, "+Inf": 6}, 'a="2",') + f'{NAME}_sum{{a="1"}} 3\n'
-    assert known(first_token(text)).seconds is None
-    assert known(first_token(text + f'{NAME}_sum{{a="2"}} 4\n')).seconds == 7
-    assert known(first_token(text + f'{NAME}_sum{{a="2"}} NaN\n')).seconds is None
-
-
-def test_a_missing_last_bucket_is_the_count() -> None:
-    text = series({"1": 2, "2": 3})
-    assert first_token(text) is None
-    assert known(first_token(text + f"{NAME}_count 5\n")).counts == (2, 3, 5)
-
-
-def test_a_missing_count_is_the_last_bucket() -> None:
-    assert known(first_token(series({"1": 2, "+Inf": 3}))).observations == 3
-
-
-def test_a_count_that_falls_from_one_bucket_to_the_next_does_not_fall() -> None:
-    assert known(first_token(series({"1": 5, "2": 3, "+Inf": 4}))).counts == (5, 5, 5)
-
-
-def test_buckets_out_of_order_are_put_in_order() -> None:
-    assert known(first_token(series({"+Inf": 4, "2": 3, "1": 2}))).counts == (2, 3, 4)
-
-
-@pytest.mark.parametrize("bad", ["NaN", "-1", "1e300", "+Inf"])
-def test_a_bucket_without_a_numeric_count_and_boundary_is_left_out(bad: str) -> None:
-    text = series({"1": 2, "+Inf": 4}) + f'{NAME}_bucket{{le="2"}} {bad}\n{NAME}_bucket{{le="x"}} 3\n{NAME}_bucket 3\n'
-    assert known(first_token(text)) == Histogram((1.0, inf), (2.0, 4.0))
-
-
-def test_of_two_samples_of_one_series_the_first_counts() -> None:
-    assert known(first_token(series({"1": 2, "+Inf": 4}) + series({"1": 7, "+Inf": 9}))).counts == (2, 4)
-
-
-def test_a_histogram_with_nothing_but_its_count_has_no_latency() -> None:
-    assert first_token(series({"+Inf": 4})) is None
-    assert first_token(f"{NAME}_count 4\n{NAME}_sum 3\n") is None
 
 
 def test_thousands_of_labels_are_added_up_and_thousands_of_boundaries_are_not_read() -> None:
@@ -180,28 +127,6 @@ def test_on_any_page_a_histogram_is_monotonic_and_estimates_lie_within_it(
     quantile = histogram.quantile(share)
     assert (quantile is None) == (histogram.observations == 0)
     assert quantile is None or min(0, histogram.bounds[0]) <= quantile <= histogram.bounds[-2]
-
-
-def test_inside_a_bucket_a_share_is_estimated_linearly() -> None:
-    histogram = Histogram((1.0, 2.0, 4.0, inf), (10.0, 30.0, 40.0, 45.0))
-    assert [histogram.above(seconds) for seconds in (0.5, 1, 1.5, 3, 4)] == [40, 35, 25, 10, 5]
-
-
-def test_how_far_beyond_the_largest_boundary_something_took_is_unknown() -> None:
-    histogram = Histogram((1.0, 2.0, inf), (0.0, 0.0, 5.0))
-    assert (histogram.above(2), histogram.above(3)) == (5, 0)
-    assert histogram.quantile(0.5) == 2
-
-
-@given(st.lists(st.integers(0, 1000), min_size=3, max_size=3), st.floats(0, 4))
-def test_the_share_of_observations_above_a_quantile_is_that_of_the_quantile(counts: list[int], seconds: float) -> None:
-    histogram = Histogram((1.0, 2.0, 4.0, inf), (*map(float, sorted(counts)), float(max(counts))))
-    if not histogram.observations:
-        return
-    share = 1 - histogram.above(seconds) / histogram.observations
-    quantile = histogram.quantile(share)
-    assert quantile is not None
-    assert histogram.above(quantile) == pytest.approx(histogram.above(seconds), abs=1e-6)
 
 
 def test_recent_observations_are_a_difference_and_a_new_server_has_none() -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import SERVING, SERVING_WITH_DP_RANKS
+from conftest import SERVING_WITH_DP_RANKS
 from sglang_tuning_exporter.sglang.metrics import exposition
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.sglang.metrics.page_figures import PageReader, ParsedPage
@@ -52,12 +52,6 @@ def test_the_next_page_of_every_release_is_read_as_if_it_were_the_first(page: Pa
     assert after(text, following) == afresh(following)
 
 
-def test_the_figures_are_those_of_the_page_that_is_read() -> None:
-    later = QUEUED.sub(r"\1 4711.0", PAGE)
-    assert {rank.queued for rank in after(PAGE, later).scrape.ranks} == {4711.0}
-    assert "} 4711.0\n" in after(PAGE, later).native
-
-
 CHANGES: dict[str, Callable[[str], str]] = {
     "a series more": lambda text: text + 'sglang:num_aborted_requests_total{reason="x"} 1\n',
     "a series less": lambda text: "".join(text.splitlines(keepends=True)[:-1]),
@@ -87,18 +81,6 @@ def test_a_page_with_another_line_structure_is_parsed_in_full(change: Callable[[
     assert after(PAGE, other) == afresh(other)
     assert after(PAGE, other, moved(PAGE, 1)) == afresh(moved(PAGE, 1))
     assert after(other, other) == afresh(other)
-
-
-def test_series_that_are_not_passed_on_are_on_no_page() -> None:
-    text = PROCESS + SERVING.decode() + PROCESS.replace("fds", "files")
-    native = after(text, text).native
-    assert "process_" not in native
-    assert native == exposition.passthrough(exposition.scan(SERVING.decode())).text
-
-
-def test_without_passing_on_the_figures_are_the_same() -> None:
-    reader = PageReader(passthrough=False)
-    assert [reader.read(PAGE) for _ in range(2)] == [ParsedPage(facts.read(PAGE), "")] * 2
 
 
 LINES = st.sampled_from(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from conftest import FakeSGLang, Page, config, hang, reply, wait_for
-from sglang_tuning_exporter.collect.scrape import LEAST_SECONDS, LoadsSchedule
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format
@@ -80,16 +78,6 @@ def test_a_server_without_it_counts_a_failure_and_serves_all_else(sidecar: Sidec
     assert sidecar.watch.is_up is True
 
 
-@pytest.mark.parametrize("answer", [b"", b"[]", b'{"loads": []}', b"<html>"])
-def test_an_answer_without_a_scheduler_is_a_failure(sidecar: Sidecar, sglang: FakeSGLang, answer: bytes) -> None:
-    sglang.answers |= {
-        "/server_info": info_page("0.5.23"),
-        "/v1/loads": reply(answer, content_type="application/json"),
-    }
-    sidecar.start()
-    wait_for(lambda: failures(sidecar, "invalid") == 1)
-
-
 def test_scrapes_go_on_while_it_hangs(sidecar: Sidecar, sglang: FakeSGLang) -> None:
     sglang.answers |= {"/server_info": info_page("0.5.23"), "/v1/loads": hang}
     sidecar.start()
@@ -99,22 +87,3 @@ def test_scrapes_go_on_while_it_hangs(sidecar: Sidecar, sglang: FakeSGLang) -> N
     assert sglang.count("/metrics") == before + 1
     assert sidecar.watch.is_up is True
     wait_for(lambda: failures(sidecar, "timeout") == 1)
-
-
-def test_it_is_asked_once_after_a_scrape_and_not_for_each_of_many() -> None:
-    inquiry = LoadsSchedule()
-    assert not inquiry.start_if_due(0.0)
-    inquiry.set_release((0, 5, 23), with_ranks=False)
-    assert not inquiry.start_if_due(None)
-    asked = [second for second in range(60) if inquiry.start_if_due(float(second - second % 2))]
-    assert all(later - earlier >= LEAST_SECONDS for earlier, later in pairwise(asked))
-    assert len(asked) > 5
-    assert not inquiry.start_if_due(58.0)
-
-
-def test_limits_of_ranks_are_asked_for_once_where_steps_are_not_counted() -> None:
-    inquiry = LoadsSchedule()
-    inquiry.set_release((0, 5, 9), with_ranks=True)
-    assert [inquiry.start_if_due(float(second)) for second in range(0, 30, 10)] == [True, False, False]
-    inquiry.ask_again()
-    assert not inquiry.start_if_due(40.0)

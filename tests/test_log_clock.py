@@ -37,7 +37,3 @@ def test_a_log_printed_in_another_zone_has_that_zones_offset(tmp_path: Path) -> 
     log.write_bytes(b"[2025-11-20 11:40:10] Load weight begin. avail mem=1 GB\n")
     os.utime(log, (1763638810.0 - 7200, 1763638810.0 - 7200))
     assert offset_of(str(log)) == -7200
-
-
-def test_a_file_that_is_not_there_has_no_offset(tmp_path: Path) -> None:
-    assert offset_of(str(tmp_path / "nothing.log")) is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -144,41 +143,6 @@ def test_there_is_no_other_family(retracting: Page, away: Page) -> None:
         assert {name.removeprefix(PREFIX) for name in page.families} <= set(FAMILIES) | OWN_PROCESS | {"alert"}
 
 
-def test_counters_end_in_total_and_gauges_do_not(retracting: Page) -> None:
-    for family in retracting.families.values():
-        assert all(sample.name.endswith("_total") == (family.type == "counter") for sample in family.samples)
-
-
-def test_retractions_are_counted_as_events_and_as_requests(retracting: Page) -> None:
-    events = retracting.value("sglang_tuning_retraction_events_total")
-    requests_put_back = retracting.value("sglang_tuning_retracted_requests_total")
-    assert events is not None
-    assert requests_put_back is not None
-    assert 1 < events <= requests_put_back
-    assert all(sample.value == 0 for sample in retracting.families["sglang_tuning_out_of_memory"].samples)
-
-
-def test_a_diagnosis_that_holds_is_above_its_limit_and_names_the_value_to_try(retracting: Page) -> None:
-    value = retracting.value("sglang_tuning_condition", diagnosis="retracting_too_often")
-    limit = retracting.value("sglang_tuning_condition_limit", diagnosis="retracting_too_often")
-    assert value is not None
-    assert limit is not None
-    assert value > limit
-    advice = next(
-        labels
-        for labels in retracting.labels("sglang_tuning_advice_timestamp_seconds")
-        if labels["diagnosis"] == "retracting_too_often"
-    )
-    assert advice["flag"].startswith("--")
-    assert advice["suggested"]
-    assert advice["text"]
-
-
-def test_every_condition_has_its_limit_in_force(retracting: Page) -> None:
-    measured = {labels["diagnosis"] for labels in retracting.labels("sglang_tuning_condition")}
-    assert measured <= {labels["diagnosis"] for labels in retracting.labels("sglang_tuning_condition_limit")}
-
-
 def test_the_verdict_is_one_sentence_without_figures(retracting: Page) -> None:
     (verdict,) = retracting.labels("sglang_tuning_verdict_info")
     assert verdict["verdict"] == "retracting_too_often"
@@ -227,19 +191,6 @@ def test_no_series_comes_twice_and_none_of_ours_has_a_native_name(sglang: FakeSG
     assert all(name.startswith(("sglang:", PREFIX)) for name in page.families if name not in OWN_PROCESS)
 
 
-def test_an_exporter_behind_another_does_not_collide_with_itself(sglang: FakeSGLang) -> None:
-    page = native(sglang, SERVING + b"sglang_tuning_up 7\nprocess_cpu_seconds_total 5\n")
-    assert page.value("sglang_tuning_up") == 1
-    assert page.text.count("process_cpu_seconds_total ") == 3  # its head, and our own process's only sample
-    assert page.value("process_cpu_seconds_total") != 5
-
-
-def test_without_passthrough_only_the_exporters_own_series_are_left(sglang: FakeSGLang) -> None:
-    page = native(sglang, passthrough=False)
-    assert page.value("sglang_tuning_up") == 1
-    assert all(name.startswith(PREFIX) for name in page.families if name not in OWN_PROCESS)
-
-
 def test_ranks_are_a_label_only_where_the_server_has_dp_ranks(sglang: FakeSGLang) -> None:
     page = native(sglang, SERVING_WITH_DP_RANKS)
     for name in ("queued_requests", "running_requests", "token_usage_ratio", "state"):
@@ -247,48 +198,6 @@ def test_ranks_are_a_label_only_where_the_server_has_dp_ranks(sglang: FakeSGLang
     assert {"dp_rank"} & set(page.labels("sglang_tuning_condition")[0]) == set()
     single = native(sglang)
     assert not [s for s in single.samples if s.name.startswith(PREFIX) and "dp_rank" in s.labels]
-
-
-def test_the_memory_left_is_exposed_for_every_dp_rank() -> None:
-    sidecar = Sidecar(config(sglang_url="http://127.0.0.1:9"))
-    sidecar.watch.server.facts.available = {0: 5.5, 1: 4.5}
-    page = page_of(sidecar)
-    assert page.value("sglang_tuning_available_gpu_memory_bytes", dp_rank="1") == 4.5 * 2**30
-    assert page.value("sglang_tuning_available_gpu_memory_bytes", dp_rank="0") == 5.5 * 2**30
-
-
-def test_counters_of_the_log_start_at_zero(tmp_path: Path) -> None:
-    (tmp_path / "server.log").touch()
-    page = page_of(Sidecar(config(log_file=(str(tmp_path / "server.log"),))))
-    assert page.value("sglang_tuning_retraction_events_total") == 0
-    assert page.value("sglang_tuning_retracted_requests_total") == 0
-    assert page.value("sglang_tuning_out_of_memory_total", phase="decode") == 0
-    assert page.value("sglang_tuning_log_lines_total", kind="decode") in (0, None)
-    assert "sglang_tuning_decode_batches_total" not in page.text
-
-
-def test_the_age_of_an_event_is_there_once_it_has_happened(tmp_path: Path) -> None:
-    log = tmp_path / "server.log"
-    log.touch()
-    sidecar = Sidecar(config(log_file=(str(log),)))
-    sidecar.start()
-    with web(sidecar) as url:
-        before = Page(requests.get(url + "/metrics", timeout=10).text)
-        with log.open("ab") as file:
-            file.write(b"[2025-11-20 11:40:10] Decode out of memory. Try to lower your batch size.\n")
-            file.write(
-                b"[2025-11-20 11:40:10] Received sigquit from a child process. It usually means the child failed.\n"
-            )
-        wait_for(lambda: sidecar.log is not None and sidecar.log.last_line_at is not None)
-        time.sleep(0.5)  # a failure without a witness waits for one
-        after = Page(requests.get(url + "/metrics", timeout=10).text)
-    for name, label in (("out_of_memory_age_seconds", "phase"), ("liveness_event_age_seconds", "event")):
-        assert before.labels(PREFIX + name) == []
-        assert [labels.keys() for labels in after.labels(PREFIX + name)] == [{label}]
-    assert before.labels("sglang_tuning_alert") == []
-    assert after.value("sglang_tuning_alert", diagnosis="out_of_memory_decode") == 1
-    assert 0 <= (after.value("sglang_tuning_out_of_memory_age_seconds", phase="decode") or -1) < 10
-    assert 0 <= (after.value("sglang_tuning_liveness_event_age_seconds", event="process_died") or -1) < 10
 
 
 @pytest.mark.parametrize("name", [r"\ud800", r"\x00", '"}\\n# TYPE up gauge\\nup 5\\n{x="', "ü" * 300])

@@ -11,8 +11,7 @@ import yaml
 
 from rule_stories import shown
 from sglang_tuning_exporter.config.profiles import DEFAULT
-from sglang_tuning_exporter.core.rows import BY_ID
-from sglang_tuning_exporter.mixin.native import FILE, NATIVE
+from sglang_tuning_exporter.mixin.native import FILE
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / FILE).read_text(encoding="utf-8")
@@ -158,17 +157,6 @@ def test_a_server_of_another_cluster_at_the_same_address_has_its_own_alert(tmp_p
     assert only.labels["cluster"] == "a"
 
 
-def test_there_are_eight_to_ten_alerts_in_one_small_group_with_their_flag_and_what_the_exporter_adds() -> None:
-    assert 8 <= len(RULES) <= 10
-    for name, rule in RULES.items():
-        row = BY_ID[next(each.row for each in NATIVE if each.alert == name)]
-        assert rule["labels"] == {"severity": row.severity}
-        assert rule["annotations"]["advice"].endswith(", add the exporter.")
-        assert "sglang_tuning" not in rule["expr"]
-        if row.remedy.arg:
-            assert f"--{row.remedy.arg.replace('_', '-')}" in rule["annotations"]["advice"]
-
-
 def test_its_limits_are_those_of_the_table() -> None:
     bounds = {
         name: float(rule["expr"].split()[-1])
@@ -185,7 +173,3 @@ def test_its_limits_are_those_of_the_table() -> None:
         "SGLangTimeToFirstTokenHigh": DEFAULT.time_to_first_token_seconds,
         "SGLangInterTokenLatencyHigh": DEFAULT.inter_token_seconds,
     }
-
-
-def test_no_alert_has_the_name_of_one_of_the_exporters() -> None:
-    assert not set(RULES) & {row.alert for row in BY_ID.values()}

@@ -35,10 +35,6 @@ def message(*alerts: object) -> dict[str, object]:
     return {"version": "4", "status": "firing", "alerts": list(alerts)}
 
 
-def notes(**changed: str) -> dict[str, Any]:
-    return {**FIRING, "annotations": {**FIRING["annotations"], **changed}}  # type: ignore[dict-item]  # a mapping, above
-
-
 def test_a_firing_alert_names_the_flag_its_present_value_the_value_to_try_and_the_reason() -> None:
     assert as_text(message(FIRING)) == (
         "[warning] SGLangRetractingTooOften on gpu1:9741\n"
@@ -48,35 +44,9 @@ def test_a_firing_alert_names_the_flag_its_present_value_the_value_to_try_and_th
     )
 
 
-def test_runbook_and_dashboard_are_linked_where_the_rule_has_them() -> None:
-    links = {"runbook_url": "http://gpu1:9741/runbooks/A", "dashboard_url": "http://localhost:3000/d/x"}
-    assert ("above 1.43.\n  Runbook: http://gpu1:9741/runbooks/A\n  Dashboard: http://localhost:3000/d/x\n") in as_text(
-        message(notes(**links))
-    )
-    assert "Runbook" not in as_text(message(FIRING))
-    text = as_text(message(notes(**links)), without="dashboard_url")  # the demo runs no Grafana
-    assert ("Runbook" in text, "Dashboard" in text) == (True, False)
-
-
-def test_advice_to_people_names_no_flag() -> None:
-    text = as_text(message(notes(advice="send fewer requests at once")))
-    assert "  Do: send fewer requests at once\n" in text
-    assert "Change" not in text
-
-
-def test_an_alert_without_advice_says_none() -> None:
-    assert "Do:" not in as_text(message(notes(advice="")))
-
-
 def test_a_resolved_alert_says_how_long_it_lasted() -> None:
     times = {"startsAt": "2026-09-05T10:00:00.123Z", "endsAt": "2026-09-05T10:12:30.456Z"}
     assert as_text(message({**FIRING, **times, "status": "resolved"})).endswith("\n  It lasted 0:12:30.\n")
-
-
-def test_a_resolved_alert_takes_two_lines() -> None:
-    assert as_text(message({**FIRING, "status": "resolved"})) == (
-        "[resolved] SGLangRetractingTooOften on gpu1:9741\n  Requests were taken out again.\n"
-    )
 
 
 def test_an_alert_of_another_source_gets_no_empty_sentences() -> None:
@@ -111,11 +81,6 @@ def test_control_characters_in_a_label_never_reach_the_terminal(hostile: str) ->
 )
 def test_json_that_is_not_a_message_gives_no_text(payload: object) -> None:
     assert as_text(payload) == ""
-
-
-@pytest.mark.parametrize("wrong", [None, 3, [], "text", {"alertname": {"a": [1]}, "summary": None, "advice": 7}])
-def test_labels_and_annotations_of_a_wrong_kind_do_not_stop_the_text(wrong: object) -> None:
-    assert as_text(message({"status": wrong, "labels": wrong, "annotations": wrong})).endswith("\n")
 
 
 @contextmanager

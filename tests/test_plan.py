@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import time
 from dataclasses import replace
@@ -11,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from conftest import FakeSGLang, reply
-from sglang_tuning_exporter.capacity.prediction import larger_cache, plan_rows
+from sglang_tuning_exporter.capacity.prediction import plan_rows
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.collect import plan as command
 from sglang_tuning_exporter.config.profiles import DEFAULT
-from sglang_tuning_exporter.core.plan import document, text
 from test_prediction import measured
 
 if TYPE_CHECKING:
@@ -31,11 +29,6 @@ FULL = replace(
 )
 
 
-def test_rows_are_powers_of_two_up_to_what_fits_and_that_itself() -> None:
-    assert [row.requests for row in plan_rows([FULL], WITHOUT_OBJECTIVES, 100.0)] == [1, 2, 4, 8, 16, 24]
-    assert [row.requests for row in plan_rows([FULL, FULL], WITHOUT_OBJECTIVES, 100.0)] == [2, 4, 8, 16, 32, 48]
-
-
 def test_more_at_once_give_more_tokens_each_of_them_later() -> None:
     found = plan_rows([FULL], WITHOUT_OBJECTIVES, 100.0)
     speeds = [row.tokens_per_second.value for row in found]
@@ -49,15 +42,6 @@ def test_a_row_names_the_objectives_that_break() -> None:
     found = plan_rows([FULL], replace(DEFAULT, time_to_first_token_seconds=0.0105, inter_token_seconds=0.006), 100.0)
     assert found[0].exceeded == ()
     assert found[-1].exceeded == ("inter_token", "first_token")
-
-
-def test_with_twice_the_cache_the_limit_decides_how_many_run() -> None:
-    held = larger_cache([FULL], 2.0)
-    free = larger_cache([replace(FULL, running_limit=None)], 2.0)
-    assert held is not None
-    assert free is not None
-    assert (held[0], free[0]) == (24, 64)
-    assert free[1].value > held[1].value
 
 
 def log_of(path: Path, *, batches: tuple[int, ...] = (2, 4, 6, 8)) -> Path:
@@ -101,13 +85,6 @@ def test_the_table_says_where_the_batches_that_were_seen_end(
     assert rows.index("8") < rows.index("(not") < rows.index("16")
 
 
-def test_the_table_names_the_batches_that_were_seen_also_where_no_row_is_beyond_them() -> None:
-    made = document([replace(FULL, most_requests=8)], WITHOUT_OBJECTIVES, 100.0)
-    lines = text(made).splitlines()
-    assert lines[0].startswith("From the server's own step counters, with 6 to 10 requests at once;")
-    assert not any("not seen" in line for line in lines)
-
-
 def test_a_log_without_a_line_says_why_and_shows_the_present_batch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,45 +94,12 @@ def test_a_log_without_a_line_says_why_and_shows_the_present_batch(
     assert "hardly varied" in document["refused"]
 
 
-def test_the_minutes_after_the_last_decode_line_are_not_looked_at(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log = log_of(tmp_path / "server.log")
-    with log.open("a") as file:
-        file.write(
-            "[2026-11-20 10:40:00] SIGTERM received. signum=None frame=None. Draining requests and shutting down...\n"
-        )
-    assert main(["plan", str(log)]) == 0
-    assert "at once" in capsys.readouterr().out
-
-
 def test_a_prefill_side_says_that_it_decodes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = log_of(tmp_path / "server.log")
     start = "[2026-11-20 09:59:00] server_args=ServerArgs(model_path='m', disaggregation_mode='prefill', tp_size=1)\n"
     log.write_text(start + log.read_text())
     assert main(["plan", str(log)]) == 1
     assert "the prefill side of disaggregation decodes nothing" in capsys.readouterr().out
-
-
-def test_a_busy_log_with_prefill_before_each_decode_line_is_not_said_to_lack_load(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log = log_of(tmp_path / "server.log")
-    prefill = "Prefill batch, #new-seq: 1, #new-token: 40, #cached-token: 0, token usage: 0.10, #running-req: 3, #queue-req: 26"
-    log.write_text("".join(f"{line[:22]}{prefill}\n{line}\n" for line in log.read_text().splitlines()))
-    assert main(["plan", str(log)]) == 1
-    words = capsys.readouterr().out
-    assert "none after a prefill" in words
-    assert "--sglang-url" in words
-    assert "under load" not in words
-
-
-def test_a_packed_log_above_the_given_size_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    packed = tmp_path / "server.log.gz"
-    packed.write_bytes(gzip.compress(log_of(tmp_path / "server.log").read_bytes()))
-    assert main(["plan", str(packed)]) == 0
-    assert main(["plan", str(packed), "--max-gb", "0.000001"]) == 2
-    assert "is larger than" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sglang_tuning_exporter.capacity.model import Prefill, RankCapacity
-from sglang_tuning_exporter.capacity.prediction import predict_batches, throughput
+from sglang_tuning_exporter.capacity.prediction import throughput
 from sglang_tuning_exporter.capacity.step_time import Estimate, StepLine, StepTime
 
 
@@ -54,20 +54,6 @@ def test_prefill_takes_its_share_of_every_token() -> None:
     assert plain is not None
     assert beside is not None
     assert 1 / beside.value == pytest.approx(1 / plain.value + 0.002)
-
-
-def test_accepted_drafts_count_as_tokens_of_their_step() -> None:
-    one, three = predict_batches([measured()], [2.0]), predict_batches([measured(tokens=3.0)], [2.0])
-    assert one is not None
-    assert three is not None
-    assert three.tokens_per_second.value == pytest.approx(3 * one.tokens_per_second.value)
-    assert three.inter_token_p50_seconds.value == pytest.approx(one.inter_token_p50_seconds.value / 3)
-
-
-def test_a_mean_step_whose_interval_reaches_zero_predicts_nothing() -> None:
-    step = StepTime(220, 4.0, 0.1, Estimate(0.04, -0.01, 0.09), 1.0)
-    assert step.at(4.0) is None
-    assert predict_batches([RankCapacity(None, step, running=4.0)], [4.0]) is None
 
 
 @pytest.mark.parametrize("half", [0.1, 0.5, 3.0])

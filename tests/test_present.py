@@ -72,17 +72,6 @@ def test_ranks_of_one_bad_page_are_gone_with_the_next(beside: str) -> None:
     assert page.value("sglang_tuning_queued_requests") == 2
 
 
-def test_an_unlabelled_scheduler_is_gone_when_the_page_names_its_ranks() -> None:
-    page = shown(series(num_queue_reqs=5000), series(0) + series(1))
-    assert [labels["dp_rank"] for labels in page.labels("sglang_tuning_queued_requests")] == ["0", "1"]
-    assert ranks_of(page) == {"0", "1"}
-
-
-def test_a_rank_that_comes_back_is_shown_again() -> None:
-    page = shown(series(0) + series(1), series(0), series(0) + series(1))
-    assert ranks_of(page) == {"0", "1"}
-
-
 def test_real_ranks_have_their_place_after_a_flood_of_others() -> None:
     page = shown("".join(series(dp) for dp in range(500, 500 + MOST_SCHEDULERS)), series(0), series(0))
     assert ranks_of(page) == {"0"}
@@ -116,12 +105,6 @@ def test_a_series_that_left_the_page_is_gone_and_the_others_stay(
     assert left <= {name, "sglang_tuning_queue_wait_seconds"}
 
 
-def test_a_page_without_any_gauge_of_the_scheduler_leaves_no_figure() -> None:
-    page = shown(series(), 'sglang:num_requests_total{model_name="m"} 5\n')
-    for ours in ("queued_requests", "running_requests", "kv_pool_tokens"):
-        assert page.value(f"sglang_tuning_{ours}") is None
-
-
 def batch(dp: int, queue: int) -> bytes:
     return (
         f"[2025-11-20 12:00:10 DP{dp} TP0] Decode batch, #running-req: 3, #token: 90, token usage: 0.50, cuda graph: True, "
@@ -141,30 +124,11 @@ def watched(steps: Iterable[tuple[float, str | bytes]]) -> Watch:
     return watch
 
 
-def test_a_rank_of_the_log_stays_beside_a_page_that_does_not_name_ranks() -> None:
-    watch = watched([(0, series()), (1, batch(5, 7)), (2, series()), (200, series())])
-    assert 5 in watch.server.schedulers
-
-
 def test_a_rank_that_the_log_alone_names_is_gone_a_minute_later_if_the_page_names_others() -> None:
     both = series(0) + series(1)
     steps: list[tuple[float, str | bytes]] = [(0, both), (1, batch(5, 7)), (30, both)]
     assert 5 in watched(steps).server.schedulers, "its page may be made before"
     assert set(watched([*steps, (90, both)]).server.schedulers) == {0, 1}
-
-
-def test_a_restart_restores_no_rank_and_the_counters_of_one_that_is_there(tmp_path: Path) -> None:
-    log, state = tmp_path / "server.log", tmp_path / "state"
-    log.touch()
-    shown(series(0) + phantoms(8), log=log, state=state)
-    document = json.loads(state.read_text())
-    for entry in document["watch"]["ranks"]:
-        entry[1] = {"retracted": 7.0}
-    state.write_text(json.dumps(document))
-    assert ranks_of(shown(log=log, state=state)) == set(), "nothing was seen yet"
-    again = shown(series(0), log=log, state=state)
-    assert ranks_of(again) == {"0"}
-    assert again.value("sglang_tuning_retracted_requests_total", dp_rank="0") == 7
 
 
 def test_a_scheduler_that_one_page_lacks_goes_on_counting_where_it_was() -> None:
@@ -176,16 +140,6 @@ def test_a_scheduler_that_one_page_lacks_goes_on_counting_where_it_was() -> None
     ]
     assert watched(steps).server.counted["retracted"] == 0, f"{found}: it may still wait for its line"
     assert watched([*steps, (90, series(num_retracted_requests_total=317.0))]).server.counted["retracted"] == 1
-
-
-def test_a_counter_that_one_page_lacks_goes_on_where_it_was() -> None:
-    def requests(number: int | None) -> str:
-        return series() + (
-            f'sglang:e2e_request_latency_seconds_count{{model_name="m"}} {number}\n' if number is not None else ""
-        )
-
-    watch = watched([(0, requests(500)), (15, requests(None)), (30, requests(502))])
-    assert watch.server.counted["finished_requests"] == 2
 
 
 def retracted(number: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
 from typing import Any
 
 import pytest
@@ -57,25 +56,6 @@ def test_thresholds_that_contradict_each_other_are_named_with_the_bound(
 @pytest.mark.parametrize("version", ["0.3.6", "0.5.23"])
 def test_no_profile_contradicts_itself_in_any_edition(profile: str, version: str) -> None:
     assert not PROFILES[profile].for_server(server(version)).contradiction
-
-
-def test_the_first_editions_queue_does_not_overrule_a_lower_end_that_the_operator_set_above_it() -> None:
-    of = PROFILES["offline"].with_thresholds({"queue_lower": 600.0})
-    older = of.for_server(server("0.3.6"))
-    assert (older.queue_lower, older.queue_upper) == (600.0, 2000.0)
-
-
-@pytest.mark.parametrize(
-    ("role", "lower", "upper"), [("null", 5.0, 10.0), ("prefill", 5.0, inf), ("decode", 1.0, 10.0)]
-)
-def test_the_guides_reserve_is_for_servers_that_compute_prompts_and_decode(
-    role: str, lower: float, upper: float
-) -> None:
-    one_side, online = server("0.5.9", role), PROFILES["online"]
-    of = online.for_server(one_side)
-    assert (of.reserve_lower_gb, of.reserve_upper_gb) == (lower, upper)
-    own = online.with_thresholds({"reserve_lower_gb": 3.0, "reserve_upper_gb": 12.0}).for_server(one_side)
-    assert (own.reserve_lower_gb, own.reserve_upper_gb) == (3.0, 12.0)
 
 
 @given(st.floats(0.5, 40.0), st.floats(0.5, 40.0), st.floats(0.1, 60.0))

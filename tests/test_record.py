@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -23,11 +22,9 @@ from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.recordings.record import Recorder
 from sglang_tuning_exporter.recordings.recording import Recording, load
 from sglang_tuning_exporter.recordings.replay import ReplayServer, packaged
-from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from watched import end_of, watched
 
 HERE = Path(__file__).parent
-NOON = 1763640000  # 2025-11-20 12:00:00 UTC
 SECRETS = {
     "key": "sk-live-0123456789",
     "admin": "admin-hunter2",
@@ -175,60 +172,6 @@ def test_no_secret_and_no_name_is_anywhere_in_the_folder(server: FakeSGLang, tmp
     assert f"127.0.0.1:{server.port}".encode() not in whole
 
 
-def test_the_figures_are_all_there(server: FakeSGLang, tmp_path: Path) -> None:
-    output, result = recorded(server, tmp_path)
-    whole = everything(output)
-    for figure in (
-        b"'schedule_conservativeness': 0.3",
-        b"#retracted_reqs: 5",
-        b"#token: 925941",
-        b"available_gpu_mem=9.87 GB",
-    ):
-        assert figure in whole
-    again = load(output)
-    assert again.server_info is not None
-    assert json.loads(again.server_info)["schedule_conservativeness"] == 0.3
-    assert json.loads((output / "loads.json").read_text())["loads"][0]["num_running_reqs"] == 3
-    assert facts.read(again.scrapes[0].text.decode()).ranks == facts.read(SERVING.decode()).ranks
-    assert result.scrapes == len(again.scrapes) > 2
-    assert result.log.left_out > 0
-
-
-def test_requests_are_kept_when_asked_for_and_secrets_still_are_not(server: FakeSGLang, tmp_path: Path) -> None:
-    output, _ = recorded(server, tmp_path, keep_request_text=True)
-    whole = everything(output)
-    assert SECRETS["request"].encode() in whole
-    kept = {"request", "tenant"}
-    assert [name for name, secret in SECRETS.items() if name not in kept and secret.encode() in whole] == []
-
-
-def test_the_start_is_kept_and_what_was_printed_long_ago_is_not(server: FakeSGLang, tmp_path: Path) -> None:
-    log, output = tmp_path / "server.log", tmp_path / "out"
-    log.write_bytes(log_text().replace(printed("")[:14], b"[2025-11-20 11") + DECODE * 50)
-    os.utime(log, (NOON, NOON))
-    with recording(recorder(server, log, output)):
-        wait_for(lambda: server.count("/metrics") > 1)
-    again = load(output)
-    assert sum(b"server_args=" in line.text for line in again.lines) == 1
-    assert not any(b"Decode batch" in line.text for line in again.lines)
-    assert again.length_seconds < 60
-
-
-def test_a_server_that_stops_answering_stops_answering_in_the_recording(server: FakeSGLang, tmp_path: Path) -> None:
-    log, output = tmp_path / "server.log", tmp_path / "out"
-    log.write_bytes(log_text())
-    with recording(recorder(server, log, output)):
-        wait_for(lambda: server.count("/metrics") > 1)
-        server.stop()
-        wait_for(lambda: b"exit" in (output / "events.jsonl").read_bytes())
-        time.sleep(0.2)
-        asked = server.count("/metrics")
-        server.start()
-        wait_for(lambda: server.count("/metrics") > asked + 1)
-    phases = [transition.phase for transition in load(output).transitions]
-    assert (phases[:2], phases[-1]) == (["ready", "down"], "ready")
-
-
 def test_an_interrupted_recording_is_whole(server: FakeSGLang, tmp_path: Path) -> None:
     log, output = tmp_path / "server.log", tmp_path / "out"
     log.write_bytes(log_text())
@@ -280,11 +223,6 @@ def test_a_folder_that_is_not_empty_is_left_alone(server: FakeSGLang, tmp_path: 
     log.touch()
     with pytest.raises(UsageError, match="is not empty; give a new directory"):
         recorder(server, log, tmp_path).run()
-
-
-def test_a_missing_log_is_a_usage_error(server: FakeSGLang, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--log-file=.*missing; give the log of the running server"):
-        recorder(server, tmp_path / "none.log", tmp_path / "out").run()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 from pathlib import Path
 
 import pytest
@@ -21,37 +20,6 @@ def from_log(log: bytes, **files: bytes) -> Recording:
     return from_files({"server.log": log} | files, name="made")
 
 
-def positions(recording: Recording) -> list[float]:
-    return [line.at for line in recording.lines]
-
-
-def test_lines_of_one_second_are_spread_evenly_over_it() -> None:
-    recording = from_log(READY + b"[2025-01-31 12:00:05] x\n" * 4)
-    assert positions(recording) == [0.0, 5.0, 5.25, 5.5, 5.75]
-
-
-def test_times_never_go_back() -> None:
-    recording = from_log(READY + b"[2025-01-31 12:00:09] late\n[2025-01-31 12:00:08] early\n")
-    assert positions(recording) == [0.0, 9.0, 9.5]
-
-
-def test_everything_before_the_server_is_ready_stands_at_position_zero() -> None:
-    start_up = b"warnings.warn(\n[2025-01-31 11:59:00] server_args={}\n[2025-01-31 11:59:30] Load weight begin.\n"
-    assert positions(from_log(start_up + READY + b"[2025-01-31 12:00:01] x\n")) == [0.0, 0.0, 0.0, 0.0, 1.0]
-
-
-def test_the_ready_event_is_finer_than_the_ready_line() -> None:
-    events = json.dumps({"t": NOON + 0.5, "event": "ready"}).encode()
-    recording = from_log(READY + b"[2025-01-31 12:00:05] x\n", **{"events.jsonl": events})
-    assert positions(recording) == [0.0, 4.5]
-
-
-def test_a_server_that_never_became_ready_keeps_its_start_up_times() -> None:
-    recording = from_log(b"[2025-01-31 12:00:00] a\n[2025-01-31 12:00:20] Traceback\n")
-    assert positions(recording) == [0.0, 20.0]
-    assert recording.phase_at(1e9) == "starting"
-
-
 def test_a_log_in_local_time_is_moved_to_utc() -> None:
     scrape = {f"metrics-0001-{NOON * 1000 + 3000}.prom": b"up 1\n"}
     log = READY.replace(b"12:00", b"14:00") + b"[2025-01-31 14:00:10] x\n"
@@ -60,25 +28,6 @@ def test_a_log_in_local_time_is_moved_to_utc() -> None:
     assert [s.at for s in recording.scrapes] == [3.0]
     with pytest.raises(UsageError, match="log_utc_offset_seconds"):
         from_log(log, **scrape)
-
-
-def test_load_is_read_from_the_batches_when_no_event_has_it() -> None:
-    log = READY + b"".join(
-        b"[2025-01-31 12:00:%02d] %s\n" % (second, text)
-        for second, text in (
-            (4, b"Prefill batch, #new-seq: 1"),
-            (9, b"Decode batch, #running-req: 1"),
-            (30, b"INFO: x"),
-        )
-    )
-    assert from_log(log).loads == ((4.0, 9.0),)
-
-
-def test_the_latest_scrape_is_the_one_of_the_moment() -> None:
-    scrapes = {f"metrics-{n:04}-{(NOON + at) * 1000}.prom": b"n %d\n" % n for n, at in ((1, -9), (2, 4), (3, 10))}
-    recording = from_log(READY, **scrapes)
-    at = {position: scrape.text for position in (0, 3.9, 4, 9.9, 99) if (scrape := recording.scrape_at(position))}
-    assert at == {0: b"n 1\n", 3.9: b"n 1\n", 4: b"n 2\n", 9.9: b"n 2\n", 99: b"n 3\n"}
 
 
 @pytest.mark.parametrize(
@@ -143,10 +92,3 @@ def test_a_small_file_that_unpacks_to_a_giant_is_refused(tmp_path: Path) -> None
     (tmp_path / "server.log.gz").write_bytes(gzip.compress(b"\0" * (MAX_FILE_BYTES + 1), 1))
     with pytest.raises(UsageError, match="larger than 64 MiB"):
         load(tmp_path)
-
-
-def test_files_that_are_no_part_of_a_recording_are_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "server.log").write_bytes(READY)
-    (tmp_path / "metrics-final.prom").write_bytes(b"x 1\n")
-    (tmp_path / "metrics-0001-1738324800000.prom").mkdir()
-    assert load(tmp_path).scrapes == ()

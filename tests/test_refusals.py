@@ -29,11 +29,6 @@ def test_with_priority_scheduling_only_two_orders_are_accepted(release: str, pol
     assert kind(release, {"enable_priority_scheduling": True}, schedule_policy=policy) == expected
 
 
-def test_an_order_by_prefixes_changes_nothing_without_the_radix_cache() -> None:
-    assert kind("0.4.9.post6", {"disable_radix_cache": True}, schedule_policy="lpm") == "ignored"
-    assert kind("0.4.9.post6", {}, schedule_policy="lpm") == ""
-
-
 @pytest.mark.parametrize(
     ("release", "expected"),
     [("0.3.0", "refused"), ("0.4.0.post2", "refused"), ("0.4.1.post7", ""), ("0.5.23", "")],
@@ -65,35 +60,9 @@ def test_attention_data_parallelism_needs_ranks_that_divide_the_gpus(release: st
     assert kind(release, {"tp_size": 8}, enable_dp_attention=True, dp_size=dp) == expected
 
 
-def test_one_gpu_is_refused_beside_attention_data_parallelism() -> None:
-    assert kind("0.5.9", {"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}, tp_size=1) == "refused"
-
-
-def test_the_chunk_of_each_rank_must_be_whole_pages() -> None:
-    ranks = {"tp_size": 8, "dp_size": 8, "enable_dp_attention": True, "page_size": 64}
-    assert kind("0.5.9", {"page_size": 64}, chunked_prefill_size=4096) == ""
-    assert kind("0.5.9", ranks, chunked_prefill_size=4096) == ""
-    assert kind("0.5.9", ranks, chunked_prefill_size=256) == "refused"
-    assert kind("0.5.9", {**ranks, "disaggregation_mode": "decode"}, chunked_prefill_size=256) == ""
-
-
 def test_a_check_that_the_running_server_fails_already_is_ignored() -> None:
     odd: dict[str, object] = {"page_size": 64, "chunked_prefill_size": 100}
     assert kind("0.5.9", odd, chunked_prefill_size=200) == ""
-
-
-@pytest.mark.parametrize("value", [False, None])
-def test_lora_needs_the_radix_cache_off_in_old_releases(value: object) -> None:
-    lora: dict[str, object] = {"lora_paths": ["/a"], "disable_radix_cache": True}
-    assert kind("0.4.9.post6", lora, disable_radix_cache=value) == "refused"
-    assert kind("0.5.9", lora, disable_radix_cache=value) == ""
-
-
-def test_an_objection_names_where_it_comes_from() -> None:
-    found = objection("0.5.23", {"enable_priority_scheduling": True}, {"schedule_policy": "lpm"})
-    assert found is not None
-    assert "fcfs and lof" in found.words
-    assert "validation_hook.py" in found.source
 
 
 def test_every_check_is_about_arguments_that_its_releases_have() -> None:

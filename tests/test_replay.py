@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import requests
 
-from sglang_tuning_exporter.config.values import Address, UsageError
-from sglang_tuning_exporter.recordings.recording import Recording, from_files, load
+from sglang_tuning_exporter.config.values import UsageError
+from sglang_tuning_exporter.recordings.recording import Recording, from_files
 from sglang_tuning_exporter.recordings.replay import ReplayServer, packaged
 
 if TYPE_CHECKING:
@@ -88,41 +86,6 @@ def test_the_log_grows_to_the_recorded_bytes(tmp_path: Path) -> None:
     assert len(set(sizes)) > 2
 
 
-def test_metrics_are_the_exact_text_of_the_latest_scrape(tmp_path: Path) -> None:
-    recording = load(RECORDINGS / "big_queue")
-    with replayed(recording, tmp_path / "log", speed=0.001) as server:
-        answer = get(server.url + "/metrics")
-    [first] = {scrape.text for scrape in [recording.scrape_at(0.0)] if scrape is not None}
-    assert answer.content == first
-    assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
-
-
-def test_a_real_recording_is_played_to_its_end(tmp_path: Path) -> None:
-    recording = load(packaged("retract"))
-    log = tmp_path / "server.log"
-    with replayed(recording, log, speed=500) as server:
-        wait_until(lambda: server.finished)
-        last = get(server.url + "/metrics").content
-    assert log.read_bytes() == gzip.decompress((packaged("retract") / "server.log.gz").read_bytes())
-    assert last == recording.scrapes[-1].text
-    assert server.position_seconds == recording.length_seconds
-
-
-def test_a_server_without_metrics_answers_404_with_json(tmp_path: Path) -> None:
-    with replayed(made(), tmp_path / "log") as server:
-        answer = get(server.url + "/metrics")
-    assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"})
-
-
-@pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
-def test_server_info_is_the_recorded_answer(tmp_path: Path, path: str) -> None:
-    recording = load(RECORDINGS / "dp2")
-    with replayed(recording, tmp_path / "log") as server:
-        answer = get(server.url + path)
-    assert answer.content == recording.server_info
-    assert answer.json()["dp_size"] == 2
-
-
 def test_a_killed_server_answers_nobody_until_it_is_back(tmp_path: Path) -> None:
     events = [(0, "ready"), (2, "SIGKILL_main"), (3, "start"), (8, "ready"), (9, "exit")]
     text = b"".join(json.dumps({"t": NOON + at, "event": name}).encode() + b"\n" for at, name in events)
@@ -155,24 +118,6 @@ def test_counters_go_on_from_round_to_round_of_a_loop(tmp_path: Path) -> None:
             lates.append(float(page.get("late_total", 0.0)))
     assert counted == sorted(counted)
     assert lates == sorted(lates)
-
-
-@pytest.mark.parametrize("speed", [0.0, -1.0, float("nan"), float("inf"), 1e9])
-def test_an_invalid_speed_is_refused(tmp_path: Path, speed: float) -> None:
-    with pytest.raises(UsageError, match="speed="):
-        ReplayServer(made(), log_path=tmp_path / "log", speed=speed)
-
-
-def test_a_log_that_cannot_be_written_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="log_file="):
-        ReplayServer(made(), log_path=tmp_path / "none" / "log")
-
-
-def test_a_port_in_use_is_a_usage_error(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = Address(*taken.getsockname())
-        with pytest.raises(UsageError, match="listen_address="):
-            ReplayServer(made(), log_path=tmp_path / "log", address=address)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

@@ -105,22 +105,6 @@ def test_a_failure_whose_traceback_goes_on_in_the_next_file_keeps_its_phase(
         assert document(second, first) == whole["restart_append"]
 
 
-def test_a_rotated_log_is_that_of_its_parts(whole: dict[str, dict[str, Any]], tmp_path: Path) -> None:
-    lines = text_of("early-limit").splitlines(keepends=True)
-    third = len(lines) // 3
-    for name, part in (
-        ("server.log.2.gz", lines[:third]),
-        ("server.log.1", lines[third:-third]),
-        ("server.log", lines[-third:]),
-    ):
-        text = b"".join(part)
-        (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
-    assert (
-        document(tmp_path / "server.log", tmp_path / "server.log.1", tmp_path / "server.log.2.gz")
-        == whole["early-limit"]
-    )
-
-
 def judged(found: dict[str, Any]) -> dict[str, Any]:
     """Keep the parts of a report that do not depend on times or ranks."""
     counts = {key: value for key, value in found["counts"].items() if key != "lines"}
@@ -163,18 +147,3 @@ def test_a_log_says_the_same_whenever_it_was_printed(
     log = tmp_path / "server.log"
     log.write_bytes(later(text_of(name), seconds))
     assert judged(document(log)) == judged(whole[name])
-
-
-@pytest.mark.parametrize("name", NAMES)
-@SLOW
-@given(half_hours=st.integers(-48, 48))
-def test_alerts_fire_as_long_into_the_log_in_any_time_zone(
-    name: str, whole: dict[str, dict[str, Any]], tmp_path: Path, half_hours: int
-) -> None:
-    log = tmp_path / "server.log"
-    log.write_bytes(later(text_of(name), 1800 * half_hours))
-    fired = [
-        [(each["alert"], each["at"], each["seconds"]) for each in found["alerts"]]
-        for found in (document(log), whole[name])
-    ]
-    assert fired[0] == fired[1]

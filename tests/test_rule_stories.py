@@ -166,10 +166,3 @@ def test_a_pool_that_is_still_there_or_was_idle_is_not_called_gone(
     name: str, fired: dict[str, dict[str, Fired]]
 ) -> None:
     assert GONE not in fired[name]
-
-
-def test_a_target_that_is_scraped_every_five_minutes_is_said_to_be_scraped_too_seldom(
-    fired: dict[str, dict[str, Fired]],
-) -> None:
-    assert SELDOM in fired["scraped every five minutes"]
-    assert not any(SELDOM in found for name, found in fired.items() if name != "scraped every five minutes")

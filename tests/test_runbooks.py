@@ -11,13 +11,11 @@ import pytest
 import yaml
 
 from fuzz.promtool import promtool
-from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core import runbooks
 from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.core.rows import Row
-from sglang_tuning_exporter.core.runbooks import BY_ALERT, PROMETHEUS
-from sglang_tuning_exporter.mixin import alerts, boards
+from sglang_tuning_exporter.core.runbooks import BY_ALERT
+from sglang_tuning_exporter.mixin import alerts
 from sglang_tuning_exporter.mixin.annotations import Links
 from sglang_tuning_exporter.serve import metrics
 from test_core_lines import EXAMPLES, STAMP
@@ -47,11 +45,6 @@ def without_code(text: str) -> str:
 def test_an_alert_has_a_runbook(alert: str) -> None:
     assert BY_ALERT[alert].id in PROSE
     assert runbooks.page(alert).startswith(f"# {alert}\n")
-
-
-@pytest.mark.parametrize("diagnosis", PROSE)
-def test_a_runbook_is_about_an_alert_of_the_table(diagnosis: str) -> None:
-    assert diagnosis in {row.id for row in BY_ALERT.values()}
 
 
 @pytest.mark.parametrize("diagnosis", PROSE)
@@ -137,83 +130,9 @@ def test_every_metric_of_ours_in_a_runbook_is_exposed() -> None:
     assert len(named) > 15
 
 
-def test_every_panel_named_in_a_runbook_is_on_a_board() -> None:
-    titles = {title for text in boards.files().values() for title in re.findall(r'"title": "([^"]+)"', text)}
-    named = {
-        panel
-        for diagnosis in PROSE
-        for line in re.findall(
-            r"^On the dashboard: (.+?)(?:\n\n|\Z)", runbooks.prose(diagnosis), re.DOTALL | re.MULTILINE
-        )
-        for panel in re.findall(r"\*\*(.+?)\*\*", " ".join(line.split()))
-    }
-    assert len(named) > 15
-    assert named - titles == set()
-
-
 def test_the_committed_pages_are_those_of_the_table_and_no_other() -> None:
     committed = {f"{runbooks.FOLDER}/{path.name}" for path in (ROOT / runbooks.FOLDER).iterdir()}
     assert committed == set(runbooks.files())
-
-
-@pytest.mark.parametrize("alert", ALERTS)
-def test_a_page_says_what_the_table_contains(alert: str) -> None:
-    row, text = BY_ALERT[alert], runbooks.page(alert)
-    assert runbooks.summary(row) in text
-    assert f"| Urgency | {row.severity}: " in text
-    assert not re.search(r"\{[a-z_]+\}", without_code(text).replace("{http_code}", ""))
-    if row not in PROMETHEUS:
-        assert f'sglang_tuning_alert{{instance="EXPORTER", diagnosis="{row.id}"}}' in text
-
-
-def test_a_page_names_the_causes_while_which_it_does_not_begin() -> None:
-    assert "| Does not begin while | [SGLangConservativenessIneffective](" in runbooks.page("SGLangQueueTooLong")
-    assert "Does not begin while" not in runbooks.page("SGLangServerDown").partition("## Meaning")[2]
-    assert "Does not begin while" not in runbooks.page("SGLangRestartLoop")  # it is notified beside its cause
-
-
-@pytest.mark.parametrize("alert", ALERTS)
-def test_a_page_names_the_alerts_that_hold_its_notification_back(alert: str) -> None:
-    named = [line for line in runbooks.page(alert).splitlines() if line.startswith("| No notification while")]
-    rules = yaml.safe_load((ROOT / "alerts/alertmanager.yml").read_text())["inhibit_rules"]
-    expected = [
-        source
-        for each in rules
-        if all(_matches(matcher, BY_ALERT[alert]) for matcher in each["target_matchers"])
-        for source in re.findall(r"SGLang\w+", each["source_matchers"][0])
-    ]
-    assert len(named) == bool(expected)
-    assert re.findall(r"\[(SGLang\w+)\]", "".join(named)) == expected
-
-
-def _matches(matcher: str, row: Row) -> bool:
-    label, sign, value = re.fullmatch(r'(\w+) (=~|!=) "(.*)"', matcher).groups()  # type: ignore[union-attr] # else it fails
-    has = {"alertname": row.alert, "diagnosis": "" if row in PROMETHEUS else row.id}[label]
-    return bool(re.fullmatch(value, has)) == (sign == "=~")
-
-
-def test_a_condition_is_worded_with_its_limit_and_its_wait() -> None:
-    fires = {
-        alert: next(line for line in runbooks.page(alert).splitlines() if line.startswith("| Fires when"))
-        for alert in ALERTS
-    }
-    assert "more than 1 retraction/min; for 5 minutes. Resolves 5 minutes after" in fires["SGLangRetractingTooOften"]
-    assert "less than 5 GB free on the GPU at start-up; for 10 minutes" in fires["SGLangMemoryReserveTooSmall"]
-    assert "at least one out-of-memory failure in decode; at once" in fires["SGLangOutOfMemoryDecode"]
-    assert "more than 50 % of the serving time" in fires["SGLangQueueTooLong"]
-
-
-def test_every_link_between_pages_leads_to_one() -> None:
-    links = {link for text in runbooks.files().values() for link in re.findall(r"\]\(([^)]+)\)", without_code(text))}
-    assert {f"{runbooks.FOLDER}/{link}" for link in links - {runbooks.GUIDE_URL}} <= set(runbooks.files())
-
-
-def test_an_alert_name_inside_code_is_no_link() -> None:
-    text = "see SGLangServerDown, `SGLangServerDown`, SGLangNobodyKnows"
-    assert (
-        runbooks.linked(text, "")
-        == "see [SGLangServerDown](SGLangServerDown.md), `SGLangServerDown`, SGLangNobodyKnows"
-    )
 
 
 # --- the links in a notification ---------------------------------------------------------------------------------------
@@ -232,23 +151,6 @@ def test_the_runbooks_and_grafana_may_be_elsewhere() -> None:
     assert notes["dashboard_url"].startswith("https://grafana.example/d/sglang-tuning-server?var-job=")
 
 
-def test_the_name_of_the_alert_may_stand_anywhere_in_the_address() -> None:
-    notes = rules(Links(runbooks="https://git.example/{alert}.md"))
-    assert notes["SGLangLogSilent"]["runbook_url"] == "https://git.example/SGLangLogSilent.md"
-
-
-@pytest.mark.parametrize("url", ["", "wiki.example/x", "javascript:alert(1)", "https://x\n- alert: y"])
-def test_an_invalid_address_is_refused(url: str) -> None:
-    with pytest.raises(UsageError, match="begins with http"):
-        Links(runbooks=url)
-    with pytest.raises(UsageError, match="begins with http"):
-        Links(grafana=url)
-
-
-def test_the_package_carries_the_prose_of_every_row() -> None:
-    assert {row.id for row in BY_ALERT.values()} <= set(PROSE)
-
-
 @pytest.mark.parametrize(
     "url",
     ["http://h/{{", "http://h/}}", "http://h/{{ bad }}", "http://h/{{alert}}", 'http://h/{{ query "up" }}', "http://h/{{/* a */}}", "http://h/{{ $labels }}",
@@ -258,19 +160,6 @@ def test_an_address_that_prometheus_could_not_fill_in_is_refused(url: str) -> No
     for flag in ("runbooks", "grafana"):
         with pytest.raises(UsageError, match=r"give (an address that begins with|templates over)"):
             Links(**{flag: url})
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://h/{alert}.md",
-        "https://[::1]:80/x",
-        "http://{{ $labels.instance }}/x",
-        "https://h/?a={{$labels.job | urlquery}}",
-    ],
-)
-def test_an_address_with_labels_in_it_is_taken(url: str) -> None:
-    Links(runbooks=url, grafana=url)
 
 
 # --- failures: the commands of a runbook find what the exporter counts ----------------------------------------------------
@@ -322,21 +211,3 @@ def test_a_runbook_finds_the_line_that_the_exporter_counts(log: Path | str) -> N
         ).returncode
     }  # fmt: skip
     assert missed == set()
-
-
-def test_kept_failures_are_of_every_kind() -> None:
-    kinds = {kind for log in FAILURES for _, kind in counted(log.read_text())} | {kind for _, kind in counted(CRASHES)}
-    assert RUNBOOKS_OF.keys() - kinds <= {"decode", "startup"}  # in the runbooks' other tests
-
-
-# --- thresholds ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_page_has_the_thresholds_in_force() -> None:
-    own = PROFILES["online"].with_thresholds({"token_usage_target": 0.71, "reserve_lower_gb": 3.25})
-    assert "token usage is below 0.71" in " ".join(runbooks.page("SGLangAdmissionTooConservative", own).split())
-    assert "3.25 GB" in runbooks.page("SGLangMemoryReserveTooSmall", own)
-
-
-def test_a_page_of_an_alert_of_another_profile_has_that_profiles_thresholds() -> None:
-    assert "100 to 2000 requests" in runbooks.page("SGLangClientTooSlow", PROFILES["online"])

@@ -20,9 +20,8 @@ from conftest import (
     hang,
     reply,
     running_exporter,
-    wait_for,
 )
-from sglang_tuning_exporter.collect.scrape import Client, Outcome, ScrapeError, Scraper
+from sglang_tuning_exporter.collect.scrape import Client, ScrapeError, Scraper
 from sglang_tuning_exporter.serve.app import scrape_timeout
 
 if TYPE_CHECKING:
@@ -46,12 +45,6 @@ def exporter(fake: FakeSGLang) -> Iterator[Exporter]:
         yield running
 
 
-def test_a_redirect_on_the_same_server_is_followed(fake: FakeSGLang, exporter: Exporter) -> None:
-    fake.answers["/metrics"] = reply(b"", "307 Temporary Redirect", more="Location: /metrics/\r\n")
-    fake.answers["/metrics/"] = reply(SERVING)
-    assert exporter.page().value("sglang_tuning_up") == 1
-
-
 def test_one_scrape_of_us_is_one_scrape_of_sglang(fake: FakeSGLang, exporter: Exporter) -> None:
     fake.answers["/metrics"] = reply(SERVING)
     exporter.page()
@@ -59,14 +52,6 @@ def test_one_scrape_of_us_is_one_scrape_of_sglang(fake: FakeSGLang, exporter: Ex
     for _ in range(5):
         exporter.page()
     assert fake.count("/metrics") == before + 5
-
-
-def test_the_old_text_format_is_asked_for_and_no_compression(fake: FakeSGLang, exporter: Exporter) -> None:
-    exporter.page()
-    head = [each for each in fake.asked if each.startswith("GET /metrics ")][-1]
-    assert "Accept: text/plain;version=0.0.4\r\n" in head
-    assert "Accept-Encoding: identity\r\n" in head
-    assert "Authorization" not in head
 
 
 def test_a_proxy_of_the_environment_is_not_used(fake: FakeSGLang) -> None:
@@ -83,21 +68,6 @@ def test_a_response_that_arrives_byte_by_byte_is_ended_with_its_thread(sglang: F
     assert caught.value.reason == "timeout"
 
 
-def test_a_scrape_that_is_stopped_ends_and_so_does_its_thread(sglang: FakeSGLang) -> None:
-    sglang.answers["/metrics"] = hang
-    client = Client(sglang.url, sglang.url + "/metrics")
-    outcomes: list[Outcome] = []
-    scraper = Scraper(lambda: client.metrics(30), outcomes.append, client.end)
-    thread = threading.Thread(target=scraper.run)
-    thread.start()
-    asked = scraper.ask()
-    wait_for(lambda: sglang.count("/metrics") == 1)
-    scraper.stop()
-    thread.join(timeout=2)
-    assert not thread.is_alive()
-    assert asked.result(0).text is None
-
-
 def test_callers_share_the_scrape_that_runs_and_the_next_one_begins_after_it(sglang: FakeSGLang) -> None:
     client = Client(sglang.url, sglang.url + "/metrics")
     scraper = Scraper(lambda: client.metrics(5), lambda _: None, client.end)
@@ -110,18 +80,6 @@ def test_callers_share_the_scrape_that_runs_and_the_next_one_begins_after_it(sgl
     scraper.stop()
     thread.join(timeout=5)
     assert sglang.count("/metrics") <= 2
-
-
-def test_a_page_that_cannot_be_taken_releases_its_callers_and_fails_the_thread() -> None:
-    def refuse(_: Outcome) -> None:
-        raise KeyError("page")
-
-    scraper = Scraper(lambda: "sglang:num_running_reqs 1", refuse, lambda: None)
-    asked = scraper.ask()
-    with pytest.raises(KeyError):
-        scraper.run()
-    assert asked.done()
-    assert not scraper.ask().done()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.sglang.server_info import Load, RankInfo, parse_loads, parse_server_info, without_secrets
+from sglang_tuning_exporter.sglang.server_info import Load, RankInfo, parse_loads, parse_server_info
 
 STATE_0_5_23 = {
     "schedule_conservativeness": 1.0,
@@ -71,24 +71,6 @@ def test_an_answer_of_a_later_release_is_read_with_a_rank_for_every_internal_sta
     }
 
 
-def test_graph_memory_is_one_figure_in_0_5_9_and_cuda_graph_before() -> None:
-    later = parse_server_info(json.dumps({"version": "0.5.9", "internal_states": [STATE_0_5_9]}))
-    earlier = parse_server_info(
-        json.dumps({"version": "0.4.9", "internal_states": [{"memory_usage": {"cuda_graph": 2.06}}]})
-    )
-    assert later is not None
-    assert earlier is not None
-    assert (later.ranks[0].graph_gb, earlier.ranks[0].graph_gb) == (0.0, 2.06)
-
-
-def test_the_flat_answer_of_0_4_3_is_one_rank_among_the_arguments() -> None:
-    flat = {"model_path": "m", "schedule_policy": "fcfs", "last_gen_throughput": 12.5, "max_total_num_tokens": 4096}
-    info = parse_server_info(json.dumps(flat))
-    assert info is not None
-    assert info.args == {"model_path": "m", "schedule_policy": "fcfs"}
-    assert info.ranks == [RankInfo()]
-
-
 def test_no_secret_leaves_an_answer() -> None:
     secret = "sk-very-secret"
     args = {
@@ -108,11 +90,6 @@ def test_no_secret_leaves_an_answer() -> None:
     assert info is not None
     assert secret not in repr(info)
     assert info.args["dp_size"] == 2
-
-
-def test_limits_in_tokens_are_no_secrets() -> None:
-    args = {"max_total_tokens": 1, "num_reserved_decode_tokens": 2, "tokenizer_path": "m", "max_prefill_tokens": 3}
-    assert without_secrets(args) == args
 
 
 LOAD = {
@@ -164,18 +141,6 @@ def test_loads_are_read_for_every_dp_rank(answer: Any) -> None:
 def test_text_that_is_not_an_answer_gives_neither_info_nor_loads(text: str | bytes) -> None:
     assert parse_server_info(text) is None
     assert parse_loads(text) == []
-
-
-def test_odd_figures_are_unknown() -> None:
-    state = {
-        "effective_max_running_requests_per_dp": True,
-        "last_gen_throughput": "fast",
-        "memory_usage": {"weight": float("nan"), "token_capacity": 10**400, "kvcache": None},
-        "decode_cuda_graph_bs": "all",
-    }
-    info = parse_server_info(json.dumps({"version": 5, "internal_states": [state, 7]}))
-    assert info is not None
-    assert (info.version, info.ranks) == (None, [RankInfo()])
 
 
 json_values = st.recursive(

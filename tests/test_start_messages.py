@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import ssl
@@ -90,19 +89,3 @@ def test_tls_on_one_side_alone_is_said(answer: Callable[[socket.socket], None], 
 def test_a_log_that_is_a_directory_is_logged_with_what_to_give(tmp_path: Path) -> None:
     said = warning("--log-file", str(tmp_path), of=f"log {tmp_path}")
     assert "is a directory; name the file in it, or a pattern such as DIR/*.log" in said
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-def test_an_unreadable_log_file_is_logged_with_what_to_change(tmp_path: Path) -> None:
-    log = tmp_path / "server.log"
-    log.touch(mode=0)
-    assert "permission denied; let this user read it" in warning("--log-file", str(log), of=f"log {log}")
-
-
-def test_a_log_that_is_followed_or_not_there_yet_is_no_warning(tmp_path: Path) -> None:
-    log, late = tmp_path / "server.log", tmp_path / "late.log"
-    log.touch()
-    with running_exporter("--log-file", str(log), "--log-file", str(late)) as exporter:
-        for words in (f"log {log}: following", f"log {late}: missing; waiting for it"):
-            wait_for(lambda words=words: any(words in line for line in exporter.said))  # type: ignore[misc]
-        assert not any("WARNING" in line for line in exporter.said)

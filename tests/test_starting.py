@@ -60,11 +60,6 @@ def test_a_server_that_is_away_is_starting_for_as_long_as_a_start_can_last(
     assert failed(seen(*lines, answered=answered), seconds) == told
 
 
-@pytest.mark.parametrize("reason", ["timeout", "http_status", "invalid", "too_large"])
-def test_a_server_that_accepts_connections_is_not_starting(reason: str) -> None:
-    assert failed(seen(), 0.0, reason) == (reason, "server_down")
-
-
 def test_a_server_that_takes_connections_and_does_not_answer_hangs() -> None:
     beside = seen(answered=True)
     failed(beside, 0.0, "timeout")
@@ -128,23 +123,9 @@ def test_a_404_is_a_server_without_metrics_where_none_were_ever_seen(
     assert reason == told
 
 
-def test_a_start_in_the_log_may_be_one_without_metrics() -> None:
-    beside = seen(answered=True)
-    beside.lines(*(line for line in start(15)[:1]))
-    beside.watch.lose("connection_refused", "nothing listens", BEGIN + 18)
-    assert failed(beside, 0.0, "metrics_disabled")[0] == "metrics_disabled"
-
-
 def test_a_server_that_answers_other_requests_has_no_metrics_for_as_long_as_it_does() -> None:
     beside = seen(answered=True)
     beside.watch.answered(answered=True)
     assert failed(beside, 0.0, "metrics_disabled")[0] == "metrics_disabled"
     beside.watch.answered(answered=False)
     assert failed(beside, 0.0, "metrics_disabled", 40.0)[0] == "http_404"
-
-
-def test_one_that_never_answered_otherwise_stays_one_without_metrics() -> None:
-    beside = seen()
-    failed(beside, 0.0, "metrics_disabled")
-    beside.watch.answered(answered=False)
-    assert failed(beside, 0.0, "metrics_disabled", 40.0)[0] == "metrics_disabled"

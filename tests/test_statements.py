@@ -160,11 +160,6 @@ def test_a_figure_is_what_its_source_says(statement: Statement) -> None:
     assert {*found} == {str(statement.source())}
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/prometheus.md"])
-def test_every_board_is_named(document: str) -> None:
-    assert [title for title in boards() if f"*{title}*" not in read(document)] == []
-
-
 def test_the_report_that_the_readme_shows_is_one_of_a_packaged_recording(capsys: pytest.CaptureFixture[str]) -> None:
     shown = first(r"first of all:\n\n```\n((?:.+\n)+)```", "README.md").splitlines()
     main(["report", str(packaged("retract") / "server.log.gz"), "--profile", "offline"])
@@ -172,25 +167,9 @@ def test_the_report_that_the_readme_shows_is_one_of_a_packaged_recording(capsys:
     assert [line for line in shown if line not in printed] == []
 
 
-def commented() -> dict[str, str]:
-    """The variables of .env.example that are not set, with the value that is shown."""
-    return dict(re.findall(r"^#([A-Z_]+)=(.*)$", read(".env.example"), re.MULTILINE))
-
-
-@pytest.mark.parametrize("variable", sorted(commented()))
-def test_a_value_behind_a_number_sign_is_the_value_without_the_line(variable: str) -> None:
-    value = re.sub(r"\$\{(\w+):-([^{}]*)\}", r"\2", of_compose(variable))
-    assert commented()[variable] == value
-
-
 def test_every_variable_of_the_compose_file_is_in_the_example_and_no_other() -> None:
     used = set(re.findall(r"\$\{([A-Z_]+)", read("docker-compose.yml")))
     assert used == set(re.findall(r"^#?([A-Z_]+)=", read(".env.example"), re.MULTILINE))
-
-
-def test_rules_and_boards_name_no_job() -> None:
-    texts = [path.read_text() for folder in ("alerts/rules", "dashboards") for path in (ROOT / folder).glob("*.*")]
-    assert [found for text in texts for found in re.findall(r'job=~?\\?"(?!\$|\\)[\w.]+', text)] == []
 
 
 def test_the_sidecars_job_is_the_one_that_the_autoscalers_look_for() -> None:
@@ -198,11 +177,6 @@ def test_the_sidecars_job_is_the_one_that_the_autoscalers_look_for() -> None:
     job = monitor["spec"]["selector"]["matchLabels"][monitor["spec"]["jobLabel"]]
     assert f'{{job="{job}"}}' in read("deploy/keda.yml")
     assert re.search(rf"^ +job: {job}$", read("deploy/hpa.yml"), re.MULTILINE)
-
-
-def test_no_published_chart_is_promised_while_no_workflow_publishes_one() -> None:
-    published = "helm push" in "".join(path.read_text() for path in ROOT.glob(".github/workflows/*.yml"))
-    assert published or "chart repository" not in read("README.md")
 
 
 @cache

@@ -88,13 +88,6 @@ def test_it_has_an_alert_of_its_own_and_nobody_is_called_for_a_server_that_is_do
     assert firing(lost("no_series", after_pages=9)) == {"server_down"}
 
 
-def test_a_right_page_ends_it() -> None:
-    beside = lost("not_sglang")
-    for at in range(740, 800, 15):
-        beside.scrape(at, running=4.0)
-    assert "not_sglang" not in {each.diagnosis for each in beside.judge(801).findings}
-
-
 @pytest.fixture(scope="module")
 def fake() -> Iterator[FakeSGLang]:
     server = FakeSGLang({"/metrics": reply(VLLM)})

@@ -11,9 +11,8 @@ import pytest
 
 from truth import __main__ as net
 from truth import situations, ways
-from truth.cases import Answer, Case, Change
-from truth.recording import HANGS, REFUSES, Page, Recording, of_files, of_log
-from truth.stand_in import StandIn
+from truth.cases import Answer, Case
+from truth.recording import Page, Recording
 
 ROOT = Path(__file__).parent.parent
 LINE = b"[2026-01-01 00:00:%02d] The server is fired up and ready to roll!\n"
@@ -58,38 +57,8 @@ def test_an_input_at_which_the_product_ends_is_wrong(monkeypatch: pytest.MonkeyP
     assert [each.wrong for each in net.ask("guide", case, "report")] == ["the process ended with wait status 9"]
 
 
-def test_the_log_of_a_recording_is_appended_at_its_printed_seconds() -> None:
-    recording = of_log(LINE % 5 + LINE % 5 + b"without a time\n" + LINE % 8)
-    first = recording.begin + 1
-    assert [round(at - first, 2) for at, _ in recording.log] == [0.17, 0.5, 0.83, 3.5]
-
-
-def test_the_answers_of_a_capture_are_those_that_its_server_gave() -> None:
-    files = {
-        "server.log": LINE % 5,
-        "metrics-000-1767225601000.prom": b"one",
-        "scrapes.tsv": b"1767225600.000\tClientConnectorError\t1\n1767225601.000\t200\t1\n1767225602.000\tTimeoutError\t5000\n",
-    }
-    now = [0.0]
-    pages = of_files(files).pages
-    stand_in = StandIn(pages, lambda: now[0])
-    seen = []
-    for at in (1767225600.5, 1767225601.5, 1767225602.5):
-        now[0] = at
-        seen.append(stand_in.answer("/metrics")[0])
-    assert seen == [REFUSES, 200, HANGS]
-
-
 def test_a_live_exporter_is_asked_at_every_second_of_the_moved_clock() -> None:
     recording = Recording(((100.0, LINE % 1),), (Page(0.0, "/metrics", 503),), begin=90.0, ready=100.0, end=110.0)
     answers = ways.ask(Case("a", lambda: recording, lambda _way, _answers: {}), "both")
     assert [answer.at for answer in answers] == [91.0 + second for second in range(20)]
     assert answers[-1].metrics["sglang_tuning_up"] == 0.0
-
-
-@pytest.mark.parametrize(
-    ("now", "to", "direction"),
-    [(1.0, 0.3, "down"), (6, 32, "up"), (True, False, "drop"), (False, True, "add"), (None, "lpm", "set")],
-)
-def test_a_change_has_a_direction(now: Any, to: Any, direction: str) -> None:
-    assert Change("--flag", now, to, "").direction == direction

@@ -8,7 +8,7 @@ import pytest
 
 from truth.cases import Answer, Change, Checks, Finding
 from truth.recording import Recording
-from truth.situations import cases, check, matches
+from truth.situations import cases, check
 
 TRUTH = {
     "verdicts": ["running_far_below_limit"], "cures": ["--max-total-tokens up"], "never": ["--schedule-conservativeness", "replica"],
@@ -60,21 +60,6 @@ def test_a_change_in_the_wrong_direction_or_fewer_requests_first_is_no_cure(chan
 )
 def test_an_advice_that_must_never_be_given_is_wrong_beside_the_right_one(change: Change) -> None:
     assert judged(answer(43, "running_far_below_limit", RAISED, change)).keys() == {"nothing false"}
-
-
-@pytest.mark.parametrize(
-    ("rule", "change"),
-    [
-        ("--disable-radix-cache drop", Change("--disable-radix-cache", "on", "off", "")),
-        ("--enable-mixed-chunk add", Change("--enable-mixed-chunk", "off", "on", "")),
-        ("--mem-fraction-static up", Change("--mem-fraction-static", None, "above 0.912", "")),
-        ("--mem-fraction-static", Change("--mem-fraction-static", None, 0.8, "")),
-        ("--", Change("--mem-fraction-static", None, 0.8, "")),
-        ("max_new_tokens", Change("", None, "ask for fewer max_new_tokens", "")),
-    ],
-)
-def test_a_rule_names_a_flag_a_direction_or_words(rule: str, change: Change) -> None:
-    assert matches(rule, change)
 
 
 def test_no_change_is_both_a_cure_and_forbidden_and_every_entry_names_where_its_truth_is_from() -> None:

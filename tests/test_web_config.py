@@ -246,14 +246,6 @@ def test_a_hash_or_a_key_in_a_wrong_place_is_not_repeated_either(text: str, cert
         assert "\n" not in str(error.value)
 
 
-def test_a_pem_text_for_a_path_is_refused_with_its_right_place(certified: Certificates) -> None:
-    text = json.dumps((certified.directory / "server.key").read_text())
-    with pytest.raises(UsageError, match=r"key_file: give the path of a file; a PEM text belongs under key$"):
-        ActiveConfig(
-            certified.write(f"tls_server_config: {{cert_file: server.pem, key_file: {text}}}", "misplaced.yml")
-        )
-
-
 def test_serve_ends_with_status_2_and_one_line(certified: Certificates) -> None:
     file = certified.write(SLIPS[0], "slip.yml")
     ran = subprocess.run(
@@ -341,15 +333,6 @@ def test_the_same_versions_and_suites_are_agreed_on_as_by_node_exporter(settings
             assert versions != ("TLSv1", "TLSv1_1") or met.status is None
             if ONE_SUITE in settings:
                 assert met.suite == expected.suite
-
-
-def test_a_client_with_one_curve_is_answered_only_if_the_file_allows_the_curve(certified: Certificates) -> None:
-    file = certified.write(f"tls_server_config: {{{PAIR}, curve_preferences: [CurveP384]}}", "curve.yml")
-    with ours(file) as exporter, node_exporter(file) as theirs:
-        for curve, answered in (("secp384r1", 200), ("prime256v1", None)):
-            client = certified.client()
-            client.set_ecdh_curve(curve)
-            assert ask(exporter.url, client).status == ask(theirs.url, client).status == answered
 
 
 @pytest.mark.parametrize("policy", ["RequireAndVerifyClientCert", "VerifyClientCertIfGiven", "NoClientCert"])
@@ -638,14 +621,6 @@ def test_a_client_with_a_remembered_password_does_not_wait_behind_guesses(certif
         assert 200 not in {guess.result().status for guess in guesses}
 
 
-def test_a_password_counts_as_far_as_bcrypt_reads_it_as_with_node_exporter(certified: Certificates) -> None:
-    file = certified.write(f"basic_auth_users: {{a: '{hashed('p' * 72)}'}}", "long.yml")
-    with ours(file) as exporter, node_exporter(file) as theirs:
-        for password in ("p" * 72, "p" * 73, "p" * 71):
-            met, expected = (ask(url, None, basic("a", password)).status for url in (exporter.url, theirs.url))
-            assert met == expected == (401 if len(password) < 72 else 200)
-
-
 def test_an_unfinished_handshake_is_ended(certified: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
     assert server.HANDSHAKE_SECONDS == 10
     monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 0.2)  # asyncio's own limit is a minute
@@ -671,14 +646,6 @@ def test_the_containers_health_check_works_with_every_web_configuration(text: st
     with ours(certified.write(text, "probed.yml")) as exporter:
         assert is_alive("127.0.0.1", exporter.port)
     assert not is_alive("127.0.0.1", exporter.port)
-
-
-def test_the_health_check_finds_the_port_in_the_settings(certified: Certificates) -> None:
-    with ours(certified.write(GUARDED)) as exporter:
-        for port, status in ((exporter.port, 0), (9, 1)):
-            variables = environment(SGLANG_TUNING_LISTEN_ADDRESS=f"0.0.0.0:{port}")
-            command = [sys.executable, "-m", "sglang_tuning_exporter.serve.probe"]
-            assert subprocess.run(command, check=False, timeout=60, env=variables).returncode == status
 
 
 def test_without_a_file_neither_bcrypt_nor_the_yaml_parser_is_loaded() -> None:

@@ -11,7 +11,7 @@ import yaml
 from fuzz.promtool import promtool
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.config.values import UsageError
-from sglang_tuning_exporter.mixin import run, wishes
+from sglang_tuning_exporter.mixin import wishes
 
 RULES = "alerts/rules/sglang-tuning.rules.yml"
 NATIVE = "alerts/rules/sglang-native.rules.yml"
@@ -76,25 +76,6 @@ def test_a_declared_pool_has_a_rule_that_misses_it_while_it_is_idle(wished: Path
     assert {rule["alert"] for rule in own} == {"SGLangTuningExporterGone"}
 
 
-def test_a_link_of_the_file_is_in_the_rules_and_a_flag_comes_before_it(wished: Path, tmp_path: Path) -> None:
-    assert (
-        alerts(wished / RULES)["SGLangCrashed"]["annotations"]["runbook_url"]
-        == "https://wiki.example.com/SGLangCrashed.md"
-    )
-    other = made(tmp_path, WISHED, "--runbook-url", "https://other.example.com")
-    assert (
-        alerts(other / RULES)["SGLangCrashed"]["annotations"]["runbook_url"]
-        == "https://other.example.com/SGLangCrashed"
-    )
-
-
-def test_messages_begin_with_what_is_most_severe_by_wish(plain: Path, wished: Path) -> None:
-    template = "alerts/templates/sglang-tuning.tmpl"
-    before, after = ((folder / template).read_text() for folder in (plain, wished))
-    for text, is_first in ((before, False), (after, True)):
-        assert (text.index('"SGLangQueueTooLong"') < text.index('"SGLangOftenDown"')) is is_first
-
-
 def test_prometheus_accepts_what_was_wished(wished: Path) -> None:
     for name in (RULES, NATIVE):
         checked = promtool("check", "rules", wished / name)
@@ -132,11 +113,6 @@ def test_mimirs_file_names_its_namespace_and_no_group_is_above_its_limit(tmp_pat
     assert max(len(group["rules"]) for group in document["groups"]) <= 14  # Mimir refuses more than 20
 
 
-def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--format=helm: give one of prometheus, prometheusrule, mimir"):
-        run(tmp_path, check=False, kind="helm")
-
-
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -166,27 +142,3 @@ def test_a_mistake_is_one_line_with_key_value_and_remedy(text: str, told: str, t
     assert told in str(refused.value)
     assert str(refused.value).startswith(f"--config={tmp_path / 'rules.yml'}: ")
     assert "\n" not in str(refused.value)
-
-
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="give a readable YAML file"):
-        wishes.read(tmp_path / "none.yml")
-
-
-@pytest.mark.parametrize("text", ["", "alerts:", "labels: {}", "{}"])
-def test_nothing_wished_changes_nothing(text: str, plain: Path, tmp_path: Path) -> None:
-    assert (made(tmp_path, text) / RULES).read_text() == (plain / RULES).read_text()
-
-
-def test_boards_link_to_the_logs_of_the_loki_that_is_named(tmp_path: Path) -> None:
-    boards = made(tmp_path, "loki: 'my-loki:{pod=\"a\"}'") / "dashboards"
-    shown = (boards / "sglang-tuning-server.json").read_text()
-    assert shown.count("/explore?") == 1
-    assert "my-loki" in shown
-    with pytest.raises(UsageError, match="loki=a b: give the uid of a data source"):
-        wished_from(tmp_path, "loki: a b")
-
-
-def wished_from(directory: Path, text: str) -> wishes.Wishes:
-    (directory / "wrong.yml").write_text(text)
-    return wishes.read(directory / "wrong.yml")
