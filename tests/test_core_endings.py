@@ -74,6 +74,14 @@ ENDS = {
     "a network": (["RuntimeError: Gloo connectFullMesh failed with [pair.cc:144] no error"], "srt/distributed/parallel_state.py", "network"),
     "a transfer": (["KeyError: 'room'"], "srt/disaggregation/mooncake/conn.py", "transfer"),
     "a peer": (["ValueError: TP rank 1 is loaded, but there are other ranks that didn't finish loading."], "srt/model_executor/model_runner.py", "peer"),
+    "a hub out of reach": (["OSError: We couldn't connect to 'https://huggingface.co' to load this file"], "srt/utils/hf_utils.py", "model"),
+    "a download cut off": (["urllib3.exceptions.ProtocolError: ('Connection aborted.', ConnectionResetError(104))"], "srt/loader.py", "model"),
+    "a damaged file": (["safetensors_rust.SafetensorError: Error while deserializing header"], "srt/model_loader/loader.py", "model"),
+    "no right to a model": (["OSError: 401 Client Error. Cannot access gated repo for url https://huggingface.co/x"], "srt/loader.py", "argument"),
+    "a pair's other server": (["requests.exceptions.ConnectionError: HTTPConnectionPool(host='h'): Connection refused"], "srt/a.py", "network"),
+    "a port in use": (["torch.distributed.DistNetworkError: The server socket has failed to listen. name: EADDRINUSE"], "srt/a.py", "address"),
+    "no GPU": (["RuntimeError: No CUDA GPUs are available"], "srt/model_executor/model_runner.py", "device"),
+    "a pair that does not fit": (["RuntimeError: PD does NOT support different TP sizes yet"], "srt/disaggregation/nixl/conn.py", "argument"),
     "a kernel": (["torch.AcceleratorError: CUDA error: an illegal memory access was encountered"], "srt/layers/moe.py", "kernel"),
 }  # fmt: skip
 
@@ -178,6 +186,21 @@ def test_a_start_that_failed_is_said_as_one(tmp_path: Path) -> None:
         "spell it --reasoning-parser: SGLang's flags have hyphens",
         "drop --no-such-flag: no release up to 0.5.23 has this flag",
     ]
+
+
+WARM_UP = [
+    "[2026-06-01 10:00:05] Initialization failed. warmup error: Traceback (most recent call last):",
+    frame("srt/server.py", "_wait_and_warmup"),
+    "AssertionError: res=<Response [502]>, res.text=''",
+]
+
+
+@pytest.mark.parametrize(("before", "ending"), [(WARM_UP, "proxy"), ([], "killed")])
+def test_a_kill_after_a_warm_up_that_failed_is_sglangs_own(before: list[str], ending: str, tmp_path: Path) -> None:
+    loaded = "[2026-06-01 10:00:04] Load weight end. type=X, dtype=torch.bfloat16, avail mem=9.69 GB"
+    found = crash(tmp_path, loaded, *before, "", "Killed")
+    assert found.explained_by is not None
+    assert (found.headline[:21], found.explained_by.ending) == ("SGLang did not start:", ending)
 
 
 def test_an_allocation_larger_than_the_gpu_is_not_answered_with_a_share_of_it(tmp_path: Path) -> None:

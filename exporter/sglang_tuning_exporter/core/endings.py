@@ -57,6 +57,32 @@ CLASSES: Mapping[str, Ending] = {
         _REPEATS,
         "the same command ran before with this release and model: then something else has changed",
     ),
+    "model": Ending(
+        "the model's files are missing or damaged, or could not be fetched",
+        "check that --model-path holds every file of the model and that SGLang may read it; where it is a name, that this machine reaches the model"
+        " hub (proxy, HF_ENDPOINT, HF_TOKEN), or download the model first and give its folder",
+        _REPEATS,
+        "the hub itself was down: then a restart helps later",
+    ),
+    "address": Ending(
+        "an address or a port is in use",
+        "end what listens there (ss -ltnp), often a server from before, or give another one: --port, --dist-init-addr, --nccl-port,"
+        " --disaggregation-bootstrap-port, or the port in --kv-events-config",
+        "Two processes cannot listen at one address. A restart repeats it while the other one runs.",
+        "two ranks of this server ask for the same address: then it is a bug of the release",
+    ),
+    "proxy": Ending(
+        "its warm-up request was answered by something else than SGLang",
+        "set no_proxy=localhost,127.0.0.1,0.0.0.0 in the server's environment, or unset http_proxy",
+        "SGLang asks itself before it serves; such a status is a proxy's, and SGLang then ends itself.",
+        "no proxy is set: then read the error of the scheduler before it",
+    ),
+    "device": Ending(
+        "SGLang found no GPU that it can use",
+        "give the container its GPUs (--gpus all, nvidia.com/gpu), and check nvidia-smi, CUDA_VISIBLE_DEVICES, --tp-size and --base-gpu-id",
+        _REPEATS,
+        "nvidia-smi fails on the host as well: then it is the driver or the hardware",
+    ),
     "library": Ending(
         "a library or a kernel is missing, too old, or not made for this GPU",
         "install what the line names in the version that this release of SGLang asks for, or choose a backend that this GPU has",
@@ -98,7 +124,7 @@ CLASSES: Mapping[str, Ending] = {
     "killed": Ending(
         "it was killed from outside",
         "find out who: the kernel's OOM killer (dmesg), the container's memory limit, a supervisor, or a person",
-        "No exception of SGLang's comes before it. Host memory is most often short while weights are loaded, or with --hicache-ratio.",
+        "No exception of SGLang's that names a cause comes before it. Host memory is most often short while weights are loaded, or with --hicache-ratio.",
         "it was stopped on purpose",
     ),
     "hang": Ending(
@@ -136,6 +162,17 @@ def _sign(ending: str, *texts: str, place: str = "") -> Sign:
 SIGNS: tuple[Sign, ...] = (
     _sign("killed", r"exit ?code:? ?\(?-?(?:9|137)\b", r"^(?:\S{1,80}: line \d+: *)?(?:\d+ )?Killed\b"),
     _sign("hang", r"watchdog[ _]timeout"),
+    _sign("address", r"address already in use", r"\bEADDRINUSE\b", r"port \d+ is (?:not available|already)", r"port \d+ [^.]{0,40}in use"),
+    _sign("proxy", r"res=<Response \[(?:407|50[234])\]>"),
+    _sign("argument", r"40[13] Client", r"gated repo", r"not a (?:local folder|valid model identifier)"),
+    _sign(
+        "model", r"connect to 'https?://", r"LocalEntryNotFound", r"does not appear to have (?:a file|files)", r"HTTPSConnectionPool",
+        r"urllib3\.exceptions\.(?:Protocol|SSL)Error", r"SafetensorError", r"Cannot find any model weights", r"HfHubHTTPError",
+    ),
+    _sign(
+        "device", r"No (?:CUDA|HIP|NPU|XPU) GPUs? are available", r"no (?:CUDA|ROCm)-capable device", r"invalid device ordinal",
+        r"Found no NVIDIA driver", r"devices are busy or unavailable",
+    ),
     _sign(
         "peer", r"from another rank", r"(?:closed|reset|aborted) (?:the connection )?by (?:remote )?peer",
         r"remote (?:process|rank|node|end)[^.]{0,40}(?:exit|close|closing|terminate|died)", r"Watchdog caught collective operation timeout",
@@ -166,6 +203,7 @@ SIGNS: tuple[Sign, ...] = (
         r"insufficient (?:\w+ )?memory", r"STATUS_ALLOC_FAILED", r"OUT_OF_RESOURCES",
         r"exceeds? (?:the )?(?:available|free) memory",
     ),
+    _sign("argument", r"(?:does not|doesn't) support\b", r"\bnot supported\b", place=r"/disaggregation/"),  # a combination of the pair
     _sign(
         "transfer", r"KVTransferError", r"\bmooncake", r"\bnixl\b", r"transfer engine", r"KVPoll", r"bootstrap (?:server|room|failed)",
         r"prefill parallel info",
@@ -187,9 +225,8 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "argument", r"unrecognized arguments", r"invalid choice", r"expected (?:one|at least one) argument",
-        r"not a (?:local folder|valid model identifier)", r"is the correct path", r"trust_remote_code", r"address already in use",
-        r"port \d+ is (?:not available|already)", r"(?:Can't|cannot) load (?:the )?(?:configuration|tokenizer)", r"Unrecognized (?:model|configuration)",
-        r"No such file or directory", r"40[13] Client", r"gated repo", r"(?:must be|is not|not) divisible",
+        r"is the correct path", r"trust_remote_code", r"(?:Can't|cannot) load (?:the )?(?:configuration|tokenizer)",
+        r"Unrecognized (?:model|configuration)", r"No such file or directory", r"(?:must be|is not|not) divisible",
     ),
     _sign("argument", place=r"/(?:server_args|launch_server|arg_groups/\w+|parser/\w+|configs/\w+)\.py|/cli/"),
     _sign(
@@ -203,6 +240,7 @@ SIGNS: tuple[Sign, ...] = (
     _sign("kernel", r"^Fatal Python error", r"^terminate called", r"^(?:\S{1,80}: line \d+: *)?(?:\d+ )?(?:Aborted|Illegal instruction)"),
 )  # fmt: skip
 _WEAK = frozenset({"check", "unknown", "peer"})
+_OF_A_START = frozenset({"argument", "model", "address", "proxy", "device"})
 
 
 def class_of(texts: Sequence[str], place: str = "") -> str:
@@ -268,6 +306,11 @@ class Explanation:
     def denies_memory(self) -> bool:
         """Whether its numbers show that no memory was short, whatever its words say."""
         return self.ending == "check" and "out of memory" in self.text
+
+    @property
+    def is_of_a_start(self) -> bool:
+        """Whether only a server that starts ends like this: what a transfer refuses is found by the first request."""
+        return self.ending in _OF_A_START and not self.place.startswith("srt/disaggregation/")
 
     @property
     def where(self) -> str:

@@ -1009,7 +1009,7 @@ def _headline(row: Row, view: View) -> str:
     begun = (
         view.starting
         or view.facts.memory
-        or (said is not None and (said.ending == "argument" or _IN_START.search(said.place)))
+        or (said is not None and (said.is_of_a_start or _IN_START.search(said.place)))
     )
     return (
         "SGLang did not start." if row.id == "crashed" and begun and not served else fill(row.summary, figures_of(view))

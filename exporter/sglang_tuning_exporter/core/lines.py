@@ -843,14 +843,14 @@ class Reader:
         return kind
 
     def _read_end(self, event: Event, text: bytes, told: int, at: Origin) -> None:
-        event.text = _crash(text)
-        if event.word == "scheduler_exception":
+        event.text, opens = _crash(text), text.rstrip().endswith(TRACEBACK)
+        if event.word == "scheduler_exception" or opens:
             self._announced = (self.number, at)
             if self._open is not None and self._open.until == self.number + _OTHERS_BETWEEN:
                 self._open.announced = True
-            text = text[told:]
+        text = text[told:] if event.word == "scheduler_exception" else text
         ending = "" if event.word in (_ABORT, "scheduler_exception") or b"exit code" in text else "unknown"
-        if not text.lstrip().startswith(TRACEBACK):
+        if not opens:
             self._explain(text, at, ending=ending)
 
     def _read_transfer(self, event: Event, text: bytes, at: Origin) -> str:
