@@ -165,6 +165,28 @@ def test_a_silence_after_which_little_runs_is_a_pause_of_the_clients_and_noted()
     assert any("Nothing was logged" in note for note in answer.judgement.notes)
 
 
+@pytest.mark.parametrize(("queue", "what"), [(15, "silent"), (0, "idle")])
+def test_a_pause_with_requests_waiting_is_silence_and_no_idle_time(queue: int, what: str) -> None:
+    lines = [prefill(0, 64, running=0, queue=queue), prefill(60, 64, running=0), decode(61, 1)]
+    assert [each.what for each in judged(lines).course] == ["serving", what, "serving"]
+
+
+LOADS = {
+    "within a second": ([decode(0, 6, 5, 0.94)], "The load of less than 1 s was too short for a verdict: queue up to 5, the KV cache up to 94 % full."),
+    "that retracted": (
+        [*load(0, 8, running=2, usage=1.0), retraction(9)],
+        "The load of 8 s was too short for a verdict: the KV cache up to 100 % full, and SGLang retracted running requests once.",
+    ),
+    "without times": ([decode(0)[22:], decode(2)[22:]], "Its batches have no time, so their load cannot be judged."),
+    "none at all": (start(), "There is no batch line in this log."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "sentence"), LOADS.values(), ids=LOADS.keys())
+def test_a_load_too_short_for_a_verdict_says_what_it_showed(lines: list[str], sentence: str) -> None:
+    assert judged(lines).judgement.sentence == sentence
+
+
 def test_a_log_that_is_silent_again_and_again_shows_its_rhythm() -> None:
     lines = [line for round_ in range(8) for line in load(20 + 600 * round_, 6, running=24)]
     assert "scheduler_stuck" not in found(judged([*start(), *lines]))

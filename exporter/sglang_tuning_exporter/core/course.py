@@ -29,7 +29,7 @@ from sglang_tuning_exporter.core.judge import (
     weigh,
 )
 from sglang_tuning_exporter.core.rows import BY_ID, ROWS
-from sglang_tuning_exporter.core.server import Server, Totals, merged
+from sglang_tuning_exporter.core.server import BUCKET_SECONDS, Server, Totals, merged
 from sglang_tuning_exporter.core.summary import (
     COUNTS,
     command,
@@ -420,7 +420,7 @@ class Course:
         )  # fmt: skip
 
     def _stretches(self) -> tuple[Stretch, ...]:
-        """Return the course of the run: starting, serving, idle, stopped."""
+        """Return the course of the run: starting, serving, idle, silent, stopped."""
         if not self.server.dated:
             return ()
         stretches: list[Stretch] = []
@@ -438,7 +438,7 @@ class Course:
             for at, _ in serving:
                 start, stop = max(at, run.begin), min(at + 10.0, run.end)
                 if start - begin > STRETCH_SECONDS:
-                    stretches.append(Stretch("idle", begin, start))
+                    stretches.append(self._without_work(begin, start))
                     begin = start
                 if stretches and stretches[-1].what == "serving" and start - stretches[-1].end <= STRETCH_SECONDS:
                     stretches[-1] = replace(stretches[-1], end=stop)
@@ -448,8 +448,14 @@ class Course:
             if run.ended:
                 stretches.append(Stretch("stopped", begin, run.end, run.ended))
             elif run.end - begin > 1.0:
-                stretches.append(Stretch("idle", begin, run.end))
+                stretches.append(self._without_work(begin, run.end))
         return tuple(stretches)
+
+    def _without_work(self, begin: float, end: float) -> Stretch:
+        """Return a stretch in which no batch was logged: silent where requests waited most of the time."""
+        totals = [totals for at, totals in self.server.buckets if begin - BUCKET_SECONDS < at < end]
+        idle, unknown = (sum(each[f"queue/{state}"] for each in totals) for state in ("idle", "unknown"))
+        return Stretch("silent" if unknown > idle else "idle", begin, end)
 
 
 def _with_most(totals: Totals, queued: float) -> Totals:

@@ -748,22 +748,20 @@ def short_load(view: View) -> str:
         return f"Requests run, and no token has been sent for {view.silent_seconds:.0f} s."
     if not view.served and view.scraped:
         return "There was no load in the last ten minutes."
-    if not view.served:
-        retracted = view.totals["retractions"]
-        words = (
-            f", and SGLang retracted running requests {retracted:,.0f} times"
-            if retracted > 1
-            else ", and SGLang retracted running requests once"
-        )
-        if view.totals["decode_lines"] or view.totals["prefill_lines"]:
-            return f"Its batches have no time, so their load cannot be judged{words if retracted else ''}."
-        return f"There is no batch line in this log{words if retracted else ''}."
-    words = f"The load of {view.served:.0f} s was too short for a verdict"
-    if queued:
-        longest = view.wait
-        words += f": {f'mean wait {longest:.1f} s, ' if longest else ''}queue up to {queued:,.0f}"
-    if usage >= view.profile.token_usage_target:
-        words += f"{', ' if queued else ': '}the KV cache up to {100 * usage:.0f} % full"
+    if not view.totals["decode_lines"] and not view.totals["prefill_lines"]:
+        words = "There is no batch line in this log"
+    elif not view.served and not view.now:
+        words = "Its batches have no time, so their load cannot be judged"
+    else:
+        served = f"{view.served:.0f} s" if view.served >= 1 else "less than 1 s"
+        words = f"The load of {served} was too short for a verdict"
+        if queued:
+            longest = view.wait
+            words += f": {f'mean wait {longest:.1f} s, ' if longest else ''}queue up to {queued:,.0f}"
+        if usage >= view.profile.token_usage_target:
+            words += f"{', ' if queued else ': '}the KV cache up to {100 * usage:.0f} % full"
+    if retracted := view.totals["retractions"]:
+        words += ", and SGLang retracted running requests " + (f"{retracted:,.0f} times" if retracted > 1 else "once")
     return words + "."
 
 
