@@ -843,7 +843,7 @@ class Reader:
         return kind
 
     def _read_end(self, event: Event, text: bytes, told: int, at: Origin) -> None:
-        event.text, opens = _crash(text), text.rstrip().endswith(TRACEBACK)
+        event.text, opens = _crash(text), TRACEBACK in text
         if event.word == "scheduler_exception" or opens:
             self._announced = (self.number, at)
             if self._open is not None and self._open.until == self.number + _OTHERS_BETWEEN:
