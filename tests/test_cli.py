@@ -147,7 +147,7 @@ def signalled(number: signal.Signals, module: str) -> list[str]:
 @pytest.mark.parametrize(
     ("command", "module"),
     [
-        ("--version", "sglang_tuning_exporter.cli.parser"),
+        ("--version", "sglang_tuning_exporter.cli.commands"),
         ("report", "sglang_tuning_exporter.config.values"),
         ("serve", "sglang_tuning_exporter.serve.hang_up"),
         ("serve", "sglang_tuning_exporter.serve.run"),
@@ -192,7 +192,7 @@ def test_a_demo_whose_output_pipe_is_closed_leaves_no_exporter_running(tmp_path:
 def test_a_service_at_rest_loads_neither_pages_nor_what_generates_or_records() -> None:
     """Each is loaded by its own command, or by the first request for its page."""
     ask = (
-        "import sys, sglang_tuning_exporter.cli.parser, sglang_tuning_exporter.serve.run; "
+        "import sys, sglang_tuning_exporter.cli.commands, sglang_tuning_exporter.serve.run; "
         "print(*sorted({'.'.join(name.split('.')[:3]) for name in sys.modules}))"
     )
     loaded = set(subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout.split())

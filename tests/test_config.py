@@ -16,7 +16,8 @@ SOURCES = ("flag", "environment", "file", "default")
 
 def resolved(*flags: str, file: Path | None = None, **environment: str) -> Config:
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    add_arguments(parser, OPTIONS)
+    parser.add_argument("--config")
     named = [] if file is None else ["--config", str(file)]
     return resolve(vars(parser.parse_args([*flags, *named])), environment)
 

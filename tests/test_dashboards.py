@@ -17,9 +17,8 @@ from sglang_tuning_exporter.core.rows import ROWS
 from sglang_tuning_exporter.core.runbooks import PROMETHEUS
 from sglang_tuning_exporter.core.server import STATES
 from sglang_tuning_exporter.mixin import boards
-from sglang_tuning_exporter.mixin.boards import board as layout
-from sglang_tuning_exporter.mixin.boards import definition, looks, queries, words
-from sglang_tuning_exporter.mixin.boards.panel import panel as built
+from sglang_tuning_exporter.mixin.boards import looks, queries
+from sglang_tuning_exporter.mixin.boards import panel as built
 
 ROOT = Path(__file__).parents[1]
 BOARDS = {path: json.loads(text) for path, text in boards.files().items()}
@@ -132,7 +131,7 @@ def test_no_data_source_is_hard_coded() -> None:
 def test_no_panel_lies_over_another_or_beyond_the_grid() -> None:
     for board in BOARDS.values():
         places = [panel["gridPos"] for panel in board["panels"]]
-        assert all(place["x"] >= 0 and place["x"] + place["w"] <= layout.COLUMNS for place in places)
+        assert all(place["x"] >= 0 and place["x"] + place["w"] <= boards.COLUMNS for place in places)
         for one, other in combinations(places, 2):
             beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
             assert beside or one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"], (one, other)
@@ -195,12 +194,12 @@ def test_every_verdict_has_words_on_the_strip_and_in_the_tables() -> None:
     known = {row.id for row in (*ROWS, *PROMETHEUS)} | set(judge.SENTENCES) | {judge.NOT_ENOUGH}
     strip = panel_of(SERVER, "What limited it")["fieldConfig"]["overrides"]
     assert {override["matcher"]["options"] for override in strip} == known
-    [words_] = words.HEADLINE_CELLS
+    [words_] = looks.HEADLINE_CELLS
     assert set(words_["options"]) == known
 
 
 def test_every_reason_for_a_wait_has_words() -> None:
-    assert set(words.ADMISSION) == set(STATES["admission"])
+    assert set(looks.ADMISSION) == set(STATES["admission"])
 
 
 def test_no_query_judges_what_the_exporter_decides() -> None:
@@ -243,13 +242,13 @@ def test_a_key_that_no_panel_has_is_refused() -> None:
 
 def test_an_expression_may_use_the_names_of_its_panel_and_no_unknown_ones() -> None:
     row = {"with": {"queued": "[[ own('queued') ]]"}, "expr": "max([[ queued ]])", "look": "[[ painted('red') ]]"}
-    assert definition.filled(row, {"own": queries.own, "painted": looks.fixed_colour}) == {
+    assert boards.filled(row, {"own": queries.own, "painted": looks.fixed_colour}) == {
         "expr": "max(queued{$chosen})",
         "look": {"color": {"mode": "fixed", "fixedColor": "red"}},
     }
     for text in ("[[ lenght ]]", "max([[ lenght ]])", "[[ own(metrics='queued') ]]"):
         with pytest.raises(ValueError, match=re.escape(text)):
-            definition.filled(text, {"own": queries.own})
+            boards.filled(text, {"own": queries.own})
 
 
 def test_grafana_gets_the_address_of_prometheus_from_the_environment() -> None:

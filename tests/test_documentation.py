@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_tuning_exporter.cli.parser import commands_of, known_words, make_parser
+from sglang_tuning_exporter.cli.commands import commands_of, known_words, make_parser
 from sglang_tuning_exporter.config import OPTIONS
 from sglang_tuning_exporter.core.runbooks import ALERTS
 from sglang_tuning_exporter.mixin import boards, files

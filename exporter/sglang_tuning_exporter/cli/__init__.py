@@ -1,4 +1,4 @@
-"""The command line: `parser` (the flags), `commands` (what runs). May import every room."""
+"""The command line. May import every room."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ def _run(argv: list[str]) -> int:
         from sglang_tuning_exporter.serve.hang_up import handle_hang_up
 
         handle_hang_up()  # before the rest is imported: the start takes seconds
-    from sglang_tuning_exporter.cli.parser import PROGRAM, make_parser
+    from sglang_tuning_exporter.cli.commands import PROGRAM, run
     from sglang_tuning_exporter.config.values import UsageError
     from sglang_tuning_exporter.sglang.clean import clean
 
     try:
-        given = vars(make_parser().parse_known(argv))
-        del given["command"]
-        status: int = given.pop("run")(**given)
+        status = run(argv)
         sys.stdout.flush()
     except UsageError as error:
         try:

@@ -1,18 +1,124 @@
-"""The functions behind the commands. Each imports what it needs when it runs, so that `--help` is fast."""
+"""Every command: its flags, and what it runs. A function imports what it needs when it runs, so that `--help` is fast."""
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
+import re
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeAlias
 
-from sglang_tuning_exporter.config import LOG_OPTIONS, REPORT_FORMAT, Option, layered, resolve, unknown_variables
-from sglang_tuning_exporter.config.values import UsageError
+from sglang_tuning_exporter import __version__
+from sglang_tuning_exporter.config import (
+    FAIL_ON,
+    OPTIONS,
+    REPORT_FORMAT,
+    Option,
+    add_arguments,
+    layered,
+    resolve,
+    unknown_variables,
+)
+from sglang_tuning_exporter.config.values import UsageError, suggestion
 from sglang_tuning_exporter.sglang.clean import clean
 
+PROGRAM = "sglang-tuning-exporter"
+_Run: TypeAlias = "Callable[..., int]"
+_Flag: TypeAlias = "Callable[[argparse.ArgumentParser], object]"
+_COMMANDS: list[tuple[_Run, str, str | None, tuple[_Flag, ...]]] = []
 
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, with the nearest known word."""
+
+    def error(self, message: str) -> NoReturn:
+        mistyped = re.search(r"(?:unrecognized arguments: |invalid choice: ')([^\s'=]+)", message)
+        near = suggestion(mistyped[1], known_words(self)) if mistyped else ""
+        raise UsageError(f"{message}{near}; see {self.prog} --help")
+
+
+def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the parsers of a parser's commands by name."""
+    actions = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))  # noqa: SLF001 - argparse lists them nowhere else
+    return next((dict(action.choices) for action in actions), {})
+
+
+def known_words(parser: argparse.ArgumentParser) -> list[str]:
+    """Return the flags and commands of a parser."""
+    flags = [flag for action in parser._actions for flag in action.option_strings]  # noqa: SLF001 - argparse lists them nowhere else
+    return [*flags, *commands_of(parser)]
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
+    parser = _Parser(
+        prog=PROGRAM, description="Watches an SGLang server, says what limits it, and names the flag to change."
+    )
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    commands = parser.add_subparsers(required=True, dest="command", metavar="COMMAND")
+    for run, words, description, flags in _COMMANDS:
+        command = commands.add_parser(run.__name__, help=words, description=description)
+        command.set_defaults(run=run)
+        for flag in flags:
+            flag(command)
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command and return its exit status. Raise `UsageError`."""
+    parser = make_parser()
+    arguments, unknown = parser.parse_known_args(argv)
+    given = vars(arguments)
+    command = given.pop("command")
+    if unknown:  # said by the command that they were given to
+        commands_of(parser)[command].error(f"unrecognized arguments: {' '.join(unknown)}")
+    status: int = given.pop("run")(**given)
+    return status
+
+
+def _command(words: str, description: str | None, *flags: _Flag) -> Callable[[_Run], _Run]:
+    """Make a command of a function of this name, whose arguments are these flags."""
+
+    def decorate(run: _Run) -> _Run:
+        _COMMANDS.append((run, words, description, flags))
+        return run
+
+    return decorate
+
+
+def _flag(flag_and_metavar: str, words: str, **more: Any) -> _Flag:
+    """Describe a flag such as `--output FILE`, a switch such as `--loop`, or a positional argument such as `log LOG`."""
+    name, _, metavar = flag_and_metavar.partition(" ")
+    kind: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_true"}
+    return lambda parser: parser.add_argument(name, help=words, **kind, **more)
+
+
+def _settings(*names: str) -> _Flag:
+    """Describe flags that are settings of `serve` as well, with the same variables."""
+    return lambda parser: add_arguments(parser, [each for each in OPTIONS if each.name in names])
+
+
+def _logs(nargs: str, *settings: str) -> tuple[_Flag, ...]:
+    """Describe logs of the past, and by which settings they are read and judged."""
+    words = (
+        "read so much of each piped or packed log, whatever it looks like (default 8, and only what looks like a log)"
+    )
+    return (
+        _flag("logs LOG", "a log, a glob, a .gz file, or - for standard input; in any order", nargs=nargs),
+        _settings("profile", "threshold", *settings),
+        _flag("--max-gb GB", words, type=float),
+    )
+
+
+def _config_file(parser: argparse.ArgumentParser) -> None:
+    add_arguments(parser, OPTIONS)
+    parser.add_argument("--config", metavar="FILE.yml", help="a YAML file with the same keys [SGLANG_TUNING_CONFIG]")
+
+
+@_command("watch a server and serve /metrics", "Watch a server and serve /metrics and a page.", _config_file)
 def serve(**given: Any) -> int:
     """Watch a server until a signal ends it."""
     _log_to_stderr()
@@ -24,14 +130,57 @@ def serve(**given: Any) -> int:
     return serve(config)
 
 
+@_command(
+    "what limited a server, read from its log",
+    "Read a log; say what limited the server and which flag to change. Status 0: nothing urgent; 1: a warning"
+    " or worse (--fail-on); 2: not a log.",
+    *_logs("+", "accept", "wait"),
+    lambda parser: add_arguments(parser, [REPORT_FORMAT]),
+    _flag("--output FILE", "where to write it (default: standard output)", type=Path),
+    _flag(
+        "--against LOG",
+        "logs from before: say what got better or worse since, beside the changed arguments",
+        action="extend",
+        nargs="+",
+        default=[],
+    ),
+    _flag(
+        f"--fail-on {'|'.join(FAIL_ON)}", "from which severity on the status is 1 (default warning)", default="warning"
+    ),
+)
 def report(*, max_gb: float | None, **given: Any) -> int:
     """Print what limited a server, read from its logs."""
-    given |= _layered(given, REPORT_FORMAT)
     from sglang_tuning_exporter.core import report
 
-    return report.run(most=_byte_limit(max_gb), **given)
+    return report.run(most=_byte_limit(max_gb), **_layered(given, REPORT_FORMAT))
 
 
+@_command(
+    "a server's log as metrics, for a Prometheus that was not there",
+    "Write what the exporter would have exposed over a log as OpenMetrics with times, for"
+    " `promtool tsdb create-blocks-from openmetrics`.",
+    *_logs("+", "accept", "wait"),
+    _flag("--output FILE", "where to write it", type=Path, required=True),
+    _flag("--job NAME", "the series' job (default sglang)", default="sglang"),
+    _flag("--instance NAME", "the series' instance (default backfill)", default="backfill"),
+    _flag("--grafana-url BASE", "Grafana's address in the printed link (default http://localhost:3000)"),
+    _flag("--date YYYY-MM-DD", "the day of the first line, of a log without dates"),
+)
+def backfill(*, max_gb: float | None, grafana_url: str | None, **given: Any) -> int:
+    """Write the metrics that an old log would have produced."""
+    from sglang_tuning_exporter.mixin.annotations import GRAFANA_URL, SERVER
+    from sglang_tuning_exporter.serve import backfill
+
+    board = f"{(grafana_url or GRAFANA_URL).rstrip('/')}/d/{SERVER}"
+    return backfill.run(board=board, most=_byte_limit(max_gb), **_layered(given))
+
+
+@_command(
+    "what a line of a log was read as, and why",
+    "Print what a line was read as, whether it counts, and whether text of a client could have printed it; without a"
+    " line, how many lines of the log were read as what.",
+    _flag("log FILE[:LINE]", "a log, also packed, or - for standard input, and the number of a line from 1 on"),
+)
 def explain(*, log: str) -> int:
     """Print what a log, or one line of it, was read as."""
     from sglang_tuning_exporter.core import inputs
@@ -44,29 +193,39 @@ def explain(*, log: str) -> int:
     return 0
 
 
-def backfill(*, max_gb: float | None, grafana_url: str | None, **given: Any) -> int:
-    """Write the metrics that an old log would have produced."""
-    from sglang_tuning_exporter.mixin.annotations import GRAFANA_URL, SERVER
-    from sglang_tuning_exporter.serve import backfill
-
-    board = f"{(grafana_url or GRAFANA_URL).rstrip('/')}/d/{SERVER}"
-    given |= _layered(given)
-    return backfill.run(given.pop("logs"), board=board, most=_byte_limit(max_gb), **given)
-
-
-def plan(*, logs: list[str], format: str, seconds: float, max_gb: float | None, **given: Any) -> int:  # noqa: A002 - the flag's name
+@_command(
+    "what a server would do with more or fewer requests at once",
+    "Print throughput, inter-token latency, KV cache use and the wait for a first token at 1, 2, 4 … requests at once, by"
+    " measured step times: of a live server (0.5.18 on), or of its log. Status 1: the step time is not known.",
+    *_logs("*", "sglang_url", "api_key_file"),
+    _flag("--seconds SECONDS", "how long to watch it (default 120)", type=float, default=120.0),
+    _flag("--format text|json", "default text", default="text"),
+)
+def plan(*, seconds: float, max_gb: float | None, **given: Any) -> int:
     """Print what a server would do with more or fewer concurrent requests."""
-    if bool(logs) == bool(given["sglang_url"]):
+    if bool(given["logs"]) == bool(given["sglang_url"]):
         raise UsageError("plan: give logs or --sglang-url, one of both")
-    if logs:
+    if given["logs"]:
         from sglang_tuning_exporter.core.plan import run
 
-        return run(logs, **_layered(given), format=format, most=_byte_limit(max_gb))
+        del given["sglang_url"], given["api_key_file"]
+        return run(most=_byte_limit(max_gb), **_layered(given))
     from sglang_tuning_exporter.collect import plan
 
-    return plan.live(resolve(given, os.environ), seconds=seconds, format=format)
+    return plan.live(resolve(given, os.environ), seconds=seconds, format=given["format"])
 
 
+@_command(
+    "serve a recorded SGLang as if it were live",
+    None,
+    _flag("directory DIR", "a recording, or the name of a packaged one: retract, steady"),
+    _flag("--speed TIMES", "how many times as fast (default 1)", type=float, default=1.0),
+    _flag(
+        "--listen-address HOST:PORT", "where /metrics is served (default 127.0.0.1:30001)", default="127.0.0.1:30001"
+    ),
+    _flag("--log-file PATH", "where the log grows (default: a new temporary file)", type=Path),
+    _flag("--loop", "start over at the end, as a restarted server would"),
+)
 def replay(**given: Any) -> int:
     """Serve a recorded server as if it were live."""
     from sglang_tuning_exporter.recordings.replay import run
@@ -74,6 +233,20 @@ def replay(**given: Any) -> int:
     return run(**given)
 
 
+@_command(
+    "record a live server for a bug report",
+    "Write a live server's log and metrics into a directory that `replay` serves: without secrets, paths,"
+    " hosts, addresses, models' names and requests.",
+    _flag("--sglang-url URL", "SGLang's address", required=True),
+    _flag("--log-file PATH", "SGLang's log", required=True),
+    _flag("--output DIR", "a new directory", type=Path, required=True),
+    _flag("--seconds SECONDS", "how long (default: until Ctrl-C)", type=float),
+    _settings("api_key_file"),
+    _flag(
+        "--keep-request-text",
+        "keep lines that may hold the text of requests (--log-requests, exceptions), their secrets taken out",
+    ),
+)
 def record(*, output: Path, seconds: float | None, keep_request_text: bool, **given: Any) -> int:
     """Record a live server into a new directory."""
     if seconds is not None and not 0 < seconds < float("inf"):
@@ -84,6 +257,13 @@ def record(*, output: Path, seconds: float | None, keep_request_text: bool, **gi
     return run(Recorder(config, output, keep_request_text=keep_request_text), seconds)
 
 
+@_command(
+    "print Alertmanager's notifications as text",
+    "A webhook receiver that prints.",
+    _flag(
+        "--listen-address HOST:PORT", "where Alertmanager posts to (default 127.0.0.1:9742)", default="127.0.0.1:9742"
+    ),
+)
 def notify(*, listen_address: str) -> int:
     """Print Alertmanager's notifications."""
     from sglang_tuning_exporter.recordings.notifications import run
@@ -91,26 +271,14 @@ def notify(*, listen_address: str) -> int:
     return run(listen_address)
 
 
-def generate(
-    *,
-    runbook_url: str | None,
-    grafana_url: str | None,
-    output: Path,
-    check: bool,
-    time_scale: float,
-    config: Path | None,
-    format: str,  # noqa: A002 - the flag's name
-) -> int:
-    """Write the rules and dashboards, or check them."""
-    from sglang_tuning_exporter.mixin import run
-    from sglang_tuning_exporter.mixin.annotations import Links
-    from sglang_tuning_exporter.mixin.wishes import NONE, read
-
-    wishes = NONE if config is None else read(config)
-    links = Links(runbook_url or wishes.runbook_url, grafana_url or wishes.grafana_url)
-    return run(output, check=check, time_scale=time_scale, links=links, wishes=wishes, kind=format)
-
-
+@_command(
+    "a recorded server, the exporter, Prometheus and Alertmanager, until a notification arrives",
+    None,
+    _flag("--recording DIR", "what to replay (default retract)", default="retract"),
+    _flag("--profile PROFILE", "the exporter's profile (default online)", default="online"),
+    _flag("--speed TIMES", "how many times as fast (default 12)", type=float, default=12.0),
+    _flag("--seconds SECONDS", "end after this long (default: on Ctrl-C)", type=float, default=0.0),
+)
 def demo(*, recording: str, **given: Any) -> int:
     """Run the whole chain over a recording."""
     from sglang_tuning_exporter.recordings.demo import run
@@ -120,13 +288,41 @@ def demo(*, recording: str, **given: Any) -> int:
     return run(recording, **given)
 
 
+@_command(
+    "write the rules and dashboards from the table of diagnoses",
+    None,
+    _flag("--check", "write nothing; fail when a file is not what would be written"),
+    _flag("--output DIR", "where alerts/ and dashboards/ lie (default: here)", type=Path, default=Path()),
+    _flag(
+        "--time-scale TIMES", "divide every duration in the rules, for a replay at that speed", type=float, default=1.0
+    ),
+    _flag(
+        "--config RULES.yml",
+        "severity and labels of alerts, alerts that are off, pools that must exist, links (docs/prometheus.md)",
+        type=Path,
+    ),
+    _flag(
+        "--format prometheus|prometheusrule|mimir",
+        "of the rules: Prometheus' files (default), manifests of the Prometheus operator, or what mimirtool loads",
+        default="prometheus",
+    ),
+    _flag(
+        "--runbook-url BASE",
+        "where notifications find the runbooks: BASE/<Alert>, or BASE with {alert} in it (default: no link)",
+    ),
+    _flag("--grafana-url BASE", "where notifications find Grafana (default: no link)"),
+)
+def generate(**given: Any) -> int:
+    """Write the rules and dashboards, or check them."""
+    from sglang_tuning_exporter.mixin import run
+
+    return run(**given)
+
+
 def _layered(given: dict[str, Any], *more: Option) -> dict[str, Any]:
-    """Return the settings by which logs are judged; `given` loses its thresholds."""
-    options = [each for each in LOG_OPTIONS if each.name in given]
-    found = layered((*options, *more), given, os.environ)
-    for name in ("threshold", "accept", "wait"):
-        given.pop(name, None)
-    return {"own_thresholds": found.pop("threshold"), **found}
+    """Return what was given, with the settings that are among it from every source."""
+    found = layered([each for each in (*OPTIONS, *more) if each.name in given], given, os.environ)
+    return {**given, **found}
 
 
 def _byte_limit(gigabytes: float | None) -> int | None:

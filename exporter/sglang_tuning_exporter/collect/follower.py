@@ -9,8 +9,10 @@ Nothing here waits, and no state of a file raises an exception; `LogFollower.sta
 
 from __future__ import annotations
 
+import glob
 import itertools
 import os
+import resource
 import stat
 import sys
 import time
@@ -32,18 +34,19 @@ from sglang_tuning_exporter.collect.log_file import (
     PackedFile,
     SavedPositions,
     Stdin,
+    make_mark,
     reason_of,
 )
 from sglang_tuning_exporter.collect.rotation import RotatedFile
-from sglang_tuning_exporter.collect.selection import Candidate, Selection, most_files
 from sglang_tuning_exporter.core.compression import DAMAGE
 
 LINGER_SECONDS = 10.0  # logrotate creates the new file before it signals the writer; some processes reopen it later
 DELETED_SECONDS = 60.0  # then a quiet deleted file is closed: an open one keeps its disk space
 _FAR_APART_SECONDS = 5.0  # between two polls: whole files may have been created and deleted
 _REMEMBERED = 8  # files read to their end: a copy of one is not read again
-_MOST_OPEN = 64  # files of one log; more are opened when these have been read
 _COPY_BYTES = 4096  # equal text of a copy: two servers may print the same first warnings, but not the same arguments
+MOST_FILES = 256  # of globs, open at once; at most half of the process's limit of open files
+MOST_REMEMBERED = 512  # files not followed whose positions survive a restart
 _GLOB_SECONDS = 1.0
 _GLOB_REST = 20  # a directory that takes long to search is searched less often
 _REMEDIES = {
@@ -131,7 +134,6 @@ class Log:
     limit: int  # of a line, in bytes
     existed_at_start: bool  # of the exporter
     resume_mark: Mark | None = None  # how far it was read before it was left out
-    modified: int = 0  # nanoseconds
     polled_at: float = 0.0
     files: list[LogFile] = field(default_factory=list)  # open, oldest first
     current: LogFile | None = None  # the one with the name now
@@ -171,7 +173,7 @@ class Log:
             self.current.gone_at = now
             self.current = None
 
-    def poll(self, now: float, *, crowded: bool) -> Iterator[Block]:
+    def poll(self, now: float) -> Iterator[Block]:
         """Yield the new lines, each file after those before it."""
         queue, may_rewind = list(self.files), True
         while queue:
@@ -190,25 +192,24 @@ class Log:
             elif not file.at_end:
                 return
         for file in list(self.files):
-            if file.at_end and (rest := self._close_quiet(file, now, crowded=crowded)):
+            if file.at_end and (rest := self._close_quiet(file, now)):
                 yield Block(self.path, rest)
 
     def arrange(
         self, following: LogFile | None, now: float, saved: Sequence[Mark] = (), former: LogFile | None = None
-    ) -> bool:
+    ) -> None:
         """Put the files of the log in order: known ones go on where they were read to, later ones begin.
 
         Known are those of this process, and those `saved` by an earlier one, newest last. `following` is about to be the file with the name;
-        `former` is what was read of it before it was rewritten. Return False if there are too many files: the others are found when these
-        have been read.
+        `former` is what was read of it before it was rewritten.
         """
         if following is not None and len(saved) == 1 and saved[0].is_surely(following.fd):
             following.continue_at(saved[0].position)  # nothing was written elsewhere since
-            return True
+            return
         marks = [*self.finished, *(file.mark_of_all() for file in self.files if file.is_regular), *saved]
         marks += [] if former is None else [former.mark_of_former()]
         if not marks:
-            return True
+            return
         beside = [file for file in rotated_files(self.path, marks) if following is None or file.key != following.key]
         held = dict(enumerate((file for file in self.files if file.is_regular), len(self.finished)))
         named = None if following is None else following.as_found()
@@ -229,13 +230,12 @@ class Log:
         for number in _missing(known, later):
             self._count_lost(f"{self.path}.{number} is gone")
         before = set(map(id, self.files))
-        is_all = self._open_known_and_later(known, later, now, is_copied=is_copied)
+        self._open_known_and_later(known, later, now, is_copied=is_copied)
         if following is not None and former is not None and not known.newest_is_found and former.size > former.position:
             following.lines = Lines(self.limit, self.counts)  # the rest of the incomplete line is gone
         for file, after in itertools.pairwise([*self.files, *(() if following is None else (following,))]):
             if file.joined and id(after) not in before:
                 after.lines = file.lines
-        return is_all
 
     def _count_gone(self, known: _Known, *, is_far: bool, is_cut: bool) -> None:
         """Count known files that are gone, and that were not read to their end or may have had a successor."""
@@ -272,13 +272,12 @@ class Log:
 
     def _open_known_and_later(
         self, known: _Known, later: Sequence[RotatedFile], now: float, *, is_copied: bool
-    ) -> bool:
-        """Open known files that are not read to their end, and later ones. Return False if there were too many of these."""
+    ) -> None:
+        """Open known files that are not read to their end, and later ones."""
         last, open_now = len(known.marks) - 1, {file.key for file in self.files}
         at_file = {to: at for at, to in known.found.items()}
         opened: set[int] = set()  # of the known ones
-        files, room = list(self.files), _MOST_OPEN - len(self.files)
-        is_all = True
+        files = list(self.files)
         for to, file in enumerate(known.beside):
             at, made = at_file.get(to), None
             if file.key in open_now or at in known.held:  # open, or the compressed copy of an open one
@@ -294,10 +293,7 @@ class Log:
                 if made is not None and at == last and known.former is not None:
                     made.take_over(known.former)
             elif file in later:
-                is_all = room > 0
-                room -= 1
-                if is_all:
-                    made = self._open(file, now, 0, joined=is_copied or (bool(files) and files[-1].joined))
+                made = self._open(file, now, 0, joined=is_copied or (bool(files) and files[-1].joined))
             files += [] if made is None else [made]
         self.finished = [
             mark
@@ -308,7 +304,6 @@ class Log:
             and (at in known.found or at == len(self.finished) - 1)
         ]
         self.files = files
-        return is_all
 
     def _is_unread(self, known: _Known, at: int, to: int, *, is_reading: bool) -> bool:
         """Return whether a file that is known and not open is to be opened; `is_reading`: one before it was."""
@@ -365,17 +360,14 @@ class Log:
         self.files.remove(file)
         self.current = None  # until the files before it are open
         try:
-            is_all = self.arrange(anew, now, former=file)
+            self.arrange(anew, now, former=file)
         except OSError:
             self.finished = [*self.finished, file.mark_of_former()]
             os.close(file.fd)
             raise
-        if is_all:
-            anew.look_back_from = 0
-            self.files.append(anew)
-            self.current = anew
-        else:
-            os.close(file.fd)
+        anew.look_back_from = 0
+        self.files.append(anew)
+        self.current = anew
 
     def _read(self, file: LogFile, now: float) -> Iterator[bytes]:
         """Yield the new text of a file, and its last incomplete line once the writer uses a later file."""
@@ -389,7 +381,7 @@ class Log:
         if file.at_end and not file.rewritten and not file.joined and moved_on:
             yield file.flush()
 
-    def _close_quiet(self, file: LogFile, now: float, *, crowded: bool) -> bytes:
+    def _close_quiet(self, file: LogFile, now: float) -> bytes:
         """Close a file that was read and is quiet, and return its last incomplete line."""
         later = self.files[self.files.index(file) + 1 :]
         if file.joined:
@@ -407,8 +399,7 @@ class Log:
                 return b""  # the new file exists, but nobody has written to it yet
             else:
                 quiet_seconds = LINGER_SECONDS
-            is_quiet = now - max(file.gone_at, file.grown_at) >= quiet_seconds
-            if not is_quiet and not (crowded and file is not self.current):
+            if now - max(file.gone_at, file.grown_at) < quiet_seconds:
                 return b""
         if file is self.current:
             self.leave(now)
@@ -465,7 +456,10 @@ class LogFollower:
             self._stdin = Stdin(source, max_line_bytes)
         self._logs: dict[str, Log] = {}
         self._most = most_files() if most is None else most
-        self._selection = Selection(self._patterns, self._most, self._saved, from_start=from_start)
+        self._matched: dict[str, str] = {}  # the pattern of every path that is listed or matched
+        self._unmatched: list[str] = []  # globs that match nothing
+        self._left_out: dict[Key, Mark] = {}  # how far files that match a glob and are not followed count as read
+        self.left_out = 0  # how many there are of them
         self._next_glob = 0.0
         now = clock()
         self._expand(now, at_start=True)
@@ -489,10 +483,9 @@ class LogFollower:
             for file in log.files:
                 if file.look_back_from and (text := file.look_back()):
                     yield Block(log.path, text, historical=True)
-        crowded = sum(len(log.files) for log in logs) > self._most
         for log in logs:
             with _reported(log):
-                yield from log.poll(now, crowded=crowded)
+                yield from log.poll(now)
                 log.polled_at = now
 
     def status(self) -> list[FileStatus]:
@@ -507,9 +500,7 @@ class LogFollower:
                 counted = log.counts["dropped"], log.counts["lost"], log.last_lost
                 found.append(FileStatus(log.path, reason, position, *counted))
         used = {log.pattern for log in self._logs.values()}
-        return found + [
-            FileStatus(pattern, "missing", 0, 0) for pattern in self._selection.unmatched if pattern not in used
-        ]
+        return found + [FileStatus(pattern, "missing", 0, 0) for pattern in self._unmatched if pattern not in used]
 
     def paths(self) -> set[str]:
         """Return every path that may still yield blocks."""
@@ -517,7 +508,8 @@ class LogFollower:
 
     def positions(self) -> dict[str, object]:
         """Return how far each file has been read, as plain JSON; every yielded block counts as read."""
-        marks = [*self._selection.marks(), *(mark for log in self._logs.values() for mark in log.marks())]
+        left_out = sorted(self._left_out.values(), key=lambda mark: mark.modified)[-MOST_REMEMBERED:]
+        marks = [*left_out, *(mark for log in self._logs.values() for mark in log.marks())]
         return {"patterns": self._patterns, "files": [mark.json() for mark in marks]}
 
     def close(self) -> None:
@@ -527,37 +519,65 @@ class LogFollower:
                 file.close()
         self._logs.clear()
 
-    @property
-    def left_out(self) -> int:
-        """How many files match a glob and are not followed because there are too many."""
-        return self._selection.left_out
-
     def _expand(self, now: float, *, at_start: bool) -> None:
+        """Follow what is listed, and of what a glob matches the files that were written last, oldest first: facts of the newest are read last."""
         begin = time.thread_time()  # CPU time: on a busy machine new files must not wait longer
-        for file in self._selection.files_to_follow(self._logs, self._make_room, at_start=at_start):
-            self._logs[file.path] = Log(
-                file.path, file.pattern, self._limit, at_start, file.mark, file.modified, polled_at=now
-            )
+        self._matched = self._found()
+        globbed = {
+            path: status
+            for path, pattern in self._matched.items()
+            if path != pattern and (status := _stat_of(path)[1]) is not None
+        }
+        listed = [path for path, pattern in self._matched.items() if path not in globbed]
+        ordered = sorted(globbed, key=lambda path: globbed[path].st_mtime_ns)
+        most = max(len(ordered) - max(self._most - len(listed), 0), 0)
+        there = {(status.st_dev, status.st_ino) for status in globbed.values()}
+        self._left_out = {key: mark for key, mark in self._left_out.items() if key in there}
+        for path in ordered[:most]:
+            self._leave_out(path, globbed[path], at_start=at_start)
+        for path in [*listed, *ordered[most:]]:
+            if path not in self._logs:
+                status = globbed.get(path)
+                mark = None if status is None else self._left_out.pop((status.st_dev, status.st_ino), None)
+                self._logs[path] = Log(path, self._matched[path], self._limit, at_start, mark, polled_at=now)
+        self.left_out = len(globbed.keys() - self._logs.keys())
         self._next_glob = now + max(_GLOB_SECONDS, _GLOB_REST * (time.thread_time() - begin))
 
-    def _make_room(self, file: Candidate) -> bool:
-        """Stop following the file with the oldest last write, if it was read and is older than `file`."""
-        quiet = [
-            log
-            for log in self._logs.values()
-            if log.is_glob_match
-            and log.modified < file.modified
-            and all(each.at_end and each is log.current and each.gone_at is None for each in log.files)
-        ]
-        if not quiet:
-            return False
-        log = min(quiet, key=lambda each: each.modified)
-        del self._logs[log.path]
-        for each in log.files:
-            size, mark = os.fstat(each.fd).st_size, each.mark() if each.is_regular else None
-            self._selection.leave_out(Candidate(log.path, log.pattern, each.key, size, log.modified, mark))
-            each.close()
-        return True
+    def _found(self) -> dict[str, str]:
+        """Return the pattern of every path that is listed or matched."""
+        found: dict[str, str] = {}
+        self._unmatched = []
+        for pattern in self._patterns:
+            if not glob.has_magic(pattern) or os.path.lexists(pattern):
+                found.setdefault(pattern, pattern)
+                continue
+            everything = glob.glob(pattern, recursive=True)  # noqa: PTH207 -- pathlib refuses absolute patterns
+            known = {*everything, *self._logs}
+            # A rotated file is read with its log.
+            logs = [
+                path for path in everything if not rotation.packing(path) and known.isdisjoint(rotation.log_names(path))
+            ]
+            found = dict.fromkeys(logs, pattern) | found
+            self._unmatched += [] if logs else [pattern]
+        return found
+
+    def _leave_out(self, path: str, status: os.stat_result, *, at_start: bool) -> None:
+        """Do not follow a file while so many others were written later, unless more of it is to be read."""
+        key, log = (status.st_dev, status.st_ino), self._logs.get(path)
+        if log is not None and all(each.at_end and each is log.current and each.gone_at is None for each in log.files):
+            del self._logs[path]
+            for each in log.files:
+                if each.is_regular:
+                    self._left_out[each.key] = each.mark()
+                each.close()
+        elif at_start:
+            mark = None
+            if self._matched[path] in self._saved.patterns:
+                mark = next((mark for mark in self._saved.of(path) if mark.has_key(key)), None)
+            elif not self._from_start:
+                mark = make_mark(path, key[1], status.st_size, b"", b"", modified=status.st_mtime_ns)
+            if mark is not None:
+                self._left_out[key] = mark
 
     def _check_names(self, now: float) -> None:
         found: dict[str, os.stat_result] = {}
@@ -571,7 +591,7 @@ class LogFollower:
             current = self._logs[path].current
             mine = current is not None and current.key == key
             owners[key] = path if mine else owners.get(key, path)
-            self._logs[path].modified, self._logs[path].owners = status.st_mtime_ns, owners
+            self._logs[path].owners = owners
         for path, log in list(self._logs.items()):
             with _reported(log):
                 self._check_name(log, found.get(path), owners, now)
@@ -592,7 +612,7 @@ class LogFollower:
     def _name_is_gone(self, log: Log, now: float) -> None:
         log.is_alias = False
         log.existed_at_start = log.existed_at_start and log.reason == "permission denied"
-        if not log.files and log.is_glob_match and log.path not in self._selection.matched:
+        if not log.files and log.is_glob_match and log.path not in self._matched:
             del self._logs[log.path]
         elif log.current is not None and log.current.gone_at is None and log.reason in _GONE:
             log.current.gone_at = now
@@ -629,7 +649,8 @@ class LogFollower:
             fd = os.open(log.path, rotation.OPEN)
             file = LogFile(log.path, fd, Lines(self._limit, log.counts))
             # Another key: it was replaced at this moment; see the next poll.
-            if file.key == key and self._start(log, file, now):
+            if file.key == key:
+                self._start(log, file, now)
                 file.grown_at = now
                 return file
         except OSError as error:
@@ -640,8 +661,8 @@ class LogFollower:
             os.close(fd)
         return None
 
-    def _start(self, log: Log, file: LogFile, now: float) -> bool:
-        """Move to the first position; False to wait until earlier files have been read."""
+    def _start(self, log: Log, file: LogFile, now: float) -> None:
+        """Move to the first position."""
         size = os.fstat(file.fd).st_size
         if log.resume_mark is not None:
             if log.resume_mark.fits(file.fd):
@@ -649,19 +670,18 @@ class LogFollower:
         elif file.is_regular and not log.existed_at_start:
             if read := self._read_in_original(log, file):
                 file.continue_at(read)
-                return True
-            return log.arrange(file, now)
+            else:
+                log.arrange(file, now)
         elif file.is_regular:
-            return self._start_existing(log, file, size, now)
-        return True
+            self._start_existing(log, file, size, now)
 
-    def _start_existing(self, log: Log, file: LogFile, size: int, now: float) -> bool:
+    def _start_existing(self, log: Log, file: LogFile, size: int, now: float) -> None:
         """Move to the first position of a file that existed when the exporter started."""
         if log.files or log.finished:
-            return log.arrange(file, now)  # there were too many files at once
-        if marks := self._saved.of(log.path):
-            return log.arrange(file, now, marks)
-        if mark := next(
+            log.arrange(file, now)  # it could not be read until now
+        elif marks := self._saved.of(log.path):
+            log.arrange(file, now, marks)
+        elif mark := next(
             (mark for mark in self._saved.marks if mark.is_same_file(file.fd) and mark.fits(file.fd)), None
         ):
             file.continue_at(mark.position)
@@ -673,7 +693,6 @@ class LogFollower:
                 file.start_at(log.unopened_at_start[1])
         elif not self._from_start:
             file.start_at(size)
-        return True
 
     def _read_in_original(self, log: Log, file: LogFile) -> int:
         """Return how many bytes of a file that a glob matches were read for another log, in this file or in the one it is a copy of."""
@@ -692,6 +711,12 @@ class LogFollower:
             if (mark.has_key(file.key) or mark.position >= _COPY_BYTES) and mark.fits(file.fd)
         )
         return max(copied, default=0)
+
+
+def most_files() -> int:
+    """Return how many files of globs may be followed; connections, scrapes and the state file need file descriptors too."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_FILES if soft == resource.RLIM_INFINITY else max(1, min(MOST_FILES, soft // 2))
 
 
 def rotated_files(path: str, marks: Sequence[Mark]) -> list[RotatedFile]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections import ChainMap
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -174,24 +174,25 @@ class Config:
 
 
 OPTIONS = tuple(Option(each.name, **each.metadata) for each in fields(Config) if each.metadata)
-LOG_OPTIONS = tuple(option for option in OPTIONS if option.name in {"profile", "threshold", "accept", "wait"})
-REPORT_FORMATS = ("text", "json", "html")
 FAIL_ON = ("info", "warning", "critical", "never")  # severities from which on `report` ends with 1
-REPORT_FORMAT = Option("format", values.one_of(REPORT_FORMATS), "text", "how `report` prints its findings")
+REPORT_FORMAT = Option(
+    "format",
+    values.one_of(("text", "json", "html")),
+    "text",
+    "how findings are printed; html is one self-contained page",
+    "text|json|html",
+)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add every flag and `--config` to `parser`, without defaults, so that environment and file apply."""
-    for option in OPTIONS:
+def add_arguments(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
+    """Add the flags of settings to `parser`, without defaults, so that environment and file apply."""
+    for option in options:
         default = f" (default {option.default_text})" if option.default_text else ""
         words = f"{option.help}{default} [{option.variable}]".replace("%", "%%")
         kind: dict[str, Any] = {"action": "append" if option.repeatable else "store", "metavar": option.metavar}
         if option.is_switch:
             kind = {"action": "store_const", "const": not option.default}
         parser.add_argument(option.flag, *option.aliases, dest=option.name, help=words, **kind)
-    parser.add_argument(
-        "--config", metavar="FILE.yml", help=f"a YAML file with the same keys [{ENVIRONMENT_PREFIX}CONFIG]"
-    )
 
 
 def layered(
@@ -245,31 +246,10 @@ def _api_key(path: Path | None, variable: str | None) -> str | None:
     return key or None
 
 
-# Not UTF-8, or values that PyYAML cannot convert: 2025-13-01, !!int "", !!bool x, !!timestamp x, an escape beyond Unicode.
-_UNREADABLE = (ValueError, LookupError, AttributeError, TypeError, OverflowError)
-
-
 def _read_file(path: str) -> dict[str, tuple[str, Any]]:
     """Return key and value of each setting in a YAML file."""
-    import yaml  # noqa: PLC0415 - a start without a config file need not pay for the YAML parser
-
-    try:
-        text = files.read(Path(path)).decode("utf-8")
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
-            # A few aliases can stand for more values than fit into memory, and an error message would quote all of them.
-            raise UsageError(f"--config={path}: *alias: not taken; write the value out")
-        content = yaml.safe_load(text)
-    except OSError as error:
-        raise UsageError(f"--config={path}: {error.strerror or error}; give a readable YAML file") from None
-    except (yaml.YAMLError, RecursionError, *_UNREADABLE) as error:
-        reason = " ".join(str(error).split())[:160]
-        raise UsageError(f"--config={path}: not YAML ({reason}); write one 'key: value' on each line") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise UsageError(f"--config={path}: give a mapping of keys to values, such as 'profile: offline'")
     known = {option.name for option in OPTIONS}
-    keys = {str(key).replace("-", "_"): value for key, value in content.items()}
+    keys = {str(key).replace("-", "_"): value for key, value in files.mapping_in(Path(path)).items()}
     for key in keys:
         if key not in known:
             raise UsageError(

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from sglang_tuning_exporter.config.values import RefusedError, as_word
+from sglang_tuning_exporter.config.values import RefusedError, UsageError, as_word
 
 MOST_BYTES = 1 << 20  # a bundle of all public authorities has a quarter of it
 SECONDS = 2.0
@@ -77,6 +77,30 @@ def key_in(path: Path) -> str:
     except (FileNotFoundError, UnicodeDecodeError):
         return ""
     return key if key.isprintable() else ""
+
+
+# Not UTF-8, or values that PyYAML cannot convert: 2025-13-01, !!int "", !!bool x, !!timestamp x, an escape beyond Unicode.
+_UNREADABLE = (ValueError, LookupError, AttributeError, TypeError, OverflowError)
+
+
+def mapping_in(path: Path) -> dict[Any, Any]:
+    """Return the mapping in a YAML file of `--config`, empty for an empty file. Raise `UsageError`."""
+    import yaml  # noqa: PLC0415 - a start without a config file need not pay for the YAML parser
+
+    try:
+        text = read(path).decode("utf-8")
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+            # A few aliases can stand for more values than fit into memory, and an error message would quote all of them.
+            raise UsageError(f"--config={path}: *alias: not taken; write the value out")
+        content = yaml.safe_load(text)
+    except OSError as error:
+        raise UsageError(f"--config={path}: {error.strerror or error}; give a readable YAML file") from None
+    except (yaml.YAMLError, RecursionError, *_UNREADABLE) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise UsageError(f"--config={path}: not YAML ({reason}); write one 'key: value' on each line") from None
+    if not isinstance(content, dict | None):
+        raise UsageError(f"--config={path}: give a mapping of keys to values, one 'key: value' on each line")
+    return content or {}
 
 
 def setting(remedy: str, is_right: Callable[[Path], object], *, is_tried_again: bool = False) -> Callable[[Any], Path]:

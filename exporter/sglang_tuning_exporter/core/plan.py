@@ -31,13 +31,13 @@ def run(
     logs: Sequence[str],
     *,
     profile: str,
-    own_thresholds: Mapping[str, float],
+    threshold: Mapping[str, float],
     format: str,  # noqa: A002 - the flag's name
     most: int | None = None,
 ) -> int:
     """Print the table of the last ten minutes with decode lines; 0, or 1 where the step time is not known. Raise `UsageError`."""
     check_format(format)
-    server, read, last = Server(PROFILES[profile].with_thresholds(own_thresholds)), Logs(logs, most=most), 0.0
+    server, read, last = Server(PROFILES[profile].with_thresholds(threshold)), Logs(logs, most=most), 0.0
     for event in read.events():
         server.take(event)
         if event.kind == "decode":

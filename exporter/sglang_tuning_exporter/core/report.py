@@ -50,7 +50,7 @@ def run(
     format: str = "text",  # noqa: A002 - the flag's name
     output: Path | None = None,
     profile: str = "online",
-    own_thresholds: Mapping[str, float] | None = None,
+    threshold: Mapping[str, float] | None = None,
     accept: Mapping[str, str] | None = None,
     wait: Mapping[str, float] | None = None,
     against: Sequence[str] = (),
@@ -60,7 +60,7 @@ def run(
     """Write the report of `logs` and return the exit status. Raise `UsageError`."""
     if fail_on not in FAIL_ON:
         raise UsageError(f"--fail-on={fail_on}: give {', '.join(FAIL_ON[:-1])} or {FAIL_ON[-1]}")
-    used = adapted(PROFILES[profile].with_thresholds(own_thresholds or {}), accept or {}, wait or {})
+    used = adapted(PROFILES[profile].with_thresholds(threshold or {}), accept or {}, wait or {})
     read = Logs(logs, most=most)
     before = Logs(against, most=most) if against else None
     if output is not None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from sglang_tuning_exporter.config.values import UsageError, suggestion
+from sglang_tuning_exporter.config.values import UsageError, one_of
+from sglang_tuning_exporter.config.values import check as check_value
 from sglang_tuning_exporter.core import runbooks
 from sglang_tuning_exporter.mixin import alerts, boards, reference
 from sglang_tuning_exporter.mixin.annotations import DEFAULT_LINKS, Links
-from sglang_tuning_exporter.mixin.wishes import NONE, Wishes
+from sglang_tuning_exporter.mixin.wishes import NONE, Wishes, read
 
 LEAST_SCALE, MOST_SCALE = 0.001, 1000.0  # beyond, durations would be 0, or longer than Prometheus allows
 
@@ -38,16 +39,18 @@ def run(
     *,
     check: bool,
     time_scale: float = 1.0,
-    links: Links = DEFAULT_LINKS,
-    wishes: Wishes = NONE,
-    kind: str = "prometheus",
+    config: Path | None = None,
+    format: str = "prometheus",  # noqa: A002 - the flag's name
+    runbook_url: str | None = None,
+    grafana_url: str | None = None,
 ) -> int:
-    """Write the files, or compare them with `check`. Returns 0, or 1 where `check` found a stale file."""
+    """Write the files, or compare them with `check`. Returns 0, or 1 where `check` found a stale file. Raise `UsageError`."""
+    wishes = NONE if config is None else read(config)
+    links = Links(runbook_url or wishes.runbook_url, grafana_url or wishes.grafana_url)
     if not LEAST_SCALE <= time_scale <= MOST_SCALE:
         raise UsageError(f"--time-scale={time_scale:g}: give a number from {LEAST_SCALE:g} to {MOST_SCALE:g}")
-    if kind not in alerts.FORMATS:
-        raise UsageError(f"--format={kind}: give one of {', '.join(alerts.FORMATS)}{suggestion(kind, alerts.FORMATS)}")
-    found, readme, stale = files(time_scale, links, wishes, kind), output / "README.md", []
+    check_value(one_of(alerts.FORMATS), "--format", format)
+    found, readme, stale = files(time_scale, links, wishes, format), output / "README.md", []
     if readme.is_file():
         found["README.md"] = reference.with_tables(readme.read_text(encoding="utf-8"))
     for name, text in found.items():

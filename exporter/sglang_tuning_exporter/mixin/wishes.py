@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
+from sglang_tuning_exporter.config import files
 from sglang_tuning_exporter.config.values import UsageError, suggestion
 from sglang_tuning_exporter.core.findings import Severity
 from sglang_tuning_exporter.core.runbooks import BY_ALERT
@@ -65,17 +66,8 @@ NONE = Wishes()
 
 def read(path: Path) -> Wishes:
     """Return what a file wishes. Raise `UsageError`."""
-    import yaml  # noqa: PLC0415 - without a file nobody pays for the YAML parser
-
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"--config={path}: {error.strerror or error}; give a readable YAML file") from None
-    except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError, TypeError, OverflowError) as error:
-        reason = " ".join(str(error).split())[:160]
-        raise UsageError(f"--config={path}: not YAML ({reason}); write one 'key: value' on each line") from None
     where = f"--config={path}: "
-    found = _mapping(where, "", {} if content is None else content, _KEYS)
+    found = _mapping(where, "", files.mapping_in(path), _KEYS)
     made = {key: _KEYS[key](f"{where}{key}", value) for key, value in found.items() if value is not None}
     return Wishes(**made)
 

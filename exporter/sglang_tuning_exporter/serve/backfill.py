@@ -162,7 +162,7 @@ def run(
     instance: str,
     board: str,
     date: str | None = None,
-    own_thresholds: Mapping[str, float] | None = None,
+    threshold: Mapping[str, float] | None = None,
     accept: Mapping[str, str] | None = None,
     wait: Mapping[str, float] | None = None,
     most: int | None = None,
@@ -171,7 +171,7 @@ def run(
 
     Print where `board`, the address of a server's board in Grafana, shows them.
     """
-    judged = adapted(PROFILES[profile].with_thresholds(own_thresholds or {}), accept or {}, wait or {})
+    judged = adapted(PROFILES[profile].with_thresholds(threshold or {}), accept or {}, wait or {})
     for flag, value in (("--job", job), ("--instance", instance)):
         if not value or not value.isprintable():
             raise UsageError(f"{flag}={clean(value)}: give a name, as Prometheus would have it")
