@@ -101,23 +101,6 @@ def saved(follower: LogFollower) -> dict[str, object]:
     return positions
 
 
-@pytest.mark.parametrize("kept", ["first half", "last half"])
-@pytest.mark.parametrize("restarted", [True, False])
-def test_a_log_cut_to_a_part_of_itself_is_not_counted_again(log: Log, kept: str, *, restarted: bool) -> None:
-    log.write(50)
-    follower = LogFollower([str(log.path)], from_start=True)
-    assert len(read(follower)) == 50
-    if restarted:
-        positions = saved(follower)
-    lines = log.path.read_bytes().splitlines(keepends=True)
-    log.path.write_bytes(b"".join(lines[:25] if kept == "first half" else lines[25:]))
-    if restarted:
-        follower = LogFollower([str(log.path)], positions=positions)
-    assert read(follower) == []
-    log.write(2)
-    assert read(follower) == [51, 52]
-
-
 def test_files_of_the_same_bytes_are_distinguished_by_identity(log: Log) -> None:
     same = b"[2026-03-18 11:22:05] line 000001 of a server that says the same again\n" * 5
     Path(f"{log.path}.1").write_bytes(same)

@@ -217,16 +217,15 @@ class Log:
         known = _Known(marks, held, len(saved), former, beside, named, found)
         is_far = now - self.polled_at >= _FAR_APART_SECONDS or bool(saved)
         # `is_copied`: it was copied and truncated, so a line may begin in the copy and end here. `is_over`: it is the newest known file.
-        is_copied, is_over, cut = former is not None, False, 0
+        is_copied, is_over = former is not None, False
         if following is not None:
             is_over = known.at_name == len(marks) - 1 and marks[-1].head_bytes >= SURE_BYTES
             is_copied = is_copied or (bool(saved) and not is_over and marks[-1].is_same_file(following.fd))
-            cut = 0 if known.at_name is not None or known.newest_is_found else marks[-1].known_text(following.fd)
-            if cut or known.at_name is not None:
-                following.continue_at(cut or marks[known.at_name or 0].position)
-        self._count_gone(known, is_far=is_far, is_cut=bool(cut))
+            if known.at_name is not None:
+                following.continue_at(marks[known.at_name].position)
+        self._count_gone(known, is_far=is_far)
         by_time = is_far or former is None or not marks[-1].head_bytes
-        later = [] if is_over or cut or not (by_time or known.newest_is_found) else self._later(known)
+        later = [] if is_over or not (by_time or known.newest_is_found) else self._later(known)
         for number in _missing(known, later):
             self._count_lost(f"{self.path}.{number} is gone")
         before = set(map(id, self.files))
@@ -237,14 +236,14 @@ class Log:
             if file.joined and id(after) not in before:
                 after.lines = file.lines
 
-    def _count_gone(self, known: _Known, *, is_far: bool, is_cut: bool) -> None:
+    def _count_gone(self, known: _Known, *, is_far: bool) -> None:
         """Count known files that are gone, and that were not read to their end or may have had a successor."""
         last = len(known.marks) - 1
         with_text = max((at for at, mark in enumerate(known.marks) if mark.size), default=0)
         for at, mark in enumerate(known.marks):
             file = known.held.get(at)
             is_here = at in known.found or (file is not None and not file.is_deleted())
-            if is_here or (at == last and (is_cut or (known.former is not None and not mark.head_bytes))):
+            if is_here or (at == last and known.former is not None and not mark.head_bytes):
                 continue
             is_unread = at > last - known.saved - (known.former is not None) and (
                 mark.size > mark.position or mark.joined

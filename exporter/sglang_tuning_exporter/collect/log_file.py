@@ -29,7 +29,6 @@ SURE_BYTES = 32  # of a file's start that another file is unlikely to have too
 CHUNK = 256 << 10
 BUDGET = 8 << 20  # per file and poll: 80 MB/s at ten polls a second; then it is the next file's turn
 _STEP = 64 << 10
-_SEARCHED = 16 << 20  # bytes of a file that are searched for the text that was read last
 _LOOK_BACK, _LOOK_BACK_TEXT = 256 << 20, 4 << 20
 _LAST_WORDS = 64 << 10  # the last lines say how a server ended
 _START_UP = b"server_args="
@@ -107,25 +106,6 @@ class Mark:
     def is_surely(self, fd: int) -> bool:
         """Return whether the open file is the marked one, and neither was rewritten nor is too short to be certain."""
         return self.head_bytes >= SURE_BYTES and self.is_same_file(fd) and self.fits(fd)
-
-    def known_text(self, fd: int) -> int:
-        """Return how many bytes of a file's start were read under this mark, although it does not fit; 0 if none.
-
-        The file was cut to its own beginning or to its own end.
-        """
-        size = os.fstat(fd).st_size
-        if not self.tail_bytes or not 0 < size < self.position:
-            return 0
-        text = os.pread(fd, min(size, _SEARCHED), 0)
-        if size >= self.head_bytes >= SURE_BYTES and digest(text[: self.head_bytes]) == self.head:
-            return size
-        at = len(text)
-        while (at := text.rfind(b"\n", 0, at) + 1) >= self.tail_bytes and at:
-            # At least one whole line: long lines may end alike.
-            if digest(text[at - self.tail_bytes : at]) == self.tail and b"\n" in text[at - self.tail_bytes : at - 1]:
-                return at
-            at -= 1
-        return 0
 
 
 def mark_from(entry: object) -> Mark | None:
