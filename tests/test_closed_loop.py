@@ -12,31 +12,15 @@ from typing import Any
 import pytest
 
 from closed_loop.captures import ARCHIVES, MOST_BYTES
-from closed_loop.engine import PROGRAM, arguments_of
-from closed_loop.results import KEPT, PAGE, collected, page, problems, spread
+from closed_loop.results import KEPT, PAGE, page, spread
 from closed_loop.side import Side, measure
-from closed_loop.starts import BY_NAME, STARTS, Start
-from sglang_tuning_exporter.config.values import UsageError
+from closed_loop.starts import STARTS, Start
 from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.recordings.recording import from_files
 from sglang_tuning_exporter.sglang.args.flags import flag_of
 
 ROOT = Path(__file__).parent.parent
 BEGIN = 1_763_712_000.0  # 2025-11-21 08:00:00 UTC
-
-
-def finding(diagnosis: str, *advice: dict[str, Any]) -> dict[str, Any]:
-    return {"diagnosis": diagnosis, "confidence": "high", "evidence": [{"value": 1}], "advice": list(advice)}
-
-
-def turn(flag: str | None, current: object, suggested: object) -> dict[str, Any]:
-    return {
-        "flag": flag,
-        "current": current,
-        "suggested": suggested,
-        "typed": f"{flag} {suggested}" if flag else None,
-        "action": "Try" if flag else None,
-    }
 
 
 def findings(*found: dict[str, Any], command: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -65,62 +49,7 @@ def test_every_start_expects_a_row_with_its_alert_and_sets_flags_that_the_releas
             assert found.flag == word
 
 
-# --- what the exporter's JSON says ----------------------------------------------------------------------------------------
-
-
-def test_a_command_line_of_another_program_is_refused() -> None:
-    assert arguments_of(" ".join([*PROGRAM, "--port", "1"])) == ["--port", "1"]
-    with pytest.raises(UsageError, match="does not start SGLang"):
-        arguments_of("sh -c true")
-
-
 # --- results ----------------------------------------------------------------------------------------------------------
-
-LIMIT = finding("running_at_limit", turn("--max-running-requests", 2, 16))
-
-
-def test_a_run_is_as_it_must_be_where_the_start_is_found_notified_and_better_afterwards() -> None:
-    first = side("running_at_limit", LIMIT, notified="SGLangRunningAtLimit", running=2.0, latency_p50=9.0)
-    last = side("healthy", running=12.0, latency_p50=3.0, tokens_per_cpu_second=2.0)
-    assert problems(BY_NAME["running-limit"], [first, last]) == []
-
-
-def test_what_a_run_lacks_is_named() -> None:
-    advice = turn("--schedule-conservativeness", 1.0, 0.3)
-    first = side("queue_too_long", finding("queue_too_long", advice), running=2.0, latency_p50=9.0)
-    assert problems(BY_NAME["running-limit"], [first, side("healthy", running=2.0, latency_p50=10.0)]) == [
-        "no running_at_limit, but ['queue_too_long']",
-        "no notification SGLangRunningAtLimit",
-        "advises --schedule-conservativeness down",
-        "tokens_per_cpu_second 1.0 -> 1.0",
-        "running 2.0 -> 2.0",
-        "latency_p50 9.0 -> 10.0",
-    ]
-    assert problems(BY_NAME["chunks"], [side("healthy")])[-1] == "no advice to follow"
-
-
-def test_a_control_with_a_finding_or_a_notification_has_failed() -> None:
-    control = BY_NAME["healthy"]
-    assert problems(control, [side("healthy")]) == []
-    assert problems(control, [side("queue_too_long", finding("queue_too_long"))]) == ["queue_too_long in a control"]
-    assert problems(control, [side("healthy", notified="SGLangQueueTooLong")]) == ["SGLangQueueTooLong in a control"]
-
-
-def test_the_page_compares_a_path_with_the_setting_by_hand_and_keeps_what_a_folder_lacks(tmp_path: Path) -> None:
-    changed = [{"what": "--max-running-requests", "old": "2", "new": "16"}]
-    for number in (10, 9):
-        steps = [
-            {**side("running_at_limit", tokens_per_cpu_second=100.0).as_json(), "changes": changed},
-            {**side("healthy", tokens_per_cpu_second=950.0 + number).as_json(), "changes": []},
-        ]
-        by_hand = {**side("healthy", tokens_per_cpu_second=1000.0).as_json(), "flags": ""}
-        result = json.dumps({"steps": steps, "by_hand": by_hand, "problems": []})
-        (tmp_path / f"everything-small.{number}.json").write_text(result)
-    known = json.loads(KEPT.read_text(encoding="utf-8"))
-    data = collected(tmp_path, known)
-    assert data["starts"].keys() == known["starts"].keys() | {"everything-small"}
-    row = next(line for line in page(data, PAGE.read_text()).splitlines() if "two requests at once" in line)
-    assert "| `--max-running-requests` 2 → 16 | 100 → 960 (959 to 960) | 1,000 with none of these flags | 96 % |" in row
 
 
 def test_the_committed_page_is_what_the_committed_figures_say_and_one_screen() -> None:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
 from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
@@ -50,15 +46,6 @@ def _containers(path: str) -> dict[str, dict[str, Any]]:
     documents = list(yaml.safe_load_all((ROOT / path).read_text()))
     pods = [document["spec"]["template"]["spec"] for document in documents if document["kind"] == "Deployment"]
     return {container["name"]: container for pod in pods for container in pod["containers"]}
-
-
-def _help_of(subcommand: str) -> str:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_TUNING_")}
-    ran = subprocess.run(
-        [sys.executable, "-m", "sglang_tuning_exporter", subcommand, "--help"],
-        capture_output=True, text=True, timeout=60, check=True, env=environment,
-    )  # fmt: skip
-    return ran.stdout
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
@@ -173,51 +160,12 @@ def test_promtool_finds_nothing_wrong_with_the_prometheus_of_the_demo() -> None:
     assert ran.status == 0, ran.words
 
 
-def _uncommented(text: str) -> str:
-    """The example with every commented setting in force, and without its comments in words."""
-    lines = (re.sub(r"^(\s*)# ( *)(?=- |[a-z_]+:(?: |$))", r"\1\2", line) for line in text.splitlines())
-    return "\n".join(line for line in lines if not line.lstrip().startswith("#"))
-
-
-@pytest.mark.parametrize("change", [str, _uncommented], ids=["as it is", "with every receiver"])
-def test_the_example_of_receivers_is_a_configuration_of_alertmanager(change: Any, tmp_path: Path) -> None:
-    text = change((ROOT / "deploy" / "alertmanager.example.yml").read_text())
-    shutil.copytree(ROOT / "alerts" / "templates", tmp_path / "templates")
-    (tmp_path / "alertmanager.yml").write_text(text)
-    if change is _uncommented:
-        assert [each["name"] for each in yaml.safe_load(text)["receivers"]] == [
-            "terminal", "nobody", "slack", "email", "pagerduty", "webhook",
-        ]  # fmt: skip
-    ran = subprocess.run(
-        ["amtool", "check-config", str(tmp_path / "alertmanager.yml")],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-
-
 @pytest.mark.parametrize("path", ["README.md", "docs/log.md", ".env.example", "deploy/kubernetes-sidecar.yml"])
 def test_every_recipe_for_the_log_takes_both_streams(path: str) -> None:
     """SGLang prints access lines to standard output, and everything else to standard error."""
     text = (ROOT / path).read_text()
     assert ">> /var/log/sglang/server.log 2>&1" in text
     assert "2>>" not in text
-
-
-def _variables_given() -> set[str]:
-    given = set(SERVICES["exporter"]["environment"])
-    given |= set(re.findall(r"^Environment=(SGLANG_[A-Z_]+)=", UNIT, re.MULTILINE))
-    for path in MANIFESTS:
-        given |= {entry["name"] for entry in _containers(path)["exporter"]["env"]}
-    override = yaml.safe_load((ROOT / "deploy" / "docker-json-log.yml").read_text())
-    given |= set(override["services"]["exporter"]["environment"])
-    return {name for name in given if name.startswith("SGLANG_TUNING_")}
-
-
-def test_every_variable_given_to_the_exporter_is_an_option_of_serve() -> None:
-    options = set(re.findall(r"--([a-z-]+)", _help_of("serve")))
-    given = _variables_given()
-    assert len(given) >= 4
-    assert {name.removeprefix("SGLANG_TUNING_").lower().replace("_", "-") for name in given} <= options
 
 
 def test_the_rule_files_of_prometheus_are_where_the_compose_file_mounts_them() -> None:

@@ -12,7 +12,7 @@ from sglang_tuning_exporter.core.advice import advise
 from sglang_tuning_exporter.core.findings import Change
 from sglang_tuning_exporter.core.rows import BY_ID, ROWS
 from sglang_tuning_exporter.core.view import View
-from views import Load, late, seen
+from views import Load, seen
 
 RANKS: dict[str, Any] = {"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}
 PREFILLS = {"full_lines": 100.0}  # as many as there are prefill batches
@@ -78,13 +78,6 @@ def test_without_a_radix_cache_the_mamba_cache_follows_the_limit() -> None:
     assert typed("running_at_limit", view)[0].startswith("--max-running-requests")
 
 
-@pytest.mark.parametrize(("mamba", "arg"), [(200.0, "--mamba-full-memory-ratio"), (0.0, "--swa-full-tokens-ratio")])
-def test_the_cache_that_is_full_gets_more_of_the_memory(mamba: float, arg: str) -> None:
-    ratios: dict[str, Any] = {"mamba_full_memory_ratio": 0.9, "swa_full_tokens_ratio": 0.8}
-    view = seen(Load(why="hybrid_pool_full", more={"mamba": mamba}), **ratios)
-    assert one("hybrid_pool_full", view).flag == arg
-
-
 # DP attention prints the product of a flag
 
 
@@ -116,13 +109,6 @@ def test_a_raised_limit_never_fills_the_cache_beyond_nine_tenths(limit: int, usa
 
 def test_a_limit_that_the_cache_cut_short_is_not_raised() -> None:
     assert not one("running_at_limit", seen(Load(usage=0.4), max_running_requests=1000, LIMIT=300.0)).flag
-
-
-@pytest.mark.parametrize(("limit", "more"), [(32.0, {"enable_dp_attention": True, "tp_size": 2}), (64.0, {})])
-def test_dp_attention_divides_the_limit_among_its_ranks(limit: float, more: dict[str, Any]) -> None:
-    view = seen(Load(usage=0.45), LIMITS=(limit, limit), dp_size=2, max_running_requests=64, **more)
-    change = one("running_at_limit", view)
-    assert (change.now, change.to) == (64, 128)
 
 
 @pytest.mark.parametrize(
@@ -178,30 +164,6 @@ def test_the_fraction_is_computed_or_moves_by_a_hundredth(
     assert one(row, seen(Load(), mem_fraction_static=fraction, LEFT=left, BEFORE=before)).to == to
 
 
-@pytest.mark.parametrize(
-    ("cap", "to"), [(65_536, "--max-total-tokens 131072"), (None, "--mem-fraction-static 0.95"), (131_072, "--mem-fraction-static 0.95")]
-)  # fmt: skip
-def test_where_a_cap_keeps_the_cache_small_the_cap_is_raised_and_not_the_fraction(cap: int | None, to: str) -> None:
-    sizes: dict[str, Any] = {"LEFT": 66.43, "BEFORE": 77.71, "POOL": 65_536.0, "POOL_GB": 2.0}
-    view = seen(Load(), mem_fraction_static=0.841, max_total_tokens=cap, **sizes)
-    assert typed("memory_reserve_too_large", view) == [to]
-
-
-def test_a_full_cache_takes_memory_that_lies_idle_before_it_gives_up_accuracy() -> None:
-    sizes: dict[str, Any] = {"LEFT": 68.67, "BEFORE": 82.44, "POOL": 221_513.0, "POOL_GB": 6.76}
-    view = seen(
-        Load(why="pool_full", usage=0.95), version="0.5.23", mem_fraction_static=0.12, kv_cache_dtype="auto", **sizes
-    )
-    assert typed("running_far_below_limit", view, "memory_reserve_too_large") == ["--mem-fraction-static 0.87"]
-    assert typed("running_far_below_limit", view) == ["--kv-cache-dtype fp8_e4m3"]
-
-
-def test_larger_graphs_that_are_advised_as_well_take_their_memory_first() -> None:
-    view = seen(Load(ran=300), mem_fraction_static=0.8, cuda_graph_max_bs=160, LEFT=14.5, BEFORE=80.0, GRAPHS=4.0)
-    (alone,), (beside,) = advised("memory_reserve_too_large", view), advised("memory_reserve_too_large", view, "cuda_graph_not_covering")  # fmt: skip
-    assert (alone.to, beside.to) == (0.9, 0.85)
-
-
 @pytest.mark.parametrize(("left", "flags"), [(13.5, []), (9.87, []), (6.0, []), (5.5, ["mem_fraction_static"])])
 def test_larger_graphs_are_paid_for_where_too_little_would_be_left(left: float, flags: list[str]) -> None:
     args: dict[str, Any] = {"cuda_graph_max_bs_decode": 160, "mem_fraction_static": 0.85}
@@ -251,29 +213,6 @@ def test_advice_is_spelled_as_the_servers_release_accepts_it(
 
 
 # Late tokens
-
-
-def interrupted(usual: float, chunk: int, first: float = 0.5, **args: Any) -> View:
-    """A server whose decoding is interrupted by prompts of 2,000 tokens."""
-    more = {
-        **late("inter_token", 0.5, 20_000.0, share=0.08, quick=usual), **late("time_to_first_token", first),
-        "decode_lines": 250.0,
-    }  # fmt: skip
-    return seen(Load(prompt=2000, answer=200, more=more), version="0.5.23", chunked_prefill_size=chunk, **args)
-
-
-@pytest.mark.parametrize(
-    ("view", "expected"),
-    [
-        (interrupted(0.01, 4096, prefill_decode_interval=0), "--prefill-decode-interval 17"),
-        (interrupted(0.01, 4096, prefill_decode_interval=4), "--prefill-decode-interval 17"),
-        (interrupted(0.01, 4096, prefill_decode_interval=17), ""),
-        # As on a real server: mixed chunks of 512 in place of 4,096 took the first token from 0.87 s to 2.63 s.
-        (interrupted(0.09, 4096, first=1.9, prefill_decode_interval=0), ""),
-    ],
-)
-def test_decode_steps_come_between_chunks_where_first_tokens_stay_in_time(view: View, expected: str) -> None:
-    assert typed("latency_prefill_between", view) == [expected]
 
 
 @pytest.mark.parametrize(("chunk", "flag"), [(4096, ""), (512, "--chunked-prefill-size")])

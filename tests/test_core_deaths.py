@@ -12,7 +12,6 @@ from sglang_tuning_exporter.core.watch import Watch
 from test_core_course import BEGIN, decode, prefill, stamp, start
 
 SIGQUIT = "Received sigquit from a child process. It usually means the child failed."
-SIGTERM = "SIGTERM received. signum=15 frame=None. Draining requests and shutting down..."
 # As releases print them.
 DEATHS = {
     "a child that failed": SIGQUIT,
@@ -55,19 +54,6 @@ def test_a_server_that_ended_has_crashed_however_long_ago_until_it_starts_again(
         "crashed",
         "starting",
     )  # of the last ten minutes a crash is a finding
-
-
-@pytest.mark.parametrize("line", [SIGQUIT, "Subprocess detokenizer (pid=31) crashed with exit code -15."])
-def test_the_processes_of_a_server_that_was_asked_to_end_do_not_crash(line: str) -> None:
-    watch = after(*SERVED, stamp(73) + SIGTERM, stamp(74) + line)
-    assert (verdict(watch, 5000), watch.server.counted["ends"]) == ("stopped", 0)
-
-
-def test_an_end_from_before_the_exporter_is_known_and_not_counted() -> None:
-    watch, reader = Watch(PROFILES["online"], BEGIN, reads=True, scrapes=False), Reader()
-    lines = [*SERVED, stamp(73) + SIGQUIT]
-    watch.recall([event for line in lines for event in reader.read(line.encode())], BEGIN + 300)
-    assert (verdict(watch, 300), watch.server.counted["ends"]) == ("crashed", 0)
 
 
 # Health checks

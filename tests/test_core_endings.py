@@ -14,7 +14,7 @@ from sglang_tuning_exporter.core import endings
 from sglang_tuning_exporter.core.endings import CLASSES, Explanation, class_of, quoted
 from sglang_tuning_exporter.core.findings import Finding, Judged
 from sglang_tuning_exporter.core.inputs import Logs
-from sglang_tuning_exporter.core.report import document, judge
+from sglang_tuning_exporter.core.report import judge
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.sglang.clean import without_requests, without_secrets
 
@@ -154,26 +154,6 @@ def test_a_server_that_works_on_did_not_end_by_its_exception(tmp_path: Path) -> 
     assert found.explained_by.ending == "unknown"
 
 
-def test_the_last_of_a_chain_counts_and_an_earlier_one_gives_its_class(tmp_path: Path) -> None:
-    lines = [
-        *scheduler("torch.OutOfMemoryError: of a test that is no event", "srt/layers/moe.py")[:-1],
-        "ImportError: undefined symbol: _ZN3c10",
-        "",
-        "During handling of the above exception, another exception occurred:",
-        "",
-        "Traceback (most recent call last):",
-        frame("srt/models/registry.py", "load"),
-        "RuntimeError: the model could not be made",
-        SIGQUIT,
-    ]
-    said = explained(tmp_path, SERVED, *lines)
-    assert (said.text, said.ending, said.place) == (
-        "RuntimeError: the model could not be made",
-        "library",
-        "srt/models/registry.py:7 in load",
-    )
-
-
 def test_a_start_that_failed_is_said_as_one(tmp_path: Path) -> None:
     found = crash(
         tmp_path, "launch_server.py: error: unrecognized arguments: --reasoning_parser --no-such-flag --api-key=sk-1"
@@ -201,26 +181,6 @@ def test_a_kill_after_a_warm_up_that_failed_is_sglangs_own(before: list[str], en
     found = crash(tmp_path, loaded, *before, "", "Killed")
     assert found.explained_by is not None
     assert (found.headline[:21], found.explained_by.ending) == ("SGLang did not start:", ending)
-
-
-def test_an_allocation_larger_than_the_gpu_is_not_answered_with_a_share_of_it(tmp_path: Path) -> None:
-    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {} GiB. GPU 0 has a total capacity of 79.15 GiB of which 35 GiB is free."
-    flags = []
-    for asked in ("98.71", "2.00"):
-        found = judged(
-            tmp_path, *scheduler(error.format(asked), "srt/mem_cache/memory_pool.py"), SIGQUIT
-        ).judgement.findings
-        flags.append([change.flag for each in found for change in each.changes if change.flag])
-    assert flags[0] == []
-    assert "--mem-fraction-static" in flags[1]
-
-
-def test_the_document_has_the_line_with_its_place_and_the_lines_before(tmp_path: Path) -> None:
-    whole = document(judged(tmp_path, SERVED, *scheduler("KeyError: 'x'"), SIGQUIT))
-    [said] = [each["explained_by"] for each in whole["findings"] if each["explained_by"]]
-    assert (said["text"], said["class"]) == ("KeyError: 'x'", "check")
-    assert (said["line"], said["time"], said["before"][0]) == (6, "2026-06-01T10:00:10Z", SERVED)
-    assert said["file"].endswith("server.log")
 
 
 def test_the_last_words_survive_the_exporter() -> None:

@@ -72,24 +72,6 @@ def test_a_whole_log_is_counted_by_kind() -> None:
     assert "1 lines can carry text of others, first line 4: SGLang prints a request's text in it" in text
 
 
-@pytest.mark.parametrize(
-    ("second", "words"),
-    [
-        (
-            RETRACTION.replace(b"TP0", b"TP1"),
-            "not counted: another line said the same within 10 s before it, as each rank does",
-        ),
-        (RETRACTION, "counted, not marked"),  # of the same rank: another event
-        (RETRACTION.replace(b": 3", b": 4").replace(b"TP0", b"TP1"), "counted, not marked"),
-        (AT + b"Testing retraction. #retracted_reqs: 1", "not counted: SGLang retracts to test it"),
-        (AT + b"Decode batch, #running-req: 5, #token: 900, token usage: 0.90, #queue-req: 7", "counted, not marked"),
-    ],
-)
-def test_what_another_rank_said_before_is_not_counted(second: bytes, words: str) -> None:
-    assert explain([RETRACTION, second], 2).splitlines()[-1] == words
-    assert ("1 x not counted: another rank or line" in explain([RETRACTION, second])) is words.startswith("not counted")
-
-
 def test_the_command_line_takes_a_file_and_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "server.log"
     log.write_bytes(b"\n".join(LOG) + b"\n")

@@ -157,12 +157,6 @@ def test_nothing_is_said_for_as_long_as_the_short_window_after_a_start() -> None
     assert kept.burning("time_to_first_token", SLOW, 3600.0, begun=2000.0) is None
 
 
-def test_few_requests_burn_nothing() -> None:
-    kept = Ledger()
-    kept.add(observed(0.0, 5.0), OBJECTIVES, 30.0)
-    assert kept.burning("time_to_first_token", FAST, 600.0, begun=0.0) is None
-
-
 # A restart of the exporter
 
 
@@ -204,11 +198,6 @@ def test_no_present_figure_comes_back() -> None:
         {},
         "not_enough_data",
     )
-
-
-def test_alert_clocks_that_are_older_than_five_minutes_begin_anew() -> None:
-    again = restarted(troubled(), 700, age=400.0)
-    assert {clock.value for clock in again.clocks.by_row.values()} == {None}
 
 
 def test_a_forged_line_that_waited_is_doubtful_after_a_restart_too() -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sglang_tuning_exporter.core.events import Event, Rank
+from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.wrapping import Line
-from test_core_lines import CUDA, DECODE, RETRACTION, SERVING, STAMP, failures, read, traceback
+from test_core_lines import CUDA, DECODE, RETRACTION, STAMP, failures, read
 
 HERE = Path(__file__).parent
 LOGS = HERE / "data" / "logs"
@@ -29,46 +29,6 @@ def of(release: str, kind: str) -> list[Event]:
 
 
 # Failures
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
-        "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB",
-        "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB",
-        "RuntimeError: CUDA error: out of memory",
-        "torch.AcceleratorError: CUDA error: out of memory",
-        "RuntimeError: NPU out of memory. Tried to allocate 2.00 GiB",
-    ],
-)
-def test_memory_can_run_out_on_any_device(line: str) -> None:
-    assert failures(STAMP + DECODE, *traceback(*SERVING, "forward_decode"), line) == [("decode", 0)]
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        (["Exception: Capture CUDA graph failed: CUDA out of memory.", "1. set --mem-fraction-static to less"], "graph_capture"),
-        (["Exception: Capture cuda graph failed: invalid device function"], ""),
-        (["RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."], "startup"),
-        (["ValueError: Failed to retract any request. No space left for only one request."], "decode"),
-        (["RuntimeError: Prefill out of memory. Try to lower your batch size."], "prefill"),
-    ],
-)  # fmt: skip
-def test_an_exception_that_names_its_failure_needs_no_frames(text: list[str], found: str) -> None:
-    assert failures(*traceback("run_scheduler_process"), *text) == ([(found, 0)] if found else [])
-
-
-@pytest.mark.parametrize("head", ["Exception in ModelTpServer:", "Exception in run_tp_server:"])
-def test_the_oldest_release_prints_the_traceback_behind_its_head(head: str) -> None:
-    frames = ["Traceback (most recent call last):", '  File "x.py", line 1, in forward_extend', "    x()"]
-    found = read(f"[11:38:21 TP3] {head}", *frames, CUDA)
-    assert [(event.kind, event.word) for event in found] == [
-        ("end", "scheduler_exception"),
-        ("out_of_memory", "prefill"),
-    ]
-    assert {(event.time, event.rank) for event in found} == {(41_901.0, Rank(tp=3))}
 
 
 def test_a_traceback_whose_head_was_rotated_away_counts() -> None:

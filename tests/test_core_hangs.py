@@ -111,24 +111,6 @@ def server(request: pytest.FixtureRequest) -> Server:
     return made
 
 
-def test_a_detokenizer_that_sends_nothing_while_the_scheduler_decodes_is_found_within_ninety_seconds(
-    server: Server,
-) -> None:
-    begin = server.now
-    for _ in range(20):
-        server.computes()
-        server.tick()
-    at, stage = server.found
-    assert (stage, at - begin <= 90) == ("detokenizer", True)
-
-
-def test_a_scheduler_that_stands_still_under_load_is_found_within_ninety_seconds(server: Server) -> None:
-    begin = server.now
-    server.tick(20)
-    at, stage = server.found
-    assert (stage, 60 <= at - begin <= 90) == ("scheduler", True)
-
-
 def test_a_detokenizer_that_hangs_is_found_though_its_clients_give_up_again_and_again(server: Server) -> None:
     begin = server.now
     for number in range(24):
@@ -204,17 +186,6 @@ def test_health_checks_of_an_idle_server(server: Server) -> None:
     assert server.found == (0.0, "")
 
 
-def test_counters_that_the_scheduler_updates_late() -> None:
-    server = Server()
-    server.serves()
-    server.running = server.open = 0.0
-    server.computes(
-        steps=39
-    )  # they are written every forty steps: those of a load that is over may come with the next check
-    server.tick(120)
-    assert server.found == (0.0, "")
-
-
 def test_clients_that_give_up_before_the_first_tokens_are_due(server: Server) -> None:
     server.logs = False
     for _ in range(60):
@@ -238,15 +209,6 @@ def test_requests_that_wait_for_the_other_server_of_a_pair(server: Server, queue
 
 
 # A pause that was asked for
-
-
-def test_a_paused_server_hangs_nowhere_for_ten_minutes(server: Server) -> None:
-    server.pauses += 1.0  # new weights are loaded
-    server.tick(60)
-    server.resumptions += 1.0
-    server.tick(10)  # the first tokens come some time after it continues
-    server.serves(300)
-    assert server.found == (0.0, "")
 
 
 def test_a_pause_that_nobody_ends_is_a_hang_after_ten_minutes(server: Server) -> None:
@@ -310,19 +272,6 @@ def test_requests_that_wait_outside_of_all_stages_are_no_hang() -> None:
     server.running, server.open = 0.0, 1.0  # a tokenizer that fetches an image, and a token is generated on demand
     assert waits(server, 300, answered=True) > 3
     assert server.found == (0.0, "")
-
-
-# A silent log
-
-
-def test_it_is_silent_while_tokens_come_without_a_line_and_no_more_with_the_next_one(server: Server) -> None:
-    server.logs = False
-    server.serves(300)
-    before = server.watch.silent_log_seconds(BEGIN + server.now) or 0.0
-    server.tick(3)
-    server.logs = True
-    server.computes()
-    assert (before > 200, server.watch.silent_log_seconds(BEGIN + server.now)) == (True, 0.0)
 
 
 # What counts of other findings during a hang, and the setting that delays tokens

@@ -9,7 +9,6 @@ import gzip
 import io
 import os
 import tarfile
-import threading
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
@@ -83,34 +82,11 @@ def test_a_rotation_set_is_read_from_its_oldest_file_whatever_the_names_order(tm
     assert Logs([newest, middle, oldest]).names == (oldest, middle, newest)
 
 
-@pytest.mark.parametrize("date", ["", "2025-11-20 "])
-def test_rotated_files_without_dates_are_read_by_their_numbers_across_midnight(tmp_path: Path, date: str) -> None:
-    write(tmp_path / "server.log", decode("00:00:20" if not date else "23:59:59", 3, date=date))
-    write(tmp_path / "server.log.1", decode("23:59:50", 2, date=date))
-    write(tmp_path / "server.log.2", decode("23:59:30", 1, date=date))
-    found = events(str(tmp_path / "*"))
-    assert [event.figures["running"] for event in found] == [1, 2, 3]
-    assert found[-1].time is not None
-    assert found[0].time is not None
-    assert found[-1].time - found[0].time == (50 if not date else 29)
-
-
 def test_logs_of_several_nodes_are_merged_by_the_time_of_their_lines(tmp_path: Path) -> None:
     names = ("00", 1), (20, 3), (40, 5)
     first = write(tmp_path / "node0.log", *(decode(f"10:00:{at}", n, ranks=" DP0") for at, n in names))
     second = write(tmp_path / "node1.log", *(decode(f"10:00:{n}0", n + 1, ranks=" DP1") for n in (1, 3, 5)))
     assert running(second, first) == [1, 2, 3, 4, 5, 6]
-
-
-def test_standard_input_and_a_file_are_merged_and_a_named_pipe_is_read_once(tmp_path: Path) -> None:
-    name = write(tmp_path / "server.log", decode("10:00:10", 2))
-    assert running(name, "-", stdin=(decode("10:00:00", 1) + decode("10:00:20", 3)).encode()) == [1, 2, 3]
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    writer = threading.Thread(target=pipe.write_text, args=(decode("10:00:00", 1) + decode("10:00:05", 2),))
-    writer.start()
-    assert running(str(pipe)) == [1, 2]
-    writer.join()
 
 
 # Bytes
@@ -181,13 +157,6 @@ def test_time_never_runs_backwards_and_a_line_of_another_clock_changes_nothing(
     found, lane = seconds(*printed)
     assert found == list(taken)
     assert (lane.set_back, lane.set_forward, lane.strays) == counts
-
-
-def test_a_log_without_times_is_read_all_the_same_and_says_so(tmp_path: Path) -> None:
-    line = decode("10:00:00")[22:]
-    logs = Logs([write(tmp_path / "server.log", line, line)])
-    assert [event.time for event in logs.events()] == [None, None]
-    assert logs.notes[0].startswith("no line has a time")
 
 
 # Layouts

@@ -9,7 +9,7 @@ import pytest
 
 from sglang_tuning_exporter.core.findings import Finding, Judgement
 from sglang_tuning_exporter.core.judge import judge
-from sglang_tuning_exporter.core.rows import BY_ID, ROWS
+from sglang_tuning_exporter.core.rows import ROWS
 from sglang_tuning_exporter.core.view import View
 from views import Load, late, seen
 
@@ -47,19 +47,6 @@ def test_reasons_that_only_together_hold_most_of_the_time_are_named_from_a_third
     waits = {"admission/running_limit": limit, "admission/grammar_queue": grammar}
     load = and_also(AT_LIMIT, **waits, **{"admission/no_queue": 200.0 - limit - grammar})
     assert {"running_at_limit", "grammar_queue"} & {*ids(of(load, **LIMIT))} == found
-
-
-# The verdict
-
-
-@pytest.mark.parametrize("phase", ["prefill", "decode", "graph_capture", "startup", "unknown"])
-def test_a_failure_for_want_of_memory_comes_before_the_end_that_it_caused(phase: str) -> None:
-    view = seen(Load(more={f"out_of_memory.{phase}": 1.0, "ends": 1.0}), version="0.5.9", mem_fraction_static=0.9)
-    judgement = judge(replace(view, down="nothing listens"))
-    memory = judgement.findings[0]
-    assert judgement.verdict == memory.diagnosis
-    assert BY_ID[memory.diagnosis].protects == "memory"
-    assert finding(judgement, "server_down").because[0] == memory.diagnosis
 
 
 # Causes
@@ -105,34 +92,12 @@ def tokens(share: float, quick: float = 0.02, prompt: float = 3000, **more: floa
 
 
 @pytest.mark.parametrize(
-    ("load", "profile", "is_found"),
-    [
-        (tokens(0.08), "online", True),
-        (tokens(0.05), "online", False),  # few gaps are late
-        (tokens(0.08, prompt=300), "online", False),  # prompts are short
-        (tokens(0.08, quick=0.15), "online", False),  # every step is slow
-        (tokens(0.08, retractions=60.0), "online", False),
-        (tokens(0.08), "offline", False),  # no objective
-        (Load(prompt=3000), "online", False),  # gaps are not exposed
-    ],
-)
-def test_tokens_are_late_because_of_prompts_in_between(load: Load, profile: str, is_found: bool) -> None:  # noqa: FBT001 - a case
-    assert ("latency_prefill_between" in ids(of(load, profile))) is is_found
-
-
-@pytest.mark.parametrize(
     ("queued", "row"), [(0.0, "latency_long_prompts"), (1.0, "latency_queue"), (20.0, "latency_queue")]
 )
 def test_late_first_tokens_are_put_down_to_the_queue_or_to_the_prompts(queued: float, row: str) -> None:
     load = Load(queued=queued, prompt=6000, more=late("time_to_first_token", 4.0))
     found = ids(of(load, chunked_prefill_size=2048, max_prefill_tokens=16384))
     assert {"latency_queue", "latency_long_prompts"} & {*found} == {row}
-
-
-@pytest.mark.parametrize(("prompt", "is_found"), [(600, True), (120, False)])
-def test_first_tokens_of_short_prompts_are_not_late_by_long_prompts(prompt: int, is_found: bool) -> None:  # noqa: FBT001 - a case
-    load = Load(prompt=prompt, more=late("time_to_first_token", 4.0))
-    assert ("latency_long_prompts" in ids(of(load, chunked_prefill_size=2048, max_prefill_tokens=16384))) is is_found
 
 
 # Shared prefixes
@@ -194,15 +159,6 @@ def test_settings_of_the_guide_for_the_workload_are_chances(
     profile: str, args: dict[str, Any], expected: dict[str, object]
 ) -> None:
     assert changes("profile_settings", seen(Load(usage=0.7), profile, "0.5.23", **args)) == expected
-
-
-@pytest.mark.parametrize(
-    ("args", "is_found"),
-    [({"dp_size": 8}, True), ({"dp_size": 1}, False), ({"dp_size": 8, "tp_size": 8, "enable_dp_attention": True}, False),
-     ({"dp_size": 2, "device": "cpu"}, False)],
-)  # fmt: skip
-def test_replicas_in_one_server_are_better_behind_a_router(args: dict[str, Any], is_found: bool) -> None:  # noqa: FBT001 - a case
-    assert ("router_candidate" in ids(of(Load(), **args))) is is_found
 
 
 @pytest.mark.parametrize(

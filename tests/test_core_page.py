@@ -8,15 +8,13 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-import pytest
-
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.against import compare
 from sglang_tuning_exporter.core.findings import Change, Judged
-from sglang_tuning_exporter.core.page import POLICY, Axis, page
+from sglang_tuning_exporter.core.page import POLICY, page
 from sglang_tuning_exporter.core.report import run
 from sglang_tuning_exporter.recordings.replay import packaged
-from test_core_report import BEGIN, LOGS, finding, judged
+from test_core_report import finding, judged
 
 RETRACT = packaged("retract") / "server.log.gz"
 HOSTILE = "<script>document.title='owned'</script><img src=http://127.0.0.1:9/x onerror=alert(1)>"
@@ -75,12 +73,6 @@ def whole() -> Judged:
     return judged(finding(), finding("queue_too_long", headline="Too many wait."), chance)
 
 
-@pytest.mark.parametrize("log", [RETRACT, *LOGS], ids=lambda log: log.name)
-def test_every_log_gives_a_page_whose_tags_are_closed(log: Path, tmp_path: Path) -> None:
-    run([str(log)], format="html", output=tmp_path / "page.html", profile="online")
-    assert Tree((tmp_path / "page.html").read_text()).open == []
-
-
 def test_the_page_has_everything_that_the_text_has() -> None:
     written = page(whole(), OFFLINE, compare(whole(), whole()))
     assert Tree(written).open == []
@@ -115,15 +107,3 @@ def test_hostile_words_of_the_log_are_text_and_the_page_has_no_script(tmp_path: 
     assert not {name for name in tree.attributes if name.startswith("on") or name in {"src", "href"}}
     assert HOSTILE in text_of((tmp_path / "page.html").read_text())
     assert POLICY.startswith("default-src 'none'")
-
-
-# The chart
-
-
-@pytest.mark.parametrize("begin", [0.0, BEGIN, BEGIN + 13.5])
-@pytest.mark.parametrize("seconds", [1, 59, 600, 7200, 90_000, 40 * 86_400])
-def test_an_axis_has_a_few_round_moments_in_order(begin: float, seconds: float) -> None:
-    places = [place for place, _ in Axis(begin, begin + seconds, dated=begin > 0).ticks()]
-    assert 1 <= len(places) <= 10
-    assert places == sorted(places)
-    assert all(0 <= place <= 100 for place in places)

@@ -19,25 +19,6 @@ def mostly(lines: Iterable[str], signal: str, profile: str = "online") -> str:
     return max(shares, key=shares.__getitem__, default="unknown")
 
 
-# Why requests wait
-
-
-@pytest.mark.parametrize(
-    ("queue", "profile", "state"),
-    [
-        (0, "offline", "empty"),
-        (99, "offline", "below_range"),
-        (100, "offline", "in_range"),
-        (2000, "offline", "in_range"),
-        (2001, "offline", "above_range"),
-        (2, "online", "in_range"),  # one starts each two seconds
-        (20, "online", "above_range"),
-    ],
-)
-def test_a_queue_is_judged_by_its_length_or_by_the_wait_that_it_means(queue: int, profile: str, state: str) -> None:
-    assert mostly([*start(), *load(20, MINUTES, queue=queue)], "queue", profile) == state
-
-
 # Graphs
 
 
@@ -199,26 +180,3 @@ def test_requests_that_wait_long_for_the_other_side_name_it(answer: Judged, verd
 )
 def test_the_reserve_of_memory_is_judged_by_what_a_side_does(role: str, row: str, left: float, is_found: bool) -> None:  # noqa: FBT001 - a case
     assert (row in found(judged([*start(left=left, disaggregation_mode=role), *load(20, 60)]))) is is_found
-
-
-# A start with other settings
-
-
-def restarted(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Ten minutes at the limit, a start, and a little load."""
-    at_limit = {"running": 32, "queue": 40, "usage": 0.23}
-    first = [*start(limit=32, max_running_requests=32, **before), *load(20, 600, every=5, **at_limit)]
-    return [*first, *start(640, limit=32, **{"max_running_requests": 32, **after}), *load(660, 60, running=20)]
-
-
-@pytest.mark.parametrize(
-    ("after", "is_found"),
-    [
-        ({}, True),
-        ({"random_seed": 2}, True),
-        ({"max_running_requests": 256}, False),  # what was seen under the lower limit says nothing of the higher one
-        ({"kv_cache_dtype": "fp8_e4m3"}, False),
-    ],
-)
-def test_what_was_seen_under_other_settings_is_no_finding(after: dict[str, Any], is_found: bool) -> None:  # noqa: FBT001 - a case
-    assert ("running_at_limit" in found(judged(restarted({}, after)))) is is_found

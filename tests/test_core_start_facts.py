@@ -167,33 +167,3 @@ def test_a_web_servers_log_is_refused(tmp_path: Path, text: str) -> None:
     log.write_text(text)
     with pytest.raises(UsageError, match="no line of SGLang's"):
         list(Logs([str(log)]).events())
-
-
-# Memory that ran out during the start
-
-
-SHORT = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 32.00 MiB. GPU 0 has a total capacity of 139.80 GiB of which 14.19 MiB is free."
-BEGUN = "Load weight begin. avail mem=139.13 GB"
-
-
-def test_memory_that_ends_while_weights_are_loaded_is_not_answered_with_a_share_for_the_kv_cache() -> None:
-    [change] = finding(judged([arguments(), stamp(1) + BEGUN, stamp(2) + SHORT]), "out_of_memory_any").changes
-    assert "--tp-size" in change.words
-    after = finding(
-        judged([arguments(), stamp(1) + BEGUN, weights(137.25, 1.87), stamp(2) + SHORT]), "out_of_memory_any"
-    )
-    assert [each.arg for each in after.changes] == ["mem_fraction_static"]
-
-
-def test_memory_that_ends_while_tokens_are_sampled_asks_for_fewer_requests_first() -> None:
-    sampling = [
-        stamp(82) + "Scheduler hit an exception: Traceback (most recent call last):",
-        '  File "/srv/sglang/srt/managers/scheduler.py", line 6362, in run_scheduler_process',
-        '  File "/srv/sglang/srt/layers/sampler.py", line 821, in top_k_top_p_min_p_sampling_from_probs_torch',
-        SHORT,
-    ]
-    failed = finding(judged([*start(), *load(20, 60, running=200), *sampling]), "out_of_memory_any")
-    assert [(each.arg, each.direction) for each in failed.changes] == [
-        ("max_running_requests", "lower"),
-        ("mem_fraction_static", "lower"),
-    ]

@@ -133,14 +133,6 @@ def test_a_long_prompt_that_the_gauges_do_not_show_is_load_and_health_checks_are
     assert (activity in beside.seconds(15.0)) is True
 
 
-def test_a_rank_that_decoded_between_two_pages_served(beside: Beside) -> None:
-    for at in (0.0, 15.0):
-        ranks = [RankFigures(0, 0, 0, graph_passes=40 * at), RankFigures(1, 0, 0, graph_passes=1)]
-        beside.server.scrape(Scrape(ranks, progress=600 * at), at)
-    served = [beside.server.lifetime(dp).totals()["activity/serving"] for dp in (0, 1)]
-    assert served == [15.0, 0.0]
-
-
 # Counts
 
 
@@ -151,16 +143,6 @@ def test_pages_without_ranks_after_pages_with_ranks_are_of_a_new_start(beside: B
     for at, number in ((30.0, 3), (45.0, 10), (60.0, 20)):
         beside.page(at, 3, progress=number, graph_passes=number)
     assert (beside.server.starts, list(beside.server.schedulers)) == (1, [None])
-
-
-# Waits
-
-
-def test_requests_that_log_and_metrics_show_start_once(beside: Beside) -> None:
-    for now in range(0, 61, 10):
-        beside.page(float(now), 8, 60, admitted_requests=10.0 * now)
-        beside.prefill(now + 0.5, queued=60, sequences=100)
-    assert beside.wait() == pytest.approx(6.0, rel=0.2)
 
 
 # Why requests wait
@@ -182,28 +164,3 @@ def test_a_server_that_admits_by_more_than_its_token_ratio_is_not_said_to_hold_b
     beside.start(0.0, **argument)
     beside.decode(1.0, queued=5, usage=0.3)
     assert beside.admission(1.0) == why
-
-
-# Step times: a decode line shows one where the batch hardly changed since the decode line before it
-
-
-@pytest.mark.parametrize(
-    ("lines", "batches"),
-    [
-        ([(1, "decode", 8), (2, "decode", 8), (3, "decode", 9), (4, "decode", 9)], [8, 9]),
-        ([(1, "decode", 40), (2, "decode", 37), (3, "decode", 33)], [38.5]),  # nearly the same: at the mean batch
-        ([(1, "decode", 8), (2, "prefill", 8), (2, "decode", 8), (3, "decode", 8)], [8]),
-        ([(1, "decode", 1), (2, "decode", 8), (2, "decode", 8), (2, "decode", 1)], []),  # of one second only the first
-        ([(1, "decode", 8), (2, "decode", 9), (2, "decode", 8)], []),
-        ([(1, "decode", 8), (2, "decode", 8), (2, "decode", 9)], [8]),
-    ],
-)
-def test_a_decode_line_shows_a_step_time_where_the_batch_hardly_changed(
-    beside: Beside, lines: list[tuple[float, str, int]], batches: list[float]
-) -> None:
-    for at, kind, running in lines:
-        if kind == "decode":
-            beside.decode(at, running, usage=0.2, throughput=running * 11 + 0.5)
-        else:
-            beside.prefill(at, 0, running)
-    assert [step.batch for _, step in beside.server.schedulers[None].steps] == batches

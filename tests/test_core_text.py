@@ -10,7 +10,7 @@ import pytest
 
 from conftest import environment
 from sglang_tuning_exporter.config.profiles import PROFILES
-from sglang_tuning_exporter.core.findings import Change, Unit, Value
+from sglang_tuning_exporter.core.findings import Change, Unit
 from sglang_tuning_exporter.core.text import (
     TONES,
     Style,
@@ -37,22 +37,6 @@ def said(*findings: object, style: Style | None = None, **more: object) -> str:
 )  # fmt: skip
 def test_a_figure_has_its_unit(value: float, unit: Unit, words: str) -> None:
     assert amount(value, unit) == words
-
-
-@pytest.mark.parametrize(
-    ("now", "to", "words", "line"),
-    [
-        (1, 2, "", "Try --x 2, now 1"),
-        (None, 0.9, "", "Try --x 0.9"),
-        (0.05, 1.3, "", "Try --x 1.3, now 0.05"),
-        ("lpm", "fcfs first", "", "Try --x 'fcfs first', now lpm"),
-        (False, True, "", "Try --x"),
-        (True, False, "", "Remove --x"),
-        (8, None, "a smaller value", "Try --x a smaller value, now 8"),
-    ],
-)
-def test_a_change_is_what_to_type_with_the_present_value(now: Value, to: Value, words: str, line: str) -> None:
-    assert change_words(Change("x", "--x", now, to, words)).line == line
 
 
 def test_advice_to_people_is_a_sentence_and_a_flag_can_be_removed() -> None:
@@ -94,22 +78,6 @@ def test_a_change_that_an_earlier_finding_has_is_only_named_again() -> None:
     assert "   Try --schedule-conservativeness 1.3, now 0.3, as for finding 1\n" in shown
     assert "   Caused by: SGLang kept retracting running requests.\n" in shown
     assert shown.count("Why:") == 1
-
-
-def test_alerts_course_starts_shares_and_counts_follow() -> None:
-    shown = said(finding())
-    for words in (
-        "   SGLangRetractingTooOften would have been notified at 10:11:40 (still firing when the log ends)",
-        "   2025-11-20 10:00:00     60 s  starting",
-        "   2025-11-20 10:01:00   59 min  serving: an hour",
-        "   1. 2025-11-20 10:00:00 (SGLang 0.5.23): generated tokens/s 3,107, mean token usage 0.93, retractions 5.1/min",
-        "memory: 78.71 GB free before weights, 16.46 GB weights, 45.20 GB KV cache, 7.00 GB left",
-        "--schedule-conservativeness 1.0 → 0.3",
-        "    62 %  ████████████          the queue longer than healthy, 100 to 2,000",
-        "retractions 34 (102 requests), beside text of clients 14 of them, out of memory prefill 1",
-        "At the end: running requests 229, token usage 1, cuda graph replayed",
-    ):
-        assert words in shown, words
 
 
 # The terminal

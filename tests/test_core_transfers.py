@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_tuning_exporter.core.findings import Finding, Judged
-from test_alarms import alerts
 from test_core_course import finding, found, judged, load, stamp, start
 from test_core_watch import Beside
 
@@ -98,28 +97,6 @@ def test_failures_that_go_on_are_a_finding_and_one_in_four_minutes_is_none(every
     ) is is_found
 
 
-def test_failures_are_notified_after_five_minutes_and_a_burst_is_not() -> None:
-    busy = load(20, 1200, running=8)
-    often, burst = [failed(30 + at, at) for at in range(0, 1100, 10)], [failed(800, room) for room in range(3)]
-    fires, none = (
-        [each.alert for each in alerts(*start(disaggregation_mode="decode"), *sorted((*busy, *lines), key=lambda line: line[:21]), end=1220)]
-        for lines in (often, burst)
-    )  # fmt: skip
-    assert "SGLangKVTransferFailing" in fires
-    assert "SGLangKVTransferFailing" not in none
-
-
-def test_requests_that_wait_for_the_other_side_follow_from_failing_transfers() -> None:
-    waits = [
-        line.replace("#queue-req: 0", "#prealloc-req: 0, #transfer-req: 40, #queue-req: 0")
-        for line in load(20, 300, running=8)
-    ]
-    lines = [*waits, *(failed(30 + at, at) for at in range(0, 280, 10))]
-    answer = judged([*start(disaggregation_mode="decode"), *sorted(lines, key=lambda line: line[:21])])
-    assert answer.judgement.verdict == ROW
-    assert ROW in finding(answer, "pd_queue").because
-
-
 # Why
 
 
@@ -174,15 +151,6 @@ def pair(**figures: Any) -> Beside:
 )
 def test_counters_alone_show_failing_transfers(figures: dict[str, float], *, is_found: bool) -> None:
     assert (ROW in {each.diagnosis for each in pair(**figures).judge(316).findings}) is is_found
-
-
-def test_with_counters_a_line_gives_the_reason_and_no_count() -> None:
-    beside = pair(failed_transfers=1.0)
-    before = beside.count("failed_transfers")
-    beside.lines(failed(316))
-    assert beside.count("failed_transfers") == before
-    sentence = next(each.sentence for each in beside.judge(317).findings if each.diagnosis == ROW)
-    assert "KVPoll.WaitingForInput" in sentence
 
 
 def test_a_forged_line_beside_a_counter_that_stands_is_nothing() -> None:

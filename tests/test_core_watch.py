@@ -18,7 +18,7 @@ from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
 from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures, Scrape
-from test_core_course import BEGIN, decode, judged, retraction, stamp, start
+from test_core_course import BEGIN, decode, retraction, stamp, start
 
 CRASH = "Subprocess scheduler_0 (pid=77) crashed with exit code -9. Triggering SIGQUIT for cleanup..."
 
@@ -71,12 +71,6 @@ def served(seconds: int = 60, **figures: Any) -> Beside:
 # Healthy needs evidence
 
 
-def test_where_most_requests_are_given_up_it_is_not_healthy() -> None:
-    beside = served()
-    beside.scrape(73, finished_requests=400.0, aborted_requests=300.0)
-    assert beside.judge(74).verdict == "unexplained"
-
-
 def test_where_no_token_has_been_sent_for_a_while_nothing_is_claimed() -> None:
     beside = served()
     for at in range(73, 95, 3):
@@ -86,13 +80,6 @@ def test_where_no_token_has_been_sent_for_a_while_nothing_is_claimed() -> None:
 
 
 # Retractions
-
-
-def test_a_line_of_a_server_that_is_gone_counts() -> None:
-    beside = served()
-    beside.lines(retraction(73))
-    beside.watch.lose("connection_refused", "nothing listens", BEGIN + 75)
-    assert beside.count("retractions") == 1
 
 
 @given(
@@ -137,14 +124,6 @@ def test_beside_the_counter_forged_lines_add_nothing(lines: list[tuple[float, bo
 
 def taken(beside: Beside, kind: str, at: float, *, past: bool = False, **figures: float) -> None:
     beside.watch.take(Event(kind, BEGIN + at, figures=figures), past=past)
-
-
-def test_a_retraction_from_before_the_first_page_counts_as_with_the_log_alone() -> None:
-    beside = Beside()
-    beside.scrape(12, retracted_requests=1.0)
-    taken(beside, "retraction", 8, past=True, requests=1)
-    beside.scrape(60)
-    assert (beside.count("retractions"), beside.count("retracted"), dict(beside.watch.doubtful)) == (1, 1, {})
 
 
 def test_a_retraction_that_the_first_page_may_have_counted_is_not_doubtful() -> None:
@@ -241,14 +220,6 @@ def test_a_crash_of_a_server_that_works_on_is_doubtful() -> None:
     assert (beside.count("ends"), beside.watch.doubtful) == (0, {("end", "works_on"): 1})
 
 
-def test_a_server_that_stands_still_for_half_a_minute_after_it_has_crashed() -> None:
-    beside = served()
-    beside.lines(stamp(73) + CRASH)
-    for at in range(74, 110, 3):
-        beside.scrape(at, work=0.0)
-    assert beside.count("ends") == 1
-
-
 def test_a_start_in_the_text_of_a_client_forgets_nothing() -> None:
     beside = served()
     beside.lines(*start(73, limit=1, pool=10))
@@ -326,15 +297,6 @@ def test_a_server_that_works_on_long_after_it_was_asked_to_end_was_not_stopped()
     assert beside.judge(116).verdict == "server_down"
 
 
-def test_a_server_that_works_on_by_its_metrics_was_not_stopped() -> None:
-    beside = served()
-    beside.lines(stamp(73) + SIGTERM)
-    for at in range(76, 120, 4):
-        beside.scrape(at)
-    beside.watch.lose("connection_refused", "nothing listens", BEGIN + 121)
-    assert beside.judge(122).verdict == "server_down"
-
-
 def test_a_long_drain_is_an_ordered_end() -> None:
     beside = served()
     beside.lines(stamp(73) + SIGTERM)
@@ -371,17 +333,6 @@ def test_a_flag_that_the_last_error_names_comes_first_in_the_advice_for_a_server
     )
 
 
-def test_a_finding_of_a_live_server_begins_when_a_report_says() -> None:
-    lines = [*start(), *(decode(12 + at, queue=3000, usage=0.97) for at in range(0, 200, 2))]
-    beside = Beside(scrapes=False)
-    for line in lines:
-        beside.lines(line)
-        beside.judge((beside.watch.server.now or BEGIN) - BEGIN)
-    live = {each.diagnosis: each.since for each in beside.judge(212).findings if each.is_limit}
-    report = {each.diagnosis: each.since for each in judged(lines).judgement.findings if each.is_limit}
-    assert live == report
-
-
 # Requests
 
 
@@ -405,28 +356,6 @@ def test_clients_that_give_up_at_one_age_have_a_time_out() -> None:
 
 def test_requests_that_are_cancelled_within_a_second_are_no_time_out() -> None:
     assert timed_out(1.0, share=0.4).judge(76).verdict == "healthy"
-
-
-# Metrics alone
-
-
-@pytest.mark.parametrize(("swa", "mamba", "seconds"), [(0.3, 0.97, 60.0), (0.97, 0.3, 0.0)])
-def test_by_metrics_alone_it_is_known_which_of_two_more_caches_is_full(
-    swa: float, mamba: float, seconds: float
-) -> None:
-    beside = Beside(reads=False)
-    for at in range(0, 61, 5):
-        figures = {
-            "running": 20.0 + at / 100,
-            "queued": 30.0,
-            "full_usage": 0.4,
-            "swa_usage": swa,
-            "mamba_usage": mamba,
-        }
-        beside.scrape(at, **figures)
-    beside.watch.advance(BEGIN + 60)
-    totals = beside.watch.server.window(600)
-    assert (totals["admission/hybrid_pool_full"], totals["mamba"]) == (60.0, seconds)
 
 
 # Alerts

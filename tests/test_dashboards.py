@@ -82,24 +82,6 @@ def test_every_board_leads_to_the_others_by_one_menu_and_takes_the_time_along() 
         assert all(set(menu["tags"]) <= set(other["tags"]) for other in BOARDS.values())
 
 
-@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
-def test_a_link_of_a_cell_uses_only_columns_and_variables_that_are_there(board: dict[str, Any]) -> None:
-    for panel in panels_of(board):
-        columns = {override["matcher"]["options"] for override in panel["fieldConfig"]["overrides"]}
-        mapped = {
-            override["matcher"]["options"]
-            for override in panel["fieldConfig"]["overrides"]
-            if "mappings" in {item["id"] for item in override["properties"]}
-        }
-        for override in panel["fieldConfig"]["overrides"]:
-            for item in override["properties"]:
-                for link in item["value"] if item["id"] == "links" else ():
-                    used = set(re.findall(r"\$\{__data\.fields\.(\w+)\}", link["url"]))
-                    assert used <= columns - mapped, link  # a mapped cell gives its words
-                    named = set(re.findall(r"\$\{(?!__)(\w+)(?::\w+)?\}", link["url"]))
-                    assert named <= choices(board).keys(), link
-
-
 def test_a_log_is_linked_only_where_a_loki_is_named() -> None:
     def logs(text: str) -> list[str]:
         return re.findall(r'"url": "(log|/explore[^"]*)"', text)
@@ -257,11 +239,3 @@ def test_grafana_gets_the_address_of_prometheus_from_the_environment() -> None:
     ][0]
     assert source["type"] == "prometheus"
     assert source["url"] == "${PROMETHEUS_URL}"  # Grafana expands no default inside the braces: ${A:-b} would be empty
-
-
-def test_grafana_reads_the_boards_from_where_they_are_mounted() -> None:
-    provider = yaml.safe_load(
-        (ROOT / "dashboards/provisioning/dashboards/sglang-tuning.yml").read_text(encoding="utf-8")
-    )["providers"][0]
-    assert provider["type"] == "file"
-    assert provider["options"]["path"] == "/var/lib/grafana/dashboards"

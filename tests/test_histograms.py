@@ -81,12 +81,6 @@ def test_tensor_parallel_ranks_repeat_a_wait_and_data_parallel_ranks_do_not() ->
     assert known(first_token(text)).observations == 11
 
 
-def test_series_with_different_boundaries_are_added_at_their_common_boundaries() -> None:
-    text = series({"1": 2, "2": 3, "+Inf": 4}, 'a="1",') + series({"2": 5, "3": 5, "+Inf": 6}, 'a="2",')
-    assert known(first_token(text)) == Histogram((2.0, inf), (8.0, 10.0))
-    assert first_token(series({"1": 2, "+Inf": 4}, 'a="1",') + series({"2": 5, "+Inf": 6}, 'a="2",')) is None
-
-
 def test_thousands_of_labels_are_added_up_and_thousands_of_boundaries_are_not_read() -> None:
     many = "".join(series({"1": 1, "+Inf": 2}, f'tenant="{n}",') for n in range(5000))
     assert known(first_token(many)).counts == (5000, 10000)
@@ -127,13 +121,6 @@ def test_on_any_page_a_histogram_is_monotonic_and_estimates_lie_within_it(
     quantile = histogram.quantile(share)
     assert (quantile is None) == (histogram.observations == 0)
     assert quantile is None or min(0, histogram.bounds[0]) <= quantile <= histogram.bounds[-2]
-
-
-def test_recent_observations_are_a_difference_and_a_new_server_has_none() -> None:
-    earlier, later = Histogram((1.0, inf), (2.0, 3.0), 4.0), Histogram((1.0, inf), (2.0, 5.0), 9.0)
-    assert later.since(earlier) == Histogram((1.0, inf), (0.0, 2.0), 5.0)
-    assert earlier.since(later) is None
-    assert later.since(Histogram((2.0, inf), (2.0, 3.0), 4.0)) is None
 
 
 def test_quantiles_are_those_of_histogram_quantile(tmp_path: Path) -> None:

@@ -33,71 +33,6 @@ from sglang_tuning_exporter.core.server import STATES
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import PREFIX, Family, gauge, info, text_format
 
-# Every promised family that the retract recording has data for, with its labels. Named as in HELP, without _total.
-FAMILIES: dict[str, set[str]] = {
-    "up": set(),
-    "scrape_error_info": {"reason"},
-    "scrape_duration_seconds": set(),
-    "build_info": {"version"},
-    "sources_info": {"metrics", "log"},
-    "web_info": {"external_url", "scheme"},
-    "capped": {"what"},
-    "log_up": {"file"},
-    "thread_errors": {"thread"},
-    "thread_up": {"thread"},
-    "http_requests": {"code"},
-    "log_lines": {"kind"},
-    "log_unrecognised": {"kind"},
-    "log_files_left_out": set(),
-    "log_files_lost": set(),
-    "log_reading_past": set(),
-    "log_silent_seconds": set(),
-    "log_dropped_lines": set(),
-    "server_info": {"version", "model_name", "engine_type", "profile"},
-    "server_arg": {"arg"},
-    "server_starts": set(),
-    "queued_requests": set(),
-    "running_requests": set(),
-    "running_requests_limit": set(),
-    "token_usage_ratio": {"pool"},
-    "kv_pool_tokens": set(),
-    "decode_batches": {"graph"},
-    "cuda_graph_coverage_ratio": set(),
-    "cuda_graph_off": set(),
-    "retraction_events": set(),
-    "retracted_requests": set(),
-    "new_token_ratio": set(),
-    "out_of_memory": {"phase"},
-    "generation_tokens_per_second": set(),
-    "decode_step_mean_seconds": set(),
-    "state": {"signal", "state"},
-    "state_seconds": {"signal", "state"},
-    "condition": {"diagnosis"},
-    "condition_limit": {"diagnosis"},
-    "metrics_unrecognised_families": set(),
-    "advice_timestamp_seconds": {"diagnosis", "flag", "current", "suggested", "text", "not_if", "cost"},
-    "verdict_info": {"verdict", "level", "sentence"},
-    "verdict_since_timestamp_seconds": set(),
-    "last_request_timestamp_seconds": set(),
-    "scale_out_helps": set(),
-    "threshold": {"signal", "bound"},
-    "queue_wait_seconds": set(),
-    "sources_disagree": {"fact"},
-    "stuck_stage": {"stage"},
-    "prompt_tokens": {"source"},
-    "aborted_requests": set(),
-    "started_requests": set(),
-    "finished_requests": set(),
-    "rejected_requests": set(),
-    "liveness_events": {"event"},
-    "liveness_event_age_seconds": {"event"},
-    "latency_observations": {"latency"},
-    "latency_breaches": {"latency"},
-    "waiting_requests": {"queue"},
-    "pending_tokens": set(),
-}
-
-
 # What prometheus_client exposes of the exporter's own process.
 OWN_PROCESS = {
     f"process_{name}"
@@ -129,18 +64,6 @@ def away(tmp_path_factory: pytest.TempPathFactory) -> Page:
 def native(sglang: FakeSGLang, body: bytes = SERVING, **settings: object) -> Page:
     sglang.answers["/metrics"] = reply(body)
     return page_of(Sidecar(config(sglang_url=sglang.url, **settings)))
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_family_of_the_contract_is_there_with_its_labels(name: str, retracting: Page, away: Page) -> None:
-    found = [page.families[PREFIX + name] for page in (retracting, away) if PREFIX + name in page.families]
-    assert {frozenset(sample.labels) for family in found for sample in family.samples} == {frozenset(FAMILIES[name])}
-    assert all(family.documentation for family in found)
-
-
-def test_there_is_no_other_family(retracting: Page, away: Page) -> None:
-    for page in (retracting, away):
-        assert {name.removeprefix(PREFIX) for name in page.families} <= set(FAMILIES) | OWN_PROCESS | {"alert"}
 
 
 def test_the_verdict_is_one_sentence_without_figures(retracting: Page) -> None:

@@ -45,13 +45,6 @@ def go_on(pattern: Path, saved: dict[str, object]) -> list[bytes]:
     return found
 
 
-def test_a_file_that_came_under_a_followed_glob_in_between_is_read_from_its_start(log: Path, tmp_path: Path) -> None:
-    append(log, LONG)
-    saved = read_and_stop(tmp_path / "*.log")
-    append(tmp_path / "other.log", b"other\n")
-    assert go_on(tmp_path / "*.log", saved) == [b"other\n"]
-
-
 def test_a_file_that_nobody_followed_before_is_followed_from_its_end(log: Path, tmp_path: Path) -> None:
     append(log, LONG)
     saved = read_and_stop(tmp_path / "other")

@@ -71,12 +71,6 @@ def test_memory_advice_lies_within_the_range_in_force(lower: float, width: float
             assert (change.to > change.now) is (finding.diagnosis == "memory_reserve_too_large")
 
 
-def test_a_reserve_below_a_raised_lower_bound_is_a_finding_that_lowers_the_fraction() -> None:
-    finding = judge(left(7.0, reserve_lower_gb=8.0)).findings[0]
-    assert finding.diagnosis == "memory_reserve_too_small"
-    assert [change.to for change in finding.changes] == [0.82]
-
-
 @pytest.mark.parametrize("profile", PROFILES)
 def test_every_setting_of_a_profile_is_an_argument_of_a_release(profile: str) -> None:
     known = [[flag_of(setting.arg, release) for release in releases()] for setting in PROFILES[profile].settings]

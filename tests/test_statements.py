@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import yaml
 
 from rule_stories import INTERVALS
 from sglang_tuning_exporter.cli import USAGE_STATUS, main
@@ -170,13 +169,6 @@ def test_the_report_that_the_readme_shows_is_one_of_a_packaged_recording(capsys:
 def test_every_variable_of_the_compose_file_is_in_the_example_and_no_other() -> None:
     used = set(re.findall(r"\$\{([A-Z_]+)", read("docker-compose.yml")))
     assert used == set(re.findall(r"^#?([A-Z_]+)=", read(".env.example"), re.MULTILINE))
-
-
-def test_the_sidecars_job_is_the_one_that_the_autoscalers_look_for() -> None:
-    *_, monitor = yaml.safe_load_all(read("deploy/kubernetes-sidecar.yml"))
-    job = monitor["spec"]["selector"]["matchLabels"][monitor["spec"]["jobLabel"]]
-    assert f'{{job="{job}"}}' in read("deploy/keda.yml")
-    assert re.search(rf"^ +job: {job}$", read("deploy/hpa.yml"), re.MULTILINE)
 
 
 @cache
