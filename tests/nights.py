@@ -6,8 +6,7 @@ import re
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from sglang_tuning_exporter.recordings.recording import Recording, load
-from sglang_tuning_exporter.recordings.replay import packaged
+from scenes import recording
 
 HERE = Path(__file__).parent
 # The start-up lines of a server on eight GPUs, 0.5.23, from server_args to ready.
@@ -28,10 +27,6 @@ def later(text: bytes, seconds: float) -> bytes:
         return b"[" + printed(at).encode()
 
     return _STAMP.sub(shift, text)
-
-
-def recording(name: str) -> Recording:
-    return load(packaged(name) if name in {"retract", "steady"} else HERE / "recordings" / name)
 
 
 def last_time(text: bytes) -> datetime:

@@ -1,38 +1,111 @@
-"""Servers in typical situations for the exporter's page: the real exporter runs through some minutes, then its clock stops.
+"""Servers in typical situations: recordings of real ones, run through the real exporter with a clock that a test sets.
 
-The lines, scrapes and clocks are those of `situations` and `hours`, or a recording's.
+From the log file on disk to pages and exposition everything is the real exporter, except its clock.
 """
 
 from __future__ import annotations
 
+import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-import hours
 from conftest import config
-from hours import Moment, Story, Timed
+from sglang_tuning_exporter.collect.scrape import Outcome, ScrapeError
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.recordings.recording import load
+from sglang_tuning_exporter.config import Config
+from sglang_tuning_exporter.recordings.recording import Recording, load
 from sglang_tuning_exporter.recordings.replay import packaged
-from situations import CLIENTS, HEALTHY, STARTED, STORM, Load, hour
+from sglang_tuning_exporter.sglang.server_info import parse_server_info
 
-RECORDINGS = Path(__file__).parent / "recordings"
-MINUTES = 15.0
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One scrape: the lines that were printed before it, and the page that SGLang answered; None: no answer."""
+
+    at: float  # unix seconds
+    lines: bytes
+    page: str | None
+
+
+@dataclass(frozen=True)
+class Story:
+    """One server over time."""
+
+    moments: Iterable[Moment]
+    profile: str = "online"
+    scraped: bool = True
+    logged: bool = True
+    server_info: bytes | None = None
+    gone_from: float | None = None  # from this moment on the exporter itself does not answer
+
+
+class Timed(Sidecar):
+    """The exporter with a clock that a test sets: a page does not change while a test reads it."""
+
+    def __init__(self, settings: Config, at: float) -> None:
+        self.at = at  # unix seconds
+        super().__init__(settings)
+        if self.log is not None:
+            self._read_log()
+
+    @classmethod
+    def beside(cls, story: Story, log: Path, at: float) -> Timed:
+        """Return the exporter beside the server of a story, before its first moment."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.touch()
+        settings = config(
+            sglang_url="http://127.0.0.1:9" if story.scraped else None,
+            log_file=(str(log),) if story.logged else (),
+            profile=story.profile,
+        )
+        return cls(settings, at)
+
+    def now(self) -> float:
+        return self.at
+
+    def unix(self, moment: float) -> float:
+        return moment
+
+    def live(self, story: Story, moment: Moment, log: Path) -> str:
+        """Take the lines and the page of a moment; return what is passed on of the page."""
+        self.at = moment.at
+        if moment.lines and self.log is not None:
+            with log.open("ab") as printed:
+                printed.write(moment.lines)
+            while self._read_log():
+                pass
+        if not story.scraped:
+            return ""
+        refused = "connection refused: nothing listens at that address"
+        away = ScrapeError("connection_refused", refused) if moment.page is None else None
+        outcome = Outcome(moment.page, away, 0.012)
+        self._receive_outcome(outcome)
+        if story.server_info is not None and moment.page is not None:
+            info = parse_server_info(story.server_info)
+            assert info is not None
+            self.watch.inform(info)
+        return outcome.passed_on
+
+    def pass_on(self, story: Story, moment: Moment, log: Path) -> None:
+        """Take a moment and judge it, as for somebody who asks then."""
+        self.live(story, moment, log)
+        with self.view() as now:
+            self.judge(now)
 
 
 @contextmanager
 def lived(story: Story, directory: Path) -> Iterator[Sidecar]:
     """The exporter after a story. Its clock stands at the end."""
-    directory.mkdir(parents=True, exist_ok=True)
-    log = directory / "server.log"
-    log.touch()
-    moments = iter(story.moments)
+    log, moments = directory / "server.log", iter(story.moments)
     first = next(moments)
-    url = "http://127.0.0.1:9" if story.scraped else None
-    exporter = Timed(config(sglang_url=url, log_file=(str(log),), profile=story.profile), first.at)
+    exporter = Timed.beside(story, log, first.at)
     for moment in (first, *moments):
         exporter.pass_on(story, moment, log)
     exporter.running = True
@@ -42,105 +115,59 @@ def lived(story: Story, directory: Path) -> Iterator[Sidecar]:
         exporter.stop()
 
 
-def invented(plan: Callable[[float], Load | None], minutes: float = MINUTES) -> Iterator[Moment]:
-    """Minutes of the server of `situations` under a plan."""
-    return hour(plan, end=time.time(), minutes=minutes, every=10.0)
+@cache
+def recording(name: str) -> Recording:
+    """Load a recording of the package or of tests/recordings, or a capture of tests/captures."""
+    if name in {"retract", "steady"}:
+        return load(packaged(name))
+    if (HERE / "recordings" / name).exists():
+        return load(HERE / "recordings" / name)
+    with TemporaryDirectory() as folder, tarfile.open(HERE / "captures" / f"{name}.tar.xz") as packed:
+        packed.extractall(folder, filter="data")
+        return load(Path(folder))
 
 
-def _growing(load: Load, share: float) -> Load:
-    """Between a healthy load and this one."""
-    part = min(1.0, share)
-
-    def between(name: str) -> float:
-        low, high = (float(getattr(end, name)) for end in (HEALTHY, load))
-        return low + part * (high - low)
-
-    names = ("running", "queued", "usage", "generated", "first", "between", "waited", "retractions")
-    return replace(load, rejected=0.0, **{name: between(name) for name in names})
-
-
-def retracting() -> Story:
-    """A rate of retractions that has grown for eight minutes."""
-    return Story("retracting", invented(lambda minute: _growing(STORM, max(0.0, minute - 7) / 3)))
+def played(name: str, *, end: float | None = None, every: float = 5.0) -> Iterator[Moment]:
+    """Give a recording scraped every so many seconds, so that its load ends at `end` (unix seconds), or now."""
+    recorded = recording(name)
+    length, taken = recorded.loads[-1][1], 0
+    end, steps = end or time.time(), int(length // every)
+    for step in range(steps + 1):
+        position = length - (steps - step) * every
+        until = recorded.count_lines_until(position)
+        lines = b"".join(line.text for line in recorded.lines[taken:until])
+        taken = until
+        scrape = recorded.scrape_at(position)
+        away = recorded.phase_at(position) == "down"
+        yield Moment(end - length + position, lines, None if scrape is None or away else scrape.text.decode())
 
 
-def recorded() -> Story:
-    """The packaged recording of a real server that retracts, at the end of its load."""
-    return Story("recorded", hours.recorded(load(packaged("retract")), end=time.time()), profile="offline")
+def then(moments: Iterable[Moment], seconds: float, *, answers: bool) -> list[Moment]:
+    """Let so many seconds follow, to now, in which nothing is printed, and nothing or always the same is answered."""
+    before, steps = list(moments), range(5, int(seconds) + 1, 5)
+    silence = [Moment(before[-1].at + step, b"", before[-1].page if answers else None) for step in steps]
+    return [replace(each, at=each.at - seconds) for each in (*before, *silence)]
 
 
-def healthy() -> Story:
-    """Fifteen healthy minutes."""
-    return Story("healthy", invented(lambda _: HEALTHY))
+def idle(*, end: float | None = None) -> list[Moment]:
+    """Give a server that has started, and has no request for ten minutes."""
+    whole = recording("steady")
+    started = b"".join(line.text for line in whole.lines[: whole.count_lines_until(whole.loads[0][0])])
+    first = Moment((end or time.time()), started, whole.scrapes[-1].text.decode())
+    return then([first], 600.0, answers=True)
 
 
-def idle() -> Story:
-    """A server without a request for all the time."""
-    nothing = Load(running=0, queued=0, usage=0, generated=0, arriving=0, first=0.1, between=1e9)
-    started = b"".join(STARTED)
-    silent = (
-        replace(moment, lines=started if place == 0 else b"")
-        for place, moment in enumerate(invented(lambda _: nothing))
-    )
-    return Story("idle", silent)
-
-
-def new() -> Story:
-    """A server that was first scraped ten seconds ago."""
-    return Story("new", invented(lambda _: HEALTHY, minutes=1 / 6))
-
-
-def unseen() -> Story:
-    """A log without a line so far, and no metrics."""
-    return Story("unseen", [Moment(time.time(), b"", None)], scraped=False)
-
-
-def down() -> Story:
-    """A healthy server that has not answered for two minutes."""
-    return Story("down", invented(lambda minute: HEALTHY if minute < MINUTES - 2 else None))
-
-
-def stuck() -> Story:
-    """A server whose scheduler has hung for five minutes: its log is silent and its page does not change."""
-    moments: list[Moment] = []
-    for moment in invented(lambda minute: replace(HEALTHY, queued=7) if minute < MINUTES - 5 else None):
-        moments.append(moment if moment.page is not None else Moment(moment.at, b"", moments[-1].page))
-    return Story("stuck", moments)
-
-
-def few_clients() -> Story:
-    """A server for throughput whose client sends too little."""
-    return Story("few_clients", invented(lambda _: CLIENTS), profile="offline")
-
-
-def beyond_captured() -> Story:
-    """Batches beyond the largest captured graph, and GPU memory to give away."""
-    busy = replace(HEALTHY, running=430, usage=0.93, generated=9400)
-    swaps = (
-        ("cuda graph: True", "cuda graph: False"),
-        ('mode="decode_cuda_graph"', 'mode="decode_none"'),
-        ("9.87", "18.42"),
-        ("11.93", "20.48"),
-    )
-
-    def swapped(text: str) -> str:
-        for old, new in swaps:
-            text = text.replace(old, new)
-        return text
-
-    moments = (
-        Moment(moment.at, swapped(moment.lines.decode()).encode(), moment.page and swapped(moment.page))
-        for moment in invented(lambda _: busy)
-    )
-    return Story("beyond_captured", moments)
-
-
-def dp2() -> Story:
-    """Two data-parallel ranks, recorded."""
-    return Story("dp2", hours.recorded(load(RECORDINGS / "dp2"), end=time.time()))
-
-
+# retracting: until the end of its load; down: no answer for two minutes; stuck: its page stands still for five
 SCENES: dict[str, Callable[[], Story]] = {
-    story.__name__: story
-    for story in (retracting, recorded, healthy, idle, new, unseen, down, stuck, few_clients, beyond_captured, dp2)
+    "retracting": lambda: Story(played("retract")),
+    "recorded": lambda: Story(played("retract"), profile="offline"),
+    "healthy": lambda: Story(played("healthy-chat")),
+    "idle": lambda: Story(idle()),
+    "new": lambda: Story(list(played("healthy-chat"))[-2:]),
+    "unseen": lambda: Story([Moment(time.time(), b"", None)], scraped=False),
+    "down": lambda: Story(then(played("steady"), 120.0, answers=False)),
+    "stuck": lambda: Story(then(played("steady"), 300.0, answers=True)),
+    "few_clients": lambda: Story(played("client_limited"), profile="offline"),
+    "beyond_captured": lambda: Story(played("gpu-graphs-too-small")),
+    "dp2": lambda: Story(played("dp2")),
 }

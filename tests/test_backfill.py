@@ -15,8 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families as plain_fam
 from prometheus_client.samples import Sample
 
 from conftest import config, environment
-from hours import Timed
-from nights import recording
+from scenes import Timed, recording
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.core.inputs import stamp
 from sglang_tuning_exporter.serve.metrics import collect

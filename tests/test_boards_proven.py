@@ -6,30 +6,32 @@ import json
 import math
 import re
 import subprocess
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import requests
 import yaml
 
 from conftest import wait_for
-from fuzz.promtool import PRESENT
-from hours import Moment, Story, blocks, quarter, recorded, repeated, write_story
+from fuzz.promtool import PRESENT, promtool
+from scenes import Moment, Story, Timed, idle, played, recording, then
 from sglang_tuning_exporter.mixin import boards
-from sglang_tuning_exporter.recordings.recording import load
-from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.recordings.stack import free_port
-from situations import HEALTHY, STORM, Load, hour, storm
+from sglang_tuning_exporter.serve.metrics import collect
+from sglang_tuning_exporter.serve.metrics.families import text_format
+from sglang_tuning_exporter.serve.metrics.sources import web
 
 HERE = Path(__file__).parent
 BOARDS = [json.loads(text) for text in boards.files().values()]
 PAGES = HERE / "data" / "metrics"
+COUNTER = re.compile(r"_(?:total|count|sum|bucket)$")
 EVERYTHING = {
     "cluster": ".*", "job": ".+", "server": "", "__rate_interval": "2m", "__range": "10m",
 }  # fmt: skip
@@ -47,66 +49,72 @@ ALL = [(board["uid"].removeprefix("sglang-tuning-"), panel) for board in BOARDS 
 # --- the servers -----------------------------------------------------------------------------------------------------
 
 
-def recorded_server(path: Path, end: float, **how: Any) -> Story:
-    recording = load(path)
-    info = recording.server_info if how.get("scraped", True) else None
-    return Story("", recorded(recording, end=end), server_info=info, **how)
+def recorded(name: str, end: float, **how: Any) -> Story:
+    info = recording(name).server_info if how.get("scraped", True) else None
+    return Story(played(name, end=end), server_info=info, **how)
 
 
-def shown_page(name: str, end: float) -> Story:
-    return Story("", repeated((PAGES / name).read_text(), end=end), logged=False)
-
-
-def made(plan: Callable[[float], Load | None], end: float, **how: Any) -> Story:
-    return Story("", hour(plan, end=end, minutes=10), **how)
-
-
-def late_storm(minute: float) -> Load | None:
-    return storm(minute + 38)
-
-
-def ends(minute: float) -> Load | None:
-    return HEALTHY if minute < 7 else None
-
-
-def nobody(_minute: float) -> Load | None:
-    return Load(running=0, queued=0, usage=0, generated=0, arriving=0, first=0.1, between=0.1)
-
-
-def near_its_limits(_minute: float) -> Load | None:
-    return replace(STORM, running=1500, queued=900, retractions=0, rejected=0)
+def repeated(name: str, end: float) -> Story:
+    """Give one page again and again, its counters growing: what a server under an even load exposes."""
+    moments = []
+    for step in range(24):
+        lines = []
+        for line in (PAGES / name).read_text().splitlines():
+            series, _, value = line.rpartition(" ")
+            grows = line and line[0] != "#" and COUNTER.search(series.partition("{")[0])
+            lines.append(f"{series} {float(value) * (1 + 0.02 * step)!r}" if grows else line)
+        moments.append(Moment(end - (23 - step) * 5.0, b"", "\n".join(lines) + "\n"))
+    return Story(moments, logged=False)
 
 
 def crashed(end: float) -> Story:
-    """Give a server that is killed from outside after seven minutes, and says so in its log."""
-    moments = list(hour(ends, end=end, minutes=10))
-    place = next(place for place, moment in enumerate(moments) if moment.page is None)
-    stamp = datetime.fromtimestamp(moments[place].at, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+    """Give a server that is killed from outside three minutes before the end, and says so in its log."""
+    moments = list(played("retract", end=end - 180))
+    stamp = datetime.fromtimestamp(end - 178, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
     line = f"[{stamp}] Subprocess scheduler_0 (pid=4567) crashed with exit code -9. Triggering SIGQUIT for cleanup...\n"
-    moments[place] = Moment(moments[place].at, line.encode(), None)
-    return Story("", moments)
+    dead = [Moment(end - left, line.encode() if left == 175 else b"", None) for left in range(175, -1, -5)]
+    return Story(moments + dead)
 
 
 # instance -> what it is and was recorded of; the recordings' own pages say how each was made
 SERVERS: dict[str, Callable[[float], Story]] = {
-    "0.5.23": lambda end: recorded_server(packaged("retract"), end),
-    "0.5.23-log-only": lambda end: recorded_server(packaged("retract"), end, scraped=False),
-    "0.5.23-metrics-only": lambda end: recorded_server(packaged("retract"), end, logged=False),
-    "0.5.23-offline": lambda end: recorded_server(HERE / "recordings" / "client_limited", end, profile="offline"),
-    "0.5.9": lambda end: recorded_server(HERE / "recordings" / "v0.5.9-retract", end),
-    "0.4.9": lambda end: recorded_server(HERE / "recordings" / "v0.4.9.post6-steady", end),
-    "dp2": lambda end: recorded_server(HERE / "recordings" / "dp2", end),
-    "pd-decode": lambda end: shown_page("0.5.23_pddecode-retract.prom", end),
-    "pd-prefill": lambda end: shown_page("0.5.23_pdprefill-bigqueue.prom", end),
-    "speculating": lambda end: shown_page("0.5.23_spec8-healthy.prom", end),
-    "swa": lambda end: shown_page("0.5.23_swa1-healthy.prom", end),
-    "mamba": lambda end: shown_page("0.5.23_mamba1-healthy.prom", end),
-    "gpu": lambda end: made(late_storm, end),
-    "busy": lambda end: made(near_its_limits, end, profile="offline"),
+    "0.5.23": lambda end: recorded("retract", end),
+    "0.5.23-log-only": lambda end: recorded("retract", end, scraped=False),
+    "0.5.23-metrics-only": lambda end: recorded("retract", end, logged=False),
+    "0.5.23-offline": lambda end: recorded("client_limited", end, profile="offline"),
+    "0.5.9": lambda end: recorded("v0.5.9-retract", end),
+    "0.4.9": lambda end: recorded("v0.4.9.post6-steady", end),
+    "dp2": lambda end: recorded("dp2", end),
+    "pd-decode": lambda end: repeated("0.5.23_pddecode-retract.prom", end),
+    "pd-prefill": lambda end: repeated("0.5.23_pdprefill-bigqueue.prom", end),
+    "speculating": lambda end: repeated("0.5.23_spec8-healthy.prom", end),
+    "swa": lambda end: repeated("0.5.23_swa1-healthy.prom", end),
+    "mamba": lambda end: repeated("0.5.23_mamba1-healthy.prom", end),
+    "gpu": lambda end: recorded("gpu-graphs-too-small", end),
+    "busy": lambda end: recorded("big_queue", end, profile="offline"),
     "down": crashed,
-    "idle": lambda end: made(nobody, end),
-    "no-exporter": lambda end: made(late_storm, end, gone_from=end - 360),
+    "idle": lambda end: Story(idle(end=end)),
+    "no-exporter": lambda end: Story(then(played("retract", end=end), 360.0, answers=False), gone_from=end - 360),
 }
+
+
+def write_story(instance: str, story: Story, directory: Path, families: Collection[str], sink: IO[str]) -> None:
+    """Write what Prometheus would have scraped. Of the server's own families only `families` are kept: they are many."""
+    log, place, exporter = directory / "server.log", f'job="sglang",instance="{instance}"', None
+    for moment in story.moments:
+        if story.gone_from is not None and moment.at >= story.gone_from:
+            sink.write(f"up{{{place}}} 0 {moment.at:.3f}\n")
+            continue
+        exporter = exporter or Timed.beside(story, log, moment.at)
+        passed_on = exporter.live(story, moment, log)
+        sink.write(f"up{{{place}}} 1 {moment.at:.3f}\n")
+        for line in (text_format([*collect(exporter), web(None, is_tls=False)]) + passed_on).splitlines():
+            series, _, value = line.rpartition(" ")
+            name, _, labels = series.partition("{")
+            if line and line[0] != "#" and (name in families or not name.startswith("sglang:")):
+                sink.write(f"{name}{{{place}{',' if labels else '}'}{labels} {value} {moment.at:.3f}\n")
+    assert exporter is not None
+    exporter.stop()
 
 
 def chosen(expr: str, instance: str) -> str:
@@ -148,30 +156,17 @@ class Proof:
 @pytest.fixture(scope="module")
 def proof(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proof]:
     directory = tmp_path_factory.mktemp("proof")
-    end = quarter()
+    end = time.time() // 300 * 300 - 210  # a board looks at the dead exporter at whole five minutes
     families = set(re.findall(r"sglang:[a-z0-9_]+", " ".join(boards.files().values())))
     with (directory / "all.om").open("w") as sink:
         for instance, story in SERVERS.items():
-            made_ = story(end)
-            write_story(
-                Story(
-                    instance,
-                    made_.moments,
-                    made_.profile,
-                    made_.scraped,
-                    made_.logged,
-                    made_.server_info,
-                    made_.gone_from,
-                ),
-                directory / instance,
-                families,
-                sink,
-            )
+            write_story(instance, story(end), directory / instance, families, sink)
         labels = 'job="sglang",instance="down",alertname="SGLangServerDown",severity="critical",diagnosis="server_down"'
         sink.write(f'ALERTS{{{labels},alertstate="firing"}} 1 {end - 2:.3f}\n')
         sink.write(f"ALERTS_FOR_STATE{{{labels}}} {end - 60:.0f} {end - 2:.3f}\n")
         sink.write("# EOF\n")
-    blocks(directory / "all.om", directory / "data")
+    ran = promtool("tsdb", "create-blocks-from", "openmetrics", directory / "all.om", directory / "data")
+    assert ran.status == 0, ran.words[-2000:]
     (directory / "prometheus.yml").write_text(yaml.safe_dump({"global": {"scrape_interval": "15s"}}))
     address = f"127.0.0.1:{free_port()}"
     with (directory / "prometheus.log").open("wb") as said:

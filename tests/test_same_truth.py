@@ -20,21 +20,11 @@ from sglang_tuning_exporter.serve.backfill import STEP_SECONDS
 WITHIN = 60.0  # seconds between the two: a report looks every half minute
 
 
-def capped() -> bytes:
-    """The retracting server of 0.5.9, with its conservativeness replaced by the highest value that has an effect."""
-    text = prolonged("v0.5.9-retract")
-    assert b"schedule_conservativeness=0.1," in text
-    return text.replace(b"schedule_conservativeness=0.1,", b"schedule_conservativeness=1.5,")
-
-
 # name -> profile, log, and alerts that must be among those that fire: an agreement on silence proves little
 NIGHTS: dict[str, tuple[str, Callable[[], bytes], set[str]]] = {
     "retract": ("online", lambda: prolonged("retract"), {"SGLangRetractingTooOften"}),
-    "capped": ("online", capped, {"SGLangConservativenessIneffective"}),
-    "big_queue": ("online", lambda: prolonged("big_queue"), {"SGLangRunningAtLimit"}),
     "steady": ("online", lambda: prolonged("steady"), set()),
     "client_limited": ("offline", lambda: prolonged("client_limited"), {"SGLangClientTooSlow"}),
-    "dp2": ("online", lambda: prolonged("dp2"), set()),
     "started": ("online", started, {"SGLangMemoryReserveTooSmall"}),
     "restart_append": ("online", lambda: restarted("restart_append"), {"SGLangRestartLoop"}),
     "failing": (

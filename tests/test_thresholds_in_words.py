@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conftest import config
-from hours import Moment, Story, Timed
+from scenes import Moment, Story, Timed
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.core import runbooks
 from sglang_tuning_exporter.core.rows import ROWS
@@ -46,7 +46,7 @@ def watched(lines: list[str], directory: Path) -> Timed:
     for place in range(0, len(lines), 10):
         text = "".join(f"{line}\n" for line in lines[place : place + 10])
         moment = Moment(BEGIN + place, text.encode(), None)
-        exporter.pass_on(Story("server", (), scraped=False), moment, log)
+        exporter.pass_on(Story((), scraped=False), moment, log)
     return exporter
 
 

@@ -195,8 +195,8 @@ def test_a_figure_has_its_value_what_is_healthy_and_its_past(scene: Callable[[st
     page = scene("retracting")
     assert tiles(page)["Retractions a minute"][1] == "bad"
     assert "✗ not good; healthy: up to about 1" in text_of(page)
-    assert re.search(r"last 15 min: \d+ in all", text_of(page))
-    assert page.count("<svg") >= 6
+    assert re.search(r"last \d+ (?:s|min): \d+ in all", text_of(page))
+    assert page.count("<svg") >= 5
 
 
 def test_the_page_of_a_dead_server_has_nothing_green_and_no_old_figure(scene: Callable[[str], str]) -> None:
@@ -211,5 +211,5 @@ def test_the_page_of_a_dead_server_has_nothing_green_and_no_old_figure(scene: Ca
 def test_the_page_of_a_server_that_hangs_generates_no_token_and_offers_no_chance(scene: Callable[[str], str]) -> None:
     page = scene("stuck")
     assert tiles(page)["Generated tokens/s"][0] == "0"
-    assert re.search(r"last 15 min: \d,\d+ to \d,\d+", text_of(page))
+    assert re.search(r"last \d+ min: [\d,]+ to [\d,]+", text_of(page))
     assert "Worth a try" not in page
