@@ -355,6 +355,9 @@ INSTEAD: dict[str, Callable[[str, int, dt.datetime], str]] = {
     "compact date": custom(lambda t, ranks: f"{t:%Y%m%d-%H:%M:%S}.123 INFO scheduler: "),
     "compact date and time": custom(lambda t, ranks: f"{t:%Y%m%dT%H%M%SZ} INFO scheduler: "),
     "structlog console": custom(lambda t, ranks: f"{t:%Y-%m-%dT%H:%M:%S}Z [info     ] "),
+    "Rust's tracing, as Dynamo": custom(
+        lambda t, ranks: f"{t:%Y-%m-%dT%H:%M:%S}.243403Z  INFO module_{t.second}.function: "
+    ),
     "JSON event": lambda line, n, t: _json(event=without_head(line, n, t), level="info", timestamp=_iso(t)),
     "JSON log, epoch": lambda line, n, t: _compact(log=without_head(line, n, t), ts=int(_epoch(t) * 1000)),
 }

@@ -242,6 +242,8 @@ _KNOWN = {
     "ray": rb"\((?:[^()\n]{1,100} )?pid=\d+(?:, ?ip=[\w.:]+)?\) ?",
     "grep": rb"(?:[\w./+-]{1,200}[:-])?\d{1,9}[:-](?!\d)",
 }
+# What Rust's tracing prints, in Dynamo in place of SGLang's stamp; the function's name is another one in each kind of line.
+_TRACING = re.compile(_ISO + rb" {0,2}(?:TRACE|DEBUG|INFO|WARN|ERROR) [A-Za-z_][\w.:<>]{0,120}: ")
 _KNOWN_BEFORE = re.compile(
     b"|".join(b"(?P<%b>%b)" % (name.encode(), pattern.replace(b"?P<time>", b"?:")) for name, pattern in _KNOWN.items())
 )
@@ -275,6 +277,8 @@ def _text_layer(text: bytes, start: int) -> Layer | None:
     before = text[:start].removesuffix(quote)
     if len(before) > _LONGEST_BEFORE or text[start - 1] not in _ENDS or _OF_REQUESTS.search(text, 0, start):
         return None
+    if not quote and _STAMP.match(text, start) is None and _TRACING.fullmatch(text, 0, start):
+        return _TRACING_LAYER
     known = None if quote else _KNOWN_BEFORE.match(text, 0, start)
     if known is not None and (known["grep"] is None or known.end() == start):
         return _KNOWN_LAYERS[known.lastgroup or ""]
@@ -328,6 +332,7 @@ def _layer_of(
 
 
 _KNOWN_LAYERS = {name: _layer_of((name,), re.compile(pattern), sure=True) for name, pattern in _KNOWN.items()}
+_TRACING_LAYER = _layer_of(("tracing",), _TRACING, headed=True, sure=True)
 
 
 def _column(rest: bytes, delimiter: bytes) -> bytes:
