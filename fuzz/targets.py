@@ -205,7 +205,7 @@ def check_arguments(data: bytes) -> None:
         harmless(info.args)
         sidecar.watch.inform(info)
     for load in parse_loads(data):
-        sidecar.watch.load(load)
+        sidecar.watch.inform(load)
     reader = Reader()
     for event in (*reader.read(b"[2026-01-31 12:00:00] " + data.replace(b"\n", b" ")), *reader.end()):
         event.time = sidecar.now()

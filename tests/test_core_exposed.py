@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from math import inf
 
 import pytest
 
@@ -11,21 +10,13 @@ from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.exposed import Advice, Condition, Words, advice_of, conditions, turned
 from sglang_tuning_exporter.core.findings import Change, Figure, Finding, Judgement
 from sglang_tuning_exporter.core.judge import weigh
-from sglang_tuning_exporter.core.ledger import FAST, SLOW, Ledger
+from sglang_tuning_exporter.core.ledger import FAST, SLOW, Ledger, Rate
 from sglang_tuning_exporter.core.rows import BY_ID
+from sglang_tuning_exporter.core.server import Totals
 from sglang_tuning_exporter.core.view import view_of
 from sglang_tuning_exporter.core.watch import Watch
-from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
 from test_core_course import BEGIN, decode, retraction, start
 from test_core_watch import Beside, served
-
-BOUNDS = (0.5, 2.0, 10.0, inf)
-OBJECTIVES = {"time_to_first_token": 2.0}
-
-
-def observed(in_time: float, late: float) -> dict[str, Histogram]:
-    return {"time_to_first_token": Histogram(BOUNDS, (in_time, in_time, in_time + late, in_time + late), 1.0)}
-
 
 # Conditions
 
@@ -133,28 +124,38 @@ def test_an_hour_of_a_storm_makes_few_label_sets() -> None:
 # Burn rates
 
 
-def ledger(minutes: int, late: float) -> Ledger:
-    kept = Ledger()
-    for minute in range(minutes):
-        kept.add(observed(10.0 * (1 - late), 10.0 * late), OBJECTIVES, 60.0 * minute + 30)
-    return kept
+class Budget:
+    """A ledger beside what is counted, and when each minute's requests ended."""
+
+    def __init__(self, minutes: int, late: float) -> None:
+        self.ledger, self.counted, self.minute = Ledger(), Totals(), 0
+        self.pass_minutes(minutes, late)
+
+    def pass_minutes(self, minutes: int, late: float, requests: float = 10.0) -> None:
+        for _ in range(minutes):
+            self.ledger.turn(self.counted, 60.0 * self.minute + 30)
+            self.counted["time_to_first_token_observed"] += requests
+            self.counted["time_to_first_token_late"] += requests * late
+            self.minute += 1
+
+    def burning(self, rate: Rate, begun: float = 0.0) -> float | None:
+        return self.ledger.burning(self.counted, "time_to_first_token", rate, 60.0 * self.minute, begun)
 
 
 def test_a_budget_burns_fast_over_an_hour_and_five_minutes() -> None:
-    assert ledger(60, 0.4).burning("time_to_first_token", FAST, 3600.0, begun=0.0) == pytest.approx(0.4)
+    assert Budget(60, 0.4).burning(FAST) == pytest.approx(0.4)
 
 
 def test_an_hour_that_was_bad_and_five_minutes_that_are_well_burn_no_more() -> None:
-    kept = ledger(55, 0.4)
-    for minute in range(55, 60):
-        kept.add(observed(10.0, 0.0), OBJECTIVES, 60.0 * minute + 30)
-    assert kept.burning("time_to_first_token", FAST, 3600.0, begun=0.0) == 0.0
+    budget = Budget(55, 0.4)
+    budget.pass_minutes(5, 0.0)
+    assert budget.burning(FAST) == 0.0
 
 
 def test_nothing_is_said_for_as_long_as_the_short_window_after_a_start() -> None:
-    kept = ledger(60, 0.4)
-    assert kept.burning("time_to_first_token", FAST, 3600.0, begun=3400.0) is None
-    assert kept.burning("time_to_first_token", SLOW, 3600.0, begun=2000.0) is None
+    budget = Budget(60, 0.4)
+    assert budget.burning(FAST, begun=3400.0) is None
+    assert budget.burning(SLOW, begun=2000.0) is None
 
 
 # A restart of the exporter
@@ -178,10 +179,8 @@ def troubled() -> Beside:
 
 def test_counts_ledger_words_and_alerts_go_on() -> None:
     beside = troubled()
-    for at in range(0, 700, 60):
-        beside.watch.ledger.add(observed(6.0, 4.0), OBJECTIVES, BEGIN + at)
     again = restarted(beside, 700)
-    assert again.ledger.burning("time_to_first_token", FAST, BEGIN + 720, begun=BEGIN) == pytest.approx(0.4)
+    assert again.ledger.saved(BEGIN + 720) == beside.watch.ledger.saved(BEGIN + 720)
     assert again.server.counted == {name: value for name, value in beside.watch.server.counted.items() if value}
     assert {name for name, clock in again.clocks.by_row.items() if clock.value} == {
         name for name, clock in beside.watch.clocks.by_row.items() if clock.value

@@ -13,8 +13,8 @@ from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures, Scra
 def gained(*pages: dict[str, Any]) -> dict[str, float]:
     """Return what the pages gained together, the first of them aside."""
     counters, whole = Counters(), dict[str, float]()
-    for number, figures in enumerate(pages):
-        for name, more in counters.take(Scrape([RankFigures()], **figures), 10.0 * number, is_new=True).counts.items():
+    for figures in pages:
+        for name, more in counters.take(Scrape([RankFigures()], **figures), is_new=True).counts.items():
             whole[name] = whole.get(name, 0.0) + more
     return whole
 

@@ -50,8 +50,8 @@ class Beside:
     def seconds(self, until: float, signal: str = "activity") -> dict[str, float]:
         self.server.advance(until)
         found = dict[str, float]()
-        for dp in self.server.lifetimes:
-            for state, value in self.server.lifetime(dp).totals().under(signal).items():
+        for dp in self.server.lives:
+            for state, value in self.server.life(dp).under(signal).items():
                 if value:
                     found[state] = found.get(state, 0.0) + value
         return found

@@ -193,7 +193,7 @@ def test_retractions_of_the_counters_are_paid_by_the_rank_that_logged_them() -> 
     beside.watch.scrape(two_ranks(6, retracted_requests=(1, 0)), BEGIN + 6)
     beside.watch.scrape(two_ranks(9, retracted_requests=(1, 1)), BEGIN + 9)
     beside.watch.advance(BEGIN + 30)
-    counts = {dp: beside.watch.server.rank_counts(dp) for dp in (0, 1)}
+    counts = {dp: beside.watch.server.life(dp) for dp in (0, 1)}
     assert {dp: (each["retraction_events"], each["retracted"]) for dp, each in counts.items()} == {0: (0, 1), 1: (1, 1)}
 
 
@@ -206,7 +206,7 @@ def test_a_server_that_is_away_shows_no_present_figures_and_keeps_its_counts() -
     scheduler = beside.watch.server.schedulers[None]
     assert (scheduler.running, scheduler.queued, scheduler.usages) == (None, None, {})
     assert scheduler.moment(BEGIN + 76).activity == "unknown"
-    assert beside.watch.server.rank_counts(None)["replayed"] == 30 * 40
+    assert beside.watch.server.life(None)["replayed"] == 30 * 40
 
 
 # Ends and starts

@@ -285,7 +285,7 @@ class Sidecar:
                 self.loads.count_failure("invalid")
             self.measured.observe(loads, self.now())
             for load in loads if self._has_ranks else ():
-                self.watch.load(load)
+                self.watch.inform(load)
 
     def _check_health(self) -> None:
         """Ask for a token if requests make no progress: counters alone cannot distinguish a hang from a wait."""

@@ -116,8 +116,7 @@ class Course:
             self._last_batch = now
             queued = event.figures.get("queued", 0.0)
             self._most_queued = max(self._most_queued, queued)
-            bucket = server.bucket(server.now or 0.0)
-            bucket["most_queued"] = max(bucket["most_queued"], queued)
+            server.bucket(server.now or 0.0).most("most_queued", queued)
 
     # As time passes
 
@@ -216,7 +215,7 @@ class Course:
         server.settle()
         self._end_run()
         end = server.now or 0.0
-        if server.dated:
+        if server.begin is not None:
             last = weigh(view_of(server, min(self._profile.window_seconds, end - self.runs[-1].begin + 1.0)))
             self._alerts += self._clocks.pass_on(last, server, end, PAUSE_SECONDS)
         self._alerts += self._clocks.firing
@@ -231,7 +230,7 @@ class Course:
         line, changes, notes = command(judgement, server.facts)
         whole = View(totals, server.facts, server.profile, end)
         return Judged(
-            self._profile.name, server.begin, server.now if server.dated else None, served, whole.idle, judgement,
+            self._profile.name, server.begin, server.now if server.begin is not None else None, served, whole.idle, judgement,
             None if mostly is None else (mostly, verdicts[mostly] / sum(verdicts.values())),
             tuple(sorted(self._alerts, key=lambda alert: alert.at)), self._stretches(), points(server),
             tuple(self._start(number, run) for number, run in enumerate(self.runs) if run.is_start or run.served or len(self.runs) == 1),
@@ -239,7 +238,7 @@ class Course:
             {name: totals[f"marked.{count}"] for name, count in COUNTS.items() if totals[f"marked.{count}"]},
             shares(totals),
             last_figures(server), line, changes, notes, marked_note(totals), printed(server.facts),
-            tuple(gigabytes for run in self.runs for gigabytes in run.facts.available.values()),
+            tuple(gigabytes for run in self.runs for gigabytes in run.facts.left.values()),
         )  # fmt: skip
 
     def _judgement(self, end: float) -> Judgement:
@@ -415,13 +414,13 @@ class Course:
         }  # fmt: skip
         view = run.whole or View(run.totals, run.facts, self._profile, run.end)
         return Start(
-            run.begin if run.is_start and self.server.dated else None, run.facts.shown_release, run.facts.arguments, changed,
+            run.begin if run.is_start and self.server.begin is not None else None, run.facts.shown_release, run.facts.arguments, changed,
             figures_of(view), run.ended, memory(run.facts),
         )  # fmt: skip
 
     def _stretches(self) -> tuple[Stretch, ...]:
         """Return the course of the run: starting, serving, idle, silent, stopped."""
-        if not self.server.dated:
+        if self.server.begin is None:
             return ()
         stretches: list[Stretch] = []
         for run in self.runs:

@@ -6,7 +6,7 @@ Memory is in GB as SGLang prints it (2**30 bytes). None is not known; -1, 0 and 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -25,7 +25,7 @@ from sglang_tuning_exporter.sglang.args.flags import (
     version_tuple,
 )
 from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures
-from sglang_tuning_exporter.sglang.server_info import ServerInfo
+from sglang_tuning_exporter.sglang.server_info import Load, ServerInfo
 
 DECODE_LOG_INTERVAL = 40.0  # decode steps between two decode lines, the default of --decode-log-interval
 # With one of these a request may also wait for an adapter's slot, its prefix or a larger batch; or few start at a time
@@ -34,17 +34,13 @@ WAITS_BY = (
     "enable_lora", "lora_paths", "hicache_storage_backend", "enable_lmcache", "enable_prefill_delayer", "min_free_slots_delay", "dllm_algorithm",
 )  # fmt: skip
 STARTS_BY = ("prefill_max_requests", "prefill_decode_interval")
-# A larger page than this can leave much of the KV cache empty; smaller ones follow from the attention backend.
 _STATES_A_REQUEST = 5  # of the mamba cache, at most
 # What follows from a start's lines is computed again after each of them.
 _FOLLOWING = (
-    "attention_ranks",
-    "micro_batches",
-    "largest_captured",
-    "steps_between_lines",
-    "prefill_tokens",
-)
+    "release", "typed_arguments", "attention_ranks", "micro_batches", "largest_captured", "steps_between_lines", "prefill_tokens",
+)  # fmt: skip
 _MOST_SAID = 64  # texts of a start about flags
+_SHOWN_GB = {"pool": "kv_memory_gb", "weights": "weight_memory_gb", "graph": "graph_memory_gb"}  # by a page
 _WITHOUT_GRAPHS = ("cpu", "mps", "hpu", "xpu")
 
 
@@ -62,9 +58,11 @@ class RankMemory:
     pool_ended: bool = False
     capturing: str = ""  # `prefill` or `decode`: of which phase a capture of graphs has begun, and not ended
 
-    def add(self, name: str, gigabytes: float) -> None:
-        """Add to what a stage took."""
-        self.taken[name] = self.taken.get(name, 0.0) + gigabytes
+    def add(self, name: str, gigabytes: float | None, *, draft: bool = False) -> None:
+        """Add to what a stage took, of the target or of its draft model."""
+        if gigabytes is not None:
+            name = f"draft_{name}" if draft else name
+            self.taken[name] = self.taken.get(name, 0.0) + gigabytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +88,12 @@ class Facts:
     arguments: dict[str, object] = field(default_factory=dict)
     cut: bool = False  # some of the printed arguments are not known
     version: str | None = None
-    started: float | None = None  # unix seconds of the arguments' line
     ready: bool = False
     limits: dict[int | None, float] = field(default_factory=dict)  # max_running_requests in force
     pools: dict[int | None, float] = field(default_factory=dict)  # tokens of the KV cache
     available: dict[int | None, float] = field(default_factory=dict)  # available_gpu_mem, least of the TP ranks
     memory: dict[Rank, RankMemory] = field(default_factory=dict)
-    _of_page: set[tuple[str, int | None]] = field(
-        default_factory=set
-    )  # of pools and available: those that no line has shown
+    page: Mapping[int | None, RankFigures] = field(default_factory=dict)  # of the present page, which wins
     graph_sizes: tuple[int, ...] = ()
     states: float | None = None  # of a scheduler's mamba cache
     no_pool: float | None = None  # tokens that the memory beside the weights has room for, where that is none
@@ -108,8 +103,6 @@ class Facts:
     role_seen: str = ""  # unified, prefill or decode, by the labels of the metrics
     first_form: bool = False  # lines of the first edition's releases: no `#pending-token`, no graph
     said: dict[str, Said] = field(default_factory=dict)  # what SGLang itself said about flags, by its text
-    _release: tuple[int, str | None] = (-1, None)
-    _typed: tuple[int, dict[str, object] | None] = (-1, None)
 
     def take(self, event: Event) -> None:  # noqa: C901 - a kind of line each
         """Take a line of the start."""
@@ -117,159 +110,113 @@ class Facts:
         self._forget()
         if event.kind == "arguments":
             self.arguments, self.cut = dict(event.arguments), bool(figures.get("cut"))
-            self.started = event.time
         elif event.kind == "limits":
-            if "max_total_num_tokens" in figures:
-                self.pools[dp] = figures["max_total_num_tokens"]
-                self._of_page.discard(("pools", dp))
-            if "max_running_requests" in figures:
-                self.limits[dp] = figures["max_running_requests"]
-                self.reduced = self.reduced or len(figures) == 1
-            if "chunked_prefill_size" in figures and self.arguments.get("chunked_prefill_size") is None:
-                self.arguments["chunked_prefill_size"] = int(figures["chunked_prefill_size"])
-                self.cut = self.cut or len(self.arguments) == 1
-            self.memory_device = event.word or self.memory_device
-            known = self.memory.get(event.rank)
-            left = figures.get("available_gb", known.left if known else None)
-            if left is not None:
-                self.available[dp] = min(self.available.get(dp, left), left)
-                self._of_page.discard(("available", dp))
+            self._take_limits(event)
         elif event.kind == "no_pool":
             self.no_pool = min(figures["tokens"], self.no_pool or 0.0)
         elif event.kind == "pool":
             self.pools[dp] = figures["tokens"]
-            self._of_page.discard(("pools", dp))
-            self._take_pool(event)
+            rank, gigabytes = self._rank(event), figures.get("gigabytes")
+            if figures.get("resized") and gigabytes is not None:
+                rank.taken["pool"] = gigabytes
+            else:
+                rank.add("pool", gigabytes, draft=rank.pool_ended and "pool" in rank.taken)
         elif event.kind == "memory":
             self._take_memory(event)
         elif event.kind == "ready":
             self.ready = True
-        elif event.kind == "advice":
-            self._take_advice(event)
+        elif event.kind == "advice":  # SGLang advises or decides about a flag: each text once, with its count
+            known, advice = self.said.get(event.word), recognise(event.text)
+            if known is not None:
+                self.said[event.word] = replace(known, count=known.count + 1)
+            elif advice is not None and len(self.said) < _MOST_SAID and not event.marked:
+                self.said[event.word] = Said(advice, event.text)
 
-    def _take_advice(self, event: Event) -> None:
-        """Take a line in which SGLang advises or decides about a flag: each text once, with its count."""
-        known, advice = self.said.get(event.word), recognise(event.text)
-        if known is not None:
-            self.said[event.word] = replace(known, count=known.count + 1)
-        elif advice is not None and len(self.said) < _MOST_SAID and not event.marked:
-            self.said[event.word] = Said(advice, event.text)
+    def _take_limits(self, event: Event) -> None:
+        figures, dp, known = event.figures, event.rank.dp, self.memory.get(event.rank)
+        if "max_total_num_tokens" in figures:
+            self.pools[dp] = figures["max_total_num_tokens"]
+        if "max_running_requests" in figures:
+            self.limits[dp] = figures["max_running_requests"]
+            self.reduced = self.reduced or len(figures) == 1
+        if "chunked_prefill_size" in figures and self.arguments.get("chunked_prefill_size") is None:
+            self.arguments["chunked_prefill_size"] = int(figures["chunked_prefill_size"])
+            self.cut = self.cut or len(self.arguments) == 1
+        self.memory_device = event.word or self.memory_device
+        left = figures.get("available_gb", known.left if known else None)
+        if left is not None:
+            self.available[dp] = min(self.available.get(dp, left), left)
 
-    def recommended(self, arg: str = "") -> list[Said]:
+    def inform(self, answer: ServerInfo | Load) -> None:  # noqa: C901 - a fact each
+        """Take an answer of `/server_info`: arguments and limits, where the log has none; or a scheduler's limit (`/v1/loads`)."""
+        if isinstance(answer, Load):
+            if answer.max_running_requests is not None:
+                self.limits[answer.dp] = float(answer.max_running_requests)
+            return
+        self._forget()
+        self.version = answer.version or self.version
+        if answer.args and not self.knows_arguments:
+            chunk = self.arguments.get("chunked_prefill_size")  # from the scheduler's line
+            self.arguments, self.cut = dict(answer.args), False
+            if self.arguments.get("chunked_prefill_size") is None and chunk is not None:
+                self.arguments["chunked_prefill_size"] = chunk
+        ranks = answer.ranks
+        if limits := [each.max_running_requests for each in ranks if each.max_running_requests is not None]:
+            for dp in {*self.limits, *self.pools, *self.page} or {None}:
+                self.limits[dp] = float(min(limits))
+        tokens = [each.token_capacity for each in ranks if each.token_capacity]
+        if tokens and self.pool() is None:
+            self.pools[None] = float(min(tokens))
+        left = [each.startup_available_gb for each in ranks if each.startup_available_gb is not None]
+        if left and not self.left:
+            self.available[None] = min(left)
+        for name, figures in (
+            ("weights", [each.weight_gb for each in ranks]), ("pool", [each.kv_cache_gb for each in ranks]),
+            ("graph", [each.graph_gb for each in ranks]),
+        ):  # fmt: skip
+            if self.gigabytes(name) is None and (largest := most(figures)) is not None:
+                self._rank(Event("")).taken[name] = largest
+        self.graph_sizes = self.graph_sizes or max((each.graph_batch_sizes for each in ranks), key=len, default=())
+
+    def recommended(self, arg: str = "", role: str = "recommends") -> list[Said]:
         """Return what SGLang itself recommends in its start; of an argument: what is about it."""
-        return [
-            each for each in self.said.values() if each.advice.role == "recommends" and (not arg or each.is_about(arg))
-        ]
+        return [each for each in self.said.values() if each.advice.role == role and (not arg or each.is_about(arg))]
 
     def decided(self, arg: str) -> list[Said]:
         """Return what SGLang decided itself in its start about an argument."""
-        return [each for each in self.said.values() if each.advice.role == "decision" and each.is_about(arg)]
-
-    def see(self, figures: RankFigures) -> None:
-        """Take the constants of a scrape."""
-        dp = figures.dp
-        for name, figure in (("pools", figures.kv_pool_tokens), ("available", figures.available_gpu_memory_gb)):
-            known: dict[int | None, float] = getattr(self, name)
-            if figure is not None and known.get(dp) != figure:
-                if dp not in known:
-                    self._of_page.add((name, dp))
-                known[dp] = figure
-                self._forget()
-            elif figure is None:
-                self._leave(name, dp)
-        taken = self.memory.setdefault(NO_RANK, RankMemory()).taken if figures.kv_memory_gb is not None else {}
-        for name, figure in (
-            ("pool", figures.kv_memory_gb),
-            ("weights", figures.weight_memory_gb),
-            ("graph", figures.graph_memory_gb),
-        ):
-            if figure is not None and self.gigabytes(name) is None:
-                taken[name] = figure
-
-    def leave(self, dp: int | None) -> None:
-        """Forget what pages showed of a scheduler that is gone."""
-        for name in ("pools", "available"):
-            self._leave(name, dp)
-
-    def _leave(self, name: str, dp: int | None) -> None:
-        if (name, dp) in self._of_page:
-            self._of_page.remove((name, dp))
-            getattr(self, name).pop(dp, None)
-            self._forget()
-
-    def inform(self, info: ServerInfo) -> None:
-        """Take an answer of `/server_info`: arguments and limits, where the log has none."""
-        self._forget()
-        self._release, self._typed = (-1, None), (-1, None)
-        self.version = info.version or self.version
-        if info.args and (not self.arguments or self.cut):
-            chunk = self.arguments.get("chunked_prefill_size")
-            self.arguments, self.cut = dict(info.args), False
-            if self.arguments.get("chunked_prefill_size") is None and chunk is not None:
-                self.arguments["chunked_prefill_size"] = chunk  # from the scheduler's line
-        limits = [rank.max_running_requests for rank in info.ranks if rank.max_running_requests is not None]
-        if limits:
-            for dp in set(self.limits) | set(self.pools) or {None}:
-                self.limits[dp] = float(min(limits))
-        tokens = [rank.token_capacity for rank in info.ranks if rank.token_capacity]
-        if tokens and not self.pools:
-            self.pools[None] = float(min(tokens))
-        left = [rank.startup_available_gb for rank in info.ranks if rank.startup_available_gb is not None]
-        if left and not self.available:
-            self.available[None] = min(left)
-        taken = self.memory.setdefault(NO_RANK, RankMemory()).taken if info.ranks else {}
-        for name, figures in (
-            ("weights", [rank.weight_gb for rank in info.ranks]), ("pool", [rank.kv_cache_gb for rank in info.ranks]),
-            ("graph", [rank.graph_gb for rank in info.ranks]),
-        ):  # fmt: skip
-            largest = most(figures)
-            if largest is not None and self.gigabytes(name) is None:
-                taken[name] = largest
-        self.graph_sizes = self.graph_sizes or max((rank.graph_batch_sizes for rank in info.ranks), key=len, default=())
+        return self.recommended(arg, "decision")
 
     def _forget(self) -> None:
         for name in _FOLLOWING:
             self.__dict__.pop(name, None)
 
-    def _take_pool(self, event: Event) -> None:
-        rank, gigabytes = self._rank(event), event.figures.get("gigabytes")
-        if gigabytes is None:
-            return
-        if event.figures.get("resized"):
-            rank.taken["pool"] = gigabytes
-        else:
-            rank.add("draft_pool" if rank.pool_ended and "pool" in rank.taken else "pool", gigabytes)
-
     def _take_memory(self, event: Event) -> None:  # noqa: C901 - a stage of the start each
-        rank, figures = self._rank(event), event.figures
-        used, free = figures.get("used"), figures.get("available")
-        if event.word == "weights_begin":
+        rank, figures, stage = self._rank(event), event.figures, event.word
+        used, free, prefill = figures.get("used"), figures.get("available"), bool(figures.get("prefill"))
+        if stage == "weights_begin":
             rank.before = free if rank.before is None else rank.before
             rank.begin = free
-        elif event.word == "weights":
+        elif stage == "weights":
             if used is None and rank.begin is not None and free is not None:  # up to 0.4.0
                 used = max(round(rank.begin - free, 2), 0.0)
             rank.beside = free if rank.beside is None else rank.beside
-            if used is not None:
-                rank.add("draft_weights" if "weights" in rank.taken else "weights", used)
-        elif event.word == "state_cache" and used is not None:
-            rank.add("draft_pool" if rank.pool_ended else "pool", used)
-        elif event.word == "pool":
+            rank.add("weights", used, draft="weights" in rank.taken)
+        elif stage == "state_cache":
+            rank.add("pool", used, draft=rank.pool_ended)
+        elif stage == "pool":
             rank.pool_ended = True
-        elif event.word == "graph" and used is not None:
+        elif stage == "graph":
             rank.add("graph", used)
-            if not figures.get("prefill"):
-                rank.add("decode_graph", used)
+            rank.add("decode_graph", None if prefill else used)
+        elif stage == "graph_begin":
+            rank.left = None  # up to 0.4.0 the end of the capture has no memory
         if "states" in figures:
             self.states = min(figures["states"], self.states or figures["states"])
-        begun = "prefill" if figures.get("prefill") else "decode"
-        rank.capturing = {"graph_begin": begun, "graph": ""}.get(event.word, rank.capturing)
-        if event.word == "graph_begin":
-            rank.left = None  # up to 0.4.0 the end of the capture has no memory
-        if event.word in {"pool", "graph"} and free is not None:
+        if stage in {"graph_begin", "graph"}:
+            rank.capturing = ("prefill" if prefill else "decode") if stage == "graph_begin" else ""
+            self.graph_sizes = event.sizes or self.graph_sizes
+        if stage in {"pool", "graph"} and free is not None:
             rank.left = free
-        if event.word in {"graph_begin", "graph"} and event.sizes:
-            self.graph_sizes = event.sizes
 
     def _rank(self, event: Event) -> RankMemory:
         return self.memory.setdefault(event.rank if len(self.memory) < 1024 else NO_RANK, RankMemory())
@@ -307,12 +254,10 @@ class Facts:
         """Whether the start is in the log."""
         return bool(self.arguments) and not self.cut
 
-    @property
+    @cached_property
     def release(self) -> str | None:
         """The known release whose arguments these are; None where it is not known."""
-        if self._release[0] != len(self.arguments):
-            self._release = (len(self.arguments), release_of(self.version, self.arguments))
-        return self._release[1]
+        return release_of(self.version, self.arguments)
 
     @property
     def shown_release(self) -> str | None:
@@ -333,14 +278,10 @@ class Facts:
         found = flag_of(arg, self.release)
         return found.flag if found is not None else ""
 
-    @property
+    @cached_property
     def typed_arguments(self) -> dict[str, object] | None:
         """The arguments that were typed, by name; None where the start is not in the log."""
-        if not self.knows_arguments:
-            return None
-        if self._typed[0] != len(self.arguments):
-            self._typed = (len(self.arguments), typed_args(self.release, self.arguments))
-        return self._typed[1]
+        return typed_args(self.release, self.arguments) if self.knows_arguments else None
 
     @property
     def is_first_edition(self) -> bool:
@@ -402,10 +343,14 @@ class Facts:
         """`disabled` or `unsupported` where decode batches have no graphs at all; empty where they may."""
         if self.is_cpu or self.graph_device == "cpu" or self.role == "prefill" or self.is_on("is_embedding"):
             return "unsupported"
+        off = self._decode_graphs.get("backend") == "disabled"
+        return "disabled" if off or self.is_on("disable_cuda_graph") or self.is_on("disable_decode_cuda_graph") else ""
+
+    @property
+    def _decode_graphs(self) -> Mapping[str, object]:
         config = self.arguments.get("cuda_graph_config")
         decode = config.get("decode") if isinstance(config, dict) else None
-        off = isinstance(decode, dict) and decode.get("backend") == "disabled"
-        return "disabled" if off or self.is_on("disable_cuda_graph") or self.is_on("disable_decode_cuda_graph") else ""
+        return decode if isinstance(decode, dict) else {}
 
     @property
     def capturing(self) -> str:
@@ -424,13 +369,14 @@ class Facts:
     @cached_property
     def largest_captured(self) -> float | None:
         """The largest decode batch with a CUDA graph: of the log, else of the arguments."""
-        sizes = max(self.graph_sizes, default=0)
-        config = self.arguments.get("cuda_graph_config")
-        decode = config.get("decode") if isinstance(config, dict) else None
-        most = number(decode.get("max_bs")) if isinstance(decode, dict) else None
         listed = self.arguments.get("cuda_graph_bs") or self.arguments.get("cuda_graph_bs_decode")
-        largest = max((size for size in listed if isinstance(size, int)), default=0) if isinstance(listed, list) else 0
-        return float(sizes or largest or self.size(self.graph_arg) or most or 0.0) or None
+        named = [each for each in listed if isinstance(each, int)] if isinstance(listed, list) else ()
+        largest = (
+            max(self.graph_sizes or named, default=0)
+            or self.size(self.graph_arg)
+            or number(self._decode_graphs.get("max_bs"))
+        )
+        return float(largest or 0.0) or None
 
     @cached_property
     def steps_between_lines(self) -> float:
@@ -471,11 +417,21 @@ class Facts:
 
     def pool(self, dp: int | None = None) -> float | None:
         """Return the tokens of one scheduler's KV cache; None where unknown."""
-        return self.pools.get(dp) or max(self.pools.values(), default=None)
+        shown = self.page.get(dp)
+        known = (shown.kv_pool_tokens if shown is not None else None) or self.pools.get(dp)
+        return known or most((*self.pools.values(), *(each.kv_pool_tokens for each in self.page.values())))
 
     def gigabytes(self, name: str) -> float | None:
         """Return what a stage took on the rank with most; None where unknown or nothing."""
-        return most(rank.taken.get(name) for rank in self.memory.values())
+        shown = _SHOWN_GB.get(name)
+        of_page = (getattr(each, shown) for each in self.page.values()) if shown else ()
+        return most(each.taken.get(name) for each in self.memory.values()) or most(of_page)
+
+    @property
+    def left(self) -> dict[int | None, float]:
+        """GPU memory left after the start, by DP rank."""
+        shown = {dp: each.available_gpu_memory_gb for dp, each in self.page.items()}
+        return self.available | {dp: gigabytes for dp, gigabytes in shown.items() if gigabytes is not None}
 
     @property
     def capacity_gb(self) -> float | None:
@@ -490,19 +446,21 @@ class Facts:
     @property
     def reserve_gb(self) -> float | None:
         """GPU memory left after the start, on the rank with least; None on a CPU server."""
-        return None if self.is_cpu or not self.available else min(self.available.values())
+        return None if self.is_cpu else min(self.left.values(), default=None)
 
     @property
     def pools_gb(self) -> float | None:
         """The KV cache of one GPU, a draft model's included."""
-        pool = self.gigabytes("pool")
-        return None if pool is None else pool + (self.gigabytes("draft_pool") or 0.0)
+        return self._with_draft("pool")
 
     @property
     def weights_gb(self) -> float | None:
         """The weights on one GPU, a draft model's included."""
-        weights = self.gigabytes("weights")
-        return None if weights is None else weights + (self.gigabytes("draft_weights") or 0.0)
+        return self._with_draft("weights")
+
+    def _with_draft(self, name: str) -> float | None:
+        gigabytes = self.gigabytes(name)
+        return None if gigabytes is None else gigabytes + (self.gigabytes(f"draft_{name}") or 0.0)
 
     @property
     def states_a_request(self) -> float | None:

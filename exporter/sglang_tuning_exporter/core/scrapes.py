@@ -25,10 +25,13 @@ RANK_COUNTS: Mapping[str, str] = {
 }  # fmt: skip
 LATENCIES = ("time_to_first_token", "inter_token", "request_latency", "queue_time")
 HANG_SECONDS = 60.0
-UNUSUAL_SECONDS = 10.0  # without output while requests run: nothing is said of their latency
+UNUSUAL_SECONDS = (
+    10.0  # without output while requests run, or open requests beside idle schedulers: nothing is said of latencies
+)
 PROVEN_SECONDS = 20.0  # without output after tokens that must have been sent
 PAUSE_SECONDS = 600.0  # of /pause_generation, until it is a hang
 STEPS_OF_A_LINE = 40.0  # the default of --decode-log-interval
+CHECK_SECONDS, CHECK_GAP_SECONDS = 20.0, 90.0  # a health check takes at most; between two that fail in a row
 STEPS_TO_OUTPUT = 60.0  # decode steps after which every running request must have sent tokens
 SPECULATED_STEPS = 250.0  # the same with speculative decoding, where a step gives several tokens
 SUSPECT_SECONDS = 30.0  # without progress, until the exporter makes a health check of its own
@@ -70,14 +73,13 @@ class RankGains:
 
 @dataclass(frozen=True, slots=True)
 class Gains:
-    """What a page shows beside the one before. `seconds` lie between them, 0 for the first."""
+    """What a page shows beside the one before."""
 
-    seconds: float
-    restarted: bool
-    progress: float | None  # tokens and requests together; None where no counter shows it
-    counts: Mapping[str, float]
-    latencies: Mapping[str, Histogram]
     ranks: tuple[RankGains, ...]
+    restarted: bool = False
+    progress: float | None = None  # tokens and requests together; None where no counter shows it
+    counts: Mapping[str, float] = field(default_factory=dict)
+    latencies: Mapping[str, Histogram] = field(default_factory=dict)
 
 
 class RejectedStreams:
@@ -88,14 +90,11 @@ class RejectedStreams:
     SGLANG_REQ_WAITING_TIMEOUT.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, page: Scrape | None = None) -> None:
+        """`page`: the one from which on requests are counted; None at the start of a server."""
         self._unfinished = self._most = 0.0
-        self._unstarted: float | None = None  # the most so far
+        self._unstarted = None if page is None else _unstarted(page)  # the most so far
         self._left = 0.0  # of these, not seen as answered
-
-    def see(self, page: Scrape) -> None:
-        """Take the first page, from which on requests are counted."""
-        self._unstarted = _unstarted(page)
 
     def take(self, page: Scrape, counts: Mapping[str, float], *, queue_is_full: bool) -> float:
         """Return how many more were rejected."""
@@ -134,57 +133,48 @@ class Counters:
 
     def __init__(self) -> None:
         self.page: Scrape | None = None  # the last one
-        self.at = -inf
-        self.whole: Scrape | None = None  # the last one whose counters were used
+        self.whole: Scrape | None = (
+            None  # the last one whose counters were used, with those of pages before that it lacks
+        )
         self._fell = False  # those of the last one were smaller
-        self._latencies: dict[str, Histogram] = {}
         self._streams = RejectedStreams()
 
     def fell(self, page: Scrape) -> bool:
         """Whether the counters of a page are smaller than before."""
         return self.whole is not None and not page.counters_invalid and _is_less(page.progress, self.whole.progress)
 
-    def take(self, page: Scrape, now: float, *, queue_is_full: bool = False, is_new: bool = False) -> Gains:
+    def take(self, page: Scrape, *, queue_is_full: bool = False, is_new: bool = False) -> Gains:
         """Return what a page gained. `queue_is_full`: by --max-queued-requests. `is_new`: smaller counters are those of a new start."""
-        before, since, self.page = self.whole, self.at, page
-        if page.counters_invalid or (before is not None and not (is_new or self._fell) and _any_fell(before, page)):
+        before, self.page = self.whole, page
+        known = {} if before is None else {rank.dp: rank for rank in before.ranks}
+        if page.counters_invalid or (
+            before is not None and not (is_new or self._fell) and _any_fell(before, known, page)
+        ):
             self._fell = self._fell or not page.counters_invalid
-            ranks = tuple(RankGains(rank, {}, is_fresh=True) for rank in page.ranks)
-            return Gains(0.0, restarted=False, progress=None, counts={}, latencies={}, ranks=ranks)
-        restarted, is_first, self._fell = self.fell(page), before is None, False
-        if is_first:
-            self._streams.see(page)
+            return Gains(tuple(RankGains(rank, {}, is_fresh=True) for rank in page.ranks))
+        restarted, self._fell = self.fell(page), False
+        if before is None:
+            self._streams, self.whole = RejectedStreams(page), page
+            ranks = tuple(replace(_rank(rank, rank), is_fresh=True) for rank in page.ranks)
+            return Gains(ranks, progress=None if page.progress is None else 0.0)
         if restarted:
-            before, self._latencies = Scrape([RankFigures(rank.dp) for rank in page.ranks]), {}
-            self._streams = RejectedStreams()
-        counts = {} if is_first else _counted(before, page)
+            before, known, self._streams = Scrape([]), {}, RejectedStreams()
+        counts = _counted(before, page)
         if counts:
             streams = self._streams.take(page, counts, queue_is_full=queue_is_full)
             counts["rejected"] = counts.get("refused_requests", 0.0) + streams
-        ranks = tuple(_rank(before, rank, is_first=is_first) for rank in page.ranks)
-        latencies: dict[str, Histogram] = {}
+        latencies = {}
         for name in LATENCIES:
-            histogram: Histogram | None = getattr(page, name)
-            if histogram is None:
-                continue
-            earlier = self._latencies.get(name)
-            more = histogram if earlier is None else histogram.since(earlier)
-            self._latencies[name] = histogram
-            if more is not None and more.observations and not (is_first and earlier is None):
+            histogram, earlier = getattr(page, name), getattr(before, name)
+            more = histogram if histogram is None or earlier is None else histogram.since(earlier)
+            if more is not None and more.observations:
                 latencies[name] = more
-        moved = None if page.progress is None else increase(before.progress if before else page.progress, page.progress)
-        self.whole, self.at = _with_missing(page, before), now
-        return Gains(0.0 if is_first else now - since, restarted, moved, counts, latencies, ranks)
-
-
-def _with_missing(page: Scrape, before: Scrape | None) -> Scrape:
-    """Return a page with those counters of the one before that it lacks: when they are back they go on, and are not counted from 0."""
-    if before is None:
-        return page
-    known, shown = {rank.dp: rank for rank in before.ranks}, {rank.dp for rank in page.ranks}
-    ranks = [_with_older(rank, known.get(rank.dp), RANK_COUNTS) for rank in page.ranks]
-    ranks += [rank for rank in before.ranks if rank.dp not in shown]
-    return replace(_with_older(page, before, SERVER_COUNTS), ranks=ranks)
+        ranks = tuple(_rank(known.get(rank.dp) or RankFigures(rank.dp), rank) for rank in page.ranks)
+        moved = None if page.progress is None else increase(before.progress, page.progress)
+        # A counter that a page lacks goes on when it is back, and is not counted from 0.
+        known |= {rank.dp: _with_older(rank, known.get(rank.dp), RANK_COUNTS) for rank in page.ranks}
+        self.whole = replace(_with_older(page, before, (*SERVER_COUNTS, *LATENCIES)), ranks=list(known.values()))
+        return Gains(ranks, restarted, moved, counts, latencies)
 
 
 def _with_older(new: _T, old: _T | None, names: Iterable[str]) -> _T:
@@ -196,23 +186,21 @@ def _is_less(new: float | None, old: float | None) -> bool:
     return old is not None and new is not None and new < old
 
 
-def _any_fell(before: Scrape, page: Scrape) -> bool:
+def _any_fell(before: Scrape, known: Mapping[int | None, RankFigures], page: Scrape) -> bool:
     """Whether any counter of a page is smaller than before."""
-    ranks = {rank.dp: rank for rank in before.ranks}
     histograms = [(getattr(page, name), getattr(before, name)) for name in LATENCIES]
     return (
         any(_is_less(getattr(page, name), getattr(before, name)) for name in ("progress", *SERVER_COUNTS))
         or any(now is not None and old is not None and now.observations < old.observations for now, old in histograms)
         or any(
-            _is_less(getattr(rank, name), getattr(ranks[rank.dp], name))
+            old is not None and any(_is_less(getattr(rank, name), getattr(old, name)) for name in RANK_COUNTS)
             for rank in page.ranks
-            if rank.dp in ranks
-            for name in RANK_COUNTS
+            if (old := known.get(rank.dp)) is not None
         )
     )
 
 
-def _counted(before: Scrape | None, page: Scrape) -> dict[str, float]:
+def _counted(before: Scrape, page: Scrape) -> dict[str, float]:
     found = {
         name: increase(getattr(before, name), figure)
         for name in SERVER_COUNTS
@@ -220,24 +208,19 @@ def _counted(before: Scrape | None, page: Scrape) -> dict[str, float]:
     }
     if "failed_bootstraps" in found:
         found["failed_transfers"] = found.get("failed_transfers", 0.0) + found.pop("failed_bootstraps")
-    if (
-        before is not None
-        and page.open_requests is not None
-        and {"generation_posts", "generation_responses"} <= found.keys()
-    ):
+    if page.open_requests is not None and {"generation_posts", "generation_responses"} <= found.keys():
         opened = page.open_requests - (before.open_requests or 0.0)
         found["failed_requests"] = found["generation_posts"] - found["generation_responses"] - opened
     return found
 
 
-def _rank(before: Scrape | None, rank: RankFigures, *, is_first: bool) -> RankGains:
-    old = next((each for each in before.ranks if each.dp == rank.dp), RankFigures(rank.dp)) if before else rank
+def _rank(old: RankFigures, rank: RankFigures) -> RankGains:
     gained = {
-        name: 0.0 if is_first else increase(getattr(old, counter), figure)
+        name: increase(getattr(old, counter), figure)
         for counter, name in RANK_COUNTS.items()
         if (figure := getattr(rank, counter)) is not None
     }
-    return RankGains(rank, gained, is_first or any(gained.values()) or _gauges(old) != _gauges(rank))
+    return RankGains(rank, gained, any(gained.values()) or _gauges(old) != _gauges(rank))
 
 
 def _gauges(rank: RankFigures) -> tuple[float | None, ...]:
@@ -264,7 +247,7 @@ class Stuck:
 
 @dataclass(slots=True)
 class Progress:
-    """Whether each stage of a server makes progress: the tokenizer takes requests, the scheduler computes, the detokenizer sends tokens."""
+    """Whether each stage of one start makes progress: the tokenizer takes requests, the scheduler computes, the detokenizer sends tokens."""
 
     sent_at: float | None = None  # something was sent last
     worked_at: float | None = None  # a scheduler did something last
@@ -281,28 +264,24 @@ class Progress:
     _steps: float = 0.0  # decode steps since something was sent, of requests that may have been there all the time
     _unsent: float = 0.0  # decode steps since something was sent
     _sent: float | None = None
-    _scheduled: float | None = None
+    _shown: object = None  # what a scheduler shows
     _pauses: tuple[float, float] | None = None
-    _shown: tuple[tuple[float | None, ...], ...] = field(default=())
 
     def take(
         self, page: Scrape, gains: Gains, *, logged_steps: float, speculates: bool, interval: float, now: float
     ) -> None:
         """Take a page. `logged_steps`: decode steps that the log shows since the page before; `interval`: --stream-interval."""
-        if gains.restarted:
-            self.forget()
         if page.posted_requests is not None:
             self._see_pauses(page.pauses or 0.0, page.resumptions or 0.0, now)
         works = sum((rank.running or 0) + (rank.queued or 0) for rank in page.ranks)
-        self._works = works > 0 and page.sent is not None
+        self._works, self.requests = works > 0 and page.sent is not None, page.open_requests or works
         excused = any((rank.grammar_queued or 0) + sum(rank.queues.values()) > 0 for rank in page.ranks)
-        shown = tuple(_gauges(rank) for rank in page.ranks)
+        before, self._shown = self._shown, (page.scheduled, [_gauges(rank) for rank in page.ranks])
         steps = max([logged_steps, *(rank.steps for rank in gains.ranks)])
-        moved = bool(gains.progress) if page.scheduled is None else page.scheduled != self._scheduled
-        if moved or steps > 0 or not works or shown != self._shown or self.worked_at is None or excused:
+        moved = page.scheduled is None and bool(gains.progress)
+        if moved or steps > 0 or not works or before != self._shown or excused:
             self.worked_at = now
-        self._scheduled, self._shown, self.requests = page.scheduled, shown, page.open_requests or works
-        if page.sent is None or self._sent is None or page.sent != self._sent:
+        if page.sent is None or page.sent != self._sent:
             self._sent = page.sent
             self.sent_at, self._steps, self._unsent, self.gave_up = now, 0.0, 0.0, 0.0
             self.proven_at = self.open_at = self.idle_at = self.failing_since = None
@@ -312,11 +291,8 @@ class Progress:
         # Requests that decode after others gave up may be younger.
         self._steps = 0.0 if aborted else self._steps + steps
         self._unsent += steps
-        if (
-            self.proven_at is None
-            and works
-            and self._steps >= max(SPECULATED_STEPS if speculates else STEPS_TO_OUTPUT, 1.2 * interval) + 40.0
-        ):
+        enough = max(SPECULATED_STEPS if speculates else STEPS_TO_OUTPUT, 1.2 * interval) + STEPS_OF_A_LINE
+        if self.proven_at is None and works and self._steps >= enough:
             self.proven_at = now
         waits = bool(page.open_requests) and not excused
         self.open_at = (self.open_at or now) if waits else None
@@ -324,42 +300,31 @@ class Progress:
 
     def _see_pauses(self, pauses: float, resumptions: float, now: float) -> None:
         before, self._pauses = self._pauses, (pauses, resumptions)
-        if before is None:
-            self.paused_at = now if pauses > resumptions else self.paused_at
-        elif resumptions > before[1]:
+        if before is not None and resumptions > before[1]:
             self.resume(now)
-        elif pauses > before[0]:
+        elif pauses > (resumptions if before is None else before[0]):
             self.paused_at = self.paused_at or now
 
     def resume(self, now: float) -> None:
         """Note that generation continues."""
         self.paused_at, self.resumed_at, self.failing_since = None, now, None
 
-    def forget(self) -> None:
-        """Begin with a new server."""
-        self.sent_at = self.worked_at = self.proven_at = self.open_at = self.idle_at = self.failing_since = (
-            self.paused_at
-        ) = None
-        self._sent = self._scheduled = self._pauses = None
-        self._steps = self._unsent = self.gave_up = 0.0
-
-    def check(self, now: float, *, answered: bool, lasted: float = 20.0) -> None:
+    def check(self, now: float, *, answered: bool, lasted: float = CHECK_SECONDS) -> None:
         """Take a health check, of the log or of the exporter's own: a busy scheduler answers it alone, an idle one passes it on."""
         if answered:
             self.failing_since, self.gave_up = None, 0.0
             if self.idle_at is not None or self.open_at is None:
                 self.open_at = self.idle_at = None
         else:
-            goes_on = self.failing_since is not None and now - self.failed_at <= 90.0
-            self.failing_since = self.failing_since if goes_on else now - lasted
+            if self.failing_since is None or now - self.failed_at > CHECK_GAP_SECONDS:
+                self.failing_since = now - lasted
             self.failed_at = now
 
     def is_suspicious(self, now: float) -> bool:
         """Whether a health check may show more: requests are open or were given up, and nothing moves."""
         if self.sent_at is None or now - self.sent_at < SUSPECT_SECONDS:
             return False
-        waits = self.open_at is not None and now - self.open_at >= SUSPECT_SECONDS
-        return waits or self.gave_up > 0 or self.failing_since is not None
+        return _lasts(self.open_at, SUSPECT_SECONDS, now) or self.gave_up > 0 or self.failing_since is not None
 
     def silence(self, now: float) -> float:
         """Return for how many seconds nothing was sent although requests run; 0 for a while that is usual."""
@@ -368,25 +333,26 @@ class Progress:
 
     def stuck(self, now: float) -> Stuck | None:
         """Return which stage hangs; a paused server hangs only if it stays paused."""
-        found = self._stuck(now)
-        if found is not None and self.paused_at is not None:
+        stage, since = self._stands(now)
+        if stage is None or now - self.resumed_at < HANG_SECONDS:
+            return None
+        if self.paused_at is not None:
             seconds = now - self.paused_at
             return Stuck("scheduler", seconds, self.requests, is_pause=True) if seconds >= PAUSE_SECONDS else None
-        return None if now - self.resumed_at < HANG_SECONDS else found
+        return Stuck(stage, now - since, self.requests)
 
-    def _stuck(self, now: float) -> Stuck | None:
-        if self.proven_at is not None and now - self.proven_at >= PROVEN_SECONDS:
-            return Stuck("detokenizer", now - (self.sent_at or self.proven_at), self.requests)
-        if self.worked_at is not None and now - self.worked_at >= HANG_SECONDS:
-            return Stuck("scheduler", now - self.worked_at, self.requests)
-        if (
-            self.open_at is not None
-            and self.idle_at is not None
-            and now - self.open_at >= HANG_SECONDS
-            and now - self.idle_at >= 10.0
-        ):
-            return Stuck("detokenizer" if self._unsent else "tokenizer", now - self.open_at, self.requests)
-        failing = self.failing_since is not None and now - self.failed_at <= 90.0
-        if failing and self.failing_since is not None and now - self.failing_since >= HANG_SECONDS:
-            return Stuck("scheduler", now - self.failing_since, self.requests)
-        return None
+    def _stands(self, now: float) -> tuple[Stage | None, float]:
+        """Return which stage does nothing, and since when."""
+        if _lasts(self.proven_at, PROVEN_SECONDS, now):
+            return "detokenizer", self.sent_at or now
+        if _lasts(self.worked_at, HANG_SECONDS, now):
+            return "scheduler", self.worked_at or now
+        if _lasts(self.open_at, HANG_SECONDS, now) and _lasts(self.idle_at, UNUSUAL_SECONDS, now):
+            return "detokenizer" if self._unsent else "tokenizer", self.open_at or now
+        if _lasts(self.failing_since, HANG_SECONDS, now) and now - self.failed_at <= CHECK_GAP_SECONDS:
+            return "scheduler", self.failing_since or now
+        return None, now
+
+
+def _lasts(since: float | None, seconds: float, now: float) -> bool:
+    return since is not None and now - since >= seconds

@@ -19,7 +19,7 @@ from sglang_tuning_exporter.config.profiles import Profile
 from sglang_tuning_exporter.core.endings import CAUSE, CLASSES, Explanation, explanation
 from sglang_tuning_exporter.core.events import Event, Rank
 from sglang_tuning_exporter.core.facts import Facts
-from sglang_tuning_exporter.core.scrapes import Counters, Gains, Progress, RankGains
+from sglang_tuning_exporter.core.scrapes import CHECK_GAP_SECONDS, Counters, Gains, Progress, RankGains
 from sglang_tuning_exporter.core.transfers import says_why
 from sglang_tuning_exporter.sglang.metrics.catalogue import SERVER_COUNTS
 from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
@@ -29,7 +29,6 @@ BUCKET_SECONDS = 10.0
 OVERDUE = 2.5  # intervals between two lines; then nothing is decoded any more
 LEAST_HOLD_SECONDS = 2.0  # printed times are whole seconds
 MOST_HOLD_SECONDS = 300.0
-CHECK_SECONDS, CHECK_GAP_SECONDS = 20.0, 90.0  # a health check takes at most; between two that fail in a row
 STUCK_SECONDS = 60.0  # work and no line for so long is a hang, if the work is still there afterwards
 USUAL_MOMENTS = 10  # with lines, between two silences that may be hangs
 MANY_RUNNING = 8  # a silence that began with so many is worth a note
@@ -65,7 +64,7 @@ MOST_WINDOWS = 16  # whose sums are kept
 MOST_STARTS = 64  # whose times are kept
 MOST_SCHEDULERS = 384  # DP ranks; those of a larger server are not taken
 REPEAT_SECONDS = 10.0  # within which other ranks print the same event
-MOST_ROOMS = 4096  # of failed transfers, which several ranks print
+MOST_REPEATED = 4096  # events that other ranks may print, such as failed transfers
 MANY_ELSEWHERE = 0.25  # of the running requests: fewer are always on their way between the two sides
 ELSEWHERE = ("bootstrap", "unbootstrapped", "prealloc", "transfer", "transferring", "inflight", "host_receive")
 ENDS = {
@@ -109,6 +108,10 @@ class Totals(dict[str, float]):
         for name, value in other.items():
             self[name] = max(self.get(name, 0.0), value) if name in _MOST else self.get(name, 0.0) + times * value
 
+    def most(self, name: str, value: float) -> None:
+        """Keep the largest."""
+        self[name] = max(self[name], value)
+
     def rename(self, old: str, new: str) -> None:
         """Count one state as another."""
         if old in self:
@@ -133,16 +136,6 @@ class Totals(dict[str, float]):
         seconds = self[f"{name}:s"]
         return self[name] / seconds if seconds > 0 else None
 
-    def quantile(self, head: str, share: float) -> float | None:
-        """Return the number below which `head/NUMBER` lies for this share of its seconds."""
-        seconds = sorted((float(number), value) for number, value in self.under(head).items() if value > 0)
-        left = share * sum(value for _, value in seconds)
-        for number, value in seconds:
-            left -= value
-            if left <= 1e-9:
-                return number
-        return seconds[-1][0] if seconds else None
-
 
 class Moment(NamedTuple):
     """What a scheduler does: one word for each of `SIGNALS`."""
@@ -162,25 +155,6 @@ _ALL_IDLE = Moment(IDLE, IDLE, IDLE, IDLE)
 _ALL_UNKNOWN = Moment(UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN)
 
 
-class Lifetime:
-    """What one scheduler did since the beginning, restarts of SGLang included: counts, and seconds by what it did."""
-
-    def __init__(self) -> None:
-        self.counts = Totals()
-        self.seconds: dict[Moment, float] = {}
-
-    def totals(self) -> Totals:
-        """Return the counts, and the seconds by `signal/state`."""
-        whole = Totals(
-            {f"{signal}/{state}": 0.0 for signal, states in STATES.items() for state in (*states, IDLE, UNKNOWN)}
-        )
-        whole.update(self.counts)
-        for moment, seconds in self.seconds.items():
-            for key in (*_state_keys(moment), f"activity/{moment.activity}"):
-                whole[key] += seconds
-        return whole
-
-
 class Hang(NamedTuple):
     """A time without progress, with work before it, and after it or waiting all through it."""
 
@@ -193,11 +167,11 @@ class Hang(NamedTuple):
 class Scheduler:
     """One DP rank, or the whole server without."""
 
-    def __init__(self, dp: int | None, server: Server) -> None:  # noqa: PLR0915 - all that is known of it
+    def __init__(self, dp: int | None, server: Server) -> None:
         self.dp = dp
         self._serves, self._waits, self._batches = f"serves/{dp}", f"waits/{dp}", (f"eager/{dp}", f"replayed/{dp}")
         self._server = server
-        self._lifetime = server.lifetime(dp)
+        self._life = server.life(dp)
         self.speaker: Rank | None = None  # of the ranks that print the same batch, the one that counts
         self.printed: tuple[str, dict[str, float]] = ("", {})  # the last batch line
         self.running: float | None = None
@@ -219,12 +193,11 @@ class Scheduler:
         self._goes_on = False  # the last prompt continues in the next batch
         self._steps: deque[float] = deque(maxlen=5)  # seconds between decode lines, as the throughput has it
         self._decoded_at: float | None = None
-        self._prefilled_at: float | None = None
+        self.prefilled_at = -inf
         self._gaps: deque[float] = deque(maxlen=5)
         self._rate = USUAL_PREFILL_RATE  # most prompt tokens in a second
         self._second = (-inf, 0.0)
-        self._sizes: Counter[float] = Counter()  # tokens of prefill batches
-        self.chunk: float | None = None  # most tokens of a prefill batch, where the log shows it
+        self._largest, self._as_large = 0.0, 0  # tokens of a prefill batch, and of how many
         self._admitted: deque[tuple[float, float]] = (
             deque()
         )  # requests that started in the last minute of serving, and when on that clock
@@ -240,7 +213,6 @@ class Scheduler:
         # Decode steps whose time is known, for `plan`: the last ten minutes of them at most.
         self.steps: deque[tuple[float, StepSums]] = deque(maxlen=600)
         self._step_due = -inf
-        self._batch = 0.0  # of the line before, 0 where that is a prefill line
         self.has_decoded = False
         self._retracted_at = -inf  # the last retraction line
         # Scrapes
@@ -272,7 +244,6 @@ class Scheduler:
             self._proceed(now, figures.get("running"))
             self._computing = None
         self.logged_at = now
-        server = self._server
         for name, figure in (("full", "usage"), ("swa", "swa_usage"), ("mamba", "mamba_usage")):
             if figure in figures:
                 self.usages[name] = figures[figure]
@@ -288,24 +259,36 @@ class Scheduler:
         if not self.queued or (self.running or 0.0) > (before or 0.0):
             self._nothing_since = now
         if event.kind == "decode":
-            if is_first and self._batch:
+            if is_first:
                 self._add_step(figures, now)
             self._decode(event, now)
         else:
             self._prefill(event, now)
-        self._batch = (self.running or 0.0) if event.kind == "decode" else 0.0
-        bucket = server.bucket(now)
-        bucket["lines"] += 1
-        bucket["most_running"] = max(bucket["most_running"], (self.running or 0.0) + self._joined)
-        bucket["most_usage"] = max(bucket["most_usage"], self.usage or 0.0)
+        self.printed = (event.kind, figures)
+        self._note_load(1.0, now)
+
+    def _note_load(self, lines: float, now: float) -> None:
+        bucket = self._server.bucket(now)
+        bucket["lines"] += lines
+        bucket.most("most_running", (self.running or 0.0) + self._joined)
+        bucket.most("most_usage", self.usage or 0.0)
+
+    def _admit(self, requests: float, now: float) -> None:
+        self._admitted.append((self._served, requests))
+        self._admitted_sum += requests
+        self._fell_at, self._nothing_since = None, now
 
     def _add_step(self, figures: dict[str, float], now: float) -> None:
         """Add the step time that a decode line shows: its throughput is over the time since a decode line with nearly the same batch."""
         running, speed, accepted = figures.get("running"), figures.get("throughput"), figures.get("accept_length")
-        batch = (self._batch + (running or 0.0)) / 2
-        if now < self._step_due or not running or abs(self._batch - running) > NEARLY_SAME * batch or not speed:
+        before = self.printed[1].get("running") if self.printed[0] == "decode" else None
+        if now < self._step_due or not running or not before or not speed:
             return
-        if self._woke or self._server.prefilled_elsewhere(self.dp, self._decoded_at or now):
+        batch = (before + running) / 2
+        if abs(before - running) > NEARLY_SAME * batch:
+            return
+        since, ranks = self._decoded_at or now, self._server.facts.attention_ranks
+        if self._woke or (ranks > 1 and self._server.prefilled_elsewhere(self.dp, since)):
             return  # it paused, or waited for another rank's prefill
         self._step_due = now + STEP_SECONDS
         if accepted or not self._server.facts.is_on("speculative_algorithm"):
@@ -319,7 +302,9 @@ class Scheduler:
         throughput, accepted = figures.get("throughput"), figures.get("accept_length", 1.0)
         self.throughput = throughput if throughput is not None else self.throughput
         # The throughput is over the time since the line before, pauses included.
-        paused = self._has_paused()
+        # Without a prefill line between two decode lines nobody can have started: it decoded on.
+        began = facts.role == "decode" or self._decoded_at is None or self.prefilled_at >= self._decoded_at
+        paused = self._woke and began
         if throughput and running and not paused:
             self._steps.append(steps * max(accepted, 1.0) * running / throughput)
         if self._decoded_at is not None and now > self._decoded_at and not paused:
@@ -327,7 +312,7 @@ class Scheduler:
         self._decoded_at, self._decoded, self._woke, self._joined = now, True, False, 0.0
         bucket["decode_lines"] += 1
         self._server.counted["decode_lines"] += 1
-        self._server.logged(steps)
+        self._server.logged_steps += steps
         if figures.get("usage", 0.0) >= LEAST_USAGE and "tokens" in figures:
             self._pool = figures["tokens"] / figures["usage"]
         bucket["decoded"] += steps * max(accepted, 1.0) * running
@@ -339,7 +324,7 @@ class Scheduler:
                 self._count_batches(now, *((steps, 0.0) if self.graph else (0.0, steps)))
             facts.graph_device = event.word or facts.graph_device
             name, size = ("replayed_most", running) if self.graph else ("eager_inverse", 1.0 / max(running, 1.0))
-            bucket[name] = max(bucket[name], size)
+            bucket.most(name, size)
             if not self.graph and self._server.another_decides(self.dp, running, now):
                 self.graph = None
 
@@ -348,12 +333,6 @@ class Scheduler:
         bucket = self._server.bucket(now)
         bucket["accepted"] += length
         bucket["accepted:n"] += 1
-
-    def _has_paused(self) -> bool:
-        """Whether it was idle since the last decode line. Without a prefill line between, nobody can have started: it decoded on."""
-        if not self._woke or self._server.facts.role == "decode" or self._decoded_at is None:
-            return self._woke
-        return self._prefilled_at is not None and self._prefilled_at >= self._decoded_at
 
     def _prefill(self, event: Event, now: float) -> None:
         figures, bucket, facts = event.figures, self._server.bucket(now), self._server.facts
@@ -366,7 +345,8 @@ class Scheduler:
             return
         most = facts.prefill_tokens or self._chunk(tokens)
         counted = tokens + (self.running or 0.0 if facts.is_on("enable_mixed_chunk") else 0.0)
-        full = most is not None and counted >= FULL_PREFILL * most and not self._ended_by_requests(counted, sequences)
+        ended_by_requests = sequences >= (facts.size("prefill_max_requests") or inf) and counted < (most or 0.0)
+        full = most is not None and counted >= FULL_PREFILL * most and not ended_by_requests
         started = max(sequences - self._goes_on, 0.0)
         chunk = facts.size("chunked_prefill_size")
         self._goes_on = full and (
@@ -380,19 +360,17 @@ class Scheduler:
         self._second = (int(now), second)
         self._rate = max(self._rate, second)
         bucket["peak"] = self._rate  # the same in every bucket: a window takes the largest
-        if self._prefilled_at is not None and now > self._prefilled_at and self._decoded_at is None:
-            self._gaps.append(now - self._prefilled_at)
-        self._prefilled_at = now
+        if self._decoded_at is None and -inf < self.prefilled_at < now:
+            self._gaps.append(now - self.prefilled_at)
+        self.prefilled_at = now
         if started:
-            self._admitted.append((self._served, started))
-            self._admitted_sum += started
-            self._fell_at, self._nothing_since = None, now
+            self._admit(started, now)
         bucket["full_lines"] += full
         bucket["computed"] += tokens
         bucket["cached"] += figures.get("cached", 0.0)
         if "computed" not in self._server.by_page:
-            self._server.tally("computed", self.dp, tokens)
-            self._server.tally("cached", self.dp, figures.get("cached", 0.0))
+            self._life["computed"] += tokens
+            self._life["cached"] += figures.get("cached", 0.0)
         bucket["sequences"] += sequences
         bucket["started"] += started
         if tokens <= sequences:  # several answers to one prompt: each finds all of it
@@ -402,29 +380,13 @@ class Scheduler:
 
     def _chunk(self, tokens: float) -> float | None:
         """Return the most tokens of a batch where only the log shows them: a size that comes again and again and that nothing exceeds."""
-        if tokens > 0 and (tokens >= (self.chunk or 0.0) or tokens in self._sizes):
-            self._sizes[tokens] += 1
-            if len(self._sizes) > 64:
-                self._sizes = Counter(dict(self._sizes.most_common(32)))
-        largest = max(self._sizes, default=0.0)
-        self.chunk = largest if self._sizes[largest] >= SAME_CHUNK and largest % CHUNK_STEP == 0 else None
-        return self.chunk
-
-    def _ended_by_requests(self, tokens: float, sequences: float) -> bool:
-        facts = self._server.facts
-        most = facts.size("prefill_max_requests")
-        return (
-            most is not None
-            and sequences >= most
-            and tokens <= (facts.prefill_tokens or inf) - (facts.size("page_size") or 1)
-        )
-
-    def beside(self) -> dict[str, float]:
-        """Return what a retraction takes from this moment, for one that is taken later."""
-        return {} if self.usage is None else {"usage": self.usage}
+        if tokens > self._largest:
+            self._largest, self._as_large = tokens, 0
+        self._as_large += tokens == self._largest
+        return self._largest if self._as_large >= SAME_CHUNK and self._largest % CHUNK_STEP == 0 else None
 
     def retract(self, event: Event, now: float) -> None:
-        """Take a retraction of this scheduler; one that waited brings what was `beside` it."""
+        """Take a retraction of this scheduler; one that waited brings the usage of its moment."""
         self.advance(now)
         bucket, usage = self._server.bucket(now), event.figures.get("usage", self.usage)
         if usage is not None:
@@ -442,23 +404,24 @@ class Scheduler:
 
     # A scrape
 
-    def see(self, gains: RankGains, now: float) -> None:
+    def see(self, gains: RankGains, counted: Iterable[str], now: float) -> None:
         """Take what a scrape shows. Its gauges hold until the next line or scrape; lines of the log, where they come, say more.
 
         SGLang refreshes a gauge when it prints a batch line, and when it is idle: unchanged figures are the old observation.
+        counted: what the page counts of this scheduler; the log is not needed for it from then on.
         """
         figures, logged = gains.figures, now - self.logged_at <= LOGGED_SECONDS
         interval = now - self._scraped_at if self._scraped_at > -inf else 0.0
-        if not logged:
-            self._count(gains, interval, now)
+        self._count(gains, interval, counted, now, logged=logged)
         serving = bool(figures.running or figures.queued or figures.grammar_queued or any(figures.queues.values()))
-        if logged and serving and self.at is not None and now < self.at + self.hold_seconds:
-            self._shown_at, self._scraped_at = now, now
-            self.throughput = figures.generation_throughput if self.throughput is None else self.throughput
-            self._see_queues(figures)
-            return
-        if self._tokens and self.at is not None and now < self.at + self.hold_seconds and not serving and logged:
-            return  # a prefill, which the gauges do not show
+        if logged and self.at is not None and now < self.at + self.hold_seconds:
+            if serving:
+                self._shown_at = self._scraped_at = now
+                self.throughput = figures.generation_throughput if self.throughput is None else self.throughput
+                self._see_queues(figures)
+                return
+            if self._tokens:
+                return  # a prefill, which the gauges do not show
         was_idle = not (self.running or self.queued)
         self.advance(now)
         if not serving and was_idle and not logged and interval:
@@ -478,12 +441,9 @@ class Scheduler:
         if logged:
             self._full, self._computing = False, 0.0
         if serving:
-            bucket = self._server.bucket(now)
             if not logged and figures.accept_length and gains.is_fresh:
                 self._count_accepted(figures.accept_length, now)
-            bucket["lines"] += max(1.0 - gains.lines, 0.0)
-            bucket["most_running"] = max(bucket["most_running"], self.running or 0.0)
-            bucket["most_usage"] = max(bucket["most_usage"], self.usage or 0.0)
+            self._note_load(max(1.0 - gains.lines, 0.0), now)
 
     def _see_queues(self, figures: RankFigures) -> None:
         """Take the queues of a page; those and pools that only earlier pages showed are gone."""
@@ -493,31 +453,31 @@ class Scheduler:
             for name in shown.keys() - present.keys() - self._printed:
                 del shown[name]
         ratio = figures.new_token_ratio
-        if ratio is None and self._is_ratio_of_page:
-            self.new_token_ratio = None
-        if ratio is not None:
+        if ratio is not None or self._is_ratio_of_page:
             self.new_token_ratio, self._is_ratio_of_page = ratio, True
 
-    def _count(self, gains: RankGains, interval: float, now: float) -> None:
-        """Count what the server's own counters gained since the scrape before, and what it did meanwhile."""
+    def _count(self, gains: RankGains, interval: float, counted: Iterable[str], now: float, *, logged: bool) -> None:
+        """Count what the server's own counters gained since the scrape before, and, where no line is logged, what it did meanwhile."""
         gained, facts, bucket = gains.gained, self._server.facts, self._server.bucket(now)
-        figures = gains.figures
+        by_page = self._server.by_page
+        by_page.update({"computed", "replayed"}.intersection(counted))
+        if "computed" in counted or not (logged or "computed" in by_page):
+            for name in gained.keys() & {"computed", "cached"}:
+                self._life[name] += gained[name]
+        if "replayed" in gained or "eager" in gained:
+            self._count_batches(now, gained.get("replayed", 0.0), gained.get("eager", 0.0))
+        if logged:
+            return
         steps, passes = gains.steps, gained.get("prefill_passes", 0.0)
         for name in ("computed", "cached", "started", "decoded"):
             bucket[name] += gained.get(name, 0.0)
-        for name in ("computed", "cached") if "computed" not in self._server.by_page else ():
-            if name in gained:
-                self._server.tally(name, self.dp, gained[name])
         bucket["lines"] += gains.lines
         bucket["decode_lines"] += steps / facts.steps_between_lines
         bucket["prefill_lines"] += passes
         bucket["sequences"] += gained.get("started", 0.0)
-        if "started" in gained:
-            self._counts_admissions = True
-            if gained["started"]:
-                self._admitted.append((self._served, gained["started"]))
-                self._admitted_sum += gained["started"]
-                self._nothing_since = now
+        self._counts_admissions = self._counts_admissions or "started" in gained
+        if gained.get("started"):
+            self._admit(gained["started"], now)
         tokens, most = gained.get("computed", 0.0), facts.prefill_tokens
         if not gains.is_fresh:
             return  # nothing has changed: what the scrape before showed holds
@@ -529,24 +489,16 @@ class Scheduler:
         )
         if steps or passes:
             eager = gained.get("eager", 0.0) > gained.get("replayed", 0.0)
-            known = bool(facts.arguments) or bool(figures.graph_passes)  # else it may be a server without a GPU
+            known = bool(facts.arguments) or bool(gains.figures.graph_passes)  # else it may be a server without a GPU
             self.graph = None if not steps or not known else not eager
         if interval and tokens:
             self._rate = max(self._rate, tokens / interval)
             bucket["peak"] = self._rate
 
-    def count_gained(self, gained: Mapping[str, float], now: float) -> None:
-        """Count what the server's own counters gained; from the first one on, what the log says of the same is not needed."""
-        for name in ("computed", "cached"):
-            if name in gained:
-                self._server.tally(name, self.dp, gained[name])
-        if "replayed" in gained or "eager" in gained:
-            self._count_batches(now, gained.get("replayed", 0.0), gained.get("eager", 0.0))
-
     def _count_batches(self, now: float, replayed: float, eager: float) -> None:
         bucket = self._server.bucket(now)
         for name, key, number in (("eager", self._batches[0], eager), ("replayed", self._batches[1], replayed)):
-            self._server.tally(name, self.dp, number)
+            self._life[name] += number
             bucket[key] += number
 
     def coverage(self, recent: Totals) -> float | None:
@@ -582,7 +534,7 @@ class Scheduler:
             moments, self._moments = self._moments, self._moments + 1
             if gap > max(STUCK_SECONDS, self.hold_seconds):
                 self._moments = 0
-                if moments < USUAL_MOMENTS or ran < 1 or not self._server.serves_through(self.at):
+                if moments < USUAL_MOMENTS or ran < 1 or self._server.stopping or self._server.broke_off > self.at:
                     pass  # a log that is silent again and again shows its rhythm, no hang
                 elif runs >= ran / 2:
                     self._server.hung(Hang(self.at, gap, ran, runs), now)
@@ -661,9 +613,9 @@ class Scheduler:
 
     def _spend(self, until: float, moment: Moment) -> None:  # noqa: C901 - one loop over all sums
         """Count the time up to `until` as this."""
-        if until > self.spent:
-            lived = self._lifetime.seconds
-            lived[moment] = lived.get(moment, 0.0) + until - self.spent
+        states = _state_keys(moment)
+        for key in states if until > self.spent else ():
+            self._life[key] += until - self.spent
         serves = moment is not _ALL_IDLE and moment is not _ALL_UNKNOWN
         self._woke = self._woke or not serves
         running = None if self.running is None else self.running + self._joined
@@ -672,7 +624,7 @@ class Scheduler:
             bucket = self._server.bucket(self.spent)
             end = min(until, (self.spent // BUCKET_SECONDS + 1) * BUCKET_SECONDS) if serves else until
             seconds, self.spent = end - self.spent, end
-            for key in _state_keys(moment):
+            for key in states:
                 bucket[key] += seconds
             if not serves:
                 continue
@@ -705,7 +657,7 @@ class Scheduler:
         """Estimate how long the last request of the queue waits: by admissions, which count retracted requests again."""
         if not self.queued:
             return 0.0 if self.queued is not None else None
-        if self._prefilled_at is None and not self._counts_admissions:
+        if self.prefilled_at == -inf and not self._counts_admissions:
             return None  # who starts is in the prefill lines
         while self._admitted and self._admitted[0][0] < self._served - RATE_SECONDS:
             self._admitted_sum -= self._admitted.popleft()[1]
@@ -752,7 +704,7 @@ class Scheduler:
             return "above_range"
         if profile.queue_wait_seconds is not None:
             wait = self.wait_seconds()
-            if wait is None and self._prefilled_at is None and self._computing is None:
+            if wait is None and self.prefilled_at == -inf and self._computing is None:
                 return UNKNOWN  # a log of decode lines alone: the queue is judged by its wait
             if wait is not None and wait > profile.queue_wait_seconds:
                 return "above_range"
@@ -864,7 +816,7 @@ def _usages(figures: RankFigures) -> dict[str, float]:
 
 @lru_cache(maxsize=1024)
 def _state_keys(moment: Moment) -> tuple[str, ...]:
-    return tuple(f"{signal}/{state}" for signal, state in zip(SIGNALS, moment, strict=True))
+    return tuple(f"{signal}/{state}" for signal, state in zip(STATES, (moment.activity, *moment), strict=True))
 
 
 @lru_cache
@@ -894,7 +846,7 @@ class Server:
         self._ended: dict[tuple[float, float, float], Totals] = {}
         self.totals = Totals()  # of this start, without the open bucket
         self.counted = Totals()  # counts since the beginning: they never fall
-        self.lifetimes: dict[int | None, Lifetime] = {}  # the same of each scheduler
+        self.lives: dict[int | None, Totals] = {}  # the same of each scheduler, by `life`
         self.absent: set[int | None] = set()  # of these, schedulers that are not there now: nothing of them is shown
         self.by_page: set[str] = set()  # what is counted by its metrics, and not by its log
         self.capped: Counter[str] = Counter()  # what was dropped because there is too much of it
@@ -912,22 +864,18 @@ class Server:
         self.silences: list[Hang] = []
         self.last: dict[str, float] = {}  # when something happened last
         self.started_at: deque[float] = deque(maxlen=MOST_STARTS)
-        self.dated = False
         self._repeated: dict[tuple[float | str | None, ...], tuple[float, Counter[Rank]]] = {}
         self._failed: dict[str, float] = {}
         self._ranks: dict[int | None, Rank] = {}  # the lowest rank of each scheduler, by the lines of its start
-        self._prefilled: dict[int | None, float] = {}
-        # Health checks: since when, the last one, those that are not counted yet, the last output before.
-        self._failing = -inf, -inf, 0.0, -inf
+        self._failing_beside = 0.0  # requests that ran while health checks have failed
         self._counters = Counters()
         self._start_is_due = False  # the log shows a start that the counters do not show yet
         self._was_away = False  # nothing answered since the last page
         self.progress = Progress()
-        self._logged_steps = 0.0  # decode steps by the log since the last scrape
+        self.logged_steps = 0.0  # decode steps by the log since the last scrape
         self._logged = Totals()  # rejected and failed requests that the log has shown, and no counter so far
         self.transfer: Event | None = None  # the last failed one whose line says why, else the last
         self.hicache: Event | None = None  # what its host or storage cache could not do, at last
-        self._rooms: dict[float, None] = {}  # of failed transfers
         self._is_one_of_some = False  # the last failed one was a warning about "some requests"
 
     @property
@@ -960,26 +908,25 @@ class Server:
         ]
         full = longest is not None and max(queued, default=0.0) >= QUEUE_FULL * longest
         # A start that the log shows, or that nothing answered before, makes smaller counters certain.
-        gains = self._counters.take(page, now, queue_is_full=full, is_new=self._start_is_due or self._was_away)
+        gains = self._counters.take(page, queue_is_full=full, is_new=self._start_is_due or self._was_away)
         if gains.restarted and not self._start_is_due:
             self._take_start(Event("arguments", now, arguments={}), now)
         if not page.counters_invalid:
             self._start_is_due = self._was_away = False
         self.facts.role_seen = page.engine_type or self.facts.role_seen
+        self.facts.page = {rank.dp: rank for rank in page.ranks}
         self._count_gains(page, gains, now)
         for rank in gains.ranks:
-            self.facts.see(rank.figures)
             scheduler = self._scheduler(rank.figures.dp)
             if scheduler is not None:
-                self.by_page.update(rank.gained.keys() & {"computed", "replayed"})
-                scheduler.count_gained(rank.gained, now)
-                scheduler.see(self._complete(rank, gains), now)
+                scheduler.see(self._complete(rank, gains), rank.gained, now)
         self._leave_out(page, now)
+        self.progress = Progress() if gains.restarted else self.progress
         self.progress.take(
-            page, gains, logged_steps=self._logged_steps, speculates=self.facts.is_on("speculative_algorithm"),
+            page, gains, logged_steps=self.logged_steps, speculates=self.facts.is_on("speculative_algorithm"),
             interval=self.facts.size("stream_interval") or 0.0, now=now,
         )  # fmt: skip
-        self._logged_steps = 0.0
+        self.logged_steps = 0.0
         if gains.progress:
             self.last["work"] = now
             self._work_on(now)
@@ -1027,7 +974,7 @@ class Server:
         """Note that what was taken was counted before: nothing of it is still to be counted."""
         self._unexplained = None
 
-    def rank_counts(self, dp: int | None) -> Mapping[str, float]:
+    def life(self, dp: int | None) -> Totals:
         """Return what a scheduler did since the beginning, restarts of SGLang and of this program included. None of it ever falls.
 
         | name | |
@@ -1037,24 +984,14 @@ class Server:
         | `replayed` `eager` | decode batches with and without a CUDA graph: all where the server counts them, else as many as the log prints a line for |
         | `SIGNAL/STATE` | seconds in each state of `STATES`, in `idle` and in `unknown` |
         """
-        return self.lifetime(dp).totals()
-
-    def lifetime(self, dp: int | None) -> Lifetime:
-        """Return the counts of a scheduler."""
-        lifetime = self.lifetimes.get(dp)
-        if lifetime is None:
-            lifetime = Lifetime()
-            gone = [each for each in self.lifetimes if each in self.absent]
-            if len(self.lifetimes) > MOST_SCHEDULERS and gone:  # its place is for one that is there
-                del self.lifetimes[gone[0]]
-            if len(self.lifetimes) <= MOST_SCHEDULERS:
-                self.lifetimes[dp] = lifetime
-        return lifetime
-
-    def tally(self, name: str, dp: int | None, number: float) -> None:
-        """Count what a scheduler did, for it and for the server."""
-        self.counted[name] += number
-        self.lifetime(dp).counts[name] += number
+        life = self.lives.get(dp)
+        if life is None:
+            life, gone = Totals(), self.absent & self.lives.keys()
+            if len(self.lives) > MOST_SCHEDULERS and gone:  # its place is for one that is there
+                del self.lives[gone.pop()]
+            if len(self.lives) <= MOST_SCHEDULERS:
+                self.lives[dp] = life
+        return life
 
     def _scheduler(self, dp: int | None) -> Scheduler | None:
         """Return a scheduler; None for one too many."""
@@ -1076,22 +1013,20 @@ class Server:
             if logged_at == -inf or (names_ranks and dp is not None and now - logged_at > LOGGED_SECONDS):
                 del self.schedulers[dp]
                 self.absent.add(dp)
-                self.facts.leave(dp)
 
     def lose(self, now: float) -> None:
         """Note that nothing answers: what the last scrape showed holds no longer."""
-        self._stop(now)
+        self._stop(now, rest=True)
         self._was_away = True
-        for scheduler in self.schedulers.values():
-            scheduler.rest()
-        self.progress.forget()
+        self.progress = Progress()
 
     def count_retracted(self, requests: float, now: float, dp: int | None = None) -> None:
         """Count retracted requests of a scheduler that only a counter shows."""
         bucket = self.bucket(now)
         for name in ("retractions", "retracted"):
             bucket[name] += requests
-        self.tally("retracted", dp, requests)
+        self.counted["retracted"] += requests
+        self.life(dp)["retracted"] += requests
         self.last["retractions"] = now
 
     def forget(self, before: float) -> None:
@@ -1158,11 +1093,10 @@ class Server:
             self._unexplained = None
             self.counted["out_of_memory.unknown"] += 1
 
-    def take(self, event: Event) -> None:  # noqa: C901, PLR0912 - one case for each kind
+    def take(self, event: Event) -> None:  # noqa: C901, PLR0912, PLR0915 - one case for each kind
         """Take an event. Without a time it is taken at the time of the last one."""
         now = event.time if event.time is not None else self.now
         if event.time is not None:
-            self.dated = True
             self.begin = event.time if self.begin is None else self.begin
         now = 0.0 if now is None else now if self.now is None else max(now, self.now)
         self.now = now
@@ -1186,8 +1120,10 @@ class Server:
                 self._take_words(event, now)
             case "draining":
                 self.stopping = True
-                if event.figures.get("remaining") == 0:
-                    self._drained(now)
+                if event.figures.get("remaining") == 0:  # the figures of the last batch line are over
+                    self._stop(now, rest=True)
+                    for scheduler in self.schedulers.values():
+                        scheduler.running = scheduler.queued = 0.0
             case "hang":
                 self.count("watchdogs", now, event)
                 if seconds := event.figures.get("seconds"):
@@ -1198,8 +1134,20 @@ class Server:
                 self.hicache = event if event.kind == "hicache" else self.hicache
                 self.count(event.kind, now, event)
                 self.facts.take(event)
-            case "rejected" | "server_error" | "pause" | "resume" | "too_long" | "refused" | "health":
-                self._take_count(event, now)
+            case "rejected" | "pause" | "resume":
+                self.count(event.kind, now, event)
+            case "server_error":
+                self.count("server_errors", now, event)
+            case "refused":
+                self.count("refused", now, event)
+                self.bucket(now)["refused_for_grammar"] += event.figures.get("grammar", 0.0)
+            case "too_long":
+                longest = (self.facts.size("context_length") or inf) - 8
+                kind = "beyond_context" if event.figures.get("most", 0.0) >= longest else "too_long"
+                self.count(kind, now, event)
+                self.bucket(now)[f"{kind}_tokens"] += event.figures.get("tokens", 0.0)
+            case "health":  # the detokenizer sends nothing
+                self._take_failed_check(event, now)
             case _ if event.marked and not self.starting and "work" in self.last:
                 pass  # what SGLang prints at its start only, beside text of others: no setting changes by it
             case _:
@@ -1247,7 +1195,6 @@ class Server:
             self.ended, self.starting = "", event.kind != "decode" and self.starting and not self.facts.ready
             self.advance(now)
         if event.kind == "prefill":
-            self._prefilled[rank.dp] = now
             self.facts.first_form = False if "pending" in event.figures else self.facts.first_form
         elif "graph" not in event.figures and not self.facts.arguments:
             self.facts.first_form = True
@@ -1255,7 +1202,6 @@ class Server:
             self.facts.first_form = False
         if not self.facts.arguments and self.facts.is_first_edition != (self.profile is not self.base):
             self.profile = self.base.for_server(self.facts)
-        scheduler.printed = (event.kind, event.figures)
         scheduler.take(event, now)
 
     def _take_retraction(self, event: Event, now: float) -> None:
@@ -1265,12 +1211,12 @@ class Server:
         scheduler = self._retracts(event)
         if scheduler is not None:
             scheduler.retract(event, now)
-        counts = self.lifetime(scheduler.dp if scheduler is not None else event.rank.dp).counts
+        life = self.life(scheduler.dp if scheduler is not None else event.rank.dp)
         requests = figures.get("requests", 0.0)
         self.count("retractions", now, event)
         self.count("retracted", now, event, requests)
-        counts["retraction_events"] += 1
-        counts["retracted"] += requests
+        life["retraction_events"] += 1
+        life["retracted"] += requests
         if "ratio_after" in figures:
             self.bucket(now)["ratio_after"] += figures["ratio_after"]
             self.bucket(now)["ratio_after:n"] += 1
@@ -1281,29 +1227,35 @@ class Server:
         return self.schedulers.get(event.rank.dp) or only
 
     def with_moment(self, event: Event) -> Event:
-        """Return a retraction that is to wait, with what it takes from this moment."""
+        """Return a retraction that is to wait, with the usage of this moment."""
         scheduler = self._retracts(event)
-        return event if scheduler is None else replace(event, figures={**scheduler.beside(), **event.figures})
+        usage = {} if scheduler is None or scheduler.usage is None else {"usage": scheduler.usage}
+        return replace(event, figures={**usage, **event.figures})
 
     def is_repeated(self, event: Event, now: float) -> bool:
-        """Whether another rank has printed this event: its n-th line is the n-th line of any other."""
-        key = (event.kind, event.rank.dp, *(event.figures.get(name) for name in _ALIKE))
+        """Whether another rank has printed this event: its n-th line is the n-th line of any other. Of a request there is one."""
+        room = event.figures.get("room")
+        key = (
+            (event.kind, event.rank.dp, *(event.figures.get(name) for name in _ALIKE))
+            if room is None
+            else (event.kind, room)
+        )
         last, lines = self._repeated.pop(key, (now, Counter[Rank]()))
-        if now - last > REPEAT_SECONDS:
+        if now - last > REPEAT_SECONDS and room is None:
             lines = Counter[Rank]()
         before = max(lines.values(), default=0)
         lines[event.rank] += 1
         self._repeated[key] = (now, lines)
-        if len(self._repeated) > 512:
+        if len(self._repeated) > MOST_REPEATED:
             self._repeated.pop(next(iter(self._repeated)))
-        return lines[event.rank] <= before
+        return lines[event.rank] <= before or (room is not None and before > 0)
 
     def _take_out_of_memory(self, event: Event, now: float) -> None:
         """Count a failure once: it is logged and raised, by each rank and by the parent process, and not every line has its phase."""
         recent = {phase for phase, at in self._failed.items() if now - at <= REPEAT_SECONDS}
         phase = event.word or "unknown"
         if held := event.figures.get("held_elsewhere_gb"):
-            self.bucket(now)["held_elsewhere_gb"] = max(self.bucket(now)["held_elsewhere_gb"], held)
+            self.bucket(now).most("held_elsewhere_gb", held)
         self._failed[phase] = now
         if phase in recent or (phase == "unknown" and recent):
             if phase == "unknown" and phase not in recent:
@@ -1350,12 +1302,8 @@ class Server:
         """Count a request whose KV cache did not arrive once: every rank prints it, and a warning without a request may stand beside it."""
         self.explain_transfer(event, now)
         room, last = event.figures.get("room"), self.last.get("failed_transfers", -inf)
-        if "attempt" in event.figures or (room in self._rooms if room is not None else self.is_repeated(event, now)):
+        if "attempt" in event.figures or self.is_repeated(event, now):
             return
-        if room is not None:
-            self._rooms[room] = None
-            if len(self._rooms) > MOST_ROOMS:
-                self._rooms.pop(next(iter(self._rooms)))
         if now - last > REPEAT_SECONDS or (room is not None and not self._is_one_of_some):
             self.count("failed_transfers", now, event)
         self._is_one_of_some = room is None
@@ -1384,84 +1332,49 @@ class Server:
         self.starting, self.stopping, self.ended, self.explanation = True, False, "", None
         self.transfer = self.hicache = None
 
-    def _stop(self, now: float) -> None:
+    def _stop(self, now: float, *, rest: bool = False) -> None:
+        """Let no scheduler's figures hold any longer; `rest`: they are over, too."""
         for scheduler in self.schedulers.values():
             scheduler.advance(now)
             scheduler.at = None
-
-    def _drained(self, now: float) -> None:
-        """Note that no request is left: the figures of the last batch line are over."""
-        for scheduler in self.schedulers.values():
-            scheduler.advance(now)
-            scheduler.rest()
-            scheduler.running = scheduler.queued = 0.0
-
-    def _take_count(self, event: Event, now: float) -> None:
-        if event.kind == "server_error":
-            self.count("server_errors", now, event)
-        elif event.kind == "too_long":
-            kind = (
-                "beyond_context"
-                if event.figures.get("most", 0.0) >= (self.facts.size("context_length") or inf) - 8
-                else "too_long"
-            )
-            self.count(kind, now, event)
-            self.bucket(now)[f"{kind}_tokens"] += event.figures.get("tokens", 0.0)
-        elif event.kind == "refused":
-            self.count("refused", now, event)
-            self.bucket(now)["refused_for_grammar"] += event.figures.get("grammar", 0.0)
-        elif event.kind == "health":  # the detokenizer sends nothing
-            paused = self.last.get("pause", -inf) > self.last.get("resume", -inf)
-            if "silent" in event.figures and not paused:
-                self._take_failed_check(event, now)
-        else:
-            self.count(event.kind, now, event)
+            if rest:
+                scheduler.rest()
 
     def _take_failed_check(self, event: Event, now: float) -> None:
         """Count a failed health check where pages show that nothing is sent, else once checks have failed for a minute: a long prefill passes."""
-        since, last, waiting, silent = self._failing
-        at = now if event.time is None else event.time
-        if at - last > CHECK_GAP_SECONDS:
-            since, waiting = at - CHECK_SECONDS, 0.0
-            silent = max(at - event.figures["silent"], since - CHECK_GAP_SECONDS)  # an idle server sends nothing either
-        running = sum(each.running or 0.0 for each in self.schedulers.values())
-        waiting += running > 0  # else it only says since when checks fail
-        if waiting and (self.page is not None or at - since >= STUCK_SECONDS):
-            self.count("health_failures", now, event, waiting)
-            self.hung(Hang(silent, at - silent, running, running), now)
-            waiting = 0.0
-        self._failing = since, at, waiting, silent
+        at, since = now if event.time is None else event.time, self.progress.failing_since
+        self.progress.check(at, answered=False)
+        if self.progress.failing_since != since:
+            self._failing_beside = 0.0
+        if "silent" not in event.figures or self.last.get("pause", -inf) > self.last.get("resume", -inf):
+            return
+        since = self.progress.failing_since or at
+        running = max(self._failing_beside, sum(each.running or 0.0 for each in self.schedulers.values()))
+        self._failing_beside = running
+        if running and (self.page is not None or at - since >= STUCK_SECONDS):
+            self.count("health_failures", now, event)
+            # An idle server sends nothing either.
+            begin = min(max(at - event.figures["silent"], since - CHECK_GAP_SECONDS), since)
+            self.hung(Hang(begin, at - begin, running, running), now)
 
     # What schedulers ask
 
-    def logged(self, steps: float) -> None:
-        """Note decode steps that the log shows."""
-        self._logged_steps += steps
-
     def another_decides(self, dp: int | None, running: float, now: float) -> bool:
         """Whether a step ran without a graph because of another rank of DP attention: one prefilled, or has a larger batch."""
-        if self.facts.knows_arguments and self.facts.attention_ranks < 2:
+        if dp is None or (self.facts.knows_arguments and self.facts.attention_ranks < 2):
             return False
-        if dp is None:
-            return False
-        if any(other != dp and now - at <= 2.0 for other, at in self._prefilled.items()):
-            return True
         largest = self.facts.largest_captured or ASSUMED_CAPTURED
-        others = [each.running or 0.0 for each in self.schedulers.values() if each.dp != dp]
-        return running <= largest and max(others, default=0.0) > largest
+        others = max((each.running or 0.0 for each in self.schedulers.values() if each.dp != dp), default=0.0)
+        return self.prefilled_elsewhere(dp, now - 2.0) or running <= largest < others
 
     def prefilled_elsewhere(self, dp: int | None, since: float) -> bool:
-        """Whether another rank of DP attention has prefilled since: all ranks wait for it."""
-        return self.facts.attention_ranks > 1 and any(
-            other != dp and at >= since for other, at in self._prefilled.items()
-        )
+        """Whether another rank has prefilled since: with DP attention all ranks wait for it."""
+        return any(each.dp != dp and each.prefilled_at >= since for each in self.schedulers.values())
 
-    def serves_through(self, since: float) -> bool:
-        """Whether no start or pause came since."""
-        return (
-            max(self.last.get("starts", -inf), self.last.get("pause", -inf), self.last.get("ends", -inf)) <= since
-            and not self.stopping
-        )
+    @property
+    def broke_off(self) -> float:
+        """When a start, a pause or an end came last."""
+        return max(self.last.get(name, -inf) for name in ("starts", "pause", "ends"))
 
     def hangs_on(self, begin: float, now: float) -> None:
         """Lengthen the last hang: pages show it since `begin`."""

@@ -36,7 +36,7 @@ def judged_live(watch: Watch, judgement: Judgement, now: float) -> Judged:
         _counted(server),
         {name: view.totals[f"marked.{count}"] for name, count in COUNTS.items() if view.totals[f"marked.{count}"]},
         shares(view.totals), last_figures(server), line, changes, notes, marked_note(view.totals), printed(facts),
-        tuple(facts.available.values()) if not facts.is_cpu else (),
+        tuple(facts.left.values()) if not facts.is_cpu else (),
     )  # fmt: skip
 
 
@@ -124,7 +124,7 @@ def memory(facts: Facts) -> dict[str, float | str]:
     figures = {
         "before_weights_gb": facts.capacity_gb, "weights_gb": facts.gigabytes("weights"), "draft_weights_gb": facts.gigabytes("draft_weights"),
         "kv_pool_gb": facts.gigabytes("pool"), "graphs_gb": facts.gigabytes("graph"),
-        "left_gb": min(facts.available.values() or left, default=None),
+        "left_gb": min(facts.left.values() or left, default=None),
     }  # fmt: skip
     known: dict[str, float | str] = {name: value for name, value in figures.items() if value is not None}
     return known | {"device": "cpu"} if known and facts.is_cpu else known

@@ -216,7 +216,13 @@ class View:
 
     def batch(self, share: float = 0.99) -> float | None:
         """Return the batch that is not exceeded for this share of the serving time."""
-        return self.totals.quantile("batch", share)
+        seconds = sorted((float(number), value) for number, value in self.under("batch").items() if value > 0)
+        left = share * sum(value for _, value in seconds)
+        for number, value in seconds:
+            left -= value
+            if left <= 1e-9:
+                return number
+        return seconds[-1][0] if seconds else None
 
     def per_minute(self, count: float) -> float:
         """Return a count per minute of serving time."""

@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
+from typing import TypeAlias
 
 from sglang_tuning_exporter.config.profiles import Profile
 from sglang_tuning_exporter.core import endings
@@ -47,6 +48,7 @@ UNKNOWN_AGE = 300.0  # of saved alert clocks: older ones begin anew
 OUTAGE_SECONDS = 7200.0  # over which outages are counted
 FATAL = frozenset({"end", "out_of_memory", "hang"})
 OF_A_START = frozenset({"arguments", "pool", "memory", "limits", "ready"})
+NO_METRICS = frozenset({"metrics_disabled", "not_sglang"})  # it answers, and shows no figures
 AWAY = frozenset({"connection_refused", "unreachable", "not_ready"})  # nothing answers, or a proxy in its place
 FIRST_WITH_FIGURES = (0, 5, 0)  # from this release on a page has figures before the first request
 # Kinds of a log that a page counts itself where it has one of these.
@@ -59,6 +61,7 @@ COUNTED_BY_PAGE = {
 OF_A_REQUEST = frozenset({"too_long", "refused"})
 REQUESTS = ("generation_posts", "posted_requests")
 WAITING = FATAL | {"health"} | COUNTED_BY_PAGE.keys()
+Budget: TypeAlias = "deque[tuple[float, float, int | None]]"  # when a counter gained how many, of which DP rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +103,9 @@ class Watch:
         self._held: list[tuple[float, Event]] = []  # a start that waits, and all lines after it
         self._stands_since: float | None = None  # busy without progress
         self._moves: deque[float] = deque(maxlen=8)  # when pages were asked for that showed progress
-        # Retracted requests by the counters, without a line so far: when, how many, of which DP rank.
-        self._budget: deque[tuple[float, float, int | None]] = deque()
-        self._requests: deque[tuple[float, float]] = deque()  # by the counter, without a line so far
-        self._counts_requests = False
+        self._retracted: Budget = deque()  # requests by the counters, without a line so far
+        self._requests: Budget = deque()  # the same of all that came
+        self._settled_later = WAITING  # kinds of lines that a page confirms or refutes
         self._before: Before | None = None  # until the first page
         self._is_resumed = False
         self._first_page: float | None = None  # when it was asked for
@@ -112,9 +114,7 @@ class Watch:
             maxlen=8
         )  # when pages were asked for that showed that tokens had been sent
         self._sent: float | None = None
-        self._logged_pool: dict[int | None, float] = {}
         self._disagreed: dict[str, float] = {}  # when log and metrics last disagreed about a fact that both show
-        self._batch_at: float | None = None  # the last batch line
         self._worked_at = -inf  # metrics last showed work
         self._counts_retractions = False
         self._served_starts: int | None = None  # how many starts were known when a page last came
@@ -127,7 +127,8 @@ class Watch:
     def take(self, event: Event, *, past: bool = False) -> None:
         """Take a line. `past`: it was there before the exporter, so nothing can be asked about it."""
         now = event.time if event.time is not None else (self.server.now or self.begin)
-        self._note(event, now)
+        if event.kind in {"decode", "prefill"}:
+            self.server.last["batch"] = now
         if event.kind == "transfer":
             self.server.explain_transfer(event, now)  # by whom ever it is counted
         is_counted = event.kind == "retraction" and self._counts_retractions
@@ -143,7 +144,7 @@ class Watch:
             return
         elif is_counted and self.server.is_repeated(event, now):
             return  # what every TP rank prints is paid for once
-        elif is_counted or self._before is not None or event.kind in WAITING or event.kind in self._of_a_request:
+        elif is_counted or self._before is not None or event.kind in self._settled_later:
             self._wait(event, now)
         elif event.kind in OF_A_START - {"ready"} and not self.server.starting:
             self.doubtful[event.kind, "works_on"] += 1
@@ -158,10 +159,6 @@ class Watch:
             return True
         is_newer = self._is_resumed or now > (self._first_page or -inf) - 1.0  # SGLang prints whole seconds
         return past and not (event.kind == "retraction" and self._counts_retractions and is_newer)
-
-    @property
-    def _of_a_request(self) -> frozenset[str]:
-        return OF_A_REQUEST if self._counts_requests else frozenset()
 
     def _wait(self, event: Event, now: float) -> None:
         most = MOST_WAITING // 2 if event.kind in OF_A_REQUEST else MOST_WAITING
@@ -180,15 +177,16 @@ class Watch:
         """
         server = self.server
         counted, started, known = Totals(server.counted), list(server.started_at), dict(server.last)
-        lived = {dp: (Totals(each.counts), dict(each.seconds)) for dp, each in server.lifetimes.items()}
+        lived = {dp: Totals(life) for dp, life in server.lives.items()}
         for event in events:
             if not self._scrapes or (event.kind not in WAITING and event.kind != "retraction"):
                 self.take(event, past=True)
         server.advance(now)
         server.counted = counted
         server.recalled()
-        for dp, lifetime in server.lifetimes.items():
-            lifetime.counts, lifetime.seconds = lived.get(dp, (Totals(), {}))
+        for dp, life in server.lives.items():
+            life.clear()
+            life.update(lived.get(dp, {}))
         if started:  # restored: the same starts
             server.started_at.clear()
             server.started_at.extend(started)
@@ -206,16 +204,11 @@ class Watch:
 
     def counts(self) -> object:
         """Return what was counted so far, to be compared."""
-        lived = {dp: (dict(each.counts), dict(each.seconds)) for dp, each in self.server.lifetimes.items()}
-        return dict(self.server.counted), dict(self.doubtful), lived
-
-    def _note(self, event: Event, now: float) -> None:
-        """Remember what is compared with the metrics."""
-        if event.kind in {"decode", "prefill"}:
-            self._batch_at = now
-        tokens = event.figures.get("tokens", event.figures.get("max_total_num_tokens"))
-        if tokens is not None and event.kind in {"pool", "limits"}:
-            self._logged_pool[event.rank.dp] = tokens
+        return (
+            dict(self.server.counted),
+            dict(self.doubtful),
+            {dp: dict(life) for dp, life in self.server.lives.items()},
+        )
 
     def _counts(self, kind: str) -> bool:
         """Whether the page counts the same: a status that never came has no counter yet."""
@@ -225,11 +218,6 @@ class Watch:
     def _accept(self, event: Event) -> None:
         if event.kind == "arguments":
             self._served_starts = self.server.starts if self._served_starts is None else self._served_starts
-            self._logged_pool.clear()
-        if event.kind == "health" and self.server.page is not None:
-            self.server.progress.check(event.time or 0.0, answered=False)
-        if event.kind in {"pause", "resume"} and event.time is not None and not self._scrapes:
-            self.server.progress.resume(event.time) if event.kind == "resume" else None
         self.server.take(event)
 
     def waits(self, now: float) -> bool:
@@ -250,13 +238,15 @@ class Watch:
         elif self._first_page is None:
             self._first_page = begun
             self._go_on(page, now)
+        self.ledger.turn(self.server.counted, now)
         gains = self.server.scrape(page, now)
-        self._end_outage(now)
+        if self._failed_since is not None and self._answered_at is not None:
+            self._outages.append((self._failed_since, now))
         self.failure, self._answered_at, self._failed_since = None, now, None
-        self.ledger.add(gains.latencies, self.server.objectives, now)
         whole = self.server.whole_page or page  # a counter that one page lacks still counts
         self._counts_retractions = any(rank.retracted_requests is not None for rank in whole.ranks)
-        self._counts_requests = any(getattr(whole, name) is not None for name in REQUESTS)
+        counts_requests = any(getattr(whole, name) is not None for name in REQUESTS)
+        self._settled_later = WAITING | OF_A_REQUEST if counts_requests else WAITING
         if self._reads and self._counts_retractions:
             self._disagreed.setdefault("retracted_requests", -inf)
         moved = bool(gains.progress) or gains.restarted
@@ -278,28 +268,21 @@ class Watch:
             return False
         return bool(page.ranks) and self._before.retracted.keys().isdisjoint(rank.dp for rank in page.ranks)
 
-    def _end_outage(self, now: float) -> None:
-        if self._failed_since is not None and self._answered_at is not None:
-            self._outages.append((self._failed_since, now))
-
     def _down_time(self, now: float) -> tuple[float | None, int]:
         """Return the share of the last two hours in which it was down, and in how many outages; None where half of them are not known."""
-        since = now - OUTAGE_SECONDS
-        spans = [(begin, end) for begin, end in self._outages if end > since]
-        if self._failed_since is not None and self._answered_at is not None:
-            spans.append((self._failed_since, now))
         if self._answered_at is None or now - self.begin < OUTAGE_SECONDS / 2:
             return None, 0
+        since, present = now - OUTAGE_SECONDS, [] if self._failed_since is None else [(self._failed_since, now)]
+        spans = [(begin, end) for begin, end in (*self._outages, *present) if end > since]
         return sum(end - max(begin, since) for begin, end in spans) / OUTAGE_SECONDS, len(spans)
 
     def _settle(self, gains: Gains, now: float) -> None:
         """Decide on the lines that waited, by what the page shows."""
         for rank in gains.ranks:
             if rank.gained.get("retracted"):
-                self._budget.append((now, rank.gained["retracted"], rank.figures.dp))
-        requests = next((gains.counts[name] for name in REQUESTS if name in gains.counts), 0.0)
-        if requests:
-            self._requests.append((now, requests))
+                self._retracted.append((now, rank.gained["retracted"], rank.figures.dp))
+        if requests := next((gains.counts[name] for name in REQUESTS if name in gains.counts), 0.0):
+            self._requests.append((now, requests, None))
         while self._requests and self._requests[0][0] < now - REQUESTED_SECONDS:
             self._requests.popleft()
         stands = self._stands_since is not None and now - self._stands_since >= DEAD_SECONDS
@@ -326,7 +309,8 @@ class Watch:
             return False if self._counts(event.kind) else True if settled else None
         if event.kind == "retraction" or event.kind in OF_A_REQUEST:
             retracts = event.kind == "retraction"
-            if self._pay(event.figures.get("requests", 1.0), event.rank.dp) if retracts else self._pay_request():
+            number, dp = (event.figures.get("requests", 1.0), event.rank.dp) if retracts else (1.0, None)
+            if self._pay(self._retracted if retracts else self._requests, number, dp):
                 return True
             return any(each is event for each in self._unsure) if now - at > UNSETTLED_SECONDS else None
         if event.kind == "health" and self._sent is not None:
@@ -346,36 +330,30 @@ class Watch:
         """Whether two pages with progress have come since, each asked for some time after: the first may have been made before."""
         return sum(begun >= at + SETTLED_SECONDS for begun in self._moves) > 1 or now - at > UNSETTLED_SECONDS
 
-    def _pay_request(self) -> bool:
-        """Take one of the requests that came lately; return whether there is one."""
-        if not self._requests:
-            return False
-        at, number = self._requests.popleft()
-        if number > 1:
-            self._requests.appendleft((at, number - 1))
-        return True
-
-    def _pay(self, requests: float, dp: int | None) -> bool:
-        """Take retracted requests from those the counter of a scheduler gained, the oldest first; return whether it gained so many."""
-        mine = [place for place, each in enumerate(self._budget) if dp is None or each[2] is None or each[2] == dp]
-        if requests > sum(self._budget[place][1] for place in mine) + 1e-9:
+    @staticmethod
+    def _pay(budget: Budget, requests: float, dp: int | None = None) -> bool:
+        """Take requests from those that a counter gained, of a scheduler where it is known, the oldest first; whether it gained so many."""
+        mine = [place for place, each in enumerate(budget) if dp is None or each[2] is None or each[2] == dp]
+        if requests > sum(budget[place][1] for place in mine) + 1e-9:
             return False
         for place in mine:
-            at, number, of = self._budget[place]
+            at, number, of = budget[place]
             taken = min(number, requests)
-            self._budget[place], requests = (at, number - taken, of), requests - taken
-        self._budget = deque(each for each in self._budget if each[1] > 0)
+            budget[place], requests = (at, number - taken, of), requests - taken
+        for place in reversed(mine):
+            if budget[place][1] <= 0:
+                del budget[place]
         return True
 
     def _count_unlogged(self, now: float) -> None:
         """Count what the counter gained and no line shows."""
-        logged = self._reads and self._batch_at is not None and now - self._batch_at <= SILENT_SECONDS
+        logged = self._reads and now - self.server.last.get("batch", -inf) <= SILENT_SECONDS
         waiting = (event for _, event in (*self._waiting, *self._held) if event.kind == "retraction")
         owed = sum(event.figures.get("requests", 1.0) for event in waiting)
-        while sum(number for _, number, _ in self._budget) > owed and (
-            not self._reads or now - self._budget[0][0] > LATE_LINES_SECONDS
+        while sum(number for _, number, _ in self._retracted) > owed and (
+            not self._reads or now - self._retracted[0][0] > LATE_LINES_SECONDS
         ):
-            at, number, dp = self._budget.popleft()
+            at, number, dp = self._retracted.popleft()
             self.server.count_retracted(number, min(at, now), dp)
             if logged and self.server.starts == self._served_starts:
                 self._disagreed["retracted_requests"] = now
@@ -400,8 +378,8 @@ class Watch:
                 self.take(event)
 
     def _compare_pools(self, page: Scrape, now: float) -> None:
-        for rank in page.ranks:
-            logged = self._logged_pool.get(rank.dp)
+        for rank in page.ranks if self._reads else ():
+            logged = self.server.facts.pools.get(rank.dp)
             if logged and rank.kv_pool_tokens:
                 differs = abs(rank.kv_pool_tokens - logged) > POOL_TOLERANCE * logged
                 self._disagreed["kv_pool_tokens"] = now if differs else self._disagreed.get("kv_pool_tokens", -inf)
@@ -460,14 +438,9 @@ class Watch:
         if answered or self._answers_otherwise:
             self._answers_otherwise = answered
 
-    def inform(self, info: ServerInfo) -> None:
-        """Take an answer of `/server_info`."""
-        self.server.facts.inform(info)
-
-    def load(self, load: Load) -> None:
-        """Take the limit of a scheduler (`/v1/loads`)."""
-        if load.max_running_requests is not None:
-            self.server.facts.limits[load.dp] = float(load.max_running_requests)
+    def inform(self, answer: ServerInfo | Load) -> None:
+        """Take an answer of `/server_info` or `/v1/loads`."""
+        self.server.facts.inform(answer)
 
     def check_health(self, now: float, *, answered: bool, lasted: float = 20.0) -> None:
         """Take a health check of the exporter's own."""
@@ -496,39 +469,37 @@ class Watch:
         self.advance(now)
         server = self.server
         whole = self._since_start(seconds or server.profile.window_seconds, now)
-        failure, troubles = self.failure, dict[str, str]()
-        if failure is not None and failure.reason == "metrics_disabled":
-            troubles["metrics_disabled"] = failure.message
-        if failure is not None and failure.reason == "not_sglang":
-            troubles["not_sglang"] = failure.message
+        failure, answered = self.failure, self._answered_at is not None
+        reason, message = ("", "") if failure is None else (failure.reason, failure.message)
+        troubles = {reason: message} if reason in NO_METRICS else {}
         if silent := self.silence(now):
             troubles["log_silent"] = silent
         if any(self.disagreements(now).values()):
             troubles["sources_disagree"] = "log and metrics disagree"
-        is_down = failure is not None and failure.reason not in {"not_ready", "metrics_disabled", "not_sglang"}
-        down = ""
-        is_away = is_down and failure is not None and failure.reason in AWAY
         # With the log alone: once it says no more that requests remain, and does not work on.
         is_silent = not self._scrapes and now - server.last.get("liveness.draining", now) > WORKS_ON_SECONDS
-        stopped = server.stopping and (is_away or is_silent)
-        if is_down and failure is not None and not stopped:
-            down = f"its /metrics could not be scraped ({failure.message})"
-            if failure.reason == "timeout":
-                down = f"it takes connections and does not answer ({failure.message}): its HTTP server or its tokenizer hangs"
+        stopped = server.stopping and (reason in AWAY - {"not_ready"} or is_silent)
+        down = (
+            ""
+            if stopped or reason in NO_METRICS | {"", "not_ready"}
+            else f"its /metrics could not be scraped ({message})"
+        )
+        if down and reason == "timeout":
+            down = f"it takes connections and does not answer ({message}): its HTTP server or its tokenizer hangs"
         down_share, outages = self._down_time(now)
         silent_seconds = server.progress.silence(now) if failure is None else 0.0
-        stuck = server.progress.stuck(now) if failure is None and self._answered_at is not None else None
+        stuck = server.progress.stuck(now) if failure is None and answered else None
         if stuck is not None:
             server.hangs_on(now - stuck.seconds, now)
         if stuck is not None or "takes connections" in down:
             self._hung_at = now
-        starting = failure.starting if failure is not None else self._answered_at is None and server.starting
-        if failure is None and self._answered_at is None and not self._scrapes:
-            starting = server.starting and now - server.last.get("starts", now) < STARTING_SECONDS
+        starting = failure.starting if failure is not None else not answered and server.starting
+        if starting and not self._scrapes:
+            starting = now - server.last.get("starts", now) < STARTING_SECONDS
         return replace(
             whole,
             stopped=stopped,
-            scraped=self._answered_at is not None and failure is None,
+            scraped=answered and failure is None,
             down=down,
             stuck=stuck,
             burning=self._burning(now),
@@ -557,8 +528,9 @@ class Watch:
     def _burning(self, now: float) -> dict[tuple[str, str], float]:
         begun = max(self.server.last.get("starts", -inf), self.begin)
         shares = {
-            (latency, name): self.ledger.burning(latency, rate, now, begun)
-            for latency in ("time_to_first_token", "inter_token")
+            (latency, name): self.ledger.burning(self.server.counted, latency, rate, now, begun)
+            for latency, objective in self.server.objectives.items()
+            if objective is not None
             for name, rate in (("fast", FAST), ("slow", SLOW))
         }
         return {key: share for key, share in shares.items() if share is not None}
@@ -569,7 +541,7 @@ class Watch:
             return ""
         if self.log_trouble:
             return f"the log cannot be read: {self.log_trouble}"
-        last = self._batch_at if self._batch_at is not None else self.begin
+        last = self.server.last.get("batch", self.begin)
         if self._worked_at - last <= WORKED_SECONDS or now - last < SILENT_SECONDS:
             return ""
         level = self.server.facts.word("log_level")
@@ -582,7 +554,7 @@ class Watch:
         """Return how long after the last batch line the metrics showed work; None where not both are read."""
         if not (self._reads and self._scrapes):
             return None
-        last = self._batch_at if self._batch_at is not None else self.begin
+        last = self.server.last.get("batch", self.begin)
         return max(min(self._worked_at, now) - last, 0.0)
 
     def disagreements(self, now: float) -> dict[str, bool]:
@@ -633,8 +605,7 @@ class Watch:
         return {
             "counted": {name: value for name, value in self.server.counts_by_now().items() if value},
             "ranks": [
-                [dp, {name: value for name, value in self.server.rank_counts(dp).items() if value}]
-                for dp in self.server.lifetimes
+                [dp, {name: value for name, value in life.items() if value}] for dp, life in self.server.lives.items()
             ],
             "doubtful": [[*key, number] for key, number in self.doubtful.items()],
             "ledger": self.ledger.saved(now),
@@ -680,7 +651,7 @@ class Watch:
             match entry:
                 case [None | int() as dp, dict() as counts]:
                     known = {str(name): float(value) for name, value in counts.items() if is_count(value)}
-                    self.server.lifetime(dp).counts.update(known)
+                    self.server.life(dp).update(known)
                     if dp is not None and self._scrapes:  # pages say which ranks there are
                         self.server.absent.add(dp)
 
@@ -689,7 +660,7 @@ class Watch:
         page, unused = self.server.whole_page, Counter[int | None]()
         if page is None or page.progress is None or self.failure is not None or page.counters_invalid:
             return None
-        for _, number, dp in self._budget:
+        for _, number, dp in self._retracted:
             unused[dp] += int(number)
         counted = [(rank.dp, rank.retracted_requests) for rank in page.ranks]
         return [page.progress, [[dp, number - unused[dp]] for dp, number in counted if number is not None]]
@@ -716,4 +687,4 @@ class Watch:
         for rank in page.ranks:
             gained = (rank.retracted_requests or 0.0) - before.retracted.get(rank.dp, inf)
             if gained > 0:
-                self._budget.append((now, gained, rank.dp))
+                self._retracted.append((now, gained, rank.dp))

@@ -94,7 +94,7 @@ def info(name: str, doc: str, values: dict[str, str]) -> Family:
 
 
 class Life(NamedTuple):
-    """What was counted of one scheduler since the beginning, through restarts of SGLang (`Server.rank_counts`)."""
+    """What was counted of one scheduler since the beginning, through restarts of SGLang (`Server.life`)."""
 
     dp: int | None
     counts: Mapping[str, float]

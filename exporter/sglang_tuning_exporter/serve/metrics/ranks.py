@@ -13,7 +13,7 @@ def schedulers(sidecar: SidecarView, now: float) -> Iterable[Family]:
     """Return the families of each scheduler."""
     server = sidecar.watch.server
     ranks = PerRank(server.schedulers.values())
-    lives = PerRank(Life(dp, server.rank_counts(dp)) for dp in server.lifetimes.keys() - server.absent)
+    lives = PerRank(Life(dp, server.life(dp)) for dp in server.lives.keys() - server.absent)
     yield from _waiting(ranks, server)
     yield from _pools(ranks, lives, server, now)
     yield from _batches(ranks, lives, server.window(COVERAGE_SECONDS, now))

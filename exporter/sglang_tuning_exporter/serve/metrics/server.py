@@ -98,7 +98,7 @@ def memory(sidecar: SidecarView) -> Iterable[Family]:
     facts = sidecar.watch.server.facts
     doc = "GPU memory left when the server had started (available_gpu_mem); absent on a CPU server."
     left = gauge("available_gpu_memory_bytes", doc)
-    by_rank: dict[int | None, float] = {dp: gb for dp, gb in facts.available.items() if dp is not None}
+    by_rank: dict[int | None, float] = {dp: gb for dp, gb in facts.left.items() if dp is not None}
     known = facts.reserve_gb
     for dp, each in sorted(by_rank.items(), key=str) if known is not None else ():
         left.add_metric([], each * GIGABYTE, dp)
