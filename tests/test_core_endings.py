@@ -113,6 +113,10 @@ def test_the_exception_that_ended_a_scheduler_explains_its_end(
             "kernel",
         ),
         ("Bus error (core dumped)", "kernel"),
+        (
+            "EZ9999: [PID: 696742] 2025-10-31-21:35:03.992.057 The error from device(chipId:7), there is an exception of aivec error",
+            "kernel",
+        ),
         ("bash: line 1: 4711 Killed                  python -m sglang.launch_server", "killed"),
     ],
 )

@@ -304,6 +304,24 @@ def test_unusable_input_is_one_sentence_that_names_the_file(tmp_path: Path, name
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("ImportError: libcudart.so.12: cannot open shared object file", "; a library or a kernel is missing"),
+        ("(WorkerDict pid=7) [torch_memory_saver.cpp] CUresult error: 2 (out of memory)", "“[torch_memory_saver.cpp]"),
+        ("ValueError: No bucket >= 4096", "“ValueError: No bucket >= 4096”; give a server's log"),
+        ("ValueError: api_key='abcdef' is wrong", "<redacted>"),
+        ("0 errors, as exceptions are rare", "in it; give a server's log"),
+    ],
+)
+def test_an_error_without_a_line_of_sglangs_is_quoted_and_judged_no_server(
+    line: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as raised:
+        events(write(tmp_path / "pasted.log", "a line\n", f"{line}\n"))
+    assert said in str(raised.value)
+
+
 def test_a_log_that_python_cannot_unpack_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(OPENERS, ".zst")
     path = tmp_path / "server.log.zst"

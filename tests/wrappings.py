@@ -207,6 +207,7 @@ AROUND: dict[str, Callable[[str, int, dt.datetime], str]] = {
     ),
     "nginx time": lambda line, n, t: f"[{t:%d/%b/%Y:%H:%M:%S} +0000] {line}",
     "ansible": lambda line, n, t: f"gpu-01 | CHANGED | rc=0 >> {line}",
+    "ray, pasted with an indentation": lambda line, n, t: f"   (SGLangEngine pid=32887) {line}",
     "ray serve full": lambda line, n, t: (
         f"\x1b[36m(ServeReplica:default:LLM:q pid=123, ip=10.0.0.1)\x1b[0m INFO {t:%Y-%m-%d %H:%M:%S},123 default_LLM abc1 -- {line}"
     ),

@@ -28,10 +28,11 @@ from typing import IO, Any
 
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core.compression import DAMAGE, OPENERS, REMEDIES, packing
+from sglang_tuning_exporter.core.endings import CAUSE, CLASSES, class_of, quoted, shortened
 from sglang_tuning_exporter.core.events import Event, Rank
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.text import FIRST_DATED_SECOND
-from sglang_tuning_exporter.core.wrapping import WORDS, time_of
+from sglang_tuning_exporter.core.wrapping import WORDS, time_of, without_known
 from sglang_tuning_exporter.sglang.clean import clean
 
 LONGEST_DOCUMENT = 32 << 20  # bytes; what a store answers at once is a few megabytes
@@ -824,6 +825,7 @@ class Logs:
         self._logs = in_order(self.sources)
         self._lanes: list[Lane] = []
         self._found = False  # an event that only SGLang prints
+        self._error = ""  # the line of no form of SGLang's that says most about an error
         self._given = 0  # bytes of lines, each at least `_SHORT_LINE`
         self.first = min((log[0].first for log in self._logs if log[0].first is not None), default=None)
         self.lines = 0  # physical lines read
@@ -967,6 +969,8 @@ class Logs:
 
     def _missing(self, source: Source, line: bytes) -> None:
         """Give up an input of unknown size in which no line is SGLang's."""
+        if _ERROR.search(line) and (not self._error or class_of([self._error]) == "unknown"):
+            self._error = quoted(without_known(line).decode("utf-8", "replace"))
         self._given += max(len(line), _SHORT_LINE)
         if self._given > MOST_WITHOUT_A_LINE and not source.is_sized and source.most is None:
             self._check()
@@ -981,8 +985,18 @@ class Logs:
             words = clean(unread[:300].decode("utf-8", "replace"))
             reason = f"holds words of SGLang's, in lines whose form cannot be read; the first: {words}"
         else:
-            reason = "no line of SGLang's in it; give a server's log, written at --log-level info"
+            reason = f"no line of SGLang's in it{self._said_error()}; give a server's log, written at --log-level info"
         raise UsageError(f"{_names(self.sources)}: {reason}{_because(self.sources)}")
+
+    def _said_error(self) -> str:
+        """Quote the error in an input that has no line of SGLang's, with what helps against it."""
+        known = CLASSES[class_of([self._error])]
+        told = f"; {known.what}: {known.do}" if known.weight >= CAUSE else ""
+        return f", but an error: “{shortened(self._error)}”{told}" if self._error else ""
+
+
+# An error as Python, a driver or a shell prints it, in a line of anybody.
+_ERROR = re.compile(rb"\b[\w.]{0,100}(?:Error|Exception)\b[:(!]|\berror: |out of memory|core dumped", re.IGNORECASE)
 
 
 def _tallied(lane: Lane, events: Iterator[Event]) -> Iterator[Event]:

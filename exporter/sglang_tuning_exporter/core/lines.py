@@ -108,7 +108,7 @@ ROWS = (
         rb"(?: \(core dumped\))?(?=\s*$|  |\t| +(?:python|sglang|/))", "0.1.0", _ABORT),
     Row("end", rb":\d:[\w.]{1,40}[^\n]{0,200}abort(?:ing|ed) with error ", "0.1.0", _ABORT),
     Row("end", rb"\[rank\d{1,5}\]:\[[EF][^\]\n]{1,120}\][^\n]{0,400}(?:terminated with exception|[Tt]aking the entire process down)", "0.3.0", _ABORT),
-    Row("words", rb"\[rank\d{1,5}\]:\[[EF][^\]\n]{1,120}\] |\[ERROR\] 20\d\d-|E[A-Z]?\d{4,5}: [A-Z]", "0.3.0"),
+    Row("words", rb"\[rank\d{1,5}\]:\[[EF][^\]\n]{1,120}\] |\[ERROR\] 20\d\d-|E[A-Z]?\d{4,5}: [A-Z\[]", "0.3.0"),
     Row("words", rb"- (?:Import|OS)Error: (?=\S{1,100}\.so)", "0.5.4"),  # the attempts to load SGLang's kernels
     Row("draining", rb"SIGTERM received\. ", "0.4.4"),
     Row("draining", rb"Gracefully exiting\.\.\. [Rr]emaining number of requests (?P<remaining>\d{1,9})", "0.3.6"),  # every 5 s, until none is left

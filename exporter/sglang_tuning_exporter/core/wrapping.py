@@ -174,6 +174,13 @@ def without_terminal(line: bytes) -> bytes:
     return line
 
 
+def without_known(line: bytes) -> bytes:
+    """Return a line of anybody without the text that a container runtime, Ray or a follower of logs puts before it."""
+    text = without_terminal(line).lstrip()
+    known = _KNOWN_BEFORE.match(text)
+    return text if known is None else text[known.end() :]
+
+
 @dataclass(frozen=True)
 class Layer:
     """One text around lines. `remove` returns what is inside; nothing where a line does not have it."""
@@ -247,6 +254,7 @@ _TRACING = re.compile(_ISO + rb" {0,2}(?:TRACE|DEBUG|INFO|WARN|ERROR) [A-Za-z_][
 _KNOWN_BEFORE = re.compile(
     b"|".join(b"(?P<%b>%b)" % (name.encode(), pattern.replace(b"?P<time>", b"?:")) for name, pattern in _KNOWN.items())
 )
+_RAY = re.compile(_KNOWN["ray"])
 _OF_REQUESTS = re.compile(  # before words of SGLang's that a client or a model may have written
     rb"obj=|text=|ReqInput|Model attempted|\brid=|prompt|content|\"(?:obj|text|messages|input)\"|\\"
 )
@@ -483,7 +491,7 @@ class Wrapping:
         `open_text`: a traceback is open, so text before a stamp is the exception's.
         """
         text = without_terminal(raw.lstrip(b"\x00")[:LONGEST])
-        if text[:1] == b" " and _STAMP.match(pasted := text.lstrip(b" ")):
+        if text[:1] == b" " and (_STAMP.match(pasted := text.lstrip(b" ")) or _RAY.match(pasted)):
             text = pasted
         if self.is_bare and _STAMP.match(text):
             self._accept((), [Line(text)])
