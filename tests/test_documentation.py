@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import ast
+import json
+import os
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.cli.commands import commands_of, known_words, make_parser
 from sglang_tuning_exporter.config import OPTIONS
+from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.runbooks import ALERTS
 from sglang_tuning_exporter.mixin import boards, files
+from sglang_tuning_exporter.recordings.replay import packaged
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 REFERENCE = ROOT / "docs" / "reference"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *REFERENCE.glob("*.md")])
+PACKAGE = ROOT / "exporter" / "sglang_tuning_exporter"
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -87,3 +95,38 @@ def test_every_tool_that_a_page_shows_is_there_with_its_command() -> None:
         assert tool.exists() or module.startswith(("pytest", "pip", "sglang")), (page, module)
     shown = {each for page in PAGES for each in re.findall(r"python -m closed_loop ([a-z]+)", page.read_text())}
     assert [each for each in shown if f'"{each}"' not in (ROOT / "closed_loop" / "__main__.py").read_text()] == []
+
+
+def test_the_readme_names_the_first_and_the_last_release_that_is_known() -> None:
+    (table,) = PACKAGE.rglob("flags.json")
+    releases = json.loads(table.read_text())["releases"]
+    assert f"It works with SGLang {releases[0]} to {releases[-1]}:" in README
+
+
+def test_the_report_that_the_readme_shows_is_one_of_a_packaged_recording(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = re.findall(r"first of all:\n\n```\n((?:.+\n)+)```", README)[0].splitlines()
+    main(["report", str(packaged("retract") / "server.log.gz"), "--profile", "offline"])
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in shown if line not in printed] == []
+
+
+@cache
+def literals() -> str:
+    """Every text that the exporter's modules hold, with a gap where a value is put in."""
+    nodes = [node for path in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return re.sub(r"%[sd]", "…", "\n".join(texts))
+
+
+TROUBLES = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("message", TROUBLES)
+def test_each_message_of_troubleshooting_is_made_of_words_that_the_exporter_logs(message: str) -> None:
+    known = {option.flag for option in OPTIONS} | {os.strerror(98)}
+    # What a value is put between, and what is joined: a reason and its remedy, the sources, the profile.
+    parts = re.split(r"…|http\S*|\b\d{3}\b|; |: |=|, (?=watching|profile)|(?<=watching) | and |(?<=profile) ", message)
+    words = [part.strip(" ().,") for part in parts]
+    assert [
+        each for each in words if each and each not in literals() and each not in known and each not in PROFILES
+    ] == []

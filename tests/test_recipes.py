@@ -25,7 +25,7 @@ MOST = {
     "Add a panel": 1,
 }
 
-ROW = """
+WITH_A_FLAG = """
     Row(
         id="batch_queue_short",
         alert="SGLangBatchQueueShort",
@@ -37,16 +37,11 @@ ROW = """
         summary="Fewer requests wait than keep the batches full.",
         seen="{value} of the serving time with the queue below its range",
         guide="not in the guide",
-        remedy=Remedy("", "speed up", "send more requests at once", "A short queue runs dry.", "nobody has more to send"),
+        remedy=Remedy("scheduler_recv_interval", "raise", "10", "The scheduler looks for requests at each step.", "few requests come", ""),
     ),
 )
 
 _FIRST_TOKENS"""
-REMEDY = ROW[ROW.index("remedy=") : ROW.index(",\n    ),\n)")]
-WITH_A_FLAG = ROW.replace(
-    REMEDY,
-    'remedy=Remedy("scheduler_recv_interval", "raise", "10", "The scheduler looks for requests at each step.", "few requests come", "")',
-)
 RUNBOOK = """## Meaning
 
 Fewer requests wait than keep the batches full.
@@ -186,21 +181,7 @@ def test_a_recipe_names_few_files(recipe: str) -> None:
     assert 1 <= len(named(recipe)) <= MOST[recipe]
 
 
-def test_the_recipe_for_a_diagnosis_gives_rule_runbook_board_and_documents(tree: Tree) -> None:
-    tree.replace(PACKAGE + "core/rows.py", "\n)\n\n_FIRST_TOKENS", ROW)
-    tree.write(PACKAGE + "core/prose/batch_queue_short.md", RUNBOOK)
-    written = tree.generate()
-    assert {
-        "alerts/rules/sglang-tuning.rules.yml",
-        "alerts/runbooks/SGLangBatchQueueShort.md",
-        "docs/diagnoses.md",
-    } <= written
-    tree.test("tests/test_runbooks.py", "-k", "batch_queue_short or BatchQueueShort")
-    tree.test("tests/test_alert_rules.py", "-k", "BatchQueueShort")
-    assert are_named(tree.edited, "Add a diagnosis")
-
-
-def test_the_recipe_for_a_diagnosis_with_a_flag_gives_its_value(tree: Tree) -> None:
+def test_the_recipe_for_a_diagnosis_with_a_flag_gives_its_value_rule_runbook_and_documents(tree: Tree) -> None:
     tree.replace(PACKAGE + "core/rows.py", "\n)\n\n_FIRST_TOKENS", WITH_A_FLAG)
     tree.write(PACKAGE + "core/prose/batch_queue_short.md", RUNBOOK)
     value = '    "client_too_slow": _more,\n'
@@ -209,7 +190,13 @@ def test_the_recipe_for_a_diagnosis_with_a_flag_gives_its_value(tree: Tree) -> N
     )
     arguments = '"served_model_name", '
     tree.replace(PACKAGE + "core/arguments.py", arguments, f'"scheduler_recv_interval", {arguments}')
-    assert {"alerts/runbooks/SGLangBatchQueueShort.md", "docs/reference/alerts.md"} <= tree.generate()
+    assert {
+        "alerts/rules/sglang-tuning.rules.yml",
+        "alerts/runbooks/SGLangBatchQueueShort.md",
+        "docs/diagnoses.md",
+        "docs/reference/alerts.md",
+    } <= tree.generate()
+    tree.test("tests/test_runbooks.py", "tests/test_alert_rules.py", "-k", "batch_queue_short or BatchQueueShort")
     tree.test("tests/test_core_advice.py", "-k", "batch_queue_short")
     tree.test("tests/test_arguments_sent.py", "-k", "what_the_core_names")
     lines = "[*start(scheduler_recv_interval=1), *load(20, 120, queue=30)]"
@@ -219,16 +206,7 @@ def test_the_recipe_for_a_diagnosis_with_a_flag_gives_its_value(tree: Tree) -> N
     change = tree.run("-c", f"{IN_TESTS}(change,) = {finding}.changes; print(change.flag, change.now, change.to)")
     assert change.split() == ["--scheduler-recv-interval", "1", "10"]
     assert are_named(tree.edited, "Add a diagnosis with a flag")
-
-
-def test_the_recipe_for_a_log_line_gives_its_event(tree: Tree) -> None:
-    row = '    Row("draining", rb"SIGTERM received'
-    tree.replace(PACKAGE + "core/lines.py", row, f'    Row("end", rb"{LINE}", "0.5.24", "process_died"),\n{row}')
-    examples = "EXAMPLES: list[tuple[str, str, str, dict[str, float]]] = [\n"
-    tree.replace("tests/test_core_lines.py", examples, f'{examples}    ("{LINE}", "end", "process_died", {{}}),\n')
-    assert tree.generate() == set()
-    tree.test("tests/test_core_lines.py", "-k", "gives_its_event or has_a_line_here")
-    assert are_named(tree.edited, "Add a log line")
+    assert named("Add a diagnosis") == {PACKAGE + "core/rows.py", PACKAGE + "core/prose/<id>.md"}
 
 
 def test_the_recipe_for_a_log_line_holds_for_every_kind(tree: Tree) -> None:
