@@ -93,15 +93,6 @@ def verdict(instance: str, name: str, level: str, job: str = "sglang") -> str:
     return f'sglang_tuning_verdict_info{{job="{job}",instance="{instance}",{words}}}'
 
 
-def above(instance: str, *diagnoses: str, value: str = "2x240", limit: str = "1x240") -> dict[str, str]:
-    """Give the conditions of diagnoses, above their limit unless it is said otherwise."""
-    return {
-        f'sglang_tuning_condition{end}{{job="sglang",instance="{instance}",diagnosis="{diagnosis}"}}': values
-        for diagnosis in diagnoses
-        for end, values in (("", value), ("_limit", limit))
-    }
-
-
 def advised(instance: str, diagnosis: str, flag: str, current: str, suggested: str) -> str:
     """Give the series of an advice."""
     words = f'flag="{flag}",current="{current}",suggested="{suggested}",text="why"'
@@ -231,12 +222,6 @@ def test_the_worst_stand_first_down_then_hung_memory_restarts_burn_and_lost_work
     ]  # fmt: skip
 
 
-def test_a_removed_exporter_is_not_shown_beside_the_present_ones(tmp_path: Path) -> None:
-    gone = dict.fromkeys(server("old:1", "queue_too_long", "warning"), "1x80 stale")
-    rows = answer(tmp_path, server("a:1") | gone, query("fleet", SERVERS), at="40m")
-    assert [labels["instance"] for labels, _ in rows] == ["a:1"]
-
-
 # --- several servers and clusters ------------------------------------------------------------------------------------
 
 
@@ -341,54 +326,6 @@ def test_a_time_shown_is_judged_as_a_whole_and_not_by_its_last_minute(tmp_path: 
     }
 
 
-# --- tokens ----------------------------------------------------------------------------------------------------------
-
-
-def gauge(instance: str, tokens: str, state: str = "1x240", rank: str = "") -> dict[str, str]:
-    place = f'job="sglang",instance="{instance}"{rank}'
-    return {
-        f"sglang_tuning_generation_tokens_per_second{{{place}}}": tokens,
-        f'sglang_tuning_state{{{place},signal="activity",state="serving"}}': state,
-    }
-
-
-def test_a_throughput_that_stands_still_on_an_idle_server_is_not_shown(tmp_path: Path) -> None:
-    series = server("a:1") | gauge("a:1", "37x240", "1x60 0x180")
-    for board, title, ref in (("fleet", SERVERS, "I"), ("server", "Tokens per second", "C")):
-        expr = query(board, title, ref, instance="a:1")
-        assert [value for _, value in answer(tmp_path, series, expr, at="10m")] == [37]
-        assert answer(tmp_path, series, expr, at="30m") == []
-
-
-# --- DP ranks --------------------------------------------------------------------------------------------------------
-
-
-def test_ranks_are_lines_of_a_graph_and_one_sum_or_the_fullest_in_a_tile(tmp_path: Path) -> None:
-    series = server("a:1")
-    for rank, usage in (("0", 0.2), ("1", 0.9)):
-        place = f'job="sglang",instance="a:1",dp_rank="{rank}"'
-        series[f'sglang_tuning_token_usage_ratio{{{place},pool="full"}}'] = f"{usage}x240"
-        series |= gauge("a:1", "100x240", rank=f',dp_rank="{rank}"')
-    lines = answer(tmp_path, series, query("server", "Token usage by pool", "B", instance="a:1"))
-    assert {labels["rank"]: value for labels, value in lines} == {" on rank 0": 0.2, " on rank 1": 0.9}
-    tiles = answers(tmp_path, series, [query("server", TILES, ref, instance="a:1") for ref in "BF"], at="30m")
-    assert [[value for _, value in samples] for samples in tiles] == [[200], [0.9]]
-
-
-# --- retractions -----------------------------------------------------------------------------------------------------
-
-
-def retracting(each: int) -> dict[str, str]:
-    """Give a server that retracts once every so many scrapes of 15 s, and what the exporter compares."""
-    place = 'job="sglang",instance="a:1"'
-    values = " ".join(str(step // each) for step in range(160))
-    return (
-        server("a:1")
-        | {f"sglang_tuning_retraction_events_total{{{place}}}": values}
-        | above("a:1", "retracting_too_often", value="5x240")
-    )
-
-
 # --- scrapes ---------------------------------------------------------------------------------------------------------
 
 
@@ -474,27 +411,6 @@ def test_scrapes_a_minute_apart_or_two_with_a_longer_step_leave_no_panel_without
             if not any(isfinite(value) for _, value in samples)
         ]
         assert empty == []
-
-
-def test_a_tile_shows_what_was_known_last_while_one_scrape_is_missing(tmp_path: Path) -> None:
-    place = 'job="sglang",instance="a:1"'
-    how, value = "1x119 0x0 1x60", "{}x119 stale {}x60"
-    series = server("a:1", "queue_too_long", "warning", how=how)
-    for name in (
-        "token_usage_ratio", "available_gpu_memory_bytes", "up", "log_up", "server_info", "sources_info",
-        "log_last_line_timestamp_seconds", "weights_bytes", "kv_pool_bytes", "cuda_graph_memory_bytes",
-    ):  # fmt: skip
-        series[f"sglang_tuning_{name}{{{place}}}"] = value.format(1, 1)
-    series[advised("a:1", "queue_too_long", "--dp-size", "", "2")] = value.format(2, 2)
-    tiles = [
-        ("fleet", SERVERS, "A"), ("fleet", SERVERS, "B"), ("fleet", SERVERS, "E"), ("server", AT_END, "A"),
-        ("server", "What to change", "A"), ("server", TILES, "F"), ("server", "Server", "A"),
-        *(("server", "Data sources", ref) for ref in "ABC"),
-        *(("server", "Where the GPU memory went", ref) for ref in "ABCD"),
-    ]  # fmt: skip
-    found = answers(tmp_path, series, [query(*tile, instance="a:1") for tile in tiles], at="30m")
-    assert [tile for tile, samples in zip(tiles, found, strict=True) if not samples] == []
-    assert all(isfinite(number) for samples in found for _, number in samples)
 
 
 def test_the_last_figures_of_a_server_that_is_away_are_not_shown_while_the_exporter_answers(tmp_path: Path) -> None:

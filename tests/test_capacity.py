@@ -104,12 +104,6 @@ def decode(
     return Event("decode", at, Rank(dp), figures | ({} if accepted is None else {"accept_length": accepted}))
 
 
-def prefill(at: float, *, dp: int | None = None) -> Event:
-    return Event(
-        "prefill", at, Rank(dp), {"sequences": 1.0, "tokens": 900.0, "cached": 0.0, "running": 8.0, "queued": 0.0}
-    )
-
-
 def server_of(*events: Event, **arguments: object) -> Server:
     server = Server(PROFILES["offline"])
     if arguments:
@@ -211,10 +205,6 @@ def test_the_lines_of_all_dp_ranks_give_one_step_time() -> None:
         assert rank.step is not None
         assert rank.step.line is not None
         assert rank.step.line.per_request.value == pytest.approx(0.0005, rel=0.03)
-
-
-def kept(server: Server, dp: int | None = None) -> list[float]:
-    return [at for at, _ in server.schedulers[dp].steps]
 
 
 def readings_of(capture: str) -> list[StepSums]:

@@ -14,7 +14,7 @@ import pytest
 
 from compressed import compressed
 from fuzz import files
-from sglang_tuning_exporter.collect import log_file, rotation
+from sglang_tuning_exporter.collect import log_file
 from sglang_tuning_exporter.collect.follower import LogFollower, rotated_files
 
 if TYPE_CHECKING:
@@ -101,20 +101,6 @@ def saved(follower: LogFollower) -> dict[str, object]:
     return positions
 
 
-def test_files_of_the_same_bytes_are_distinguished_by_identity(log: Log) -> None:
-    same = b"[2026-03-18 11:22:05] line 000001 of a server that says the same again\n" * 5
-    Path(f"{log.path}.1").write_bytes(same)
-    log.touch(Path(f"{log.path}.1"))
-    log.path.write_bytes(same)
-    follower = LogFollower([str(log.path)], from_start=True)
-    assert len(read(follower)) == 5
-    positions = saved(follower)
-    Path(f"{log.path}.1").rename(f"{log.path}.2")
-    log.rename(".1")
-    log.write(3)
-    assert len(read(LogFollower([str(log.path)], positions=positions))) == 3
-
-
 def test_files_of_a_server_with_its_own_log_in_a_directory_beside_this_one_are_left_alone(
     log: Log, tmp_path: Path
 ) -> None:
@@ -160,18 +146,6 @@ def test_a_file_that_was_rotated_to_another_place_while_nobody_read_is_reported(
     follower = LogFollower([str(log.path)], positions=positions)
     assert (read(follower), lost(follower)) == ([5, 6], 1)
     assert "is gone or was changed" in follower.status()[0].last_lost
-
-
-def test_a_missing_number_between_the_last_file_and_the_log_is_reported(log: Log) -> None:
-    log.write(1)
-    follower = LogFollower([str(log.path)], from_start=True)
-    assert read(follower) == [1]
-    for _ in range(4):
-        log.write(1)
-        log.shift()
-    Path(f"{log.path}.3").unlink()
-    assert read(follower) == [2, 4, 5]
-    assert lost(follower) == 1
 
 
 def test_a_compressed_file_that_is_damaged_or_of_an_unknown_packing_is_reported(log: Log) -> None:
@@ -441,55 +415,6 @@ def test_the_log_of_another_server_is_not_a_rotated_file(tmp_path: Path, log: Lo
     for name in ("server-1.log", "server.log.old", "server.log.bak.1", "other.log.1", "server.logs.1", "server.log.1x"):
         (tmp_path / name).write_bytes(b"another\n")
     assert rotated_files(str(log.path), []) == []
-
-
-def test_a_rewritten_file_that_is_packed_afterwards_is_read_once(log: Log) -> None:
-    follower = LogFollower([str(log.path)], from_start=True)
-    log.path.write_bytes(b"[2026-03-18 11:22:05] line 000000 was\n")
-    log.touch(log.path)
-    assert read(follower) == [0]
-    os.truncate(log.path, 0)
-    log.write(6)
-    log.seconds += 60
-    log.rename("-20260318", packed=True)
-    log.write(1)
-    follower._clock = lambda: float("inf")  # long after the last look
-    assert read(follower) == log.numbers(1, 7)
-
-
-def test_empty_files_neither_decide_the_order_nor_displace_files_with_text(
-    log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rotation, "MOST_FILES", 4)
-    for number in (3, 2, 1):
-        Path(f"{log.path}.{number}").write_bytes(b"a line\n")
-        log.touch(Path(f"{log.path}.{number}"))
-    for number in range(4, 30):
-        Path(f"{log.path}.{number}").touch()
-        log.touch(Path(f"{log.path}.{number}"))
-    found = [place.count for place in rotated_files(str(log.path), []) if place.size]
-    assert found == [3, 2, 1]
-    assert len(rotated_files(str(log.path), [])) == 4
-
-
-def test_no_line_continues_after_a_packed_file_without_text(log: Log) -> None:
-    """Only the copy of a copytruncate may end within a line, and a packed file without text looked like one."""
-
-    def write_half(number: int) -> None:
-        log.path.write_bytes(b"[2026-03-18 11:22:05] line %06d and no end" % number)
-        log.touch(log.path)
-
-    positions = saved(LogFollower([str(log.path)], from_start=True))
-    write_half(1)
-    log.rename("-20260318", packed=True)
-    os.utime(log.rename("-20260319", packed=True), (0, 0))
-    for _ in range(2):
-        positions = saved(LogFollower([str(log.path)], positions=positions))
-    write_half(2)
-    log.rename("-20260320", packed=True)
-    log.count = 2
-    log.write(1)
-    assert read(LogFollower([str(log.path)], positions=positions)) == [1, 2, 3]
 
 
 def copy(log: Log, to: Path) -> None:

@@ -125,15 +125,6 @@ def test_a_value_that_dp_attention_divides_is_multiplied_again(
     assert expected in flags(line(server(version, enable_dp_attention=True, **args)))
 
 
-def test_a_value_that_dp_attention_multiplies_is_divided_again() -> None:
-    args = {"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}
-    assert flags(line(server("0.5.9", schedule_conservativeness=0.3, **args))) == (
-        "--tp-size 8 --dp-size 8 --enable-dp-attention"
-    )
-    command = line(server("0.5.9", schedule_conservativeness=0.39, **args), schedule_conservativeness=1.0)
-    assert [change.text for change in command.changes] == ["--schedule-conservativeness: 1.3 -> 1"]
-
-
 def test_dp_attention_is_one_flag_where_the_pair_is_deprecated() -> None:
     resolved = server("0.5.23", tp_size=8, dp_size=1, attn_dp_size=8, enable_dp_attention=True)
     assert flags(line(resolved)) == "--tp-size 8 --attn-dp-size 8"
@@ -143,33 +134,6 @@ def test_dp_attention_is_one_flag_where_the_pair_is_deprecated() -> None:
     assert flags(line(server("0.5.9", tp_size=8), enable_dp_attention=True, dp_size=8)) == (
         "--tp-size 8 --enable-dp-attention --dp-size 8"
     )
-
-
-def test_the_graph_configuration_is_written_as_flags() -> None:
-    config = {
-        "decode": {"backend": "full", "max_bs": 300, "bs": [1, 2, 4, 8, *range(16, 301, 8)]},
-        "prefill": {"backend": "disabled", "max_bs": 8192, "bs": None},
-    }
-    facts = server("0.5.23", chunked_prefill_size=8192, cuda_graph_config=config)
-    assert flags(line(facts)) == (
-        "--chunked-prefill-size 8192 --cuda-graph-max-bs-decode 300 --cuda-graph-backend-prefill disabled"
-    )
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
-        {"disable_cuda_graph": True},
-        {"disable_decode_cuda_graph": True},
-        {"cuda_graph_backend_decode": "disabled"},
-        {"cuda_graph_config": {"decode": {"backend": "disabled", "max_bs": 256}}},
-    ],
-)
-def test_switching_graphs_on_takes_away_the_off_switch_that_is_there(args: dict[str, object]) -> None:
-    assert flags(line(server("0.5.23", **args))) != ""
-    command = line(server("0.5.23", **args), disable_cuda_graph=False)
-    assert flags(command) == ""
-    assert len(command.changes) == 1
 
 
 def test_words_are_quoted_for_a_shell() -> None:

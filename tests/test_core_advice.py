@@ -71,13 +71,6 @@ def test_a_higher_limit_needs_as_many_states_of_the_mamba_cache() -> None:
     assert typed("running_at_limit", view) == ["--max-mamba-cache-size 240", "--max-running-requests 80"]
 
 
-def test_without_a_radix_cache_the_mamba_cache_follows_the_limit() -> None:
-    args: dict[str, Any] = {"max_running_requests": 64, "disable_radix_cache": True}
-    view = seen(Load(usage=0.2, running=64, why="running_limit"), LIMIT=64.0, **args)
-    view.facts.states = 64.0
-    assert typed("running_at_limit", view)[0].startswith("--max-running-requests")
-
-
 # DP attention prints the product of a flag
 
 
@@ -127,14 +120,6 @@ def test_a_raised_limit_stays_within_graphs_or_raises_them(
     assert typed("running_at_limit", seen(Load(usage=0.22), version="0.5.9", **{**args, **memory})) == flags
 
 
-@pytest.mark.parametrize(("limit", "to"), [(2, 8), (8, None)])
-def test_a_small_batch_that_misses_the_objective_is_raised_to_a_small_batch_at_most(limit: int, to: int | None) -> None:
-    # Else the next advice would be to lower it again.
-    slow = {"throughput": limit / 0.3 * 200, "throughput:s": 200.0}
-    view = seen(Load(running=limit, usage=0.1, more=slow), max_running_requests=limit)
-    assert one("running_at_limit", view).to == to
-
-
 # Memory
 
 
@@ -171,14 +156,6 @@ def test_larger_graphs_are_paid_for_where_too_little_would_be_left(left: float, 
     raised, *others = advised("cuda_graph_not_covering", view)
     assert (raised.flag, raised.to) == ("--cuda-graph-max-bs-decode", 320)
     assert [each.arg for each in others] == flags
-
-
-@pytest.mark.parametrize(
-    ("ran", "tp", "to"), [(161, 1, 192), (192, 1, 192), (200, 1, 224), (500, 1, 512), (700, 8, 768), (1000, 8, None)]
-)
-def test_graphs_grow_to_the_next_usual_size_with_an_end(ran: int, tp: int, to: int | None) -> None:
-    view = seen(Load(ran=ran), version="0.5.9", cuda_graph_max_bs=160, tp_size=tp)
-    assert advised("cuda_graph_not_covering", view)[0].to == to
 
 
 # What a release accepts
@@ -223,22 +200,6 @@ def test_a_larger_chunk_is_no_advice_where_hardly_a_prompt_fills_the_present_one
 
 
 # Clients
-
-
-@pytest.mark.parametrize(
-    ("load", "profile", "words"),
-    [
-        # Four a second, two seconds to the first token: four may wait beside the forty that run.
-        (Load(running=40, queued=24, prompt=1, started=800), "online",
-         "send at most 44 requests at once, or add a replica: now about 64; SGLang starts about 4 requests/s, and none should wait longer than 1 s"),
-        (Load(running=1, queued=7, prompt=1, started=100), "online", "send at most 1 request at once, or add a replica: now about 8"),
-        (Load(running=1.97, queued=0.98, prompt=1, started=16), "online", "send at most 2 requests at once, or add a replica: now about 3"),
-        (Load(running=40, queued=3000), "offline", "at most 2,040 requests"),
-    ],
-)  # fmt: skip
-def test_a_queue_is_shortened_to_what_starts_in_time(load: Load, profile: str, words: str) -> None:
-    change = one("queue_too_long", seen(load, profile))
-    assert words in f"{change.words}: {change.gain}"
 
 
 @pytest.mark.parametrize("load", [Load(running=40, queued=2, prompt=1, started=800), Load(running=40, queued=24)])

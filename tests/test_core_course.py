@@ -7,8 +7,6 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.alerts import Clock
@@ -16,7 +14,6 @@ from sglang_tuning_exporter.core.course import Course
 from sglang_tuning_exporter.core.findings import Finding, Judged
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.rows import ROWS
-from sglang_tuning_exporter.core.server import Totals
 
 BEGIN = 1_763_632_800.0  # 2025-11-20 10:00:00
 ARGUMENTS = {
@@ -141,12 +138,6 @@ def test_a_retraction_a_minute_that_falls_at_random_is_none_too_often() -> None:
     assert "retracting_too_often" not in found(judged(lines))
 
 
-def test_answers_that_use_all_their_tokens_need_fewer_requests_or_memory_before_a_higher_ratio() -> None:
-    lines = [*start(max_total_tokens=200_000), *load(20, 300, running=60, queue=9, usage=0.95)]
-    lines += [retraction(25 + 10 * number, ratio=0.95) for number in range(29)]
-    assert finding(judged(sorted(lines)), "retracting_too_often").changes[0].flag == "--max-total-tokens"
-
-
 def test_nothing_starts_for_a_minute_although_nearly_all_is_free() -> None:
     lines = [decode(20 + step, running=3, queue=1, usage=0.06) for step in range(0, 200, 2)]
     assert verdict([*start(limit=4), *lines]) == "admission_standing_still"
@@ -198,31 +189,6 @@ def test_a_pause_that_was_asked_for_is_no_hang() -> None:
     assert "scheduler_stuck" not in found(judged(sorted([*lines, asked])))
 
 
-# Short and long
-
-
-def test_trouble_of_a_part_of_the_night_is_the_headline_with_its_times() -> None:
-    calm = load(20, 3600, every=10, running=20, usage=0.2)
-    bad = load(3620, 1500, every=5, running=60, queue=40, usage=0.5)
-    after = load(5120, 3600, every=10, running=20, usage=0.2)
-    answer = judged([*start(), *calm, *bad, *after])
-    first = answer.judgement.findings[0]
-    assert first.diagnosis == "admission_too_conservative"
-    assert first.since == pytest.approx(BEGIN + 3620, abs=30)
-    assert first.until == pytest.approx(BEGIN + 5120, abs=40)
-    assert first.headline.startswith("Until 11:2")
-    assert answer.mostly is not None
-    assert answer.mostly[0] == "no_limit_in_log"
-
-
-@pytest.mark.parametrize(("retracted", "is_found"), [(0, True), (2, False)])
-def test_a_wait_before_retractions_is_no_matter_of_conservativeness(retracted: int, is_found: bool) -> None:  # noqa: FBT001 - a case
-    waits = load(20, 110, running=60, queue=30, usage=0.5)
-    free = load(131, 120, running=60, queue=0, usage=0.5)
-    lines = [*start(), *waits, *(retraction(130 + at) for at in range(retracted)), *free]
-    assert ("admission_too_conservative" in found(judged(lines))) is is_found
-
-
 # The alert clock
 
 
@@ -250,21 +216,3 @@ def test_it_stays_until_the_condition_was_calm_for_as_long() -> None:
 def test_a_break_of_knowledge_begins_the_wait_anew_and_ends_nothing() -> None:
     assert fires("xx???x") == [False] * 6
     assert fires("xxx????")[-1]
-
-
-# Sums
-
-
-@given(
-    st.lists(st.dictionaries(st.sampled_from(["a", "queue/empty", "x"]), st.integers(0, 1000), max_size=3), max_size=6)
-)
-def test_a_window_is_what_is_left_when_the_rest_is_subtracted(parts: list[dict[str, int]]) -> None:
-    whole, rest = Totals(), Totals()
-    for part in parts:
-        whole.add(Totals({name: float(value) for name, value in part.items()}))
-    for part in parts[1:]:
-        rest.add(Totals({name: float(value) for name, value in part.items()}))
-    whole.add(rest, -1.0)
-    assert {name: value for name, value in whole.items() if value} == {
-        name: float(value) for name, value in (parts[0] if parts else {}).items() if value
-    }

@@ -85,18 +85,6 @@ def test_one_failed_health_check_beside_long_prompts_is_none() -> None:
     assert verdict(watch, 133) != "scheduler_stuck"
 
 
-def test_failed_health_checks_that_are_far_apart_are_none() -> None:
-    on = {at: [decode(at), *([failed_check(at)] if at % 100 == 0 else [])] for at in range(72, 302, 2)}
-    watch = after(*SERVED, *(line for lines in on.values() for line in lines))
-    assert verdict(watch, 301) != "scheduler_stuck"
-
-
-@pytest.mark.parametrize("off", [-15, -3, 3, 40])
-def test_failed_health_checks_whose_times_do_not_agree_are_none(off: int) -> None:
-    watch = after(*SERVED, *(failed_check(at, at - 20 + off) for at in range(100, 240, 20)))
-    assert verdict(watch, 241) != "scheduler_stuck"
-
-
 def test_failed_health_checks_of_a_server_that_is_paused_are_none_until_it_continues() -> None:
     access = 'INFO:     127.0.0.1:48044 - "POST /{}_generation HTTP/1.1" 200 OK'
     watch = after(*SERVED, stamp(73) + access.format("pause"), *(failed_check(at) for at in range(100, 240, 20)))

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from sglang_tuning_exporter.config.profiles import PROFILES
-from sglang_tuning_exporter.core.exposed import Advice, Condition, Words, advice_of, conditions, turned
+from sglang_tuning_exporter.core.exposed import Advice, Condition, Words, conditions, turned
 from sglang_tuning_exporter.core.findings import Change, Figure, Finding, Judgement
 from sglang_tuning_exporter.core.judge import weigh
 from sglang_tuning_exporter.core.ledger import FAST, SLOW, Ledger, Rate
@@ -66,13 +66,6 @@ def limit(to: float, now: float = 8.0) -> Change:
         "max_running_requests", "--max-running-requests", now, to, "", why="It is the limit.", cost="Slower tokens.",
         will_not_help_if="the cache is full",
     )  # fmt: skip
-
-
-def test_a_long_reason_keeps_whole_sentences_and_a_long_sentence_whole_words() -> None:
-    long = Change("", "", None, None, "do it", why=f"First. {'word ' * 37}end. Third.", cost="word " * 60)
-    advice = advice_of(long, 0.0)
-    assert advice.text == f"First. {'word ' * 37}end."
-    assert advice.cost == "word " * 40 + "…"
 
 
 VIEW = view_of(Watch(PROFILES["online"], BEGIN, reads=True, scrapes=True).server, 600.0)
@@ -140,10 +133,6 @@ class Budget:
 
     def burning(self, rate: Rate, begun: float = 0.0) -> float | None:
         return self.ledger.burning(self.counted, "time_to_first_token", rate, 60.0 * self.minute, begun)
-
-
-def test_a_budget_burns_fast_over_an_hour_and_five_minutes() -> None:
-    assert Budget(60, 0.4).burning(FAST) == pytest.approx(0.4)
 
 
 def test_an_hour_that_was_bad_and_five_minutes_that_are_well_burn_no_more() -> None:

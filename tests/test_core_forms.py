@@ -31,11 +31,6 @@ def of(release: str, kind: str) -> list[Event]:
 # Failures
 
 
-def test_a_traceback_whose_head_was_rotated_away_counts() -> None:
-    frame = ['  File "/srv/sglang/x.py", line 12, in forward_decode', "    x()"]
-    assert failures(STAMP + DECODE, *frame, CUDA) == [("decode", None)]
-
-
 def test_an_exception_without_a_traceback_is_of_another_program() -> None:
     assert failures(STAMP + DECODE, CUDA) == []
 
@@ -136,12 +131,3 @@ def test_usual_lines_of_a_recorded_log_are_read_as_by_the_table(path: Path) -> N
 def test_a_log_with_carriage_returns_gives_the_same(release: str) -> None:
     text = (LOGS / f"{release}.log").read_bytes()
     assert all_of(Reader(), text.replace(b"\n", b"\r\n"))[0] == all_of(Reader(), text)[0]
-
-
-def test_more_layouts_than_are_remembered_are_read_all_the_same() -> None:
-    reader = Reader()
-    for letter in "abcdefghijklmnopqrstuvwxyz":
-        for length in range(300):
-            reader.read(f'{STAMP}INFO:     10.0.0.7:80 - "GET /{letter * length} HTTP/1.1" 200 OK'.encode())
-    assert reader.lines["access"] == 7800
-    assert len(reader._shapes) <= 4096

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 
 import pytest
 
@@ -12,8 +11,7 @@ from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.scrapes import Stuck
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures, Scrape
-from sglang_tuning_exporter.sglang.server_info import ServerInfo
-from test_core_course import BEGIN, decode, prefill, stamp
+from test_core_course import BEGIN, decode, stamp
 
 STEP = 5.0
 
@@ -111,88 +109,7 @@ def server(request: pytest.FixtureRequest) -> Server:
     return made
 
 
-def test_a_detokenizer_that_hangs_is_found_though_its_clients_give_up_again_and_again(server: Server) -> None:
-    begin = server.now
-    for number in range(24):
-        if number % 6 == 0:
-            server.aborted += 24.0
-        if number % 6 in {1, 2, 3, 4}:
-            server.computes()
-        server.tick()
-    at, stage = server.found
-    assert (stage, at - begin <= 90) == ("detokenizer", True)
-
-
-# Since when: SGLang's line of a failed health check says when the last token was sent
-
-
-def failed_check(at: float, last_output: float) -> str:
-    clocks = [f"{datetime.fromtimestamp(BEGIN + each, timezone.utc):%H:%M:%S}" for each in (at - 20, last_output)]
-    return (
-        f"{stamp(at)}Health check failed. Server couldn't get a response from detokenizer for last 20 seconds."
-        " tic start time: {}. last_heartbeat time: {}".format(*clocks)
-    )
-
-
-def test_a_hang_begins_with_the_last_output_whenever_health_checks_fail() -> None:
-    server = Server()
-    server.serves()
-    begin = server.now
-    for _ in range(14):
-        if (server.now - begin) % 20 == 5 and server.now - begin > 20:
-            server.says(failed_check(server.now, begin))
-        server.tick()
-        found = [
-            each for each in server.watch.judge(BEGIN + server.now).findings if each.diagnosis == "scheduler_stuck"
-        ]
-        assert {each.since for each in found} <= {BEGIN + begin}
-        assert not any("health" in each.sentence for each in found)
-    assert found
-
-
-def test_checks_that_are_made_by_hand_do_not_date_a_hang_before_an_idle_hour() -> None:
-    server = Server()
-    server.running = server.open = 0.0
-    server.tick(20)
-    server.running = server.open = 24.0
-    server.serves(60)
-    server.sent += 1.0
-    begin = server.now
-    server.says(failed_check(begin + 80, begin - 3600), failed_check(begin + 100, begin - 3600))
-    server.tick(20)
-    (found,) = (each for each in server.watch.judge(BEGIN + server.now).findings if each.diagnosis == "scheduler_stuck")
-    assert found.since is not None
-    assert found.since >= BEGIN + begin - 30
-
-
 # What is no hang
-
-
-def test_a_long_prompt_in_prefill(server: Server) -> None:
-    server.running, server.queued = 0.0, 1.0
-    for _ in range(60):
-        server.scheduled += 8192.0
-        server.figures += 1.0
-        server.says(prefill(server.now, 8192, running=0, queue=1))
-        server.tick()
-    assert server.found == (0.0, "")
-
-
-def test_health_checks_of_an_idle_server(server: Server) -> None:
-    server.running = server.open = 0.0
-    for _ in range(120):
-        server.scheduled += 3.0  # the counters of the scheduler move, and none of what is sent
-        server.tick()
-    assert server.found == (0.0, "")
-
-
-def test_clients_that_give_up_before_the_first_tokens_are_due(server: Server) -> None:
-    server.logs = False
-    for _ in range(60):
-        server.computes(steps=20)
-        server.aborted += 24.0
-        server.tick()
-    assert server.found == (0.0, "")
 
 
 def test_a_grammar_that_is_compiled(server: Server) -> None:
@@ -271,19 +188,4 @@ def test_requests_that_wait_outside_of_all_stages_are_no_hang() -> None:
     server.serves()
     server.running, server.open = 0.0, 1.0  # a tokenizer that fetches an image, and a token is generated on demand
     assert waits(server, 300, answered=True) > 3
-    assert server.found == (0.0, "")
-
-
-# What counts of other findings during a hang, and the setting that delays tokens
-
-
-def test_a_stream_interval_of_a_thousand_steps_is_waited_for() -> None:
-    server = Server()
-    server.watch.inform(ServerInfo("0.5.23", {"stream_interval": 1000}))
-    server.serves()
-    for number in range(60):
-        server.computes(steps=40)
-        if number % 25 == 24:
-            server.sent += 1000.0
-        server.tick()
     assert server.found == (0.0, "")

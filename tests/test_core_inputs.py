@@ -108,17 +108,6 @@ def test_a_packed_log_gives_what_the_log_itself_gives(tmp_path: Path, extension:
     assert logs.damage == [f"{path}: {reason}; only what comes before it was read"]
 
 
-def test_a_gzip_file_with_padding_is_whole_and_one_with_bad_bytes_gives_what_stands_before_them(tmp_path: Path) -> None:
-    path, whole = tmp_path / "server.log.gz", bytearray(BIG_QUEUE.read_bytes())
-    path.write_bytes(whole + b"\0" * 700)
-    assert read(str(path)).notes == []
-    whole[len(whole) // 2 : len(whole) // 2 + 64] = b"\xff" * 64
-    path.write_bytes(whole)
-    logs = read(str(path))
-    assert logs.lines > 50
-    assert "is damaged" in logs.damage[0]
-
-
 def test_a_line_without_end_is_cut_and_nul_bytes_before_a_line_are_left_out() -> None:
     line = decode("10:00:00").encode()
     chunks = list(whole_lines([*[b"x" * CHUNK] * 3, b"yy\n" + line]))
@@ -204,11 +193,6 @@ def test_a_log_whose_lines_are_whole_stays_as_it_is(path: Path) -> None:
     for part in (text, text[-20_000:], text[-2_000:], decode("10:00:00").encode() * 100):
         assert b"".join(layouts.rejoined(iter([part]), notes.append)) == part
     assert notes == []
-
-
-def test_a_document_without_an_end_is_not_kept_whole() -> None:
-    chunk = b"[" + b'{"log": "x"},\n' * 70_000
-    assert len(next(layouts.unfolded(iter([chunk] * 80)))) <= layouts.LONGEST_DOCUMENT + len(chunk)
 
 
 # One server

@@ -34,21 +34,6 @@ def and_also(load: Load, **totals: float) -> Load:
     return replace(load, more={**load.more, **totals})
 
 
-# Enough, and not
-
-
-@pytest.mark.parametrize(
-    ("limit", "grammar", "found"),
-    [(90.0, 80.0, {"running_at_limit", "grammar_queue"}), (110.0, 80.0, {"running_at_limit"}), (60.0, 39.0, set()), (90.0, 69.0, {"running_at_limit"})],
-)  # fmt: skip
-def test_reasons_that_only_together_hold_most_of_the_time_are_named_from_a_third_on(
-    limit: float, grammar: float, found: set[str]
-) -> None:
-    waits = {"admission/running_limit": limit, "admission/grammar_queue": grammar}
-    load = and_also(AT_LIMIT, **waits, **{"admission/no_queue": 200.0 - limit - grammar})
-    assert {"running_at_limit", "grammar_queue"} & {*ids(of(load, **LIMIT))} == found
-
-
 # Causes
 
 
@@ -89,15 +74,6 @@ def test_no_diagnosis_is_its_own_cause() -> None:
 def tokens(share: float, quick: float = 0.02, prompt: float = 3000, **more: float) -> Load:
     gaps = late("inter_token", 0.5, 20_000.0, share=share, quick=quick)
     return Load(prompt=prompt, answer=200, started=200, more={**gaps, "decode_lines": 250.0, **more})
-
-
-@pytest.mark.parametrize(
-    ("queued", "row"), [(0.0, "latency_long_prompts"), (1.0, "latency_queue"), (20.0, "latency_queue")]
-)
-def test_late_first_tokens_are_put_down_to_the_queue_or_to_the_prompts(queued: float, row: str) -> None:
-    load = Load(queued=queued, prompt=6000, more=late("time_to_first_token", 4.0))
-    found = ids(of(load, chunked_prefill_size=2048, max_prefill_tokens=16384))
-    assert {"latency_queue", "latency_long_prompts"} & {*found} == {row}
 
 
 # Shared prefixes

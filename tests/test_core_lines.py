@@ -425,23 +425,6 @@ def test_behind_a_line_that_had_not_ended_nothing_counts() -> None:
     assert reader.unreadable == {"batch_line": 1}
 
 
-@pytest.mark.parametrize(
-    ("line", "what"),
-    [
-        ("Decode batch, ", "batch_line"),
-        ("Prefill batch. #new-seq: , #new", "batch_line"),
-        ("Verify batch, #running-req: 4, #token: 5", "batch_line"),
-        ("KV cache pool is full. Retract requests. #retracted_reqs: some", "retraction_line"),
-        ("server_args=None", "server_args"),
-        (DECODE + ", #shiny-req: 4", "batch_key"),
-    ],
-)
-def test_what_only_a_newer_release_can_print_is_counted(line: str, what: str) -> None:
-    reader = Reader()
-    reader.read((STAMP + line).encode())
-    assert +reader.unreadable == {what: 1}
-
-
 @pytest.mark.parametrize("figure", ["1e999", "9" * 6000, "-4", "nan"])
 def test_a_figure_that_no_server_prints_is_left_out(figure: str) -> None:
     [event] = read(STAMP + DECODE.replace("#queue-req: 9", f"#queue-req: {figure}"))

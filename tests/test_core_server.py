@@ -118,24 +118,6 @@ def test_the_cache_that_was_full_is_named_with_its_flag(other: str, flag: str) -
     assert finding(answer, "hybrid_pool_full").changes[0].flag == flag
 
 
-@pytest.mark.parametrize(
-    ("arguments", "states", "limit", "changes"),
-    [
-        ({}, 186, 62, ["--mamba-full-memory-ratio 1.12"]),
-        ({}, 311, 62, ["--mamba-full-memory-ratio 1.12"]),  # with two further buffers for each request
-        ({"max_running_requests": 40}, 186, 40, ["--max-running-requests 176"]),  # the limit was typed
-    ],
-)  # fmt: skip
-def test_a_limit_that_the_states_of_the_mamba_cache_set_is_raised_by_a_larger_cache(
-    arguments: dict[str, Any], states: int, limit: int, changes: list[str]
-) -> None:
-    begin = start(limit=limit, mamba_full_memory_ratio=0.9, cuda_graph_max_bs=512, **arguments)
-    begin.insert(2, mamba_cache(states))
-    lines = [hybrid(at, 0.2, mamba(0.2), 30, limit) for at in range(20, 400, 2)]
-    found_changes = finding(judged([*begin, *lines]), "running_at_limit").changes
-    assert [f"{each.flag} {each.to}" for each in found_changes] == changes
-
-
 # Disaggregation: what one side of a pair does usually is no finding
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core.findings import Judged
-from sglang_tuning_exporter.core.inputs import Logs
 from test_core_course import decode, finding, found, judged, load, stamp, start
 from test_core_watch import Beside
 
@@ -131,39 +128,9 @@ def test_drafts_that_are_rejected_are_an_info_and_never_the_verdict() -> None:
     assert "--speculative-algorithm EAGLE3" in own.changes[0].words
 
 
-@pytest.mark.parametrize(
-    ("length", "more"),
-    [
-        (1.06, {}),  # 4 draft steps of a seventieth of a pass
-        (2.6, {}),
-        (1.02, {"speculative_num_steps": 1}),  # one cheap draft step may pay
-        (0.54, {}),  # another figure than the mean with the token that needs no draft
-    ],
-)
-def test_drafts_that_may_pay_are_no_finding(length: float, more: dict[str, Any]) -> None:
-    assert "speculation_rejected" not in found(judged(drafted(length, **more)))
-
-
 @pytest.mark.parametrize(("length", "is_found"), [(1.01, True), (2.4, False), (0.0, False)])
 def test_the_gauge_shows_it_without_a_log(length: float, *, is_found: bool) -> None:
     beside = Beside(reads=False)
     for at in range(0, 301, 15):
         beside.scrape(at, running=8.0 + at % 2, accept_length=length)
     assert ("speculation_rejected" in {each.diagnosis for each in beside.judge(301).findings}) is is_found
-
-
-# Whose log it is
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '10.0.0.1 - - [18/Jul/2026:03:03:06 +0000] "GET / HTTP/1.1" 200 512 "-" "curl"\n',
-        "2026-07-18 03:03:06 INFO worker TP0 started\n",
-    ],
-)
-def test_a_web_servers_log_is_refused(tmp_path: Path, text: str) -> None:
-    log = tmp_path / "access.log"
-    log.write_text(text)
-    with pytest.raises(UsageError, match="no line of SGLang's"):
-        list(Logs([str(log)]).events())

@@ -106,10 +106,9 @@ def test_the_seconds_of_every_signal_add_up_to_the_same_whatever_happens(
     assert sums[0] <= latest + 1.0 - begin + 1e-6
 
 
-def test_a_server_that_falls_silent_while_requests_wait_is_not_idle(beside: Beside) -> None:
-    for now in (0.0, 4.0):
-        beside.decode(now, queued=3)
-    assert "idle" not in beside.seconds(100.0)
+def test_a_prefill_of_a_health_check_is_no_load(beside: Beside) -> None:
+    beside.prefill(0.0, tokens=1, running=0)
+    assert "serving" not in beside.seconds(30.0)
 
 
 def test_gauges_that_stand_still_hold_for_a_minute(beside: Beside) -> None:
@@ -133,18 +132,6 @@ def test_a_long_prompt_that_the_gauges_do_not_show_is_load_and_health_checks_are
     assert (activity in beside.seconds(15.0)) is True
 
 
-# Counts
-
-
-def test_pages_without_ranks_after_pages_with_ranks_are_of_a_new_start(beside: Beside) -> None:
-    for at, number in ((0.0, 90), (15.0, 95)):
-        ranks = [RankFigures(dp, 3, 0, graph_passes=number) for dp in range(4)]
-        beside.server.scrape(Scrape(ranks, progress=4.0 * number), at)
-    for at, number in ((30.0, 3), (45.0, 10), (60.0, 20)):
-        beside.page(at, 3, progress=number, graph_passes=number)
-    assert (beside.server.starts, list(beside.server.schedulers)) == (1, [None])
-
-
 # Why requests wait
 
 
@@ -164,3 +151,39 @@ def test_a_server_that_admits_by_more_than_its_token_ratio_is_not_said_to_hold_b
     beside.start(0.0, **argument)
     beside.decode(1.0, queued=5, usage=0.3)
     assert beside.admission(1.0) == why
+
+
+def test_the_next_chunk_of_one_prompt_starts_no_request() -> None:
+    # One prompt of 40,000 tokens at a time, in chunks of 4,096, a second each: a request in ten seconds.
+    beside = Beside("long_context")
+    beside.start(0.0, chunked_prefill_size=4096)
+    for second in range(120):
+        sequences = 2 if second % 10 == 9 else 1  # the last chunk takes in the next prompt
+        beside.prefill(float(second), 4096, running=0, queued=20, sequences=sequences)
+    assert beside.wait() == pytest.approx(200.0, rel=0.2)
+
+
+@pytest.mark.parametrize(("pending", "why"), [(30_000, "pool_full"), (1_000, "held_back")])
+def test_the_size_of_those_that_wait_decides_where_it_is_printed(beside: Beside, pending: int, why: str) -> None:
+    beside.limits(0.0, 10_000, 64)
+    beside.prefill(1.0, running=40, queued=10, pending=pending)
+    beside.decode(2.0, running=40, queued=10, usage=0.65, tokens=6500)
+    assert beside.admission(2.0) == why
+
+
+def test_a_request_needs_whole_pages(beside: Beside) -> None:
+    # Seven requests of 70 tokens hold a page of 512 each, in a KV cache of eight.
+    beside.start(0.0, page_size=512)
+    beside.limits(0.0, 4_096, 64)
+    beside.prefill(1.0, 70, running=6, queued=10, pending=700)
+    beside.decode(2.0, running=6, queued=10, usage=0.75, tokens=3072)
+    assert beside.admission(2.0) == "pool_full"
+
+
+def test_requests_of_one_prefix_need_little_more_than_they_do_not_share(beside: Beside) -> None:
+    # Four requests hold one prefix of 6,000 tokens in a KV cache of 10,000, and 100 each.
+    beside.limits(0.0, 10_000, 64)
+    for at in range(1, 20, 2):
+        beside.prefill(float(at), running=3, queued=5, cached=6000, pending=30_500)
+        beside.decode(at + 1.0, running=4, queued=5, usage=0.64, tokens=6400)
+    assert beside.admission(20.0) == "held_back"

@@ -56,29 +56,7 @@ def test_a_flag_that_figures_show_to_be_the_cause_is_the_first_advice(
     assert by_row(of(load, **args))[row][0] == first
 
 
-def test_where_only_bursts_are_refused_nobody_is_told_to_send_more() -> None:
-    found = by_row(of(Load(more={"rejected": 20.0}), "offline", max_queued_requests=4))
-    assert [*found] == ["requests_rejected"]
-    assert found["requests_rejected"][0] == ("--max-queued-requests", 16)
-
-
-@pytest.mark.parametrize(("chunk", "to"), [(64, 1024), (512, None), (2048, None)])
-def test_late_tokens_alone_name_a_chunk_only_where_a_larger_one_takes_no_longer(chunk: int, to: object) -> None:
-    # As on a real server: chunks of 64 tokens 469 tokens/s, of 1,024 764, decode steps between chunks of 64 only 305.
-    load = Load(running=10, prompt=840, more=LATE_TOKENS.more)
-    assert suspected(of(load, chunked_prefill_size=chunk)).get("chunked_prefill_size") == to
-
-
 # Likely: a chance, three at most
-
-
-def test_where_nothing_explains_late_tokens_the_flags_that_were_set_are_named() -> None:
-    found = by_row(of(LATE_TOKENS, disable_overlap_schedule=True, log_level="debug", decode_log_interval=1))
-    assert found[NAMED] == [
-        ("--disable-overlap-schedule", False),
-        ("--log-level", "info"),
-        ("--decode-log-interval", 40),
-    ]
 
 
 def test_three_at_most_are_named_and_none_is_in_the_command() -> None:
@@ -91,12 +69,6 @@ def test_three_at_most_are_named_and_none_is_in_the_command() -> None:
     (found,) = [each for each in judgement.findings if each.diagnosis == NAMED]
     assert len(found.changes) == 3
     assert not found.is_limit
-
-
-def test_a_flag_is_named_before_its_trouble_is_most_of_the_time() -> None:
-    # As on a real server: prompts of 2,000 tokens at --max-prefill-tokens 256, computed one by one for 39 % of the time.
-    load = Load(running=16, why="prefill_bound", share=0.39, prompt=2000)
-    assert ("--max-prefill-tokens", 16384) in by_row(of(load, max_prefill_tokens=256, chunked_prefill_size=8192))[NAMED]
 
 
 @pytest.mark.parametrize(

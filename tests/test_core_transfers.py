@@ -86,17 +86,6 @@ def test_whatever_a_reason_and_a_request_id_hold_one_request_failed(text: str) -
     assert ROW in found(answer) or "Aborted by" in text
 
 
-# A finding, and none
-
-
-@pytest.mark.parametrize(("every", "is_found"), [(20, True), (240, False)])
-def test_failures_that_go_on_are_a_finding_and_one_in_four_minutes_is_none(every: int, *, is_found: bool) -> None:
-    lines = [*load(20, 1200, running=8), *(failed(30 + at, at) for at in range(0, 1100, every))]
-    assert (
-        ROW in found(judged([*start(disaggregation_mode="decode"), *sorted(lines, key=lambda line: line[:21])]))
-    ) is is_found
-
-
 # Why
 
 

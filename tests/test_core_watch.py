@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_tuning_exporter.config.profiles import PROFILES
-from sglang_tuning_exporter.core.endings import CLASSES
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.findings import Judgement
 from sglang_tuning_exporter.core.lines import Reader
@@ -68,17 +67,6 @@ def served(seconds: int = 60, **figures: Any) -> Beside:
     return beside
 
 
-# Healthy needs evidence
-
-
-def test_where_no_token_has_been_sent_for_a_while_nothing_is_claimed() -> None:
-    beside = served()
-    for at in range(73, 95, 3):
-        beside.scrape(at, work=0.0, sent=beside.page.sent)
-    said = beside.judge(95)
-    assert (said.verdict, said.sentence) == ("not_enough_data", "Requests run, and no token has been sent for 27 s.")
-
-
 # Retractions
 
 
@@ -126,15 +114,6 @@ def taken(beside: Beside, kind: str, at: float, *, past: bool = False, **figures
     beside.watch.take(Event(kind, BEGIN + at, figures=figures), past=past)
 
 
-def test_a_retraction_that_the_first_page_may_have_counted_is_not_doubtful() -> None:
-    beside = Beside()
-    beside.scrape(12, retracted_requests=1.0)
-    taken(beside, "retraction", 12.5, requests=1)
-    for at in range(16, 60, 4):
-        beside.scrape(at)
-    assert (beside.count("retractions"), dict(beside.watch.doubtful)) == (1, {})
-
-
 def test_a_retraction_behind_the_first_page_is_not_counted_twice_while_the_log_is_caught_up() -> None:
     beside = Beside()
     beside.scrape(12, retracted_requests=0.0)
@@ -175,26 +154,6 @@ def test_a_failed_health_check_of_a_server_that_sends_tokens_is_no_hang() -> Non
         beside.scrape(at, finished_requests=float(at))
         assert "scheduler_stuck" not in {each.diagnosis for each in beside.judge(at).findings}
     assert beside.watch.doubtful == {("health", "works_on"): 1}
-
-
-# What is counted of each scheduler
-
-
-def two_ranks(at: float, **figures: tuple[float, float]) -> Scrape:
-    by_rank: list[dict[str, Any]] = [{name: values[dp] for name, values in figures.items()} for dp in (0, 1)]
-    ranks = [RankFigures(dp, **by_rank[dp]) for dp in (0, 1)]
-    return Scrape(ranks, progress=at, sent=at)
-
-
-def test_retractions_of_the_counters_are_paid_by_the_rank_that_logged_them() -> None:
-    beside = Beside()
-    beside.watch.scrape(two_ranks(1, retracted_requests=(0, 0)), BEGIN + 1)
-    beside.lines(retraction(3, ranks=" DP1 TP0"))
-    beside.watch.scrape(two_ranks(6, retracted_requests=(1, 0)), BEGIN + 6)
-    beside.watch.scrape(two_ranks(9, retracted_requests=(1, 1)), BEGIN + 9)
-    beside.watch.advance(BEGIN + 30)
-    counts = {dp: beside.watch.server.life(dp) for dp in (0, 1)}
-    assert {dp: (each["retraction_events"], each["retracted"]) for dp, each in counts.items()} == {0: (0, 1), 1: (1, 1)}
 
 
 # What a scheduler does now
@@ -297,15 +256,6 @@ def test_a_server_that_works_on_long_after_it_was_asked_to_end_was_not_stopped()
     assert beside.judge(116).verdict == "server_down"
 
 
-def test_a_long_drain_is_an_ordered_end() -> None:
-    beside = served()
-    beside.lines(stamp(73) + SIGTERM)
-    for at in range(75, 200, 5):
-        beside.lines(decode(at, running=3), stamp(at) + REMAINING)
-    beside.watch.lose("connection_refused", "nothing listens", BEGIN + 202)
-    assert beside.judge(203).verdict == "stopped"
-
-
 def test_with_the_log_alone_a_server_that_was_asked_to_end_and_is_silent_has_stopped() -> None:
     beside = Beside(scrapes=False)
     beside.lines(*start(), *(decode(12 + at) for at in range(0, 60, 2)), stamp(73) + SIGTERM, stamp(78) + REMAINING)
@@ -318,19 +268,6 @@ def test_with_the_log_alone_a_server_that_was_asked_to_end_and_is_silent_has_sto
 def said(text: str) -> Event:
     """Return the line of an exception that ended a process."""
     return Event("words", BEGIN + 73, word="memory", text=text, figures={"chain": 1})
-
-
-def test_a_flag_that_the_last_error_names_comes_first_in_the_advice_for_a_server_that_is_down() -> None:
-    beside = served()
-    beside.watch.take(said("ValueError: too small: increase --mem-fraction-static"))
-    beside.watch.lose("connection_refused", "nothing listens", BEGIN + 75)
-    found = {each.diagnosis: each for each in beside.judge(76).findings}
-    changes = found["server_down"].changes
-    assert (changes[0].flag, changes[-1].words) == ("--mem-fraction-static", CLASSES["memory"].do)
-    assert (
-        found["server_down"].headline
-        == "SGLang does not answer: ValueError: too small: increase --mem-fraction-static."
-    )
 
 
 # Requests
@@ -389,12 +326,6 @@ def burst(until: int = 500, *, queue: int = 0) -> Beside:
         if at % 20 == 0:
             beside.judge(at)
     return beside
-
-
-def test_a_burst_that_is_over_is_said_in_the_past_tense() -> None:
-    judgement = burst().judge(500)
-    assert judgement.verdict == "retracting_too_often"
-    assert judgement.sentence == "SGLang retracted running requests 32 times until 10:03: the KV cache was full."
 
 
 def test_a_watchdogs_hang_is_over_only_after_work() -> None:

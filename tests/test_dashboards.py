@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import combinations
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import pytest
 import yaml
@@ -15,10 +13,8 @@ import yaml
 from sglang_tuning_exporter.core import judge
 from sglang_tuning_exporter.core.rows import ROWS
 from sglang_tuning_exporter.core.runbooks import PROMETHEUS
-from sglang_tuning_exporter.core.server import STATES
 from sglang_tuning_exporter.mixin import boards
-from sglang_tuning_exporter.mixin.boards import looks, queries
-from sglang_tuning_exporter.mixin.boards import panel as built
+from sglang_tuning_exporter.mixin.boards import looks
 
 ROOT = Path(__file__).parents[1]
 BOARDS = {path: json.loads(text) for path, text in boards.files().items()}
@@ -82,21 +78,6 @@ def test_every_board_leads_to_the_others_by_one_menu_and_takes_the_time_along() 
         assert all(set(menu["tags"]) <= set(other["tags"]) for other in BOARDS.values())
 
 
-def test_a_log_is_linked_only_where_a_loki_is_named() -> None:
-    def logs(text: str) -> list[str]:
-        return re.findall(r'"url": "(log|/explore[^"]*)"', text)
-
-    assert [logs(text) for text in boards.files().values()] == [[], [], []]
-    shown = [logs(text) for text in boards.files(loki='loki:{pod="a"}').values()]
-    assert [len(each) for each in shown] == [1, 1, 0]
-    pane = json.loads(unquote(shown[0][0].partition("panes=")[2]))["log"]
-    assert pane["datasource"] == "loki"
-    assert [query["expr"] for query in pane["queries"]] == ['{pod="a"}']
-    assert pane["range"] == {"from": "${__from}", "to": "${__to}"}
-    [usual] = logs(boards.files(loki="loki")["dashboards/sglang-tuning-server.json"])
-    assert unquote(usual.replace("%24", "$")).count('{instance=\\"${__data.fields.instance}\\"}') == 1
-
-
 def test_no_data_source_is_hard_coded() -> None:
     def uids(node: object) -> list[str]:
         if isinstance(node, dict):
@@ -108,15 +89,6 @@ def test_no_data_source_is_hard_coded() -> None:
         found = uids(board)
         assert len(found) > len(board["panels"])
         assert set(found) == {"${datasource}"}
-
-
-def test_no_panel_lies_over_another_or_beyond_the_grid() -> None:
-    for board in BOARDS.values():
-        places = [panel["gridPos"] for panel in board["panels"]]
-        assert all(place["x"] >= 0 and place["x"] + place["w"] <= boards.COLUMNS for place in places)
-        for one, other in combinations(places, 2):
-            beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
-            assert beside or one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"], (one, other)
 
 
 @pytest.mark.parametrize("panel", PANELS)
@@ -180,10 +152,6 @@ def test_every_verdict_has_words_on_the_strip_and_in_the_tables() -> None:
     assert set(words_["options"]) == known
 
 
-def test_every_reason_for_a_wait_has_words() -> None:
-    assert set(looks.ADMISSION) == set(STATES["admission"])
-
-
 def test_no_query_judges_what_the_exporter_decides() -> None:
     """A figure is compared with 0, with 1 of a switch, or with Inf; a limit is drawn, and a condition is not compared with it."""
     for board in BOARDS.values():
@@ -207,30 +175,6 @@ def test_no_query_judges_what_the_exporter_decides() -> None:
         ("inter_token_latency_seconds", "upper"),
     ):
         assert f'signal="{signal}", bound="{bound}"' in asked
-
-
-def test_a_key_that_no_panel_has_is_refused() -> None:
-    row = {
-        "title": "Queue",
-        "type": "stat",
-        "description": "Its length.",
-        "metric": "queued",
-        "queries": [{"expr": "queued"}],
-    }
-    assert built(row)["title"] == "Queue"
-    with pytest.raises(ValueError, match="Queue: ceiling: no key of a stat panel"):
-        built(row | {"ceiling": 1})
-
-
-def test_an_expression_may_use_the_names_of_its_panel_and_no_unknown_ones() -> None:
-    row = {"with": {"queued": "[[ own('queued') ]]"}, "expr": "max([[ queued ]])", "look": "[[ painted('red') ]]"}
-    assert boards.filled(row, {"own": queries.own, "painted": looks.fixed_colour}) == {
-        "expr": "max(queued{$chosen})",
-        "look": {"color": {"mode": "fixed", "fixedColor": "red"}},
-    }
-    for text in ("[[ lenght ]]", "max([[ lenght ]])", "[[ own(metrics='queued') ]]"):
-        with pytest.raises(ValueError, match=re.escape(text)):
-            boards.filled(text, {"own": queries.own})
 
 
 def test_grafana_gets_the_address_of_prometheus_from_the_environment() -> None:

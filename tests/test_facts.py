@@ -27,10 +27,6 @@ def only_rank(name: str) -> RankFigures:
     return rank
 
 
-def present(rank: RankFigures) -> set[str]:
-    return {field.name for field in fields(rank) if getattr(rank, field.name) not in (None, {})} - {"dp"}
-
-
 @pytest.mark.parametrize(
     ("name", "running", "queued", "usage", "retracted", "throughput"),
     [
@@ -70,12 +66,6 @@ def test_pp_ranks_that_repeat_constants_are_one_scheduler_and_phases_of_one_rank
     assert (rank.weight_memory_gb, rank.kv_memory_gb) == (16.46, 39.69)
 
 
-def test_priorities_are_parts_of_the_total_and_are_not_added_to_it() -> None:
-    parts = 'sglang:num_queue_reqs{priority="1"} 3\nsglang:num_queue_reqs{priority="2"} 4\n'
-    assert facts.read(parts + 'sglang:num_queue_reqs{priority=""} 7\n').ranks[0].queued == 7
-    assert facts.read(parts).ranks[0].queued == 7
-
-
 def test_hybrid_models_expose_their_other_pools_and_plain_models_none() -> None:
     swa, mamba, plain = (
         only_rank(name) for name in ("0.5.12_swa1-healthy", "0.5.12_mamba1-healthy", "0.5.12_prio1-bigqueue")
@@ -84,14 +74,6 @@ def test_hybrid_models_expose_their_other_pools_and_plain_models_none() -> None:
     assert mamba.mamba_usage == pytest.approx(0.69, abs=0.005)
     assert (swa.mamba_usage, mamba.swa_usage) == (None, None)
     assert (plain.swa_usage, plain.mamba_usage) == (None, None)
-
-
-def test_old_releases_leave_absent_what_they_do_not_expose() -> None:
-    basic = {"running", "queued", "full_usage", "used_tokens", "generation_throughput"}
-    assert present(only_rank("0.3.6.post3_dp2-bigqueue")) == basic
-    assert present(only_rank("0.4.3.post4_tp8-healthy")) == basic
-    assert present(only_rank("0.4.6.post5_dp2-bigqueue")) == basic | {"grammar_queued"}
-    assert present(only_rank("0.4.9.post6_tp8-retract")) == basic | {"grammar_queued", "retracted_requests"}
 
 
 def test_queues_of_disaggregated_serving_are_read_under_every_release_s_name() -> None:
@@ -108,15 +90,6 @@ def test_a_counter_nobody_incremented_is_zero_where_its_release_is_known_to_coun
     assert facts.read(quiet).aborted_requests == 0
     assert facts.read("sglang:num_running_reqs 1\n").ranks[0].retracted_requests is None
     assert facts.read("sglang:num_running_reqs 1\n").aborted_requests is None
-
-
-def test_passes_of_a_prefill_graph_are_no_decode_passes() -> None:
-    text = "".join(
-        f'sglang:cuda_graph_passes_total{{mode="{mode}"}} {n}\n'
-        for mode, n in (("decode_none", 1), ("decode_cuda_graph", 2), ("prefill_none", 4), ("prefill_cuda_graph", 8))
-    )
-    (rank,) = facts.read(text).ranks
-    assert (rank.eager_passes, rank.graph_passes) == (1, 2)
 
 
 def test_a_label_dp_rank_outside_the_scheduler_makes_no_rank() -> None:

@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 
-from sglang_tuning_exporter.core.events import Rank
-from sglang_tuning_exporter.core.wrapping import stamp_of
-
 ROOT = Path(__file__).parent.parent
 PACKAGE = "sglang_tuning_exporter"
 TEXT = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
@@ -58,10 +55,3 @@ def test_every_section_of_faults_names_the_tests_that_try_it() -> None:
     named = re.findall(r"`(tests/test_\w+\.py)`", TEXT)
     assert {f"tests/test_faults_{part}.py" for part in ("log", "past", "process", "scrapers", "server")} <= set(named)
     assert [path for path in named if not (ROOT / path).exists()] == []
-
-
-@pytest.mark.parametrize(("ranks", "rank"), [(b"DP1023 TP7", Rank(dp=1023, tp=7)), (b"DP1024 TP99999 PP3", Rank(pp=3))])
-def test_a_rank_beyond_the_bound_is_ignored(ranks: bytes, rank: Rank) -> None:
-    found = stamp_of(b"[2025-11-20 11:40:13 " + ranks + b"] ")
-    assert found is not None
-    assert found[0].rank == rank

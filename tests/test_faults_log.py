@@ -29,7 +29,6 @@ from followed import (
     mounted,
     of,
     open_files,
-    retraction,
     silent,
     slowdown,
     unmounted,
@@ -400,19 +399,6 @@ def test_thousands_of_rotations_beside_the_log_do_not_matter_and_many_in_a_row_l
     server.write()
     with following(*of(server), "--state-file", state) as exporter:
         counted(exporter, 182)
-
-
-def test_a_writer_of_half_lines_is_heard_in_whole_ones(server: Server) -> None:
-    dice = random.Random(11)
-    text = b"".join(retraction(number) + decode() for number in range(40))
-    with following(*of(server)) as exporter:
-        while text:
-            cut = dice.randrange(1, 200)
-            server.raw(text[:cut])
-            text = text[cut:]
-            if dice.random() < 0.1:
-                time.sleep(0.03)
-        counted(exporter, 40)
 
 
 def test_one_file_under_two_names_is_counted_once(server: Server, tmp_path: Path) -> None:

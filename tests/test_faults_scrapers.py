@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import socket
 import threading
 import time
-import tracemalloc
 from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -29,19 +27,14 @@ from faults import (
     totals,
 )
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.config.profiles import PROFILES
-from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.recordings.stack import Process, free_port, program
 from sglang_tuning_exporter.serve.server import MOST_CONNECTIONS, MOST_STRANGERS
-from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
 LARGE = b"# TYPE sglang:odd gauge\n" + b"".join(b'sglang:odd{a="%d"} 1\n' % i for i in range(20_000))
-DAY = 86_400
 
 
 @pytest.fixture(scope="module")
@@ -226,41 +219,6 @@ def test_nobody_scrapes_for_a_while_and_the_exporter_looks_for_itself(fake: Fake
         fake.answers["/metrics"] = reply(serving(1040))
         wait_for(lambda: sidecar.watch.server.counted["retracted"] == 40, 10)
         assert requests.get(address + "/-/ready", timeout=5).status_code == 200
-
-
-def test_nobody_scrapes_for_two_days_and_the_second_adds_nothing() -> None:
-    """The same steps as the two threads take, on a clock of its own: a scrape every two minutes, lines of a busy server."""
-    watch, reader = Watch(PROFILES["online"], 0.0, reads=True, scrapes=True), Reader()
-    counted: dict[int, int] = {}
-
-    def live(begin: int, end: int) -> None:
-        for now in range(begin, end, 120):
-            stamp = f"[2025-11-20 {now // 3600 % 24:02}:{now // 60 % 60:02}:{now % 60:02}] "
-            lines = (
-                f"{stamp}Decode batch, #running-req: {now % 200}, #token: {now}, token usage: 0.{now % 90 + 10}, "
-                f"cuda graph: True, gen throughput (token/s): {now}.10, #queue-req: {now % 7}\n"
-                f"{stamp}KV cache pool is full. Retract requests. #retracted_reqs: {now % 9 + 1}, "
-                f"#new_tokens_gained: {now}, #new_token_ratio: 0.3002 -> 0.5783\n"
-            )
-            for line in lines.encode().splitlines():
-                for event in reader.read(line):
-                    event.time = float(now)
-                    watch.take(event)
-            watch.scrape(facts.read(serving(now, queued=now % 7).decode()), float(now))
-            watch.judge(float(now))
-        gc.collect()  # also lets go of the tuples that Python keeps for reuse, up to 2,000 of each size
-        counted[end] = tracemalloc.get_traced_memory()[0]
-
-    tracemalloc.start()
-    try:
-        for second in range(10_000):  # as many stamps as are remembered
-            reader.read(b"[2025-11-19 %02d:%02d:%02d] x" % (second // 3600, second // 60 % 60, second % 60))
-        live(0, DAY)
-        live(DAY, 2 * DAY)
-    finally:
-        tracemalloc.stop()
-    assert watch.server.counted["retracted"] >= 2 * DAY - 240  # of the last seconds a line may still come
-    assert counted[2 * DAY] - counted[DAY] < 64 << 10
 
 
 OVERSIZED: dict[str, bytes] = {

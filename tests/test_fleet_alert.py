@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from rule_stories import Alert, shown
-from sglang_tuning_exporter.core.rows import BY_ID
 
 RULES = Path(__file__).parents[1] / "alerts" / "rules" / "sglang-tuning.rules.yml"
 NAME, QUEUE = "SGLangManyServers", "queue_too_long"
@@ -65,11 +64,6 @@ def test_servers_of_another_model_do_not_count(tmp_path: Path) -> None:
     others = {name.replace("gpu", "other"): values for name, values in fleet(0, 30, model="big").items()}
     [one] = found({**fleet(3, 4), **others}, tmp_path)
     assert one.annotations["description"] == "sglang: 3 of 4 servers of m: queue too long."
-
-
-def test_it_is_as_severe_as_the_alerts_that_it_counts(tmp_path: Path) -> None:
-    [one] = found(fleet(3, 4, "server_down"), tmp_path)
-    assert (one.labels["severity"], BY_ID["server_down"].severity) == ("critical", "critical")
 
 
 def test_servers_behind_one_exporter_count_each(tmp_path: Path) -> None:

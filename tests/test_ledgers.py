@@ -11,10 +11,6 @@ def count(name: str, *lines: str) -> float:
     return judged([*start(tp_size=8), *load(20, 60), *lines]).counts[name]
 
 
-def test_lines_without_a_rank_are_an_event_each() -> None:
-    assert count("retraction_events", retraction(40), retraction(40), retraction(46)) == 3
-
-
 def test_the_same_figures_a_minute_later_are_another_event() -> None:
     assert count("retraction_events", *(retraction(at, ranks="TP0") for at in (30, 59))) == 2
 

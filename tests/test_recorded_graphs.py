@@ -39,11 +39,6 @@ def test_the_start_shows_where_the_memory_went() -> None:
     assert (facts.release, facts.without_graph, facts.least_limit) == ("0.5.23", "", 4096)
 
 
-def test_a_page_counts_passes_with_and_without_a_graph() -> None:
-    [rank] = page_figures.read(PAGE.read_text()).ranks
-    assert (rank.graph_passes, rank.eager_passes, rank.prefill_passes) == (1806, 127, 192)
-
-
 def test_a_page_shows_the_memory_of_the_graphs_of_both_phases_and_what_is_left() -> None:
     [rank] = page_figures.read(PAGE.read_text()).ranks
     assert rank.graph_memory_gb == pytest.approx(1.1796875 + 0.361328125)

@@ -22,19 +22,10 @@ def judgement(verdict: str, *changes: Change) -> Judgement:
     return Judgement(verdict, "", "warning", (finding,), ())
 
 
-FLAG = Change("max_running_requests", "--max-running-requests", 2, 4, "")
-PEOPLE = Change("", "", None, None, "add a replica")
-
-
 def test_every_verdict_that_is_named_is_a_row_or_a_word() -> None:
     assert {*REPLICA, *FLAG_FIRST} <= BY_ID.keys()
     assert UNKNOWN - BY_ID.keys() == {"not_enough_data", "starting", "stopped"}
     assert not REPLICA & FLAG_FIRST
-
-
-def test_a_running_limit_is_a_flags_first_and_a_replicas_where_no_flag_is_left() -> None:
-    assert scale_out_helps(judgement("running_at_limit", FLAG)) is False
-    assert scale_out_helps(judgement("running_at_limit", PEOPLE)) is True
 
 
 @pytest.mark.parametrize(

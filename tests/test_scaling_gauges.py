@@ -46,16 +46,3 @@ def between(name: str, verdict: str) -> set[float | None]:
 )
 def test_it_is_on_the_page_of_a_server_that_answers(capture: str, verdict: str, helps: float) -> None:
     assert between(capture, verdict) == {helps}
-
-
-@pytest.mark.parametrize(
-    ("capture", "verdict"),
-    [
-        pytest.param("early-limit", "starting", id="starting"),
-        pytest.param("stop-scheduler", "scheduler_stuck", id="stuck"),
-        pytest.param("stop-main", "server_down", id="down: it answers nothing"),
-        pytest.param("sigterm-idle", "stopped", id="stopped: it was asked to end"),
-    ],
-)
-def test_it_is_not_on_the_page_of_a_server_that_is_away(capture: str, verdict: str) -> None:
-    assert between(capture, verdict) == {None}

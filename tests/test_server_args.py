@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.sglang.args.printed import is_secret, parse_server_args
+from sglang_tuning_exporter.sglang.args.printed import parse_server_args
 
 LOGS = Path(__file__).parent / "data" / "logs"
 SECRETS = {"api_key", "admin_api_key", "ssl_keyfile", "ssl_keyfile_password", "hf_token"} | {
@@ -89,36 +89,6 @@ def test_a_secret_is_dropped_in_either_form(name: str) -> None:
 def test_a_secret_inside_another_value_is_redacted(value: str) -> None:
     args = parsed(f"server_args={{'extra': {value}, 'port': 1}}")
     assert args == {"extra": "<redacted>", "port": 1}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "max_total_tokens",
-        "max_prefill_tokens",
-        "num_reserved_decode_tokens",
-        "tokenizer_path",
-        "tokenizer_worker_num",
-        "speculative_token_map",
-        "bucket_time_to_first_token",
-        "max_total_num_tokens",
-        "speculative_num_draft_tokens",
-        "load_format",
-    ],
-)
-def test_a_count_of_tokens_is_no_secret(name: str) -> None:
-    assert not is_secret(name)
-    assert parsed(f"server_args=ServerArgs({name}=16384)") == {name: 16384}
-
-
-@pytest.mark.parametrize("version", sorted(path.stem for path in LOGS.glob("0.*.log")))
-def test_arguments_say_whether_they_were_cut(version: str) -> None:
-    text = printed(version)
-    whole, cut = parse_server_args(text), parse_server_args(text[: len(text) // 2])
-    assert whole is not None
-    assert cut is not None
-    assert (whole.is_cut, cut.is_cut) == (False, True)
-    assert len(cut.args) < len(whole.args)
 
 
 @given(st.text())

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.sglang.server_info import Load, RankInfo, parse_loads, parse_server_info
+from sglang_tuning_exporter.sglang.server_info import Load, parse_loads, parse_server_info
 
 STATE_0_5_23 = {
     "schedule_conservativeness": 1.0,
@@ -46,29 +46,6 @@ STATE_0_5_9 = {
     "memory_usage": {"weight": -0.01, "kvcache": 0.0, "token_capacity": 2048, "graph": 0},
     "effective_max_running_requests_per_dp": 1024,
 }
-
-
-def test_an_answer_of_a_later_release_is_read_with_a_rank_for_every_internal_state() -> None:
-    info = parse_server_info(json.dumps(ANSWER_0_5_23))
-    assert info is not None
-    assert info.version == "0.5.23"
-    assert info.ranks[0] == RankInfo(
-        max_running_requests=2048,
-        weight_gb=0.003,
-        kv_cache_gb=0.004,
-        graph_gb=1.75,
-        startup_available_gb=18.505,
-        token_capacity=16384,
-        graph_batch_sizes=(1, 2, 4),
-    )
-    assert [rank.max_running_requests for rank in info.ranks] == [2048, 1024]
-    assert info.args == {
-        "model_path": "m",
-        "schedule_conservativeness": 1.0,
-        "max_running_requests": None,
-        "dp_size": 2,
-        "cuda_graph_config": {"decode": {"max_bs": 32}},
-    }
 
 
 def test_no_secret_leaves_an_answer() -> None:

@@ -82,16 +82,6 @@ def test_prometheus_accepts_what_was_wished(wished: Path) -> None:
         assert checked.status == 0, checked.words
 
 
-@pytest.mark.parametrize("kind", ["prometheusrule", "mimir"])
-def test_every_format_has_the_same_groups(kind: str, plain: Path, tmp_path: Path) -> None:
-    output = made(tmp_path, "", "--format", kind)
-    assert not (output / "alerts/rules").exists()  # Prometheus would read neither
-    for name, prometheus in (("sglang-tuning", RULES), ("sglang-native", NATIVE)):
-        document = yaml.safe_load((output / f"alerts/{kind}/{name}.yml").read_text())
-        groups = document["spec"]["groups"] if kind == "prometheusrule" else document["groups"]
-        assert groups == yaml.safe_load((plain / prometheus).read_text())["groups"]
-
-
 def test_a_manifest_of_the_operator_has_the_head_that_is_wished(tmp_path: Path) -> None:
     head = "metadata: {name: sglang, namespace: monitoring, labels: {release: prometheus}}"
     output = made(tmp_path, head, "--format", "prometheusrule")
