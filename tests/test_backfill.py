@@ -17,7 +17,7 @@ from prometheus_client.samples import Sample
 from conftest import config, environment
 from scenes import Timed, recording
 from sglang_tuning_exporter.cli import main
-from sglang_tuning_exporter.core.inputs import stamp
+from sglang_tuning_exporter.core.wrapping import stamp_of
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format
 from sglang_tuning_exporter.serve.openmetrics import openmetrics_file
@@ -98,7 +98,8 @@ def live(directory: Path, log: bytes, moments: list[float]) -> list[tuple[float,
     events: list[tuple[float, bytes]] = []
     now = moments[0]
     for line in log.splitlines(keepends=True):
-        now = max(now, stamp(line) or now)
+        stamp = stamp_of(line)
+        now = max(now, (stamp and stamp[0].time) or now)
         events.append((now, line))
     for at in moments[:-1]:  # the last comes after the log's end
         while events and events[0][0] < at:

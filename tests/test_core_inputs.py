@@ -11,7 +11,6 @@ import os
 import tarfile
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core import inputs as layouts
 from sglang_tuning_exporter.core.compression import OPENERS
 from sglang_tuning_exporter.core.events import Event
-from sglang_tuning_exporter.core.inputs import CHUNK, LONGEST_LINE, Lane, Logs, whole_lines
+from sglang_tuning_exporter.core.inputs import CHUNK, LONGEST_LINE, Lane, Logs, first_of, whole_lines
 from store_answers import DOCUMENTS
 from wrappings import recorded, wrapped
 
@@ -52,12 +51,6 @@ def events(*names: str, stdin: bytes | None = None) -> list[Event]:
 
 def running(*names: str, stdin: bytes | None = None) -> list[float]:
     return [event.figures["running"] for event in events(*names, stdin=stdin) if event.kind == "decode"]
-
-
-def cut(text: bytes, width: int) -> Iterator[bytes]:
-    """Cut the lines of a text at a width of a terminal."""
-    for line in text.splitlines():
-        yield from (line[at : at + width] for at in range(0, max(len(line), 1), width))
 
 
 def kinds(*names: str, stdin: bytes | None = None) -> Counter[str]:
@@ -120,7 +113,7 @@ def test_a_line_without_end_is_cut_and_nul_bytes_before_a_line_are_left_out() ->
 
 
 def seconds(*times: float) -> tuple[list[float | None], Lane]:
-    lane = Lane(0)
+    lane = Lane(0, first_of(times) or 0.0)
     return [event.time for event in lane.steady(Event("decode", time) for time in times)], lane
 
 
@@ -172,27 +165,6 @@ def test_a_reversed_log_that_is_too_large_to_reverse_is_refused_in_one_line(monk
     text = wrapped("nothing", recorded()[:500])
     with pytest.raises(UsageError, match=r"newest line comes first.*oldest line first"):
         events("-", stdin=b"\n".join(text.rstrip(b"\n").split(b"\n")[::-1]))
-
-
-@pytest.mark.parametrize("before", [b"", b"server-1  | "])
-@pytest.mark.parametrize("width", [80, 120, 200])
-def test_lines_that_a_terminal_cut_are_joined_again(tmp_path: Path, width: int, before: bytes) -> None:
-    text = gzip.decompress((HERE / "recordings" / "v0.5.9-retract" / "server.log.gz").read_bytes())
-    log = b"".join(before + line + b"\n" for line in text.splitlines())
-    path = tmp_path / "server.log"
-    path.write_bytes(b"\n".join(line.rstrip(b" ") for line in cut(log, width)) + b"\n")
-    assert kinds(str(path)) == kinds("-", stdin=log)
-    assert "as a terminal does; they were joined again" in "".join(read(str(path)).notes) or width >= 200
-
-
-@pytest.mark.parametrize(
-    "path", sorted((HERE / "recordings").glob("*/server.log.gz")), ids=lambda path: path.parent.name
-)
-def test_a_log_whose_lines_are_whole_stays_as_it_is(path: Path) -> None:
-    text, notes = gzip.decompress(path.read_bytes()), list[str]()
-    for part in (text, text[-20_000:], text[-2_000:], decode("10:00:00").encode() * 100):
-        assert b"".join(layouts.rejoined(iter([part]), notes.append)) == part
-    assert notes == []
 
 
 # One server

@@ -1,8 +1,7 @@
 """The logs of a report as events in time order: files, globs, standard input, packed, rotated, of several nodes.
 
 Logs are read in chunks, so memory does not grow with their size. Printed times are read as UTC. Texts that are not a server's lines in time
-order are made such before they are read: JSON documents of log stores, UTF-16, lines that a terminal cut at its width, and texts with the
-newest line first.
+order are made such before they are read: JSON documents of log stores, UTF-16, and texts with the newest line first.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import stat
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain, islice, pairwise
 from math import inf
@@ -32,19 +31,48 @@ from sglang_tuning_exporter.core.endings import CAUSE, CLASSES, class_of, quoted
 from sglang_tuning_exporter.core.events import Event, Rank
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.text import FIRST_DATED_SECOND
-from sglang_tuning_exporter.core.wrapping import WORDS, time_of, without_known
+from sglang_tuning_exporter.core.wrapping import field_of, parsed, records_at, time_of, without_known
 from sglang_tuning_exporter.sglang.clean import clean
 
 LONGEST_DOCUMENT = 32 << 20  # bytes; what a store answers at once is a few megabytes
 _DOCUMENT = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\[\s*(?:[\[{]|$)|\{)")
-_DEPTH = 7  # the outputs of a notebook's cells are that deep
-_FEWEST_LINES = 64  # of a text that is a log: a message of one record, such as a traceback, has fewer
-_LISTS_SEARCHED = 1024  # items of a list that are searched for lists of their own
-_WIDTHS, _FEWEST_CUT = range(40, 401), 8  # columns of a terminal; lines of the whole width
 _LOOKED_AT, _SAMPLE = 1 << 20, 200  # bytes and lines that are searched for times
-# A line that begins here was not cut off from the one before it.
-_BEGINS = re.compile(rb"[^\n]{0,60}?(?:\[?20\d\d-\d\d-\d\d[ T]\d\d:|\[\d\d:\d\d:\d\d|INFO: |Traceback \(most)")
 _TIME = re.compile(rb"\[?(20\d\d-\d\d-\d\d[ T]\d\d:\d\d:\d\d|(?<=\[)\d\d:\d\d:\d\d)|\b(1[4-9]\d{8,17})\b")
+STDIN = "-"
+CHUNK, PACKED_CHUNK, MIB = 1 << 20, 1 << 14, 1 << 20
+LONGEST_LINE = 1 << 18  # bytes; more of a line is left out
+MOST_WITHOUT_A_LINE = 32 * MIB  # of an input of unknown size, before the first line of SGLang's
+MOST_WITHOUT_END = 128 * MIB  # a line of 100 MB is cut, and the rest is read
+MOST_OF_UNKNOWN_SIZE = 8 << 30
+# A log packs to a tenth or a thirtieth of its size. A file that unpacks to a hundred times its size is made to fill a disk.
+MOST_UNPACKED, MOST_RATIO = 64 * MIB, 100
+_SHORT_LINE = 64  # bytes that a line counts at least towards MOST_WITHOUT_A_LINE
+_HEAD_LINES = 2000  # that are searched for the first time and start
+DAY = 86400.0
+# Reasons of the next four: docs/decisions.md, "How a log is read".
+JITTER_SECONDS = 60.0  # processes write one log a little out of order; a time further back is of another clock
+FAR_SECONDS = 30 * DAY  # no server is silent for so long and then prints: a time further ahead is of another clock
+STRAY_LINES = 16  # so many lines with times of another clock are strays if the first clock comes back
+OVERLAP_SECONDS = 10.0  # the last lines of one file and the first of the next may overlap by so much
+ZONE_SECONDS = 1800.0  # time zones differ by whole half hours; the nodes of one server start within less
+ENOUGH_LINES, MOST_FRAMES = 10, 64  # batch lines of a rank behind one name; names, above which they are none
+# Answers of any web server, not only SGLang's.
+_ANSWERS = frozenset({"rejected", "server_error", "pause", "resume", "too_long", "refused"})
+_BATCHES = frozenset({"decode", "prefill"})
+_STAMP = re.compile(rb"\[20\d\d-\d\d-\d\d[ T]\d\d:\d\d:\d\d")
+# What varies around the lines of one server: times, lengths and counts. Numbers of names are parts of words.
+_VARYING = re.compile(
+    rb"\x1b\[[0-9;]*[A-Za-z]|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,]?\d*[^\s\"]*|(?<![\w=./-])\d+(?![\w=./-])"
+)
+_TEXT_OF_JSON = re.compile(rb'(?:[^"\\]|\\.)*')
+_ROTATED = re.compile(r"(?:\.(?P<number>\d{1,4})|[-._](?P<date>\d{8}(?:[-._]?\d{1,10})?))?(?:\.(?:gz|bz2|xz|zst))?$")
+
+
+class DamagedError(Exception):
+    """A packed file ends early, or other data follows it."""
+
+
+# Texts that are not lines in time order
 
 
 def _peeked(chunks: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
@@ -63,149 +91,40 @@ def _gathered(chunks: Iterator[bytes]) -> bytes:
     return bytes(text)
 
 
-# JSON documents
-
-
 def unfolded(chunks: Iterator[bytes]) -> Iterator[bytes]:
     """Return the text of a file as lines of one record each; any other text unchanged."""
     first, chunks = _peeked(chunks)
     if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         decoder = codecs.getincrementaldecoder("utf-16")("replace")
         first, chunks = _peeked(decoder.decode(chunk).encode() for chunk in chunks)
-    entry = _parsed(first.split(b"\n", 1)[0]) if _DOCUMENT.match(first) else None
-    is_of_lines = entry is not None and len(_records(entry)) < 2 and _log_in(entry) is None  # a document on each line
+    line = first.split(b"\n", 1)[0] if _DOCUMENT.match(first) else b""
+    is_of_lines = parsed(line) is not None and len(_records(line)) < 2  # a document on each line
     if _DOCUMENT.match(first) and not is_of_lines:
         text = _gathered(chunks)
-        value = _parsed(text)
-        found = _log_in(value) or _json_lines(_records(value))  # a text in the document that is a log, or its records
-        if not found and entry is not None:
-            found = b"".join(_json_lines(_records(_parsed(line))) or line for line in text.splitlines(keepends=True))
-        yield found or text
+        found = _records(text)
+        if not found and parsed(line) is not None:
+            found = [record for each in text.splitlines(keepends=True) for record in _records(each) or [each]]
+        yield b"".join(found) or text
     yield from chunks
 
 
-def _parsed(text: bytes) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _log_in(value: Any) -> bytes | None:
-    texts = (each.encode("utf-8", "replace") for each in inner(value) if isinstance(each, str))
-    return next((text for text in texts if text.count(b"\n") >= _FEWEST_LINES and WORDS.search(text)), None)
-
-
-def _json_lines(records: Iterable[Any]) -> bytes:
-    return b"".join(json.dumps(record).encode() + b"\n" for record in records)
-
-
-def _records(value: Any) -> list[Any]:
-    """Return the records in a document: Loki's of all streams, or the longest list of records, or all lists of texts."""
-    within = list(inner(value))
-    lists = [[_row(item) for item in each] for each in within if isinstance(each, list) and len(each) > 1]
-    texts = [text.rstrip("\n") for each in lists if all(isinstance(item, str) for item in each) for text in each]
-    streams = [each for each in within if isinstance(each, dict) and isinstance(each.get("values"), list)]
-    found = [
-        {"timestamp": line[0], "labels": each.get("stream"), "line": line[1]}
-        for each in streams
-        for line in _in_order(each["values"])
-        if isinstance(line, list) and len(line) > 1
-    ] or max((each for each in lists if all(isinstance(item, dict) for item in each)), key=len, default=[])
-    return _in_order(found) if len(found) >= len(texts) else [{"line": text} for text in texts]
-
-
-def inner(value: Any) -> Iterator[Any]:
-    """Return a JSON value and what it holds, level by level; of a list in a list nothing, because it is a row."""
-    level = [value]
-    for _ in range(_DEPTH):
-        yield from level
-        below: list[Any] = []
-        for each in level:
-            if isinstance(each, dict):
-                below += each.values()
-            elif isinstance(each, list):
-                below += [item for item in each[:_LISTS_SEARCHED] if not isinstance(item, list)]
-        level = below
-
-
-def _row(item: Any) -> Any:
-    """Return a row of a table as one record: in CloudWatch Logs Insights a list of fields, in other answers a list of values."""
-    if not isinstance(item, list) or not item:
-        return item
-    if all(isinstance(cell, dict) and {*cell} == {"field", "value"} for cell in item):
-        return {cell["field"]: cell["value"] for cell in item}
-    is_row = any(isinstance(cell, str) for cell in item) and not any(isinstance(cell, dict | list) for cell in item)
-    return {str(place): cell for place, cell in enumerate(item)} if is_row else item
-
-
-def _in_order(records: list[Any]) -> list[Any]:
-    """Return the records with the oldest first; one without a time stays behind the one before it."""
-    times: list[float] = []
-    for record in records:
-        values = record.values() if isinstance(record, dict) else record if isinstance(record, list) else ()
-        found = (
-            time_of(str(each).encode("utf-8", "replace")) for each in values if isinstance(each, str | int | float)
-        )
-        times.append(next((time for time in found if time is not None and time > 1e9), times[-1] if times else 0.0))
-    if times and times[0] > times[-1]:
-        records, times = records[::-1], times[::-1]
-    return [records[place] for place in sorted(range(len(records)), key=times.__getitem__)]
-
-
-# Lines that a terminal cut
-
-
-def rejoined(chunks: Iterator[bytes], note: Callable[[str], None]) -> Iterator[bytes]:
-    """Return a text whose lines were cut at one width with its lines as they were, which is noted; any other text unchanged."""
-    first, chunks = _peeked(chunks)
-    lines = first[: _LOOKED_AT // 4].splitlines()
-    widths = [len(line.expandtabs()) for line in lines]
-    width = max(widths, default=0)
-    is_cut = width in _WIDTHS and widths.count(width) >= _FEWEST_CUT
-    if not is_cut or _figures(_joined(lines, width)) <= _figures(lines):
-        yield from chunks
-        return
-    note(f"its lines were cut at {width} columns, as a terminal does; they were joined again")
-    whole = _joined(_lines(chunks), width)
-    while some := list(islice(whole, 4096)):
-        yield b"\n".join(some) + b"\n"
-
-
-def _figures(lines: Iterable[bytes]) -> int:
-    """Return how many events, figures and arguments can be read."""
-    reader = Reader()
-    events = [event for line in lines for event in reader.read(line)] + [*reader.end()]
-    return sum(1 + len(event.figures) + len(event.arguments) for event in events)
-
-
-def _joined(lines: Iterable[bytes], width: int) -> Iterator[bytes]:
-    held = b""
-    for line in lines:
-        if held and _BEGINS.match(line):
-            yield held.rstrip(b" ")
-            held = b""
-        held += line
-        columns = len(line.expandtabs())
-        if columns == width - 1:
-            held += b" "  # a terminal leaves out a space at the end of a line
-        elif columns < width:
-            yield held
-            held = b""
-    if held:
-        yield held
-
-
-def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    rest = b""
-    for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        yield from (line.removesuffix(b"\r") for line in lines)
-    if rest:
-        yield rest
-
-
-# The newest line first
+def _records(text: bytes) -> list[bytes]:
+    """Return the records of a document that have SGLang's lines, the oldest first, each as a line of JSON."""
+    value = parsed(text)
+    place = None if value is None else field_of(value)
+    if place is None:
+        return []
+    found, last = list[tuple[float, bytes]](), 0.0
+    for time, lines in records_at(value, place):
+        last = last if time is None else time  # one without a time stays behind the one before it
+        found += [(last, each) for each in lines]
+    if found and found[0][0] > found[-1][0]:
+        found.reverse()
+    found.sort(key=lambda each: each[0])
+    return [
+        json.dumps(({"timestamp": time} if time else {}) | {"line": each.decode("utf-8", "replace")}).encode() + b"\n"
+        for time, each in found
+    ]
 
 
 def oldest_first(chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -226,37 +145,6 @@ def oldest_first(chunks: Iterator[bytes]) -> Iterator[bytes]:
             " give it with the oldest line first, as tac writes it"
         )
     yield b"".join(line + b"\n" for line in reversed(text.removesuffix(b"\n").split(b"\n")))
-
-
-STDIN = "-"
-CHUNK, PACKED_CHUNK, MIB = 1 << 20, 1 << 14, 1 << 20
-LONGEST_LINE = 1 << 18  # bytes; more of a line is left out
-MOST_WITHOUT_A_LINE = 32 * MIB  # of an input of unknown size, before the first line of SGLang's
-MOST_WITHOUT_END = 128 * MIB  # a line of 100 MB is cut, and the rest is read
-MOST_OF_UNKNOWN_SIZE = 8 << 30
-# A log packs to a tenth or a thirtieth of its size. A file that unpacks to a hundred times its size is made to fill a disk.
-MOST_UNPACKED, MOST_RATIO = 64 * MIB, 100
-_SHORT_LINE = 64  # bytes that a line counts at least towards MOST_WITHOUT_A_LINE
-_HEAD_LINES, _TAIL_LINES = 2000, 200  # that are searched for the first time and start, and for the last time
-DAY = 86400.0
-# Reasons of the next five: docs/decisions.md, "How a log is read".
-JITTER_SECONDS = 60.0  # processes write one log a little out of order; a time further back is of another clock
-FAR_SECONDS = 30 * DAY  # no server is silent for so long and then prints: a time further ahead is of another clock
-STRAY_LINES = 16  # so many lines with times of another clock are strays if the first clock comes back
-MOST_UNDATED = 256  # events before the first that has a time
-OVERLAP_SECONDS = 10.0  # the last lines of one file and the first of the next may overlap by so much
-ZONE_SECONDS = 1800.0  # time zones differ by whole half hours; the nodes of one server start within less
-ENOUGH_LINES, MOST_FRAMES = 10, 64  # batch lines of a rank behind one name; names, above which they are none
-# Answers of any web server, not only SGLang's.
-_ANSWERS = frozenset({"rejected", "server_error", "pause", "resume", "too_long", "refused"})
-_BATCHES = frozenset({"decode", "prefill"})
-_STAMP = re.compile(rb"\[(20\d\d-\d\d-\d\d[ T]\d\d:\d\d:\d\d)")
-_NUMBER = re.compile(rb"(?<![\w=./-])\d+(?![\w=./-])")  # a length or a count; numbers of names are parts of words
-_ROTATED = re.compile(r"(?:\.(?P<number>\d{1,4})|[-._](?P<date>\d{8}(?:[-._]?\d{1,10})?))?(?:\.(?:gz|bz2|xz|zst))?$")
-
-
-class DamagedError(Exception):
-    """A packed file ends early, or other data follows it."""
 
 
 # One file or stream
@@ -290,29 +178,19 @@ class Source:
         chunks = self._text()
         head = next(chunks, b"")
         self.empty = not head
-        self._look_at(head)
+        reader, times = Reader(), list[float]()
+        for line in head.split(b"\n", _HEAD_LINES)[:_HEAD_LINES]:
+            starts = [event for event in reader.read(line[:LONGEST_LINE].rstrip(b"\r")) if event.kind == "arguments"]
+            self.start = (
+                next((event for event in starts if event.time is not None), None) if self.start is None else self.start
+            )
+            if reader.time is not None and reader.time != (times[-1] if times else None):
+                times.append(reader.time)
+        self.first = first_of(times)
         if self.is_pipe:
             self._held = chain([head], chunks)
         else:
             chunks.close()
-
-    def _look_at(self, head: bytes) -> None:
-        reader, times = Reader(), list[float]()
-        for line in head.split(b"\n", _HEAD_LINES)[:_HEAD_LINES]:
-            for event in reader.read(line[:LONGEST_LINE].rstrip(b"\r")):
-                if event.kind == "arguments" and event.time is not None and self.start is None:
-                    self.start = event
-                if event.time is not None:
-                    times.append(event.time)
-            if not times and self.first is None:
-                self.first = stamp(line)
-        if times and (self.first is None or not 0 <= times[0] - self.first < DAY):
-            self.first = times[0]
-            if len(times) > 1 and (
-                all(time < times[0] - JITTER_SECONDS for time in times[1:3])
-                or all(time > times[0] + FAR_SECONDS for time in times[1:3])
-            ):
-                self.first = times[1]  # the first is a stray
 
     def blocks(self) -> Iterator[list[bytes]]:
         """Give every line without its end, many at once. Raise `UsageError` where it cannot be read."""
@@ -324,30 +202,24 @@ class Source:
         """Give every line without its end."""
         return chain.from_iterable(self.blocks())
 
-    def _note(self, what: str) -> None:
-        if (note := f"{self.label}: {what}") not in self.notes:
-            self.notes.append(note)
-
     def _text(self) -> Generator[bytes, None, None]:
         """Give the text in chunks of whole lines, the oldest first."""
         self._taken = 0
         try:
             with readable(self.name):
-                yield from whole_lines(oldest_first(rejoined(unfolded(self._of_a_log(self._chunks())), self._note)))
+                yield from whole_lines(oldest_first(unfolded(self._of_a_log(self._chunks()))))
         except ValueError as problem:
             raise UsageError(f"{self.label}: {problem}") from None
 
-    def _of_a_log(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    @staticmethod
+    def _of_a_log(chunks: Iterator[bytes]) -> Iterator[bytes]:
         first = next(filter(None, chunks), b"")
-        problem = ""
         if first[257:262] == b"ustar":
-            problem = "is a tar archive; unpack it, and give its logs"
-        elif packing(first):
-            problem = "was compressed twice; unpack it once"
-        elif b"\n" not in first and first.count(b"\r[20") > 1:
-            problem = "its lines end in carriage returns alone; convert it: tr '\\r' '\\n'"
-        if problem:
-            raise UsageError(f"{self.label}: {problem}")
+            raise ValueError("is a tar archive; unpack it, and give its logs")
+        if packing(first):
+            raise ValueError("was compressed twice; unpack it once")
+        if b"\n" not in first and first.count(b"\r[20") > 1:
+            raise ValueError("its lines end in carriage returns alone; convert it: tr '\\r' '\\n'")
         yield first
         yield from chunks
 
@@ -385,8 +257,7 @@ class Source:
         stream = io.BufferedReader(_Counted(of, self.take), PACKED_CHUNK)
         extension = packing(stream.peek())
         if extension and extension not in OPENERS:
-            problem = f"is a {extension} file, which cannot be read here; {REMEDIES[extension]}"
-            raise UsageError(f"{self.label}: {problem}")
+            raise ValueError(f"is a {extension} file, which cannot be read here; {REMEDIES[extension]}")
         total = unended = 0
         rest = b""
         try:
@@ -397,20 +268,21 @@ class Source:
                 yield rest + chunk[:end]
                 rest = chunk[end:]
         except DamagedError as reason:
-            self._note(f"{reason}; only what comes before it was read")
+            note = f"{self.label}: {reason}; only what comes before it was read"
+            self.notes += [] if note in self.notes else [note]
         else:
             yield rest
 
     def _check_size(self, total: int, unended: int, *, packed: bool) -> None:
-        problem = ""
-        if total > (self.most or MOST_OF_UNKNOWN_SIZE):
-            problem = f"is larger than {(self.most or MOST_OF_UNKNOWN_SIZE) / (1 << 30):g} GiB"
+        most, problem = self.most or MOST_OF_UNKNOWN_SIZE, ""
+        if total > most:
+            problem = f"is larger than {most / (1 << 30):g} GiB"
         elif self.most is None and unended > MOST_WITHOUT_END:
             problem = f"has no end of a line in {MOST_WITHOUT_END // MIB} MiB"
         elif self.most is None and packed and total > max(MOST_UNPACKED, MOST_RATIO * self._taken):
             problem = f"unpacks to more than {MOST_RATIO} times its size"
         if problem:
-            raise UsageError(f"{self.label}: {problem}; give a log, or how much to read at most with --max-gb")
+            raise ValueError(f"{problem}; give a log, or how much to read at most with --max-gb")
 
 
 class _Counted(io.RawIOBase):
@@ -568,16 +440,21 @@ def _node(start: Event) -> int:
     return rank if isinstance(rank, int) else 0
 
 
-# The clock of a log, and whether all lines are one server's
+def are_nodes(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
+    """Whether two starts are of two nodes of one server."""
+    nodes = one.get("nnodes")
+    if not isinstance(nodes, int) or nodes < 2 or one.get("node_rank") == other.get("node_rank"):
+        return False
+    return all(one.get(name) == other.get(name) for name in ("nnodes", "model_path", "dist_init_addr"))
 
 
-@dataclass(slots=True)
-class _Begun:
-    """The batches of one rank behind one name: when the first and the last line came, and how many."""
+# The clock of a log
 
-    first: float
-    last: float
-    lines: int = 1
+
+def first_of(times: Sequence[float]) -> float | None:
+    """Return when a log begins, by its first times: the first one may be of another clock than those after it."""
+    is_stray = len(times) > 1 and all(not -JITTER_SECONDS <= time - times[0] <= FAR_SECONDS for time in times[1:3])
+    return times[1] if is_stray else times[0] if times else None
 
 
 @dataclass(slots=True)
@@ -589,40 +466,25 @@ class Lane:
     """
 
     number: int
-    name: str = ""
+    now: float = -inf  # at its beginning: its first time
     ahead: float = 0.0
+    name: str = ""
     reader: Reader = field(default_factory=Reader)
-    now: float = -inf
     printed: float | None = None  # the last time that moved the clock, as printed
-    last: float | None = None  # the last time that any line has
     set_back: int = 0
     set_forward: int = 0
     strays: int = 0
     events: Iterator[Event] = field(default_factory=lambda: iter(()))
-    started: float | None = None  # the last start, and its arguments
-    arguments: Mapping[str, object] = field(default_factory=dict)
-    printing: dict[Rank, _Begun] = field(default_factory=dict)  # batches of each rank since a start
-    starts: list[Mapping[str, object]] = field(default_factory=list)  # of the servers that may be running
-    ready: int = 0  # since the last start
-    frames: dict[Rank, dict[bytes, _Begun]] = field(default_factory=dict)  # what stands around batch lines
-    started_behind: set[bytes] = field(default_factory=set)  # what stands around starts
-    two: str = ""  # that one rank prints behind two names
-    tallies: deque[tuple[Counter[str], Counter[str]]] = field(default_factory=deque)  # with each event that was read
-    tally: tuple[Counter[str], Counter[str]] = field(default_factory=lambda: (Counter(), Counter()))
-    _shift: float | None = None
-    _former: float | None = None  # the shift before the last change
+    frames: deque[bytes] = field(default_factory=deque)  # what stands around the line of each event that was read
+    _shift: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._shift = -self.ahead
 
     def steady(self, events: Iterable[Event]) -> Iterator[Event]:
         """Give the events with the times of this clock."""
         held: deque[Event] = deque()
         for event in events:
-            if not held and self._shift is not None and event.time is not None:
-                ahead = event.time + self._shift - self.now
-                if -JITTER_SECONDS <= ahead <= JITTER_SECONDS:  # nearly every line
-                    self.now, self.printed = self.now + max(ahead, 0.0), event.time
-                    event.time = self.now
-                    yield event
-                    continue
             held.append(event)
             while held and self._set(held, ended=False):
                 yield held.popleft()
@@ -632,176 +494,156 @@ class Lane:
 
     def _set(self, held: deque[Event], *, ended: bool) -> bool:
         """Set the time of the first event; False where the next ones must be known for that."""
-        event, printed = held[0], held[0].time
-        if printed is None and self.now == -inf and not ended and len(held) <= MOST_UNDATED:
-            later = next((each.time for each in held if each.time is not None), None)
-            if later is None:
-                return False
-            event.time = later - self.ahead  # before the first stamp of the log
-        elif printed is None:
+        event = held[0]
+        if event.time is None:
             event.time = self.now if self.now > -inf else None
-        elif self._shift is not None and -JITTER_SECONDS <= printed + self._shift - self.now <= JITTER_SECONDS:
-            self._move(event, printed)
-        elif not ended and len(held) <= STRAY_LINES:
-            return False
-        else:
-            self._leap(event, printed, [each.time for each in islice(held, 1, None) if each.time is not None])
+            return True
+        ahead = 0.0 if self.now == -inf else event.time + self._shift - self.now
+        if not -JITTER_SECONDS <= ahead <= JITTER_SECONDS:
+            if not ended and len(held) <= STRAY_LINES:
+                return False
+            if not self._leaps(
+                event.time, ahead, [each.time for each in islice(held, 1, None) if each.time is not None]
+            ):
+                event.time, self.strays = self.now, self.strays + 1
+                return True
+        self.printed = event.time
+        event.time = self.now = max(self.now, event.time + self._shift)
         return True
 
-    def _leap(self, event: Event, printed: float, later: list[float]) -> None:
-        """Take a time far from the one before, or the first."""
-        if self._shift is None:
-            self._shift = -self.ahead
-            if later and all(not -JITTER_SECONDS <= time - printed <= FAR_SECONDS for time in later[:2]):
-                self.strays += 1
-                printed = later[0]
-            self._move(event, printed)
-            return
-        ahead = printed + self._shift - self.now
-        back = max(
-            JITTER_SECONDS, min(ahead - JITTER_SECONDS, FAR_SECONDS)
-        )  # nearer than this the first clock has come back
-        is_possible = 0 <= ahead <= FAR_SECONDS
-        if any(-JITTER_SECONDS <= time + self._shift - self.now <= back for time in later) or not (
-            later or is_possible
-        ):
-            self.strays += 1
-            event.time = self.now
-            return
-        if self._former is not None and abs(printed + self._former - self.now) <= JITTER_SECONDS:
-            self._shift, self._former = self._former, self._shift
-        elif not is_possible:
-            self._former, self._shift = self._shift, self.now - printed
+    def _leaps(self, printed: float, ahead: float, later: list[float]) -> bool:
+        """Whether a time so far ahead is the next, after a silence or since the clock was set; else it is a stray."""
+        is_silence = 0 <= ahead <= FAR_SECONDS
+        back = max(JITTER_SECONDS, min(ahead - JITTER_SECONDS, FAR_SECONDS))  # nearer the first clock has come back
+        comes_back = any(-JITTER_SECONDS <= time + self._shift - self.now <= back for time in later)
+        if comes_back or not (later or is_silence):
+            return False
+        if not is_silence:
+            self._shift = self.now - printed
             self.set_back, self.set_forward = self.set_back + (ahead < 0), self.set_forward + (ahead > 0)
-        self._move(event, printed)
+        return True
 
-    def _move(self, event: Event, printed: float) -> None:
-        self.now, self.printed = max(self.now, printed + (self._shift or 0.0)), printed
-        event.time = self.now
 
-    # Whether one server prints into this log
+# Whether all lines are one server's
 
-    def look(self, line: bytes, events: Sequence[Event]) -> None:
-        """Take a line with what stands around SGLang's. Raise `UsageError` where two servers print at the same time."""
-        stamped = _STAMP.search(line)
-        if stamped is None or stamped.start() == 0:
+
+@dataclass(slots=True)
+class _Voice:
+    """What prints behind one name: a log, and what stands around the lines in it."""
+
+    lane: Lane
+    frame: bytes
+    started: float | None = None  # the last start
+    servers: list[Mapping[str, object]] = field(default_factory=list)  # arguments of those that may be running
+    ready: int = 0  # since the last start
+    batches: dict[Rank, list[float]] = field(default_factory=dict)  # since it: first, last, number
+
+    def is_beside(self, other: _Voice) -> str:
+        """Say by what two voices are two servers: each prints while the other does; empty where they may be one."""
+        if self.started is not None and other.started is not None:
+            last = max((each[1] for each in self.batches.values()), default=-inf)
+            if are_nodes(self.servers[-1], other.servers[-1]):
+                return ""
+            if self.started <= other.started < last - OVERLAP_SECONDS:
+                return "one goes on after the start in the other"
+        for rank, mine in self.batches.items():
+            its = other.batches.get(rank)
+            enough = its is not None and min(mine[2], its[2]) >= ENOUGH_LINES
+            if its is not None and enough and min(mine[1], its[1]) - max(mine[0], its[0]) > OVERLAP_SECONDS:
+                return "both print batches of the same rank at the same time"
+        return ""
+
+
+class Voices:
+    """All that print into the logs of a report. Two at a time are two servers, whose figures must not be added up."""
+
+    def __init__(self) -> None:
+        self._voices: dict[tuple[int, bytes], _Voice] = {}
+        self.started: set[tuple[int, bytes]] = set()  # behind which a start was printed
+        self.notes: dict[str, str] = {}  # by log
+
+    def take(self, lane: Lane, frame: bytes, event: Event) -> None:
+        """Take a line's event, and what stands around it. Raise `UsageError` where two servers print; a marked line proves none."""
+        if (
+            event.marked
+            or event.time is None
+            or event.kind not in {"decode", "prefill", "arguments", "ready", "end", "draining"}
+        ):
             return
-        if b"server_args=" in line:
-            self.started_behind.add(_frame(line, stamped.start()))
-        event = next((each for each in events if each.kind in _BATCHES and each.time is not None), None)
-        if event is None or event.time is None:
-            return
-        frame, frames = _frame(line, stamped.start()), self.frames.setdefault(event.rank, {})
-        if frame not in frames and len(frames) >= MOST_FRAMES:
-            return
-        seen = frames.setdefault(frame, _Begun(event.time, event.time, 0))
-        seen.last, seen.lines = max(seen.last, event.time), seen.lines + 1
-        if seen.lines % ENOUGH_LINES == 0 and len(frames) < MOST_FRAMES:
-            self._compare(frames, frame, seen)
-
-    def _compare(self, frames: dict[bytes, _Begun], frame: bytes, seen: _Begun) -> None:
-        for other, its in frames.items():
-            # Text of a request that looks like another server's line has the frame of this one around it.
-            if frame.startswith(other) or other.startswith(frame) or its.lines < ENOUGH_LINES:
-                continue
-            if min(seen.last, its.last) - max(seen.first, its.first) > OVERLAP_SECONDS:
-                names = " and ".join(
-                    repr(clean(each.decode("utf-8", "replace"))[:60]) for each in sorted((frame, other))
-                )
-                self.two = (
-                    f"the lines of two servers, or the same lines twice: the same rank prints batches behind {names}"
-                )
-                if self.started_behind >= {frame, other}:
-                    raise UsageError(
-                        f"{self.name}: holds {self.two}; give one server's lines, for example with grep -F"
-                    )
-
-    def take(self, event: Event) -> None:
-        """Raise `UsageError` where several servers print into this log with nothing around their lines."""
-        if self.frames or (event.kind in _BATCHES and len(self.starts) < 2):
-            return
+        voice = self._voices.get((lane.number, frame))
+        if voice is None:
+            if sum(each.lane is lane for each in self._voices.values()) >= MOST_FRAMES:
+                return
+            voice = self._voices[lane.number, frame] = _Voice(lane, frame)
         if event.kind == "arguments":
-            sides = {each.get("disaggregation_mode") for each in (event.arguments, *self.starts)}
-            if self.ready and not sides >= {"prefill", "decode"}:
-                self.starts.clear()
-            self.ready = 0
-            if not event.marked and all(
-                each != event.arguments and not are_nodes(each, event.arguments) for each in self.starts
-            ):
-                self.starts.append(event.arguments)
-        elif event.kind in {"end", "draining"}:
-            self.starts.clear()  # whose end it is, is not known
+            self._start(voice, event)
         elif event.kind == "ready":
-            self.ready += not event.marked
+            voice.ready += 1
             # With several tokenizers each of them says so.
-            single = all(each.get("tokenizer_worker_num", 1) == 1 for each in self.starts)
-            if self.ready > 1 and len(self.starts) > 1 and single:
-                raise self._refusal("more than one is ready after the last start")
+            if (
+                voice.ready > 1
+                and len(voice.servers) > 1
+                and all(each.get("tokenizer_worker_num", 1) == 1 for each in voice.servers)
+            ):
+                ports = ", ".join(sorted({str(each.get("port", "?")) for each in voice.servers}))
+                raise UsageError(
+                    f"{lane.name}: several servers print into this log together (--port {ports}): more than one is ready after the last"
+                    " start; nothing shows whose each line is, so let each server write a log of its own"
+                )
         elif event.kind in _BATCHES:
-            side = self.starts[-1].get("disaggregation_mode")
-            if side in _BATCHES and side != event.kind:
-                raise self._refusal("a prefill and a decode server print batches")
+            begun = voice.batches.setdefault(event.rank, [event.time, event.time, 0])
+            begun[1], begun[2] = event.time, begun[2] + 1
+            if len(self._voices) > 1:
+                self._compare(voice)
+        else:
+            del voice.servers[:-1]  # whose end it is, is not known
 
-    def _refusal(self, reason: str) -> UsageError:
-        ports = ", ".join(sorted({str(each.get("port", "?")) for each in self.starts}))
-        return UsageError(
-            f"{self.name}: several servers print into this log together (--port {ports}): {reason}; nothing shows whose each line is,"
-            " so let each server write a log of its own"
-        )
+    @staticmethod
+    def _start(voice: _Voice, event: Event) -> None:
+        sides = {each.get("disaggregation_mode") for each in (event.arguments, *voice.servers)}
+        if voice.ready and not sides >= {"prefill", "decode"}:
+            voice.servers.clear()
+        voice.started, voice.ready = event.time, 0
+        voice.batches.clear()
+        others = [each for each in voice.servers if each != event.arguments]
+        voice.servers = [each for each in others if not are_nodes(each, event.arguments)] + [event.arguments]
 
-
-def _frame(line: bytes, length: int) -> bytes:
-    """Return what stands around SGLang's line, without times and counts: before it, and in JSON what else names its source."""
-    around = re.sub(rb"\x1b\[[0-9;]*[A-Za-z]", b"", line[:length])
-    if line.startswith(b"{"):
-        with suppress(ValueError, RecursionError):
-            texts = (each for each in inner(json.loads(line)) if isinstance(each, str) and "] " not in each)
-            around = ", ".join(texts).encode("utf-8", "replace")
-    return _NUMBER.sub(b"", re.sub(rb"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,]?\d*\S*", b"", around)).lstrip()
-
-
-def are_nodes(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
-    """Whether two starts are of two nodes of one server."""
-    nodes = one.get("nnodes")
-    if not isinstance(nodes, int) or nodes < 2 or one.get("node_rank") == other.get("node_rank"):
-        return False
-    return all(one.get(name) == other.get(name) for name in ("nnodes", "model_path", "dist_init_addr"))
-
-
-def check_together(lanes: Iterable[Lane], lane: Lane, event: Event) -> None:
-    """Raise `UsageError` where the logs are of two servers; a marked line proves none."""
-    if event.kind == "arguments":
-        if not event.marked:
-            lane.started, lane.arguments = event.time, event.arguments
-        for each in lanes:
-            each.printing.clear()
-    now = event.time or 0.0
-    for other in lanes:
-        if other is lane or lane.started is None or other.started is None or are_nodes(lane.arguments, other.arguments):
-            continue
-        if lane.started <= other.started < now - OVERLAP_SECONDS:
-            raise _together(lane, other, "one goes on after the start in the other")
-    if event.kind not in _BATCHES:
-        return
-    mine = lane.printing.setdefault(event.rank, _Begun(now, now))
-    mine.last = now
-    for other in lanes:
-        its = other.printing.get(event.rank)
-        if other is not lane and its and min(mine.last, its.last) - max(mine.first, its.first) > OVERLAP_SECONDS:
-            raise _together(lane, other, "both print batches of the same rank at the same time")
+    def _compare(self, voice: _Voice) -> None:
+        for other in self._voices.values():
+            same_log, frames = other.lane is voice.lane, sorted((voice.frame, other.frame))
+            # Text of a request that looks like another server's line has the frame of this one around it.
+            if other is voice or (same_log and frames[1].startswith(frames[0])):
+                continue
+            reason = voice.is_beside(other)
+            if reason and not same_log:
+                names = " and ".join(
+                    each.lane.name for each in sorted((voice, other), key=lambda each: each.lane.number)
+                )
+                raise UsageError(
+                    f"{names}: logs of two servers, or the same lines twice: {reason}; give one server's logs at a time, or compare two"
+                    " with --against"
+                )
+            if reason:
+                shown = " and ".join(repr(clean(each.decode("utf-8", "replace"))[:60]) for each in frames)
+                two = f"the lines of two servers, or the same lines twice: the same rank prints batches behind {shown}"
+                if self.started >= {(each.lane.number, each.frame) for each in (voice, other)}:
+                    raise UsageError(
+                        f"{voice.lane.name}: holds {two}; give one server's lines, for example with grep -F"
+                    )
+                self.notes[voice.lane.name] = (
+                    f"{voice.lane.name}: may hold {two}: then the figures are of both together"
+                )
 
 
-def _together(lane: Lane, other: Lane, reason: str) -> UsageError:
-    names = " and ".join(each.name for each in sorted((lane, other), key=lambda each: each.number))
-    return UsageError(
-        f"{names}: logs of two servers, or the same lines twice: {reason}; give one server's logs at a time, or compare two with --against"
-    )
-
-
-def stamp(line: bytes) -> float | None:
-    """Return the time in SGLang's own stamp, of any line; None without a date."""
-    found = _STAMP.search(line, 0, 400)
-    return None if found is None else time_of(found[1])
+def _frame(line: bytes) -> bytes:
+    """Return what stands around SGLang's line, without times and counts: before it, and in JSON also behind it."""
+    stamped = None if line[:3] == b"[20" else _STAMP.search(line)
+    if stamped is None or stamped.start() == 0:
+        return b""
+    around = line[: stamped.start()]
+    if line[:1] == b"{" and (text := _TEXT_OF_JSON.match(line, stamped.start())) is not None:
+        around += line[text.end() :]
+    return _VARYING.sub(b"", around).lstrip()
 
 
 class Logs:
@@ -824,6 +666,7 @@ class Logs:
         self._zones = align(self.sources)
         self._logs = in_order(self.sources)
         self._lanes: list[Lane] = []
+        self._voices = Voices()
         self._found = False  # an event that only SGLang prints
         self._error = ""  # the line of no form of SGLang's that says most about an error
         self._given = 0  # bytes of lines, each at least `_SHORT_LINE`
@@ -850,7 +693,13 @@ class Logs:
     @property
     def unreadable(self) -> int:
         """Lines and fields that look like SGLang's and could not be read."""
-        return sum(sum(lane.reader.unreadable.values()) for lane in self._lanes)
+        return self.tally[1].total()
+
+    @property
+    def tally(self) -> tuple[Counter[str], Counter[str]]:
+        """Lines by kind, and what is unreadable by kind, of what was read so far."""
+        readers = [lane.reader for lane in self._lanes]
+        return sum((each.lines for each in readers), Counter()), sum((each.unreadable for each in readers), Counter())
 
     @property
     def end(self) -> float | None:
@@ -858,7 +707,7 @@ class Logs:
         ends = []
         for lane in self._lanes:
             if lane.printed is not None:
-                later = (lane.last or 0.0) - lane.printed
+                later = (lane.reader.time or 0.0) - lane.printed
                 ends.append(lane.now + (later if 0.0 < later <= FAR_SECONDS else 0.0))
         return max(ends, default=None)
 
@@ -870,12 +719,7 @@ class Logs:
     @property
     def notes(self) -> list[str]:
         """Notes about parts that could not be read, and about times."""
-        notes = self.damage
-        notes += [
-            f"{lane.name}: may hold {lane.two}: then the figures are of both together"
-            for lane in self._lanes
-            if lane.two
-        ]
+        notes = [*self.damage, *self._voices.notes.values()]
         if self.first is None:
             notes.append(
                 "no line has a time: the report has starts, counts, start-up memory and the last figures,"
@@ -894,17 +738,8 @@ class Logs:
             notes.append(f"{lines} far from those around it: taken as printed with the line before")
         return notes + self._zones
 
-    @property
-    def tally(self) -> tuple[Counter[str], Counter[str]]:
-        """Lines by kind, and what is unreadable by kind, up to the last event given; with `events(tallied=True)`."""
-        first, *others = self._lanes
-        lines, unreadable = first.tally
-        for lane in others:
-            lines, unreadable = lines + lane.tally[0], unreadable + lane.tally[1]
-        return lines, unreadable
-
-    def events(self, *, tallied: bool = False) -> Generator[Event, None, None]:
-        """Give every event in time order, with times that never run backwards; `tallied`: keep `tally` for each.
+    def events(self) -> Generator[Event, None, None]:
+        """Give every event in time order, with times that never run backwards.
 
         Raise `UsageError` where the input cannot be read, is of several servers or, at its end, is no log of SGLang.
         """
@@ -913,23 +748,16 @@ class Logs:
         while waiting or heap:
             while waiting and (not heap or (-inf if waiting[0][0].first is None else waiting[0][0].first) < heap[0][0]):
                 lane = self._lane(waiting[0][0], ended)
-                read = self._read(lane, waiting.popleft())
-                lane.events = lane.steady(_tallied(lane, read) if tallied else read)
+                lane.events = lane.steady(self._read(lane, waiting.popleft()))
                 _push(heap, lane, ended)
             if not heap:
                 continue
             _, number, event = heapq.heappop(heap)
             lane = self._lanes[number]
             for each in chain((event,), lane.events) if len(self._logs) == 1 else (event,):
-                lane.take(each)
-                if tallied:
-                    lane.tally = lane.tallies.popleft()
-                if len(self._logs) > 1:
-                    check_together(self._lanes, lane, each)
+                self._voices.take(lane, lane.frames.popleft(), each)
                 yield each
             _push(heap, lane, ended)
-        for lane in self._lanes:
-            lane.tally = (lane.reader.lines, lane.reader.unreadable)
         self._check()
 
     def _lane(self, begin: Source, ended: list[Lane]) -> Lane:
@@ -939,7 +767,7 @@ class Logs:
             if begin.first is not None and last is not None and begin.first + begin.ahead - last <= FAR_SECONDS:
                 ended.remove(lane)
                 return lane
-        self._lanes.append(Lane(len(self._lanes), ahead=begin.ahead))
+        self._lanes.append(Lane(len(self._lanes), -inf if begin.first is None else begin.first, begin.ahead))
         return self._lanes[-1]
 
     def _read(self, lane: Lane, log: list[Source]) -> Iterator[Event]:
@@ -951,21 +779,20 @@ class Logs:
                 self.lines += len(lines)
                 for line in lines:
                     if events := read(line):
-                        if line[:3] != b"[20":
-                            lane.look(line, events)
+                        lane.frames.extend([_frame(line)] * len(events))
                         for event in events:
                             if event.kind == "words":
                                 event.figures["line"] -= before
                                 event.file = source.label if len(self.sources) > 1 else ""
                         self._found = self._found or any(event.kind not in _ANSWERS for event in events)
                         yield from events
-                    elif b"server_args=" in line[:1000]:
-                        lane.look(line, ())
+                    if b"server_args=" in line[:1000]:
+                        self._voices.started.add((lane.number, _frame(line)))
                     if not self._found:
                         self._missing(source, line)
-                stamps = (stamp(line) for line in reversed(lines[-_TAIL_LINES:]))
-                lane.last = next((time for time in stamps if time is not None), lane.last)
-            yield from lane.reader.end()
+            rest = lane.reader.end()
+            lane.frames.extend([b""] * len(rest))
+            yield from rest
 
     def _missing(self, source: Source, line: bytes) -> None:
         """Give up an input of unknown size in which no line is SGLang's."""
@@ -997,13 +824,6 @@ class Logs:
 
 # An error as Python, a driver or a shell prints it, in a line of anybody.
 _ERROR = re.compile(rb"\b[\w.]{0,100}(?:Error|Exception)\b[:(!]|\berror: |out of memory|core dumped", re.IGNORECASE)
-
-
-def _tallied(lane: Lane, events: Iterator[Event]) -> Iterator[Event]:
-    """Keep the reader's counts with each event: events are given later than they are read."""
-    for event in events:
-        lane.tallies.append((lane.reader.lines.copy(), lane.reader.unreadable.copy()))
-        yield event
 
 
 def _push(heap: list[tuple[float, int, Event]], lane: Lane, ended: list[Lane]) -> None:

@@ -241,6 +241,9 @@ _NUMBERS = _Numbers(
 _number_of = _NUMBERS.__getitem__
 
 
+_NO_ORIGIN = Origin(None, NO_RANK)
+
+
 class _Shape(NamedTuple):
     """A line that gave one event of a batch, or none because its request was answered, with all that is around it.
 
@@ -489,7 +492,7 @@ class Reader:
         self._cut: tuple[Event, bytes] | None = None  # arguments that may go on in the next line
         self._open: _Traceback | None = None
         self._closed: _Traceback | None = None
-        self._announced = (-9, Origin(None, NO_RANK))  # the last line of SGLang's about an exception
+        self._announced = (-9, _NO_ORIGIN)  # the last line of SGLang's about an exception
         self._said: _Said | None = None
         self._recent: deque[bytes] = deque(maxlen=_RECENT)  # the last recognised lines
 
@@ -499,15 +502,14 @@ class Reader:
         shape = self._shapes.get(line.translate(_ZEROS))
         if shape is None or self._cut is not None or not self.wrapping.is_again(shape.form, alone=bool(shape.names)):
             return self._read_unusual(line)
-        if not shape.names:
-            self.kind, self.around = shape.kind, shape.around
-            self.lines[self.kind] += 1
-            return ()
-        origin = origin_of(line[shape.stamp])
+        origin = origin_of(line[shape.stamp]) if shape.stamp.stop else _NO_ORIGIN
         if origin is None:
             return self._read_unusual(line)
         self.kind, self.around = shape.kind, shape.around
         self.lines[self.kind] += 1
+        if not shape.names:
+            self.time = self.time if origin.time is None else origin.time
+            return ()
         figures = dict(zip(shape.names, map(_number_of, shape.texts(line))))  # noqa: B905 - of one length
         for name in shape.usages:
             if figures[name] > 2:  # no usage of a cache
@@ -542,29 +544,35 @@ class Reader:
 
     def _learn(self, raw: bytes, line: Line) -> None:
         """Remember the shape of a usual line."""
-        form, shape = self.wrapping.form, None
-        if form is None or line.headed or line.glued or b"%|" in raw:  # a bar can be an exception's text
+        form, found = self.wrapping.form, stamp_of(line.text)
+        is_access = self.kind == "access" and not self._events and b" 200 OK" in raw
+        start = 0 if found is None else found[1]
+        at = raw.find(line.text[: start + 8] if is_access else line.text)
+        stamp = slice(at, at + start) if start else slice(0)
+        if form is None or at < 0 or line.headed or line.glued or b"%|" in raw:  # a bar can be an exception's text
             return
-        if self.kind == "access" and not self._events and b" 200 OK" in raw:
-            shape = _Shape("access", form, self.around)
-        elif self._usual is not None and [self._usual[2]] == self._events and (at := raw.find(line.text)) >= 0:
-            message, places, event = self._usual
-            stamp = line.text.removesuffix(message)
-            if origin_of(stamp) is None:
-                return
-            start = at + len(stamp)
-            spots = [slice(start + begin, start + end) for begin, end in places.values()]
+        if start and origin_of(raw[stamp]) is None:
+            return
+        if is_access:
+            shape = _Shape("access", form, self.around, stamp=stamp)
+        elif (
+            start
+            and self._usual is not None
+            and [self._usual[2]] == self._events
+            and line.text[start:] == self._usual[0]
+        ):
+            _, places, event = self._usual
+            spots = [slice(at + start + begin, at + start + end) for begin, end in places.values()]
             others = {name: value for name, value in event.figures.items() if name not in places}
             usages = tuple(name for name in places if name.endswith("usage"))
             text = slice(at, at + len(line.text))
             texts = itemgetter(*spots) if len(spots) > 1 else lambda raw: (raw[spots[0]],)
-            shape = _Shape(
-                event.kind, form, self.around, text, slice(at, start), tuple(places), texts, usages, others, event.word
-            )
-        if shape is not None:
-            if len(self._shapes) >= _SHAPES_KEPT:
-                self._shapes.clear()
-            self._shapes[raw.translate(_ZEROS)] = shape
+            shape = _Shape(event.kind, form, self.around, text, stamp, tuple(places), texts, usages, others, event.word)
+        else:
+            return
+        if len(self._shapes) >= _SHAPES_KEPT:
+            self._shapes.clear()
+        self._shapes[raw.translate(_ZEROS)] = shape
 
     def end(self) -> tuple[Event, ...]:
         """Return what waits for a further line: arguments that were cut."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from sglang_tuning_exporter.core.events import NO_RANK, Rank
 from sglang_tuning_exporter.sglang.metrics.page_figures import MOST_RANKS
@@ -26,7 +26,12 @@ _LONGEST_BEFORE = 300
 _ENOUGH = 3
 _HELD_FORMS, _HELD_LENGTH = 16, 1 << 20
 _FORMS_KEPT, _LAYERS = 8, 6
-_RECORDS, _DEPTH, _PLACES = 4096, 10, 256  # of one JSON document: an OpenTelemetry record is eight levels deep
+_RECORDS, _DEPTH, _PLACES, _MOST_LINES = (
+    4096,
+    10,
+    256,
+    200,
+)  # of one JSON document: an OpenTelemetry record is eight levels deep
 _EPOCH_DAY = dt.date(1970, 1, 1).toordinal()
 
 # SGLang's own stamp: configure_logger, sglang/srt/utils.py, later srt/utils/common.py. 0.3.0 has no date; milliseconds with SGLANG_LOG_MS
@@ -213,7 +218,7 @@ def form_of(text: bytes, layers: int = _LAYERS) -> Form | None:
     start = len(text) if head is None else head.start() if second is None else second.end()
     if start == 0:
         return ()
-    document = _json_of(text)
+    document = parsed(text)
     layer = _text_layer(text, start) if document is None else _field_layer(document, layers)
     found = layer.remove(Line(text)) if layer is not None else ()
     inner = next((form for line in found if (form := form_of(line.text, layers - 1)) is not None), None)
@@ -270,7 +275,7 @@ _COLUMN_ENDS = {b",": re.compile(rb",(?! )"), b"\t": re.compile(rb"\t")}
 def _text_layer(text: bytes, start: int) -> Layer | None:
     """Learn the text before a line up to what is quoted, a document or SGLang's line itself; None where it may be anything."""
     brace = text.find(b"{", 0, start)
-    if brace > 0 and isinstance(_json_of(text[brace:]), dict):
+    if brace > 0 and isinstance(parsed(text[brace:]), dict):
         start = brace
     position, quote, tokens = 0, b"", list[tuple[str, bytes]]()
     while position < start:
@@ -358,19 +363,21 @@ def _unquoted(rest: bytes, quote: bytes) -> bytes:
     if quote == b"'":
         value = value.removesuffix(b"\\n").removesuffix(b"\\r")
         return value.replace(b"\\'", b"'").replace(b"''", b"'")
-    loaded = _json_of(b'"' + value + b'"')
+    loaded = parsed(b'"' + value + b'"')
     return loaded.encode("utf-8", "replace") if isinstance(loaded, str) else value
 
 
 # Fields of JSON.
 _TIME_FIELDS = ("timestamp", "time", "@timestamp", "ts", "asctime", "__REALTIME_TIMESTAMP", "datetime", "date")
-Field: TypeAlias = tuple[
-    str | None, str | int | None
-]  # the name of what holds it, None for a list or nothing, and its own
+_REQUEST_FIELDS = ("obj", "prompt", "messages", "input")
+_OFTEN_OF_REQUESTS = ("text", "out", "content", "body")  # of a shipper as well
+_SHIPPERS_FIELDS = ("stringValue", "message", "line")  # inside a body or content that a shipper writes
+# The name of what holds it, None for a list or nothing, and its own: a number in a row, None in a list of lines.
+Field: TypeAlias = tuple[str | None, str | int | None]
 
 
-def _json_of(text: bytes) -> object:
-    """Read a line that is an object, a list or a string of JSON; None for any other."""
+def parsed(text: bytes) -> Any:
+    """Read a text that is an object, a list or a string of JSON; None for any other."""
     if text[:1] not in (b"{", b"[", b'"'):
         return None
     try:
@@ -379,24 +386,23 @@ def _json_of(text: bytes) -> object:
         return None
 
 
-_REQUEST_FIELDS = ("obj", "prompt", "messages", "input")
-_OFTEN_OF_REQUESTS = ("text", "out", "content", "body")  # of a shipper as well
-_SHIPPERS_FIELDS = ("stringValue", "message", "line")  # inside a body or content that a shipper writes
-
-
 def _leaves(
-    value: object, holder: object = None, place: Field = (None, None), depth: int = _DEPTH
-) -> Iterator[tuple[Field, object, object]]:
+    value: Any, holder: Any = None, place: Field = (None, None), depth: int = _DEPTH
+) -> Iterator[tuple[Field, Any, Any]]:
     """Return texts and numbers with their places and what holds each."""
     if not isinstance(value, (dict, list)) or not depth or _text_of(value) is not None:
         yield place, value, holder
         return
     name = place[1] if isinstance(place[1], str) else None
+    if (
+        isinstance(value, list)
+        and value
+        and all(isinstance(each, dict) and {*each} == {"field", "value"} for each in value)
+    ):
+        value = {each["field"]: each["value"] for each in value}  # a row of CloudWatch Logs Insights
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-        if isinstance(inner, (dict, list)):
-            yield from _leaves(inner, value, (name, key), depth - 1)
-        else:
-            yield (name, key), inner, value
+        is_line = isinstance(value, list) and name is not None and not isinstance(inner, (dict, list))
+        yield from _leaves(inner, value, (name, None if is_line else key), depth - 1)
 
 
 def _text_of(value: object) -> bytes | None:
@@ -408,54 +414,53 @@ def _text_of(value: object) -> bytes | None:
     return None
 
 
-def _field_layer(document: object, layers: int) -> Layer | None:
+def field_of(document: Any, layers: int = _LAYERS) -> Field | None:
+    """Return where a document has SGLang's line; None where nowhere, or where words of requests stand.
+
+    SGLang's own log of requests as JSON quotes what clients sent and models said.
+    """
+    for place, leaf, _ in () if _is_of_a_request(document) else islice(_leaves(document), _PLACES):
+        holder, name = place
+        quotes = name in _REQUEST_FIELDS or (
+            holder in _REQUEST_FIELDS + _OFTEN_OF_REQUESTS and name not in _SHIPPERS_FIELDS
+        )
+        lines = [] if quotes else (_text_of(leaf) or b"").split(b"\n", _MOST_LINES)[:_MOST_LINES]
+        if any(form_of(without_terminal(line), layers - 1) is not None for line in lines):
+            return place
+    return None
+
+
+def _is_of_a_request(document: Any) -> bool:
+    return isinstance(document, dict) and str(document.get("event", "")).startswith("request.")
+
+
+def records_at(document: Any, field: Field) -> Iterator[tuple[float | None, list[bytes]]]:
+    """Return the texts at one place of a document with the time of each, line by line."""
+    for place, leaf, holder in () if _is_of_a_request(document) else _leaves(document):
+        if place == field and (text := _text_of(leaf)) is not None:
+            lines = [*map(without_terminal, text.rstrip(b"\r\n").split(b"\n"))]
+            yield _time_in(holder, document), lines
+
+
+def _field_layer(document: Any, layers: int) -> Layer | None:
     """Learn which field of a document has SGLang's line."""
-    leaves = [] if _is_of_a_request(document) else list(islice(_leaves(document), _PLACES))
-    field = next(
-        (
-            place
-            for place, leaf, _ in leaves
-            if not _quotes_a_request(place)
-            and (line := _text_of(leaf))
-            and form_of(without_terminal(line), layers - 1) is not None
-        ),
-        None,
-    )
+    field = field_of(document, layers)
     if field is None:
         return None
 
     def remove(line: Line) -> list[Line]:
-        value, lines = _json_of(line.text), list[Line]()
-        if _is_of_a_request(value):
-            return []
-        found = ((leaf, holder) for place, leaf, holder in _leaves(value) if place == field)
-        for leaf, holder in islice(found, _RECORDS):
-            lines += _records(line._replace(around=f"{line.around}, JSON"), _text_of(leaf) or b"", holder, value)
-        return lines
+        found, around = records_at(parsed(line.text), field), f"{line.around}, JSON"
+        return [
+            line._replace(text=each, time=line.time if line.time is not None else time, around=around)
+            for time, lines in islice(found, _RECORDS)
+            for each in lines[:_MOST_LINES]
+        ]
 
-    dated = any(_json_time(leaf) is not None for place, leaf, _ in leaves if place != field)
+    dated = any(_json_time(leaf) is not None for place, leaf, _ in islice(_leaves(document), _PLACES) if place != field)
     return Layer(("JSON", field), remove, field == (None, None) or (dated and field[1] not in _OFTEN_OF_REQUESTS))
 
 
-def _is_of_a_request(value: object) -> bool:
-    """Whether it is a line of SGLang's own log of requests as JSON, which quotes what clients sent and models said."""
-    return isinstance(value, dict) and str(value.get("event", "")).startswith("request.")
-
-
-def _quotes_a_request(place: Field) -> bool:
-    """Whether a field, or what holds it, is one in which words of requests stand."""
-    holder, name = place
-    return name in _REQUEST_FIELDS or (holder in _REQUEST_FIELDS + _OFTEN_OF_REQUESTS and name not in _SHIPPERS_FIELDS)
-
-
-def _records(line: Line, text: bytes, *scopes: object) -> list[Line]:
-    """Return the lines in a text of one record, at the time that one of the scopes has where the text has none."""
-    first, *more = map(without_terminal, text.rstrip(b"\r\n").split(b"\n")[:200])
-    time = _time_in(*scopes) if line.time is None and _STAMP.match(first) is None else line.time
-    return [line._replace(text=each, time=time) for each in (first, *more)]
-
-
-def _json_time(value: object) -> float | None:
+def _json_time(value: Any) -> float | None:
     """Read a time with a date; without one it may as well be a duration."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         return None
@@ -463,7 +468,7 @@ def _json_time(value: object) -> float | None:
     return time if time is not None and time >= FIRST_DATED else None
 
 
-def _time_in(*scopes: object) -> float | None:
+def _time_in(*scopes: Any) -> float | None:
     """Return the time of a record: of the field most often used for it, in the innermost object that has one."""
     for scope in scopes:
         found = ((place[1], _json_time(value)) for place, value, _ in islice(_leaves(scope), _PLACES))
@@ -512,7 +517,7 @@ class Wrapping:
             stream, partial, inner = cri[2].decode(), cri[3] == b"P", text[cri.end() :]
             line = line._replace(time=time_of(cri[1]), around=", CRI")
         else:
-            entry = _json_of(text) if text[:1] == b"{" and b'"stream"' in text and b'"log"' in text else None
+            entry = parsed(text) if text[:1] == b"{" and b'"stream"' in text and b'"log"' in text else None
             log, stream = (entry.get("log"), entry.get("stream")) if isinstance(entry, dict) else (None, None)
             if not isinstance(log, str) or not isinstance(stream, str):
                 return [line]
@@ -524,7 +529,10 @@ class Wrapping:
         if partial:
             self._cut[stream[:20]] = inner
             return []
-        return _records(line, inner, entry)
+        lines = [*map(without_terminal, inner.rstrip(b"\r\n").split(b"\n")[:_MOST_LINES])]
+        if line.time is None and not _STAMP.match(lines[0]):
+            line = line._replace(time=_time_in(entry))
+        return [line._replace(text=each) for each in lines]
 
     def _inner(self, line: Line, *, open_text: bool) -> list[Line]:
         """Return what is in a line without the text of container runtimes."""
@@ -539,7 +547,11 @@ class Wrapping:
         return [line]
 
     def _bare(self, line: Line) -> list[Line] | None:
-        if not _STAMP.match(line.text) or (not self.is_bare and (self._brackets or _SECOND.match(line.text))):
+        stamp = _STAMP.match(line.text)
+        if stamp is None:
+            return None
+        may_be_another = self._brackets or _SECOND.match(line.text) is not None
+        if not self.is_bare and may_be_another and WORDS.match(line.text, stamp.end()) is None:
             return None
         self._accept((), [line])
         return [line]

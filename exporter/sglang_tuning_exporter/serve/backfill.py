@@ -91,7 +91,7 @@ class BackfillView:
 
         Raise `UsageError` for input that cannot be read or is no log of SGLang.
         """
-        with closing(self._logs.events(tallied=True)) as events:
+        with closing(self._logs.events()) as events:
             for event in events:
                 if event.time is not None:
                     event.time += self._shift
