@@ -158,6 +158,23 @@ def test_a_start_that_failed_is_said_as_one(tmp_path: Path) -> None:
     ]
 
 
+def test_a_traceback_without_its_last_line_is_said_to_be_cut_and_an_earlier_one_explains(tmp_path: Path) -> None:
+    cut = scheduler("", "srt/speculative/eagle_worker.py")[:-1]
+    said = explained(tmp_path, SERVED, *cut)
+    assert (said.ending, said.where.partition(", raised ")[2]) == (
+        "cut",
+        "below srt/speculative/eagle_worker.py:7 in f",
+    )
+    chained = [
+        "",
+        "During handling of the above exception, another exception occurred:",
+        "",
+        "Traceback (most recent call last):",
+    ]
+    whole = scheduler("torch.AcceleratorError: CUDA error: an illegal memory access was encountered")
+    assert explained(tmp_path, SERVED, *whole, *chained, frame("srt/a.py")).ending == "kernel"
+
+
 WARM_UP = [
     "[2026-06-01 10:00:05] Initialization failed. warmup error: Traceback (most recent call last):",
     frame("srt/server.py", "_wait_and_warmup"),

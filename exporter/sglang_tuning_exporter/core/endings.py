@@ -134,10 +134,17 @@ CLASSES: Mapping[str, Ending] = {
         "one step takes that long by design: then a larger --watchdog-timeout",
         2,
     ),
+    "cut": Ending(
+        "its traceback is cut before the line that says why",
+        "find the rest of the traceback in the whole log: its last line says why",
+        "Python prints what went wrong below the frames.",
+        "the process was killed while it printed: dmesg shows that",
+        1,
+    ),
     "unknown": Ending(
         "its log does not say why",
         "read the lines just before it, and the logs of the other nodes",
-        "The running requests were lost, and an automatic restart can hide the cause.",
+        "All that ran is lost, and an automatic restart can hide the cause.",
         "the processes were ended on purpose",
         1,
     ),
@@ -322,7 +329,11 @@ class Explanation:
             if self.line
             else ""
         )
-        return ", ".join(filter(None, (self.rank, at, self.place and f"raised at {self.place}")))
+        return ", ".join(
+            filter(
+                None, (self.rank, at, self.place and f"raised {'below' if self.ending == 'cut' else 'at'} {self.place}")
+            )
+        )
 
     def is_better_than(self, other: Explanation | None) -> bool:
         """Whether it explains an end better: more of the same, a heavier class, else the earlier one. What is marked is no better."""

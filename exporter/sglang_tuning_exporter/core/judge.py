@@ -948,7 +948,7 @@ def _worded(row: Row, measured: Measured, changes: tuple[Change, ...], because: 
     )
     if row.id == "scheduler_stuck" and view.stuck is not None:
         sentence = view.stuck.sentence
-    if row.id == "crashed" and explained_by is not None and CLASSES[explained_by.ending].weight >= CAUSE:
+    if row.id == "crashed" and explained_by is not None and explained_by.ending != "unknown":
         sentence = f"{CLASSES[explained_by.ending].what}{f' ({explained_by.where})' if explained_by.where else ''}"
     confidence = confidence_of(view)
     notes = list(_notes(row, view))

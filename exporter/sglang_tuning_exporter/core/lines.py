@@ -951,7 +951,13 @@ class Reader:
         if text.startswith(TRACEBACK):
             self._open_traceback(time)
         elif (frame := _FRAME.match(text)) is not None:
-            (traceback or self._open_traceback(time)).read_frame(frame, self.number)
+            traceback = traceback or self._open_traceback(time)
+            place = traceback.place
+            traceback.read_frame(frame, self.number)
+            if (
+                traceback.is_sure and traceback.place != place and not traceback.texts
+            ):  # a log may end before the line that says why
+                self._explain(text.strip(), traceback.at, ending="cut", of=traceback)
             self._said = None
         elif self._closed is not None and text.startswith(_CHAINED):
             self._closed.chained = True

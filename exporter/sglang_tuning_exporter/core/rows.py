@@ -278,7 +278,7 @@ FAILURES: tuple[Row, ...] = (
         guide=_NOT_IN_GUIDE + "after a crash the server is down until its model is loaded again",
         remedy=_look(
             "read the lines just before it in the log, and the traceback beside it",
-            "The running requests were lost, and an automatic restart can hide the cause.",
+            "All that ran is lost, and an automatic restart can hide the cause.",
             "the processes were ended on purpose",
         ),
         causes=KILLS,
