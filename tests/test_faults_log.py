@@ -8,7 +8,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -81,18 +81,16 @@ def test_a_log_copied_and_truncated_again_and_again_loses_nothing(server: Server
         check_log_status(exporter, server, is_up=True)
 
 
-@pytest.mark.parametrize("again", [3, 40], ids=["shorter", "longer"])
-def test_a_log_written_anew_is_read_from_its_start(server: Server, again: int) -> None:
+def test_a_log_written_anew_is_read_from_its_start_whether_it_is_shorter_or_longer(server: Server) -> None:
     with following(*of(server)) as exporter:
-        server.write(20)
-        counted(exporter, 20)
-        text = server.events_text(again)
-        with server.path.open("r+b") as file:
-            file.truncate(0)
-            file.write(text)
-        counted(exporter, 20 + again)
-        server.write(2)
-        counted(exporter, 22 + again)
+        for again in (3, 40):
+            server.write(20)
+            counted(exporter, server.events)
+            text = server.events_text(again)
+            with server.path.open("r+b") as file:
+                file.truncate(0)
+                file.write(text)
+            counted(exporter, server.events)
 
 
 def directory_at(path: Path) -> None:
@@ -121,39 +119,37 @@ def loop_at(path: Path) -> None:
     path.symlink_to(path.name)
 
 
-@pytest.mark.parametrize(
-    ("put", "words"),
-    [
-        (directory_at, "is a directory"),
-        (socket_at, "is a socket"),
-        (device_at, "is a device"),
-        (dangling_at, "missing"),
-        (loop_at, "Too many levels of symbolic links"),
-    ],
-)
-def test_what_is_no_log_in_the_logs_place_is_reported_and_the_log_that_comes_back_is_read(
-    server: Server, put: Callable[[Path], None], words: str
-) -> None:
+NO_LOGS = {
+    "is a directory": directory_at,
+    "is a socket": socket_at,
+    "is a device": device_at,
+    "missing": dangling_at,
+    "Too many levels of symbolic links": loop_at,
+}
+
+
+def test_what_is_no_log_in_the_logs_place_is_reported_and_the_log_that_comes_back_is_read(server: Server) -> None:
     with following(*of(server)) as exporter:
-        server.write()
-        counted(exporter, 1)
-        server.path.rename(f"{server.path}.1")
-        put(server.path)
-        server.write(2)
-        check_log_status(exporter, server, is_up=False, words=f"log {server.path}: ")
-        wait_for(lambda: words in "".join(exporter.said))
-        counted(exporter, 3)
-        before = cpu_seconds(exporter)
-        time.sleep(0.5)
-        assert cpu_seconds(exporter) - before < 0.4
-        if server.path.is_dir():
-            server.path.rmdir()
-        else:
-            server.path.unlink()
-        server.reopen()
-        server.write(2)
-        check_log_status(exporter, server, is_up=True)
-        counted(exporter, 5)
+        for words, put in NO_LOGS.items():
+            server.write()
+            counted(exporter, server.events)
+            server.path.rename(f"{server.path}.1")
+            put(server.path)
+            server.write(2)
+            check_log_status(exporter, server, is_up=False, words=f"log {server.path}: ")
+            wait_for(lambda words=words: words in "".join(exporter.said))  # type: ignore[misc]
+            counted(exporter, server.events)
+            before = cpu_seconds(exporter)
+            time.sleep(0.5)
+            assert cpu_seconds(exporter) - before < 0.4, words
+            if server.path.is_dir():
+                server.path.rmdir()
+            else:
+                server.path.unlink()
+            server.reopen()
+            server.write(2)
+            check_log_status(exporter, server, is_up=True)
+            counted(exporter, server.events)
 
 
 def test_a_pipe_in_the_logs_place_is_read_and_never_waited_for(server: Server) -> None:
@@ -271,10 +267,10 @@ def test_a_log_that_grows_faster_than_it_is_read_is_caught_up_with_in_constant_m
         server.raw(text)
         wait_for(lambda: exporter.page().value(LINES, kind="decode") == 4000)
         before, written = memory_kib(exporter), 4000
-        while written < 700_000:
+        while written < 200_000:
             server.raw(text)
             written += 4000
-        assert server.path.stat().st_size > 100_000_000
+        assert server.path.stat().st_size > 28_000_000
         exporter.page()  # answers meanwhile
         wait_for(lambda: exporter.page().value(LINES, kind="decode") == written, 60 * slowdown())
         assert (
@@ -346,20 +342,20 @@ def test_a_log_that_shrinks_while_it_is_read_doubles_nothing_and_is_read_on(serv
         wait_for(lambda: exporter.page().value(EVENTS) == seen + 5, 20)
 
 
-def test_of_a_glob_that_matches_five_thousand_files_the_newest_are_followed_and_any_that_grows(tmp_path: Path) -> None:
+def test_of_a_glob_that_matches_a_thousand_files_the_newest_are_followed_and_any_that_grows(tmp_path: Path) -> None:
     old = time.time() - 10_000
-    for number in range(5000):
-        path = tmp_path / f"start-{number:04}.log"
+    for number in range(1000):
+        path = tmp_path / f"start-{number:03}.log"
         path.write_bytes(decode())
         os.utime(path, (old + number, old + number))
     with following(*of(tmp_path / "*.log"), "--state-file", str(tmp_path / "state.json")) as exporter:
         assert open_files(exporter) < 300
         assert len(exporter.page().labels("sglang_tuning_log_up")) == 256
-        assert exporter.page().value("sglang_tuning_log_files_left_out") == 5000 - 256
-        assert "matches 4744 files too many" in "".join(exporter.said)
+        assert exporter.page().value("sglang_tuning_log_files_left_out") == 1000 - 256
+        assert "matches 744 files too many" in "".join(exporter.said)
         assert not silent(exporter)
-        assert up(exporter, tmp_path / "start-4999.log") == 1
-        newest, oldest = Server(tmp_path / "start-5000.log"), Server(tmp_path / "start-0000.log")
+        assert up(exporter, tmp_path / "start-999.log") == 1
+        newest, oldest = Server(tmp_path / "start-A00.log"), Server(tmp_path / "start-000.log")
         newest.write(3)
         counted(exporter, 3, seconds=90)  # a listing that costs more is repeated less often
         oldest.events = 100
@@ -368,10 +364,10 @@ def test_of_a_glob_that_matches_five_thousand_files_the_newest_are_followed_and_
         assert open_files(exporter) < 300
         assert len(exporter.page().labels("sglang_tuning_log_up")) == 256
     oldest.write(2)
-    again = Server(tmp_path / "start-4800.log")
+    again = Server(tmp_path / "start-900.log")
     again.events = 200
     again.write(2)
-    third = Server(tmp_path / "start-4600.log")  # that was never followed
+    third = Server(tmp_path / "start-600.log")  # that was never followed
     third.events = 300
     third.write(2)
     with following(*of(tmp_path / "*.log"), "--state-file", str(tmp_path / "state.json")) as exporter:
@@ -381,24 +377,24 @@ def test_of_a_glob_that_matches_five_thousand_files_the_newest_are_followed_and_
 
 
 def test_thousands_of_rotations_beside_the_log_do_not_matter_and_many_in_a_row_lose_nothing(server: Server) -> None:
-    for number in range(10_000):
+    for number in range(3_000):
         Path(f"{server.path}.{number + 100}").touch()
     state = str(server.path.parent / "state.json")
     with following(*of(server), "--state-file", state) as exporter:
-        for number in range(30):
+        for number in range(10):
             server.write(5)
             server.path.rename(f"{server.path}.{number}")
             server.reopen()
             server.write(1)
             wait_for(lambda: exporter.page().value(LINES, kind="decode") == server.events, 20 * slowdown())
-        counted(exporter, 180)
+        counted(exporter, 60)
         assert open_files(exporter) < 60
     server.write()
-    server.path.rename(f"{server.path}.31")
+    server.path.rename(f"{server.path}.11")
     server.reopen()
     server.write()
     with following(*of(server), "--state-file", state) as exporter:
-        counted(exporter, 182)
+        counted(exporter, 62)
 
 
 def test_one_file_under_two_names_is_counted_once(server: Server, tmp_path: Path) -> None:
@@ -412,18 +408,13 @@ def test_one_file_under_two_names_is_counted_once(server: Server, tmp_path: Path
         assert up(exporter, tmp_path / "other.log") == 1
 
 
-@pytest.mark.parametrize(
-    "stamps",
-    [
-        ("2025-11-20 11:40:10", "2025-11-20 10:40:10", "2025-11-20 12:40:10"),
-        ("2025-11-20 11:40:10", "2199-01-01 00:00:00", "1970-01-01 00:00:00"),
-    ],
-    ids=["an hour back and forth", "the future and the past"],
-)
-def test_a_log_whose_clock_jumps_is_counted_at_the_time_it_arrives(server: Server, stamps: tuple[str, ...]) -> None:
+STAMPS = ("11:40:10", "10:40:10", "12:40:10")  # an hour back and forth
+
+
+def test_a_log_whose_clock_jumps_is_counted_at_the_time_it_arrives(server: Server) -> None:
     begin = time.monotonic()
     with following(*of(server)) as exporter:
-        for stamp in stamps:
+        for stamp in (*(f"2025-11-20 {each}" for each in STAMPS), "2199-01-01 00:00:00", "1970-01-01 00:00:00"):
             server.write(4, stamp)
             counted(exporter, server.events)
         page = exporter.page()

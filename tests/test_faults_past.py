@@ -34,7 +34,7 @@ OF_THE_LOG = (
     "sglang_tuning_state_seconds_total",
     "sglang_tuning_log_lines_total",
 )
-PARTS = 12  # of 2 MB each, with a start and ten retractions
+PARTS = 6  # of 2 MB each, with a start and ten retractions
 READING = "sglang_tuning_log_reading_past"
 
 

@@ -116,7 +116,7 @@ def test_no_event_is_lost_or_counted_twice_over_kills_and_a_rotation(
 
     server = threading.Thread(target=serve)
     seen = [0.0]
-    starts = 4
+    starts = 3
     for number in range(starts):
         with exporter(log, tmp_path / "state.json") as one:
             if number == 0:
