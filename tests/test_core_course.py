@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
@@ -216,3 +216,47 @@ def test_it_stays_until_the_condition_was_calm_for_as_long() -> None:
 def test_a_break_of_knowledge_begins_the_wait_anew_and_ends_nothing() -> None:
     assert fires("xx???x") == [False] * 6
     assert fires("xxx????")[-1]
+
+
+WAITS: Mapping[str, Any] = {"running": 60, "queue": 30, "usage": 0.5}
+
+
+def test_after_a_start_with_other_settings_the_trouble_before_it_is_over() -> None:
+    before = [*start(), *load(20, 200, **WAITS)]
+    after = [*start(300, schedule_conservativeness=0.3), *load(320, 200, running=100, queue=0, usage=0.7)]
+    assert verdict([*before, *after]) == "no_limit_in_log"
+
+
+def test_after_a_start_with_the_same_settings_it_is_not() -> None:
+    again = [*start(300), *load(320, 200, running=100, queue=0, usage=0.7)]
+    assert "admission_too_conservative" in found(judged([*start(), *load(20, 200, **WAITS), *again]))
+
+
+def test_equal_retractions_of_one_rank_are_as_many_events() -> None:
+    lines = [
+        *start(),
+        *load(20, 60),
+        retraction(40, ranks="TP0"),
+        retraction(40, ranks="TP0"),
+        retraction(40, ranks="TP1"),
+    ]
+    assert judged(lines).counts["retraction_events"] == 2
+
+
+def test_two_causes_in_turn_are_both_named() -> None:
+    first = [prefill(20 + step, tokens=8192, running=8, queue=20, usage=0.3) for step in range(120)]
+    second = load(145, 120, running=60, queue=40, usage=0.5)
+    assert {"prefill_bound", "running_at_limit"} <= found(
+        judged([*start(limit=60, max_running_requests=60), *first, *second])
+    )
+
+
+def test_batches_without_a_graph_before_the_first_with_one_are_explained_by_it() -> None:
+    lines = [
+        decode(20 + step, running=46 if step < 60 or step % 4 else 28, graph=step >= 60 and not step % 4)
+        for step in range(0, 160, 2)
+    ]
+    names = found(judged(lines))
+    assert "cuda_graph_not_covering" in names
+    assert "cuda_graph_off" not in names
+    assert "cuda_graph_off" in found(judged([decode(20 + step, running=4, graph=False) for step in range(0, 160, 2)]))

@@ -113,3 +113,16 @@ def test_the_crash_of_a_failure_keeps_its_cause_while_the_next_start_serves() ->
     again = [*start(80), *(decode(at) for at in range(92, 292, 2))]
     watch = after(*SERVED, stamp(73) + OUT_OF_MEMORY, stamp(75) + DEATHS["a process that crashed"], *again)
     assert because(watch, 292, "crashed") == ("out_of_memory_any",)
+
+
+def test_little_memory_left_at_the_start_is_no_cause_of_a_death() -> None:
+    short = [*start(left=0.6), *(decode(at) for at in range(12, 73, 2))]
+    watch = after(*short, stamp(73) + SIGQUIT)
+    assert verdict(watch, 80) == "crashed"
+    assert because(watch, 81, "crashed") == ()
+
+
+def test_a_crash_after_the_next_start_has_served_does_not_follow_from_the_failure_before() -> None:
+    again = [*start(80), *(decode(at) for at in range(92, 292, 2))]
+    watch = after(*SERVED, stamp(73) + OUT_OF_MEMORY, *again, stamp(293) + DEATHS["a process that crashed"])
+    assert because(watch, 300, "crashed") == ()

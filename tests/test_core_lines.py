@@ -542,3 +542,10 @@ def test_any_bytes_are_read_and_each_line_has_one_kind(text: list[bytes]) -> Non
     for line in text:
         reader.read(line)
     assert sum(reader.lines.values()) == len(text)
+
+
+def test_a_time_without_a_date_grows_over_midnight() -> None:
+    times = ["23:59:58", "23:59:59", "00:00:01", "23:59:59", "00:00:02", "12:00:00", "23:00:00", "01:00:00"]
+    day = 86_400.0
+    found = [event.time for event in read(*(f"[{time} TP0] {DECODE}" for time in times))]
+    assert found == [86_398.0, 86_399.0, day + 1, 86_399.0, day + 2, day + 43_200, day + 82_800, 2 * day + 3600]

@@ -162,3 +162,14 @@ def test_requests_that_wait_long_for_the_other_side_name_it(answer: Judged, verd
 )
 def test_the_reserve_of_memory_is_judged_by_what_a_side_does(role: str, row: str, left: float, is_found: bool) -> None:  # noqa: FBT001 - a case
     assert (row in found(judged([*start(left=left, disaggregation_mode=role), *load(20, 60)]))) is is_found
+
+
+def test_a_prefill_batch_that_a_limit_of_requests_has_ended_is_not_full() -> None:
+    lines = [prefill(20 + second, 60, 8, running=8, queue=20) for second in range(120)]
+    assert mostly([*start(chunked_prefill_size=64), *lines], "admission") == "prefill_bound"
+    assert mostly([*start(chunked_prefill_size=64, prefill_max_requests=8), *lines], "admission") != "prefill_bound"
+
+
+def test_a_cache_that_is_full_while_no_request_waits_is_not_named() -> None:
+    lines = [hybrid(at, 0.4, mamba(0.97), 0) for at in range(20, 400, 2)]
+    assert "hybrid_pool_full" not in found(judged([*start(mamba_full_memory_ratio=0.9), *lines]))

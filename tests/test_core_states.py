@@ -187,3 +187,16 @@ def test_requests_of_one_prefix_need_little_more_than_they_do_not_share(beside: 
         beside.prefill(float(at), running=3, queued=5, cached=6000, pending=30_500)
         beside.decode(at + 1.0, running=4, queued=5, usage=0.64, tokens=6400)
     assert beside.admission(20.0) == "held_back"
+
+
+def test_a_small_limit_is_reached_while_one_of_its_requests_is_being_replaced(beside: Beside) -> None:
+    beside.start(0.0, max_running_requests=6)
+    beside.page(1.0, 5, 18, full_usage=0.3)
+    assert beside.admission(1.0) == "running_limit"
+
+
+def test_full_prefill_batches_that_follow_each_other_are_the_limit_all_the_time(beside: Beside) -> None:
+    beside.start(0.0, chunked_prefill_size=8192)
+    for step in range(20):
+        beside.prefill(3.0 * step, 8192, queued=5)
+    assert beside.seconds(60.0, "admission")["prefill_bound"] >= 50.0

@@ -17,7 +17,8 @@ from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
 from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures, Scrape
-from test_core_course import BEGIN, decode, retraction, stamp, start
+from sglang_tuning_exporter.sglang.server_info import ServerInfo
+from test_core_course import ARGUMENTS, BEGIN, decode, retraction, stamp, start
 
 CRASH = "Subprocess scheduler_0 (pid=77) crashed with exit code -9. Triggering SIGQUIT for cleanup..."
 
@@ -333,3 +334,22 @@ def test_a_watchdogs_hang_is_over_only_after_work() -> None:
     beside.lines(*start(), *(decode(at) for at in range(12, 80, 2)))
     beside.lines(f"{stamp(380)}Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)")
     assert beside.judge(560).sentence.startswith("SGLang hangs")
+
+
+def test_a_start_that_log_and_counters_show_is_one_whatever_lies_between() -> None:
+    beside = served(800)
+    beside.lines(*start(900))
+    beside.scrape(911, progress=1.0)
+    beside.scrape(915)
+    assert beside.watch.server.starts == 2
+
+
+def test_by_metrics_alone_a_queue_that_the_next_batch_takes_is_not_held_back() -> None:
+    beside = Beside(reads=False)
+    beside.watch.inform(ServerInfo("0.5.23", ARGUMENTS))
+    for step in range(20):
+        beside.scrape(
+            4.0 * step, finished_requests=40.0 * step, running=12.0, queued=2.0, full_usage=0.3, admitted_requests=40.0 * step,
+            prefill_passes=30.0 * step, eager_passes=90.0 * step, computed_tokens=60_000.0 * step,
+        )  # fmt: skip
+    assert "admission_too_conservative" not in {each.diagnosis for each in beside.judge(80).findings}
