@@ -561,31 +561,31 @@ class Scheduler:
 
     def advance(self, now: float) -> None:
         """Count the time up to `now`."""
-        if self.at is None or now <= self.spent:
-            return
-        if self._is_idle():
-            self._spend(now, _ALL_IDLE)
-            return
-        prefill = self._computes()
-        if prefill and self.spent < self.at + prefill:
-            bucket, begin = self._server.bucket(self.spent), self.spent
-            self._spend(min(now, self.at + prefill), self._states(prefilling=True))
-            bucket["prefilling"] += self.spent - begin
-        until = self._shown_until(self.at, now)
-        if self.spent < min(now, until):
-            self._spend(min(now, until), self._states(prefilling=False))
-        if self.spent < now:
-            self._spend(now, self._after())
+        while self.at is not None and self.spent < now:
+            begin, bucket = self.spent, self._server.bucket(self.spent)
+            prefilling = begin < self.at + self._computes() and not self._is_idle()
+            moment, until = self._does(self.at, begin, now)
+            self._spend(min(now, until), moment)
+            if prefilling:
+                bucket["prefilling"] += self.spent - begin
 
     def moment(self, now: float) -> Moment:
         """Return what it does now, as far as the last line or scrape shows it."""
-        if self.at is None:
-            return _ALL_UNKNOWN
+        return _ALL_UNKNOWN if self.at is None else self._does(self.at, now, now)[0]
+
+    def _does(self, at: float, time: float, now: float) -> tuple[Moment, float]:
+        """Return what it does at a time, and until when, by what was shown at `at`: it prefills, goes on, and then nothing is known."""
         if self._is_idle():
-            return _ALL_IDLE
-        if now < self.at + self._computes():
-            return self._states(prefilling=True)
-        return self._states(prefilling=False) if now < self._shown_until(self.at, now) else self._after()
+            return _ALL_IDLE, inf
+        if time < (until := at + self._computes()):
+            return self._states(prefilling=True), until
+        until = at + self.hold_seconds if self._computing is None else at
+        if now - self._scraped_at <= SHOWN_SECONDS:  # scrapes show when it is idle
+            until = max(until, self._shown_at + SHOWN_SECONDS)
+        if time < until:
+            return self._states(prefilling=False), until
+        waits = self.queued is None or self.queued > 0 or any(self.queues.values()) or self._computing is not None
+        return (_ALL_UNKNOWN if waits else _ALL_IDLE), inf
 
     def _is_idle(self) -> bool:
         return (
@@ -599,17 +599,6 @@ class Scheduler:
     def _computes(self) -> float:
         """Return for how many seconds of the moment prompts are computed."""
         return min(self.prefill_seconds if self._computing is None else self._computing, STUCK_SECONDS)
-
-    def _shown_until(self, at: float, now: float) -> float:
-        """Return until when what was shown last holds."""
-        until = at + self.hold_seconds if self._computing is None else at
-        # Scrapes show when it is idle.
-        return max(until, self._shown_at + SHOWN_SECONDS) if now - self._scraped_at <= SHOWN_SECONDS else until
-
-    def _after(self) -> Moment:
-        """Return what it does when what was shown last holds no longer."""
-        waits = self.queued is None or self.queued > 0 or any(self.queues.values()) or self._computing is not None
-        return _ALL_UNKNOWN if waits else _ALL_IDLE
 
     def _spend(self, until: float, moment: Moment) -> None:  # noqa: C901 - one loop over all sums
         """Count the time up to `until` as this."""
@@ -1194,14 +1183,6 @@ class Server:
         if self.ended or self.starting:
             self.ended, self.starting = "", event.kind != "decode" and self.starting and not self.facts.ready
             self.advance(now)
-        if event.kind == "prefill":
-            self.facts.first_form = False if "pending" in event.figures else self.facts.first_form
-        elif "graph" not in event.figures and not self.facts.arguments:
-            self.facts.first_form = True
-        else:
-            self.facts.first_form = False
-        if not self.facts.arguments and self.facts.is_first_edition != (self.profile is not self.base):
-            self.profile = self.base.for_server(self.facts)
         scheduler.take(event, now)
 
     def _take_retraction(self, event: Event, now: float) -> None:
