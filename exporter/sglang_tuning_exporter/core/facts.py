@@ -101,6 +101,7 @@ class Facts:
     memory_device: str = ""
     graph_device: str = ""
     role_seen: str = ""  # unified, prefill or decode, by the labels of the metrics
+    first_form: bool = False  # lines of the first edition's releases: no `#pending-token`, no graph
     said: dict[str, Said] = field(default_factory=dict)  # what SGLang itself said about flags, by its text
 
     def take(self, event: Event) -> None:  # noqa: C901 - a kind of line each
@@ -284,8 +285,8 @@ class Facts:
 
     @property
     def is_first_edition(self) -> bool:
-        """Whether the guide's first edition is about this release (up to 0.4.1)."""
-        return self.is_before(0, 4, 3)
+        """Whether the guide's first edition is about this release (up to 0.4.1), by the form of its lines where the start is unknown."""
+        return self.is_before(0, 4, 3) if self.release is not None else self.first_form
 
     # What follows from arguments
 

@@ -1183,6 +1183,12 @@ class Server:
         if self.ended or self.starting:
             self.ended, self.starting = "", event.kind != "decode" and self.starting and not self.facts.ready
             self.advance(now)
+        if not self.facts.arguments:  # the lines tell the guide's edition
+            is_later = not event.figures.keys().isdisjoint({"graph", "pending"})
+            if is_later or event.kind == "decode":
+                self.facts.first_form = not is_later
+            if self.facts.is_first_edition != (self.profile is not self.base):
+                self.profile = self.base.for_server(self.facts)
         scheduler.take(event, now)
 
     def _take_retraction(self, event: Event, now: float) -> None:
