@@ -123,7 +123,7 @@ class Totals(dict[str, float]):
 
     def known(self, signal: str) -> float:
         """Return the seconds in which something ran or waited and a signal was known."""
-        return sum(value for state, value in self.under(signal).items() if state not in {IDLE, UNKNOWN})
+        return sum(self.get(f"{signal}/{state}", 0.0) for state in STATES[signal])
 
     def share(self, signal: str, *states: str) -> float | None:
         """Return the share of states in the known serving time; None without any."""
@@ -855,7 +855,6 @@ class Server:
         self.started_at: deque[float] = deque(maxlen=MOST_STARTS)
         self._repeated: dict[tuple[float | str | None, ...], tuple[float, Counter[Rank]]] = {}
         self._failed: dict[str, float] = {}
-        self._ranks: dict[int | None, Rank] = {}  # the lowest rank of each scheduler, by the lines of its start
         self._failing_beside = 0.0  # requests that ran while health checks have failed
         self._counters = Counters()
         self._start_is_due = False  # the log shows a start that the counters do not show yet
@@ -991,7 +990,6 @@ class Server:
                 return None
             scheduler = self.schedulers[dp] = Scheduler(dp, self)
             self.absent.discard(dp)
-            scheduler.speaker = self._ranks.get(dp)
         return scheduler
 
     def _leave_out(self, page: Scrape, now: float) -> None:
@@ -1140,9 +1138,6 @@ class Server:
             case _ if event.marked and not self.starting and "work" in self.last:
                 pass  # what SGLang prints at its start only, beside text of others: no setting changes by it
             case _:
-                if event.rank.tp is not None or event.rank.pp is not None:  # a rank shows itself before its first batch
-                    lowest = self._ranks.setdefault(event.rank.dp, event.rank)
-                    self._ranks[event.rank.dp] = min(lowest, event.rank, key=_place)
                 self.facts.take(event)
                 self.starting = self.starting and event.kind != "ready"
 
@@ -1243,12 +1238,12 @@ class Server:
         phase = event.word or "unknown"
         if held := event.figures.get("held_elsewhere_gb"):
             self.bucket(now).most("held_elsewhere_gb", held)
-        self._failed[phase] = now
-        if phase in recent or (phase == "unknown" and recent):
-            if phase == "unknown" and phase not in recent:
-                del self._failed[phase]
+        if phase == "unknown" and recent - {phase}:
             return
-        if recent == {"unknown"}:
+        self._failed[phase] = now
+        if phase in recent:
+            return
+        if "unknown" in recent:
             del self._failed["unknown"]
             if self._unexplained is not None:
                 self.bucket(self._unexplained)["out_of_memory.unknown"] -= 1
@@ -1312,7 +1307,6 @@ class Server:
         self.facts.take(event)
         self.profile = self.base.for_server(self.facts)
         self.schedulers.clear()
-        self._ranks.clear()
         self._failed.clear()
         self._logged.clear()
         self.totals = Totals()

@@ -12,7 +12,7 @@ from sglang_tuning_exporter.core.endings import Explanation
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.scrapes import LATENCIES, Stuck
-from sglang_tuning_exporter.core.server import IDLE, SIGNALS, UNKNOWN, WAITS, Hang, Server, Totals, mean_prompt
+from sglang_tuning_exporter.core.server import SIGNALS, WAITS, Hang, Server, Totals, mean_prompt
 from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
 
 # Of the waiting time with a batch of one size or one less: the running limit, where the start is not in the log.
@@ -98,15 +98,13 @@ class View:
 
     @cached_property
     def _latencies(self) -> Mapping[str, Histogram | None]:
-        return {name: self._histogram(name) for name in LATENCIES}
-
-    def _histogram(self, name: str) -> Histogram | None:
-        counts = sorted((float(bound), count) for bound, count in self.under(name).items())
-        if len(counts) < 2 or counts[-1][0] != inf or counts[-1][1] <= 0:
-            return None
-        return Histogram(
-            tuple(bound for bound, _ in counts), tuple(count for _, count in counts), self.totals[f"{name}:s"]
-        )
+        found: dict[str, Histogram | None] = dict.fromkeys(LATENCIES)
+        for name in LATENCIES:
+            counts = sorted((float(bound), count) for bound, count in self.under(name).items())
+            if len(counts) > 1 and counts[-1][0] == inf and counts[-1][1] > 0:
+                bounds, numbers = zip(*counts, strict=True)
+                found[name] = Histogram(bounds, numbers, self.totals[f"{name}:s"])
+        return found
 
     def latency(self, name: str) -> Histogram | None:
         """Return the observations of one of `LATENCIES`; None where the server exposes none, or none came."""
@@ -161,15 +159,11 @@ class View:
     @cached_property
     def known(self) -> Mapping[str, float]:
         """Seconds in which something ran or waited, for each signal."""
-        return {
-            signal: sum(seconds for state, seconds in self.under(signal).items() if state not in {IDLE, UNKNOWN})
-            for signal in SIGNALS
-        }
+        return {signal: self.totals.known(signal) for signal in SIGNALS}
 
     def share(self, signal: str, *states: str) -> float | None:
         """Return the share of states in the known serving time; None without any."""
-        known = self.known[signal]
-        return sum(self.totals[f"{signal}/{state}"] for state in states) / known if known > 0 else None
+        return self.totals.share(signal, *states)
 
     def waiting_share(self, *states: str) -> float | None:
         """Return the share of states in the time in which requests waited for a known reason."""

@@ -24,7 +24,6 @@ from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.core.scrapes import Gains
 from sglang_tuning_exporter.core.server import WORKS_ON_SECONDS, Server, Totals
 from sglang_tuning_exporter.core.view import View, view_of
-from sglang_tuning_exporter.sglang.args.flags import is_before
 from sglang_tuning_exporter.sglang.metrics.page_figures import Scrape
 from sglang_tuning_exporter.sglang.server_info import Load, ServerInfo
 
@@ -50,7 +49,6 @@ FATAL = frozenset({"end", "out_of_memory", "hang"})
 OF_A_START = frozenset({"arguments", "pool", "memory", "limits", "ready"})
 NO_METRICS = frozenset({"metrics_disabled", "not_sglang"})  # it answers, and shows no figures
 AWAY = frozenset({"connection_refused", "unreachable", "not_ready"})  # nothing answers, or a proxy in its place
-FIRST_WITH_FIGURES = (0, 5, 0)  # from this release on a page has figures before the first request
 # Kinds of a log that a page counts itself where it has one of these.
 COUNTED_BY_PAGE = {
     "rejected": ("refused_requests", "answered_requests"),
@@ -410,11 +408,9 @@ class Watch:
         if reason == "no_series":  # before SGLang ever answered it is another server; afterwards a proxy in its place
             known = self._answered_at is not None or self._before is not None
             return Failure("invalid" if known else "not_sglang", message)
+        if serves and not server.ended:
+            return Failure("not_ready", message, serves=True)
         if serves:
-            release = server.facts.release
-            empty_at_first = release is not None and is_before(release, FIRST_WITH_FIGURES)
-            if not server.ended and (seconds < STARTING_SECONDS or empty_at_first):
-                return Failure("not_ready", message, serves=True)
             return Failure("invalid", f"its page has been empty for {seconds / 60:.0f} minutes", serves=True)
         if reason in AWAY and self._may_start(reason, now, seconds):
             return Failure("not_ready", f"{message} (it may still be starting)", starting=True)
