@@ -67,7 +67,7 @@ def step_of_lines(server: Server, now: float) -> StepTime | str:
     schedulers = server.schedulers.values()
     if server.facts.role == "prefill":
         return DECODES_NOTHING
-    if not any(each.has_decoded for each in schedulers):
+    if not any(each.decoded_at is not None for each in schedulers):
         return NO_DECODE_STEPS
     begin = now - server.profile.window_seconds
     steps = sorted((step for each in schedulers for step in each.steps if step[0] >= begin), key=lambda step: step[0])

@@ -163,10 +163,7 @@ class Course:
 
     def _served(self) -> float:
         """Return the serving seconds of this run."""
-        totals = Totals(self.server.totals)
-        if self.server.buckets:
-            totals.add(self.server.buckets[-1][1])
-        return max(totals.under("serves").values(), default=0.0)
+        return max(self.server.since_start.under("serves").values(), default=0.0)
 
     def _end_run(self) -> None:
         """Weigh what is left of a run at its end."""
@@ -174,9 +171,7 @@ class Course:
         now = server.now or 0.0
         server.advance(now)
         run.end, run.facts, run.ended = now, server.facts, server.ended
-        run.totals = Totals(server.totals)
-        if server.buckets:
-            run.totals.add(server.buckets[-1][1])
+        run.totals = server.since_start
         run.served = self._served()
         window = self._profile.window_seconds
         run.whole = view_of(self.server, now - run.begin + 1.0)

@@ -22,7 +22,6 @@ from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.scrapes import CHECK_GAP_SECONDS, Counters, Gains, Progress, RankGains
 from sglang_tuning_exporter.core.transfers import says_why
 from sglang_tuning_exporter.sglang.metrics.catalogue import SERVER_COUNTS
-from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
 from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures, Scrape
 
 BUCKET_SECONDS = 10.0
@@ -192,7 +191,7 @@ class Scheduler:
         self._decoded = False  # the moment's last line is of decoding
         self._goes_on = False  # the last prompt continues in the next batch
         self._steps: deque[float] = deque(maxlen=5)  # seconds between decode lines, as the throughput has it
-        self._decoded_at: float | None = None
+        self.decoded_at: float | None = None
         self.prefilled_at = -inf
         self._gaps: deque[float] = deque(maxlen=5)
         self._rate = USUAL_PREFILL_RATE  # most prompt tokens in a second
@@ -213,7 +212,6 @@ class Scheduler:
         # Decode steps whose time is known, for `plan`: the last ten minutes of them at most.
         self.steps: deque[tuple[float, StepSums]] = deque(maxlen=600)
         self._step_due = -inf
-        self.has_decoded = False
         self._retracted_at = -inf  # the last retraction line
         # Scrapes
         self.logged_at = -inf  # the last batch line
@@ -287,7 +285,7 @@ class Scheduler:
         batch = (before + running) / 2
         if abs(before - running) > NEARLY_SAME * batch:
             return
-        since, ranks = self._decoded_at or now, self._server.facts.attention_ranks
+        since, ranks = self.decoded_at or now, self._server.facts.attention_ranks
         if self._woke or (ranks > 1 and self._server.prefilled_elsewhere(self.dp, since)):
             return  # it paused, or waited for another rank's prefill
         self._step_due = now + STEP_SECONDS
@@ -298,18 +296,17 @@ class Scheduler:
     def _decode(self, event: Event, now: float) -> None:
         figures, bucket, facts = event.figures, self._server.bucket(now), self._server.facts
         running, steps = self.running or 0.0, facts.steps_between_lines
-        self.has_decoded = True
         throughput, accepted = figures.get("throughput"), figures.get("accept_length", 1.0)
         self.throughput = throughput if throughput is not None else self.throughput
         # The throughput is over the time since the line before, pauses included.
         # Without a prefill line between two decode lines nobody can have started: it decoded on.
-        began = facts.role == "decode" or self._decoded_at is None or self.prefilled_at >= self._decoded_at
+        began = facts.role == "decode" or self.decoded_at is None or self.prefilled_at >= self.decoded_at
         paused = self._woke and began
         if throughput and running and not paused:
             self._steps.append(steps * max(accepted, 1.0) * running / throughput)
-        if self._decoded_at is not None and now > self._decoded_at and not paused:
-            self._gaps.append(now - self._decoded_at)
-        self._decoded_at, self._decoded, self._woke, self._joined = now, True, False, 0.0
+        if self.decoded_at is not None and now > self.decoded_at and not paused:
+            self._gaps.append(now - self.decoded_at)
+        self.decoded_at, self._decoded, self._woke, self._joined = now, True, False, 0.0
         bucket["decode_lines"] += 1
         self._server.counted["decode_lines"] += 1
         self._server.logged_steps += steps
@@ -360,7 +357,7 @@ class Scheduler:
         self._second = (int(now), second)
         self._rate = max(self._rate, second)
         bucket["peak"] = self._rate  # the same in every bucket: a window takes the largest
-        if self._decoded_at is None and -inf < self.prefilled_at < now:
+        if self.decoded_at is None and -inf < self.prefilled_at < now:
             self._gaps.append(now - self.prefilled_at)
         self.prefilled_at = now
         if started:
@@ -833,7 +830,7 @@ class Server:
         self.buckets: deque[tuple[float, Totals]] = deque()
         # Sums of buckets that are over, by the windows that were asked for.
         self._ended: dict[tuple[float, float, float], Totals] = {}
-        self.totals = Totals()  # of this start, without the open bucket
+        self.totals = Totals()  # of this start, without the open bucket; `since_start` has both
         self.counted = Totals()  # counts since the beginning: they never fall
         self.lives: dict[int | None, Totals] = {}  # the same of each scheduler, by `life`
         self.absent: set[int | None] = set()  # of these, schedulers that are not there now: nothing of them is shown
@@ -856,7 +853,7 @@ class Server:
         self._repeated: dict[tuple[float | str | None, ...], tuple[float, Counter[Rank]]] = {}
         self._failed: dict[str, float] = {}
         self._failing_beside = 0.0  # requests that ran while health checks have failed
-        self._counters = Counters()
+        self.counters = Counters()
         self._start_is_due = False  # the log shows a start that the counters do not show yet
         self._was_away = False  # nothing answered since the last page
         self.progress = Progress()
@@ -871,19 +868,10 @@ class Server:
         """The profile's objective for each latency that is judged."""
         return {name: getattr(self.profile, f"{name}_seconds") for name in LATENCIES_JUDGED}
 
-    def began_again(self, page: Scrape) -> bool:
-        """Whether the counters of a page are smaller than before."""
-        return self._counters.fell(page)
-
     @property
     def page(self) -> Scrape | None:
         """The last page of its metrics."""
-        return self._counters.page
-
-    @property
-    def whole_page(self) -> Scrape | None:
-        """The last page whose counters were used, with those of pages before that it lacks."""
-        return self._counters.whole
+        return self.counters.page
 
     def scrape(self, page: Scrape, now: float) -> Gains:
         """Take a page of the server's own metrics; return what it gained."""
@@ -896,7 +884,7 @@ class Server:
         ]
         full = longest is not None and max(queued, default=0.0) >= QUEUE_FULL * longest
         # A start that the log shows, or that nothing answered before, makes smaller counters certain.
-        gains = self._counters.take(page, queue_is_full=full, is_new=self._start_is_due or self._was_away)
+        gains = self.counters.take(page, queue_is_full=full, is_new=self._start_is_due or self._was_away)
         if gains.restarted and not self._start_is_due:
             self._take_start(Event("arguments", now, arguments={}), now)
         if not page.counters_invalid:
@@ -944,12 +932,9 @@ class Server:
             bucket[f"{name}:s"] += histogram.seconds or 0.0
         for name, objective in self.objectives.items():
             if getattr(page, name) is not None:
-                self._count_late(name, objective, gains.latencies.get(name))
-
-    def _count_late(self, name: str, objective: float | None, observed: Histogram | None) -> None:
-        self.counted[f"{name}_observed"] += observed.observations if observed is not None else 0.0
-        if objective is not None:
-            self.counted[f"{name}_late"] += observed.above(objective) if observed is not None else 0.0
+                seen = gains.latencies.get(name)
+                self.counted[f"{name}_observed"] += 0.0 if seen is None else seen.observations
+                self.counted[f"{name}_late"] += 0.0 if seen is None or objective is None else seen.above(objective)
 
     def counts_by_now(self) -> Totals:
         """Return what was counted, with a failure whose phase may still be printed as one of an unknown phase."""
@@ -1053,6 +1038,11 @@ class Server:
                     return totals
         return self.buckets[-1][1]
 
+    @property
+    def since_start(self) -> Totals:
+        """The sums since the last start."""
+        return merged((self.totals, self.buckets[-1][1])) if self.buckets else Totals()
+
     def window(self, seconds: float, now: float | None = None) -> Totals:
         """Return the sums of the last `seconds` up to `now`, by default the present."""
         if not self.buckets:
@@ -1089,8 +1079,10 @@ class Server:
         self.now = now
         name = event.word if event.kind == "end" else event.kind
         name = _LIVENESS_OF.get(name, name)
-        if name in LIVENESS:
-            self._note_liveness(f"liveness.{name}", now)
+        if name in LIVENESS:  # several processes or lines say the same of one event
+            name = f"liveness.{name}"
+            self.counted[name] += now - self.last.get(name, -inf) > REPEAT_SECONDS
+            self.last[name] = now
         match event.kind:
             case "decode" | "prefill":
                 self._take_batch(event, now)
@@ -1161,11 +1153,6 @@ class Server:
             self.stopping = False
         if now - self.last.get("words", -inf) > WORKS_ON_SECONDS:
             self.explanation = None
-
-    def _note_liveness(self, name: str, now: float) -> None:
-        """Count what several processes or lines say of one event once."""
-        self.counted[name] += now - self.last.get(name, -inf) > REPEAT_SECONDS
-        self.last[name] = now
 
     def _take_batch(self, event: Event, now: float) -> None:
         rank = event.rank

@@ -49,6 +49,7 @@ FATAL = frozenset({"end", "out_of_memory", "hang"})
 OF_A_START = frozenset({"arguments", "pool", "memory", "limits", "ready"})
 NO_METRICS = frozenset({"metrics_disabled", "not_sglang"})  # it answers, and shows no figures
 AWAY = frozenset({"connection_refused", "unreachable", "not_ready"})  # nothing answers, or a proxy in its place
+FIRST_WITH_FIGURES = (0, 5, 0)  # from this release on a page has figures before the first request
 # Kinds of a log that a page counts itself where it has one of these.
 COUNTED_BY_PAGE = {
     "rejected": ("refused_requests", "answered_requests"),
@@ -229,7 +230,7 @@ class Watch:
         """Take a page; `begun` is when it was asked for."""
         begun = now if begun is None else begun
         busy = any((rank.running or 0) + (rank.queued or 0) > 0 for rank in page.ranks)
-        if self._held and self.server.began_again(page):
+        if self._held and self.server.counters.fell(page):
             self._release(accept=True)
         if self._lacks_all_that_were_there(page):
             page = replace(page, counters_invalid=True)
@@ -241,7 +242,7 @@ class Watch:
         if self._failed_since is not None and self._answered_at is not None:
             self._outages.append((self._failed_since, now))
         self.failure, self._answered_at, self._failed_since = None, now, None
-        whole = self.server.whole_page or page  # a counter that one page lacks still counts
+        whole = self.server.counters.whole or page  # a counter that one page lacks still counts
         self._counts_retractions = any(rank.retracted_requests is not None for rank in whole.ranks)
         counts_requests = any(getattr(whole, name) is not None for name in REQUESTS)
         self._settled_later = WAITING | OF_A_REQUEST if counts_requests else WAITING
@@ -408,9 +409,10 @@ class Watch:
         if reason == "no_series":  # before SGLang ever answered it is another server; afterwards a proxy in its place
             known = self._answered_at is not None or self._before is not None
             return Failure("invalid" if known else "not_sglang", message)
-        if serves and not server.ended:
-            return Failure("not_ready", message, serves=True)
         if serves:
+            empty_at_first = server.facts.is_before(*FIRST_WITH_FIGURES)
+            if not server.ended and (seconds < STARTING_SECONDS or empty_at_first):
+                return Failure("not_ready", message, serves=True)
             return Failure("invalid", f"its page has been empty for {seconds / 60:.0f} minutes", serves=True)
         if reason in AWAY and self._may_start(reason, now, seconds):
             return Failure("not_ready", f"{message} (it may still be starting)", starting=True)
@@ -653,7 +655,7 @@ class Watch:
 
     def _retracted_so_far(self) -> list[object] | None:
         """Return what the last page counted and no line has used, for the next exporter."""
-        page, unused = self.server.whole_page, Counter[int | None]()
+        page, unused = self.server.counters.whole, Counter[int | None]()
         if page is None or page.progress is None or self.failure is not None or page.counters_invalid:
             return None
         for _, number, dp in self._retracted:
