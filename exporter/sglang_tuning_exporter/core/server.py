@@ -1165,7 +1165,7 @@ class Server:
         if self.ended or self.starting:
             self.ended, self.starting = "", event.kind != "decode" and self.starting and not self.facts.ready
             self.advance(now)
-        if not self.facts.arguments:  # the lines tell the guide's edition
+        if not self.facts.arguments:  # the form of the lines shows the guide's edition
             is_later = not event.figures.keys().isdisjoint({"graph", "pending"})
             if is_later or event.kind == "decode":
                 self.facts.first_form = not is_later
