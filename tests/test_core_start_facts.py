@@ -125,7 +125,7 @@ def test_drafts_that_are_rejected_are_an_info_and_never_the_verdict() -> None:
     own = finding(answer, "speculation_rejected")
     assert own.sentence.startswith("accept length 1.04 of 24 draft tokens")
     assert (own.severity, own.is_limit) == ("info", False)
-    assert "--speculative-algorithm EAGLE3" in own.changes[0].words
+    assert "--speculative-algorithm" in own.changes[0].words
 
 
 @pytest.mark.parametrize(("length", "is_found"), [(1.01, True), (2.4, False), (0.0, False)])

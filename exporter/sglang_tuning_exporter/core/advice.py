@@ -11,22 +11,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil, floor, inf, log2
 
-from sglang_tuning_exporter.config.profiles import Setting
 from sglang_tuning_exporter.core.endings import CLASSES, shortened
 from sglang_tuning_exporter.core.facts import Said
 from sglang_tuning_exporter.core.findings import Change, Value
+from sglang_tuning_exporter.core.measures import CEILING, SMALL_CHUNK, costly_settings, differing
 from sglang_tuning_exporter.core.rows import BY_ID, OUT_OF_MEMORY, Remedy, Row
 from sglang_tuning_exporter.core.server import USUAL_CAPTURED
-from sglang_tuning_exporter.core.suspects import LEAST_USEFUL_CHUNK, SLOW_BURN_TIMES, TINY_CHUNK
+from sglang_tuning_exporter.core.suspects import SLOW_BURN_TIMES
 from sglang_tuning_exporter.core.transfers import cause_of, relaxed
-from sglang_tuning_exporter.core.view import MOSTLY_PREFILL, SHARING, View
+from sglang_tuning_exporter.core.view import View
 from sglang_tuning_exporter.sglang.advices import recognise
 from sglang_tuning_exporter.sglang.args.flags import argument_names, flag_of, nearest_flag, releases
 from sglang_tuning_exporter.sglang.args.refusals import choices_of, objection
 
 # The guide's values.
 RAISED, LOWERED = 1.3, 0.3
-CEILING = 1.43  # min(0.7 x conservativeness, 1): above it the flag has no effect
 FULL_LENGTH = 0.8  # new-token ratio after retractions, above which answers use most of their max_new_tokens
 OFTEN_RETRACTED = 0.5  # retractions for each started request
 LONG_PROMPT = 1000.0  # tokens: costly to compute again
@@ -35,7 +34,8 @@ MOST_TIMES, MOST_WITHOUT_GRAPHS = 8.0, 2.0  # the present limit, in one step
 SMALL_BATCH = 8
 LEAST_SHARE = 0.25  # of the batch, in one step
 FULL_BATCHES = 0.25  # of the prefill batches, at least, for a larger chunk to matter
-LARGEST_CHUNK, SMALL_CHUNK, LEAST_CHUNK = 16384, 4096, 2048
+LARGEST_CHUNK, LEAST_CHUNK = 16384, 2048
+LEAST_USEFUL_CHUNK = 1024.0  # tokens: a smaller chunk takes about as long
 SHORT_OF_A_CHUNK = 0.125  # at most one prompt in eight fills it
 CERTAIN_PACE = 0.5  # of the estimated pace of prefill, which assumes full chunks
 GRAPH_SIZES = (8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768)
@@ -517,15 +517,6 @@ def _transfers(view: View, _: frozenset[str]) -> list[Draft]:
     ]
 
 
-def _no_speculation(view: View, _: frozenset[str]) -> list[Draft]:
-    now = view.facts.word("speculative_algorithm")
-    return [
-        _say(
-            f"run without --speculative-algorithm{f' {now}' if now else ''}, or with a draft model that was trained for this model"
-        )
-    ]
-
-
 def _hicache(view: View, _: frozenset[str]) -> list[Draft]:
     facts, row = view.facts, BY_ID["hicache_degraded"].remedy
     kind = view.hicache.word if view.hicache is not None else ""
@@ -552,24 +543,10 @@ def _hicache(view: View, _: frozenset[str]) -> list[Draft]:
     )]  # fmt: skip
 
 
-def costly_settings(view: View) -> list[tuple[Draft, str]]:
-    """Return the settings of a start that slow every load down, each with what it does in words."""
-    facts, found = view.facts, list[tuple[Draft, str]]()
-    for arg in ("disable_cuda_graph", "disable_decode_cuda_graph"):
-        if facts.is_on(arg) and not facts.role:
-            found.append(
-                (Draft(arg, to=False, now=True, text=BY_ID["cuda_graph_off"].remedy), "CUDA graphs are switched off")
-            )
-    chunk = facts.typed("chunked_prefill_size")
-    if chunk is not None and 0 < chunk <= TINY_CHUNK:
-        draft = Draft("chunked_prefill_size", float(SMALL_CHUNK), chunk, text=BY_ID["prefill_bound"].remedy)
-        found.append(
-            (
-                draft,
-                f"prompts are computed in chunks of {chunk:g} tokens, and a chunk takes about as long as one of 1,024",
-            )
-        )
-    return found
+def _costly_settings(view: View, _: frozenset[str]) -> list[Draft]:
+    rows = {"chunked_prefill_size": "prefill_bound"}
+    found = ((arg, now, to, BY_ID[rows.get(arg, "cuda_graph_off")].remedy) for arg, now, to, _ in costly_settings(view))
+    return [Draft(arg, to, now, text=text) for arg, now, to, text in found]
 
 
 def _out_of_memory_prefill(view: View, holding: frozenset[str]) -> list[Draft]:
@@ -847,6 +824,9 @@ def _interleave(view: View, _: frozenset[str]) -> list[Draft]:
         "separate prefill and decode (disaggregation), or add a replica",
         "Prompts and answers share the GPU: what one takes the other waits for.", "prompts are short",
     )  # fmt: skip
+    chunk, ranks = facts.typed("chunked_prefill_size") or 0.0, facts.attention_ranks
+    if 0 < chunk < LEAST_USEFUL_CHUNK * ranks:  # decode steps between such chunks only delay the prompts
+        return [Draft("chunked_prefill_size", LEAST_USEFUL_CHUNK * ranks, chunk, text=BY_ID["prefill_bound"].remedy)]
     shorter = _chunk_within(view, objective)
     if facts.is_on("enable_mixed_chunk"):
         return [replace(shorter, otherwise=(elsewhere,)) if shorter else elsewhere]
@@ -1063,23 +1043,6 @@ def _settings(view: View, _: frozenset[str]) -> list[Draft]:
     return drafts
 
 
-def _routers(view: View, _: frozenset[str]) -> list[Draft]:
-    return [
-        _say(
-            f"start {view.facts.number('dp_size') or 1:g} servers without --dp-size, each on its own GPUs, and put SGLang's router (model gateway) in front"
-        )
-    ]
-
-
-def _one_gpu(view: View, _: frozenset[str]) -> list[Draft]:
-    gpus = view.facts.number("tp_size")
-    return [
-        _say(
-            f"run one server with --tp-size 1 on {f'each of the {gpus:g} GPUs' if gpus else 'each GPU'}, behind a router (model gateway)"
-        )
-    ]
-
-
 _FLAG = re.compile(r"--[a-z][a-z0-9_-]{2,60}[a-z0-9]")
 _ASKED = re.compile(
     r"Tried to allocate ([\d.]{1,8}) GiB.{0,200}?(?:([\d.]{1,8}) GiB total capacity|total capacity of ([\d.]{1,8}) GiB)"
@@ -1217,9 +1180,8 @@ ADVICE: dict[str, Advise] = {
     "sglang_recommends": _recommended,
     "no_kv_cache": _no_kv_cache,
     "kv_transfer_failing": _transfers,
-    "speculation_rejected": _no_speculation,
     "hicache_degraded": _hicache,
-    "costly_settings": lambda view, _: [draft for draft, _ in costly_settings(view)],
+    "costly_settings": _costly_settings,
     "crashed": _by_explanation,
     "server_down": _down,
     "out_of_memory_prefill": _beside_others(_out_of_memory_prefill),
@@ -1249,11 +1211,9 @@ ADVICE: dict[str, Advise] = {
     "client_too_slow": _more,
     "shared_prefixes_unused": _by_prefix,
     "prefix_policy_wasted": _set("schedule_policy", "fcfs"),
-    "data_parallel_would_fit": _one_gpu,
     "prompts_beyond_kv_cache": _longest_prompts,
     "prompts_beyond_context": _longest_requests,
     "requests_refused": _refusals,
-    "router_candidate": _routers,
     "profile_settings": _settings,
     "torch_compile_candidate": _set("enable_torch_compile", to=True),
     "quantization_candidate": _set("quantization", "fp8"),
@@ -1323,51 +1283,6 @@ _LIMIT_TEXTS = {"raise": BY_ID["running_at_limit"].remedy, "lower": Remedy(
 
 def _with_cost(text: Remedy, cost: str) -> Remedy:
     return replace(text, cost=cost) if cost else text
-
-
-# Attention backends that need their own page size (srt/arg_groups/overrides.py).
-PAGED_BACKENDS = (
-    "flashmla", "cutlass_mla", "trtllm_mla", "trtllm_mha", "fa4", "ascend", "intel_amx", "dsa", "nsa", "aiter", "dsv4", "tokenspeed_mla",
-)  # fmt: skip
-
-
-def _fits_evidence(arg: str, view: View) -> bool:
-    """Whether what was seen does not speak against the guide's setting; where a row of its own decides, it is left to that."""
-    batch, limit = view.batch(), view.profile.settings
-    wanted = next((each.value for each in limit if each.arg == arg), None)
-    tests: dict[str, bool] = {
-        "mem_fraction_static": view.facts.reserve_gb is None and view.profile.queue_lower is None,
-        "max_running_requests": isinstance(wanted, float)
-        and view.profile.queue_lower is None
-        and (batch or 0.0) > wanted,
-        "schedule_conservativeness": view.profile.queue_lower is None
-        and (view.share("admission", "no_queue") or 0.0) > view.profile.frequent_share,
-        "chunked_prefill_size": view.prefill_share > MOSTLY_PREFILL / 2,
-        "schedule_policy": (view.cached_share or 0.0) >= SHARING[0],
-        # SGLang captures no size above the running limit.
-        "cuda_graph_max_bs": (view.facts.largest_captured or 0.0) < (view.facts.least_limit or inf),
-        "page_size": view.facts.word("attention_backend") not in PAGED_BACKENDS,
-    }
-    return tests.get(arg, True)
-
-
-def differing(view: View) -> list[Setting]:
-    """Return the guide's settings for the profile's workload that this server has not, where nothing that was seen speaks against them."""
-    facts, found = view.facts, []
-    for setting in view.profile.settings if facts.knows_arguments else ():
-        arg = facts.graph_arg if setting.arg == "cuda_graph_max_bs" else setting.arg
-        now: object = facts.largest_captured if arg == facts.graph_arg else facts.arguments.get(arg)
-        if setting.is_switch:
-            now = float(bool(now))
-        elif isinstance(setting.value, float):
-            now = facts.typed(arg) if arg != facts.graph_arg else now
-        if facts.is_cpu and not setting.needed:
-            continue
-        if arg == "max_running_requests" and now is None:
-            now = facts.least_limit
-        if now is not None and now != setting.value and facts.flag(arg) and _fits_evidence(setting.arg, view):
-            found.append(replace(setting, arg=arg))
-    return found
 
 
 # Spelling

@@ -128,4 +128,4 @@ def _event_at(row: Row, server: Server, now: float) -> float:
         return max(server.hangs[-1].begin, server.last.get("hangs", now) - row.after)  # it is known from then on
     if row.when.kind != "event":
         return now
-    return max((server.last[name] for name in row.when.states if name in server.last), default=now)
+    return max((server.last[name] for name in row.when.counts if name in server.last), default=now)

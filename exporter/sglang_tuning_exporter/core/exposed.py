@@ -6,7 +6,6 @@ Every word here becomes a label of a series, so it holds no measured figure and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 from sglang_tuning_exporter.core.advice import figures_of, fill
@@ -17,8 +16,6 @@ from sglang_tuning_exporter.core.view import View
 
 KEPT_SECONDS = 600.0  # in which advice keeps its words, unless the flag was set
 LONGEST_TEXT = 200
-USUAL_WATCHDOG_SECONDS = 300.0  # --watchdog-timeout
-HEALTH_CHECK_SECONDS = 20.0  # SGLANG_HEALTH_CHECK_TIMEOUT
 TOO_LITTLE = "Too little was seen for a verdict."
 
 
@@ -63,27 +60,10 @@ def conditions(measured: Measured) -> Iterator[Condition]:
         if row.id in measured.view.profile.accepts:
             continue
         if row.alert and figure is not None and figure.limit is not None:
-            figure = steady(row.id, figure, measured.view)
             # What another row explains better is not above its limit.
             explained = figure.holds and row.id not in measured.holding
             value, limit = turned(figure)
             yield Condition(row.id, min(value, limit) if explained else value, limit)
-
-
-def steady(name: str, figure: Figure, view: View) -> Figure:
-    """Return a row's figure in its one unit, beside a limit that changes with the profile only."""
-    if name in {"retracting_too_often", "conservativeness_ineffective"}:
-        limit = view.profile.retractions_per_minute  # what chance adds to it depends on the time seen
-        return replace(figure, value=figure.value if figure.holds else min(figure.value, limit), limit=limit)
-    if figure.unit != "count":
-        return figure
-    if name == "graph_memory_short":  # it did not fit at all
-        return replace(figure, value=view.profile.reserve_least_gb if figure.holds else 0.0, unit="GB")
-    if name == "scheduler_stuck":  # each line stands for the seconds that it waited
-        watchdog = view.facts.size("watchdog_timeout") or USUAL_WATCHDOG_SECONDS
-        each = watchdog if view.totals["watchdogs"] and not view.totals["health_failures"] else HEALTH_CHECK_SECONDS
-        return replace(figure, value=each * figure.value, unit="seconds")
-    return figure
 
 
 def turned(figure: Figure) -> tuple[float, float]:

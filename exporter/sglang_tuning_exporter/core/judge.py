@@ -6,19 +6,16 @@ measure every row -> leave out what another row explains -> rank -> advise -> wo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Literal
 
 from sglang_tuning_exporter.config.profiles import Profile
-from sglang_tuning_exporter.core import suspects
+from sglang_tuning_exporter.core import measures, suspects
 from sglang_tuning_exporter.core.advice import (
-    CEILING,
     advise,
     by_sglang,
-    costly_settings,
-    differing,
     figures_of,
     fill,
     typed_settings,
@@ -34,24 +31,22 @@ from sglang_tuning_exporter.core.findings import (
     Finding,
     Judgement,
     Severity,
+    Unit,
 )
-from sglang_tuning_exporter.core.ledger import FAST, SLOW
 from sglang_tuning_exporter.core.rows import (
     BY_ID,
     KILLS,
     OUT_OF_MEMORY,
-    ROW_OF_WAIT,
+    RETRACTING,
     ROWS,
     STATE_WORDS,
     WHY_REQUESTS_WAIT,
     Row,
-    When,
 )
-from sglang_tuning_exporter.core.server import BUCKET_SECONDS, WAITS, Server, Totals
-from sglang_tuning_exporter.core.suspects import LATE_TIMES, SLOW_BURN_TIMES
-from sglang_tuning_exporter.core.view import SHARING, SHORTEST_TIMEOUT, View, explained
+from sglang_tuning_exporter.core.server import BUCKET_SECONDS, Server, Totals
+from sglang_tuning_exporter.core.text import amount
+from sglang_tuning_exporter.core.view import View, explained
 from sglang_tuning_exporter.sglang.args.refusals import objection
-from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
 
 NO_LIMIT, IDLE, NOT_ENOUGH, STARTING = "no_limit_in_log", "idle", "not_enough_data", "starting"
 HEALTHY, UNEXPLAINED, STOPPED = "healthy", "unexplained", "stopped"
@@ -64,466 +59,12 @@ SENTENCES = {
     STOPPED: "The server was stopped: its log says that it was asked to end.",
 }
 BUT_MUTED = "Nothing limits this server but what is muted."
-PAST_SECONDS = 120.0  # what was not seen for so long is over
 SURVIVED_SECONDS = 60.0  # of work after a failure: it did not end by it
-LONG = 180.0  # seconds that are said in minutes
+PAST_SECONDS = 120.0  # what was not seen for so long is over
 HIGH, MEDIUM = 120.0, 60.0  # seconds of serving time for this confidence
-OFTEN_DOWN, MANY_OUTAGES = 0.1, 3  # of two hours; outages in them
-LEAST_WAITED = 10.0  # seconds of waiting that show what requests wait for
-RARE_WAIT = 0.1  # of the time, on the least busy DP rank
-TRANSFERS_A_MINUTE, RARELY_FAILED = 0.5, 0.01  # failed ones; of the requests
-LEAST_DRAFTED, DRAFT_COST, USUAL_DRAFTS = (
-    0.99,
-    0.014,
-    3.0,
-)  # tokens a step; of a pass of the model for each draft step; draft steps
-FEW = 5  # requests that failed for other reasons are no finding
-MANY_FAILED = 0.05  # of the requests
-SMALL_MODEL_GB, SMALL_BATCH = 20.0, 32.0  # of all weights; the default of --torch-compile-max-bs
-ROOM_FOR_POOL, USUAL_FRACTION, LARGE_WEIGHTS = 0.3, 0.88, 0.3  # of a GPU's memory
-NO_SHARING = 0.02
-SEVERAL_EACH = 1.5  # requests of the scheduler for each over HTTP
-# Prompt tokens for each late gap, from which on prefill makes it.
-LONG_PREFILL = 512.0
-MANY_GIVEN_UP, NEARLY_ALL_GIVEN_UP = 0.333, 0.5  # of the requests that ended
-LARGE_BATCH, RARELY = 32.0, 0.25  # requests; of the time
+NEARLY_ALL_GIVEN_UP = 0.5  # of the requests that ended
 RECOMMENDS = "sglang_recommends"
 MOST_QUOTED = 2  # decisions of SGLang's, in one finding
-DP_ATTENTION_GPUS = 8
-_MOE = re.compile(r"moe|mixtral|deepseek-?_?(?:v[23]|r1)|-a\d+(?:\.\d+)?b\b|kimi-k2|gpt-oss|grok|dbrx", re.IGNORECASE)
-_LATENT = re.compile(r"deepseek-?_?(?:v[23]|r1)|kimi-k2", re.IGNORECASE)
-_QUANTIZED = re.compile(
-    r"fp8|fp4|awq|gptq|int[48]|w[48]a\d|bnb|gguf|marlin|quant|deepseek-?_?(?:v3|r1)|kimi-k2|gpt-oss", re.IGNORECASE
-)
-
-
-# What is measured
-
-
-def _retractions(view: View) -> Figure | None:
-    if not view.has_enough_load:
-        return None
-    return Figure(
-        "retractions per minute of serving time",
-        view.retractions_a_minute,
-        "per_minute",
-        view.retractions_tolerated,
-        "above",
-    )
-
-
-def _at_ceiling(view: View) -> Figure | None:
-    return _retractions(view) if (view.facts.number("schedule_conservativeness") or 0.0) > CEILING else None
-
-
-def _graph_memory(view: View) -> Figure | None:
-    failed, reserve = view.totals["out_of_memory.graph_capture"], view.facts.reserve_gb
-    if failed or reserve is None or view.facts.without_graph:
-        return Figure("out-of-memory failures in graph capture", failed, "count", 0.0, "above")
-    return Figure("available_gpu_mem after graph capture", reserve, "GB", view.profile.reserve_least_gb, "below")
-
-
-def _hang(view: View) -> Figure | None:
-    if view.stuck is not None:
-        return Figure(
-            "seconds in which requests were there and nothing moved", view.stuck.seconds, "seconds", 0.0, "above"
-        )
-    longest = max((hang.seconds for hang in view.hangs), default=0.0) if view.totals["hangs"] else 0.0
-    if view.totals["watchdogs"] and not longest:
-        return Figure("watchdog timeouts", view.totals["watchdogs"], "count", 0.0, "above")
-    longest = max(longest, view.silent_seconds if view.totals["health_failures"] else 0.0)
-    return Figure("longest time in which requests were there and nothing moved", longest, "seconds", 0.0, "above")
-
-
-def _prefill(view: View) -> Figure | None:
-    """Requests wait while prompts are computed. Where throughput counts, an empty queue beside them is no sign of slow clients."""
-    if not view.has_enough_load:
-        return None
-    value, waits = view.share("admission", "prefill_bound") or 0.0, _waited_share(view) > view.profile.frequent_share
-    if view.profile.queue_lower is not None or waits:
-        value = max(value, view.full_steps)
-        if not waits or view.facts.is_on("disable_radix_cache"):  # else what they wait for is known better
-            value = max(value, view.prefill_share)
-    return Figure("serving time in which prompts were computed", value, "share", view.profile.frequent_share, "above")
-
-
-def _imbalance(view: View) -> Figure | None:
-    waited = view.waited()
-    if len(waited) < 2 or min(waited.values()) >= RARE_WAIT:
-        return None
-    return Figure(
-        "time in which requests waited on the busiest DP rank",
-        max(waited.values()),
-        "share",
-        view.profile.frequent_share,
-        "above",
-    )
-
-
-def _waited_share(view: View) -> float:
-    empty = view.share("queue", "empty")
-    return 0.0 if empty is None else 1.0 - empty
-
-
-def _unexplained(view: View) -> Figure | None:
-    """Requests wait most of the time, and longer than the profile allows; priorities let some wait by design."""
-    if not view.has_enough_load or view.facts.is_on("enable_priority_scheduling"):
-        return None
-    healthy = ("empty", "in_range") if view.profile.queue_lower is None else ("empty", "in_range", "below_range")
-    waited = 1.0 - (view.share("queue", *healthy) or 0.0)
-    if view.profile.queue_lower is not None:  # the guide's range is about a full cache
-        waited = max(waited, view.share("admission", "held_back", "unknown") or 0.0)
-    return Figure("serving time in which requests waited", waited, "share", view.profile.frequent_share, "above")
-
-
-def _failed(view: View) -> Figure | None:
-    posts = view.totals["generation_posts"]
-    failed = view.totals["server_errors"] + (view.totals["failed_requests"] if posts else 0.0)
-    failed = failed if failed >= FEW else 0.0
-    asked = posts or view.totals["sequences"] + failed
-    return (
-        Figure("share of the requests that ended in an exception", failed / asked, "share", MANY_FAILED, "above")
-        if failed
-        else None
-    )
-
-
-def _refused(view: View) -> Figure | None:
-    refused = view.totals["refused"] if view.totals["refused"] >= FEW else 0.0
-    asked = max(view.totals["sequences"], refused)
-    return (
-        Figure("share of the requests that were refused", refused / asked, "share", MANY_FAILED, "above")
-        if refused
-        else None
-    )
-
-
-def _transfers(view: View) -> Figure | None:
-    """Requests that failed between the two servers of a pair, by the minute."""
-    totals, failed = view.totals, view.failed_transfers
-    if not failed and not view.facts.role:
-        return None
-    requests = max(totals["finished_requests"], totals["started"], failed)
-    value = view.per_minute(failed)
-    value = value if failed > RARELY_FAILED * requests else min(value, TRANSFERS_A_MINUTE)
-    name = "requests per minute of serving time that failed between prefill and decode server"
-    return Figure(name, value, "per_minute", TRANSFERS_A_MINUTE, "above")
-
-
-def _speculation(view: View) -> Figure | None:
-    """Tokens of a verified step, below what the drafts cost at least: even the smallest draft takes a part of a pass for each draft step."""
-    steps, lines = view.facts.size("speculative_num_steps") or USUAL_DRAFTS, view.totals["accepted:n"]
-    if not view.has_enough_load or lines < view.profile.enough_observations:
-        return None
-    length = view.totals["accepted"] / lines
-    if length < LEAST_DRAFTED:
-        return None  # another figure than the mean with the token that needs no draft
-    return Figure(
-        "tokens a verified step gives; 1 without speculation", length, "ratio", 1.0 + DRAFT_COST * steps, "below"
-    )
-
-
-def _hicache(view: View) -> Figure | None:
-    if view.hicache is None:
-        return None
-    stays = view.hicache.word == "kernel"  # it was printed once, and holds until the next start
-    return Figure(
-        "lines about what HiCache could not do", view.totals["hicache"] or float(stays), "count", 0.0, "above"
-    )
-
-
-def _costly_settings(view: View) -> Figure | None:
-    """Settings of a start that slow every load down, until there is a load to judge by."""
-    if view.has_enough_load or not view.facts.arguments or view.facts.is_cpu:
-        return None
-    return Figure(
-        "settings of the start that slow every request down", float(len(costly_settings(view))), "count", 0.0, "above"
-    )
-
-
-def _sharing(view: View) -> float | None:
-    """Return the cached share of prompt tokens, without what retracted requests and further answers find of their own."""
-    if not view.has_enough_load or _waited_share(view) <= view.profile.frequent_share or view.cached_share is None:
-        return None
-    totals, cached = view.totals, view.cached_share
-    own = totals["repeated"] / totals["cached"] if totals["cached"] else 0.0
-    came_back = totals["retracted"] * (view.prompt or 0.0) / max(totals["computed"] + totals["cached"], 1.0)
-    if view.facts.is_on("enable_priority_scheduling"):
-        return None  # preempted requests find their own prompts, and nothing counts them
-    if totals["generation_posts"] and totals["started"] > SEVERAL_EACH * totals["generation_posts"]:
-        return None  # several answers to one prompt find it cached
-    return max(cached * (1.0 - (1.0 if own > 0.5 else own)) - came_back, 0.0)
-
-
-def _shared_prefixes(view: View) -> Figure | None:
-    shared = _sharing(view)
-    if (
-        view.facts.arguments.get("schedule_policy") != "fcfs"
-        or shared is None
-        or (view.cached_share or 0.0) >= SHARING[1]
-    ):
-        return None
-    return Figure("share of prompt tokens from the prefix cache", shared, "share", SHARING[0], "above")
-
-
-def _no_prefixes(view: View) -> Figure | None:
-    if view.facts.arguments.get("schedule_policy") not in ("lpm", "dfs-weight") or _sharing(view) is None:
-        return None
-    return Figure(
-        "share of prompt tokens from the prefix cache", view.cached_share or 0.0, "share", NO_SHARING, "below"
-    )
-
-
-def _fits_one_gpu(view: View) -> Figure | None:
-    facts, weights, capacity = view.facts, view.facts.weights_gb, view.facts.capacity_gb
-    shards = facts.number("tp_size") or 1.0
-    if shards <= 1 or facts.pipeline_stages > 1 or facts.is_cpu or weights is None or not capacity:
-        return None
-    spread = (
-        facts.number("dp_size"),
-        facts.number("ep_size"),
-        facts.number("moe_dense_tp_size"),
-        float(facts.attention_ranks),
-    )
-    if any((each or 1.0) > 1 for each in spread) or facts.is_on("enable_ep_moe"):
-        return None
-    model, usage = weights * facts.shards, view.mean("usage")
-    if usage is not None and facts.pools_gb:
-        left = 1.0 - (model - weights) / facts.pools_gb
-        if usage > view.profile.token_usage_target * left:
-            return None
-    return Figure("weights of the whole model", model, "GB", (USUAL_FRACTION - ROOM_FOR_POOL) * capacity, "below")
-
-
-def _replicas(view: View) -> Figure | None:
-    facts = view.facts
-    replicas = facts.number("dp_size")
-    if facts.is_cpu or facts.is_on("enable_dp_attention") or facts.attention_ranks > 1 or replicas is None:
-        return None
-    return Figure("replicas in one server", replicas, "count", 1.0, "above")
-
-
-def _small_batches(view: View) -> Figure | None:
-    facts, batch, weights = view.facts, view.batch(), view.facts.weights_gb
-    if facts.is_cpu or facts.without_graph or facts.number("enable_torch_compile") != 0 or not view.has_enough_load:
-        return None
-    if (
-        batch is None
-        or weights is None
-        or weights * facts.shards >= SMALL_MODEL_GB
-        or (facts.is_first_edition and facts.word("quantization"))
-    ):
-        return None
-    return Figure("requests running together, 99 % of the time", batch, "count", SMALL_BATCH + 1, "below")
-
-
-def _is_short(view: View) -> bool:
-    full = (view.share("admission", "pool_full") or 0.0) > view.profile.frequent_share
-    return view.has_enough_load and (full or view.retractions_a_minute > view.retractions_tolerated)
-
-
-def _large_weights(view: View) -> Figure | None:
-    facts, weights, capacity = view.facts, view.facts.weights_gb, view.facts.capacity_gb
-    if facts.is_cpu or facts.arguments.get("quantization", "?") is not None or _QUANTIZED.search(facts.model):
-        return None
-    if weights is None or not capacity or not _is_short(view):
-        return None
-    return Figure(
-        "share of a GPU's memory taken by its part of the weights", weights / capacity, "share", LARGE_WEIGHTS, "above"
-    )
-
-
-def _experts(view: View) -> Figure | None:
-    facts = view.facts
-    if facts.is_cpu or not _MOE.search(facts.model) or "tp_size" not in facts.arguments:
-        return None
-    if (facts.number("ep_size") or 1.0) > 1 or facts.is_on("enable_ep_moe") or facts.is_on("enable_deepep_moe"):
-        return None
-    return Figure("GPUs that share every expert", facts.number("tp_size") or 1.0, "count", 1.0, "above")
-
-
-def _latent_pool_full(view: View) -> Figure | None:
-    facts = view.facts
-    if facts.is_cpu or not _LATENT.search(facts.model) or (facts.number("tp_size") or 1.0) < DP_ATTENTION_GPUS:
-        return None
-    full = view.share("admission", "pool_full")
-    if facts.is_on("enable_dp_attention") or facts.attention_ranks > 1 or not view.has_enough_load or full is None:
-        return None
-    return Figure("serving time with a full KV cache", full, "share", view.profile.frequent_share, "above")
-
-
-def _settings(view: View) -> Figure | None:
-    if not view.facts.knows_arguments or not view.has_enough_load:
-        return None
-    return Figure(
-        "settings other than the guide's for this workload", float(len(differing(view))), "count", 0.0, "above"
-    )
-
-
-def _suspects(view: View) -> Figure | None:
-    named = suspects.likely(view)
-    return (
-        None
-        if named is None
-        else Figure(
-            "flags that differ from SGLang's defaults and can cause this", float(len(named)), "count", 0.0, "above"
-        )
-    )
-
-
-def _recommended(view: View) -> Figure | None:
-    """What SGLang itself recommends in the lines of its start, for a flag that this release has."""
-    count = len(view.facts.recommended())
-    return (
-        Figure("recommendations of SGLang's own at its start", float(count), "count", 0.0, "above") if count else None
-    )
-
-
-# What only the server's own metrics show
-
-
-def _down(view: View) -> Figure | None:
-    if not view.down and not view.scraped:
-        return None
-    return Figure("scrapes without an answer", 1.0 if view.down else 0.0, "count", 0.0, "above")
-
-
-def _trouble(name: str) -> Callable[[View], Figure | None]:
-    def of(view: View) -> Figure:
-        return Figure("trouble with a source", float(name in view.troubles), "count", 0.0, "above")
-
-    return of
-
-
-def _late(
-    view: View, latency: str, objective: float | None, budgets: float, because: Callable[[Histogram], bool]
-) -> Figure | None:
-    """Return the share of observations above the objective; at its limit at most where something else is the reason."""
-    seen = view.latency(latency)
-    if objective is None or seen is None or not view.has_enough_load or view.hung:
-        return None
-    if seen.observations < view.profile.enough_observations:
-        return None
-    share, limit = seen.above(objective) / seen.observations, view.profile.late_bound(budgets)
-    name = f"share of {latency.replace('_', ' ')} observations above {objective:g} s"
-    return Figure(name, share if share <= limit or because(seen) else limit, "share", limit, "above")
-
-
-def _is_waiting(view: View, first_tokens: Histogram) -> bool:
-    """Whether requests wait most of the time, or spend most of the time to their first token in the queue."""
-    wait, mean = view.wait, first_tokens.mean_seconds
-    share = view.profile.frequent_share
-    return _waited_share(view) > share or (wait is not None and mean is not None and wait > share * mean)
-
-
-def _late_by_queue(view: View) -> Figure | None:
-    objective = view.profile.time_to_first_token_seconds
-    return _late(view, "time_to_first_token", objective, LATE_TIMES, lambda seen: _is_waiting(view, seen))
-
-
-def _late_by_prompts(view: View) -> Figure | None:
-    objective = view.profile.time_to_first_token_seconds
-
-    def because(seen: Histogram) -> bool:
-        tokens, late = view.totals["computed"], seen.above(objective or 0.0)
-        return not _is_waiting(view, seen) and (not tokens or tokens >= LONG_PREFILL * late)
-
-    return _late(view, "time_to_first_token", objective, LATE_TIMES, because)
-
-
-def _late_between(view: View) -> Figure | None:
-    objective = view.profile.inter_token_seconds
-
-    def because(seen: Histogram) -> bool:
-        late, steps = seen.above(objective or 0.0) / seen.observations, view.steps
-        usual = seen.quantile(0.25) or 0.0
-        return (
-            bool(late and steps)
-            and view.totals["computed"] / (late * steps) >= LONG_PREFILL
-            and usual <= (objective or 0.0)
-        )
-
-    return _late(view, "inter_token", objective, SLOW_BURN_TIMES, because)
-
-
-def _given_up(view: View) -> Figure | None:
-    share = view.given_up_share
-    if share is None or not view.has_enough_load or view.totals["finished_requests"] < view.profile.enough_observations:
-        return None
-    if view.hung:  # then clients have a reason
-        share = 0.0
-    limit = view.profile.aborted_share if "aborted_share" in view.profile.overridden else MANY_GIVEN_UP
-    return Figure("share of the ended requests that were given up", share, "share", limit, "above")
-
-
-def _timeouts(view: View) -> Figure | None:
-    figure, ages = _given_up(view), view.given_up_ages
-    if figure is None:
-        return None
-    is_timeout = ages is not None and ages[1] >= SHORTEST_TIMEOUT and not view.cancels
-    return figure if is_timeout else replace(figure, value=min(figure.value, figure.limit or 0.0))
-
-
-def _step_of_a_large_batch(view: View) -> float | None:
-    """Return the seconds between two tokens, where decoding alone takes them: the batch is large and prompts take little of the time."""
-    batch = view.batch(0.5)
-    if (
-        not view.has_enough_load
-        or batch is None
-        or batch < LARGE_BATCH
-        or view.totals["prefilling"] > RARELY * view.known["queue"]
-    ):
-        return None
-    return view.step_seconds
-
-
-def _burning(latency: str, rate: str) -> Callable[[View], Figure | None]:
-    times = {"fast": FAST, "slow": SLOW}[rate].times
-    name = "share of the observations that missed the objective, in both windows"
-
-    def of(view: View) -> Figure | None:
-        share = view.burning.get((latency, rate))
-        return (
-            None
-            if share is None
-            else Figure(name, 0.0 if view.hung else share, "share", view.profile.late_bound(times), "above")
-        )
-
-    return of
-
-
-def _often_down(view: View) -> Figure | None:
-    if view.down_share is None:
-        return None
-    often = view.outages >= MANY_OUTAGES
-    return Figure(
-        "share of the last two hours in which it was down",
-        view.down_share if often else 0.0,
-        "share",
-        OFTEN_DOWN,
-        "above",
-    )
-
-
-FACTS: dict[str, Callable[[View], Figure | None]] = {
-    "retractions": _retractions, "retractions_at_ceiling": _at_ceiling, "graph_memory": _graph_memory, "hang": _hang,
-    "prefill": _prefill, "imbalance": _imbalance, "transfers": _transfers, "speculation": _speculation, "hicache": _hicache,
-    "costly_settings": _costly_settings, "not_sglang": _trouble("not_sglang"),
-    "unexplained": _unexplained, "requests_failed": _failed, "requests_refused": _refused, "shared_prefixes": _shared_prefixes,
-    "no_prefixes": _no_prefixes, "fits_one_gpu": _fits_one_gpu, "replicas": _replicas, "small_batches": _small_batches,
-    "recommended": _recommended,
-    "down": _down, "timeouts": _timeouts, "given_up": _given_up, "late_by_queue": _late_by_queue, "late_by_prompts": _late_by_prompts,
-    "late_between": _late_between, "metrics_disabled": _trouble("metrics_disabled"), "log_silent": _trouble("log_silent"),
-    "disagree": _trouble("sources_disagree"),
-    "often_down": _often_down,
-    **{f"burning_{latency}_{rate}": _burning(latency, rate) for latency in ("time_to_first_token", "inter_token") for rate in ("fast", "slow")},
-    "large_weights": _large_weights, "experts": _experts, "latent_pool_full": _latent_pool_full, "settings": _settings, "suspects": _suspects,
-}  # fmt: skip
-LEVELS: dict[str, Callable[[View], float | None]] = {
-    "reserve": lambda view: view.facts.reserve_gb,
-    "step_seconds": _step_of_a_large_batch,
-    "starts": lambda view: view.totals["starts_recently"],
-}
 
 
 def _is_enough(row: Row, view: View) -> bool:
@@ -534,32 +75,13 @@ def _is_enough(row: Row, view: View) -> bool:
     return off and view.served > 0 and view.totals["lines"] >= view.profile.enough_observations
 
 
-def measure(row: Row, view: View) -> Figure | None:  # noqa: PLR0911 - one for each kind of condition
+def measure(row: Row, view: View) -> Figure | None:
     """Return the figure that decides a row; None where the log does not show it, or too little was seen."""
     when = row.when
-    limit = getattr(view.profile, when.limit) if isinstance(when.limit, str) else when.limit
-    if row.profiles and view.profile.name not in row.profiles:
+    if (row.profiles and view.profile.name not in row.profiles) or not _is_enough(row, view):
         return None
-    if when.kind == "fact":
-        return FACTS[when.figure](view)
-    if when.kind == "event":
-        return _figure(when, sum(view.totals[name] for name in when.states), limit)
-    if when.kind == "level":
-        return _figure(when, LEVELS[when.figure](view), limit)
-    if not _is_enough(row, view):
-        return None
-    if when.kind == "rate":
-        return _figure(when, view.per_minute(view.totals[when.figure]), limit)
-    if when.figure == "admission" and when.states[0] in WAITS:
-        limit = view.reason_limit
-    return _figure(when, view.share(when.figure, *when.states), limit)
-
-
-def _figure(when: When, value: float | None, limit: float | None) -> Figure | None:
+    value, limit = when.measure(view), when.bound(view)
     return None if value is None or limit is None else Figure(when.name, value, when.unit, limit, when.side)
-
-
-# The pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -589,28 +111,22 @@ class Measured:
         return IDLE if idle and view.served < view.profile.enough_serving_seconds else NOT_ENOUGH
 
     def causes(self, row: Row) -> tuple[str, ...]:
-        """Return the rows that this one can follow from, here: no failure ends a server that nothing shows, or that it survived."""
-        if row.id not in DEATHS:
-            return row.causes
-        return tuple(each for each in row.causes if not (each in KILLS and self._is_harmless(each, row)))
+        """Return the rows that this one can follow from, here: no failure ends a server that is only feared, or that it survived."""
+        return tuple(each for each in row.causes if not (row.id in DEATHS and self._is_harmless(each, row.id)))
+
+    def _is_harmless(self, failure: str, death: str) -> bool:
+        last, counts = self.view.last, BY_ID[failure].when.counts
+        if failure == "graph_memory_short":
+            return not self.view.totals[counts[0]]
+        failed = max((last[name] for name in counts if name in last), default=inf)
+        worked = last.get({"crashed": "work before the end", "server_down": "work"}.get(death, ""), -inf)
+        return failure in KILLS and worked - failed >= SURVIVED_SECONDS
 
     def place(self, row: str) -> tuple[bool, int, int]:
         """Return what rows are ranked by: a server that is down has its end first, beside what is not known to have ended it."""
         death = "server_down" if "server_down" in self.holding else "crashed" if self.view.has_ended else ""
         unproven = death in self.holding and row in KILLS and row not in self.causes(BY_ID[death])
         return unproven, -URGENCY[BY_ID[row].severity], _ORDER[row]
-
-    def _is_harmless(self, failure: str, death: Row) -> bool:
-        """Whether a failure is only feared, or the server served for a minute between it and its end."""
-        if failure == "graph_memory_short" and not self.view.totals["out_of_memory.graph_capture"]:
-            return True
-        if death.id not in {"crashed", "server_down"}:
-            return False
-        last = self.view.last
-        failed = max((last.get(name, -inf) for name in _SIGNS[failure]), default=-inf)
-        worked = last.get("work before the end" if death.id == "crashed" else "work", -inf)
-        begun = last.get("starts", -inf)
-        return failed > -inf and worked - (begun if failed < begun <= worked else failed) >= SURVIVED_SECONDS
 
 
 def is_served(view: View) -> bool:
@@ -626,27 +142,18 @@ def is_served(view: View) -> bool:
 
 _ORDER = {row.id: place for place, row in enumerate(ROWS)}
 DEATHS = frozenset({"crashed", "server_down", "often_down", "restart_loop"})
-_SIGNS: Mapping[str, tuple[str, ...]] = {
-    **{row: BY_ID[row].when.states for row in KILLS},
-    "graph_memory_short": ("out_of_memory.graph_capture",),
-    "scheduler_stuck": ("hangs", "watchdogs", "health_failures"),
-}
 
 
 def weigh(view: View) -> Measured:
     """Measure every row and leave out what another one explains: all that the passing of time needs."""
     view = suspects.explained(explained(view))
-    figures = {row.id: figure for row in ROWS if _is_enough(row, view) and (figure := measure(row, view)) is not None}
+    figures = {row.id: figure for row in ROWS if (figure := measure(row, view)) is not None}
     holds = {name for name, figure in figures.items() if figure.holds}
     if view.explanation is not None and view.explanation.denies_memory and "crashed" in holds:
         holds -= {*OUT_OF_MEMORY} - {"graph_memory_short"}
     if view.stopped:  # it was asked to end: everything is over
         return Measured(view, figures, ())
-    left = tuple(
-        row.id
-        for row in ROWS
-        if row.id in holds - view.profile.accepts and holds.isdisjoint(row.unless) and not _is_excused(row, view, holds)
-    )
+    left = tuple(row.id for row in ROWS if row.id in holds - view.profile.accepts and holds.isdisjoint(row.unless))
     measured = Measured(view, figures, left)
     return (
         measured
@@ -666,21 +173,12 @@ def _is_worth_saying(measured: Measured) -> bool:
     )
 
 
-def _is_excused(row: Row, view: View, holds: set[str]) -> bool:
-    """Whether the best advice is to change nothing, or what holds is what the profile calls good."""
-    if row.id == "client_too_slow":
-        return (view.share("token_usage", "at_target") or 0.0) > view.profile.frequent_share
-    if row.id == "running_far_below_limit" and "shared_prefixes_unused" in holds:
-        return True  # in another order the same cache holds more
-    return row.id == "dp_imbalanced" and "retracting_too_often" in holds
-
-
 def is_limit(name: str, measured: Measured) -> bool:
     """Whether a finding can be the verdict: a full KV cache only where its queue is not what the profile calls good."""
     row, view = BY_ID[name], measured.view
-    waits = _waited_share(view) > view.profile.frequent_share
+    waits = view.waited_share > view.profile.frequent_share
     if name == "flags_away_from_defaults":  # a flag that figures show to be the cause
-        return waits and any(rows for _, rows in suspects.named(view))
+        return waits and bool(suspects.proven(view))
     if name == "shared_prefixes_unused":  # prefixes are computed again and again because the cache loses them
         fine = (view.share("queue", "in_range") or 0.0) > view.profile.frequent_share
         return waits and not fine and (view.share("admission", "pool_full") or 0.0) > view.profile.frequent_share
@@ -811,7 +309,6 @@ def _changes(
     advised: dict[str, object],
 ) -> tuple[Change, ...]:
     """Return the changes of a row: of its causes where it borrows, else its own, without what others set or protect."""
-    view = measured.view
     if row.id == "server_down":  # a flag that ended it comes before the restart
         named = (tuple(change for change in earlier.get(cause, ()) if change.flag) for cause in measured.causes(row))
         return (*next(filter(None, named), ()), *_own(row, measured, holding, advised))
@@ -823,22 +320,7 @@ def _changes(
         cause, taken = next(iter(flagged or given), ("", ()))
         if taken:  # where memory is short, fewer requests help as well
             return (*taken, *_own(row, measured, holding, advised)) if cause == "running_far_below_limit" else taken
-        waits = cause_of_waits(view)
-        if waits is not None and waits not in holding:
-            own = tuple(change for change in _own(BY_ID[waits], measured, holding, advised) if change.flag)
-            if own:
-                return own
     return _own(row, measured, holding, advised)
-
-
-def cause_of_waits(view: View) -> str | None:
-    """Return the row of the reason that held for most of the time in which requests waited; None where there is none."""
-    waited = view.known["admission"] - view.totals["admission/no_queue"]
-    if waited < LEAST_WAITED:
-        return None
-    shares = {wait: view.waiting_share(wait) or 0.0 for wait in WAITS}
-    most = max(shares, key=shares.__getitem__)
-    return ROW_OF_WAIT.get(most) if shares[most] > view.profile.frequent_share else None
 
 
 def _own(row: Row, measured: Measured, holding: frozenset[str], advised: dict[str, object]) -> tuple[Change, ...]:
@@ -849,7 +331,7 @@ def _own(row: Row, measured: Measured, holding: frozenset[str], advised: dict[st
     if not row.any_load:
         offered = _after_sglang(row, view, offered)
     if row.id == "flags_away_from_defaults":
-        offered = suspects.likely(view) or []
+        offered = suspects.beside(view)
     kept: list[Change] = []
     for change in offered:
         if change.arg and any(each.arg == change.arg for each in kept):
@@ -922,29 +404,14 @@ def confidence_of(view: View) -> Confidence:
     return "high" if view.served >= HIGH else "medium" if view.served >= MEDIUM else "low"
 
 
-def amount(figure: Figure) -> str:
-    """Return a figure's value in words."""
-    value = figure.value
-    if figure.unit == "share":
-        return f"{100 * value:.0f} %"
-    if figure.unit == "GB":
-        return f"{value:.4g} GB"
-    if figure.unit == "seconds":
-        return f"{value:.3g} s" if value < LONG else f"{value / 60:.0f} min"
-    if figure.unit == "ratio":
-        return f"{value:.2f}"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}".removesuffix(".0")
-
-
 def _worded(row: Row, measured: Measured, changes: tuple[Change, ...], because: tuple[str, ...]) -> Finding:
     view, figure = measured.view, measured.figures[row.id]
     figures = figures_of(view)
     explained_by = explanation_of(row.id, measured)
     said = {"crashed": _how(view.ended), "server_down": view.down, **view.troubles}.get(row.id) or _said(row, view)
-    value = said or amount(figure)
-    seen = row.seen if row.id != "scheduler_stuck" or figure.unit == "seconds" else "{value} " + figure.name
+    value = said or amount(figure.value, "count" if figure.unit == "per_minute" else figure.unit)
     sentence = (
-        fill(seen, figures).replace("{value}", value).replace("{s}", "" if value in {"1", "at least one"} else "s")
+        fill(row.seen, figures).replace("{value}", value).replace("{s}", "" if value in {"1", "at least one"} else "s")
     )
     if row.id == "scheduler_stuck" and view.stuck is not None:
         sentence = view.stuck.sentence
@@ -1024,8 +491,10 @@ def _said(row: Row, view: View) -> str:
         failed = view.failed_transfers
         why = shortened(quoted(view.transfer.text)).rstrip(".") if view.transfer is not None else ""
         side = f" on this {view.transfer.word} server" if view.transfer is not None and view.transfer.word else ""
-        rate = amount(Figure("", view.per_minute(failed), "per_minute"))
-        return f"{failed:,.0f} request{'' if failed == 1 else 's'} failed{side}{f', with: {why}' if why else ''}; {rate}/min"
+        rate = amount(view.per_minute(failed), "per_minute")
+        return (
+            f"{failed:,.0f} request{'' if failed == 1 else 's'} failed{side}{f', with: {why}' if why else ''}; {rate}"
+        )
     if row.id == "no_kv_cache" and facts.no_pool is not None:
         weights, left = facts.weights_gb, facts.beside_weights_gb
         words = f"SGLang computes a KV cache of {facts.no_pool:,.0f} tokens"
@@ -1038,7 +507,7 @@ def _said(row: Row, view: View) -> str:
     if row.id == "hicache_degraded" and view.hicache is not None:
         return shortened(quoted(view.hicache.text)).rstrip(".")
     if row.id == "costly_settings":
-        return " and ".join(words for _, words in costly_settings(view))
+        return " and ".join(words for *_, words in measures.costly_settings(view))
     return ""
 
 
@@ -1056,46 +525,31 @@ def _guide(words: str) -> str:
 
 def _supporting(row: Row, view: View) -> list[Figure]:
     """Return the figures beside the one that decided, also those that speak against it."""
-    target = view.profile.token_usage_target
-    usage = view.mean("usage")
-    shown: list[Figure] = []
-    if row.id in {"retracting_too_often", "conservativeness_ineffective"}:
-        known = view.totals["usage_before:n"]
-        if known:
-            shown.append(
-                Figure(
-                    f"token usage just before retractions, mean of {known:.0f} of {view.totals['retractions']:.0f}",
-                    view.totals["usage_before"] / known,
-                    "ratio",
-                    target,
-                )
-            )
-        elif usage is not None:
-            shown.append(Figure("mean token usage", usage, "ratio", target))
+    target, facts, totals = view.profile.token_usage_target, view.facts, view.totals
+    shown: list[tuple[str, float | None, Unit, float | None]] = []
+    usage: tuple[str, float | None, Unit, float | None] = ("mean token usage", view.mean("usage"), "ratio", target)
+    if row.id in RETRACTING:
+        known = totals["usage_before:n"]
+        name = f"token usage just before retractions, mean of {known:.0f} of {totals['retractions']:.0f}"
+        shown = [(name, totals["usage_before"] / known, "ratio", target) if known else usage]
     elif row.id in {*WHY_REQUESTS_WAIT, "queue_too_long", "unexplained", "requests_rejected"}:
-        wait, queued = view.wait, view.sum("queued")
-        if queued is not None:
-            shown.append(Figure("requests waiting, mean", queued, "count"))
-        if wait is not None:
-            shown.append(Figure("mean wait in the queue", wait, "seconds", view.profile.queue_wait_seconds))
-        if usage is not None:
-            shown.append(Figure("mean token usage", usage, "ratio", target))
-    if row.id == "running_at_limit" and view.mean("running") is not None:
+        wait = view.profile.queue_wait_seconds
+        shown = [
+            ("requests waiting, mean", view.sum("queued"), "count", None),
+            ("mean wait in the queue", view.wait, "seconds", wait),
+            usage,
+        ]
+    if row.id == "running_at_limit":
         shown.append(
-            Figure(
-                "running requests, mean",
-                view.mean("running") or 0.0,
-                "count",
-                view.facts.least_limit or view.totals["limit_seen"] or None,
-            )
+            ("running requests, mean", view.mean("running"), "count", facts.least_limit or totals["limit_seen"] or None)
         )
-    return shown
+    return [Figure(name, value, unit, limit) for name, value, unit, limit in shown if value is not None]
 
 
 def _notes(row: Row, view: View) -> list[str]:
     totals = view.totals
     notes = []
-    if row.id in {"retracting_too_often", "conservativeness_ineffective"} and totals["marked.retractions"]:
+    if row.id in RETRACTING and totals["marked.retractions"]:
         notes.append(
             f"{totals['retractions']:.0f} retractions, {totals['marked.retractions']:.0f} of them beside text that clients can write."
         )
@@ -1118,25 +572,6 @@ def _notes(row: Row, view: View) -> list[str]:
     return notes
 
 
-# What a row is about, where its condition does not name it.
-_SEEN: dict[str, tuple[str, ...]] = {
-    "retracting_too_often": ("retractions",), "conservativeness_ineffective": ("retractions",), "requests_failed": ("server_errors",),
-    "requests_refused": ("refused",), "unexplained": ("queue/in_range", "queue/above_range", "queue/below_range"),
-    "dp_imbalanced": ("queue/in_range", "queue/above_range", "queue/below_range"), "graph_memory_short": ("out_of_memory.graph_capture",),
-    "latency_batch_too_large": ("decode_lines",), "restart_loop": ("starts",), "kv_transfer_failing": ("failed_transfers",),
-    "hicache_degraded": ("hicache",), "speculation_rejected": ("decode_lines",),
-}  # fmt: skip
-
-
-def counts_of(row: Row) -> tuple[str, ...]:
-    """Return the names of the sums that a row is about."""
-    when = row.when
-    return _SEEN.get(row.id) or (
-        tuple(f"{when.figure}/{state}" for state in when.states) if when.kind == "share" else
-        when.states if when.kind == "event" else (when.figure,) if when.kind == "rate" else ()
-    )  # fmt: skip
-
-
 def seen(row: Row, server: Server, begin: float, end: float) -> tuple[float, float] | None:
     """Return when what a row is about was first and last seen in a stretch; None where it was not."""
     buckets = [each for each in server.buckets if begin - BUCKET_SECONDS <= each[0] <= end]
@@ -1148,7 +583,7 @@ def seen(row: Row, server: Server, begin: float, end: float) -> tuple[float, flo
             worked = not signs or any(totals["lines"] for at, totals in buckets if at > signs[-1])
             return min(spans)[0], max(until for _, until in spans) if worked else end
     for names in (
-        counts_of(row),
+        row.when.counts,
         ("lines",),
     ):  # of figures of the whole, and what was explained otherwise: while it served
         times = [at for at, totals in buckets if any(totals[name] > 0 for name in names)]
@@ -1167,10 +602,10 @@ def timed(finding: Finding, server: Server, begin: float, end: float, *, now: fl
     if times is None:
         return None
     since, until = times
-    over = bool(row.past) and now - until > PAST_SECONDS
+    over = "{until}" in row.past and now - until > PAST_SECONDS
     headline = finding.headline
     if over:
-        past = _past(row, until, sum(counts[name] for name in counts_of(row)))
+        past = _past(row, until, sum(counts[name] for name in row.when.counts))
         headline = _in_its_words(row, past, finding.explained_by)
     return replace(finding, headline=headline, since=since, until=until, over=over)
 

@@ -5,14 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, TypeAlias
 
 from sglang_tuning_exporter.config.profiles import Profile
 from sglang_tuning_exporter.config.values import UsageError, suggestion
+from sglang_tuning_exporter.core import measures
 from sglang_tuning_exporter.core.findings import Severity, Unit
+from sglang_tuning_exporter.core.ledger import FAST, SLOW
+from sglang_tuning_exporter.core.measures import Measure
+from sglang_tuning_exporter.core.suspects import LATE_TIMES, SLOW_BURN_TIMES
+from sglang_tuning_exporter.core.view import SHARING, View
 
 Side: TypeAlias = Literal["above", "below"]
 ONLINE = ("online", "long_context", "multi_turn")
@@ -20,21 +25,28 @@ ONLINE = ("online", "long_context", "multi_turn")
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """The condition of a row: a figure on a side of a limit, which is a number or a threshold's name.
+    """The condition of a row: a figure on a side of a limit, which is a number, a threshold's name, or a function of what is seen.
 
-    share: `figure` is a signal, `states` are those whose share of the serving time counts.
-    rate: `figure` is a count, per minute of serving time. event: the counts in `states`, in the stretch.
-    level: `figure` names a function of `judge.LEVELS`: a number. fact: one of `judge.FACTS`: a figure with its own limit.
+    kind: a `share` of the serving time, a `rate` per minute of it, an `event` in the stretch, or another `fact`. counts: the sums that it is
+    about. name: of the figure, in words.
     """
 
-    kind: Literal["share", "rate", "event", "level", "fact"]
-    figure: str
-    states: tuple[str, ...] = ()
+    kind: Literal["share", "rate", "event", "fact"]
+    measure: Measure = lambda _: None  # what no exporter sees
+    counts: tuple[str, ...] = ()
     side: Side = "above"
-    limit: float | str = 0.0
-    name: str = ""  # of the figure, in words
+    limit: float | str | Callable[[View], float] = 0.0
+    name: str = ""
     unit: Unit = "count"
     needs: str = "load"
+
+    def bound(self, view: View) -> float | None:
+        """Return the limit in force; None where the profile has none."""
+        limit = self.limit
+        if callable(limit):
+            return limit(view)
+        found: float | None = getattr(view.profile, limit) if isinstance(limit, str) else limit
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +66,7 @@ class Row:
     """One diagnosis.
 
     title: a few words for a notification's title; `{value}` is its figure with its unit. past: the summary when it is over, over `{until}`
-    and `{times}`; ended: the same without a time, of a row without `past`. unless: rows that explain the same evidence better. causes: rows that
+    and `{times}`; without a time it is said of an alert only. unless: rows that explain the same evidence better. causes: rows that
     this one can follow from; with `borrows` it takes their advice. needs_advice: without a change that is left it is no finding.
     protects: what no other finding's change may take while this one holds: `memory`, `requests`. after, until: seconds of the alert
     clock. chance: an opportunity, never the verdict.
@@ -70,7 +82,6 @@ class Row:
     alert: str = ""
     title: str = ""
     past: str = ""
-    ended: str = ""
     unless: tuple[str, ...] = ()
     causes: tuple[str, ...] = ()
     borrows: bool = False
@@ -85,15 +96,41 @@ class Row:
 
 
 _OFTEN = "frequent_share"
+_QUEUES = ("queue/in_range", "queue/above_range", "queue/below_range")
+OFTEN_DOWN = 0.1  # of two hours
+MANY_FAILED = 0.05  # of the requests
+NO_SHARING = 0.02  # of the prompt tokens
+LARGE_WEIGHTS, SMALL_BATCH = 0.3, 32.0  # of a GPU's memory; the default of --torch-compile-max-bs
 _look = partial(Remedy, "", "look")
 
 
+_fact = partial(When, "fact")
+
+
 def _share(signal: str, *states: str, name: str, needs: str = "load") -> When:
-    return When("share", signal, states, limit=_OFTEN, name=name, unit="share", needs=needs)
+    counts = tuple(f"{signal}/{state}" for state in states)
+    return When("share", lambda view: view.share(signal, *states), counts, "above", _OFTEN, name, "share", needs)
+
+
+def _waits(reason: str, name: str, needs: str = "load") -> When:
+    """Return the condition of a reason for which requests wait: less is enough where only several together make most of the time."""
+    return replace(_share("admission", reason, name=name, needs=needs), limit=lambda view: view.reason_limit)
 
 
 def _event(*counts: str, name: str) -> When:
-    return When("event", "", counts, limit=0.0, name=name, needs="a log")
+    return When("event", lambda view: sum(view.totals[each] for each in counts), counts, name=name, needs="a log")
+
+
+def _reserve(view: View) -> float | None:
+    return view.facts.reserve_gb
+
+
+def _retractions(view: View) -> float:
+    return view.retractions_a_minute
+
+
+def _tolerated(view: View) -> float:
+    return view.retractions_tolerated
 
 
 _failure = partial(Row, severity="critical", after=0.0, until=600.0, any_load=True, protects="memory")
@@ -124,7 +161,7 @@ FAILURES: tuple[Row, ...] = (
     _failure(
         id="no_kv_cache",
         title="no room for the KV cache",
-        ended="The weights left no room for the KV cache.",
+        past="The weights left no room for the KV cache.",
         alert="SGLangNoKVCache",
         when=_event("no_pool", name="starts whose memory has no room for a KV cache"),
         summary="The weights leave no room for the KV cache.",
@@ -141,7 +178,7 @@ FAILURES: tuple[Row, ...] = (
     _failure(
         id="out_of_memory_prefill",
         title="out of GPU memory in prefill",
-        ended="SGLang ran out of GPU memory during prefill.",
+        past="SGLang ran out of GPU memory during prefill.",
         alert="SGLangOutOfMemoryPrefill",
         when=_event("out_of_memory.prefill", name="out-of-memory failures in prefill"),
         summary="SGLang ran out of GPU memory during prefill.",
@@ -159,7 +196,7 @@ FAILURES: tuple[Row, ...] = (
     _failure(
         id="out_of_memory_decode",
         title="out of GPU memory in decode",
-        ended="SGLang ran out of GPU memory during decode.",
+        past="SGLang ran out of GPU memory during decode.",
         alert="SGLangOutOfMemoryDecode",
         when=_event("out_of_memory.decode", name="out-of-memory failures in decode"),
         summary="SGLang ran out of GPU memory during decode.",
@@ -177,11 +214,11 @@ FAILURES: tuple[Row, ...] = (
     _failure(
         id="graph_memory_short",
         title="CUDA graphs leave no GPU memory",
-        ended="CUDA graphs left too little GPU memory free, or did not fit.",
+        past="CUDA graphs left too little GPU memory free, or did not fit.",
         alert="SGLangGraphMemoryShort",
-        when=When(
-            "fact",
-            "graph_memory",
+        when=_fact(
+            measures.graph_memory,
+            counts=("out_of_memory.graph_capture",),
             name="GPU memory missing after graph capture, all of it where the capture failed",
             unit="GB",
             needs="a log",
@@ -202,7 +239,7 @@ FAILURES: tuple[Row, ...] = (
         id="out_of_memory_any",
         unless=("no_kv_cache",),
         title="out of GPU memory",
-        ended="SGLang ran out of GPU memory.",
+        past="SGLang ran out of GPU memory.",
         alert="SGLangOutOfMemory",
         when=_event("out_of_memory.startup", "out_of_memory.unknown", name="out-of-memory failures"),
         summary="SGLang ran out of GPU memory.",
@@ -222,13 +259,15 @@ FAILURES: tuple[Row, ...] = (
     Row(
         id="restart_loop",
         title="restarts again and again, {value} times in 30 min",
-        ended="SGLang kept restarting.",
+        past="SGLang kept restarting.",
         alert="SGLangRestartLoop",
         severity="critical",
         after=0.0,
         until=600.0,
         any_load=True,
-        when=When("level", "starts", limit=2.0, name="starts in 30 minutes"),
+        when=_fact(
+            lambda view: view.totals["starts_recently"], limit=2.0, counts=("starts",), name="starts in 30 minutes"
+        ),
         summary="SGLang keeps restarting.",
         seen="{value} starts in 30 minutes",
         guide=_NOT_IN_GUIDE + "the server must stay up before it can be tuned",
@@ -247,8 +286,12 @@ FAILURES: tuple[Row, ...] = (
         severity="critical",
         after=60.0,
         any_load=True,
-        when=When(
-            "fact", "hang", name="time in which requests were there and nothing moved", unit="seconds", needs="a log"
+        when=_fact(
+            measures.hang,
+            counts=("hangs", "watchdogs", "health_failures"),
+            name="time in which requests were there and nothing moved",
+            unit="seconds",
+            needs="a log",
         ),
         summary="SGLang hangs: it has requests but makes no progress.",
         past="SGLang hung until {until}: it had requests and made no progress.",
@@ -289,7 +332,7 @@ FAILURES: tuple[Row, ...] = (
         alert="SGLangServerDown",
         severity="critical",
         any_load=True,
-        when=When("fact", "down", name="1 while it does not answer", needs="metrics"),
+        when=_fact(measures.down, name="1 while it does not answer", needs="metrics"),
         summary="SGLang does not answer.",
         past="SGLang did not answer until {until}.",
         seen="{value}",
@@ -305,11 +348,13 @@ FAILURES: tuple[Row, ...] = (
     Row(
         id="not_sglang",
         title="not an SGLang server",
-        ended="The address given to the exporter was not that of an SGLang server.",
+        past="The address given to the exporter was not that of an SGLang server.",
         alert="SGLangWrongAddress",
         severity="warning",
         any_load=True,
-        when=When("fact", "not_sglang", name="1 while something else answers at its address", needs="metrics"),
+        when=_fact(
+            measures.trouble("not_sglang"), name="1 while something else answers at its address", needs="metrics"
+        ),
         summary="The address given to the exporter is not that of an SGLang server.",
         seen="{value}",
         guide=_NOT_IN_GUIDE + "nothing is watched at a wrong address",
@@ -322,13 +367,17 @@ FAILURES: tuple[Row, ...] = (
     Row(
         id="often_down",
         title="often down, {value} of the time",
-        ended="SGLang was down again and again.",
+        past="SGLang was down again and again.",
         alert="SGLangOftenDown",
         severity="warning",
         after=0.0,
         any_load=True,
-        when=When(
-            "fact", "often_down", name="share of the last two hours in which it was down", unit="share", needs="metrics"
+        when=_fact(
+            measures.often_down,
+            limit=OFTEN_DOWN,
+            name="share of the last two hours in which it was down",
+            unit="share",
+            needs="metrics",
         ),
         summary="SGLang is down again and again.",
         seen="it was down for {value} of the last two hours, in three outages or more",
@@ -346,9 +395,10 @@ FAILURES: tuple[Row, ...] = (
         alert="SGLangKVTransferFailing",
         severity="warning",
         any_load=True,
-        when=When(
-            "fact",
-            "transfers",
+        when=_fact(
+            measures.transfers,
+            limit=measures.TRANSFERS_A_MINUTE,
+            counts=("failed_transfers",),
             name="requests per minute of serving time that failed between prefill and decode server",
             unit="per_minute",
             needs="a prefill or decode server",
@@ -378,16 +428,16 @@ def _burning(
         id=id_,
         alert="SGLang" + "".join(word.capitalize() for word in id_.split("_")),
         title=f"{short} too long for {{value}} of {of} ({'1 h' if rate == 'fast' else '6 h'})",
-        ended=f"{title} missed its objective for {much} {of}"
+        past=f"{title} missed its objective for {much} {of}"
         + (" than the error budget allows." if rate == "slow" else "."),
         severity="critical" if rate == "fast" else "warning",
         profiles=ONLINE,
         after=0.0,
         any_load=True,
         chance=True,
-        when=When(
-            "fact",
-            f"burning_{latency}_{rate}",
+        when=_fact(
+            measures.burning(latency, rate),
+            limit=measures.late_bound({"fast": FAST, "slow": SLOW}[rate].times),
             name=f"share of {of} that missed the objective",
             unit="share",
             needs="hours of metrics",
@@ -409,9 +459,10 @@ LIMITS: tuple[Row, ...] = (
         title="retracting {value}/min",
         alert="SGLangConservativenessIneffective",
         protects="requests",
-        when=When(
-            "fact",
-            "retractions_at_ceiling",
+        when=_fact(
+            measures.retractions_at_ceiling,
+            limit=_tolerated,
+            counts=("retractions",),
             name="retractions per minute of serving time",
             unit="per_minute",
             needs="load, and --schedule-conservativeness above 1.43",
@@ -437,7 +488,13 @@ LIMITS: tuple[Row, ...] = (
         title="retracting {value}/min",
         alert="SGLangRetractingTooOften",
         protects="requests",
-        when=When("fact", "retractions", name="retractions per minute of serving time", unit="per_minute"),
+        when=_fact(
+            _retractions,
+            limit=_tolerated,
+            counts=("retractions",),
+            name="retractions per minute of serving time",
+            unit="per_minute",
+        ),
         summary="SGLang keeps retracting running requests: the KV cache is full.",
         past="SGLang retracted running requests {times} until {until}: the KV cache was full.",
         seen="{value} retractions/min",
@@ -461,8 +518,7 @@ LIMITS: tuple[Row, ...] = (
         id="hybrid_pool_full",
         title="second KV cache full {value} of the time",
         alert="SGLangHybridPoolFull",
-        when=_share(
-            "admission",
+        when=_waits(
             "hybrid_pool_full",
             name="serving time with a full sliding-window or mamba cache and requests waiting",
         ),
@@ -484,9 +540,10 @@ LIMITS: tuple[Row, ...] = (
         id="dp_imbalanced",
         title="DP ranks imbalanced",
         alert="SGLangDPImbalanced",
-        when=When(
-            "fact",
-            "imbalance",
+        when=_fact(
+            measures.imbalance,
+            limit=_OFTEN,
+            counts=_QUEUES,
             name="time in which requests waited on the busiest DP rank",
             unit="share",
             needs="load on several DP ranks",
@@ -503,13 +560,14 @@ LIMITS: tuple[Row, ...] = (
             "long prompts of one client must stay on the rank that has their prefix cached",
             "Requests with a common prefix may be spread over more ranks.",
         ),
+        unless=("retracting_too_often",),
         causes=RETRACTING,
     ),
     _limit(
         id="running_at_limit",
         title="running limit reached {value} of the time",
         alert="SGLangRunningAtLimit",
-        when=_share("admission", "running_limit", name="serving time at the running limit with requests waiting"),
+        when=_waits("running_limit", name="serving time at the running limit with requests waiting"),
         summary="Requests wait because SGLang runs as many as --max-running-requests allows.",
         past="Until {until} requests waited because SGLang ran as many as --max-running-requests allows.",
         seen="{value} of the serving time at --max-running-requests with requests waiting",
@@ -528,8 +586,7 @@ LIMITS: tuple[Row, ...] = (
         id="grammar_queue",
         title="grammars hold requests up {value} of the time",
         alert="SGLangGrammarQueue",
-        when=_share(
-            "admission",
+        when=_waits(
             "grammar_queue",
             name="serving time with more requests waiting for a grammar than in the queue",
             needs="metrics",
@@ -550,8 +607,7 @@ LIMITS: tuple[Row, ...] = (
         id="pd_queue",
         title="the other side holds requests up {value} of the time",
         alert="SGLangDisaggregationQueue",
-        when=_share(
-            "admission",
+        when=_waits(
             "pd_queue",
             name="serving time with most requests in a bootstrap, prealloc, transfer or inflight queue",
         ),
@@ -573,8 +629,7 @@ LIMITS: tuple[Row, ...] = (
         id="admission_standing_still",
         title="no request starts though there is room {value} of the time",
         alert="SGLangAdmissionStandingStill",
-        when=_share(
-            "admission",
+        when=_waits(
             "standing_still",
             name="serving time in which the next requests fit and none of them started",
         ),
@@ -592,7 +647,7 @@ LIMITS: tuple[Row, ...] = (
         id="prefill_bound",
         title="prefill bound {value} of the time",
         alert="SGLangPrefillBound",
-        when=When("fact", "prefill", name="serving time in which prompts were computed", unit="share"),
+        when=_fact(measures.prefill, limit=_OFTEN, name="serving time in which prompts were computed", unit="share"),
         summary="Requests wait while SGLang prefills long prompts: prefill is the limit.",
         past="Until {until} requests waited while SGLang prefilled long prompts.",
         seen="{value} of the serving time went into the prompts",
@@ -612,7 +667,7 @@ LIMITS: tuple[Row, ...] = (
         id="admission_too_conservative",
         title="requests wait beside free KV cache {value} of the time",
         alert="SGLangAdmissionTooConservative",
-        when=_share("admission", "held_back", name="serving time with requests waiting and free KV cache"),
+        when=_waits("held_back", name="serving time with requests waiting and free KV cache"),
         summary="Requests wait although the KV cache has free space: SGLang reserves too much for running requests.",
         past="Until {until} requests waited although the KV cache had free space.",
         seen="{value} of the serving time with requests waiting and token usage below {token_usage_target}",
@@ -672,14 +727,13 @@ LIMITS: tuple[Row, ...] = (
     Row(
         id="memory_reserve_too_small",
         title="memory reserve too small",
-        ended="SGLang started with too little free GPU memory.",
+        past="SGLang started with too little free GPU memory.",
         alert="SGLangMemoryReserveTooSmall",
         severity="warning",
         after=600.0,
         any_load=True,
-        when=When(
-            "level",
-            "reserve",
+        when=_fact(
+            _reserve,
             side="below",
             limit="reserve_lower_gb",
             name="available_gpu_mem at start-up",
@@ -706,9 +760,9 @@ LIMITS: tuple[Row, ...] = (
         title="tokens slow, {value} apart",
         alert="SGLangLatencyBatchTooLarge",
         profiles=ONLINE,
-        when=When(
-            "level",
-            "step_seconds",
+        when=_fact(
+            measures.step_of_a_large_batch,
+            counts=("decode_lines",),
             limit="inter_token_seconds",
             name="seconds between two tokens of a request, by the decode lines",
             unit="seconds",
@@ -731,7 +785,7 @@ LIMITS: tuple[Row, ...] = (
     Row(
         id="running_far_below_limit",
         severity="info",
-        when=_share("admission", "pool_full", name="serving time with a full KV cache and requests waiting"),
+        when=_waits("pool_full", name="serving time with a full KV cache and requests waiting"),
         summary="The KV cache is full while requests wait: memory is the limit.",
         past="Until {until} the KV cache was full while requests waited: memory was the limit.",
         seen="{value} of the serving time with a full KV cache and requests waiting",
@@ -744,7 +798,7 @@ LIMITS: tuple[Row, ...] = (
             "answers must not lose any accuracy, or the GPU has no FP8",
             "A little accuracy.",
         ),
-        unless=RETRACTING,
+        unless=(*RETRACTING, "shared_prefixes_unused"),  # in another order the same cache holds more
         causes=(*RETRACTING, "dp_imbalanced"),
         needs_advice=True,
     ),
@@ -752,7 +806,15 @@ LIMITS: tuple[Row, ...] = (
         id="requests_rejected",
         title="requests rejected, {value}/min",
         alert="SGLangRequestsRejected",
-        when=When("rate", "rejected", limit="rejections_per_minute", name="rejected requests/min", unit="per_minute"),
+        when=When(
+            "rate",
+            lambda view: view.per_minute(view.totals["rejected"]),
+            ("rejected",),
+            "above",
+            "rejections_per_minute",
+            "rejected requests/min",
+            "per_minute",
+        ),
         summary="SGLang rejects requests.",
         past="Until {until} SGLang rejected requests.",
         seen="{value} requests/min rejected",
@@ -785,8 +847,12 @@ LIMITS: tuple[Row, ...] = (
         id="clients_time_out",
         title="clients time out, {value} of requests",
         alert="SGLangClientsTimeOut",
-        when=When(
-            "fact", "timeouts", name="share of the ended requests that were given up", unit="share", needs="metrics"
+        when=_fact(
+            measures.timeouts,
+            limit=measures.many_given_up,
+            name="share of the ended requests that were given up",
+            unit="share",
+            needs="metrics",
         ),
         summary="Clients give up at one age: they have a time-out that this server does not meet.",
         past="Until {until} clients gave up by a time-out.",
@@ -809,8 +875,12 @@ LIMITS: tuple[Row, ...] = (
         title="TTFT too long by the queue for {value} of requests",
         alert="SGLangLatencyQueue",
         profiles=ONLINE,
-        when=When(
-            "fact", "late_by_queue", name="share of first tokens above the objective", unit="share", needs="metrics"
+        when=_fact(
+            measures.late_by_queue,
+            limit=measures.late_bound(LATE_TIMES),
+            name="share of first tokens above the objective",
+            unit="share",
+            needs="metrics",
         ),
         summary="Time to first token is too high: requests wait in the queue.",
         past="Until {until} time to first token was too high: requests waited in the queue.",
@@ -831,8 +901,12 @@ LIMITS: tuple[Row, ...] = (
         title="prefill interrupts decoding, {value} of tokens late",
         alert="SGLangLatencyPrefillBetween",
         profiles=ONLINE,
-        when=When(
-            "fact", "late_between", name="share of inter-token gaps above the objective", unit="share", needs="metrics"
+        when=_fact(
+            measures.late_between,
+            limit=measures.late_bound(SLOW_BURN_TIMES),
+            name="share of inter-token gaps above the objective",
+            unit="share",
+            needs="metrics",
         ),
         summary="Inter-token latency is too high: prefill of long prompts interrupts decoding.",
         past="Until {until} inter-token latency was too high: prefill of long prompts interrupted decoding.",
@@ -853,8 +927,12 @@ LIMITS: tuple[Row, ...] = (
         title="TTFT too long by long prompts for {value} of requests",
         alert="SGLangLatencyLongPrompts",
         profiles=ONLINE,
-        when=When(
-            "fact", "late_by_prompts", name="share of first tokens above the objective", unit="share", needs="metrics"
+        when=_fact(
+            measures.late_by_prompts,
+            limit=measures.late_bound(LATE_TIMES),
+            name="share of first tokens above the objective",
+            unit="share",
+            needs="metrics",
         ),
         summary="Time to first token is too high with an empty queue: prefill of long prompts takes the time.",
         past="Until {until} time to first token was too high with an empty queue: prefill of long prompts took the time.",
@@ -896,8 +974,12 @@ LIMITS: tuple[Row, ...] = (
         alert="SGLangUnexplained",
         severity="warning",
         after=600.0,
-        when=When(
-            "fact", "unexplained", name="serving time in which requests waited for no known reason", unit="share"
+        when=_fact(
+            measures.unexplained,
+            limit=_OFTEN,
+            counts=_QUEUES,
+            name="serving time in which requests waited for no known reason",
+            unit="share",
         ),
         summary="Requests wait; the cause is not known.",
         past="Until {until} requests waited; the cause is not known.",
@@ -920,11 +1002,17 @@ LIMITS: tuple[Row, ...] = (
     Row(
         id="requests_failed",
         title="requests fail, {value} of them",
-        ended="Many requests ended in an exception of SGLang: HTTP 500, or a stream that broke off.",
+        past="Many requests ended in an exception of SGLang: HTTP 500, or a stream that broke off.",
         alert="SGLangRequestsFailed",
         any_load=True,
         severity="warning",
-        when=When("fact", "requests_failed", name="share of the requests that ended in an exception", unit="share"),
+        when=_fact(
+            measures.requests_failed,
+            limit=MANY_FAILED,
+            counts=("server_errors",),
+            name="share of the requests that ended in an exception",
+            unit="share",
+        ),
         summary="Many requests end in an exception of SGLang: HTTP 500, or a stream that breaks off.",
         seen="{value} of the requests ended in an exception",
         guide=_NOT_IN_GUIDE + "no request to a healthy server ends in an exception",
@@ -962,9 +1050,10 @@ CHANCES: tuple[Row, ...] = (
     _chance(
         id="speculation_rejected",
         needs_advice=False,
-        when=When(
-            "fact",
-            "speculation",
+        when=_fact(
+            measures.speculation,
+            limit=measures.least_accepted,
+            counts=("decode_lines",),
             side="below",
             name="tokens a verified step gives; 1 without speculation",
             unit="ratio",
@@ -973,9 +1062,9 @@ CHANCES: tuple[Row, ...] = (
         seen="{value}",
         guide=_NOT_IN_GUIDE + "drafts cost time whether they are accepted or not",
         remedy=Remedy(
-            "speculative_algorithm",
+            "",
             "drop",
-            "run without it, or with a draft model that was trained for this model",
+            "run without --speculative-algorithm, or with a draft model that was trained for this model",
             "Each step drafts tokens and verifies them. Where nearly none is accepted, a step gives one token, as without speculation, and takes longer.",
             "the requests of this time were unusual: accept length depends on the text",
             "None, while so few tokens are accepted.",
@@ -984,7 +1073,7 @@ CHANCES: tuple[Row, ...] = (
     _chance(
         id="sglang_recommends",
         any_load=True,
-        when=When("fact", "recommended", name="recommendations of SGLang's own at its start", needs="the start"),
+        when=_fact(measures.recommended, name="recommendations of SGLang's own at its start", needs="the start"),
         summary="SGLang itself recommends other settings in the lines of its start.",
         at_once=True,
         seen="{value} recommendation{s} in the lines of its start",
@@ -998,8 +1087,12 @@ CHANCES: tuple[Row, ...] = (
     _chance(
         id="requests_given_up",
         needs_advice=False,
-        when=When(
-            "fact", "given_up", name="share of the ended requests that were given up", unit="share", needs="metrics"
+        when=_fact(
+            measures.given_up,
+            limit=measures.many_given_up,
+            name="share of the ended requests that were given up",
+            unit="share",
+            needs="metrics",
         ),
         summary="Clients give up many requests.",
         past="Until {until} clients gave up many requests.",
@@ -1015,12 +1108,12 @@ CHANCES: tuple[Row, ...] = (
     _chance(
         id="metrics_disabled",
         title="metrics disabled",
-        ended="SGLang ran without metrics: only its log was available.",
+        past="SGLang ran without metrics: only its log was available.",
         alert="SGLangMetricsDisabled",
         after=600.0,
         any_load=True,
         needs_advice=False,
-        when=When("fact", "metrics_disabled", name="1 while it answers without metrics", needs="a sidecar"),
+        when=_fact(measures.trouble("metrics_disabled"), name="1 while it answers without metrics", needs="a sidecar"),
         summary="SGLang runs without metrics: only its log is available.",
         seen="/metrics answers 404",
         guide="start with --enable-metrics --enable-cache-report",
@@ -1035,13 +1128,15 @@ CHANCES: tuple[Row, ...] = (
     _chance(
         id="log_silent",
         title="log silent",
-        ended="SGLang's log was unreadable or had no new lines while the server worked.",
+        past="SGLang's log was unreadable or had no new lines while the server worked.",
         alert="SGLangLogSilent",
         severity="warning",
         after=120.0,
         any_load=True,
         needs_advice=False,
-        when=When("fact", "log_silent", name="1 while tokens are generated and no line comes", needs="a sidecar"),
+        when=_fact(
+            measures.trouble("log_silent"), name="1 while tokens are generated and no line comes", needs="a sidecar"
+        ),
         summary="SGLang's log is unreadable or has no new lines while the server works.",
         seen="{value}",
         guide=_NOT_IN_GUIDE + "retractions and out-of-memory failures are only in the log",
@@ -1054,12 +1149,12 @@ CHANCES: tuple[Row, ...] = (
     _chance(
         id="sources_disagree",
         title="sources disagree",
-        ended="SGLang's log and its metrics disagreed.",
+        past="SGLang's log and its metrics disagreed.",
         alert="SGLangSourcesDisagree",
         severity="warning",
         any_load=True,
         needs_advice=False,
-        when=When("fact", "disagree", name="1 while log and metrics differ", needs="a sidecar"),
+        when=_fact(measures.trouble("sources_disagree"), name="1 while log and metrics differ", needs="a sidecar"),
         summary="SGLang's log and its metrics disagree.",
         seen="KV cache size or retractions differ between log and metrics",
         guide=_NOT_IN_GUIDE + "figures of two servers, or an incomplete log, lead to wrong advice",
@@ -1072,14 +1167,13 @@ CHANCES: tuple[Row, ...] = (
     _chance(
         id="memory_reserve_too_large",
         title="memory reserve too large",
-        ended="GPU memory stayed unused that the KV cache could have used.",
+        past="GPU memory stayed unused that the KV cache could have used.",
         alert="SGLangMemoryReserveTooLarge",
         after=600.0,
         any_load=True,
         needs_advice=False,
-        when=When(
-            "level",
-            "reserve",
+        when=_fact(
+            _reserve,
             limit="reserve_upper_gb",
             name="available_gpu_mem at start-up",
             unit="GB",
@@ -1103,7 +1197,7 @@ CHANCES: tuple[Row, ...] = (
         any_load=True,
         at_once=True,
         needs_advice=False,
-        when=When("fact", "hicache", name="lines about what HiCache could not do", needs="a log"),
+        when=_fact(measures.hicache, counts=("hicache",), name="lines about what HiCache could not do", needs="a log"),
         summary="HiCache does not work as it should: SGLang says so.",
         seen="SGLang printed: {value}",
         guide=_NOT_IN_GUIDE
@@ -1118,8 +1212,8 @@ CHANCES: tuple[Row, ...] = (
         id="costly_settings",
         any_load=True,
         at_once=True,
-        when=When(
-            "fact", "costly_settings", name="settings of the start that slow every request down", needs="the start"
+        when=_fact(
+            measures.slowed_at_once, name="settings of the start that slow every request down", needs="the start"
         ),
         summary="A setting of this start slows every request down.",
         seen="{value}",
@@ -1135,7 +1229,7 @@ CHANCES: tuple[Row, ...] = (
     ),
     _chance(
         id="shared_prefixes_unused",
-        when=When("fact", "shared_prefixes", name="share of prompt tokens from the prefix cache"),
+        when=_fact(measures.shared_prefixes, limit=SHARING[0], name="share of prompt tokens from the prefix cache"),
         summary="Waiting requests share prefixes, but --schedule-policy fcfs does not group them.",
         seen="{value} of the prompt tokens came from the prefix cache under fcfs",
         guide="with many shared prefixes set --schedule-policy lpm (the default of early releases)",
@@ -1150,7 +1244,9 @@ CHANCES: tuple[Row, ...] = (
     ),
     _chance(
         id="prefix_policy_wasted",
-        when=When("fact", "no_prefixes", name="share of prompt tokens from the prefix cache"),
+        when=_fact(
+            measures.no_prefixes, side="below", limit=NO_SHARING, name="share of prompt tokens from the prefix cache"
+        ),
         summary="--schedule-policy lpm orders requests by shared prefixes, but they share none.",
         seen="{value} of the prompt tokens came from the prefix cache under lpm",
         guide="first edition: without shared prefixes fcfs costs less than lpm",
@@ -1164,7 +1260,7 @@ CHANCES: tuple[Row, ...] = (
     ),
     _chance(
         id="flags_away_from_defaults",
-        when=When("fact", "suspects", name="flags that differ from SGLang's defaults and can cause this"),
+        when=_fact(measures.proven_flags, name="flags that differ from SGLang's defaults and can cause this"),
         summary="Flags that differ from SGLang's defaults can delay requests.",
         seen="{value} flag{s} with a value other than the default that can cause this",
         guide=_NOT_IN_GUIDE + "without another explanation, check the flags that differ from the defaults first",
@@ -1180,8 +1276,13 @@ CHANCES: tuple[Row, ...] = (
         id="data_parallel_would_fit",
         any_load=True,
         needs_advice=False,
-        when=When(
-            "fact", "fits_one_gpu", side="below", name="weights of the whole model", unit="GB", needs="the start"
+        when=_fact(
+            measures.fits_one_gpu,
+            limit=measures.one_gpu_gb,
+            side="below",
+            name="weights of the whole model",
+            unit="GB",
+            needs="the start",
         ),
         summary="The weights fit on one GPU, but tensor parallelism splits them over several.",
         seen="the weights of the whole model take {value}",
@@ -1232,7 +1333,12 @@ CHANCES: tuple[Row, ...] = (
     _chance(
         id="requests_refused",
         any_load=True,
-        when=When("fact", "requests_refused", name="share of the requests that were refused"),
+        when=_fact(
+            measures.requests_refused,
+            limit=MANY_FAILED,
+            counts=("refused",),
+            name="share of the requests that were refused",
+        ),
         summary="SGLang answers many requests with an error, because it cannot do what they ask for.",
         seen="{value} of the requests were refused",
         guide=_NOT_IN_GUIDE
@@ -1250,7 +1356,7 @@ CHANCES: tuple[Row, ...] = (
         id="router_candidate",
         any_load=True,
         needs_advice=False,
-        when=When("fact", "replicas", name="replicas in one server", needs="the start"),
+        when=_fact(measures.replicas, limit=1.0, name="replicas in one server", needs="the start"),
         summary="One server runs several replicas by --dp-size; SGLang's guide prefers a router in front of single servers.",
         seen="{value} replicas in one server",
         guide='"Tune --dp-size and --tp-size": use the router (model gateway) for data parallelism rather than --dp-size',
@@ -1266,7 +1372,7 @@ CHANCES: tuple[Row, ...] = (
     _chance(
         id="profile_settings",
         needs_advice=True,
-        when=When("fact", "settings", name="settings other than the guide's for this workload"),
+        when=_fact(measures.settings, name="settings other than the guide's for this workload"),
         summary="SGLang's guide recommends other settings for this profile.",
         seen="{value} setting{s} other than what the guide recommends for this profile",
         guide="newest edition: settings for online, offline, long-context and multi-turn servers",
@@ -1280,7 +1386,12 @@ CHANCES: tuple[Row, ...] = (
     ),
     _chance(
         id="torch_compile_candidate",
-        when=When("fact", "small_batches", side="below", name="requests running together, 99 % of the time"),
+        when=_fact(
+            measures.small_batches,
+            limit=SMALL_BATCH + 1,
+            side="below",
+            name="requests running together, 99 % of the time",
+        ),
         summary="A small model runs in small batches: torch.compile may speed it up.",
         seen="at most {value} requests ran together 99 % of the time",
         guide='"Try other options": --enable-torch-compile speeds up small models at small batches; keep its cache under'
@@ -1297,8 +1408,11 @@ CHANCES: tuple[Row, ...] = (
     ),
     _chance(
         id="quantization_candidate",
-        when=When(
-            "fact", "large_weights", name="share of a GPU's memory taken by its part of the weights", unit="share"
+        when=_fact(
+            measures.large_weights,
+            limit=LARGE_WEIGHTS,
+            name="share of a GPU's memory taken by its part of the weights",
+            unit="share",
         ),
         summary="The KV cache is short of memory, and the weights are not quantized.",
         seen="the weights take {value} of each GPU's memory",
@@ -1315,7 +1429,7 @@ CHANCES: tuple[Row, ...] = (
     _chance(
         id="expert_parallel_candidate",
         any_load=True,
-        when=When("fact", "experts", name="GPUs that share every expert", needs="the start"),
+        when=_fact(measures.experts, limit=1.0, name="GPUs that share every expert", needs="the start"),
         summary="Tensor parallelism splits every expert of this mixture-of-experts model over all GPUs.",
         seen="{value} GPUs share every expert",
         guide='"Try other options": use expert parallelism for mixture-of-experts models',
@@ -1330,7 +1444,7 @@ CHANCES: tuple[Row, ...] = (
     ),
     _chance(
         id="dp_attention_candidate",
-        when=When("fact", "latent_pool_full", name="serving time with a full KV cache", unit="share"),
+        when=_fact(measures.latent_pool_full, limit=_OFTEN, name="serving time with a full KV cache", unit="share"),
         summary="A DeepSeek model stores the same KV cache on every GPU, and the KV cache fills up.",
         seen="the KV cache was full for {value} of the serving time",
         guide='"Try other options": for DeepSeek models use DP attention (--enable-dp-attention --dp-size 8)',
@@ -1346,7 +1460,7 @@ CHANCES: tuple[Row, ...] = (
     _chance(
         id="format_drift",
         title="format drift",
-        ended="SGLang logged something that this exporter did not support.",
+        past="SGLang logged something that this exporter did not support.",
         alert="SGLangFormatDrift",
         after=600.0,
         any_load=True,
@@ -1380,12 +1494,6 @@ def adapted(profile: Profile, accepted: Mapping[str, str], waits: Mapping[str, f
     return profile.adapted(accepted, waits)
 
 
-# The row of each reason for which requests wait.
-ROW_OF_WAIT: dict[str, str] = {
-    "running_limit": "running_at_limit", "pool_full": "running_far_below_limit", "hybrid_pool_full": "hybrid_pool_full",
-    "prefill_bound": "prefill_bound", "held_back": "admission_too_conservative",
-    "standing_still": "admission_standing_still", "pd_queue": "pd_queue", "grammar_queue": "grammar_queue",
-}  # fmt: skip
 # The states in words, for people.
 STATE_WORDS: dict[str, str] = {
     "above_range": "the queue longer than its limit", "in_range": "the queue in its range", "below_range": "the queue shorter than its range",

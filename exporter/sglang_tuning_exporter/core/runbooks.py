@@ -14,11 +14,11 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from sglang_tuning_exporter.config.profiles import DEFAULT, PROFILES, Profile
 from sglang_tuning_exporter.core.alerts import NOTIFIED_AS_WELL
+from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.findings import URGENCY
-from sglang_tuning_exporter.core.judge import MANY_FAILED, MANY_GIVEN_UP, OFTEN_DOWN
-from sglang_tuning_exporter.core.ledger import FAST, SLOW
 from sglang_tuning_exporter.core.rows import BY_ID, KILLS, ROWS, Remedy, Row, When
-from sglang_tuning_exporter.core.suspects import LATE_TIMES, SLOW_BURN_TIMES
+from sglang_tuning_exporter.core.server import Totals
+from sglang_tuning_exporter.core.view import View
 
 SECTIONS = ("Meaning", "Impact", "Diagnosis", "Mitigation")
 FOLDER = "alerts/runbooks"
@@ -30,10 +30,10 @@ PROMETHEUS: tuple[Row, ...] = (
     Row(
         id="exporter_down",
         title="exporter down",
-        ended="Prometheus could not scrape the SGLang exporter.",
+        past="Prometheus could not scrape the SGLang exporter.",
         alert="SGLangTuningExporterDown",
         severity="critical",
-        when=When("fact", "", name="failed scrapes", needs="Prometheus"),
+        when=When("fact", name="failed scrapes", needs="Prometheus"),
         summary="Prometheus cannot scrape the SGLang exporter.",
         seen="every scrape of the exporter's /metrics failed for 5 minutes, or for 10 where few were made",
         guide="not in SGLang's guide: the exporter must be scraped before it can say anything",
@@ -48,10 +48,10 @@ PROMETHEUS: tuple[Row, ...] = (
     Row(
         id="exporter_gone",
         title="exporter gone",
-        ended="Prometheus had no SGLang exporter left to scrape in this job.",
+        past="Prometheus had no SGLang exporter left to scrape in this job.",
         alert="SGLangTuningExporterGone",
         severity="critical",
-        when=When("fact", "", name="targets", needs="Prometheus"),
+        when=When("fact", name="targets", needs="Prometheus"),
         summary="Prometheus has no SGLang exporter left to scrape in this job.",
         seen="the last target left while its server had requests",
         guide="not in SGLang's guide: without a target no scrape fails and no alert can fire",
@@ -66,10 +66,10 @@ PROMETHEUS: tuple[Row, ...] = (
     Row(
         id="scraped_too_seldom",
         title="scraped too seldom",
-        ended="Prometheus scraped the exporter too rarely.",
+        past="Prometheus scraped the exporter too rarely.",
         alert="SGLangScrapedTooSeldom",
         severity="info",
-        when=When("fact", "", name="scrapes in half an hour", needs="Prometheus"),
+        when=When("fact", name="scrapes in half an hour", needs="Prometheus"),
         summary="Prometheus scrapes the exporter too rarely.",
         seen="fewer than 14 scrapes in 30 minutes",
         guide="not in SGLang's guide: with more than two minutes between scrapes alerts come late, and rates have gaps",
@@ -83,10 +83,10 @@ PROMETHEUS: tuple[Row, ...] = (
     ),
     Row(
         id="many_servers",
-        ended="Many servers of one model had the same trouble.",
+        past="Many servers of one model had the same trouble.",
         alert="SGLangManyServers",
         severity="warning",
-        when=When("fact", "", name="servers whose alert of one diagnosis fires", needs="Prometheus"),
+        when=When("fact", name="servers whose alert of one diagnosis fires", needs="Prometheus"),
         summary="Many servers of one model have the same trouble.",
         seen="an alert of one diagnosis fires for a third of a model's servers, and for at least three",
         guide="not in SGLang's guide: what many servers have in common is their load, their flags or their release",
@@ -280,7 +280,7 @@ def summary(row: Row) -> str:
 
 def past(row: Row) -> str:
     """Return what had happened, without a time or a figure: of an alert that is over."""
-    words = _TIMES.sub("", row.past) if row.past else row.ended
+    words = _TIMES.sub("", row.past)
     return filled(words[:1].upper() + words[1:], figures(DEFAULT))
 
 
@@ -296,30 +296,12 @@ def when(row: Row, profile: Profile) -> str:
 
 def bound(row: Row, profile: Profile) -> str:
     """Return the limit of a row's condition in words, such as `more than 50 %`."""
-    limit = getattr(profile, row.when.limit) if isinstance(row.when.limit, str) else row.when.limit
     if row.when.kind == "event":
         return "at least one"
-    if row.when.kind == "fact":
-        limit = _limit_of_fact(row, profile)
+    limit = row.when.bound(View(Totals(), Facts(), profile, 0.0)) or 0.0  # of a server that nothing was seen of
     word = "less than" if row.when.side == "below" else "more than"
     unit = {"GB": " GB", "seconds": " s"}.get(row.when.unit, "")
     return f"{word} {100 * limit:.3g} %" if row.when.unit == "share" else f"{word} {limit:g}{unit}"
-
-
-def _limit_of_fact(row: Row, profile: Profile) -> float:
-    """Return the limit of a figure that is computed with its own limit; see `judge.FACTS`."""
-    if row.id.endswith(("_fast", "_slow")):
-        return profile.late_bound(FAST.times if row.id.endswith("_fast") else SLOW.times)
-    return {
-        "retractions": profile.retractions_per_minute,
-        "retractions_at_ceiling": profile.retractions_per_minute,
-        "often_down": OFTEN_DOWN,
-        "timeouts": MANY_GIVEN_UP,
-        "late_by_queue": profile.late_bound(LATE_TIMES),
-        "late_by_prompts": profile.late_bound(LATE_TIMES),
-        "late_between": profile.late_bound(SLOW_BURN_TIMES),
-        "requests_failed": MANY_FAILED,
-    }.get(row.when.figure, profile.frequent_share)
 
 
 def _in_words(seconds: float) -> str:

@@ -67,7 +67,7 @@ def amount(value: float, unit: Unit | str) -> str:
     if unit == "share":
         return f"{100 * value:.0f} %"
     if unit == "GB":
-        return f"{value:.1f} GB"
+        return f"{value:.3g} GB"
     if unit == "seconds":
         return duration(value) if value >= 180 else f"{value:.3g} s"
     if unit == "ratio":

@@ -170,6 +170,12 @@ class View:
         known = self.known["admission"] - self.totals["admission/no_queue"]
         return sum(self.totals[f"admission/{state}"] for state in states) / known if known > 0 else None
 
+    @property
+    def waited_share(self) -> float:
+        """Share of the serving time in which requests waited; 0 where it is not known."""
+        empty = self.share("queue", "empty")
+        return 0.0 if empty is None else 1.0 - empty
+
     @cached_property
     def reason_limit(self) -> float:
         """The share of the serving time above which a reason for waiting is a finding; less where only several together make it up."""
@@ -225,7 +231,10 @@ class View:
     @property
     def retractions_tolerated(self) -> float:
         """Retractions a minute that are still about as many as the threshold: they fall at random."""
-        limit, minutes = self.profile.retractions_per_minute, max(self.served, LEAST_MINUTE) / 60
+        limit, minutes = (
+            self.profile.retractions_per_minute,
+            max(self.served, LEAST_MINUTE) / 60 if self.served else inf,
+        )
         return limit + AT_RANDOM * sqrt(limit / minutes)
 
     @property

@@ -151,10 +151,14 @@ def _evidence(row: Row) -> str:
     """Return what is measured, and its limit where that is the same for every server."""
     when = row.when
     named = plain(when.name) or plain(row.summary).removesuffix(".")
-    if when.kind == "fact":
+    if when.kind == "fact" and (callable(when.limit) or not when.limit):
         return named
-    limit = f"`{when.limit}`" if isinstance(when.limit, str) else f"{when.limit:g}"
-    of = f" (`{when.figure}` in {' or '.join(f'`{state}`' for state in when.states)})" if when.kind == "share" else ""
+    limit = f"{when.limit:g}" if isinstance(when.limit, float) else f"`{when.limit}`"
+    of = ""
+    if when.kind == "share":
+        signal, limit = when.counts[0].partition("/")[0], "`frequent_share`"
+        states = " or ".join(f"`{each.partition('/')[2]}`" for each in when.counts)
+        of = f" (`{signal}` in {states})"
     return f"{named}{of} {when.side} {limit}"
 
 
