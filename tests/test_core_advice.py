@@ -109,14 +109,20 @@ def test_a_limit_that_the_cache_cut_short_is_not_raised() -> None:
     [
         (160, {}, ["--max-running-requests 160"]),  # twice as many as now: within the graphs
         (64, {}, ["--max-running-requests 256", "--cuda-graph-max-bs 256"]),
-        (64, {"LEFT": 5.5}, [""]),  # larger graphs do not fit: room for them first
-        (64, {"GRAPHS": 5.0}, [""]),
+        (
+            64,
+            {"LEFT": 5.5},
+            ["--max-running-requests 256", "--cuda-graph-max-bs 256", "--mem-fraction-static 0.83"],
+        ),  # room for them
+        (64, {"GRAPHS": 5.0}, ["--max-running-requests 256", "--cuda-graph-max-bs 256", "--mem-fraction-static 0.71"]),
     ],
 )
 def test_a_raised_limit_stays_within_graphs_or_raises_them(
     captured: int, memory: dict[str, float], flags: list[str]
 ) -> None:
-    args: dict[str, Any] = {"max_running_requests": 64, "cuda_graph_max_bs": captured, "LEFT": 8.0, "GRAPHS": 1.0}
+    args: dict[str, Any] = {
+        "max_running_requests": 64, "cuda_graph_max_bs": captured, "mem_fraction_static": 0.88, "LEFT": 8.0, "GRAPHS": 1.0, "BEFORE": 80.0,
+    }  # fmt: skip
     assert typed("running_at_limit", seen(Load(usage=0.22), version="0.5.9", **{**args, **memory})) == flags
 
 

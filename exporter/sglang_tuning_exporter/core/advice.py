@@ -27,8 +27,6 @@ from sglang_tuning_exporter.sglang.args.refusals import choices_of, objection
 # The guide's values.
 RAISED, LOWERED = 1.3, 0.3
 FULL_LENGTH = 0.8  # new-token ratio after retractions, above which answers use most of their max_new_tokens
-OFTEN_RETRACTED = 0.5  # retractions for each started request
-LONG_PROMPT = 1000.0  # tokens: costly to compute again
 LOWERED_LIMIT, FEWER_DECODING = 0.8, 0.75  # of the running batch
 MOST_TIMES, MOST_WITHOUT_GRAPHS = 8.0, 2.0  # the present limit, in one step
 SMALL_BATCH = 8
@@ -119,28 +117,18 @@ def _fit(view: View) -> Draft | None:
     return Draft("max_running_requests", float(fits * view.facts.shared_by), limit)
 
 
-def _retracted_share(view: View) -> float | None:
-    started = view.totals["started"]
-    return view.totals["retractions"] / started if started else None
-
-
 def _ineffective(view: View, _: frozenset[str]) -> list[Draft]:
     larger = _larger_pool(view)
     if larger is not None:
         return [larger]
-    usage, share, prompt = view.mean("usage"), _retracted_share(view), view.prompt
-    because = ""
-    if share is not None and share < OFTEN_RETRACTED and usage is not None and usage < view.profile.token_usage_target:
-        because = f"it is full at peaks only (token usage is {usage:.2f})"
-    fewer = _run_fewer(view, 0.5, LOWERED_LIMIT)
+    fewer = _run_fewer(view, view.batch(0.5), LOWERED_LIMIT)
     words = _say(
-        f"enlarge the KV cache ({_pool_flags(view)})" + (f": {because}" if because else ""),
+        f"enlarge the KV cache ({_pool_flags(view)})",
         "The KV cache is too small for the running requests; a larger one removes the cause of the retractions.", "no GPU memory is free",
         "An 8-bit KV cache costs a little accuracy; a larger one leaves less memory for peaks.",
     )  # fmt: skip
-    if fewer is None or (because and (prompt or 0.0) < LONG_PROMPT):
-        return [words]
-    return [replace(fewer, gain=f"above {CEILING} conservativeness changes nothing"), words]
+    gain = f"above {CEILING} conservativeness changes nothing"
+    return [words] if fewer is None else [replace(fewer, gain=gain), words]
 
 
 def _too_conservative(view: View, _: frozenset[str]) -> list[Draft]:
@@ -168,11 +156,10 @@ def _limit(view: View) -> tuple[float | None, float | None]:
     return flag, (least * facts.shared_by if least is not None else seen)
 
 
-def _run_fewer(view: View, quantile: float, share: float) -> Draft | None:
+def _run_fewer(view: View, ran: float | None, share: float) -> Draft | None:
     """Run only a share of the batch; None where one request runs for each rank."""
     flag, force = _limit(view)
     shared_by = view.facts.shared_by
-    ran = view.batch(quantile)
     known = [figure for figure in (force, ran * shared_by if ran else None) if figure]
     now = flag or force
     if not known:
@@ -182,6 +169,11 @@ def _run_fewer(view: View, quantile: float, share: float) -> Draft | None:
     if min(known) <= shared_by or (now is not None and to >= now):
         return None
     return Draft("max_running_requests", to, now, direction="lower")
+
+
+def _fewer_decoding(view: View) -> Draft | None:
+    """Run fewer than when memory ran out in decode."""
+    return _run_fewer(view, view.totals["failed_batch"] or view.batch(), FEWER_DECODING)
 
 
 def _at_limit(view: View, _: frozenset[str]) -> list[Draft]:  # noqa: PLR0911 - one for each thing that limits
@@ -252,21 +244,9 @@ def _within_graphs(view: View, draft: Draft, now: float) -> list[Draft]:
     size = _graph_size(view, batch)
     if size is None or size <= largest:
         return [replace(draft, gain=f"{draft.gain}; batches beyond {largest:g} will run without CUDA graphs")]
-    cost = _growth_cost(view, size / largest)
-    if not cost and facts.reserve_gb is not None:
-        return [_say(
-            f"first make room for CUDA graphs of {size:g} requests, by a lower --mem-fraction-static: batches beyond {largest:g} would run"
-            " without them; then raise both limits",
-            "Larger graphs take GPU memory, and almost none is left.", "batches without graphs are fast enough", "The KV cache gets smaller.",
-        )]  # fmt: skip
-    graphs = Draft(
-        facts.graph_arg,
-        size,
-        largest,
-        f"covers batches up to {size:g}, {batch} will run",
-        text=_with_cost(_GRAPHS, cost),
-    )
-    return [draft, graphs]
+    gain = f"covers batches up to {size:g}, {batch} will run"
+    paid = tuple(_smaller_pool(view, size / largest))
+    return [draft, Draft(facts.graph_arg, size, largest, gain, text=_GRAPHS, together=paid)]
 
 
 def _more_states(view: View) -> list[Draft]:
@@ -312,7 +292,7 @@ def _smaller_batch(view: View, _: frozenset[str]) -> list[Draft]:
     batch, step, objective = view.batch(0.5), view.step_seconds, view.profile.inter_token_seconds
     if batch is None or batch <= SMALL_BATCH or not step or not objective:
         return []
-    fewer = _run_fewer(view, 0.5, max(objective / step, LEAST_SHARE))
+    fewer = _run_fewer(view, view.batch(0.5), max(objective / step, LEAST_SHARE))
     return [] if fewer is None else [fewer]
 
 
@@ -448,7 +428,7 @@ def _out_of_memory(view: View, _: frozenset[str]) -> list[Draft]:
     to = 0.8 if now is None or now > 0.8 else 0.7 if now > 0.7 else round(now - 0.05, 2)
     less = [Draft("mem_fraction_static", to, now, text=_LESS_MEMORY)] if to >= LEAST_FRACTION else []
     is_sampling = view.explanation is not None and view.explanation.place.startswith("srt/layers/sampler.py")
-    fewer = _run_fewer(view, 0.99, FEWER_DECODING) if is_sampling else None
+    fewer = _fewer_decoding(view) if is_sampling else None
     return [replace(fewer, text=_FEWER_SAMPLED), *less] if fewer is not None else less
 
 
@@ -519,7 +499,7 @@ def _transfers(view: View, _: frozenset[str]) -> list[Draft]:
 
 def _hicache(view: View, _: frozenset[str]) -> list[Draft]:
     facts, row = view.facts, BY_ID["hicache_degraded"].remedy
-    kind = view.hicache.word if view.hicache is not None else ""
+    kind, ratio = view.hicache.word if view.hicache is not None else "", facts.number("hicache_ratio")
     if kind == "kernel":
         return [_say(
             row.words + ": if a hit is not faster, run without --enable-hierarchical-cache",
@@ -527,17 +507,17 @@ def _hicache(view: View, _: frozenset[str]) -> list[Draft]:
             row.not_if,
         )]  # fmt: skip
     if kind == "host":
-        ratio = facts.number("hicache_ratio")
         words = "give the cache more host memory: raise --hicache-ratio or --hicache-size, or use --hicache-write-policy write_through"
         why = "The host's memory for the cache is full, so what leaves the GPU is dropped instead of kept."
-        if ratio and not facts.size("hicache_size"):
-            text = Remedy("hicache_ratio", "raise", "", why, "the host has no more memory", "Host memory.")
-            return [Draft("hicache_ratio", 2 * ratio, ratio, text=text)]
-        return [_say(words, why, "the host has no more memory", "Host memory.")]
+        text = Remedy("hicache_ratio", "raise", words, why, "the host has no more memory", "Host memory.")
+        return [
+            Draft("hicache_ratio", 2 * ratio, ratio, text=text)
+            if ratio and not facts.size("hicache_size")
+            else Draft(words=words, text=text)
+        ]
     backend = facts.word("hicache_storage_backend")
-    where = f" ({backend})" if backend else ""
     return [_say(
-        f"look at the storage behind the cache{where}: its service, its space and its own log",
+        f"look at the storage behind the cache{f' ({backend})' if backend else ''}: its service, its space and its own log",
         "A prefix that the storage does not give is computed again, and a request may wait for it first (--hicache-storage-prefetch-policy).",
         "it happened once, while the storage restarted",
     )]  # fmt: skip
@@ -549,24 +529,18 @@ def _costly_settings(view: View, _: frozenset[str]) -> list[Draft]:
     return [Draft(arg, to, now, text=text) for arg, now, to, text in found]
 
 
-def _out_of_memory_prefill(view: View, holding: frozenset[str]) -> list[Draft]:
-    chunk = smaller_chunk(view)
-    return [chunk, *_fp8(view)] if chunk is not None else [*_out_of_memory(view, holding), *_fp8(view)]
+def _else_memory(first: Callable[[View], Draft | None]) -> Advise:
+    """Advise the change of the phase in which memory ran out, else what helps in any; then what needs less memory as well."""
 
+    def advise(view: View, holding: frozenset[str]) -> list[Draft]:
+        own, kind = first(view), _eight_bits(view)
+        words = f"further: an FP8 KV cache (--kv-cache-dtype {kind}) or FP8 weights, smaller CUDA graphs"
+        further = _say(
+            words, "They need less of the GPU's memory.", "answers must not lose any accuracy", "A little accuracy."
+        )
+        return [*([own] if own is not None else _out_of_memory(view, holding)), *([further] if kind else [])]
 
-def _out_of_memory_decode(view: View, holding: frozenset[str]) -> list[Draft]:
-    fewer = _run_fewer(view, 0.99, FEWER_DECODING)
-    return [fewer, *_fp8(view)] if fewer is not None else [*_out_of_memory(view, holding), *_fp8(view)]
-
-
-def _fp8(view: View) -> list[Draft]:
-    kind = _eight_bits(view)
-    words = f"further: an FP8 KV cache (--kv-cache-dtype {kind}) or FP8 weights, smaller CUDA graphs" if kind else ""
-    return (
-        [_say(words, "They need less of the GPU's memory.", "answers must not lose any accuracy", "A little accuracy.")]
-        if words
-        else []
-    )
+    return advise
 
 
 def _graph_memory(view: View, _: frozenset[str]) -> list[Draft]:
@@ -682,9 +656,8 @@ def _graphs(view: View, _: frozenset[str]) -> list[Draft]:
     gain = f"covers batches up to {to:g}; 99 % of the time they were at most {batch:g}"
     if now is None:
         gain += f"; the start is not in this log, and SGLang captures up to {USUAL_CAPTURED} by itself"
-    paid = _smaller_pool(view, to / now if now else 1.0)
-    cost = "" if paid else _growth_cost(view, to / now if now else 1.0)
-    return [Draft(facts.graph_arg, to, now, gain, text=_with_cost(_GRAPHS, cost), together=tuple(paid))]
+    paid = tuple(_smaller_pool(view, to / now if now else 1.0))
+    return [Draft(facts.graph_arg, to, now, gain, text=_GRAPHS, together=paid)]
 
 
 def _graph_growth(view: View, times: float | None = None) -> float | None:
@@ -697,17 +670,10 @@ def _graph_growth(view: View, times: float | None = None) -> float | None:
     return None if taken is None or times is None else taken * max(times - 1.0, 0.0)
 
 
-def _growth_cost(view: View, times: float) -> str:
-    growth, left = _graph_growth(view, times), view.facts.reserve_gb
-    if growth is None or left is None or left - growth < view.profile.reserve_lower_gb:
-        return ""
-    return f"Larger graphs take about {growth:.1f} GB of the {left:.1f} GB of GPU memory left at start-up."
-
-
 def _smaller_pool(view: View, times: float) -> list[Draft]:
     facts, profile, left = view.facts, view.profile, view.facts.reserve_gb
     fraction, capacity = facts.number("mem_fraction_static"), facts.capacity_gb
-    if fraction is None or left is None or not profile.reserve_lower_gb <= left <= profile.reserve_upper_gb:
+    if fraction is None or left is None or left > profile.reserve_upper_gb:
         return []
     growth = _graph_growth(view, times)
     if growth is None or not capacity:
@@ -768,12 +734,6 @@ def _chunks(view: View, _: frozenset[str]) -> list[Draft]:
         "A larger chunk would not help: the GPU is busy with prefill.",
         "prompts share no prefixes, and there is no second GPU",
     )
-    limit, most = facts.size("max_prefill_tokens"), facts.size("chunked_prefill_size")
-    if limit and (most is None or limit < most) and limit < LARGEST_CHUNK:
-        to = float(max(most or LARGEST_CHUNK, 2 * limit))
-        return [
-            Draft("max_prefill_tokens", to, limit, f"a prefill batch ends at {limit:,.0f} tokens", text=_PREFILL_TOKENS)
-        ]
     if now is not None and (now <= 0 or now >= LARGEST_CHUNK * ranks):
         return [elsewhere]
     if view.totals["full_lines"] < FULL_BATCHES * view.totals["prefill_lines"]:
@@ -1079,7 +1039,7 @@ def _by_explanation(view: View, holding: frozenset[str]) -> list[Draft]:
         return [*map(_unknown, _FLAG.findall(refused[1])), _say(ending.do, ending.why, ending.not_if)]
     named = [] if said.marked else _named(view, said.text)
     if said.ending == "memory":
-        chunk, fewer = smaller_chunk(view), _run_fewer(view, 0.99, FEWER_DECODING)
+        chunk, fewer = smaller_chunk(view), _fewer_decoding(view)
         named += [replace(chunk, text=BY_ID["out_of_memory_prefill"].remedy)] if chunk else []
         named += [fewer] if fewer else []
     return [*named, _say(ending.do, ending.why, ending.not_if)]
@@ -1184,8 +1144,8 @@ ADVICE: dict[str, Advise] = {
     "costly_settings": _costly_settings,
     "crashed": _by_explanation,
     "server_down": _down,
-    "out_of_memory_prefill": _beside_others(_out_of_memory_prefill),
-    "out_of_memory_decode": _beside_others(_out_of_memory_decode),
+    "out_of_memory_prefill": _beside_others(_else_memory(smaller_chunk)),
+    "out_of_memory_decode": _beside_others(_else_memory(_fewer_decoding)),
     "graph_memory_short": _beside_others(_graph_memory),
     "out_of_memory_any": _beside_others(_out_of_memory),
     "conservativeness_ineffective": _ineffective,
@@ -1249,12 +1209,6 @@ _BACKEND = Remedy(
     "attention_backend", "set", "", "This attention backend cannot be captured in a CUDA graph.",
     "LoRA, speculative decoding or expert communication cannot be captured", "Another backend may be faster or slower at long prompts: measure both.",
 )  # fmt: skip
-_PREFILL_TOKENS = Remedy(
-    "max_prefill_tokens", "raise", "",
-    "A prefill batch takes no further prompt after this many tokens, so prompts are computed one after another although a chunk has room for several.",
-    "prompts are computed one at a time anyway, because few requests come at once",
-    "Larger prefill batches take more GPU memory, and running requests pause longer.",
-)  # fmt: skip
 _EIGHT = Remedy(
     "kv_cache_dtype", "set", "", "An 8-bit KV cache holds twice as many tokens in the same memory.",
     "answers must not lose any accuracy, or the GPU has no FP8", "A little accuracy.",
@@ -1279,10 +1233,6 @@ _LIMIT_TEXTS = {"raise": BY_ID["running_at_limit"].remedy, "lower": Remedy(
     "max_running_requests", "lower", "", "Fewer requests at once need less of the KV cache and less GPU memory.",
     "a single request is too long for the KV cache: then lower --context-length", "Fewer requests run at once, and the queue may grow.",
 )}  # fmt: skip
-
-
-def _with_cost(text: Remedy, cost: str) -> Remedy:
-    return replace(text, cost=cost) if cost else text
 
 
 # Spelling
@@ -1342,8 +1292,8 @@ def spelled(row: Row, view: View, draft: Draft) -> Change:
     words = draft.words or (row.remedy.words if draft.to is None else "")
     gain = draft.gain + (_spellings(view, draft) if draft.arg else "")
     return Change(
-        draft.arg, view.facts.flag(draft.arg) if draft.arg else "", draft.now, setting(draft.to), _filled(words, figures),
-        direction, _filled(text.why, figures), _filled(text.cost, figures), _filled(gain, figures), _filled(text.not_if, figures),
+        draft.arg, view.facts.flag(draft.arg) if draft.arg else "", draft.now, setting(draft.to), fill(words, figures),
+        direction, fill(text.why, figures), fill(text.cost, figures), fill(gain, figures), fill(text.not_if, figures),
         removes=draft.to is False and draft.now is True,
     )  # fmt: skip
 
@@ -1386,8 +1336,6 @@ def figures_of(view: View) -> dict[str, str]:
 _TEMPLATE = re.compile(r"\{([a-z_]+)\}")
 
 
-def _filled(text: str, figures: dict[str, str]) -> str:
+def fill(text: str, figures: dict[str, str]) -> str:
+    """Fill thresholds into a text; what is no name of one stays."""
     return _TEMPLATE.sub(lambda name: figures.get(name[1], name[0]), text)
-
-
-fill = _filled

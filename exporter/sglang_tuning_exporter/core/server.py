@@ -92,7 +92,16 @@ LIVENESS = (
 )  # fmt: skip
 _LIVENESS_OF = {"hang": "watchdog_timeout", "health": "health_check_failed", "aborted": "process_died"}
 _MOST = frozenset(
-    {"peak", "most_queued", "replayed_most", "eager_inverse", "most_running", "most_usage", "held_elsewhere_gb"}
+    {
+        "peak",
+        "most_queued",
+        "replayed_most",
+        "eager_inverse",
+        "most_running",
+        "most_usage",
+        "held_elsewhere_gb",
+        "failed_batch",
+    }
 )  # of these the largest is kept
 
 
@@ -1223,6 +1232,10 @@ class Server:
         """Count a failure once: it is logged and raised, by each rank and by the parent process, and not every line has its phase."""
         recent = {phase for phase, at in self._failed.items() if now - at <= REPEAT_SECONDS}
         phase = event.word or "unknown"
+        bucket = self.bucket(now)
+        bucket["failed_batch"] = max(
+            bucket["failed_batch"], *(each.running or 0.0 for each in self.schedulers.values()), 0.0
+        )
         if held := event.figures.get("held_elsewhere_gb"):
             self.bucket(now).most("held_elsewhere_gb", held)
         if phase == "unknown" and recent - {phase}:
