@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from sglang_tuning_exporter.core.exposed import scale_out_helps
 from sglang_tuning_exporter.core.findings import Change, Finding, Judgement
-from sglang_tuning_exporter.core.rows import BY_ID
-from sglang_tuning_exporter.core.scaling import FLAG_FIRST, REPLICA, UNKNOWN, scale_out_helps
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 AT_ONCE = 32  # requests that a server of the examples serves
@@ -20,12 +19,6 @@ AT_ONCE = 32  # requests that a server of the examples serves
 def judgement(verdict: str, *changes: Change) -> Judgement:
     finding = Finding(verdict, "", "warning", True, "", "", "", "high", (), changes)  # noqa: FBT003 - as the class has it
     return Judgement(verdict, "", "warning", (finding,), ())
-
-
-def test_every_verdict_that_is_named_is_a_row_or_a_word() -> None:
-    assert {*REPLICA, *FLAG_FIRST} <= BY_ID.keys()
-    assert UNKNOWN - BY_ID.keys() == {"not_enough_data", "starting", "stopped"}
-    assert not REPLICA & FLAG_FIRST
 
 
 @pytest.mark.parametrize(

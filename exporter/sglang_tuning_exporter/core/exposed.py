@@ -10,7 +10,15 @@ from typing import NamedTuple
 
 from sglang_tuning_exporter.core.advice import figures_of, fill
 from sglang_tuning_exporter.core.findings import Change, Figure, Finding, Judgement, Value
-from sglang_tuning_exporter.core.judge import BUT_MUTED, SENTENCES, Measured, past_without_figures
+from sglang_tuning_exporter.core.judge import (
+    BUT_MUTED,
+    NOT_ENOUGH,
+    SENTENCES,
+    STARTING,
+    STOPPED,
+    Measured,
+    past_without_figures,
+)
 from sglang_tuning_exporter.core.rows import BY_ID, ROWS
 from sglang_tuning_exporter.core.view import View
 
@@ -72,6 +80,18 @@ def turned(figure: Figure) -> tuple[float, float]:
     if figure.side != "below":
         return figure.value, limit
     return (1.0 - figure.value, 1.0 - limit) if figure.unit in {"share", "ratio"} else (limit - figure.value, 0.0)
+
+
+def scale_out_helps(judgement: Judgement) -> bool | None:
+    """Return whether another replica would take load off this server; None if not known."""
+    verdict = judgement.verdict
+    if verdict in {NOT_ENOUGH, STARTING, STOPPED, "server_down", "scheduler_stuck"}:
+        return None
+    replica = BY_ID[verdict].replica if verdict in BY_ID else ""
+    if replica == "after a flag":
+        changes = next((found.changes for found in judgement.findings if found.diagnosis == verdict), ())
+        return not any(change.flag for change in changes)
+    return replica == "helps"
 
 
 class Words:

@@ -68,6 +68,7 @@ class Row:
     title: a few words for a notification's title; `{value}` is its figure with its unit. past: the summary when it is over, over `{until}`
     and `{times}`; without a time it is said of an alert only. unless: rows that explain the same evidence better. causes: rows that
     this one can follow from; with `borrows` it takes their advice. needs_advice: without a change that is left it is no finding.
+    replica: whether another one takes load off, in any case or once no flag is left to set.
     protects: what no other finding's change may take while this one holds: `memory`, `requests`. after, until: seconds of the alert
     clock. chance: an opportunity, never the verdict.
     """
@@ -87,6 +88,7 @@ class Row:
     borrows: bool = False
     needs_advice: bool = False
     protects: str = ""
+    replica: Literal["", "helps", "after a flag"] = ""
     profiles: tuple[str, ...] = ()
     after: float = 300.0
     until: float = 300.0
@@ -456,6 +458,7 @@ def _burning(
 LIMITS: tuple[Row, ...] = (
     _limit(
         id="conservativeness_ineffective",
+        replica="after a flag",
         title="retracting {value}/min",
         alert="SGLangConservativenessIneffective",
         protects="requests",
@@ -485,6 +488,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="retracting_too_often",
+        replica="after a flag",
         title="retracting {value}/min",
         alert="SGLangRetractingTooOften",
         protects="requests",
@@ -516,6 +520,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="hybrid_pool_full",
+        replica="after a flag",
         title="second KV cache full {value} of the time",
         alert="SGLangHybridPoolFull",
         when=_waits(
@@ -565,6 +570,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="running_at_limit",
+        replica="after a flag",
         title="running limit reached {value} of the time",
         alert="SGLangRunningAtLimit",
         when=_waits("running_limit", name="serving time at the running limit with requests waiting"),
@@ -645,6 +651,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="prefill_bound",
+        replica="after a flag",
         title="prefill bound {value} of the time",
         alert="SGLangPrefillBound",
         when=_fact(measures.prefill, limit=_OFTEN, name="serving time in which prompts were computed", unit="share"),
@@ -665,6 +672,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="admission_too_conservative",
+        replica="after a flag",
         title="requests wait beside free KV cache {value} of the time",
         alert="SGLangAdmissionTooConservative",
         when=_waits("held_back", name="serving time with requests waiting and free KV cache"),
@@ -686,6 +694,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="cuda_graph_not_covering",
+        replica="after a flag",
         title="CUDA graph not covering {value} of the time",
         alert="SGLangCudaGraphNotCovering",
         when=_share(
@@ -708,6 +717,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="cuda_graph_off",
+        replica="after a flag",
         title="CUDA graph off {value} of the time",
         alert="SGLangCudaGraphOff",
         when=_share("cuda_graph", "eager", "disabled", name="serving time in decode batches without a CUDA graph"),
@@ -757,6 +767,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="latency_batch_too_large",
+        replica="helps",
         title="tokens slow, {value} apart",
         alert="SGLangLatencyBatchTooLarge",
         profiles=ONLINE,
@@ -784,6 +795,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     Row(
         id="running_far_below_limit",
+        replica="after a flag",
         severity="info",
         when=_waits("pool_full", name="serving time with a full KV cache and requests waiting"),
         summary="The KV cache is full while requests wait: memory is the limit.",
@@ -804,6 +816,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="requests_rejected",
+        replica="helps",
         title="requests rejected, {value}/min",
         alert="SGLangRequestsRejected",
         when=When(
@@ -831,6 +844,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="queue_too_long",
+        replica="helps",
         title="queue too long {value} of the time",
         alert="SGLangQueueTooLong",
         when=_share("queue", "above_range", name="serving time with {queue_limit}"),
@@ -845,6 +859,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="clients_time_out",
+        replica="helps",
         title="clients time out, {value} of requests",
         alert="SGLangClientsTimeOut",
         when=_fact(
@@ -872,6 +887,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="latency_queue",
+        replica="helps",
         title="TTFT too long by the queue for {value} of requests",
         alert="SGLangLatencyQueue",
         profiles=ONLINE,
@@ -898,6 +914,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="latency_prefill_between",
+        replica="after a flag",
         title="prefill interrupts decoding, {value} of tokens late",
         alert="SGLangLatencyPrefillBetween",
         profiles=ONLINE,
@@ -924,6 +941,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="latency_long_prompts",
+        replica="after a flag",
         title="TTFT too long by long prompts for {value} of requests",
         alert="SGLangLatencyLongPrompts",
         profiles=ONLINE,
@@ -1229,6 +1247,7 @@ CHANCES: tuple[Row, ...] = (
     ),
     _chance(
         id="shared_prefixes_unused",
+        replica="after a flag",
         when=_fact(measures.shared_prefixes, limit=SHARING[0], name="share of prompt tokens from the prefix cache"),
         summary="Waiting requests share prefixes, but --schedule-policy fcfs does not group them.",
         seen="{value} of the prompt tokens came from the prefix cache under fcfs",
@@ -1260,6 +1279,7 @@ CHANCES: tuple[Row, ...] = (
     ),
     _chance(
         id="flags_away_from_defaults",
+        replica="after a flag",
         when=_fact(measures.proven_flags, name="flags that differ from SGLang's defaults and can cause this"),
         summary="Flags that differ from SGLang's defaults can delay requests.",
         seen="{value} flag{s} with a value other than the default that can cause this",

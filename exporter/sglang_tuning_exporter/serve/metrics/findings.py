@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sglang_tuning_exporter.core.exposed import Advice, conditions
+from sglang_tuning_exporter.core.exposed import Advice, conditions, scale_out_helps
 from sglang_tuning_exporter.core.rows import BY_ID
-from sglang_tuning_exporter.core.scaling import scale_out_helps
 from sglang_tuning_exporter.core.scrapes import STAGES
 from sglang_tuning_exporter.serve.metrics.families import Family, gauge, info, shortened, single
 from sglang_tuning_exporter.serve.metrics.view import SidecarView
