@@ -1,4 +1,4 @@
-"""The capacity model: sums over decode steps in, the fitted step time with its interval out, or the reason for no fit."""
+"""The step time: sums over decode steps in, the fitted step time with its interval out, or the reason for no fit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.capacity.model import Counters, Measured, Readings
+from sglang_tuning_exporter.capacity.readings import Counters, Measured, Readings
 from sglang_tuning_exporter.capacity.step_time import NONE, StepSums, fit, total
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.capacities import capacities

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from conftest import FakeSGLang, reply
-from sglang_tuning_exporter.capacity.prediction import plan_rows
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.collect import plan as command
 from sglang_tuning_exporter.config.profiles import DEFAULT
+from sglang_tuning_exporter.core.plan import plan_rows
 from test_prediction import measured
 
 if TYPE_CHECKING:

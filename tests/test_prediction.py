@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_tuning_exporter.capacity.model import Prefill, RankCapacity
-from sglang_tuning_exporter.capacity.prediction import throughput
+from sglang_tuning_exporter.capacity.readings import Prefill
 from sglang_tuning_exporter.capacity.step_time import Estimate, StepLine, StepTime
+from sglang_tuning_exporter.core.capacities import RankCapacity
+from sglang_tuning_exporter.core.plan import throughput
 
 
 def around(value: float, half: float = 0.02) -> Estimate:

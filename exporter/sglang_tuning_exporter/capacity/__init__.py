@@ -1,5 +1,5 @@
 """How fast a server computes: step time by batch, prefill speed, and what both predict. Pure.
 
-Counters of `/v1/loads` or decode lines become sums over steps. `step_time` fits a line with intervals, or gives the reason against it; `model`
-has what a scheduler does and can hold; `prediction` asks for other batches.
+Counters of `/v1/loads` or decode lines become sums over steps. `step_time` fits a line with intervals, or gives the reason against it;
+`readings` keeps what the schedulers counted.
 """

@@ -180,7 +180,6 @@ class StepTime:
     line: StepLine | None = None
     refused: str = ""
     source: str = "v1_loads"
-    line_age_seconds: float = 0.0  # of a line from earlier steps
 
     @property
     def largest_seen(self) -> float:
@@ -192,12 +191,12 @@ class StepTime:
         """The smallest batch seen often: mean less two standard deviations, at least one."""
         return max(self.batch - 2 * self.deviation, 1.0)
 
-    def with_line_of(self, earlier: StepTime, age: float) -> StepTime:
+    def with_line_of(self, earlier: StepTime) -> StepTime:
         """Return this step time with the line of an earlier fit of the same server, if the present mean step lies on it."""
         predicted = None if self.line is not None else earlier.at(self.batch)
         if predicted is None or abs(self.seconds.value / predicted.value - 1.0) > MOST_LINE_ERROR:
             return self
-        return replace(self, line=earlier.line, refused="", line_age_seconds=age)
+        return replace(self, line=earlier.line, refused="")
 
     def at(self, batch: float) -> Estimate | None:
         """Return the seconds of a step of `batch` requests; None where unknown, or where its interval reaches zero.

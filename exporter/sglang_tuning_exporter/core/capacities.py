@@ -2,23 +2,56 @@
 
 from __future__ import annotations
 
-from sglang_tuning_exporter.capacity.model import (
-    DECODES_NOTHING,
-    LEAST_SERVING_SECONDS,
-    NO_ACCEPT_LENGTH,
-    NO_DECODE_STEPS,
-    NOT_MEASURED,
-    STALE_SECONDS,
-    Measured,
-    RankCapacity,
-    Speeds,
-    fit_of_lines,
-    most_requests,
-)
-from sglang_tuning_exporter.capacity.step_time import StepTime
+from dataclasses import dataclass
+from functools import lru_cache
+from math import floor
+
+from sglang_tuning_exporter.capacity.readings import LEAST_SERVING_SECONDS, STALE_SECONDS, Measured, Prefill, Speeds
+from sglang_tuning_exporter.capacity.step_time import LEAST_LINES, Estimate, StepSums, StepTime, fit
 from sglang_tuning_exporter.core.server import Server
 
 TOO_FEW_STEPS = "too few decode steps were seen: watch for longer, under load"
+MOST_FITS = 64
+DECODES_NOTHING = "the prefill side of disaggregation decodes nothing"
+NO_DECODE_STEPS = "no decode steps were seen: /v1/loads counts them from 0.5.18 on, and a log shows them under load"
+NO_ACCEPT_LENGTH = "the decode lines do not show how many tokens a speculative step gives (accept len)"
+
+
+@dataclass(frozen=True, slots=True)
+class RankCapacity:
+    """The speed of one scheduler; an unknown figure is None.
+
+    `tokens_per_request`: KV cache tokens that a running request holds. `most_requests`: how many such requests fit and may run.
+    `prefill_per_token`: prompt tokens computed for each generated token, in the present mix.
+    """
+
+    dp: int | None
+    step: StepTime | None = None
+    prefill: Prefill = Prefill()  # noqa: RUF009 - an immutable tuple
+    waiting_tokens: float | None = None
+    prefill_per_token: float | None = None
+    running: float | None = None
+    tokens_per_request: float | None = None
+    most_requests: int | None = None
+    pool_tokens: float | None = None
+    running_limit: float | None = None
+    no_step: str = ""  # why the step time is unknown
+
+    @property
+    def backlog_seconds(self) -> Estimate | None:
+        """Seconds of prefill that the waiting prompts need."""
+        speed, waiting = self.prefill.tokens_per_second, self.waiting_tokens
+        return None if speed is None or waiting is None else speed.dividing(waiting)
+
+    @property
+    def decode_limit(self) -> Estimate | None:
+        """Generated tokens a second with as many requests as fit and may run, without prefill."""
+        return None if self.most_requests is None else self.decode_speed(self.most_requests)
+
+    def decode_speed(self, batch: float) -> Estimate | None:
+        """Return the generated tokens a second at a batch, without prefill."""
+        step = None if self.step is None else self.step.at(batch)
+        return None if step is None or self.step is None else step.dividing(batch * self.step.tokens_per_request)
 
 
 def capacities(server: Server, measured: Measured | None, now: float) -> list[RankCapacity]:
@@ -32,27 +65,28 @@ def capacities(server: Server, measured: Measured | None, now: float) -> list[Ra
     found = []
     for dp in server.schedulers:
         counted = None if measured is None else measured.scheduler(dp, now, only=only)
+        speeds, no_step = Speeds(None if isinstance(of_lines, str) else of_lines), str(of_lines)
         if counted is not None:
-            speeds, waiting, no_step = counted.speeds(now), counted.waiting, TOO_FEW_STEPS
-        else:
-            step, no_step = (None, of_lines) if isinstance(of_lines, str) else (of_lines, "")
-            speeds, waiting = Speeds(step, NOT_MEASURED, None), None
+            speeds, no_step = counted.speeds, TOO_FEW_STEPS
         pool, limit, held = server.facts.pool(dp), server.facts.limit(dp), None
         if pool and running and usage and totals[f"serves/{dp}"] >= LEAST_SERVING_SECONDS:
             held = usage * pool / running
+        most = None  # with the limit alone nothing is known: the KV cache may hold far fewer
+        if pool and held:
+            most = max(floor(min(pool / held, limit or pool)), 1)
         found.append(
             RankCapacity(
-                dp=dp,
-                step=speeds.step,
-                prefill=speeds.prefill,
-                waiting_tokens=waiting,
-                prefill_per_token=speeds.per_token,
-                running=running,
-                tokens_per_request=held,
-                most_requests=most_requests(pool, held, limit),
-                pool_tokens=pool,
-                running_limit=limit,
-                no_step="" if speeds.step else no_step,
+                dp,
+                speeds.step,
+                speeds.prefill,
+                None if counted is None else counted.waiting,
+                speeds.per_token,
+                running,
+                held,
+                most,
+                pool,
+                limit,
+                "" if speeds.step else no_step,
             )
         )
     return found
@@ -76,3 +110,12 @@ def step_of_lines(server: Server, now: float) -> StepTime | str:
     if steps and steps[-1][0] < now - STALE_SECONDS:
         steps = []
     return fit_of_lines(tuple(sums for _, sums in steps))
+
+
+@lru_cache(maxsize=MOST_FITS)
+def fit_of_lines(lines: tuple[StepSums, ...]) -> StepTime | str:
+    """Return the step time from decode lines, each as one step, or why there is none; cached, because one page needs a fit several times."""
+    return fit(lines, least=LEAST_LINES, source="log") or (
+        f"{len(lines)} decode lines of the last ten minutes show the time of a step (one a second at most, and none after a prefill or"
+        f" another batch), and {LEAST_LINES} are needed: give a longer log, or ask the server itself (--sglang-url, from 0.5.18 on)"
+    )

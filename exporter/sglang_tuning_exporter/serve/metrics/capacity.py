@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeAlias
 
-from sglang_tuning_exporter.capacity.model import RankCapacity
 from sglang_tuning_exporter.capacity.step_time import Estimate
-from sglang_tuning_exporter.core.capacities import capacities
+from sglang_tuning_exporter.core.capacities import RankCapacity, capacities
 from sglang_tuning_exporter.serve.metrics.families import Family, PerRank, counter, gauge
 from sglang_tuning_exporter.serve.metrics.view import SidecarView
 

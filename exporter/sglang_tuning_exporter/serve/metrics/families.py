@@ -14,7 +14,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 from prometheus_client.core import Metric
 from prometheus_client.utils import floatToGoString
 
-from sglang_tuning_exporter.capacity.model import RankCapacity
+from sglang_tuning_exporter.core.capacities import RankCapacity
 from sglang_tuning_exporter.core.server import Scheduler
 from sglang_tuning_exporter.sglang.clean import clean
 

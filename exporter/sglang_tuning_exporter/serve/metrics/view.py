@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from sglang_tuning_exporter.capacity.model import Measured
+from sglang_tuning_exporter.capacity.readings import Measured
 from sglang_tuning_exporter.collect.follower import FileStatus
 from sglang_tuning_exporter.collect.scrape import LoadsSchedule, ScrapeHealth
 from sglang_tuning_exporter.collect.threads import Threads
