@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from sglang_tuning_exporter.core.advice import figures_of, fill
+from sglang_tuning_exporter.core.events import is_count
 from sglang_tuning_exporter.core.findings import Change, Figure, Finding, Judgement, Value
 from sglang_tuning_exporter.core.judge import (
     BUT_MUTED,
@@ -101,7 +102,6 @@ class Words:
         self.advice: dict[str, Advice] = {}
         self.verdict: Verdict | None = None
         self._seen: dict[str, float] = {}  # when a diagnosis last held
-        self._set: dict[str, float] = {}  # when its words last changed
 
     def take(self, judgement: Judgement, view: View, now: float) -> None:
         """Take a judgement."""
@@ -110,7 +110,7 @@ class Words:
                 self._advise(finding, now)
         for gone in [name for name, at in self._seen.items() if now - at > KEPT_SECONDS]:
             self.advice.pop(gone, None)
-            del self._seen[gone], self._set[gone]
+            del self._seen[gone]
         name, before = judgement.verdict, self.verdict
         sentence = _sentence(judgement, view)
         if before is None or before.verdict != name:
@@ -125,15 +125,13 @@ class Words:
         if held is not None and held.words == new.words:
             return
         is_set = held is not None and held.flag == new.flag and held.current != new.current
-        if held is None or is_set or now - self._set[name] >= KEPT_SECONDS:
-            self.advice[name], self._set[name] = new, now
+        if held is None or is_set or now - held.since >= KEPT_SECONDS:
+            self.advice[name] = new
 
     def saved(self, now: float) -> dict[str, object]:
         """Return it as plain JSON, times as ages in seconds."""
         return {
-            "advice": {
-                name: [*each.words, now - each.since, now - self._set[name]] for name, each in self.advice.items()
-            },
+            "advice": {name: [*each.words, now - each.since] for name, each in self.advice.items()},
             "verdict": None if self.verdict is None else [*self.verdict[:3], now - self.verdict.since],
         }
 
@@ -142,19 +140,10 @@ class Words:
         document = saved if isinstance(saved, Mapping) else {}
         advice = document.get("advice")
         for name, entry in advice.items() if isinstance(advice, Mapping) else ():
-            match entry:
-                case [
-                    str(flag),
-                    str(current),
-                    str(suggested),
-                    str(text),
-                    str(not_if),
-                    str(cost),
-                    int() | float() as since,
-                    int() | float() as was,
-                ] if name in BY_ID:
-                    self.advice[name] = Advice(flag, current, suggested, text, not_if, cost, now - since)
-                    self._set[name], self._seen[name] = now - was, now
+            if name in BY_ID and isinstance(entry, list) and len(entry) == 7 and is_count(entry[6]):
+                flag, current, suggested, text, not_if, cost = map(str, entry[:6])
+                self.advice[name] = Advice(flag, current, suggested, text, not_if, cost, now - entry[6])
+                self._seen[name] = now
         match document.get("verdict"):
             case [str(verdict), str(level), str(sentence), int() | float() as since]:
                 self.verdict = Verdict(verdict, level, sentence, now - since)
