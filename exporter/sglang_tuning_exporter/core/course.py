@@ -28,7 +28,7 @@ from sglang_tuning_exporter.core.judge import (
     timed,
     weigh,
 )
-from sglang_tuning_exporter.core.rows import BY_ID, ROWS
+from sglang_tuning_exporter.core.rows import BY_ID, ROWS, Row
 from sglang_tuning_exporter.core.server import BUCKET_SECONDS, Server, Totals, merged
 from sglang_tuning_exporter.core.summary import (
     COUNTS,
@@ -58,9 +58,16 @@ STRETCH_SECONDS = 15.0  # shorter pauses do not divide a load
 class Held:
     """How long a row held in a run, and the view in which it was clearest."""
 
+    run: Run
+    row: Row
+    measured: Measured
+    excess: float
     seconds: float = 0.0
-    excess: float = -inf
-    measured: Measured | None = None
+
+    @property
+    def is_limit(self) -> bool:
+        """Whether it can be the verdict."""
+        return is_limit(self.row.id, self.measured)
 
 
 @dataclass(slots=True)
@@ -93,7 +100,6 @@ class Course:
         self._alerts: list[Alert] = []
         self._last_batch: float | None = None
         self._last_line: float | None = None
-        self._most_queued = 0.0
 
     def take(self, event: Event) -> None:
         """Take an event."""
@@ -114,9 +120,7 @@ class Course:
         server.take(event)
         if event.kind in {"decode", "prefill"}:
             self._last_batch = now
-            queued = event.figures.get("queued", 0.0)
-            self._most_queued = max(self._most_queued, queued)
-            server.bucket(server.now or 0.0).most("most_queued", queued)
+            server.bucket(server.now or 0.0).most("most_queued", event.figures.get("queued", 0.0))
 
     # As time passes
 
@@ -141,7 +145,7 @@ class Course:
         else:
             phase = weigh(view_of(self.server, min(PHASE_SECONDS, now - run.begin)))
             for name in phase.holding if phase.view.has_enough_load else ():
-                self._hold(run.phases, name, phase, min(STEP_SECONDS, phase.view.served))
+                self._hold(run, run.phases, name, phase, min(STEP_SECONDS, phase.view.served))
 
     def _credit(self, run: Run, measured: Measured, *, whole: bool = False) -> None:
         """Count the serving time since the last step for what holds."""
@@ -150,15 +154,16 @@ class Course:
         if measured.view.has_enough_load or whole:
             run.verdicts[measured.verdict] = run.verdicts.get(measured.verdict, 0.0) + seconds
         for name in measured.holding:
-            self._hold(run.held, name, measured, seconds)
+            self._hold(run, run.held, name, measured, seconds)
 
     @staticmethod
-    def _hold(rows: dict[str, Held], name: str, measured: Measured, seconds: float) -> None:
+    def _hold(run: Run, rows: dict[str, Held], name: str, measured: Measured, seconds: float) -> None:
         """Credit seconds to a row, and keep the view in which it was clearest."""
-        held, figure = rows.setdefault(name, Held()), measured.figures[name]
-        held.seconds += seconds
+        figure = measured.figures[name]
         excess = (figure.value - (figure.limit or 0.0)) * (1 if figure.side == "above" else -1)
-        if excess > held.excess or held.measured is None:
+        held = rows.setdefault(name, Held(run, BY_ID[name], measured, excess))
+        held.seconds += seconds
+        if excess > held.excess:
             held.excess, held.measured = excess, measured
 
     def _served(self) -> float:
@@ -183,7 +188,7 @@ class Course:
             whole = weigh(run.whole)
             run.verdicts = {whole.verdict: run.served}
             for name in whole.holding:
-                self._hold(run.held, name, whole, run.served)
+                self._hold(run, run.held, name, whole, run.served)
         least = max(LEAST_PHASE_SECONDS, PHASE_SHARE * run.served)
         run.phases = {
             name: held
@@ -238,58 +243,42 @@ class Course:
 
     def _judgement(self, end: float) -> Judgement:
         """Return the worst verdict that held long enough, with every finding of the log."""
-        served = sum(run.served for run in self.runs)
-        chosen = [
-            (run, name, held)
-            for run in self.runs
-            for name, held in run.held.items()
-            if self._counts(run, name, held, served)
-        ]
-        chosen += [(run, name, held) for run in self.runs if run is self.runs[-1] for name, held in run.phases.items()]
-        last = self.runs[-1]
-        limits = [
-            (run, name, held)
-            for run, name, held in chosen
-            if held.measured is not None and is_limit(name, held.measured)
-        ]
-        if not limits:
-            return self._without_limit(chosen, end)
+        served, last = sum(run.served for run in self.runs), self.runs[-1]
+        chosen = [held for run in self.runs for held in run.held.values() if self._counts(held, served)]
+        chosen += last.phases.values()
         order = {row.id: place for place, row in enumerate(ROWS)}
-        names = {each for _, each, _ in chosen}
-        also = frozenset(each for each in names if BY_ID[each].protects)
-        limits.sort(
-            key=lambda each: (-URGENCY[BY_ID[each[1]].severity], each[0] is not last, order[each[1]], -each[2].seconds)
+        names = {each.row.id for each in chosen}
+        also = frozenset(name for name in names if BY_ID[name].protects)
+        limits = sorted(
+            (held for held in chosen if held.is_limit),
+            key=lambda each: (-URGENCY[each.row.severity], each.run is not last, order[each.row.id], -each.seconds),
         )
-        worded = (
-            (run, name, held, findings(held.measured, also)) for run, name, held in limits if held.measured is not None
-        )
-        # A row whose advice is left to another is no finding.
-        first = next((each for each in worded if any(one.diagnosis == each[1] for one in each[3])), None)
-        if first is None:
-            return self._without_limit(chosen, end)
-        run, name, held, found = first
-        context = [
-            self._timed(each, run.held.get(each.diagnosis, held), run, end)
-            for each in found
-            if each.diagnosis in names or not each.is_limit
-        ]
-        context.sort(key=lambda each: each.diagnosis != name)
-        found = (*context, *self._others(chosen, context, end, also))
-        found = tuple(
-            sorted(found, key=lambda each: (each.diagnosis != name, not each.is_limit, -URGENCY[each.severity]))
-        )
-        assert held.measured is not None
-        checks = judge(held.measured.view).checks
-        return Judgement(name, found[0].headline, found[0].severity, found, checks, self._notes(None))
+        for held in limits:
+            run, name, found = held.run, held.row.id, findings(held.measured, also)
+            if all(each.diagnosis != name for each in found):
+                continue  # a row whose advice is left to another is no finding
+            context = [
+                self._timed(each, run.held.get(each.diagnosis, held), end)
+                for each in found
+                if each.diagnosis in names or not each.is_limit
+            ]
+            context.sort(key=lambda each: each.diagnosis != name)
+            every = sorted(
+                [*context, *self._others(chosen, context, end, also)],
+                key=lambda each: (each.diagnosis != name, not each.is_limit, -URGENCY[each.severity]),
+            )
+            checks = judge(held.measured.view).checks
+            return Judgement(name, every[0].headline, every[0].severity, tuple(every), checks, self._notes(None))
+        return self._without_limit(chosen, end)
 
-    def _without_limit(self, chosen: list[tuple[Run, str, Held]], end: float) -> Judgement:
+    def _without_limit(self, chosen: list[Held], end: float) -> Judgement:
         """Return the judgement where nothing limited the server for long enough."""
         run = max(
             self.runs,
             key=lambda each: (each.served >= self._profile.enough_serving_seconds, each is self.runs[-1], each.served),
         )
         view = run.whole if run.whole is not None else view_of(self.server, inf)
-        base = judge(replace(view, totals=_with_most(view.totals, self._most_queued)))
+        base = judge(view)
         kept = [each for each in base.findings if not each.is_limit]
         others = self._others(chosen, kept, end)
         found = (*kept, *others)
@@ -299,14 +288,12 @@ class Course:
         verdict = base.verdict if base.verdict not in BY_ID else NO_LIMIT
         sentence = base.sentence if verdict == base.verdict else SENTENCES[verdict]
         if verdict == NOT_ENOUGH:
-            sentence = said_at_once(verdict, found) or short_load(
-                replace(view, totals=_with_most(view.totals, self._most_queued))
-            )
+            sentence = said_at_once(verdict, found) or short_load(view)
         return Judgement(verdict, sentence, "none", found, base.checks, self._notes(base))
 
-    def _counts(self, run: Run, name: str, held: Held, served: float) -> bool:
+    def _counts(self, held: Held, served: float) -> bool:
         """Whether a row held long enough to be reported; of a run before other settings only failures are."""
-        row, last = BY_ID[name], self.runs[-1]
+        run, row, last = held.run, held.row, self.runs[-1]
         if row.any_load:
             return row.chance is False or run is last or run.served > 0
         is_old = run is not last and last.served >= self._profile.enough_serving_seconds and row.severity != "critical"
@@ -317,28 +304,30 @@ class Course:
         return held.seconds >= min(row.after, ENOUGH_SHARE * judged) and held.seconds > 0
 
     def _others(
-        self, chosen: list[tuple[Run, str, Held]], found: list[Finding], end: float, also: frozenset[str] = frozenset()
+        self, chosen: list[Held], found: list[Finding], end: float, also: frozenset[str] = frozenset()
     ) -> list[Finding]:
         """Return the findings of other times; a flag that is set already is not set again."""
         names = {each.diagnosis for each in found}
         flags = {change.arg: change.to for each in found for change in each.changes if change.arg and each.is_limit}
         more: list[Finding] = []
-        for run, name, held in sorted(chosen, key=lambda each: -each[2].seconds):
-            if name in names or held.measured is None:
+        for held in sorted(chosen, key=lambda each: -each.seconds):
+            name = held.row.id
+            if name in names:
                 continue
             own = next((each for each in findings(held.measured, also) if each.diagnosis == name), None)
             if own is None:
                 continue
             kept = tuple(change for change in own.changes if change.arg not in flags or flags[change.arg] == change.to)
-            if not kept and BY_ID[name].needs_advice and not own.is_limit:
+            if not kept and held.row.needs_advice and not own.is_limit:
                 continue
             names.add(name)
             flags.update({change.arg: change.to for change in kept if change.arg and own.is_limit})
-            more.append(self._timed(replace(own, changes=kept), held, run, end))
+            more.append(self._timed(replace(own, changes=kept), held, end))
         return more
 
-    def _timed(self, finding: Finding, held: Held, run: Run, end: float) -> Finding:
+    def _timed(self, finding: Finding, held: Held, end: float) -> Finding:
         """Add when a finding was seen; one that is over is said in the past tense."""
+        run = held.run
         found = timed(finding, self.server, run.begin, run.end, now=end, counts=run.totals)
         if found is None:
             always = BY_ID[finding.diagnosis].any_load
@@ -450,12 +439,6 @@ class Course:
         totals = [totals for at, totals in self.server.buckets if begin - BUCKET_SECONDS < at < end]
         idle, unknown = (sum(each[f"queue/{state}"] for each in totals) for state in ("idle", "unknown"))
         return Stretch("silent" if unknown > idle else "idle", begin, end)
-
-
-def _with_most(totals: Totals, queued: float) -> Totals:
-    whole = Totals(totals)
-    whole["most_queued"] = queued
-    return whole
 
 
 def _clock(moment: float) -> str:
