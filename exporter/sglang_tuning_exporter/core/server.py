@@ -1232,9 +1232,8 @@ class Server:
         """Count a failure once: it is logged and raised, by each rank and by the parent process, and not every line has its phase."""
         recent = {phase for phase, at in self._failed.items() if now - at <= REPEAT_SECONDS}
         phase = event.word or "unknown"
-        bucket = self.bucket(now)
-        bucket["failed_batch"] = max(
-            bucket["failed_batch"], *(each.running or 0.0 for each in self.schedulers.values()), 0.0
+        self.bucket(now).most(
+            "failed_batch", max((each.running or 0.0 for each in self.schedulers.values()), default=0.0)
         )
         if held := event.figures.get("held_elsewhere_gb"):
             self.bucket(now).most("held_elsewhere_gb", held)
