@@ -175,6 +175,14 @@ def test_a_traceback_without_its_last_line_is_said_to_be_cut_and_an_earlier_one_
     assert explained(tmp_path, SERVED, *whole, *chained, frame("srt/a.py")).ending == "kernel"
 
 
+@pytest.mark.parametrize(
+    ("function", "headline"), [("initialize", "SGLang did not start."), ("forward", "SGLang has crashed.")]
+)
+def test_the_last_frame_shows_whether_it_was_a_start(function: str, headline: str, tmp_path: Path) -> None:
+    lines = [*scheduler("")[:-2], frame("srt/model_executor/model_runner.py", function)]
+    assert crash(tmp_path, *lines).headline == headline
+
+
 WARM_UP = [
     "[2026-06-01 10:00:05] Initialization failed. warmup error: Traceback (most recent call last):",
     frame("srt/server.py", "_wait_and_warmup"),

@@ -267,6 +267,10 @@ def test_unusable_input_is_one_sentence_that_names_the_file(tmp_path: Path, name
         ("(WorkerDict pid=7) [torch_memory_saver.cpp] CUresult error: 2 (out of memory)", "“[torch_memory_saver.cpp]"),
         ("ValueError: No bucket >= 4096", "“ValueError: No bucket >= 4096”; give a server's log"),
         ("ValueError: api_key='abcdef' is wrong", "<redacted>"),
+        (
+            '>   File "/usr/lib/python3.11/site-packages/sglang/srt/a.py", line 7, in load_model',
+            "line 7, in load_model”",
+        ),
         ("0 errors, as exceptions are rare", "in it; give a server's log"),
     ],
 )

@@ -822,8 +822,11 @@ class Logs:
         return f", but an error: “{shortened(self._error)}”{told}" if self._error else ""
 
 
-# An error as Python, a driver or a shell prints it, in a line of anybody.
-_ERROR = re.compile(rb"\b[\w.]{0,100}(?:Error|Exception)\b[:(!]|\berror: |out of memory|core dumped", re.IGNORECASE)
+# An error as Python, a driver or a shell prints it, in a line of anybody, or a frame of SGLang's before its end is reached.
+_ERROR = re.compile(
+    rb"\b[\w.]{0,100}(?:Error|Exception)\b[:(!]|\berror: |out of memory|core dumped|/sglang/[^\"\n]{1,400}\", line \d{1,9}, in ",
+    re.IGNORECASE,
+)
 
 
 def _push(heap: list[tuple[float, int, Event]], lane: Lane, ended: list[Lane]) -> None:

@@ -481,7 +481,7 @@ def _headline(row: Row, view: View) -> str:
     )
 
 
-_IN_START = re.compile(r" in (?:__init__|_?init_\w+|load_\w+|_?launch_\w+|_wait_for_\w+|main)$")  # a frame
+_IN_START = re.compile(r" in (?:__init__|initialize|_?init_\w+|load_\w+|_?launch_\w+|_wait_for_\w+|main)$")  # a frame
 
 
 def _said(row: Row, view: View) -> str:

@@ -262,7 +262,7 @@ def findings_words(judged: Judged) -> tuple[FindingWords, ...]:
 def _quotation(finding: Finding) -> str:
     """Return SGLang's own words that explain a finding, where the headline does not have them whole."""
     said = finding.explained_by
-    if said is None or said.words.rstrip(".") in finding.headline:
+    if said is None or said.ending == "cut" or said.words.rstrip(".") in finding.headline:
         return ""
     marked = " This line stands beside text that clients can write." if said.marked else ""
     where = "" if said.where and said.where in finding.sentence else f" ({said.where})" if said.where else ""
