@@ -1,20 +1,168 @@
-"""Helpers of the fault tests: fake SGLangs with known counts, in this process or in one of their own, and the exporter's totals."""
+"""Helpers of the fault tests: exporters that follow a log or watch a fake SGLang with known counts, and what they have counted."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
+import subprocess
+import sys
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from conftest import Answer, Exporter, FakeSGLang, Page, reply, wait_for
-from followed import slowdown
+from conftest import Answer, Exporter, FakeSGLang, Page, environment, reply, wait_for
+from sglang_tuning_exporter.core.facts import DECODE_LOG_INTERVAL
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+EVENTS = "sglang_tuning_retraction_events_total"
+LINES = "sglang_tuning_log_lines_total"
+UP = "sglang_tuning_log_up"
+STATE_FILE_UP = "sglang_tuning_state_file_up"
+# Root may read anything; without these two it is as any owner of a file.
+AS_ANY_OWNER = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
+
+
+def decode(stamp: str = "2025-11-20 11:40:13") -> bytes:
+    """A batch of a server with a full KV cache, so that the exporter accepts a retraction."""
+    return (
+        f"[{stamp}] Decode batch, #running-req: 237, #token: 1009172, token usage: 0.97, cuda graph: True, "
+        "gen throughput (token/s): 4471.70, #queue-req: 4\n"
+    ).encode()
+
+
+def retraction(number: int, stamp: str = "2025-11-20 11:40:10") -> bytes:
+    """A retraction with figures of its own, so that each one is an event."""
+    return (
+        f"[{stamp}] KV cache pool is full. Retract requests. #retracted_reqs: 5, #new_tokens_gained: {8000 + number}, "
+        f"#new_token_ratio: {number % 9000 / 10_000:.4f} -> 0.5783\n"
+    ).encode()
+
+
+class Server:
+    """Writes events and counts them: each is a retraction and the decode batch after it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.events = 0
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def events_text(self, count: int, stamp: str = "2025-11-20 11:40:10") -> bytes:
+        """The text of the next `count` events, which count as written."""
+        first, self.events = self.events, self.events + count
+        return b"".join(retraction(number, stamp) + decode(stamp) for number in range(first, self.events))
+
+    def write(self, count: int = 1, stamp: str = "2025-11-20 11:40:10") -> None:
+        self.raw(self.events_text(count, stamp))
+
+    def raw(self, text: bytes) -> None:
+        while text:
+            text = text[os.write(self._fd, text) :]
+
+    def reopen(self) -> None:
+        """Open the log again, as a server does after the signal of a rotation or after a restart."""
+        os.close(self._fd)
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+@contextmanager
+def following(*flags: str, **how: Any) -> Iterator[Exporter]:
+    """`serve` with these flags, `how` for `Popen`; afterwards it ends in time, with status 0 and without a traceback.
+
+    `before` is a command that runs it, `variables` are added to its environment.
+    """
+    variables, before = how.pop("variables", {}), how.pop("before", ())
+    process = subprocess.Popen(
+        [*before, sys.executable, "-m", "sglang_tuning_exporter", "serve", "--listen-address", "127.0.0.1:0", *flags],
+        stdin=how.pop("stdin", subprocess.DEVNULL),
+        stderr=subprocess.PIPE,
+        env=environment(**variables),
+        **how,
+    )
+    exporter = Exporter(process)
+    try:
+        yield exporter
+        if process.poll() is None:
+            begin = time.monotonic()
+            assert exporter.end() == 0
+            assert time.monotonic() - begin < end_seconds()
+    finally:
+        exporter.end()
+    assert "Traceback" not in "".join(exporter.said), exporter.said
+
+
+def slowdown() -> float:
+    """How much longer than alone a process takes on a machine that is busy with others; 1 on one that is not."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+def end_seconds() -> float:
+    """Two seconds, and more on a machine that is busy with other processes."""
+    return 2.5 * slowdown()
+
+
+def of(log: Path | Server, *more: str) -> Sequence[str]:
+    """The flags that name a log."""
+    return ("--log-file", str(log.path if isinstance(log, Server) else log), *more)
+
+
+def counted(exporter: Exporter, events: int, seconds: float = 20.0) -> None:
+    """Check that every event was counted once: both kinds of line, the events and the batches agree."""
+    wait_for(lambda: exporter.page().value(LINES, kind="decode") == events, seconds)
+    page = exporter.page()
+    assert page.value(EVENTS) == events
+    assert page.value(LINES, kind="retraction") == events
+    assert page.value("sglang_tuning_retracted_requests_total") == 5 * events
+    assert page.value("sglang_tuning_decode_batches_total", graph="replayed") == DECODE_LOG_INTERVAL * events
+    assert exporter.get("/api/v1/findings").json()["counts"]["retraction_events"] == events
+
+
+def up(exporter: Exporter, log: Path | Server) -> float | None:
+    return exporter.page().value(UP, file=str(log.path if isinstance(log, Server) else log))
+
+
+def silent(exporter: Exporter) -> bool:
+    """Whether the findings say that the log cannot be read."""
+    findings = exporter.get("/api/v1/findings").json()["findings"]
+    return any(finding["diagnosis"] == "log_silent" for finding in findings)
+
+
+def check_log_status(exporter: Exporter, log: Path | Server, *, is_up: bool, words: str = "") -> None:
+    """Check that page, findings and standard error show whether the log is read, and if not, why."""
+    wait_for(lambda: up(exporter, log) == float(is_up), 10)
+    assert silent(exporter) is not is_up
+    if words:
+        wait_for(lambda: words in "".join(exporter.said))
+
+
+def open_files(exporter: Exporter) -> int:
+    return len(list(Path(f"/proc/{exporter.process.pid}/fd").iterdir()))
+
+
+def cpu_seconds(exporter: Exporter) -> float:
+    fields = Path(f"/proc/{exporter.process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def mounted(directory: Path, size: str) -> bool:
+    """Whether a small file system could be mounted there: `unmounted` takes it away."""
+    directory.mkdir()
+    if os.geteuid() != 0:
+        return False
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=0777", "tmpfs", str(directory)]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def unmounted(directory: Path) -> None:
+    subprocess.run(["umount", "-l", str(directory)], check=True)
 
 
 OK_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"

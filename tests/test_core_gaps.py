@@ -16,7 +16,6 @@ from sglang_tuning_exporter.sglang.metrics import page_figures
 from sglang_tuning_exporter.sglang.metrics.page_figures import Scrape
 
 BEGIN = 1_763_632_800.0
-NEVER = 1e9
 
 
 @cache
@@ -30,27 +29,20 @@ def page(text: bytes) -> Scrape:
     return page_figures.read(text.decode())
 
 
-def played(
-    begin: float = NEVER, end: float = NEVER, *, late: bool = False, metrics: bool = True
-) -> tuple[list[float], Watch]:
-    """Return the retracted requests after each page, with a log that cannot be read from `begin` to `end`; `late`: its lines come afterwards."""
-    watch, reader = Watch(PROFILES["online"], BEGIN, reads=True, scrapes=metrics), Reader()
-    moments = [(line.at, 0, line.text) for line in recording().lines]
-    moments += [(each.at, 1, each.text) for each in recording().scrapes] if metrics else []
-    kept, seen = list[bytes](), list[float]()
+def played(begin: float) -> tuple[list[float], Watch]:
+    """Return the retracted requests after each page, with a log that cannot be read from `begin` on."""
+    watch, reader = Watch(PROFILES["online"], BEGIN, reads=True, scrapes=True), Reader()
+    moments = [(line.at, 0, line.text) for line in recording().lines if line.at < begin]
+    moments += [(each.at, 1, each.text) for each in recording().scrapes]
+    seen = list[float]()
     for at, is_page, text in sorted(moments, key=lambda moment: moment[:2]):
-        now = BEGIN + at
         if is_page:
-            watch.scrape(page(text), now)
+            watch.scrape(page(text), BEGIN + at)
             seen.append(watch.server.counted["retracted"])
-        elif begin <= at < end:
-            kept.append(text)
         else:
-            for line in (*(kept if late else ()), text):
-                for event in reader.read(line.rstrip(b"\n")):
-                    event.time = now
-                    watch.take(event)
-            kept = []
+            for event in reader.read(text.rstrip(b"\n")):
+                event.time = BEGIN + at
+                watch.take(event)
     watch.advance(BEGIN + recording().length_seconds + 60)
     return [*seen, watch.server.counted["retracted"]], watch
 

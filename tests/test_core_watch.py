@@ -14,11 +14,14 @@ from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.findings import Judgement
 from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.scrapes import Counters
+from sglang_tuning_exporter.core.summary import judged_live
+from sglang_tuning_exporter.core.text import counted
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
 from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.server_info import ServerInfo
-from test_core_course import ARGUMENTS, BEGIN, decode, retraction, stamp, start
+from test_core_course import ARGUMENTS, BEGIN, decode, judged, prefill, retraction, stamp, start
 
 CRASH = "Subprocess scheduler_0 (pid=77) crashed with exit code -9. Triggering SIGQUIT for cleanup..."
 
@@ -353,3 +356,58 @@ def test_by_metrics_alone_a_queue_that_the_next_batch_takes_is_not_held_back() -
             prefill_passes=30.0 * step, eager_passes=90.0 * step, computed_tokens=60_000.0 * step,
         )  # fmt: skip
     assert "admission_too_conservative" not in {each.diagnosis for each in beside.judge(80).findings}
+
+
+# What counters gained between two pages
+
+
+def gained(*pages: dict[str, Any]) -> dict[str, float]:
+    """Return what the pages gained together, the first of them aside."""
+    counters, whole = Counters(), dict[str, float]()
+    for figures in pages:
+        for name, more in counters.take(Scrape([RankFigures()], **figures), is_new=True).counts.items():
+            whole[name] = whole.get(name, 0.0) + more
+    return whole
+
+
+def test_a_page_with_an_invalid_counter_counts_nothing_and_loses_nothing() -> None:
+    spoiled = {"finished_requests": 0.0, "counters_invalid": True}
+    pages = [{"finished_requests": 171.0}, spoiled, {"finished_requests": 181.0}]
+    assert gained(*pages)["finished_requests"] == 10
+
+
+@pytest.mark.parametrize(
+    ("answered", "opened", "failed"),
+    [(8.0, 0.0, 2.0), (10.0, 0.0, 0.0), (8.0, 2.0, 0.0)],  # the last two are still open
+)
+def test_requests_that_end_without_an_answer_failed(answered: float, opened: float, failed: float) -> None:
+    pages = [
+        {"generation_posts": 10.0 * n, "generation_responses": answered * n, "open_requests": opened * n}
+        for n in range(2)
+    ]
+    assert gained(*pages)["failed_requests"] == failed
+
+
+# What is shown beside the judgement
+
+
+def test_a_start_from_before_the_exporter_is_not_shown_beside_a_count_of_no_starts() -> None:
+    watch, reader = Watch(PROFILES["online"], BEGIN, reads=True, scrapes=False), Reader()
+    watch.recall([event for line in [*start(), decode(12)] for event in reader.read(line.encode())], BEGIN + 15)
+    shown = judged_live(watch, watch.judge(BEGIN + 20), BEGIN + 20)
+    assert shown.starts[0].time == BEGIN
+    assert "starts" not in counted(shown)
+
+
+def test_lines_that_nobody_counted_are_not_shown_as_none() -> None:
+    watch = Watch(PROFILES["online"], BEGIN, reads=True, scrapes=False)
+    assert "lines" not in counted(judged_live(watch, watch.judge(BEGIN + 20), BEGIN + 20))
+
+
+def test_tokens_a_second_are_over_the_prefill_between_the_decode_lines_too() -> None:
+    lines = []
+    for begin in range(20, 140, 20):  # ten seconds of each
+        lines += [decode(begin + second, throughput=1200) for second in range(0, 10, 2)]
+        lines += [prefill(begin + second, 8192, 0, queue=4) for second in range(10, 20)]
+    [began] = judged([*start(), *lines]).starts
+    assert began.figures["generated_tokens_per_second"] == pytest.approx(600, rel=0.1)

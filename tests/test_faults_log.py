@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from conftest import wait_for
-from followed import (
+from faults import (
     AS_ANY_OWNER,
     EVENTS,
     LINES,
@@ -25,10 +25,10 @@ from followed import (
     cpu_seconds,
     decode,
     following,
-    memory_kib,
     mounted,
     of,
     open_files,
+    resident,
     silent,
     slowdown,
     unmounted,
@@ -266,7 +266,7 @@ def test_a_log_that_grows_faster_than_it_is_read_is_caught_up_with_in_constant_m
     with following(*of(server)) as exporter:
         server.raw(text)
         wait_for(lambda: exporter.page().value(LINES, kind="decode") == 4000)
-        before, written = memory_kib(exporter), 4000
+        before, written = resident(exporter), 4000
         while written < 200_000:
             server.raw(text)
             written += 4000
@@ -277,7 +277,7 @@ def test_a_log_that_grows_faster_than_it_is_read_is_caught_up_with_in_constant_m
             exporter.page().value("sglang_tuning_decode_batches_total", graph="replayed")
             == DECODE_LOG_INTERVAL * written
         )
-        assert memory_kib(exporter) - before < 8 << 10
+        assert resident(exporter) - before < 8
         os.truncate(server.path, 0)
 
 
@@ -285,7 +285,7 @@ def test_a_line_of_a_hundred_megabytes_is_dropped_whole_and_counted(server: Serv
     with following(*of(server)) as exporter:
         server.write()
         counted(exporter, 1)
-        before = memory_kib(exporter)
+        before = resident(exporter)
         piece = (b"x" * 100 + decode()[:-1]) * 5000
         for _ in range(100_000_000 // len(piece) + 1):
             server.raw(piece)
@@ -294,7 +294,7 @@ def test_a_line_of_a_hundred_megabytes_is_dropped_whole_and_counted(server: Serv
         server.write(2)
         counted(exporter, 3)
         assert exporter.page().value("sglang_tuning_log_dropped_lines_total") == 1
-        assert memory_kib(exporter) - before < 8 << 10
+        assert resident(exporter) - before < 8
 
 
 def test_garbage_between_the_lines_costs_no_line(server: Server) -> None:

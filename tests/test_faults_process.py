@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from conftest import FakeSGLang, environment, hang, wait_for
-from followed import (
+from faults import (
     AS_ANY_OWNER,
     LINES,
     STATE_FILE_UP,

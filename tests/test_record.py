@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from conftest import DECODE, RETRACTION, SERVING, Answer, FakeSGLang, config, environment, hang, reply, wait_for
-from followed import end_seconds
+from faults import end_seconds
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.recordings.record import Recorder
 from sglang_tuning_exporter.recordings.recording import Recording, load
