@@ -17,7 +17,6 @@ import pytest
 import yaml
 
 from fuzz.promtool import PRESENT, promtool
-from sglang_tuning_exporter.core.runbooks import ALERTS
 from sglang_tuning_exporter.mixin import boards
 
 BOARDS = {json.loads(text)["uid"].removeprefix("sglang-tuning-"): json.loads(text) for text in boards.files().values()}
@@ -31,7 +30,6 @@ PANELS = [
 ALL = {
     "cluster": ".*", "job": ".+", "instance": ".+", "server": "", "step": "30s", "__range": "1h",
 }  # fmt: skip
-BY_ID = {row.id: row for row in ALERTS}
 pytestmark = pytest.mark.skipif(not PRESENT, reason="no Prometheus is installed")
 
 Samples = list[tuple[dict[str, str], float]]
@@ -117,11 +115,6 @@ def server(
 def alert(instance: str, diagnosis: str, value: str = "1x240") -> dict[str, str]:
     """Give what the exporter says of an alert."""
     return {f'sglang_tuning_alert{{job="sglang",instance="{instance}",diagnosis="{diagnosis}"}}': value}
-
-
-def firing(instance: str, diagnosis: str, severity: str) -> dict[str, str]:
-    labels = f'alertname="{BY_ID[diagnosis].alert}",alertstate="firing",diagnosis="{diagnosis}",severity="{severity}"'
-    return {f'ALERTS{{job="sglang",instance="{instance}",{labels}}}': "1x240"}
 
 
 SERVERS = "Servers, the worst first"
@@ -277,15 +270,6 @@ def test_what_limits_a_server_comes_first_and_advice_to_people_has_no_flag(tmp_p
 
 
 # --- as it should be -------------------------------------------------------------------------------------------------
-
-
-def test_the_verdict_is_the_exporters_with_its_level_and_for_how_long_whatever_fires(tmp_path: Path) -> None:
-    series = server("a:1", "retracting_too_often", "warning") | firing(
-        "a:1", "time_to_first_token_burning_fast", "critical"
-    )
-    series['sglang_tuning_verdict_since_timestamp_seconds{job="sglang",instance="a:1"}'] = "603x240"
-    [(labels, seconds)] = answer(tmp_path, series, query("server", AT_END, instance="a:1"))
-    assert (labels["sentence"], labels["level"], seconds) == ("It is retracting too often.", "warning", 1800 - 603)
 
 
 def test_a_verdict_that_changes_is_the_new_one_at_once_also_where_a_series_has_no_end(tmp_path: Path) -> None:

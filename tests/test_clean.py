@@ -14,7 +14,6 @@ from conftest import config
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.cli.commands import _OneLine
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.recordings.notifications import as_text
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format
 from sglang_tuning_exporter.serve.pages.page import as_json
@@ -90,8 +89,3 @@ def test_no_log_line_of_the_exporter_shows_one_or_is_split_by_one() -> None:
     said = _OneLine("%(message)s").format(record)
     assert strange_in(said) == set()
     assert "\n" not in said
-
-
-def test_no_notification_shows_one() -> None:
-    alert = {"labels": {"alertname": EVIL, "instance": EVIL}, "annotations": {"summary": EVIL, "suggested": EVIL}}
-    assert strange_in(as_text({"alerts": [alert]})) == set()

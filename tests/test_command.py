@@ -111,20 +111,6 @@ def test_advice_that_the_release_has_no_flag_for_is_named_and_not_written() -> N
     assert command.left_out == ("cuda_graph_max_bs",)
 
 
-@pytest.mark.parametrize(
-    ("version", "args", "expected"),
-    [
-        ("0.4.0.post2", {"tp_size": 8, "dp_size": 8, "chunked_prefill_size": 4096}, "--chunked-prefill-size 8192"),
-        ("0.5.9", {"tp_size": 8, "dp_size": 4, "chunked_prefill_size": 2048}, "--chunked-prefill-size 8192"),
-        ("0.5.9", {"tp_size": 8, "dp_size": 4, "chunked_prefill_size": -1}, "--chunked-prefill-size -1"),
-    ],
-)
-def test_a_value_that_dp_attention_divides_is_multiplied_again(
-    version: str, args: dict[str, object], expected: str
-) -> None:
-    assert expected in flags(line(server(version, enable_dp_attention=True, **args)))
-
-
 def test_dp_attention_is_one_flag_where_the_pair_is_deprecated() -> None:
     resolved = server("0.5.23", tp_size=8, dp_size=1, attn_dp_size=8, enable_dp_attention=True)
     assert flags(line(resolved)) == "--tp-size 8 --attn-dp-size 8"

@@ -27,33 +27,6 @@ def only_rank(name: str) -> RankFigures:
     return rank
 
 
-@pytest.mark.parametrize(
-    ("name", "running", "queued", "usage", "retracted", "throughput"),
-    [
-        ("0.3.6.post3_dp2-bigqueue", 320, 5195, 0.46, None, 7071.82),
-        ("0.4.3.post4_tp8-healthy", 237, 4, 0.89, None, 4471.70),
-        ("0.4.6.post5_dp2-bigqueue", 160, 2601, 0.46, None, 3535.91),
-        ("0.4.9.post6_tp8-retract", 399, 27, 0.99, 12, 5782.61),
-        ("0.5.3.post3_tp8-retract", 399, 27, 0.99, None, 5782.61),
-        ("0.5.7_tp8-retract", 399, 27, 0.99, 12, 5782.61),
-        ("0.5.12_prio1-bigqueue", 160, 2594, 0.46, 0, 3535.91),
-        ("0.5.12_swa1-healthy", 237, 4, 0.89, 0, 4471.70),
-        ("0.5.12_pddecode-bigqueue", 160, 2594, 0.46, 0, 5289.26),
-        ("0.5.23_tp8-retract", 399, 27, 0.99, 12, 5782.61),
-        ("0.5.23_pp2-healthy", 237, 4, 0.89, 0, 4471.70),
-        ("0.5.23_allsched8-healthy", 237, 4, 0.89, 0, 4471.70),
-    ],
-)
-def test_a_page_has_the_figures_of_the_log_at_the_same_moment(  # noqa: PLR0917
-    name: str, running: int, queued: int, usage: float, retracted: int | None, throughput: float
-) -> None:
-    rank = only_rank(name)
-    assert rank.dp is None
-    assert (rank.running, rank.queued, rank.retracted_requests) == (running, queued, retracted)
-    assert rank.full_usage == pytest.approx(usage, abs=0.005)
-    assert rank.generation_throughput == pytest.approx(throughput, abs=0.006)
-
-
 def test_tp_ranks_that_count_the_same_pass_are_one_pass() -> None:
     rank = only_rank("0.5.23_tp8-retract")
     assert (rank.graph_passes, rank.eager_passes) == (120, 0)

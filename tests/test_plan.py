@@ -72,19 +72,6 @@ def test_a_log_gives_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "One more replica" in text
 
 
-def test_the_table_says_where_the_batches_that_were_seen_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log = str(log_of(tmp_path / "server.log"))
-    assert main(["plan", log, "--format", "json"]) == 0
-    seen = json.loads(capsys.readouterr().out)["seen"]
-    assert 1 <= seen["least"] <= 2
-    assert 8 <= seen["most"] <= 10
-    assert main(["plan", log]) == 0
-    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line]
-    assert rows.index("8") < rows.index("(not") < rows.index("16")
-
-
 def test_a_log_without_a_line_says_why_and_shows_the_present_batch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,14 +79,6 @@ def test_a_log_without_a_line_says_why_and_shows_the_present_batch(
     document = json.loads(capsys.readouterr().out)
     assert [row["requests"] for row in document["rows"]] == [11]
     assert "hardly varied" in document["refused"]
-
-
-def test_a_prefill_side_says_that_it_decodes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = log_of(tmp_path / "server.log")
-    start = "[2026-11-20 09:59:00] server_args=ServerArgs(model_path='m', disaggregation_mode='prefill', tp_size=1)\n"
-    log.write_text(start + log.read_text())
-    assert main(["plan", str(log)]) == 1
-    assert "the prefill side of disaggregation decodes nothing" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

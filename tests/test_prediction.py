@@ -57,15 +57,6 @@ def test_prefill_takes_its_share_of_every_token() -> None:
     assert 1 / beside.value == pytest.approx(1 / plain.value + 0.002)
 
 
-@pytest.mark.parametrize("half", [0.1, 0.5, 3.0])
-def test_the_spread_between_minutes_is_added_to_the_fits_own(half: float) -> None:
-    own = around(1000.0, half)
-    later = own.with_drift
-    assert later.low <= own.low or later.low == 0.0
-    assert later.high > own.high
-    assert later.low >= 0.0
-
-
 def test_an_unsure_prefill_speed_makes_the_throughput_unsure() -> None:
     sure, unsure = (measured(prefill=1000.0, mix=2.0) for _ in range(2))
     unsure = replace(unsure, prefill=Prefill(around(1000.0, 0.5), None))

@@ -9,7 +9,6 @@ import pytest
 
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.recordings.recording import MAX_FILE_BYTES, Recording, from_files, load
-from sglang_tuning_exporter.recordings.replay import packaged
 
 RECORDINGS = Path(__file__).parent / "recordings"
 NOON = 1738324800  # 2025-01-31 12:00:00 UTC
@@ -28,25 +27,6 @@ def test_a_log_in_local_time_is_moved_to_utc() -> None:
     assert [s.at for s in recording.scrapes] == [3.0]
     with pytest.raises(UsageError, match="log_utc_offset_seconds"):
         from_log(log, **scrape)
-
-
-@pytest.mark.parametrize(
-    ("name", "retractions", "load_seconds"),
-    [
-        ("retract", 10, 130),
-        ("steady", 0, 126),
-        ("big_queue", 0, 40),
-        ("client_limited", 0, 72),
-        ("dp2", 0, 48),
-        ("restart_append", 0, 73),
-    ],
-)
-def test_a_real_recording_has_its_retractions_and_its_seconds_of_load(
-    name: str, retractions: int, load_seconds: int
-) -> None:
-    recording = load(packaged(name) if name in {"retract", "steady"} else RECORDINGS / name)
-    lines = [line for line in recording.lines if b"] KV cache pool is full. Retract requests." in line.text]
-    assert (len(lines), round(sum(end - begin for begin, end in recording.loads))) == (retractions, load_seconds)
 
 
 def test_a_killed_server_is_away_until_it_answers_again() -> None:

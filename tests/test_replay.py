@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import requests
 
-from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.recordings.recording import Recording, from_files
-from sglang_tuning_exporter.recordings.replay import ReplayServer, packaged
+from sglang_tuning_exporter.recordings.replay import ReplayServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,10 +31,6 @@ TEN_SECONDS = START_UP + b"".join(b"[2025-01-31 12:00:%02d] line %d\n" % (n, n) 
 
 def made(log: bytes = TEN_SECONDS, **files: bytes) -> Recording:
     return from_files({"server.log": log} | files, name="made")
-
-
-def made_with_scrapes() -> Recording:
-    return made(**{f"metrics-{n:04}-{(NOON + n * 4) * 1000}.prom": b"n %d\n" % n for n in range(3)})
 
 
 @contextmanager
@@ -118,19 +113,6 @@ def test_counters_go_on_from_round_to_round_of_a_loop(tmp_path: Path) -> None:
             lates.append(float(page.get("late_total", 0.0)))
     assert counted == sorted(counted)
     assert lates == sorted(lates)
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk_is_reported_and_the_metrics_go_on() -> None:
-    with replayed(made_with_scrapes(), Path("/dev/full"), speed=100) as server:
-        wait_until(lambda: server.finished)
-        assert server.failure is not None
-        assert get(server.url + "/metrics").content == b"n 2\n"
-
-
-def test_an_unknown_packaged_name_names_those_there_are() -> None:
-    with pytest.raises(UsageError, match="retract, steady"):
-        packaged("../web")
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])

@@ -82,21 +82,6 @@ def test_prometheus_accepts_what_was_wished(wished: Path) -> None:
         assert checked.status == 0, checked.words
 
 
-def test_a_manifest_of_the_operator_has_the_head_that_is_wished(tmp_path: Path) -> None:
-    head = "metadata: {name: sglang, namespace: monitoring, labels: {release: prometheus}}"
-    output = made(tmp_path, head, "--format", "prometheusrule")
-    found = {
-        name: yaml.safe_load((output / f"alerts/prometheusrule/{name}.yml").read_text())
-        for name in ("sglang-tuning", "sglang-native")
-    }
-    assert {(each["apiVersion"], each["kind"]) for each in found.values()} == {
-        ("monitoring.coreos.com/v1", "PrometheusRule")
-    }
-    common = {"namespace": "monitoring", "labels": {"release": "prometheus"}}
-    assert found["sglang-tuning"]["metadata"] == {"name": "sglang", **common}
-    assert found["sglang-native"]["metadata"] == {"name": "sglang-native", **common}
-
-
 def test_mimirs_file_names_its_namespace_and_no_group_is_above_its_limit(tmp_path: Path) -> None:
     document = yaml.safe_load((made(tmp_path, "", "--format", "mimir") / "alerts/mimir/sglang-tuning.yml").read_text())
     assert document["namespace"] == "sglang-tuning"
