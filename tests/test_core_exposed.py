@@ -71,10 +71,10 @@ def limit(to: float, now: float = 8.0) -> Change:
 VIEW = view_of(Watch(PROFILES["online"], BEGIN, reads=True, scrapes=True).server, 600.0)
 
 
-def words_over(*taken: tuple[float, Change]) -> Words:
+def words_over(*taken: tuple[float, Change], firing: dict[str, float] | None = None) -> Words:
     words = Words()
     for at, change in taken:
-        words.take(judgement("running_at_limit", change), VIEW, at)
+        words.take(judgement("running_at_limit", change), VIEW, at, firing or {})
     return words
 
 
@@ -89,11 +89,20 @@ def test_when_the_flag_was_set_the_advice_changes_at_once() -> None:
     assert (advice.current, advice.suggested, advice.since) == ("16", "32", 60.0)
 
 
+@pytest.mark.parametrize(("begins", "suggested"), [(250.0, "32"), (None, "16"), (-90.0, "16")])
+def test_the_advice_of_an_alert_is_that_of_the_moment_when_it_begins(begins: float | None, suggested: str) -> None:
+    firing = {} if begins is None else {"running_at_limit": begins}
+    words = words_over((0.0, limit(16)), firing={})
+    for at, change in ((255.0, limit(32)), (270.0, limit(24))):
+        words.take(judgement("running_at_limit", change), VIEW, at, firing)
+    assert words.advice["running_at_limit"].suggested == suggested
+
+
 def test_advice_goes_ten_minutes_after_its_diagnosis() -> None:
     words = words_over((0.0, limit(16)))
-    words.take(Judgement("healthy", "", "none", (), ()), VIEW, 590.0)
+    words.take(Judgement("healthy", "", "none", (), ()), VIEW, 590.0, {})
     kept = dict(words.advice)
-    words.take(Judgement("healthy", "", "none", (), ()), VIEW, 620.0)
+    words.take(Judgement("healthy", "", "none", (), ()), VIEW, 620.0, {})
     assert (list(kept), words.advice) == (["running_at_limit"], {})
 
 

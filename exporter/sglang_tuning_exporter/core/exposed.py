@@ -6,6 +6,7 @@ Every word here becomes a label of a series, so it holds no measured figure and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import inf
 from typing import NamedTuple
 
 from sglang_tuning_exporter.core.advice import figures_of, fill
@@ -23,7 +24,7 @@ from sglang_tuning_exporter.core.judge import (
 from sglang_tuning_exporter.core.rows import BY_ID, ROWS
 from sglang_tuning_exporter.core.view import View
 
-KEPT_SECONDS = 600.0  # in which advice keeps its words, unless the flag was set
+KEPT_SECONDS = 600.0  # in which advice keeps its words, unless the flag was set or its alert begins
 LONGEST_TEXT = 200
 TOO_LITTLE = "Too little was seen for a verdict."
 
@@ -103,11 +104,11 @@ class Words:
         self.verdict: Verdict | None = None
         self._seen: dict[str, float] = {}  # when a diagnosis last held
 
-    def take(self, judgement: Judgement, view: View, now: float) -> None:
-        """Take a judgement."""
+    def take(self, judgement: Judgement, view: View, now: float, firing: Mapping[str, float]) -> None:
+        """Take a judgement; `firing`: since when alerts are, by diagnosis."""
         for finding in judgement.findings:
             if finding.alert and finding.changes:
-                self._advise(finding, now)
+                self._advise(finding, now, firing.get(finding.diagnosis, -inf))
         for gone in [name for name, at in self._seen.items() if now - at > KEPT_SECONDS]:
             self.advice.pop(gone, None)
             del self._seen[gone]
@@ -118,14 +119,15 @@ class Words:
         elif before.sentence != sentence and name in BY_ID:  # it is over now, or goes on again
             self.verdict = before._replace(sentence=sentence)
 
-    def _advise(self, finding: Finding, now: float) -> None:
+    def _advise(self, finding: Finding, now: float, firing: float) -> None:
         name, change = finding.diagnosis, finding.changes[0]
         held, new = self.advice.get(name), advice_of(change, now)
         self._seen[name] = now
         if held is not None and held.words == new.words:
             return
         is_set = held is not None and held.flag == new.flag and held.current != new.current
-        if held is None or is_set or now - held.since >= KEPT_SECONDS:
+        # What is sent when the alert begins is what the page says then: little was seen when the diagnosis first held.
+        if held is None or is_set or held.since < firing or now - held.since >= KEPT_SECONDS:
             self.advice[name] = new
 
     def saved(self, now: float) -> dict[str, object]:

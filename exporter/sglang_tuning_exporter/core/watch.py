@@ -585,7 +585,8 @@ class Watch:
         self.measured = measured = self.measure(now)
         found = tuple(self._timed(each, measured.view, now) for each in findings(measured))
         judgement = judgement_of(measured, going_on_first(found))
-        self.words.take(judgement, measured.view, now)
+        firing = {name: each.firing for name, each in self.clocks.by_row.items() if each.firing is not None}
+        self.words.take(judgement, measured.view, now, firing)
         return judgement
 
     def _timed(self, finding: Finding, view: View, now: float) -> Finding:
