@@ -149,7 +149,7 @@ def signalled(number: signal.Signals, module: str) -> list[str]:
     [
         ("--version", "sglang_tuning_exporter.cli.commands"),
         ("report", "sglang_tuning_exporter.config.values"),
-        ("serve", "sglang_tuning_exporter.serve.hang_up"),
+        ("serve", "sglang_tuning_exporter.serve.process"),
         ("serve", "sglang_tuning_exporter.serve.run"),
         ("serve", "uvicorn"),
     ],

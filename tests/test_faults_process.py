@@ -120,7 +120,7 @@ def test_a_hangup_does_not_end_a_service_and_is_answered_in_words(server: Server
 
 INTERRUPTED_LINE = """
 import io, logging, os, signal, sys, time
-from sglang_tuning_exporter.serve.hang_up import handle_hang_up
+from sglang_tuning_exporter.serve.process import handle_hang_up
 
 class Interrupted(io.RawIOBase):
     written = b""

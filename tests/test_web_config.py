@@ -25,8 +25,7 @@ from sglang_tuning_exporter.serve import server
 from sglang_tuning_exporter.serve.probe import is_alive
 from sglang_tuning_exporter.serve.security import active_config
 from sglang_tuning_exporter.serve.security.active_config import CLOSE_SECONDS, LOOK_SECONDS, ActiveConfig
-from sglang_tuning_exporter.serve.security.guard import TokenBucket
-from sglang_tuning_exporter.serve.security.passwords import MOST_CACHED, Passwords, credentials
+from sglang_tuning_exporter.serve.security.guard import MOST_CACHED, Passwords, TokenBucket, credentials
 from sglang_tuning_exporter.serve.security.web_config import CURVES, HEADERS, SUITES, WebConfigError, parse
 from web_access import (
     Certificates,

@@ -25,7 +25,7 @@ from conftest import config, wait_for
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config.values import Address
 from sglang_tuning_exporter.serve.app import make_app
-from sglang_tuning_exporter.serve.listener import bind
+from sglang_tuning_exporter.serve.process import bind
 from sglang_tuning_exporter.serve.security.active_config import ActiveConfig
 from sglang_tuning_exporter.serve.server import ExporterServer, uvicorn_config
 

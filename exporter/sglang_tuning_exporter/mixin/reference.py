@@ -15,7 +15,6 @@ from sglang_tuning_exporter.mixin.boards.looks import ADVICE_IN_WORDS, plain
 from sglang_tuning_exporter.mixin.rendering import render
 from sglang_tuning_exporter.serve.metrics import reference_sections
 from sglang_tuning_exporter.serve.metrics.families import Family
-from sglang_tuning_exporter.serve.metrics.sources import answers, web, web_config_up
 from sglang_tuning_exporter.sglang.metrics import catalogue
 from sglang_tuning_exporter.sglang.metrics.exposition import LONGEST_LINE, MOST_LINES
 
@@ -231,7 +230,7 @@ def _metrics() -> str:
     """Write every family that the exporter can expose."""
     return render(
         "metrics.md.j2",
-        sections=reference_sections() | {"Serving": [web(None, is_tls=False), web_config_up(is_up=True), answers({})]},
+        sections=reference_sections(),
         columns=_columns,
         recorded=sorted(set(re.findall(r"record: (\S+)", alerts.files()["alerts/rules/sglang-tuning.rules.yml"]))),
     )

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeAlias
 
 from sglang_tuning_exporter.config.values import Address
-from sglang_tuning_exporter.serve.listener import bind
+from sglang_tuning_exporter.serve.process import bind
 
 MOST_BODY_BYTES = 4 << 20
 Answer: TypeAlias = "tuple[int, str, bytes]"  # status, content type, body

@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from prometheus_client.core import Metric
 from prometheus_client.process_collector import ProcessCollector
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -23,9 +22,8 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sglang_tuning_exporter.collect.sidecar import FRESH_SECONDS, Sidecar, passed_on
-from sglang_tuning_exporter.serve.metrics import collect
-from sglang_tuning_exporter.serve.metrics.families import Family, text_format
-from sglang_tuning_exporter.serve.metrics.sources import answers, web, web_config_up
+from sglang_tuning_exporter.serve.metrics import collect, serving
+from sglang_tuning_exporter.serve.metrics.families import text_format
 from sglang_tuning_exporter.serve.security.guard import Guard
 from sglang_tuning_exporter.serve.security.lane import Lane
 
@@ -72,15 +70,11 @@ def make_app(sidecar: Sidecar, web_config: ActiveConfig | None = None) -> Starle
     scrapes = Lane("scrapes", MOST_SCRAPES)
 
     def written(series: str, accepted: str) -> Response:
-        families: list[Family | Metric] = [
-            *collect(sidecar),
-            web(sidecar.config.external_url, is_tls=is_tls),
-            answers(answered),
-            *process.collect(),
-        ]
-        if web_config is not None:
-            families.append(web_config_up(is_up=web_config.is_up))
-        body, headers = (text_format(families) + series).encode(), {"Content-Type": TEXT, "Vary": "Accept-Encoding"}
+        is_up = None if web_config is None else web_config.is_up
+        own = serving(sidecar.config.external_url, answered, is_tls=is_tls, is_up=is_up)
+        families = [*collect(sidecar), *(family for family in own if family.samples)]
+        body = (text_format(families) + text_format(process.collect()) + series).encode()
+        headers = {"Content-Type": TEXT, "Vary": "Accept-Encoding"}
         if accepts_gzip(accepted):
             body, headers["Content-Encoding"] = gzip.compress(body, compresslevel=1, mtime=0), "gzip"
         return Response(body, headers=headers)

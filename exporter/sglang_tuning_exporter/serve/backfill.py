@@ -44,7 +44,7 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _WORTH_BYTES = 1 << 20  # a smaller log is written before a progress line helps
 
 
-class _BackfillLog:
+class BackfillLog:
     """What `serve.metrics` reads of the log: everything up to the last event taken."""
 
     state_file_problem: str | None = None
@@ -66,7 +66,7 @@ class BackfillView:
         self.watch = Watch(profile, (logs.first or 0.0) + shift, reads=True, scrapes=False)
         self.measured = Measured(profile.window_seconds)  # a log has no `/v1/loads`
         self.health, self.loads = ScrapeHealth(), LoadsSchedule()
-        self.log = _BackfillLog(logs.names)
+        self.log = BackfillLog(logs.names)
         self.threads = Threads(threading.Event())  # none is started
         self.config = Config(log_file=tuple(logs.names), profile=profile.name)
         self._now = -inf  # the last scrape

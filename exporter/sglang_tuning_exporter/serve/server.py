@@ -21,7 +21,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.serve.listener import BACKLOG
+from sglang_tuning_exporter.serve.process import BACKLOG
 from sglang_tuning_exporter.serve.security.guard import headers
 
 if TYPE_CHECKING:

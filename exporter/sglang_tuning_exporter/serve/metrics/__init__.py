@@ -1,19 +1,53 @@
-"""The server's state as Prometheus families, made anew for every scrape."""
+"""Every family of `/metrics`, made anew for every scrape: what it is, and where its figures come from. What is not known is absent."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+from sglang_tuning_exporter import __version__
+from sglang_tuning_exporter.capacity.step_time import Estimate
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import resolve
-from sglang_tuning_exporter.serve.metrics.capacity import capacity
-from sglang_tuning_exporter.serve.metrics.families import Family
-from sglang_tuning_exporter.serve.metrics.findings import findings
-from sglang_tuning_exporter.serve.metrics.ranks import schedulers
-from sglang_tuning_exporter.serve.metrics.server import failures, memory, server, thresholds
-from sglang_tuning_exporter.serve.metrics.sources import sources
-from sglang_tuning_exporter.serve.metrics.view import SidecarView
+from sglang_tuning_exporter.config.profiles import GIGABYTE
+from sglang_tuning_exporter.core.capacities import RankCapacity, capacities
+from sglang_tuning_exporter.core.events import OUT_OF_MEMORY_PHASES
+from sglang_tuning_exporter.core.exposed import Advice, conditions, scale_out_helps
+from sglang_tuning_exporter.core.lines import ROWS
+from sglang_tuning_exporter.core.rows import BY_ID
+from sglang_tuning_exporter.core.scrapes import STAGES
+from sglang_tuning_exporter.core.server import (
+    COVERAGE_SECONDS,
+    IDLE,
+    LIVENESS,
+    STATES,
+    UNKNOWN,
+    Scheduler,
+    Server,
+    Totals,
+)
+from sglang_tuning_exporter.serve.metrics.families import (
+    Family,
+    Life,
+    PerRank,
+    counter,
+    gauge,
+    info,
+    printable,
+    shortened,
+    single,
+)
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.collect.log import Logbook
+    from sglang_tuning_exporter.serve.backfill import BackfillLog, BackfillView
+
+__all__ = ["collect", "reference_sections", "serving"]
+Watched: TypeAlias = "Sidecar | BackfillView"  # a server that runs, or a log of the past
 
 
-def sections(sidecar: SidecarView, now: float) -> dict[str, list[Family]]:
+def sections(sidecar: Watched, now: float) -> dict[str, list[Family]]:
     """Return every family by its heading in the reference, those without samples included."""
     return {
         "Data sources": [*sources(sidecar, now)],
@@ -27,7 +61,7 @@ def sections(sidecar: SidecarView, now: float) -> dict[str, list[Family]]:
     }
 
 
-def collect(sidecar: SidecarView) -> list[Family]:
+def collect(sidecar: Watched) -> list[Family]:
     """Return all `sglang_tuning_*` families with samples, at one moment. Names, labels and meanings are the contract with rules and boards.
 
     While older lines of the log are read, its counters are left out: Prometheus would count their increase as present events.
@@ -44,4 +78,463 @@ def reference_sections() -> dict[str, list[Family]]:
     config = resolve({"sglang_url": "http://localhost:30000", "log_file": ["server.log"]}, {})
     sidecar = Sidecar(config)
     with sidecar.view() as now:
-        return sections(sidecar, now)
+        return sections(sidecar, now) | {"Serving": serving(None, {}, is_tls=False, is_up=True)}
+
+
+LINE_KINDS = tuple(
+    sorted({*(row.kind for row in ROWS), "access", "advice", "cut", "exception", "other", "server_error", "traceback"})
+)
+UNRECOGNISED_KINDS = ("batch_key", "batch_line", "retraction_line", "server_args")
+CAPPED = ("dp_ranks", "long_metric_lines", "metric_lines", "refused_metric_lines")
+
+
+def sources(sidecar: Watched, now: float) -> Iterable[Family]:
+    """Return the families about where the figures come from, and whether those sources work."""
+    watch, config, is_scraped = sidecar.watch, sidecar.config, sidecar.config.sglang_url is not None
+    health, failure = sidecar.health, sidecar.watch.failure
+    yield info("build", "The version of this exporter.", {"version": __version__})
+    yield info(
+        "sources",
+        "Where the figures come from: SGLang's /metrics, its log, or both.",
+        {"metrics": "yes" if is_scraped else "no", "log": "yes" if config.log_file else "no"},
+    )
+    doc = "Whether the last scrape of SGLang's /metrics succeeded; absent without --sglang-url."
+    yield single("up", doc, float(watch.is_up is True) if is_scraped else None, "metrics")
+    doc = "Why SGLang could not be scraped; only while sglang_tuning_up is 0."
+    error = gauge("scrape_error_info", doc, "reason", source="metrics")
+    yield error.with_samples([(failure.reason, 1.0)] if failure is not None else [])
+    doc = "Duration of the last scrape of SGLang in seconds."
+    yield single("scrape_duration_seconds", doc, health.scrape_seconds, "metrics")
+    doc = "SGLang families on the last page that no known release has."
+    yield single("metrics_unrecognised_families", doc, health.unrecognised if watch.is_up else None, "metrics")
+    doc = "Input dropped by safety limits: lines of the server's page that are too many, too long or invalid, values of dp_rank beyond the limit."
+    yield counter("capped", doc, "what", source="metrics").with_samples(
+        (what, watch.server.capped[what]) for what in CAPPED
+    )
+    doc = "Whether a thread of the exporter runs: the one that follows the log, scrapes, asks, or reads --web-config. 0: it failed, and starts again."
+    yield gauge("thread_up", doc, "thread").with_samples(
+        (name, float(up)) for name, up in sorted(sidecar.threads.up.items())
+    )
+    doc = "Unexpected errors in the exporter's own threads; after four in a row the exporter ends."
+    yield counter("thread_errors", doc, "thread").with_samples(sorted(sidecar.threads.errors.items()))
+    if sidecar.log is not None:
+        yield from _files(sidecar.log)
+        yield from _lines(sidecar, sidecar.log, now)
+    doc = "1 while log and metrics report different values for a fact: another server's log, or missing lines."
+    disagree = gauge("sources_disagree", doc, "fact", source="metrics and log")
+    facts = watch.disagreements(now)
+    yield disagree.with_samples(facts.items() if sidecar.log is not None else ())
+
+
+def serving(external_url: str | None, answered: Mapping[int, int], *, is_tls: bool, is_up: bool | None) -> list[Family]:
+    """Return the families of this exporter's own answers; `is_up`: whether its web configuration file is in force, None without one."""
+    doc = (
+        "Requests to this exporter that were answered, by HTTP status: 401 and 429 of passwords, 500 of its own errors."
+    )
+    answers = counter("http_requests", doc, "code")
+    doc = "Whether the present --web-config is in force; 0: it cannot be read or applied, and nobody is let in five seconds later."
+    return [
+        info(
+            "web",
+            "Where people reach this exporter's pages: --external-url (empty: the scraped address), and the scheme it serves.",
+            {"external_url": printable(external_url), "scheme": "https" if is_tls else "http"},
+        ),
+        single("web_config_up", doc, None if is_up is None else float(is_up)),
+        answers.with_samples((str(code), answered.get(code, 0)) for code in sorted({200, 500, *answered})),
+    ]
+
+
+def _files(log: Logbook | BackfillLog) -> Iterable[Family]:
+    doc = "Whether this log file is being followed."
+    family = gauge("log_up", doc, "file", source="log")
+    yield family.with_samples((printable(file.path), float(file.up)) for file in log.files)
+    doc = (
+        "1 while lines from before the exporter's start are still being read; the log's counters are absent until then."
+    )
+    yield single("log_reading_past", doc, float(log.is_catching_up), "log")
+    doc = "Files that match --log-file and are not followed: there are too many."
+    yield single("log_files_left_out", doc, log.left_out, "log")
+    doc = "Rotated or deleted files of the log that were gone, or may have been, before they were read to their end."
+    yield counter("log_files_lost", doc, source="log").with_samples([(log.files_lost,)])
+    doc = "Lines of the log that were longer than 1 MiB, and not read."
+    yield counter("log_dropped_lines", doc, source="log").with_samples([(log.dropped_lines,)])
+    problem, doc = log.state_file_problem, "Whether positions and counters can be saved in --state-file."
+    yield single("state_file_up", doc, None if problem is None else float(not problem))
+
+
+def _lines(sidecar: Watched, log: Logbook | BackfillLog, now: float) -> Iterable[Family]:
+    doc = "When the last line of the log arrived, in unix seconds."
+    yield single("log_last_line_timestamp_seconds", doc, log.last_line_at, "log")
+    doc = "Seconds from the last batch line of the log to the last work seen in the metrics; 0 while lines come."
+    yield single("log_silent_seconds", doc, sidecar.watch.silent_log_seconds(now), "log")
+    doc = "Lines read from the log, by kind."
+    family = counter("log_lines", doc, "kind", source="log")
+    yield family.with_samples((kind, log.lines[kind]) for kind in LINE_KINDS)
+    doc = "Log lines of a known kind with words or keys that no known release prints: SGLang's format has changed."
+    unknown = counter("log_unrecognised", doc, "kind", source="log")
+    yield unknown.with_samples([(kind, log.unrecognised[kind]) for kind in UNRECOGNISED_KINDS])
+    doc = (
+        "Lines of an event that SGLang's metrics refuted: by kind, and by what spoke against it (counter: the counter did not grow;"
+        " works_on: the server went on; too_many: more waited than are kept). They are counted nowhere else."
+    )
+    doubtful = counter("log_doubtful", doc, "kind", "reason", source="metrics and log")
+    yield doubtful.with_samples((*key, number) for key, number in sorted(sidecar.watch.doubtful.items()))
+
+
+JUDGED = ("time_to_first_token", "inter_token")  # the latencies that profiles have objectives for
+# Arguments with a series of their own: numbers and switches only, since text may be secret.
+SHOWN = (
+    "schedule_conservativeness", "mem_fraction_static", "max_running_requests", "max_queued_requests", "max_total_tokens",
+    "chunked_prefill_size", "max_prefill_tokens", "cuda_graph_max_bs", "cuda_graph_max_bs_decode", "tp_size", "dp_size", "pp_size",
+    "page_size", "context_length", "disable_cuda_graph", "disable_decode_cuda_graph", "disable_radix_cache", "enable_dp_attention",
+    "enable_torch_compile", "enable_mixed_chunk", "decode_log_interval", "stream_interval", "num_continuous_decode_steps",
+    "swa_full_tokens_ratio",
+)  # fmt: skip
+_COUNTED = {
+    "aborted_requests": "Requests that their clients gave up, as the server counts them.",
+    "started_requests": "Requests, streamed or not, that got their first token, as the server counts them.",
+    "finished_requests": "Requests that ended, as the server counts them.",
+}
+
+
+def server(sidecar: Watched, now: float) -> Iterable[Family]:
+    """Return the families about release, arguments, requests, liveness and latencies."""
+    state, facts = sidecar.watch.server, sidecar.watch.server.facts
+    page, counted = state.page, state.counted
+    shown = {
+        "version": facts.version or facts.release,
+        "model_name": (page is not None and page.model_name)
+        or facts.word("served_model_name")
+        or facts.word("model_path"),
+        "engine_type": facts.role or facts.role_seen,
+    }
+    yield info(
+        "server",
+        "Release, model and engine as the server reports them (empty: not reported), and the profile in force.",
+        {name: shortened(word) for name, word in shown.items()} | {"profile": state.profile.name},
+    )
+    doc = "A numeric argument of the running server, as resolved by it (switches are 0 or 1)."
+    arguments = gauge("server_arg", doc, "arg", source="log, else `/server_info`")
+    yield arguments.with_samples((arg, value) for arg in sorted(SHOWN) if (value := facts.number(arg)) is not None)
+    doc = "Starts of the server seen by this exporter."
+    yield counter("server_starts", doc, source="log, else metrics").with_samples([(counted["starts"],)])
+    for name, doc in _COUNTED.items():
+        known = page is not None and getattr(page, name) is not None
+        yield counter(name, doc, source="metrics").with_samples([(counted[name],)] if known or name in counted else [])
+    doc = (
+        "Requests that SGLang rejected because its queue was full, or they waited for SGLANG_REQ_WAITING_TIMEOUT:"
+        " answered with 503, or, by a full queue, with a stream that has an error."
+    )
+    is_counted = bool(sidecar.config.log_file) or (page is not None and page.answered_requests is not None)
+    yield counter("rejected_requests", doc, source="metrics, else log").with_samples(
+        [(counted["rejected"],)] if is_counted else []
+    )
+    doc = "Requests answered with 500, and streams that an exception ended; absent before the first one."
+    failed = [(counted["server_errors"],)] if counted["server_errors"] else []
+    yield counter("server_errors", doc, source="metrics, else log").with_samples(failed)
+    doc = (
+        "Liveness events in the log: ready, draining, failed starts, crashes, watchdog timeouts, failed health checks."
+    )
+    yield from _events(
+        sidecar,
+        now,
+        counter("liveness_events", doc, "event", source="log"),
+        gauge("liveness_event_age_seconds", "Seconds since this event was last in the log.", "event", source="log"),
+        {event: f"liveness.{event}" for event in LIVENESS},
+    )
+    doc = "Latencies that the server observed since the exporter started."
+    seen = counter("latency_observations", doc, "latency", source="metrics")
+    # From the first scrape on: a family that the first page did not have had no observations then.
+    observed = JUDGED if page is not None else ()
+    yield seen.with_samples([(each, counted[f"{each}_observed"]) for each in observed])
+    doc = "Those above the profile's objective (estimated inside a histogram's bucket)."
+    missed = counter("latency_breaches", doc, "latency", source="metrics")
+    judged = [each for each in observed if state.objectives[each] is not None]
+    yield missed.with_samples([(each, counted[f"{each}_late"]) for each in judged])
+    doc = "When a request last ran or waited, in unix seconds."
+    at = state.last.get("requests")
+    yield single("last_request_timestamp_seconds", doc, None if at is None else sidecar.unix(at))
+
+
+def memory(sidecar: Watched) -> Iterable[Family]:
+    """Return the families about GPU memory, as reported at the start."""
+    facts = sidecar.watch.server.facts
+    doc = "GPU memory left when the server had started (available_gpu_mem); absent on a CPU server."
+    left = gauge("available_gpu_memory_bytes", doc)
+    by_rank: dict[int | None, float] = {dp: gb for dp, gb in facts.left.items() if dp is not None}
+    known = facts.reserve_gb
+    for dp, each in sorted(by_rank.items(), key=str) if known is not None else ():
+        left.add_metric([], each * GIGABYTE, dp)
+    if known is not None and not by_rank:
+        left.add_metric([], known * GIGABYTE)
+    yield left
+    for name, doc, gigabytes in (
+        ("gpu_memory", "GPU memory free before the weights were loaded (avail mem).", facts.capacity_gb),
+        ("weights", "GPU memory of one rank's part of the weights, a draft model's included.", facts.weights_gb),
+        ("kv_pool", "GPU memory of one rank's KV cache, a draft model's included.", facts.pools_gb),
+        ("cuda_graph_memory", "GPU memory of the captured graphs on one rank.", facts.gigabytes("graph")),
+    ):
+        size = None if gigabytes is None or facts.is_cpu else gigabytes * GIGABYTE
+        yield single(f"{name}_bytes", doc, size)
+    doc = "The largest decode batch with a captured graph."
+    yield single("cuda_graph_max_batch_size", doc, None if facts.without_graph else facts.largest_captured)
+    doc = "1 where decode batches run without a CUDA graph because of an argument or of the device."
+    yield single("cuda_graph_off", doc, float(bool(facts.without_graph)))
+
+
+def failures(sidecar: Watched, now: float) -> Iterable[Family]:
+    """Return the families about out-of-memory failures in the log, by phase."""
+    doc = "Fatal out-of-memory failures in the log, by phase. A retraction is none."
+    yield from _events(
+        sidecar,
+        now,
+        counter("out_of_memory", doc, "phase"),
+        gauge("out_of_memory_age_seconds", "Seconds since the last out-of-memory failure in the log.", "phase"),
+        {phase: f"out_of_memory.{phase}" for phase in OUT_OF_MEMORY_PHASES},
+    )
+
+
+def _events(sidecar: Watched, now: float, counts: Family, ages: Family, named: Mapping[str, str]) -> Iterable[Family]:
+    """Fill how often each event of the log happened, and how long ago the last one was.
+
+    A counter that is first seen above 0 cannot show whether its events are recent.
+    """
+    state = sidecar.watch.server
+    names = named.items() if sidecar.config.log_file else ()
+    yield counts.with_samples((event, state.counted[name]) for event, name in names)
+    yield ages.with_samples((event, max(now - state.last[name], 0.0)) for event, name in names if name in state.last)
+
+
+def thresholds(sidecar: Watched) -> Iterable[Family]:
+    """Return the family of the thresholds in force, for boards and rules."""
+    profile = sidecar.watch.server.profile
+    yield gauge("threshold", "What the profile in force calls healthy.", "signal", "bound").with_samples(profile.bounds)
+
+
+def schedulers(sidecar: Watched, now: float) -> Iterable[Family]:
+    """Return the families of each scheduler."""
+    server = sidecar.watch.server
+    ranks = PerRank(server.schedulers.values())
+    lives = PerRank(Life(dp, server.life(dp)) for dp in server.lives.keys() - server.absent)
+    yield from _waiting(ranks, server)
+    yield from _pools(ranks, lives, server, now)
+    yield from _batches(ranks, lives, server.window(COVERAGE_SECONDS, now))
+    yield from _retractions(lives, sidecar)
+    yield from _states(ranks, lives, now)
+
+
+def _waiting(ranks: PerRank[Scheduler], server: Server) -> Iterable[Family]:
+    doc = "Requests waiting (#queue-req, num_queue_reqs)."
+    yield ranks.one(gauge("queued_requests", doc), lambda r: r.queued)
+    doc = "Requests running (#running-req, num_running_reqs); with pipeline parallelism those of one micro batch."
+    yield ranks.one(gauge("running_requests", doc), lambda r: r.running)
+    doc = "Requests that may run at once (max_running_requests); with pipeline parallelism a micro batch's share."
+    yield ranks.one(gauge("running_requests_limit", doc), lambda r: server.facts.limit(r.dp))
+    doc = "Estimated wait of the last request in the queue: queued / admitted per second over the last minute."
+    yield ranks.one(gauge("queue_wait_seconds", doc, source="computed"), lambda r: r.wait_seconds())
+    doc = "Requests waiting elsewhere than in the main queue: for a grammar, or in a queue of disaggregation."
+    waiting = gauge("waiting_requests", doc, "queue")
+    yield ranks.several(waiting, _elsewhere)
+    doc = "Prompt tokens that wait to be computed (#pending-token)."
+    yield ranks.one(gauge("pending_tokens", doc), lambda r: r.pending[0] if r.pending is not None else None)
+
+
+def _elsewhere(rank: Scheduler) -> list[tuple[str, float]]:
+    grammar = {} if rank.grammar_queued is None else {"grammar": rank.grammar_queued}
+    return sorted((rank.queues | grammar).items())
+
+
+def _pools(ranks: PerRank[Scheduler], lives: PerRank[Life], server: Server, now: float) -> Iterable[Family]:
+    doc = "Used share of the KV cache, 0-1 (token usage)."
+    yield ranks.several(
+        gauge("token_usage_ratio", doc, "pool"), lambda r: r.usages.items() if r.moment(now).activity != UNKNOWN else ()
+    )
+    doc = "Capacity of the KV cache in tokens (max_total_num_tokens)."
+    yield ranks.one(gauge("kv_pool_tokens", doc), lambda r: server.facts.pool(r.dp))
+    doc = "Share of max_new_tokens that admission keeps room for (#new_token_ratio)."
+    yield ranks.one(gauge("new_token_ratio", doc, source="log, else metrics"), lambda r: r.new_token_ratio)
+    doc = "Prompt tokens, by where they came from: computed, or from the prefix cache."
+    yield lives.several(counter("prompt_tokens", doc, "source"), lambda each: each.known("computed", "cached"))
+
+
+def _batches(ranks: PerRank[Scheduler], lives: PerRank[Life], recent: Totals) -> Iterable[Family]:
+    doc = "Generation throughput as last logged (gen throughput)."
+    yield ranks.one(gauge("generation_tokens_per_second", doc), lambda r: r.throughput)
+    doc = "Share of decode batches of the last 10 minutes that replayed a captured graph, 0-1 (cuda graph)."
+    yield ranks.one(gauge("cuda_graph_coverage_ratio", doc, source="computed"), lambda r: r.coverage(recent))
+    doc = (
+        "Decode batches by use of a captured graph: all where the server counts them (cuda_graph_passes_total),"
+        " else logged ones."
+    )
+    yield lives.several(counter("decode_batches", doc, "graph"), lambda each: each.known("replayed", "eager"))
+
+
+def _retractions(lives: PerRank[Life], sidecar: Watched) -> Iterable[Family]:
+    is_read = sidecar.counts_log
+    page = sidecar.watch.server.page
+    counted = {rank.dp for rank in page.ranks if rank.retracted_requests is not None} if page is not None else set()
+    doc = "Retraction events (KV cache full), TP ranks counted once; absent while the log is unreadable."
+    events = counter("retraction_events", doc, source="log")
+    lives.one(events, lambda each: each.counts.get("retraction_events", 0.0) if is_read else None)
+    doc = "Requests retracted because the KV cache was full: from the log, and from the server's counter what the log does not show."
+    requests = counter("retracted_requests", doc, source="log, else metrics")
+    lives.one(requests, lambda each: each.counts.get("retracted", 0.0 if is_read or each.dp in counted else None))
+    if is_read and not events.samples:
+        events.add_metric([], 0)
+        requests.add_metric([], 0)
+    yield events
+    yield requests
+
+
+def _states(ranks: PerRank[Scheduler], lives: PerRank[Life], now: float) -> Iterable[Family]:
+    names = {
+        f"{signal}/{state}": (signal, state) for signal, states in STATES.items() for state in (*states, IDLE, UNKNOWN)
+    }
+
+    def present(rank: Scheduler) -> list[tuple[str, str, float]]:
+        activity = rank.moment(now).activity
+        states = [(signal, state, float(activity == state)) for signal, state in names.values() if signal == "activity"]
+        return states if rank.dp is None else states[:1]  # of each of many ranks: whether it serves
+
+    def spent(life: Life) -> list[tuple[str, str, float]]:
+        times = ((*names[key], seconds) for key, seconds in life.counts.items() if key in names)
+        # Of each of many ranks, only the states that it was in: others would be most of its series.
+        return [each for each in times if each[-1] or life.dp is None]
+
+    doc = "1 for what the scheduler does now: it serves, is idle, or nothing is known."
+    yield ranks.several(gauge("state", doc, "signal", "state", source="computed"), present)
+    doc = (
+        "Seconds spent in each state; of a DP rank, in those that it was in. Serving time of a signal is all but idle and unknown; a share is"
+        " increase / increase of serving time."
+    )
+    seconds = counter("state_seconds", doc, "signal", "state", source="computed")
+    yield lives.several(seconds, spent)
+
+
+# Name, HELP with the formula, and the figure; docs/capacity.md has them all. Over the last ten minutes.
+_Figure: TypeAlias = "Callable[[RankCapacity], Estimate | float | None]"
+GAUGES: dict[str, tuple[str, _Figure]] = {
+    "prefill_tokens_per_second": (
+        "Prompt tokens computed per second of prefill: increase of total_prefill_uncached_tokens / of total_prefill_busy_us (/v1/loads).",
+        lambda c: c.prefill.tokens_per_second,
+    ),
+    "prefill_share_ratio": (
+        "Share of wall time spent in prefill, 0-1: increase of total_prefill_busy_us / time between the snapshots.",
+        lambda c: c.prefill.share,
+    ),
+    "prefill_backlog_seconds": (
+        "Seconds of prefill that wait in the queue: num_waiting_uncached_tokens / sglang_tuning_prefill_tokens_per_second.",
+        lambda c: c.backlog_seconds,
+    ),
+    "decode_step_mean_seconds": (
+        "Mean duration of a decode step that follows another one, at the batch sizes of the last 10 minutes.",
+        lambda c: None if c.step is None else c.step.seconds,
+    ),
+    "tokens_per_decode_step": (
+        "Tokens that a decode step generates for each request: 1 without speculative decoding, else the accepted length.",
+        lambda c: None if c.step is None or c.step.source == "log" else c.step.tokens_per_request,
+    ),
+    "decode_tokens_per_second_limit": (
+        "Generation throughput without prefill with as many requests as fit and may run: batch x tokens per step / (fixed + per_request x batch).",
+        lambda c: c.decode_limit,
+    ),
+}
+
+
+def capacity(sidecar: Watched, now: float) -> Iterable[Family]:
+    """Return the measured figures of each scheduler; an unknown figure has no series."""
+    ranks = PerRank(capacities(sidecar.watch.server, sidecar.measured, now))
+    for name, (doc, figure) in GAUGES.items():
+        yield ranks.one(gauge(name, doc), partial(_value, figure))
+    doc = (
+        "Duration of a decode step = fixed + per_request x batch, by least squares over the steps of the last 10 minutes;"
+        " source: v1_loads (0.5.18 on), else the log's decode lines."
+    )
+    yield ranks.several(
+        gauge("decode_step_seconds", doc, "part", "source"),
+        lambda c: ((part, source, estimate.value) for part, source, estimate in _parts(c)),
+    )
+    doc = (
+        "The ends of the 95 % interval of sglang_tuning_decode_step_seconds, from the spread over windows (jackknife)."
+    )
+    yield ranks.several(
+        gauge("decode_step_bound_seconds", doc, "part", "bound"),
+        lambda c: (
+            (part, bound, value)
+            for part, _, estimate in _parts(c)
+            for bound, value in (("low", estimate.low), ("high", estimate.high))
+        ),
+    )
+    failures = counter("loads_failures", "Times that /v1/loads gave no answer, by reason.", "reason", source="metrics")
+    reasons = sorted({"timeout", *sidecar.loads.failures}) if sidecar.loads.counts_steps else ()
+    yield failures.with_samples((reason, sidecar.loads.failures[reason]) for reason in reasons)
+
+
+def _value(figure: _Figure, scheduler: RankCapacity) -> float | None:
+    found = figure(scheduler)
+    return found if found is None or isinstance(found, (int, float)) else found.value
+
+
+def _parts(scheduler: RankCapacity) -> list[tuple[str, str, Estimate]]:
+    """Return name, source and estimate of both parts of the decode step's duration; none where it is not known."""
+    step = scheduler.step
+    if step is None or step.line is None:
+        return []
+    return [("fixed", step.source, step.line.fixed), ("per_request", step.source, step.line.per_request)]
+
+
+def findings(sidecar: Watched, now: float) -> Iterable[Family]:
+    """Return the families of the verdict, and of everything that it rests on."""
+    judgement, watch = sidecar.judge(now), sidecar.watch
+    assert watch.measured is not None
+    shown = list(conditions(watch.measured))
+    doc = (
+        "The figure that decides a diagnosis over its window, turned so that above its limit is bad; one unit for each diagnosis"
+        " (docs/diagnoses.md). Absent while it is not measured."
+    )
+    values = gauge("condition", doc, "diagnosis")
+    yield values.with_samples((each.diagnosis, each.value) for each in shown if each.value is not None)
+    doc = "The limit in force for sglang_tuning_condition, in the same unit."
+    yield gauge("condition_limit", doc, "diagnosis").with_samples((each.diagnosis, each.limit) for each in shown)
+    doc = (
+        "1 once a condition was above its limit for its wait without a break, 0 once it was not for five minutes or as long as its row says;"
+        " absent while neither is known."
+    )
+    clocks = watch.clocks.by_row.items()
+    alerts = gauge("alert", doc, "diagnosis")
+    alerts.with_samples((name, float(clock.value)) for name, clock in clocks if clock.value is not None)
+    # Never absent: a rule would hold the last 1 for a while.
+    accepted = dict(sidecar.watch.server.profile.accepted)
+    yield alerts.with_samples((muted, 0.0) for muted in accepted if BY_ID[muted].alert)
+    doc = "1 for each diagnosis that --accept mutes, and why: it is not in verdict, alerts and conditions."
+    yield gauge("accepted_info", doc, "diagnosis", "reason").with_samples(
+        (muted, shortened(reason), 1.0) for muted, reason in accepted.items()
+    )
+    doc = (
+        "Since when this advice stands, in unix seconds. Flag as typed for the running release (empty: advice to people), its present value,"
+        " the value to try, why, when it will not help, and what it costs."
+    )
+    advice = gauge("advice_timestamp_seconds", doc, "diagnosis", *Advice._fields[:-1])
+    for diagnosis, each in watch.words.advice.items():
+        if diagnosis in accepted:
+            continue
+        advice.add_metric(map(shortened, (diagnosis, *each.words)), sidecar.unix(each.since))
+    yield advice
+    verdict = watch.words.verdict
+    assert verdict is not None
+    doc = "What limits the server now: a diagnosis, or why there is none; how urgent it is, and a sentence without figures."
+    yield info(
+        "verdict", doc, {"verdict": verdict.verdict, "level": verdict.level, "sentence": shortened(verdict.sentence)}
+    )
+    doc = "Since when the verdict is the same, in unix seconds."
+    yield single("verdict_since_timestamp_seconds", doc, sidecar.unix(verdict.since))
+    helps = scale_out_helps(judgement)
+    doc = "1 where a further replica would help, by the verdict; 0 where a flag comes first, or neither helps (clients, grammar, imbalance)."
+    yield single("scale_out_helps", doc, None if helps is None else float(helps))
+    stuck = watch.measured.view.stuck
+    stage = gauge("stuck_stage", "1 for the stage that hangs: requests wait for it, and it makes no progress.", "stage")
+    yield stage.with_samples((each, float(stuck is not None and each == stuck.stage)) for each in STAGES)
+    doc = "Why the server ended: the class of the line of its log that explains it, and its words, without secrets. Absent while the server may run."
+    end, said = gauge("end_info", doc, "class", "words"), watch.server.end_explanation
+    words = ("unknown", watch.server.ended) if said is None else (said.ending, said.words)
+    yield end.with_samples([(*map(shortened, words), 1.0)] if watch.server.ended else [])
