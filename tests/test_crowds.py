@@ -19,8 +19,8 @@ from conftest import FakeSGLang, config, hang, reply, running_exporter, wait_for
 from faults import resident, serving
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.serve.probe import is_alive
+from sglang_tuning_exporter.serve.run import MOST_CONNECTIONS, MOST_STRANGERS
 from sglang_tuning_exporter.serve.security.guard import MOST_CHECKS, Passwords
-from sglang_tuning_exporter.serve.server import MOST_CONNECTIONS, MOST_STRANGERS
 from web_access import ask, basic, hashed, ours
 
 if TYPE_CHECKING:

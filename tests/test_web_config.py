@@ -21,7 +21,7 @@ import yaml
 
 from conftest import Exporter, Page, environment, running_exporter, wait_for
 from sglang_tuning_exporter.config.values import UsageError
-from sglang_tuning_exporter.serve import server
+from sglang_tuning_exporter.serve import run
 from sglang_tuning_exporter.serve.probe import is_alive
 from sglang_tuning_exporter.serve.security import active_config
 from sglang_tuning_exporter.serve.security.active_config import CLOSE_SECONDS, LOOK_SECONDS, ActiveConfig
@@ -621,8 +621,8 @@ def test_a_client_with_a_remembered_password_does_not_wait_behind_guesses(certif
 
 
 def test_an_unfinished_handshake_is_ended(certified: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert server.HANDSHAKE_SECONDS == 10
-    monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 0.2)  # asyncio's own limit is a minute
+    assert run.HANDSHAKE_SECONDS == 10
+    monkeypatch.setattr(run, "HANDSHAKE_SECONDS", 0.2)  # asyncio's own limit is a minute
     with (
         ours(certified.write(GUARDED)) as exporter,
         socket.create_connection(("127.0.0.1", exporter.port), timeout=20) as silent,

@@ -23,10 +23,9 @@ from sglang_tuning_exporter.collect.follower import LogFollower
 from sglang_tuning_exporter.collect.scrape import Client, ScrapeError
 from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.config.values import UsageError
+from sglang_tuning_exporter.recordings import stopped_by_signal
 from sglang_tuning_exporter.recordings.recording import MAX_FILE_BYTES
-from sglang_tuning_exporter.recordings.scrub import HOST, OF_LIFE, LogScrubber, Scrubber
-from sglang_tuning_exporter.recordings.signals import stopped_by_signal
-from sglang_tuning_exporter.recordings.vocabulary import is_known
+from sglang_tuning_exporter.recordings.scrub import HOST, OF_LIFE, LogScrubber, Scrubber, is_known
 from sglang_tuning_exporter.sglang.clean import REDACTED
 
 SCRAPE_SECONDS = 2.0

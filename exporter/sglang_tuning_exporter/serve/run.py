@@ -1,22 +1,37 @@
-"""`serve`: runs a sidecar until SIGINT or SIGTERM."""
+"""`serve`: runs a sidecar until SIGINT or SIGTERM, by uvicorn with limits, our headers on its own error responses, and a web configuration
+that is reloaded while it runs.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import functools
 import logging
+import math
 import os
 import signal
+import socket
 import sys
+import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from itertools import count
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import anyio._backends._asyncio  # noqa: F401 - else loaded at the first request, when no file descriptor may be left
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.config.values import Address
 from sglang_tuning_exporter.serve.app import make_app
-from sglang_tuning_exporter.serve.process import bind, handle_hang_up, return_freed_memory
+from sglang_tuning_exporter.serve.process import BACKLOG, bind, handle_hang_up, return_freed_memory
+from sglang_tuning_exporter.serve.security.guard import headers
 from sglang_tuning_exporter.serve.security.lane import Lane
-from sglang_tuning_exporter.serve.server import ExporterServer, uvicorn_config
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.serve.security.active_config import ActiveConfig
@@ -55,3 +70,189 @@ def serve(config: Config) -> int:
         sys.stderr.flush()
         os._exit(status)
     return status
+
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.serve.security.active_config import ActiveConfig
+
+# Two Prometheus servers, probes and some browsers need about a dozen.
+MOST_CONNECTIONS = 64
+# More than are accepted at once: one that has just come must have the time to send its request.
+MOST_STRANGERS = BACKLOG + MOST_CONNECTIONS
+MOST_UNREAD_BYTES = 16 << 20  # of answers, together: as much as the largest page of SGLang
+MOST_HEAD_BYTES = 32 << 10  # request line and headers together; more gets a 400
+HANDSHAKE_SECONDS = 10.0
+REQUEST_SECONDS = 2.0
+TICK_SECONDS = 1.0
+GRACE_SECONDS = 1  # for running responses at the end
+WARN_AGAIN_SECONDS = 60.0
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_sequence = count()
+
+logger = logging.getLogger("sglang_tuning_exporter")
+
+
+class Connection(H11Protocol):
+    """One connection. When there are too many of its kind, the one with the oldest complete request is closed.
+
+    Strangers, whose last request was not let in or is not complete, never take the place of others. There is no time limit, since a
+    distant scraper may be slow: an idle connection costs nothing until another one needs its place, and a scraper opens a new one.
+    """
+
+    last_request = 0  # order of complete requests and of new connections
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it alike
+        """Accept it, and close others if there are too many."""
+        self.last_request = next(_sequence)
+        super().connection_made(transport)
+        all_of_them = sorted(
+            (each for each in self.connections if isinstance(each, Connection)), key=lambda each: each.last_request
+        )
+        for of_strangers, most in ((True, MOST_STRANGERS), (False, MOST_CONNECTIONS)):
+            alike = [each for each in all_of_them if each.is_strange is of_strangers]
+            for oldest in alike[: max(len(alike) - most, 0)]:
+                self.connections.discard(oldest)  # the loop may accept several before it reports this one as closed
+                oldest.transport.abort()
+
+    @property
+    def is_strange(self) -> bool:
+        """Whether its last request was not let in, or is not complete."""
+        return not (self.scope or {}).get("admitted", False)
+
+    def handle_events(self) -> None:
+        """Record when a request is complete."""
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before:
+            self.last_request = next(_sequence)
+
+    def send_400_response(self, msg: str) -> None:
+        """Respond `400` with our headers, and close the connection."""
+        text = msg.encode()
+        own = [*self.server_state.default_headers, (b"content-type", b"text/plain; charset=utf-8")]
+        own += [(b"content-length", str(len(text)).encode()), (b"connection", b"close")]
+        for event in (
+            h11.Response(status_code=400, headers=own, reason=b"Bad Request"),
+            h11.Data(data=text),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+def uvicorn_config(app: object, web_config: ActiveConfig | None = None) -> uvicorn.Config:
+    """Return a uvicorn configuration with limits, without its logging set-up, and with `web_config`'s TLS."""
+    config = uvicorn.Config(
+        app,  # type: ignore[arg-type]  # an ASGI application
+        http=Connection,
+        ws="none",  # an upgrade to WebSocket would bypass the guard
+        proxy_headers=False,
+        h11_max_incomplete_event_size=MOST_HEAD_BYTES,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        backlog=BACKLOG,
+        limit_concurrency=2 * (MOST_STRANGERS + MOST_CONNECTIONS),  # requests end with their connections: never reached
+    )
+    config.load()
+    _set_headers(config, web_config)
+    config.ssl = None if web_config is None else web_config.listener_context()
+    return config
+
+
+def _set_headers(config: uvicorn.Config, web_config: ActiveConfig | None) -> None:
+    """Set our headers on every response, uvicorn's own 400 and 503 too."""
+    own = {} if web_config is None else web_config.loaded.config.http.headers
+    config.encoded_headers = [(name.lower().encode(), value.encode()) for name, value in headers(own)]
+
+
+class ExporterServer(uvicorn.Server):
+    """Serves a sidecar's application until it is ended, and stops the sidecar.
+
+    It wakes up once a second, for the Date header; uvicorn does so ten times a second to see whether to end.
+    """
+
+    def __init__(self, config: uvicorn.Config, sidecar: Sidecar, web_config: ActiveConfig | None) -> None:
+        super().__init__(config)
+        self._sidecar, self._web_config = sidecar, web_config
+        self._wake: Callable[[], object] = lambda: None
+        self._warned_at = -math.inf
+
+    async def main_loop(self) -> None:
+        """Run until the end."""
+        loop, ending = asyncio.get_running_loop(), asyncio.Event()
+        self._wake = lambda: loop.call_soon_threadsafe(ending.set)
+        while not await self.on_tick(0):
+            self._let_go()
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(ending.wait(), TICK_SECONDS)
+
+    def _let_go(self) -> None:
+        """Close the connections whose clients read least, where all that waits to be read is too much."""
+        waiting = [(each.transport.get_write_buffer_size(), each.last_request, each) for each in self._connections()]
+        left = sum(size for size, _, _ in waiting)
+        for size, _, connection in sorted(waiting, reverse=True):
+            if left > MOST_UNREAD_BYTES:
+                connection.transport.abort()
+                left -= size
+
+    def _connections(self) -> list[Connection]:
+        return [each for each in self.server_state.connections if isinstance(each, Connection)]
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Handle SIGINT and SIGTERM."""
+        super().handle_exit(sig, frame)
+        self._wake()
+
+    def end(self, *_: object) -> None:
+        """End in order."""
+        self.should_exit = True
+        self._wake()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to listen."""
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._on_loop_error)
+        if self.config.ssl is not None:
+            # asyncio allows a minute for a handshake, and uvicorn has no setting for it.
+            create = functools.partial(loop.create_server, ssl_handshake_timeout=HANDSHAKE_SECONDS)
+            loop.create_server = create  # type: ignore[method-assign]
+        await super().startup(sockets)
+        web_config, threads = self._web_config, self._sidecar.threads
+        if web_config is not None:
+            apply = functools.partial(loop.call_soon_threadsafe, self._apply_web_config)
+            threads.start("web-config", lambda: web_config.watch(threads.stopping, apply))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Finish running requests and accept no new ones."""
+        self._sidecar.stop()  # first, so that no request waits for a scrape
+        await super().shutdown(sockets)
+
+    def _apply_web_config(self) -> None:
+        """Apply a new configuration: older connections are closed after their running response."""
+        _set_headers(self.config, self._web_config)
+        if self.config.ssl is not None:
+            loop = asyncio.get_running_loop()
+            for connection in list(self.server_state.connections):
+                # A new connection is about to send its first request: let it.
+                is_new = getattr(connection, "cycle", None) is None
+                loop.call_later(REQUEST_SECONDS if is_new else 0.0, self._close, connection)
+
+    def _close(self, connection: asyncio.Protocol) -> None:
+        if connection in self.server_state.connections:
+            connection.shutdown()
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log once a minute that no connection can be accepted; asyncio tries again every second."""
+        error = context.get("exception")
+        if not (isinstance(error, OSError) and error.errno in _EXHAUSTED):
+            loop.default_exception_handler(context)
+        elif time.monotonic() - self._warned_at >= WARN_AGAIN_SECONDS:
+            self._warned_at = time.monotonic()
+            logger.warning(
+                "cannot accept a connection: %s; raise the limit of open files (ulimit -n, LimitNOFILE=)",
+                error.strerror,
+            )
