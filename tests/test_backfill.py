@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as plain_families
 from prometheus_client.samples import Sample
@@ -20,7 +20,6 @@ from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.core.wrapping import stamp_of
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format
-from sglang_tuning_exporter.serve.openmetrics import openmetrics_file
 
 START = "[2025-11-20 11:40:00] The server is fired up and ready to roll!\n"
 
@@ -33,7 +32,22 @@ def backfilled(directory: Path, log: bytes, *flags: str) -> list[Sample]:
 
 
 def read(path: Path) -> list[Metric]:
-    return list(text_string_to_metric_families(path.read_text()))  # type: ignore[no-untyped-call]
+    """Parse the file as strict OpenMetrics; it holds the samples moment by moment, and this parser wants them family by family."""
+    families: dict[str, list[str]] = {}
+    for line in path.read_text().splitlines():
+        if line.startswith("# HELP"):
+            families[line.split()[2]] = []
+        name = line.split()[2] if line.startswith("# ") and line != "# EOF" else line.partition("{")[0]
+        if line != "# EOF":
+            families[
+                next(each for each in (name, *map(name.removesuffix, ("_total", "_info"))) if each in families)
+            ].append(line)
+    ordered = [
+        line
+        for lines in families.values()
+        for line in sorted(lines, key=lambda line: "" if line.startswith("#") else line.rpartition("}")[0])
+    ]
+    return list(text_string_to_metric_families("\n".join([*ordered, "# EOF\n"])))  # type: ignore[no-untyped-call]
 
 
 def values(samples: list[Sample], name: str, **labels: str) -> dict[float, float]:

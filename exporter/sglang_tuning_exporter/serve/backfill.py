@@ -9,12 +9,14 @@ from __future__ import annotations
 import datetime as dt
 import re
 import sys
+import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from math import inf, isfinite
 from pathlib import Path
+from typing import IO
 from urllib.parse import urlencode
 
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -34,13 +36,13 @@ from sglang_tuning_exporter.core.server import Scheduler
 from sglang_tuning_exporter.core.text import FIRST_DATED_SECOND
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.serve.metrics import collect
-from sglang_tuning_exporter.serve.metrics.families import Family
-from sglang_tuning_exporter.serve.openmetrics import openmetrics_file
+from sglang_tuning_exporter.serve.metrics.families import Family, Labels, label_text
 from sglang_tuning_exporter.sglang.clean import clean
 
 STEP_SECONDS = 15.0  # the scrape interval of alerts/prometheus.yml
 GAP_SECONDS = 86400.0  # a log that is silent for longer has no samples meanwhile
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_BESIDE = ".sglang-tuning-backfill-"
 _WORTH_BYTES = 1 << 20  # a smaller log is written before a progress line helps
 
 
@@ -186,11 +188,13 @@ def run(
     begin: float | None = None
     end = 0.0
     try:
-        with openmetrics_file(output, {"job": job, "instance": instance}) as file:
+        with _whole(output) as file:
+            known: set[str] = set()
             for at, families in view.moments():
                 begin = at if begin is None else begin
                 end = at
-                file.add(families, at)
+                file.writelines(_lines(families, at, {"job": job, "instance": instance}, known))
+            file.write("# EOF\n")
     except OSError as error:
         raise UsageError(
             f"--output={clean(str(output))}: {error.strerror or error}; give a file that can be written"
@@ -203,6 +207,35 @@ def run(
         shows = urlencode({"var-job": job, "var-instance": instance, **range_})
         sys.stdout.write(f"Once Prometheus has these metrics, Grafana shows them at {board}?{shows}\n")
     return 0
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[IO[str]]:
+    """Give a file that takes the place of another when the `with` block ends without an error, else not at all. Raise `OSError`."""
+    target = path.resolve()  # of a link
+    with tempfile.TemporaryDirectory(prefix=_BESIDE, dir=target.parent, ignore_cleanup_errors=True) as directory:
+        part = Path(directory) / "part"
+        with part.open("w", encoding="utf-8") as file:  # with the permissions of a shell's redirection
+            yield file
+        part.replace(target)
+
+
+def _lines(families: Iterable[Family | Metric], at: float, labels: Mapping[str, str], known: set[str]) -> Iterator[str]:
+    """Give the samples of a moment as OpenMetrics, with these labels, before them what families that are not `known` yet are.
+
+    A moment's samples stand together, not a series': `promtool` reads the times of each series in order, which suffices.
+    """
+    own, moment = label_text(labels)[:-1], f" {at:.3f}\n".replace(".000\n", "\n")
+    for family in families:
+        if family.name not in known:
+            known.add(family.name)
+            text = family.documentation.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+            yield f"# HELP {family.name} {text}\n# TYPE {family.name} {family.type}\n"
+        for sample in family.samples:
+            value, more = sample.value, sample.labels
+            written = (more.text if isinstance(more, Labels) else label_text(more))[1:] or "}"
+            figure = int(value) if value == value // 1 and abs(value) < 1e15 else float(value)
+            yield f"{sample.name}{own}{',' if written != '}' else ''}{written} {figure!r}{moment}"
 
 
 def _shift(logs: Logs, date: str | None) -> float:
