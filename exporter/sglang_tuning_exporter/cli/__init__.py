@@ -21,9 +21,9 @@ def main(argv: list[str] | None = None) -> int:
 def _run(argv: list[str]) -> int:
     _open_standard_streams()
     if argv[:1] == ["serve"]:
-        from sglang_tuning_exporter.serve.process import handle_hang_up
+        from sglang_tuning_exporter.serve.process import outlive_hang_up
 
-        handle_hang_up()  # before the rest is imported: the start takes seconds
+        outlive_hang_up()  # before the rest is imported: the start takes seconds
     from sglang_tuning_exporter.cli.commands import PROGRAM, run
     from sglang_tuning_exporter.config.values import UsageError
     from sglang_tuning_exporter.sglang.clean import clean

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
-import queue
 import signal
 import socket
-import threading
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 from sglang_tuning_exporter.config.values import Address, UsageError
@@ -20,37 +16,12 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _LARGE = 64 << 10  # bytes
 
 
-def handle_hang_up(end: Callable[[], object] | None = None) -> None:
-    """Handle SIGHUP from now on: `end` with a terminal, one warning without. For the main thread only.
-
-    Nothing changes where SIGHUP is ignored already (nohup), and where there is a terminal but nothing to end in order.
-    """
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
-        return
-    if _has_terminal():
-        if end is not None:
-            signal.signal(signal.SIGHUP, lambda *_: end())
-    elif not callable(signal.getsignal(signal.SIGHUP)):
-        # A handler must not log: it may interrupt a line that is being written, and both would be lost.
-        hang_ups: queue.SimpleQueue[int] = queue.SimpleQueue()
-        signal.signal(signal.SIGHUP, lambda number, _: hang_ups.put(number))
-        threading.Thread(target=_warn, args=(hang_ups,), name="hang-ups", daemon=True).start()
-
-
-def _warn(hang_ups: queue.SimpleQueue[int]) -> None:
-    while True:
-        hang_ups.get()
-        logging.getLogger("sglang_tuning_exporter").warning(
-            "SIGHUP: ignored; restart to change settings (rotated logs are followed without a signal)"
-        )
-
-
-def _has_terminal() -> bool:
+def outlive_hang_up() -> None:
+    """Survive SIGHUP from now on, unless a terminal that is closed sends it. For the main thread only."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError:
-        return False
-    return True
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def bind(address: Address, key: str = "--listen-address") -> socket.socket:

@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,7 +30,7 @@ from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.config.values import Address
 from sglang_tuning_exporter.serve.app import make_app
-from sglang_tuning_exporter.serve.process import BACKLOG, bind, handle_hang_up, return_freed_memory
+from sglang_tuning_exporter.serve.process import BACKLOG, bind, return_freed_memory
 from sglang_tuning_exporter.serve.security.guard import headers
 from sglang_tuning_exporter.serve.security.lane import Lane
 
@@ -50,7 +51,6 @@ def serve(config: Config) -> int:
     return_freed_memory()
     sidecar = Sidecar(config)
     server = ExporterServer(uvicorn_config(make_app(sidecar, web_config), web_config), sidecar, web_config)
-    handle_hang_up(server.end)
     # uvicorn handles signals while it runs, then raises them again for the handler set before it.
     signal.signal(signal.SIGTERM, server.end)
     sidecar.threads.give_up = server.end
@@ -220,6 +220,10 @@ class ExporterServer(uvicorn.Server):
             # asyncio allows a minute for a handshake, and uvicorn has no setting for it.
             create = functools.partial(loop.create_server, ssl_handshake_timeout=HANDSHAKE_SECONDS)
             loop.create_server = create  # type: ignore[method-assign]
+        if threading.current_thread() is threading.main_thread():
+            # Without a terminal it usually means reload.
+            is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+            loop.add_signal_handler(signal.SIGHUP, _ignore_hang_up if is_ignored else self.end)
         await super().startup(sockets)
         web_config, threads = self._web_config, self._sidecar.threads
         if web_config is not None:
@@ -256,3 +260,7 @@ class ExporterServer(uvicorn.Server):
                 "cannot accept a connection: %s; raise the limit of open files (ulimit -n, LimitNOFILE=)",
                 error.strerror,
             )
+
+
+def _ignore_hang_up() -> None:
+    logger.warning("SIGHUP: ignored; restart to change settings (rotated logs are followed without a signal)")

@@ -74,19 +74,19 @@ class Guard:
         gone = asyncio.ensure_future(_gone(receive))
         try:
             await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:  # the process ends, and waits no longer
+            if not scope.get("begun"):
+                await PlainTextResponse("Service Unavailable\n", 503)(scope, receive, send)
         finally:
             gone.cancel()
             answer.cancel()  # of no effect where it is done
-        if answer.done():
+        if answer.done() and not answer.cancelled():
             answer.result()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        has_begun = False
-
         async def counted(message: Message) -> None:
-            nonlocal has_begun
             if message["type"] == "http.response.start":
-                has_begun = True
+                scope["begun"] = True
                 self._answered[message["status"]] += 1
             await send(message)
 
@@ -98,7 +98,7 @@ class Guard:
             await PlainTextResponse("Too many wait already\n", 503, headers=_LATER)(scope, receive, counted)
         except Exception as error:  # noqa: BLE001 - whatever it is, other requests go on
             logger.error("%s: unexpected error, please report it: %s", scope["path"][:80], described(error))  # noqa: TRY400 - one line
-            if not has_begun:
+            if not scope.get("begun"):
                 await PlainTextResponse("Internal Server Error", 500)(scope, receive, counted)
 
     async def _refusal(self, scope: Scope) -> PlainTextResponse | None:
