@@ -18,6 +18,7 @@ from conftest import config, environment
 from scenes import Timed, recording
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.core.wrapping import stamp_of
+from sglang_tuning_exporter.serve.backfill import _whole
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format
 
@@ -160,8 +161,8 @@ def test_input_that_is_not_a_log_leaves_no_file(tmp_path: Path) -> None:
 
 def test_an_unfinished_file_does_not_appear(tmp_path: Path) -> None:
     def interrupted() -> None:
-        with openmetrics_file(tmp_path / "x", {}) as file:
-            file.add([GaugeMetricFamily("one", "", value=1.0)], 1.0)
+        with _whole(tmp_path / "x") as file:
+            file.write("one 1 1\n")
             raise KeyboardInterrupt
 
     attempt: Callable[[], None] = interrupted

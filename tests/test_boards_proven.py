@@ -24,9 +24,8 @@ from fuzz.promtool import PRESENT, promtool
 from scenes import Moment, Story, Timed, idle, played, recording, then
 from sglang_tuning_exporter.mixin import boards
 from sglang_tuning_exporter.recordings.stack import free_port
-from sglang_tuning_exporter.serve.metrics import collect
+from sglang_tuning_exporter.serve.metrics import collect, serving
 from sglang_tuning_exporter.serve.metrics.families import text_format
-from sglang_tuning_exporter.serve.metrics.sources import web
 
 HERE = Path(__file__).parent
 BOARDS = [json.loads(text) for text in boards.files().values()]
@@ -108,7 +107,9 @@ def write_story(instance: str, story: Story, directory: Path, families: Collecti
         exporter = exporter or Timed.beside(story, log, moment.at)
         passed_on = exporter.live(story, moment, log)
         sink.write(f"up{{{place}}} 1 {moment.at:.3f}\n")
-        for line in (text_format([*collect(exporter), web(None, is_tls=False)]) + passed_on).splitlines():
+        for line in (
+            text_format([*collect(exporter), *serving(None, {}, is_tls=False, is_up=None)]) + passed_on
+        ).splitlines():
             series, _, value = line.rpartition(" ")
             name, _, labels = series.partition("{")
             if line and line[0] != "#" and (name in families or not name.startswith("sglang:")):

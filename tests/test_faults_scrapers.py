@@ -28,7 +28,7 @@ from faults import (
 )
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.recordings.stack import Process, free_port, program
-from sglang_tuning_exporter.serve.server import MOST_CONNECTIONS, MOST_STRANGERS
+from sglang_tuning_exporter.serve.run import MOST_CONNECTIONS, MOST_STRANGERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

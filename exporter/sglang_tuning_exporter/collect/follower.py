@@ -111,8 +111,9 @@ class _Known:
     )
     former: LogFile | None  # what was read of the log before it was rewritten, as the newest mark has it
     beside: list[RotatedFile]  # the log, oldest first
-    named: RotatedFile | None  # the file that is about to be followed
-    found: dict[int, int]  # the index of the file of each mark, where found; that of `named` comes after the others
+    found: dict[
+        int, int
+    ]  # the index of the file of each mark, where found; that of the followed one comes after the others
 
     @property
     def at_name(self) -> int | None:
@@ -212,9 +213,8 @@ class Log:
             return
         beside = [file for file in rotated_files(self.path, marks) if following is None or file.key != following.key]
         held = dict(enumerate((file for file in self.files if file.is_regular), len(self.finished)))
-        named = None if following is None else following.as_found()
-        found = assign(marks, beside if named is None else [*beside, named])
-        known = _Known(marks, held, len(saved), former, beside, named, found)
+        found = assign(marks, beside if following is None else [*beside, following.as_found()])
+        known = _Known(marks, held, len(saved), former, beside, found)
         is_far = now - self.polled_at >= _FAR_APART_SECONDS or bool(saved)
         # `is_copied`: it was copied and truncated, so a line may begin in the copy and end here. `is_over`: it is the newest known file.
         is_copied, is_over = former is not None, False
@@ -266,8 +266,7 @@ class Log:
         else:
             later = [file for file in known.beside if file.modified > known.marks[-1].modified and not file.inside]
         open_now = {file.key for file in self.files}
-        # A compressed file without text has nothing to read, and no line continues after it.
-        return [file for file in later if file.key not in open_now and not file.is_compressed_and_empty]
+        return [file for file in later if file.key not in open_now]
 
     def _open_known_and_later(
         self, known: _Known, later: Sequence[RotatedFile], now: float, *, is_copied: bool
@@ -282,9 +281,10 @@ class Log:
             if file.key in open_now or at in known.held:  # open, or the compressed copy of an open one
                 continue
             if at is not None:
-                if not self._is_unread(known, at, to, is_reading=bool(opened)):
-                    continue
                 mark = known.marks[at]
+                is_longer = mark.has_key(file.key) and file.size > mark.position and not mark.joined
+                if at < len(self.finished) and not is_longer:  # it was read, and nobody wrote to it once more
+                    continue
                 opened.add(at)
                 made = self._open(file, now, mark.position, joined=mark.joined or (is_copied and at == last))
                 if made is not None and not known.saved:
@@ -303,15 +303,6 @@ class Log:
             and (at in known.found or at == len(self.finished) - 1)
         ]
         self.files = files
-
-    def _is_unread(self, known: _Known, at: int, to: int, *, is_reading: bool) -> bool:
-        """Return whether a file that is known and not open is to be opened; `is_reading`: one before it was."""
-        mark, file = known.marks[at], known.beside[to]
-        if at < len(self.finished):
-            return mark.has_key(file.key) and file.size > mark.position and not mark.joined  # written to once more
-        was_read = file.size == mark.position and not mark.joined
-        later = [*known.beside[to + 1 :], *([] if known.named is None else [known.named])]
-        return at == len(known.marks) - 1 or is_reading or not (was_read and any(each.size for each in later))
 
     def _open(self, file: RotatedFile, now: float, position: int, *, joined: bool) -> LogFile | None:
         if self.owners.get(file.key, self.path) != self.path:

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import IO
 
 from sglang_tuning_exporter.core import compression
-from sglang_tuning_exporter.core.compression import DAMAGE, OPENERS, READABLE
+from sglang_tuning_exporter.core.compression import OPENERS, READABLE
 
 MOST_FILES = 512  # the newest rotated files of a log that are considered; a directory may hold thousands
 MOST_FOLDERS = 64  # directories beside a log that are searched for rotated files; those that changed last
 OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY  # opening a FIFO without a writer must not block
 _VOTERS = 32  # numbered files whose times decide whether numbers rise or fall with age
 _MOST_EMPTY = 8  # empty files that are considered: one may get its first text late, but anybody may create thousands
-_EMPTY_BYTES = 512  # a compressed empty file is smaller: a header with a file name, and a checksum
 _MAGIC_BYTES = max(map(len, compression.MAGIC))
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
 # logrotate's .1 and -20260131, Docker's .1, the kubelet's .20260318-112205, RotatingFileHandler's .2026-01-31_23
@@ -39,15 +38,10 @@ class RotatedFile:
 
     path: str
     key: tuple[int, int]  # device and inode
-    size: int  # 0 also of a compressed file without text
+    size: int
     modified: int  # nanoseconds
     suffix: str  # what the rotation added to the name
     inside: bool = False  # added before the extension
-
-    @property
-    def is_compressed_and_empty(self) -> bool:
-        """Whether it has no text and cannot get any."""
-        return not self.size and packing(self.path) != ""
 
     @property
     def count(self) -> int | None:
@@ -198,16 +192,7 @@ def _numbers(name: str) -> list[int]:
 
 def _rotated_file(path: str, suffix: str, *, inside: bool) -> RotatedFile:
     status = os.stat(path)  # noqa: PTH116 -- thousands of them
-    size = status.st_size
-    if 0 < size <= _EMPTY_BYTES and _unpacks_to_nothing(path):
-        size = 0
-    return RotatedFile(path, (status.st_dev, status.st_ino), size, status.st_mtime_ns, suffix, inside)
-
-
-def _unpacks_to_nothing(path: str) -> bool:
-    with suppress(*DAMAGE), opened(path) as fd, unpacked(fd, path) as text:
-        return not text.read(1)
-    return False
+    return RotatedFile(path, (status.st_dev, status.st_ino), status.st_size, status.st_mtime_ns, suffix, inside)
 
 
 def _added(name: str, base: str) -> tuple[str, bool]:
