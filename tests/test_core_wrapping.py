@@ -212,6 +212,23 @@ def test_a_form_has_ranks_and_has_none(form: str) -> None:
     assert [event.rank.dp for event in events([line.encode() for line in lines])] == [0, None, 1] * 8
 
 
+@pytest.mark.parametrize(
+    ("form", "moments", "counted"),
+    [
+        (
+            "2026-11-20T19:51:{}Z  INFO scheduler.update: ",
+            ["33.2434", "33.2435", "33.2441"],
+            1,
+        ),  # ranks, of which the form says nothing
+        ("2026-11-20T19:51:{}Z  INFO scheduler.update: ", ["33.2434", "34.2434"], 2),
+        ("[2026-11-20 19:51:{}] ", ["33", "33"], 2),  # SGLang names no rank where it has only one
+    ],
+)
+def test_a_form_without_ranks_counts_what_all_ranks_print_once(form: str, moments: list[str], counted: int) -> None:
+    lines = [form.format(moment) + RETRACTION for moment in moments]
+    assert len(events([line.encode() for line in lines])) == counted
+
+
 def test_parts_of_a_line_that_a_container_runtime_cut_are_joined() -> None:
     line = f"[2026-11-20 19:51:18 TP0] {DECODE}"
     parts = [f"2025-11-20T11:40:13.1Z stderr P {line[:60]}", f"2025-11-20T11:40:13.1Z stdout F {FORGED}"]

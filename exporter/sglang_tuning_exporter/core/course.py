@@ -435,10 +435,11 @@ class Course:
         return tuple(stretches)
 
     def _without_work(self, begin: float, end: float) -> Stretch:
-        """Return a stretch in which no batch was logged: silent where requests waited most of the time."""
+        """Return a stretch in which no batch was logged: silent where requests waited most of the time, or were retracted."""
         totals = [totals for at, totals in self.server.buckets if begin - BUCKET_SECONDS < at < end]
         idle, unknown = (sum(each[f"queue/{state}"] for each in totals) for state in ("idle", "unknown"))
-        return Stretch("silent" if unknown > idle else "idle", begin, end)
+        worked = unknown > idle or any(each["retractions"] for each in totals)
+        return Stretch("silent" if worked else "idle", begin, end)
 
 
 def _clock(moment: float) -> str:

@@ -203,6 +203,10 @@ _RECOGNISED = frozenset(
 _ABORT_PATTERNS = tuple(each for each in _PATTERNS if each[0].word == _ABORT or each[0].kind == "words")
 _ABORTS = re.compile(b"|".join(b"(?:" + row.pattern + b")" for row, _ in _ABORT_PATTERNS))
 _WATCHED = {b"DetokenizerManager": "detokenizer", b"TokenizerManager": "tokenizer"}  # 0.5.7
+_OF_EACH_RANK = re.compile(
+    rb"[Dd]ecode out of memory happened|KV cache pool is full|Load weight |Memory pool end|Capture |KV Cache is|Mamba Cache"
+)
+_ELAPSED, _RANKS_WITHIN = re.compile(rb" Time elapsed: [\d.]+ s\."), 0.5
 _UNKNOWN_BATCH = re.compile(rb"[A-Z]\w{2,20} batch(?: ?\[\d{1,12}\])?[.,] ?#[\w-]{1,40}: ?\d")
 
 _FIELD = re.compile(rb"\s*([^,:]{1,60}?)\s*:\s*([^,]*?)\s*(?:,|$)")
@@ -494,6 +498,7 @@ class Reader:
         self._closed: _Traceback | None = None
         self._announced = (-9, _NO_ORIGIN)  # the last line of SGLang's about an exception
         self._said: _Said | None = None
+        self._printed: dict[bytes, float] = {}  # when, of lines without ranks
         self._recent: deque[bytes] = deque(maxlen=_RECENT)  # the last recognised lines
 
     def read(self, line: bytes) -> tuple[Event, ...]:
@@ -606,11 +611,23 @@ class Reader:
         if time is not None and time < FIRST_DATED:
             time = self._since_first_midnight(time)
         self.time = self.time if time is None else time
+        if line.around.endswith("tracing") and self._is_of_another_rank(text, time or 0.0):
+            return "known"
         kind = self._read_stamped(text, start, Origin(time, rank))
         self._stamped = self._stamped or (
             found is not None and time is not None and kind not in ("other", "access", "traceback")
         )
         return kind
+
+    def _is_of_another_rank(self, text: bytes, time: float) -> bool:
+        """Whether a line without ranks repeats one of a moment ago that every rank prints."""
+        key = _ELAPSED.sub(b"", text)
+        if _OF_EACH_RANK.match(key) is None:
+            return False
+        last, self._printed[key] = self._printed.get(key, 0.0), time
+        if len(self._printed) > _KEPT:
+            self._printed.clear()
+        return 0 <= time - last <= _RANKS_WITHIN
 
     def _since_first_midnight(self, clock: float) -> float:
         """Return a time without a date (0.3.0) as seconds since the midnight of the first day."""
