@@ -17,6 +17,7 @@ import pytest
 
 from compressed import compressed
 from replicas import READY, TWO_SOURCES, at, files, load, mixed, node, start, together
+from sglang_tuning_exporter.collect.log import last_printed, offset_of
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core import inputs as layouts
 from sglang_tuning_exporter.core.compression import OPENERS
@@ -288,3 +289,35 @@ def test_a_log_that_python_cannot_unpack_names_the_remedy(tmp_path: Path, monkey
     path.write_bytes(compressed(b"x\n", ".zst"))
     with pytest.raises(UsageError, match=r"install sglang-tuning-exporter\[zstd\], or unpack it with zstd -d"):
         events(str(path))
+
+
+# The clock of a log
+
+
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        (b"[2025-11-20 11:40:10] Decode batch\n", 1763638810.0),
+        (b"[2025-11-20 11:40:10 DP1 TP0] Decode batch\nTraceback (most recent call last):\n  File x\n", 1763638810.0),
+        (b'[2025-11-20 11:40:10] INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 200 OK\n', 1763638810.0),
+        (b"2025-11-20T11:40:10.5Z stdout F words without a stamp\n", 1763638810.5),
+        (b"[11:40:10] Decode batch\n", None),
+        (b"no time at all\n", None),
+        (b"", None),
+    ],
+)
+def test_the_last_dated_line_gives_when_a_log_was_written_last(text: bytes, printed: float | None) -> None:
+    assert last_printed(text) == printed
+
+
+def test_sglangs_own_stamps_count_where_a_runtime_prints_times_of_another_zone() -> None:
+    stamped = b"2025-11-20T09:40:10.5Z stdout F [2025-11-20 11:40:10] Load weight begin. avail mem=1 GB\n"
+    unstamped = b"2025-11-20T09:40:11.5Z stdout F a line without a stamp\n"
+    assert last_printed(stamped + unstamped) == 1763638810.0
+
+
+def test_a_log_printed_in_another_zone_has_that_zones_offset(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_bytes(b"[2025-11-20 11:40:10] Load weight begin. avail mem=1 GB\n")
+    os.utime(log, (1763638810.0 - 7200, 1763638810.0 - 7200))
+    assert offset_of(str(log)) == -7200

@@ -1,7 +1,8 @@
-"""The /metrics page: every promised family, no series twice, no series without data from the server."""
+"""The /metrics page: no series twice, none without data from the server, packed or not, and not too many."""
 
 from __future__ import annotations
 
+import gzip
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,8 +12,10 @@ import pytest
 import requests
 from prometheus_client import generate_latest
 from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from bench.server import page
 from conftest import (
     RETRACTION,
     SERVING,
@@ -21,6 +24,7 @@ from conftest import (
     Page,
     config,
     reply,
+    running_exporter,
     wait_for,
     watched_retractions,
     web,
@@ -29,9 +33,12 @@ from fuzz.promtool import PRESENT, promtool
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.core.server import STATES
+from sglang_tuning_exporter.serve.app import accepts_gzip
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import PREFIX, Family, gauge, info, text_format
+from sglang_tuning_exporter.sglang.metrics import page_figures
 
 # What prometheus_client exposes of the exporter's own process.
 OWN_PROCESS = {
@@ -197,3 +204,82 @@ class _Given(Collector):
             for sample in family.samples:
                 metric.add_sample(*sample)
             yield metric
+
+
+# Formats
+
+
+@pytest.mark.parametrize(
+    ("accepted", "is_packed"),
+    [
+        ("gzip", True),
+        ("deflate, GZIP;q=0.5, br", True),
+        ("gzip;q=1.0", True),
+        ("", False),
+        ("gzip;q=0", False),
+        ("gzip; q=0.0", False),
+        ("br", False),
+    ],
+)
+def test_a_page_is_compressed_for_scrapers_that_accept_gzip(accepted: str, is_packed: bool) -> None:  # noqa: FBT001 - a row of the table above
+    assert accepts_gzip(accepted) is is_packed
+
+
+def test_a_live_page_is_the_same_packed_and_holds_the_exporters_process(sglang: FakeSGLang) -> None:
+    sglang.answers["/metrics"] = reply(SERVING)
+    with running_exporter("--sglang-url", sglang.url) as exporter:
+        pages = {}
+        for accepted in ("identity", "gzip"):
+            answer = requests.get(
+                exporter.url + "/metrics", headers={"Accept-Encoding": accepted}, timeout=12, stream=True
+            )
+            raw = answer.raw.read()
+            assert (answer.headers.get("Content-Encoding") == "gzip") is (accepted == "gzip")
+            pages[accepted] = (gzip.decompress(raw) if accepted == "gzip" else raw).decode()
+    names = [{family.name for family in text_string_to_metric_families(page)} for page in pages.values()]
+    assert names[0] == names[1]
+    assert {"process_cpu_seconds", "process_resident_memory_bytes", "process_start_time_seconds"} <= names[0]
+    assert "sglang:num_queue_reqs" in names[0]
+
+
+# How many series
+
+MOST, MOST_OF_A_RANK = 270, 25
+
+
+def series(sidecar: Sidecar) -> Counter[str]:
+    return Counter(sample.name for family in collect(sidecar) for sample in family.samples)
+
+
+def under_load(ranks: int) -> Sidecar:
+    """An exporter that has scraped a server of so many DP ranks for ten minutes; nothing of it is in a log."""
+    sidecar = Sidecar(config(sglang_url="http://127.0.0.1:9"))
+    begin = sidecar.now() - 600
+    sidecar.watch.begin = begin
+    for at in range(0, 601, 15):
+        sidecar.watch.scrape(page_figures.read(page(ranks)), begin + at)
+        sidecar.watch.judge(begin + at)
+    return sidecar
+
+
+def test_a_server_of_one_rank_has_at_most_270_series_with_every_alert_known(tmp_path: Path) -> None:
+    found = series(watched_retractions(tmp_path, profile="offline", threshold={"alert_wait": 0.001}))
+    assert found["sglang_tuning_alert"] > 20
+    assert found.total() <= MOST, found.most_common(12)
+
+
+def test_a_further_rank_adds_few_series() -> None:
+    two, four = (series(under_load(ranks)) for ranks in (2, 4))
+    assert (four.total() - two.total()) / 2 <= MOST_OF_A_RANK, (four - two).most_common(12)
+
+
+def test_rows_without_an_alert_have_no_condition_and_a_limit_stands_only_beside_what_is_measured(
+    tmp_path: Path,
+) -> None:
+    sidecar = watched_retractions(tmp_path)
+    named = {
+        name: {sample.labels["diagnosis"] for family in collect(sidecar) for sample in family.samples if sample.name == name}
+        for name in ("sglang_tuning_condition", "sglang_tuning_condition_limit")
+    }  # fmt: skip
+    assert named["sglang_tuning_condition"] == named["sglang_tuning_condition_limit"]
+    assert all(BY_ID[name].alert for name in named["sglang_tuning_condition"])
