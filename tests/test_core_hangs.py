@@ -158,7 +158,7 @@ def waits(server: Server, seconds: float, *, answered: bool | None) -> int:
         if server.now - last >= 25.0 and server.watch.server.progress.is_suspicious(now):
             asked, last = asked + 1, server.now
             if answered is not None:
-                server.watch.check_health(now if answered else now + 10.0, answered=answered, lasted=10.0)
+                server.watch.server.progress.check(now if answered else now + 10.0, answered=answered, lasted=10.0)
     return asked
 
 

@@ -300,7 +300,7 @@ class Sidecar:
         with self._lock:
             now = self.now()
             if answered is not None and not self._stopping.is_set():
-                self.watch.check_health(now, answered=answered, lasted=now - begin)
+                self.watch.server.progress.check(now, answered=answered, lasted=now - begin)
 
     def _self_scrape(self) -> None:
         pause = FIRST_DUE_CHECK_SECONDS

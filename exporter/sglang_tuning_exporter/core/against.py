@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sglang_tuning_exporter.core.findings import Judged, Start
+from sglang_tuning_exporter.core.findings import Judged
 
 SAME = 0.1  # figures that differ by less, of the larger, differ by chance
 SAME_SHARE = 0.05  # and shares that differ by less in all
@@ -76,32 +75,24 @@ class Comparison:
 
 
 def compare(before: Judged, after: Judged) -> Comparison:
-    """Return how one log differs from the log before."""
-    old, new = _loaded(before), _loaded(after)
-    changed = {}
-    if old is not None and new is not None and old.arguments and new.arguments:
-        changed = dict(_changed(old, new))
-    rows = tuple(_rows(old, new)) if old is not None and new is not None else ()
-    return Comparison(before.sources, changed, rows)
-
-
-def _loaded(judged: Judged) -> Start | None:
-    """Return the last start with figures."""
-    return next((start for start in reversed(judged.starts) if start.figures), None)
-
-
-def _changed(old: Start, new: Start) -> Iterator[tuple[str, tuple[object, object]]]:
-    for arg in sorted({*old.arguments, *new.arguments} - DRAWN):
-        was, now = old.arguments.get(arg), new.arguments.get(arg)
-        if was != now and (was or now) and arg in old.arguments and arg in new.arguments:
-            yield arg, (was, now)
-
-
-def _rows(old: Start, new: Start) -> Iterator[Row]:
-    for name, figure in FIGURES.items():
-        before, after = old.figures.get(name), new.figures.get(name)
-        if before is not None and after is not None and (before or after):
-            yield Row(figure, before, after, _change(figure, before, after))
+    """Return how one log differs from the log before: the last starts with figures of both."""
+    old, new = (next((start for start in reversed(each.starts) if start.figures), None) for each in (before, after))
+    if old is None or new is None:
+        return Comparison(before.sources, {}, ())
+    arguments = {
+        arg: (old.arguments[arg], new.arguments[arg])
+        for arg in sorted((old.arguments.keys() & new.arguments.keys()) - DRAWN)
+    }
+    figures = {name: (old.figures.get(name), new.figures.get(name)) for name in FIGURES}
+    return Comparison(
+        before.sources,
+        {arg: (was, now) for arg, (was, now) in arguments.items() if was != now and (was or now)},
+        tuple(
+            Row(FIGURES[name], was, now, _change(FIGURES[name], was, now))
+            for name, (was, now) in figures.items()
+            if was is not None and now is not None and (was or now)
+        ),
+    )
 
 
 def _change(figure: Compared, before: float, after: float) -> str:

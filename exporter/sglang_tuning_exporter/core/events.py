@@ -74,35 +74,31 @@ class Event:
 
 # As plain JSON, for a state file
 
+_TEXTS = ("word", "text", "place", "file")
+
 
 def to_json(event: Event) -> dict[str, object]:
-    """Return an event as plain JSON."""
-    kept = {
-        name: getattr(event, name)
-        for name in ("time", "figures", "word", "text", "sizes", "arguments", "marked", "place", "file")
-    }
+    """Return an event as plain JSON, without arguments and sizes: a start is not saved."""
+    kept = {name: getattr(event, name) for name in ("time", "figures", "marked", *_TEXTS)}
     return {"kind": event.kind, "rank": list(event.rank), **{name: value for name, value in kept.items() if value}}
 
 
 def from_json(saved: object) -> Event | None:
     """Return the event that `to_json` returned; None where it cannot be one."""
-    document = saved if isinstance(saved, dict) else {}
-    rank, figures, time = document.get("rank"), document.get("figures", {}), document.get("time")
-    if not isinstance(rank, list) or len(rank) != 3 or not all(each is None or _is_rank(each) for each in rank):
-        return None
-    are_figures = isinstance(figures, dict) and all(is_count(each) for each in figures.values())
-    texts = [document.get(name, "") for name in ("kind", "word", "text")]
-    arguments = document.get("arguments", {})
-    if not are_figures or not all(isinstance(each, str) for each in texts) or not isinstance(arguments, dict):
-        return None
-    if not texts[0] or not (time is None or is_count(time)):
-        return None
-    event = Event(
-        texts[0], time, Rank(*rank), {str(name): float(each) for name, each in figures.items()}, texts[1], texts[2]
-    )
-    event.arguments, event.marked = arguments, document.get("marked") is True
-    event.place, event.file = str(document.get("place", "")), str(document.get("file", ""))
-    return event
+    match saved:
+        case {"kind": str() as kind, "rank": [dp, tp, pp], **rest} if kind and all(map(_is_rank, (dp, tp, pp))):
+            figures: Any = rest.get("figures", {})
+            time: Any = rest.get("time")
+            texts: dict[str, Any] = {name: rest.get(name, "") for name in _TEXTS}
+            if (
+                isinstance(figures, dict)
+                and all(map(is_count, figures.values()))
+                and (time is None or is_count(time))
+                and all(isinstance(text, str) for text in texts.values())
+            ):
+                known = {str(name): float(value) for name, value in figures.items()}
+                return Event(kind, time, Rank(dp, tp, pp), known, marked=rest.get("marked") is True, **texts)
+    return None
 
 
 def lists(value: object) -> list[list[Any]]:
@@ -116,4 +112,4 @@ def is_count(value: object) -> bool:
 
 
 def _is_rank(value: object) -> bool:
-    return is_count(value) and isinstance(value, int) and value < MOST_RANKS
+    return value is None or (is_count(value) and isinstance(value, int) and value < MOST_RANKS)

@@ -440,10 +440,6 @@ class Watch:
         """Take an answer of `/server_info` or `/v1/loads`."""
         self.server.facts.inform(answer)
 
-    def check_health(self, now: float, *, answered: bool, lasted: float = 20.0) -> None:
-        """Take a health check of the exporter's own."""
-        self.server.progress.check(now, answered=answered, lasted=lasted)
-
     # Judgements
 
     def advance(self, now: float) -> None:
