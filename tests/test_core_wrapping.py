@@ -250,7 +250,7 @@ def test_memory_for_lines_that_never_end_and_forms_that_never_come_again_is_boun
         reader.read(f"a{marks} {FORGED}".encode())
     wrapping = reader.wrapping
     assert sum(map(len, wrapping._cut.values())) <= 262_144
-    assert sum(len(line.text) for held in wrapping._held.values() for line in held) < 1 << 20
+    assert sum(len(line.text) for held in wrapping.held.values() for line in held) < 1 << 20
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from sglang_tuning_exporter.config.profiles import DEFAULT
 from sglang_tuning_exporter.core.events import Event
@@ -34,64 +34,63 @@ _SILENT = {
 
 def explain(lines: Iterable[bytes], number: int | None = None) -> str:
     """Say what the `number`-th line was read as; without a number, what the whole log was."""
-    return _whole(lines) if number is None else _line(lines, number)
-
-
-def _line(lines: Iterable[bytes], number: int) -> str:
-    reader, server = Reader(), Server(DEFAULT)
-    carrier, carrier_line = b"", -1
-    for line in lines:
-        near, unreadable = (reader.trust.carrier, reader.trust.carrier_line), reader.unreadable.total()
-        events = reader.read(line)
-        again = [event for event in events if _is_said_again(server, event)]
+    reader = Reader()
+    if number is None:
+        return _whole(reader, lines)
+    carrier = ""
+    for line, events, again in _read(reader, lines):
         if reader.number == number:
-            text = [f"line {number}: {_shown(line)}"]
-            if reader.around:
-                text.append(f"around it: {reader.around.lstrip(', ')}")
-            text.append(f"read as: {reader.kind}")
-            text += [f"event: {_event(event)}" for event in events] or [
-                f"not counted: {_reason(reader, line, is_new=reader.unreadable.total() > unreadable)}"
-            ]
-            if again:
-                text.append(
-                    "not counted: SGLang retracts to test it"
-                    if again[0].figures.get("testing")
-                    else f"not counted: another line said the same within {REPEAT_SECONDS:g} s before it, as each rank does"
-                )
-            elif any(event.marked for event in events):
-                why = (
-                    f"line {near[1]}, within {LINES} lines or {SECONDS:g} s before it: {CARRIERS[near[0]]}"
-                    if carrier_line == near[1]
-                    else CARRIERS["glued"]
-                )
-                text.append(
-                    f"counted, and marked: {why}" + (f"\n  {_shown(carrier)}" if carrier_line == near[1] else "")
-                )
-            elif events:
-                text.append("counted, not marked")
-            return "\n".join(text) + "\n"
+            return _line(reader, line, events, again, carrier)
         if reader.trust.carrier_line == reader.number:
-            carrier, carrier_line = line, reader.number
+            why = f"line {reader.number}, within {LINES} lines or {SECONDS:g} s before it: {CARRIERS[reader.trust.carrier]}"
+            carrier = f"{why}\n  {_shown(line)}"
     return f"there is no line {number}: the log has {reader.number}\n"
 
 
-def _whole(lines: Iterable[bytes]) -> str:
-    reader = Reader()
-    events: Counter[str] = Counter()
-    marked: Counter[str] = Counter()
-    carriers: dict[str, list[int]] = {}
-    around: Counter[str] = Counter()
-    server, again = Server(DEFAULT), 0
+def _read(reader: Reader, lines: Iterable[bytes]) -> Iterator[tuple[bytes, tuple[Event, ...], list[Event]]]:
+    """Give each line with its events, and those of them that a server does not count, because it has counted the same."""
+    server = Server(DEFAULT)
     for line in lines:
-        for event in reader.read(line):
-            again += _is_said_again(server, event)
-            events[event.kind] += 1
-            marked[event.kind] += event.marked
+        events, again = reader.read(line), list[Event]()
+        for event in events:
+            before = server.counts_by_now() if event.kind in _COUNTED_ONCE else None
+            server.take(event)
+            if before is not None and server.counts_by_now() == before:
+                again.append(event)
+        yield line, events, again
+
+
+def _line(reader: Reader, line: bytes, events: tuple[Event, ...], again: list[Event], carrier: str) -> str:
+    text = [f"line {reader.number}: {_shown(line)}"]
+    if reader.around:
+        text.append(f"around it: {reader.around.lstrip(', ')}")
+    text.append(f"read as: {reader.kind}")
+    text += [f"event: {_event(event)}" for event in events]
+    if not events:
+        text.append(f"not counted: {_reason(reader, line)}")
+    elif again and again[0].figures.get("testing"):
+        text.append("not counted: SGLang retracts to test it")
+    elif again:
+        text.append(f"not counted: another line said the same within {REPEAT_SECONDS:g} s before it, as each rank does")
+    elif any(event.marked for event in events):
+        text.append(f"counted, and marked: {carrier or CARRIERS['glued']}")
+    else:
+        text.append("counted, not marked")
+    return "\n".join(text) + "\n"
+
+
+def _whole(reader: Reader, lines: Iterable[bytes]) -> str:
+    events, marked, around = Counter[str](), Counter[str](), Counter[str]()
+    carriers: dict[str, list[int]] = {}
+    uncounted = 0
+    for _, found, again in _read(reader, lines):
+        uncounted += len(again)
+        events.update(event.kind for event in found)
+        marked.update(event.kind for event in found if event.marked)
         around[reader.around.lstrip(", ")] += reader.kind in events
         if reader.trust.carrier_line == reader.number:
             carriers.setdefault(reader.trust.carrier, []).append(reader.number)
-    for event in reader.end():
-        events[event.kind] += 1
+    events.update(event.kind for event in reader.end())
     text = [f"{reader.number} lines", "", f"{'lines read as':<16}{'lines':>9}{'events':>9}{'marked':>9}"]
     kinds = sorted(reader.lines | events, key=lambda kind: -reader.lines[kind])
     text += [f"{kind:<16}{reader.lines[kind]:>9}{events[kind] or '':>9}{marked[kind] or '':>9}" for kind in kinds]
@@ -102,8 +101,10 @@ def _whole(lines: Iterable[bytes]) -> str:
         for name, count in sorted(reader.unreadable.items())
         if count
     ]
-    if again:
-        text.append(f"{again} x not counted: another rank or line said the same before, or SGLang retracts to test it")
+    if uncounted:
+        text.append(
+            f"{uncounted} x not counted: another rank or line said the same before, or SGLang retracts to test it"
+        )
     for kind, numbers in carriers.items():
         text.append(f"{len(numbers)} lines can carry text of others, first line {numbers[0]}: {CARRIERS[kind]}")
     if reader.unread:
@@ -111,19 +112,11 @@ def _whole(lines: Iterable[bytes]) -> str:
     return "\n".join(text) + "\n"
 
 
-def _is_said_again(server: Server, event: Event) -> bool:
-    """Let the server take an event; whether it counted nothing, because it had counted the same."""
-    if event.kind not in _COUNTED_ONCE:
-        server.take(event)
-        return False
-    before = server.counts_by_now()
-    server.take(event)
-    return server.counts_by_now() == before
-
-
-def _reason(reader: Reader, line: bytes, *, is_new: bool) -> str:
+def _reason(reader: Reader, line: bytes) -> str:
     """Say why a line is no event."""
-    if is_new:
+    alone = Reader()
+    alone.read(line)
+    if alone.unreadable:
         return "it begins as a line of SGLang's and goes on otherwise: cut, or printed by a newer release"
     if reader.kind in _SILENT:
         return _SILENT[reader.kind]

@@ -20,6 +20,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import chain, islice, pairwise
 from math import inf
 from pathlib import Path
@@ -59,12 +60,14 @@ ENOUGH_LINES, MOST_FRAMES = 10, 64  # batch lines of a rank behind one name; nam
 # Answers of any web server, not only SGLang's.
 _ANSWERS = frozenset({"rejected", "server_error", "pause", "resume", "too_long", "refused"})
 _BATCHES = frozenset({"decode", "prefill"})
+_TOLD = _BATCHES | {"arguments", "ready", "end", "draining"}  # that show whose a line is
 _STAMP = re.compile(rb"\[20\d\d-\d\d-\d\d[ T]\d\d:\d\d:\d\d")
 # What varies around the lines of one server: times, lengths and counts. Numbers of names are parts of words.
 _VARYING = re.compile(
     rb"\x1b\[[0-9;]*[A-Za-z]|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,]?\d*[^\s\"]*|(?<![\w=./-])\d+(?![\w=./-])"
 )
-_TEXT_OF_JSON = re.compile(rb'(?:[^"\\]|\\.)*')
+_TEXT_OF_JSON = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*')
+_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 _ROTATED = re.compile(r"(?:\.(?P<number>\d{1,4})|[-._](?P<date>\d{8}(?:[-._]?\d{1,10})?))?(?:\.(?:gz|bz2|xz|zst))?$")
 
 
@@ -475,7 +478,9 @@ class Lane:
     set_forward: int = 0
     strays: int = 0
     events: Iterator[Event] = field(default_factory=lambda: iter(()))
-    frames: deque[bytes] = field(default_factory=deque)  # what stands around the line of each event that was read
+    frames: dict[int, bytes] = field(
+        default_factory=dict
+    )  # what stands around the lines of events that were read, by their `id`
     _shift: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -483,32 +488,39 @@ class Lane:
 
     def steady(self, events: Iterable[Event]) -> Iterator[Event]:
         """Give the events with the times of this clock."""
-        held: deque[Event] = deque()
+        held: deque[Event] = deque()  # from a time on that is far from the one before
         for event in events:
+            if not held and self._follows(event):
+                yield event
+                continue
             held.append(event)
-            while held and self._set(held, ended=False):
+            while held and (self._follows(held[0]) or (len(held) > STRAY_LINES and self._is_set(held))):
                 yield held.popleft()
         while held:
-            self._set(held, ended=True)
+            _ = self._follows(held[0]) or self._is_set(held)
             yield held.popleft()
 
-    def _set(self, held: deque[Event], *, ended: bool) -> bool:
-        """Set the time of the first event; False where the next ones must be known for that."""
-        event = held[0]
+    def _follows(self, event: Event) -> bool:
+        """Set the time of an event that was printed at about the time of the one before; whether it was."""
         if event.time is None:
             event.time = self.now if self.now > -inf else None
             return True
-        ahead = 0.0 if self.now == -inf else event.time + self._shift - self.now
-        if not -JITTER_SECONDS <= ahead <= JITTER_SECONDS:
-            if not ended and len(held) <= STRAY_LINES:
-                return False
-            if not self._leaps(
-                event.time, ahead, [each.time for each in islice(held, 1, None) if each.time is not None]
-            ):
-                event.time, self.strays = self.now, self.strays + 1
-                return True
+        time = event.time + self._shift
+        if self.now > -inf and not -JITTER_SECONDS <= time - self.now <= JITTER_SECONDS:
+            return False
         self.printed = event.time
-        event.time = self.now = max(self.now, event.time + self._shift)
+        event.time = self.now = max(self.now, time)
+        return True
+
+    def _is_set(self, held: deque[Event]) -> bool:
+        """Set the time of an event that is far from the one before, by those after it."""
+        event, later = held[0], [each.time for each in islice(held, 1, None) if each.time is not None]
+        assert event.time is not None
+        if self._leaps(event.time, event.time + self._shift - self.now, later):
+            self.printed = event.time
+            event.time = self.now = max(self.now, event.time + self._shift)
+        else:
+            event.time, self.strays = self.now, self.strays + 1
         return True
 
     def _leaps(self, printed: float, ahead: float, later: list[float]) -> bool:
@@ -564,11 +576,8 @@ class Voices:
 
     def take(self, lane: Lane, frame: bytes, event: Event) -> None:
         """Take a line's event, and what stands around it. Raise `UsageError` where two servers print; a marked line proves none."""
-        if (
-            event.marked
-            or event.time is None
-            or event.kind not in {"decode", "prefill", "arguments", "ready", "end", "draining"}
-        ):
+        time = event.time
+        if event.kind not in _TOLD or event.marked or time is None:
             return
         voice = self._voices.get((lane.number, frame))
         if voice is None:
@@ -591,8 +600,10 @@ class Voices:
                     " start; nothing shows whose each line is, so let each server write a log of its own"
                 )
         elif event.kind in _BATCHES:
-            begun = voice.batches.setdefault(event.rank, [event.time, event.time, 0])
-            begun[1], begun[2] = event.time, begun[2] + 1
+            begun = voice.batches.get(event.rank)
+            if begun is None:
+                begun = voice.batches[event.rank] = [time, time, 0]
+            begun[1], begun[2] = time, begun[2] + 1
             if len(self._voices) > 1:
                 self._compare(voice)
         else:
@@ -637,13 +648,19 @@ class Voices:
 
 def _frame(line: bytes) -> bytes:
     """Return what stands around SGLang's line, without times and counts: before it, and in JSON also behind it."""
-    stamped = None if line[:3] == b"[20" else _STAMP.search(line)
+    stamped = _STAMP.search(line)
     if stamped is None or stamped.start() == 0:
         return b""
     around = line[: stamped.start()]
     if line[:1] == b"{" and (text := _TEXT_OF_JSON.match(line, stamped.start())) is not None:
         around += line[text.end() :]
-    return _VARYING.sub(b"", around).lstrip()
+    known = _without_varying(around.translate(_ZEROS))
+    return _VARYING.sub(b"", around).lstrip() if b"0" in known else known  # numbers that are parts of names
+
+
+@lru_cache(maxsize=4096)
+def _without_varying(zeros: bytes) -> bytes:
+    return _VARYING.sub(b"", zeros).lstrip()
 
 
 class Logs:
@@ -755,7 +772,7 @@ class Logs:
             _, number, event = heapq.heappop(heap)
             lane = self._lanes[number]
             for each in chain((event,), lane.events) if len(self._logs) == 1 else (event,):
-                self._voices.take(lane, lane.frames.popleft(), each)
+                self._voices.take(lane, lane.frames.pop(id(each), b"") if lane.frames else b"", each)
                 yield each
             _push(heap, lane, ended)
         self._check()
@@ -779,20 +796,19 @@ class Logs:
                 self.lines += len(lines)
                 for line in lines:
                     if events := read(line):
-                        lane.frames.extend([_frame(line)] * len(events))
+                        if line[:3] != b"[20" and (frame := _frame(line)):
+                            lane.frames |= {id(event): frame for event in events}
                         for event in events:
                             if event.kind == "words":
                                 event.figures["line"] -= before
                                 event.file = source.label if len(self.sources) > 1 else ""
                         self._found = self._found or any(event.kind not in _ANSWERS for event in events)
                         yield from events
-                    if b"server_args=" in line[:1000]:
+                    if line.find(b"server_args=", 0, 1000) >= 0:
                         self._voices.started.add((lane.number, _frame(line)))
                     if not self._found:
                         self._missing(source, line)
-            rest = lane.reader.end()
-            lane.frames.extend([b""] * len(rest))
-            yield from rest
+            yield from lane.reader.end()
 
     def _missing(self, source: Source, line: bytes) -> None:
         """Give up an input of unknown size in which no line is SGLang's."""

@@ -200,8 +200,9 @@ _ANY = re.compile(b"|".join(b"(" + re.sub(rb"(?<!\\)\((?!\?)|\(\?P<\w+>", b"(?:"
 _RECOGNISED = frozenset(
     {"decode", "prefill", "retraction", "pool", "limits", "memory", "ready", "hang", "health", "end", "draining"}
 )
-_ABORT_PATTERNS = tuple(each for each in _PATTERNS if each[0].word == _ABORT or each[0].kind == "words")
-_ABORTS = re.compile(b"|".join(b"(?:" + row.pattern + b")" for row, _ in _ABORT_PATTERNS))
+_ABORTS = re.compile(
+    b"|".join(b"(?:" + row.pattern + b")" for row in ROWS if row.word == _ABORT or row.kind == "words")
+)
 _WATCHED = {b"DetokenizerManager": "detokenizer", b"TokenizerManager": "tokenizer"}  # 0.5.7
 _OF_EACH_RANK = re.compile(
     rb"[Dd]ecode out of memory happened|KV cache pool is full|Load weight |Memory pool end|Capture |KV Cache is|Mamba Cache"
@@ -227,7 +228,7 @@ _WHOLE = re.compile(
     rb"#retracted_reqs: \d+, (?:#[a-z_]+: \d+, ){0,3}#new_token_ratio: [01]\.\d{4} -> [01]\.\d{4}"
 )
 
-_ZEROS = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))
+_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 _SHAPES_KEPT, _SHAPE_LENGTH = 4096, 768
 
 
@@ -505,7 +506,12 @@ class Reader:
         """Return the events of a line without its newline. Never raises."""
         self.number += 1
         shape = self._shapes.get(line.translate(_ZEROS))
-        if shape is None or self._cut is not None or not self.wrapping.is_again(shape.form, alone=bool(shape.names)):
+        if shape is None or self._cut is not None:
+            return self._read_unusual(line)
+        wrapping = self.wrapping
+        if (shape.form is not wrapping.form or wrapping.held) and not wrapping.is_again(
+            shape.form, alone=bool(shape.names)
+        ):
             return self._read_unusual(line)
         origin = origin_of(line[shape.stamp]) if shape.stamp.stop else _NO_ORIGIN
         if origin is None:
@@ -519,7 +525,8 @@ class Reader:
         for name in shape.usages:
             if figures[name] > 2:  # no usage of a cache
                 del figures[name]
-        figures.update(shape.others)
+        if shape.others:
+            figures.update(shape.others)
         self.time, rank = origin
         event = Event(shape.kind, self.time, rank, figures, shape.word)
         if self.trust.carrier:
@@ -549,8 +556,10 @@ class Reader:
 
     def _learn(self, raw: bytes, line: Line) -> None:
         """Remember the shape of a usual line."""
-        form, found = self.wrapping.form, stamp_of(line.text)
         is_access = self.kind == "access" and not self._events and b" 200 OK" in raw
+        if not is_access and self._usual is None:
+            return
+        form, found = self.wrapping.form, stamp_of(line.text)
         start = 0 if found is None else found[1]
         at = raw.find(line.text[: start + 8] if is_access else line.text)
         stamp = slice(at, at + start) if start else slice(0)
@@ -675,10 +684,8 @@ class Reader:
 
     def _read_abort(self, text: bytes, at: Origin) -> str:
         """Read a line that no process of SGLang's logs: how a process was aborted."""
-        if _ABORTS.match(text) is None:
-            return ""
-        row, match = next((row, match) for row, pattern in _ABORT_PATTERNS if (match := pattern.match(text)))
-        return self._read_row(row, match, at)
+        found = _row_of(text) if _ABORTS.match(text) else None
+        return "" if found is None else self._read_row(*found, at)
 
     def _read_message(self, text: bytes, at: Origin, *, stamped: bool = True) -> str:
         """Read a message by the table. What SGLang advises has its stamp."""
@@ -690,10 +697,8 @@ class Reader:
         if opens or is_of_request:
             self._open = _Traceback(at, self.number + _OTHERS_BETWEEN, begin=self.number, stamped=True)
             self._closed = None
-        if (found := _ANY.match(text)) is not None and found.lastindex is not None:
-            row, pattern = _PATTERNS[found.lastindex - 1]
-            if (match := pattern.match(text)) is not None:
-                return self._read_row(row, match, at)
+        if (found := _row_of(text)) is not None:
+            return self._read_row(*found, at)
         if stamped and self._says(text, at):
             return "advice"
         if is_of_request:  # uvicorn, of a request that an exception ended; that of a stream has status 200
@@ -1008,13 +1013,9 @@ class Reader:
         """Read the exception at the end of a traceback."""
         self._open, self._closed = None, traceback
         at = traceback.at = Origin(time if traceback.at.time is None else traceback.at.time, traceback.at.rank)
-        rows = (
-            row
-            for row, pattern in _PATTERNS
-            if row.word == "launch_failed" or row.kind == "out_of_memory"
-            if pattern.match(text)
-        )
-        row = next(rows, None)
+        found = _row_of(text)
+        is_known = found is not None and (found[0].word == "launch_failed" or found[0].kind == "out_of_memory")
+        row = found[0] if found is not None and is_known else None
         by_somebody = text.startswith(_BY_SOMEBODY)
         uncaught = bool(traceback.place) and not traceback.stamped
         if row is not None and row.kind == "end":
@@ -1030,6 +1031,14 @@ class Reader:
             word = row.word or traceback.phase_of(starting=self._starting, serving=self._serving)
             self._add("out_of_memory", at, _held_elsewhere(text), word, _words(text))
             traceback.counted = True
+
+
+def _row_of(text: bytes) -> tuple[Row, re.Match[bytes]] | None:
+    """Return the row of a message, and what it matches."""
+    found = _ANY.match(text)
+    row, pattern = _PATTERNS[(found.lastindex or 0) - 1 if found is not None else 0]
+    match = None if found is None else pattern.match(text)
+    return None if match is None else (row, match)
 
 
 def _sizes_in(text: bytes) -> tuple[int, ...]:

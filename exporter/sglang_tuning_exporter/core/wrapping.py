@@ -487,7 +487,7 @@ class Wrapping:
         self.form: Form | None = None  # of the last line of SGLang's; (): nothing stood around it
         self._proven: set[Form] = set()  # had SGLang's words directly behind them; (): nothing around
         self._brackets = False  # a form begins with a time in brackets, as SGLang's stamp
-        self._held: dict[Form, list[Line]] = {}  # lines in forms that are not accepted yet
+        self.held: dict[Form, list[Line]] = {}  # lines in forms that are not accepted yet
         self._cut: dict[str, bytes] = {}  # the parts so far of lines that a container runtime cut
 
     def lines(self, raw: bytes, *, open_text: bool = False) -> list[Line]:
@@ -590,12 +590,11 @@ class Wrapping:
         return () in self._proven
 
     def is_again(self, form: Form, *, alone: bool) -> bool:
-        """Whether a line of SGLang's in this form is read, and note it; one that does not show it `alone` follows others in it."""
-        if form is not self.form or self._held:
-            if not alone or form not in self._proven:
-                return False
-            self.form = form
-            self._held.clear()
+        """Whether SGLang's lines came in this form before, and a line that shows it `alone` is one more: note it."""
+        if not alone or form not in self._proven:
+            return False
+        self.form = form
+        self.held.clear()
         return True
 
     def _accept(self, form: Form, found: list[Line]) -> None:
@@ -607,17 +606,17 @@ class Wrapping:
         if form or self.is_bare:
             self.form = form
         if form in self._proven:
-            self._held.clear()
+            self.held.clear()
 
     def _learn(self, form: Form, found: list[Line], text: bytes) -> list[Line]:
         """Accept a form, or hold its lines."""
         sure = all(layer.sure for layer in form)
         at_once = form in self._forms or (sure and (not self._proven or all(layer.key[0] in _KNOWN for layer in form)))
-        held = self._held.setdefault(form, [])
+        held = self.held.setdefault(form, [])
         held += found
         if len(held) < _ENOUGH and not at_once:
-            if len(self._held) > _HELD_FORMS or sum(len(each.text) for each in held) > _HELD_LENGTH:
-                self._held.clear()
+            if len(self.held) > _HELD_FORMS or sum(len(each.text) for each in held) > _HELD_LENGTH:
+                self.held.clear()
             self.waits, self.form = "other", None if self.form == () else self.form
             return []
         self._forms = [form, *self._forms[: _FORMS_KEPT - 1]]
