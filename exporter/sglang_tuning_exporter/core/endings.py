@@ -44,6 +44,12 @@ CLASSES: Mapping[str, Ending] = {
         _REPEATS,
         "huge pages or another process hold it: free them first",
     ),
+    "limit": Ending(
+        "a limit of the operating system was reached",
+        "raise the limit that the line names, for the container or service: open files (ulimit -n), processes and threads (pids), pinned memory (memlock)",
+        "A restart helps until as many are used again.",
+        "the number grows without load: then something leaks, and a larger limit only puts it off",
+    ),
     "disk": Ending(
         "a disk is full",
         "free space where the traceback writes: the model's cache (HF_HOME), --hicache-storage-backend, a log or /tmp; where it is /dev/shm, start"
@@ -171,10 +177,15 @@ SIGNS: tuple[Sign, ...] = (
     _sign("hang", r"watchdog[ _]timeout"),
     _sign("address", r"address already in use", r"\bEADDRINUSE\b", r"port \d+ is (?:not available|already)", r"port \d+ [^.]{0,40}in use"),
     _sign("proxy", r"res=<Response \[(?:407|50[234])\]>"),
-    _sign("argument", r"40[13] Client", r"gated repo", r"not a (?:local folder|valid model identifier)"),
+    _sign("limit", r"Too many open files", r"can't start new thread", r"RLIMIT_\w+", r"\bmemlock\b"),
+    _sign(
+        "argument", r"40[134] Client", r"gated repo", r"not a (?:local folder|valid model identifier)", r"Permission denied",
+        r"greater than the derived context_length", r"Cannot assign requested address",
+    ),
     _sign(
         "model", r"connect to 'https?://", r"LocalEntryNotFound", r"does not appear to have (?:a file|files)", r"HTTPSConnectionPool",
         r"urllib3\.exceptions\.(?:Protocol|SSL)Error", r"SafetensorError", r"Cannot find any model weights", r"HfHubHTTPError",
+        r"CERTIFICATE_VERIFY_FAILED", r"429 Client",
     ),
     _sign(
         "device", r"No (?:CUDA|HIP|NPU|XPU) GPUs? are available", r"no (?:CUDA|ROCm)-capable device", r"invalid device ordinal",
@@ -193,12 +204,14 @@ SIGNS: tuple[Sign, ...] = (
         r"driver version is insufficient", r"provided PTX", r"unsupported toolchain", r"requires? [^.]{0,60}(?:>=|or (?:newer|later|higher)|version)",
         r"please (?:install|upgrade|update)", r"version mismatch", r"incompatible version", r"pip install", r"does not recognize this architecture",
         r"architectures? [^.]{0,120}(?:not supported|unsupported)", r"\bnvcc\b", r"\bninja\b",
+        r"/(?:gcc|cc|clang)\b", r"C compiler", r"\bCUDA_HOME\b", r"Python\.h\b", r"driver on your system is too old",
         r"(?:not supported|unsupported|only supported|not available) (?:on|by|for) (?:this |the |your |current )?(?:\w+ )?"
         r"(?:gpu|device|hardware|arch|platform|hopper|blackwell|ampere|sm)",
         r"Unsupported (?:arch|architecture|device|gpu)",
     ),
     _sign(
-        "host_memory", r"(?:host|CPU|pinned|shared) memory[^.]{0,60}(?:not|insufficient|only|fail|exceed|available)",
+        "host_memory", r"\[Errno 12\]", r"Cannot allocate memory \(12\)", r"error code 12\b", r"DefaultCPUAllocator", r"^MemoryError",
+        r"(?:host|CPU|pinned|shared) memory[^.]{0,60}(?:not|insufficient|only|fail|exceed|available)",
         r"(?:not enough|insufficient|no|out of) (?:host|CPU|pinned|shared) memory", r"\bshm\b[^.]{0,40}(?:full|space|size|No such)",
     ),
     _sign("disk", r"No space left on device", r"Disk quota exceeded"),
@@ -219,7 +232,8 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "network", r"\bGloo\b", r"TCPStore", r"Dist(?:Network|Store|Backend)Error", r"nccl(?:SystemError|InternalError|InvalidUsage)",
         r"NCCL (?:error|WARN|communicator)", r"ibv_\w+", r"rendezvous", r"No route to host", r"Network is unreachable", r"Connection refused",
-        r"connect(?:FullMesh| timed? ?out)", r"Failed to connect", r"init_process_group", r"timed out after \d+(?:ms| ?s)? waiting for (?:clients|all)",
+        r"Timed out waiting (?:for )?\d+ ?ms", r"gaierror",
+        r"connect(?:FullMesh|(?:ion)? timed? ?out)", r"Failed to connect", r"init_process_group", r"timed out after \d+(?:ms| ?s)? waiting for (?:clients|all)",
     ),
     _sign(
         "kernel", r"exit ?code:? ?\(?-?(?:4|6|7|8|11|13[2459]|136)\b",
