@@ -86,12 +86,14 @@ class MailSink:
     def keep(self, body: bytes) -> None:
         self.messages.append(email.message_from_bytes(body, policy=email.policy.default))
 
-    def start(self) -> None:
+    @contextmanager
+    def running(self) -> Iterator[None]:
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        try:
+            yield
+        finally:
+            self._server.shutdown()
+            self._server.server_close()
 
 
 class Alertmanager:
@@ -175,42 +177,51 @@ def configuration(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def _running(configuration: Path) -> Iterator[Alertmanager]:
+def alertmanager(document: Any, directory: Path) -> Iterator[str]:
+    """Run an Alertmanager with this configuration; gives its address."""
     path = program("alertmanager")
     if path is None:
         pytest.fail(f"prometheus-alertmanager {MISSING}", pytrace=False)
-    mail, received = MailSink(), []  # type: tuple[MailSink, list[Any]]
-    webhook = Receiver(Address(LOOPBACK, 0), received.append)
-    document = yaml.safe_load(configuration.read_text())
-    document["global"]["smtp_smarthost"] = mail.address
-    document["route"] |= {"receiver": "both", "group_wait": "400ms", "group_interval": "1s"}
-    by_name = {receiver["name"]: receiver for receiver in document["receivers"]}
-    hook = {**by_name["terminal"]["webhook_configs"][0], "url": webhook.url}
-    both = {"name": "both", "email_configs": by_name["email"]["email_configs"], "webhook_configs": [hook]}
-    document["receivers"].append(both)
-    copy = configuration.with_name("copy.yml")
-    copy.write_text(yaml.safe_dump(document))
+    (directory / "running.yml").write_text(yaml.safe_dump(document))
     url = f"http://{LOOPBACK}:{free_port()}"
     command = [
-        path, f"--config.file={copy}", f"--storage.path={configuration.parent / 'data'}", "--cluster.listen-address=",
+        path, f"--config.file={directory / 'running.yml'}", f"--storage.path={directory / 'data'}", "--cluster.listen-address=",
         f"--web.listen-address={url.removeprefix('http://')}",
     ]  # fmt: skip
-    mail.start()
-    webhook.start()
-    process = Process("alertmanager", command, configuration.parent / "alertmanager.log")
+    process = Process("alertmanager", command, directory / "alertmanager.log")
     try:
         process.wait_until_ready(f"{url}/-/ready")
-        yield Alertmanager(url, mail, received)
+        yield url
     finally:
         process.stop()
-        webhook.stop()
-        mail.stop()
+
+
+@contextmanager
+def receiving(*lists: list[Any]) -> Iterator[list[str]]:
+    """A webhook for each list, which gets what arrives; gives their addresses."""
+    hooks = [Receiver(Address(LOOPBACK, 0), each.append) for each in lists]
+    for hook in hooks:
+        hook.start()
+    try:
+        yield [hook.url for hook in hooks]
+    finally:
+        for hook in hooks:
+            hook.stop()
 
 
 @pytest.fixture(scope="module")
 def manager(configuration: Path) -> Iterator[Alertmanager]:
-    with _running(configuration) as running:
-        yield running
+    mail, received = MailSink(), list[Any]()
+    document = yaml.safe_load(configuration.read_text())
+    document["global"]["smtp_smarthost"] = mail.address
+    document["route"] |= {"receiver": "both", "group_wait": "400ms", "group_interval": "1s"}
+    by_name = {receiver["name"]: receiver for receiver in document["receivers"]}
+    with mail.running(), receiving(received) as [webhook]:
+        hook = {**by_name["terminal"]["webhook_configs"][0], "url": webhook}
+        both = {"name": "both", "email_configs": by_name["email"]["email_configs"], "webhook_configs": [hook]}
+        document["receivers"].append(both)
+        with alertmanager(document, configuration.parent) as url:
+            yield Alertmanager(url, mail, received)
 
 
 def test_amtool_accepts_the_configuration_and_its_templates(configuration: Path) -> None:

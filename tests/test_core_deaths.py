@@ -126,3 +126,9 @@ def test_a_crash_after_the_next_start_has_served_does_not_follow_from_the_failur
     again = [*start(80), *(decode(at) for at in range(92, 292, 2))]
     watch = after(*SERVED, stamp(73) + OUT_OF_MEMORY, *again, stamp(293) + DEATHS["a process that crashed"])
     assert because(watch, 300, "crashed") == ()
+
+
+def test_what_several_processes_say_of_one_end_is_one() -> None:
+    lines = [DEATHS["an exception"], DEATHS["a process that crashed"], SIGQUIT]
+    watch = after(*SERVED, *(stamp(73 + place) + line for place, line in enumerate(lines)))
+    assert watch.server.counted["ends"] == 1

@@ -5,17 +5,14 @@ Only the addresses differ from the example, and the waiting times.
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
-from sglang_tuning_exporter.config.values import Address
-from sglang_tuning_exporter.recordings.notifications import Receiver
-from sglang_tuning_exporter.recordings.stack import Process, free_port, program
-from test_alertmanager import ADVICE, LOOPBACK, MISSING, Alertmanager, MailSink, alert, wait_until
+from test_alertmanager import ADVICE, Alertmanager, MailSink, alert, alertmanager, receiving, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,30 +37,21 @@ class Sinks:
 
 @contextmanager
 def sending(directory: Path) -> Iterator[Sinks]:
-    path = program("alertmanager")
-    if path is None:
-        pytest.fail(f"prometheus-alertmanager {MISSING}", pytrace=False)
     document = yaml.safe_load(EXAMPLE.read_text())
     received: dict[str, list[Any]] = {name: [] for name in ("slack", "pagerduty", "webhook", "email")}
     by_name = {each["name"]: each for each in document["receivers"]}
-    with ExitStack() as stack:
-        hooks = {}
-        for name in ("slack", "pagerduty", "webhook"):
-            hooks[name] = Receiver(Address(LOOPBACK, 0), received[name].append)
-            hooks[name].start()
-            stack.callback(hooks[name].stop)
-        mail = MailSink()
-        mail.messages = received["email"]
-        mail.start()
-        stack.callback(mail.stop)
+    mail = MailSink()
+    mail.messages = received["email"]
+    hooks = ("slack", "pagerduty", "webhook")
+    with mail.running(), receiving(*(received[name] for name in hooks)) as [slack, pagerduty, webhook]:
         (directory / "secret").write_text("a" * 32)
-        (directory / "slack").write_text(hooks["slack"].url)
+        (directory / "slack").write_text(slack)
         by_name["slack"]["slack_configs"][0]["api_url_file"] = str(directory / "slack")
         by_name["pagerduty"]["pagerduty_configs"][0] |= {
             "routing_key_file": str(directory / "secret"),
-            "url": hooks["pagerduty"].url,
+            "url": pagerduty,
         }
-        by_name["webhook"]["webhook_configs"][0] |= {"url": hooks["webhook"].url}
+        by_name["webhook"]["webhook_configs"][0] |= {"url": webhook}
         del by_name["webhook"]["webhook_configs"][0]["http_config"]
         config = by_name["email"]["email_configs"][0]
         for key in ("auth_username", "auth_password_file"):
@@ -72,16 +60,8 @@ def sending(directory: Path) -> Iterator[Sinks]:
         document["templates"] = [str(ROOT / "alerts" / "templates" / "*.tmpl")]
         routes = [{"receiver": name, "continue": True} for name in received]
         document["route"] |= {"group_wait": "1s", "group_interval": "1s", "routes": routes}
-        (directory / "alertmanager.yml").write_text(yaml.safe_dump(document))
-        url = f"http://{LOOPBACK}:{free_port()}"
-        command = [
-            path, f"--config.file={directory / 'alertmanager.yml'}", f"--storage.path={directory / 'data'}",
-            "--cluster.listen-address=", f"--web.listen-address={url.removeprefix('http://')}",
-        ]  # fmt: skip
-        process = Process("alertmanager", command, directory / "alertmanager.log")
-        stack.callback(process.stop)
-        process.wait_until_ready(f"{url}/-/ready")
-        yield Sinks(Alertmanager(url, mail, []), received)
+        with alertmanager(document, directory) as url:
+            yield Sinks(Alertmanager(url, mail, []), received)
 
 
 @pytest.fixture(scope="module")
