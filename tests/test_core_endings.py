@@ -87,7 +87,7 @@ ENDS = {
     "a longer context": (["ValueError: context_length (9) is greater than the derived context_length (8), or CUDA errors"], "srt/a.py", "argument"),
     "an address of another machine": (["zmq.error.ZMQError: Cannot assign requested address (addr='tcp://10.0.0.5:1')"], "srt/a.py", "argument"),
     "a compiler of C": (["subprocess.CalledProcessError: Command '['/usr/bin/gcc', 'm.c']' returned 1."], "srt/layers/moe.py", "library"),
-    "a name that nobody knows": (["socket.gaierror: [Errno -2] Name or service not known"], "srt/distributed/parallel_state.py", "network"),
+    "a name without an address": (["socket.gaierror: [Errno -2] Name or service not known"], "srt/distributed/parallel_state.py", "network"),
     "a kernel": (["torch.AcceleratorError: CUDA error: an illegal memory access was encountered"], "srt/layers/moe.py", "kernel"),
 }  # fmt: skip
 
