@@ -121,10 +121,24 @@ def all_of(reader: Reader, text: bytes) -> tuple[list[Event], dict[str, int]]:
     return [event for line in text.splitlines() for event in reader.read(line)], dict(reader.lines)
 
 
+AROUND: dict[str, Callable[[bytes], bytes]] = {
+    "nothing": lambda line: line,
+    "docker": lambda line: json.dumps({"log": line.decode() + "\n", "stream": "stderr", "time": "x"}).encode(),
+    "kubernetes": lambda line: b"2025-11-20T11:40:14.5Z stderr F " + line,
+    "compose": lambda line: b"sglang-1  | " + line,
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize("path", RECORDED, ids=[path.parent.name for path in RECORDED])
-def test_usual_lines_of_a_recorded_log_are_read_as_by_the_table(path: Path) -> None:
-    text = gzip.decompress(path.read_bytes())
+def test_usual_lines_of_a_recorded_log_are_read_as_by_the_table(path: Path, around: str) -> None:
+    text = b"\n".join(map(AROUND[around], gzip.decompress(path.read_bytes()).splitlines()))
     assert all_of(Reader(), text) == all_of(Slow(), text)
+
+
+def test_a_usual_line_inside_a_line_of_anybody_does_not_count_after_it_came_in_a_form() -> None:
+    reader, behind = Reader(), f"user said: {STAMP}{DECODE}".encode()
+    assert [len(reader.read(line)) for line in (*[(STAMP + DECODE).encode()] * 3, behind, behind)] == [1, 1, 1, 0, 0]
 
 
 @pytest.mark.parametrize("release", RELEASES)

@@ -52,7 +52,6 @@ class Row(NamedTuple):
     figures: Mapping[str, float] = MappingProxyType({})  # besides those of the pattern
 
 
-_N = rb"(-?\d{1,9}(?:\.\d{1,9})?)"
 _BATCH = rb"(?: ?\[[^\]]{0,24}\])?(?:\((?:mixed )?#running-req: ?(?P<mixed>\d+)\))?[ ]?[.,:]?[ ]?(?=[#\w]|$)"
 _ALLOCATED = rb"(?:RuntimeError: |ValueError: )?"
 _TOKENS, _MOST = rb"(?P<tokens>\d{1,9})", rb"(?P<most>\d{1,9})"

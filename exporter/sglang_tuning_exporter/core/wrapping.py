@@ -226,15 +226,11 @@ def form_of(text: bytes, layers: int = _LAYERS) -> Form | None:
 
 
 # A text before a line: times, groups in brackets or quotation marks and words vary, all else is fixed.
-_QUOTED = {b'"': rb"\"[^\"\n]*\"(?=[ ,:;=}\t])", b"'": rb"'[^'\n]*'(?=[ ,:;=}\t])"}
+_BRACKETS = rb"\[(?!" + _TIME + rb")[^\]\[\n]{0,120}\]|\([^()\n]{0,120}\)|<[^<>\n]{0,60}>|\{[^{}\n]{0,300}\}"
 _TOKENS: dict[str, bytes] = {
     "time": rb"(?<![\w.-])" + _TIME,
-    "quoted": _QUOTED[b'"'],
-    "apostrophes": _QUOTED[b"'"],
-    "square": rb"\[(?!" + _TIME + rb")[^\]\[\n]{0,120}\]",
-    "round": rb"\([^()\n]{0,120}\)",
-    "angle": rb"<[^<>\n]{0,60}>",
-    "curly": rb"\{[^{}\n]{0,300}\}",
+    "quoted": rb"(?:\"[^\"\n]*\"|'[^'\n]*')(?=[ ,:;=}\t])",
+    "brackets": b"(?:%b)" % _BRACKETS,
     "rank": rb"(?<![\w.-])(?:DP|TP|PP|EP|ATTN_CP|MOE_DP)\d{1,5}(?![\w.-])",
     "word": rb"[\w./@%+:#~*-]*\w[/@%+*-]*",
     "space": rb"[ \t]+",
@@ -265,7 +261,6 @@ _OF_REQUESTS = re.compile(  # before words of SGLang's that a client or a model 
 )
 _ENDS = b" \t]:|>-\"';+`,(=\x1e\xbf\xa0\x8b"  # the last three end a byte order mark and spaces of Unicode's
 _DELIMITERS = (b",", b";", b"\t", b"|")
-_STRUCTURE = {"square", "round", "angle", "curly"}
 _WORDS_AT_MOST, _WORDS_SURE = 24, 6
 _VALUES = {b'"': re.compile(rb'(?:[^"\\]|\\.)*'), b"'": re.compile(rb"(?:[^'\\]|\\.|'')*")}
 _COLUMN = re.compile(rb'"((?:[^"]|"")*)"')
@@ -312,7 +307,7 @@ def _text_layer(text: bytes, start: int) -> Layer | None:
     key = b"".join(part for part, kind in zip(parts, kinds, strict=True) if kind not in {"rank", "space"})
     if timed:
         parts[kinds.index("time")] = b"(?P<time>%b)" % _TIME
-    is_structured = words == 0 or before.endswith(b":") or not _STRUCTURE.isdisjoint(kinds)
+    is_structured = words == 0 or before.endswith(b":") or "brackets" in kinds
     is_value = (quote and not column) or before.endswith(b"=")
     sure = not is_value and words <= (_WORDS_SURE if timed else 2) and (timed or is_structured)
     pattern = re.compile(b"".join(parts) + (rb"[\"']" if quote and not column else b""))
