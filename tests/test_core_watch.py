@@ -78,20 +78,22 @@ def served(seconds: int = 60, **figures: Any) -> Beside:
     st.lists(st.tuples(st.floats(0.1, 6.0), st.integers(1, 4)), min_size=1, max_size=40),
     st.floats(1.0, 15.0),
     st.floats(0.0, 2.0),
+    st.sampled_from([0.0, 5.0, 20.0, 90.0]),
 )
 def test_no_real_retraction_is_lost_or_doubled_by_any_scraper(
-    happened: list[tuple[float, int]], pause: float, age: float
+    happened: list[tuple[float, int]], pause: float, age: float, late: float
 ) -> None:
-    """`age`: how old a page is when it comes."""
+    """`age`: how old a page is when it comes; `late`: how old lines are, which a busy machine reads late."""
     beside, at, times = served(), 73.0, list[tuple[float, int]]()
     for after, requests in happened:
         at += after
         times.append((at, requests))
     now, left = 72.0, list(times)
-    while now < at + 60:
+    while now < at + 60 + late:
         now += pause
-        while left and left[0][0] <= now:
-            beside.lines(retraction(left[0][0], requests=left.pop(0)[1]))
+        beside.watch.read_to = BEGIN + now - late
+        while left and left[0][0] <= now - late:
+            taken(beside, "retraction", now, requests=left[0][1], gained=left.pop(0)[0])
         beside.scrape(now, retracted_requests=float(sum(number for when, number in times if when <= now - age)))
     assert beside.count("retractions") == len(times)
     assert beside.count("retracted") == sum(number for _, number in times)

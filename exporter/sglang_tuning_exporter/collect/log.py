@@ -103,7 +103,7 @@ class Logbook:
 
         If `stopping()` is True, return after the current block.
         """
-        size = 0
+        size, begun = 0, self._clock()
         for block in self._follower.poll():
             size += len(block.data)
             self._read(block)
@@ -116,6 +116,7 @@ class Logbook:
         self._forget_gone()
         self._take_status()
         if size < BEHIND_BYTES:
+            self._watch.read_to = begun
             if self._behind_since is not None:
                 logger.info("log: finished reading the existing lines")
             self._catching_up, self._behind_since = False, None

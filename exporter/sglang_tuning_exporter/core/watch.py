@@ -33,7 +33,8 @@ UNSETTLED_SECONDS = 30.0  # without any scrape: as with the log alone
 ASKED_SECONDS = 10.0  # in which a line that waits is a reason to ask
 MOST_WAITING, MOST_HELD = 1024, 4096
 REQUESTED_SECONDS = 60.0  # after a request, in which the line that it causes may come
-LATE_LINES_SECONDS = 10.0  # in which the lines of what a counter gained may still come
+LATE_LINES_SECONDS = 10.0  # in which the lines of what a counter gained may still be written
+UNREAD_SECONDS = 600.0  # at most, in which a log that is read late, or not at all, is waited for
 DEAD_SECONDS = 30.0  # without progress, busy: what a line says of an end is true
 STARTING_SECONDS = 1800.0  # a large model loads for minutes
 UNSEEN_SECONDS = 900.0  # a server that was never seen may be starting for so long
@@ -94,6 +95,7 @@ class Watch:
         self.since: dict[str, float] = {}  # since when each row holds
         self.failure: Failure | None = None  # the last scrape's; None if it was answered
         self.log_trouble = ""  # why the log cannot be read
+        self.read_to = inf  # what was written in the log until then is taken
         self._reads, self._scrapes = reads, scrapes
         self._answered_at: float | None = None  # the last scrape that was answered
         self._failed_since: float | None = None
@@ -282,7 +284,7 @@ class Watch:
                 self._retracted.append((now, rank.gained["retracted"], rank.figures.dp))
         if requests := next((gains.counts[name] for name in REQUESTS if name in gains.counts), 0.0):
             self._requests.append((now, requests, None))
-        while self._requests and self._requests[0][0] < now - REQUESTED_SECONDS:
+        while self._requests and self._requests[0][0] < self._read_until(now) - REQUESTED_SECONDS:
             self._requests.popleft()
         stands = self._stands_since is not None and now - self._stands_since >= DEAD_SECONDS
         # Few requests first, then what clients cannot have written: so the fewest real lines are lost beside forged ones.
@@ -344,13 +346,17 @@ class Watch:
                 del budget[place]
         return True
 
+    def _read_until(self, now: float) -> float:
+        """Return until when all lines that were written are here: a busy machine may read them much later."""
+        return max(min(now, self.read_to), now - UNREAD_SECONDS)
+
     def _count_unlogged(self, now: float) -> None:
         """Count what the counter gained and no line shows."""
         logged = self._reads and now - self.server.last.get("batch", -inf) <= SILENT_SECONDS
         waiting = (event for _, event in (*self._waiting, *self._held) if event.kind == "retraction")
         owed = sum(event.figures.get("requests", 1.0) for event in waiting)
         while sum(number for _, number, _ in self._retracted) > owed and (
-            not self._reads or now - self._retracted[0][0] > LATE_LINES_SECONDS
+            not self._reads or self._read_until(now) - self._retracted[0][0] > LATE_LINES_SECONDS
         ):
             at, number, dp = self._retracted.popleft()
             self.server.count_retracted(number, min(at, now), dp)
