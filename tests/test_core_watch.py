@@ -413,3 +413,27 @@ def test_tokens_a_second_are_over_the_prefill_between_the_decode_lines_too() -> 
         lines += [prefill(begin + second, 8192, 0, queue=4) for second in range(10, 20)]
     [began] = judged([*start(), *lines]).starts
     assert began.figures["generated_tokens_per_second"] == pytest.approx(600, rel=0.1)
+
+
+def test_a_line_of_a_server_that_is_gone_counts() -> None:
+    beside = served()
+    beside.lines(retraction(73))
+    beside.watch.lose("connection_refused", "nothing listens", BEGIN + 75)
+    assert beside.count("retractions") == 1
+
+
+def test_a_retraction_from_before_the_first_page_counts_as_with_the_log_alone() -> None:
+    beside = Beside()
+    beside.scrape(12, retracted_requests=1.0)
+    taken(beside, "retraction", 8, past=True, requests=1)
+    beside.scrape(60)
+    assert (beside.count("retractions"), beside.count("retracted"), dict(beside.watch.doubtful)) == (1, 1, {})
+
+
+def test_a_retraction_that_the_first_page_may_have_counted_is_not_doubtful() -> None:
+    beside = Beside()
+    beside.scrape(12, retracted_requests=1.0)
+    taken(beside, "retraction", 12.5, requests=1)
+    for at in range(16, 60, 4):
+        beside.scrape(at)
+    assert (beside.count("retractions"), dict(beside.watch.doubtful)) == (1, {})
