@@ -437,3 +437,15 @@ def test_a_retraction_that_the_first_page_may_have_counted_is_not_doubtful() -> 
     for at in range(16, 60, 4):
         beside.scrape(at)
     assert (beside.count("retractions"), dict(beside.watch.doubtful)) == (1, {})
+
+
+def test_a_burst_that_is_over_is_said_in_the_past_tense() -> None:
+    judgement = burst().judge(500)
+    assert judgement.verdict == "retracting_too_often"
+    assert judgement.sentence == "SGLang retracted running requests 32 times until 10:03: the KV cache was full."
+
+
+def test_what_goes_on_comes_before_what_is_over() -> None:
+    judgement = burst(queue=3000).judge(500)
+    assert judgement.verdict == "queue_too_long"
+    assert [each.diagnosis for each in judgement.findings if each.over] == ["retracting_too_often"]
