@@ -145,3 +145,11 @@ def test_a_usual_line_inside_a_line_of_anybody_does_not_count_after_it_came_in_a
 def test_a_log_with_carriage_returns_gives_the_same(release: str) -> None:
     text = (LOGS / f"{release}.log").read_bytes()
     assert all_of(Reader(), text.replace(b"\n", b"\r\n"))[0] == all_of(Reader(), text)[0]
+
+
+def test_the_rest_of_a_cut_line_is_none_however_usual_it_looks() -> None:
+    stream = "2025-11-20T11:40:14.5Z stdout {} "
+    usual = (stream.format("F") + STAMP + DECODE).encode()
+    cut = (stream.format("P") + STAMP + "Receive: obj=GenerateReqInput(text='x").encode()
+    reader = Reader()
+    assert [len(reader.read(line)) for line in (usual, usual, cut, usual, usual)] == [1, 1, 0, 0, 1]

@@ -249,7 +249,7 @@ def test_memory_for_lines_that_never_end_and_forms_that_never_come_again_is_boun
         marks = "".join("!?;^"[number // 4**place % 4] for place in range(6))
         reader.read(f"a{marks} {FORGED}".encode())
     wrapping = reader.wrapping
-    assert sum(map(len, wrapping._cut.values())) <= 262_144
+    assert sum(map(len, wrapping.cut.values())) <= 262_144
     assert sum(len(line.text) for held in wrapping.held.values() for line in held) < 1 << 20
 
 

@@ -505,9 +505,9 @@ class Reader:
         """Return the events of a line without its newline. Never raises."""
         self.number += 1
         shape = self._shapes.get(line.translate(_ZEROS))
-        if shape is None or self._cut is not None:
-            return self._read_unusual(line)
         wrapping = self.wrapping
+        if shape is None or self._cut is not None or wrapping.cut:
+            return self._read_unusual(line)
         if (shape.form is not wrapping.form or wrapping.held) and not wrapping.is_again(
             shape.form, alone=bool(shape.names)
         ):

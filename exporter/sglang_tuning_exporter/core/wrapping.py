@@ -483,7 +483,7 @@ class Wrapping:
         self._proven: set[Form] = set()  # had SGLang's words directly behind them; (): nothing around
         self._brackets = False  # a form begins with a time in brackets, as SGLang's stamp
         self.held: dict[Form, list[Line]] = {}  # lines in forms that are not accepted yet
-        self._cut: dict[str, bytes] = {}  # the parts so far of lines that a container runtime cut
+        self.cut: dict[str, bytes] = {}  # the parts so far of lines that a container runtime cut
 
     def lines(self, raw: bytes, *, open_text: bool = False) -> list[Line]:
         """Return the lines in a physical line: usually one; none while a line is cut or held, several when held ones are released.
@@ -503,7 +503,7 @@ class Wrapping:
 
     def begin_file(self) -> None:
         """Forget the first part of a line whose rest was in a file that is gone."""
-        self._cut.clear()
+        self.cut.clear()
 
     def _whole(self, line: Line) -> list[Line]:
         """Return a line without a container runtime's text around it; nothing while the runtime has cut it."""
@@ -519,10 +519,10 @@ class Wrapping:
             inner = log.encode("utf-8", "replace")
             partial = not inner.endswith(b"\n") and len(inner) >= _DOCKER_CUTS
             line = line._replace(around=", container's JSON")
-        begun = self._cut.pop(stream[:20], b"")
-        inner = (begun + inner)[:LONGEST] if len(self._cut) < _HELD_FORMS else inner
+        begun = self.cut.pop(stream[:20], b"")
+        inner = (begun + inner)[:LONGEST] if len(self.cut) < _HELD_FORMS else inner
         if partial:
-            self._cut[stream[:20]] = inner
+            self.cut[stream[:20]] = inner
             return []
         lines = [*map(without_terminal, inner.rstrip(b"\r\n").split(b"\n")[:_MOST_LINES])]
         if line.time is None and not _STAMP.match(lines[0]):
