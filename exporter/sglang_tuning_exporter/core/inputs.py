@@ -685,6 +685,7 @@ class Logs:
         self._lanes: list[Lane] = []
         self._voices = Voices()
         self._found = False  # an event that only SGLang prints
+        self._errors = 0  # lines with an error before the first line of SGLang's
         self._error = ""  # the line of no form of SGLang's that says most about an error
         self._given = 0  # bytes of lines, each at least `_SHORT_LINE`
         self.first = min((log[0].first for log in self._logs if log[0].first is not None), default=None)
@@ -812,8 +813,10 @@ class Logs:
 
     def _missing(self, source: Source, line: bytes) -> None:
         """Give up an input of unknown size in which no line is SGLang's."""
-        if _ERROR.search(line) and (not self._error or class_of([self._error]) == "unknown"):
-            self._error = quoted(without_known(line).decode("utf-8", "replace"))
+        if self._errors < _ERRORS_AT_MOST and _ERROR.search(line):
+            self._errors += 1
+            if not self._error or class_of([self._error]) == "unknown":
+                self._error = quoted(without_known(line).decode("utf-8", "replace"))
         self._given += max(len(line), _SHORT_LINE)
         if self._given > MOST_WITHOUT_A_LINE and not source.is_sized and source.most is None:
             self._check()
@@ -839,6 +842,7 @@ class Logs:
 
 
 # An error as Python, a driver or a shell prints it, in a line of anybody, or a frame of SGLang's before its end is reached.
+_ERRORS_AT_MOST = 256
 _ERROR = re.compile(
     rb"\b[\w.]{0,100}(?:Error|Exception)\b[:(!]|\berror: |out of memory|core dumped|/sglang/[^\"\n]{1,400}\", line \d{1,9}, in ",
     re.IGNORECASE,
