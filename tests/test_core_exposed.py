@@ -60,7 +60,7 @@ def finding(name: str, *changes: Change) -> Finding:
 
 
 def judgement(name: str, *changes: Change) -> Judgement:
-    return Judgement(name, "", "warning", (finding(name, *changes),), ())
+    return Judgement(name, "", "warning", (finding(name, *changes),), {})
 
 
 def limit(to: float, now: float = 8.0) -> Change:
@@ -102,9 +102,9 @@ def test_the_advice_of_an_alert_is_that_of_the_moment_when_it_begins(begins: flo
 
 def test_advice_goes_ten_minutes_after_its_diagnosis() -> None:
     words = words_over((0.0, limit(16)))
-    words.take(Judgement("healthy", "", "none", (), ()), VIEW, 590.0, {})
+    words.take(Judgement("healthy", "", "none", (), {}), VIEW, 590.0, {})
     kept = dict(words.advice)
-    words.take(Judgement("healthy", "", "none", (), ()), VIEW, 620.0, {})
+    words.take(Judgement("healthy", "", "none", (), {}), VIEW, 620.0, {})
     assert (list(kept), words.advice) == (["running_at_limit"], {})
 
 

@@ -20,7 +20,6 @@ from sglang_tuning_exporter.core.against import FIGURES, compare
 from sglang_tuning_exporter.core.findings import (
     Alert,
     Change,
-    Check,
     Figure,
     Finding,
     Judged,
@@ -79,7 +78,7 @@ def judged(*findings: Finding, **more: Any) -> Judged:
     )
     whole: dict[str, Any] = {
         "profile": "offline", "begin": BEGIN, "end": BEGIN + 3600, "serving_seconds": 3000.0, "idle_seconds": 500.0,
-        "judgement": Judgement(verdict, sentence, severity, findings, (Check("itl_slow", None, "metrics"),), ("a note",)),
+        "judgement": Judgement(verdict, sentence, severity, findings, {"latency_queue": None}, ("a note",)),
         "mostly": ("no_limit_in_log", 0.6),
         "alerts": (Alert("SGLangRetractingTooOften", "retracting_too_often", "warning", BEGIN + 700, None),) * bool(findings),
         "course": (Stretch("starting", BEGIN, BEGIN + 60), Stretch("serving", BEGIN + 60, BEGIN + 3600, "an hour")),

@@ -267,8 +267,8 @@ class Course:
                 [*context, *self._others(chosen, context, end, also)],
                 key=lambda each: (each.diagnosis != name, not each.is_limit, -URGENCY[each.severity]),
             )
-            checks = judge(held.measured.view).checks
-            return Judgement(name, every[0].headline, every[0].severity, tuple(every), checks, self._notes(None))
+            checks, notes = held.measured.checks, self._notes(None)
+            return Judgement(name, every[0].headline, every[0].severity, tuple(every), checks, notes)
         return self._without_limit(chosen, end)
 
     def _without_limit(self, chosen: list[Held], end: float) -> Judgement:

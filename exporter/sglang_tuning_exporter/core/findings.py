@@ -78,15 +78,6 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """A row that was measured: `figure` is None where the log does not show it, or too little was seen."""
-
-    diagnosis: str
-    figure: Figure | None
-    needs: str
-
-
-@dataclass(frozen=True, slots=True)
 class Judgement:
     """What limits a server over a stretch of time: a finding's diagnosis, or one of the words of `judge`."""
 
@@ -94,7 +85,7 @@ class Judgement:
     sentence: str  # the verdict in one sentence
     severity: Severity | Literal["none"]
     findings: tuple[Finding, ...]
-    checks: tuple[Check, ...]
+    checks: Mapping[str, Figure | None]  # every row; None where the log does not show it, or too little was seen
     notes: tuple[str, ...] = ()
 
 

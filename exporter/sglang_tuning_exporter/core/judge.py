@@ -25,7 +25,6 @@ from sglang_tuning_exporter.core.endings import CAUSE, CLASSES, Explanation, quo
 from sglang_tuning_exporter.core.findings import (
     URGENCY,
     Change,
-    Check,
     Confidence,
     Figure,
     Finding,
@@ -109,6 +108,12 @@ class Measured:
             return HEALTHY if is_served(view) else NOT_ENOUGH if view.hung else UNEXPLAINED
         idle = view.idle > 0 and view.idle >= view.served and not view.busy
         return IDLE if idle and view.served < view.profile.enough_serving_seconds else NOT_ENOUGH
+
+    @property
+    def checks(self) -> Mapping[str, Figure | None]:
+        """Every row of the profile with its figure; None where it was not measured."""
+        name = self.view.profile.name
+        return {row.id: self.figures.get(row.id) for row in ROWS if not row.profiles or name in row.profiles}
 
     def causes(self, row: Row) -> tuple[str, ...]:
         """Return the rows that this one can follow from, here: no failure ends a server that is only feared, or that it survived."""
@@ -204,9 +209,8 @@ def judge(view: View) -> Judgement:
 
 def judgement_of(measured: Measured, found: tuple[Finding, ...]) -> Judgement:
     """Return the judgement with these findings."""
-    return Judgement(
-        *_verdict(measured, found), found, _checks(measured), muted(measured.view.profile, measured.figures)
-    )
+    profile, figures = measured.view.profile, measured.figures
+    return Judgement(*_verdict(measured, found), found, measured.checks, muted(profile, figures))
 
 
 def muted(profile: Profile, figures: Mapping[str, Figure]) -> tuple[str, ...]:
@@ -261,15 +265,6 @@ def short_load(view: View) -> str:
     if retracted := view.totals["retractions"]:
         words += ", and SGLang retracted running requests " + (f"{retracted:,.0f} times" if retracted > 1 else "once")
     return words + "."
-
-
-def _checks(measured: Measured) -> tuple[Check, ...]:
-    profile = measured.view.profile.name
-    return tuple(
-        Check(row.id, measured.figures.get(row.id), row.when.needs)
-        for row in ROWS
-        if not row.profiles or profile in row.profiles
-    )
 
 
 def findings(measured: Measured, also: frozenset[str] = frozenset()) -> tuple[Finding, ...]:

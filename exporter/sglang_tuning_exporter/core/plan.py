@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sglang_tuning_exporter.capacity.readings import Measured
@@ -68,7 +67,7 @@ def show(made: dict[str, Any], format: str) -> int:  # noqa: A002 - the flag's n
 def document(ranks: Sequence[RankCapacity], profile: Profile, prompt: float | None) -> dict[str, Any]:
     """Return the table as a document. `prompt`: tokens of the mean prompt that are computed."""
     found = plan_rows(ranks, profile, prompt)
-    doubled, best = larger_cache(ranks, 2.0), found[-1].tokens_per_second.value if found else None
+    doubled, best = larger_cache(ranks, 2.0), found[-1]["tokens_per_second"]["value"] if found else None
     seen = [rank.step for rank in ranks if rank.step is not None]
     made: dict[str, Any] = plain({
         "schema_version": "1",
@@ -81,7 +80,7 @@ def document(ranks: Sequence[RankCapacity], profile: Profile, prompt: float | No
             "first_token_seconds": profile.time_to_first_token_seconds,
             "inter_token_seconds": profile.inter_token_seconds,
         },
-        "rows": [_as_document(row) for row in found],
+        "rows": found,
         "with_fp8_kv_cache": None
         if doubled is None
         else {"requests": doubled[0], "tokens_per_second": _estimate(doubled[1])},
@@ -94,17 +93,6 @@ def _why_not(ranks: Sequence[RankCapacity]) -> str | None:
     """Say why nothing, or nothing but the present batch, can be predicted; None where more can."""
     unknown = next((rank.no_step for rank in ranks if rank.step is None), "" if ranks else "no scheduler was seen")
     return unknown or next((rank.step.refused for rank in ranks if rank.step and rank.step.line is None), None)
-
-
-def _as_document(row: PlanRow) -> dict[str, Any]:
-    return {
-        "requests": row.requests,
-        "tokens_per_second": _estimate(row.tokens_per_second),
-        "inter_token_p50_seconds": _estimate(row.inter_token_p50_seconds),
-        "kv_cache": row.kv_cache,
-        "first_token_seconds": row.first_token_seconds,
-        "breaks": list(row.exceeded),
-    }
 
 
 def _estimate(figure: Estimate) -> dict[str, Any]:
@@ -173,23 +161,7 @@ def together(ranks: Sequence[RankCapacity], batches: Sequence[float]) -> Estimat
     return Estimate(*(sum(part) for part in zip(*known, strict=True))) if known and len(known) == len(ranks) else None
 
 
-@dataclass(frozen=True, slots=True)
-class PlanRow:
-    """All schedulers together with `requests` at once; an unknown figure is None.
-
-    `inter_token_p50_seconds` is the step time, because more than half of the tokens come from steps that no prefill delays.
-    `exceeded`: what is exceeded, of inter_token, first_token, kv_cache, running_limit.
-    """
-
-    requests: int
-    tokens_per_second: Estimate
-    inter_token_p50_seconds: Estimate
-    kv_cache: float | None
-    first_token_seconds: float | None
-    exceeded: tuple[str, ...]
-
-
-def plan_rows(ranks: Sequence[RankCapacity], profile: Profile, prompt: float | None) -> list[PlanRow]:
+def plan_rows(ranks: Sequence[RankCapacity], profile: Profile, prompt: float | None) -> list[dict[str, Any]]:
     """Return a row for 1, 2, 4 … requests per scheduler, up to as many as fit; no rows without step times.
 
     Without a line only batches near the mean one are known, so that has a row. `prompt`: uncached tokens of the mean prompt.
@@ -201,7 +173,8 @@ def plan_rows(ranks: Sequence[RankCapacity], profile: Profile, prompt: float | N
     return [row for row in found if row is not None]
 
 
-def _row(ranks: Sequence[RankCapacity], batch: int, profile: Profile, prompt: float | None) -> PlanRow | None:
+def _row(ranks: Sequence[RankCapacity], batch: int, profile: Profile, prompt: float | None) -> dict[str, Any] | None:
+    """Return all schedulers together at a batch; the gap of tokens is the step time, because no prefill delays more than half of them."""
     speed = together(ranks, [float(batch)] * len(ranks))
     steps = [(each.at(batch), each.tokens_per_request) for rank in ranks if (each := rank.step) is not None]
     gaps = [step.times(1 / (tokens or 1.0) / len(ranks)) for step, tokens in steps if step is not None]
@@ -217,14 +190,14 @@ def _row(ranks: Sequence[RankCapacity], batch: int, profile: Profile, prompt: fl
         "kv_cache": _above(cache, 1.0),
         "running_limit": _above(float(batch), min(limits, default=None)),
     }
-    return PlanRow(
-        batch * len(ranks),
-        speed,
-        token,
-        cache,
-        first,
-        tuple(name for name, holds in broken.items() if holds),
-    )
+    return {
+        "requests": batch * len(ranks),
+        "tokens_per_second": _estimate(speed),
+        "inter_token_p50_seconds": _estimate(token),
+        "kv_cache": cache,
+        "first_token_seconds": first,
+        "breaks": [name for name, holds in broken.items() if holds],
+    }
 
 
 def _above(value: float | None, limit: float | None) -> bool:

@@ -22,7 +22,7 @@ from sglang_tuning_exporter.core.course import Course
 from sglang_tuning_exporter.core.endings import Explanation
 from sglang_tuning_exporter.core.findings import URGENCY, Change, Figure, Finding, Judged, Value
 from sglang_tuning_exporter.core.inputs import Logs
-from sglang_tuning_exporter.core.rows import adapted
+from sglang_tuning_exporter.core.rows import BY_ID, adapted
 from sglang_tuning_exporter.core.text import (
     FIRST_DATED_SECOND,
     Style,
@@ -162,8 +162,8 @@ def document(judged: Judged, against: Comparison | None = None) -> Document:
         "facts": judged.facts,
         "starts": [_start(judged, place, first_run + place) for place in range(len(judged.starts))],
         "checks": [
-            {"diagnosis": each.diagnosis, "evidence": each.figure and _figure(each.figure), "needs": each.needs or None}
-            for each in judgement.checks
+            {"diagnosis": name, "evidence": figure and _figure(figure), "needs": BY_ID[name].when.needs or None}
+            for name, figure in judgement.checks.items()
         ],
         "comparison": against and {
             "against": against.sources, "overall": against.overall, "words": against.words, "changed_args": _changed(against.changed),

@@ -315,11 +315,11 @@ def checks(judgement: Judgement) -> tuple[dict[str, str], dict[str, tuple[str, .
     """Return what was checked and found right, with its figure; and by what is missing, what could not be."""
     found = {finding.diagnosis for finding in judgement.findings}
     passed, missing = dict[str, str](), dict[str, tuple[str, ...]]()
-    for check in judgement.checks:
-        row, figure = BY_ID[check.diagnosis], check.figure
+    for name, figure in judgement.checks.items():
+        row, needs = BY_ID[name], BY_ID[name].when.needs
         if row.alert and figure is None:
-            missing[check.needs] = (*missing.get(check.needs, ()), title(row.id))
-        elif row.alert and figure is not None and not figure.holds and check.diagnosis not in found:
+            missing[needs] = (*missing.get(needs, ()), title(name))
+        elif row.alert and figure is not None and not figure.holds and name not in found:
             passed[title(row.id)] = _passed_words(figure, is_event=row.when.kind == "event")
     return passed, missing
 

@@ -37,7 +37,7 @@ def render(sidecar: Sidecar, alert: str, host: str) -> str | None:
     with sidecar.view() as now:
         judged = sidecar.judged(now)
         profile = sidecar.watch.server.profile
-    figure = next((each.figure for each in judged.judgement.checks if each.diagnosis == row.id), None)
+    figure = judged.judgement.checks.get(row.id)
     present = next((each for each in findings_words(judged) if each.finding.diagnosis == row.id), None)
     if present is not None:  # the page has no other finding that could have a change first
         present = replace(present, changes=tuple(replace(change, again=0) for change in present.changes))
