@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from sglang_tuning_exporter.core.advice import figures_of, fill
 from sglang_tuning_exporter.core.events import is_count
-from sglang_tuning_exporter.core.findings import Change, Figure, Finding, Judgement, Value
+from sglang_tuning_exporter.core.findings import Change, Figure, Finding, Judgement
 from sglang_tuning_exporter.core.judge import (
     BUT_MUTED,
     NOT_ENOUGH,
@@ -22,6 +22,7 @@ from sglang_tuning_exporter.core.judge import (
     past_without_figures,
 )
 from sglang_tuning_exporter.core.rows import BY_ID, ROWS
+from sglang_tuning_exporter.core.text import typed_value
 from sglang_tuning_exporter.core.view import View
 
 KEPT_SECONDS = 600.0  # in which advice keeps its words, unless the flag was set or its alert begins
@@ -165,9 +166,9 @@ def _sentence(judgement: Judgement, view: View) -> str:
 def advice_of(change: Change, now: float) -> Advice:
     """Return a change in words."""
     to = False if change.removes and change.to is None else change.to
-    suggested = _word(to) or change.words
+    suggested = typed_value(to) or change.words
     suggested, text, not_if, cost = map(_whole, (suggested, change.why, change.will_not_help_if, change.cost))
-    return Advice(change.flag, _word(change.now), suggested, text, not_if, cost, now)
+    return Advice(change.flag, typed_value(change.now), suggested, text, not_if, cost, now)
 
 
 def _whole(text: str) -> str:
@@ -176,9 +177,3 @@ def _whole(text: str) -> str:
         return text
     sentences, _, _ = text[: LONGEST_TEXT + 1].rpartition(". ")
     return f"{sentences}." if sentences else text[:LONGEST_TEXT].rpartition(" ")[0] + " …"
-
-
-def _word(value: Value) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return f"{value:.12g}" if isinstance(value, float | int) else value or ""
