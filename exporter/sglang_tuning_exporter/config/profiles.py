@@ -9,25 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import inf
-from typing import Literal, Protocol, TypeAlias
+from typing import Protocol
 
-# What a flag can cause. `first_tokens` and `tokens` are late by the profile's objective; `waiting` is an unhealthy queue.
-Trouble: TypeAlias = Literal[
-    "pool",
-    "prefill",
-    "held_back",
-    "limit",
-    "retracting",
-    "first_tokens",
-    "tokens",
-    "rejected",
-    "waiting",
-    "eager",
-    "hang",
-]
 GIGABYTE = 1 << 30  # SGLang prints GB as bytes / (1 << 30): get_available_gpu_memory, srt/utils/common.py
-ONE_MORE = 0.1  # events per minute: one more in ten minutes, which sampling can add
-ABOUT = 0.2  # events per minute above the threshold that are still about as many
 LONG_WAIT, LONG_QUEUE = "an estimated wait above {} s", "more than {} requests waiting"
 FIRST_EDITION_QUEUE = (50.0, 500.0)  # healthy queues in the guide's first edition
 
@@ -48,8 +32,7 @@ class Served(Protocol):
 class Setting:
     """One argument as the guide sets it for a workload; `arg` and `value` as SGLang prints them, 0 and 1 for switches.
 
-    `why` completes "it …". `needed`: with another value the profile makes no sense. `helps` is what it can improve, empty where rows
-    of the table advise it; `requires` is a switch without which it has no effect.
+    `why` completes "it …". `needed`: with another value the profile makes no sense.
     """
 
     arg: str
@@ -57,8 +40,6 @@ class Setting:
     why: str
     is_switch: bool = False
     needed: bool = False
-    helps: tuple[Trouble, ...] = ()
-    requires: str = ""
 
 
 @dataclass(frozen=True)
@@ -150,11 +131,6 @@ class Profile:
         return min(max(GOOD_RESERVE_GB, self.reserve_aim_gb), self.reserve_upper_gb)
 
     @property
-    def retractions_tolerated(self) -> float:
-        """Retractions per minute that are still about as many as the threshold."""
-        return self.retractions_per_minute + ABOUT
-
-    @property
     def bounds(self) -> list[tuple[str, str, float]]:
         """The thresholds as exposed by `sglang_tuning_threshold`: signal, bound and figure; memory in bytes."""
         bounds: tuple[tuple[str, str, float | None], ...] = (
@@ -220,22 +196,17 @@ _ASCENDING = (
     ("reserve_lower_gb", "reserve_aim_gb"),
     ("reserve_aim_gb", "reserve_upper_gb"),
 )
-_PREFIXES: tuple[Trouble, ...] = ("prefill", "first_tokens")  # what the reuse of prefixes can improve
-_HICACHE_HELPS: tuple[Trouble, ...] = ("pool", *_PREFIXES, "retracting")
 _HICACHE = (
     Setting(
         "enable_hierarchical_cache",
         1.0,
         "keeps prefixes in host memory that do not fit the KV cache",
         is_switch=True,
-        helps=_HICACHE_HELPS,
     ),
     Setting(
         "hicache_ratio",
         2.0,
         "makes the host's cache twice as large as the GPU's",
-        helps=_HICACHE_HELPS,
-        requires="enable_hierarchical_cache",
     ),
 )
 
@@ -275,8 +246,6 @@ PROFILES: dict[str, Profile] = {
                     "page_size",
                     64.0,
                     "makes copies between the two caches larger and fewer",
-                    helps=_PREFIXES,
-                    requires="enable_hierarchical_cache",
                 ),
                 Setting("schedule_policy", "lpm", "serves requests with a common prefix together"),
                 Setting("chunked_prefill_size", 16384.0, "computes long prompts in fewer chunks"),
@@ -295,7 +264,7 @@ PROFILES: dict[str, Profile] = {
                     is_switch=True,
                     needed=True,
                 ),
-                Setting("page_size", 1.0, "reuses a prefix to its last token", helps=_PREFIXES),
+                Setting("page_size", 1.0, "reuses a prefix to its last token"),
                 *_HICACHE,
             ),
         ),
