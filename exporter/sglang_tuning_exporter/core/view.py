@@ -110,13 +110,6 @@ class View:
         """Return the observations of one of `LATENCIES`; None where the server exposes none, or none came."""
         return self._latencies[name]
 
-    def late_share(self, name: str, objective: float | None) -> float:
-        """Return the share of observations of a latency above its objective; 0 where it is not known, or too few came."""
-        seen = self.latency(name)
-        if objective is None or seen is None or seen.observations < self.profile.enough_observations:
-            return 0.0
-        return seen.above(objective) / seen.observations
-
     @cached_property
     def paused_share(self) -> float | None:
         """Share of the time in which running answers wait longer than a usual step; None where no gaps are counted."""
@@ -164,11 +157,6 @@ class View:
     def share(self, signal: str, *states: str) -> float | None:
         """Return the share of states in the known serving time; None without any."""
         return self.totals.share(signal, *states)
-
-    def waiting_share(self, *states: str) -> float | None:
-        """Return the share of states in the time in which requests waited for a known reason."""
-        known = self.known["admission"] - self.totals["admission/no_queue"]
-        return sum(self.totals[f"admission/{state}"] for state in states) / known if known > 0 else None
 
     @property
     def waited_share(self) -> float:
