@@ -321,31 +321,23 @@ class Progress:
     """Bytes read of `total` (0: not known, as of a pipe), as a line that overwrites itself on a terminal, for `worth` bytes or more."""
 
     def __init__(self, total: int, worth: int = 64 << 20) -> None:
-        self._total, self._read = total, 0
+        self._of = f" of {total >> 20:,}" if total else ""
         self._is_shown = sys.stderr.isatty() and (not total or total >= worth)
-        self._begin = self._last = time.monotonic()
+        self._read, self._last = 0, time.monotonic()
 
     def add(self, number: int) -> None:
         """Count `number` more bytes as read."""
         self._read += number
-        now = time.monotonic()
-        if self._is_shown and now - self._last >= 0.2:
-            self._last = now
-            sys.stderr.write(f"\r\x1b[K{progress_line(self._read, self._total, now - self._begin)}")
-            sys.stderr.flush()
+        if self._is_shown and time.monotonic() - self._last >= 0.2:
+            self._last = time.monotonic()
+            self._write(f"{self._read >> 20:,}{self._of} MB read")
 
     def clear(self) -> None:
         """Remove the line."""
-        if self._last > self._begin:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+        if self._is_shown:
+            self._write("")
 
-
-def progress_line(read: int, total: int, seconds: float) -> str:
-    """Return how much was read: a bar and the time left where the total is known."""
-    speed = read / seconds if seconds > 0 else 0.0
-    if not total:
-        return f"{read / (1 << 20):.0f} MB read, {speed / (1 << 20):.0f} MB/s"
-    share = min(read / total, 1.0)
-    left = f", {(total - read) / speed:.0f} s left" if speed > 0 and read < total else ""
-    return f"[{'#' * int(30 * share):<30}] {100 * share:3.0f} %  {read / (1 << 20):.0f} MB of {total / (1 << 20):.0f}{left}"
+    @staticmethod
+    def _write(line: str) -> None:
+        sys.stderr.write(f"\r\x1b[K{line}")
+        sys.stderr.flush()
