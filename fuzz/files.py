@@ -28,7 +28,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from sglang_tuning_exporter.collect import log_file
+from sglang_tuning_exporter.collect import _log_file as log_file
 from sglang_tuning_exporter.collect.follower import LogFollower
 
 SECOND = 1_000_000_000

@@ -14,7 +14,7 @@ import pytest
 
 from compressed import compressed
 from fuzz import files
-from sglang_tuning_exporter.collect import log_file
+from sglang_tuning_exporter.collect import _log_file as log_file
 from sglang_tuning_exporter.collect.follower import LogFollower, rotated_files
 
 if TYPE_CHECKING:

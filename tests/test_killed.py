@@ -17,7 +17,7 @@ import yaml
 
 from sglang_tuning_exporter.config.values import Address
 from sglang_tuning_exporter.mixin import alerts
-from sglang_tuning_exporter.recordings.http_server import Answer, HTTPServer
+from sglang_tuning_exporter.recordings._http_server import Answer, HTTPServer
 from sglang_tuning_exporter.recordings.notifications import Receiver
 from sglang_tuning_exporter.recordings.stack import Process, free_port, program
 from test_alertmanager import LOOPBACK, wait_until

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from conftest import wait_for
-from sglang_tuning_exporter.collect import state_file
-from sglang_tuning_exporter.collect.state_file import MOST_BYTES, StateFile
+from sglang_tuning_exporter.collect import _state_file as state_file
+from sglang_tuning_exporter.collect._state_file import MOST_BYTES, StateFile
 
 AS_ROOT = os.geteuid() == 0
 
@@ -66,7 +66,7 @@ def test_a_concurrent_reader_sees_a_whole_document(file: StateFile, path: Path) 
 
 def test_a_process_killed_while_it_writes_leaves_a_whole_document(path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from sglang_tuning_exporter.collect.state_file import StateFile\n"
+        "import sys; from pathlib import Path; from sglang_tuning_exporter.collect._state_file import StateFile\n"
         "file = StateFile(Path(sys.argv[1])); file.acquire(); number = 0\n"
         "while True:\n    number += 1; file.save({'n': number, 'x': 'x' * 2_000_000}); print(number, flush=True)\n"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+__all__ = ["main"]
 USAGE_STATUS = 2
 INTERRUPTED_STATUS = 130  # the statuses that a shell reports after SIGINT and SIGPIPE
 BROKEN_PIPE_STATUS = 141

@@ -24,8 +24,8 @@ from math import inf
 from pathlib import Path
 from typing import BinaryIO
 
-from sglang_tuning_exporter.collect import rotation
-from sglang_tuning_exporter.collect.log_file import (
+from sglang_tuning_exporter.collect import _rotation as rotation
+from sglang_tuning_exporter.collect._log_file import (
     SURE_BYTES,
     Key,
     Lines,
@@ -37,7 +37,7 @@ from sglang_tuning_exporter.collect.log_file import (
     make_mark,
     reason_of,
 )
-from sglang_tuning_exporter.collect.rotation import RotatedFile
+from sglang_tuning_exporter.collect._rotation import RotatedFile
 from sglang_tuning_exporter.core.compression import DAMAGE
 
 LINGER_SECONDS = 10.0  # logrotate creates the new file before it signals the writer; some processes reopen it later
@@ -421,7 +421,7 @@ class LogFollower:
 
     Files that exist at the start are read from their end, later ones from their start; `from_start` reads all from the
     start. `positions` (from `positions()` of an earlier process) continues exactly there, across renames. `clock` returns
-    monotonic seconds. Globs follow the `most` files that were written last; `left_out` counts the others.
+    monotonic seconds. Globs follow the files that were written last; `left_out` counts the others.
     """
 
     def __init__(
@@ -433,7 +433,6 @@ class LogFollower:
         max_line_bytes: int = 1 << 20,
         positions: Mapping[str, object] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        most: int | None = None,
     ) -> None:
         self._patterns = [pattern for pattern in dict.fromkeys(patterns) if pattern != "-"]
         self._limit = max_line_bytes
@@ -445,7 +444,7 @@ class LogFollower:
             source = stdin if stdin is not None else getattr(sys.stdin, "buffer", None)
             self._stdin = Stdin(source, max_line_bytes)
         self._logs: dict[str, Log] = {}
-        self._most = most_files() if most is None else most
+        self._most = most_files()
         self._matched: dict[str, str] = {}  # the pattern of every path that is listed or matched
         self._unmatched: list[str] = []  # globs that match nothing
         self._left_out: dict[Key, Mark] = {}  # how far files that match a glob and are not followed count as read

@@ -12,9 +12,9 @@ from dataclasses import replace
 from math import inf
 from typing import Any, BinaryIO
 
+from sglang_tuning_exporter.collect._rotation import opened
+from sglang_tuning_exporter.collect._state_file import StateFile
 from sglang_tuning_exporter.collect.follower import Block, FileStatus, LogFollower
-from sglang_tuning_exporter.collect.rotation import opened
-from sglang_tuning_exporter.collect.state_file import StateFile
 from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.core.compression import READABLE
 from sglang_tuning_exporter.core.events import Event, is_count

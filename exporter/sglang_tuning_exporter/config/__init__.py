@@ -22,6 +22,19 @@ from sglang_tuning_exporter.config import files, values
 from sglang_tuning_exporter.config.profiles import DEFAULT_PROFILE, PROFILES, THRESHOLDS
 from sglang_tuning_exporter.config.values import Address, UsageError
 
+__all__ = [
+    "API_KEY_VARIABLE",
+    "ENVIRONMENT_PREFIX",
+    "FAIL_ON",
+    "OPTIONS",
+    "REPORT_FORMAT",
+    "Config",
+    "Option",
+    "add_arguments",
+    "layered",
+    "resolve",
+    "unknown_variables",
+]
 ENVIRONMENT_PREFIX = "SGLANG_TUNING_"
 API_KEY_VARIABLE = ENVIRONMENT_PREFIX + "API_KEY"
 

@@ -12,6 +12,7 @@ from sglang_tuning_exporter.mixin import alerts, boards, reference
 from sglang_tuning_exporter.mixin.annotations import DEFAULT_LINKS, Links
 from sglang_tuning_exporter.mixin.wishes import NONE, Wishes, read
 
+__all__ = ["files", "run"]
 LEAST_SCALE, MOST_SCALE = 0.001, 1000.0  # beyond, durations would be 0, or longer than Prometheus allows
 
 

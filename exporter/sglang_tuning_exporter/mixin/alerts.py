@@ -13,9 +13,9 @@ from sglang_tuning_exporter.config.profiles import DEFAULT
 from sglang_tuning_exporter.core.rows import CHANCES, FAILURES, LIMITS, OBJECTIVES, Row
 from sglang_tuning_exporter.core.runbooks import ALERTS, INHIBITIONS, MOST_SEVERE_FIRST, PROMETHEUS, figures, filled
 from sglang_tuning_exporter.mixin import native
+from sglang_tuning_exporter.mixin._identity import POOL, SERVER, TARGET, listed
+from sglang_tuning_exporter.mixin._rendering import render
 from sglang_tuning_exporter.mixin.annotations import DEFAULT_LINKS, Links, alert_annotations
-from sglang_tuning_exporter.mixin.identity import POOL, SERVER, TARGET, listed
-from sglang_tuning_exporter.mixin.rendering import render
 from sglang_tuning_exporter.mixin.wishes import NONE, SEVERITIES, Wishes
 
 WINDOW = (

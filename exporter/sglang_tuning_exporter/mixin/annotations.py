@@ -9,7 +9,7 @@ from sglang_tuning_exporter.config.profiles import DEFAULT
 from sglang_tuning_exporter.config.values import UsageError, is_address
 from sglang_tuning_exporter.core.rows import Row
 from sglang_tuning_exporter.core.runbooks import PROMETHEUS, SEEN, figures, filled, flag_of, past, summary
-from sglang_tuning_exporter.mixin import identity
+from sglang_tuning_exporter.mixin import _identity as identity
 
 GRAFANA_URL = "http://localhost:3000"
 FLEET, SERVER = "sglang-tuning-fleet", "sglang-tuning-server"  # the boards that notifications link to

@@ -12,8 +12,8 @@ from sglang_tuning_exporter.config.profiles import DEFAULT
 from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.core.runbooks import figures, filled, flag_of
 from sglang_tuning_exporter.core.suspects import LATE_TIMES, SLOW_BURN_TIMES
-from sglang_tuning_exporter.mixin import identity
-from sglang_tuning_exporter.mixin.rendering import render
+from sglang_tuning_exporter.mixin import _identity as identity
+from sglang_tuning_exporter.mixin._rendering import render
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.mixin.wishes import Wishes

@@ -11,8 +11,8 @@ from sglang_tuning_exporter.core.rows import BY_ID, ROWS, STATE_WORDS, Row
 from sglang_tuning_exporter.core.runbooks import BY_ALERT, MOST_SEVERE_FIRST
 from sglang_tuning_exporter.core.server import MOST_SCHEDULERS, STATES
 from sglang_tuning_exporter.mixin import alerts
+from sglang_tuning_exporter.mixin._rendering import render
 from sglang_tuning_exporter.mixin.boards.looks import ADVICE_IN_WORDS, plain
-from sglang_tuning_exporter.mixin.rendering import render
 from sglang_tuning_exporter.serve.metrics import reference_sections
 from sglang_tuning_exporter.serve.metrics.families import Family
 from sglang_tuning_exporter.sglang.metrics import catalogue

@@ -21,9 +21,9 @@ import yaml
 from jinja2 import TemplateError
 
 from sglang_tuning_exporter.config.profiles import GIGABYTE, PROFILES
+from sglang_tuning_exporter.mixin._rendering import expression, rendered
 from sglang_tuning_exporter.mixin.boards import looks, queries
 from sglang_tuning_exporter.mixin.boards.looks import NEUTRAL, QUIET, Json, column, look, threshold_steps
-from sglang_tuning_exporter.mixin.rendering import expression, rendered
 
 LONGEST_LINE = 150
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglang_tuning_exporter.core.text import GOOD
+from sglang_tuning_exporter.mixin._identity import SERVER, TARGET, listed
 from sglang_tuning_exporter.mixin.boards.looks import LEVELS, NEUTRAL, SHADES, fixed_colour, limit
-from sglang_tuning_exporter.mixin.identity import SERVER, TARGET, listed
 
 # An instance has one namespace and one pod, so those two need not be compared.
 EXPORTER, ON = (

@@ -20,7 +20,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
-from sglang_tuning_exporter.collect import rotation
+from sglang_tuning_exporter.collect import _rotation as rotation
 from sglang_tuning_exporter.core.compression import DAMAGE
 
 HEAD_BYTES = 1024  # of a file's start that are remembered: several lines
