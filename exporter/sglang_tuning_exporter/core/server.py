@@ -887,11 +887,8 @@ class Server:
         self.now = now = now if self.now is None else max(self.now, now)
         self.begin = now if self.begin is None else self.begin
         longest = self.facts.size("max_queued_requests")
-        queued = [
-            *(rank.queued or 0.0 for rank in page.ranks),
-            *(each.queued or 0.0 for each in self.schedulers.values()),
-        ]
-        full = longest is not None and max(queued, default=0.0) >= QUEUE_FULL * longest
+        queued = max((each.queued or 0.0 for each in (*page.ranks, *self.schedulers.values())), default=0.0)
+        full = longest is not None and queued >= QUEUE_FULL * longest
         # A start that the log shows, or that nothing answered before, makes smaller counters certain.
         gains = self.counters.take(page, queue_is_full=full, is_new=self._start_is_due or self._was_away)
         if gains.restarted and not self._start_is_due:
@@ -1022,16 +1019,11 @@ class Server:
         """Return the gains of a server's only scheduler with what older releases count of the whole server, when requests end."""
         if len(gains.ranks) > 1 or "computed" in rank.gained:
             return rank
-        counts = gains.counts
-        computed = counts.get("finished_prompt_tokens", 0.0) - counts.get("finished_cached_tokens", 0.0)
-        whole = {
-            "computed": max(computed, 0.0),
-            "cached": counts.get("finished_cached_tokens", 0.0),
-            "decoded": counts.get("finished_answer_tokens", 0.0),
-        }
-        if "started_requests" in counts:
-            whole["started"] = counts["started_requests"]
-        return replace(rank, gained=whole | dict(rank.gained))
+        counts, names = gains.counts, (("finished_answer_tokens", "decoded"), ("started_requests", "started"))
+        cached = counts.get("finished_cached_tokens", 0.0)
+        whole = {"computed": max(counts.get("finished_prompt_tokens", 0.0) - cached, 0.0), "cached": cached}
+        whole |= {name: counts[count] for count, name in names if count in counts}
+        return replace(rank, gained={**whole, **rank.gained})
 
     def bucket(self, now: float) -> Totals:
         """Return the sums of ten seconds."""
