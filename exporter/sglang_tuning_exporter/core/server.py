@@ -568,30 +568,29 @@ class Scheduler:
     def advance(self, now: float) -> None:
         """Count the time up to `now`."""
         while self.at is not None and self.spent < now:
-            begin, bucket = self.spent, self._server.bucket(self.spent)
-            prefilling = begin < self.at + self._computes() and not self._is_idle()
-            moment, until = self._does(self.at, begin, now)
-            self._spend(min(now, until), moment)
+            moment, until, prefilling = self._does(self.at, self.spent, now)
             if prefilling:
-                bucket["prefilling"] += self.spent - begin
+                self._server.bucket(self.spent)["prefilling"] += min(now, until) - self.spent
+            self._spend(min(now, until), moment)
 
     def moment(self, now: float) -> Moment:
         """Return what it does now, as far as the last line or scrape shows it."""
         return _ALL_UNKNOWN if self.at is None else self._does(self.at, now, now)[0]
 
-    def _does(self, at: float, time: float, now: float) -> tuple[Moment, float]:
-        """Return what it does at a time, and until when, by what was shown at `at`: it prefills, goes on, and then nothing is known."""
+    def _does(self, at: float, time: float, now: float) -> tuple[Moment, float, bool]:
+        """Return what it does at a time, until when, and whether it prefills, by what was shown at `at`: afterwards nothing is known."""
         if self._is_idle():
-            return _ALL_IDLE, inf
-        if time < (until := at + self._computes()):
-            return self._states(prefilling=True), until
+            return _ALL_IDLE, inf, False
+        computes = self.prefill_seconds if self._computing is None else self._computing
+        if time < (until := at + min(computes, STUCK_SECONDS)):
+            return self._states(prefilling=True), until, True
         until = at + self.hold_seconds if self._computing is None else at
         if now - self._scraped_at <= SHOWN_SECONDS:  # scrapes show when it is idle
             until = max(until, self._shown_at + SHOWN_SECONDS)
         if time < until:
-            return self._states(prefilling=False), until
+            return self._states(prefilling=False), until, False
         waits = self.queued is None or self.queued > 0 or any(self.queues.values()) or self._computing is not None
-        return (_ALL_UNKNOWN if waits else _ALL_IDLE), inf
+        return (_ALL_UNKNOWN if waits else _ALL_IDLE), inf, False
 
     def _is_idle(self) -> bool:
         return (
@@ -602,15 +601,13 @@ class Scheduler:
             and not self.grammar_queued
         )
 
-    def _computes(self) -> float:
-        """Return for how many seconds of the moment prompts are computed."""
-        return min(self.prefill_seconds if self._computing is None else self._computing, STUCK_SECONDS)
-
     def _spend(self, until: float, moment: Moment) -> None:  # noqa: C901 - one loop over all sums
         """Count the time up to `until` as this."""
-        states = _state_keys(moment)
-        for key in states if until > self.spent else ():
-            self._life[key] += until - self.spent
+        activity, states = _state_keys(moment)
+        if until > self.spent:
+            life, lived = self._life, until - self.spent
+            for key in (activity, *states):
+                life[key] += lived
         serves = moment is not _ALL_IDLE and moment is not _ALL_UNKNOWN
         self._woke = self._woke or not serves
         running = None if self.running is None else self.running + self._joined
@@ -810,8 +807,10 @@ def _usages(figures: RankFigures) -> dict[str, float]:
 
 
 @lru_cache(maxsize=1024)
-def _state_keys(moment: Moment) -> tuple[str, ...]:
-    return tuple(f"{signal}/{state}" for signal, state in zip(STATES, (moment.activity, *moment), strict=True))
+def _state_keys(moment: Moment) -> tuple[str, tuple[str, ...]]:
+    """Return the names of its activity, and of its state of each signal."""
+    states = tuple(f"{signal}/{state}" for signal, state in zip(SIGNALS, moment, strict=True))
+    return f"activity/{moment.activity}", states
 
 
 @lru_cache
@@ -887,8 +886,8 @@ class Server:
         self.now = now = now if self.now is None else max(self.now, now)
         self.begin = now if self.begin is None else self.begin
         longest = self.facts.size("max_queued_requests")
-        queued = max((each.queued or 0.0 for each in (*page.ranks, *self.schedulers.values())), default=0.0)
-        full = longest is not None and queued >= QUEUE_FULL * longest
+        queues = (*(rank.queued for rank in page.ranks), *(each.queued for each in self.schedulers.values()))
+        full = longest is not None and max(filter(None, queues), default=0.0) >= QUEUE_FULL * longest
         # A start that the log shows, or that nothing answered before, makes smaller counters certain.
         gains = self.counters.take(page, queue_is_full=full, is_new=self._start_is_due or self._was_away)
         if gains.restarted and not self._start_is_due:
