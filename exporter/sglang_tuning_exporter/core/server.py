@@ -601,7 +601,7 @@ class Scheduler:
             and not self.grammar_queued
         )
 
-    def _spend(self, until: float, moment: Moment) -> None:  # noqa: C901 - one loop over all sums
+    def _spend(self, until: float, moment: Moment) -> None:  # noqa: C901, PLR0912 - one loop over all sums
         """Count the time up to `until` as this."""
         activity, states = _state_keys(moment)
         if until > self.spent:
