@@ -82,6 +82,52 @@ class Gains:
     latencies: Mapping[str, Histogram] = field(default_factory=dict)
 
 
+class RejectedStreams:
+    """Streamed requests that SGLang rejected: it answers them with status 200 and an error, and never finishes them.
+
+    One request ends in both counters at about the same time, so only what exceeds the greatest difference so far counts. A prompt that is too
+    long ends in the same way, but runs: rejected are those that a full queue turns away, and those that leave the queue unstarted after
+    SGLANG_REQ_WAITING_TIMEOUT.
+    """
+
+    def __init__(self, page: Scrape | None = None) -> None:
+        """`page`: the one from which on requests are counted; None at the start of a server."""
+        self._unfinished = self._most = 0.0
+        self._unstarted = None if page is None else _unstarted(page)  # the most so far
+        self._left = 0.0  # of these, not seen as answered
+
+    def take(self, page: Scrape, counts: Mapping[str, float], *, queue_is_full: bool) -> float:
+        """Return how many more were rejected."""
+        self._unfinished += counts.get("answered_requests", 0.0) - counts.get("finished_requests", 0.0)
+        unstarted = (
+            None if counts.get("aborted_requests") else _unstarted(page)
+        )  # whoever aborts takes out of the queue as well
+        if unstarted is not None:
+            before = unstarted if self._unstarted is None else self._unstarted
+            self._left += max(unstarted - before, 0.0)
+            self._unstarted = max(unstarted, before)
+        else:
+            self._unstarted, self._left = None, 0.0
+        above = max(self._unfinished - self._most, 0.0)
+        more = above if queue_is_full else min(above, self._left)
+        can_be = queue_is_full or self._left > 0
+        self._left = max(self._left - more, 0.0)
+        self._most = max(self._unfinished, self._most) if can_be else self._unfinished
+        return float(int(more))
+
+
+def _unstarted(page: Scrape) -> float | None:
+    """Return how many requests left the queues without a start, so far, at least; None where a rank does not expose it."""
+    if page.open_requests is None or not page.ranks:
+        return None
+    waiting = -page.open_requests  # all that wait are open; the gauges of the queues are older than the counters
+    for rank in page.ranks:
+        if rank.queued_requests is None or rank.admitted_requests is None:
+            return None
+        waiting += rank.queued_requests - rank.admitted_requests
+    return max(waiting, 0.0)
+
+
 class Counters:
     """The counters of the page before."""
 
@@ -91,7 +137,7 @@ class Counters:
             None  # the last one whose counters were used, with those of pages before that it lacks
         )
         self._fell = False  # those of the last one were smaller
-        self._unfinished = self._most_unfinished = 0.0  # requests that were answered, and never finished
+        self._streams = RejectedStreams()
 
     def fell(self, page: Scrape) -> bool:
         """Whether the counters of a page are smaller than before."""
@@ -108,16 +154,15 @@ class Counters:
             return Gains(tuple(RankGains(rank, {}, is_fresh=True) for rank in page.ranks))
         restarted, self._fell = self.fell(page), False
         if before is None:
-            self.whole = page
+            self._streams, self.whole = RejectedStreams(page), page
             ranks = tuple(replace(_rank(rank, rank), is_fresh=True) for rank in page.ranks)
             return Gains(ranks, progress=None if page.progress is None else 0.0)
         if restarted:
-            before, known, self._unfinished, self._most_unfinished = Scrape([]), {}, 0.0, 0.0
+            before, known, self._streams = Scrape([]), {}, RejectedStreams()
         counts = _counted(before, page)
         if counts:
-            counts["rejected"] = counts.get("refused_requests", 0.0) + self._rejected_streams(
-                counts, full=queue_is_full
-            )
+            streams = self._streams.take(page, counts, queue_is_full=queue_is_full)
+            counts["rejected"] = counts.get("refused_requests", 0.0) + streams
         latencies = {}
         for name in LATENCIES:
             histogram, earlier = getattr(page, name), getattr(before, name)
@@ -130,16 +175,6 @@ class Counters:
         known |= {rank.dp: _with_older(rank, known.get(rank.dp), RANK_COUNTS) for rank in page.ranks}
         self.whole = replace(_with_older(page, before, (*SERVER_COUNTS, *LATENCIES)), ranks=list(known.values()))
         return Gains(ranks, restarted, moved, counts, latencies)
-
-    def _rejected_streams(self, counts: Mapping[str, float], *, full: bool) -> float:
-        """Return how many streamed requests a full queue rejected: SGLang answers them with status 200 and an error, and never finishes them.
-
-        One request ends in both counters at about the same time, so only what exceeds the greatest difference so far counts.
-        """
-        self._unfinished += counts.get("answered_requests", 0.0) - counts.get("finished_requests", 0.0)
-        more = max(self._unfinished - self._most_unfinished, 0.0) if full else 0.0
-        self._most_unfinished = max(self._unfinished, self._most_unfinished) if full else self._unfinished
-        return float(int(more))
 
 
 def _with_older(new: _T, old: _T | None, names: Iterable[str]) -> _T:

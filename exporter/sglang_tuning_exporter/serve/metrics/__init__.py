@@ -223,7 +223,7 @@ def server(sidecar: Watched, now: float) -> Iterable[Family]:
         yield counter(name, doc, source="metrics").with_samples([(counted[name],)] if known or name in counted else [])
     doc = (
         "Requests that SGLang rejected because its queue was full, or they waited for SGLANG_REQ_WAITING_TIMEOUT:"
-        " answered with 503, or, by a full queue, with a stream that has an error."
+        " answered with 503, or a stream with an error."
     )
     is_counted = bool(sidecar.config.log_file) or (page is not None and page.answered_requests is not None)
     yield counter("rejected_requests", doc, source="metrics, else log").with_samples(

@@ -83,6 +83,10 @@ SOURCES: tuple[Source, ...] = (
     Source("retracted_requests", "total_retracted_reqs", "0.4.9.post6-0.5.2"),
     # Counted when a request ends, and without a rank label: only for a server without DP ranks.
     Source("retracted_requests", "num_retractions_sum", "0.5.4.post3-0.5.6.post2"),
+    # The time from its arrival to the queue is observed once for each request.
+    Source(
+        "queued_requests", "per_stage_req_latency_seconds_count", "0.5.23-0.5.23", where=("stage", "request_process")
+    ),
     Source("admitted_requests", "queue_time_seconds_count", "0.5.3.post3-0.5.23"),
     # The rank with the least memory is the one that runs out.
     Source("available_gpu_memory_gb", "startup_available_gpu_memory_gb", "0.5.11-0.5.23", fold="min"),

@@ -60,6 +60,7 @@ class RankFigures:
     computed_tokens: float | None = None  # of prompts, cumulative
     cached_tokens: float | None = None  # of prompts, found in the prefix cache, cumulative
     retracted_requests: float | None = None  # cumulative
+    queued_requests: float | None = None  # cumulative: entered the queue for the first time
     admitted_requests: float | None = None  # cumulative: left the queue for the first time
     available_gpu_memory_gb: float | None = None  # at start-up; host memory on a CPU server
     graph_memory_gb: float | None = None
