@@ -48,6 +48,17 @@ def test_a_consequence_has_the_advice_of_its_cause() -> None:
     assert "replica" not in said
 
 
+@pytest.mark.parametrize(("share", "flag"), [(0.4, "--max-running-requests"), (0.04, "")])
+def test_rejections_have_the_flag_of_the_reason_for_the_waits_though_waits_are_too_rare_for_a_finding(
+    share: float, flag: str
+) -> None:
+    # As on a real server: a queue of ten, full for 36 of 78 s because of the limit. Few seconds of waits show no reason.
+    judgement = of(and_also(replace(AT_LIMIT, share=share), rejected=400.0), **LIMIT)
+    assert (judgement.verdict, "running_at_limit" in ids(judgement)) == ("requests_rejected", False)
+    changes = finding(judgement, "requests_rejected").changes
+    assert (changes[0].flag if changes else "") == flag
+
+
 def test_no_more_are_let_in_while_each_step_takes_too_long_because_of_those_that_run() -> None:
     # As on a real server: one command line that both admitted more and lowered --max-running-requests.
     slow = {"throughput": 64 / 0.3 * 200, "throughput:s": 200.0}

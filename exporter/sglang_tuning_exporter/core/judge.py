@@ -42,7 +42,7 @@ from sglang_tuning_exporter.core.rows import (
     WHY_REQUESTS_WAIT,
     Row,
 )
-from sglang_tuning_exporter.core.server import BUCKET_SECONDS, Server, Totals
+from sglang_tuning_exporter.core.server import BUCKET_SECONDS, WAITS, Server, Totals
 from sglang_tuning_exporter.core.text import amount
 from sglang_tuning_exporter.core.view import View, explained
 from sglang_tuning_exporter.sglang.args.refusals import objection
@@ -315,7 +315,21 @@ def _changes(
         cause, taken = next(iter(flagged or given), ("", ()))
         if taken:  # where memory is short, fewer requests help as well
             return (*taken, *_own(row, measured, holding, advised)) if cause == "running_far_below_limit" else taken
+        reason = _reason_of_waits(measured.view)
+        if reason is not None and reason.id not in holding:
+            own = tuple(change for change in _own(reason, measured, holding, advised) if change.flag)
+            if own:
+                return own
     return _own(row, measured, holding, advised)
+
+
+def _reason_of_waits(view: View) -> Row | None:
+    """Return the row of the reason for most of the time in which requests waited, though they waited too seldom for a finding of its own."""
+    seconds = {reason: view.totals[f"admission/{reason}"] for reason in WAITS}
+    most, waited = max(seconds, key=seconds.__getitem__), sum(seconds.values())
+    if waited < LEAST_WAITED or seconds[most] <= view.profile.frequent_share * waited:
+        return None
+    return next((row for row in ROWS if row.when.counts == (f"admission/{most}",)), BY_ID.get(most))
 
 
 def _own(row: Row, measured: Measured, holding: frozenset[str], advised: dict[str, object]) -> tuple[Change, ...]:
@@ -373,6 +387,7 @@ def _is_accepted_beside(change: Change, advised: Mapping[str, object], view: Vie
     return objection(release, typed_settings(view), {**advised, change.arg: change.to}) is None
 
 
+LEAST_WAITED = 10.0  # seconds of waiting that show what requests wait for
 _LATER = "change nothing for it yet: what another finding asks for comes first"
 # What a change takes: memory, or room for more requests.
 _TAKES: dict[str, tuple[str, str]] = {
