@@ -35,6 +35,7 @@ _ANY_SAMPLE = re.compile(
 )
 _COMMENT = re.compile(rf"[ \t]*#[ \t]*(TYPE|HELP)[ \t]+({_NAME})(?:[ \t]+(.*))?")
 _ONLY_LABELS = re.compile(_LABELS)
+_QUOTED = re.compile(rf'"{_VALUE}"')
 _LABEL = re.compile(rf'([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"({_VALUE})"')
 _ESCAPE = re.compile(r"\\(.)")
 _ONLY_FIGURE = re.compile(_FIGURE)
@@ -126,9 +127,17 @@ def _number(value: str) -> float | None:
 # A server repeats its label sets in every family. The caches have room for those of sixty ranks, until `PageReader` has the structure.
 @lru_cache(maxsize=MOST_LABEL_SETS)
 def _are_labels(raw: str) -> bool:
-    if _ONLY_LABELS.fullmatch(raw) is None:
-        return False
-    names = [name for name, _ in _LABEL.findall(raw)]
+    return _ONLY_LABELS.fullmatch(raw) is not None and _are_names(_without_values(raw))
+
+
+def _without_values(raw: str) -> str:
+    """Return the names of labels in order, as printed: the same for all series of most families."""
+    return _QUOTED.sub('""', raw)
+
+
+@lru_cache(maxsize=1024)
+def _are_names(form: str) -> bool:
+    names = [name for name, _ in _LABEL.findall(form)]
     # Names with two underscores are reserved: with `__name__` twice in a series Prometheus rejects the page.
     return len(set(names)) == len(names) and not any(name.startswith("__") for name in names)
 
@@ -149,7 +158,7 @@ def labels(raw: str) -> Mapping[str, str]:
 
 def clear_caches() -> None:
     """Empty the caches of label sets, which take a megabyte: with the structure of a page they are not needed."""
-    for cached in (_are_labels, _identity, labels):
+    for cached in (_are_labels, _are_names, _identity, labels):
         cached.cache_clear()
 
 
@@ -218,9 +227,14 @@ def passthrough(page: Page, only: frozenset[str] | None = None) -> SafePage:
         if is_sglang_series(name) and (only is None or _MEMBER.sub("", name_with_colon(name)) in only)
     ]
     names = {name for name, _, _ in samples}
-    unique: dict[tuple[str, frozenset[tuple[str, str]]], tuple[str, str, str]] = {}
+    forms: dict[str, set[str]] = {}
+    for name, raw, _ in samples:
+        forms.setdefault(name, set()).add(raw if '""' in raw else _without_values(raw))
+    unique: dict[tuple[str, str | frozenset[tuple[str, str]]], tuple[str, str, str]] = {}
     for sample in samples:
-        unique.setdefault((sample[0], _identity(sample[1])), sample)
+        name, raw, _ = sample
+        # In one form, without empty labels, two texts are two series.
+        unique.setdefault((name, raw if len(forms[name]) == 1 else _identity(raw)), sample)
     left_out = page.broken + len(samples) - len(unique)
     families: dict[str, tuple[dict[str, str], list[tuple[str, str, str]]]] = {}
     for sample in unique.values():
