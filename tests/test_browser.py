@@ -143,7 +143,7 @@ def test_a_hostile_name_is_text_and_stays_in_its_place(
     facts = sidecar.watch.server.facts
     monkeypatch.setitem(facts.arguments, "served_model_name", name)
     monkeypatch.setitem(facts.arguments, "model_path", name)
-    monkeypatch.setattr(facts, "_typed", (-1, None))  # it is kept for the arguments of before
+    monkeypatch.delattr(facts, "typed_arguments", raising=False)  # it is kept for the arguments of before
     browser.open(address, width=PHONE)
     assert browser.text("header bdi") == clean(name)
     # A command to be pasted holds no control character: a variable stands in its place.

@@ -13,7 +13,7 @@ START = "[2026-09-20 09:00:01] server_args=ServerArgs(model_path='m', tp_size=1,
 CACHE = "pool"  # SGLang's own word
 POOL = (
     f"KV {CACHE} holds 101222 tokens, fewer than --context-length 262144. One full-length request cannot fit, so long requests will be refused or"
-    " truncated at serving time. Lower --context-length or raise --mem-fraction-static."
+    " truncated at serving time. Lower --context-length, raise --mem-fraction-static, or free memory taken before the pool is sized."
 )
 CAPPED = (
     "max_running_requests is capped to 9 by the mamba state cache (max_mamba_cache_size=47, 5 state slots per request). To raise it: increase"

@@ -105,8 +105,8 @@ def test_retractions_reach_a_person_as_advice_to_raise_the_flag_and_never_to_low
         assert f"Change {alert['annotations']['advice']}" in run.texts()
         # A retraction leaves the KV cache half empty: requests wait beside free tokens much of the time, and still no advice is to
         # lower the flag.
-        spent = 'sum(sglang_tuning_state_seconds_total{signal="admission", state%s})'
-        room, serving = spent % '="held_back"', spent % '!~"idle|unknown"'
+        spent = 'sum(sglang_tuning_state_seconds_total{signal="token_usage", state%s})'
+        room, serving = spent % '="below_target"', spent % '!~"idle|unknown"'
         assert float(run.stack.query(f"{room} / {serving}")[0]["value"][1]) > 0.3
         assert "SGLangAdmissionTooConservative" not in run.seen("firing")
         advised = run.stack.query('sglang_tuning_advice_timestamp_seconds{flag="--schedule-conservativeness"}')

@@ -35,7 +35,6 @@ from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.core.server import STATES
-from sglang_tuning_exporter.serve.app import accepts_gzip
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import PREFIX, Family, gauge, info, text_format
 from sglang_tuning_exporter.sglang.metrics import page_figures
@@ -204,25 +203,6 @@ class _Given(Collector):
             for sample in family.samples:
                 metric.add_sample(*sample)
             yield metric
-
-
-# Formats
-
-
-@pytest.mark.parametrize(
-    ("accepted", "is_packed"),
-    [
-        ("gzip", True),
-        ("deflate, GZIP;q=0.5, br", True),
-        ("gzip;q=1.0", True),
-        ("", False),
-        ("gzip;q=0", False),
-        ("gzip; q=0.0", False),
-        ("br", False),
-    ],
-)
-def test_a_page_is_compressed_for_scrapers_that_accept_gzip(accepted: str, is_packed: bool) -> None:  # noqa: FBT001 - a row of the table above
-    assert accepts_gzip(accepted) is is_packed
 
 
 def test_a_live_page_is_the_same_packed_and_holds_the_exporters_process(sglang: FakeSGLang) -> None:

@@ -230,7 +230,7 @@ def test_the_recipe_for_a_kind_of_log_line_counts_it(tree: Tree) -> None:
         "    | `no_pool`",
         "    | `adapter` | | an adapter was not loaded |\n    | `no_pool`",
     )
-    case = '            case "rejected" | "server_error"'
+    case = '            case "rejected" | "pause"'
     tree.replace(
         PACKAGE + "core/server.py",
         case,

@@ -394,7 +394,7 @@ _TAKES: dict[str, tuple[str, str]] = {
     "mem_fraction_static": ("raise", "memory"), "max_total_tokens": ("raise", "memory"), "chunked_prefill_size": ("raise", "memory"),
     "max_prefill_tokens": ("raise", "memory"), "cuda_graph_max_bs": ("raise", "memory"), "cuda_graph_max_bs_decode": ("raise", "memory"),
     "disable_cuda_graph": ("drop", "memory"), "disable_decode_cuda_graph": ("drop", "memory"), "enable_torch_compile": ("add", "memory"),
-    "max_running_requests": ("raise", "requests"), "schedule_conservativeness": ("lower", "requests"),
+    "max_running_requests": ("raise", "memory and requests"), "schedule_conservativeness": ("lower", "requests"),
 }  # fmt: skip
 
 
@@ -403,7 +403,7 @@ def _is_protected(change: Change, holding: frozenset[str], row: Row) -> bool:
     direction, takes = _TAKES.get(change.arg, ("", ""))
     if change.direction != direction:
         return False
-    return any(BY_ID[name].protects == takes for name in holding if name != row.id)
+    return any(BY_ID[name].protects in takes.split(" and ") for name in holding if name != row.id)
 
 
 # Words

@@ -7,10 +7,9 @@ first request: most sidecars are only scraped.
 from __future__ import annotations
 
 import asyncio
-import gzip
-import re
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client.process_collector import ProcessCollector
@@ -22,6 +21,7 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sglang_tuning_exporter.collect.sidecar import FRESH_SECONDS, Sidecar, passed_on
+from sglang_tuning_exporter.serve import formats
 from sglang_tuning_exporter.serve.metrics import collect, serving
 from sglang_tuning_exporter.serve.metrics.families import text_format
 from sglang_tuning_exporter.serve.security.guard import Guard
@@ -30,14 +30,12 @@ from sglang_tuning_exporter.serve.security.lane import Lane
 if TYPE_CHECKING:
     from sglang_tuning_exporter.serve.security.active_config import ActiveConfig
 
-TEXT = "text/plain; version=0.0.4; charset=utf-8"
 TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
 # Kept of the scraper's timeout for rendering and the way back.
 MARGIN_SECONDS = 0.5
 MARGIN_SHARE = 0.1
 # That wait for the thread that writes them. Each connection has one request at a time, so no more scrapes than connections can wait.
 MOST_SCRAPES, MOST_PAGES = 1024, 16
-_REFUSED = re.compile(r"\s*q=0(\.0{0,3})?\s*")
 
 
 def scrape_timeout(announced: str | None, most: float) -> float:
@@ -54,12 +52,6 @@ def scrape_timeout(announced: str | None, most: float) -> float:
     return min(most, max(seconds - min(MARGIN_SECONDS, MARGIN_SHARE * seconds), 0.05))
 
 
-def accepts_gzip(header: str) -> bool:
-    """Return whether an `Accept-Encoding` header names gzip, and not to refuse it."""
-    items = (item.partition(";") for item in header.lower().split(","))
-    return any(name.strip() == "gzip" and not _REFUSED.fullmatch(parameters) for name, _, parameters in items)
-
-
 def make_app(sidecar: Sidecar, web_config: ActiveConfig | None = None) -> Starlette:
     """Return the application; a `web_config` adds authentication and rate limits.
 
@@ -69,20 +61,16 @@ def make_app(sidecar: Sidecar, web_config: ActiveConfig | None = None) -> Starle
     answered: Counter[int] = Counter()
     scrapes = Lane("scrapes", MOST_SCRAPES)
 
-    def written(series: str, accepted: str) -> Response:
+    def written(series: str, headers: Mapping[str, str]) -> Response:
         is_up = None if web_config is None else web_config.is_up
         own = serving(sidecar.config.external_url, answered, is_tls=is_tls, is_up=is_up)
         families = [*collect(sidecar), *(family for family in own if family.samples)]
-        body = (text_format(families) + text_format(process.collect()) + series).encode()
-        headers = {"Content-Type": TEXT, "Vary": "Accept-Encoding"}
-        if accepts_gzip(accepted):
-            body, headers["Content-Encoding"] = gzip.compress(body, compresslevel=1, mtime=0), "gzip"
-        return Response(body, headers=headers)
+        return formats.response(text_format(families) + text_format(process.collect()) + series, headers)
 
     async def metrics(request: Request) -> Response:
         patience = scrape_timeout(request.headers.get(TIMEOUT_HEADER), sidecar.config.scrape_timeout)
         series = await _scraped(sidecar, patience)
-        return await scrapes.run(lambda: written(series, request.headers.get("Accept-Encoding", "")))
+        return await scrapes.run(lambda: written(series, request.headers))
 
     async def healthy(_: Request) -> Response:
         return PlainTextResponse("sglang-tuning-exporter is healthy.\n")
