@@ -150,12 +150,12 @@ def verdict(kept: Recording) -> str:
 def test_a_recorded_replay_is_judged_as_the_recording_it_was_made_of(tmp_path: Path, name: str) -> None:
     original = load(packaged(name) if name == "retract" else HERE / "recordings" / name)
     log, output = tmp_path / "server.log", tmp_path / "out"
-    replay = ReplayServer(original, log_path=log, speed=40)
+    replay = ReplayServer(original, log_path=log, speed=12)
     replay.start()
     try:
         made = Recorder(config(sglang_url=replay.url, log_file=(str(log),)), output, every=0.05)
         with recording(made):
-            wait_for(lambda: replay.finished, seconds=30)
+            wait_for(lambda: replay.finished, seconds=60)
             time.sleep(0.3)  # its last lines are read
     finally:
         replay.stop()
