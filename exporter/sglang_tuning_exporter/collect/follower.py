@@ -283,7 +283,7 @@ class Log:
             if at is not None:
                 mark = known.marks[at]
                 is_longer = mark.has_key(file.key) and file.size > mark.position and not mark.joined
-                if at < len(self.finished) and not is_longer:  # it was read, and nobody wrote to it once more
+                if at < len(self.finished) and not is_longer:  # it was read to its end, and has not grown since
                     continue
                 opened.add(at)
                 made = self._open(file, now, mark.position, joined=mark.joined or (is_copied and at == last))

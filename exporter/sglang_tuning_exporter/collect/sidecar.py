@@ -237,7 +237,7 @@ class Sidecar:
             if watch.is_up is not True:
                 logger.info("scraping %s", self.config.metrics_url)
             self.health = ScrapeHealth(scrape_seconds=outcome.seconds, unrecognised=page.scrape.unrecognised)
-            outcome.passed_on = page.native  # the page is freed: nobody needs half a megabyte between two scrapes
+            outcome.passed_on = page.native  # frees the page, half a megabyte, until the next scrape
             starts = watch.server.starts
             watch.scrape(page.scrape, now, now - outcome.seconds)
             if self._was_away or watch.server.starts != starts:
