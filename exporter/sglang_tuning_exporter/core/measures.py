@@ -164,7 +164,7 @@ def _late(
     seen = view.latency(latency)
     if objective is None or seen is None or view.hung or seen.observations < view.profile.enough_observations:
         return None
-    share = seen.above(objective) / seen.observations
+    share = view.late_share(latency, objective)
     return share if because(seen) else min(share, view.profile.late_bound(budgets))
 
 

@@ -184,13 +184,8 @@ def _prefill_tokens(view: View, seen: frozenset[str], most: float) -> Proven | N
 
 def _decode_interval(view: View, seen: frozenset[str], steps: float) -> Proven | None:
     """Between prefill batches requests wait for decode steps; not while gaps between tokens are late, which a smaller interval lengthens."""
-    gaps, objective = view.latency("inter_token"), view.profile.inter_token_seconds
-    is_late = (
-        gaps is not None
-        and objective is not None
-        and gaps.above(objective) > view.profile.late_bound(SLOW_BURN_TIMES) * max(gaps.observations, 1.0)
-    )
-    if is_late or seen.isdisjoint({"held_back", "unknown", "waiting"}):
+    late = view.late_share("inter_token", view.profile.inter_token_seconds)
+    if late > view.profile.late_bound(SLOW_BURN_TIMES) or seen.isdisjoint({"held_back", "unknown", "waiting"}):
         return None
     return (_ADMITS, 0.0, f"after each prefill batch no request starts for {steps:g} decode steps")
 

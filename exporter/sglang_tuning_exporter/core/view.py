@@ -110,6 +110,11 @@ class View:
         """Return the observations of one of `LATENCIES`; None where the server exposes none, or none came."""
         return self._latencies[name]
 
+    def late_share(self, name: str, objective: float | None) -> float:
+        """Return the share of observations above an objective; 0 where none came, or there is no objective."""
+        seen = self.latency(name)
+        return 0.0 if objective is None or seen is None else seen.above(objective) / max(seen.observations, 1.0)
+
     @cached_property
     def paused_share(self) -> float | None:
         """Share of the time in which running answers wait longer than a usual step; None where no gaps are counted."""

@@ -587,8 +587,7 @@ class Watch:
         self.measured = measured = self.measure(now)
         found = tuple(self._timed(each, measured.view, now) for each in findings(measured))
         judgement = judgement_of(measured, going_on_first(found))
-        firing = {name: each.firing for name, each in self.clocks.by_row.items() if each.firing is not None}
-        self.words.take(judgement, measured.view, now, firing)
+        self.words.take(judgement, measured.view, now, {each.diagnosis: each.at for each in self.clocks.firing})
         return judgement
 
     def _timed(self, finding: Finding, view: View, now: float) -> Finding:

@@ -76,6 +76,11 @@ class Page:
     broken: int = 0  # lines that are neither, nor blank
     canonical: bool = True  # every line but comments has the form that servers print: the value follows the last blank
 
+    @property
+    def values(self) -> list[float]:
+        """The values of the samples, in order."""
+        return [value for _, _, value, _ in self.samples]
+
 
 def scan(text: str) -> Page:
     """Read a whole page."""

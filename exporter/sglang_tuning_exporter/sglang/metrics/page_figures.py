@@ -238,7 +238,7 @@ class Places:
 def read(text: str) -> Scrape:
     """Return the figures of one page of `/metrics`; without SGLang's series there are no ranks."""
     page = scan(text)
-    return Places(page).figures([value for _, _, value, _ in page.samples])
+    return Places(page).figures(page.values)
 
 
 def _ranks(readings: Iterable[_Reading], values: Sequence[float]) -> list[RankFigures]:
@@ -404,30 +404,29 @@ class PageReader:
     def read(self, text: str) -> ParsedPage:
         """Read one page."""
         text, lines, *dropped = exposition.bounded(text)
-        if self._layout is None or not self._layout.take(lines):
-            self._layout = _layout(text, lines, self._only)
-            if self._layout is not None:  # without a structure, the next page needs them again
-                exposition.clear_caches()
         layout = self._layout
-        if layout is None:
-            passed = (
-                exposition.passthrough(exposition.scan(text), self._only)
-                if self._passthrough
-                else exposition.SafePage("")
-            )
-            return ParsedPage(read(text), passed.text, passed.left_out, *dropped)
+        if layout is None or not layout.take(lines):
+            return self._read_anew(text, lines, dropped)
         native = text if layout.native is None else "".join([lines[place] + "\n" for place in layout.native])
         return ParsedPage(layout.places.figures(layout.values), native, layout.left_out, *dropped)
 
+    def _read_anew(self, text: str, lines: list[str], dropped: Iterable[int]) -> ParsedPage:
+        """Read a page whose structure is new, and keep that where the next page may have it too."""
+        page = exposition.scan(text)
+        passed = exposition.passthrough(page, self._only) if self._passthrough else exposition.SafePage("")
+        places, is_kept = Places(page), len(text) <= MOST_CHARACTERS
+        self._layout = _layout(page, places, passed, text, lines) if is_kept else None
+        if self._layout is not None:  # without a structure, the next page needs them again
+            exposition.clear_caches()
+        return ParsedPage(places.figures(page.values), passed.text, passed.left_out, *dropped)
 
-def _layout(text: str, lines: list[str], only: frozenset[str] | None) -> _Layout | None:
-    """Return the structure of a page of which `only` these families are passed on; None where it may depend on more than the values."""
-    page = exposition.scan(text) if len(text) <= MOST_CHARACTERS else exposition.Page()
+
+def _layout(page: Page, places: Places, passed: exposition.SafePage, text: str, lines: list[str]) -> _Layout | None:
+    """Return the structure of a page; None where what is `passed` on may depend on more than the values."""
     if not page.canonical or not page.samples or any(name.startswith("sglang_") for name, *_ in page.samples):
         return None
     begins = [0 if line[:1] in ("", "#") else line.rindex(" ") + 1 for line in lines]
     samples = [number - 1 for number in accumulate(map(bool, begins))]
-    passed = exposition.passthrough(page, only) if only != frozenset() else exposition.SafePage("")
     native_lines = None
     if passed.text != text:
         passed_lines = passed.text.splitlines()
@@ -435,5 +434,4 @@ def _layout(text: str, lines: list[str], only: frozenset[str] | None) -> _Layout
         if not first_places.keys() >= set(passed_lines):  # a line was changed
             return None
         native_lines = [first_places[line] for line in passed_lines]
-    values = [value for _, _, value, _ in page.samples]
-    return _Layout(lines, begins, samples, values, Places(page), native_lines, passed.left_out)
+    return _Layout(lines, begins, samples, page.values, places, native_lines, passed.left_out)
