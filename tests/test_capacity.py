@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.capacity.readings import Counters, Measured, Readings
-from sglang_tuning_exporter.capacity.step_time import NONE, StepSums, fit, total
+from sglang_tuning_exporter.capacity import NONE, Counters, Measured, Readings, StepSums, fit, total
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.capacities import capacities
 from sglang_tuning_exporter.core.events import Event, Rank
@@ -79,12 +78,12 @@ def test_any_counters_give_plausible_figures_or_none(loads: list[Load]) -> None:
     for second, load in enumerate(loads):
         measured.observe([load], float(second))
     for each in capacities(server, measured, float(len(loads))):
-        speed = each.prefill.tokens_per_second
+        speed, step = each.speeds.prefill, each.speeds.step
         assert speed is None or speed.value > 0
-        assert each.prefill.share is None or 0 <= each.prefill.share <= 1
-        if each.step is not None and each.step.line is not None:
-            assert each.step.line.per_request.value > 0
-            assert each.step.line.fixed.low > 0
+        assert each.speeds.prefill_share is None or 0 <= each.speeds.prefill_share <= 1
+        if step is not None and step.line is not None:
+            assert step.line.per_request.value > 0
+            assert step.line.fixed.low > 0
 
 
 def decode(
@@ -138,11 +137,11 @@ def test_a_scheduler_that_counts_its_steps_has_every_figure() -> None:
     measured = Measured(600.0)
     counted(measured)
     (rank,) = capacities(served(), measured, 60.0)
-    assert rank.step is not None
-    assert rank.step.source == "v1_loads"
-    assert rank.prefill.tokens_per_second is not None
-    assert rank.prefill.tokens_per_second.value == pytest.approx(3000.0)
-    assert rank.prefill.share == pytest.approx(0.2)
+    assert rank.speeds.step is not None
+    assert rank.speeds.step.source == "v1_loads"
+    assert rank.speeds.prefill is not None
+    assert rank.speeds.prefill.value == pytest.approx(3000.0)
+    assert rank.speeds.prefill_share == pytest.approx(0.2)
     assert rank.backlog_seconds is not None
     assert rank.backlog_seconds.value == pytest.approx(2.0)
     assert rank.tokens_per_request == pytest.approx(625.0)
@@ -160,10 +159,10 @@ def test_without_counters_the_decode_lines_give_the_step_time() -> None:
     batches = [4 + block % 9 for block in range(100) for _ in range(3)]
     server = server_of(*(decode(2.0 * number, each, speed=speed_of(each)) for number, each in enumerate(batches, 1)))
     (rank,) = capacities(server, None, 600.0)
-    assert rank.step is not None
-    assert rank.step.source == "log"
-    assert rank.step.line is not None
-    assert rank.step.line.per_request.value == pytest.approx(0.0005, rel=0.03)
+    assert rank.speeds.step is not None
+    assert rank.speeds.step.source == "log"
+    assert rank.speeds.step.line is not None
+    assert rank.speeds.step.line.per_request.value == pytest.approx(0.0005, rel=0.03)
 
 
 def decoding(*, accepted: float | None, **arguments: object) -> Server:
@@ -174,8 +173,8 @@ def decoding(*, accepted: float | None, **arguments: object) -> Server:
 
 def test_a_speculative_step_gives_each_request_as_many_tokens_as_the_line_shows() -> None:
     (rank,) = capacities(decoding(accepted=2.5, speculative_algorithm="EAGLE"), None, 600.0)
-    assert rank.step is not None
-    assert (rank.step.seconds.value, rank.step.tokens_per_request) == pytest.approx((0.01, 2.5))
+    assert rank.speeds.step is not None
+    assert (rank.speeds.step.seconds.value, rank.speeds.step.tokens_per_request) == pytest.approx((0.01, 2.5))
     speed = rank.decode_speed(8.0)
     assert speed is not None
     assert speed.value == pytest.approx(2000.0)
@@ -192,9 +191,9 @@ def test_the_lines_of_all_dp_ranks_give_one_step_time() -> None:
     ranks = capacities(server_of(*sorted(events, key=lambda event: event.time or 0.0), dp_size=4), None, 50.0)
     assert len(ranks) == 4
     for rank in ranks:
-        assert rank.step is not None
-        assert rank.step.line is not None
-        assert rank.step.line.per_request.value == pytest.approx(0.0005, rel=0.03)
+        assert rank.speeds.step is not None
+        assert rank.speeds.step.line is not None
+        assert rank.speeds.step.line.per_request.value == pytest.approx(0.0005, rel=0.03)
 
 
 def readings_of(capture: str) -> list[StepSums]:

@@ -35,7 +35,7 @@ def flags(view: View) -> set[str]:
 
 
 def suspected(view: View) -> dict[str, object]:
-    return {change.arg: change.to for change, _ in proven(view)}
+    return {each.suspect.arg: each.to for each in proven(view)}
 
 
 # Proven: the first advice of what they cause

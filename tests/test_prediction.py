@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_tuning_exporter.capacity.readings import Prefill
-from sglang_tuning_exporter.capacity.step_time import Estimate, StepLine, StepTime
+from sglang_tuning_exporter.capacity import Estimate, Speeds, StepLine, StepTime
 from sglang_tuning_exporter.core.capacities import RankCapacity
 from sglang_tuning_exporter.core.plan import throughput
 
@@ -38,7 +37,7 @@ def measured(
         source=source,
     )
     speed = None if prefill is None else around(prefill)
-    return RankCapacity(None, step, Prefill(speed, None), prefill_per_token=mix, running=batch)
+    return RankCapacity(None, Speeds(step, speed, per_token=mix), running=batch)
 
 
 def test_more_requests_at_once_share_a_step() -> None:
@@ -59,7 +58,7 @@ def test_prefill_takes_its_share_of_every_token() -> None:
 
 def test_an_unsure_prefill_speed_makes_the_throughput_unsure() -> None:
     sure, unsure = (measured(prefill=1000.0, mix=2.0) for _ in range(2))
-    unsure = replace(unsure, prefill=Prefill(around(1000.0, 0.5), None))
+    unsure = replace(unsure, speeds=unsure.speeds._replace(prefill=around(1000.0, 0.5)))
     first, second = throughput(sure, 8), throughput(unsure, 8)
     assert first is not None
     assert second is not None

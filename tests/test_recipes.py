@@ -186,7 +186,9 @@ def test_the_recipe_for_a_diagnosis_with_a_flag_gives_its_value_rule_runbook_and
     tree.write(PACKAGE + "core/prose/batch_queue_short.md", RUNBOOK)
     value = '    "client_too_slow": _more,\n'
     tree.replace(
-        PACKAGE + "core/advice.py", value, f'{value}    "batch_queue_short": _set("scheduler_recv_interval", 10.0),\n'
+        PACKAGE + "core/advice.py",
+        value,
+        f'{value}    "batch_queue_short": _always("scheduler_recv_interval", 10.0),\n',
     )
     arguments = '"served_model_name", '
     tree.replace(PACKAGE + "core/arguments.py", arguments, f'"scheduler_recv_interval", {arguments}')

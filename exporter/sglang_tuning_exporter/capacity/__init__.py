@@ -1,5 +1,401 @@
-"""How fast a server computes: step time by batch, prefill speed, and what both predict. Pure.
+"""How fast a scheduler computes: the time of a decode step by its batch, and the speed of prefill, each with its interval. Pure.
 
-Counters of `/v1/loads` or decode lines become sums over steps. `step_time` fits a line with intervals, or gives the reason against it;
-`readings` keeps what the schedulers counted.
+seconds of a step = fixed + per request x batch, by least squares from sums over steps as SGLang counts them (`/v1/loads`), or as decode lines
+show them. SGLang sums no squared seconds, so residuals are unknown, and intervals come from the spread over windows. No line is given, with
+the reason, where the batch hardly varied, where the slope or the intercept is not positive, and where windows disagree; the mean step remains.
+Values and reasons: docs/capacity.md.
 """
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import fsum, inf, isfinite, log2, nan, sqrt
+from typing import NamedTuple, TypeVar
+
+from sglang_tuning_exporter.sglang.server_info import Load
+
+# Student's t for a two-sided interval of 95 %, by degrees of freedom.
+_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
+_T_MANY = 1.96
+# Relative standard error between a figure and its measurement some minutes later: the machine and the mix of requests change, and the
+# windows of one ten-minute fit cannot show it (docs/capacity.md, "Other batches").
+BETWEEN = 0.07
+MOST_WINDOWS, LEAST_WINDOWS = 10, 4
+LEAST_STEPS = 200
+LEAST_LINES = 40  # of a log
+# Standard deviation of the batch: below it, any change of the machine's speed would give any slope.
+LEAST_DEVIATION, LEAST_DEVIATION_SHARE = 0.3, 0.05
+# Half the slope's interval, relative to the slope.
+MOST_HALF_WIDTH = 0.6
+# Between the mean step and an earlier line at the same batch: above it the earlier line does not describe this server.
+MOST_LINE_ERROR = 0.25
+# For each doubling beyond the batches seen: steps of a real engine grew faster than the line.
+GROWTH_BEYOND_SEEN = 0.1
+# Share of the batch's spread within windows from which on the windows share a slope: a slowdown between two of them does not tilt it.
+SPREAD_WITHIN_WINDOWS = 0.5
+LEAST_SECONDS = 1.0  # between two readings
+BACKWARDS_SECONDS = 5.0  # a snapshot that much older than the last one is from another clock or another server
+LEAST_BUSY_SECONDS = 0.5
+LEAST_SHARE_SECONDS = 20.0
+LEAST_SERVING_SECONDS = 20.0
+STALE_SECONDS = 120.0  # older figures say nothing about now
+MOST_SCHEDULERS = 384
+T = TypeVar("T")
+
+
+class Estimate(NamedTuple):
+    """A figure and the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def with_drift(self) -> Estimate:
+        """The figure with the interval for a measurement some minutes later."""
+        value, drift = self.value, _T_MANY * BETWEEN * self.value
+        low, high = sqrt((value - self.low) ** 2 + drift**2), sqrt((self.high - value) ** 2 + drift**2)
+        return Estimate(value, max(value - low, 0.0), value + high)
+
+    def times(self, factor: float) -> Estimate:
+        """Return the figure times a positive `factor`."""
+        return Estimate(self.value * factor, self.low * factor, self.high * factor)
+
+    def dividing(self, amount: float) -> Estimate:
+        """Return `amount` over this positive figure."""
+        return Estimate(amount / self.value, amount / self.high, amount / self.low)
+
+
+def estimated(windows: Sequence[T], figure: Callable[[Sequence[T]], float]) -> Estimate | None:
+    """Return a figure of windows with its jackknife interval; None below two windows, or where it is no number without one of them.
+
+    Consecutive steps are alike, so an interval from single steps would be far too narrow.
+    """
+    number, value = len(windows), figure(windows)
+    without = [figure([*windows[:left_out], *windows[left_out + 1 :]]) for left_out in range(number)]
+    if number < 2 or not all(map(isfinite, (value, *without))):
+        return None
+    mean = fsum(without) / number
+    error = sqrt((number - 1) / number * fsum((each - mean) ** 2 for each in without))
+    half = (_T[number - 2] if number <= len(_T) + 1 else _T_MANY) * error
+    return Estimate(value, value - half, value + half)
+
+
+# The time of a decode step
+
+
+class StepSums(NamedTuple):
+    """Sums over decode steps: steps, batch, seconds, batch squared, batch x seconds, generated tokens."""
+
+    steps: float = 0.0
+    batch: float = 0.0
+    seconds: float = 0.0
+    batch_squared: float = 0.0
+    batch_seconds: float = 0.0
+    tokens: float = 0.0
+
+    @classmethod
+    def of_line(cls, batch: float, seconds: float, tokens_per_request: float = 1.0) -> StepSums:
+        """Return the mean step of a decode line as one step."""
+        return cls(1.0, batch, seconds, batch * batch, batch * seconds, batch * tokens_per_request)
+
+    def minus(self, earlier: StepSums) -> StepSums:
+        """Return the sums since `earlier`."""
+        return StepSums(*(mine - theirs for mine, theirs in zip(self, earlier, strict=True)))
+
+    @property
+    def are_possible(self) -> bool:
+        """Whether steps can have these sums: no sum and no variance is negative, but for a rounding error of large ones."""
+        is_known = all(isfinite(each) and each >= 0 for each in self)
+        return is_known and self.batch * self.batch <= self.batch_squared * self.steps * (1 + 1e-9)
+
+    @property
+    def mean_batch(self) -> float:
+        """Mean requests per step; needs at least one step."""
+        return self.batch / self.steps
+
+    @property
+    def mean_seconds(self) -> float:
+        """Mean seconds of a step; needs at least one step."""
+        return self.seconds / self.steps
+
+    @property
+    def spread(self) -> float:
+        """Sum of squared deviations of the batch from its mean."""
+        return max(self.batch_squared - self.batch * self.batch / self.steps, 0.0) if self.steps else 0.0
+
+    @property
+    def joint_spread(self) -> float:
+        """Sum of the products of the deviations of batch and seconds from their means."""
+        return self.batch_seconds - self.batch * self.seconds / self.steps if self.steps else 0.0
+
+
+NONE = StepSums()
+
+
+def total(parts: Iterable[StepSums]) -> StepSums:
+    """Return the sum of all."""
+    return StepSums(*map(sum, zip(*parts, strict=True)))
+
+
+def windows_of(parts: Sequence[StepSums]) -> list[StepSums]:
+    """Return consecutive parts as at most ten windows of about equally many steps; parts without steps are left out."""
+    counted = [part for part in parts if part[0]]
+    share, seen = sum(part[0] for part in counted) / MOST_WINDOWS, 0.0
+    found: list[list[StepSums]] = [[]]
+    for part in counted:
+        seen += part[0]
+        found[-1].append(part)
+        if seen >= share * len(found) and len(found) < MOST_WINDOWS:
+            found.append([])
+    return [total(each) for each in found if each]
+
+
+class StepLine(NamedTuple):
+    """A fitted line: seconds = fixed + per_request x batch."""
+
+    fixed: Estimate
+    per_request: Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """The mean step at the mean batch, and the line where one could be fitted; `refused` is why there is none."""
+
+    steps: float
+    batch: float
+    deviation: float
+    seconds: Estimate
+    tokens_per_request: float  # per step: 1 without speculative decoding
+    line: StepLine | None = None
+    refused: str = ""
+    source: str = "v1_loads"
+
+    @property
+    def seen(self) -> tuple[float, float]:
+        """The smallest and the largest batch seen often: mean and two standard deviations, at least one."""
+        return max(self.batch - 2 * self.deviation, 1.0), self.batch + 2 * self.deviation
+
+    def with_line_of(self, earlier: StepTime) -> StepTime:
+        """Return this step time with the line of an earlier fit of the same server, if the present mean step lies on it."""
+        predicted = None if self.line is not None else earlier.at(self.batch)
+        if predicted is None or abs(self.seconds.value / predicted.value - 1.0) > MOST_LINE_ERROR:
+            return self
+        return replace(self, line=earlier.line, refused="")
+
+    def at(self, batch: float) -> Estimate | None:
+        """Return the seconds of a step of `batch` requests; None where unknown, or where its interval reaches zero.
+
+        The interval grows with the distance from the batches seen.
+        """
+        if batch <= 0:
+            return None
+        away = batch - self.batch
+        if self.line is None:
+            return self.seconds if abs(away) <= max(self.deviation, 0.5) and self.seconds.low > 0 else None
+        slope = self.line.per_request
+        value = self.seconds.value + slope.value * away
+        own, of_slope = (self.seconds.high - self.seconds.low) / 2, (slope.high - slope.low) / 2 * away
+        half = sqrt(own * own + of_slope * of_slope)
+        beyond = max(log2(batch / self.seen[1]), 0.0)
+        low, high = value - half, value * (1 + GROWTH_BEYOND_SEEN * beyond) + half
+        return Estimate(value, low, high) if low > 0 else None
+
+
+def fit(parts: Sequence[StepSums], *, least: float = LEAST_STEPS, source: str = "v1_loads") -> StepTime | None:
+    """Return the step time from the moments of consecutive intervals; None where there are too few steps."""
+    windows = windows_of(parts)
+    together = total(windows)
+    if together.steps < least or len(windows) < LEAST_WINDOWS or not together.seconds or not together.batch:
+        return None
+    seconds = estimated(windows, lambda each: total(each).mean_seconds)
+    if seconds is None:
+        return None
+    deviation = sqrt(together.spread / together.steps)
+    line = _line(together, windows, deviation)
+    refused, found = (line, None) if isinstance(line, str) else ("", line)
+    tokens = together.tokens / together.batch
+    return StepTime(together.steps, together.mean_batch, deviation, seconds, tokens, found, refused, source)
+
+
+def _line(together: StepSums, windows: Sequence[StepSums], deviation: float) -> StepLine | str:
+    """Return the line of the windows, or why there is none."""
+    if deviation < max(LEAST_DEVIATION, LEAST_DEVIATION_SHARE * together.mean_batch):
+        return f"the batch hardly varied ({together.mean_batch:.1f} ± {deviation:.2f} requests)"
+    is_shared = sum(window.spread for window in windows) >= SPREAD_WITHIN_WINDOWS * together.spread
+
+    def slope(cut: Sequence[StepSums]) -> float:
+        """Give the slope that all windows share, each with its own intercept, or the one of all steps together."""
+        parts = cut if is_shared else [total(cut)]
+        spread = sum(part.spread for part in parts)
+        return sum(part.joint_spread for part in parts) / spread if spread else nan
+
+    def intercept(cut: Sequence[StepSums]) -> float:
+        whole = total(cut)
+        return whole.mean_seconds - slope(cut) * whole.mean_batch
+
+    per_request, fixed = estimated(windows, slope), estimated(windows, intercept)
+    if per_request is None or fixed is None:
+        return "the batch varied in too few windows"
+    if per_request.value <= 0:
+        return f"larger batches were not slower ({1e3 * per_request.value:.2f} ms a request): something else slowed it down"
+    half_width = (per_request.high - per_request.low) / 2 / per_request.value
+    if half_width > MOST_HALF_WIDTH:
+        return f"its windows disagree (± {100 * half_width:.0f} % of the slope)"
+    if fixed.low <= 0:
+        return (
+            f"its start may lie below zero ({1e3 * fixed.value:.2f} ms): something else than the batch slowed it down"
+        )
+    return StepLine(fixed, per_request)
+
+
+# Readings of `/v1/loads` over ten minutes
+
+
+class Counters(NamedTuple):
+    """One scheduler's cumulative counters at a time of its own clock; or what it did in so many seconds up to a time."""
+
+    at: float
+    prefill_tokens: float
+    prefill_seconds: float
+    decode: StepSums
+    seconds: float = 0.0
+
+    @classmethod
+    def of(cls, load: Load) -> Counters | None:
+        """Return the counters of an answer; None where the release has none, or the values are impossible."""
+        if load.timestamp is None or load.prefill_busy_seconds is None or load.prefill_uncached_tokens is None:
+            return None
+        decode = NONE
+        if load.decode_moments is not None:
+            steps, batch, microseconds, squared, batch_microseconds, tokens = load.decode_moments
+            decode = StepSums(steps, batch, microseconds / 1e6, squared, batch_microseconds / 1e6, tokens)
+        if not decode.are_possible:
+            return None
+        return cls(load.timestamp, load.prefill_uncached_tokens, load.prefill_busy_seconds, decode)
+
+    def fell_since(self, last: Counters) -> bool:
+        """Whether any counter is lower than before."""
+        mine, theirs = (self[1:3] + self.decode, last[1:3] + last.decode)
+        return any(after < before for before, after in zip(theirs, mine, strict=True))
+
+    def since(self, last: Counters) -> Counters | None:
+        """Return what was done since an earlier reading; None where the counters restarted."""
+        if self.at <= last.at or self.fell_since(last):
+            return None
+        decode = self.decode.minus(last.decode)
+        # After months of uptime the sums lose their last digits, and the spread of a few steps may be negative.
+        decode = decode if decode.are_possible else NONE
+        tokens, seconds = self.prefill_tokens - last.prefill_tokens, self.prefill_seconds - last.prefill_seconds
+        return Counters(self.at, tokens, seconds, decode, self.at - last.at)
+
+
+class Speeds(NamedTuple):
+    """What one scheduler shows; an unknown figure is None."""
+
+    step: StepTime | None = None
+    prefill: Estimate | None = None  # prompt tokens a second while prefill runs
+    prefill_share: float | None = None  # of wall time
+    per_token: float | None = None  # prompt tokens computed for each generated token
+
+
+def speeds_of(intervals: Sequence[Counters]) -> Speeds:
+    """Return the speeds over intervals between readings."""
+    watched, busy = sum(each.seconds for each in intervals), sum(each.prefill_seconds for each in intervals)
+    # SGLang counts a prefill when it ends, so the busy time of a long one may exceed a short interval.
+    share = min(busy / watched, 1.0) if watched >= LEAST_SHARE_SECONDS else None
+    computing = [each for each in intervals if each.prefill_seconds > 0]
+    size = -(-len(computing) // MOST_WINDOWS)
+    cut = [computing[first : first + size] for first in range(0, len(computing), size)] if size else []
+    is_enough = busy >= LEAST_BUSY_SECONDS and len(computing) >= LEAST_WINDOWS
+    speed = estimated(cut, _prefill_speed) if is_enough else None
+    step, generated = fit([each.decode for each in intervals]), sum(each.decode.tokens for each in intervals)
+    prefilled = sum(each.prefill_tokens for each in intervals)
+    per_token = prefilled / generated if step is not None and generated else None
+    return Speeds(step, speed if speed is not None and speed.low > 0 else None, share, per_token)
+
+
+def _prefill_speed(cut: Sequence[Sequence[Counters]]) -> float:
+    seconds = sum(each.prefill_seconds for window in cut for each in window)
+    return sum(each.prefill_tokens for window in cut for each in window) / seconds if seconds > 0 else nan
+
+
+class Readings:
+    """The intervals between one scheduler's readings in the last `length` seconds of its clock, and the fit of them."""
+
+    def __init__(self, length: float) -> None:
+        self._length = length
+        self.last: Counters | None = None
+        self.intervals: deque[Counters] = deque()
+        self.seen_at = -inf
+        self.waiting: float | None = None  # prompt tokens
+        self._fitted: StepTime | None = None  # the last one with a line
+        self._known: tuple[float | None, Speeds] | None = None  # the last reading's time, and the fit up to it
+
+    def take(self, reading: Counters) -> bool:
+        """Add a reading; return False for a snapshot that was read before.
+
+        Counters that fall belong to a restarted server, so the intervals before them are removed.
+        """
+        last, self.last = self.last, reading
+        if last is None:
+            return True
+        if last.at - BACKWARDS_SECONDS <= reading.at < last.at + LEAST_SECONDS and not reading.fell_since(last):
+            self.last = last
+            return reading.at > last.at
+        interval = reading.since(last)
+        if interval is None:
+            self.intervals.clear()
+            self._fitted = None
+        elif interval.seconds <= self._length:
+            self.intervals.append(interval)
+        while self.intervals and self.intervals[0].at - self.intervals[0].seconds < reading.at - self._length:
+            self.intervals.popleft()
+        return True
+
+    @property
+    def speeds(self) -> Speeds:
+        """The present speeds, computed once for each new reading.
+
+        At a running limit the batch does not vary, and no line can be fitted. Then the line of the time when it varied is used: it answers
+        what a larger batch would bring.
+        """
+        last = None if self.last is None else self.last.at
+        if self._known is None or self._known[0] != last:
+            found = speeds_of(self.intervals)
+            if found.step is not None and found.step.line is not None:
+                self._fitted = found.step
+            elif found.step is not None and self._fitted is not None:
+                found = found._replace(step=found.step.with_line_of(self._fitted))
+            self._known = (last, found)
+        return self._known[1]
+
+
+class Measured:
+    """The counters of `/v1/loads` of one server, by DP rank."""
+
+    def __init__(self, window_seconds: float) -> None:
+        self._length = window_seconds
+        self._ranks: dict[int | None, Readings] = {}
+
+    def observe(self, loads: Sequence[Load], now: float) -> None:
+        """Add one answer; each scheduler in it has a time stamp of its own, and a snapshot seen before is ignored."""
+        for load in loads:
+            counted = Counters.of(load)
+            if counted is None or (load.dp not in self._ranks and len(self._ranks) >= MOST_SCHEDULERS):
+                continue
+            rank = self._ranks.setdefault(load.dp, Readings(self._length))
+            if rank.take(counted):
+                waiting = load.waiting_uncached_tokens
+                rank.seen_at, rank.waiting = now, None if waiting is None else float(waiting)
+
+    def forget(self) -> None:
+        """Remove everything: another server runs, or the same one with other arguments."""
+        self._ranks.clear()
+
+    def scheduler(self, dp: int | None, now: float, *, only: bool) -> Readings | None:
+        """Return one scheduler; a server's only scheduler is rank 0 in `/v1/loads`. None where its counters are old or absent."""
+        rank = self._ranks.get(0 if dp is None and only and None not in self._ranks else dp)
+        return None if rank is None or now - rank.seen_at >= STALE_SECONDS else rank

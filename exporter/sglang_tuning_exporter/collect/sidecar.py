@@ -14,7 +14,7 @@ from math import inf
 from queue import Empty, SimpleQueue
 from typing import BinaryIO
 
-from sglang_tuning_exporter.capacity.readings import Measured
+from sglang_tuning_exporter.capacity import Measured
 from sglang_tuning_exporter.collect.log import Logbook
 from sglang_tuning_exporter.collect.scrape import (
     Client,

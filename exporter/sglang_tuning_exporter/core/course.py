@@ -9,39 +9,13 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from sglang_tuning_exporter.config.profiles import Profile
+from sglang_tuning_exporter.core import judge, summary
 from sglang_tuning_exporter.core.alerts import Clocks
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.findings import URGENCY, Alert, Finding, Judged, Judgement, Start, Stretch
-from sglang_tuning_exporter.core.judge import (
-    IDLE,
-    NO_LIMIT,
-    NOT_ENOUGH,
-    SENTENCES,
-    Measured,
-    findings,
-    is_limit,
-    judge,
-    muted,
-    said_at_once,
-    short_load,
-    timed,
-    weigh,
-)
 from sglang_tuning_exporter.core.rows import BY_ID, ROWS, Row
 from sglang_tuning_exporter.core.server import BUCKET_SECONDS, Server, Totals, merged
-from sglang_tuning_exporter.core.summary import (
-    COUNTS,
-    command,
-    figures_of,
-    last_figures,
-    marked_note,
-    memory,
-    memory_words,
-    points,
-    printed,
-    shares,
-)
 from sglang_tuning_exporter.core.view import View, explained, view_of
 from sglang_tuning_exporter.sglang.args.printed import VARYING_ARGS, are_same_settings
 
@@ -60,14 +34,14 @@ class Held:
 
     run: Run
     row: Row
-    measured: Measured
+    measured: judge.Measured
     excess: float
     seconds: float = 0.0
 
     @property
     def is_limit(self) -> bool:
         """Whether it can be the verdict."""
-        return is_limit(self.row.id, self.measured)
+        return judge.is_limit(self.row.id, self.measured)
 
 
 @dataclass(slots=True)
@@ -137,17 +111,17 @@ class Course:
         self.server.advance(now)
         run, window = self.runs[-1], self._profile.window_seconds
         view = view_of(self.server, min(window, now - run.begin))
-        measured = weigh(view)
+        measured = judge.weigh(view)
         self._alerts += self._clocks.pass_on(measured, self.server, now, PAUSE_SECONDS)
         if now - run.begin >= window:
             run.phases.clear()
             self._credit(run, measured)
         else:
-            phase = weigh(view_of(self.server, min(PHASE_SECONDS, now - run.begin)))
+            phase = judge.weigh(view_of(self.server, min(PHASE_SECONDS, now - run.begin)))
             for name in phase.holding if phase.view.has_enough_load else ():
                 self._hold(run, run.phases, name, phase, min(STEP_SECONDS, phase.view.served))
 
-    def _credit(self, run: Run, measured: Measured, *, whole: bool = False) -> None:
+    def _credit(self, run: Run, measured: judge.Measured, *, whole: bool = False) -> None:
         """Count the serving time since the last step for what holds."""
         total = self._served()
         seconds, self._counted = max(total - self._counted, 0.0), total
@@ -157,7 +131,7 @@ class Course:
             self._hold(run, run.held, name, measured, seconds)
 
     @staticmethod
-    def _hold(run: Run, rows: dict[str, Held], name: str, measured: Measured, seconds: float) -> None:
+    def _hold(run: Run, rows: dict[str, Held], name: str, measured: judge.Measured, seconds: float) -> None:
         """Credit seconds to a row, and keep the view in which it was clearest."""
         figure = measured.figures[name]
         excess = (figure.value - (figure.limit or 0.0)) * (1 if figure.side == "above" else -1)
@@ -180,12 +154,9 @@ class Course:
         run.served = self._served()
         window = self._profile.window_seconds
         run.whole = view_of(self.server, now - run.begin + 1.0)
-        self._credit(run, weigh(view_of(self.server, min(window, now - run.begin + 1.0))), whole=True)
-        if run.whole.has_enough_load and set(run.verdicts) <= {
-            NOT_ENOUGH,
-            IDLE,
-        }:  # too little in any ten minutes, enough in all
-            whole = weigh(run.whole)
+        self._credit(run, judge.weigh(view_of(self.server, min(window, now - run.begin + 1.0))), whole=True)
+        if run.whole.has_enough_load and set(run.verdicts) <= {judge.NOT_ENOUGH, judge.IDLE}:
+            whole = judge.weigh(run.whole)  # too little in any ten minutes, enough in all
             run.verdicts = {whole.verdict: run.served}
             for name in whole.holding:
                 self._hold(run, run.held, name, whole, run.served)
@@ -216,7 +187,7 @@ class Course:
         self._end_run()
         end = server.now or 0.0
         if server.begin is not None:
-            last = weigh(view_of(server, min(self._profile.window_seconds, end - self.runs[-1].begin + 1.0)))
+            last = judge.weigh(view_of(server, min(self._profile.window_seconds, end - self.runs[-1].begin + 1.0)))
             self._alerts += self._clocks.pass_on(last, server, end, PAUSE_SECONDS)
         self._alerts += self._clocks.firing
         judgement = self._judgement(end)
@@ -227,17 +198,17 @@ class Course:
             for verdict, seconds in run.verdicts.items():
                 verdicts[verdict] = verdicts.get(verdict, 0.0) + seconds
         mostly = max(verdicts, key=verdicts.__getitem__) if sum(verdicts.values()) else None
-        line, changes, notes = command(judgement, server.facts)
+        line, changes, notes = summary.command(judgement, server.facts)
         whole = View(totals, server.facts, server.profile, end)
         return Judged(
             self._profile.name, server.begin, server.now if server.begin is not None else None, served, whole.idle, judgement,
             None if mostly is None else (mostly, verdicts[mostly] / sum(verdicts.values())),
-            tuple(sorted(self._alerts, key=lambda alert: alert.at)), self._stretches(), points(server),
+            tuple(sorted(self._alerts, key=lambda alert: alert.at)), self._stretches(), summary.points(server),
             tuple(self._start(number, run) for number, run in enumerate(self.runs) if run.is_start or run.served or len(self.runs) == 1),
-            {name: totals[count] for name, count in COUNTS.items()},
-            {name: totals[f"marked.{count}"] for name, count in COUNTS.items() if totals[f"marked.{count}"]},
-            shares(totals),
-            last_figures(server), line, changes, notes, marked_note(totals), printed(server.facts),
+            {name: totals[count] for name, count in summary.COUNTS.items()},
+            {name: totals[f"marked.{count}"] for name, count in summary.COUNTS.items() if totals[f"marked.{count}"]},
+            summary.shares(totals),
+            summary.last_figures(server), line, changes, notes, summary.marked_note(totals), summary.printed(server.facts),
             tuple(gigabytes for run in self.runs for gigabytes in run.facts.left.values()),
         )  # fmt: skip
 
@@ -254,7 +225,7 @@ class Course:
             key=lambda each: (-URGENCY[each.row.severity], each.run is not last, order[each.row.id], -each.seconds),
         )
         for held in limits:
-            run, name, found = held.run, held.row.id, findings(held.measured, also)
+            run, name, found = held.run, held.row.id, judge.findings(held.measured, also)
             if all(each.diagnosis != name for each in found):
                 continue  # a row whose advice is left to another is no finding
             context = [
@@ -278,17 +249,17 @@ class Course:
             key=lambda each: (each.served >= self._profile.enough_serving_seconds, each is self.runs[-1], each.served),
         )
         view = run.whole if run.whole is not None else view_of(self.server, inf)
-        base = judge(view)
+        base = judge.judge(view)
         kept = [each for each in base.findings if not each.is_limit]
         others = self._others(chosen, kept, end)
         found = (*kept, *others)
         first = next((each for each in found if each.is_limit), None)
         if first is not None:
             return Judgement(first.diagnosis, first.headline, first.severity, found, base.checks, self._notes(base))
-        verdict = base.verdict if base.verdict not in BY_ID else NO_LIMIT
-        sentence = base.sentence if verdict == base.verdict else SENTENCES[verdict]
-        if verdict == NOT_ENOUGH:
-            sentence = said_at_once(verdict, found) or short_load(view)
+        verdict = base.verdict if base.verdict not in BY_ID else judge.NO_LIMIT
+        sentence = base.sentence if verdict == base.verdict else judge.SENTENCES[verdict]
+        if verdict == judge.NOT_ENOUGH:
+            sentence = judge.said_at_once(verdict, found) or judge.short_load(view)
         return Judgement(verdict, sentence, "none", found, base.checks, self._notes(base))
 
     def _counts(self, held: Held, served: float) -> bool:
@@ -314,7 +285,7 @@ class Course:
             name = held.row.id
             if name in names:
                 continue
-            own = next((each for each in findings(held.measured, also) if each.diagnosis == name), None)
+            own = next((each for each in judge.findings(held.measured, also) if each.diagnosis == name), None)
             if own is None:
                 continue
             kept = tuple(change for change in own.changes if change.arg not in flags or flags[change.arg] == change.to)
@@ -328,7 +299,7 @@ class Course:
     def _timed(self, finding: Finding, held: Held, end: float) -> Finding:
         """Add when a finding was seen; one that is over is said in the past tense."""
         run = held.run
-        found = timed(finding, self.server, run.begin, run.end, now=end, counts=run.totals)
+        found = judge.timed(finding, self.server, run.begin, run.end, now=end, counts=run.totals)
         if found is None:
             always = BY_ID[finding.diagnosis].any_load
             found = replace(finding, since=run.begin if always else None, until=run.end if always else None)
@@ -343,27 +314,24 @@ class Course:
             for silence in server.silences[:3]
         ]  # fmt: skip
         running = sum(each.running or 0.0 for each in server.schedulers.values())
-        if (
-            running >= 1
-            and self._last_batch is not None
-            and self._last_line is not None
-            and not server.stopping
-            and not server.ended
-        ):
-            hold = max((each.hold_seconds for each in server.schedulers.values()), default=0.0)
-            if self._last_line - self._last_batch <= 1.2 * hold:
-                notes.append(f"The log ends while {running:.0f} ran; whether they were answered is not in it.")
-        notes += [note for note in muted(self._profile, {}) if base is None]  # else it is among those of `base`
+        hold = max((each.hold_seconds for each in server.schedulers.values()), default=0.0)
+        silent = inf if self._last_batch is None or self._last_line is None else self._last_line - self._last_batch
+        if running >= 1 and silent <= 1.2 * hold and not server.stopping and not server.ended:
+            notes.append(f"The log ends while {running:.0f} ran; whether they were answered is not in it.")
+        notes += [note for note in judge.muted(self._profile, {}) if base is None]  # else it is among those of `base`
         notes += self._range_notes()
         return tuple(notes)
 
     def _range_notes(self) -> list[str]:
         """Say which range of the guide a figure lies outside of, where no finding does."""
         run = max(self.runs, key=lambda each: each.served)
-        view, notes = run.whole, list[str]()
-        if view is None:
-            return notes
-        profile, reserve = view.profile, view.facts.reserve_gb
+        view, notes = run.whole or view_of(self.server, inf), list[str]()
+        profile, reserve, lower, queued = (
+            view.profile,
+            view.facts.reserve_gb,
+            view.profile.queue_lower,
+            view.sum("queued"),
+        )
         if reserve is not None and profile.reserve_good_gb < reserve <= profile.reserve_upper_gb:
             notes.append(
                 f"{reserve:.4g} GB of GPU memory were left after the start: neither in the guide's good range (5 to {profile.reserve_good_gb:g} GB) nor too"
@@ -373,14 +341,8 @@ class Course:
             notes.append(
                 "The prefix cache is off (--disable-radix-cache): prompts that share a prefix are computed whole, each time."
             )
-        queued = view.sum("queued")
-        lower = profile.queue_lower
-        if (
-            lower
-            and queued
-            and view.has_enough_load
-            and (view.share("queue", "below_range") or 0.0) > profile.frequent_share
-        ):
+        is_short = view.has_enough_load and (view.share("queue", "below_range") or 0.0) > profile.frequent_share
+        if lower and queued and is_short:
             notes.append(
                 f"{queued:.0f} requests waited on average; the guide's range is {lower:g} to {profile.queue_upper:,.0f}."
             )
@@ -399,7 +361,7 @@ class Course:
         view = run.whole or View(run.totals, run.facts, self._profile, run.end)
         return Start(
             run.begin if run.is_start and self.server.begin is not None else None, run.facts.shown_release, run.facts.arguments, changed,
-            figures_of(view), run.ended, memory(run.facts),
+            summary.figures_of(view), run.ended, summary.memory(run.facts),
         )  # fmt: skip
 
     def _stretches(self) -> tuple[Stretch, ...]:
@@ -416,7 +378,7 @@ class Course:
             ]
             if run.is_start:
                 first = max(serving[0][0], run.begin) if serving else run.end
-                stretches.append(Stretch("starting", run.begin, first, ", ".join(memory_words(run.facts))))
+                stretches.append(Stretch("starting", run.begin, first, ", ".join(summary.memory_words(run.facts))))
                 begin = first
             for at, _ in serving:
                 start, stop = max(at, run.begin), min(at + 10.0, run.end)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from math import inf
 from typing import NamedTuple
 
+from sglang_tuning_exporter.core import rows
 from sglang_tuning_exporter.core.advice import figures_of, fill
 from sglang_tuning_exporter.core.events import is_count
 from sglang_tuning_exporter.core.findings import Change, Figure, Finding, Judgement
@@ -21,7 +22,6 @@ from sglang_tuning_exporter.core.judge import (
     Measured,
     past_without_figures,
 )
-from sglang_tuning_exporter.core.rows import BY_ID, ROWS
 from sglang_tuning_exporter.core.text import typed_value
 from sglang_tuning_exporter.core.view import View
 
@@ -66,7 +66,7 @@ class Verdict(NamedTuple):
 
 def conditions(measured: Measured) -> Iterator[Condition]:
     """Give the condition of each row with an alert that was measured."""
-    for row in ROWS:
+    for row in rows.ROWS:
         figure = measured.figures.get(row.id)
         if row.id in measured.view.profile.accepts:
             continue
@@ -90,11 +90,10 @@ def scale_out_helps(judgement: Judgement) -> bool | None:
     verdict = judgement.verdict
     if verdict in {NOT_ENOUGH, STARTING, STOPPED, "server_down", "scheduler_stuck"}:
         return None
-    replica = BY_ID[verdict].replica if verdict in BY_ID else ""
-    if replica == "after a flag":
+    if verdict in rows.REPLICA_HELPS_AFTER_A_FLAG:
         changes = next((found.changes for found in judgement.findings if found.diagnosis == verdict), ())
         return not any(change.flag for change in changes)
-    return replica == "helps"
+    return verdict in rows.REPLICA_HELPS
 
 
 class Words:
@@ -117,7 +116,7 @@ class Words:
         sentence = _sentence(judgement, view)
         if before is None or before.verdict != name:
             self.verdict = Verdict(name, judgement.severity, sentence, now)
-        elif before.sentence != sentence and name in BY_ID:  # it is over now, or goes on again
+        elif before.sentence != sentence and name in rows.BY_ID:  # it is over now, or goes on again
             self.verdict = before._replace(sentence=sentence)
 
     def _advise(self, finding: Finding, now: float, firing: float) -> None:
@@ -143,7 +142,7 @@ class Words:
         document = saved if isinstance(saved, Mapping) else {}
         advice = document.get("advice")
         for name, entry in advice.items() if isinstance(advice, Mapping) else ():
-            if name in BY_ID and isinstance(entry, list) and len(entry) == 7 and is_count(entry[6]):
+            if name in rows.BY_ID and isinstance(entry, list) and len(entry) == 7 and is_count(entry[6]):
                 flag, current, suggested, text, not_if, cost = map(str, entry[:6])
                 self.advice[name] = Advice(flag, current, suggested, text, not_if, cost, now - entry[6])
                 self._seen[name] = now
@@ -154,7 +153,7 @@ class Words:
 
 def _sentence(judgement: Judgement, view: View) -> str:
     """Return the verdict in a sentence without measured figures."""
-    row = BY_ID.get(judgement.verdict)
+    row = rows.BY_ID.get(judgement.verdict)
     if row is None:
         if judgement.sentence == BUT_MUTED:
             return BUT_MUTED

@@ -12,16 +12,7 @@ from math import inf
 from typing import Literal
 
 from sglang_tuning_exporter.config.profiles import Profile
-from sglang_tuning_exporter.core import measures, suspects
-from sglang_tuning_exporter.core.advice import (
-    advise,
-    by_sglang,
-    figures_of,
-    fill,
-    typed_settings,
-    way_of,
-)
-from sglang_tuning_exporter.core.endings import CAUSE, CLASSES, Explanation, quoted, shortened
+from sglang_tuning_exporter.core import advice, endings, measures, suspects
 from sglang_tuning_exporter.core.findings import (
     URGENCY,
     Change,
@@ -62,22 +53,48 @@ SURVIVED_SECONDS = 60.0  # of work after a failure: it did not end by it
 PAST_SECONDS = 120.0  # what was not seen for so long is over
 HIGH, MEDIUM = 120.0, 60.0  # seconds of serving time for this confidence
 NEARLY_ALL_GIVEN_UP = 0.5  # of the requests that ended
-RECOMMENDS = "sglang_recommends"
+LEAST_WAITED = 10.0  # seconds of waiting that show what requests wait for
 MOST_QUOTED = 2  # decisions of SGLang's, in one finding
+RECOMMENDS = "sglang_recommends"
+DEATHS = frozenset({"crashed", "server_down", "often_down", "restart_loop"})
+_ORDER = {row.id: place for place, row in enumerate(ROWS)}
 
 
-def _is_enough(row: Row, view: View) -> bool:
-    """Whether so much was seen that a row can be judged; where a flag switches graphs off, a few batches are enough."""
-    if row.any_load or view.has_enough_load:
-        return True
-    off = row.id == "cuda_graph_off" and view.facts.without_graph == "disabled" and view.facts.knows_arguments
-    return off and view.served > 0 and view.totals["lines"] >= view.profile.enough_observations
+def judge(view: View) -> Judgement:
+    """Return the findings of one stretch, and what limits the server in it."""
+    measured = weigh(view)
+    return judgement_of(measured, findings(measured))
+
+
+def weigh(view: View) -> Measured:
+    """Measure every row and leave out what another one explains: all that the passing of time needs."""
+    view = suspects.explained(explained(view))
+    figures = {row.id: figure for row in ROWS if (figure := measure(row, view)) is not None}
+    holds = {name for name, figure in figures.items() if figure.holds} if not view.stopped else set()
+    if view.explanation is not None and view.explanation.denies_memory and "crashed" in holds:
+        holds -= {*OUT_OF_MEMORY} - {"graph_memory_short"}
+    left = [row.id for row in ROWS if row.id in holds - view.profile.accepts and holds.isdisjoint(row.unless)]
+    measured = Measured(view, figures, tuple(left))
+    if RECOMMENDS in left and view.has_enough_load:  # what SGLang recommends matters under a load that something limits
+        others = [BY_ID[each] for each in left if each != RECOMMENDS]
+        about = (row.remedy.arg and view.facts.recommended(row.remedy.arg) for row in others)
+        if not any(is_limit(row.id, measured) for row in others) and not any(about):
+            return replace(measured, holding=tuple(row.id for row in others))
+    return measured
+
+
+def judgement_of(measured: Measured, found: tuple[Finding, ...]) -> Judgement:
+    """Return the judgement with these findings."""
+    profile, figures = measured.view.profile, measured.figures
+    return Judgement(*_verdict(measured, found), found, measured.checks, muted(profile, figures))
 
 
 def measure(row: Row, view: View) -> Figure | None:
     """Return the figure that decides a row; None where the log does not show it, or too little was seen."""
-    when = row.when
-    if (row.profiles and view.profile.name not in row.profiles) or not _is_enough(row, view):
+    when, is_enough = row.when, row.any_load or view.has_enough_load
+    if row.id == "cuda_graph_off" and view.facts.without_graph == "disabled" and view.facts.knows_arguments:
+        is_enough = view.served > 0 and view.totals["lines"] >= view.profile.enough_observations  # a flag says it
+    if (row.profiles and view.profile.name not in row.profiles) or not is_enough:
         return None
     value, limit = when.measure(view), when.bound(view)
     return None if value is None or limit is None else Figure(when.name, value, when.unit, limit, when.side)
@@ -94,20 +111,16 @@ class Measured:
     @property
     def verdict(self) -> str:
         """The diagnosis that limits the server, or the word for why there is none."""
-        limits = [row for row in self.holding if is_limit(row, self)]
+        view, limits = self.view, [row for row in self.holding if is_limit(row, self)]
         if limits:
             return min(limits, key=self.place)
-        view = self.view
-        if view.starting:
-            return STARTING
-        if view.stopped:
-            return STOPPED
-        if view.has_enough_load:
-            if not view.scraped:
-                return NO_LIMIT
+        if view.starting or view.stopped:
+            return STARTING if view.starting else STOPPED
+        if view.has_enough_load and view.scraped:
             return HEALTHY if is_served(view) else NOT_ENOUGH if view.hung else UNEXPLAINED
         idle = view.idle > 0 and view.idle >= view.served and not view.busy
-        return IDLE if idle and view.served < view.profile.enough_serving_seconds else NOT_ENOUGH
+        is_idle = idle and view.served < view.profile.enough_serving_seconds
+        return NO_LIMIT if view.has_enough_load else IDLE if is_idle else NOT_ENOUGH
 
     @property
     def checks(self) -> Mapping[str, Figure | None]:
@@ -134,83 +147,52 @@ class Measured:
         return unproven, -URGENCY[BY_ID[row].severity], _ORDER[row]
 
 
-def is_served(view: View) -> bool:
-    """Whether clients get their answers: requests end without being given up, or tokens are delivered while requests run."""
-    share = view.given_up_share
-    if view.silent_seconds or (share is not None and share > NEARLY_ALL_GIVEN_UP and not view.cancels):
-        return False
-    counted = "finished_requests" in view.totals
-    return (
-        view.totals["finished_requests"] > view.totals["aborted_requests"] or view.totals["decoded"] > 0 or not counted
-    )
-
-
-_ORDER = {row.id: place for place, row in enumerate(ROWS)}
-DEATHS = frozenset({"crashed", "server_down", "often_down", "restart_loop"})
-
-
-def weigh(view: View) -> Measured:
-    """Measure every row and leave out what another one explains: all that the passing of time needs."""
-    view = suspects.explained(explained(view))
-    figures = {row.id: figure for row in ROWS if (figure := measure(row, view)) is not None}
-    holds = {name for name, figure in figures.items() if figure.holds}
-    if view.explanation is not None and view.explanation.denies_memory and "crashed" in holds:
-        holds -= {*OUT_OF_MEMORY} - {"graph_memory_short"}
-    if view.stopped:  # it was asked to end: everything is over
-        return Measured(view, figures, ())
-    left = tuple(row.id for row in ROWS if row.id in holds - view.profile.accepts and holds.isdisjoint(row.unless))
-    measured = Measured(view, figures, left)
-    return (
-        measured
-        if _is_worth_saying(measured)
-        else replace(measured, holding=tuple(each for each in left if each != RECOMMENDS))
-    )
-
-
-def _is_worth_saying(measured: Measured) -> bool:
-    """Whether what SGLang recommends at its start matters: under a load that nothing limits, it does not."""
-    view, others = measured.view, [each for each in measured.holding if each != RECOMMENDS]
-    if not view.has_enough_load or len(others) == len(measured.holding):
-        return True
-    return any(
-        is_limit(each, measured) or (BY_ID[each].remedy.arg and view.facts.recommended(BY_ID[each].remedy.arg))
-        for each in others
-    )
-
-
 def is_limit(name: str, measured: Measured) -> bool:
     """Whether a finding can be the verdict: a full KV cache only where its queue is not what the profile calls good."""
-    row, view = BY_ID[name], measured.view
-    waits = view.waited_share > view.profile.frequent_share
-    if name == "flags_away_from_defaults":  # a flag that figures show to be the cause
-        return waits and bool(suspects.proven(view))
-    if name == "shared_prefixes_unused":  # prefixes are computed again and again because the cache loses them
-        fine = (view.share("queue", "in_range") or 0.0) > view.profile.frequent_share
-        return waits and not fine and (view.share("admission", "pool_full") or 0.0) > view.profile.frequent_share
-    if row.chance:
+    view, often = measured.view, measured.view.profile.frequent_share
+
+    def mostly(signal: str, state: str) -> bool:
+        return (view.share(signal, state) or 0.0) > often
+
+    waits = view.waited_share > often
+    match name:
+        case "flags_away_from_defaults":  # a flag that figures show to be the cause
+            return waits and bool(suspects.proven(view))
+        case "shared_prefixes_unused":  # prefixes are computed again and again because the cache loses them
+            return waits and not mostly("queue", "in_range") and mostly("admission", "pool_full")
+        case "running_far_below_limit":
+            named = any(name in each.rows for each in suspects.proven(view))
+            elsewhere = view.totals["elsewhere"] > often * view.known["queue"]  # of the other side of a pair
+            unknown = view.known["queue"] == 0  # how long they wait is not in a log of decode lines alone
+            if view.profile.queue_lower is None:
+                return named or elsewhere or unknown or view.totals["retractions"] > 1
+            return named or elsewhere or unknown or mostly("queue", "below_range")
+    return not BY_ID[name].chance
+
+
+def is_served(view: View) -> bool:
+    """Whether clients get their answers: requests end without being given up, or tokens are delivered while requests run."""
+    share, totals = view.given_up_share, view.totals
+    if view.silent_seconds or (share is not None and share > NEARLY_ALL_GIVEN_UP and not view.cancels):
         return False
-    if name == "running_far_below_limit":
-        named = bool(suspects.explaining("running_far_below_limit", view))
-        below = (view.share("queue", "below_range") or 0.0) > view.profile.frequent_share
-        elsewhere = (
-            view.totals["elsewhere"] > view.profile.frequent_share * view.known["queue"]
-        )  # of the other side of a pair
-        unknown = view.known["queue"] == 0  # how long they wait is not in a log of decode lines alone
-        retracts = view.totals["retractions"] > 1 and view.profile.queue_lower is None
-        return named or elsewhere or unknown or retracts or (below and view.profile.queue_lower is not None)
-    return True
+    ends = totals["finished_requests"] > totals["aborted_requests"]
+    return ends or totals["decoded"] > 0 or "finished_requests" not in totals
 
 
-def judge(view: View) -> Judgement:
-    """Return the findings of one stretch, and what limits the server in it."""
-    measured = weigh(view)
-    return judgement_of(measured, findings(measured))
+# The verdict in words
 
 
-def judgement_of(measured: Measured, found: tuple[Finding, ...]) -> Judgement:
-    """Return the judgement with these findings."""
-    profile, figures = measured.view.profile, measured.figures
-    return Judgement(*_verdict(measured, found), found, measured.checks, muted(profile, figures))
+def _verdict(measured: Measured, found: tuple[Finding, ...]) -> tuple[str, str, Severity | Literal["none"]]:
+    first = next((each for each in found if each.is_limit), None)
+    if first is not None:
+        return first.diagnosis, first.headline, first.severity
+    view, figures, verdict = measured.view, measured.figures, replace(measured, holding=()).verdict
+    if verdict in {HEALTHY, NO_LIMIT} and any(figures[name].holds for name in view.profile.accepts & figures.keys()):
+        return verdict, BUT_MUTED, "none"
+    sentence = SENTENCES.get(verdict)
+    if verdict == IDLE and view.served >= 1 and not view.scraped:
+        sentence = f"The server was idle most of the time: requests ran for {view.served:.0f} s."
+    return verdict, said_at_once(verdict, found) or sentence or short_load(view), "none"
 
 
 def muted(profile: Profile, figures: Mapping[str, Figure]) -> tuple[str, ...]:
@@ -222,21 +204,6 @@ def muted(profile: Profile, figures: Mapping[str, Figure]) -> tuple[str, ...]:
     )
 
 
-def _verdict(measured: Measured, found: tuple[Finding, ...]) -> tuple[str, str, Severity | Literal["none"]]:
-    first = next((each for each in found if each.is_limit), None)
-    if first is not None:
-        return first.diagnosis, first.headline, first.severity
-    verdict = replace(measured, holding=()).verdict
-    if verdict in {HEALTHY, NO_LIMIT} and any(
-        measured.figures[name].holds for name in measured.view.profile.accepts & measured.figures.keys()
-    ):
-        return verdict, BUT_MUTED, "none"
-    view = measured.view
-    mostly = f"The server was idle most of the time: requests ran for {view.served:.0f} s."
-    sentence = mostly if verdict == IDLE and view.served >= 1 and not view.scraped else SENTENCES.get(verdict)
-    return verdict, said_at_once(verdict, found) or sentence or short_load(view), "none"
-
-
 def said_at_once(verdict: str, found: tuple[Finding, ...]) -> str:
     """Return the fact that heads what is said of too little load; empty where there is none."""
     facts = (each.headline for each in found if BY_ID[each.diagnosis].at_once)
@@ -245,168 +212,144 @@ def said_at_once(verdict: str, found: tuple[Finding, ...]) -> str:
 
 def short_load(view: View) -> str:
     """Say what a load too short for a verdict showed."""
-    queued, usage = view.totals["most_queued"], view.totals["most_usage"]
+    totals = view.totals
     if view.silent_seconds:
         return f"Requests run, and no token has been sent for {view.silent_seconds:.0f} s."
     if not view.served and view.scraped:
         return "There was no load in the last ten minutes."
-    if not view.totals["decode_lines"] and not view.totals["prefill_lines"]:
+    if not totals["decode_lines"] and not totals["prefill_lines"]:
         words = "There is no batch line in this log"
     elif not view.served and not view.now:
         words = "Its batches have no time, so their load cannot be judged"
     else:
         served = f"{view.served:.0f} s" if view.served >= 1 else "less than 1 s"
-        words = f"The load of {served} was too short for a verdict"
-        if queued:
-            longest = view.wait
-            words += f": {f'mean wait {longest:.1f} s, ' if longest else ''}queue up to {queued:,.0f}"
-        if usage >= view.profile.token_usage_target:
-            words += f"{', ' if queued else ': '}the KV cache up to {100 * usage:.0f} % full"
-    if retracted := view.totals["retractions"]:
+        figures = []
+        if totals["most_queued"]:
+            figures = [f"mean wait {view.wait:.1f} s"] if view.wait else []
+            figures.append(f"queue up to {totals['most_queued']:,.0f}")
+        if totals["most_usage"] >= view.profile.token_usage_target:
+            figures.append(f"the KV cache up to {100 * totals['most_usage']:.0f} % full")
+        words = f"The load of {served} was too short for a verdict{': ' if figures else ''}{', '.join(figures)}"
+    if retracted := totals["retractions"]:
         words += ", and SGLang retracted running requests " + (f"{retracted:,.0f} times" if retracted > 1 else "once")
     return words + "."
 
 
+# Findings and their changes
+
+
 def findings(measured: Measured, also: frozenset[str] = frozenset()) -> tuple[Finding, ...]:
     """Advise and word what holds: causes first, chances last, no flag set two ways. `also` held at other times, and protects as well."""
-    holding = frozenset(measured.holding) | also
-    ordered = sorted(
-        measured.holding,
-        key=lambda name: (
-            BY_ID[name].chance,
-            not is_limit(name, measured),
-            measured.place(name),
-        ),
-    )
-    changes: dict[str, tuple[Change, ...]] = {}
-    advised: dict[str, object] = {}
-    found: list[Finding] = []
-    for name in sorted(ordered, key=lambda each: (BY_ID[each].chance, _ORDER[each])):
-        changes[name] = _changes(BY_ID[name], measured, holding, changes, advised)
-    for name in ordered:
-        row = BY_ID[name]
-        if not changes[name] and row.needs_advice:
-            continue
-        because = tuple(
-            each
-            for each in measured.causes(row)
-            if changes.get(each) or (each in changes and not BY_ID[each].needs_advice)
-        )
-        found.append(_worded(row, measured, changes[name], because))
-    return tuple(found)
+    advised = _Advised(measured, frozenset(measured.holding) | also)
+    for name in sorted(measured.holding, key=lambda each: (BY_ID[each].chance, _ORDER[each])):
+        advised.take(BY_ID[name])
+    said = {name for name, changes in advised.changes.items() if changes or not BY_ID[name].needs_advice}
+    order = sorted(said, key=lambda each: (BY_ID[each].chance, not is_limit(each, measured), measured.place(each)))
+    because = {name: tuple(each for each in measured.causes(BY_ID[name]) if each in said) for name in order}
+    return tuple(_worded(BY_ID[name], measured, advised.changes[name], because[name]) for name in order)
 
 
-def _changes(
-    row: Row,
-    measured: Measured,
-    holding: frozenset[str],
-    earlier: Mapping[str, tuple[Change, ...]],
-    advised: dict[str, object],
-) -> tuple[Change, ...]:
-    """Return the changes of a row: of its causes where it borrows, else its own, without what others set or protect."""
-    if row.id == "server_down":  # a flag that ended it comes before the restart
-        named = (tuple(change for change in earlier.get(cause, ()) if change.flag) for cause in measured.causes(row))
-        return (*next(filter(None, named), ()), *_own(row, measured, holding, advised))
-    if row.borrows:
-        given = [(cause, earlier[cause]) for cause in row.causes if earlier.get(cause) and not BY_ID[cause].chance]
-        flagged = [
-            (cause, each) for cause, changes in given if (each := tuple(change for change in changes if change.flag))
-        ]
-        cause, taken = next(iter(flagged or given), ("", ()))
-        if taken:  # where memory is short, fewer requests help as well
-            return (*taken, *_own(row, measured, holding, advised)) if cause == "running_far_below_limit" else taken
-        reason = _reason_of_waits(measured.view)
-        if reason is not None and reason.id not in holding:
-            own = tuple(change for change in _own(reason, measured, holding, advised) if change.flag)
-            if own:
-                return own
-    return _own(row, measured, holding, advised)
+class _Advised:
+    """The changes of rows, each in sight of those before it."""
 
+    def __init__(self, measured: Measured, holding: frozenset[str]) -> None:
+        self.measured, self.view, self.holding = measured, measured.view, holding
+        self.changes: dict[str, tuple[Change, ...]] = {}
+        self.values: dict[str, object] = {}  # by argument
 
-def _reason_of_waits(view: View) -> Row | None:
-    """Return the row of the reason for most of the time in which requests waited, though they waited too seldom for a finding of its own."""
-    seconds = {reason: view.totals[f"admission/{reason}"] for reason in WAITS}
-    most, waited = max(seconds, key=seconds.__getitem__), sum(seconds.values())
-    if waited < LEAST_WAITED or seconds[most] <= view.profile.frequent_share * waited:
-        return None
-    return next((row for row in ROWS if row.when.counts == (f"admission/{most}",)), BY_ID.get(most))
+    def take(self, row: Row) -> None:
+        """Add the changes of a row: of its causes where it borrows, else its own, without what others set or protect."""
+        self.changes[row.id] = (*self._borrowed(row), *self._own(row)) if row.id == "server_down" else self._of(row)
 
+    def _of(self, row: Row) -> tuple[Change, ...]:
+        if not row.borrows:
+            return self._own(row)
+        if taken := self._borrowed(row):
+            return taken
+        reason = self._reason_of_waits()
+        own = self._own(reason) if reason is not None and reason.id not in self.holding else ()
+        return tuple(change for change in own if change.flag) or self._own(row)
 
-def _own(row: Row, measured: Measured, holding: frozenset[str], advised: dict[str, object]) -> tuple[Change, ...]:
-    view = measured.view
-    proven = suspects.explaining(row.id, view)
-    instead = any(change.arg in suspects.INSTEAD for change in proven)  # while it is set, nothing else helps
-    offered = proven if instead else [*proven, *advise(row, view, holding)]
-    if not row.any_load:
-        offered = _after_sglang(row, view, offered)
-    if row.id == "flags_away_from_defaults":
-        offered = suspects.beside(view)
-    kept: list[Change] = []
-    for change in offered:
-        if change.arg and any(each.arg == change.arg for each in kept):
-            continue
-        is_said_again = row.borrows or change.arg == row.remedy.arg  # by a finding whose own flag it is
-        if change.arg and change.arg in advised and not (is_said_again and advised[change.arg] == change.to):
-            continue
-        if change.arg and (_is_protected(change, holding, row) or not _is_accepted_beside(change, advised, view)):
-            continue
-        kept.append(change)
-    if offered and not kept and not row.needs_advice:
-        kept = [Change("", "", None, None, _LATER)]
-    if not row.chance:
-        advised.update(
-            {change.arg: change.to for change in kept if change.arg and (change.to is not None or change.removes)}
-        )
-    return tuple(kept)
+    def _borrowed(self, row: Row) -> tuple[Change, ...]:
+        """Return the changes of the first cause that has a flag; where it borrows, else of the first that has any."""
+        causes = row.causes if row.borrows else self.measured.causes(row)
+        given = [(each, self.changes[each]) for each in causes if self.changes.get(each) and not BY_ID[each].chance]
+        named = ((each, tuple(change for change in changes if change.flag)) for each, changes in given)
+        flagged = [(each, changes) for each, changes in named if changes]
+        cause, taken = next(iter(flagged or (given if row.borrows else [])), ("", ()))
+        if cause == "running_far_below_limit":  # where memory is short, fewer requests help as well
+            return (*taken, *self._own(row))
+        return taken
 
+    def _reason_of_waits(self) -> Row | None:
+        """Return the row of the reason for most of the time in which requests waited, though they waited too seldom for a finding of its own."""
+        seconds = {reason: self.view.totals[f"admission/{reason}"] for reason in WAITS}
+        most, waited = max(seconds, key=seconds.__getitem__), sum(seconds.values())
+        if waited < LEAST_WAITED or seconds[most] <= self.view.profile.frequent_share * waited:
+            return None
+        return next((row for row in ROWS if row.when.counts == (f"admission/{most}",)), BY_ID.get(most))
 
-def _after_sglang(row: Row, view: View, offered: list[Change]) -> list[Change]:
-    """Put what SGLang itself recommends in its start about a row's flag before the row's own change, and leave out what it contradicts.
+    def _own(self, row: Row) -> tuple[Change, ...]:
+        offered = advice.advise(row, self.view, self.holding)
+        kept: dict[str, Change] = {}
+        for change in offered if row.any_load else self._after_sglang(row, offered):
+            if self._is_right(row, change):
+                kept.setdefault(change.arg or f"words {len(kept)}", change)
+        if offered and not kept and not row.needs_advice:
+            kept[""] = Change(
+                "", "", None, None, "change nothing for it yet: what another finding asks for comes first"
+            )
+        if not row.chance:
+            self.values.update(
+                {arg: each.to for arg, each in kept.items() if each.arg and (each.to is not None or each.removes)}
+            )
+        return tuple(kept.values())
 
-    Where it recommends the same, ours stands: it has a value.
-    """
-    arg, ways = row.remedy.arg, {change.direction for change in offered if change.arg == row.remedy.arg}
-    about = [said for said in view.facts.recommended(arg) if arg and way_of(said, arg) not in ways]
-    says = [change for said in about for change in by_sglang(row, view, said)]
-    against = {
-        (each.arg, _OTHER_WAY.get(each.direction))
-        for said in view.facts.recommended()
-        for each in by_sglang(row, view, said)
-    }
-    own = [change for change in offered if (change.arg, change.direction) not in against]
-    return [*says, *(change for change in own if not says or change.arg != arg)]
+    def _is_right(self, row: Row, change: Change) -> bool:
+        """Whether a change is not set otherwise by a row before, is protected by no finding, and is accepted beside the others."""
+        arg, view = change.arg, self.view
+        if not arg:
+            return True
+        is_said_again = row.borrows or arg == row.remedy.arg  # by a finding whose own flag it is
+        if arg in self.values and not (is_said_again and self.values[arg] == change.to):
+            return False
+        takes = _TAKES.get((arg, change.direction), frozenset())
+        if any(BY_ID[name].protects in takes for name in self.holding if name != row.id):
+            return False
+        if view.facts.release is None or (change.to is None and not change.removes):
+            return True
+        return objection(view.facts.release, advice.typed_settings(view), {**self.values, arg: change.to}) is None
+
+    def _after_sglang(self, row: Row, offered: list[Change]) -> list[Change]:
+        """Put what SGLang itself recommends in its start about a row's flag before the row's own change, and leave out what it contradicts.
+
+        Where it recommends the same, ours stands: it has a value.
+        """
+        view, arg = self.view, row.remedy.arg
+        ways = {change.direction for change in offered if change.arg == arg}
+        about = [said for said in view.facts.recommended(arg) if arg and advice.way_of(said, arg) not in ways]
+        says = [advice.reasoned(row, view, change) for said in about for change in advice.by_sglang(view, said)]
+        every = [each for said in view.facts.recommended() for each in advice.by_sglang(view, said)]
+        against = {(each.arg, _OTHER_WAY.get(each.direction)) for each in every}
+        own = [change for change in offered if (change.arg, change.direction) not in against]
+        return [*says, *(change for change in own if not says or change.arg != arg)]
 
 
 _OTHER_WAY = {"raise": "lower", "lower": "raise", "add": "drop", "drop": "add"}
-
-
-def _is_accepted_beside(change: Change, advised: Mapping[str, object], view: View) -> bool:
-    release = view.facts.release
-    if release is None or (change.to is None and not change.removes):
-        return True
-    return objection(release, typed_settings(view), {**advised, change.arg: change.to}) is None
-
-
-LEAST_WAITED = 10.0  # seconds of waiting that show what requests wait for
-_LATER = "change nothing for it yet: what another finding asks for comes first"
-# What a change takes: memory, or room for more requests.
-_TAKES: dict[str, tuple[str, str]] = {
-    "mem_fraction_static": ("raise", "memory"), "max_total_tokens": ("raise", "memory"), "chunked_prefill_size": ("raise", "memory"),
-    "max_prefill_tokens": ("raise", "memory"), "cuda_graph_max_bs": ("raise", "memory"), "cuda_graph_max_bs_decode": ("raise", "memory"),
-    "disable_cuda_graph": ("drop", "memory"), "disable_decode_cuda_graph": ("drop", "memory"), "enable_torch_compile": ("add", "memory"),
-    "max_running_requests": ("raise", "memory and requests"), "schedule_conservativeness": ("lower", "requests"),
+# What a change takes: after an out-of-memory failure nothing takes memory, while requests are retracted none are added.
+_MEMORY, _REQUESTS = frozenset({"memory"}), frozenset({"requests"})
+_TAKES = {
+    **dict.fromkeys((
+        ("mem_fraction_static", "raise"), ("max_total_tokens", "raise"), ("chunked_prefill_size", "raise"), ("max_prefill_tokens", "raise"),
+        ("cuda_graph_max_bs", "raise"), ("cuda_graph_max_bs_decode", "raise"), ("disable_cuda_graph", "drop"),
+        ("disable_decode_cuda_graph", "drop"), ("enable_torch_compile", "add"),
+    ), _MEMORY),
+    ("max_running_requests", "raise"): _MEMORY | _REQUESTS,
+    ("schedule_conservativeness", "lower"): _REQUESTS,
 }  # fmt: skip
 
 
-def _is_protected(change: Change, holding: frozenset[str], row: Row) -> bool:
-    """Whether a finding forbids the change: after an out-of-memory failure nothing takes memory, while requests are retracted none are added."""
-    direction, takes = _TAKES.get(change.arg, ("", ""))
-    if change.direction != direction:
-        return False
-    return any(BY_ID[name].protects in takes.split(" and ") for name in holding if name != row.id)
-
-
-# Words
+# A finding in words
 
 
 def confidence_of(view: View) -> Confidence:
@@ -416,40 +359,24 @@ def confidence_of(view: View) -> Confidence:
 
 def _worded(row: Row, measured: Measured, changes: tuple[Change, ...], because: tuple[str, ...]) -> Finding:
     view, figure = measured.view, measured.figures[row.id]
-    figures = figures_of(view)
-    explained_by = explanation_of(row.id, measured)
-    said = {"crashed": _how(view.ended), "server_down": view.down, **view.troubles}.get(row.id) or _said(row, view)
-    value = said or amount(figure.value, "count" if figure.unit == "per_minute" else figure.unit)
-    sentence = (
-        fill(row.seen, figures).replace("{value}", value).replace("{s}", "" if value in {"1", "at least one"} else "s")
-    )
-    if row.id == "scheduler_stuck" and view.stuck is not None:
-        sentence = view.stuck.sentence
-    if row.id == "crashed" and explained_by is not None and explained_by.ending != "unknown":
-        sentence = f"{CLASSES[explained_by.ending].what}{f' ({explained_by.where})' if explained_by.where else ''}"
-    confidence = confidence_of(view)
-    notes = list(_notes(row, view))
+    figures, said = advice.figures_of(view), explanation_of(row.id, measured)
+    confidence = "high" if row.any_load and not row.chance else confidence_of(view)
     if row.id == "admission_too_conservative" and view.facts.may_reserve_in_full:
         confidence = "low"
-        notes.append(
-            "It does nothing where requests set ignore_eos, which this release reserves in full: then more memory is the cure."
-            if view.facts.release else
-            "It does nothing where requests set ignore_eos and the release reserves those in full (0.5.22 on): then more memory is the cure."
-        )  # fmt: skip
-    if row.any_load and not row.chance:
-        confidence = "high"
-    contradicts = any(
-        change.arg == row.remedy.arg and {change.direction, row.remedy.direction} == {"raise", "lower"}
-        for change in changes
-    )
-    evidence = (replace(figure, name=fill(figure.name, figures)), *_supporting(row, view))
+    guide = advice.fill(row.guide, figures)
+    opposite = {"raise", "lower"} - {row.remedy.direction}
+    if any(change.arg == row.remedy.arg and {change.direction} == opposite for change in changes):
+        guide = "not in SGLang's guide, which says the opposite: here SGLang's own error names the change"
+    elif not guide.startswith(("not in", "the guide has")):
+        guide = f"SGLang's tuning guide, {guide}"
     return Finding(
-        row.id, row.alert, row.severity, is_limit(row.id, measured), _in_its_words(row, _headline(row, view), explained_by), sentence,
-        _guide(_OPPOSITE if contradicts else fill(row.guide, figures)), confidence, evidence, changes, because, notes=tuple(notes), explained_by=explained_by,
+        row.id, row.alert, row.severity, is_limit(row.id, measured), _headline(row, view, said), _sentence(row, view, figure, said), guide,
+        confidence, (replace(figure, name=advice.fill(figure.name, figures)), *_supporting(row, view)), changes, because,
+        notes=tuple(_notes(row, view)), explained_by=said,
     )  # fmt: skip
 
 
-def explanation_of(row: str, measured: Measured) -> Explanation | None:
+def explanation_of(row: str, measured: Measured) -> endings.Explanation | None:
     """Return the line of the log that explains a finding about an end; None where none does, or a failure beside it has it."""
     view, said = measured.view, measured.view.explanation
     if said is None or row not in {*DEATHS, *KILLS}:
@@ -458,79 +385,74 @@ def explanation_of(row: str, measured: Measured) -> Explanation | None:
         return None  # what is left is short, and the line is about another failure
     if row in KILLS:
         return said if said.ending == ("hang" if row == "scheduler_stuck" else "memory") else None
-    if any(
-        explanation_of(each, measured) is not None
-        for each in KILLS
-        if each in measured.causes(BY_ID[row]) and each in measured.holding
-    ):
+    failures = {*KILLS} & {*measured.holding} & {*measured.causes(BY_ID[row])}
+    if any(explanation_of(each, measured) is not None for each in failures):
         return None
     if row == "server_down":
         return view.explains_now
     return said if view.has_ended or view.totals["ends"] else None
 
 
-def _in_its_words(row: Row, headline: str, said: Explanation | None) -> str:
-    """Add to the headline of an end the words of the line that explains it, if that is more than that it ended."""
-    if said is None or row.id not in {"crashed", "server_down"} or CLASSES[said.ending].weight < CAUSE:
-        return headline
-    words = said.words if said.words.endswith(("?", "!")) else said.words.rstrip(".") + "."
-    return f"{headline.rstrip('.')}: {words}"
-
-
-def _headline(row: Row, view: View) -> str:
+def _headline(row: Row, view: View, said: endings.Explanation | None) -> str:
     """Return the summary of a row; a server that ended while it started did not start."""
-    said = view.explanation
     served = view.facts.ready or view.scraped or view.down or "work" in view.last or view.totals["retractions"]
-    begun = (
-        view.starting
-        or view.facts.memory
-        or (said is not None and (said.is_of_a_start or _IN_START.search(said.place)))
-    )
-    return (
-        "SGLang did not start." if row.id == "crashed" and begun and not served else fill(row.summary, figures_of(view))
-    )
+    line = view.explanation
+    of_start = line is not None and (line.is_of_a_start or _IN_START.search(line.place))
+    if row.id == "crashed" and not served and (view.starting or view.facts.memory or of_start):
+        return _in_its_words(row, "SGLang did not start.", said)
+    return _in_its_words(row, advice.fill(row.summary, advice.figures_of(view)), said)
 
 
 _IN_START = re.compile(r" in (?:__init__|initialize|_?init_\w+|load_\w+|_?launch_\w+|_wait_for_\w+|main)$")  # a frame
 
 
-def _said(row: Row, view: View) -> str:
-    """Return what was seen, where more than the figure is known."""
+def _in_its_words(row: Row, headline: str, said: endings.Explanation | None) -> str:
+    """Add to the headline of an end the words of the line that explains it, if that is more than that it ended."""
+    if said is None or row.id not in {"crashed", "server_down"} or endings.CLASSES[said.ending].weight < endings.CAUSE:
+        return headline
+    words = said.words if said.words.endswith(("?", "!")) else said.words.rstrip(".") + "."
+    return f"{headline.rstrip('.')}: {words}"
+
+
+def _sentence(row: Row, view: View, figure: Figure, said: endings.Explanation | None) -> str:
+    """Say what was seen, with its figure or with more than that."""
+    if row.id == "scheduler_stuck" and view.stuck is not None:
+        return view.stuck.sentence
+    if row.id == "crashed" and said is not None and said.ending != "unknown":
+        return f"{endings.CLASSES[said.ending].what}{f' ({said.where})' if said.where else ''}"
+    ended = (
+        view.ended if ": " in view.ended else f"that {view.ended or 'it ended'}"
+    )  # an error is said in its own words
+    own = {"crashed": ended, "server_down": view.down, **view.troubles}.get(row.id) or _said(row.id, view)
+    value = own or amount(figure.value, "count" if figure.unit == "per_minute" else figure.unit)
+    words = advice.fill(row.seen, advice.figures_of(view))
+    return words.replace("{value}", value).replace("{s}", "" if value in {"1", "at least one"} else "s")
+
+
+def _said(row: str, view: View) -> str:
+    """Say what was seen of a row, where more than its figure is known."""
     facts, totals = view.facts, view.totals
-    if row.id == "kv_transfer_failing":
-        failed = view.failed_transfers
-        why = shortened(quoted(view.transfer.text)).rstrip(".") if view.transfer is not None else ""
-        side = f" on this {view.transfer.word} server" if view.transfer is not None and view.transfer.word else ""
-        rate = amount(view.per_minute(failed), "per_minute")
-        return (
-            f"{failed:,.0f} request{'' if failed == 1 else 's'} failed{side}{f', with: {why}' if why else ''}; {rate}"
+    if row == "kv_transfer_failing":
+        failed, line = view.failed_transfers, view.transfer
+        why = (
+            f", with: {endings.shortened(endings.quoted(line.text)).rstrip('.')}"
+            if line is not None and endings.quoted(line.text)
+            else ""
         )
-    if row.id == "no_kv_cache" and facts.no_pool is not None:
+        side = f" on this {line.word} server" if line is not None and line.word else ""
+        return f"{failed:,.0f} request{'' if failed == 1 else 's'} failed{side}{why}; {amount(view.per_minute(failed), 'per_minute')}"
+    if row == "no_kv_cache" and facts.no_pool is not None:
         weights, left = facts.weights_gb, facts.beside_weights_gb
         words = f"SGLang computes a KV cache of {facts.no_pool:,.0f} tokens"
         beside = f", which leaves {left:.4g} GB" if left is not None else ""
         return words + (f": the weights take {weights:.5g} GB of each GPU{beside}" if weights is not None else "")
-    if row.id == "speculation_rejected":
+    if row == "speculation_rejected":
         drafts = facts.size("speculative_num_draft_tokens") or facts.size("speculative_num_steps")
         of = f" of {drafts:g} draft tokens" if drafts else ""
         return f"accept length {totals['accepted'] / totals['accepted:n']:.2f}{of}; a step without speculation gives 1"
-    if row.id == "hicache_degraded" and view.hicache is not None:
-        return shortened(quoted(view.hicache.text)).rstrip(".")
-    if row.id == "costly_settings":
-        return " and ".join(words for *_, words in measures.costly_settings(view))
-    return ""
-
-
-def _how(ended: str) -> str:
-    """Say how a server ended; an error is said in its own words."""
-    return ended if ": " in ended else f"that {ended or 'it ended'}"
-
-
-_OPPOSITE = "not in SGLang's guide, which says the opposite: here SGLang's own error names the change"
-
-
-def _guide(words: str) -> str:
-    return words if words.startswith(("not in", "the guide has")) else f"SGLang's tuning guide, {words}"
+    if row == "hicache_degraded" and view.hicache is not None:
+        return endings.shortened(endings.quoted(view.hicache.text)).rstrip(".")
+    return " and ".join(words for *_, words in measures.costly_settings(view)) if row == "costly_settings" else ""
 
 
 def _supporting(row: Row, view: View) -> list[Figure]:
@@ -550,36 +472,38 @@ def _supporting(row: Row, view: View) -> list[Figure]:
             usage,
         ]
     if row.id == "running_at_limit":
-        shown.append(
-            ("running requests, mean", view.mean("running"), "count", facts.least_limit or totals["limit_seen"] or None)
-        )
+        limit = facts.least_limit or totals["limit_seen"] or None
+        shown.append(("running requests, mean", view.mean("running"), "count", limit))
     return [Figure(name, value, unit, limit) for name, value, unit, limit in shown if value is not None]
 
 
 def _notes(row: Row, view: View) -> list[str]:
-    totals = view.totals
-    notes = []
+    totals, facts, notes = view.totals, view.facts, list[str]()
+    if row.id == "admission_too_conservative" and facts.may_reserve_in_full:
+        release = "this release reserves in full" if facts.release else "the release reserves those in full (0.5.22 on)"
+        where = f"which {release}" if facts.release else f"and {release}"
+        notes.append(
+            f"It does nothing where requests set ignore_eos{',' if facts.release else ''} {where}: then more memory is the cure."
+        )
     if row.id in RETRACTING and totals["marked.retractions"]:
         notes.append(
             f"{totals['retractions']:.0f} retractions, {totals['marked.retractions']:.0f} of them beside text that clients can write."
         )
-    is_assumed = row.id == "cuda_graph_off" or (
-        row.id == "cuda_graph_not_covering" and not view.totals["replayed_most"]
-    )
-    if is_assumed and view.facts.largest_captured is None:
+    is_assumed = row.id == "cuda_graph_off" or (row.id == "cuda_graph_not_covering" and not totals["replayed_most"])
+    if is_assumed and facts.largest_captured is None:
         notes.append(
             "The start is not in this log: that SGLang captured up to 160 to 256, as it does by itself, is an assumption."
         )
-    decided = [said for arg in {row.remedy.arg} - {""} for said in view.facts.decided(arg)]
+    decided = facts.decided(row.remedy.arg) if row.remedy.arg else []
     notes += [f"SGLang decided at its start: “{said.text.rstrip('.')}”" for said in decided[:MOST_QUOTED]]
     if row.id == "unexplained":
-        shares = [
-            f"{100 * share:.0f} % {words}"
-            for state, words in STATE_WORDS.items()
-            if (share := view.share("admission", state) or 0.0) >= 0.1
-        ]
+        seen_shares = ((view.share("admission", state) or 0.0, words) for state, words in STATE_WORDS.items())
+        shares = [f"{100 * share:.0f} % {words}" for share, words in seen_shares if share >= 0.1]
         notes.append(f"Seen: {', '.join(shares)}." if shares else "No reason was seen for most of the time.")
     return notes
+
+
+# Times
 
 
 def seen(row: Row, server: Server, begin: float, end: float) -> tuple[float, float] | None:
@@ -612,18 +536,13 @@ def timed(finding: Finding, server: Server, begin: float, end: float, *, now: fl
     if times is None:
         return None
     since, until = times
-    over = "{until}" in row.past and now - until > PAST_SECONDS
-    headline = finding.headline
+    over, headline = "{until}" in row.past and now - until > PAST_SECONDS, finding.headline
     if over:
-        past = _past(row, until, sum(counts[name] for name in row.when.counts))
+        number, minutes = sum(counts[name] for name in row.when.counts), int(until // 60) % (24 * 60)
+        past = row.past.replace("{until}", f"{minutes // 60:02}:{minutes % 60:02}")
+        past = past.replace("{times}", f"{number:,.0f} times" if number != 1 else "once")
         headline = _in_its_words(row, past, finding.explained_by)
     return replace(finding, headline=headline, since=since, until=until, over=over)
-
-
-def _past(row: Row, until: float, number: float) -> str:
-    minutes = int(until // 60) % (24 * 60)
-    times = f"{number:,.0f} times" if number != 1 else "once"
-    return row.past.replace("{until}", f"{minutes // 60:02}:{minutes % 60:02}").replace("{times}", times)
 
 
 def past_without_figures(row: Row) -> str:

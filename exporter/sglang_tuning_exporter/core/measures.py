@@ -277,15 +277,14 @@ def slowed_at_once(view: View) -> float | None:
 
 def _sharing(view: View) -> float | None:
     """Return the cached share of prompt tokens, without what retracted requests and further answers find of their own."""
-    totals, cached = view.totals, view.cached_share
-    if view.waited_share <= view.profile.frequent_share or cached is None:
+    totals, cached, posts = view.totals, view.cached_share, view.totals["generation_posts"]
+    # Preempted requests find their own prompts, and nothing counts them; several answers to one prompt find it cached.
+    preempts = view.facts.is_on("enable_priority_scheduling")
+    several = posts and totals["started"] > SEVERAL_EACH * posts
+    if view.waited_share <= view.profile.frequent_share or cached is None or preempts or several:
         return None
     own = totals["repeated"] / totals["cached"] if totals["cached"] else 0.0
     came_back = totals["retracted"] * (view.prompt or 0.0) / max(totals["computed"] + totals["cached"], 1.0)
-    if view.facts.is_on("enable_priority_scheduling"):
-        return None  # preempted requests find their own prompts, and nothing counts them
-    if totals["generation_posts"] and totals["started"] > SEVERAL_EACH * totals["generation_posts"]:
-        return None  # several answers to one prompt find it cached
     return max(cached * (1.0 - (1.0 if own > 0.5 else own)) - came_back, 0.0)
 
 
@@ -308,24 +307,14 @@ def proven_flags(view: View) -> float | None:
 
 def fits_one_gpu(view: View) -> float | None:
     """GB of the weights of the whole model, where tensor parallelism alone splits them and the load would fit as well."""
-    facts, weights, capacity = view.facts, view.facts.weights_gb, view.facts.capacity_gb
-    if (
-        (facts.number("tp_size") or 1.0) <= 1
-        or facts.pipeline_stages > 1
-        or facts.is_cpu
-        or not weights
-        or not capacity
-    ):
+    facts, weights, usage = view.facts, view.facts.weights_gb, view.mean("usage")
+    other = ("dp_size", "ep_size", "moe_dense_tp_size", "enable_ep_moe", "pp_size")
+    spread = facts.attention_ranks > 1 or any((facts.number(each) or 0.0) > (each != "enable_ep_moe") for each in other)
+    if (facts.number("tp_size") or 1.0) <= 1 or spread or facts.is_cpu or not weights or not facts.capacity_gb:
         return None
-    spread = (*map(facts.number, ("dp_size", "ep_size", "moe_dense_tp_size")), float(facts.attention_ranks))
-    if any((each or 1.0) > 1 for each in spread) or facts.is_on("enable_ep_moe"):
-        return None
-    model, usage = weights * facts.shards, view.mean("usage")
-    if usage is not None and facts.pools_gb:
-        left = 1.0 - (model - weights) / facts.pools_gb
-        if usage > view.profile.token_usage_target * left:
-            return None
-    return model
+    model = weights * facts.shards
+    left = 1.0 - (model - weights) / facts.pools_gb if facts.pools_gb else 1.0  # of a KV cache
+    return None if usage is not None and usage > view.profile.token_usage_target * left else model
 
 
 def one_gpu_gb(view: View) -> float:
@@ -374,11 +363,8 @@ def latent_pool_full(view: View) -> float | None:
     facts = view.facts
     if facts.is_cpu or not _LATENT.search(facts.model) or (facts.number("tp_size") or 1.0) < DP_ATTENTION_GPUS:
         return None
-    return (
-        None
-        if facts.is_on("enable_dp_attention") or facts.attention_ranks > 1
-        else view.share("admission", "pool_full")
-    )
+    split = facts.is_on("enable_dp_attention") or facts.attention_ranks > 1
+    return None if split else view.share("admission", "pool_full")
 
 
 def recommended(view: View) -> float | None:
@@ -396,16 +382,15 @@ def differing(view: View) -> list[Setting]:
     facts, found = view.facts, []
     for setting in view.profile.settings if facts.knows_arguments else ():
         arg = facts.graph_arg if setting.arg == "cuda_graph_max_bs" else setting.arg
-        now: object = facts.largest_captured if arg == facts.graph_arg else facts.arguments.get(arg)
+        now: object = facts.typed(arg) if isinstance(setting.value, float) else facts.arguments.get(arg)
         if setting.is_switch:
-            now = float(bool(now))
-        elif isinstance(setting.value, float):
-            now = facts.typed(arg) if arg != facts.graph_arg else now
-        if facts.is_cpu and not setting.needed:
-            continue
-        if arg == "max_running_requests" and now is None:
-            now = facts.least_limit
-        if now is not None and now != setting.value and facts.flag(arg) and _fits_evidence(setting, view):
+            now = float(facts.is_on(arg))
+        elif arg == facts.graph_arg:
+            now = facts.largest_captured
+        elif arg == "max_running_requests":
+            now = facts.least_limit if now is None else now
+        is_other = now is not None and now != setting.value and (setting.needed or not facts.is_cpu)
+        if is_other and facts.flag(arg) and _fits_evidence(setting, view):
             found.append(replace(setting, arg=arg))
     return found
 

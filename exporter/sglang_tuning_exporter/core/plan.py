@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from typing import Any
 
-from sglang_tuning_exporter.capacity.readings import Measured
-from sglang_tuning_exporter.capacity.step_time import Estimate
+from sglang_tuning_exporter.capacity import Estimate, Measured
 from sglang_tuning_exporter.config.profiles import PROFILES, Profile
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core.capacities import RankCapacity, capacities
@@ -45,13 +45,6 @@ def run(
     return show(table(server, None, last), format)
 
 
-def table(server: Server, measured: Measured | None, now: float) -> dict[str, Any]:
-    """Return the table of a server's last ten minutes as a document."""
-    totals = server.window(server.profile.window_seconds, now)
-    own = totals["computed"] / totals["started"] if totals["started"] else None
-    return document(capacities(server, measured, now), server.profile, own)
-
-
 def check_format(format: str) -> None:  # noqa: A002 - the flag's name
     """Raise `UsageError` for a format that is none."""
     if format not in FORMATS:
@@ -64,40 +57,31 @@ def show(made: dict[str, Any], format: str) -> int:  # noqa: A002 - the flag's n
     return 1 if made["refused"] else 0
 
 
-def document(ranks: Sequence[RankCapacity], profile: Profile, prompt: float | None) -> dict[str, Any]:
-    """Return the table as a document. `prompt`: tokens of the mean prompt that are computed."""
-    found = plan_rows(ranks, profile, prompt)
-    doubled, best = larger_cache(ranks, 2.0), found[-1]["tokens_per_second"]["value"] if found else None
-    seen = [rank.step for rank in ranks if rank.step is not None]
+def table(server: Server, measured: Measured | None, now: float) -> dict[str, Any]:
+    """Return the table of a server's last ten minutes as a document."""
+    totals, profile = server.window(server.profile.window_seconds, now), server.profile
+    ranks = capacities(server, measured, now)
+    found = plan_rows(ranks, profile, totals["computed"] / totals["started"] if totals["started"] else None)
+    steps = [step for rank in ranks if (step := rank.speeds.step) is not None]
+    # Why nothing, or nothing but the present batch, can be predicted.
+    unknown = next(
+        (rank.no_step for rank in ranks if rank.speeds.step is None), "" if ranks else "no scheduler was seen"
+    )
+    least, most = (sum(ends) for ends in zip(*(step.seen for step in steps), strict=True)) if steps else (None, None)
     made: dict[str, Any] = plain({
         "schema_version": "1",
-        "basis": sorted({step.source for step in seen}),
-        "seen": {"least": sum(step.smallest_seen for step in seen), "most": sum(step.largest_seen for step in seen)}
-        if seen
-        else None,
-        "refused": _why_not(ranks),
+        "basis": sorted({step.source for step in steps}),
+        "seen": {"least": least, "most": most} if steps else None,
+        "refused": unknown or next((step.refused for step in steps if step.line is None), None),
         "objectives": {
             "first_token_seconds": profile.time_to_first_token_seconds,
             "inter_token_seconds": profile.inter_token_seconds,
         },
         "rows": found,
-        "with_fp8_kv_cache": None
-        if doubled is None
-        else {"requests": doubled[0], "tokens_per_second": _estimate(doubled[1])},
-        "with_one_more_replica": None if best is None else {"tokens_per_second": 2 * best},
+        "with_fp8_kv_cache": _larger_cache(ranks, 2.0),
+        "with_one_more_replica": {"tokens_per_second": 2 * found[-1]["tokens_per_second"]["value"]} if found else None,
     })  # fmt: skip
     return made
-
-
-def _why_not(ranks: Sequence[RankCapacity]) -> str | None:
-    """Say why nothing, or nothing but the present batch, can be predicted; None where more can."""
-    unknown = next((rank.no_step for rank in ranks if rank.step is None), "" if ranks else "no scheduler was seen")
-    return unknown or next((rank.step.refused for rank in ranks if rank.step and rank.step.line is None), None)
-
-
-def _estimate(figure: Estimate) -> dict[str, Any]:
-    _, low, high = figure.with_drift
-    return {"value": figure.value, "interval": [low, high]}
 
 
 def text(made: dict[str, Any]) -> str:
@@ -120,19 +104,18 @@ def text(made: dict[str, Any]) -> str:
         if not marked and row["requests"] > most:
             marked = True
             lines.append("    (not seen from here on)")
-        speeds = f"{speed['value']:,.0f} ({low:,.0f} to {high:,.0f})"
-        lines.append(
-            f"{row['requests']:>8} {speeds:>22} {1e3 * step['value']:>14.3g} ms {cache:>9} {first:>12}  {broken}".rstrip()
-        )
+        speeds, gap = f"{speed['value']:,.0f} ({low:,.0f} to {high:,.0f})", f"{1e3 * step['value']:.3g} ms"
+        lines.append(f"{row['requests']:>8} {speeds:>22} {gap:>17} {cache:>9} {first:>12}  {broken}".rstrip())
     lines.append("")
-    doubled, replica = made["with_fp8_kv_cache"], made["with_one_more_replica"]
-    if doubled is not None:
+    if (doubled := made["with_fp8_kv_cache"]) is not None:
         lines.append(
             f"FP8 KV cache (from 16 bits): {doubled['requests']:,} at once, {doubled['tokens_per_second']['value']:,.0f} tokens/s, if steps stay as long."
         )
     if made["refused"]:
         lines.append(f"Only batches near the present one: {made['refused']}.")
-    lines.append(f"One more replica: {replica['tokens_per_second']:,.0f} tokens/s with both full.")
+    lines.append(
+        f"One more replica: {made['with_one_more_replica']['tokens_per_second']:,.0f} tokens/s with both full."
+    )
     return "\n".join(lines) + "\n"
 
 
@@ -145,20 +128,22 @@ def throughput(rank: RankCapacity, batch: float) -> Estimate | None:
     Each generated token takes its share of a step and of the prefill that comes with it:
     1 / (step / (batch x tokens per step) + prompt tokens per generated token / prefill speed).
     """
-    speed = rank.decode_speed(batch)
-    if speed is None:
-        return None
-    prefill, mix = rank.prefill.tokens_per_second, rank.prefill_per_token or 0.0
-    if prefill is None or not mix:
+    speed, prefill, mix = rank.decode_speed(batch), rank.speeds.prefill, rank.speeds.per_token or 0.0
+    if speed is None or prefill is None or not mix:
         return speed
     return Estimate(*(1 / (1 / generated + mix / computed) for generated, computed in zip(speed, prefill, strict=True)))
 
 
-def together(ranks: Sequence[RankCapacity], batches: Sequence[float]) -> Estimate | None:
-    """Return the tokens a second of all schedulers, one batch each; None unless each can be predicted."""
-    speeds = [throughput(rank, batch) for rank, batch in zip(ranks, batches, strict=True)]
-    known = [each for each in speeds if each is not None]
-    return Estimate(*(sum(part) for part in zip(*known, strict=True))) if known and len(known) == len(ranks) else None
+def _together(figures: Iterable[Estimate | None]) -> Estimate | None:
+    """Return the sum over all schedulers; None unless each is known."""
+    each = [*figures]
+    known = [figure for figure in each if figure is not None]
+    return Estimate(*map(sum, zip(*known, strict=True))) if known and len(known) == len(each) else None
+
+
+def _estimate(figure: Estimate) -> dict[str, Any]:
+    _, low, high = figure.with_drift
+    return {"value": figure.value, "interval": [low, high]}
 
 
 def plan_rows(ranks: Sequence[RankCapacity], profile: Profile, prompt: float | None) -> list[dict[str, Any]]:
@@ -167,7 +152,7 @@ def plan_rows(ranks: Sequence[RankCapacity], profile: Profile, prompt: float | N
     Without a line only batches near the mean one are known, so that has a row. `prompt`: uncached tokens of the mean prompt.
     """
     most = min((rank.most_requests or MOST_BATCH for rank in ranks), default=0)
-    means = {round(rank.step.batch) for rank in ranks if rank.step is not None and rank.step.line is None}
+    means = {round(step.batch) for rank in ranks if (step := rank.speeds.step) is not None and step.line is None}
     batches = sorted({*(1 << power for power in range(13) if 1 << power < most), most, *means})
     found = (_row(ranks, batch, profile, prompt) for batch in batches if batch)
     return [row for row in found if row is not None]
@@ -175,42 +160,39 @@ def plan_rows(ranks: Sequence[RankCapacity], profile: Profile, prompt: float | N
 
 def _row(ranks: Sequence[RankCapacity], batch: int, profile: Profile, prompt: float | None) -> dict[str, Any] | None:
     """Return all schedulers together at a batch; the gap of tokens is the step time, because no prefill delays more than half of them."""
-    speed = together(ranks, [float(batch)] * len(ranks))
-    steps = [(each.at(batch), each.tokens_per_request) for rank in ranks if (each := rank.step) is not None]
-    gaps = [step.times(1 / (tokens or 1.0) / len(ranks)) for step, tokens in steps if step is not None]
-    if speed is None:
+    speed = _together(throughput(rank, batch) for rank in ranks)
+    gap = _together(
+        seconds and seconds.times(1 / (step.tokens_per_request or 1.0) / len(ranks))
+        for rank in ranks
+        if (step := rank.speeds.step) is not None
+        for seconds in [step.at(batch)]
+    )
+    if speed is None or gap is None:
         return None
-    token = Estimate(*(sum(part) for part in zip(*gaps, strict=True)))
-    cache = _kv_cache(ranks, batch)
-    first = _first_token(ranks[0], speed.value / len(ranks), prompt)
-    limits = [rank.running_limit for rank in ranks if rank.running_limit is not None]
-    broken = {
-        "inter_token": _above(token.value, profile.inter_token_seconds),
-        "first_token": _above(first, profile.time_to_first_token_seconds),
-        "kv_cache": _above(cache, 1.0),
-        "running_limit": _above(float(batch), min(limits, default=None)),
-    }
-    return {
-        "requests": batch * len(ranks),
-        "tokens_per_second": _estimate(speed),
-        "inter_token_p50_seconds": _estimate(token),
-        "kv_cache": cache,
-        "first_token_seconds": first,
-        "breaks": [name for name, holds in broken.items() if holds],
-    }
-
-
-def _above(value: float | None, limit: float | None) -> bool:
-    return value is not None and limit is not None and value > limit
-
-
-def _kv_cache(ranks: Sequence[RankCapacity], batch: int) -> float | None:
-    shares = [
+    held = [
         batch * rank.tokens_per_request / rank.pool_tokens
         for rank in ranks
         if rank.tokens_per_request and rank.pool_tokens
     ]
-    return max(shares) if len(shares) == len(ranks) else None
+    cache = max(held) if len(held) == len(ranks) else None
+    first = _first_token(ranks[0], speed.value / len(ranks), prompt)
+    limit = min((rank.running_limit for rank in ranks if rank.running_limit is not None), default=None)
+    bounds = {
+        "inter_token": (gap.value, profile.inter_token_seconds),
+        "first_token": (first, profile.time_to_first_token_seconds),
+        "kv_cache": (cache, 1.0),
+        "running_limit": (float(batch), limit),
+    }
+    return {
+        "requests": batch * len(ranks),
+        "tokens_per_second": _estimate(speed),
+        "inter_token_p50_seconds": _estimate(gap),
+        "kv_cache": cache,
+        "first_token_seconds": first,
+        "breaks": [
+            name for name, (value, most) in bounds.items() if value is not None and most is not None and value > most
+        ],
+    }
 
 
 def _first_token(rank: RankCapacity, tokens_per_second: float, prompt: float | None) -> float | None:
@@ -218,20 +200,21 @@ def _first_token(rank: RankCapacity, tokens_per_second: float, prompt: float | N
 
     For prompts of equal length that arrive at random, the wait before it is use / (2 (1 - use)) of one prefill.
     """
-    speed, mix = rank.prefill.tokens_per_second, rank.prefill_per_token
+    speed, mix = rank.speeds.prefill, rank.speeds.per_token
     if speed is None or mix is None or prompt is None:
         return None
     use = tokens_per_second * mix / speed.value
     return None if use >= 1 else prompt / speed.value * (1 + use / (2 * (1 - use)))
 
 
-def larger_cache(ranks: Sequence[RankCapacity], times: float) -> tuple[int, Estimate] | None:
+def _larger_cache(ranks: Sequence[RankCapacity], times: float) -> dict[str, Any] | None:
     """Return requests and tokens a second with a KV cache `times` as large and the same step time; None where unknown."""
-    batches = []
-    for rank in ranks:
-        if not rank.pool_tokens or not rank.tokens_per_request:
-            return None
-        fits = times * rank.pool_tokens / rank.tokens_per_request
-        batches.append(float(int(min(fits, rank.running_limit or fits))))
-    speed = together(ranks, batches)
-    return None if speed is None else (int(sum(batches)), speed)
+    batches = [
+        int(min(times * rank.pool_tokens / rank.tokens_per_request, rank.running_limit or inf))
+        for rank in ranks
+        if rank.pool_tokens and rank.tokens_per_request
+    ]
+    if len(batches) < len(ranks):
+        return None
+    speed = _together(throughput(rank, batch) for rank, batch in zip(ranks, batches, strict=True))
+    return None if speed is None else {"requests": sum(batches), "tokens_per_second": _estimate(speed)}

@@ -65,10 +65,10 @@ class Remedy:
 class Row:
     """One diagnosis.
 
-    title: a few words for a notification's title; `{value}` is its figure with its unit. past: the summary when it is over, over `{until}`
+    title: a few words for a notification's title; `{value}` is its figure with its unit. alert: its name, by the id; without a title there is
+    none. seen: what was seen, by the figure's name. past: the summary when it is over, over `{until}`
     and `{times}`; without a time it is said of an alert only. unless: rows that explain the same evidence better. causes: rows that
     this one can follow from; with `borrows` it takes their advice. needs_advice: without a change that is left it is no finding.
-    replica: whether another one takes load off, in any case or once no flag is left to set.
     protects: what no other finding's change may take while this one holds: `memory`, `requests`. after, until: seconds of the alert
     clock. chance: an opportunity, never the verdict.
     """
@@ -76,9 +76,9 @@ class Row:
     id: str
     when: When
     summary: str
-    seen: str
     guide: str
     remedy: Remedy
+    seen: str = ""
     severity: Severity = "info"
     alert: str = ""
     title: str = ""
@@ -88,7 +88,6 @@ class Row:
     borrows: bool = False
     needs_advice: bool = False
     protects: str = ""
-    replica: Literal["", "helps", "after a flag"] = ""
     profiles: tuple[str, ...] = ()
     after: float = 300.0
     until: float = 300.0
@@ -137,7 +136,8 @@ def _tolerated(view: View) -> float:
 
 _failure = partial(Row, severity="critical", after=0.0, until=600.0, any_load=True, protects="memory")
 _limit = partial(Row, severity="warning")
-_chance = partial(Row, chance=True, needs_advice=True)
+_hint = partial(Row, chance=True)
+_chance = partial(_hint, needs_advice=True)
 OUT_OF_MEMORY = (
     "no_kv_cache",
     "out_of_memory_prefill",
@@ -159,12 +159,29 @@ _FEWER = Remedy(
     "another finding of this server names a flag: change it first",
 )  # fmt: skip
 
-FAILURES: tuple[Row, ...] = (
+
+def _rows(*rows: Row) -> tuple[Row, ...]:
+    """Return rows with what follows from others of their fields: the alert's name, the unit of a share, and how the figure is said."""
+    return tuple(map(_complete, rows))
+
+
+def _complete(row: Row) -> Row:
+    when, words = row.when, (_CAPITALS.get(word, word.capitalize()) for word in row.id.split("_"))
+    is_share = when.unit == "count" and when.name.startswith(("share of", "serving time"))
+    return replace(
+        row,
+        alert=row.alert or (f"SGLang{''.join(words)}" if row.title else ""),
+        seen=row.seen or f"{{value}} of the {when.name}",
+        when=replace(when, unit="share") if is_share else when,
+    )
+
+
+_CAPITALS = {"kv": "KV", "dp": "DP"}
+FAILURES = _rows(
     _failure(
         id="no_kv_cache",
         title="no room for the KV cache",
         past="The weights left no room for the KV cache.",
-        alert="SGLangNoKVCache",
         when=_event("no_pool", name="starts whose memory has no room for a KV cache"),
         summary="The weights leave no room for the KV cache.",
         seen="{value}",
@@ -181,7 +198,6 @@ FAILURES: tuple[Row, ...] = (
         id="out_of_memory_prefill",
         title="out of GPU memory in prefill",
         past="SGLang ran out of GPU memory during prefill.",
-        alert="SGLangOutOfMemoryPrefill",
         when=_event("out_of_memory.prefill", name="out-of-memory failures in prefill"),
         summary="SGLang ran out of GPU memory during prefill.",
         seen="{value} out-of-memory failure{s} in prefill",
@@ -199,7 +215,6 @@ FAILURES: tuple[Row, ...] = (
         id="out_of_memory_decode",
         title="out of GPU memory in decode",
         past="SGLang ran out of GPU memory during decode.",
-        alert="SGLangOutOfMemoryDecode",
         when=_event("out_of_memory.decode", name="out-of-memory failures in decode"),
         summary="SGLang ran out of GPU memory during decode.",
         seen="{value} out-of-memory failure{s} in decode",
@@ -217,7 +232,6 @@ FAILURES: tuple[Row, ...] = (
         id="graph_memory_short",
         title="CUDA graphs leave no GPU memory",
         past="CUDA graphs left too little GPU memory free, or did not fit.",
-        alert="SGLangGraphMemoryShort",
         when=_fact(
             measures.graph_memory,
             counts=("out_of_memory.graph_capture",),
@@ -258,15 +272,11 @@ FAILURES: tuple[Row, ...] = (
             "The KV cache gets smaller.",
         ),
     ),
-    Row(
+    _failure(
         id="restart_loop",
+        protects="",
         title="restarts again and again, {value} times in 30 min",
         past="SGLang kept restarting.",
-        alert="SGLangRestartLoop",
-        severity="critical",
-        after=0.0,
-        until=600.0,
-        any_load=True,
         when=_fact(
             lambda view: view.totals["starts_recently"], limit=2.0, counts=("starts",), name="starts in 30 minutes"
         ),
@@ -284,7 +294,6 @@ FAILURES: tuple[Row, ...] = (
     Row(
         id="scheduler_stuck",
         title="stuck: requests wait, nothing moves",
-        alert="SGLangSchedulerStuck",
         severity="critical",
         after=60.0,
         any_load=True,
@@ -308,14 +317,11 @@ FAILURES: tuple[Row, ...] = (
             "the server was paused (/pause_generation); or the other server of a disaggregated pair is down: restart that one",
         ),
     ),
-    Row(
+    _failure(
         id="crashed",
         title="crashed",
-        alert="SGLangCrashed",
         severity="warning",
-        after=0.0,
-        until=600.0,
-        any_load=True,
+        protects="",
         when=_event("ends", name="ends that nobody asked for"),
         summary="SGLang has crashed.",
         past="SGLang crashed {times}, the last time at {until}.",
@@ -331,7 +337,6 @@ FAILURES: tuple[Row, ...] = (
     Row(
         id="server_down",
         title="server down",
-        alert="SGLangServerDown",
         severity="critical",
         any_load=True,
         when=_fact(measures.down, name="1 while it does not answer", needs="metrics"),
@@ -347,12 +352,11 @@ FAILURES: tuple[Row, ...] = (
         ),
         causes=(*KILLS, "crashed", "restart_loop"),
     ),
-    Row(
+    _limit(
         id="not_sglang",
         title="not an SGLang server",
         past="The address given to the exporter was not that of an SGLang server.",
         alert="SGLangWrongAddress",
-        severity="warning",
         any_load=True,
         when=_fact(
             measures.trouble("not_sglang"), name="1 while something else answers at its address", needs="metrics"
@@ -366,19 +370,16 @@ FAILURES: tuple[Row, ...] = (
             "SGLang is stopped and a proxy answers in its place: then start it",
         ),
     ),
-    Row(
+    _limit(
         id="often_down",
         title="often down, {value} of the time",
         past="SGLang was down again and again.",
-        alert="SGLangOftenDown",
-        severity="warning",
         after=0.0,
         any_load=True,
         when=_fact(
             measures.often_down,
             limit=OFTEN_DOWN,
             name="share of the last two hours in which it was down",
-            unit="share",
             needs="metrics",
         ),
         summary="SGLang is down again and again.",
@@ -391,11 +392,9 @@ FAILURES: tuple[Row, ...] = (
         ),
         causes=("restart_loop", *KILLS, "crashed"),
     ),
-    Row(
+    _limit(
         id="kv_transfer_failing",
         title="KV transfers fail, {value}",
-        alert="SGLangKVTransferFailing",
-        severity="warning",
         any_load=True,
         when=_fact(
             measures.transfers,
@@ -428,7 +427,6 @@ def _burning(
     short = {"time_to_first_token": "TTFT", "inter_token": "ITL"}[latency]
     return Row(
         id=id_,
-        alert="SGLang" + "".join(word.capitalize() for word in id_.split("_")),
         title=f"{short} too long for {{value}} of {of} ({'1 h' if rate == 'fast' else '6 h'})",
         past=f"{title} missed its objective for {much} {of}"
         + (" than the error budget allows." if rate == "slow" else "."),
@@ -441,7 +439,6 @@ def _burning(
             measures.burning(latency, rate),
             limit=measures.late_bound({"fast": FAST, "slow": SLOW}[rate].times),
             name=f"share of {of} that missed the objective",
-            unit="share",
             needs="hours of metrics",
         ),
         summary=f"{title} misses its objective for {much} {of}"
@@ -455,12 +452,10 @@ def _burning(
     )
 
 
-LIMITS: tuple[Row, ...] = (
+LIMITS = _rows(
     _limit(
         id="conservativeness_ineffective",
-        replica="after a flag",
         title="retracting {value}/min",
-        alert="SGLangConservativenessIneffective",
         protects="requests",
         when=_fact(
             measures.retractions_at_ceiling,
@@ -488,9 +483,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="retracting_too_often",
-        replica="after a flag",
         title="retracting {value}/min",
-        alert="SGLangRetractingTooOften",
         protects="requests",
         when=_fact(
             _retractions,
@@ -520,16 +513,13 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="hybrid_pool_full",
-        replica="after a flag",
         title="second KV cache full {value} of the time",
-        alert="SGLangHybridPoolFull",
         when=_waits(
             "hybrid_pool_full",
             name="serving time with a full sliding-window or mamba cache and requests waiting",
         ),
         summary="Requests wait because the sliding-window or mamba cache is full while the main KV cache has free space.",
         past="Until {until} requests waited because the sliding-window or mamba cache was full while the main KV cache had free space.",
-        seen="{value} of the serving time with a full sliding-window or mamba cache and requests waiting",
         guide=_NOT_IN_GUIDE + "the cache that fills up first is the limit; token usage is that of the fullest cache",
         remedy=Remedy(
             "swa_full_tokens_ratio",
@@ -544,7 +534,6 @@ LIMITS: tuple[Row, ...] = (
     _limit(
         id="dp_imbalanced",
         title="DP ranks imbalanced",
-        alert="SGLangDPImbalanced",
         when=_fact(
             measures.imbalance,
             limit=_OFTEN,
@@ -570,9 +559,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="running_at_limit",
-        replica="after a flag",
         title="running limit reached {value} of the time",
-        alert="SGLangRunningAtLimit",
         when=_waits("running_limit", name="serving time at the running limit with requests waiting"),
         summary="Requests wait because SGLang runs as many as --max-running-requests allows.",
         past="Until {until} requests waited because SGLang ran as many as --max-running-requests allows.",
@@ -591,7 +578,6 @@ LIMITS: tuple[Row, ...] = (
     _limit(
         id="grammar_queue",
         title="grammars hold requests up {value} of the time",
-        alert="SGLangGrammarQueue",
         when=_waits(
             "grammar_queue",
             name="serving time with more requests waiting for a grammar than in the queue",
@@ -599,7 +585,6 @@ LIMITS: tuple[Row, ...] = (
         ),
         summary="Requests wait for their grammar (JSON schema, regex, EBNF) to be compiled, not for the GPU.",
         past="Until {until} requests waited for their grammar (JSON schema, regex, EBNF) to be compiled.",
-        seen="{value} of the serving time with more requests waiting for a grammar than in the queue",
         guide=_NOT_IN_GUIDE + "requests wait in the grammar queue while token usage is low",
         remedy=Remedy(
             "grammar_backend",
@@ -619,7 +604,6 @@ LIMITS: tuple[Row, ...] = (
         ),
         summary="Requests wait for the other server of a prefill/decode pair, or for the KV cache transfer between them.",
         past="Until {until} requests waited for the other server of a prefill/decode pair, or for the KV cache transfer between them.",
-        seen="{value} of the serving time with most requests in a bootstrap, prealloc, transfer or inflight queue",
         guide=_NOT_IN_GUIDE + "with disaggregation the other server or the transfer is the limit",
         remedy=Remedy(
             "",
@@ -634,14 +618,12 @@ LIMITS: tuple[Row, ...] = (
     _limit(
         id="admission_standing_still",
         title="no request starts though there is room {value} of the time",
-        alert="SGLangAdmissionStandingStill",
         when=_waits(
             "standing_still",
             name="serving time in which the next requests fit and none of them started",
         ),
         summary="SGLang starts no waiting request although the next ones fit.",
         past="Until {until} SGLang started no waiting request although the next ones fit.",
-        seen="{value} of the serving time in which the next requests fit and none of them started",
         guide=_NOT_IN_GUIDE + "a scheduler that admits nothing is a fault, not a lack of memory",
         remedy=_look(
             "save a stack dump (py-spy dump --pid of the scheduler), look for known bugs of this release, then restart the server",
@@ -651,10 +633,8 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="prefill_bound",
-        replica="after a flag",
         title="prefill bound {value} of the time",
-        alert="SGLangPrefillBound",
-        when=_fact(measures.prefill, limit=_OFTEN, name="serving time in which prompts were computed", unit="share"),
+        when=_fact(measures.prefill, limit=_OFTEN, name="serving time in which prompts were computed"),
         summary="Requests wait while SGLang prefills long prompts: prefill is the limit.",
         past="Until {until} requests waited while SGLang prefilled long prompts.",
         seen="{value} of the serving time went into the prompts",
@@ -672,9 +652,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="admission_too_conservative",
-        replica="after a flag",
         title="requests wait beside free KV cache {value} of the time",
-        alert="SGLangAdmissionTooConservative",
         when=_waits("held_back", name="serving time with requests waiting and free KV cache"),
         summary="Requests wait although the KV cache has free space: SGLang reserves too much for running requests.",
         past="Until {until} requests waited although the KV cache had free space.",
@@ -694,9 +672,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="cuda_graph_not_covering",
-        replica="after a flag",
         title="CUDA graph not covering {value} of the time",
-        alert="SGLangCudaGraphNotCovering",
         when=_share(
             "cuda_graph",
             "beyond_captured",
@@ -717,13 +693,10 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="cuda_graph_off",
-        replica="after a flag",
         title="CUDA graph off {value} of the time",
-        alert="SGLangCudaGraphOff",
         when=_share("cuda_graph", "eager", "disabled", name="serving time in decode batches without a CUDA graph"),
         summary="SGLang decodes small batches without CUDA graphs.",
         past="Until {until} SGLang decoded small batches without CUDA graphs.",
-        seen="{value} of the serving time in decode batches without a CUDA graph",
         guide='"Tune --cuda-graph-max-bs": small batches should run with CUDA graphs; check --disable-cuda-graph and --attention-backend',
         remedy=Remedy(
             "disable_cuda_graph",
@@ -734,12 +707,10 @@ LIMITS: tuple[Row, ...] = (
             "CUDA graphs take GPU memory, about 1 GB at usual sizes.",
         ),
     ),
-    Row(
+    _limit(
         id="memory_reserve_too_small",
         title="memory reserve too small",
         past="SGLang started with too little free GPU memory.",
-        alert="SGLangMemoryReserveTooSmall",
-        severity="warning",
         after=600.0,
         any_load=True,
         when=_fact(
@@ -767,9 +738,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="latency_batch_too_large",
-        replica="helps",
         title="tokens slow, {value} apart",
-        alert="SGLangLatencyBatchTooLarge",
         profiles=ONLINE,
         when=_fact(
             measures.step_of_a_large_batch,
@@ -795,12 +764,10 @@ LIMITS: tuple[Row, ...] = (
     ),
     Row(
         id="running_far_below_limit",
-        replica="after a flag",
         severity="info",
         when=_waits("pool_full", name="serving time with a full KV cache and requests waiting"),
         summary="The KV cache is full while requests wait: memory is the limit.",
         past="Until {until} the KV cache was full while requests waited: memory was the limit.",
-        seen="{value} of the serving time with a full KV cache and requests waiting",
         guide="under load #running-req should be close to --max-running-requests; find what limits it",
         remedy=Remedy(
             "kv_cache_dtype",
@@ -816,9 +783,7 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="requests_rejected",
-        replica="helps",
         title="requests rejected, {value}/min",
-        alert="SGLangRequestsRejected",
         when=When(
             "rate",
             lambda view: view.per_minute(view.totals["rejected"]),
@@ -844,13 +809,10 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="queue_too_long",
-        replica="helps",
         title="queue too long {value} of the time",
-        alert="SGLangQueueTooLong",
         when=_share("queue", "above_range", name="serving time with {queue_limit}"),
         summary="More requests wait than SGLang can start in time.",
         past="Until {until} more requests waited than SGLang could start in time.",
-        seen="{value} of the serving time with {queue_limit}",
         guide='"Adjust the request submission speed": a healthy #queue-req is {queue_range}; above it send fewer requests at once, because'
         " scheduling overhead grows, most under lpm",
         remedy=_FEWER,
@@ -859,14 +821,11 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="clients_time_out",
-        replica="helps",
         title="clients time out, {value} of requests",
-        alert="SGLangClientsTimeOut",
         when=_fact(
             measures.timeouts,
             limit=measures.many_given_up,
             name="share of the ended requests that were given up",
-            unit="share",
             needs="metrics",
         ),
         summary="Clients give up at one age: they have a time-out that this server does not meet.",
@@ -887,15 +846,12 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="latency_queue",
-        replica="helps",
         title="TTFT too long by the queue for {value} of requests",
-        alert="SGLangLatencyQueue",
         profiles=ONLINE,
         when=_fact(
             measures.late_by_queue,
             limit=measures.late_bound(LATE_TIMES),
             name="share of first tokens above the objective",
-            unit="share",
             needs="metrics",
         ),
         summary="Time to first token is too high: requests wait in the queue.",
@@ -914,15 +870,12 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="latency_prefill_between",
-        replica="after a flag",
         title="prefill interrupts decoding, {value} of tokens late",
-        alert="SGLangLatencyPrefillBetween",
         profiles=ONLINE,
         when=_fact(
             measures.late_between,
             limit=measures.late_bound(SLOW_BURN_TIMES),
             name="share of inter-token gaps above the objective",
-            unit="share",
             needs="metrics",
         ),
         summary="Inter-token latency is too high: prefill of long prompts interrupts decoding.",
@@ -941,15 +894,12 @@ LIMITS: tuple[Row, ...] = (
     ),
     _limit(
         id="latency_long_prompts",
-        replica="after a flag",
         title="TTFT too long by long prompts for {value} of requests",
-        alert="SGLangLatencyLongPrompts",
         profiles=ONLINE,
         when=_fact(
             measures.late_by_prompts,
             limit=measures.late_bound(LATE_TIMES),
             name="share of first tokens above the objective",
-            unit="share",
             needs="metrics",
         ),
         summary="Time to first token is too high with an empty queue: prefill of long prompts takes the time.",
@@ -969,13 +919,11 @@ LIMITS: tuple[Row, ...] = (
     Row(
         id="client_too_slow",
         title="client too slow {value} of the time",
-        alert="SGLangClientTooSlow",
         severity="info",
         profiles=("offline",),
         when=_share("queue", "empty", name="serving time with an empty queue"),
         summary="SGLang's queue is empty: the clients are the bottleneck, not the server.",
         past="Until {until} SGLang's queue was empty: the clients were the bottleneck, not the server.",
-        seen="{value} of the serving time with an empty queue",
         guide='"Adjust the request submission speed": with #queue-req frequently 0 send requests faster; {queue_range} is healthy',
         remedy=Remedy(
             "",
@@ -986,18 +934,15 @@ LIMITS: tuple[Row, ...] = (
         ),
         unless=("requests_rejected", "scheduler_stuck", "retracting_too_often", "prefill_bound"),
     ),
-    Row(
+    _limit(
         id="unexplained",
         title="requests wait for no known reason {value} of the time",
-        alert="SGLangUnexplained",
-        severity="warning",
         after=600.0,
         when=_fact(
             measures.unexplained,
             limit=_OFTEN,
             counts=_QUEUES,
             name="serving time in which requests waited for no known reason",
-            unit="share",
         ),
         summary="Requests wait; the cause is not known.",
         past="Until {until} requests waited; the cause is not known.",
@@ -1017,19 +962,16 @@ LIMITS: tuple[Row, ...] = (
             *OUT_OF_MEMORY,
         ),
     ),
-    Row(
+    _limit(
         id="requests_failed",
         title="requests fail, {value} of them",
         past="Many requests ended in an exception of SGLang: HTTP 500, or a stream that broke off.",
-        alert="SGLangRequestsFailed",
         any_load=True,
-        severity="warning",
         when=_fact(
             measures.requests_failed,
             limit=MANY_FAILED,
             counts=("server_errors",),
             name="share of the requests that ended in an exception",
-            unit="share",
         ),
         summary="Many requests end in an exception of SGLang: HTTP 500, or a stream that breaks off.",
         seen="{value} of the requests ended in an exception",
@@ -1063,11 +1005,10 @@ _next = partial(
     _burning, latency="inter_token", title="Inter-token latency", of="tokens", seen="gaps between tokens were longer than the objective",
     causes=("latency_batch_too_large", "latency_prefill_between"), remedy=_NEXT_TOKENS,
 )  # fmt: skip
-OBJECTIVES: tuple[Row, ...] = (_first("fast"), _first("slow"), _next("fast"), _next("slow"))
-CHANCES: tuple[Row, ...] = (
-    _chance(
+OBJECTIVES = _rows(_first("fast"), _first("slow"), _next("fast"), _next("slow"))
+CHANCES = _rows(
+    _hint(
         id="speculation_rejected",
-        needs_advice=False,
         when=_fact(
             measures.speculation,
             limit=measures.least_accepted,
@@ -1102,14 +1043,12 @@ CHANCES: tuple[Row, ...] = (
             "the load needs nothing of it",
         ),
     ),
-    _chance(
+    _hint(
         id="requests_given_up",
-        needs_advice=False,
         when=_fact(
             measures.given_up,
             limit=measures.many_given_up,
             name="share of the ended requests that were given up",
-            unit="share",
             needs="metrics",
         ),
         summary="Clients give up many requests.",
@@ -1123,14 +1062,12 @@ CHANCES: tuple[Row, ...] = (
         ),
         unless=("clients_time_out", "scheduler_stuck"),
     ),
-    _chance(
+    _hint(
         id="metrics_disabled",
         title="metrics disabled",
         past="SGLang ran without metrics: only its log was available.",
-        alert="SGLangMetricsDisabled",
         after=600.0,
         any_load=True,
-        needs_advice=False,
         when=_fact(measures.trouble("metrics_disabled"), name="1 while it answers without metrics", needs="a sidecar"),
         summary="SGLang runs without metrics: only its log is available.",
         seen="/metrics answers 404",
@@ -1143,15 +1080,13 @@ CHANCES: tuple[Row, ...] = (
             "the release is older than 0.3.5: it has no metrics",
         ),
     ),
-    _chance(
+    _hint(
         id="log_silent",
         title="log silent",
         past="SGLang's log was unreadable or had no new lines while the server worked.",
-        alert="SGLangLogSilent",
         severity="warning",
         after=120.0,
         any_load=True,
-        needs_advice=False,
         when=_fact(
             measures.trouble("log_silent"), name="1 while tokens are generated and no line comes", needs="a sidecar"
         ),
@@ -1164,14 +1099,12 @@ CHANCES: tuple[Row, ...] = (
             "the server runs with --log-level warning on purpose: then it logs retractions and failures, but no batch lines",
         ),
     ),
-    _chance(
+    _hint(
         id="sources_disagree",
         title="sources disagree",
         past="SGLang's log and its metrics disagreed.",
-        alert="SGLangSourcesDisagree",
         severity="warning",
         any_load=True,
-        needs_advice=False,
         when=_fact(measures.trouble("sources_disagree"), name="1 while log and metrics differ", needs="a sidecar"),
         summary="SGLang's log and its metrics disagree.",
         seen="KV cache size or retractions differ between log and metrics",
@@ -1182,14 +1115,12 @@ CHANCES: tuple[Row, ...] = (
             "several servers write into one log: give each its own",
         ),
     ),
-    _chance(
+    _hint(
         id="memory_reserve_too_large",
         title="memory reserve too large",
         past="GPU memory stayed unused that the KV cache could have used.",
-        alert="SGLangMemoryReserveTooLarge",
         after=600.0,
         any_load=True,
-        needs_advice=False,
         when=_fact(
             _reserve,
             limit="reserve_upper_gb",
@@ -1210,11 +1141,10 @@ CHANCES: tuple[Row, ...] = (
             "Less GPU memory stays free for peaks: watch for out-of-memory failures afterwards.",
         ),
     ),
-    _chance(
+    _hint(
         id="hicache_degraded",
         any_load=True,
         at_once=True,
-        needs_advice=False,
         when=_fact(measures.hicache, counts=("hicache",), name="lines about what HiCache could not do", needs="a log"),
         summary="HiCache does not work as it should: SGLang says so.",
         seen="SGLang printed: {value}",
@@ -1247,7 +1177,6 @@ CHANCES: tuple[Row, ...] = (
     ),
     _chance(
         id="shared_prefixes_unused",
-        replica="after a flag",
         when=_fact(measures.shared_prefixes, limit=SHARING[0], name="share of prompt tokens from the prefix cache"),
         summary="Waiting requests share prefixes, but --schedule-policy fcfs does not group them.",
         seen="{value} of the prompt tokens came from the prefix cache under fcfs",
@@ -1279,7 +1208,6 @@ CHANCES: tuple[Row, ...] = (
     ),
     _chance(
         id="flags_away_from_defaults",
-        replica="after a flag",
         when=_fact(measures.proven_flags, name="flags that differ from SGLang's defaults and can cause this"),
         summary="Flags that differ from SGLang's defaults can delay requests.",
         seen="{value} flag{s} with a value other than the default that can cause this",
@@ -1292,10 +1220,9 @@ CHANCES: tuple[Row, ...] = (
             "the flag is needed for what this server does",
         ),
     ),
-    _chance(
+    _hint(
         id="data_parallel_would_fit",
         any_load=True,
-        needs_advice=False,
         when=_fact(
             measures.fits_one_gpu,
             limit=measures.one_gpu_gb,
@@ -1372,10 +1299,9 @@ CHANCES: tuple[Row, ...] = (
             "Each new schema is compiled before its request can run.",
         ),
     ),
-    _chance(
+    _hint(
         id="router_candidate",
         any_load=True,
-        needs_advice=False,
         when=_fact(measures.replicas, limit=1.0, name="replicas in one server", needs="the start"),
         summary="One server runs several replicas by --dp-size; SGLang's guide prefers a router in front of single servers.",
         seen="{value} replicas in one server",
@@ -1391,7 +1317,6 @@ CHANCES: tuple[Row, ...] = (
     ),
     _chance(
         id="profile_settings",
-        needs_advice=True,
         when=_fact(measures.settings, name="settings other than the guide's for this workload"),
         summary="SGLang's guide recommends other settings for this profile.",
         seen="{value} setting{s} other than what the guide recommends for this profile",
@@ -1432,7 +1357,6 @@ CHANCES: tuple[Row, ...] = (
             measures.large_weights,
             limit=LARGE_WEIGHTS,
             name="share of a GPU's memory taken by its part of the weights",
-            unit="share",
         ),
         summary="The KV cache is short of memory, and the weights are not quantized.",
         seen="the weights take {value} of each GPU's memory",
@@ -1464,7 +1388,7 @@ CHANCES: tuple[Row, ...] = (
     ),
     _chance(
         id="dp_attention_candidate",
-        when=_fact(measures.latent_pool_full, limit=_OFTEN, name="serving time with a full KV cache", unit="share"),
+        when=_fact(measures.latent_pool_full, limit=_OFTEN, name="serving time with a full KV cache"),
         summary="A DeepSeek model stores the same KV cache on every GPU, and the KV cache fills up.",
         seen="the KV cache was full for {value} of the serving time",
         guide='"Try other options": for DeepSeek models use DP attention (--enable-dp-attention --dp-size 8)',
@@ -1477,14 +1401,12 @@ CHANCES: tuple[Row, ...] = (
             "SGLang then multiplies --schedule-conservativeness by 0.3: divide the value you want by 0.3.",
         ),
     ),
-    _chance(
+    _hint(
         id="format_drift",
         title="format drift",
         past="SGLang logged something that this exporter did not support.",
-        alert="SGLangFormatDrift",
         after=600.0,
         any_load=True,
-        needs_advice=False,
         when=_event("unreadable", name="lines that this version cannot read"),
         summary="SGLang logs something that this exporter does not support.",
         seen="{value} unknown log lines or keys",
@@ -1498,6 +1420,15 @@ CHANCES: tuple[Row, ...] = (
         ),
     ),
 )
+# Whose server another replica relieves: in any case, or once no flag is left to set.
+REPLICA_HELPS = frozenset(
+    {"latency_batch_too_large", "requests_rejected", "queue_too_long", "clients_time_out", "latency_queue"}
+)
+REPLICA_HELPS_AFTER_A_FLAG = frozenset({
+    "conservativeness_ineffective", "retracting_too_often", "hybrid_pool_full", "running_at_limit", "prefill_bound",
+    "admission_too_conservative", "cuda_graph_not_covering", "cuda_graph_off", "running_far_below_limit", "latency_prefill_between",
+    "latency_long_prompts", "shared_prefixes_unused", "flags_away_from_defaults",
+})  # fmt: skip
 ROWS: tuple[Row, ...] = (*FAILURES, *LIMITS, *OBJECTIVES, *CHANCES)
 BY_ID: dict[str, Row] = {row.id: row for row in ROWS}
 

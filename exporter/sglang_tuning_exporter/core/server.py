@@ -14,7 +14,7 @@ from functools import lru_cache
 from math import ceil, inf
 from typing import NamedTuple
 
-from sglang_tuning_exporter.capacity.step_time import StepSums
+from sglang_tuning_exporter.capacity import StepSums
 from sglang_tuning_exporter.config.profiles import Profile
 from sglang_tuning_exporter.core.endings import CAUSE, CLASSES, Explanation, explanation
 from sglang_tuning_exporter.core.events import Event, Rank

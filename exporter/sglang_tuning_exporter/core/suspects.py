@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil, inf
-from typing import TypeAlias
+from typing import NamedTuple
 
-from sglang_tuning_exporter.core.findings import Change, Value
+from sglang_tuning_exporter.core.findings import Value
 from sglang_tuning_exporter.core.view import View, counted
 from sglang_tuning_exporter.sglang.args.flags import number
 
@@ -21,30 +21,32 @@ PROMPTS_HELD = 0.25  # of the KV cache, above which prompts that share nothing f
 SHORT_PROMPT = 64.0
 FEW_PROMPTS = 4.0  # in one prefill batch
 LATE_TIMES, SLOW_BURN_TIMES = 10.0, 6.0  # error budgets above which first tokens, and gaps between tokens, are late
+LARGEST_PREFILL = 16384.0  # tokens of a batch: SGLang's default
 # Attention backends that need their own page size (srt/arg_groups/overrides.py).
 PAGED_BACKENDS = (
     "flashmla", "cutlass_mla", "trtllm_mla", "trtllm_mha", "fa4", "ascend", "intel_amx", "dsa", "nsa", "aiter", "dsv4", "tokenspeed_mla",
 )  # fmt: skip
 # While one of these is set, no other flag helps.
 INSTEAD = frozenset({"page_size", "max_prefill_tokens", "prefill_decode_interval"})
-_STATES = {"pool": "pool_full", "prefill": "prefill_bound", "held_back": "held_back"}
 _WAITING = frozenset({"queue_too_long", "unexplained", "latency_queue"})
 _POOL = _WAITING | {
     "running_far_below_limit", "conservativeness_ineffective", "admission_too_conservative", "retracting_too_often",
 }  # fmt: skip
 _PROMPTS = _WAITING | {"prefill_bound", "latency_long_prompts"}
 _ADMITS = _WAITING | {"admission_too_conservative", "prefill_bound"}
-
-# The rows that the flag causes, the value to set, and what is gained.
-Proven: TypeAlias = tuple[frozenset[str], Value, str]
+_NOTHING = frozenset[str]()
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A flag with a suspicious side, a switch that is on or numbers strictly between `least` and `most`, and its proof."""
+    """A flag with a suspicious side, a switch that is on or numbers strictly between `least` and `most`, and its proof.
+
+    The proof has the view, what is wrong with the load, and the flag's value. It gives the rows that the flag causes, none where nothing shows
+    it, the value to set, and what is gained.
+    """
 
     arg: str
-    proof: Callable[[View, frozenset[str], float], Proven | None]
+    proof: Callable[[View, frozenset[str], float], tuple[frozenset[str], Value, str]]
     why: str
     not_if: str
     cost: str
@@ -58,20 +60,37 @@ class Suspect:
             return value and self.least == inf
         return isinstance(value, (int, float)) and self.least < value < self.most
 
+    def is_forced(self, view: View) -> bool:
+        """Whether SGLang sets this by itself, so that removing the flag has no effect."""
+        conditions = (each.partition("=") for each in self.forced_by)
+        return any(view.facts.word(arg) == value if value else view.facts.is_on(arg) for arg, _, value in conditions)
+
+
+class Proven(NamedTuple):
+    """A suspect that figures show to be a cause."""
+
+    suspect: Suspect
+    rows: frozenset[str]
+    to: Value
+    gain: str
+
 
 def troubles(view: View) -> frozenset[str]:
-    """Return what is wrong with the load: pool, prefill, held_back, waiting, unknown, retracting, rejected."""
+    """Return what is wrong with the load: pool_full, prefill_bound, held_back, waiting, starts, limit, retracting, rejected."""
     if not view.has_enough_load:
-        return frozenset()
+        return _NOTHING
     often = view.profile.frequent_share
     bound = min(OFTEN, often)
-    seen = {trouble for trouble, state in _STATES.items() if (view.share("admission", state) or 0.0) > bound}
-    if view.prefill_share > bound:
-        seen.add("prefill")
+    seen = {
+        state
+        for state in ("pool_full", "prefill_bound", "held_back")
+        if (view.share("admission", state) or 0.0) > bound
+    }
+    seen |= {"prefill_bound"} if view.prefill_share > bound else _NOTHING
     healthy = ("empty", "in_range") if view.profile.queue_lower is None else ("empty", "in_range", "below_range")
     at_limit = (view.share("admission", "running_limit") or 0.0) > bound
     signs = {
-        "unknown": 1.0 - (view.share("queue", "empty") or 0.0) > often and view.facts.starts_slowly,
+        "starts": 1.0 - (view.share("queue", "empty") or 0.0) > often and view.facts.starts_slowly,
         "waiting": not seen and not at_limit and 1.0 - (view.share("queue", *healthy) or 0.0) > bound,
         "limit": at_limit,
         "retracting": view.retractions_a_minute > view.retractions_tolerated,
@@ -80,119 +99,76 @@ def troubles(view: View) -> frozenset[str]:
     return frozenset(seen | {trouble for trouble, is_seen in signs.items() if is_seen})
 
 
-def proven(view: View) -> list[tuple[Change, frozenset[str]]]:
-    """Return the change of every flag that figures show to cause the trouble, with the rows that it causes."""
-    facts, seen = view.facts, troubles(view)
-    typed = facts.typed_arguments
-    found = []
-    for suspect in SUSPECTS if typed and seen else ():
-        value = typed.get(suspect.arg) if typed else None
-        if not suspect.is_suspicious(value) or not facts.flag(suspect.arg) or _is_forced(suspect, view):
-            continue
-        shown = suspect.proof(view, seen, number(value) or 0.0)
-        if shown is not None:
-            rows, to, gain = shown
-            found.append((_change(suspect, view, value, to, gain), rows))
-    return found
+def proven(view: View) -> list[Proven]:
+    """Return every flag that figures show to cause the trouble."""
+    facts, seen, found = view.facts, troubles(view), list[Proven]()
+    typed = (facts.typed_arguments or {}) if seen else {}
+    for suspect in SUSPECTS:
+        value = typed.get(suspect.arg)
+        if suspect.is_suspicious(value) and facts.flag(suspect.arg) and not suspect.is_forced(view):
+            found.append(Proven(suspect, *suspect.proof(view, seen, number(value) or 0.0)))
+    return [each for each in found if each.rows]
 
 
-def explaining(row: str, view: View) -> list[Change]:
-    """Return the changes of the flags that figures show to cause a row."""
-    return [change for change, rows in proven(view) if row in rows]
-
-
-def beside(view: View) -> list[Change]:
-    """Return every proven change; none where all that is wrong is a cache that is full for a part of the time."""
-    return [] if troubles(view) <= {"pool"} else [change for change, _ in proven(view)]
+def beside(view: View) -> list[Proven]:
+    """Return every proven flag; none where all that is wrong is a cache that is full for a part of the time."""
+    return [] if troubles(view) <= {"pool_full"} else proven(view)
 
 
 def explained(view: View) -> View:
     """Return the view with waits explained by a flag: while each prefill batch ends at --max-prefill-tokens, requests wait for prefill."""
-    if view.totals["admission/held_back"] and any(change.arg == "max_prefill_tokens" for change, _ in proven(view)):
+    if view.totals["admission/held_back"] and any(each.suspect.arg == "max_prefill_tokens" for each in proven(view)):
         return replace(view, totals=counted(view.totals, "held_back", "prefill_bound"))
     return view
-
-
-def _change(suspect: Suspect, view: View, now: object, to: Value, gain: str) -> Change:
-    direction = "drop" if to is False else "raise" if float(to or 0) > (number(now) or 0.0) else "lower"
-    return Change(
-        suspect.arg, view.facts.flag(suspect.arg), now if isinstance(now, (bool, int, float)) else None,
-        int(to) if isinstance(to, float) else to, "", direction, suspect.why, suspect.cost, gain, suspect.not_if, removes=to is False,
-    )  # fmt: skip
-
-
-def _is_forced(suspect: Suspect, view: View) -> bool:
-    """Whether SGLang sets this by itself, so that removing the flag has no effect."""
-    conditions = (each.partition("=") for each in suspect.forced_by)
-    return any(view.facts.word(arg) == value if value else view.facts.is_on(arg) for arg, _, value in conditions)
 
 
 # Proofs
 
 
-def _radix_cache(view: View, seen: frozenset[str], _: float) -> Proven | None:
+def _radix_cache(view: View, seen: frozenset[str], _: float) -> tuple[frozenset[str], Value, str]:
     """Each request computes and holds its whole prompt, shared or not."""
-    prompt, running, usage, pool = view.prompt, view.mean("running"), view.mean("usage"), view.facts.pool()
-    if prompt is None or prompt < SHORT_PROMPT:
-        return None
-    rows: frozenset[str] = frozenset()
-    gain = ""
-    held = usage * pool / running if usage and pool and running else None
-    share = prompt / held if held else None
-    if "pool" in seen and (share is None or share >= PROMPTS_HELD):
+    prompt, running, usage, pool = view.prompt or 0.0, view.mean("running"), view.mean("usage"), view.facts.pool()
+    share = prompt * running / usage / pool if usage and pool and running else None  # of what a request holds
+    rows, gain = _NOTHING, ""
+    if "prefill_bound" in seen:
+        rows, gain = _PROMPTS, f"a mean prompt has {prompt:,.0f} tokens, all computed"
+    if "pool_full" in seen and (share is None or share >= PROMPTS_HELD):
         rows |= _POOL
-        gain = (
-            f"prompts take about {100 * share:.0f} % of the KV cache, each request its own copy"
-            if share is not None and share < 1
-            else ""
-        )
-    if "prefill" in seen:
-        rows |= _PROMPTS
-        gain = gain or f"a mean prompt has {prompt:,.0f} tokens, all computed"
-    return (rows, False, gain) if rows else None
+        if share is not None and share < 1:
+            gain = f"prompts take about {100 * share:.0f} % of the KV cache, each request its own copy"
+    return rows if prompt >= SHORT_PROMPT else _NOTHING, False, gain
 
 
-def _pages(view: View, seen: frozenset[str], page: float) -> Proven | None:
+def _pages(view: View, seen: frozenset[str], page: float) -> tuple[frozenset[str], Value, str]:
     """Requests leave much of their last pages empty."""
-    prompt = view.prompt
-    if prompt is None or seen.isdisjoint({"pool", "held_back", "retracting", "waiting"}):
-        return None
-    request = prompt + (view.answer or 0.0) / 2
-    wasted = max(1.0 - request / (ceil(request / page) * page), page / 2 / (request + page / 2))
-    if wasted < EMPTY_PAGES:
-        return None
-    smaller = next(
-        (size for size in PAGE_SIZES if size < page and size / 2 / (request + size / 2) <= EMPTY_PAGES_ALLOWED), 1
-    )
+    request = (view.prompt or 0.0) + (view.answer or 0.0) / 2
+    wasted = max(1.0 - request / (ceil(request / page) * page), page / 2 / (request + page / 2)) if request else 0.0
+    fitting = (size for size in PAGE_SIZES if size < page and size / 2 / (request + size / 2) <= EMPTY_PAGES_ALLOWED)
     gain = (
         f"about {100 * wasted:.0f} % of the KV cache is empty space in pages: a request has some {request:,.0f} tokens"
     )
-    return (_POOL, float(smaller), gain)
+    is_short = not seen.isdisjoint({"pool_full", "held_back", "retracting", "waiting"})
+    return _POOL if view.prompt and is_short and wasted >= EMPTY_PAGES else _NOTHING, float(next(fitting, 1)), gain
 
 
-def _prefill_tokens(view: View, seen: frozenset[str], most: float) -> Proven | None:
+def _prefill_tokens(view: View, seen: frozenset[str], most: float) -> tuple[frozenset[str], Value, str]:
     """A prefill batch ends at this many tokens, beside a larger chunk."""
-    chunk, prompt = view.facts.number("chunked_prefill_size"), view.prompt
-    wanted = float(chunk) if chunk is not None and chunk > 0 else 16384.0
-    fit = most / max(prompt or 1024.0, 1.0)
-    if most >= wanted or not (
-        "prefill" in seen or (not seen.isdisjoint({"held_back", "waiting"}) and fit <= FEW_PROMPTS)
-    ):
-        return None
-    return (_ADMITS, max(wanted, 16384.0), f"a prefill batch ends at {most:,.0f} tokens, a chunk has {wanted:,.0f}")
+    wanted = view.facts.size("chunked_prefill_size") or LARGEST_PREFILL
+    few = not seen.isdisjoint({"held_back", "waiting"}) and most <= FEW_PROMPTS * max(view.prompt or 1024.0, 1.0)
+    rows = _ADMITS if most < wanted and ("prefill_bound" in seen or few) else _NOTHING
+    return rows, max(wanted, LARGEST_PREFILL), f"a prefill batch ends at {most:,.0f} tokens, a chunk has {wanted:,.0f}"
 
 
-def _decode_interval(view: View, seen: frozenset[str], steps: float) -> Proven | None:
+def _decode_interval(view: View, seen: frozenset[str], steps: float) -> tuple[frozenset[str], Value, str]:
     """Between prefill batches requests wait for decode steps; not while gaps between tokens are late, which a smaller interval lengthens."""
-    late = view.late_share("inter_token", view.profile.inter_token_seconds)
-    if late > view.profile.late_bound(SLOW_BURN_TIMES) or seen.isdisjoint({"held_back", "unknown", "waiting"}):
-        return None
-    return (_ADMITS, 0.0, f"after each prefill batch no request starts for {steps:g} decode steps")
+    late = view.late_share("inter_token", view.profile.inter_token_seconds) > view.profile.late_bound(SLOW_BURN_TIMES)
+    waits = not late and not seen.isdisjoint({"held_back", "starts", "waiting"})
+    return _ADMITS if waits else _NOTHING, 0.0, f"after each prefill batch no request starts for {steps:g} decode steps"
 
 
-def _queue_limit(_: View, seen: frozenset[str], most: float) -> Proven | None:
+def _queue_limit(_: View, seen: frozenset[str], most: float) -> tuple[frozenset[str], Value, str]:
     """Only bursts are rejected: nothing else keeps requests waiting."""
-    return (frozenset({"requests_rejected"}), 4 * max(most, 1.0), "") if seen == {"rejected"} else None
+    return frozenset({"requests_rejected"} if seen == {"rejected"} else ()), 4 * max(most, 1.0), ""
 
 
 SUSPECTS: tuple[Suspect, ...] = (
@@ -222,7 +198,7 @@ SUSPECTS: tuple[Suspect, ...] = (
         "prompts are computed one at a time anyway, because few requests come at once",
         "Larger prefill batches take more GPU memory, and running requests pause longer.",
         least=0,
-        most=16384,
+        most=LARGEST_PREFILL,
     ),
     Suspect(
         "prefill_decode_interval",

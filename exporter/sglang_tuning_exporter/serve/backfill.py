@@ -21,7 +21,7 @@ from urllib.parse import urlencode
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from sglang_tuning_exporter.capacity.readings import Measured
+from sglang_tuning_exporter.capacity import Measured
 from sglang_tuning_exporter.collect.follower import FileStatus
 from sglang_tuning_exporter.collect.scrape import LoadsSchedule, ScrapeHealth
 from sglang_tuning_exporter.collect.threads import Threads

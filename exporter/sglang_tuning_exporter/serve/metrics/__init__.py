@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from sglang_tuning_exporter import __version__
-from sglang_tuning_exporter.capacity.step_time import Estimate
+from sglang_tuning_exporter.capacity import Estimate
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import resolve
 from sglang_tuning_exporter.config.profiles import GIGABYTE
@@ -416,11 +416,11 @@ _Figure: TypeAlias = "Callable[[RankCapacity], Estimate | float | None]"
 GAUGES: dict[str, tuple[str, _Figure]] = {
     "prefill_tokens_per_second": (
         "Prompt tokens computed per second of prefill: increase of total_prefill_uncached_tokens / of total_prefill_busy_us (/v1/loads).",
-        lambda c: c.prefill.tokens_per_second,
+        lambda c: c.speeds.prefill,
     ),
     "prefill_share_ratio": (
         "Share of wall time spent in prefill, 0-1: increase of total_prefill_busy_us / time between the snapshots.",
-        lambda c: c.prefill.share,
+        lambda c: c.speeds.prefill_share,
     ),
     "prefill_backlog_seconds": (
         "Seconds of prefill that wait in the queue: num_waiting_uncached_tokens / sglang_tuning_prefill_tokens_per_second.",
@@ -428,11 +428,11 @@ GAUGES: dict[str, tuple[str, _Figure]] = {
     ),
     "decode_step_mean_seconds": (
         "Mean duration of a decode step that follows another one, at the batch sizes of the last 10 minutes.",
-        lambda c: None if c.step is None else c.step.seconds,
+        lambda c: None if c.speeds.step is None else c.speeds.step.seconds,
     ),
     "tokens_per_decode_step": (
         "Tokens that a decode step generates for each request: 1 without speculative decoding, else the accepted length.",
-        lambda c: None if c.step is None or c.step.source == "log" else c.step.tokens_per_request,
+        lambda c: c.speeds.step.tokens_per_request if c.speeds.step and c.speeds.step.source != "log" else None,
     ),
     "decode_tokens_per_second_limit": (
         "Generation throughput without prefill with as many requests as fit and may run: batch x tokens per step / (fixed + per_request x batch).",
@@ -477,7 +477,7 @@ def _value(figure: _Figure, scheduler: RankCapacity) -> float | None:
 
 def _parts(scheduler: RankCapacity) -> list[tuple[str, str, Estimate]]:
     """Return name, source and estimate of both parts of the decode step's duration; none where it is not known."""
-    step = scheduler.step
+    step = scheduler.speeds.step
     if step is None or step.line is None:
         return []
     return [("fixed", step.source, step.line.fixed), ("per_request", step.source, step.line.per_request)]
