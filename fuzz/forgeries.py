@@ -141,14 +141,14 @@ def play(
         watch.advance(now)
         if is_scrape:
             last = facts.read(scrapes[number].text.decode())
-            watch.scrape(last, now)
+            watch.take(last, now)
         else:
             say(recording.lines[number].text)
     end = now + _SETTLES
     while now < end:
         now += 5.0
         if last is not None:
-            watch.scrape(last, now)
+            watch.take(last, now)
         watch.advance(now)
     return watch, now
 

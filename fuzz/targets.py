@@ -172,7 +172,7 @@ def check_exposition(data: bytes) -> None:
     )
     sidecar = Sidecar(settings())
     for at in (0.0, 5.0):
-        sidecar.watch.scrape(facts.read(text), sidecar.now() + at)
+        sidecar.watch.take(facts.read(text), sidecar.now() + at)
     check_outputs(sidecar)
     pages = text.split(PART.decode())
     later = [_LAST_DIGIT.sub(lambda digit: str(9 - int(digit[0])), page) for page in pages]
@@ -203,9 +203,9 @@ def check_arguments(data: bytes) -> None:
     harmless(printed.args if printed else None)
     if (info := parse_server_info(data)) is not None:
         harmless(info.args)
-        sidecar.watch.inform(info)
+        sidecar.watch.take(info)
     for load in parse_loads(data):
-        sidecar.watch.inform(load)
+        sidecar.watch.take(load)
     reader = Reader()
     for event in (*reader.read(b"[2026-01-31 12:00:00] " + data.replace(b"\n", b" ")), *reader.end()):
         event.time = sidecar.now()

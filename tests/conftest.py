@@ -288,7 +288,7 @@ def watched_retractions(directory: Path, *, without: float = 0.0, **settings: ob
             judged = position
             watch.judge(begin + position)
         if not is_line:
-            watch.scrape(facts.read(text.decode()), begin + position)
+            watch.take(facts.read(text.decode()), begin + position)
             continue
         for event in reader.read(text):
             event.time = begin + position

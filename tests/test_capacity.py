@@ -76,7 +76,7 @@ finite = st.floats(0, 1e15, allow_nan=False)
 def test_any_counters_give_plausible_figures_or_none(loads: list[Load]) -> None:
     measured, server = Measured(600.0), served()
     for second, load in enumerate(loads):
-        measured.observe([load], float(second))
+        measured.take([load], float(second))
     for each in capacities(server, measured, float(len(loads))):
         speed, step = each.speeds.prefill, each.speeds.step
         assert speed is None or speed.value > 0
@@ -117,7 +117,7 @@ def counted(measured: Measured, *, dp: int = 0, begin: float = 0.0, end: float =
             (moments, of([random.randint(4, 12) for _ in range(100)], lambda batch: 0.004 + 0.0005 * batch))
         )
         microseconds = moments._replace(seconds=1e6 * moments.seconds, batch_seconds=1e6 * moments.batch_seconds)
-        measured.observe(
+        measured.take(
             [
                 Load(
                     dp=dp,

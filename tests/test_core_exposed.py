@@ -11,12 +11,11 @@ from sglang_tuning_exporter.core.course import Course
 from sglang_tuning_exporter.core.exposed import Advice, Condition, Words, conditions, turned
 from sglang_tuning_exporter.core.findings import Alert, Change, Figure, Finding, Judgement
 from sglang_tuning_exporter.core.judge import weigh
-from sglang_tuning_exporter.core.ledger import FAST, SLOW, Ledger, Rate
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.core.server import Totals
 from sglang_tuning_exporter.core.view import view_of
-from sglang_tuning_exporter.core.watch import Watch
+from sglang_tuning_exporter.core.watch import Ledger, Watch
 from test_core_course import BEGIN, decode, load, retraction, stamp, start
 from test_core_watch import CRASH, Beside, served
 
@@ -142,20 +141,20 @@ class Budget:
             self.counted["time_to_first_token_late"] += requests * late
             self.minute += 1
 
-    def burning(self, rate: Rate, begun: float = 0.0) -> float | None:
+    def burning(self, rate: str, begun: float = 0.0) -> float | None:
         return self.ledger.burning(self.counted, "time_to_first_token", rate, 60.0 * self.minute, begun)
 
 
 def test_an_hour_that_was_bad_and_five_minutes_that_are_well_burn_no_more() -> None:
     budget = Budget(55, 0.4)
     budget.pass_minutes(5, 0.0)
-    assert budget.burning(FAST) == 0.0
+    assert budget.burning("fast") == 0.0
 
 
 def test_nothing_is_said_for_as_long_as_the_short_window_after_a_start() -> None:
     budget = Budget(60, 0.4)
-    assert budget.burning(FAST, begun=3400.0) is None
-    assert budget.burning(SLOW, begun=2000.0) is None
+    assert budget.burning("fast", begun=3400.0) is None
+    assert budget.burning("slow", begun=2000.0) is None
 
 
 # A restart of the exporter

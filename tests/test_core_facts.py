@@ -167,14 +167,14 @@ INFO = ServerInfo("0.5.23", {}, [
 
 def test_server_info_fills_what_nothing_else_has() -> None:
     facts = Facts()
-    facts.inform(INFO)
+    facts.take(INFO)
     assert (facts.weights_gb, facts.gigabytes("pool"), facts.gigabytes("graph")) == (16.5, 39.7, 2.1)
     assert (facts.reserve_gb, facts.pools, facts.largest_captured) == (9.1, {None: 990.0}, 80)
 
 
 def test_the_log_wins_over_server_info() -> None:
     facts, log = of_release("0.5.23"), of_release("0.5.23")
-    facts.inform(INFO)
+    facts.take(INFO)
     for name in ("weights_gb", "pools_gb", "reserve_gb", "pools", "graph_sizes"):
         assert getattr(facts, name) == getattr(log, name)
 

@@ -37,7 +37,7 @@ def played(begin: float) -> tuple[list[float], Watch]:
     seen = list[float]()
     for at, is_page, text in sorted(moments, key=lambda moment: moment[:2]):
         if is_page:
-            watch.scrape(page(text), BEGIN + at)
+            watch.take(page(text), BEGIN + at)
             seen.append(watch.server.counted["retracted"])
         else:
             for event in reader.read(text.rstrip(b"\n")):

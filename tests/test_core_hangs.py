@@ -78,7 +78,7 @@ class Server:
         """Let time pass without anything being done."""
         for _ in range(times):
             self.now += STEP
-            self.watch.scrape(self.page(), BEGIN + self.now)
+            self.watch.take(self.page(), BEGIN + self.now)
             stuck = self.stuck
             self.stages.append((self.now, "" if stuck is None else stuck.stage))
 

@@ -45,7 +45,7 @@ class Beside:
         rank = RankFigures(None, running, queued)
         for name, value in more.items():
             setattr(rank, name, value)
-        self.server.scrape(Scrape([rank], progress=progress), at)
+        self.server.take(Scrape([rank], progress=progress), at)
 
     def seconds(self, until: float, signal: str = "activity") -> dict[str, float]:
         self.server.advance(until)

@@ -50,7 +50,7 @@ class Beside:
         rank = {name: figures.pop(name) for name in [*figures] if hasattr(self.page.ranks[0], name)}
         moved = {"progress": (self.page.progress or 0.0) + work, "sent": (self.page.sent or 0.0) + work}
         self.page = replace(self.page, ranks=[replace(self.page.ranks[0], **rank)], **{**moved, **figures})
-        self.watch.scrape(self.page, BEGIN + at)
+        self.watch.take(self.page, BEGIN + at)
 
     def judge(self, at: float) -> Judgement:
         return self.watch.judge(BEGIN + at)
@@ -351,7 +351,7 @@ def test_a_start_that_log_and_counters_show_is_one_whatever_lies_between() -> No
 
 def test_by_metrics_alone_a_queue_that_the_next_batch_takes_is_not_held_back() -> None:
     beside = Beside(reads=False)
-    beside.watch.inform(ServerInfo("0.5.23", ARGUMENTS))
+    beside.watch.take(ServerInfo("0.5.23", ARGUMENTS))
     for step in range(20):
         beside.scrape(
             4.0 * step, finished_requests=40.0 * step, running=12.0, queued=2.0, full_usage=0.3, admitted_requests=40.0 * step,
@@ -367,7 +367,8 @@ def gained(*pages: dict[str, Any]) -> dict[str, float]:
     """Return what the pages gained together, the first of them aside."""
     counters, whole = Counters(), dict[str, float]()
     for figures in pages:
-        for name, more in counters.take(Scrape([RankFigures()], **figures), is_new=True).counts.items():
+        counters.take(Scrape([RankFigures()], **figures), is_new=True)
+        for name, more in counters.counts.items():
             whole[name] = whole.get(name, 0.0) + more
     return whole
 

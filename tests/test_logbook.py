@@ -84,7 +84,7 @@ def failures(watch: Watch) -> float:
 
 def scrape(watch: Watch, retracted: float, *, ago: float = 0.0) -> None:
     figures = RankFigures(None, running=237, queued=4, graph_passes=1.0, retracted_requests=retracted)
-    watch.scrape(Scrape([figures], progress=retracted), time.time() - ago)
+    watch.take(Scrape([figures], progress=retracted), time.time() - ago)
 
 
 def test_positions_and_counters_are_in_the_file_when_the_block_is_read(place: Place) -> None:

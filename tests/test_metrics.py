@@ -237,7 +237,7 @@ def under_load(ranks: int) -> Sidecar:
     begin = sidecar.now() - 600
     sidecar.watch.begin = begin
     for at in range(0, 601, 15):
-        sidecar.watch.scrape(page_figures.read(page(ranks)), begin + at)
+        sidecar.watch.take(page_figures.read(page(ranks)), begin + at)
         sidecar.watch.judge(begin + at)
     return sidecar
 

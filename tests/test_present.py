@@ -116,7 +116,7 @@ def watched(steps: Iterable[tuple[float, str | bytes]]) -> Watch:
     watch, reader = Watch(PROFILES["online"], BEGIN, reads=True, scrapes=True), Reader()
     for at, what in steps:
         if isinstance(what, str):
-            watch.scrape(page_figures.read(what), BEGIN + at)
+            watch.take(page_figures.read(what), BEGIN + at)
             continue
         for event in reader.read(what):
             event.time = BEGIN + at
@@ -156,6 +156,6 @@ def test_a_bad_page_right_after_a_restart_counts_nothing_again(first: str) -> No
     watch = Watch(PROFILES["online"], BEGIN + 100, reads=True, scrapes=True)
     watch.restore(json.loads(json.dumps(before.saved(BEGIN + 90))), BEGIN + 100, 10.0)
     for at, page in ((101, first), (116, retracted(317)), (180, retracted(317))):
-        watch.scrape(page_figures.read(page), BEGIN + at)
+        watch.take(page_figures.read(page), BEGIN + at)
         watch.advance(BEGIN + at)
     assert watch.server.counted["retracted"] == 307

@@ -18,15 +18,15 @@ def watched(recorded: Recording, profile: str = "online", sources: str = "both")
     reader = Reader()
     info = parse_server_info(recorded.server_info or b"{}")
     if info is not None and sources != "log":
-        watch.inform(info)
+        watch.take(info)
     lines = [] if sources == "metrics" else [(line.at, 0, line.text) for line in recorded.lines]
     scrapes = [] if sources == "log" else [(scrape.at, 1, scrape.text) for scrape in recorded.scrapes]
     for at, is_scrape, text in sorted([*lines, *scrapes], key=lambda piece: piece[:2]):
         if is_scrape:
             starts = watch.server.starts
-            watch.scrape(page_figures.read(text.decode()), READY + at)
+            watch.take(page_figures.read(text.decode()), READY + at)
             if info is not None and watch.server.starts != starts:
-                watch.inform(info)  # it is asked for after each start
+                watch.take(info)  # it is asked for after each start
             continue
         for event in reader.read(text.rstrip(b"\n")):
             event.time = READY + at

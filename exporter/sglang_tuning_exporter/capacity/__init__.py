@@ -380,7 +380,7 @@ class Measured:
         self._length = window_seconds
         self._ranks: dict[int | None, Readings] = {}
 
-    def observe(self, loads: Sequence[Load], now: float) -> None:
+    def take(self, loads: Sequence[Load], now: float) -> None:
         """Add one answer; each scheduler in it has a time stamp of its own, and a snapshot seen before is ignored."""
         for load in loads:
             counted = Counters.of(load)

@@ -239,7 +239,7 @@ class Sidecar:
             self.health = ScrapeHealth(scrape_seconds=outcome.seconds, unrecognised=page.scrape.unrecognised)
             outcome.passed_on = page.native  # frees the page, half a megabyte, until the next scrape
             starts = watch.server.starts
-            watch.scrape(page.scrape, now, now - outcome.seconds)
+            watch.take(page.scrape, now, now - outcome.seconds)
             if self._was_away or watch.server.starts != starts:
                 self._info_schedule.ask_again()
                 self.loads.ask_again()
@@ -261,7 +261,7 @@ class Sidecar:
             if info is None or without:
                 self._info_schedule.note_no_answer(time.monotonic())
             if info is not None:
-                self.watch.inform(info)
+                self.watch.take(info)
             # Only /v1/loads shows the limit of each DP rank, from 0.5.8 on.
             self.loads.set_release(version, with_ranks=self._has_ranks)
 
@@ -283,9 +283,9 @@ class Sidecar:
         with self._lock:
             if not loads:  # an answer without schedulers
                 self.loads.count_failure("invalid")
-            self.measured.observe(loads, self.now())
+            self.measured.take(loads, self.now())
             for load in loads if self._has_ranks else ():
-                self.watch.inform(load)
+                self.watch.take(load)
 
     def _check_health(self) -> None:
         """Ask for a token if requests make no progress: counters alone cannot distinguish a hang from a wait."""

@@ -104,8 +104,16 @@ class Facts:
     first_form: bool = False  # lines of the first edition's releases: no `#pending-token`, no graph
     said: dict[str, Said] = field(default_factory=dict)  # what SGLang itself said about flags, by its text
 
-    def take(self, event: Event) -> None:  # noqa: C901 - a kind of line each
-        """Take a line of the start."""
+    def take(self, seen: Event | ServerInfo | Load) -> None:
+        """Take a line of the start; or an answer: arguments and limits where the log has none, a scheduler's limit (`/v1/loads`)."""
+        if isinstance(seen, Event):
+            self._take_line(seen)
+        elif isinstance(seen, ServerInfo):
+            self._take_info(seen)
+        elif seen.max_running_requests is not None:
+            self.limits[seen.dp] = float(seen.max_running_requests)
+
+    def _take_line(self, event: Event) -> None:  # noqa: C901 - a kind of line each
         figures, dp = event.figures, event.rank.dp
         self._forget()
         if event.kind == "arguments":
@@ -147,12 +155,7 @@ class Facts:
         if left is not None:
             self.available[dp] = min(self.available.get(dp, left), left)
 
-    def inform(self, answer: ServerInfo | Load) -> None:  # noqa: C901 - a fact each
-        """Take an answer of `/server_info`: arguments and limits, where the log has none; or a scheduler's limit (`/v1/loads`)."""
-        if isinstance(answer, Load):
-            if answer.max_running_requests is not None:
-                self.limits[answer.dp] = float(answer.max_running_requests)
-            return
+    def _take_info(self, answer: ServerInfo) -> None:
         self._forget()
         self.version = answer.version or self.version
         if answer.args and not self.knows_arguments:

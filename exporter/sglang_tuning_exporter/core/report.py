@@ -88,7 +88,7 @@ def judge(logs: Logs, profile: Profile) -> tuple[Judged, Profile]:
     course = Course(profile)
     progress = Progress(logs.size)
     for source in logs.sources:
-        source.on_read = progress.add
+        source.on_read = progress.take
     try:
         for event in logs.events():
             course.take(event)
@@ -325,7 +325,7 @@ class Progress:
         self._is_shown = sys.stderr.isatty() and (not total or total >= worth)
         self._read, self._last = 0, time.monotonic()
 
-    def add(self, number: int) -> None:
+    def take(self, number: int) -> None:
         """Count `number` more bytes as read."""
         self._read += number
         if self._is_shown and time.monotonic() - self._last >= 0.2:

@@ -14,10 +14,9 @@ from sglang_tuning_exporter.config.profiles import Profile
 from sglang_tuning_exporter.config.values import UsageError, suggestion
 from sglang_tuning_exporter.core import measures
 from sglang_tuning_exporter.core.findings import Severity, Unit
-from sglang_tuning_exporter.core.ledger import FAST, SLOW
 from sglang_tuning_exporter.core.measures import Measure
 from sglang_tuning_exporter.core.suspects import LATE_TIMES, SLOW_BURN_TIMES
-from sglang_tuning_exporter.core.view import SHARING, View
+from sglang_tuning_exporter.core.view import BURN_RATES, SHARING, View
 
 Side: TypeAlias = Literal["above", "below"]
 ONLINE = ("online", "long_context", "multi_turn")
@@ -437,7 +436,7 @@ def _burning(
         chance=True,
         when=_fact(
             measures.burning(latency, rate),
-            limit=measures.late_bound({"fast": FAST, "slow": SLOW}[rate].times),
+            limit=measures.late_bound(BURN_RATES[rate][0]),
             name=f"share of {of} that missed the objective",
             needs="hours of metrics",
         ),

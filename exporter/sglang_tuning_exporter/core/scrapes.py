@@ -7,7 +7,7 @@ counters that fall belong to a new start, else only if they are still smaller on
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
@@ -71,48 +71,111 @@ class RankGains:
         return steps / STEPS_OF_A_LINE + self.gained.get("prefill_passes", 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Gains:
-    """What a page shows beside the one before."""
+class Counters:
+    """The counters of the pages so far, and what the last page gained beside the one before.
 
-    ranks: tuple[RankGains, ...]
-    restarted: bool = False
-    progress: float | None = None  # tokens and requests together; None where no counter shows it
-    counts: Mapping[str, float] = field(default_factory=dict)
-    latencies: Mapping[str, Histogram] = field(default_factory=dict)
-
-
-class RejectedStreams:
-    """Streamed requests that SGLang rejected: it answers them with status 200 and an error, and never finishes them.
-
-    One request ends in both counters at about the same time, so only what exceeds the greatest difference so far counts. A prompt that is too
-    long ends in the same way, but runs: rejected are those that a full queue turns away, and those that leave the queue unstarted after
-    SGLANG_REQ_WAITING_TIMEOUT.
+    Streamed requests that SGLang rejects are answered with status 200 and an error, and never finish. One request ends in both counters at
+    about the same time, so only what exceeds the greatest difference so far counts. A prompt that is too long ends in the same way, but
+    runs: rejected are those that a full queue turns away, and those that leave the queue unstarted after SGLANG_REQ_WAITING_TIMEOUT.
     """
 
-    def __init__(self, page: Scrape | None = None) -> None:
-        """`page`: the one from which on requests are counted; None at the start of a server."""
-        self._unfinished = self._most = 0.0
-        self._unstarted = None if page is None else _unstarted(page)  # the most so far
+    def __init__(self) -> None:
+        self.page: Scrape | None = None  # the last one
+        # The last one whose counters were used, with those of pages before that it lacks.
+        self.whole: Scrape | None = None
+        self.former: Scrape | None = (
+            None  # until the first page: retractions and progress on the last one of the exporter before
+        )
+        self.is_continued = False  # the first page was of the same start as that one
+        self.ranks: tuple[RankGains, ...] = ()
+        self.restarted = False
+        self.moved: float | None = None  # tokens and requests together; None where no counter shows it
+        self.counts: dict[str, float] = {}
+        self.latencies: dict[str, Histogram] = {}
+        self._fell = False  # those of the last one were smaller
+        self._begin_streams(None)
+
+    def _begin_streams(self, unstarted: float | None) -> None:
+        self._unfinished = self._most_unfinished = 0.0  # answered requests that have not finished
+        self._most_unstarted = unstarted  # left the queue without a start, the most so far
         self._left = 0.0  # of these, not seen as answered
 
-    def take(self, page: Scrape, counts: Mapping[str, float], *, queue_is_full: bool) -> float:
-        """Return how many more were rejected."""
+    def fell(self, page: Scrape) -> bool:
+        """Whether the counters of a page are smaller than before."""
+        return self.whole is not None and not page.counters_invalid and _is_less(page.progress, self.whole.progress)
+
+    def take(self, page: Scrape, *, queue_is_full: bool = False, is_new: bool = False) -> None:
+        """Take a page. `queue_is_full`: by --max-queued-requests. `is_new`: smaller counters are those of a new start."""
+        before, is_first, self.page = self.whole, self.page is None, page
+        known = {} if before is None else {rank.dp: rank for rank in before.ranks}
+        self.ranks = tuple(RankGains(rank, {}, is_fresh=True) for rank in page.ranks)
+        self.restarted, self.moved, self.counts, self.latencies = False, None, {}, {}
+        unsure = before is not None and not (is_new or self._fell) and _any_fell(before, known, page)
+        if page.counters_invalid or unsure or (is_first and self._lacks_the_former(page)):
+            self._fell = self._fell or (unsure and not page.counters_invalid)
+            return
+        self.restarted, self._fell = self.fell(page), False
+        if before is None:
+            self._take_first(page)
+            return
+        if self.restarted:
+            before, known = Scrape([]), {}
+            self._begin_streams(None)
+        self.counts = _counted(before, page)
+        if self.counts:
+            streams = self._rejected_streams(page, queue_is_full=queue_is_full)
+            self.counts["rejected"] = self.counts.get("refused_requests", 0.0) + streams
+        for name in LATENCIES:
+            histogram, earlier = getattr(page, name), getattr(before, name)
+            more = histogram if histogram is None or earlier is None else histogram.since(earlier)
+            if more is not None and more.observations:
+                self.latencies[name] = more
+        self.ranks = tuple(_rank(known.get(rank.dp) or RankFigures(rank.dp), rank) for rank in page.ranks)
+        self.moved = None if page.progress is None else increase(before.progress, page.progress)
+        # A counter that a page lacks goes on when it is back, and is not counted from 0.
+        known |= {rank.dp: _with_older(rank, known.get(rank.dp), RANK_COUNTS) for rank in page.ranks}
+        self.whole = replace(_with_older(page, before, (*SERVER_COUNTS, *LATENCIES)), ranks=list(known.values()))
+
+    def _lacks_the_former(self, page: Scrape) -> bool:
+        """Whether a page has none of the schedulers that the last one of the exporter before had: the next page decides."""
+        former = {rank.dp for rank in self.former.ranks} if self.former is not None else set()
+        return bool(former and page.ranks) and former.isdisjoint(rank.dp for rank in page.ranks)
+
+    def _take_first(self, page: Scrape) -> None:
+        """Take the first page: it gained nothing but what was retracted since the last one of the exporter before."""
+        former, self.former, self.whole = self.former, None, page
+        self.moved = None if page.progress is None else 0.0
+        self.is_continued = (
+            former is not None and page.progress is not None and not _is_less(page.progress, former.progress)
+        )
+        known = (
+            {rank.dp: rank.retracted_requests or 0.0 for rank in former.ranks} if former and self.is_continued else {}
+        )
+        ranks = []
+        for rank in page.ranks:
+            number = rank.retracted_requests
+            earlier = None if number is None else min(known.get(rank.dp, number), number)
+            ranks.append(replace(_rank(replace(rank, retracted_requests=earlier), rank), is_fresh=True))
+        self.ranks = tuple(ranks)
+        self._begin_streams(_unstarted(page))
+
+    def _rejected_streams(self, page: Scrape, *, queue_is_full: bool) -> float:
+        """Return how many more streamed requests were rejected."""
+        counts = self.counts
         self._unfinished += counts.get("answered_requests", 0.0) - counts.get("finished_requests", 0.0)
-        unstarted = (
-            None if counts.get("aborted_requests") else _unstarted(page)
-        )  # whoever aborts takes out of the queue as well
-        if unstarted is not None:
-            before = unstarted if self._unstarted is None else self._unstarted
-            self._left += max(unstarted - before, 0.0)
-            self._unstarted = max(unstarted, before)
+        # Whoever aborts takes out of the queue as well.
+        unstarted = None if counts.get("aborted_requests") else _unstarted(page)
+        if unstarted is None:
+            self._most_unstarted, self._left = None, 0.0
         else:
-            self._unstarted, self._left = None, 0.0
-        above = max(self._unfinished - self._most, 0.0)
+            before = unstarted if self._most_unstarted is None else self._most_unstarted
+            self._left += max(unstarted - before, 0.0)
+            self._most_unstarted = max(unstarted, before)
+        above = max(self._unfinished - self._most_unfinished, 0.0)
         more = above if queue_is_full else min(above, self._left)
         can_be = queue_is_full or self._left > 0
         self._left = max(self._left - more, 0.0)
-        self._most = max(self._unfinished, self._most) if can_be else self._unfinished
+        self._most_unfinished = max(self._unfinished, self._most_unfinished) if can_be else self._unfinished
         return float(int(more))
 
 
@@ -126,55 +189,6 @@ def _unstarted(page: Scrape) -> float | None:
             return None
         waiting += rank.queued_requests - rank.admitted_requests
     return max(waiting, 0.0)
-
-
-class Counters:
-    """The counters of the page before."""
-
-    def __init__(self) -> None:
-        self.page: Scrape | None = None  # the last one
-        self.whole: Scrape | None = (
-            None  # the last one whose counters were used, with those of pages before that it lacks
-        )
-        self._fell = False  # those of the last one were smaller
-        self._streams = RejectedStreams()
-
-    def fell(self, page: Scrape) -> bool:
-        """Whether the counters of a page are smaller than before."""
-        return self.whole is not None and not page.counters_invalid and _is_less(page.progress, self.whole.progress)
-
-    def take(self, page: Scrape, *, queue_is_full: bool = False, is_new: bool = False) -> Gains:
-        """Return what a page gained. `queue_is_full`: by --max-queued-requests. `is_new`: smaller counters are those of a new start."""
-        before, self.page = self.whole, page
-        known = {} if before is None else {rank.dp: rank for rank in before.ranks}
-        if page.counters_invalid or (
-            before is not None and not (is_new or self._fell) and _any_fell(before, known, page)
-        ):
-            self._fell = self._fell or not page.counters_invalid
-            return Gains(tuple(RankGains(rank, {}, is_fresh=True) for rank in page.ranks))
-        restarted, self._fell = self.fell(page), False
-        if before is None:
-            self._streams, self.whole = RejectedStreams(page), page
-            ranks = tuple(replace(_rank(rank, rank), is_fresh=True) for rank in page.ranks)
-            return Gains(ranks, progress=None if page.progress is None else 0.0)
-        if restarted:
-            before, known, self._streams = Scrape([]), {}, RejectedStreams()
-        counts = _counted(before, page)
-        if counts:
-            streams = self._streams.take(page, counts, queue_is_full=queue_is_full)
-            counts["rejected"] = counts.get("refused_requests", 0.0) + streams
-        latencies = {}
-        for name in LATENCIES:
-            histogram, earlier = getattr(page, name), getattr(before, name)
-            more = histogram if histogram is None or earlier is None else histogram.since(earlier)
-            if more is not None and more.observations:
-                latencies[name] = more
-        ranks = tuple(_rank(known.get(rank.dp) or RankFigures(rank.dp), rank) for rank in page.ranks)
-        moved = None if page.progress is None else increase(before.progress, page.progress)
-        # A counter that a page lacks goes on when it is back, and is not counted from 0.
-        known |= {rank.dp: _with_older(rank, known.get(rank.dp), RANK_COUNTS) for rank in page.ranks}
-        self.whole = replace(_with_older(page, before, (*SERVER_COUNTS, *LATENCIES)), ranks=list(known.values()))
-        return Gains(ranks, restarted, moved, counts, latencies)
 
 
 def _with_older(new: _T, old: _T | None, names: Iterable[str]) -> _T:
@@ -268,7 +282,7 @@ class Progress:
     _pauses: tuple[float, float] | None = None
 
     def take(
-        self, page: Scrape, gains: Gains, *, logged_steps: float, speculates: bool, interval: float, now: float
+        self, page: Scrape, counters: Counters, *, logged_steps: float, speculates: bool, interval: float, now: float
     ) -> None:
         """Take a page. `logged_steps`: decode steps that the log shows since the page before; `interval`: --stream-interval."""
         if page.posted_requests is not None:
@@ -277,8 +291,8 @@ class Progress:
         self._works, self.requests = works > 0 and page.sent is not None, page.open_requests or works
         excused = any((rank.grammar_queued or 0) + sum(rank.queues.values()) > 0 for rank in page.ranks)
         before, self._shown = self._shown, (page.scheduled, [_gauges(rank) for rank in page.ranks])
-        steps = max([logged_steps, *(rank.steps for rank in gains.ranks)])
-        moved = page.scheduled is None and bool(gains.progress)
+        steps = max([logged_steps, *(rank.steps for rank in counters.ranks)])
+        moved = page.scheduled is None and bool(counters.moved)
         if moved or steps > 0 or not works or before != self._shown or excused:
             self.worked_at = now
         if page.sent is None or page.sent != self._sent:
@@ -286,7 +300,7 @@ class Progress:
             self.sent_at, self._steps, self._unsent, self.gave_up = now, 0.0, 0.0, 0.0
             self.proven_at = self.open_at = self.idle_at = self.failing_since = None
             return
-        aborted = gains.counts.get("aborted_requests", 0.0)
+        aborted = counters.counts.get("aborted_requests", 0.0)
         self.gave_up += aborted
         # Requests that decode after others gave up may be younger.
         self._steps = 0.0 if aborted else self._steps + steps

@@ -19,7 +19,7 @@ from sglang_tuning_exporter.config.profiles import Profile
 from sglang_tuning_exporter.core.endings import CAUSE, CLASSES, Explanation, explanation
 from sglang_tuning_exporter.core.events import Event, Rank
 from sglang_tuning_exporter.core.facts import Facts
-from sglang_tuning_exporter.core.scrapes import CHECK_GAP_SECONDS, Counters, Gains, Progress, RankGains
+from sglang_tuning_exporter.core.scrapes import CHECK_GAP_SECONDS, Counters, Progress, RankGains
 from sglang_tuning_exporter.core.transfers import says_why
 from sglang_tuning_exporter.sglang.metrics.catalogue import SERVER_COUNTS
 from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures, Scrape
@@ -243,8 +243,14 @@ class Scheduler:
         self.speaker = rank
         return known is not None and (event.kind, event.figures) == self.printed  # a higher rank printed it first
 
-    def take(self, event: Event, now: float) -> None:
-        """Take a batch line."""
+    def take(self, seen: Event | RankGains, now: float, counted: Iterable[str] = ()) -> None:
+        """Take a batch line, or what a page shows of it; `counted`: what the page counts of this scheduler."""
+        if isinstance(seen, Event):
+            self._take_line(seen, now)
+        else:
+            self._take_page(seen, counted, now)
+
+    def _take_line(self, event: Event, now: float) -> None:
         figures = event.figures
         is_first = self.at is None or now != self.at
         if is_first:
@@ -410,7 +416,7 @@ class Scheduler:
 
     # A scrape
 
-    def see(self, gains: RankGains, counted: Iterable[str], now: float) -> None:
+    def _take_page(self, gains: RankGains, counted: Iterable[str], now: float) -> None:
         """Take what a scrape shows. Its gauges hold until the next line or scrape; lines of the log, where they come, say more.
 
         SGLang refreshes a gauge when it prints a batch line, and when it is idle: unchanged figures are the old observation.
@@ -453,11 +459,9 @@ class Scheduler:
 
     def _see_queues(self, figures: RankFigures) -> None:
         """Take the queues of a page; those and pools that only earlier pages showed are gone."""
-        self.queues.update(figures.queues)
-        self.grammar_queued = figures.grammar_queued
-        for shown, present in ((self.queues, figures.queues), (self.usages, _usages(figures))):
-            for name in shown.keys() - present.keys() - self._printed:
-                del shown[name]
+        self.grammar_queued, pools = figures.grammar_queued, _usages(figures)
+        self.queues = {name: each for name, each in self.queues.items() if name in self._printed} | figures.queues
+        self.usages = {name: each for name, each in self.usages.items() if name in self._printed or name in pools}
         ratio = figures.new_token_ratio
         if ratio is not None or self._is_ratio_of_page:
             self.new_token_ratio, self._is_ratio_of_page = ratio, True
@@ -881,41 +885,40 @@ class Server:
         """The last page of its metrics."""
         return self.counters.page
 
-    def scrape(self, page: Scrape, now: float) -> Gains:
-        """Take a page of the server's own metrics; return what it gained."""
+    def _take_page(self, page: Scrape, now: float) -> None:
+        counters = self.counters
         self.now = now = now if self.now is None else max(self.now, now)
         self.begin = now if self.begin is None else self.begin
         longest = self.facts.size("max_queued_requests")
         queues = (*(rank.queued for rank in page.ranks), *(each.queued for each in self.schedulers.values()))
         full = longest is not None and max(filter(None, queues), default=0.0) >= QUEUE_FULL * longest
         # A start that the log shows, or that nothing answered before, makes smaller counters certain.
-        gains = self.counters.take(page, queue_is_full=full, is_new=self._start_is_due or self._was_away)
-        if gains.restarted and not self._start_is_due:
+        counters.take(page, queue_is_full=full, is_new=self._start_is_due or self._was_away)
+        if counters.restarted and not self._start_is_due:
             self._take_start(Event("arguments", now, arguments={}), now)
         if not page.counters_invalid:
             self._start_is_due = self._was_away = False
         self.facts.role_seen = page.engine_type or self.facts.role_seen
         self.facts.page = {rank.dp: rank for rank in page.ranks}
-        self._count_gains(page, gains, now)
-        for rank in gains.ranks:
+        self._count_gains(page, now)
+        for rank in counters.ranks:
             scheduler = self._scheduler(rank.figures.dp)
             if scheduler is not None:
-                scheduler.see(self._complete(rank, gains), rank.gained, now)
+                scheduler.take(self._complete(rank), now, rank.gained)
         self._leave_out(page, now)
-        self.progress = Progress() if gains.restarted else self.progress
+        self.progress = Progress() if counters.restarted else self.progress
         self.progress.take(
-            page, gains, logged_steps=self.logged_steps, speculates=self.facts.is_on("speculative_algorithm"),
+            page, counters, logged_steps=self.logged_steps, speculates=self.facts.is_on("speculative_algorithm"),
             interval=self.facts.size("stream_interval") or 0.0, now=now,
         )  # fmt: skip
         self.logged_steps = 0.0
-        if gains.progress:
+        if counters.moved:
             self.last["work"] = now
             self._work_on(now)
         if self.ended or self.starting:
             self.ended, self.starting = "", False
-        return gains
 
-    def _count_gains(self, page: Scrape, gains: Gains, now: float) -> None:
+    def _count_gains(self, page: Scrape, now: float) -> None:
         """Count what the whole server gained. What is counted is there from the first page on, as 0."""
         bucket = self.bucket(now)
         for name in SERVER_COUNTS:
@@ -923,7 +926,7 @@ class Server:
                 self.counted[name] += 0.0  # it is counted from here on
         if page.answered_requests is not None:
             self.counted["rejected"] += 0.0
-        for name, gained in gains.counts.items():
+        for name, gained in self.counters.counts.items():
             known = min(self._logged[name], max(gained, 0.0))  # the log's lines of the same requests came first
             self._logged[name] -= known
             more = gained - known
@@ -931,13 +934,13 @@ class Server:
             self.counted[name] += max(more, 0.0)
             if more > 0:
                 self.last[name] = now
-        for name, histogram in gains.latencies.items():
+        for name, histogram in self.counters.latencies.items():
             for bound, count in zip(histogram.bounds, histogram.counts, strict=True):
                 bucket[f"{name}/{bound:g}"] += count
             bucket[f"{name}:s"] += histogram.seconds or 0.0
         for name, objective in self.objectives.items():
             if getattr(page, name) is not None:
-                seen = gains.latencies.get(name)
+                seen = self.counters.latencies.get(name)
                 self.counted[f"{name}_observed"] += 0.0 if seen is None else seen.observations
                 self.counted[f"{name}_late"] += 0.0 if seen is None or objective is None else seen.above(objective)
 
@@ -1013,12 +1016,11 @@ class Server:
         if len(self.hangs) > MOST_STARTS:
             del self.hangs[:-MOST_STARTS], self.silences[:-MOST_STARTS]
 
-    @staticmethod
-    def _complete(rank: RankGains, gains: Gains) -> RankGains:
+    def _complete(self, rank: RankGains) -> RankGains:
         """Return the gains of a server's only scheduler with what older releases count of the whole server, when requests end."""
-        if len(gains.ranks) > 1 or "computed" in rank.gained:
+        if len(self.counters.ranks) > 1 or "computed" in rank.gained:
             return rank
-        counts, names = gains.counts, (("finished_answer_tokens", "decoded"), ("started_requests", "started"))
+        counts, names = self.counters.counts, (("finished_answer_tokens", "decoded"), ("started_requests", "started"))
         cached = counts.get("finished_cached_tokens", 0.0)
         whole = {"computed": max(counts.get("finished_prompt_tokens", 0.0) - cached, 0.0), "cached": cached}
         whole |= {name: counts[count] for count, name in names if count in counts}
@@ -1070,8 +1072,14 @@ class Server:
             self._unexplained = None
             self.counted["out_of_memory.unknown"] += 1
 
-    def take(self, event: Event) -> None:  # noqa: C901, PLR0912, PLR0915 - one case for each kind
-        """Take an event. Without a time it is taken at the time of the last one."""
+    def take(self, seen: Event | Scrape, now: float = 0.0) -> None:
+        """Take a line, at the time of the last one where it has none; or a page of the server's own metrics at `now`."""
+        if isinstance(seen, Event):
+            self._take_line(seen)
+        else:
+            self._take_page(seen, now)
+
+    def _take_line(self, event: Event) -> None:  # noqa: C901, PLR0912, PLR0915 - one case for each kind
         now = event.time if event.time is not None else self.now
         if event.time is not None:
             self.begin = event.time if self.begin is None else self.begin

@@ -35,6 +35,10 @@ AT_RANDOM = 1.65  # standard deviations of a count that falls at random
 ONE_OF_SEVERAL = 0.35  # of the serving time: two causes in turn
 LEAST_MINUTE = 60.0  # less than a minute counts as a minute: one burst is no rate
 ENOUGH_ON_A_RANK = 20.0  # seconds
+# Burn rates: times the error budget, the share that may miss the objective (0.01 for 0.99), over a long and a short window in seconds. At 14.4
+# times 2 % of a month's budget are gone in an hour, at 6 times 5 % in six hours; the short window, a twelfth of the long one, shows that it
+# goes on. (Google's SRE Workbook, alerting on SLOs.)
+BURN_RATES = {"fast": (14.4, 3600.0, 300.0), "slow": (6.0, 6 * 3600.0, 1800.0)}
 RECENTLY = 1800.0  # over which starts are counted
 
 

@@ -19,12 +19,10 @@ from sglang_tuning_exporter.core.events import OUT_OF_MEMORY_PHASES, Event, from
 from sglang_tuning_exporter.core.exposed import Words
 from sglang_tuning_exporter.core.findings import Finding, Judgement
 from sglang_tuning_exporter.core.judge import Measured, findings, going_on_first, judgement_of, seen, timed, weigh
-from sglang_tuning_exporter.core.ledger import FAST, SLOW, Ledger
 from sglang_tuning_exporter.core.rows import BY_ID
-from sglang_tuning_exporter.core.scrapes import Gains
-from sglang_tuning_exporter.core.server import WORKS_ON_SECONDS, Server, Totals
-from sglang_tuning_exporter.core.view import View, view_of
-from sglang_tuning_exporter.sglang.metrics.page_figures import Scrape
+from sglang_tuning_exporter.core.server import LATENCIES_JUDGED, WORKS_ON_SECONDS, Server, Totals
+from sglang_tuning_exporter.core.view import BURN_RATES, View, view_of
+from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.server_info import Load, ServerInfo
 
 KEPT_SECONDS = 6 * 3600.0  # of sums, for the chart
@@ -45,6 +43,9 @@ SILENT_SECONDS, WORKED_SECONDS = (
 QUIET_LEVELS = ("warning", "error", "critical")  # of --log-level: without batch lines
 POOL_TOLERANCE = 0.02  # between the KV cache's size in log and metrics
 UNKNOWN_AGE = 300.0  # of saved alert clocks: older ones begin anew
+MINUTE, KEPT_MINUTES = 60.0, 360  # of what burn rates are judged by
+ENOUGH_REQUESTS = 20.0  # in the long window: one slow request of fewer is a large share
+BUDGETED = tuple(f"{latency}_{what}" for latency in LATENCIES_JUDGED for what in ("observed", "late"))
 OUTAGE_SECONDS = 7200.0  # over which outages are counted
 FATAL = frozenset({"end", "out_of_memory", "hang"})
 OF_A_START = frozenset({"arguments", "pool", "memory", "limits", "ready"})
@@ -65,14 +66,6 @@ Budget: TypeAlias = "deque[tuple[float, float, int | None]]"  # when a counter g
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
-    """What the last page of the exporter before showed, without what its lines had used of it."""
-
-    progress: float
-    retracted: Mapping[int | None, float]
-
-
-@dataclass(frozen=True, slots=True)
 class Failure:
     """A scrape that failed: a label value, a sentence, whether the server may be starting, and whether it answered at all."""
 
@@ -80,6 +73,53 @@ class Failure:
     message: str
     starting: bool = False
     serves: bool = False
+
+
+class Ledger:
+    """How many observations of each latency missed its objective, minute by minute for six hours: a window is the difference to now."""
+
+    def __init__(self) -> None:
+        self._minutes: deque[tuple[float, Mapping[str, float]]] = deque(maxlen=KEPT_MINUTES)
+
+    def turn(self, counted: Mapping[str, float], now: float) -> None:
+        """Begin a new minute, before what a page gained is counted."""
+        begin = now // MINUTE * MINUTE
+        if not self._minutes or begin > self._minutes[-1][0]:
+            self._minutes.append((begin, {name: counted.get(name, 0.0) for name in BUDGETED}))
+
+    def burning(self, counted: Mapping[str, float], latency: str, rate: str, now: float, begun: float) -> float | None:
+        """Return the share that missed the objective, the smaller of both windows of a rate; None where that is not known yet.
+
+        begun: when the server or the exporter started: for as long as the short window nothing is said.
+        """
+        _, *windows = BURN_RATES[rate]
+
+        def gained(name: str) -> list[float]:
+            then = [
+                next((each for begin, each in self._minutes if begin + MINUTE > now - seconds), counted)
+                for seconds in windows
+            ]
+            return [max(counted.get(name, 0.0) - each.get(name, 0.0), 0.0) for each in then]
+
+        observed = gained(f"{latency}_observed")
+        enough = gained("time_to_first_token_observed")[0] >= ENOUGH_REQUESTS
+        if not enough or not all(observed) or now - begun < windows[-1]:
+            return None
+        return min(late / number for late, number in zip(gained(f"{latency}_late"), observed, strict=True))
+
+    def saved(self, now: float) -> list[list[object]]:
+        """Return it as plain JSON: ages in seconds, and what was counted then."""
+        return [[round(now - begin), then] for begin, then in self._minutes]
+
+    def restore(self, saved: object, now: float) -> None:
+        """Go on from what `saved` returned; what cannot be read is left out."""
+        found: list[tuple[float, Mapping[str, float]]] = []
+        for entry in lists(saved):
+            match entry:
+                case [age, dict() as then] if is_count(age) and age <= KEPT_MINUTES * MINUTE:
+                    known = {str(name): float(value) for name, value in then.items() if is_count(value)}
+                    found.append(((now - age) // MINUTE * MINUTE, known))
+        self._minutes.extend(sorted(found, key=lambda each: each[0]))
 
 
 class Watch:
@@ -107,8 +147,6 @@ class Watch:
         self._retracted: Budget = deque()  # requests by the counters, without a line so far
         self._requests: Budget = deque()  # the same of all that came
         self._settled_later = WAITING  # kinds of lines that a page confirms or refutes
-        self._before: Before | None = None  # until the first page
-        self._is_resumed = False
         self._first_page: float | None = None  # when it was asked for
         self._unsure: list[Event] = []  # lines that the first page may have counted already
         self._sendings: deque[float] = deque(
@@ -123,10 +161,28 @@ class Watch:
         self.ledger = Ledger()
         self._outages: deque[tuple[float, float]] = deque(maxlen=256)
 
+    def take(
+        self,
+        seen: Event | Scrape | ServerInfo | Load,
+        now: float = 0.0,
+        begun: float | None = None,
+        *,
+        past: bool = False,
+    ) -> None:
+        """Take what was seen: a line, a page at `now` that was asked for at `begun`, or an answer of `/server_info` or `/v1/loads`.
+
+        `past`: a line was there before the exporter, so nothing can be asked about it.
+        """
+        if isinstance(seen, Event):
+            self._take_line(seen, past=past)
+        elif isinstance(seen, Scrape):
+            self._take_page(seen, now, now if begun is None else begun)
+        else:
+            self.server.facts.take(seen)
+
     # Lines
 
-    def take(self, event: Event, *, past: bool = False) -> None:
-        """Take a line. `past`: it was there before the exporter, so nothing can be asked about it."""
+    def _take_line(self, event: Event, *, past: bool) -> None:
         now = event.time if event.time is not None else (self.server.now or self.begin)
         if event.kind in {"decode", "prefill"}:
             self.server.last["batch"] = now
@@ -138,14 +194,14 @@ class Watch:
         elif self._held or event.kind == "arguments":
             if len(self._held) >= MOST_HELD:
                 self._release(accept=False)
-                self.take(event, past=past)
+                self._take_line(event, past=past)
             else:
                 self._held.append((now, event))
         elif event.kind in COUNTED_BY_PAGE and self._counts(event.kind):
             return
         elif is_counted and self.server.is_repeated(event, now):
             return  # what every TP rank prints is paid for once
-        elif is_counted or self._before is not None or event.kind in self._settled_later:
+        elif is_counted or self.server.counters.former is not None or event.kind in self._settled_later:
             self._wait(event, now)
         elif event.kind in OF_A_START - {"ready"} and not self.server.starting:
             self.doubtful[event.kind, "works_on"] += 1
@@ -154,11 +210,12 @@ class Watch:
 
     def _counts_at_once(self, event: Event, now: float, *, past: bool) -> bool:
         """Whether a line counts as with the log alone, because no page can say more."""
-        if event.kind == "retraction" and self._before is not None:
+        counters = self.server.counters
+        if event.kind == "retraction" and counters.former is not None:
             return False
         if self.failure is not None or self._answered_at is None:
             return True
-        is_newer = self._is_resumed or now > (self._first_page or -inf) - 1.0  # SGLang prints whole seconds
+        is_newer = counters.is_continued or now > (self._first_page or -inf) - 1.0  # SGLang prints whole seconds
         return past and not (event.kind == "retraction" and self._counts_retractions and is_newer)
 
     def _wait(self, event: Event, now: float) -> None:
@@ -168,7 +225,8 @@ class Watch:
             return
         event = self.server.with_moment(event) if event.kind == "retraction" else event
         self._waiting.append((now, event))
-        if self._first_page is not None and not self._is_resumed and now < self._first_page + SETTLED_SECONDS:
+        is_continued = self.server.counters.is_continued
+        if self._first_page is not None and not is_continued and now < self._first_page + SETTLED_SECONDS:
             self._unsure.append(event)
 
     def recall(self, events: Iterable[Event], now: float) -> None:
@@ -228,31 +286,28 @@ class Watch:
 
     # Scrapes
 
-    def scrape(self, page: Scrape, now: float, begun: float | None = None) -> None:
-        """Take a page; `begun` is when it was asked for."""
-        begun = now if begun is None else begun
+    def _take_page(self, page: Scrape, now: float, begun: float) -> None:
+        server, counters = self.server, self.server.counters
         busy = any((rank.running or 0) + (rank.queued or 0) > 0 for rank in page.ranks)
-        if self._held and self.server.counters.fell(page):
+        if self._held and counters.fell(page):
             self._release(accept=True)
-        if self._lacks_all_that_were_there(page):
-            page = replace(page, counters_invalid=True)
-        elif self._first_page is None:
+        self.ledger.turn(server.counted, now)
+        server.take(page, now)
+        if self._first_page is None and counters.whole is not None:
             self._first_page = begun
-            self._go_on(page, now)
-        self.ledger.turn(self.server.counted, now)
-        gains = self.server.scrape(page, now)
+            self._unsure += [] if counters.is_continued else [event for _, event in self._waiting]
         if self._failed_since is not None and self._answered_at is not None:
             self._outages.append((self._failed_since, now))
         self.failure, self._answered_at, self._failed_since = None, now, None
-        whole = self.server.counters.whole or page  # a counter that one page lacks still counts
+        whole = counters.whole or page  # a counter that one page lacks still counts
         self._counts_retractions = any(rank.retracted_requests is not None for rank in whole.ranks)
         counts_requests = any(getattr(whole, name) is not None for name in REQUESTS)
         self._settled_later = WAITING | OF_A_REQUEST if counts_requests else WAITING
         if self._reads and self._counts_retractions:
             self._disagreed.setdefault("retracted_requests", -inf)
-        moved = bool(gains.progress) or gains.restarted
+        moved = bool(counters.moved) or counters.restarted
         self._stands_since = None if moved or not busy else now if self._stands_since is None else self._stands_since
-        if moved or (busy and gains.progress is None):
+        if moved or (busy and counters.moved is None):
             self._worked_at = now
         if moved:
             self._moves.append(begun)
@@ -260,14 +315,8 @@ class Watch:
             self._sent = page.sent
             self._sendings.append(begun)
         self._compare_pools(page, now)
-        self._settle(gains, now)
-        self._served_starts = self.server.starts
-
-    def _lacks_all_that_were_there(self, page: Scrape) -> bool:
-        """Whether the first page of this exporter has none of the schedulers that the last one before had: the next page decides."""
-        if self._before is None or self._answered_at is not None:
-            return False
-        return bool(page.ranks) and self._before.retracted.keys().isdisjoint(rank.dp for rank in page.ranks)
+        self._settle(now)
+        self._served_starts = server.starts
 
     def _down_time(self, now: float) -> tuple[float | None, int]:
         """Return the share of the last two hours in which it was down, and in how many outages; None where half of them are not known."""
@@ -277,12 +326,13 @@ class Watch:
         spans = [(begin, end) for begin, end in (*self._outages, *present) if end > since]
         return sum(end - max(begin, since) for begin, end in spans) / OUTAGE_SECONDS, len(spans)
 
-    def _settle(self, gains: Gains, now: float) -> None:
+    def _settle(self, now: float) -> None:
         """Decide on the lines that waited, by what the page shows."""
-        for rank in gains.ranks:
+        counters = self.server.counters
+        for rank in counters.ranks:
             if rank.gained.get("retracted"):
                 self._retracted.append((now, rank.gained["retracted"], rank.figures.dp))
-        if requests := next((gains.counts[name] for name in REQUESTS if name in gains.counts), 0.0):
+        if requests := next((counters.counts[name] for name in REQUESTS if name in counters.counts), 0.0):
             self._requests.append((now, requests, None))
         while self._requests and self._requests[0][0] < self._read_until(now) - REQUESTED_SECONDS:
             self._requests.popleft()
@@ -367,7 +417,7 @@ class Watch:
         """Take a start that waited with the lines after it, or these without it."""
         held, self._held = self._held, []
         if accept:
-            self._before = None
+            self.server.counters.former = None
             waiting, self._waiting = self._waiting, deque()
             for _, event in waiting:
                 if event.kind not in COUNTED_BY_PAGE or not self._counts(event.kind):
@@ -413,7 +463,7 @@ class Watch:
             return Failure("http_404", f"it answers 404{before}")
         self._answers_otherwise = None
         if reason == "no_series":  # before SGLang ever answered it is another server; afterwards a proxy in its place
-            known = self._answered_at is not None or self._before is not None
+            known = self._answered_at is not None or server.counters.former is not None
             return Failure("invalid" if known else "not_sglang", message)
         if serves:
             empty_at_first = server.facts.is_before(*FIRST_WITH_FIGURES)
@@ -441,10 +491,6 @@ class Watch:
         """Note whether a server without metrics answered another request."""
         if answered or self._answers_otherwise:
             self._answers_otherwise = answered
-
-    def inform(self, answer: ServerInfo | Load) -> None:
-        """Take an answer of `/server_info` or `/v1/loads`."""
-        self.server.facts.inform(answer)
 
     # Judgements
 
@@ -528,10 +574,10 @@ class Watch:
     def _burning(self, now: float) -> dict[tuple[str, str], float]:
         begun = max(self.server.last.get("starts", -inf), self.begin)
         shares = {
-            (latency, name): self.ledger.burning(self.server.counted, latency, rate, now, begun)
+            (latency, rate): self.ledger.burning(self.server.counted, latency, rate, now, begun)
             for latency, objective in self.server.objectives.items()
             if objective is not None
-            for name, rate in (("fast", FAST), ("slow", SLOW))
+            for rate in BURN_RATES
         }
         return {key: share for key, share in shares.items() if share is not None}
 
@@ -635,8 +681,8 @@ class Watch:
             event = from_json(entry[1]) if len(entry) == 2 and is_count(entry[0]) else None
             if event is not None:
                 self._waiting.append((then - entry[0], event))
-        self._restore_before(document.get("retracted") if age <= UNKNOWN_AGE else None)
         if age <= UNKNOWN_AGE:
+            self.server.counters.former = self._former(document.get("retracted"))
             self.clocks.restore(document.get("clocks"), then)
         self.words.restore(document.get("words"), then)
         starts = document.get("starts")
@@ -665,26 +711,17 @@ class Watch:
         counted = [(rank.dp, rank.retracted_requests) for rank in page.ranks]
         return [page.progress, [[dp, number - unused[dp]] for dp, number in counted if number is not None]]
 
-    def _restore_before(self, saved: object) -> None:
+    @staticmethod
+    def _former(saved: object) -> Scrape | None:
+        """Return the page that `_retracted_so_far` saved; None where it cannot be one."""
         match saved:
             case [int() | float() as progress, list() as ranks] if ranks:
-                numbers = {
-                    dp: float(number)
-                    for dp, number in (each for each in lists(ranks) if len(each) == 2)
-                    if isinstance(dp, int | None) and is_count(number)
-                }
-                self._before = Before(float(progress), numbers)
-            case _:
-                self._unsure += [event for _, event in self._waiting]
-
-    def _go_on(self, page: Scrape, now: float) -> None:
-        """Count what the first page gained since the last one of the exporter before, so that lines in between are settled by it."""
-        before, self._before = self._before, None
-        self._is_resumed = before is not None and page.progress is not None and page.progress >= before.progress
-        if before is None or not self._is_resumed:
-            self._unsure += [event for _, event in self._waiting]
-            return
-        for rank in page.ranks:
-            gained = (rank.retracted_requests or 0.0) - before.retracted.get(rank.dp, inf)
-            if gained > 0:
-                self._retracted.append((now, gained, rank.dp))
+                return Scrape(
+                    [
+                        RankFigures(dp, retracted_requests=float(number))
+                        for dp, number in (each for each in lists(ranks) if len(each) == 2)
+                        if isinstance(dp, int | None) and is_count(number)
+                    ],
+                    progress=float(progress),
+                )
+        return None

@@ -54,8 +54,8 @@ class Recorder:
         self._scrubber = Scrubber()
         for name in (socket.gethostname(), urlsplit(config.sglang_url).hostname or ""):
             if name != "localhost":
-                self._scrubber.learn(name, HOST)
-        self._scrubber.learn(config.api_key or "", REDACTED)
+                self._scrubber.hide(name, HOST)
+        self._scrubber.hide(config.api_key or "", REDACTED)
         self.log = LogScrubber(self._scrubber, keep_request_text=keep_request_text)
         self.config, self.output, self._every = config, output, every
         (self._log_file,) = config.log_file

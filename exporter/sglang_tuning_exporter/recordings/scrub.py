@@ -88,7 +88,7 @@ class Scrubber:
         self._numbered: dict[tuple[str, str], str] = {}
         self._order: list[str] | None = []
 
-    def learn(self, word: str, replacement: str) -> None:
+    def hide(self, word: str, replacement: str) -> None:
         """Replace `word` with `replacement` in all later texts."""
         if len(word) >= _SHORTEST_KNOWN and word not in (ADDRESS, PATH, HOST, MODEL, OTHER, REDACTED):
             self._known[word] = REDACTED if self._known.get(word) == REDACTED else replacement
@@ -123,7 +123,7 @@ class Scrubber:
     def _learn_secret(self, value: Any) -> None:
         """Remove the value of a secret wherever it occurs."""
         if isinstance(value, str) and " " not in value:
-            self.learn(value, REDACTED)
+            self.hide(value, REDACTED)
         elif isinstance(value, list):
             for inner in value:
                 self._learn_secret(inner)
@@ -145,7 +145,7 @@ class Scrubber:
         if replacement == OTHER and self._is_harmless(value):
             return value
         if re.fullmatch(r"[a-z_]{1,12}|[\d.]+", value) is None:  # else a common word: `auto`, `default`, a number
-            self.learn(value, replacement)
+            self.hide(value, replacement)
         return replacement
 
     def _is_harmless(self, value: str) -> bool:
@@ -177,7 +177,7 @@ class Scrubber:
 
     def _label(self, name: str, value: str) -> str:
         if name == "model_name":
-            self.learn(value, MODEL)
+            self.hide(value, MODEL)
             return MODEL
         if not value or (name in _OWN_LABELS and _is_plain(value)):
             return value
@@ -250,7 +250,7 @@ class LogScrubber:
     def _learn_secrets(self, line: bytes) -> None:
         for name, value in _ARGUMENT.findall(line.decode("utf-8", "replace")):
             if is_secret(name):
-                self._scrubber.learn(value, REDACTED)
+                self._scrubber.hide(value, REDACTED)
 
     def _arguments(self, event: Event) -> str:
         stamp = "" if event.time is None else _stamp(event.time, event.rank)

@@ -184,7 +184,7 @@ def run(
     view = BackfillView(read, judged, _shift(read, date))
     progress = Progress(read.size, worth=_WORTH_BYTES)
     for source in read.sources:
-        source.on_read = progress.add
+        source.on_read = progress.take
     begin: float | None = None
     end = 0.0
     try:
