@@ -40,7 +40,8 @@ from sglang_tuning_exporter.serve.metrics.families import text_format
 from sglang_tuning_exporter.serve.pages.page import as_json
 from sglang_tuning_exporter.serve.pages.page import render as as_page
 from sglang_tuning_exporter.sglang.args.command import command_line
-from sglang_tuning_exporter.sglang.args.printed import holds_secret, is_secret, parse_server_args
+from sglang_tuning_exporter.sglang.args.printed import parse_server_args
+from sglang_tuning_exporter.sglang.clean import holds_secret, is_secret
 from sglang_tuning_exporter.sglang.metrics import exposition
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.sglang.metrics.page_figures import PageReader, ParsedPage

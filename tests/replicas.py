@@ -37,24 +37,6 @@ def files(tmp_path: Path, *texts: str) -> list[str]:
     return [str(path) for path in paths]
 
 
-def node(rank: int, seconds: int) -> str:
-    ranks = f" TP{4 * rank}"
-    retractions = "".join(
-        at(
-            seconds + later,
-            "KV cache pool is full. Retract requests. #retracted_reqs: 1, #new_tokens_gained: 8950, "
-            f"#new_token_ratio: 0.{later} -> 0.5783",
-            ranks,
-        )
-        for later in range(100, 400, 30)
-    )
-    loaded = load(seconds + 40, seconds + 400, ranks=ranks) if not rank else ""
-    text = start(seconds, nnodes=2, node_rank=rank, dist_init_addr="10.0.0.1:50000", tp_size=8) + at(
-        seconds + 30, READY
-    )
-    return text + "".join(sorted((loaded + retractions).splitlines(keepends=True)))
-
-
 def mixed(*frames: str, starts: int = 2, ranks: tuple[str, ...] = ("", "")) -> str:
     """The lines of two servers in turn, each inside its frame at `{}`; `starts` of them print their start."""
     printed = ""

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from compressed import compressed
-from replicas import READY, TWO_SOURCES, at, files, load, mixed, node, start, together
+from replicas import TWO_SOURCES, files, load, mixed, start, together
 from sglang_tuning_exporter.collect.log import last_printed, offset_of
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core import inputs as layouts
@@ -175,7 +175,6 @@ def test_a_reversed_log_that_is_too_large_to_reverse_is_refused_in_one_line(monk
     ("texts", "reason"),
     [
         ((load(0, 120), load(3, 120)), "both print batches of the same rank"),
-        ((start(0) + at(30, READY) + load(300, 305), start(5) + at(35, READY) + load(40, 400)), "one goes on after the start"),
         ((start(0) + load(40, 100), start(0) + load(40, 100)), "the same lines twice"),
         ((together(start(0, port=31001), start(1, port=31002), ready=2),), r"into this log together \(--port 31001, 31002\)"),
         *(((mixed(*frames),), "holds the lines of two servers") for frames in TWO_SOURCES.values()),
@@ -209,14 +208,6 @@ def test_logs_of_one_server_are_put_together(tmp_path: Path, texts: tuple[str, .
 def test_without_their_starts_a_note_warns_that_the_lines_may_be_of_two_servers(tmp_path: Path, source: str) -> None:
     note = read(*files(tmp_path, mixed(*TWO_SOURCES[source], starts=0))).notes[0]
     assert "may hold the lines of two servers" in note
-
-
-@pytest.mark.parametrize("hours", [0, 1, 2])
-def test_a_node_in_another_time_zone_is_put_on_the_clock_of_the_first(tmp_path: Path, hours: int) -> None:
-    logs = Logs(files(tmp_path, node(0, 7200), node(1, 7203 - 3600 * hours)))
-    times = [event.time for event in logs.events() if event.time is not None]
-    assert max(times) - min(times) == 395
-    assert [f"its clock is {hours} h behind that of" in note for note in logs.notes] == [True] * (hours > 0)
 
 
 # Unusable input

@@ -134,7 +134,7 @@ OTHERS = st.one_of(
 def is_of_others(line: bytes) -> bool:
     """Whether a line is not in SGLang's own form, with a container's text around it or without."""
     reader = Reader()
-    return not reader.read(line) and not reader.wrapping.is_bare and not reader.wrapping._forms
+    return not reader.read(line) and not reader.wrapping.is_bare and not reader.wrapping.forms
 
 
 @settings(max_examples=150, deadline=None)

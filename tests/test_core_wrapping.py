@@ -197,22 +197,6 @@ def test_a_form_that_can_be_a_sentence_counts_from_its_third_line_on_with_those_
 
 
 @pytest.mark.parametrize(
-    "form",
-    [
-        "2026-03-18 11:22:05 INFO {ranks} ",
-        "2026-03-18 11:22:05.874 INFO 120984 [ {ranks} scheduler_metrics_mixin.py:415] ",
-        "[INFO][2026-03-18 11:22:05][pid=12][{ranks}] ",
-        "[2026-03-18 11:22:05 {ranks}] [thread=MainThread] ",
-        "[2026-03-18 11:22:05 {ranks}] INFO scheduler.py:9: ",
-    ],
-)
-def test_a_form_has_ranks_and_has_none(form: str) -> None:
-    ranks = ["DP0 TP0", "", "DP1 TP0"] * 8
-    lines = [form.format(ranks=each).replace(" ]", "]") + DECODE for each in ranks]
-    assert [event.rank.dp for event in events([line.encode() for line in lines])] == [0, None, 1] * 8
-
-
-@pytest.mark.parametrize(
     ("form", "moments", "counted"),
     [
         (
@@ -250,7 +234,7 @@ def test_memory_for_lines_that_never_end_and_forms_that_never_come_again_is_boun
         reader.read(f"a{marks} {FORGED}".encode())
     wrapping = reader.wrapping
     assert sum(map(len, wrapping.cut.values())) <= 262_144
-    assert sum(len(line.text) for held in wrapping.held.values() for line in held) < 1 << 20
+    assert sum(len(line.text) for line in wrapping.held) < 1 << 20
 
 
 @pytest.mark.parametrize(
@@ -265,9 +249,6 @@ def test_memory_for_lines_that_never_end_and_forms_that_never_come_again_is_boun
         (b"1795204278500000000", 1795204278.5),
         (b"Nov 20 2026 19:51:18", 1795204278.0),
         (b"20/Nov/2026:19:51:18 +0800", 1795204278.0 - 8 * 3600),
-        (b"11/20/2026 07:51:18 PM", 1795204278.0),
-        (b"11/20/2026 12:51:18 AM", 1795135878.0),
-        (b"20.11.2026 19:51:18,5", 1795204278.5),
         (b"20261120T195118Z", 1795204278.0),
         (b"19:51:18", 71478.0),
         (b"20/11/2026 19:51:18", None),

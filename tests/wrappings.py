@@ -97,9 +97,6 @@ AROUND: dict[str, Callable[[str, int, dt.datetime], str]] = {
     "journald JSON": lambda line, n, t: _compact(
         __CURSOR="s=1", __REALTIME_TIMESTAMP=str(int(_epoch(t) * 1e6)), PRIORITY="6", MESSAGE=line, _PID="4711"
     ),
-    "journald JSON, bytes": lambda line, n, t: _compact(
-        __REALTIME_TIMESTAMP=str(int(_epoch(t) * 1e6)), MESSAGE=list(line.encode())
-    ),
     "structlog": lambda line, n, t: _json(event=line, level="info", timestamp=_iso(t)),
     "loguru": lambda line, n, t: _json(text=line + "\n", record={"message": line, "time": {"timestamp": _epoch(t)}}),
     "Elasticsearch": lambda line, n, t: _compact(_index="logs", _source={"@timestamp": _iso(t), "message": line}),
@@ -348,9 +345,6 @@ INSTEAD: dict[str, Callable[[str, int, dt.datetime], str]] = {
     "a process id behind the time": custom(lambda t, ranks: f"[{t:%Y-%m-%d %H:%M:%S}] [pid=12] "),
     "a thread behind the ranks": custom(lambda t, ranks: f"[{t:%Y-%m-%d %H:%M:%S}{ranks}] [thread=MainThread] "),
     "month and day": custom(lambda t, ranks: f"(Scheduler pid=77) INFO {t:%m-%d %H:%M:%S} [scheduler.py:12] "),
-    "American date": custom(lambda t, ranks: f"{t:%m/%d/%Y %H:%M:%S} - INFO - sglang.srt - "),
-    "American date and half day": custom(lambda t, ranks: f"{t:%m/%d/%Y %I:%M:%S %p} INFO scheduler: "),
-    "date with dots": custom(lambda t, ranks: f"{t:%d.%m.%Y %H:%M:%S},123 INFO scheduler: "),
     "date of a web server": custom(lambda t, ranks: f"[{t:%d/%b/%Y:%H:%M:%S} +0000] [info] "),
     "date of a mail": custom(lambda t, ranks: f"{t:%a, %d %b %Y %H:%M:%S +0000} INFO: "),
     "compact date": custom(lambda t, ranks: f"{t:%Y%m%d-%H:%M:%S}.123 INFO scheduler: "),

@@ -157,22 +157,13 @@ CLASSES: Mapping[str, Ending] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Sign:
-    """What shows a class: a pattern of an exception's or a line's text, or the file of the frame that raised it."""
-
-    ending: str
-    text: re.Pattern[str]
-    place: re.Pattern[str] | None = None
+def _sign(ending: str, *texts: str, place: str = "") -> tuple[str, re.Pattern[str], re.Pattern[str]]:
+    return ending, re.compile("|".join(texts), re.IGNORECASE), re.compile(place)
 
 
-def _sign(ending: str, *texts: str, place: str = "") -> Sign:
-    return Sign(ending, re.compile("|".join(texts), re.IGNORECASE), re.compile(place) if place else None)
-
-
-# In this order; each text is one alternative. A sign with a place needs both. The texts are those of exceptions of Python, PyTorch, NCCL,
-# Gloo, CUDA, HIP, Ascend and SGLang 0.3.0 to 0.5.23.
-SIGNS: tuple[Sign, ...] = (
+# What shows a class, in this order: patterns of the words of an exception or a line, each an alternative, and of the frame that raised it.
+# They are those of Python, PyTorch, NCCL, Gloo, CUDA, HIP, Ascend and SGLang 0.3.0 to 0.5.23.
+SIGNS = (
     _sign("killed", r"exit ?code:? ?\(?-?(?:9|137)\b", r"^(?:\S{1,80}: line \d+: *)?(?:\d+ )?Killed\b"),
     _sign("hang", r"watchdog[ _]timeout"),
     _sign("address", r"address already in use", r"\bEADDRINUSE\b", r"port \d+ is (?:not available|already)", r"port \d+ [^.]{0,40}in use"),
@@ -271,16 +262,9 @@ def class_of(texts: Sequence[str], place: str = "") -> str:
     """
     found = "unknown"
     for text in reversed(texts):
-        sign = next(
-            (
-                each
-                for each in SIGNS
-                if each.text.search(text) and (each.place is None or each.place.search(place) is not None)
-            ),
-            None,
-        )
-        if sign is not None and (found == "unknown" or (found in _WEAK and sign.ending not in _WEAK)):
-            found = sign.ending
+        sign = next((ending for ending, words, where in SIGNS if words.search(text) and where.search(place)), "")
+        if sign and (found == "unknown" or (found in _WEAK and sign not in _WEAK)):
+            found = sign
         if found not in _WEAK:
             break
     return found

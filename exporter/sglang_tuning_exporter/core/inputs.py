@@ -7,7 +7,6 @@ order are made such before they are read: JSON documents of log stores, UTF-16, 
 from __future__ import annotations
 
 import codecs
-import errno
 import glob
 import heapq
 import io
@@ -55,7 +54,6 @@ JITTER_SECONDS = 60.0  # processes write one log a little out of order; a time f
 FAR_SECONDS = 30 * DAY  # no server is silent for so long and then prints: a time further ahead is of another clock
 STRAY_LINES = 16  # so many lines with times of another clock are strays if the first clock comes back
 OVERLAP_SECONDS = 10.0  # the last lines of one file and the first of the next may overlap by so much
-ZONE_SECONDS = 1800.0  # time zones differ by whole half hours; the nodes of one server start within less
 ENOUGH_LINES, MOST_FRAMES = 10, 64  # batch lines of a rank behind one name; names, above which they are none
 # Answers of any web server, not only SGLang's.
 _ANSWERS = frozenset({"rejected", "server_error", "pause", "resume", "too_long", "refused"})
@@ -68,12 +66,6 @@ _VARYING = re.compile(
 )
 _TEXT_OF_JSON = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*')
 _ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
-_ROTATED = re.compile(r"(?:\.(?P<number>\d{1,4})|[-._](?P<date>\d{8}(?:[-._]?\d{1,10})?))?(?:\.(?:gz|bz2|xz|zst))?$")
-
-
-class DamagedError(Exception):
-    """A packed file ends early, or other data follows it."""
-
 
 # Texts that are not lines in time order
 
@@ -162,9 +154,7 @@ class Source:
     is_pipe: bool = False
     most: int | None = None  # the most bytes of an input of unknown size
     on_read: Callable[[int], None] | None = None  # called with the number of bytes that were read
-    first: float | None = None  # when the log begins, on the clock of the report
-    start: Event | None = None  # the first start in its beginning
-    ahead: float = 0.0  # how far its clock is ahead, seconds
+    first: float | None = None  # when the log begins
     empty: bool = False
     is_sized: bool = False
     notes: list[str] = field(default_factory=list)
@@ -183,10 +173,7 @@ class Source:
         self.empty = not head
         reader, times = Reader(), list[float]()
         for line in head.split(b"\n", _HEAD_LINES)[:_HEAD_LINES]:
-            starts = [event for event in reader.read(line[:LONGEST_LINE].rstrip(b"\r")) if event.kind == "arguments"]
-            self.start = (
-                next((event for event in starts if event.time is not None), None) if self.start is None else self.start
-            )
+            reader.read(line[:LONGEST_LINE].rstrip(b"\r"))
             if reader.time is not None and reader.time != (times[-1] if times else None):
                 times.append(reader.time)
         self.first = first_of(times)
@@ -207,7 +194,6 @@ class Source:
 
     def _text(self) -> Generator[bytes, None, None]:
         """Give the text in chunks of whole lines, the oldest first."""
-        self._taken = 0
         try:
             with readable(self.name):
                 yield from whole_lines(oldest_first(unfolded(self._of_a_log(self._chunks()))))
@@ -227,54 +213,42 @@ class Source:
         yield from chunks
 
     def _chunks(self) -> Iterator[bytes]:
-        with nullcontext(self.stdin) if self.stdin is not None else Path(self.name).open("rb") as stream:
-            self.is_sized = not self.is_pipe and not packing(os.pread(stream.fileno(), 8, 0))
-            yield from self._plain(stream.fileno()) if self.is_sized else self._unpacked(stream)
+        """Give what the file or stream has, unpacked; of one of unknown size while it looks like a log, and no line that may be cut."""
+        self._taken = total = unended = 0
+        rest = b""
+        with nullcontext(self.stdin) if self.stdin is not None else Path(self.name).open("rb") as opened:
+            stream = io.BufferedReader(_Counted(opened, self._take), PACKED_CHUNK)
+            extension = packing(stream.peek())
+            self.is_sized = not self.is_pipe and not extension
+            if extension and extension not in OPENERS:
+                raise ValueError(f"is a {extension} file, which cannot be read here; {REMEDIES[extension]}")
+            try:
+                with OPENERS[extension](stream) if extension else nullcontext(stream) as text:
+                    while chunk := text.read1(CHUNK):  # what `read` had when the file ends early would be lost
+                        if self.is_sized:
+                            yield chunk
+                            continue
+                        end = chunk.rfind(b"\n") + 1
+                        total, unended = total + len(chunk), len(chunk) - end + (0 if end else unended)
+                        self._check_size(total, unended, packed=bool(extension))
+                        yield rest + chunk[:end]
+                        rest = chunk[end:]
+            except DAMAGE as error:
+                if not extension:
+                    raise
+                reason = "is damaged or ends early"
+                if extension == ".gz":
+                    reason = "holds more than gzip" if "Not a gzipped file" in str(error) else "is damaged"
+                    reason = "ends in the middle of a gzip member" if isinstance(error, EOFError) else reason
+                note = f"{self.label}: {reason}; only what comes before it was read"
+                self.notes += [] if note in self.notes else [note]
+            else:
+                yield rest
 
-    def take(self, number: int) -> None:
-        """Count `number` more bytes as read."""
+    def _take(self, number: int) -> None:
         self._taken += number
         if self.on_read is not None:
             self.on_read(number)
-
-    def _plain(self, descriptor: int) -> Iterator[bytes]:
-        """Read a regular file; a hole is a single NUL byte."""
-        at = 0
-        while True:
-            try:
-                data = os.lseek(descriptor, at, os.SEEK_DATA)
-            except OSError as error:
-                if error.errno == errno.ENXIO:  # a hole to the end, or the end
-                    return
-                data = at  # a file system without SEEK_DATA
-            if data > at:
-                yield b"\0"
-            if not (chunk := os.pread(descriptor, CHUNK, data)):  # reading the stream would ignore the moved position
-                return
-            at = data + len(chunk)
-            self.take(len(chunk))
-            yield chunk
-
-    def _unpacked(self, of: IO[bytes]) -> Iterator[bytes]:
-        """Give what a pipe or a packed file has, while it looks like a log; the last line may be cut, and a cut figure is wrong."""
-        stream = io.BufferedReader(_Counted(of, self.take), PACKED_CHUNK)
-        extension = packing(stream.peek())
-        if extension and extension not in OPENERS:
-            raise ValueError(f"is a {extension} file, which cannot be read here; {REMEDIES[extension]}")
-        total = unended = 0
-        rest = b""
-        try:
-            for chunk in unpack(extension, stream) if extension else iter(lambda: stream.read1(CHUNK), b""):
-                end = chunk.rfind(b"\n") + 1
-                total, unended = total + len(chunk), len(chunk) - end + (0 if end else unended)
-                self._check_size(total, unended, packed=bool(extension))
-                yield rest + chunk[:end]
-                rest = chunk[end:]
-        except DamagedError as reason:
-            note = f"{self.label}: {reason}; only what comes before it was read"
-            self.notes += [] if note in self.notes else [note]
-        else:
-            yield rest
 
     def _check_size(self, total: int, unended: int, *, packed: bool) -> None:
         most, problem = self.most or MOST_OF_UNKNOWN_SIZE, ""
@@ -304,19 +278,6 @@ class _Counted(io.RawIOBase):
         buffer[: len(data)] = data
         self._take(len(data))
         return len(data)
-
-
-def unpack(extension: str, stream: IO[bytes]) -> Iterator[bytes]:
-    """Decompress a file. Raise `DamagedError` after everything that can be read."""
-    try:
-        with OPENERS[extension](stream) as text:
-            while chunk := text.read1(CHUNK):  # what `read` had when the file ends early would be lost
-                yield chunk
-    except DAMAGE as error:
-        if extension != ".gz":
-            raise DamagedError("is damaged or ends early") from error
-        reason = "holds more than gzip" if "Not a gzipped file" in str(error) else "is damaged"
-        raise DamagedError("ends in the middle of a gzip member" if isinstance(error, EOFError) else reason) from error
 
 
 def whole_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -388,67 +349,15 @@ def _named(argument: str) -> list[str]:
     raise UsageError(f"{clean(argument)}: no file matches; give a path, a glob, or -")
 
 
-def _by_name(source: Source) -> tuple[tuple[int, int], list[str | int]]:
-    """Return what rotated files sort by, the oldest first: `-20251120` by date, then `.2` before `.1`, then the file itself."""
-    match = _ROTATED.search(source.name)
-    order = (2, 0)
-    if match is not None and match["date"]:
-        order = (0, int(re.sub(r"\D", "", match["date"])))
-    elif match is not None and match["number"]:
-        order = (1, -int(match["number"]))
-    parts = re.split(r"(\d+)", _ROTATED.sub("", source.name, count=1))
-    return order, [int(part) if part.isdigit() else part for part in parts]
-
-
 def in_order(sources: Sequence[Source]) -> list[list[Source]]:
-    """Return the files in groups that one reader reads one after the other, in time order.
-
-    A file with dates is a log by itself; a file without any time continues the file whose name sorts before it. Without dates only
-    the names give the order of rotated files.
-    """
-    logs = [[source] for source in sources if source.is_pipe or (source.first or 0.0) >= FIRST_DATED_SECOND]
-    rotations: dict[str, list[Source]] = {}
-    for source in sorted((each for each in sources if [each] not in logs), key=_by_name):
-        before = [log for log in logs if source.first is None and _by_name(log[-1]) < _by_name(source)]
-        if before:
-            max(before, key=lambda log: _by_name(log[-1])).append(source)
+    """Return the files in groups that one reader reads one after the other, in time order; one without dates goes on with that before it."""
+    logs = list[list[Source]]()
+    for source in sources:
+        if not logs or source.is_pipe or (source.first or 0.0) >= FIRST_DATED_SECOND:
+            logs.append([source])
         else:
-            rotations.setdefault(_ROTATED.sub("", source.name, count=1), []).append(source)
-    logs.extend(rotations.values())
-    return sorted(logs, key=lambda log: (-inf if log[0].first is None else log[0].first, _by_name(log[0])))
-
-
-def align(sources: Sequence[Source]) -> list[str]:
-    """Put the logs of one server's nodes on one clock; return notes about it."""
-    notes = []
-    starts = [(source, source.start) for source in sources if source.start is not None]
-    for source, start in starts:
-        base, first = min(starts, key=lambda each: (not are_nodes(start.arguments, each[1].arguments), _node(each[1])))
-        is_other = _node(first) < _node(start) and are_nodes(start.arguments, first.arguments)
-        ahead = ZONE_SECONDS * round(
-            ((start.time or 0.0) - (first.time or 0.0)) / ZONE_SECONDS
-        )  # not by its later start
-        if is_other and ahead and source.first is not None:
-            source.ahead, source.first = ahead, source.first - ahead
-            way = "ahead of" if ahead > 0 else "behind"
-            notes.append(
-                f"{source.label}: its clock is {abs(ahead) / 3600:g} h {way} that of {base.label},"
-                " another node in another time zone: its times are moved by that"
-            )
-    return notes
-
-
-def _node(start: Event) -> int:
-    rank = start.arguments.get("node_rank")
-    return rank if isinstance(rank, int) else 0
-
-
-def are_nodes(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
-    """Whether two starts are of two nodes of one server."""
-    nodes = one.get("nnodes")
-    if not isinstance(nodes, int) or nodes < 2 or one.get("node_rank") == other.get("node_rank"):
-        return False
-    return all(one.get(name) == other.get(name) for name in ("nnodes", "model_path", "dist_init_addr"))
+            logs[-1].append(source)
+    return sorted(logs, key=lambda log: -inf if log[0].first is None else log[0].first)
 
 
 # The clock of a log
@@ -470,7 +379,6 @@ class Lane:
 
     number: int
     now: float = -inf  # at its beginning: its first time
-    ahead: float = 0.0
     name: str = ""
     reader: Reader = field(default_factory=Reader)
     printed: float | None = None  # the last time that moved the clock, as printed
@@ -478,13 +386,7 @@ class Lane:
     set_forward: int = 0
     strays: int = 0
     events: Iterator[Event] = field(default_factory=lambda: iter(()))
-    frames: dict[int, bytes] = field(
-        default_factory=dict
-    )  # what stands around the lines of events that were read, by their `id`
-    _shift: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._shift = -self.ahead
+    _shift: float = 0.0
 
     def steady(self, events: Iterable[Event]) -> Iterator[Event]:
         """Give the events with the times of this clock."""
@@ -545,25 +447,18 @@ class _Voice:
 
     lane: Lane
     frame: bytes
-    started: float | None = None  # the last start
-    servers: list[Mapping[str, object]] = field(default_factory=list)  # arguments of those that may be running
+    starts: list[Mapping[str, object]] = field(default_factory=list)  # arguments of those that may be running
     ready: int = 0  # since the last start
     batches: dict[Rank, list[float]] = field(default_factory=dict)  # since it: first, last, number
 
-    def is_beside(self, other: _Voice) -> str:
-        """Say by what two voices are two servers: each prints while the other does; empty where they may be one."""
-        if self.started is not None and other.started is not None:
-            last = max((each[1] for each in self.batches.values()), default=-inf)
-            if are_nodes(self.servers[-1], other.servers[-1]):
-                return ""
-            if self.started <= other.started < last - OVERLAP_SECONDS:
-                return "one goes on after the start in the other"
-        for rank, mine in self.batches.items():
-            its = other.batches.get(rank)
-            enough = its is not None and min(mine[2], its[2]) >= ENOUGH_LINES
-            if its is not None and enough and min(mine[1], its[1]) - max(mine[0], its[0]) > OVERLAP_SECONDS:
-                return "both print batches of the same rank at the same time"
-        return ""
+    def is_beside(self, other: _Voice) -> bool:
+        """Whether both print batches of the same rank at the same time."""
+        return any(
+            its is not None
+            and min(mine[2], its[2]) >= ENOUGH_LINES
+            and min(mine[1], its[1]) - max(mine[0], its[0]) > OVERLAP_SECONDS
+            for mine, its in ((mine, other.batches.get(rank)) for rank, mine in self.batches.items())
+        )
 
 
 class Voices:
@@ -576,74 +471,55 @@ class Voices:
 
     def take(self, lane: Lane, frame: bytes, event: Event) -> None:
         """Take a line's event, and what stands around it. Raise `UsageError` where two servers print; a marked line proves none."""
-        time = event.time
-        if event.kind not in _TOLD or event.marked or time is None:
+        key = lane.number, frame
+        if event.kind not in _TOLD or event.marked or event.time is None:
             return
-        voice = self._voices.get((lane.number, frame))
+        voice = self._voices.get(key)
         if voice is None:
             if sum(each.lane is lane for each in self._voices.values()) >= MOST_FRAMES:
                 return
-            voice = self._voices[lane.number, frame] = _Voice(lane, frame)
+            voice = self._voices[key] = _Voice(lane, frame)
         if event.kind == "arguments":
-            self._start(voice, event)
+            voice.starts = [event.arguments] if voice.ready else [*voice.starts[-MOST_FRAMES:], event.arguments]
+            voice.ready = 0
+            voice.batches.clear()
         elif event.kind == "ready":
             voice.ready += 1
             # With several tokenizers each of them says so.
-            if (
-                voice.ready > 1
-                and len(voice.servers) > 1
-                and all(each.get("tokenizer_worker_num", 1) == 1 for each in voice.servers)
-            ):
-                ports = ", ".join(sorted({str(each.get("port", "?")) for each in voice.servers}))
+            alone = all(each.get("tokenizer_worker_num", 1) == 1 for each in voice.starts)
+            if voice.ready > 1 and len(voice.starts) > 1 and alone:
+                ports = ", ".join(sorted({str(each.get("port", "?")) for each in voice.starts}))
                 raise UsageError(
                     f"{lane.name}: several servers print into this log together (--port {ports}): more than one is ready after the last"
                     " start; nothing shows whose each line is, so let each server write a log of its own"
                 )
         elif event.kind in _BATCHES:
-            begun = voice.batches.get(event.rank)
-            if begun is None:
-                begun = voice.batches[event.rank] = [time, time, 0]
-            begun[1], begun[2] = time, begun[2] + 1
+            begun = voice.batches.setdefault(event.rank, [lane.now, lane.now, 0])
+            begun[1], begun[2] = lane.now, begun[2] + 1
             if len(self._voices) > 1:
                 self._compare(voice)
         else:
-            del voice.servers[:-1]  # whose end it is, is not known
-
-    @staticmethod
-    def _start(voice: _Voice, event: Event) -> None:
-        sides = {each.get("disaggregation_mode") for each in (event.arguments, *voice.servers)}
-        if voice.ready and not sides >= {"prefill", "decode"}:
-            voice.servers.clear()
-        voice.started, voice.ready = event.time, 0
-        voice.batches.clear()
-        others = [each for each in voice.servers if each != event.arguments]
-        voice.servers = [each for each in others if not are_nodes(each, event.arguments)] + [event.arguments]
+            del voice.starts[:-1]  # whose end it is, is not known
 
     def _compare(self, voice: _Voice) -> None:
         for other in self._voices.values():
             same_log, frames = other.lane is voice.lane, sorted((voice.frame, other.frame))
             # Text of a request that looks like another server's line has the frame of this one around it.
-            if other is voice or (same_log and frames[1].startswith(frames[0])):
+            if other is voice or (same_log and frames[1].startswith(frames[0])) or not voice.is_beside(other):
                 continue
-            reason = voice.is_beside(other)
-            if reason and not same_log:
+            if not same_log:
                 names = " and ".join(
-                    each.lane.name for each in sorted((voice, other), key=lambda each: each.lane.number)
+                    each.name for each in sorted((voice.lane, other.lane), key=lambda each: each.number)
                 )
                 raise UsageError(
-                    f"{names}: logs of two servers, or the same lines twice: {reason}; give one server's logs at a time, or compare two"
-                    " with --against"
+                    f"{names}: logs of two servers, or the same lines twice: both print batches of the same rank at the same time;"
+                    " give one server's logs at a time, or compare two with --against"
                 )
-            if reason:
-                shown = " and ".join(repr(clean(each.decode("utf-8", "replace"))[:60]) for each in frames)
-                two = f"the lines of two servers, or the same lines twice: the same rank prints batches behind {shown}"
-                if self.started >= {(each.lane.number, each.frame) for each in (voice, other)}:
-                    raise UsageError(
-                        f"{voice.lane.name}: holds {two}; give one server's lines, for example with grep -F"
-                    )
-                self.notes[voice.lane.name] = (
-                    f"{voice.lane.name}: may hold {two}: then the figures are of both together"
-                )
+            shown = " and ".join(repr(clean(each.decode("utf-8", "replace"))[:60]) for each in frames)
+            two = f"the lines of two servers, or the same lines twice: the same rank prints batches behind {shown}"
+            if self.started >= {(each.lane.number, each.frame) for each in (voice, other)}:
+                raise UsageError(f"{voice.lane.name}: holds {two}; give one server's lines, for example with grep -F")
+            self.notes[voice.lane.name] = f"{voice.lane.name}: may hold {two}: then the figures are of both together"
 
 
 def _frame(line: bytes) -> bytes:
@@ -680,7 +556,6 @@ class Logs:
         self.sources = [source for source in found if not source.empty]
         if not self.sources:
             raise UsageError(f"{_names(found)}: {'is empty' if len(found) == 1 else 'all are empty'}{_because(found)}")
-        self._zones = align(self.sources)
         self._logs = in_order(self.sources)
         self._lanes: list[Lane] = []
         self._voices = Voices()
@@ -754,7 +629,7 @@ class Logs:
         if strays := sum(lane.strays for lane in self._lanes):
             lines = "1 line has a time" if strays == 1 else f"{strays} lines have times"
             notes.append(f"{lines} far from those around it: taken as printed with the line before")
-        return notes + self._zones
+        return notes
 
     def events(self) -> Generator[Event, None, None]:
         """Give every event in time order, with times that never run backwards.
@@ -772,20 +647,19 @@ class Logs:
                 continue
             _, number, event = heapq.heappop(heap)
             lane = self._lanes[number]
-            for each in chain((event,), lane.events) if len(self._logs) == 1 else (event,):
-                self._voices.take(lane, lane.frames.pop(id(each), b"") if lane.frames else b"", each)
-                yield each
+            yield event
+            if len(self._logs) == 1:
+                yield from lane.events
             _push(heap, lane, ended)
         self._check()
 
     def _lane(self, begin: Source, ended: list[Lane]) -> Lane:
         """Return the last log that ended where this one begins, else a new one."""
         for lane in reversed(ended):
-            last = lane.printed if lane.ahead == begin.ahead else None
-            if begin.first is not None and last is not None and begin.first + begin.ahead - last <= FAR_SECONDS:
+            if begin.first is not None and lane.printed is not None and begin.first - lane.printed <= FAR_SECONDS:
                 ended.remove(lane)
                 return lane
-        self._lanes.append(Lane(len(self._lanes), -inf if begin.first is None else begin.first, begin.ahead))
+        self._lanes.append(Lane(len(self._lanes), -inf if begin.first is None else begin.first))
         return self._lanes[-1]
 
     def _read(self, lane: Lane, log: list[Source]) -> Iterator[Event]:
@@ -797,9 +671,9 @@ class Logs:
                 self.lines += len(lines)
                 for line in lines:
                     if events := read(line):
-                        if line[:3] != b"[20" and (frame := _frame(line)):
-                            lane.frames |= {id(event): frame for event in events}
+                        frame = b"" if line[:3] == b"[20" else _frame(line)
                         for event in events:
+                            self._voices.take(lane, frame, event)
                             if event.kind == "words":
                                 event.figures["line"] -= before
                                 event.file = source.label if len(self.sources) > 1 else ""

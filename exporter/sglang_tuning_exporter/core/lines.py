@@ -1,7 +1,7 @@
 """The kinds of SGLang's log lines as a table, and `Reader`, which turns a stream of lines into events.
 
 To add a line, add a row to `ROWS`: the kind of its event, a pattern of the message behind the stamp, the first release that prints it, and
-the event's word. A group of the pattern is a figure by its name. Wordings are those of the wheels 0.3.0 to 0.5.23 and of releases before.
+the event's word. A group of the pattern is a figure by its name. Wordings are those of the wheels 0.3.0 to 0.5.23.
 """
 
 from __future__ import annotations
@@ -65,9 +65,7 @@ _ABORT = "aborted"
 ROWS = (
     # Batches: srt/managers/tp_worker.py in 0.3.0, scheduler.py, scheduler_metrics_mixin.py; srt/observability later.
     Row("decode", rb"Decode batch" + _BATCH, "0.3.0"),
-    Row("decode", rb"(?=#running-req: )", "0.1.0"),
     Row("prefill", rb"Prefill batch" + _BATCH, "0.3.0"),
-    Row("prefill", rb"new fill batch\. (?=#)", "0.1.0"),
     Row("retraction", rb"(?:[Dd]ecode out of memory happened|KV cache pool is full\b[\w .]{0,40})[ ]?[.,:]?[ ]?(?=#)", "0.3.0"),
     Row("retraction", rb"Testing retraction\b[\w .]{0,40}[ ]?[.,:]?[ ]?(?=#)", "0.4.0", "", {"testing": 1}),
     # The start: model_runner.py, memory_pool.py, the graph runners, scheduler.py.
@@ -174,9 +172,9 @@ ROWS = (
     Row("request", rb"Model attempted to call undefined function:|Tool '|Parsed value '|Failed to parse JSON|Error in detect_and_parse:", "0.4.6"),
 )
 _FIGURES = {key: name for name, keys in (
-    ("running", b"#running-req,#running_req"), ("queued", b"#queue-req,#remaining_req"),  # with underscores: 0.1
-    ("tokens", b"#token,#full token,#gpu token,#new-token,#new_token"), ("sequences", b"#new-seq,#new_seq,#seq"),
-    ("cached", b"#cached-token,#cached_token"), ("pending", b"#pending-token"), ("usage", b"token usage,full token usage,gpu token usage"),
+    ("running", b"#running-req"), ("queued", b"#queue-req"),
+    ("tokens", b"#token,#full token,#gpu token,#new-token"), ("sequences", b"#new-seq"),
+    ("cached", b"#cached-token"), ("pending", b"#pending-token"), ("usage", b"token usage,full token usage,gpu token usage"),
     ("swa_usage", b"swa token usage"), ("mamba_usage", b"mamba usage"), ("throughput", b"gen throughput (token/s)"),
     ("accept_length", b"accept len"), ("prealloc", b"#prealloc-req"), ("transfer", b"#transfer-req"), ("retracted", b"#retracted-req"),
     ("bootstrap", b"#bootstrap-req"), ("inflight", b"#inflight-req"), ("unbootstrapped", b"#unbootstrapped-req"),
@@ -189,8 +187,9 @@ _FRACTIONS = ("usage", "swa_usage", "mamba_usage", "throughput", "accept_length"
 _OTHER_FIGURES = frozenset(
     b"input throughput (token/s),#cpu token,#mamba num,#remaining-req,#replay-token,#swa token,accept rate,block accept len,cap len,"
     b"cache hit rate,cpu token usage,est. decode TFLOPS/s (per GPU),est. prefill TFLOPS/s (per GPU),est. read BW (GB/s per GPU),mamba num,"
-    b"est. write BW (GB/s per GPU),fwd occupancy,fwd+idle occupancy,hit_tokens,largest-len,pre-allocated usage,tree_cache_hit_rate,"
-    b"windowed_cache_hit_rate".split(b",")
+    b"est. write BW (GB/s per GPU),fwd occupancy,fwd+idle occupancy,hit_tokens,largest-len,pre-allocated usage".split(
+        b","
+    )
 )
 _NEEDED = {"decode": {"running", "tokens"}, "prefill": {"sequences", "tokens"}, "retraction": {"requests"}}
 _PATTERNS = tuple((row, re.compile(row.pattern)) for row in ROWS)
@@ -272,32 +271,27 @@ _PAUSED = re.compile(rb"/(pause|continue)_generation HTTP/")
 _ASGI = re.compile(rb"(?:ERROR: *)?Exception in ASGI application\s*$")
 
 
-@dataclass(slots=True)
-class _Said:
-    """What may explain an end, and goes on in the next lines. `before`: earlier exceptions of its chain. `sure`: it did end a process."""
+class _Said(NamedTuple):
+    """What may explain an end, and goes on in the next lines: `add` gives the event of all `lines`."""
 
-    at: Origin
-    chain: int
-    lines: list[bytes]
+    kind: str
     around: str
-    place: str = ""
-    before: list[str] = field(default_factory=list)
-    ending: str = ""  # empty: by its text
-    sure: bool = True
-    kind: str = "exception"
-    first: Event | None = None
+    lines: list[bytes]
+    add: Callable[[], Event]
+    first: Event
 
 
 @dataclass(slots=True)
 class _Traceback:
-    """An open traceback, and what its frames show."""
+    """A traceback with those that it is chained to, and what its frames show."""
 
     at: Origin
-    until: int  # the number of the last line that can belong to it
+    begin: int  # the line with which its chain begins
+    until: int  # the last line that can belong to it
+    is_open: bool = True
     announced: bool = False  # by a line of SGLang's
     counted: bool = False  # an exception of the chain is an event already
-    chained: bool = False  # "During handling of the above exception…"
-    begin: int = 0  # the line with which its chain begins
+    goes_on: bool = False  # after "During handling of the above exception…", or a line that announces one
     texts: list[str] = field(default_factory=list)  # the exceptions of its chain so far
     place: str = ""  # the deepest frame inside SGLang
     stamped: bool = False  # a line of SGLang's logged it
@@ -309,7 +303,6 @@ class _Traceback:
         """Note the phase of a frame: the deepest one counts, but all inside a capture is capture, and an encoder is no phase."""
         self.until, self.indent = number + _OTHERS_BETWEEN, len(frame[1])
         function, inside = frame[4], frame[2].rpartition(b"/sglang/")
-        self.begin = self.begin or number
         if inside[1]:
             file = inside[2] if inside[2].startswith(b"srt/") else b"sglang/" + inside[2]
             self.place = (b"%b:%b in %b" % (file, frame[3], function)).decode("utf-8", "replace")
@@ -494,9 +487,7 @@ class Reader:
             int, ...
         ] = ()  # of captured graphs: on a line of their own, or with the begin or end of the capture
         self._cut: tuple[Event, bytes] | None = None  # arguments that may go on in the next line
-        self._open: _Traceback | None = None
-        self._closed: _Traceback | None = None
-        self._announced = (-9, _NO_ORIGIN)  # the last line of SGLang's about an exception
+        self._traceback: _Traceback | None = None  # the last one
         self._said: _Said | None = None
         self._printed: dict[bytes, float] = {}  # when, of lines without ranks
         self._recent: deque[bytes] = deque(maxlen=_RECENT)  # the last recognised lines
@@ -538,7 +529,7 @@ class Reader:
     def _read_unusual(self, raw: bytes) -> tuple[Event, ...]:
         self._events, self._released, self._usual = [], [], None
         unreadable = self.unreadable.total()
-        found = self.wrapping.lines(raw, open_text=self._in_traceback())
+        found = self.wrapping.lines(raw, open_text=self._in_traceback() is not None)
         kind = self.wrapping.waits
         for each in found:
             kind = self._read(each)
@@ -694,8 +685,7 @@ class Reader:
             return self._read_access(text, at)
         opens, is_of_request = text.rstrip().endswith(TRACEBACK), _ASGI.match(text) is not None
         if opens or is_of_request:
-            self._open = _Traceback(at, self.number + _OTHERS_BETWEEN, begin=self.number, stamped=True)
-            self._closed = None
+            self._traceback = _Traceback(at, self.number, self.number + _OTHERS_BETWEEN, stamped=True)
         if (found := _row_of(text)) is not None:
             return self._read_row(*found, at)
         if stamped and self._says(text, at):
@@ -752,8 +742,6 @@ class Reader:
         text = text if torn is None else text[: torn.start()]
         for foreign, own in _FULL_WIDTH:
             text = text.replace(foreign, own)
-        if text.startswith(b"new fill"):
-            text = text.rstrip(b". ").replace(b". ", b", ")
         event, places = Event(row.kind, at.time, at.rank, dict(row.figures)), dict[str, tuple[int, int]]()
         fields: dict[bytes, tuple[int, int]] = {}
         for each in islice(_FIELD.finditer(text, match.end()), 64):
@@ -801,7 +789,7 @@ class Reader:
             self.unreadable["batch_line"] += 1
 
     def _read_arguments(self, text: bytes, at: Origin) -> str:
-        self._open = self._closed = None
+        self._traceback = None
         self._starting, self._serving, self._capturing, self._sizes = True, False, False, ()
         arguments = parse_server_args(text.decode("utf-8", "replace"))
         if arguments is None:
@@ -874,9 +862,9 @@ class Reader:
     def _read_end(self, event: Event, text: bytes, told: int, at: Origin) -> None:
         event.text, opens = _crash(text), TRACEBACK in text
         if event.word == "scheduler_exception" or opens:
-            self._announced = (self.number, at)
-            if self._open is not None and self._open.until == self.number + _OTHERS_BETWEEN:
-                self._open.announced = True
+            if self._traceback is None or self._traceback.begin != self.number:
+                self._traceback = _Traceback(at, self.number, self.number + 2, is_open=False, goes_on=True)
+            self._traceback.announced = True
         text = text[told:] if event.word == "scheduler_exception" else text
         ending = "" if event.word in (_ABORT, "scheduler_exception") or b"exit code" in text else "unknown"
         if not opens:
@@ -909,24 +897,22 @@ class Reader:
         of: _Traceback | None = None,
     ) -> None:
         """Add the event of a line that may explain an end; of a traceback, or where it has a kind, the next lines can go on with it."""
-        said = _Said(at, self.number, [text], self.around, ending=ending, sure=sure)
-        if of is not None:
-            said.chain, said.place, said.before = of.begin, of.place, list(of.texts)
-        said.first = self._add_said(said)
-        if of is not None or kind:
-            said.kind, self._said = kind or said.kind, said
+        chain, place, before = (self.number, "", []) if of is None else (of.begin, of.place, [*of.texts])
+        lines, recent = [text], tuple(map(_recent_words, self._recent))
 
-    def _add_said(self, said: _Said) -> Event:
-        text = b"\n".join(said.lines)
-        words, asked = _words(text), _ASKED_TOKENS.search(text)
-        ending = said.ending or class_of([*said.before, words], said.place)
-        if asked is not None and 0 < int(asked[1]) <= int(asked[2]):
-            ending = "check"
-        figures: dict[str, float] = {"line": self.number - len(said.lines) + 1, "chain": said.chain}
-        event = self._add("words", said.at, figures if said.sure else figures | {"unsure": 1}, ending, words)
-        event.place = said.place[:LONGEST_TEXT]
-        event.before = tuple(map(_recent_words, self._recent))
-        return event
+        def add() -> Event:
+            text = b"\n".join(lines)
+            words, asked = _words(text), _ASKED_TOKENS.search(text)
+            is_check = asked is not None and 0 < int(asked[1]) <= int(asked[2])
+            figures: dict[str, float] = {"line": self.number - len(lines) + 1, "chain": chain}
+            said = "check" if is_check else ending or class_of([*before, words], place)
+            event = self._add("words", at, figures if sure else figures | {"unsure": 1}, said, words)
+            event.place, event.before = place[:LONGEST_TEXT], recent
+            return event
+
+        first = add()
+        if of is not None or kind:
+            self._said = _Said(kind or "exception", self.around, lines, add, first)
 
     def _read_more(self, text: bytes) -> str:
         """Read a further line of what may explain an end. It ends with an empty line, or a line of SGLang's in a log without stamps."""
@@ -939,9 +925,9 @@ class Reader:
             self._said = None
             return ""
         said.lines.append(text)
-        more = self._add_said(said)
+        more = said.add()
         self._events.pop()
-        more.marked = said.first is not None and said.first.marked
+        more.marked = said.first.marked
         self._released.append(more)
         return said.kind
 
@@ -959,20 +945,21 @@ class Reader:
                 self._add("pause" if pause[1] == b"pause" else "resume", at)
         return "access"
 
-    def _in_traceback(self) -> bool:
-        return self._open is not None and self.number <= self._open.until
+    def _in_traceback(self) -> _Traceback | None:
+        found = self._traceback
+        return found if found is not None and found.is_open and self.number <= found.until else None
 
     def _read_traceback(self, text: bytes, time: float | None) -> str:
         """Read a line without a stamp as part of a traceback; return its kind, empty where it belongs to none."""
-        traceback, at = self._open if self._in_traceback() else None, Origin(time, NO_RANK)
+        traceback, at = self._in_traceback(), Origin(time, NO_RANK)
         if not self._serving and _USAGE_ERROR.match(text):
             self._add("end", at, word="launch_failed", text=_launch_failure(text))
             self._explain(_without_values(text), at, ending="argument")
             return "end"
         if text.startswith(TRACEBACK):
-            self._open_traceback(time)
+            self._open_traceback(at)
         elif (frame := _FRAME.match(text)) is not None:
-            traceback = traceback or self._open_traceback(time)
+            traceback = traceback or self._open_traceback(at)
             place = traceback.place
             traceback.read_frame(frame, self.number)
             if (
@@ -980,8 +967,8 @@ class Reader:
             ):  # a log may end before the line that says why
                 self._explain(text.strip(), traceback.at, ending="cut", of=traceback)
             self._said = None
-        elif self._closed is not None and text.startswith(_CHAINED):
-            self._closed.chained = True
+        elif self._traceback is not None and not self._traceback.is_open and text.startswith(_CHAINED):
+            self._traceback.goes_on = True
             self._said = None
         elif traceback is None:
             if self._stamped or not _EXCEPTION.match(text) or not _OWN_WORDS.search(text):
@@ -995,22 +982,19 @@ class Reader:
             return "exception"
         return "traceback"
 
-    def _open_traceback(self, time: float | None) -> _Traceback:
-        """Open a traceback without a head: chained to the one before, announced by the line before, or of another process."""
-        closed, (number, announced) = self._closed, self._announced
-        self._closed, until = None, self.number + _OTHERS_BETWEEN
-        if closed is not None and closed.chained and self.number <= closed.until:
-            self._open = replace(closed, until=until, chained=False, place="", indent=0)
-        elif self.number - number <= 2:
-            self._open = _Traceback(announced, until, announced=True, begin=number)
+    def _open_traceback(self, at: Origin) -> _Traceback:
+        """Open a traceback: one that goes on, or that of another process."""
+        last, until = self._traceback, self.number + _OTHERS_BETWEEN
+        if last is not None and last.goes_on and self.number <= last.until:
+            self._traceback = replace(last, until=until, is_open=True, goes_on=False, place="", indent=0)
         else:
-            self._open = _Traceback(Origin(time, NO_RANK), until, begin=self.number)
+            self._traceback = _Traceback(at, self.number, until)
         self._said = None
-        return self._open
+        return self._traceback
 
     def _close_traceback(self, traceback: _Traceback, text: bytes, time: float | None) -> None:
         """Read the exception at the end of a traceback."""
-        self._open, self._closed = None, traceback
+        traceback.is_open = False
         at = traceback.at = Origin(time if traceback.at.time is None else traceback.at.time, traceback.at.rank)
         found = _row_of(text)
         is_known = found is not None and (found[0].word == "launch_failed" or found[0].kind == "out_of_memory")

@@ -72,7 +72,7 @@ def command(judgement: Judgement, facts: Facts) -> tuple[str, tuple[str, ...], t
     if line is None or not changes:
         return "", (), ()
     secret = f"Secrets are never read: add {', '.join(line.secrets)} again where the server has them now."
-    return line.text, tuple(f"{each.flag} {each.old} → {each.new}" for each in line.changes), (secret,) if line.secrets else ()  # fmt: skip
+    return line.text, line.changes, (secret,) if line.secrets else ()  # fmt: skip
 
 
 def figures_of(view: View) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """The text around SGLang's lines, and SGLang's own stamp: `[2025-11-20 11:40:13 DP0 TP3] `.
 
 SGLang's stamp or words are searched in a line. What stands around them is a form: layers of text and of fields of JSON, the outer ones
-first. A form that cannot be a sentence counts at once, any other when `_ENOUGH` lines have it; once another form is known, in a row. Lines
-without a stamp, such as a traceback's, are read in the form of the line before.
+first. A form that cannot be a sentence counts at once, any other when `_ENOUGH` lines in a row have it; lines without a stamp, such as a
+traceback's, do not end the row, and are read in the form of the line before.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
@@ -24,7 +23,7 @@ DAY = 86_400
 FIRST_DATED = 1e9  # seconds; a smaller time is one of the day
 _LONGEST_BEFORE = 300
 _ENOUGH = 3
-_HELD_FORMS, _HELD_LENGTH = 16, 1 << 20
+_MOST_STREAMS, _HELD_LENGTH = 16, 1 << 20
 _FORMS_KEPT, _LAYERS = 8, 6
 _RECORDS, _DEPTH, _PLACES, _MOST_LINES = (
     4096,
@@ -35,13 +34,13 @@ _RECORDS, _DEPTH, _PLACES, _MOST_LINES = (
 _EPOCH_DAY = dt.date(1970, 1, 1).toordinal()
 
 # SGLang's own stamp: configure_logger, sglang/srt/utils.py, later srt/utils/common.py. 0.3.0 has no date; milliseconds with SGLANG_LOG_MS
-# (0.5.6); `gpu_id=0` before 0.3.
-_RANKS = rb"(?:[ ]+(?:[A-Z_]{2,12}\d{1,5}|gpu(?:_id)?=\d{1,5}))*"
+# (0.5.6).
+_RANKS = rb"(?:[ ]+[A-Z_]{2,12}\d{1,5})*"
 _STAMP = re.compile(
     rb"(?:\[?((?:\d{4}-\d\d-\d\d[ T])?[0-2]\d:[0-5]\d:[0-6]\d(?:[.,]\d{1,9})?)(" + _RANKS + rb")[ ]*\]"
-    rb"|\[((?:gpu(?:_id)?=\d{1,5}|(?:DP|TP|PP|EP|ATTN_CP|MOE_DP)\d{1,5})" + _RANKS + rb")\])[ ]?"
+    rb"|\[((?:DP|TP|PP|EP|ATTN_CP|MOE_DP)\d{1,5}" + _RANKS + rb")\])[ ]?"
 )
-_RANK = re.compile(rb"(?<![A-Z_])(DP|TP|PP|gpu|gpu_id)=?(\d{1,5})")
+_RANK = re.compile(rb"(?<![A-Z_])(DP|TP|PP)(\d{1,5})")
 
 
 class Origin(NamedTuple):
@@ -70,10 +69,9 @@ def _read_stamp(time: bytes | None, ranks: bytes) -> Origin:
 
 
 def rank_of(text: bytes) -> Rank:
-    """Read the ranks in ` DP1 PP0 TP3` or `gpu_id=0` (0.2: the GPU is the TP rank)."""
+    """Read the ranks in ` DP1 PP0 TP3`."""
     found = {name: int(number) for name, number in _RANK.findall(text) if int(number) < MOST_RANKS}
-    tp = found.get(b"TP", found.get(b"gpu_id", found.get(b"gpu")))
-    return Rank(found.get(b"DP"), tp, found.get(b"PP")) if found else NO_RANK
+    return Rank(found.get(b"DP"), found.get(b"TP"), found.get(b"PP")) if found else NO_RANK
 
 
 # Times as others print them.
@@ -88,13 +86,12 @@ _TIMES = (
     _NAME + rb" (?P<day>[ \d]\d) (?:(?P<year>\d{4}) )?" + _CLOCK,  # syslog
     rb"[DIWEFC]" + _MONTH + _DATE + rb" " + _CLOCK,  # glog
     _DATE + rb"[ /-]" + _NAME + rb"[ /-](?P<year>\d{4})[ :]" + _CLOCK + _ZONE,
-    _DATE + rb"\." + _MONTH + rb"\." + _YEAR + rb",? " + _CLOCK,
-    _MONTH + rb"/" + _DATE + rb"/" + _YEAR + rb",? " + _CLOCK + rb"(?: (?P<half>[AP]M))?",
     _MONTH + rb"[-/]" + _DATE + rb" " + _CLOCK,
     _CLOCK + rb"(?![\w:])",
     rb"(?P<epoch>(?:1[4-9]|2[01])\d{8}(?:\.\d{1,9}|\d{3}|\d{6}|\d{9})?)(?![\w.:-])",  # 2014 to 2040, in any unit
 )
 _TIME = b"(?:%b)" % b"|".join(re.sub(rb"\?P<\w+>", b"?:", form) for form in _TIMES)
+_TIMED = re.compile(rb"(?<![\w.-])" + _TIME)
 _TIME_READERS = tuple(map(re.compile, _TIMES))
 
 
@@ -110,8 +107,6 @@ def time_of(text: bytes) -> float | None:
     fraction = found["fraction"]
     clock: float = int(found["hours"]) * 3600 + int(found["minutes"]) * 60 + int(found["seconds"])
     clock += float(b"0." + fraction) if fraction else 0.0
-    if half := found.get("half"):
-        clock = clock % (DAY / 2) + (DAY / 2 if half == b"PM" else 0.0)
     if "day" not in found:
         return clock
     month = _MONTHS.split(b"|").index(found["name"]) + 1 if found.get("name") else int(found["month"])
@@ -179,6 +174,129 @@ def without_terminal(line: bytes) -> bytes:
     return line
 
 
+# The name of what holds it, None for a list or nothing, and its own: a number in a row, None in a list of lines.
+Field: TypeAlias = tuple[str | None, str | int | None]
+
+
+class Layer(NamedTuple):
+    """One text around lines: before them a text, or in a field of JSON."""
+
+    name: str
+    before: re.Pattern[bytes] | None = None
+    field: Field = (None, None)
+    headed: bool = False  # it stands in place of SGLang's stamp
+
+
+Form: TypeAlias = tuple[Layer, ...]
+
+
+def without(form: Form, line: Line) -> list[Line]:
+    """Return a line, or the records in it, without these layers; nothing where it does not have them."""
+    lines = [line]
+    for layer in form:
+        lines = [inner for line in lines for inner in _peeled(layer, line)]
+    return lines
+
+
+def _peeled(layer: Layer, line: Line) -> list[Line]:
+    around = f"{line.around}, {layer.name}"
+    if layer.before is None:
+        return [
+            line._replace(text=each, time=time if line.time is None else line.time, around=around)
+            for time, lines in islice(records_at(parsed(line.text), layer.field), _RECORDS)
+            for each in lines[:_MOST_LINES]
+        ]
+    match = layer.before.match(line.text, 0, 2 * _LONGEST_BEFORE)
+    if match is None:
+        return []
+    before, text = match[0], _value(match[0], line.text[match.end() :])
+    printed = _TIMED.search(before) if line.time is None else None
+    return [
+        line._replace(
+            text=without_terminal(_REPEATED.sub(b"", text) if b"pid=" in before else text),
+            time=line.time if printed is None else time_of(printed[0]),
+            rank=rank_of(before) if layer.headed else line.rank,
+            headed=layer.headed,
+            around=around,
+        )
+    ]
+
+
+def _value(before: bytes, text: bytes) -> bytes:
+    """Return what a field, a quotation or a column of CSV holds; any other text unchanged."""
+    quote, is_column = text[:1], before.endswith(_DELIMITERS) or not before
+    values = _COLUMN if is_column and quote == b'"' else _VALUES.get(quote)
+    match = None if values is None else values.match(text, 1)
+    if match is None:  # a comma of SGLang's has a space behind it, and SGLang prints no tabs
+        ends = _COLUMN_ENDS.get(before[-1:])
+        return text if ends is None or quote == b"{" else ends.split(text, 1)[0]
+    if quote == b"'":
+        return match[0].removesuffix(b"\\n").replace(b"\\'", b"'").replace(b"''", b"'")
+    if is_column:
+        return match[0].replace(b'""', b'"')
+    loaded = parsed(b'"' + match[0] + b'"')
+    return loaded.encode("utf-8", "replace") if isinstance(loaded, str) else match[0]
+
+
+def form_of(text: bytes, layers: int = _LAYERS) -> tuple[Form, bool] | None:
+    """Return the layers around a line, and whether no sentence looks like them; None without SGLang's stamp or words, or such layers."""
+    head = _HEAD.search(text)
+    if head is None and b'  File "' in text:
+        known = _KNOWN_BEFORE.match(text)
+        return (
+            None if known is None or not _FRAME.match(text, known.end()) else ((_KNOWN[known.lastgroup or ""],), True)
+        )
+    if not layers or head is None:
+        return None
+    second = _SECOND.match(text, head.start())
+    start = head.start() if second is None else second.end()
+    if start == 0:
+        return (), True
+    document = parsed(text)
+    learned = _text_layer(text, start) if document is None else _field_layer(document, layers)
+    for line in _peeled(learned[0], Line(text)) if learned is not None else ():
+        if learned is not None and (inner := form_of(line.text, layers - 1)) is not None:
+            return (learned[0], *inner[0]), learned[1] and inner[1]
+    return None
+
+
+# What is known before lines: container runtimes, followers of logs, and the numbers of lines.
+_ISO = rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d) "
+_OF_JOURNALD = rb"[^\s:\[]{1,255} [^\s:\[\]]{1,100}\[\d+\]: ?"
+_KNOWN_TEXTS = {
+    "journald": _ISO + _OF_JOURNALD,
+    "syslog": rb"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)? " + _OF_JOURNALD,
+    "docker": _ISO,
+    "compose": rb"[A-Za-z0-9][\w.-]{0,100} *\| ?",
+    "kubectl": rb"\[pod/[^\]\s]{1,300}\] ",
+    "ray": rb"\((?:[^()\n]{1,100} )?pid=\d+(?:, ?ip=[\w.:]+)?\) ?",
+    "grep": rb"(?:[\w./+-]{1,200}[:-])?\d{1,9}[:-](?!\d)",
+}
+_KNOWN = {name: Layer(name, re.compile(pattern)) for name, pattern in _KNOWN_TEXTS.items()}
+_KNOWN_BEFORE = re.compile(b"|".join(b"(?P<%b>%b)" % (name.encode(), text) for name, text in _KNOWN_TEXTS.items()))
+# What Rust's tracing prints, in Dynamo in place of SGLang's stamp; the function's name is another one in each kind of line.
+_TRACING = re.compile(_ISO + rb" {0,2}(?:TRACE|DEBUG|INFO|WARN|ERROR) [A-Za-z_][\w.:<>]{0,120}: ")
+_OF_REQUESTS = re.compile(  # before words of SGLang's that a client or a model may have written
+    rb"obj=|text=|ReqInput|Model attempted|\brid=|prompt|content|\"(?:obj|text|messages|input)\"|\\"
+)
+_ENDS = b" \t]:|>-;+(=`,\x1e\xbf\xa0\x8b"  # the last three end a byte order mark and spaces of Unicode's
+_DELIMITERS = (b",", b";", b"\t", b"|")
+_WORDS_AT_MOST, _WORDS_SURE = 24, 6
+_VALUES = {
+    b'"': re.compile(rb'(?:[^"\\]|\\.)*'),
+    b"'": re.compile(rb"(?:[^'\\]|\\.|'')*"),
+    b"`": re.compile(rb"[^`]*"),
+}
+_COLUMN = re.compile(rb'(?:[^"]|"")*')
+_COLUMN_ENDS = {b",": re.compile(rb",(?! )"), b"\t": re.compile(rb"\t")}
+_WORD = rb"[\w./:@%+#~*-]*\w"
+_PART = re.compile(rb"(" + _WORD + rb")|([ \t]+)|.", re.DOTALL)
+_IN_BRACKETS = rb"\[[^\]\[\n]{0,120}\]|\([^()\n]{0,120}\)|<[^<>\n]{0,60}>|\{[^{}\n]{0,300}\}"
+_QUOTED = rb"\"[^\"\n]*\"(?=[ ,:;=}>\])\t])|'[^'\n]*'(?=[ ,:;=}>\])\t])"
+_NO_WORDS = re.compile(rb"|".join((_TIMED.pattern, _IN_BRACKETS, _QUOTED, rb"\b(?:DP|TP|PP|EP)\d{1,5}")))
+_CLOSED = re.compile(rb"(?:[^\"'`\n]|" + _QUOTED + rb")*")
+
+
 def without_known(line: bytes) -> bytes:
     """Return a line of anybody without the text that a container runtime, Ray or a follower of logs puts before it."""
     text = without_terminal(line).lstrip()
@@ -186,180 +304,47 @@ def without_known(line: bytes) -> bytes:
     return text if known is None else text[known.end() :]
 
 
-@dataclass(frozen=True)
-class Layer:
-    """One text around lines. `remove` returns what is inside; nothing where a line does not have it."""
+def _text_layer(text: bytes, start: int) -> tuple[Layer, bool] | None:
+    """Learn the text before a line up to a quotation, a document or SGLang's line itself; None where it may be anything.
 
-    key: tuple[object, ...]
-    remove: Callable[[Line], list[Line]] = field(compare=False)
-    sure: bool = field(compare=False, default=True)  # no sentence looks like it: one line is enough
-
-
-Form: TypeAlias = tuple[Layer, ...]
-
-
-def without(form: Form, line: Line) -> list[Line]:
-    """Return a line, or the records in it, without these layers."""
-    lines = [line]
-    for layer in form:
-        lines = [inner for line in lines for inner in layer.remove(line)]
-    return lines
-
-
-def form_of(text: bytes, layers: int = _LAYERS) -> Form | None:
-    """Return the layers around a line; None where it has no stamp or words of SGLang's, or nothing that can be a layer."""
-    head = _HEAD.search(text)
-    if head is None and b'  File "' in text:
-        known = _KNOWN_BEFORE.match(text)
-        return None if known is None or not _FRAME.match(text, known.end()) else (_KNOWN_LAYERS[known.lastgroup or ""],)
-    if not layers or (head is None and b'MESSAGE":[' not in text):
-        return None
-    second = None if head is None else _SECOND.match(text, head.start())
-    start = len(text) if head is None else head.start() if second is None else second.end()
-    if start == 0:
-        return ()
-    document = parsed(text)
-    layer = _text_layer(text, start) if document is None else _field_layer(document, layers)
-    found = layer.remove(Line(text)) if layer is not None else ()
-    inner = next((form for line in found if (form := form_of(line.text, layers - 1)) is not None), None)
-    return None if layer is None or inner is None else (layer, *inner)
-
-
-# A text before a line: times, groups in brackets or quotation marks and words vary, all else is fixed.
-_BRACKETS = rb"\[(?!" + _TIME + rb")[^\]\[\n]{0,120}\]|\([^()\n]{0,120}\)|<[^<>\n]{0,60}>|\{[^{}\n]{0,300}\}"
-_TOKENS: dict[str, bytes] = {
-    "time": rb"(?<![\w.-])" + _TIME,
-    "quoted": rb"(?:\"[^\"\n]*\"|'[^'\n]*')(?=[ ,:;=}\t])",
-    "brackets": b"(?:%b)" % _BRACKETS,
-    "rank": rb"(?<![\w.-])(?:DP|TP|PP|EP|ATTN_CP|MOE_DP)\d{1,5}(?![\w.-])",
-    "word": rb"[\w./@%+:#~*-]*\w[/@%+*-]*",
-    "space": rb"[ \t]+",
-    "other": rb"[^\w\n]",
-}
-_TOKEN = re.compile(b"|".join(b"(?P<%b>%b)" % (name.encode(), pattern) for name, pattern in _TOKENS.items()))
-# What is known before lines: container runtimes, followers of logs, and the numbers of lines.
-_ISO = rb"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)) "
-_SYSLOG = rb"(?P<time>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?) "
-_OF_JOURNALD = rb"[^\s:\[]{1,255} [^\s:\[\]]{1,100}\[\d+\]: ?"
-_KNOWN = {
-    "journald": _ISO + _OF_JOURNALD,
-    "syslog": _SYSLOG + _OF_JOURNALD,
-    "docker": _ISO,
-    "compose": rb"[A-Za-z0-9][\w.-]{0,100} *\| ?",
-    "kubectl": rb"\[pod/[^\]\s]{1,300}\] ",
-    "ray": rb"\((?:[^()\n]{1,100} )?pid=\d+(?:, ?ip=[\w.:]+)?\) ?",
-    "grep": rb"(?:[\w./+-]{1,200}[:-])?\d{1,9}[:-](?!\d)",
-}
-# What Rust's tracing prints, in Dynamo in place of SGLang's stamp; the function's name is another one in each kind of line.
-_TRACING = re.compile(_ISO + rb" {0,2}(?:TRACE|DEBUG|INFO|WARN|ERROR) [A-Za-z_][\w.:<>]{0,120}: ")
-_KNOWN_BEFORE = re.compile(
-    b"|".join(b"(?P<%b>%b)" % (name.encode(), pattern.replace(b"?P<time>", b"?:")) for name, pattern in _KNOWN.items())
-)
-_RAY = re.compile(_KNOWN["ray"])
-_OF_REQUESTS = re.compile(  # before words of SGLang's that a client or a model may have written
-    rb"obj=|text=|ReqInput|Model attempted|\brid=|prompt|content|\"(?:obj|text|messages|input)\"|\\"
-)
-_ENDS = b" \t]:|>-\"';+`,(=\x1e\xbf\xa0\x8b"  # the last three end a byte order mark and spaces of Unicode's
-_DELIMITERS = (b",", b";", b"\t", b"|")
-_WORDS_AT_MOST, _WORDS_SURE = 24, 6
-_VALUES = {b'"': re.compile(rb'(?:[^"\\]|\\.)*'), b"'": re.compile(rb"(?:[^'\\]|\\.|'')*")}
-_COLUMN = re.compile(rb'"((?:[^"]|"")*)"')
-_COLUMN_ENDS = {b",": re.compile(rb",(?! )"), b"\t": re.compile(rb"\t")}
-
-
-def _text_layer(text: bytes, start: int) -> Layer | None:
-    """Learn the text before a line up to what is quoted, a document or SGLang's line itself; None where it may be anything."""
+    Its words vary from line to line, but not the name of a field, and none where they stand for a stamp without a time.
+    """
     brace = text.find(b"{", 0, start)
     if brace > 0 and isinstance(parsed(text[brace:]), dict):
         start = brace
-    position, quote, tokens = 0, b"", list[tuple[str, bytes]]()
-    while position < start:
-        match = _TOKEN.match(text, position, start)
-        if match is None:
-            return None
-        position = match.end()
-        if match["other"] in _VALUES:
-            quote, start = match[0], position
-        else:
-            tokens.append((match.lastgroup or "", match[0]))
-    before = text[:start].removesuffix(quote)
-    if len(before) > _LONGEST_BEFORE or text[start - 1] not in _ENDS or _OF_REQUESTS.search(text, 0, start):
+    start = _CLOSED.match(text, 0, start).end()  # type: ignore[union-attr]  # it always matches
+    before, first = text[:start], text[start : start + 1]
+    if (
+        len(before) > _LONGEST_BEFORE
+        or _OF_REQUESTS.search(before)
+        or (first not in _VALUES and before[-1] not in _ENDS)
+    ):
         return None
-    if not quote and _STAMP.match(text, start) is None and _TRACING.fullmatch(text, 0, start):
-        return _TRACING_LAYER
-    known = None if quote else _KNOWN_BEFORE.match(text, 0, start)
-    if known is not None and (known["grep"] is None or known.end() == start):
-        return _KNOWN_LAYERS[known.lastgroup or ""]
-    kinds = [kind for kind, _ in tokens]
-    words, timed = kinds.count("word"), "time" in kinds
-    if words > _WORDS_AT_MOST:
-        return None
-    headed = not quote and text[start : start + 1] != b"{" and _STAMP.match(text, start) is None
-    # Fixed are the last space, since the indentation of a traceback follows it, the name of a field, and all words that stand for a stamp
-    # without a time. A rank that only some lines have is no part of the form.
-    named = re.search(rb"[^\W\d]\w*(?:=|: )\Z", before) is not None
-    last_word = max((place for place, kind in enumerate(kinds) if kind == "word"), default=-1)
-    fixed = {place for place, kind in enumerate(kinds) if kind == "other" or (kind == "word" and headed and not timed)}
-    fixed |= {len(kinds) - 1} if kinds[-1:] == ["space"] else set()
-    fixed |= {last_word} if named else set()
-    parts = [re.escape(token) if place in fixed else _TOKENS[kind] for place, (kind, token) in enumerate(tokens)]
-    column = before[-1:] if before.endswith(_DELIMITERS) else b'"' if quote == b'"' and not before else b""
-    key = b"".join(part for part, kind in zip(parts, kinds, strict=True) if kind not in {"rank", "space"})
-    if timed:
-        parts[kinds.index("time")] = b"(?P<time>%b)" % _TIME
-    is_structured = words == 0 or before.endswith(b":") or "brackets" in kinds
-    is_value = (quote and not column) or before.endswith(b"=")
+    headed = first not in _VALUES and first != b"{" and _STAMP.match(text, start) is None
+    if headed and _TRACING.fullmatch(before):
+        return Layer("tracing", _TRACING, headed=True), True
+    known = None if first in _VALUES else _KNOWN_BEFORE.match(before)
+    if known is not None and (
+        known["grep"] is None or known.end() == start
+    ):  # a time may begin like a number of a line
+        return _KNOWN[known.lastgroup or ""], True
+    words, timed = len(re.findall(_WORD, _NO_WORDS.sub(b"", before))), _TIMED.search(before) is not None
+    name = re.search(rb"[^\W\d]\w*(?:=|: )\Z", before)
+    fixed = 0 if headed and not timed else len(before) if name is None else name.start()
+    parts = [
+        re.escape(part[0])
+        if part.start() >= fixed or not part.lastindex or (part[2] and part.end() == start and not headed)
+        else _WORD
+        if part[1]
+        else rb"[ \t]+"
+        for part in _PART.finditer(before)
+    ]
+    is_value = before.endswith(b"=") or (first in _VALUES and before != b"" and not before.endswith(_DELIMITERS))
+    is_structured = words == 0 or before.endswith(b":") or before.rstrip()[-1:] in b"]})>"
     sure = not is_value and words <= (_WORDS_SURE if timed else 2) and (timed or is_structured)
-    pattern = re.compile(b"".join(parts) + (rb"[\"']" if quote and not column else b""))
-    return _layer_of((key, headed, column or bool(quote)), pattern, column=column, headed=headed, sure=sure)
-
-
-def _layer_of(
-    key: tuple[object, ...], pattern: re.Pattern[bytes], *, column: bytes = b"", headed: bool = False, sure: bool
-) -> Layer:
-    def remove(line: Line) -> list[Line]:
-        match = pattern.match(line.text, 0, 2 * _LONGEST_BEFORE)
-        if match is None:
-            return []
-        before, rest = match[0], line.text[match.end() :]
-        if column:
-            rest = _column(rest, column)
-        elif before.endswith((b'"', b"'")):
-            rest = _unquoted(rest, before[-1:])
-        elif before.endswith(b"`"):
-            rest = rest.removesuffix(b"`")
-        elif b"pid=" in before:
-            rest = _REPEATED.sub(b"", rest)
-        printed = match.groupdict().get("time")
-        time = time_of(printed) if printed and line.time is None else line.time
-        rank = rank_of(before) if headed else line.rank
-        around = f"{line.around}, {key[0] if isinstance(key[0], str) else 'text before it'}"
-        return [line._replace(text=without_terminal(rest), time=time, rank=rank, headed=headed, around=around)]
-
-    return Layer(key, remove, sure)
-
-
-_KNOWN_LAYERS = {name: _layer_of((name,), re.compile(pattern), sure=True) for name, pattern in _KNOWN.items()}
-_TRACING_LAYER = _layer_of(("tracing",), _TRACING, headed=True, sure=True)
-
-
-def _column(rest: bytes, delimiter: bytes) -> bytes:
-    """Read a column of CSV, quoted or not: a comma of SGLang's has a space behind it, and SGLang prints no tabs."""
-    if (quoted := _COLUMN.match(rest)) is not None:
-        return quoted[1].replace(b'""', b'"')
-    ends = _COLUMN_ENDS.get(delimiter)
-    return rest if ends is None or rest[:1] == b"{" else ends.split(rest, 1)[0]
-
-
-def _unquoted(rest: bytes, quote: bytes) -> bytes:
-    """Read the value of a field up to its closing quotation mark."""
-    match = _VALUES[quote].match(rest)
-    value = rest if match is None else match[0]
-    if quote == b"'":
-        value = value.removesuffix(b"\\n").removesuffix(b"\\r")
-        return value.replace(b"\\'", b"'").replace(b"''", b"'")
-    loaded = parsed(b'"' + value + b'"')
-    return loaded.encode("utf-8", "replace") if isinstance(loaded, str) else value
+    return (
+        None if words > _WORDS_AT_MOST else (Layer("text before it", re.compile(b"".join(parts)), headed=headed), sure)
+    )
 
 
 # Fields of JSON.
@@ -367,8 +352,6 @@ _TIME_FIELDS = ("timestamp", "time", "@timestamp", "ts", "asctime", "__REALTIME_
 _REQUEST_FIELDS = ("obj", "prompt", "messages", "input")
 _OFTEN_OF_REQUESTS = ("text", "out", "content", "body")  # of a shipper as well
 _SHIPPERS_FIELDS = ("stringValue", "message", "line")  # inside a body or content that a shipper writes
-# The name of what holds it, None for a list or nothing, and its own: a number in a row, None in a list of lines.
-Field: TypeAlias = tuple[str | None, str | int | None]
 
 
 def parsed(text: bytes) -> Any:
@@ -385,7 +368,7 @@ def _leaves(
     value: Any, holder: Any = None, place: Field = (None, None), depth: int = _DEPTH
 ) -> Iterator[tuple[Field, Any, Any]]:
     """Return texts and numbers with their places and what holds each."""
-    if not isinstance(value, (dict, list)) or not depth or _text_of(value) is not None:
+    if not isinstance(value, (dict, list)) or not depth:
         yield place, value, holder
         return
     name = place[1] if isinstance(place[1], str) else None
@@ -400,13 +383,8 @@ def _leaves(
         yield from _leaves(inner, value, (name, None if is_line else key), depth - 1)
 
 
-def _text_of(value: object) -> bytes | None:
-    """Read a text, or the list of bytes that journald writes for one."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace")
-    if isinstance(value, list) and len(value) > 6 and all(isinstance(byte, int) for byte in value):
-        return bytes(byte & 255 for byte in value)
-    return None
+def _text_of(value: object) -> bytes:
+    return value.encode("utf-8", "replace") if isinstance(value, str) else b""
 
 
 def field_of(document: Any, layers: int = _LAYERS) -> Field | None:
@@ -419,7 +397,7 @@ def field_of(document: Any, layers: int = _LAYERS) -> Field | None:
         quotes = name in _REQUEST_FIELDS or (
             holder in _REQUEST_FIELDS + _OFTEN_OF_REQUESTS and name not in _SHIPPERS_FIELDS
         )
-        lines = [] if quotes else (_text_of(leaf) or b"").split(b"\n", _MOST_LINES)[:_MOST_LINES]
+        lines = [] if quotes else _text_of(leaf).split(b"\n", _MOST_LINES)[:_MOST_LINES]
         if any(form_of(without_terminal(line), layers - 1) is not None for line in lines):
             return place
     return None
@@ -432,27 +410,17 @@ def _is_of_a_request(document: Any) -> bool:
 def records_at(document: Any, field: Field) -> Iterator[tuple[float | None, list[bytes]]]:
     """Return the texts at one place of a document with the time of each, line by line."""
     for place, leaf, holder in () if _is_of_a_request(document) else _leaves(document):
-        if place == field and (text := _text_of(leaf)) is not None:
-            lines = [*map(without_terminal, text.rstrip(b"\r\n").split(b"\n"))]
-            yield _time_in(holder, document), lines
+        if place == field and isinstance(leaf, str):
+            yield _time_in(holder, document), [*map(without_terminal, _text_of(leaf).rstrip(b"\r\n").split(b"\n"))]
 
 
-def _field_layer(document: Any, layers: int) -> Layer | None:
+def _field_layer(document: Any, layers: int) -> tuple[Layer, bool] | None:
     """Learn which field of a document has SGLang's line."""
     field = field_of(document, layers)
     if field is None:
         return None
-
-    def remove(line: Line) -> list[Line]:
-        found, around = records_at(parsed(line.text), field), f"{line.around}, JSON"
-        return [
-            line._replace(text=each, time=line.time if line.time is not None else time, around=around)
-            for time, lines in islice(found, _RECORDS)
-            for each in lines[:_MOST_LINES]
-        ]
-
     dated = any(_json_time(leaf) is not None for place, leaf, _ in islice(_leaves(document), _PLACES) if place != field)
-    return Layer(("JSON", field), remove, field == (None, None) or (dated and field[1] not in _OFTEN_OF_REQUESTS))
+    return Layer("JSON", field=field), field == (None, None) or (dated and field[1] not in _OFTEN_OF_REQUESTS)
 
 
 def _json_time(value: Any) -> float | None:
@@ -478,12 +446,12 @@ class Wrapping:
 
     def __init__(self) -> None:
         self.waits = "other"  # where a line gives nothing yet: `cut` by a container runtime, or `other` in a form that is not accepted
-        self._forms: list[Form] = []
         self.form: Form | None = None  # of the last line of SGLang's; (): nothing stood around it
+        self.forms: list[Form] = []  # accepted, the last one first
         self._proven: set[Form] = set()  # had SGLang's words directly behind them; (): nothing around
-        self._brackets = False  # a form begins with a time in brackets, as SGLang's stamp
-        self.held: dict[Form, list[Line]] = {}  # lines in forms that are not accepted yet
-        self.cut: dict[str, bytes] = {}  # the parts so far of lines that a container runtime cut
+        self._candidate: Form = ()  # not accepted yet
+        self.held: list[Line] = []  # its lines in a row
+        self.cut: dict[str, bytes] = {}  # by stream: the parts so far of a line that a container runtime cut
 
     def lines(self, raw: bytes, *, open_text: bool = False) -> list[Line]:
         """Return the lines in a physical line: usually one; none while a line is cut or held, several when held ones are released.
@@ -491,7 +459,7 @@ class Wrapping:
         `open_text`: a traceback is open, so text before a stamp is the exception's.
         """
         text = without_terminal(raw.lstrip(b"\x00")[:LONGEST])
-        if text[:1] == b" " and (_STAMP.match(pasted := text.lstrip(b" ")) or _RAY.match(pasted)):
+        if text[:1] == b" " and (_STAMP.match(pasted := text.lstrip(b" ")) or pasted.startswith(b"(")):
             text = pasted
         if self.is_bare and _STAMP.match(text):
             self._accept((), [Line(text)])
@@ -520,7 +488,7 @@ class Wrapping:
             partial = not inner.endswith(b"\n") and len(inner) >= _DOCKER_CUTS
             line = line._replace(around=", container's JSON")
         begun = self.cut.pop(stream[:20], b"")
-        inner = (begun + inner)[:LONGEST] if len(self.cut) < _HELD_FORMS else inner
+        inner = (begun + inner)[:LONGEST] if len(self.cut) < _MOST_STREAMS else inner
         if partial:
             self.cut[stream[:20]] = inner
             return []
@@ -530,35 +498,29 @@ class Wrapping:
         return [line._replace(text=each) for each in lines]
 
     def _inner(self, line: Line, *, open_text: bool) -> list[Line]:
-        """Return what is in a line without the text of container runtimes."""
-        for way in (
-            self._bare,
-            self._in_known_form,
-            self._in_new_form if open_text else self._behind_text,
-            self._in_new_form,
-        ):
-            if (lines := way(line)) is not None:
-                return lines
-        return [line]
-
-    def _bare(self, line: Line) -> list[Line] | None:
+        """Return what is in a line without the text of container runtimes: as it is, in a known form, behind other text, or in a new form."""
         stamp = _STAMP.match(line.text)
-        if stamp is None:
-            return None
-        may_be_another = self._brackets or _SECOND.match(line.text) is not None
-        if not self.is_bare and may_be_another and WORDS.match(line.text, stamp.end()) is None:
-            return None
-        self._accept((), [line])
-        return [line]
-
-    def _in_known_form(self, line: Line) -> list[Line] | None:
-        for form in [self.form, *self._forms] if self.form else self._forms:
-            found = without(form, line)
-            stamped = any(_STAMP.match(each.text) or each.headed for each in found)
-            if stamped:
+        known = self._in_known_form(line)
+        if stamp is not None:
+            # Another time in brackets may stand before SGLang's own stamp.
+            may_be_another = not self.is_bare and (known is not None or _SECOND.match(line.text) is not None)
+            if not may_be_another or WORDS.match(line.text, stamp.end()) is not None:
+                self._accept((), [line])
+                return [line]
+        if known is not None:
+            form, found = known
+            if any(_STAMP.match(each.text) or each.headed for each in found):
                 self._accept(form, found)
-            if found and (stamped or form is self.form):
-                return found
+            return found
+        behind = None if open_text else self._behind_text(line)
+        return self._in_new_form(line) if behind is None else behind
+
+    def _in_known_form(self, line: Line) -> tuple[Form, list[Line]] | None:
+        """Return the lines in an accepted form; without a stamp only in that of the line before."""
+        for form in [self.form, *self.forms] if self.form else self.forms:
+            found = without(form, line)
+            if found and (form is self.form or any(_STAMP.match(each.text) or each.headed for each in found)):
+                return form, found
         return None
 
     def _behind_text(self, line: Line) -> list[Line] | None:
@@ -574,10 +536,25 @@ class Wrapping:
             return None
         return [line._replace(text=line.text[len(before) :], glued=not is_bar)]
 
-    def _in_new_form(self, line: Line) -> list[Line] | None:
-        form = form_of(line.text)
+    def _in_new_form(self, line: Line) -> list[Line]:
+        """Accept a form, or hold its lines; a line in none stays as it is."""
+        form, sure = form_of(line.text) or ((), False)
         found = without(form, line) if form else []
-        return self._learn(form, found, line.text) if form and found else None
+        if not found:
+            return [line]
+        at_once = form in self.forms or (sure and (not self._proven or all(layer.name in _KNOWN for layer in form)))
+        if form != self._candidate:
+            self._candidate, self.held = form, []
+        self.held += found
+        if len(self.held) < _ENOUGH and not at_once:
+            if sum(len(each.text) for each in self.held) > _HELD_LENGTH:
+                self.held = []
+            self.waits, self.form = "other", None if self.form == () else self.form
+            return []
+        held, self.held = self.held, []
+        self.forms = [form, *self.forms[: _FORMS_KEPT - 1]]
+        self._accept(form, held)
+        return held
 
     @property
     def is_bare(self) -> bool:
@@ -588,8 +565,7 @@ class Wrapping:
         """Whether SGLang's lines came in this form before, and a line that shows it `alone` is one more: note it."""
         if not alone or form not in self._proven:
             return False
-        self.form = form
-        self.held.clear()
+        self.form, self.held = form, []
         return True
 
     def _accept(self, form: Form, found: list[Line]) -> None:
@@ -601,20 +577,4 @@ class Wrapping:
         if form or self.is_bare:
             self.form = form
         if form in self._proven:
-            self.held.clear()
-
-    def _learn(self, form: Form, found: list[Line], text: bytes) -> list[Line]:
-        """Accept a form, or hold its lines."""
-        sure = all(layer.sure for layer in form)
-        at_once = form in self._forms or (sure and (not self._proven or all(layer.key[0] in _KNOWN for layer in form)))
-        held = self.held.setdefault(form, [])
-        held += found
-        if len(held) < _ENOUGH and not at_once:
-            if len(self.held) > _HELD_FORMS or sum(len(each.text) for each in held) > _HELD_LENGTH:
-                self.held.clear()
-            self.waits, self.form = "other", None if self.form == () else self.form
-            return []
-        self._forms = [form, *self._forms[: _FORMS_KEPT - 1]]
-        self._brackets = self._brackets or _STAMP.match(text) is not None
-        self._accept(form, held)
-        return held
+            self.held = []

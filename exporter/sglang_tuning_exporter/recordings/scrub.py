@@ -16,8 +16,7 @@ from sglang_tuning_exporter.core.events import Event, Rank
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.wrapping import FIRST_DATED, WORDS, Line, Wrapping, stamp_of
 from sglang_tuning_exporter.sglang.args.flags import argument_names
-from sglang_tuning_exporter.sglang.args.printed import holds_secret, is_secret
-from sglang_tuning_exporter.sglang.clean import REDACTED, without_secrets
+from sglang_tuning_exporter.sglang.clean import REDACTED, holds_secret, is_secret, without_secrets
 from sglang_tuning_exporter.sglang.metrics.catalogue import FAMILIES
 from sglang_tuning_exporter.sglang.metrics.exposition import TYPES, labels, scan
 

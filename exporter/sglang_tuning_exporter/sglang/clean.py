@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
+from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
@@ -51,11 +52,18 @@ def clean_for_page(value: Any) -> Any:
 
 
 REDACTED = "<redacted>"
+_DEPTH = 12
 
-_NAMED = (
-    r"(?:[\w.-]{0,40}(?:api[_-]?key|passw(?:or)?d|passphrase|secret|credential|private[_-]?key|access[_-]?key|(?<!new)(?<!max)"
-    r"(?:^|[_-])(?:hf|auth|access|bearer|api|session|refresh)[_-]?token|(?<![\w-])token|signature|sig))"
+# Names of secrets, in arguments and in free text; `time_to_first_token` and `pad_token` are about tokens of a model.
+_OF_MODELS = "".join(
+    f"(?<!{word}.)" for word in ("first", "last", "next", "per", "new", "max", "cached", "eos", "bos", "pad", "mask")
 )
+_NAME = (
+    r"(?:api[_-]?key|passw|passphrase|secret|credential|keyfile|(?:private|access|watermark)[_-]?(?:key|config)|auth(?!or)|signature"
+    r"|(?<![A-Za-z0-9])(?:sig(?![A-Za-z])|(?:hf|access|bearer|api|refresh|session)[_-]?token(?!iz))"
+    rf"|{_OF_MODELS}(?<![A-Za-z0-9#])token(?![A-Za-z0-9_-]))"
+)
+_SECRET_NAME = re.compile(_NAME, re.IGNORECASE)
 # Most specific first. Each has one group or none: what stays before the secret.
 _SHAPES = tuple(
     re.compile(pattern, flags)
@@ -74,14 +82,11 @@ _SHAPES = tuple(
             r"([?&;](?:X-Amz-(?:Signature|Credential|Security-Token)|X-Goog-(?:Signature|Credential)|sig|Signature|AWSAccessKeyId|se|sp|sv)=)[^&\s'\"]+",
             re.IGNORECASE,
         ),
-        (r"(\b(?:Bearer|Basic)\s+)[A-Za-z0-9+/._~=-]{8,}", re.IGNORECASE),
+        (r"(\b(?:Bearer\s+(?=\S{6})|Basic\s+(?=\S{8})))[A-Za-z0-9+/._~=-]+", re.IGNORECASE),
         (r"(\bAuthorization['\"]?\s{0,3}[:=]\s{0,3}['\"]?)[^\s'\",]{4,}(?: [^\s'\",]{8,})?", re.IGNORECASE),
-        (r"(" + _NAMED + r"['\"]?\s{0,3}[:=]\s{0,3}b?['\"])[^'\"\n]{1,400}(?=['\"])", re.IGNORECASE),
-        (r"(" + _NAMED + r"\s{0,3}[=]\s{0,3})(?!None\b|True\b|False\b)[^\s'\",)}\]]{3,400}", re.IGNORECASE),
-        (
-            r"(--(?:[a-z]+-){0,3}(?:api-key|key-password|password|secret|token)[ =])(?!None\b)[^\s'\"]{2,400}",
-            re.IGNORECASE,
-        ),
+        (r"(" + _NAME + r"[\w-]{0,40}['\"]?\s{0,3}[:=]\s{0,3}b?['\"])[^'\"\n]{1,400}(?=['\"])", re.IGNORECASE),
+        (r"(" + _NAME + r"[\w-]{0,40}\s{0,3}=\s{0,3})(?!None\b|True\b|False\b)[^\s'\",)}\]]{3,400}", re.IGNORECASE),
+        (r"(--[a-z-]{0,40}?" + _NAME + r"[a-z-]{0,40}[ =])(?!-|None\b)[^\s'\"]{2,400}", re.IGNORECASE),
     )
 )
 # Of nearly all texts one look is enough.
@@ -108,6 +113,30 @@ def without_secrets(text: str) -> str:
     for shape in _SHAPES:
         text = shape.sub(lambda match: (match[1] or "") + REDACTED, text)
     return text
+
+
+@lru_cache(maxsize=2048)  # a server's arguments have the same names at every start
+def is_secret(name: str) -> bool:
+    """Return whether the value of a key is secret: of `api_key`, `ssl_keyfile` and `hf_token` it is, of `max_total_tokens` not."""
+    return _SECRET_NAME.search(name) is not None
+
+
+def holds_secret(text: str) -> bool:
+    """Return whether a value may contain a secret: JSON with an `access_key`, a URL with a password, `--api-key` among arguments."""
+    return without_secrets(text) != text
+
+
+def redacted(value: Any, depth: int = 0) -> Any:
+    """Return arguments without those that are secrets by their name; a value that may contain one becomes `<redacted>`."""
+    if depth > _DEPTH:
+        return REDACTED
+    if isinstance(value, dict):
+        return {str(key): redacted(inner, depth + 1) for key, inner in value.items() if not is_secret(str(key))}
+    if isinstance(value, list):
+        # In a list such as ["--api-key", "…"] only the neighbour shows which item is the secret.
+        words = " ".join(item for item in value if isinstance(item, str))
+        return REDACTED if holds_secret(words) else [redacted(inner, depth + 1) for inner in value]
+    return REDACTED if isinstance(value, str) and holds_secret(value) else value
 
 
 def without_requests(text: str) -> str:

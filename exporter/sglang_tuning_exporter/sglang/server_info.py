@@ -14,31 +14,16 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_tuning_exporter.sglang.args.printed import holds_secret, is_argument, is_secret
-from sglang_tuning_exporter.sglang.clean import REDACTED
+from sglang_tuning_exporter.sglang.args.printed import is_argument
+from sglang_tuning_exporter.sglang.clean import redacted
 from sglang_tuning_exporter.sglang.metrics.histograms import MOST
 
 # Fields of the answer that are no arguments. launch_command repeats the command line with its secrets.
-_NOT_ARGUMENTS = frozenset(
-    {
-        "internal_states",
-        "launch_command",
-        "scheduler_pids",
-        "startup_time",
-        "status",
-        "version",
-        "frontend",
-        "kv_events",
-        "hicache_object_layout",
-        "max_total_num_tokens",
-        "max_req_input_len",
-        "last_gen_throughput",
-        "memory_usage",
-        "avg_spec_accept_length",
-        "effective_max_running_requests_per_dp",
-    }
-)
-_DEPTH = 12
+_NOT_ARGUMENTS = frozenset({
+    "internal_states", "launch_command", "scheduler_pids", "startup_time", "status", "version", "frontend", "kv_events",
+    "hicache_object_layout", "max_total_num_tokens", "max_req_input_len", "last_gen_throughput", "memory_usage", "avg_spec_accept_length",
+    "effective_max_running_requests_per_dp",
+})  # fmt: skip
 _MOMENTS = 6
 
 
@@ -96,7 +81,7 @@ def parse_server_info(text: str | bytes) -> ServerInfo | None:
         found = [document]  # 0.4.3 to 0.4.5
     return ServerInfo(
         version=version if isinstance(version, str) and version else None,
-        args=without_secrets(
+        args=redacted(
             {key: value for key, value in document.items() if key not in _NOT_ARGUMENTS and is_argument(key)}
         ),
         ranks=[_rank(state) for state in found],
@@ -108,24 +93,6 @@ def parse_loads(text: str | bytes) -> list[Load]:
     document = _document(text)
     listed = document.get("loads") if isinstance(document, dict) else document
     return [_load(load) for load in listed if isinstance(load, dict)] if isinstance(listed, list) else []
-
-
-def without_secrets(args: dict[str, Any]) -> dict[str, object]:
-    """Return the arguments without credentials; a value that may contain a secret becomes `<redacted>`."""
-    cleaned = _clean(args, 0)
-    return cleaned if isinstance(cleaned, dict) else {}
-
-
-def _clean(value: Any, depth: int) -> object:
-    if depth > _DEPTH:
-        return REDACTED
-    if isinstance(value, dict):
-        return {str(key): _clean(inner, depth + 1) for key, inner in value.items() if not is_secret(str(key))}
-    if isinstance(value, list):
-        # In a list such as ["--api-key", "…"] only the neighbour shows which item is the secret.
-        words = " ".join(item for item in value if isinstance(item, str))
-        return REDACTED if holds_secret(words) else [_clean(inner, depth + 1) for inner in value]
-    return REDACTED if isinstance(value, str) and holds_secret(value) else value
 
 
 def _document(text: str | bytes) -> Any:

@@ -18,7 +18,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sglang_tuning_exporter.sglang.args.flags import (
     Flag,
@@ -133,34 +133,18 @@ _GRAPH_SIZES_BY_MACHINE = (8, 16, 24, 32, 48, 80, 160, 256, 512)  # by memory an
 _OFF = "disabled"
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One argument with a new value. Values are flag values, as text; `old` is `not set` if SGLang chose a value and did not print it."""
-
-    arg: str
-    flag: str
-    old: str
-    new: str
-
-    @property
-    def text(self) -> str:
-        """The change in one line: `--schedule-conservativeness: 1 -> 1.3`."""
-        return f"{self.flag}: {self.old} -> {self.new}"
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(NamedTuple):
     """A server's command line, for a shell."""
 
     release: str  # whose flags these are
     text: str
-    changes: tuple[Change, ...]
-    left_out: tuple[str, ...] = ()  # advised arguments without a flag in this release
+    changes: tuple[
+        str, ...
+    ]  # `--schedule-conservativeness 1 → 1.3`; `not set` where SGLang chose a value and did not print it
     secrets: tuple[str, ...] = ()  # secret flags: not read, so it is not known whether they are set
 
 
-@dataclass(frozen=True, slots=True)
-class _Launch:
+class _Launch(NamedTuple):
     """The printed arguments and the release that they are of."""
 
     args: Mapping[str, object]
@@ -196,41 +180,28 @@ def command_line(release: str | None, args: Mapping[str, object], changes: Mappi
     given = typed_args(release, args)
     if release is None or given is None:
         return None
-    server = _Launch(args, release)
-    changed, left_out = [], []
+    server, changed = _Launch(args, release), []
     for arg, value in _renamed(changes, server).items():
-        flag = server.flag(arg)
-        if flag is None:
-            left_out.append(arg)
+        if (flag := server.flag(arg)) is None:
             continue
         old = given.get(arg, flag.default)
         if typed(flag, old) != typed(flag, value):
-            changed.append(Change(arg, flag.flag, shown(old), shown(value)))
+            changed.append(f"{flag.flag} {shown(old)} → {shown(value)}")
         given[arg] = value
+    words = [
+        word for arg, value in given.items() if (flag := server.flag(arg)) is not None for word in spelled(flag, value)
+    ]
     secrets = [flag_of(arg, release) for arg in ("api_key", "admin_api_key") if arg not in given]
-    words = [_PROGRAM]
-    for arg, value in given.items():
-        flag = server.flag(arg)
-        words += spelled(flag, value) if flag is not None else []
     return Command(
-        release=release,
-        text=" ".join(words),
-        changes=tuple(changed),
-        left_out=tuple(left_out),
-        secrets=tuple(flag.flag for flag in secrets if flag is not None),
+        release, " ".join([_PROGRAM, *words]), tuple(changed), tuple(flag.flag for flag in secrets if flag is not None)
     )
 
 
 def typed_args(release: str | None, args: Mapping[str, object]) -> dict[str, object] | None:
-    """Return the arguments that were typed to get the printed ones, by name; None if they are not known."""
+    """Return the arguments that were typed to get the printed ones, by name, the model first; None if they are not known."""
     if release is None or not isinstance(args.get("model_path"), str):
         return None
-    return _typed_arguments(_Launch(args, release))
-
-
-def _typed_arguments(server: _Launch) -> dict[str, object]:
-    """Return the arguments of the command line, by name, the model first; values are flag values."""
-    args = server.args
+    server = _Launch(args, release)
     given: dict[str, object] = {"model_path": args["model_path"]}
     for arg, value in args.items():
         flag = server.flag(arg)
@@ -238,8 +209,12 @@ def _typed_arguments(server: _Launch) -> dict[str, object]:
             given[arg] = value
     _undo_dp_attention(server, given)
     _undo_graph_config(server, given)
-    if server.args.get("quantization") and server.args.get("speculative_algorithm"):
-        _undo_draft_quantization(server, given)
+    draft, drafts = (
+        "speculative_draft_model_quantization",
+        args.get("quantization") and args.get("speculative_algorithm"),
+    )
+    if drafts and args.get(draft, "") is None and "unquant" in (choices_of(draft, release) or ()):
+        given[draft] = "unquant"  # printed as nothing; without it the draft is quantized as the model
     if "ssl_certfile" in given:  # SGLang requires both
         given["ssl_keyfile"] = REDACTED
     return given
@@ -286,13 +261,6 @@ def _undo_dp_attention(server: _Launch, given: dict[str, object]) -> None:
         given.pop("enable_dp_attention", None)
         if given.pop("dp_size", None) is not None or "attn_dp_size" in given:
             given["attn_dp_size"] = ranks
-
-
-def _undo_draft_quantization(server: _Launch, given: dict[str, object]) -> None:
-    """Write `unquant`, which SGLang prints as nothing: without the flag the draft model has the quantization of the model."""
-    arg = "speculative_draft_model_quantization"
-    if arg in server.args and server.args[arg] is None and "unquant" in (choices_of(arg, server.release) or ()):
-        given[arg] = "unquant"
 
 
 def _undo_graph_config(server: _Launch, given: dict[str, object]) -> None:

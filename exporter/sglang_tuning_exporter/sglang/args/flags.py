@@ -17,7 +17,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from sglang_tuning_exporter.sglang.args.printed import is_secret
+from sglang_tuning_exporter.sglang.clean import is_secret
 
 T = TypeVar("T")
 Kind = Literal["switch", "either", "value", "list", "json", "adapters", "none"]

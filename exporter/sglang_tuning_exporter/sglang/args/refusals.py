@@ -7,25 +7,16 @@ and what their start-up code overrides, with the file.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from sglang_tuning_exporter.sglang.args.flags import (
-    attention_ranks,
-    flag_of,
-    in_force,
-    in_release,
-    number,
-    read_table,
-    release_indexes,
-)
+from sglang_tuning_exporter.sglang.args import flags
 
 Kind = Literal["refused", "ignored"]
+Values: TypeAlias = Mapping[str, object]  # of flags; an unknown one has the release's default
 
 
-@dataclass(frozen=True, slots=True)
-class Objection:
+class Objection(NamedTuple):
     """Why a change of `arg` has no effect: the server rejects it, or ignores it."""
 
     kind: Kind
@@ -34,46 +25,40 @@ class Objection:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class ArgumentCheck:
-    """One check of the releases from index `first` to `last`: what happens `then`, where all of `when` holds."""
-
-    first: int
-    last: int
-    then: Kind
-    arg: str
-    when: list[tuple[str, str, Any]]  # argument, test, and what most tests compare with
-    words: str
-    source: str
-
-    def holds(self, values: _Values) -> bool:
-        """Return whether the server would reject or ignore these values."""
-        return all(_TESTS[test](values.of(arg), values.resolved(other)) for arg, test, other in self.when)
+# Of the releases with these indexes, first and last: argument, test, and what most tests compare with. Where all hold, the objection is made.
+Check: TypeAlias = tuple[int, int, list[tuple[str, str, Any]], Objection]
 
 
 @lru_cache(maxsize=1)
 def _choices() -> dict[str, list[tuple[int, int, tuple[object, ...]]]]:
-    indexes = release_indexes()
+    indexes = flags.release_indexes()
     return {
         arg: [(indexes[first], indexes[last], tuple(values)) for first, last, values in spans]
-        for arg, spans in read_table("choices.json")["arguments"].items()
+        for arg, spans in flags.read_table("choices.json")["arguments"].items()
     }
 
 
 @lru_cache(maxsize=1)
-def checks() -> tuple[ArgumentCheck, ...]:
+def checks() -> tuple[Check, ...]:
     """Return all checks of all releases."""
-    indexes = release_indexes()
-    rows = read_table("refusals.json")["checks"]
-    return tuple(ArgumentCheck(**row | {end: indexes[row[end]] for end in ("first", "last")}) for row in rows)
+    indexes, rows = flags.release_indexes(), flags.read_table("refusals.json")["checks"]
+    return tuple(
+        (
+            indexes[row["first"]],
+            indexes[row["last"]],
+            row["when"],
+            Objection(row["then"], row["arg"], row["words"], row["source"]),
+        )
+        for row in rows
+    )
 
 
 def choices_of(arg: str, release: str) -> tuple[object, ...] | None:
     """Return the values that a release's parser accepts for a flag; None where it accepts any."""
-    return in_release(_choices().get(arg, ()), release_indexes()[release])
+    return flags.in_release(_choices().get(arg, ()), flags.release_indexes()[release])
 
 
-def objection(release: str, values: Mapping[str, object], changes: Mapping[str, object]) -> Objection | None:
+def objection(release: str, values: Values, changes: Values) -> Objection | None:
     """Return why `changes` to a server with these flag values would have no effect; None where they would.
 
     Rejected changes come before ignored ones. A check that already fails is skipped: the server runs. A change to None removes the flag.
@@ -82,72 +67,55 @@ def objection(release: str, values: Mapping[str, object], changes: Mapping[str, 
         refused = _not_a_choice(release, arg, value)
         if refused is not None:
             return refused
-    before, after = _Values(release, values), _Values(release, {**values, **changes})
-    found = None
-    index = release_indexes()[release]
-    for check in checks():
-        if not check.first <= index <= check.last:
+    found, index, after = None, flags.release_indexes()[release], {**values, **changes}
+    for first, last, when, said in checks():
+        if not first <= index <= last or (said.kind == "ignored" and (said.arg not in changes or found is not None)):
             continue
-        if check.then == "ignored" and (check.arg not in changes or found is not None):
-            continue
-        if check.holds(after) and (check.then == "ignored" or not check.holds(before)):
-            found = Objection(check.then, check.arg, check.words, check.source)
-            if check.then == "refused":
-                return found
+        if _hold(when, after, release) and (said.kind == "ignored" or not _hold(when, values, release)):
+            found = said
+            if said.kind == "refused":
+                return said
     return found
 
 
 def _not_a_choice(release: str, arg: str, value: object) -> Objection | None:
-    flag = flag_of(arg, release)
+    flag, taken = flags.flag_of(arg, release), choices_of(arg, release)
     if flag is None or not flag.flag:
         return Objection("refused", arg, "this release has no such flag", "srt/server_args.py, add_cli_args")
-    taken = choices_of(arg, release)
     if taken is None or value is None or value in taken:
         return None
     words = f"{flag.flag} takes {', '.join(str(choice) for choice in taken)} only"
     return Objection("refused", arg, words, "srt/server_args.py, add_cli_args")
 
 
-@dataclass(frozen=True, slots=True)
-class _Values:
-    """The flag values of a server, with the release's defaults for unknown ones."""
-
-    release: str
-    known: Mapping[str, object]
-
-    def of(self, arg: str) -> object:
-        """Return an argument's value, or a figure that is computed from several."""
-        made = _COMPUTED.get(arg)
-        if made is not None:
-            return made(self)
-        value = self.known.get(arg)
-        if value is not None:
-            return value
-        flag = flag_of(arg, self.release)
-        return None if flag is None else flag.default
-
-    def resolved(self, other: Any) -> Any:
-        """Return what a test compares with: the value of another argument by its name, else the value itself."""
-        return self.of(other) if isinstance(other, str) else other
-
-    def figure(self, arg: str) -> float | None:
-        """Return an argument as a number; None where it is none."""
-        value = self.of(arg)
-        return None if isinstance(value, bool) else number(value)
+def _hold(when: list[tuple[str, str, Any]], values: Values, release: str) -> bool:
+    """Return whether the server would reject or ignore these values; a test that compares with a word means the argument of that name."""
+    return all(
+        _TESTS[test](_value(arg, values, release), _value(other, values, release) if isinstance(other, str) else other)
+        for arg, test, other in when
+    )
 
 
-def _of_a_rank(arg: str, values: _Values) -> float | None:
-    figure = values.figure(arg)
-    return None if figure is None else in_force(arg, figure, values.known, values.release)
+def _value(arg: str, values: Values, release: str) -> Any:
+    """Return an argument's value, or a figure that is computed from several."""
 
+    def figure(name: str) -> float | None:
+        value = _value(name, values, release)
+        return None if isinstance(value, bool) else flags.number(value)
 
-_COMPUTED: dict[str, Callable[[_Values], object]] = {
-    "attention_ranks": lambda values: attention_ranks(values.known),
-    "ranks": lambda values: max(attention_ranks(values.known), values.figure("dp_size") or 1.0),
-    "gpus": lambda values: (values.figure("tp_size") or 1.0) * (values.figure("pp_size") or 1.0),
-    "chunk_of_a_rank": lambda values: _of_a_rank("chunked_prefill_size", values),
-    "requests_of_a_rank": lambda values: _of_a_rank("max_running_requests", values),
-}
+    match arg:
+        case "attention_ranks":
+            return flags.attention_ranks(values)
+        case "ranks":
+            return max(flags.attention_ranks(values), figure("dp_size") or 1.0)
+        case "gpus":
+            return (figure("tp_size") or 1.0) * (figure("pp_size") or 1.0)
+        case "chunk_of_a_rank" | "requests_of_a_rank":
+            name = "chunked_prefill_size" if arg == "chunk_of_a_rank" else "max_running_requests"
+            printed = figure(name)
+            return None if printed is None else flags.in_force(name, printed, values, release)
+    value, flag = values.get(arg), flags.flag_of(arg, release)
+    return flag.default if value is None and flag is not None else value
 
 
 # (value, what it is compared with) -> whether the test holds
