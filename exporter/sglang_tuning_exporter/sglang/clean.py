@@ -86,7 +86,7 @@ _SHAPES = tuple(
         (r"(\bAuthorization['\"]?\s{0,3}[:=]\s{0,3}['\"]?)[^\s'\",]{4,}(?: [^\s'\",]{8,})?", re.IGNORECASE),
         (r"(" + _NAME + r"[\w-]{0,40}['\"]?\s{0,3}[:=]\s{0,3}b?['\"])[^'\"\n]{1,400}(?=['\"])", re.IGNORECASE),
         (r"(" + _NAME + r"[\w-]{0,40}\s{0,3}=\s{0,3})(?!None\b|True\b|False\b)[^\s'\",)}\]]{3,400}", re.IGNORECASE),
-        (r"(--[a-z-]{0,40}?" + _NAME + r"[a-z-]{0,40}[ =])(?!-|None\b)[^\s'\"]{2,400}", re.IGNORECASE),
+        (r"(--[a-z-]{0,40}?" + _NAME + r"[a-z-]{0,40}[ =])(?!-|None\b)[^\s'\"]{1,400}", re.IGNORECASE),
     )
 )
 # Of nearly all texts one look is enough.
