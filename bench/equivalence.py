@@ -47,10 +47,14 @@ class DifferentError(Exception):
 def figures(path: Path) -> Counter[str]:
     """Return what our reader finds in a log."""
     reader, found = Reader(), Counter[str]()
+    failed: set[object] = set()
     with path.open("rb") as file:
         for line in file:
             for event in reader.read(line.rstrip(b"\n")):
-                count(event, found)
+                failure = (event.time, event.rank, event.word) if event.kind == "out_of_memory" else None
+                if failure not in failed:  # a failure is logged, and raised after that
+                    count(event, found)
+                failed.update({failure} - {None})
     found.update({f"lines of {kind}": reader.lines[kind] for kind in KINDS})
     return found
 

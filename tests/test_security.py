@@ -8,7 +8,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -239,6 +241,8 @@ def test_every_answer_carries_the_safe_headers_once(status: int, address: str) -
     for name, value in SAFE_HEADERS.items():
         assert [line for line in lines if line.lower().startswith(name.lower() + ":")] == [f"{name.lower()}: {value}"]
     assert not [line for line in lines if line.lower().startswith(("server:", "x-powered-by:", "access-control-"))]
+    [date] = [line[6:] for line in lines if line.lower().startswith("date: ")]
+    assert abs(parsedate_to_datetime(date).timestamp() - time.time()) < 60
 
 
 def test_an_internal_error_carries_them_too_and_reveals_nothing(sidecar: Sidecar, address: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import io
 import os
 import socket
 import ssl
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal, TypeAlias
@@ -84,7 +85,7 @@ class Client:
     """HTTP client of one SGLang. No proxies, no redirects to other servers, no compression (against bombs).
 
     Each request opens a connection: SGLang closes idle ones after 5 s, which could look like an outage. One request at a
-    time; `cut` ends it at its deadline or from another thread.
+    time; `end` ends it from another thread.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Client:
         self._base_url, self._metrics_url = base_url, metrics_url
         self._api_key, self._api_key_file = api_key, api_key_file
         self._socket: socket.socket | None = None
-        self._is_cut = self._has_ended = False
+        self._has_ended = False
 
     def metrics(self, timeout: float) -> str:
         """Return the exposition as SGLang writes it; `timeout` in seconds. Raise `ScrapeError`."""
@@ -135,48 +136,36 @@ class Client:
         """Return the raw answer at `path`, JSON that may hold secrets. Raise `ScrapeError`."""
         return self._get(self._base_url + path, timeout, "application/json")
 
-    def cut(self) -> None:
-        """End the current request, if any."""
-        self._is_cut = True
+    def end(self) -> None:
+        """End the current request and refuse new ones."""
+        self._has_ended = True
         open_now = self._socket
         if open_now is not None:
             with suppress(OSError):  # already closed
                 open_now.shutdown(socket.SHUT_RDWR)
 
-    def end(self) -> None:
-        """End the current request and refuse new ones."""
-        self._has_ended = True
-        self.cut()
-
     def _get(self, url: str, timeout: float, accept: str, most: int = MOST_BYTES) -> str:
-        late = _late(timeout)
-        deadline = time.monotonic() + timeout
-        self._is_cut = self._has_ended
-        if self._is_cut:
+        late, deadline = _late(timeout), time.monotonic() + timeout
+        if self._has_ended:
             raise late
-        # A socket timeout restarts with each byte: a server that sends a byte now and then never reaches it.
-        timer = threading.Timer(timeout, self.cut)
-        timer.daemon = True
-        timer.start()
         try:
-            text = self._ask(url, timeout, accept, most)
+            text = self._ask(url, deadline, accept, most)
         except ScrapeError:
             raise
         except (http.client.HTTPException, ValueError, OSError) as error:
-            if self._is_cut or isinstance(error, TimeoutError) or time.monotonic() >= deadline:
+            if self._has_ended or isinstance(error, TimeoutError) or time.monotonic() >= deadline:
                 raise late from None
             raise _failure(error, is_tls=url.startswith("https:")) from None
         finally:
-            timer.cancel()
             self._socket = None
-        if self._is_cut:  # an answer without a length ends when its connection is cut
+        if self._has_ended:  # an answer without a length ends when its connection is cut
             raise late
         return text
 
-    def _ask(self, url: str, timeout: float, accept: str, most: int) -> str:
+    def _ask(self, url: str, deadline: float, accept: str, most: int) -> str:
         for _ in range(2):
             headers = {**_HEADERS, "Accept": accept, **self._authorization()}
-            with closing(_connection(url, timeout)) as connection:
+            with closing(_connection(url, deadline)) as connection:
                 connection.connect()
                 self._socket = connection.sock
                 where = urlsplit(url)
@@ -210,16 +199,53 @@ class Client:
         return url
 
 
-def _connection(url: str, timeout: float) -> http.client.HTTPConnection:
-    """Return a connection that reads no proxy and no password from the environment and keeps no cookies."""
-    where = urlsplit(url)
+def _connection(url: str, deadline: float) -> http.client.HTTPConnection:
+    """Return a connection that reads no proxy and no password from the environment, keeps no cookies, and is read until its deadline."""
+    where, timeout = urlsplit(url), max(deadline - time.monotonic(), 0.001)
+    connection: http.client.HTTPConnection
     if where.scheme == "https":
         import certifi  # noqa: PLC0415 - most servers are beside their exporter, without TLS
 
         file = certifi.where()
         context = _trusting(file, os.stat(file).st_mtime_ns)  # noqa: PTH116 -- each scrape
-        return http.client.HTTPSConnection(where.hostname or "", where.port, timeout=timeout, context=context)
-    return _PlainConnection(where.hostname or "", where.port, timeout=timeout)
+        connection = http.client.HTTPSConnection(where.hostname or "", where.port, timeout=timeout, context=context)
+    else:
+        connection = _PlainConnection(where.hostname or "", where.port, timeout=timeout)
+    connection.response_class = partial(_Answer, deadline)  # type: ignore[assignment]  # typed as a class
+    return connection
+
+
+class _Answer(http.client.HTTPResponse):
+    """An answer that is read until a deadline."""
+
+    def __init__(self, deadline: float, sock: socket.socket, **more: Any) -> None:
+        super().__init__(sock, **more)
+        self.fp.close()
+        self.fp = io.BufferedReader(_Until(deadline, sock), _PIECE_BYTES)
+
+
+class _Until(io.RawIOBase):
+    """The bytes of a socket until a deadline. A socket's timeout restarts with each byte: a server that sends a byte now and then never reaches it."""
+
+    def __init__(self, deadline: float, sock: socket.socket) -> None:
+        self._deadline, self._socket, self._bytes = deadline, sock, sock.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        """Return that it is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        """Read what has come; raise `TimeoutError` after the deadline."""
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._socket.settimeout(left)
+        return self._bytes.readinto(buffer)
+
+    def close(self) -> None:
+        """Close it, and with it the socket that nobody else reads."""
+        self._bytes.close()
+        super().close()
 
 
 @lru_cache(maxsize=1)

@@ -6,7 +6,6 @@ first request: most sidecars are only scraped.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -25,7 +24,7 @@ from sglang_tuning_exporter.serve import formats
 from sglang_tuning_exporter.serve.metrics import collect, serving
 from sglang_tuning_exporter.serve.metrics.families import text_format
 from sglang_tuning_exporter.serve.security.guard import Guard
-from sglang_tuning_exporter.serve.security.lane import Lane
+from sglang_tuning_exporter.serve.security.lane import Lane, ended
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.serve.security.active_config import ActiveConfig
@@ -117,8 +116,7 @@ async def _scraped(sidecar: Sidecar, patience: float) -> str:
     begin = time.monotonic()
     read, asked = sidecar.refresh()
     if asked is not None:
-        await asyncio.wait({asyncio.wrap_future(asked)}, timeout=patience)
+        await ended(asked, patience)
     if read is not None:
-        left = begin + min(FRESH_SECONDS, patience) - time.monotonic()
-        await asyncio.wait({asyncio.wrap_future(read)}, timeout=max(left, 0.0))
+        await ended(read, max(begin + min(FRESH_SECONDS, patience) - time.monotonic(), 0.0))
     return passed_on(asked)

@@ -15,8 +15,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from email.utils import formatdate
 from itertools import count
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -83,13 +84,25 @@ MOST_UNREAD_BYTES = 16 << 20  # of answers, together: as much as the largest pag
 MOST_HEAD_BYTES = 32 << 10  # request line and headers together; more gets a 400
 HANDSHAKE_SECONDS = 10.0
 REQUEST_SECONDS = 2.0
-TICK_SECONDS = 1.0
+TICK_SECONDS = 5.0  # between two looks for clients that do not read
 GRACE_SECONDS = 1  # for running responses at the end
 WARN_AGAIN_SECONDS = 60.0
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _sequence = count()
 
 logger = logging.getLogger("sglang_tuning_exporter")
+
+
+class _Answers(h11.Connection):
+    """Writes the head of an answer together with what follows it: one packet, and one turn of the kernel, less."""
+
+    head = b""
+
+    def send(self, event: Any) -> Any:
+        """Return the bytes of an event."""
+        written = super().send(event) or b""
+        self.head, written = (written, b"") if isinstance(event, h11.Response) else (b"", self.head + written)
+        return written
 
 
 class Connection(H11Protocol):
@@ -100,6 +113,10 @@ class Connection(H11Protocol):
     """
 
     last_request = 0  # order of complete requests and of new connections
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.conn = _Answers(h11.SERVER, self.config.h11_max_incomplete_event_size or MOST_HEAD_BYTES)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it alike
         """Accept it, and close others if there are too many."""
@@ -120,11 +137,14 @@ class Connection(H11Protocol):
         return not (self.scope or {}).get("admitted", False)
 
     def handle_events(self) -> None:
-        """Record when a request is complete."""
+        """Record when a request is complete; the time of its answer is that of the request."""
         before = self.cycle
+        date = (b"date", formatdate(usegmt=True).encode())
+        self.server_state.default_headers = [date, *self.config.encoded_headers]
         super().handle_events()
         if self.cycle is not before:
             self.last_request = next(_sequence)
+            _let_go(self.connections)
 
     def send_400_response(self, msg: str) -> None:
         """Respond `400` with our headers, and close the connection."""
@@ -140,6 +160,17 @@ class Connection(H11Protocol):
         self.transport.close()
 
 
+def _let_go(connections: Iterable[asyncio.Protocol]) -> None:
+    """Close the connections whose clients read least, where all that waits to be read is too much."""
+    ours = (each for each in connections if isinstance(each, Connection))
+    waiting = [(each.transport.get_write_buffer_size(), each.last_request, each) for each in ours]
+    left = sum(size for size, _, _ in waiting)
+    for size, _, connection in sorted(waiting, reverse=True):
+        if left > MOST_UNREAD_BYTES:
+            connection.transport.abort()
+            left -= size
+
+
 def uvicorn_config(app: object, web_config: ActiveConfig | None = None) -> uvicorn.Config:
     """Return a uvicorn configuration with limits, without its logging set-up, and with `web_config`'s TLS."""
     config = uvicorn.Config(
@@ -152,6 +183,7 @@ def uvicorn_config(app: object, web_config: ActiveConfig | None = None) -> uvico
         access_log=False,
         lifespan="off",
         server_header=False,
+        date_header=False,  # `Connection` has it
         timeout_keep_alive=75,
         timeout_graceful_shutdown=GRACE_SECONDS,
         backlog=BACKLOG,
@@ -172,7 +204,7 @@ def _set_headers(config: uvicorn.Config, web_config: ActiveConfig | None) -> Non
 class ExporterServer(uvicorn.Server):
     """Serves a sidecar's application until it is ended, and stops the sidecar.
 
-    It wakes up once a second, for the Date header; uvicorn does so ten times a second to see whether to end.
+    It wakes up when it ends, and every few seconds; uvicorn does so ten times a second.
     """
 
     def __init__(self, config: uvicorn.Config, sidecar: Sidecar, web_config: ActiveConfig | None) -> None:
@@ -186,21 +218,9 @@ class ExporterServer(uvicorn.Server):
         loop, ending = asyncio.get_running_loop(), asyncio.Event()
         self._wake = lambda: loop.call_soon_threadsafe(ending.set)
         while not await self.on_tick(0):
-            self._let_go()
+            _let_go(self.server_state.connections)
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(ending.wait(), TICK_SECONDS)
-
-    def _let_go(self) -> None:
-        """Close the connections whose clients read least, where all that waits to be read is too much."""
-        waiting = [(each.transport.get_write_buffer_size(), each.last_request, each) for each in self._connections()]
-        left = sum(size for size, _, _ in waiting)
-        for size, _, connection in sorted(waiting, reverse=True):
-            if left > MOST_UNREAD_BYTES:
-                connection.transport.abort()
-                left -= size
-
-    def _connections(self) -> list[Connection]:
-        return [each for each in self.server_state.connections if isinstance(each, Connection)]
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle SIGINT and SIGTERM."""

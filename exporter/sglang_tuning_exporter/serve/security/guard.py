@@ -70,18 +70,15 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request, for as long as its client waits."""
-        answer = asyncio.ensure_future(self._answer(scope, receive, send))
-        gone = asyncio.ensure_future(_gone(receive))
+        task, gone = asyncio.current_task(), asyncio.ensure_future(_gone(receive))
+        gone.add_done_callback(lambda done: task is None or done.cancelled() or task.cancel())
         try:
-            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:  # the process ends, and waits no longer
-            if not scope.get("begun"):
+            await self._answer(scope, receive, send)
+        except asyncio.CancelledError:
+            if not gone.done() and not scope.get("begun"):  # the process ends, and waits no longer
                 await PlainTextResponse("Service Unavailable\n", 503)(scope, receive, send)
         finally:
             gone.cancel()
-            answer.cancel()  # of no effect where it is done
-        if answer.done() and not answer.cancelled():
-            answer.result()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def counted(message: Message) -> None:
