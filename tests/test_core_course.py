@@ -1,4 +1,4 @@
-"""A log judged as its time passes: states, events counted once, rows and their counterexamples, alerts, the whole. Lines of SGLang in, `Judged` out."""
+"""A log judged as its time passes: states, events counted once, rows and their counterexamples, alerts, the whole. Lines of SGLang in, `Judgement` out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.alerts import Clock
 from sglang_tuning_exporter.core.course import Course
-from sglang_tuning_exporter.core.findings import Finding, Judged
+from sglang_tuning_exporter.core.findings import Finding, Judgement
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.rows import ROWS
 
@@ -87,7 +87,7 @@ def load(begin: float, seconds: float, every: float = 2.0, **figures: Any) -> li
     return lines
 
 
-def judged(lines: Iterable[str], profile: str = "online") -> Judged:
+def judged(lines: Iterable[str], profile: str = "online") -> Judgement:
     reader, course = Reader(), Course(PROFILES[profile])
     for line in lines:
         for event in reader.read(line.encode()):
@@ -96,15 +96,15 @@ def judged(lines: Iterable[str], profile: str = "online") -> Judged:
 
 
 def verdict(lines: Iterable[str], profile: str = "online") -> str:
-    return judged(lines, profile).judgement.verdict
+    return judged(lines, profile).verdict
 
 
-def finding(answer: Judged, diagnosis: str) -> Finding:
-    return next(each for each in answer.judgement.findings if each.diagnosis == diagnosis)
+def finding(answer: Judgement, diagnosis: str) -> Finding:
+    return next(each for each in answer.findings if each.diagnosis == diagnosis)
 
 
-def found(answer: Judged) -> set[str]:
-    return {each.diagnosis for each in answer.judgement.findings}
+def found(answer: Judgement) -> set[str]:
+    return {each.diagnosis for each in answer.findings}
 
 
 CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 56.00 MiB. GPU 0 has a total capacity of 79.18 GiB of which 11.81 MiB is free. "
@@ -152,8 +152,8 @@ def silent(gap: float, after: int = 24) -> list[str]:
 
 def test_a_silence_after_which_little_runs_is_a_pause_of_the_clients_and_noted() -> None:
     answer = judged(silent(140, after=2))
-    assert answer.judgement.verdict == "no_limit_in_log"
-    assert any("Nothing was logged" in note for note in answer.judgement.notes)
+    assert answer.verdict == "no_limit_in_log"
+    assert any("Nothing was logged" in note for note in answer.notes)
 
 
 @pytest.mark.parametrize(("queue", "what"), [(15, "silent"), (0, "idle")])
@@ -175,7 +175,7 @@ LOADS = {
 
 @pytest.mark.parametrize(("lines", "sentence"), LOADS.values(), ids=LOADS.keys())
 def test_a_load_too_short_for_a_verdict_says_what_it_showed(lines: list[str], sentence: str) -> None:
-    assert judged(lines).judgement.sentence == sentence
+    assert judged(lines).sentence == sentence
 
 
 def test_a_log_that_is_silent_again_and_again_shows_its_rhythm() -> None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core import endings
-from sglang_tuning_exporter.core.endings import CLASSES, Explanation, class_of, quoted
-from sglang_tuning_exporter.core.findings import Finding, Judged
+from sglang_tuning_exporter.core.endings import CLASSES, class_of, quoted
+from sglang_tuning_exporter.core.events import Event, Rank
+from sglang_tuning_exporter.core.findings import Finding, Judgement
 from sglang_tuning_exporter.core.inputs import Logs
 from sglang_tuning_exporter.core.report import judge
 from sglang_tuning_exporter.core.watch import Watch
@@ -39,18 +40,18 @@ def scheduler(error: str, file: str = "srt/managers/scheduler.py", *, second: in
     ]
 
 
-def judged(tmp_path: Path, *lines: str) -> Judged:
+def judged(tmp_path: Path, *lines: str) -> Judgement:
     log = tmp_path / "server.log"
     log.write_text("\n".join(lines) + "\n")
     return judge(Logs([str(log)]), PROFILES["online"])[0]
 
 
 def crash(tmp_path: Path, *lines: str) -> Finding:
-    found = judged(tmp_path, *lines).judgement.findings
+    found = judged(tmp_path, *lines).findings
     return next(each for each in found if each.diagnosis == "crashed")
 
 
-def explained(tmp_path: Path, *lines: str) -> Explanation:
+def explained(tmp_path: Path, *lines: str) -> Event:
     said = crash(tmp_path, *lines).explained_by
     assert said is not None
     return said
@@ -97,8 +98,8 @@ def test_the_exception_that_ended_a_scheduler_explains_its_end(
     error: list[str], file: str, ending: str, tmp_path: Path
 ) -> None:
     said = explained(tmp_path, SERVED, *scheduler("\n".join(error), file), "", SIGQUIT)
-    assert (said.text, said.ending) == (" ".join(error), ending)
-    assert (said.rank, said.place, said.line) == ("TP0", f"{file}:7 in f", 6)
+    assert (said.text, said.word) == (" ".join(error), ending)
+    assert (said.rank.words, said.place, said.figures["line"]) == ("TP0", f"{file}:7 in f", 6)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ def test_the_exception_that_ended_a_scheduler_explains_its_end(
 def test_an_abort_without_a_traceback_is_an_end(line: str, ending: str, tmp_path: Path) -> None:
     found = crash(tmp_path, SERVED, line)
     assert found.explained_by is not None
-    assert found.explained_by.ending == ending
+    assert found.explained_by.word == ending
     assert found.headline.startswith("SGLang has crashed: ")
 
 
@@ -147,7 +148,7 @@ def test_an_abort_without_a_traceback_is_an_end(line: str, ending: str, tmp_path
 def test_words_of_a_model_like_an_abort_are_marked_or_none(line: str, tmp_path: Path) -> None:
     work = [AT.format(second, 0) + DECODE for second in range(3, 50)]
     lines = (SERVED, "[2026-06-01 10:00:02] Receive: obj=GenerateReqInput(text='x", line, *work)
-    found = [each for each in judged(tmp_path, *lines).judgement.findings if each.diagnosis == "crashed"]
+    found = [each for each in judged(tmp_path, *lines).findings if each.diagnosis == "crashed"]
     assert all(each.explained_by is None or each.explained_by.marked for each in found)
 
 
@@ -168,7 +169,7 @@ def test_a_start_that_failed_is_said_as_one(tmp_path: Path) -> None:
 def test_a_traceback_without_its_last_line_is_said_to_be_cut_and_an_earlier_one_explains(tmp_path: Path) -> None:
     cut = scheduler("", "srt/speculative/eagle_worker.py")[:-1]
     said = explained(tmp_path, SERVED, *cut)
-    assert (said.ending, said.where.partition(", raised ")[2]) == (
+    assert (said.word, endings.where(said).partition(", raised ")[2]) == (
         "cut",
         "below srt/speculative/eagle_worker.py:7 in f",
     )
@@ -179,7 +180,7 @@ def test_a_traceback_without_its_last_line_is_said_to_be_cut_and_an_earlier_one_
         "Traceback (most recent call last):",
     ]
     whole = scheduler("torch.AcceleratorError: CUDA error: an illegal memory access was encountered")
-    assert explained(tmp_path, SERVED, *whole, *chained, frame("srt/a.py")).ending == "kernel"
+    assert explained(tmp_path, SERVED, *whole, *chained, frame("srt/a.py")).word == "kernel"
 
 
 @pytest.mark.parametrize(
@@ -202,11 +203,12 @@ def test_a_kill_after_a_warm_up_that_failed_is_sglangs_own(before: list[str], en
     loaded = "[2026-06-01 10:00:04] Load weight end. type=X, dtype=torch.bfloat16, avail mem=9.69 GB"
     found = crash(tmp_path, loaded, *before, "", "Killed")
     assert found.explained_by is not None
-    assert (found.headline[:21], found.explained_by.ending) == ("SGLang did not start:", ending)
+    assert (found.headline[:21], found.explained_by.word) == ("SGLang did not start:", ending)
 
 
 def test_the_last_words_survive_the_exporter() -> None:
-    said = Explanation("KeyError: 'x'", "check", "srt/a.py:7 in f", "TP0", 0, "server.log", 900.0, before=("a line",))
+    said = Event("words", 900.0, Rank(tp=0), {"chain": 3.0}, "check", "KeyError: 'x'")
+    said.place, said.file, said.before = "srt/a.py:7 in f", "server.log", ("a line",)
     assert endings.from_json(json.loads(json.dumps(endings.to_json(said, 1000.0))), 1000.0) == said
     watch = Watch(PROFILES["online"], 0.0, reads=True, scrapes=True)
     watch.server.end_explanation = said
@@ -216,7 +218,9 @@ def test_the_last_words_survive_the_exporter() -> None:
     assert (later.server.end_explanation.text, later.server.end_explanation.time) == ("KeyError: 'x'", 1000.0)
 
 
-@pytest.mark.parametrize("saved", [None, [], ["x"], {"a": 1}, ["t", "no class", "", "", 0, "", 1.0, False, []], "text"])
+@pytest.mark.parametrize(
+    "saved", [None, [], ["x"], {"a": 1}, {"kind": "words", "rank": [None, None, None], "word": "no class"}, "text"]
+)
 def test_damaged_last_words_are_left_out(saved: object) -> None:
     assert endings.from_json(saved, 0.0) is None
 

@@ -8,9 +8,8 @@ import pytest
 
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.course import Course
-from sglang_tuning_exporter.core.exposed import Advice, Condition, Words, conditions, turned
+from sglang_tuning_exporter.core.exposed import Words, conditions, turned
 from sglang_tuning_exporter.core.findings import Alert, Change, Figure, Finding, Judgement
-from sglang_tuning_exporter.core.judge import weigh
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.core.server import Totals
@@ -35,18 +34,12 @@ def test_above_the_limit_is_bad(figure: Figure, right: tuple[float, float]) -> N
     assert turned(figure) == pytest.approx(right)
 
 
-def exposed(lines: list[str], at: float) -> dict[str, Condition]:
-    beside = Beside(scrapes=False)
-    beside.lines(*lines)
-    return {each.diagnosis: each for each in conditions(weigh(beside.watch.view(BEGIN + at)))}
-
-
 def test_a_condition_is_above_its_limit_where_the_row_holds() -> None:
     beside = served()
     beside.lines(*(decode(74 + at, queue=500, usage=0.97) for at in range(0, 200, 2)))
     beside.judge(280)
     assert beside.watch.measured is not None
-    above = {each.diagnosis for each in conditions(beside.watch.measured) if (each.value or 0.0) > each.limit}
+    above = {name for name, value, limit in conditions(beside.watch.measured) if value > limit}
     assert above == {name for name in beside.watch.measured.holding if BY_ID[name].alert}
 
 
@@ -82,12 +75,12 @@ def words_over(*taken: tuple[float, Change], firing: dict[str, float] | None = N
 def test_advice_keeps_its_words_for_ten_minutes() -> None:
     words = words_over((0.0, limit(16)), (60.0, limit(24)), (599.0, limit(32)))
     told = ("--max-running-requests", "8", "16", "It is the limit.", "the cache is full", "Slower tokens.")
-    assert words.advice["running_at_limit"] == Advice(*told, 0.0)
+    assert words.advice["running_at_limit"] == (told, 0.0)
 
 
 def test_when_the_flag_was_set_the_advice_changes_at_once() -> None:
-    advice = words_over((0.0, limit(16)), (60.0, limit(32, now=16.0))).advice["running_at_limit"]
-    assert (advice.current, advice.suggested, advice.since) == ("16", "32", 60.0)
+    advice, since = words_over((0.0, limit(16)), (60.0, limit(32, now=16.0))).advice["running_at_limit"]
+    assert (advice[1:3], since) == (("16", "32"), 60.0)
 
 
 @pytest.mark.parametrize(("begins", "suggested"), [(250.0, "32"), (None, "16"), (-90.0, "16")])
@@ -96,7 +89,7 @@ def test_the_advice_of_an_alert_is_that_of_the_moment_when_it_begins(begins: flo
     words = words_over((0.0, limit(16)), firing={})
     for at, change in ((255.0, limit(32)), (270.0, limit(24))):
         words.take(judgement("running_at_limit", change), VIEW, at, firing)
-    assert words.advice["running_at_limit"].suggested == suggested
+    assert words.advice["running_at_limit"][0][2] == suggested
 
 
 def test_advice_goes_ten_minutes_after_its_diagnosis() -> None:
@@ -116,9 +109,9 @@ def test_an_hour_of_a_storm_makes_few_label_sets() -> None:
             beside.lines(retraction(at, ratio=swing))
         beside.scrape(at + 1, retracted_requests=float((at - 70) // 15 + 1), finished_requests=float(at))
         beside.judge(at + 2)
-        seen |= {(name, *advice[:4]) for name, advice in beside.watch.words.advice.items()}
-        assert beside.watch.words.verdict is not None
-        seen.add(beside.watch.words.verdict[:3])
+        seen |= {(name, *advice[:4]) for name, (advice, _) in beside.watch.words.advice.items()}
+        stands = beside.watch.words
+        seen.add((stands.verdict, stands.level, stands.sentence))
     by_row = {name: [each for each in seen if each[0] == name] for name in {each[0] for each in seen}}
     assert max(map(len, by_row.values())) <= 10
     assert sum(map(len, by_row.values())) <= 40
@@ -184,8 +177,8 @@ def test_counts_ledger_words_and_alerts_go_on() -> None:
     assert {name for name, clock in again.clocks.by_row.items() if clock.value} == {
         name for name, clock in beside.watch.clocks.by_row.items() if clock.value
     }
-    assert {name: each[:4] for name, each in again.words.advice.items()} == {
-        name: each[:4] for name, each in beside.watch.words.advice.items()
+    assert {name: words for name, (words, _) in again.words.advice.items()} == {
+        name: words for name, (words, _) in beside.watch.words.advice.items()
     }
 
 

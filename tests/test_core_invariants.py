@@ -177,7 +177,7 @@ def test_every_change_is_accepted_by_the_servers_release(view: View) -> None:
 def test_findings_and_command_line_say_the_same(view: View) -> None:
     judgement = judge(view)
     line, changed, _ = command(judgement, view.facts)
-    flags = {words.split()[0] for words in changed}
+    flags = {flag for flag, _, _ in changed}
     said = {change.flag for change in in_command(judgement)}
     assert flags - said <= {"--cuda-graph-bs", "--cuda-graph-bs-decode"}
     assert said <= flags

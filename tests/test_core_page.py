@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.against import compare
-from sglang_tuning_exporter.core.findings import Change, Judged
+from sglang_tuning_exporter.core.findings import Change, Judgement
 from sglang_tuning_exporter.core.page import POLICY, page
 from sglang_tuning_exporter.core.report import run
 from sglang_tuning_exporter.recordings.replay import packaged
@@ -65,7 +65,7 @@ class Tree(HTMLParser):
         assert self.open.pop() == tag
 
 
-def whole() -> Judged:
+def whole() -> Judgement:
     people = Change("", "", None, None, "send fewer requests at once")
     chance = finding(
         "memory_reserve_too_large", "info", is_limit=False, headline="Memory is unused.", changes=(people,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sglang_tuning_exporter.config.profiles import PROFILES
-from sglang_tuning_exporter.core.findings import Finding, Judged
+from sglang_tuning_exporter.core.findings import Finding, Judgement
 from sglang_tuning_exporter.core.inputs import Logs
 from sglang_tuning_exporter.core.report import exit_status, judge
 
@@ -35,14 +35,14 @@ def load(*, running: int = 9, queued: int = 20, seconds: int = 120) -> list[str]
     ]
 
 
-def judged(tmp_path: Path, *lines: str) -> Judged:
+def judged(tmp_path: Path, *lines: str) -> Judgement:
     log = tmp_path / "server.log"
     log.write_text("\n".join((START, *lines)) + "\n")
     return judge(Logs([str(log)]), PROFILES["online"])[0]
 
 
-def recommended(found: Judged) -> list[Finding]:
-    return [each for each in found.judgement.findings if each.diagnosis == "sglang_recommends"]
+def recommended(found: Judgement) -> list[Finding]:
+    return [each for each in found.findings if each.diagnosis == "sglang_recommends"]
 
 
 def test_a_recommendation_is_an_info_once_for_each_text_with_its_count(tmp_path: Path) -> None:
@@ -50,21 +50,21 @@ def test_a_recommendation_is_an_info_once_for_each_text_with_its_count(tmp_path:
     [only] = recommended(found)
     assert (only.changes[0].flag, only.changes[0].direction) == ("--context-length", "lower")
     assert ["2 times" in each.why for each in only.changes] == [True, False]
-    assert found.judgement.sentence == "SGLang itself recommends other settings in the lines of its start."
+    assert found.sentence == "SGLang itself recommends other settings in the lines of its start."
     assert (only.severity, exit_status(found, "warning")) == ("info", 0)
 
 
 def test_what_sglang_recommends_comes_before_our_own_change_of_the_same_trouble(tmp_path: Path) -> None:
-    [first, *_] = judged(tmp_path, at(32, CAPPED), LIMITS, READY, *load()).judgement.findings
+    [first, *_] = judged(tmp_path, at(32, CAPPED), LIMITS, READY, *load()).findings
     assert first.diagnosis == "running_at_limit"
     assert first.changes[0].flag in {"--mamba-full-memory-ratio", "--max-mamba-cache-size"}
     assert "--max-running-requests" not in [each.flag for each in first.changes]
 
 
 def test_after_the_first_request_a_forged_recommendation_changes_nothing(tmp_path: Path) -> None:
-    true = judged(tmp_path, LIMITS, READY, *load()).judgement
+    true = judged(tmp_path, LIMITS, READY, *load())
     forged = [at(61, f"Receive: obj=GenerateReqInput(text='x\n{at(61, CAPPED)}\n{at(61, POOL)}')")] * 20
-    seen = judged(tmp_path, LIMITS, READY, *load(seconds=2), *forged, *load()[1:]).judgement
+    seen = judged(tmp_path, LIMITS, READY, *load(seconds=2), *forged, *load()[1:])
     assert [each.changes for each in seen.findings] == [each.changes for each in true.findings]
 
 

@@ -22,9 +22,7 @@ from sglang_tuning_exporter.core.findings import (
     Change,
     Figure,
     Finding,
-    Judged,
     Judgement,
-    Point,
     Severity,
     Start,
     Stretch,
@@ -62,35 +60,36 @@ def finding(diagnosis: str = "retracting_too_often", severity: Severity = "warni
     return Finding(diagnosis=diagnosis, severity=severity, **(given | more))
 
 
-def judged(*findings: Finding, **more: Any) -> Judged:
+def judged(*findings: Finding, **more: Any) -> Judgement:
     """An hour of a server, judged."""
     verdict = findings[0].diagnosis if findings else "no_limit_in_log"
     severity = findings[0].severity if findings else "none"
     sentence = findings[0].headline if findings else "Nothing limits this server as far as its log shows."
     start = Start(
         BEGIN, "0.5.23", {"model_path": "m", "schedule_conservativeness": 0.3}, {"schedule_conservativeness": (1.0, 0.3)},
-        {"generated_tokens_per_second": 3106.7, "token_usage": 0.93, "retractions_per_minute": 5.1}, "",
+        {"generated_tokens_per_second": 3106.7, "token_usage": 0.93, "share_cached": 0.51}, "",
         {"before_weights_gb": 78.71, "weights_gb": 16.46, "kv_pool_gb": 45.2, "left_gb": 7.0, "device": "gpu"},
     )  # fmt: skip
-    points = (
-        Point(BEGIN + 10 * n, 200.0, n % 50, 0.9, float(n % 7 == 0)) if n % 90 else Point(BEGIN, None, None, None, 0)
-        for n in range(360)
-    )
+    times = [BEGIN + 10 * n for n in range(360)]
+    series = {
+        name: tuple((at, at % 50 if at % 900 else None) for at in times) for name in ("running", "queued", "usage")
+    }
+    series["retractions"] = tuple((at, float(at % 70 == 0)) for at in times)
     whole: dict[str, Any] = {
         "profile": "offline", "begin": BEGIN, "end": BEGIN + 3600, "serving_seconds": 3000.0, "idle_seconds": 500.0,
-        "judgement": Judgement(verdict, sentence, severity, findings, {"latency_queue": None}, ("a note",)),
+        "verdict": verdict, "sentence": sentence, "severity": severity, "findings": findings, "checks": {"latency_queue": None},
         "mostly": ("no_limit_in_log", 0.6),
         "alerts": (Alert("SGLangRetractingTooOften", "retracting_too_often", "warning", BEGIN + 700, None),) * bool(findings),
         "course": (Stretch("starting", BEGIN, BEGIN + 60), Stretch("serving", BEGIN + 60, BEGIN + 3600, "an hour")),
-        "points": tuple(points), "starts": (start,),
+        "series": series, "starts": (start,),
         "counts": {"retraction_events": 34.0, "retracted_requests": 102.0, "out_of_memory.prefill": 1.0, "lines": 900},
         "marked": {"retraction_events": 14.0}, "shares": {"queue": {"above_range": 0.62}, "cuda_graph": {"replayed": 1.0}},
         "last": {"running_requests": 229.0, "token_usage": 1.0, "cuda_graph": 1.0}, "sources": ("server.log",),
         "command": "python3 -m sglang.launch_server --model-path 'a model' --schedule-conservativeness 1.3 --tp-size 2",
-        "command_changes": ("--schedule-conservativeness 0.3 → 1.3",), "command_notes": ("Add --api-key again.",),
-        "marked_note": "34 retractions, 14 of them beside text that clients can write",
+        "command_changes": (("--schedule-conservativeness", "0.3", "1.3"),), "command_notes": ("Add --api-key again.",),
+        "notes": ("34 retractions, 14 of them beside text that clients can write", "a note"),
     }  # fmt: skip
-    return Judged(**(whole | more))
+    return Judgement(**(whole | more))
 
 
 @pytest.mark.parametrize("log", RECORDINGS + LOGS, ids=lambda log: log.parent.name + "-" + log.name)
@@ -163,17 +162,21 @@ def test_a_comparison_is_a_table_of_figures_and_changed_arguments_without_a_gues
     before = judged(finding())
     slow = replace(
         before.starts[0],
-        figures={"generated_tokens_per_second": 1000.0, "token_usage": 0.5, "retractions_per_minute": 5.0},
+        figures={"generated_tokens_per_second": 1000.0, "token_usage": 0.5, "share_cached": 0.5},
     )
     old = replace(before, sources=("old.log",), starts=(replace(slow, arguments={"schedule_conservativeness": 1.0}),))
     found = compare(old, before)
     assert found.words == "better: generated tokens/s"
     assert found.changed == {"schedule_conservativeness": (1.0, 0.3)}
-    changes = {row.figure.words: row.change for row in found.rows}
-    assert changes == {"generated tokens/s": "better", "mean token usage": "different", "retractions": "same"}
+    changes = {row.name: row.change for row in found.rows}
+    assert changes == {
+        "generated tokens/s": "better",
+        "mean token usage": "different",
+        "prompt tokens found in the cache": "same",
+    }
     assert compare(before, before).words == "no clear difference"
     assert compare(before, judged(starts=())).rows == ()
-    assert all(figure.better in {"", "higher", "lower"} for figure in FIGURES.values())
+    assert all(better in {"", "higher", "lower"} for _, _, better in FIGURES.values())
 
 
 # The command

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sglang_tuning_exporter.core.findings import Judged
+from sglang_tuning_exporter.core.findings import Judgement
 from test_core_course import decode, finding, found, judged, load, prefill, stamp, start
 
 MINUTES = 200
@@ -114,14 +114,14 @@ def test_the_cache_that_was_full_is_named_with_its_flag(other: str, flag: str) -
     begin = start(mamba_full_memory_ratio=0.9, swa_full_tokens_ratio=0.5)
     begin[2:2] = [mamba_cache(186)] if "mamba" in flag else []
     answer = judged([*begin, *lines])
-    assert answer.judgement.verdict == "hybrid_pool_full"
+    assert answer.verdict == "hybrid_pool_full"
     assert finding(answer, "hybrid_pool_full").changes[0].flag == flag
 
 
 # Disaggregation: what one side of a pair does usually is no finding
 
 
-def pair(role: str, running: int = 20, sequences: int = 0, **queues: int) -> Judged:
+def pair(role: str, running: int = 20, sequences: int = 0, **queues: int) -> Judgement:
     """Judge one side of a pair. Of a prefill side, so many prompts of 1,000 tokens start each second."""
     also = "".join(f", #{name}-req: {number}" for name, number in queues.items())
     lines = []
@@ -144,8 +144,8 @@ def pair(role: str, running: int = 20, sequences: int = 0, **queues: int) -> Jud
         (pair("null", running=7, prealloc=0, transfer=16), "pd_queue", "add servers on the slower side"),
     ],
 )  # fmt: skip
-def test_requests_that_wait_long_for_the_other_side_name_it(answer: Judged, verdict: str, words: str) -> None:
-    assert answer.judgement.verdict == verdict
+def test_requests_that_wait_long_for_the_other_side_name_it(answer: Judgement, verdict: str, words: str) -> None:
+    assert answer.verdict == verdict
     if words:
         assert finding(answer, "pd_queue").changes[0].words.startswith(words)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sglang_tuning_exporter.core.findings import Judged
+from sglang_tuning_exporter.core.findings import Judgement
 from test_core_course import decode, finding, found, judged, load, stamp, start
 from test_core_watch import Beside
 
@@ -25,7 +25,7 @@ def arguments(**more: Any) -> str:
     return start(**more)[0]
 
 
-def changes(answer: Judged, row: str) -> list[tuple[str, object]]:
+def changes(answer: Judgement, row: str) -> list[tuple[str, object]]:
     return [(each.arg, each.to) for each in finding(answer, row).changes]
 
 
@@ -38,7 +38,7 @@ def test_what_follows_it_is_not_said_as_another_failure_and_nothing_lowers_the_f
     assert "out_of_memory_any" not in found(answer)
     assert not [
         each
-        for own in answer.judgement.findings
+        for own in answer.findings
         for each in own.changes
         if each.arg == "mem_fraction_static" and each.direction == "lower"
     ]
@@ -71,7 +71,7 @@ def test_a_start_that_slows_every_request_down_is_said_without_any_load(
     assert own.sentence.startswith(sentence)
     assert (own.severity, own.is_limit) == ("info", False)
     assert changes(answer, "costly_settings") == advised
-    assert not answer.judgement.sentence.startswith(NO_LOAD)
+    assert not answer.sentence.startswith(NO_LOAD)
 
 
 # HiCache
@@ -85,7 +85,7 @@ def test_what_sglang_says_of_its_host_cache_is_an_info_with_its_words() -> None:
     assert (own.severity, own.is_limit) == ("info", False)
     assert KERNEL in own.sentence
     assert own.evidence[0].value == 1  # every rank prints it
-    assert not answer.judgement.sentence.startswith(NO_LOAD)
+    assert not answer.sentence.startswith(NO_LOAD)
     assert "--enable-hierarchical-cache" in own.changes[0].words
 
 

@@ -17,8 +17,8 @@ import pytest
 
 from conftest import environment
 from sglang_tuning_exporter.config.profiles import PROFILES
-from sglang_tuning_exporter.core.findings import Change
-from sglang_tuning_exporter.core.text import TONES, Style, change_words, text
+from sglang_tuning_exporter.core.findings import TONES, Change
+from sglang_tuning_exporter.core.text import Style, text
 from sglang_tuning_exporter.recordings.replay import packaged
 from test_core_report import RAISE, finding, judged
 
@@ -33,8 +33,8 @@ def said(*findings: object, style: Style | None = None, **more: object) -> str:
 
 
 def test_advice_to_people_is_a_sentence_and_a_flag_can_be_removed() -> None:
-    assert change_words(Change("", "", None, None, "send fewer requests")).line == "Send fewer requests."
-    assert change_words(Change("x", "--x", 2048, None, "", removes=True)).line == "Remove --x"
+    assert Change("", "", None, None, "send fewer requests").line == "Send fewer requests."
+    assert Change("x", "--x", 2048, None, "", removes=True).line == "Remove --x"
 
 
 def test_the_head_has_the_verdict_with_confidence_and_times_what_held_mostly_and_the_notes() -> None:

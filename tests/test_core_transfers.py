@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.core.findings import Finding, Judged
+from sglang_tuning_exporter.core.findings import Finding, Judgement
 from test_core_course import finding, found, judged, load, stamp, start
 from test_core_watch import Beside
 
@@ -35,7 +35,7 @@ def failed(
     return f"{stamp(at, f'TP{rank}')}{side} failed for request rank={rank} {request}.rid='a{room}' {request}.bootstrap_room={room}{because}"
 
 
-def said(answer: Judged) -> str:
+def said(answer: Judgement) -> str:
     return finding(answer, ROW).sentence
 
 

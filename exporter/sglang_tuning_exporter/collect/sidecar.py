@@ -28,9 +28,9 @@ from sglang_tuning_exporter.collect.scrape import (
 from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.config.profiles import PROFILES
-from sglang_tuning_exporter.core.findings import Judged, Judgement
+from sglang_tuning_exporter.core import summary
+from sglang_tuning_exporter.core.findings import Judgement
 from sglang_tuning_exporter.core.rows import adapted
-from sglang_tuning_exporter.core.summary import judged_live
 from sglang_tuning_exporter.core.watch import AWAY, Watch
 from sglang_tuning_exporter.sglang.args.flags import version_tuple
 from sglang_tuning_exporter.sglang.clean import cleaned
@@ -157,9 +157,9 @@ class Sidecar:
         self._judged_at = now
         return self.watch.judge(now)
 
-    def judged(self, now: float) -> Judged:
+    def judged(self, now: float) -> Judgement:
         """Return the judgement with what is shown beside it; call it inside `view`."""
-        judged = judged_live(self.watch, self.judge(now), now)
+        judged = summary.of_now(self.watch, self.judge(now), now)
         log = self.log
         lines = (
             {} if log is None else {"lines": sum(log.lines.values()), "unrecognised": sum(log.unrecognised.values())}

@@ -864,16 +864,16 @@ def _arg_of(flag: str) -> str:
 def _by_explanation(view: View, holding: frozenset[str]) -> list[Change]:
     """SGLang's own words first: an error that names a flag says what to change; then what ends of its class have in common."""
     said = view.explanation
-    if said is not None and any(row in holding for row in _FAILURES_OF.get(said.ending, ())):
+    if said is not None and any(row in holding for row in _FAILURES_OF.get(said.word, ())):
         return []  # the failure beside it has the advice
-    ending = CLASSES[said.ending if said is not None else "unknown"]
+    ending = CLASSES[said.word if said is not None else "unknown"]
     do = _say(ending.do, ending.why, ending.not_if)
     if said is None:
         return [*_named(view, view.ended), do]
     if refused := _UNRECOGNIZED.search(said.text):
         return [*map(_unknown, _FLAG.findall(refused[1])), do]
     named = [] if said.marked else _named(view, said.text)
-    return [*named, *(_smaller_chunk(view) + _fewer_decoding(view) if said.ending == "memory" else []), do]
+    return [*named, *(_smaller_chunk(view) + _fewer_decoding(view) if said.word == "memory" else []), do]
 
 
 def _down(view: View, holding: frozenset[str]) -> list[Change]:

@@ -2,49 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from sglang_tuning_exporter.core.findings import Judged
+from sglang_tuning_exporter.core.findings import Judgement
 
 SAME = 0.1  # figures that differ by less, of the larger, differ by chance
 SAME_SHARE = 0.05  # and shares that differ by less in all
 DRAWN = frozenset({"random_seed", "nccl_port", "port", "host"})  # they differ at every start, and change no figure
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """A figure of a start in words, its unit, and which side is better: higher, lower, or neither."""
-
-    words: str
-    unit: str
-    better: str = ""
-
-
-FIGURES = {  # by the name that `Start.figures` has
-    "generated_tokens_per_second": Compared("generated tokens/s", "count", "higher"),
-    "prompt_tokens_per_second": Compared("prompt tokens/s", "count", "higher"),
-    "running_requests": Compared("mean running requests", "count"),
-    "queued_requests": Compared("mean queued requests", "count", "lower"),
-    "token_usage": Compared("mean token usage", "ratio"),
-    "share_waiting": Compared("time with requests waiting", "share", "lower"),
-    "share_queue_above_range": Compared("time with too long a queue", "share", "lower"),
-    "retractions_per_minute": Compared("retractions", "per_minute", "lower"),
-    "cuda_graph_coverage": Compared("decode batches with a CUDA graph", "share", "higher"),
-    "out_of_memory": Compared("out-of-memory failures", "count", "lower"),
-    "rejections_per_minute": Compared("requests answered with 503", "per_minute", "lower"),
-    "mean_prompt_tokens": Compared("mean tokens of a prompt", "count"),
-    "mean_generated_tokens": Compared("mean tokens of an answer", "count"),
-    "share_cached": Compared("prompt tokens found in the cache", "share", "higher"),
+# By the name that `Start.figures` has: words, unit, and which side is better, if any.
+FIGURES: Mapping[str, tuple[str, str, str]] = {
+    "generated_tokens_per_second": ("generated tokens/s", "count", "higher"),
+    "prompt_tokens_per_second": ("prompt tokens/s", "count", "higher"),
+    "running_requests": ("mean running requests", "count", ""),
+    "queued_requests": ("mean queued requests", "count", "lower"),
+    "token_usage": ("mean token usage", "ratio", ""),
+    "share_cached": ("prompt tokens found in the cache", "share", "higher"),
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """A figure of two logs; `change` is better, worse, different (neither is better) or same."""
 
-    figure: Compared
+    name: str
     before: float
     after: float
+    unit: str
     change: str
 
 
@@ -67,14 +53,12 @@ class Comparison:
     @property
     def words(self) -> str:
         """Which figures are better and which are worse."""
-        found = {
-            change: [row.figure.words for row in self.rows if row.change == change] for change in ("better", "worse")
-        }
+        found = {change: [row.name for row in self.rows if row.change == change] for change in ("better", "worse")}
         told = [f"{change}: {', '.join(names)}" for change, names in found.items() if names]
         return "; ".join(told) or "no clear difference"
 
 
-def compare(before: Judged, after: Judged) -> Comparison:
+def compare(before: Judgement, after: Judgement) -> Comparison:
     """Return how one log differs from the log before: the last starts with figures of both."""
     old, new = (next((start for start in reversed(each.starts) if start.figures), None) for each in (before, after))
     if old is None or new is None:
@@ -83,23 +67,24 @@ def compare(before: Judged, after: Judged) -> Comparison:
         arg: (old.arguments[arg], new.arguments[arg])
         for arg in sorted((old.arguments.keys() & new.arguments.keys()) - DRAWN)
     }
-    figures = {name: (old.figures.get(name), new.figures.get(name)) for name in FIGURES}
     return Comparison(
         before.sources,
         {arg: (was, now) for arg, (was, now) in arguments.items() if was != now and (was or now)},
         tuple(
-            Row(FIGURES[name], was, now, _change(FIGURES[name], was, now))
-            for name, (was, now) in figures.items()
-            if was is not None and now is not None and (was or now)
+            Row(words, was, now, unit, _change(unit, better, was, now))
+            for name, (words, unit, better) in FIGURES.items()
+            if (was := old.figures.get(name)) is not None
+            and (now := new.figures.get(name)) is not None
+            and (was or now)
         ),
     )
 
 
-def _change(figure: Compared, before: float, after: float) -> str:
+def _change(unit: str, better: str, before: float, after: float) -> str:
     difference = after - before
-    least = SAME_SHARE if figure.unit in {"share", "ratio"} else SAME * max(abs(before), abs(after))
+    least = SAME_SHARE if unit in {"share", "ratio"} else SAME * max(abs(before), abs(after))
     if abs(difference) <= least:
         return "same"
-    if not figure.better:
+    if not better:
         return "different"
-    return "better" if (difference > 0) == (figure.better == "higher") else "worse"
+    return "better" if (difference > 0) == (better == "higher") else "worse"

@@ -13,9 +13,10 @@ from sglang_tuning_exporter.core import judge, summary
 from sglang_tuning_exporter.core.alerts import Clocks
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.facts import Facts
-from sglang_tuning_exporter.core.findings import URGENCY, Alert, Finding, Judged, Judgement, Start, Stretch
+from sglang_tuning_exporter.core.findings import URGENCY, Alert, Finding, Judgement, Start, Stretch
 from sglang_tuning_exporter.core.rows import BY_ID, ROWS, Row
 from sglang_tuning_exporter.core.server import BUCKET_SECONDS, Server, Totals, merged
+from sglang_tuning_exporter.core.text import memory_words
 from sglang_tuning_exporter.core.view import View, explained, view_of
 from sglang_tuning_exporter.sglang.args.printed import VARYING_ARGS, are_same_settings
 
@@ -175,7 +176,7 @@ class Course:
 
     # The whole
 
-    def end(self, now: float | None = None) -> Judged:
+    def end(self, now: float | None = None) -> Judgement:
         """Return what the log says; `now` is the time of its last line."""
         server = self.server
         if now is not None and server.now is not None and now > server.now:
@@ -198,18 +199,14 @@ class Course:
             for verdict, seconds in run.verdicts.items():
                 verdicts[verdict] = verdicts.get(verdict, 0.0) + seconds
         mostly = max(verdicts, key=verdicts.__getitem__) if sum(verdicts.values()) else None
-        line, changes, notes = summary.command(judgement, server.facts)
-        whole = View(totals, server.facts, server.profile, end)
-        return Judged(
-            self._profile.name, server.begin, server.now if server.begin is not None else None, served, whole.idle, judgement,
-            None if mostly is None else (mostly, verdicts[mostly] / sum(verdicts.values())),
-            tuple(sorted(self._alerts, key=lambda alert: alert.at)), self._stretches(), summary.points(server),
-            tuple(self._start(number, run) for number, run in enumerate(self.runs) if run.is_start or run.served or len(self.runs) == 1),
-            {name: totals[count] for name, count in summary.COUNTS.items()},
-            {name: totals[f"marked.{count}"] for name, count in summary.COUNTS.items() if totals[f"marked.{count}"]},
-            summary.shares(totals),
-            summary.last_figures(server), line, changes, notes, summary.marked_note(totals), summary.printed(server.facts),
-            tuple(gigabytes for run in self.runs for gigabytes in run.facts.left.values()),
+        return summary.beside(
+            judgement, server, totals, profile=self._profile.name, begin=server.begin, end=server.now if server.begin is not None else None,
+            serving_seconds=served, idle_seconds=View(totals, server.facts, server.profile, end).idle,
+            mostly=None if mostly is None else (mostly, verdicts[mostly] / sum(verdicts.values())),
+            alerts=tuple(sorted(self._alerts, key=lambda alert: alert.at)), course=self._stretches(),
+            starts=tuple(self._start(number, run) for number, run in enumerate(self.runs) if run.is_start or run.served or len(self.runs) == 1),
+            counts={name: totals[count] for name, count in summary.COUNTS.items()},
+            available_gb=tuple(gigabytes for run in self.runs for gigabytes in run.facts.left.values()),
         )  # fmt: skip
 
     def _judgement(self, end: float) -> Judgement:
@@ -378,7 +375,11 @@ class Course:
             ]
             if run.is_start:
                 first = max(serving[0][0], run.begin) if serving else run.end
-                stretches.append(Stretch("starting", run.begin, first, ", ".join(summary.memory_words(run.facts))))
+                stretches.append(
+                    Stretch(
+                        "starting", run.begin, first, ", ".join(memory_words(summary.memory(run.facts), "CUDA graphs"))
+                    )
+                )
                 begin = first
             for at, _ in serving:
                 start, stop = max(at, run.begin), min(at + 10.0, run.end)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from sglang_tuning_exporter.core import events
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.sglang.clean import CUT, clean, without_requests, without_secrets
 
@@ -286,105 +287,63 @@ def shortened(text: str, longest: int = LONGEST_WORDS) -> str:
     return text if len(text) <= longest else text[: longest - 2].rpartition(" ")[0] + " " + CUT
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """The line that explains an end. `place`: the deepest frame inside SGLang; `before`: recognised lines just before it."""
-
-    text: str
-    ending: str  # one of `CLASSES`
-    place: str = ""
-    rank: str = ""
-    line: int = 0  # of its file, 0 where not known
-    file: str = ""
-    time: float | None = None
-    marked: bool = False  # it stands beside text of others
-    before: tuple[str, ...] = ()
-    chain: int = 0  # the line where its chain of exceptions begins
-    sure: bool = True  # it did end a process
-
-    @property
-    def words(self) -> str:
-        """At most 200 characters of the text."""
-        return shortened(self.text)
-
-    @property
-    def denies_memory(self) -> bool:
-        """Whether its numbers show that no memory was short, whatever its words say."""
-        return self.ending == "check" and "out of memory" in self.text
-
-    @property
-    def is_of_a_start(self) -> bool:
-        """Whether only a server that starts ends like this: what a transfer refuses is found by the first request."""
-        return self.ending in _OF_A_START and not self.place.startswith("srt/disaggregation/")
-
-    @property
-    def where(self) -> str:
-        """Rank, line and file, as far as they are known."""
-        at = (
-            f"line {self.line:,} of {self.file}"
-            if self.line and self.file
-            else f"line {self.line:,}"
-            if self.line
-            else ""
-        )
-        return ", ".join(
-            filter(
-                None, (self.rank, at, self.place and f"raised {'below' if self.ending == 'cut' else 'at'} {self.place}")
-            )
-        )
-
-    def is_better_than(self, other: Explanation | None) -> bool:
-        """Whether it explains an end better: more of the same, a heavier class, else the earlier one. What is marked is no better."""
-        if other is None:
-            return True
-        if self.chain and (self.chain, self.file, self.rank) == (other.chain, other.file, other.rank):
-            return True
-        is_cause = CLASSES[other.ending].weight > CAUSE and (other.sure or not self.sure)
-        if self.marked and not other.marked and is_cause:
-            return False  # text of others does not outrank a cause, but what ended no process is none
-        if other.time is not None and self.time is not None and self.time - other.time > EPISODE_SECONDS:
-            return True
-        return self.strength > other.strength
-
-    @property
-    def strength(self) -> tuple[bool, bool, int]:
-        """How well it explains an end, to be compared: a cause, what ended a process for sure, the weight of its class."""
-        weight = CLASSES[self.ending].weight
-        return weight >= CAUSE, self.sure, weight
+# The line that explains an end is its event of the kind `words`, which has its class as word.
 
 
-def explanation(event: Event, now: float | None) -> Explanation:
-    """Return the explanation in an event of the kind `words`."""
-    ranks = " ".join(f"{name.upper()}{rank}" for name, rank in event.rank._asdict().items() if rank is not None)
-    figures = event.figures
-    return Explanation(
-        event.text, event.word if event.word in CLASSES else "unknown", event.place, ranks, int(figures.get("line", 0)), event.file, now,
-        event.marked, event.before, int(figures.get("chain", 0)), not figures.get("unsure"),
-    )  # fmt: skip
+def denies_memory(said: Event) -> bool:
+    """Whether its numbers show that no memory was short, whatever its words say."""
+    return said.word == "check" and "out of memory" in said.text
 
 
-def to_json(each: Explanation | None, now: float) -> list[object] | None:
-    """Return an explanation as plain JSON, for a state file; an age in seconds stands in place of its time."""
-    if each is None:
-        return None
-    age = max(now - (now if each.time is None else each.time), 0.0)
-    return [each.text, each.ending, each.place, each.rank, each.line, each.file, age, each.marked, list(each.before)]
+def is_of_a_start(said: Event) -> bool:
+    """Whether only a server that starts ends like this: what a transfer refuses is found by the first request."""
+    return said.word in _OF_A_START and not said.place.startswith("srt/disaggregation/")
 
 
-def from_json(saved: object, now: float) -> Explanation | None:
+def is_sure(said: Event) -> bool:
+    """Whether it did end a process."""
+    return not said.figures.get("unsure")
+
+
+def where(said: Event) -> str:
+    """Return rank, line and file, as far as they are known."""
+    line = f"line {said.figures['line']:,.0f}" if said.figures.get("line") else ""
+    at = f"{line} of {said.file}" if line and said.file else line
+    raised = said.place and f"raised {'below' if said.word == 'cut' else 'at'} {said.place}"
+    return ", ".join(filter(None, (said.rank.words, at, raised)))
+
+
+def is_better(said: Event, other: Event | None) -> bool:
+    """Whether it explains an end better: more of the same, a heavier class, else the earlier one. What is marked is no better."""
+    if other is None:
+        return True
+    mine, its = ((each.figures.get("chain"), each.file, each.rank) for each in (said, other))
+    if mine[0] and mine == its:
+        return True
+    is_cause = CLASSES[other.word].weight > CAUSE and (is_sure(other) or not is_sure(said))
+    if said.marked and not other.marked and is_cause:
+        return False  # text of others does not outrank a cause, but what ended no process is none
+    if other.time is not None and said.time is not None and said.time - other.time > EPISODE_SECONDS:
+        return True
+    return _strength(said) > _strength(other)
+
+
+def _strength(said: Event) -> tuple[bool, bool, int]:
+    weight = CLASSES[said.word].weight
+    return weight >= CAUSE, is_sure(said), weight
+
+
+def to_json(said: Event | None, now: float) -> dict[str, object] | None:
+    """Return what explains an end as plain JSON, for a state file; an age in seconds stands in place of its time."""
+    age = 0.0 if said is None or said.time is None else max(now - said.time, 0.0)
+    return None if said is None else events.to_json(replace(said, time=age))
+
+
+def from_json(saved: object, now: float) -> Event | None:
     """Return what `to_json` returned; None where it cannot be one. `now`: when it was saved."""
-    match saved:
-        case [
-            str(text),
-            str(ending),
-            str(place),
-            str(rank),
-            int(line),
-            str(file),
-            int() | float() as age,
-            bool(marked),
-            list(before),
-        ] if ending in CLASSES and age >= 0:
-            lines = tuple(quoted(each) for each in before[:10] if isinstance(each, str))
-            return Explanation(quoted(text), ending, place[:200], rank[:40], line, file[:400], now - age, marked, lines)
-    return None
+    said = events.from_json(saved)
+    if said is None or said.word not in CLASSES:
+        return None
+    said.text, said.place, said.file = quoted(said.text), said.place[:200], said.file[:400]
+    said.time, said.before = now - (said.time or 0.0), tuple(map(quoted, said.before[:10]))
+    return said

@@ -19,6 +19,11 @@ class Rank(NamedTuple):
     tp: int | None = None
     pp: int | None = None
 
+    @property
+    def words(self) -> str:
+        """The known ones, such as `DP0 TP1`."""
+        return " ".join(f"{name.upper()}{rank}" for name, rank in self._asdict().items() if rank is not None)
+
 
 NO_RANK = Rank()
 OUT_OF_MEMORY_PHASES = ("prefill", "decode", "graph_capture", "startup", "unknown")
@@ -80,6 +85,7 @@ _TEXTS = ("word", "text", "place", "file")
 def to_json(event: Event) -> dict[str, object]:
     """Return an event as plain JSON, without arguments and sizes: a start is not saved."""
     kept = {name: getattr(event, name) for name in ("time", "figures", "marked", *_TEXTS)}
+    kept["before"] = list(event.before)
     return {"kind": event.kind, "rank": list(event.rank), **{name: value for name, value in kept.items() if value}}
 
 
@@ -89,15 +95,18 @@ def from_json(saved: object) -> Event | None:
         case {"kind": str() as kind, "rank": [dp, tp, pp], **rest} if kind and all(map(_is_rank, (dp, tp, pp))):
             figures: Any = rest.get("figures", {})
             time: Any = rest.get("time")
+            before: Any = rest.get("before", [])
             texts: dict[str, Any] = {name: rest.get(name, "") for name in _TEXTS}
             if (
                 isinstance(figures, dict)
                 and all(map(is_count, figures.values()))
                 and (time is None or is_count(time))
-                and all(isinstance(text, str) for text in texts.values())
+                and isinstance(before, list)
+                and all(isinstance(text, str) for text in (*texts.values(), *before))
             ):
                 known = {str(name): float(value) for name, value in figures.items()}
-                return Event(kind, time, Rank(dp, tp, pp), known, marked=rest.get("marked") is True, **texts)
+                marked = rest.get("marked") is True
+                return Event(kind, time, Rank(dp, tp, pp), known, marked=marked, before=tuple(before), **texts)
     return None
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 
 from sglang_tuning_exporter.config.profiles import DEFAULT
 from sglang_tuning_exporter.core.events import Event
+from sglang_tuning_exporter.core.findings import FIRST_DATED_SECOND
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.server import REPEAT_SECONDS, Server
-from sglang_tuning_exporter.core.text import FIRST_DATED_SECOND
 from sglang_tuning_exporter.core.trust import CARRIERS, LINES, SECONDS
 from sglang_tuning_exporter.core.wrapping import WORDS
 from sglang_tuning_exporter.sglang.clean import clean
@@ -138,7 +138,6 @@ def _event(event: Event) -> str:
         when = f"{dt.timedelta(seconds=event.time)} after the first midnight"
     else:
         when = f"{dt.datetime.fromtimestamp(event.time, dt.timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
-    ranks = " ".join(f"{name.upper()}{rank}" for name, rank in event.rank._asdict().items() if rank is not None)
     figures = ", ".join(f"{name} {value:g}" for name, value in event.figures.items())
     more = f"{len(event.arguments)} arguments" if event.arguments else clean(event.text[:_SHOWN])
-    return ", ".join(filter(None, (f"{event.kind} {event.word}".strip(), when, ranks, figures, more)))
+    return ", ".join(filter(None, (f"{event.kind} {event.word}".strip(), when, event.rank.words, figures, more)))

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from math import inf
-from typing import NamedTuple
 
 from sglang_tuning_exporter.core import rows
 from sglang_tuning_exporter.core.advice import figures_of, fill
 from sglang_tuning_exporter.core.events import is_count
-from sglang_tuning_exporter.core.findings import Change, Figure, Finding, Judgement
+from sglang_tuning_exporter.core.findings import Change, Figure, Finding, Judgement, typed_value
 from sglang_tuning_exporter.core.judge import (
     BUT_MUTED,
     NOT_ENOUGH,
@@ -22,50 +21,17 @@ from sglang_tuning_exporter.core.judge import (
     Measured,
     past_without_figures,
 )
-from sglang_tuning_exporter.core.text import typed_value
 from sglang_tuning_exporter.core.view import View
 
 KEPT_SECONDS = 600.0  # in which advice keeps its words, unless the flag was set or its alert begins
 LONGEST_TEXT = 200
 TOO_LITTLE = "Too little was seen for a verdict."
+# The words of the first change of a diagnosis, as labels: why, when it will not help and what it costs are the last three.
+ADVICE = ("flag", "current", "suggested", "text", "not_if", "cost")
 
 
-class Condition(NamedTuple):
-    """The figure of a row over its window, and its limit; above the limit is bad. `value` None: not measured."""
-
-    diagnosis: str
-    value: float | None
-    limit: float
-
-
-class Advice(NamedTuple):
-    """The first change of a diagnosis, in words: why, when it will not help, what it costs; and since when it stands."""
-
-    flag: str
-    current: str
-    suggested: str
-    text: str
-    not_if: str
-    cost: str
-    since: float
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """All but the time."""
-        return self[:-1]
-
-
-class Verdict(NamedTuple):
-    """What limits the server, in a sentence without figures."""
-
-    verdict: str
-    level: str
-    sentence: str
-    since: float
-
-
-def conditions(measured: Measured) -> Iterator[Condition]:
-    """Give the condition of each row with an alert that was measured."""
+def conditions(measured: Measured) -> Iterator[tuple[str, float, float]]:
+    """Give the figure and the limit of each row with an alert that was measured, turned so that above the limit is bad."""
     for row in rows.ROWS:
         figure = measured.figures.get(row.id)
         if row.id in measured.view.profile.accepts:
@@ -74,7 +40,7 @@ def conditions(measured: Measured) -> Iterator[Condition]:
             # What another row explains better is not above its limit.
             explained = figure.holds and row.id not in measured.holding
             value, limit = turned(figure)
-            yield Condition(row.id, min(value, limit) if explained else value, limit)
+            yield row.id, min(value, limit) if explained else value, limit
 
 
 def turned(figure: Figure) -> tuple[float, float]:
@@ -91,17 +57,17 @@ def scale_out_helps(judgement: Judgement) -> bool | None:
     if verdict in {NOT_ENOUGH, STARTING, STOPPED, "server_down", "scheduler_stuck"}:
         return None
     if verdict in rows.REPLICA_HELPS_AFTER_A_FLAG:
-        changes = next((found.changes for found in judgement.findings if found.diagnosis == verdict), ())
-        return not any(change.flag for change in changes)
+        return not any(change.flag for change in (judgement.own.changes if judgement.own is not None else ()))
     return verdict in rows.REPLICA_HELPS
 
 
 class Words:
-    """The words that stand now: advice by diagnosis, and the verdict."""
+    """The words that stand now, each with the time since when they do: `advice` by diagnosis, and the verdict."""
 
     def __init__(self) -> None:
-        self.advice: dict[str, Advice] = {}
-        self.verdict: Verdict | None = None
+        self.advice: dict[str, tuple[tuple[str, ...], float]] = {}
+        self.verdict = self.level = self.sentence = ""  # the sentence has no figures
+        self.since = 0.0
         self._seen: dict[str, float] = {}  # when a diagnosis last held
 
     def take(self, judgement: Judgement, view: View, now: float, firing: Mapping[str, float]) -> None:
@@ -112,29 +78,28 @@ class Words:
         for gone in [name for name, at in self._seen.items() if now - at > KEPT_SECONDS]:
             self.advice.pop(gone, None)
             del self._seen[gone]
-        name, before = judgement.verdict, self.verdict
         sentence = _sentence(judgement, view)
-        if before is None or before.verdict != name:
-            self.verdict = Verdict(name, judgement.severity, sentence, now)
-        elif before.sentence != sentence and name in rows.BY_ID:  # it is over now, or goes on again
-            self.verdict = before._replace(sentence=sentence)
+        if self.verdict != judgement.verdict:
+            self.verdict, self.level, self.sentence, self.since = judgement.verdict, judgement.severity, sentence, now
+        elif self.verdict in rows.BY_ID:  # it may be over now, or go on again
+            self.sentence = sentence
 
     def _advise(self, finding: Finding, now: float, firing: float) -> None:
-        name, change = finding.diagnosis, finding.changes[0]
-        held, new = self.advice.get(name), advice_of(change, now)
+        name, new = finding.diagnosis, words_of(finding.changes[0])
+        held, since = self.advice.get(name, (None, 0.0))
         self._seen[name] = now
-        if held is not None and held.words == new.words:
+        if held == new:
             return
-        is_set = held is not None and held.flag == new.flag and held.current != new.current
+        is_set = held is not None and held[0] == new[0] and held[1] != new[1]  # the flag has another value now
         # What is sent when the alert begins is what the page says then: little was seen when the diagnosis first held.
-        if held is None or is_set or held.since < firing or now - held.since >= KEPT_SECONDS:
-            self.advice[name] = new
+        if held is None or is_set or since < firing or now - since >= KEPT_SECONDS:
+            self.advice[name] = new, now
 
     def saved(self, now: float) -> dict[str, object]:
         """Return it as plain JSON, times as ages in seconds."""
         return {
-            "advice": {name: [*each.words, now - each.since] for name, each in self.advice.items()},
-            "verdict": None if self.verdict is None else [*self.verdict[:3], now - self.verdict.since],
+            "advice": {name: [*words, now - since] for name, (words, since) in self.advice.items()},
+            "verdict": [self.verdict, self.level, self.sentence, now - self.since] if self.verdict else None,
         }
 
     def restore(self, saved: object, now: float) -> None:
@@ -142,32 +107,30 @@ class Words:
         document = saved if isinstance(saved, Mapping) else {}
         advice = document.get("advice")
         for name, entry in advice.items() if isinstance(advice, Mapping) else ():
-            if name in rows.BY_ID and isinstance(entry, list) and len(entry) == 7 and is_count(entry[6]):
-                flag, current, suggested, text, not_if, cost = map(str, entry[:6])
-                self.advice[name] = Advice(flag, current, suggested, text, not_if, cost, now - entry[6])
-                self._seen[name] = now
+            match entry:
+                case [*words, int() | float() as age] if (
+                    name in rows.BY_ID and len(words) == len(ADVICE) and is_count(age)
+                ):
+                    self.advice[name], self._seen[name] = (tuple(map(str, words)), now - age), now
         match document.get("verdict"):
-            case [str(verdict), str(level), str(sentence), int() | float() as since]:
-                self.verdict = Verdict(verdict, level, sentence, now - since)
+            case [str(verdict), str(level), str(sentence), int() | float() as age]:
+                self.verdict, self.level, self.sentence, self.since = verdict, level, sentence, now - age
 
 
 def _sentence(judgement: Judgement, view: View) -> str:
     """Return the verdict in a sentence without measured figures."""
     row = rows.BY_ID.get(judgement.verdict)
     if row is None:
-        if judgement.sentence == BUT_MUTED:
-            return BUT_MUTED
-        return SENTENCES.get(judgement.verdict, TOO_LITTLE)
-    over = any(each.over for each in judgement.findings if each.diagnosis == row.id)
-    return past_without_figures(row) if over else fill(row.summary, figures_of(view))
+        return BUT_MUTED if judgement.sentence == BUT_MUTED else SENTENCES.get(judgement.verdict, TOO_LITTLE)
+    is_over = judgement.own is not None and judgement.own.over
+    return past_without_figures(row) if is_over else fill(row.summary, figures_of(view))
 
 
-def advice_of(change: Change, now: float) -> Advice:
-    """Return a change in words."""
-    to = False if change.removes and change.to is None else change.to
-    suggested = typed_value(to) or change.words
-    suggested, text, not_if, cost = map(_whole, (suggested, change.why, change.will_not_help_if, change.cost))
-    return Advice(change.flag, typed_value(change.now), suggested, text, not_if, cost, now)
+def words_of(change: Change) -> tuple[str, ...]:
+    """Return a change as `ADVICE` has it."""
+    suggested = typed_value(change.target) or change.words
+    last = map(_whole, (suggested, change.why, change.will_not_help_if, change.cost))
+    return change.flag, typed_value(change.now), *last
 
 
 def _whole(text: str) -> str:

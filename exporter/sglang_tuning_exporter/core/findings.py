@@ -1,18 +1,67 @@
-"""What a judgement says: findings with their evidence and changes. Pure data; whoever shows it words nothing anew."""
+"""The answer: what limits a server, its findings with evidence and changes, and what is shown beside them. Pure data, with its words.
+
+Report, page, API, `/metrics` and `backfill` all read it; whoever shows it measures and judges nothing anew.
+"""
 
 from __future__ import annotations
 
+import datetime as dt
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from sglang_tuning_exporter.core.endings import Explanation
+from sglang_tuning_exporter.core.events import Event
 
 Severity: TypeAlias = Literal["critical", "warning", "info"]
 Confidence: TypeAlias = Literal["high", "medium", "low"]
 Unit: TypeAlias = Literal["share", "ratio", "per_minute", "count", "seconds", "GB", "tokens", "words"]
 Value: TypeAlias = "float | str | bool | None"
+Series: TypeAlias = "tuple[tuple[float, float | None], ...]"  # times with a figure; None where nothing served
 URGENCY: Mapping[Severity, int] = {"info": 0, "warning": 1, "critical": 2}
+TONES = {"critical": "bad", "warning": "warn", "info": "info", "none": "calm"}
+FIRST_DATED_SECOND = 30 * 86400.0  # below it a time is of a log without dates: seconds since its first midnight
+_SIDES = {"above": "limit", "below": "at least", "": "threshold"}
+
+
+def amount(value: float, unit: Unit | str) -> str:
+    """Return a figure with its unit."""
+    if unit == "share":
+        return f"{100 * value:.0f} %"
+    if unit == "GB":
+        return f"{value:.3g} GB"
+    if unit == "seconds":
+        return duration(value) if value >= 180 else f"{value:.3g} s"
+    if unit == "ratio":
+        return f"{value:.2f}"
+    number = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}".removesuffix(".0")
+    return number + {"per_minute": "/min", "tokens": " tokens"}.get(unit, "")
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in words, such as `15 min`."""
+    if seconds < 180:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def capitalised(words: str) -> str:
+    """Return the words with a capital first letter, unless they begin with a flag or a path."""
+    return words[:1].upper() + words[1:]
+
+
+def ended(words: str) -> str:
+    """Return the words with a full stop, where they have no end."""
+    return words if not words or words[-1] in ".!?…:" else f"{words}."
+
+
+def typed_value(value: Value) -> str:
+    """Return a value as it is typed after its flag."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, float | int):
+        return f"{value:.0f}" if float(value).is_integer() else f"{value:.6g}"
+    return "" if value is None else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +80,25 @@ class Figure:
         if self.limit is None or not self.side:
             return False
         return self.value > self.limit if self.side == "above" else self.value < self.limit
+
+    @property
+    def value_words(self) -> str:
+        """Its value; empty where its name says all."""
+        return "" if self.unit == "words" else amount(self.value, self.unit)
+
+    @property
+    def limit_words(self) -> str:
+        """Its limit, such as `at least 0.90`; empty where it has none."""
+        if self.limit is None or self.unit == "words":
+            return ""
+        is_none = self.limit == 0 and self.unit == "count" and self.side != "below"
+        return f"{_SIDES[self.side]} {'none' if is_none else amount(self.limit, self.unit)}"
+
+    @property
+    def line(self) -> str:
+        """The figure in one line: `Token usage: 0.95 (limit 0.90)`."""
+        value, limit = self.value_words, self.limit_words
+        return f"{capitalised(self.name)}{f': {value}' if value else ''}{f' ({limit})' if limit else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +121,54 @@ class Change:
     will_not_help_if: str = ""
     removes: bool = False
 
+    @property
+    def target(self) -> Value:
+        """The value to reach; that of a switch that is removed is False."""
+        return False if self.removes and self.to is None else self.to
+
+    @property
+    def verb(self) -> str:
+        """Remove or Try; empty for advice to people."""
+        if not self.flag:
+            return ""
+        return "Remove" if self.removes or self.to is False else "Try"
+
+    @property
+    def typed(self) -> str:
+        """The flag and its value as typed: `--x 2`, or a switch alone; empty for advice to people."""
+        if not self.flag or self.removes or isinstance(self.to, bool) or self.to is None:
+            return self.flag
+        return f"{self.flag} {shlex.quote(typed_value(self.to))}"
+
+    @property
+    def after(self) -> str:
+        """The words after what is typed."""
+        if not self.flag:
+            return ended(capitalised(self.words))
+        return self.words if self.to is None else ""
+
+    @property
+    def present(self) -> str:
+        """The present value, such as `now 1`; empty where it is not known or a switch."""
+        is_switch = isinstance(self.now, bool) or isinstance(self.to, bool)
+        return "" if self.now is None or is_switch or self.verb != "Try" else f"now {typed_value(self.now)}"
+
+    @property
+    def line(self) -> str:
+        """The change in one line: `Try --x 2, now 1`."""
+        return ", ".join(filter(None, (" ".join(filter(None, (self.verb, self.typed, self.after))), self.present)))
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """What it gains, why, what it costs and when it does not help, by what stands before it."""
+        found = {
+            "": capitalised(ended(self.gain)),
+            "Why:": capitalised(ended(self.why)),
+            "It costs:": capitalised(ended(self.cost)),
+            "It will not help if": ended(self.will_not_help_if),
+        }
+        return {label: text for label, text in found.items() if text}
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -74,19 +190,23 @@ class Finding:
     seconds: float = 0.0  # how long it held, of the judged time
     notes: tuple[str, ...] = ()
     over: bool = False  # it was seen, and is not any more
-    explained_by: Explanation | None = None  # the line of the log that explains an end
+    explained_by: Event | None = None  # the line of the log that explains an end
 
+    @property
+    def tone(self) -> str:
+        """Its class in the page's style sheet, and its colour on a terminal."""
+        return TONES[self.severity]
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """What limits a server over a stretch of time: a finding's diagnosis, or one of the words of `judge`."""
+    @property
+    def is_main(self) -> bool:
+        """Whether it is more than an opportunity: it limits the server, or somebody is called for it."""
+        return self.is_limit or self.severity != "info"
 
-    verdict: str
-    sentence: str  # the verdict in one sentence
-    severity: Severity | Literal["none"]
-    findings: tuple[Finding, ...]
-    checks: Mapping[str, Figure | None]  # every row; None where the log does not show it, or too little was seen
-    notes: tuple[str, ...] = ()
+    @property
+    def more(self) -> str:
+        """The sentence; empty where the headline says it."""
+        is_new = self.sentence.rstrip(".") != self.headline.rstrip(".")
+        return ended(capitalised(self.sentence)) if is_new else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +229,10 @@ class Stretch:
     end: float
     words: str = ""
 
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """Means of ten seconds, for a chart; None where nothing served."""
-
-    time: float
-    running: float | None
-    queued: float | None
-    usage: float | None
-    retractions: float
+    @property
+    def line(self) -> str:
+        """Its name and words."""
+        return f"{self.what}: {self.words}" if self.words else self.what
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,37 +250,71 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """A whole log, judged as its time passed.
+class Judgement:
+    """What limits a server over a stretch of time: a finding's diagnosis, or one of the words of `judge`; and what is shown beside it.
 
-    `judgement` is the worst verdict that held for its `after` (in a shorter log: for half of the serving time), with every finding of the
-    log. `mostly`: the verdict of most of the serving time, with its share.
+    Of a whole log the verdict is the worst that held for its `after` (in a shorter log: for half of the serving time), with every finding
+    of the log. `mostly`: the verdict of most of the serving time, with its share.
     """
 
-    profile: str
-    begin: float | None  # unix seconds as printed
-    end: float | None
-    serving_seconds: float
-    idle_seconds: float
-    judgement: Judgement
-    mostly: tuple[str, float] | None
-    alerts: tuple[Alert, ...]
-    course: tuple[Stretch, ...]
-    points: tuple[Point, ...]
-    starts: tuple[Start, ...]
-    counts: Mapping[
-        str, float
-    ]  # retraction_events, retracted_requests, out_of_memory.prefill, rejected_requests, server_errors, …
-    marked: Mapping[str, float]  # of these, how many stood beside text of clients
-    shares: Mapping[str, Mapping[str, float]]  # signal, state: share of the serving time
-    last: Mapping[str, float | None]  # figures of the last line
-    command: str = ""  # the command line with the changes; empty where arguments are not known
-    command_changes: tuple[str, ...] = ()
-    command_notes: tuple[str, ...] = ()
-    marked_note: str = ""
-    facts: Mapping[str, float | str | None] = field(
+    verdict: str
+    sentence: str  # the verdict in one sentence
+    severity: Severity | Literal["none"]
+    findings: tuple[Finding, ...]
+    checks: Mapping[str, Figure | None]  # every row; None where the log does not show it, or too little was seen
+    notes: tuple[str, ...] = ()  # of the input first
+    # What is shown beside it: added by `summary`, and by who reads the input
+    profile: str = ""
+    begin: float | None = None  # unix seconds as printed
+    end: float | None = None
+    serving_seconds: float = 0.0
+    idle_seconds: float = 0.0
+    mostly: tuple[str, float] | None = None
+    alerts: tuple[Alert, ...] = ()
+    course: tuple[Stretch, ...] = ()
+    series: Mapping[str, Series] = field(
         default_factory=dict
-    )  # pool tokens, limits, memory: what the start printed
+    )  # means of ten seconds: running, queued, usage, retractions
+    starts: tuple[Start, ...] = ()
+    # retraction_events, retracted_requests, out_of_memory.prefill, rejected_requests, server_errors, …
+    counts: Mapping[str, float] = field(default_factory=dict)
+    marked: Mapping[str, float] = field(default_factory=dict)  # of these, how many stood beside text of clients
+    shares: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # signal, state: share of the serving time
+    last: Mapping[str, float | None] = field(default_factory=dict)  # figures of the last line
+    command: str = ""  # the command line with the changes; empty where arguments are not known
+    command_changes: tuple[tuple[str, str, str], ...] = ()  # flag, value before, value after
+    command_notes: tuple[str, ...] = ()
+    # Pool tokens, limits, memory: what the start printed.
+    facts: Mapping[str, float | str | None] = field(default_factory=dict)
     available_gb: tuple[float, ...] = ()  # available_gpu_mem of every start and scheduler as printed
-    sources: tuple[str, ...] = ()  # the files read, in time order; set by `report`
-    notes: tuple[str, ...] = ()  # problems of the input; set by `report`
+    sources: tuple[str, ...] = ()  # the files read, in time order
+
+    @property
+    def own(self) -> Finding | None:
+        """The finding that is the verdict."""
+        return next((each for each in self.findings if each.diagnosis == self.verdict), None)
+
+    @property
+    def is_dated(self) -> bool:
+        """Whether the log prints dates."""
+        return self.begin is not None and self.begin >= FIRST_DATED_SECOND
+
+    def at(self, time: float, *, whole: bool = False) -> str:
+        """Return a time: `03:12:05` within a day, with the date over several or if `whole`, `+0:01:30` from the begin without dates."""
+        if not self.is_dated:
+            seconds = int(time - (self.begin or 0.0))
+            return f"+{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+        when, first, last = (_utc(time if each is None else each) for each in (time, self.begin, self.end))
+        return f"{when:%Y-%m-%d %H:%M:%S}" if whole or first.date() != last.date() else f"{when:%H:%M:%S}"
+
+    def period(self, begin: float | None, end: float | None) -> str:
+        """Return `from 03:12:05 to 03:37:00`; empty where a time is not known."""
+        if begin is None or self.begin is None:
+            return ""
+        if end is None:
+            return f"since {self.at(begin)}"
+        return f"from {self.at(begin)} to {self.at(end)}" if end > begin else f"at {self.at(begin)}"
+
+
+def _utc(time: float) -> dt.datetime:
+    return dt.datetime.fromtimestamp(min(max(time, 0.0), 253402300799.0), dt.timezone.utc)

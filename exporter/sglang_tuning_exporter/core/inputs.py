@@ -29,8 +29,8 @@ from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core.compression import DAMAGE, OPENERS, REMEDIES, packing
 from sglang_tuning_exporter.core.endings import CAUSE, CLASSES, class_of, quoted, shortened
 from sglang_tuning_exporter.core.events import Event, Rank
+from sglang_tuning_exporter.core.findings import FIRST_DATED_SECOND
 from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.core.text import FIRST_DATED_SECOND
 from sglang_tuning_exporter.core.wrapping import field_of, parsed, records_at, time_of, without_known
 from sglang_tuning_exporter.sglang.clean import clean
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 from sglang_tuning_exporter.config.profiles import Profile
 from sglang_tuning_exporter.core import advice, endings, measures, suspects
+from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.findings import (
     URGENCY,
     Change,
@@ -22,6 +23,7 @@ from sglang_tuning_exporter.core.findings import (
     Judgement,
     Severity,
     Unit,
+    amount,
 )
 from sglang_tuning_exporter.core.rows import (
     BY_ID,
@@ -34,7 +36,6 @@ from sglang_tuning_exporter.core.rows import (
     Row,
 )
 from sglang_tuning_exporter.core.server import BUCKET_SECONDS, WAITS, Server, Totals
-from sglang_tuning_exporter.core.text import amount
 from sglang_tuning_exporter.core.view import View, explained
 from sglang_tuning_exporter.sglang.args.refusals import objection
 
@@ -71,7 +72,7 @@ def weigh(view: View) -> Measured:
     view = suspects.explained(explained(view))
     figures = {row.id: figure for row in ROWS if (figure := measure(row, view)) is not None}
     holds = {name for name, figure in figures.items() if figure.holds} if not view.stopped else set()
-    if view.explanation is not None and view.explanation.denies_memory and "crashed" in holds:
+    if view.explanation is not None and endings.denies_memory(view.explanation) and "crashed" in holds:
         holds -= {*OUT_OF_MEMORY} - {"graph_memory_short"}
     left = [row.id for row in ROWS if row.id in holds - view.profile.accepts and holds.isdisjoint(row.unless)]
     measured = Measured(view, figures, tuple(left))
@@ -376,7 +377,7 @@ def _worded(row: Row, measured: Measured, changes: tuple[Change, ...], because: 
     )  # fmt: skip
 
 
-def explanation_of(row: str, measured: Measured) -> endings.Explanation | None:
+def explanation_of(row: str, measured: Measured) -> Event | None:
     """Return the line of the log that explains a finding about an end; None where none does, or a failure beside it has it."""
     view, said = measured.view, measured.view.explanation
     if said is None or row not in {*DEATHS, *KILLS}:
@@ -384,7 +385,7 @@ def explanation_of(row: str, measured: Measured) -> endings.Explanation | None:
     if row == "graph_memory_short" and not view.totals["out_of_memory.graph_capture"]:
         return None  # what is left is short, and the line is about another failure
     if row in KILLS:
-        return said if said.ending == ("hang" if row == "scheduler_stuck" else "memory") else None
+        return said if said.word == ("hang" if row == "scheduler_stuck" else "memory") else None
     failures = {*KILLS} & {*measured.holding} & {*measured.causes(BY_ID[row])}
     if any(explanation_of(each, measured) is not None for each in failures):
         return None
@@ -393,11 +394,11 @@ def explanation_of(row: str, measured: Measured) -> endings.Explanation | None:
     return said if view.has_ended or view.totals["ends"] else None
 
 
-def _headline(row: Row, view: View, said: endings.Explanation | None) -> str:
+def _headline(row: Row, view: View, said: Event | None) -> str:
     """Return the summary of a row; a server that ended while it started did not start."""
     served = view.facts.ready or view.scraped or view.down or "work" in view.last or view.totals["retractions"]
     line = view.explanation
-    of_start = line is not None and (line.is_of_a_start or _IN_START.search(line.place))
+    of_start = line is not None and (endings.is_of_a_start(line) or _IN_START.search(line.place))
     if row.id == "crashed" and not served and (view.starting or view.facts.memory or of_start):
         return _in_its_words(row, "SGLang did not start.", said)
     return _in_its_words(row, advice.fill(row.summary, advice.figures_of(view)), said)
@@ -406,20 +407,21 @@ def _headline(row: Row, view: View, said: endings.Explanation | None) -> str:
 _IN_START = re.compile(r" in (?:__init__|initialize|_?init_\w+|load_\w+|_?launch_\w+|_wait_for_\w+|main)$")  # a frame
 
 
-def _in_its_words(row: Row, headline: str, said: endings.Explanation | None) -> str:
+def _in_its_words(row: Row, headline: str, said: Event | None) -> str:
     """Add to the headline of an end the words of the line that explains it, if that is more than that it ended."""
-    if said is None or row.id not in {"crashed", "server_down"} or endings.CLASSES[said.ending].weight < endings.CAUSE:
+    if said is None or row.id not in {"crashed", "server_down"} or endings.CLASSES[said.word].weight < endings.CAUSE:
         return headline
-    words = said.words if said.words.endswith(("?", "!")) else said.words.rstrip(".") + "."
+    words = endings.shortened(said.text)
+    words = words if words.endswith(("?", "!")) else words.rstrip(".") + "."
     return f"{headline.rstrip('.')}: {words}"
 
 
-def _sentence(row: Row, view: View, figure: Figure, said: endings.Explanation | None) -> str:
+def _sentence(row: Row, view: View, figure: Figure, said: Event | None) -> str:
     """Say what was seen, with its figure or with more than that."""
     if row.id == "scheduler_stuck" and view.stuck is not None:
         return view.stuck.sentence
-    if row.id == "crashed" and said is not None and said.ending != "unknown":
-        return f"{endings.CLASSES[said.ending].what}{f' ({said.where})' if said.where else ''}"
+    if row.id == "crashed" and said is not None and said.word != "unknown":
+        return f"{endings.CLASSES[said.word].what}{f' ({at})' if (at := endings.where(said)) else ''}"
     ended = (
         view.ended if ": " in view.ended else f"that {view.ended or 'it ended'}"
     )  # an error is said in its own words

@@ -1,6 +1,6 @@
 """A judged log, or a server that runs, as one HTML page: no script, no font, no request. Every word from outside is escaped.
 
-The report and the exporter's own page are one template; `Live` is what only the page of a running server has.
+The report and the exporter's own page are one template, and their figures one chart.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil, floor, log10
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -19,7 +19,7 @@ from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.config.profiles import Profile
 from sglang_tuning_exporter.core import text as words
 from sglang_tuning_exporter.core.against import Comparison
-from sglang_tuning_exporter.core.findings import Judged, Start
+from sglang_tuning_exporter.core.findings import URGENCY, Judgement, Start, ended
 from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.sglang.clean import clean_for_page
 
@@ -35,35 +35,31 @@ _NEAR = 2.0  # times the highest value: a bound beyond it is not on the scale
 
 
 Value: TypeAlias = "tuple[float, float | None]"  # a time and a figure; None where it is not known, and the line breaks
+Span: TypeAlias = "tuple[float, float, str, str]"  # a stretch of time, its class in the style sheet, its words
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """A stretch of time; `kind` is its class in the style sheet."""
+class Tile:
+    """A figure: its value, what would be healthy, and its past. `tone` is good, bad or empty; `note` stands after the value."""
 
-    begin: float
-    end: float
-    kind: str
-    words: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What is healthy (None: open on that side), and a limit that cannot be passed."""
-
-    lower: float | None = None
-    upper: float | None = None
-    limit: float | None = None
-    least: float = 0.0  # the scale is at least so high
+    name: str
+    value: str
+    healthy: str = ""
+    tone: str = ""
+    note: str = ""
+    picture: str = ""  # markup
+    past: str = ""  # what the picture shows
+    top: str = ""  # the highest value on its scale
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
-    """The time that a chart shows, unix seconds; without dates seconds since the first midnight."""
+class Chart:
+    """The time that pictures show, unix seconds or without dates seconds since the first midnight; `shades` are behind each."""
 
     begin: float
     end: float
     dated: bool = True
+    shades: tuple[Span, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -90,92 +86,91 @@ class Axis:
             return f"{when:%d %b}"
         return f"{when:%H:%M:%S}" if step < 60 else f"{when:%H:%M}"
 
+    def strip(
+        self,
+        values: Sequence[Value],
+        words: str,
+        band: tuple[float | None, float | None] = (None, None),
+        *,
+        limit: float | None = None,
+        least: float = 0.0,
+        marks: Iterable[float] = (),
+        bars: bool = False,
+    ) -> tuple[Markup, float]:
+        """Draw a figure; return the picture and the top of its scale.
 
-def nice(value: float) -> float:
-    """Round up to 1, 2, 2.5 or 5 times a power of ten."""
-    power = 10.0 ** floor(log10(value)) if value > 0 else 1.0
-    return next((step * power for step in (1, 2, 2.5, 5, 10) if step * power >= value), power)
+        words: describe it for a screen reader. band: what is healthy (None: open on that side). limit: cannot be passed. least: the scale
+        is at least so high. marks: ticks at the upper edge.
+        """
+        lower, upper = band
+        top = _top(values, (lower, upper, limit), least)
+
+        def y(value: float) -> float:
+            return round(HEIGHT - (HEIGHT - _ABOVE) * min(max(value / top, 0.0), 1.0), 1)
+
+        parts = [self._block(span, HEIGHT, "shade") + "/>" for span in self.shades]
+        if lower is not None or upper is not None:
+            high, low = y(top if upper is None else upper), y(lower or 0.0)
+            parts.append(f'<rect class="band" x="0" y="{high}" width="{WIDTH}" height="{max(low - high, 0.0):.1f}"/>')
+        parts += [f'<path class="grid" d="M{WIDTH * place / 100:g} 0V{HEIGHT}"/>' for place, _ in self.ticks()]
+        parts.append(f'<path class="base" d="M0 {HEIGHT - 0.5}H{WIDTH}"/>')
+        if limit is not None and limit <= top:
+            parts.append(f'<path class="limit" d="M0 {y(limit)}H{WIDTH}"/>')
+        for piece in self._pieces(values):
+            if bars:
+                parts += [f'<path class="mark" d="M{x} {HEIGHT}V{y(max(found))}"/>' for x, found in piece if max(found)]
+                continue
+            there = [f"{x} {y(sum(found) / len(found))}" for x, found in piece]
+            if any(min(found) < max(found) for _, found in piece):
+                edge = [f"{x} {y(max(found))}" for x, found in piece]
+                edge += [f"{x} {y(min(found))}" for x, found in reversed(piece)]
+                parts.append(f'<path class="area" d="M{"L".join(edge)}Z"/>')
+            parts.append(f'<path class="line" d="M{"L".join(there)}{"h2" if len(there) == 1 else ""}"/>')
+        parts += [f'<path class="mark" d="M{self.x(time)} 0v8"/>' for time in marks]
+        return _svg(parts, HEIGHT, words), top
+
+    def lane(self, spans: Iterable[Span], words: str) -> Markup:
+        """Draw stretches of time as blocks in a row."""
+        blocks = (
+            f"{self._block(each, LANE_HEIGHT, 'block')}><title>{escape(each[3])}</title></rect>" for each in spans
+        )
+        return _svg(blocks, LANE_HEIGHT, words)
+
+    def _block(self, span: Span, height: int, kind: str) -> str:
+        begin, end, style, _ = span
+        left = self.x(begin)
+        width = round(max(self.x(end) - left, 2.0), 1)  # a short one stays visible
+        return f'<rect class="{kind} {style}" x="{left}" y="0" width="{width}" height="{height}"'
+
+    def _pieces(self, values: Sequence[Value]) -> list[list[tuple[float, list[float]]]]:
+        """Return unbroken pieces of the line: places, each with the values there."""
+        pieces: list[list[tuple[float, list[float]]]] = [[]]
+        for time, value in values:
+            x = round(self.x(time) * _COLUMNS / WIDTH) * WIDTH / _COLUMNS
+            if value is None:
+                if pieces[-1]:
+                    pieces.append([])
+            elif pieces[-1] and pieces[-1][-1][0] == x:
+                pieces[-1][-1][1].append(value)
+            else:
+                pieces[-1].append((x, [value]))
+        return [piece for piece in pieces if piece]
 
 
-def top_of(values: Iterable[Value], bounds: Bounds) -> float:
+def _top(values: Iterable[Value], bounds: Iterable[float | None], least: float) -> float:
     """Return the top of the scale: bounds are on it only where the values come near them."""
     highest = max((value for _, value in values if value is not None), default=0.0)
-    near = [each for each in (bounds.lower, bounds.upper, bounds.limit) if each is not None and each <= _NEAR * highest]
-    return max([highest, *near, bounds.least]) if bounds.least >= highest > 0 else nice(max([highest, *near]))
-
-
-def strip(
-    values: Sequence[Value],
-    axis: Axis,
-    words: str,
-    bounds: Bounds = Bounds(),
-    *,
-    spans: Iterable[Span] = (),
-    marks: Iterable[float] = (),
-    bars: bool = False,
-) -> Markup:
-    """Draw a figure; `words` describe the picture for a screen reader, `spans` are shaded, `marks` are ticks at the upper edge."""
-    top = top_of(values, bounds)
-
-    def y(value: float) -> float:
-        return round(HEIGHT - (HEIGHT - _ABOVE) * min(max(value / top, 0.0), 1.0), 1)
-
-    parts = [_block(axis, span, HEIGHT, "shade") + "/>" for span in spans]
-    if bounds.lower is not None or bounds.upper is not None:
-        high = y(top if bounds.upper is None else bounds.upper)
-        low = y(bounds.lower or 0.0)
-        parts.append(f'<rect class="band" x="0" y="{high}" width="{WIDTH}" height="{max(low - high, 0.0):.1f}"/>')
-    parts += [f'<path class="grid" d="M{WIDTH * place / 100:g} 0V{HEIGHT}"/>' for place, _ in axis.ticks()]
-    parts.append(f'<path class="base" d="M0 {HEIGHT - 0.5}H{WIDTH}"/>')
-    if bounds.limit is not None and bounds.limit <= top:
-        parts.append(f'<path class="limit" d="M0 {y(bounds.limit)}H{WIDTH}"/>')
-    for piece in _pieces(values, axis):
-        if bars:
-            parts += [f'<path class="mark" d="M{x} {HEIGHT}V{y(max(found))}"/>' for x, found in piece if max(found)]
-            continue
-        there = [f"{x} {y(sum(found) / len(found))}" for x, found in piece]
-        if any(min(found) < max(found) for _, found in piece):
-            edge = [f"{x} {y(max(found))}" for x, found in piece]
-            edge += [f"{x} {y(min(found))}" for x, found in reversed(piece)]
-            parts.append(f'<path class="area" d="M{"L".join(edge)}Z"/>')
-        parts.append(f'<path class="line" d="M{"L".join(there)}{"h2" if len(there) == 1 else ""}"/>')
-    parts += [f'<path class="mark" d="M{axis.x(time)} 0v8"/>' for time in marks]
-    return _svg(parts, HEIGHT, words)
-
-
-def lane(spans: Iterable[Span], axis: Axis, words: str) -> Markup:
-    """Draw stretches of time as blocks in a row."""
-    blocks = (
-        f"{_block(axis, each, LANE_HEIGHT, 'block')}><title>{escape(each.words)}</title></rect>" for each in spans
-    )
-    return _svg(blocks, LANE_HEIGHT, words)
+    top = max([highest, *(each for each in bounds if each is not None and each <= _NEAR * highest)])
+    if least >= highest > 0:
+        return max(top, least)
+    power = 10.0 ** floor(log10(top)) if top > 0 else 1.0
+    return next((step * power for step in (1, 2, 2.5, 5, 10) if step * power >= top), power)
 
 
 def _svg(parts: Iterable[str], height: int, words: str) -> Markup:
     return Markup(  # noqa: S704 # nosec B704 # numbers, and words that are escaped
         f'<svg viewBox="0 0 {WIDTH} {height}" role="img" preserveAspectRatio="none"><title>{escape(words)}</title>{"".join(parts)}</svg>'
     )
-
-
-def _block(axis: Axis, span: Span, height: int, kind: str) -> str:
-    left = axis.x(span.begin)
-    width = round(max(axis.x(span.end) - left, 2.0), 1)  # a short one stays visible
-    return f'<rect class="{kind} {span.kind}" x="{left}" y="0" width="{width}" height="{height}"'
-
-
-def _pieces(values: Sequence[Value], axis: Axis) -> list[list[tuple[float, list[float]]]]:
-    """Return unbroken pieces of the line: places, each with the values there."""
-    pieces: list[list[tuple[float, list[float]]]] = [[]]
-    for time, value in values:
-        x = round(axis.x(time) * _COLUMNS / WIDTH) * WIDTH / _COLUMNS
-        if value is None:
-            if pieces[-1]:
-                pieces.append([])
-        elif pieces[-1] and pieces[-1][-1][0] == x:
-            pieces[-1][-1][1].append(value)
-        else:
-            pieces[-1].append((x, [value]))
-    return [piece for piece in pieces if piece]
 
 
 # Nothing is fetched, run, framed or sent; styles are in the page.
@@ -201,6 +196,7 @@ _ENVIRONMENT = Environment(
     lstrip_blocks=True,
 )
 _ENVIRONMENT.filters["flags"] = flags
+_ENVIRONMENT.filters["ended"] = ended
 _ENVIRONMENT.globals.update(version=__version__, words=words)
 
 
@@ -209,172 +205,100 @@ def render(template: str, **shown: object) -> str:
     return _ENVIRONMENT.get_template(template).render(**shown)
 
 
-@dataclass(frozen=True, slots=True)
-class Strip:
-    """One figure over time: its picture and its words."""
-
-    name: str
-    value: str
-    healthy: str
-    top: str  # the highest value on the scale
-    picture: Markup
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of a start's memory: its name, and percent of what was free before."""
-
-    name: str
-    percent: float
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """A figure as it is now, what would be healthy, and its past. `tone` is good, bad or empty; `note` stands after the value."""
-
-    name: str
-    value: str
-    healthy: str = ""
-    tone: str = ""
-    note: str = ""
-    picture: Markup = field(default_factory=Markup)
-    past: str = ""  # what the picture shows
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where figures come from, and how it is; `trouble` is what is wrong with it."""
-
-    name: str
-    health: str = ""
-    trouble: str = ""
-    first_line: str = ""  # that nobody can read
-
-
-@dataclass(frozen=True, slots=True)
-class Live:
-    """What the page of a running server has beside a report."""
-
-    now: float  # unix seconds
-    since: float | None  # since when the verdict stands
-    refresh: int | None  # seconds; None: the page is paused
-    remark: str  # what a verdict without a finding rests on
-    is_away: bool  # it does not serve now, so no figure is of now
-    tiles: tuple[Tile, ...]
-    ranks: tuple[tuple[str, ...], ...]
-    sources: tuple[Source, ...]
-    passed: Mapping[str, str]
-    not_judged: Mapping[str, tuple[str, ...]]  # by what it needs
-    arguments: Mapping[str, object]  # of the last start: those that a row reads, or all
-    shows_all: bool
-
-    @property
-    def clock(self) -> dt.datetime:
-        """The time of the figures."""
-        return dt.datetime.fromtimestamp(self.now, dt.timezone.utc)
-
-
-def page(judged: Judged, profile: Profile, against: Comparison | None = None, live: Live | None = None) -> str:
-    """Return the page."""
-    times = words.Times(judged.begin, judged.end)
-    axis = None
-    if judged.begin is not None and judged.end is not None and judged.end > judged.begin:
-        axis = Axis(judged.begin, judged.end, times.is_dated)
+def page(
+    judged: Judgement, profile: Profile, against: Comparison | None = None, live: Mapping[str, object] | None = None
+) -> str:
+    """Return the page; `live`: what only that of a running server has, by its names in the template."""
+    chart = None
+    if live is None and judged.begin is not None and judged.end is not None and judged.end > judged.begin:
+        shades = tuple(
+            (each.at, judged.end if each.until is None else each.until, each.severity, "")
+            for each in judged.alerts
+            if each.severity != "info"  # it often holds for the whole log, and would only tint the page
+        )
+        chart = Chart(judged.begin, judged.end, judged.is_dated, shades)
     last = judged.starts[-1] if judged.starts else None
     arguments = last.arguments if last else {}
-    findings = words.findings_words(judged)
-    follows = [each for each in findings if live is not None and words.follows(each, judged)]
-    sections = [each for each in findings if each.is_main and each not in follows]
-    shows_past = live is None
+    sections = [each for each in judged.findings if each.is_main]
+    follows, chances = [], [each for each in judged.findings if not each.is_main]
+    if (
+        live is not None
+    ):  # what another finding causes has that one's advice; the verdict comes first, then the most urgent
+        follows = [each for each in sections if each.because and each is not judged.own]
+        sections = [each for each in sections if each not in follows]
+        sections.sort(key=lambda each: (each is not judged.own, -URGENCY[each.severity]))
+        row = BY_ID.get(judged.verdict)
+        if row is not None and row.any_load and row.severity == "critical":  # a failure: nothing could also be better
+            chances = []
     return render(
         "report.html",
         policy=POLICY,
         judged=judged,
         live=live,
-        times=times,
         tone=words.tone(judged),
-        findings=findings,
-        sections=sorted(sections, key=lambda each: words.order(each, judged)) if live is not None else sections,
+        sections=sections,
         follows=follows,
-        chances=[] if live is not None and _fails(judged) else [each for each in findings if not each.is_main],
-        changed_flags={change.split(" ")[0] for change in judged.command_changes},
+        chances=chances,
         model=str(arguments.get("served_model_name") or arguments.get("model_path") or "SGLang"),
         release=last.release if last else None,
         against=against,
-        shares=[] if live is not None and live.is_away else words.shares(judged, profile),
-        ticks=axis.ticks() if axis is not None and shows_past else [],
-        lanes=_lanes(judged, axis) if axis is not None and shows_past else [],
-        strips=list(filter(None, _strips(judged, profile, axis))) if axis is not None and shows_past else [],
+        shares=[] if live is not None and live["is_away"] else words.shares(judged, profile),
+        ticks=[] if chart is None else chart.ticks(),
+        lanes=[] if chart is None else _lanes(judged, chart),
+        strips=[] if chart is None else _strips(judged, profile, chart),
         memory_parts=_memory_parts,
         shows_memory=last is not None and "device" not in last.memory and bool(_memory_parts(last)),
     )
 
 
-def _fails(judged: Judged) -> bool:
-    """Whether the verdict is a failure: then nothing is offered that could also be better."""
-    row = BY_ID.get(judged.judgement.verdict)
-    return row is not None and row.any_load and row.severity == "critical"
-
-
-def _lanes(judged: Judged, axis: Axis) -> list[tuple[str, Markup]]:
-    course = [Span(each.begin, each.end, each.what, words.stretch_words(each)) for each in judged.course]
-    lanes = [("Course", lane(course, axis, "The course of the run"))] if course else []
+def _lanes(judged: Judgement, chart: Chart) -> list[tuple[str, Markup]]:
+    course = [(each.begin, each.end, each.what, each.line) for each in judged.course]
+    lanes = [("Course", chart.lane(course, "The course of the run"))] if course else []
     for name in dict.fromkeys(alert.alert for alert in judged.alerts):
         spans = [
-            Span(each.at, axis.end if each.until is None else each.until, each.severity, each.alert)
+            (each.at, chart.end if each.until is None else each.until, each.severity, each.alert)
             for each in judged.alerts
             if each.alert == name
         ]
-        lanes.append((name, lane(spans, axis, f"When {name} would have been firing")))
+        lanes.append((name, chart.lane(spans, f"When {name} would have been firing")))
     return lanes
 
 
-def _strips(judged: Judged, profile: Profile, axis: Axis) -> list[Strip | None]:
-    points, healthy = judged.points, profile.healthy
-    shades = [
-        Span(each.at, axis.end if each.until is None else each.until, each.severity)
-        for each in judged.alerts
-        if each.severity != "info"  # it often holds for the whole log, and would only tint the page
-    ]
-    limit = judged.facts.get("max_running_requests")
-    has_length = profile.queue_wait_seconds is None  # a queue that is judged by its wait has no healthy length
-    queue = Bounds(profile.queue_lower, profile.queue_upper) if has_length else Bounds()
-    usage = Bounds(lower=profile.token_usage_target, least=1.0)
-    running = Bounds(limit=limit if isinstance(limit, int | float) else None)
-
-    def figure(
-        name: str, good: str, values: list[Value], bounds: Bounds, marks: tuple[float, ...] = ()
-    ) -> Strip | None:
-        known = [value for _, value in values if value is not None]
-        if not known:
-            return None
-        decimals = 2 if bounds.least else 0
-        value = f"{sum(known) / len(known):,.{decimals}f} on average, {max(known):,.{decimals}f} at most"
-        picture = strip(values, axis, f"{name} over time: {value}", bounds, spans=shades, marks=marks)
-        return Strip(name, value, good, f"{top_of(values, bounds):,g}", picture)
-
-    retracted: list[Value] = [(each.time, each.retractions) for each in points]
-    beside = tuple(time for time, value in retracted if value)
-    strips = [
-        figure("Queued requests", healthy["queue"], [(each.time, each.queued) for each in points], queue),
-        figure("Token usage", healthy["usage"], [(each.time, each.usage) for each in points], usage, beside[:1000]),
-        figure("Running requests", "", [(each.time, each.running) for each in points], running),
-    ]
-    if beside:
-        count = f"{judged.counts.get('retraction_events', len(beside)):,.0f} in all"
-        picture = strip(retracted, axis, f"Retractions over time: {count}", Bounds(), spans=shades, bars=True)
-        top = f"{top_of(retracted, Bounds()):,g} in 10 s"
-        strips.append(Strip("Retractions", count, f"{healthy['retractions']} a minute", top, picture))
+def _strips(judged: Judgement, profile: Profile, chart: Chart) -> list[Tile]:
+    healthy, limit, series = profile.healthy, judged.facts.get("max_running_requests"), judged.series
+    queue = (profile.queue_lower, profile.queue_upper)
+    retracted = tuple(time for time, number in series["retractions"] if number)
+    shown: list[tuple[str, str, str, str, dict[str, Any]]] = [
+        # A queue that is judged by its wait has no healthy length.
+        ("Queued requests", "queued", healthy["queue"], ",.0f", {"band": queue} if profile.queue_wait_seconds is None else {}),
+        (
+            "Token usage", "usage", healthy["usage"], ",.2f",
+            {"band": (profile.token_usage_target, None), "least": 1.0, "marks": retracted[:1000]},
+        ),
+        ("Running requests", "running", "", ",.0f", {"limit": limit if isinstance(limit, int | float) else None}),
+    ]  # fmt: skip
+    strips = []
+    for name, figure, good, form, bounds in shown:
+        known = [value for _, value in series[figure] if value is not None]
+        if known:
+            value = f"{sum(known) / len(known):{form}} on average, {max(known):{form}} at most"
+            picture, top = chart.strip(series[figure], f"{name} over time: {value}", **bounds)
+            strips.append(Tile(name, value, good, picture=picture, top=f"{top:,g}"))
+    if retracted:
+        count = f"{judged.counts.get('retraction_events', len(retracted)):,.0f} in all"
+        picture, top = chart.strip(series["retractions"], f"Retractions over time: {count}", bars=True)
+        good = f"{healthy['retractions']} a minute"
+        strips.append(Tile("Retractions", count, good, picture=picture, top=f"{top:,g} in 10 s"))
     return strips
 
 
-def _memory_parts(start: Start) -> list[Part]:
-    """Return the parts of a start's memory; empty where they do not add up to what was free before."""
+def _memory_parts(start: Start) -> list[tuple[str, float]]:
+    """Return the parts of a start's memory in percent; empty where they do not add up to what was free before."""
     figures = {name: value for name, value in start.memory.items() if isinstance(value, int | float)}
     whole = figures.get("before_weights_gb", 0.0)
     parts = [
-        Part(name, 100 * figures[key] / whole)
+        (name, 100 * figures[key] / whole)
         for key, name in words.MEMORY.items()
         if key != "before_weights_gb" and whole and figures.get(key)
     ]
-    return parts if len(parts) > 1 and sum(part.percent for part in parts) <= 101 else []
+    return parts if len(parts) > 1 and sum(percent for _, percent in parts) <= 101 else []

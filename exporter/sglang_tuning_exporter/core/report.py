@@ -9,7 +9,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,22 +18,20 @@ from typing import Any
 from sglang_tuning_exporter.config import FAIL_ON
 from sglang_tuning_exporter.config.profiles import PROFILES, Profile
 from sglang_tuning_exporter.config.values import UsageError
+from sglang_tuning_exporter.core import text
 from sglang_tuning_exporter.core.against import Comparison, compare
 from sglang_tuning_exporter.core.course import Course
-from sglang_tuning_exporter.core.endings import Explanation
-from sglang_tuning_exporter.core.findings import URGENCY, Change, Figure, Finding, Judged, Value
+from sglang_tuning_exporter.core.findings import (
+    FIRST_DATED_SECOND,
+    URGENCY,
+    Change,
+    Figure,
+    Finding,
+    Judgement,
+    Value,
+)
 from sglang_tuning_exporter.core.inputs import Logs
 from sglang_tuning_exporter.core.rows import BY_ID, adapted
-from sglang_tuning_exporter.core.text import (
-    FIRST_DATED_SECOND,
-    Style,
-    action,
-    argument_words,
-    notes,
-    text,
-    typed,
-    verdict_finding,
-)
 from sglang_tuning_exporter.sglang.clean import clean, cleaned
 
 SCHEMA_VERSION = "2"
@@ -74,26 +73,21 @@ def run(
 
         written = page(judged, applied, compared)
     else:
-        written = text(judged, applied, compared, _style() if output is None else Style())
+        written = text.text(judged, applied, compared, _style() if output is None else text.Style())
     _write(written.encode("utf-8", "replace"), output)
     sys.stderr.writelines(f"sglang-tuning-exporter: {note}\n" for note in read.damage)
     return exit_status(judged, fail_on)
 
 
-def judge(logs: Logs, profile: Profile) -> tuple[Judged, Profile]:
+def judge(logs: Logs, profile: Profile) -> tuple[Judgement, Profile]:
     """Read logs, and judge them as their time passed; also return the profile as it was applied to the server.
 
     Raise `UsageError` for input that cannot be read or is no log of SGLang.
     """
     course = Course(profile)
-    progress = Progress(logs.size)
-    for source in logs.sources:
-        source.on_read = progress.take
-    try:
+    with progress(logs):
         for event in logs.events():
             course.take(event)
-    finally:
-        progress.clear()
     judged = course.end(logs.end)
     begin = judged.begin
     if logs.first is not None and begin is not None and begin - logs.first > 0:
@@ -105,26 +99,25 @@ def judge(logs: Logs, profile: Profile) -> tuple[Judged, Profile]:
             f"the log has only {len(facts.arguments)} of the server's arguments, the others were cut off or not printed: values in"
             " force may be unknown, and no command line is given"
         )
-    whole = replace(judged, begin=begin, counts=counts, sources=logs.names, notes=tuple(remarks))
+    whole = replace(judged, begin=begin, counts=counts, sources=logs.names, notes=(*remarks, *judged.notes))
     return cleaned(whole), course.server.profile
 
 
-def exit_status(judged: Judged, fail_on: str) -> int:
+def exit_status(judged: Judgement, fail_on: str) -> int:
     """Return 1 where a finding is as urgent as `fail_on` or more; chances are infos."""
     if fail_on == "never":
         return 0
     least = URGENCY[fail_on]  # type: ignore[index]
-    found = [URGENCY[each.severity] if each.is_limit else URGENCY["info"] for each in judged.judgement.findings]
+    found = [URGENCY[each.severity] if each.is_limit else URGENCY["info"] for each in judged.findings]
     return int(any(urgency >= least for urgency in found))
 
 
 # The document
 
 
-def document(judged: Judged, against: Comparison | None = None) -> Document:
+def document(judged: Judgement, against: Comparison | None = None) -> Document:
     """Return the report as JSON (docs/report.schema.json): every key is there, `null` where the log does not show a figure."""
-    judgement, own = judged.judgement, verdict_finding(judged)
-    begin, last = judged.begin or 0.0, judged.starts[-1] if judged.starts else None
+    own, begin, last = judged.own, judged.begin or 0.0, judged.starts[-1] if judged.starts else None
     first_run = 1 if not judged.starts or judged.starts[0].arguments else 0  # 0: it began before the log
     whole = _stretch(begin, judged.end, begin)
     made: Document = plain({
@@ -136,14 +129,15 @@ def document(judged: Judged, against: Comparison | None = None) -> Document:
             "serving_seconds": judged.serving_seconds, "idle_seconds": judged.idle_seconds,
         },
         "server": {"version": last.release if last else None, "args": last.arguments if last else {}},
-        "verdict": judgement.verdict,
-        "sentence": judgement.sentence,
-        "severity": judgement.severity,
+        "verdict": judged.verdict,
+        "sentence": judged.sentence,
+        "severity": judged.severity,
         "confidence": own.confidence if own else None,
         "mostly": {"verdict": judged.mostly[0], "share": judged.mostly[1]} if judged.mostly else None,
-        "findings": [_finding(each, begin, judged.sources) for each in judgement.findings],
+        "findings": [_finding(each, begin, judged.sources) for each in judged.findings],
         "command": None if not judged.command else {
-            "text": judged.command, "release": last.release if last else None, "changes": [*map(_changed_flag, judged.command_changes)],
+            "text": judged.command, "release": last.release if last else None,
+            "changes": [dict(zip(("flag", "current", "suggested"), each, strict=True)) for each in judged.command_changes],
             "notes": judged.command_notes,
         },
         "alerts": [
@@ -163,16 +157,13 @@ def document(judged: Judged, against: Comparison | None = None) -> Document:
         "starts": [_start(judged, place, first_run + place) for place in range(len(judged.starts))],
         "checks": [
             {"diagnosis": name, "evidence": figure and _figure(figure), "needs": BY_ID[name].when.needs or None}
-            for name, figure in judgement.checks.items()
+            for name, figure in judged.checks.items()
         ],
         "comparison": against and {
             "against": against.sources, "overall": against.overall, "words": against.words, "changed_args": _changed(against.changed),
-            "figures": [
-                {"name": row.figure.words, "before": row.before, "after": row.after, "unit": row.figure.unit, "change": row.change}
-                for row in against.rows
-            ],
+            "figures": [row._asdict() for row in against.rows],
         },
-        "notes": notes(judged),
+        "notes": text.notes(judged),
     })  # fmt: skip
     return made
 
@@ -213,16 +204,17 @@ def _finding(finding: Finding, begin: float, sources: Sequence[str]) -> Document
         "sentence": finding.sentence, "because": finding.because, "evidence": [_figure(each) for each in finding.evidence],
         "advice": [_advice(each) for each in finding.changes], "guide": finding.guide, "first_seen": seen["start"],
         "last_seen": seen["end"], "at": seen["at"], "seconds": finding.seconds, "notes": finding.notes,
-        "explained_by": explained_by(finding.explained_by, sources),
+        "explained_by": _explained_by(finding, sources),
     }  # fmt: skip
 
 
-def explained_by(said: Explanation | None, sources: Sequence[str] = ()) -> Document | None:
+def _explained_by(finding: Finding, sources: Sequence[str]) -> Document | None:
     """Return the line that explains an end; None where none does."""
-    only = sources[0] if len(sources) == 1 else None
+    said, only = finding.explained_by, sources[0] if len(sources) == 1 else None
     return None if said is None else {
-        "text": said.text, "class": said.ending, "rank": said.rank or None, "line": said.line or None, "file": said.file or only,
-        "time": iso(said.time), "raised_at": said.place or None, "beside_text_of_others": said.marked, "before": said.before,
+        "text": said.text, "class": said.word, "rank": said.rank.words or None, "line": said.figures.get("line") or None,
+        "file": said.file or only, "time": iso(said.time), "raised_at": said.place or None, "beside_text_of_others": said.marked,
+        "before": said.before,
     }  # fmt: skip
 
 
@@ -234,11 +226,10 @@ def _figure(figure: Figure) -> Document:
 
 
 def _advice(change: Change) -> Document:
-    to = False if change.removes and change.to is None else change.to
     return {
         "flag": change.flag or None, "current": _setting(change.now),
-        "suggested": change.words if to is None else _setting(to), "suggestion": change.words or None,
-        "direction": change.direction or None, "action": action(change) or None, "typed": typed(change) or None,
+        "suggested": change.words if change.target is None else _setting(change.target), "suggestion": change.words or None,
+        "direction": change.direction or None, "action": change.verb or None, "typed": change.typed or None,
         "why": change.why, "will_not_help_if": change.will_not_help_if, "gain": change.gain or None, "cost": change.cost or None,
     }  # fmt: skip
 
@@ -259,7 +250,7 @@ def _nested(counts: Mapping[str, float]) -> Document:
     return nested
 
 
-def _start(judged: Judged, place: int, run: int) -> Document:
+def _start(judged: Judgement, place: int, run: int) -> Document:
     start, later, begin = judged.starts[place], judged.starts[place + 1 :], judged.begin or 0.0
     end = later[0].time if later else judged.end
     return {
@@ -269,16 +260,14 @@ def _start(judged: Judged, place: int, run: int) -> Document:
     }  # fmt: skip
 
 
-def _changed_flag(words: str) -> Document:
-    """Return `--x 1 → 2` as flag and values."""
-    flag, _, values = words.partition(" ")
-    current, _, suggested = values.partition(" → ")
-    return {"flag": flag, "current": current, "suggested": suggested}
-
-
 def _changed(changed: Mapping[str, tuple[object, object]]) -> list[Document]:
     return [
-        {"arg": arg, "flag": f"--{arg.replace('_', '-')}", "before": argument_words(old), "after": argument_words(new)}
+        {
+            "arg": arg,
+            "flag": f"--{arg.replace('_', '-')}",
+            "before": text.argument_words(old),
+            "after": text.argument_words(new),
+        }
         for arg, (old, new) in changed.items()
     ]
 
@@ -286,12 +275,12 @@ def _changed(changed: Mapping[str, tuple[object, object]]) -> list[Document]:
 # Writing
 
 
-def _style() -> Style:
+def _style() -> text.Style:
     """Colour only on a terminal, and only where nobody asked for none (https://no-color.org)."""
     if not sys.stdout.isatty():
-        return Style()
+        return text.Style()
     colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return Style(colour, shutil.get_terminal_size().columns)
+    return text.Style(colour, shutil.get_terminal_size().columns)
 
 
 def check_output(output: Path, *read: Iterable[Path]) -> None:
@@ -317,27 +306,26 @@ def _write(data: bytes, output: Path | None) -> None:
         raise UsageError(f"{name}: {error.strerror or error}; give a file that can be written") from None
 
 
-class Progress:
-    """Bytes read of `total` (0: not known, as of a pipe), as a line that overwrites itself on a terminal, for `worth` bytes or more."""
+@contextmanager
+def progress(logs: Logs, worth: int = 64 << 20) -> Iterator[None]:
+    """Show the bytes read of logs, as a line that overwrites itself on a terminal, of `worth` bytes or more, or of an unknown size."""
+    of = f" of {logs.size >> 20:,}" if logs.size else ""
+    is_shown = sys.stderr.isatty() and (not logs.size or logs.size >= worth)
+    read, last = 0, time.monotonic()
 
-    def __init__(self, total: int, worth: int = 64 << 20) -> None:
-        self._of = f" of {total >> 20:,}" if total else ""
-        self._is_shown = sys.stderr.isatty() and (not total or total >= worth)
-        self._read, self._last = 0, time.monotonic()
+    def show(number: int) -> None:
+        nonlocal read, last
+        read += number
+        if time.monotonic() - last >= 0.2:
+            last = time.monotonic()
+            sys.stderr.write(f"\r\x1b[K{read >> 20:,}{of} MB read")
+            sys.stderr.flush()
 
-    def take(self, number: int) -> None:
-        """Count `number` more bytes as read."""
-        self._read += number
-        if self._is_shown and time.monotonic() - self._last >= 0.2:
-            self._last = time.monotonic()
-            self._write(f"{self._read >> 20:,}{self._of} MB read")
-
-    def clear(self) -> None:
-        """Remove the line."""
-        if self._is_shown:
-            self._write("")
-
-    @staticmethod
-    def _write(line: str) -> None:
-        sys.stderr.write(f"\r\x1b[K{line}")
-        sys.stderr.flush()
+    for source in logs.sources if is_shown else ():
+        source.on_read = show
+    try:
+        yield
+    finally:
+        if is_shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

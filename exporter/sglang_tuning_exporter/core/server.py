@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from sglang_tuning_exporter.capacity import StepSums
 from sglang_tuning_exporter.config.profiles import Profile
-from sglang_tuning_exporter.core.endings import CAUSE, CLASSES, Explanation, explanation
+from sglang_tuning_exporter.core import endings
 from sglang_tuning_exporter.core.events import Event, Rank
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.scrapes import CHECK_GAP_SECONDS, Counters, Progress, RankGains
@@ -856,8 +856,8 @@ class Server:
         self.stopping = False  # it was asked to end
         self.ended = ""  # how it ended, in words, while it has not started again
         self.how_ended = ""  # the last end
-        self.explanation: Explanation | None = None  # the line that may explain an end, while it did not work on
-        self.end_explanation: Explanation | None = None  # that of the last end
+        self.explanation: Event | None = None  # the line that may explain an end, while it did not work on
+        self.end_explanation: Event | None = None  # that of the last end
         self.hangs: list[Hang] = []
         self.silences: list[Hang] = []
         self.last: dict[str, float] = {}  # when something happened last
@@ -1262,18 +1262,24 @@ class Server:
     def settle(self) -> None:
         """Take the last line of a log as an end, if it explains one and nothing worked on after it."""
         said = self.explanation
-        if said is None or self.ended or not said.sure or said.ending == "hang" or CLASSES[said.ending].weight < CAUSE:
+        if (
+            said is None
+            or self.ended
+            or not endings.is_sure(said)
+            or said.word == "hang"
+            or endings.CLASSES[said.word].weight < endings.CAUSE
+        ):
             return
-        if self._failed and not said.denies_memory:
+        if self._failed and not endings.denies_memory(said):
             return  # the failure is the finding
         if self.last.get("work", -inf) <= (inf if said.time is None else said.time):
             self._take_end(Event("end", said.time, word="aborted", marked=said.marked), self.now or 0.0)
 
     def _take_words(self, event: Event, now: float) -> None:
         """Take a line that may explain an end: before it, or after its first line."""
-        said = explanation(event, now)
+        said = replace(event, time=now, word=event.word if event.word in endings.CLASSES else "unknown")
         self.last["words"] = now
-        if said.is_better_than(self.explanation):
+        if endings.is_better(said, self.explanation):
             self.explanation = said
             if self.ended or any(now - at <= REPEAT_SECONDS for at in self._failed.values()):
                 self.end_explanation = said

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from sglang_tuning_exporter.core.advice import setting
 from sglang_tuning_exporter.core.facts import Facts
-from sglang_tuning_exporter.core.findings import Judged, Judgement, Point, Start
+from sglang_tuning_exporter.core.findings import Judgement, Series, Start
 from sglang_tuning_exporter.core.server import SIGNALS, Server, Totals
 from sglang_tuning_exporter.core.view import View
 from sglang_tuning_exporter.core.watch import Watch
@@ -20,32 +22,35 @@ COUNTS = {
 }  # fmt: skip
 
 
-def judged_live(watch: Watch, judgement: Judgement, now: float) -> Judged:
+def beside(judgement: Judgement, server: Server, totals: Totals, **more: Any) -> Judgement:
+    """Return the judgement with what is shown beside it in a report and of a running server; `totals`: sums of the judged time."""
+    line, changes, notes = command(judgement, server.facts)
+    marked = {name: totals[f"marked.{count}"] for name, count in COUNTS.items() if totals[f"marked.{count}"]}
+    events = totals["marked.retractions"]
+    note = f"{totals['retractions']:.0f} retractions, {events:.0f} of them beside text that clients can write."
+    return replace(
+        judgement, notes=(*([note] if events else []), *judgement.notes), marked=marked, shares=shares(totals), last=last_figures(server),
+        series=series(server), command=line, command_changes=changes, command_notes=notes, facts=printed(server.facts), **more,
+    )  # fmt: skip
+
+
+def of_now(watch: Watch, judgement: Judgement, now: float) -> Judgement:
     """Return what a report would have, of a server that runs: its window, its present start, its counts since the beginning."""
     server, measured = watch.server, watch.measured
     view = measured.view if measured is not None else watch.view(now)
     facts, window = server.facts, server.profile.window_seconds
-    line, changes, notes = command(judgement, facts)
-    started = server.started_at[-1] if server.started_at else None
-    start = Start(started, facts.shown_release, facts.arguments, {}, figures_of(view), server.ended, memory(facts))
-    # Lines from before the exporter are in the window too.
-    begin = max(now - window, min(watch.begin, server.begin or watch.begin))
-    return Judged(
-        server.profile.name, begin, now, view.served, view.idle, judgement, None,
-        tuple(sorted(watch.clocks.firing, key=lambda alert: alert.at)), (), points(server), (start,),
-        _counted(server),
-        {name: view.totals[f"marked.{count}"] for name, count in COUNTS.items() if view.totals[f"marked.{count}"]},
-        shares(view.totals), last_figures(server), line, changes, notes, marked_note(view.totals), printed(facts),
-        tuple(facts.left.values()) if not facts.is_cpu else (),
-    )  # fmt: skip
-
-
-def _counted(server: Server) -> dict[str, float]:
-    """Return what was counted; that no start was says nothing where one is known from before."""
     counts = {name: server.counted[count] for name, count in COUNTS.items()}
-    if not counts["server_starts"] and (server.started_at or server.facts.arguments):
-        del counts["server_starts"]
-    return counts
+    if not counts["server_starts"] and (server.started_at or facts.arguments):
+        del counts["server_starts"]  # that no start was counted says nothing where one is known from before
+    started = server.started_at[-1] if server.started_at else None
+    return beside(
+        judgement, server, view.totals, profile=server.profile.name,
+        # Lines from before the exporter are in the window too.
+        begin=max(now - window, min(watch.begin, server.begin or watch.begin)), end=now,
+        serving_seconds=view.served, idle_seconds=view.idle, alerts=tuple(sorted(watch.clocks.firing, key=lambda alert: alert.at)),
+        starts=(Start(started, facts.shown_release, facts.arguments, {}, figures_of(view), server.ended, memory(facts)),),
+        counts=counts, available_gb=tuple(facts.left.values()) if not facts.is_cpu else (),
+    )  # fmt: skip
 
 
 def shares(totals: Totals) -> dict[str, dict[str, float]]:
@@ -61,7 +66,7 @@ def shares(totals: Totals) -> dict[str, dict[str, float]]:
     }
 
 
-def command(judgement: Judgement, facts: Facts) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+def command(judgement: Judgement, facts: Facts) -> tuple[str, tuple[tuple[str, str, str], ...], tuple[str, ...]]:
     """Return the command line with the changes of what limits the server, these changes, and remarks; empty where it is not known."""
     changes: dict[str, object] = {}
     for finding in judgement.findings:
@@ -88,34 +93,31 @@ def figures_of(view: View) -> dict[str, float]:
 
 def last_figures(server: Server) -> Mapping[str, float | None]:
     """Return the present figures of all schedulers together, None where unknown."""
-    each = list(server.schedulers.values())
-    known = {
-        "running_requests": [one.running for one in each if one.running is not None],
-        "queued_requests": [one.queued for one in each if one.queued is not None],
-    }
-    usages = [one.usage for one in each if one.usage is not None]
-    graphs = [float(one.graph) for one in each if one.graph is not None]
+
+    def known(figure: str) -> list[float]:
+        values = (getattr(one, figure) for one in server.schedulers.values())
+        return [float(value) for value in values if value is not None]
+
     return {
-        **{name: sum(values) if values else None for name, values in known.items()},
-        "token_usage": max(usages, default=None), "cuda_graph": min(graphs, default=None),
+        "running_requests": sum(known("running")) if known("running") else None,
+        "queued_requests": sum(known("queued")) if known("queued") else None,
+        "token_usage": max(known("usage"), default=None), "cuda_graph": min(known("graph"), default=None),
     }  # fmt: skip
 
 
-def points(server: Server) -> tuple[Point, ...]:
-    """Return means of ten seconds, all schedulers together."""
-    made = []
-    for begin, totals in server.buckets:
-        ranks = max(len(totals.under("serves")), 1)
-        running, queued = totals.mean("running"), totals.mean("queued")
-        running, queued = running and running * ranks, queued and queued * ranks
-        made.append(Point(begin, running, queued, totals.mean("usage"), totals["retractions"]))
-    return tuple(made)
+def series(server: Server) -> dict[str, Series]:
+    """Return means of ten seconds, all schedulers together; and how many retractions there were."""
 
+    def of_all(totals: Totals, figure: str) -> float | None:
+        mean = totals.mean(figure)
+        return mean and mean * max(len(totals.under("serves")), 1)
 
-def marked_note(totals: Totals) -> str:
-    """Say how many retractions stood beside text of clients; empty without any."""
-    marked = totals["marked.retractions"]
-    return f"{totals['retractions']:.0f} retractions, {marked:.0f} of them beside text that clients can write." if marked else ""  # fmt: skip
+    buckets = list(server.buckets)
+    return {
+        **{name: tuple((at, of_all(totals, name)) for at, totals in buckets) for name in ("running", "queued")},
+        "usage": tuple((at, totals.mean("usage")) for at, totals in buckets),
+        "retractions": tuple((at, totals["retractions"]) for at, totals in buckets),
+    }
 
 
 def memory(facts: Facts) -> dict[str, float | str]:
@@ -128,16 +130,6 @@ def memory(facts: Facts) -> dict[str, float | str]:
     }  # fmt: skip
     known: dict[str, float | str] = {name: value for name, value in figures.items() if value is not None}
     return known | {"device": "cpu"} if known and facts.is_cpu else known
-
-
-def memory_words(facts: Facts) -> list[str]:
-    """Return the memory of one rank at the start in words."""
-    words = {
-        "before_weights_gb": "free before weights", "weights_gb": "weights", "kv_pool_gb": "KV cache", "graphs_gb": "CUDA graphs",
-        "left_gb": "left",
-    }  # fmt: skip
-    shown = [f"{value:.2f} GB {words[name]}" for name, value in memory(facts).items() if name in words]
-    return [f"host memory: {shown[0]}", *shown[1:]] if facts.is_cpu and shown else shown
 
 
 def printed(facts: Facts) -> dict[str, float | str | None]:

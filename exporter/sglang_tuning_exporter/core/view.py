@@ -8,7 +8,6 @@ from functools import cached_property
 from math import inf, sqrt
 
 from sglang_tuning_exporter.config.profiles import Profile
-from sglang_tuning_exporter.core.endings import Explanation
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.scrapes import LATENCIES, Stuck
@@ -55,7 +54,7 @@ class View:
     stopping: bool = False
     ended: str = ""  # how it ended last
     has_ended: bool = False  # and it has not started again
-    explanation: Explanation | None = None  # the line that explains the last end, or that of a failure it may end by
+    explanation: Event | None = None  # the line that explains the last end, or that of a failure it may end by
     hangs: tuple[Hang, ...] = ()
     last: Mapping[str, float] = field(default_factory=dict)  # when something happened last
     transfer: Event | None = None  # the line that says why a KV transfer failed
@@ -81,7 +80,7 @@ class View:
         return max(self.totals["failed_transfers"] - self.totals["aborted_requests"], 0.0)
 
     @property
-    def explains_now(self) -> Explanation | None:
+    def explains_now(self) -> Event | None:
         """The line that explains why it does not answer: none from before its last start."""
         said = self.explanation
         return None if said is None or (said.time is not None and said.time < self.last.get("starts", -inf)) else said

@@ -84,7 +84,7 @@ def make_app(sidecar: Sidecar, web_config: ActiveConfig | None = None) -> Starle
             Route("/metrics", metrics),
             Route("/-/healthy", healthy),
             Route("/-/ready", ready),
-            Mount("", _Pages(sidecar)),
+            Mount("", _pages(sidecar)),
         ],
         middleware=[Middleware(Guard, web_config=web_config, answered=answered)],
     )
@@ -92,23 +92,21 @@ def make_app(sidecar: Sidecar, web_config: ActiveConfig | None = None) -> Starle
     return app
 
 
-class _Pages:
-    """The application of the pages, made at the first request for one."""
+def _pages(sidecar: Sidecar) -> ASGIApp:
+    """Return the application of the pages, which is made at the first request for one."""
+    lane, made = Lane("pages", MOST_PAGES), list[ASGIApp]()
 
-    def __init__(self, sidecar: Sidecar) -> None:
-        self._sidecar, self._lane = sidecar, Lane("pages", MOST_PAGES)
-        self._made: ASGIApp | None = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        app = await self._lane.run(self._make) if self._made is None else self._made
-        await app(scope, receive, send)
-
-    def _make(self) -> ASGIApp:
+    def make() -> None:
         from sglang_tuning_exporter.serve.pages import make_pages
 
-        self._made = self._made or make_pages(self._sidecar, self._lane)
-        return self._made
+        made[:] = made or [make_pages(sidecar, lane)]
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if not made:
+            await lane.run(make)
+        await made[0](scope, receive, send)
+
+    return answer
 
 
 async def _scraped(sidecar: Sidecar, patience: float) -> str:

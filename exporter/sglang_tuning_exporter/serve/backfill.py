@@ -28,12 +28,11 @@ from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.config.profiles import PROFILES, Profile
 from sglang_tuning_exporter.config.values import UsageError
-from sglang_tuning_exporter.core.findings import Judgement
+from sglang_tuning_exporter.core.findings import FIRST_DATED_SECOND, Judgement
 from sglang_tuning_exporter.core.inputs import Logs
-from sglang_tuning_exporter.core.report import Progress, check_output
+from sglang_tuning_exporter.core.report import check_output, progress
 from sglang_tuning_exporter.core.rows import adapted
 from sglang_tuning_exporter.core.server import Scheduler
-from sglang_tuning_exporter.core.text import FIRST_DATED_SECOND
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import Family, Labels, label_text
@@ -46,21 +45,13 @@ _BESIDE = ".sglang-tuning-backfill-"
 _WORTH_BYTES = 1 << 20  # a smaller log is written before a progress line helps
 
 
-class BackfillLog:
-    """What `serve.metrics` reads of the log: everything up to the last event taken."""
-
-    state_file_problem: str | None = None
-    is_catching_up = False  # at each time everything printed until then is read
-    left_out = dropped_lines = files_lost = 0
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self.files = [FileStatus(name, reason="", position=0, dropped=0) for name in names]
-        self.last_line_at: float | None = None
-        self.lines = self.unrecognised = Counter[str]()
-
-
 class BackfillView:
-    """A stand-in for the running sidecar while a log is read, at the log's time."""
+    """A stand-in for the running sidecar and for its log while a log is read, at the log's time: all up to the last event taken."""
+
+    # Of the log: at each time everything printed until then is read.
+    state_file_problem: str | None = None
+    is_catching_up = False
+    left_out = dropped_lines = files_lost = 0
 
     def __init__(self, logs: Logs, profile: Profile, shift: float = 0.0) -> None:
         """`shift`: seconds from the log's times to unix seconds."""
@@ -68,7 +59,10 @@ class BackfillView:
         self.watch = Watch(profile, (logs.first or 0.0) + shift, reads=True, scrapes=False)
         self.measured = Measured(profile.window_seconds)  # a log has no `/v1/loads`
         self.health, self.loads = ScrapeHealth(), LoadsSchedule()
-        self.log = BackfillLog(logs.names)
+        self.log = self
+        self.files = [FileStatus(name, reason="", position=0, dropped=0) for name in logs.names]
+        self.last_line_at: float | None = None
+        self.lines = self.unrecognised = Counter[str]()
         self.threads = Threads(threading.Event())  # none is started
         self.config = Config(log_file=tuple(logs.names), profile=profile.name)
         self._now = -inf  # the last scrape
@@ -99,10 +93,10 @@ class BackfillView:
                     event.time += self._shift
                     for at in self._due(event.time):
                         yield at, self._scraped(at)
-                    self.log.last_line_at = event.time
+                    self.last_line_at = event.time
                 self.watch.take(event)
-                self.log.lines, self.log.unrecognised = self._logs.tally
-        self.log.lines, self.log.unrecognised = self._logs.tally
+                self.lines, self.unrecognised = self._logs.tally
+        self.lines, self.unrecognised = self._logs.tally
         end = self._logs.end
         for at in self._due((-inf if end is None else end + self._shift) + STEP_SECONDS):
             yield at, self._scraped(at)
@@ -182,13 +176,10 @@ def run(
     if output.exists() and not output.is_file():
         raise UsageError(f"--output={clean(str(output))}: is no ordinary file; give one that can be written anew")
     view = BackfillView(read, judged, _shift(read, date))
-    progress = Progress(read.size, worth=_WORTH_BYTES)
-    for source in read.sources:
-        source.on_read = progress.take
     begin: float | None = None
     end = 0.0
     try:
-        with _whole(output) as file:
+        with progress(read, _WORTH_BYTES), _whole(output) as file:
             known: set[str] = set()
             for at, families in view.moments():
                 begin = at if begin is None else begin
@@ -199,8 +190,6 @@ def run(
         raise UsageError(
             f"--output={clean(str(output))}: {error.strerror or error}; give a file that can be written"
         ) from None
-    finally:
-        progress.clear()
     sys.stderr.writelines(f"sglang-tuning-exporter: {note}\n" for note in read.notes)
     if begin is not None:
         range_ = {"from": int(1000 * begin), "to": int(1000 * end)}

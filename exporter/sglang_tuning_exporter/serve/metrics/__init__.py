@@ -11,9 +11,10 @@ from sglang_tuning_exporter.capacity import Estimate
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import resolve
 from sglang_tuning_exporter.config.profiles import GIGABYTE
+from sglang_tuning_exporter.core import endings
 from sglang_tuning_exporter.core.capacities import RankCapacity, capacities
 from sglang_tuning_exporter.core.events import OUT_OF_MEMORY_PHASES
-from sglang_tuning_exporter.core.exposed import Advice, conditions, scale_out_helps
+from sglang_tuning_exporter.core.exposed import ADVICE, conditions, scale_out_helps
 from sglang_tuning_exporter.core.lines import ROWS
 from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.core.scrapes import STAGES
@@ -41,7 +42,7 @@ from sglang_tuning_exporter.serve.metrics.families import (
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.collect.log import Logbook
-    from sglang_tuning_exporter.serve.backfill import BackfillLog, BackfillView
+    from sglang_tuning_exporter.serve.backfill import BackfillView
 
 __all__ = ["collect", "reference_sections", "serving"]
 Watched: TypeAlias = "Sidecar | BackfillView"  # a server that runs, or a log of the past
@@ -144,7 +145,7 @@ def serving(external_url: str | None, answered: Mapping[int, int], *, is_tls: bo
     ]
 
 
-def _files(log: Logbook | BackfillLog) -> Iterable[Family]:
+def _files(log: Logbook | BackfillView) -> Iterable[Family]:
     doc = "Whether this log file is being followed."
     family = gauge("log_up", doc, "file", source="log")
     yield family.with_samples((printable(file.path), float(file.up)) for file in log.files)
@@ -162,7 +163,7 @@ def _files(log: Logbook | BackfillLog) -> Iterable[Family]:
     yield single("state_file_up", doc, None if problem is None else float(not problem))
 
 
-def _lines(sidecar: Watched, log: Logbook | BackfillLog, now: float) -> Iterable[Family]:
+def _lines(sidecar: Watched, log: Logbook | BackfillView, now: float) -> Iterable[Family]:
     doc = "When the last line of the log arrived, in unix seconds."
     yield single("log_last_line_timestamp_seconds", doc, log.last_line_at, "log")
     doc = "Seconds from the last batch line of the log to the last work seen in the metrics; 0 while lines come."
@@ -493,9 +494,9 @@ def findings(sidecar: Watched, now: float) -> Iterable[Family]:
         " (docs/diagnoses.md). Absent while it is not measured."
     )
     values = gauge("condition", doc, "diagnosis")
-    yield values.with_samples((each.diagnosis, each.value) for each in shown if each.value is not None)
+    yield values.with_samples((name, value) for name, value, _ in shown)
     doc = "The limit in force for sglang_tuning_condition, in the same unit."
-    yield gauge("condition_limit", doc, "diagnosis").with_samples((each.diagnosis, each.limit) for each in shown)
+    yield gauge("condition_limit", doc, "diagnosis").with_samples((name, limit) for name, _, limit in shown)
     doc = (
         "1 once a condition was above its limit for its wait without a break, 0 once it was not for five minutes or as long as its row says;"
         " absent while neither is known."
@@ -514,20 +515,18 @@ def findings(sidecar: Watched, now: float) -> Iterable[Family]:
         "Since when this advice stands, in unix seconds. Flag as typed for the running release (empty: advice to people), its present value,"
         " the value to try, why, when it will not help, and what it costs."
     )
-    advice = gauge("advice_timestamp_seconds", doc, "diagnosis", *Advice._fields[:-1])
-    for diagnosis, each in watch.words.advice.items():
-        if diagnosis in accepted:
-            continue
-        advice.add_metric(map(shortened, (diagnosis, *each.words)), sidecar.unix(each.since))
+    advice = gauge("advice_timestamp_seconds", doc, "diagnosis", *ADVICE)
+    for diagnosis, (said, since) in watch.words.advice.items():
+        if diagnosis not in accepted:
+            advice.add_metric(map(shortened, (diagnosis, *said)), sidecar.unix(since))
     yield advice
-    verdict = watch.words.verdict
-    assert verdict is not None
+    stands = watch.words
     doc = "What limits the server now: a diagnosis, or why there is none; how urgent it is, and a sentence without figures."
     yield info(
-        "verdict", doc, {"verdict": verdict.verdict, "level": verdict.level, "sentence": shortened(verdict.sentence)}
+        "verdict", doc, {"verdict": stands.verdict, "level": stands.level, "sentence": shortened(stands.sentence)}
     )
     doc = "Since when the verdict is the same, in unix seconds."
-    yield single("verdict_since_timestamp_seconds", doc, sidecar.unix(verdict.since))
+    yield single("verdict_since_timestamp_seconds", doc, sidecar.unix(stands.since))
     helps = scale_out_helps(judgement)
     doc = "1 where a further replica would help, by the verdict; 0 where a flag comes first, or neither helps (clients, grammar, imbalance)."
     yield single("scale_out_helps", doc, None if helps is None else float(helps))
@@ -535,6 +534,6 @@ def findings(sidecar: Watched, now: float) -> Iterable[Family]:
     stage = gauge("stuck_stage", "1 for the stage that hangs: requests wait for it, and it makes no progress.", "stage")
     yield stage.with_samples((each, float(stuck is not None and each == stuck.stage)) for each in STAGES)
     doc = "Why the server ended: the class of the line of its log that explains it, and its words, without secrets. Absent while the server may run."
-    end, said = gauge("end_info", doc, "class", "words"), watch.server.end_explanation
-    words = ("unknown", watch.server.ended) if said is None else (said.ending, said.words)
+    end, line = gauge("end_info", doc, "class", "words"), watch.server.end_explanation
+    words = ("unknown", watch.server.ended) if line is None else (line.word, endings.shortened(line.text))
     yield end.with_samples([(*map(shortened, words), 1.0)] if watch.server.ended else [])

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf, isfinite
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from sglang_tuning_exporter.core import arguments
 from sglang_tuning_exporter.core import text as words
-from sglang_tuning_exporter.core.findings import URGENCY, Judged
+from sglang_tuning_exporter.core.findings import URGENCY, Judgement, duration
 from sglang_tuning_exporter.core.judge import HEALTHY, IDLE, NOT_ENOUGH, STARTING, STOPPED
-from sglang_tuning_exporter.core.page import Axis, Bounds, Live, Source, Span, Tile, Value, page, strip
+from sglang_tuning_exporter.core.page import Chart, Tile, Value, page
 from sglang_tuning_exporter.core.report import document
-from sglang_tuning_exporter.core.server import BUCKET_SECONDS, Scheduler, Totals
-from sglang_tuning_exporter.core.summary import last_figures
-from sglang_tuning_exporter.core.text import duration
+from sglang_tuning_exporter.core.server import BUCKET_SECONDS, Totals
 from sglang_tuning_exporter.core.view import View
 from sglang_tuning_exporter.core.watch import Watch
 
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.collect.sidecar import Sidecar
 
 REFRESH_SECONDS = 10
+NOT_REPORTED = "not reported"
+MOST_SECONDS, LEAST_SECONDS = 3600.0, 120.0  # that the pictures show
+GAP_SECONDS = 120.0  # without a sum: the exporter did not run, and the line breaks
+NOW_SECONDS = 10.0  # in which a state is a present one
 _LEVEL_HINT = "no batch line yet (SGLang prints them at --log-level info)"
 # What a verdict without a finding rests on.
 _REMARKS = {
@@ -40,8 +44,14 @@ def render(sidecar: Sidecar, *, still: bool = False, whole: bool = False) -> str
     """Return the page as HTML. The browser reloads it unless it is `still` or shows the `whole` of the arguments."""
     with sidecar.view() as now:
         judged = sidecar.judged(now)
-        shown = live(sidecar, judged, now, still=still or whole, whole=whole)
+        shown = live(sidecar, judged, now)
         profile = sidecar.watch.server.profile
+    last = judged.starts[-1].arguments if judged.starts else {}
+    shown |= {
+        "refresh": None if still or whole else REFRESH_SECONDS,
+        "arguments": arguments.shown(last, whole=whole),
+        "shows_all": whole,
+    }
     return page(judged, profile, live=shown)
 
 
@@ -54,26 +64,25 @@ def as_json(sidecar: Sidecar, *, whole: bool = False) -> bytes:
     return (json.dumps(found, indent=2, allow_nan=False) + "\n").encode("utf-8", "backslashreplace")
 
 
-def live(sidecar: Sidecar, judged: Judged, now: float, *, still: bool, whole: bool) -> Live:
-    """Return what the page shows beside what a report would have."""
+def live(sidecar: Sidecar, judged: Judgement, now: float) -> dict[str, Any]:
+    """Return what the page shows of the present beside what a report would have. Of a server that is away no figure is of now."""
     watch = sidecar.watch
     view = watch.measured.view if watch.measured is not None else watch.view(now)
     away = bool(view.down) or view.stopped or view.starting or bool(watch.server.ended)
-    passed, not_judged = words.checks(judged.judgement)
-    return Live(
-        now,
-        None if watch.words.verdict is None else watch.words.verdict.since,
-        None if still else REFRESH_SECONDS,
-        remark(judged.judgement.verdict, view),
-        away,
-        tiles(watch, view, now, away=away),
-        () if away else ranks(watch),
-        tuple(sources(sidecar)),
-        {} if away else passed,
-        not_judged,
-        arguments.shown(judged.starts[-1].arguments if judged.starts else {}, whole=whole),
-        whole,
-    )
+    passed, not_judged = words.checks(judged)
+    tiles = _Figures(watch, view, judged.last, now).tiles()
+    return {
+        "now": now,
+        "clock": dt.datetime.fromtimestamp(now, dt.timezone.utc),
+        "since": watch.words.since if watch.words.verdict else None,
+        "remark": remark(judged.verdict, view),
+        "is_away": away,
+        "tiles": [replace(each, value=NOT_REPORTED, tone="", note="") for each in tiles] if away else tiles,
+        "ranks": [] if away else ranks(watch),
+        "sources": [*sources(sidecar)],
+        "passed": {} if away else passed,
+        "not_judged": not_judged,  # by what it needs
+    }
 
 
 def remark(verdict: str, view: View) -> str:
@@ -81,7 +90,7 @@ def remark(verdict: str, view: View) -> str:
     profile = view.profile
     return _REMARKS.get(verdict, "").format(
         served=view.served,
-        seconds=words.duration(min(view.served, profile.window_seconds)),
+        seconds=duration(min(view.served, profile.window_seconds)),
         least=profile.enough_serving_seconds,
         seen=view.totals["lines"],
         fewest=profile.enough_observations,
@@ -89,20 +98,20 @@ def remark(verdict: str, view: View) -> str:
     )
 
 
-def sources(sidecar: Sidecar) -> Iterator[Source]:
-    """Give the metrics and each log, with their health."""
+def sources(sidecar: Sidecar) -> Iterator[tuple[str, str, str, str]]:
+    """Give the metrics and each log: name, health, what is wrong, and a first line that nobody can read."""
     config, watch = sidecar.config, sidecar.watch
     name = config.metrics_url or "metrics"
     if config.sglang_url is None:
-        yield Source(name, "not configured (--sglang-url)")
+        yield name, "not configured (--sglang-url)", "", ""
     elif watch.failure is not None:
-        yield Source(name, trouble=watch.failure.message)
+        yield name, "", watch.failure.message, ""
     elif watch.is_up is None:
-        yield Source(name, "not scraped yet")
+        yield name, "not scraped yet", "", ""
     else:
-        yield Source(name, f"scraped in {1000 * (sidecar.health.scrape_seconds or 0):.0f} ms")
+        yield name, f"scraped in {1000 * (sidecar.health.scrape_seconds or 0):.0f} ms", "", ""
     if sidecar.log is None:
-        yield Source("log", "not configured (--log-file)")
+        yield "log", "not configured (--log-file)", "", ""
         return
     has_batches = any(each.logged_at > -inf for each in watch.server.schedulers.values())
     for file in sidecar.log.files:
@@ -112,17 +121,7 @@ def sources(sidecar: Sidecar) -> Iterator[Source]:
             "no line can be read: SGLang's words are in an unknown format" if file.unread else "",
         ]
         health = "" if not file.up else "following" if has_batches else f"following; {_LEVEL_HINT}"
-        yield Source(file.path, health, "; ".join(filter(None, troubles)), file.unread)
-
-
-Words: TypeAlias = Callable[[float], str]
-
-NOT_REPORTED = "not reported"
-MOST_SECONDS, LEAST_SECONDS = 3600.0, 120.0  # that the pictures show
-UNBOUNDED = Bounds()
-GAP_SECONDS = 120.0  # without a sum: the exporter did not run, and the line breaks
-NOW_SECONDS = 10.0  # in which a state is a present one
-_BAD_QUEUES = frozenset({"above_range", "below_range"})
+        yield file.path, health, "; ".join(filter(None, troubles)), file.unread
 
 
 def count(figure: float | None) -> str:
@@ -140,197 +139,163 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-@dataclass(frozen=True, slots=True)
-class _Past:
-    """The sums of the last hour, and when alerts fired in it."""
-
-    axis: Axis
-    sums: list[tuple[float, Totals]]
-    shades: tuple[Span, ...]
-
-    def values(self, of: Callable[[Totals], float | None]) -> list[Value]:
-        """Return a figure over time; not known where the exporter did not run."""
-        found: list[Value] = []
-        last = inf
-        for begin, totals in self.sums:
-            if begin - last > GAP_SECONDS:
-                found.append((last + BUCKET_SECONDS, None))
-            found.append((begin + BUCKET_SECONDS / 2, of(totals)))
-            last = begin
-        return found
-
-    def drawn(self, tile: Tile, values: list[Value], words: Words = count, bounds: Bounds = UNBOUNDED) -> Tile:
-        """Return the tile with the picture of its past, where anything is known of it."""
-        known = [(at, value) for at, value in values if value is not None and isfinite(value)]
-        if not known:
-            return tile
-        low, high = (words(end(value for _, value in known)) for end in (min, max))
-        past = f"{self.length(known[0][0])}: {low}{f' to {high}' if low != high else ''}"
-        picture = strip(values, self.axis, f"{tile.name}, {past}", bounds, spans=self.shades)
-        return replace(tile, picture=picture, past=past)
-
-    def counted(self, tile: Tile, values: list[Value]) -> Tile:
-        """Return the tile with a bar for each ten seconds with events."""
-        if not values:
-            return tile
-        past = f"{self.length(values[0][0])}: {sum(value or 0.0 for _, value in values):,.0f} in all"
-        picture = strip(values, self.axis, f"Retractions, {past}", spans=self.shades, bars=True)
-        return replace(tile, picture=picture, past=past)
-
-    def length(self, first: float) -> str:
-        """Return since when something is known, as text."""
-        return f"last {duration(max(self.axis.end - first + BUCKET_SECONDS / 2, 1.0))}"
-
-
-def tiles(watch: Watch, view: View, now: float, *, away: bool) -> tuple[Tile, ...]:
-    """Return the figures in reading order. Where the server is `away` they are those of before: no value, and not judged."""
-    server = watch.server
-    last, states = last_figures(server), _present(watch)
-    is_idle = bool(states["queue"]) and states["queue"] <= {"idle"}
-    past = _past(watch, now)
-    shown = (
-        _queue(view, server.schedulers.values(), 0.0 if is_idle else last["queued_requests"], states, past),
-        _usage(view, last["token_usage"], states, past),
-        _running(watch, 0.0 if is_idle else last["running_requests"], past),
-        _throughput(view, server.schedulers.values(), past, is_idle=is_idle),
-        _coverage(view, past),
-        _retractions(view, past),
-        *([] if view.given_up_share is None else [Tile("Requests given up", percent(view.given_up_share))]),
-        _reserve(view),
-    )
-    return tuple(replace(tile, value=NOT_REPORTED, tone="", note="") for tile in shown) if away else shown
-
-
-def ranks(watch: Watch) -> tuple[tuple[str, ...], ...]:
+def ranks(watch: Watch) -> list[tuple[str, ...]]:
     """Return each data-parallel rank's name, queue, running requests, limit and token usage; empty where there is one scheduler."""
     server = watch.server
     if len(server.schedulers) < 2:
-        return ()
+        return []
     ordered = sorted(server.schedulers.items(), key=lambda each: -1 if each[0] is None else each[0])
-    return tuple(
+    return [
         (
             NOT_REPORTED if dp is None else f"DP{dp}",
             *map(count, (rank.queued, rank.running, server.facts.limit(dp))),
             ratio(rank.usage),
         )
         for dp, rank in ordered
-    )
+    ]
 
 
-def _present(watch: Watch) -> dict[str, frozenset[str]]:
-    """Return the states of the last ten seconds, by signal."""
-    totals = watch.server.window(NOW_SECONDS)
-    return {
-        signal: frozenset(state for state, seconds in totals.under(signal).items() if seconds > 0)
-        for signal in ("queue", "admission")
-    }
+@dataclass(frozen=True)
+class _Figures:
+    """The guide's figures as they are now, each with its last hour, shaded while an alert fires."""
 
+    watch: Watch
+    view: View
+    last: Mapping[str, float | None]
+    now: float
 
-def _past(watch: Watch, now: float) -> _Past:
-    sums = [(begin, totals) for begin, totals in watch.server.buckets if begin > now - MOST_SECONDS]
-    first = sums[0][0] if sums else now
-    axis = Axis(min(max(first, now - MOST_SECONDS), now - LEAST_SECONDS), now)
-    firing = [alert for alert in watch.clocks.firing if alert.severity != "info"]
-    shades = (
-        [
-            Span(
-                max(min(alert.at for alert in firing), axis.begin),
-                now,
-                max((alert.severity for alert in firing), key=URGENCY.__getitem__),
-            )
-        ]
-        if firing
-        else []
-    )
-    return _Past(axis, sums, tuple(shades))
+    def tiles(self) -> list[Tile]:
+        """Return the figures in reading order."""
+        given_up = self.view.given_up_share
+        return [
+            self._queue(), self._usage(), self._running(), self._throughput(), self._coverage(), self._retractions(),
+            *([] if given_up is None else [Tile("Requests given up", percent(given_up))]), self._reserve(),
+        ]  # fmt: skip
 
+    @cached_property
+    def _sums(self) -> list[tuple[float, Totals]]:
+        return [each for each in self.watch.server.buckets if each[0] > self.now - MOST_SECONDS]
 
-def _of_all(figure: str) -> Callable[[Totals], float | None]:
-    """Return a figure of all schedulers together; an idle server has none running or waiting."""
+    @cached_property
+    def _chart(self) -> Chart:
+        now, first = self.now, self._sums[0][0] if self._sums else self.now
+        begin = min(max(first, now - MOST_SECONDS), now - LEAST_SECONDS)
+        firing = [alert for alert in self.watch.clocks.firing if alert.severity != "info"]
+        worst = max((alert.severity for alert in firing), key=URGENCY.__getitem__, default="")
+        since = max(min((alert.at for alert in firing), default=now), begin)
+        return Chart(begin, now, shades=((since, now, worst, ""),) if firing else ())
 
-    def of(totals: Totals) -> float | None:
-        mean = totals.mean(figure)
-        if mean is None:
-            return 0.0 if totals["queue/idle"] else None
-        return mean * max(len(totals.under("serves")), 1)
+    def _past(self, of: Callable[[Totals], float | None]) -> list[Value]:
+        """Return a figure over time; not known where the exporter did not run."""
+        found: list[Value] = []
+        last = inf
+        for begin, totals in self._sums:
+            if begin - last > GAP_SECONDS:
+                found.append((last + BUCKET_SECONDS, None))
+            found.append((begin + BUCKET_SECONDS / 2, of(totals)))
+            last = begin
+        return found
 
-    return of
+    def _of_all(self, figure: str) -> list[Value]:
+        """Return a figure of all schedulers together; an idle server has none running or waiting."""
 
+        def of(totals: Totals) -> float | None:
+            mean = totals.mean(figure)
+            if mean is None:
+                return 0.0 if totals["queue/idle"] else None
+            return mean * max(len(totals.under("serves")), 1)
 
-def _queue(
-    view: View,
-    schedulers: Iterable[Scheduler],
-    queued: float | None,
-    states: dict[str, frozenset[str]],
-    past: _Past,
-) -> Tile:
-    profile = view.profile
-    waits = [wait for each in schedulers if (wait := each.wait_seconds()) is not None and isfinite(wait)]
-    bad = _BAD_QUEUES | ({"empty"} if profile.queue_lower else frozenset())
-    tone = "bad" if states["queue"] & bad else "good" if states["queue"] & {"in_range", "empty"} else ""
-    note = f"~{max(waits):.0f} s wait" if queued and waits else ""
-    tile = Tile("Queued requests", count(queued), profile.healthy["queue"], tone, note)
-    # Where the wait is judged, the queue has no healthy length.
-    bounds = Bounds(profile.queue_lower, profile.queue_upper) if profile.queue_wait_seconds is None else UNBOUNDED
-    return past.drawn(tile, past.values(_of_all("queued")), bounds=bounds)
+        return self._past(of)
 
+    def _drawn(self, tile: Tile, values: list[Value], words: Callable[[float], str] = count, **bounds: Any) -> Tile:
+        """Return the tile with the picture of its past, where anything is known of it."""
+        known = [(at, value) for at, value in values if value is not None and isfinite(value)]
+        if not known:
+            return tile
+        low, high = (words(end(value for _, value in known)) for end in (min, max))
+        past = f"{self._length(known[0][0])}: {low}{f' to {high}' if low != high else ''}"
+        return replace(tile, picture=self._chart.strip(values, f"{tile.name}, {past}", **bounds)[0], past=past)
 
-def _usage(view: View, usage: float | None, states: dict[str, frozenset[str]], past: _Past) -> Tile:
-    target, seen = view.profile.token_usage_target, states["admission"] - {"idle", "unknown"}
-    tone = ""
-    if usage is not None and seen & {"held_back", "standing_still"}:
+    def _length(self, first: float) -> str:
+        return f"last {duration(max(self.now - first + BUCKET_SECONDS / 2, 1.0))}"
+
+    def _states(self, signal: str) -> set[str]:
+        """Return the present states."""
+        recent = self.watch.server.window(NOW_SECONDS).under(signal)
+        return {state for state, seconds in recent.items() if seconds > 0}
+
+    def _now(self, figure: str) -> float | None:
+        """Return a present figure; an idle server has none running or waiting."""
+        return 0.0 if self._states("queue") == {"idle"} else self.last[figure]
+
+    def _queue(self) -> Tile:
+        profile, states, queued = self.view.profile, self._states("queue"), self._now("queued_requests")
+        each = (scheduler.wait_seconds() for scheduler in self.watch.server.schedulers.values())
+        waits = [wait for wait in each if wait is not None and isfinite(wait)]
+        bad = {"above_range", "below_range", *(["empty"] if profile.queue_lower else [])}
+        tone = "bad" if states & bad else "good" if states & {"in_range", "empty"} else ""
+        note = f"~{max(waits):.0f} s wait" if queued and waits else ""
+        tile = Tile("Queued requests", count(queued), profile.healthy["queue"], tone, note)
+        # Where the wait is judged, the queue has no healthy length.
+        band = (profile.queue_lower, profile.queue_upper) if profile.queue_wait_seconds is None else (None, None)
+        return self._drawn(tile, self._of_all("queued"), band=band)
+
+    def _usage(self) -> Tile:
+        target, usage = self.view.profile.token_usage_target, self.last["token_usage"]
+        seen, tone = self._states("admission") - {"idle", "unknown"}, ""
+        if usage is not None and seen & {"held_back", "standing_still"}:
+            tone = "bad"
+        elif usage is not None and seen and not seen & {"pool_full", "hybrid_pool_full"}:
+            tone = "good" if usage >= target or seen == {"no_queue"} else ""
+        tile = Tile("Token usage", ratio(usage), self.view.profile.healthy["usage"], tone)
+        return self._drawn(tile, self._past(lambda totals: totals.mean("usage")), ratio, band=(target, None), least=1.0)
+
+    def _running(self) -> Tile:
+        server, running = self.watch.server, self._now("running_requests")
+        limits = [limit for dp in server.schedulers if (limit := server.facts.limit(dp)) is not None]
+        limit, batches = sum(limits) if limits else None, server.facts.micro_batches
+        of = f", in one of {batches} micro batches" if batches > 1 else ""
+        note = f"of {limit:,.0f}{of}" if running is not None and limit else ""
+        near = f"near {limit:,.0f} while requests wait" if limit else "near the limit while requests wait"
+        return self._drawn(Tile("Running requests", count(running), near, note=note), self._of_all("running"))
+
+    def _throughput(self) -> Tile:
+        each = [rank.throughput for rank in self.watch.server.schedulers.values() if rank.throughput is not None]
+        now = sum(each) if each else None
+        if self._states("queue") == {"idle"} or self.view.stuck is not None:
+            now = 0.0
+        return self._drawn(Tile("Generated tokens/s", count(now)), self._of_all("throughput"))
+
+    def _coverage(self) -> Tile:
+        view, name, healthy = self.view, "CUDA graph coverage", self.view.profile.healthy["coverage"]
+        if view.facts.without_graph == "unsupported":
+            return Tile(name, "decodes nothing" if view.facts.role == "prefill" else "none on this device")
+        if view.facts.without_graph:
+            return Tile(name, "off", healthy, "bad")
+        share, least = view.share("cuda_graph", "replayed"), 1 - view.profile.frequent_share
+        tile = Tile(name, NOT_REPORTED, healthy)
+        if share is not None:
+            tile = Tile(name, percent(share), healthy, "good" if share > least else "bad")
+        values = self._past(lambda totals: totals.share("cuda_graph", "replayed"))
+        return self._drawn(tile, values, percent, band=(least, None), least=1.0)
+
+    def _retractions(self) -> Tile:
+        view, values = self.view, self._past(lambda totals: totals["retractions"])
+        rate = view.retractions_a_minute
+        tone = "" if not view.served else "good" if rate <= view.retractions_tolerated else "bad"
+        tile = Tile("Retractions a minute", NOT_REPORTED, view.profile.healthy["retractions"], tone)
+        if not values:
+            return tile
+        past = f"{self._length(values[0][0])}: {sum(value or 0.0 for _, value in values):,.0f} in all"
+        picture, _ = self._chart.strip(values, f"Retractions, {past}", bars=True)
+        return replace(tile, value=f"{rate:.1f}", picture=picture, past=past)
+
+    def _reserve(self) -> Tile:
+        facts, profile, name = self.view.facts, self.view.profile, "GPU memory left at start"
+        reserve, healthy = facts.reserve_gb, f"{profile.reserve_lower_gb:g} to {profile.reserve_good_gb:g} GB"
+        if reserve is None:
+            return Tile(name, "no GPU") if facts.is_cpu else Tile(name, NOT_REPORTED, healthy)
         tone = "bad"
-    elif usage is not None and seen and not seen & {"pool_full", "hybrid_pool_full"}:
-        tone = "good" if usage >= target or seen == {"no_queue"} else ""
-    tile = Tile("Token usage", ratio(usage), view.profile.healthy["usage"], tone)
-    return past.drawn(tile, past.values(lambda totals: totals.mean("usage")), ratio, Bounds(target, least=1.0))
-
-
-def _running(watch: Watch, running: float | None, past: _Past) -> Tile:
-    server, batches = watch.server, watch.server.facts.micro_batches
-    limits = [limit for dp in server.schedulers if (limit := server.facts.limit(dp)) is not None]
-    limit = sum(limits) if limits else None
-    of = f", in one of {batches} micro batches" if batches > 1 else ""
-    note = f"of {limit:,.0f}{of}" if running is not None and limit else ""
-    near = f"near {limit:,.0f} while requests wait" if limit else "near the limit while requests wait"
-    return past.drawn(Tile("Running requests", count(running), near, note=note), past.values(_of_all("running")))
-
-
-def _throughput(view: View, schedulers: Iterable[Scheduler], past: _Past, *, is_idle: bool) -> Tile:
-    each = [rank.throughput for rank in schedulers if rank.throughput is not None]
-    now = 0.0 if is_idle or view.stuck is not None else sum(each) if each else None
-    return past.drawn(Tile("Generated tokens/s", count(now)), past.values(_of_all("throughput")))
-
-
-def _coverage(view: View, past: _Past) -> Tile:
-    name, healthy, facts = "CUDA graph coverage", view.profile.healthy["coverage"], view.facts
-    if facts.without_graph == "unsupported":
-        return Tile(name, "decodes nothing" if facts.role == "prefill" else "none on this device")
-    if facts.without_graph:
-        return Tile(name, "off", healthy, "bad")
-    share, least = view.share("cuda_graph", "replayed"), 1 - view.profile.frequent_share
-    tile = Tile(name, NOT_REPORTED, healthy)
-    if share is not None:
-        tile = Tile(name, percent(share), healthy, "good" if share > least else "bad")
-    values = past.values(lambda totals: totals.share("cuda_graph", "replayed"))
-    return past.drawn(tile, values, percent, Bounds(least, least=1.0))
-
-
-def _retractions(view: View, past: _Past) -> Tile:
-    rate, healthy = view.retractions_a_minute, view.profile.healthy["retractions"]
-    tone = "" if not view.served else "good" if rate <= view.retractions_tolerated else "bad"
-    value = f"{rate:.1f}" if past.sums else NOT_REPORTED
-    return past.counted(
-        Tile("Retractions a minute", value, healthy, tone), past.values(lambda totals: totals["retractions"])
-    )
-
-
-def _reserve(view: View) -> Tile:
-    reserve, profile, name = view.facts.reserve_gb, view.profile, "GPU memory left at start"
-    healthy = f"{profile.reserve_lower_gb:g} to {profile.reserve_good_gb:g} GB"
-    if reserve is None:
-        return Tile(name, "no GPU") if view.facts.is_cpu else Tile(name, NOT_REPORTED, healthy)
-    tone = "bad"
-    if profile.reserve_lower_gb <= reserve <= profile.reserve_upper_gb:
-        tone = "good" if reserve <= profile.reserve_good_gb else ""  # between good and too much: not judged
-    return Tile(name, f"{reserve:.1f} GB", healthy, tone)
+        if profile.reserve_lower_gb <= reserve <= profile.reserve_upper_gb:
+            tone = "good" if reserve <= profile.reserve_good_gb else ""  # between good and too much: not judged
+        return Tile(name, f"{reserve:.1f} GB", healthy, tone)

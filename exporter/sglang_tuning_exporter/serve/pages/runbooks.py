@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +18,7 @@ from markdown_it.token import Token
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.core import page as pages
 from sglang_tuning_exporter.core import runbooks
-from sglang_tuning_exporter.core.text import TONES, findings_words
+from sglang_tuning_exporter.core.findings import TONES
 
 _PLACEHOLDER = re.compile(r"\b(EXPORTER|SGLANG|LOG)\b")
 _HOST = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::\d{1,5})?")
@@ -37,10 +36,8 @@ def render(sidecar: Sidecar, alert: str, host: str) -> str | None:
     with sidecar.view() as now:
         judged = sidecar.judged(now)
         profile = sidecar.watch.server.profile
-    figure = judged.judgement.checks.get(row.id)
-    present = next((each for each in findings_words(judged) if each.finding.diagnosis == row.id), None)
-    if present is not None:  # the page has no other finding that could have a change first
-        present = replace(present, changes=tuple(replace(change, again=0) for change in present.changes))
+    figure = judged.checks.get(row.id)
+    present = next((each for each in judged.findings if each.diagnosis == row.id), None)
     return _page(
         runbooks.page(row.alert, profile),
         _known(host, sidecar),

@@ -138,9 +138,8 @@ class Command(NamedTuple):
 
     release: str  # whose flags these are
     text: str
-    changes: tuple[
-        str, ...
-    ]  # `--schedule-conservativeness 1 → 1.3`; `not set` where SGLang chose a value and did not print it
+    # Flag, value before, value after; `not set` where SGLang chose a value and did not print it.
+    changes: tuple[tuple[str, str, str], ...]
     secrets: tuple[str, ...] = ()  # secret flags: not read, so it is not known whether they are set
 
 
@@ -186,7 +185,7 @@ def command_line(release: str | None, args: Mapping[str, object], changes: Mappi
             continue
         old = given.get(arg, flag.default)
         if typed(flag, old) != typed(flag, value):
-            changed.append(f"{flag.flag} {shown(old)} → {shown(value)}")
+            changed.append((flag.flag, shown(old), shown(value)))
         given[arg] = value
     words = [
         word for arg, value in given.items() if (flag := server.flag(arg)) is not None for word in spelled(flag, value)
