@@ -17,7 +17,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from typing import Any, BinaryIO
 
 from sglang_tuning_exporter.collect import _rotation as rotation
@@ -33,13 +33,6 @@ _LOOK_BACK, _LOOK_BACK_TEXT = 256 << 20, 4 << 20
 _LAST_WORDS = 64 << 10  # the last lines say how a server ended
 _START_UP = b"server_args="
 _NEVER = 1 << 63
-# Of a mark in a state file, with what an older one lacks.
-_NUMBERS = dict.fromkeys(("inode", "position", "head_bytes", "tail_bytes")) | {
-    "device": 0,
-    "size": 0,
-    "modified": _NEVER,
-    "generation": 0,
-}
 _GET_VERSION = 0x80007601 | struct.calcsize("l") << 16  # FS_IOC_GETVERSION of linux/fs.h
 
 Key = tuple[int, int]  # device and inode
@@ -61,16 +54,6 @@ class Mark:
     joined: bool = False  # its last line continues in the next file of the log
     device: int = 0  # 0: unknown; after a reboot a disk may have another one, and then its text identifies the file
     generation: int = 0  # of the inode, whose number is reused after deletion; 0: unknown
-    held: bool = False  # the file is open, and `position` is its end: its inode is no other file's, and a copy ends there as well
-
-    def json(self) -> dict[str, object]:
-        """Return the mark as an object for a state file."""
-        return {name: getattr(self, name) for name in self.__slots__ if name != "held"}
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the file had no text at the last read and could still get some; a copy cannot."""
-        return not self.head_bytes and not self.position and not self.joined
 
     def has_key(self, key: Key) -> bool:
         """Return whether a file with this device and inode may be the marked one."""
@@ -85,62 +68,47 @@ class Mark:
     def fits(self, fd: int, name: str = "") -> bool:
         """Return whether the open file is the marked one or a copy of it, and was not rewritten."""
         try:
-            same = self.is_same_file(fd)
-            if not same and not self.tail_bytes and self.head_bytes < (SURE_BYTES if self.inode else 1):
+            # A copy is known by its text alone: of a file that is still there the start is not enough.
+            enough = SURE_BYTES if self.inode else 1
+            if not self.tail_bytes and self.head_bytes < enough and not self.is_same_file(fd):
                 return False
             if rotation.packing_of(fd, name):
                 with rotation.unpacked(fd, name) as file:
-                    return self._has_same_text(
-                        lambda size, at: file.read(size) if file.seek(at) == at else b"", same=same
-                    )
-            return self._has_same_text(lambda size, at: os.pread(fd, size, at), same=same)
+                    return self._has_text(lambda size, at: file.read(size) if file.seek(at) == at else b"")
+            return self._has_text(lambda size, at: os.pread(fd, size, at))
         except DAMAGE:
             return False
-
-    def _has_same_text(self, pread: Callable[[int, int], bytes], *, same: bool) -> bool:
-        if digest(pread(self.head_bytes, 0)) != self.head:
-            return False
-        tail = pread(self.tail_bytes + (self.held and not same), self.position - self.tail_bytes)
-        return len(tail) == self.tail_bytes and digest(tail) == self.tail
 
     def is_surely(self, fd: int) -> bool:
         """Return whether the open file is the marked one, and neither was rewritten nor is too short to be certain."""
         return self.head_bytes >= SURE_BYTES and self.is_same_file(fd) and self.fits(fd)
+
+    def is_shorter(self, place: rotation.RotatedFile) -> bool:
+        """Return whether the marked file has grown since it was read to its end."""
+        return self.has_key(place.key) and place.size > self.position and not self.joined
+
+    def _has_text(self, pread: Callable[[int, int], bytes]) -> bool:
+        is_head = digest(pread(self.head_bytes, 0)) == self.head
+        return is_head and digest(pread(self.tail_bytes, self.position - self.tail_bytes)) == self.tail
 
 
 def mark_from(entry: object) -> Mark | None:
     """Return the mark in a state file, which may be damaged."""
     if not isinstance(entry, Mapping):
         return None
-    texts: dict[str, Any] = {name: entry.get(name) for name in ("path", "head", "tail")}
-    numbers: dict[str, Any] = {name: entry.get(name, default) for name, default in _NUMBERS.items()}
-    if not all(isinstance(text, str) for text in texts.values()):
+    kinds: dict[Any, type] = {"str": str, "int": int, "bool": bool}
+    found: dict[str, Any] = {each.name: entry.get(each.name, each.default) for each in fields(Mark)}
+    if not all(isinstance(found[each.name], kinds[each.type]) for each in fields(Mark)):
         return None
-    if not all(isinstance(number, int) and number >= 0 for number in numbers.values()):
-        return None
-    mark = Mark(**texts, **numbers, joined=entry.get("joined") is True)
+    mark = Mark(**found)
     fits = mark.head_bytes <= HEAD_BYTES and mark.tail_bytes <= min(TAIL_BYTES, mark.position)
+    fits = fits and all(number >= 0 for number in found.values() if isinstance(number, int))
     return mark if fits and mark.position < _NEVER else None  # no file offset is larger
 
 
-class SavedPositions:
-    """Patterns and marks of an earlier process, from a state file; invalid parts are left out, since it may be damaged."""
-
-    def __init__(self, positions: Mapping[str, object]) -> None:
-        patterns, files = positions.get("patterns"), positions.get("files")
-        known = patterns if isinstance(patterns, list) else []
-        self.patterns = frozenset(pattern for pattern in known if isinstance(pattern, str))
-        found = map(mark_from, files) if isinstance(files, list) else []
-        self.marks = [mark for mark in found if mark is not None]
-
-    def of(self, path: str) -> list[Mark]:
-        """Return the marks made under `path`, oldest first; the last one is of the file with that name."""
-        return [mark for mark in self.marks if mark.path == path]
-
-
-def make_mark(path: str, inode: int, position: int, head: bytes, tail: bytes, **more: Any) -> Mark:
+def make_mark(path: str, key: Key, position: int, head: bytes, tail: bytes, **more: Any) -> Mark:
     """Return the mark of a file whose first bytes are `head` and whose bytes before `position` are `tail`."""
-    return Mark(path, inode, position, len(head), digest(head), len(tail), digest(tail), **more)
+    return Mark(path, key[1], position, len(head), digest(head), len(tail), digest(tail), device=key[0], **more)
 
 
 def generation(fd: int) -> int:
@@ -164,7 +132,7 @@ class Lines:
         self.limit = limit
         self._counts = counts
         self._partial = bytearray()
-        self._overlong = False  # the incomplete line is too long
+        self._overlong = False  # the incomplete line is too long, and its text is dropped
 
     def skip_line(self) -> None:
         """Drop the incomplete line: it is already too long."""
@@ -175,20 +143,25 @@ class Lines:
         """Return the lines that `data` completes."""
         data = data.replace(b"\0", b"")
         end = data.rfind(b"\n") + 1
-        if not end:
-            self._extend(data)
-            return b""
-        first = data.find(b"\n") + 1 if self._partial or self._overlong else 0
-        self._extend(data[:first])
-        completed = self._finish() if first else b""
-        whole = data[first:end]
+        whole = data[:end]
+        if whole:
+            if self._overlong:
+                whole = whole[whole.find(b"\n") + 1 :]
+                self._counts["dropped"] += 1
+            if self._partial:
+                whole = bytes(self._partial) + whole
+            self._partial.clear()
+            self._overlong = False
         if len(whole) > self.limit:
             lines = [line + b"\n" for line in whole[:-1].split(b"\n")]
             kept = [line for line in lines if len(line) <= self.limit]
             self._counts["dropped"] += len(lines) - len(kept)
             whole = b"".join(kept)
-        self._extend(data[end:])
-        return completed + whole
+        if not self._overlong:
+            self._partial += data[end:]
+            if len(self._partial) > self.limit:
+                self.skip_line()
+        return whole
 
     @property
     def has_partial_line(self) -> bool:
@@ -197,36 +170,16 @@ class Lines:
 
     def flush(self) -> bytes:
         """Return the last incomplete line with a line end; empty if there is none."""
-        if self._overlong:
-            self._finish()
-        if not self._partial:
-            return b""
-        self._partial += b"\n"
-        return self._finish()
-
-    def _extend(self, data: bytes) -> None:
-        self._overlong = self._overlong or len(self._partial) + len(data) > self.limit
-        if self._overlong:
-            self._partial.clear()
-        else:
-            self._partial += data
-
-    def _finish(self) -> bytes:
-        line = bytes(self._partial)
-        self._partial.clear()
-        self._counts["dropped"] += self._overlong
-        self._overlong = False
-        return line
+        return self.take(b"\n") if self.has_partial_line else b""
 
 
 class LogFile:
-    """One open file, read across truncation and holes of NUL bytes."""
+    """One open file, read across truncation and holes of NUL bytes. A compressed one is complete; positions are offsets in its text."""
 
-    _look_back_bytes = _LOOK_BACK  # searched for the last server start
-
-    def __init__(self, path: str, fd: int, lines: Lines) -> None:
+    def __init__(self, path: str, fd: int, lines: Lines, name: str = "") -> None:
+        """`name`: of a rotated file, which may be compressed. Raise one of `DAMAGE`."""
         status = os.fstat(fd)
-        self.path, self.fd, self.lines = path, fd, lines
+        self.path, self.fd, self.lines, self.name = path, fd, lines, name
         self.key: Key = (status.st_dev, status.st_ino)
         self.is_regular = stat.S_ISREG(status.st_mode)
         self.position = 0
@@ -235,15 +188,27 @@ class LogFile:
         self.at_end = False
         self.rewritten = False  # the text that was read is not in the file any more
         self.joined = False  # a copy made by copytruncate: its last line continues in the log's next file
-        self.closed = False
         self.grown_at = 0.0
         self.gone_at: float | None = None  # when it lost its followed path
         self.size, self.modified = status.st_size, status.st_mtime_ns  # at the last read
         self._generation = generation(fd) if self.is_regular else 0
         self._line_start = 0
-        self._line_tail = b""  # text before _line_start, for the mark
-        self._head = self._first_text()
-        self._tail = b""
+        self._line_tail = self._tail = b""  # text before `_line_start` and before `position`, for the mark
+        self._opened = ExitStack()
+        self._text = None
+        try:
+            if name and rotation.packing_of(fd, name):
+                self._text = self._opened.enter_context(rotation.unpacked(fd, name))
+                self.size = 1  # more than was read, until its end was reached
+            self._head = self._first_text()
+        except DAMAGE:
+            self._opened.close()
+            raise
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether it is compressed."""
+        return self._text is not None
 
     def start_at(self, position: int) -> None:
         """Start with the line that contains the byte before `position`, or after it if that byte ends the line."""
@@ -256,17 +221,13 @@ class LogFile:
             self.lines.skip_line()
         self.look_back_from = position
         self.position = self._line_start = position
+        self.size = position + 1 if self.is_packed else self.size
         length = min(position, TAIL_BYTES)
         self._tail = self._line_tail = _after_nul(self._pread(length, position - length))
 
     def take_over(self, former: LogFile) -> None:
-        """Continue at the position of another one, of which this is a copy."""
-        self.position, self._line_start, self.lines = former.position, former._line_start, former.lines
-        self._head, self._tail, self._line_tail = former._head, former._tail, former._line_tail
-
-    def anew(self) -> LogFile:
-        """Return a reader of the present text of this file, which was rewritten. Its writer may continue inside the incomplete line."""
-        return LogFile(self.path, self.fd, self.lines)
+        """Continue the incomplete line of another one, of which this is a copy."""
+        self.lines, self._line_start, self._line_tail = former.lines, former._line_start, former._line_tail
 
     def flush(self) -> bytes:
         """Return the last incomplete line as a line, and count it as read; empty if there is none."""
@@ -291,27 +252,16 @@ class LogFile:
 
     def mark(self) -> Mark:
         """Return how far this file has been read in whole lines."""
-        return self._mark(self._line_start, self._head, self._line_tail, joined=self.joined)
+        return self._mark(self._line_start, self._line_tail, joined=self.joined)
 
     def mark_of_read(self) -> Mark:
         """Return a mark that fits any file that begins with what was read."""
-        return self._mark(self.position, self._head[: self.position], self._tail)
+        return self._mark(self.position, self._tail)
 
-    def mark_of_former(self) -> Mark:
-        """Return a mark that fits no file but a copy of what was read of this one, which is rewritten."""
-        return replace(self.mark_of_read(), inode=0, device=0, generation=0)
-
-    def mark_of_all(self) -> Mark:
-        """Return the mark of the whole present text, which a compressed copy has as well."""
-        status = os.fstat(self.fd)
-        length = min(status.st_size, TAIL_BYTES)
-        head = self._pread(HEAD_BYTES, 0)[: status.st_size]
-        tail = self._pread(length, status.st_size - length)
-        return replace(self._mark(status.st_size, head, tail, held=True), size=status.st_size)
-
-    def _mark(self, position: int, head: bytes, tail: bytes, **more: bool) -> Mark:
-        looked = {"size": self.size, "modified": self.modified, "generation": self._generation}
-        return make_mark(self.path, self.key[1], position, head, tail, device=self.key[0], **looked, **more)
+    def _mark(self, position: int, tail: bytes, **more: bool) -> Mark:
+        key = (0, 0) if self.rewritten else self.key  # what was read is in a copy, if anywhere
+        looked = {"size": self.size, "modified": self.modified, "generation": 0 if self.rewritten else self._generation}
+        return make_mark(self.path, key, position, self._head, tail, **looked, **more)
 
     def as_found(self) -> rotation.RotatedFile:
         """Return this file as one that was found under the log's name."""
@@ -319,13 +269,13 @@ class LogFile:
 
     def note_start(self) -> None:
         """Note the start of a renamed file that has not been read yet, so that it is found again when compressed."""
-        if not self.position and not self.rewritten:
+        if not (self.position or self.rewritten or self.is_packed):
             with suppress(OSError):  # then it is known by what was noted before
                 self._head, self.size = self._first_text(), os.fstat(self.fd).st_size
 
     def has_text(self) -> bool:
-        """Return whether the file has, or had, text."""
-        return self.position > 0 or self.closed or os.fstat(self.fd).st_size > 0
+        """Return whether the file has, or had, text; a compressed empty file is larger than 0 bytes."""
+        return self.position > 0 or (bool(self._head) if self.is_packed else os.fstat(self.fd).st_size > 0)
 
     def is_deleted(self) -> bool:
         """Return whether the file has no name left."""
@@ -333,19 +283,18 @@ class LogFile:
 
     def close(self) -> bytes:
         """Close the file and return its last incomplete line."""
-        if not self.closed:
-            os.close(self.fd)
-        self.closed = True
+        self._opened.close()
+        os.close(self.fd)
         return b"" if self.joined else self.lines.flush()
 
     def look_back(self) -> bytes:
-        """Return lines before the first position: those from the last server start on, and the last 64 KiB.
+        """Return lines before the first position: those from the last server start on, and the last 64 KiB; of a compressed file these alone.
 
         The file is read, not mapped: if a mapped file were truncated, the process would die of SIGBUS.
         """
         end, self.look_back_from = self.look_back_from, 0
         try:
-            found = self._rfind(_START_UP, max(0, end - self._look_back_bytes), end)
+            found = None if self.is_packed else self._rfind(_START_UP, max(0, end - _LOOK_BACK), end)
             facts_end, start = 0, b""
             if found is not None:
                 begin = self._line_begin(found) or 0
@@ -366,17 +315,20 @@ class LogFile:
         self.reason = ""
         try:
             while budget > 0 and not self.at_end:
-                raw = self._next()
+                raw = self._next() if self.is_regular and not self.is_packed else self._next_of_stream()
                 budget -= len(raw) or CHUNK
                 if raw:
                     self.grown_at = now
                     yield self.lines.take(raw)
-        except OSError as error:
-            self.reason = f"unreadable: {error.strerror or error}"
+        except DAMAGE as error:
+            self.reason = f"unreadable: {getattr(error, 'strerror', None) or error}"
             self.at_end = True
 
     def _pread(self, size: int, at: int) -> bytes:
-        return os.pread(self.fd, size, at)
+        if self._text is None:
+            return os.pread(self.fd, size, at)
+        self._text.seek(at)
+        return self._text.read(size)
 
     def _rfind(self, needle: bytes, low: int, high: int) -> int | None:
         """Return the offset of the last `needle` within [low, high)."""
@@ -396,23 +348,26 @@ class LogFile:
             return newline + 1
         return None if low else 0
 
+    def _next_of_stream(self) -> bytes:
+        """Read on in a pipe or in the text of a compressed file."""
+        try:
+            raw = os.read(self.fd, CHUNK) if self._text is None else self._pread(CHUNK, self.position)
+        except BlockingIOError:
+            raw = b""
+        self.at_end = not raw
+        self._advance(raw)
+        self.size = self.position + (not self.at_end)
+        return raw
+
     def _next(self) -> bytes:
-        if not self.is_regular:
-            try:
-                raw = os.read(self.fd, CHUNK)
-            except BlockingIOError:
-                raw = b""
-            self.at_end = not raw
-            self.position += len(raw)
-            return raw
         # One read returns the text before the position and the new text: nothing can change between check and use.
         known = len(self._tail)
         got = os.pread(self.fd, known + CHUNK, self.position - known)
-        status = os.fstat(self.fd)
-        if got[:known] != self._tail or not self._same_head() or status.st_size < self.position:
+        head, status = self._first_text(), os.fstat(self.fd)
+        if got[:known] != self._tail or not head.startswith(self._head) or status.st_size < self.position:
             self.rewritten = self.at_end = True
             return b""
-        self.size, self.modified = status.st_size, status.st_mtime_ns
+        self._head, self.size, self.modified = head, status.st_size, status.st_mtime_ns
         raw = got[known:]
         self.at_end = len(raw) < CHUNK
         # NUL bytes at the end may be a hole, or text written on another machine that has not arrived yet: wait.
@@ -425,13 +380,6 @@ class LogFile:
 
     def _first_text(self) -> bytes:
         return self._pread(HEAD_BYTES, 0).partition(b"\0")[0] if self.is_regular else b""
-
-    def _same_head(self) -> bool:
-        head = self._first_text()
-        same = head.startswith(self._head)
-        if same:
-            self._head = head
-        return same
 
     def _advance(self, raw: bytes) -> None:
         cut = raw.rfind(b"\n") + 1
@@ -451,63 +399,6 @@ class LogFile:
                 return
             self.position = after  # the file system does not support SEEK_DATA
         self._tail = b""
-
-
-class PackedFile(LogFile):
-    """A compressed file, which is complete; positions are offsets in its text. An earlier server start is not looked for."""
-
-    _look_back_bytes = 0
-
-    def __init__(self, path: str, fd: int, lines: Lines, name: str) -> None:
-        self.name = name
-        self._open = ExitStack()
-        self._file = self._open.enter_context(rotation.unpacked(fd, name))
-        try:
-            super().__init__(path, fd, lines)
-        except DAMAGE:
-            self._open.close()
-            raise
-        self.size = 1  # more than was read, until its end was reached
-
-    def continue_at(self, position: int) -> None:
-        """Start at byte `position` of a mark; inside an overlong line, start with the line after it."""
-        super().continue_at(position)
-        self.size = position + 1
-
-    def take_over(self, former: LogFile) -> None:
-        """Continue at the position of another one, of which this is a copy."""
-        super().take_over(former)
-        self.size = self.position + 1
-
-    def mark_of_all(self) -> Mark:
-        """Return a mark of this file; it is not compressed again."""
-        return replace(self.mark(), held=True)
-
-    def has_text(self) -> bool:
-        """Return whether it has text: a compressed empty file is larger than 0 bytes."""
-        return bool(self._head)
-
-    def close(self) -> bytes:
-        """Close the file and return its last incomplete line."""
-        self._open.close()
-        return super().close()
-
-    def note_start(self) -> None:
-        """Do nothing: a compressed file does not change."""
-
-    def _pread(self, size: int, at: int) -> bytes:
-        self._file.seek(at)
-        return self._file.read(size)
-
-    def _next(self) -> bytes:
-        try:
-            raw = self._pread(CHUNK, self.position)
-        except DAMAGE as error:
-            raise OSError(errno.EIO, str(error)) from error
-        self.at_end = not raw
-        self._advance(raw)
-        self.size = self.position + (not self.at_end)
-        return raw
 
 
 class Stdin:
@@ -556,14 +447,3 @@ def _last(before: bytes, text: bytes, end: int) -> bytes:
 
 def _after_nul(text: bytes) -> bytes:
     return text[text.rfind(b"\0") + 1 :]  # bytes that are NUL now may be text later
-
-
-def reason_of(error: OSError) -> str:
-    """Return in a few words why a path cannot be read."""
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return "missing"
-    if isinstance(error, PermissionError):
-        return "permission denied"
-    if isinstance(error, IsADirectoryError):
-        return "is a directory"
-    return f"unreadable: {error.strerror or error}"

@@ -48,6 +48,11 @@ class RotatedFile:
         """The number in a name like server.log.3; None for a date."""
         return int(self.suffix[1:]) if _COUNT.fullmatch(self.suffix) else None
 
+    @property
+    def is_readable(self) -> bool:
+        """Whether it is uncompressed or in a format that Python can read."""
+        return packing(self.path) in ("", *READABLE)
+
 
 def packing(path: str) -> str:
     """Return the extension of a compressed file, empty for any other."""
@@ -61,11 +66,6 @@ def packing_of(fd: int, path: str) -> str:
     found = compression.packing(os.pread(fd, _MAGIC_BYTES, 0))
     is_text = found == ".bz2" and _MULTILOG.fullmatch(path.rpartition("/")[2]) is None  # it begins with letters
     return "" if is_text else found
-
-
-def is_readable(path: str) -> bool:
-    """Return whether a file is uncompressed or in a format that Python can read."""
-    return packing(path) in ("", *READABLE)
 
 
 @contextmanager
@@ -138,10 +138,11 @@ def alike(path: str, inode: int) -> Iterator[list[RotatedFile]]:
     entries = _entries(folder, links=False)
     number = next((entry.inode() for entry in entries if entry.path == path), None)
     targets = [entry.path for entry in entries if entry.inode() == number]  # a hard link has several names
-    shapes = dict.fromkeys(_shape(entry.path) for entry in entries if entry.inode() in (inode, number))
     stem = os.path.join(folder, _NUMBER.split(base.split(".")[0])[0])  # noqa: PTH118 -- as the entries
-    shapes |= dict.fromkeys(
-        _shape(entry.path) for entry in entries if stem != folder + "/" and entry.path.startswith(stem)
+    shapes = dict.fromkeys(
+        _shape(entry.path)
+        for entry in entries
+        if entry.inode() in (inode, number) or (stem != folder + "/" and entry.path.startswith(stem))
     )
     for shape in shapes:
         yield _group([entry for entry in entries if _shape(entry.path) == shape], targets, folder)

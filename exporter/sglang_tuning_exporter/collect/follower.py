@@ -19,24 +19,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import inf
 from pathlib import Path
 from typing import BinaryIO
 
 from sglang_tuning_exporter.collect import _rotation as rotation
-from sglang_tuning_exporter.collect._log_file import (
-    SURE_BYTES,
-    Key,
-    Lines,
-    LogFile,
-    Mark,
-    PackedFile,
-    SavedPositions,
-    Stdin,
-    make_mark,
-    reason_of,
-)
+from sglang_tuning_exporter.collect._log_file import SURE_BYTES, Key, Lines, LogFile, Mark, Stdin, make_mark, mark_from
 from sglang_tuning_exporter.collect._rotation import RotatedFile
 from sglang_tuning_exporter.core.compression import DAMAGE
 
@@ -100,32 +89,6 @@ class FileStatus:
         return f"{self.reason}; {remedy}" if remedy else self.reason or "following"
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """The files that a log is known to have had, and the files that there are now."""
-
-    marks: list[Mark]  # oldest first
-    held: dict[int, LogFile]  # the open files, by the index of their marks
-    saved: (
-        int  # so many of the marks, the newest, are of an earlier process, or of the text before the log was rewritten
-    )
-    former: LogFile | None  # what was read of the log before it was rewritten, as the newest mark has it
-    beside: list[RotatedFile]  # the log, oldest first
-    found: dict[
-        int, int
-    ]  # the index of the file of each mark, where found; that of the followed one comes after the others
-
-    @property
-    def at_name(self) -> int | None:
-        """The index of the mark of the file with the name."""
-        return next((at for at, to in self.found.items() if to == len(self.beside)), None)
-
-    @property
-    def newest_is_found(self) -> bool:
-        """Whether there is a file with the text that was read last."""
-        return len(self.marks) - 1 in self.found
-
-
 @dataclass(slots=True)
 class Log:
     """A followed path and the files that have had this name."""
@@ -134,23 +97,17 @@ class Log:
     pattern: str
     limit: int  # of a line, in bytes
     existed_at_start: bool  # of the exporter
-    resume_mark: Mark | None = None  # how far it was read before it was left out
     polled_at: float = 0.0
     files: list[LogFile] = field(default_factory=list)  # open, oldest first
     current: LogFile | None = None  # the one with the name now
     finished: list[Mark] = field(default_factory=list)  # of closed files
     reason: str = ""
     is_alias: bool = False  # the same file is followed under another path
-    unopened_at_start: tuple[Key, int] | None = None  # file and size at the start, if it could not be opened
+    unopened_at_start: tuple[Key, int] | None = None  # file and size at the start, if it was not opened then
     counts: Counter[str] = field(default_factory=Counter)  # `dropped` lines, and `lost` files
     last_lost: str = ""  # the last of them, and why
     owners: dict[Key, str] = field(default_factory=dict)  # of each file that is followed, the path under which it is
-    _folders: list[str] = field(default_factory=list)  # in the log's directory
-    _folders_modified: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        """Note the state of the directory."""
-        self._has_changed()
+    _changed: list[int] = field(default_factory=list)  # when the log's directory was changed, and those in it
 
     @property
     def is_glob_match(self) -> bool:
@@ -160,6 +117,8 @@ class Log:
     def marks(self) -> Iterator[Mark]:
         """Yield the marks of its files, oldest first; a pipe has none, since it cannot be read again."""
         yield from self.finished
+        if self.unopened_at_start is not None and not (self.finished or self.files):
+            yield make_mark(self.path, *self.unopened_at_start, b"", b"")
         for at, file in enumerate(self.files):
             if file.joined and file.at_end and any(each.has_lines for each in self.files[at + 1 :]):
                 file.count_all_as_read()
@@ -173,6 +132,15 @@ class Log:
         if self.current is not None:
             self.current.gone_at = now
             self.current = None
+
+    def rest(self) -> bool:
+        """Close the file, which is read again when it grows; False where more is to be read now."""
+        if not all(each.at_end and each is self.current and each.gone_at is None for each in self.files):
+            return False
+        for file in list(self.files):
+            self._close(file)
+        self.current = None
+        return True
 
     def poll(self, now: float) -> Iterator[Block]:
         """Yield the new lines, each file after those before it."""
@@ -192,8 +160,8 @@ class Log:
                 queue = [each for each in self.files if id(each) not in before] + queue
             elif not file.at_end:
                 return
-        for file in list(self.files):
-            if file.at_end and (rest := self._close_quiet(file, now)):
+        for file in [each for each in self.files if each.at_end]:
+            if rest := self._close_quiet(file, now):
                 yield Block(self.path, rest)
 
     def arrange(
@@ -204,143 +172,113 @@ class Log:
         Known are those of this process, and those `saved` by an earlier one, newest last. `following` is about to be the file with the name;
         `former` is what was read of it before it was rewritten.
         """
-        if following is not None and len(saved) == 1 and saved[0].is_surely(following.fd):
-            following.continue_at(saved[0].position)  # nothing was written elsewhere since
-            return
-        marks = [*self.finished, *(file.mark_of_all() for file in self.files if file.is_regular), *saved]
-        marks += [] if former is None else [former.mark_of_former()]
+        for file in self.files:
+            file.note_start()
+        closed, before = len(self.finished), list(self.files)
+        held = dict(enumerate((file for file in before if file.is_regular), closed))  # by the index of its mark
+        marks = [*self.finished, *(file.mark_of_read() for file in held.values()), *saved]
+        marks += [] if former is None else [former.mark_of_read()]
         if not marks:
             return
+        newest, last = marks[-1], len(marks) - 1
         beside = [file for file in rotated_files(self.path, marks) if following is None or file.key != following.key]
-        held = dict(enumerate((file for file in self.files if file.is_regular), len(self.finished)))
         found = assign(marks, beside if following is None else [*beside, following.as_found()])
-        known = _Known(marks, held, len(saved), former, beside, found)
+        at_file = {to: at for at, to in found.items()}
+        at_name = at_file.get(len(beside))
+        if following is not None and at_name is not None:
+            following.continue_at(marks[at_name].position)
+        # `is_far`: whole files may have been created and deleted since the last look. `is_over`: the file with the name is the newest known
+        # one. `is_copied`: it was copied and truncated, so that a line may begin in the copy and end here.
         is_far = now - self.polled_at >= _FAR_APART_SECONDS or bool(saved)
-        # `is_copied`: it was copied and truncated, so a line may begin in the copy and end here. `is_over`: it is the newest known file.
-        is_copied, is_over = former is not None, False
-        if following is not None:
-            is_over = known.at_name == len(marks) - 1 and marks[-1].head_bytes >= SURE_BYTES
-            is_copied = is_copied or (bool(saved) and not is_over and marks[-1].is_same_file(following.fd))
-            if known.at_name is not None:
-                following.continue_at(marks[known.at_name].position)
-        self._count_gone(known, is_far=is_far)
-        by_time = is_far or former is None or not marks[-1].head_bytes
-        later = [] if is_over or not (by_time or known.newest_is_found) else self._later(known)
-        for number in _missing(known, later):
-            self._count_lost(f"{self.path}.{number} is gone")
-        before = set(map(id, self.files))
-        self._open_known_and_later(known, later, now, is_copied=is_copied)
-        if following is not None and former is not None and not known.newest_is_found and former.size > former.position:
+        is_over = at_name == last and newest.head_bytes >= SURE_BYTES
+        is_copied = former is not None or (
+            bool(saved) and not is_over and following is not None and newest.is_same_file(following.fd)
+        )
+        gone = [at for at in range(len(marks)) if at not in found and (at not in held or held[at].is_deleted())]
+        self._count_gone(marks, gone, range(closed, closed + len(held)), is_far=is_far)
+        is_by_hand = former is not None and bool(newest.head_bytes) and last not in found and not is_far
+        later = set() if is_over or is_by_hand else _later(beside, found, newest, reaches_back=bool(saved))
+        self._count_missing(beside, found, later)
+        todo = [
+            (place, at)
+            for to, place in enumerate(beside)
+            # Neither one that is open, nor the compressed copy of one, nor one of another time.
+            if all(file.key != place.key for file in before)
+            and (at := at_file.get(to)) not in held
+            and (to in later if at is None else at >= closed or marks[at].is_shorter(place))
+        ]
+        for place, at in todo:
+            joined = is_copied and (at is None or at == last)
+            made = self._open(place, now, None if at is None else marks[at], joined=joined)
+            if made is not None and at == last and former is not None:
+                made.take_over(former)
+            if made is not None and not saved:
+                made.look_back_from = 0  # this process has read what it says
+        kept = {at for at, mark in enumerate(marks) if at in found or at == closed - 1}
+        self.finished = [marks[at] for at in sorted(kept - {at_name, *held, *(at for _, at in todo)})]
+        if following is not None and former is not None and last not in found and former.size > former.position:
             following.lines = Lines(self.limit, self.counts)  # the rest of the incomplete line is gone
         for file, after in itertools.pairwise([*self.files, *(() if following is None else (following,))]):
-            if file.joined and id(after) not in before:
+            if file.joined and after not in before:
                 after.lines = file.lines
 
-    def _count_gone(self, known: _Known, *, is_far: bool) -> None:
-        """Count known files that are gone, and that were not read to their end or may have had a successor."""
-        last = len(known.marks) - 1
-        with_text = max((at for at, mark in enumerate(known.marks) if mark.size), default=0)
-        for at, mark in enumerate(known.marks):
-            file = known.held.get(at)
-            is_here = at in known.found or (file is not None and not file.is_deleted())
-            if is_here or (at == last and known.former is not None and not mark.head_bytes):
-                continue
-            is_unread = at > last - known.saved - (known.former is not None) and (
-                mark.size > mark.position or mark.joined
-            )
-            if is_unread or (is_far and at >= with_text):
+    def _count_gone(self, marks: Sequence[Mark], gone: Sequence[int], held: range, *, is_far: bool) -> None:
+        """Count the known files that are gone, and that were not read to their end or may have had a successor."""
+        with_text = max((at for at, mark in enumerate(marks) if mark.size), default=0)
+        for at in gone:
+            mark = marks[at]
+            is_nothing = not mark.inode and not mark.head_bytes  # a log without text that was rewritten
+            is_unread = at >= held.stop and (mark.size > mark.position or mark.joined)
+            if not is_nothing and (is_unread or (is_far and at >= with_text)):
                 self._count_lost(f"a file that was read to byte {mark.position} is gone or was changed")
 
-    def _later(self, known: _Known) -> list[RotatedFile]:
-        """Return the files written after the known ones; of an earlier process also unknown ones between two of them."""
-        places = [to for to in known.found.values() if to < len(known.beside)]
-        if places:
-            first, newest = min(places) if known.saved else inf, max(places)
-            is_inside = known.beside[newest].inside
-            later = [
-                file
-                for at, file in enumerate(known.beside)
-                if (at > newest and file.inside == is_inside)
-                or (first < at < newest and at not in places and rotation.is_readable(file.path))
-            ]
-        else:
-            later = [file for file in known.beside if file.modified > known.marks[-1].modified and not file.inside]
-        open_now = {file.key for file in self.files}
-        return [file for file in later if file.key not in open_now]
-
-    def _open_known_and_later(
-        self, known: _Known, later: Sequence[RotatedFile], now: float, *, is_copied: bool
-    ) -> None:
-        """Open known files that are not read to their end, and later ones."""
-        last, open_now = len(known.marks) - 1, {file.key for file in self.files}
-        at_file = {to: at for at, to in known.found.items()}
-        opened: set[int] = set()  # of the known ones
-        files = list(self.files)
-        for to, file in enumerate(known.beside):
-            at, made = at_file.get(to), None
-            if file.key in open_now or at in known.held:  # open, or the compressed copy of an open one
-                continue
-            if at is not None:
-                mark = known.marks[at]
-                is_longer = mark.has_key(file.key) and file.size > mark.position and not mark.joined
-                if at < len(self.finished) and not is_longer:  # it was read to its end, and has not grown since
-                    continue
-                opened.add(at)
-                made = self._open(file, now, mark.position, joined=mark.joined or (is_copied and at == last))
-                if made is not None and not known.saved:
-                    made.look_back_from = 0  # this process has read what it says
-                if made is not None and at == last and known.former is not None:
-                    made.take_over(known.former)
-            elif file in later:
-                made = self._open(file, now, 0, joined=is_copied or (bool(files) and files[-1].joined))
-            files += [] if made is None else [made]
-        self.finished = [
-            mark
-            for at, mark in enumerate(known.marks)
-            if at not in known.held
-            and at not in opened
-            and at != known.at_name
-            and (at in known.found or at == len(self.finished) - 1)
-        ]
-        self.files = files
-
-    def _open(self, file: RotatedFile, now: float, position: int, *, joined: bool) -> LogFile | None:
-        if self.owners.get(file.key, self.path) != self.path:
-            return None  # followed under its own name
+    def _open(self, place: RotatedFile, now: float, mark: Mark | None, *, joined: bool) -> LogFile | None:
+        """Open a rotated file, known by its mark or not; None where it is followed under its own name, or cannot be read."""
+        if self.owners.get(place.key, self.path) != self.path:
+            return None
         fd = None
         try:
-            fd = os.open(file.path, rotation.OPEN)
-            lines = Lines(self.limit, self.counts)
-            is_packed = rotation.packing_of(fd, file.path) != ""
-            made = PackedFile(self.path, fd, lines, file.path) if is_packed else LogFile(self.path, fd, lines)
-            if position:
-                made.continue_at(position)
+            fd = os.open(place.path, rotation.OPEN)
+            made = LogFile(self.path, fd, Lines(self.limit, self.counts), place.path)
+            if mark is not None and mark.position:
+                made.continue_at(mark.position)
         except DAMAGE as error:  # deleted at this moment, or not readable
             if fd is not None:
                 os.close(fd)
-            self._count_lost(f"{file.path}: {reason_of(error) if fd is None and isinstance(error, OSError) else error}")
+            self._count_lost(
+                f"{place.path}: {reason_of(error) if fd is None and isinstance(error, OSError) else error}"
+            )
             return None
         made.gone_at = made.grown_at = now
-        made.joined = joined
+        made.joined = joined or (mark.joined if mark is not None else any(file.joined for file in self.files[-1:]))
+        self.files.append(made)
         return made
+
+    def _close(self, file: LogFile) -> bytes:
+        """Close a file that was read to its end, and return its last incomplete line."""
+        self.files.remove(file)
+        if file.is_regular:
+            self.finished = [*self.finished, file.mark()][-_REMEMBERED:]
+        return file.close()
 
     def _check_rewritten(self, file: LogFile) -> None:
         """Mark a file of which little was read as rewritten if its directory has changed.
 
         It may have been written, copied and truncated meanwhile, and its start may be the same again.
         """
-        if file is not self.current or not file.is_regular or file.position >= SURE_BYTES or not self._has_changed():
+        if file is not self.current or not file.is_regular or file.position >= SURE_BYTES or not self.has_changed():
             return
         file.rewritten = True
         if file.position:
-            marks = [*self.finished, file.mark_of_former()]
+            marks = [*self.finished, file.mark_of_read()]
             beside = rotated_files(self.path, marks)
             copy = assign(marks, beside).get(len(marks) - 1)
             file.rewritten = copy is not None and beside[copy].key != file.key and beside[copy].modified > file.modified
 
     def _reread(self, file: LogFile, now: float) -> None:
         """Continue a rewritten file as one that has just got the name: what was read of it is looked for in its copies."""
-        anew, at = file.anew(), self.files.index(file)
+        # Its writer may continue inside the incomplete line.
+        anew, at = LogFile(file.path, file.fd, file.lines), self.files.index(file)
         if file is not self.current:  # it was renamed since
             if file.size > file.position or (file.position and now - self.polled_at >= _FAR_APART_SECONDS):
                 self._count_lost(f"a file that was read to byte {file.position} is gone or was changed")
@@ -352,7 +290,7 @@ class Log:
         try:
             self.arrange(anew, now, former=file)
         except OSError:
-            self.finished = [*self.finished, file.mark_of_former()]
+            self.finished = [*self.finished, file.mark_of_read()]
             os.close(file.fd)
             raise
         anew.look_back_from = 0
@@ -365,14 +303,14 @@ class Log:
         # Checked before reading: all that the writer wrote here before it changed files is then read below.
         moved_on = any(each.has_text() for each in later)
         yield from file.read(now)
-        if file.reason and isinstance(file, PackedFile) and file.size > file.position:
+        if file.reason and file.is_packed and file.size > file.position:
             self._count_lost(f"{file.name}: {file.reason}")
             file.size = file.position
         if file.at_end and not file.rewritten and not file.joined and moved_on:
             yield file.flush()
 
     def _close_quiet(self, file: LogFile, now: float) -> bytes:
-        """Close a file that was read and is quiet, and return its last incomplete line."""
+        """Close a file that was read to its end and has had its time; return its last incomplete line."""
         later = self.files[self.files.index(file) + 1 :]
         if file.joined:
             if file is not self.files[0] or (not file.is_complete and not any(each.has_lines for each in later)):
@@ -380,40 +318,38 @@ class Log:
         elif file.gone_at is None:
             return b""
         else:
-            deleted = file.is_deleted()
+            deleted, quiet_seconds = file.is_deleted(), LINGER_SECONDS
             if file is self.current:
                 if not deleted and not self.is_glob_match:
                     return b""  # renamed without a successor: the writer still uses it
                 quiet_seconds = DELETED_SECONDS
             elif later and not deleted and not any(each.has_text() for each in later):
                 return b""  # the new file exists, but nobody has written to it yet
-            else:
-                quiet_seconds = LINGER_SECONDS
             if now - max(file.gone_at, file.grown_at) < quiet_seconds:
                 return b""
         if file is self.current:
             self.leave(now)
-        self.files.remove(file)
-        rest = b"" if file.joined else file.flush()
-        if file.is_regular:
-            self.finished = [*self.finished, file.mark()][-_REMEMBERED:]
-        return rest + file.close()
+        return (b"" if file.joined else file.flush()) + self._close(file)
 
     def _count_lost(self, what: str) -> None:
         self.counts["lost"] += 1
         self.last_lost = what
 
-    def _has_changed(self) -> bool:
+    def _count_missing(self, beside: Sequence[RotatedFile], found: Mapping[int, int], later: set[int]) -> None:
+        """Count the missing numbers between the last known file (server.log.5) and the log as lost files."""
+        last = beside[max(places)].count if (places := _places(beside, found)) else None
+        counts = [beside[to].count or 0 for to in later]
+        if last is not None and counts and min(counts) > 0 and max(counts) <= last:
+            there = {file.count for file in beside}
+            for number in range(1, last):
+                if number not in there:
+                    self._count_lost(f"{self.path}.{number} is gone")
+
+    def has_changed(self) -> bool:
         """Return whether a file was created, renamed or deleted beside the log, or in a directory there, since the last call."""
-        try:
-            folder = os.path.dirname(os.path.realpath(self.path))  # noqa: PTH120 -- ten times a second
-            modified = os.stat(folder).st_mtime_ns  # noqa: PTH116 -- ten times a second
-            if self._folders_modified[:1] != [modified]:
-                self._folders = rotation.directories(folder)
-        except (OSError, ValueError):  # a name with a NUL byte
-            self._folders, modified = [], 0
-        before, self._folders_modified = self._folders_modified, [modified, *map(rotation.modified, self._folders)]
-        return before != self._folders_modified
+        folder = os.path.dirname(os.path.realpath(self.path))  # noqa: PTH120 -- ten times a second
+        before, self._changed = self._changed, [*map(rotation.modified, (folder, *rotation.directories(folder)))]
+        return before != self._changed
 
 
 class LogFollower:
@@ -437,24 +373,28 @@ class LogFollower:
         self._patterns = [pattern for pattern in dict.fromkeys(patterns) if pattern != "-"]
         self._limit = max_line_bytes
         self._from_start = from_start
-        self._saved = SavedPositions(positions or {})
+        known, files = ((positions or {}).get(name) for name in ("patterns", "files"))  # a state file may be damaged
+        self._saved_patterns = known if isinstance(known, list) else []
+        self._saved = [mark for mark in map(mark_from, files) if mark is not None] if isinstance(files, list) else []
         self._clock = clock
         self._stdin: Stdin | None = None
         if "-" in patterns:
             source = stdin if stdin is not None else getattr(sys.stdin, "buffer", None)
             self._stdin = Stdin(source, max_line_bytes)
         self._logs: dict[str, Log] = {}
-        self._most = most_files()
+        self._resting: dict[str, Log] = {}  # that match a glob and are not followed, as others were written later
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        # Connections, scrapes and the state file need file descriptors too.
+        self._most = MOST_FILES if soft == resource.RLIM_INFINITY else max(1, min(MOST_FILES, soft // 2))
         self._matched: dict[str, str] = {}  # the pattern of every path that is listed or matched
         self._unmatched: list[str] = []  # globs that match nothing
-        self._left_out: dict[Key, Mark] = {}  # how far files that match a glob and are not followed count as read
-        self.left_out = 0  # how many there are of them
+        self.left_out = 0  # how many files match a glob and are not followed
         self._next_glob = 0.0
         now = clock()
         self._expand(now, at_start=True)
         self._check_names(now)
         for log in self._logs.values():
-            marks = self._saved.of(log.path)
+            marks = self._saved_of(log)
             if marks and log.current is None and not log.is_alias and not log.files:
                 with _reported(log):
                     log.arrange(None, now, marks)
@@ -497,9 +437,11 @@ class LogFollower:
 
     def positions(self) -> dict[str, object]:
         """Return how far each file has been read, as plain JSON; every yielded block counts as read."""
-        left_out = sorted(self._left_out.values(), key=lambda mark: mark.modified)[-MOST_REMEMBERED:]
-        marks = [*left_out, *(mark for log in self._logs.values() for mark in log.marks())]
-        return {"patterns": self._patterns, "files": [mark.json() for mark in marks]}
+        resting = sorted(
+            (mark for log in self._resting.values() for mark in log.marks()), key=lambda mark: mark.modified
+        )
+        marks = [*resting[-MOST_REMEMBERED:], *(mark for log in self._logs.values() for mark in log.marks())]
+        return {"patterns": self._patterns, "files": [asdict(mark) for mark in marks]}
 
     def close(self) -> None:
         """Close every file; stdin belongs to the caller."""
@@ -507,6 +449,14 @@ class LogFollower:
             for file in log.files:
                 file.close()
         self._logs.clear()
+
+    def _saved_of(self, log: Log) -> list[Mark]:
+        """Return the marks that an earlier process made under the path of a log, oldest first; the last one is of the file with that name."""
+        return [mark for mark in self._saved if mark.path == log.path]
+
+    def _reads_all(self, log: Log) -> bool:
+        """Return whether all text of a log is new that no earlier process has read: with a saved pattern it came while no exporter ran."""
+        return self._from_start or log.pattern in self._saved_patterns
 
     def _expand(self, now: float, *, at_start: bool) -> None:
         """Follow what is listed, and of what a glob matches the files that were written last, oldest first: facts of the newest are read last."""
@@ -517,18 +467,23 @@ class LogFollower:
             for path, pattern in self._matched.items()
             if path != pattern and (status := _stat_of(path)[1]) is not None
         }
-        listed = [path for path, pattern in self._matched.items() if path not in globbed]
+        listed = [path for path in self._matched if path not in globbed]
         ordered = sorted(globbed, key=lambda path: globbed[path].st_mtime_ns)
         most = max(len(ordered) - max(self._most - len(listed), 0), 0)
-        there = {(status.st_dev, status.st_ino) for status in globbed.values()}
-        self._left_out = {key: mark for key, mark in self._left_out.items() if key in there}
+        self._resting = {path: log for path, log in self._resting.items() if path in globbed}
         for path in ordered[:most]:
-            self._leave_out(path, globbed[path], at_start=at_start)
+            if path in self._logs and self._logs[path].rest():
+                self._resting[path] = self._logs.pop(path)
+            elif path not in self._logs and at_start:
+                log = self._resting[path] = Log(path, self._matched[path], self._limit, at_start)
+                log.finished, status = self._saved_of(log), globbed[path]
+                if not self._reads_all(log):
+                    log.unopened_at_start = (status.st_dev, status.st_ino), status.st_size
         for path in [*listed, *ordered[most:]]:
             if path not in self._logs:
-                status = globbed.get(path)
-                mark = None if status is None else self._left_out.pop((status.st_dev, status.st_ino), None)
-                self._logs[path] = Log(path, self._matched[path], self._limit, at_start, mark, polled_at=now)
+                fresh = Log(path, self._matched[path], self._limit, at_start)
+                self._logs[path] = self._resting.pop(path, fresh)
+                self._logs[path].polled_at = now
         self.left_out = len(globbed.keys() - self._logs.keys())
         self._next_glob = now + max(_GLOB_SECONDS, _GLOB_REST * (time.thread_time() - begin))
 
@@ -550,87 +505,55 @@ class LogFollower:
             self._unmatched += [] if logs else [pattern]
         return found
 
-    def _leave_out(self, path: str, status: os.stat_result, *, at_start: bool) -> None:
-        """Do not follow a file while so many others were written later, unless more of it is to be read."""
-        key, log = (status.st_dev, status.st_ino), self._logs.get(path)
-        if log is not None and all(each.at_end and each is log.current and each.gone_at is None for each in log.files):
-            del self._logs[path]
-            for each in log.files:
-                if each.is_regular:
-                    self._left_out[each.key] = each.mark()
-                each.close()
-        elif at_start:
-            mark = None
-            if self._matched[path] in self._saved.patterns:
-                mark = next((mark for mark in self._saved.of(path) if mark.has_key(key)), None)
-            elif not self._from_start:
-                mark = make_mark(path, key[1], status.st_size, b"", b"", modified=status.st_mtime_ns)
-            if mark is not None:
-                self._left_out[key] = mark
-
     def _check_names(self, now: float) -> None:
-        found: dict[str, os.stat_result] = {}
+        found: dict[str, tuple[Key, int]] = {}
         for path, log in self._logs.items():
             log.reason, status = _stat_of(path)
             if status is not None:
-                found[path] = status
+                found[path] = (status.st_dev, status.st_ino), status.st_size
         owners: dict[Key, str] = {}
-        for path, status in found.items():
-            key = (status.st_dev, status.st_ino)
+        for path, (key, _) in found.items():
             current = self._logs[path].current
             mine = current is not None and current.key == key
             owners[key] = path if mine else owners.get(key, path)
-            self._logs[path].owners = owners
         for path, log in list(self._logs.items()):
+            log.owners = owners
             with _reported(log):
-                self._check_name(log, found.get(path), owners, now)
+                self._check_name(log, found.get(path), now)
 
-    def _check_name(self, log: Log, status: os.stat_result | None, owners: Mapping[Key, str], now: float) -> None:
-        if status is None:
-            self._name_is_gone(log, now)
-            return
-        key = (status.st_dev, status.st_ino)
-        log.is_alias = owners[key] != log.path
-        if log.is_alias:
-            self._name_is_reused(log, now)
-        elif log.current is None or log.current.key != key:
-            self._follow(log, status, now)
-        else:
+    def _check_name(self, log: Log, found: tuple[Key, int] | None, now: float) -> None:
+        """Take note of the file that has the log's name now, or that none has."""
+        log.is_alias = found is not None and log.owners[found[0]] != log.path
+        if found is None:
+            log.existed_at_start = log.existed_at_start and log.reason == "permission denied"
+            if not log.files and log.is_glob_match and log.path not in self._matched:
+                del self._logs[log.path]
+            elif log.current is not None and log.current.gone_at is None and log.reason in _GONE:
+                log.current.gone_at = now
+                log.arrange(None, now)
+        elif log.current is not None and log.current.key == found[0] and not log.is_alias:
             log.current.gone_at = None
+        else:
+            log.has_changed()  # from now on
+            file = None if log.is_alias else self._taken(log, found[0]) or self._open(log, *found, now)
+            if log.current is not None and (log.is_alias or file is not None):
+                log.leave(now)
+                self._next_glob = now  # its new name may match a pattern
+            if file is not None:
+                log.files.append(file)
+                log.current, log.existed_at_start = file, False
 
-    def _name_is_gone(self, log: Log, now: float) -> None:
-        log.is_alias = False
-        log.existed_at_start = log.existed_at_start and log.reason == "permission denied"
-        if not log.files and log.is_glob_match and log.path not in self._matched:
-            del self._logs[log.path]
-        elif log.current is not None and log.current.gone_at is None and log.reason in _GONE:
-            log.current.gone_at = now
-            log.arrange(None, now)
-
-    def _name_is_reused(self, log: Log, now: float) -> None:
-        if log.current is not None:
-            log.leave(now)
-            self._next_glob = now  # its new name may match a pattern
-
-    def _follow(self, log: Log, status: os.stat_result, now: float) -> None:
-        """Follow the file with the log's name."""
-        key = (status.st_dev, status.st_ino)
+    def _taken(self, log: Log, key: Key) -> LogFile | None:
+        """Return the file if it was followed under another name: it was renamed to this one, or back."""
         for other in self._logs.values():
-            held = next((file for file in other.files if file.key == key), None)
-            if held is not None:  # renamed to another followed name, or back
-                if other.current is held:
-                    other.current = None
-                other.files.remove(held)
-                held.path, held.gone_at = log.path, None
-                self._name_is_reused(log, now)
-                log.files.append(held)
-                log.current, log.existed_at_start = held, False
-                return
-        file = self._open(log, key, status.st_size, now)
-        if file is not None:
-            self._name_is_reused(log, now)
-            log.files.append(file)
-            log.current, log.existed_at_start = file, False
+            for file in other.files:
+                if file.key == key:
+                    if other.current is file:
+                        other.current = None
+                    other.files.remove(file)
+                    file.path, file.gone_at = log.path, None
+                    return file
+        return None
 
     def _open(self, log: Log, key: Key, size: int, now: float) -> LogFile | None:
         fd = None
@@ -644,7 +567,7 @@ class LogFollower:
                 return file
         except OSError as error:
             log.reason = reason_of(error)
-            if log.existed_at_start and log.unopened_at_start is None:
+            if log.existed_at_start and log.unopened_at_start is None and not self._reads_all(log):
                 log.unopened_at_start = (key, size)
         if fd is not None:
             os.close(fd)
@@ -652,60 +575,36 @@ class LogFollower:
 
     def _start(self, log: Log, file: LogFile, now: float) -> None:
         """Move to the first position."""
-        size = os.fstat(file.fd).st_size
-        if log.resume_mark is not None:
-            if log.resume_mark.fits(file.fd):
-                file.start_at(log.resume_mark.position)
-        elif file.is_regular and not log.existed_at_start:
-            if read := self._read_in_original(log, file):
+        saved = self._saved_of(log) if log.existed_at_start and not (log.files or log.finished) else []
+        if not file.is_regular:
+            return
+        if len(saved) == 1 and saved[0].is_surely(file.fd):
+            file.continue_at(saved[0].position)  # nothing was written elsewhere since
+        elif log.files or log.finished or saved:
+            if read := 0 if log.existed_at_start else self._read_elsewhere(log, file):
                 file.continue_at(read)
             else:
-                log.arrange(file, now)
-        elif file.is_regular:
-            self._start_existing(log, file, size, now)
+                log.arrange(file, now, saved)
+        elif read := self._read_elsewhere(log, file):
+            file.continue_at(read)
+        elif log.existed_at_start and not self._reads_all(log):
+            then, size = log.unopened_at_start or (file.key, file.size)
+            if then == file.key and size <= file.size:
+                file.start_at(size)
 
-    def _start_existing(self, log: Log, file: LogFile, size: int, now: float) -> None:
-        """Move to the first position of a file that existed when the exporter started."""
-        if log.files or log.finished:
-            log.arrange(file, now)  # it could not be read until now
-        elif marks := self._saved.of(log.path):
-            log.arrange(file, now, marks)
-        elif mark := next(
-            (mark for mark in self._saved.marks if mark.is_same_file(file.fd) and mark.fits(file.fd)), None
-        ):
-            file.continue_at(mark.position)
-        elif log.pattern in self._saved.patterns:
-            # It was created while no exporter ran: all of it is new, or of a copy the rest.
-            file.continue_at(self._read_in_original(log, file))
-        elif log.unopened_at_start is not None and not self._from_start:
-            if log.unopened_at_start[0] == file.key and log.unopened_at_start[1] <= size:
-                file.start_at(log.unopened_at_start[1])
-        elif not self._from_start:
-            file.start_at(size)
-
-    def _read_in_original(self, log: Log, file: LogFile) -> int:
-        """Return how many bytes of a file that a glob matches were read for another log, in this file or in the one it is a copy of."""
-        if not log.is_glob_match:
-            return 0
-        others = (each for each in self._logs.values() if each is not log)
-        marks = [
-            mark
-            for each in others
-            for mark in (*each.finished, *(of.mark_of_read() for of in each.files if of.is_regular))
-        ]
-        marks += [mark for mark in self._saved.marks if mark.path != log.path]
-        copied = (
+    def _read_elsewhere(self, log: Log, file: LogFile) -> int:
+        """Return how many bytes of a file were read under another name, in this file or, where a glob matches it, in the one it is a copy of."""
+        marks = [mark for mark in self._saved if mark.path != log.path]
+        for other in self._logs.values():
+            if other is not log:
+                marks += [*other.finished, *(each.mark_of_read() for each in other.files if each.is_regular)]
+        found = (
             mark.position
             for mark in marks
-            if (mark.has_key(file.key) or mark.position >= _COPY_BYTES) and mark.fits(file.fd)
+            if (mark.is_same_file(file.fd) or (log.is_glob_match and mark.position >= _COPY_BYTES))
+            and mark.fits(file.fd)
         )
-        return max(copied, default=0)
-
-
-def most_files() -> int:
-    """Return how many files of globs may be followed; connections, scrapes and the state file need file descriptors too."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST_FILES if soft == resource.RLIM_INFINITY else max(1, min(MOST_FILES, soft // 2))
+        return max(found, default=0)
 
 
 def rotated_files(path: str, marks: Sequence[Mark]) -> list[RotatedFile]:
@@ -732,25 +631,19 @@ def assign(marks: Sequence[Mark], files: Sequence[RotatedFile]) -> dict[int, int
     """Return the index of the file of each mark, by the index of the mark, where found; both lists are oldest first. Each file is used once.
 
     A mark is found by its inode, else by its text: a copy of a file that is gone or was truncated has the same text. While the file itself
-    exists, another one with the same text is a different file. An empty file has no text: if its inode is gone, it is the file just before
-    its successor, unless that file belongs to another mark or is older.
+    exists, another one with the same text is a different file.
     """
     found: dict[int, int] = {}
-    for at, mark in enumerate(marks):
-        same = (i for i, file in enumerate(files) if mark.has_key(file.key) and (mark.held or _fits(mark, file)))
-        if (index := next(same, None)) is not None and index not in found.values():
-            found[at] = index
-    for at, mark in enumerate(marks):
-        if at not in found:
-            low = max((index for before, index in found.items() if before < at), default=-1)
-            copies = (i for i in range(low + 1, len(files)) if i not in found.values() and _fits(mark, files[i]))
-            if (index := next(copies, None)) is not None:
-                found[at] = index
-    for at, mark in reversed([*enumerate(marks)]):
-        if at not in found and mark.is_empty:
-            before = min((index for after, index in found.items() if after > at), default=0) - 1
-            if before >= 0 and before not in found.values() and files[before].modified >= mark.modified:
-                found[at] = before
+    for by_key in (True, False):
+        for at, mark in enumerate(marks):
+            if at not in found:
+                # A copy is in the order of the others.
+                low = max((index for before, index in found.items() if before < at), default=-1)
+                free = (index for index in range(len(files)) if index not in found.values())
+                alike = (index for index in free if (mark.has_key(files[index].key) if by_key else index > low))
+                index = next((index for index in alike if _fits(mark, files[index])), None)
+                if index is not None:
+                    found[at] = index
     return found
 
 
@@ -760,17 +653,23 @@ def _fits(mark: Mark, file: RotatedFile) -> bool:
     return False
 
 
-def _missing(known: _Known, later: Sequence[RotatedFile]) -> list[int]:
-    """Return the missing numbers between the last known file (server.log.5) and the log."""
-    places = [to for to in known.found.values() if to < len(known.beside)]
+def _places(beside: Sequence[RotatedFile], found: Mapping[int, int]) -> set[int]:
+    """Return which of the files beside a log are known."""
+    return {to for to in found.values() if to < len(beside)}
+
+
+def _later(beside: Sequence[RotatedFile], found: Mapping[int, int], newest: Mark, *, reaches_back: bool) -> set[int]:
+    """Return the files written after the known ones; if it `reaches_back`, also unknown ones between two of them."""
+    places = _places(beside, found)
     if not places:
-        return []
-    last, counts = known.beside[max(places)].count, [file.count for file in later]
-    if last is None or not counts or any(count is None or count > last for count in counts):
-        return []
-    there = {file.count for file in known.beside}
-    lowest = min(1, *(count for count in counts if count is not None))
-    return [number for number in range(lowest, last) if number not in there]
+        return {to for to, file in enumerate(beside) if file.modified > newest.modified and not file.inside}
+    first, last = min(places) if reaches_back else inf, max(places)
+    return {
+        to
+        for to, file in enumerate(beside)
+        if (to > last and file.inside == beside[last].inside)
+        or (first < to < last and to not in places and file.is_readable)
+    }
 
 
 @contextmanager
@@ -780,6 +679,17 @@ def _reported(log: Log) -> Iterator[None]:
         yield
     except OSError as error:
         log.reason = reason_of(error)
+
+
+def reason_of(error: OSError) -> str:
+    """Return in a few words why a path cannot be read."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return "missing"
+    if isinstance(error, PermissionError):
+        return "permission denied"
+    if isinstance(error, IsADirectoryError):
+        return "is a directory"
+    return f"unreadable: {error.strerror or error}"
 
 
 def _stat_of(path: str) -> tuple[str, os.stat_result | None]:
