@@ -24,7 +24,7 @@ from bench.processes import Exporter
 from bench.server import LOOPBACK, answering
 from bench.table import Table
 from sglang_tuning_exporter.mixin import alerts
-from sglang_tuning_exporter.recordings.stack import Process, free_port, program
+from sglang_tuning_exporter.recordings.demo import Process, free_port, program
 
 BOARD = Path(__file__).parents[1] / "dashboards" / "sglang-tuning-fleet.json"
 RULES = "alerts/rules/sglang-tuning.rules.yml"

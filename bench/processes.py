@@ -153,7 +153,7 @@ def node_exporter() -> AbstractContextManager[Running | None]:
 
 @contextmanager
 def _peer(name: str, *arguments: str) -> Iterator[Running | None]:
-    from sglang_tuning_exporter.recordings.stack import free_port  # noqa: PLC0415 - not in the memory of the timed parse
+    from sglang_tuning_exporter.recordings.demo import free_port  # noqa: PLC0415 - not in the memory of the timed parse
 
     if (program := shutil.which(name)) is None:
         yield None

@@ -18,7 +18,7 @@ import yaml
 from bench import processes, server
 from bench.processes import Running, wait_for
 from bench.table import Table, quantile, verdict
-from sglang_tuning_exporter.recordings.stack import Stack, program
+from sglang_tuning_exporter.recordings.demo import Stack, program
 
 SECONDS = 75
 INTERVAL = 15

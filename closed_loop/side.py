@@ -21,7 +21,7 @@ import requests
 from closed_loop import engine, load
 from closed_loop.installation import Installation
 from closed_loop.starts import Start
-from sglang_tuning_exporter.recordings.stack import Stack
+from sglang_tuning_exporter.recordings.demo import Stack
 
 POLL_SECONDS = 2.0
 TIME_SCALE = 24.0  # the rules' ten minutes take 25 seconds

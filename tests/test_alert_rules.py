@@ -15,7 +15,7 @@ from rule_stories import Alert, shown
 from sglang_tuning_exporter.core.rows import BY_ID, ROWS
 from sglang_tuning_exporter.core.runbooks import BY_ALERT, PROMETHEUS
 from sglang_tuning_exporter.mixin import alerts
-from sglang_tuning_exporter.mixin.annotations import Links
+from sglang_tuning_exporter.mixin.alerts import Links
 from sglang_tuning_exporter.serve.metrics import reference_sections
 
 ROOT = Path(__file__).parents[1]

@@ -30,8 +30,8 @@ from sglang_tuning_exporter.config.values import Address
 from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.core.runbooks import BY_ALERT, INHIBITIONS, PROMETHEUS
 from sglang_tuning_exporter.mixin import alerts
+from sglang_tuning_exporter.recordings.demo import Process, free_port, program
 from sglang_tuning_exporter.recordings.notifications import Receiver
-from sglang_tuning_exporter.recordings.stack import Process, free_port, program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

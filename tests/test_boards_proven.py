@@ -23,7 +23,7 @@ from conftest import wait_for
 from fuzz.promtool import PRESENT, promtool
 from scenes import Moment, Story, Timed, idle, played, recording, then
 from sglang_tuning_exporter.mixin import boards
-from sglang_tuning_exporter.recordings.stack import free_port
+from sglang_tuning_exporter.recordings.demo import free_port
 from sglang_tuning_exporter.serve.metrics import collect, serving
 from sglang_tuning_exporter.serve.metrics.families import text_format
 

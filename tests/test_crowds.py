@@ -18,9 +18,9 @@ import requests
 from conftest import FakeSGLang, config, hang, reply, running_exporter, wait_for, web
 from faults import resident, serving
 from sglang_tuning_exporter.collect.sidecar import Sidecar
+from sglang_tuning_exporter.serve.guard import MOST_CHECKS, Passwords
 from sglang_tuning_exporter.serve.probe import is_alive
 from sglang_tuning_exporter.serve.run import MOST_CONNECTIONS, MOST_STRANGERS
-from sglang_tuning_exporter.serve.security.guard import MOST_CHECKS, Passwords
 from web_access import ask, basic, hashed, ours
 
 if TYPE_CHECKING:

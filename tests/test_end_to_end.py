@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sglang_tuning_exporter.recordings import recording
+from sglang_tuning_exporter.recordings.demo import Stack, program
 from sglang_tuning_exporter.recordings.notifications import as_text
 from sglang_tuning_exporter.recordings.replay import ReplayServer, packaged
-from sglang_tuning_exporter.recordings.stack import Stack, program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

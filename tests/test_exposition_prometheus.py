@@ -22,7 +22,7 @@ from conftest import wait_for
 from fuzz.promtool import PRESENT, promtool
 from fuzz.targets import settings
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.recordings.stack import LOOPBACK, Process, free_port, program
+from sglang_tuning_exporter.recordings.demo import LOOPBACK, Process, free_port, program
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format
 from sglang_tuning_exporter.sglang.metrics import exposition

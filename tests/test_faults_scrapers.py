@@ -27,7 +27,7 @@ from faults import (
     totals,
 )
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.recordings.stack import Process, free_port, program
+from sglang_tuning_exporter.recordings.demo import Process, free_port, program
 from sglang_tuning_exporter.serve.run import MOST_CONNECTIONS, MOST_STRANGERS
 
 if TYPE_CHECKING:

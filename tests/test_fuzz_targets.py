@@ -13,8 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from fuzz.targets import FOUND, TARGETS, harmless
-from sglang_tuning_exporter.serve.security.active_config import load
-from sglang_tuning_exporter.serve.security.web_config import WebConfigError
+from sglang_tuning_exporter.serve.web_config import WebConfigError, load
 
 CASES = sorted(path for path in FOUND.rglob("*") if path.is_file() and path.name != "README.md")
 BUDGET = {"report": 15, "exposition": 25, "state_file": 15}

@@ -17,9 +17,9 @@ import yaml
 
 from sglang_tuning_exporter.config.values import Address
 from sglang_tuning_exporter.mixin import alerts
-from sglang_tuning_exporter.recordings._http_server import Answer, HTTPServer
+from sglang_tuning_exporter.recordings import Answer, HTTPServer
+from sglang_tuning_exporter.recordings.demo import Process, free_port, program
 from sglang_tuning_exporter.recordings.notifications import Receiver
-from sglang_tuning_exporter.recordings.stack import Process, free_port, program
 from test_alertmanager import LOOPBACK, wait_until
 
 if TYPE_CHECKING:

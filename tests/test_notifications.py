@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from sglang_tuning_exporter.config.values import Address
-from sglang_tuning_exporter.recordings._http_server import MOST_BODY_BYTES
+from sglang_tuning_exporter.recordings import MOST_BODY_BYTES
 from sglang_tuning_exporter.recordings.notifications import Receiver, as_text
 
 if TYPE_CHECKING:

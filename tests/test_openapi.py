@@ -15,8 +15,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from conftest import watched_retractions, web
+from sglang_tuning_exporter.serve.guard import Lane
 from sglang_tuning_exporter.serve.pages import make_pages
-from sglang_tuning_exporter.serve.security.lane import Lane
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from conftest import FakeSGLang, reply
-from sglang_tuning_exporter.cli import main
-from sglang_tuning_exporter.collect import plan as command
+from sglang_tuning_exporter.cli import commands, main
 from sglang_tuning_exporter.config.profiles import DEFAULT
 from sglang_tuning_exporter.core.plan import plan_rows
 from test_prediction import measured
@@ -101,7 +100,7 @@ def test_a_usage_error_is_one_line(flags: list[str], words: str, capsys: pytest.
 def test_a_live_server_is_asked_for_a_while(
     sglang: FakeSGLang, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "LEAST_SECONDS", 0.1)
+    monkeypatch.setattr(commands, "LEAST_SECONDS", 0.1)
     info = {"model_path": "tiny", "version": "0.5.23", "internal_states": [{}]}
     load = {
         "timestamp": time.time(),
@@ -122,6 +121,6 @@ def test_a_live_server_is_asked_for_a_while(
 def test_a_server_that_does_not_answer_is_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "LEAST_SECONDS", 0.1)
+    monkeypatch.setattr(commands, "LEAST_SECONDS", 0.1)
     assert main(["plan", "--sglang-url", "http://127.0.0.1:1", "--seconds", "1"]) == 2
     assert "connection refused" in capsys.readouterr().err

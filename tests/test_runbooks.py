@@ -16,7 +16,7 @@ from sglang_tuning_exporter.core import runbooks
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.runbooks import BY_ALERT
 from sglang_tuning_exporter.mixin import alerts
-from sglang_tuning_exporter.mixin.annotations import Links
+from sglang_tuning_exporter.mixin.alerts import Links
 from sglang_tuning_exporter.serve import metrics
 from test_core_lines import EXAMPLES, STAMP
 

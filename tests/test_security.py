@@ -24,8 +24,8 @@ from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.collect.scrape import Client, ScrapeError
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import OPTIONS
+from sglang_tuning_exporter.serve.guard import MOST_BODY_BYTES, SAFE_HEADERS
 from sglang_tuning_exporter.serve.run import MOST_HEAD_BYTES
-from sglang_tuning_exporter.serve.security.guard import MOST_BODY_BYTES, SAFE_HEADERS
 from web_access import ask, basic, hashed
 
 if TYPE_CHECKING:

@@ -105,9 +105,7 @@ BROKEN_THREADS = {
     "log": "from sglang_tuning_exporter.collect.follower import LogFollower as broken; broken.poll = fails",
     "scrape": "from sglang_tuning_exporter.collect.sidecar import Sidecar as broken; broken._receive_outcome = fails",
     "self-scrape": "from sglang_tuning_exporter.collect.sidecar import Sidecar as broken; broken._ask_loads = fails",
-    "web-config": (
-        "from sglang_tuning_exporter.serve.security.active_config import ActiveConfig as broken; broken.reload = fails"
-    ),
+    "web-config": ("from sglang_tuning_exporter.serve.web_config import ActiveConfig as broken; broken.reload = fails"),
 }
 
 

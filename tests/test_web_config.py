@@ -10,6 +10,7 @@ import socket
 import ssl
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,15 +19,24 @@ from typing import TYPE_CHECKING
 import pytest
 import requests
 import yaml
+from starlette.responses import PlainTextResponse
 
 from conftest import Exporter, Page, environment, running_exporter, wait_for
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.serve import run
+from sglang_tuning_exporter.serve import web_config as module
+from sglang_tuning_exporter.serve.guard import MOST_CACHED, Guard, Passwords, credentials
 from sglang_tuning_exporter.serve.probe import is_alive
-from sglang_tuning_exporter.serve.security import active_config
-from sglang_tuning_exporter.serve.security.active_config import CLOSE_SECONDS, LOOK_SECONDS, ActiveConfig
-from sglang_tuning_exporter.serve.security.guard import MOST_CACHED, Passwords, TokenBucket, credentials
-from sglang_tuning_exporter.serve.security.web_config import CURVES, HEADERS, SUITES, WebConfigError, parse
+from sglang_tuning_exporter.serve.web_config import (
+    CLOSE_SECONDS,
+    CURVES,
+    HEADERS,
+    LOOK_SECONDS,
+    SUITES,
+    ActiveConfig,
+    WebConfigError,
+    parse,
+)
 from web_access import (
     Certificates,
     Ours,
@@ -445,7 +455,7 @@ BROKEN = {
 def test_a_file_that_breaks_while_it_runs_opens_nothing_and_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(active_config, "CLOSE_SECONDS", 1e6)  # the time that a writer has
+    monkeypatch.setattr(module, "CLOSE_SECONDS", 1e6)  # the time that a writer has
     own = certificates(tmp_path)
     file = own.write(GUARDED)
     with ours(file) as exporter:
@@ -470,7 +480,7 @@ def test_a_file_that_breaks_while_it_runs_opens_nothing_and_is_reported(
 def test_while_the_file_is_of_no_use_nobody_is_let_in_as_with_node_exporter(
     broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(active_config, "CLOSE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "CLOSE_SECONDS", 0.0)
     own = certificates(tmp_path)
     file = own.write(GUARDED)
     with ours(file) as exporter:
@@ -566,13 +576,13 @@ def test_more_requests_than_the_rate_are_answered_429_and_passwords_do_not_matte
 
 
 def test_a_bucket_fills_again_up_to_its_burst_and_is_full_under_a_new_limit() -> None:
-    limit = parse("rate_limit: {interval: 500ms, burst: 2}").rate_limit
-    other = parse("rate_limit: {interval: 1m30s, burst: 1}").rate_limit
+    limit = parse("rate_limit: {interval: 500ms, burst: 2}").rate
+    other = parse("rate_limit: {interval: 1m30s, burst: 1}").rate
     assert limit is not None
     assert other is not None
-    assert (limit.interval, other.interval) == (0.5, 90.0)
-    assert parse("rate_limit: {interval: 0, burst: 2}").rate_limit is None
-    bucket = TokenBucket()
+    assert (limit, other) == ((0.5, 2), (90.0, 1))
+    assert parse("rate_limit: {interval: 0, burst: 2}").rate is None
+    bucket = Guard(PlainTextResponse(), None, Counter())
     assert [bucket.take(limit, 0.0) for _ in range(3)] == [True, True, False]
     assert [bucket.take(limit, 0.5), bucket.take(limit, 0.6)] == [True, False]
     assert [bucket.take(limit, 99.0) for _ in range(3)] == [True, True, False]
@@ -650,7 +660,7 @@ def test_the_containers_health_check_works_with_every_web_configuration(text: st
 def test_without_a_file_neither_bcrypt_nor_the_yaml_parser_is_loaded() -> None:
     script = (
         "import sys, sglang_tuning_exporter.serve.run, sglang_tuning_exporter.serve.app;"
-        "print(*({'bcrypt', 'sglang_tuning_exporter.serve.security.active_config'} & set(sys.modules)))"
+        "print(*({'bcrypt', 'sglang_tuning_exporter.serve.web_config'} & set(sys.modules)))"
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert ran.stdout.strip() == ""

@@ -27,7 +27,7 @@ from sglang_tuning_exporter.config.values import Address
 from sglang_tuning_exporter.serve.app import make_app
 from sglang_tuning_exporter.serve.process import bind
 from sglang_tuning_exporter.serve.run import ExporterServer, uvicorn_config
-from sglang_tuning_exporter.serve.security.active_config import ActiveConfig
+from sglang_tuning_exporter.serve.web_config import ActiveConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

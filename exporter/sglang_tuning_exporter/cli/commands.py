@@ -7,7 +7,9 @@ import logging
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -16,6 +18,7 @@ from sglang_tuning_exporter.config import (
     FAIL_ON,
     OPTIONS,
     REPORT_FORMAT,
+    Config,
     Option,
     add_arguments,
     layered,
@@ -26,6 +29,7 @@ from sglang_tuning_exporter.config.values import UsageError, suggestion
 from sglang_tuning_exporter.sglang.clean import clean
 
 PROGRAM = "sglang-tuning-exporter"
+LEAST_SECONDS, MOST_SECONDS, ASK_SECONDS = 30.0, 86400.0, 5.0  # `plan` of a live server
 _Run: TypeAlias = "Callable[..., int]"
 _Flag: TypeAlias = "Callable[[argparse.ArgumentParser], object]"
 _COMMANDS: list[tuple[_Run, str, str | None, tuple[_Flag, ...]]] = []
@@ -168,10 +172,10 @@ def report(*, max_gb: float | None, **given: Any) -> int:
 )
 def backfill(*, max_gb: float | None, grafana_url: str | None, **given: Any) -> int:
     """Write the metrics that an old log would have produced."""
-    from sglang_tuning_exporter.mixin.annotations import GRAFANA_URL, SERVER
+    from sglang_tuning_exporter.mixin import alerts
     from sglang_tuning_exporter.serve import backfill
 
-    board = f"{(grafana_url or GRAFANA_URL).rstrip('/')}/d/{SERVER}"
+    board = f"{(grafana_url or alerts.GRAFANA_URL).rstrip('/')}/d/{alerts.SERVER_BOARD}"
     return backfill.run(board=board, most=_byte_limit(max_gb), **_layered(given))
 
 
@@ -210,9 +214,29 @@ def plan(*, seconds: float, max_gb: float | None, **given: Any) -> int:
 
         del given["sglang_url"], given["api_key_file"]
         return run(most=_byte_limit(max_gb), **_layered(given))
-    from sglang_tuning_exporter.collect import plan
+    return _live(resolve(given, os.environ), seconds, given["format"])
 
-    return plan.live(resolve(given, os.environ), seconds=seconds, format=given["format"])
+
+def _live(config: Config, seconds: float, form: str) -> int:
+    """Watch a server for `seconds` and print its table; 0, or 1 where its step time is not known. Raise `UsageError`."""
+    from sglang_tuning_exporter.collect.sidecar import Sidecar
+    from sglang_tuning_exporter.core.plan import check_format, show, table
+
+    check_format(form)
+    if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
+        raise UsageError(f"--seconds={seconds:g}: give {LEAST_SECONDS:g} to {MOST_SECONDS:g}")
+    logging.getLogger("sglang_tuning_exporter").addHandler(logging.NullHandler())  # what fails is said once, at the end
+    sidecar = Sidecar(replace(config, log_file=(), state_file=None), self_scrape_seconds=ASK_SECONDS)
+    sidecar.start()
+    end, was_up = time.monotonic() + seconds, False
+    while (left := end - time.monotonic()) > 0 and (was_up or sidecar.watch.failure is None):
+        time.sleep(min(left, 0.5))
+        was_up = was_up or sidecar.watch.is_up is True
+    sidecar.stop()
+    if sidecar.watch.failure is not None:
+        raise UsageError(f"--sglang-url={config.sglang_url}: {sidecar.watch.failure.message}")
+    with sidecar.view() as now:
+        return show(table(sidecar.watch.server, sidecar.measured, now), form)
 
 
 @_command(

@@ -6,7 +6,7 @@ A wrong value is a `UsageError`: one line that names the key, the value and the 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from sglang_tuning_exporter.config.profiles import THRESHOLDS, threshold_problem
 
 DEFAULT_PORT = 9741
-LONGEST_WAIT, MOST_OF_REASON = 86400.0, 200
+LONGEST_WAIT, MOST_OF_REASON, MOST_LISTED = 86400.0, 200, 20
 _T = TypeVar("_T")
 
 
@@ -44,11 +44,19 @@ class Address:
 
 
 class RefusedError(ValueError):
-    """The remedy for a wrong value; `shown` stands for the value in the error line where that must not be repeated."""
+    """The remedy for a wrong value.
 
-    def __init__(self, remedy: str, shown: str | None = None) -> None:
+    `shown` stands for the value in the error line where that must not be repeated, empty for none. `place`: keys of the mappings around it.
+    """
+
+    def __init__(self, remedy: str, shown: str | None = None, *place: str) -> None:
         super().__init__(remedy)
-        self.shown = shown
+        self.shown, self.place = shown, place
+
+    def line(self, value: Any = "") -> str:
+        """Return key, value and remedy as one line; `value` is what is shown where nothing else is."""
+        shown = "" if self.shown == "" else f"={value if self.shown is None else self.shown}"
+        return f"{'.'.join(self.place)}{shown}: {self}".removeprefix(": ")
 
 
 def check(convert: Callable[[Any], _T], key: str, value: Any) -> _T:
@@ -56,7 +64,37 @@ def check(convert: Callable[[Any], _T], key: str, value: Any) -> _T:
     try:
         return convert(value)
     except RefusedError as error:
-        raise UsageError(f"{key}={value if error.shown is None else error.shown}: {error}") from None
+        error.place = (key, *error.place)
+        raise UsageError(error.line(value)) from None
+
+
+def section(
+    known: Mapping[str, Callable[[Any], Any]], empty: Collection[Any] = (None,)
+) -> Callable[[Any], dict[str, Any]]:
+    """Return the check of a mapping with these keys; a value that is `empty` counts as not set."""
+
+    def convert(value: Any) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, each in mapping(value).items():
+            if key not in known:
+                few = f"known are {', '.join(known)}" if len(known) <= MOST_LISTED else "docs/reference lists them"
+                raise RefusedError(f"unknown key{suggestion(key, known) or f'; {few}'}", "", key)
+            try:
+                found |= {} if each in empty else {key: known[key](each)}
+            except RefusedError as error:
+                error.shown = str(each) if error.shown is None else error.shown
+                error.place = (key, *error.place)
+                raise
+        return found
+
+    return convert
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """Check a mapping, whatever its keys."""
+    if not isinstance(value, dict):
+        raise RefusedError("give a mapping of keys to values", "")
+    return {str(key): each for key, each in value.items()}
 
 
 # Each of the following converts a flag, a variable or a value of YAML, or raises `RefusedError`.

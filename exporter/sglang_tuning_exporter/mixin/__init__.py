@@ -9,7 +9,6 @@ from sglang_tuning_exporter.config.values import UsageError, one_of
 from sglang_tuning_exporter.config.values import check as check_value
 from sglang_tuning_exporter.core import runbooks
 from sglang_tuning_exporter.mixin import alerts, boards, reference
-from sglang_tuning_exporter.mixin.annotations import DEFAULT_LINKS, Links
 from sglang_tuning_exporter.mixin.wishes import NONE, Wishes, read
 
 __all__ = ["files", "run"]
@@ -17,7 +16,7 @@ LEAST_SCALE, MOST_SCALE = 0.001, 1000.0  # beyond, durations would be 0, or long
 
 
 def files(
-    time_scale: float = 1.0, links: Links = DEFAULT_LINKS, wishes: Wishes = NONE, kind: str = "prometheus"
+    time_scale: float = 1.0, links: alerts.Links = alerts.DEFAULT_LINKS, wishes: Wishes = NONE, kind: str = "prometheus"
 ) -> dict[str, str]:
     """Return every generated file: path under the output directory → text."""
     return {
@@ -47,7 +46,7 @@ def run(
 ) -> int:
     """Write the files, or compare them with `check`. Returns 0, or 1 where `check` found a stale file. Raise `UsageError`."""
     wishes = NONE if config is None else read(config)
-    links = Links(runbook_url or wishes.runbook_url, grafana_url or wishes.grafana_url)
+    links = alerts.Links(runbook_url or wishes.runbook_url, grafana_url or wishes.grafana_url)
     if not LEAST_SCALE <= time_scale <= MOST_SCALE:
         raise UsageError(f"--time-scale={time_scale:g}: give a number from {LEAST_SCALE:g} to {MOST_SCALE:g}")
     check_value(one_of(alerts.FORMATS), "--format", format)

@@ -1,4 +1,4 @@
-"""Jinja templates and expressions of generated files. An undefined name is an error."""
+"""What generated files share: Jinja templates and expressions, in which an undefined name is an error, and the labels that identify a server."""
 
 from __future__ import annotations
 
@@ -40,3 +40,17 @@ def expression(text: str, values: Mapping[str, object]) -> Any:
     if isinstance(value, Undefined):
         raise UndefinedError(f"{text.strip()} is not defined")
     return value
+
+
+# The labels that identify a server: in rules, template queries, Alertmanager's grouping and inhibition, and boards.
+# A pool: servers that are scraped as one job of one namespace of one cluster.
+POOL = ("cluster", "namespace", "job")
+# A target of Prometheus, which is one exporter. `up` has these, and no more.
+TARGET = ("cluster", "namespace", "pod", "job", "instance")
+# A server: the exporter's own label is that of several behind one exporter, and absent with one.
+SERVER = (*TARGET, "server")
+
+
+def listed(labels: tuple[str, ...]) -> str:
+    """Return labels as PromQL and Alertmanager's configuration list them."""
+    return ", ".join(labels)

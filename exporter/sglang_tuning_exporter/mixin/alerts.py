@@ -1,21 +1,25 @@
-"""Alert rules, Alertmanager configuration and notification templates, from the table of diagnoses."""
+"""Alert rules, Alertmanager configuration and notification templates, from the table of diagnoses.
+
+The texts of an alert say what was measured and its limit, which flag to change from what to what, why, and when it will not help; and links.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from textwrap import indent
 from typing import Any
 
 from sglang_tuning_exporter.config.profiles import DEFAULT
+from sglang_tuning_exporter.config.values import UsageError, is_address
+from sglang_tuning_exporter.core import runbooks
 from sglang_tuning_exporter.core.rows import CHANCES, FAILURES, LIMITS, OBJECTIVES, Row
-from sglang_tuning_exporter.core.runbooks import ALERTS, INHIBITIONS, MOST_SEVERE_FIRST, PROMETHEUS, figures, filled
+from sglang_tuning_exporter.core.runbooks import PROMETHEUS, figures, filled
 from sglang_tuning_exporter.mixin import native
-from sglang_tuning_exporter.mixin._identity import POOL, SERVER, TARGET, listed
-from sglang_tuning_exporter.mixin._rendering import render
-from sglang_tuning_exporter.mixin.annotations import DEFAULT_LINKS, Links, alert_annotations
+from sglang_tuning_exporter.mixin._rendering import POOL, SERVER, TARGET, listed, render
 from sglang_tuning_exporter.mixin.wishes import NONE, SEVERITIES, Wishes
 
 WINDOW = (
@@ -25,6 +29,178 @@ MOST_RULES = 14  # of a group, which is evaluated one rule after the other
 _SECONDS_IN = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(?<![\w.])(\d+)([smh])(?![\w.])")
 _OF_RULES = re.compile(r"(?<=\[)\d+[smh](?=\])|(?<=\boffset )\d+[smh]|(?<=for: )\d+[smh]")  # the rest is prose
+GRAFANA_URL = "http://localhost:3000"
+FLEET_BOARD, SERVER_BOARD = "sglang-tuning-fleet", "sglang-tuning-server"  # the boards that notifications link to
+# Templates that work for every alert: an error in one makes Prometheus refuse all rules, or put the error into the address.
+_TEMPLATE = re.compile(
+    r"\{\{-? *\$(?:labels|externalLabels)\.[a-zA-Z_][a-zA-Z0-9_]*(?: *\| *(?:urlquery|toLower|toUpper|stripPort|stripDomain))* *-?\}\}"
+)
+# A label that the alert lacks is rendered as "", which matches.
+_SELECTOR = ", ".join(f"{name}=%q" for name in SERVER)
+_LABELS = " ".join(f"$labels.{name}" for name in SERVER)
+_LONG = 'reReplaceAll "([0-9]{2})[.][0-9]+" "$1"'  # 40.31% is 40%, and 5.25% stays
+NOT_IF, COSTS = "It will not help if", "It costs:"
+_MODEL = "{{ or $labels.model_name `a model without a name` }}"
+_DIAGNOSIS = '{{ $labels.diagnosis | reReplaceAll "_" " " }}'
+# A figure as a template's pipeline, and the unit after it where the sentence has none.
+_FORMS = {
+    "share": ("humanizePercentage", ""),
+    "per_minute": ('printf "%.1f"', ""),
+    "seconds": ("humanizeDuration", ""),
+    "GB": ('printf "%.1f"', " GB"),
+    "count": ('printf "%.0f"', ""),
+}
+# Words where a threshold stands in a sentence of the table: one file is for servers of every profile.
+_WORDS = {
+    **figures(DEFAULT),
+    "queue_limit": "a longer queue than its profile allows",
+    "token_usage_target": "its profile's target",
+}
+# The condition is turned so that above its limit is bad: what is missing, whose limit is none.
+_MISSING = {"memory_reserve_too_small": "{value} less left on the GPU at start-up than its profile asks for"}
+# What the log says stands in the exporter's own sentence; here is the figure.
+_COUNTED = {"kv_transfer_failing": "{value} requests/min failed between prefill and decode server"}
+_ENDED = frozenset({"crashed", "server_down"})
+_WHO = {"exporter_gone": "$labels.job", "many_servers": "$labels.job"}  # else `$labels.instance`
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Addresses for the links in notifications: of the runbooks and of Grafana. Without an address there is no link.
+
+    `{alert}` in `runbooks` is the alert's name; else it is appended. Both may hold Prometheus templates over the alert's labels:
+    `http://{{ $labels.instance }}/runbooks` leads to the exporter, which serves the pages.
+    """
+
+    runbooks: str | None = None
+    grafana: str | None = None
+
+    def __post_init__(self) -> None:
+        for key, url in (("--runbook-url", self.runbooks), ("--grafana-url", self.grafana)):
+            if url is None:
+                continue
+            plain = _TEMPLATE.sub("x", url)
+            if "{{" in plain or "}}" in plain:
+                raise UsageError(
+                    f"{key}={url}: give templates over the alert's labels alone, such as {{{{ $labels.instance }}}}"
+                )
+            if not is_address(plain.replace("{alert}", "x")):
+                raise UsageError(f"{key}={url}: give an address that begins with http:// or https://")
+
+    def runbook(self, row: Row) -> str:
+        """Return the address of an alert's runbook, empty without one."""
+        url = self.runbooks or ""
+        if row.id in _WHO and "$labels.instance" in url:
+            return ""  # it is about no one exporter
+        return url.replace("{alert}", row.alert) if "{alert}" in url or not url else f"{url.rstrip('/')}/{row.alert}"
+
+    def dashboard(self, row: Row) -> str:
+        """Return the address of the board of an alert's server, or of its job's servers; empty without Grafana."""
+        if self.grafana is None:
+            return ""
+        boards, job = f"{self.grafana.rstrip('/')}/d", "var-job={{ $labels.job | urlquery }}"
+        # Where the alert lacks one of these labels, there is nothing to choose on the board.
+        cluster, server = (
+            f"{{{{ with $labels.{name} }}}}&var-{name}={{{{ . | urlquery }}}}{{{{ end }}}}"
+            for name in ("cluster", "server")
+        )
+        if row.id in _WHO:
+            return f"{boards}/{FLEET_BOARD}?{job}{cluster}"
+        return f"{boards}/{SERVER_BOARD}?{job}&var-instance={{{{ $labels.instance | urlquery }}}}{cluster}{server}"
+
+
+DEFAULT_LINKS = Links()
+
+
+def alert_annotations(row: Row, links: Links) -> dict[str, str]:
+    """Return the annotations of a row's alert by name; empty ones are left out.
+
+    Two queries at most, because each is asked for each alert at each evaluation: the limit, and the exporter's advice.
+    """
+    found = {
+        "title": _title(row),
+        "summary": runbooks.summary(row),
+        "past": runbooks.past(row),
+        "description": f"{{{{ {_WHO.get(row.id, '$labels.instance')} }}}}: {_seen(row)}.",
+        "advice": _advice(row),
+        "runbook_url": links.runbook(row),
+        "dashboard_url": links.dashboard(row),
+    }
+    return {name: text for name, text in found.items() if text}
+
+
+def _query(asked: str, labels: str = _LABELS) -> str:
+    """Write a query in a template; its `%q` stand for these labels of the alert."""
+    return f"printf `{asked}` {labels} | query"
+
+
+def _series(name: str, row: Row) -> str:
+    """Write the last word of an exporter's series about a diagnosis."""
+    return f'last_over_time({name}{{{_SELECTOR}, diagnosis="{row.id}"}}[15m])'
+
+
+def _title(row: Row) -> str:
+    if row.id == "many_servers":
+        return f"{{{{ $value }}}} servers of {_MODEL}: {_DIAGNOSIS}"
+    form, unit = _FORMS[row.when.unit]
+    if row.when.unit == "share":
+        form = f"{form} | {_LONG}"
+    return row.title.replace("{value}", f"{{{{ $value | {form} }}}}{unit}")
+
+
+def _seen(row: Row) -> str:
+    """Write what was measured, beside its limit."""
+    if row.id == "many_servers":
+        known = ", ".join(f"{name}=%q" for name in (*POOL, "model_name"))
+        labels = " ".join(f"$labels.{name}" for name in (*POOL, "model_name"))
+        of = _query(f"count(sglang_tuning:server_info{{{known}}})", labels)
+        return f"{{{{ $value }}}}{{{{ with {of} }}}} of {{{{ . | first | value }}}}{{{{ end }}}} servers of {_MODEL}: {_DIAGNOSIS}"
+    if row.id in _ENDED:  # the line of its log that explains the end
+        said = _query(f"last_over_time(sglang_tuning_end_info{{{_SELECTOR}}}[15m])")
+        return f"{runbooks.SEEN[row.id]}{{{{ with {said} }}}}. In its log: “{{{{ . | first | label `words` }}}}”{{{{ end }}}}"
+    if row.id in runbooks.SEEN:
+        return runbooks.SEEN[row.id]
+    form, unit = _FORMS[row.when.unit]
+    value = f"{{{{ $value | {form} }}}}{unit}"
+    plural = f'{{{{ if ne ($value | {form}) "1" }}}}s{{{{ end }}}}'
+    words = filled((_MISSING | _COUNTED).get(row.id, row.seen), {**_WORDS, "value": value, "s": plural})
+    if row.when.kind == "event" or row.id in _MISSING:
+        return words  # the limit is none
+    limit = f"{{{{ . | first | value | {form} }}}}{unit}{'/min' if row.when.unit == 'per_minute' else ''}"
+    query = _query(_series("sglang_tuning_condition_limit", row))
+    return f"{words}{{{{ with {query} }}}} (limit {limit}){{{{ end }}}}"
+
+
+def _advice(row: Row) -> str:
+    """Write the exporter's advice of one series: flag, present value, value to try, reason, when it will not help, and what it costs.
+
+    Without it the table's.
+    """
+    flag, remedy = runbooks.flag_of(row), row.remedy
+    words = f"{f'{flag} → ' if flag else ''}{filled(remedy.words, _WORDS)}: {filled(remedy.why, _WORDS)}"
+    words += f" {NOT_IF} {filled(remedy.not_if, _WORDS)}." + (
+        f" {COSTS} {filled(remedy.cost, _WORDS)}" if remedy.cost else ""
+    )
+    if row.id == "many_servers":
+        pool = ", ".join(f"{name}=%q" for name in (*POOL, "diagnosis"))
+        asked = f"topk(1, count by (flag, suggested, text) (last_over_time(sglang_tuning_advice_timestamp_seconds{{{pool}}}[15m])))"
+        query = _query(asked, " ".join(f"$labels.{name}" for name in (*POOL, "diagnosis")))
+        told = _told(("flag", "suggested", "text"))
+        return f"{{{{ with {query} }}}}{told} (advised to {{{{ . | first | value }}}} of them){{{{ else }}}}{words}{{{{ end }}}}"
+    if row in PROMETHEUS:
+        return words
+    query = _query(f"topk(1, {_series('sglang_tuning_advice_timestamp_seconds', row)})")
+    more = f'{{{{ with $a | label "not_if" }}}} {NOT_IF} {{{{ . }}}}.{{{{ end }}}}{{{{ with $a | label "cost" }}}} {COSTS} {{{{ . }}}}{{{{ end }}}}'
+    return f"{{{{ with {query} }}}}{_told(('flag', 'current', 'suggested', 'text'))}{more}{{{{ else }}}}{words}{{{{ end }}}}"
+
+
+def _told(labels: tuple[str, ...]) -> str:
+    """Write a change of a series with these labels."""
+    current = '{{ with $a | label "current" }}{{ . }} {{ end }}' if "current" in labels else ""
+    return (
+        f'{{{{ $a := . | first }}}}{{{{ with $a | label "flag" }}}}{{{{ . }}}} {current}→ {{{{ end }}}}'
+        '{{ $a | label "suggested" }}: {{ $a | label "text" }}'
+    )
 
 
 def scaled(text: str, time_scale: float) -> str:
@@ -57,12 +233,12 @@ _SAME = {"target": TARGET, "server": SERVER, "pool and diagnosis": (*POOL, "diag
 def _inhibitions() -> Iterator[tuple[str, str, str]]:
     """Give which alerts hold back which: matchers of both, and the labels that agree."""
     exporters = {row.alert for row in PROMETHEUS}
-    for each in INHIBITIONS:
+    for each in runbooks.INHIBITIONS:
         names = set(each.targets)
         matchers = [f'alertname =~ "{"|".join(each.targets)}"']
-        if names == {row.alert for row in ALERTS} - set(each.sources):
+        if names == {row.alert for row in runbooks.ALERTS} - set(each.sources):
             matchers = ['alertname =~ "SGLang.+"', f'alertname != "{each.sources[0]}"']
-        elif names == {row.alert for row in ALERTS} - exporters:
+        elif names == {row.alert for row in runbooks.ALERTS} - exporters:
             matchers = ['alertname =~ "SGLang.+"', 'diagnosis != ""', f'alertname != "{each.sources[0]}"']
         quoted = ", ".join(f"'{matcher}'" for matcher in matchers)
         yield "|".join(each.sources), f"[{quoted}]", listed(_SAME[each.of])
@@ -102,7 +278,9 @@ def files(
         "annotations": lambda row: alert_annotations(row, links),
         "filled": lambda text: filled(text, figures(DEFAULT)),
         "quoted": lambda text: "'" + text.replace("'", "''") + "'",
-        "severe": sorted(MOST_SEVERE_FIRST, key=lambda row: SEVERITIES.index(wishes.severity(row.alert, row.severity))),
+        "severe": sorted(
+            runbooks.MOST_SEVERE_FIRST, key=lambda row: SEVERITIES.index(wishes.severity(row.alert, row.severity))
+        ),
         "inhibitions": list(_inhibitions()),
         "pool": listed(POOL),
         "server": listed(SERVER),

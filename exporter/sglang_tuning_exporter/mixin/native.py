@@ -12,14 +12,13 @@ from sglang_tuning_exporter.config.profiles import DEFAULT
 from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.core.runbooks import figures, filled, flag_of
 from sglang_tuning_exporter.core.suspects import LATE_TIMES, SLOW_BURN_TIMES
-from sglang_tuning_exporter.mixin import _identity as identity
-from sglang_tuning_exporter.mixin._rendering import render
+from sglang_tuning_exporter.mixin._rendering import POOL, listed, render
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.mixin.wishes import Wishes
 
 FILE = "alerts/rules/sglang-native.rules.yml"
-_SERVER = identity.listed((*identity.POOL, "instance"))
+_SERVER = listed((*POOL, "instance"))
 # Every rank of a scheduler says the same; with priorities the total has none.
 _RANKS = "tp_rank, pp_rank, moe_ep_rank, priority"
 

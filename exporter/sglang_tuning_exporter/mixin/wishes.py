@@ -7,13 +7,13 @@ alert waits is the exporter's to decide (`--wait`), and so is what is accepted (
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
 from sglang_tuning_exporter.config import files
-from sglang_tuning_exporter.config.values import UsageError, suggestion
+from sglang_tuning_exporter.config.values import RefusedError, UsageError, as_word, mapping, one_of, section
 from sglang_tuning_exporter.core.findings import Severity
 from sglang_tuning_exporter.core.runbooks import BY_ALERT
 from sglang_tuning_exporter.mixin.native import NATIVE
@@ -66,101 +66,70 @@ NONE = Wishes()
 
 def read(path: Path) -> Wishes:
     """Return what a file wishes. Raise `UsageError`."""
-    where = f"--config={path}: "
-    found = _mapping(where, "", files.mapping_in(path), _KEYS)
-    made = {key: _KEYS[key](f"{where}{key}", value) for key, value in found.items() if value is not None}
-    return Wishes(**made)
+    try:
+        return Wishes(**_FILE(files.mapping_in(path)))
+    except RefusedError as error:
+        raise UsageError(f"--config={path}: {error.line()}") from None
 
 
-def _mapping(where: str, key: str, value: Any, known: Collection[str]) -> dict[str, Any]:
-    """Return a mapping whose keys are known ones."""
-    if not isinstance(value, dict):
-        raise UsageError(f"{where}{key or 'the file'}: give a mapping of keys to values")
-    named = {str(each): word for each, word in value.items()}
-    for each in named:
-        if each not in known:
-            near = suggestion(each, known)
-            few = f"; known are {', '.join(known)}" if len(known) < 10 else "; docs/reference/alerts.md lists them"
-            raise UsageError(f"{where}{f'{key}: ' if key else ''}{each}: unknown{near or few}")
-    return named
+# Each of the following checks a value of the file, or raises `RefusedError`.
 
 
-def _labels(where: str, value: Any) -> dict[str, str]:
-    if not isinstance(value, dict):
-        raise UsageError(f"{where}: give a mapping, such as {{team: inference}}")
-    found = {}
-    for name, word in value.items():
-        if not _LABEL.fullmatch(str(name)) or str(name).startswith("__"):
-            raise UsageError(f"{where}: {name}: give a label of letters, digits and _")
+def _labels(value: Any) -> dict[str, str]:
+    found = mapping(value)
+    for name, word in found.items():
+        if not _LABEL.fullmatch(name) or name.startswith("__"):
+            raise RefusedError("give a label of letters, digits and _", "", name)
         if name in _OWN:
-            raise UsageError(f"{where}: {name}: a label of the rules' own; set `severity` of an alert in its own entry")
+            raise RefusedError("a label of the rules' own; set `severity` of an alert in its own entry", "", name)
         if isinstance(word, dict | list) or word is None or "{{" in str(word):
-            raise UsageError(f"{where}: {name}={word}: give a plain word")
-        found[str(name)] = str(word)
-    return found
+            raise RefusedError("give a plain word", str(word), name)
+    return {name: str(word) for name, word in found.items()}
 
 
-def _alerts(where: str, value: Any) -> dict[str, Wish]:
-    return {name: _wish(f"{where}: {name}", wish) for name, wish in _mapping(f"{where}: ", "", value, _ALERTS).items()}
-
-
-def _wish(where: str, value: Any) -> Wish:
+def _wish(value: Any) -> Wish:
     if value is False or value == "off":  # YAML reads `off` as false
         return Wish(off=True)
-    if value in SEVERITIES:
-        return Wish(severity=value)
-    if not isinstance(value, dict):
-        raise UsageError(f"{where}={value}: give off, {', '.join(SEVERITIES)}, or a mapping with severity and labels")
-    found = _mapping(where + ": ", "", value, ("severity", "labels"))
-    severity = found.get("severity") or ""
-    if severity and severity not in SEVERITIES:
-        raise UsageError(f"{where}: severity={severity}: give one of {', '.join(SEVERITIES)}")
-    return Wish(severity, _labels(f"{where}: labels", found.get("labels") or {}))
+    if isinstance(value, dict):
+        return Wish(**_WISH(value))
+    if value not in SEVERITIES:
+        raise RefusedError(f"give off, {', '.join(SEVERITIES)}, or a mapping with severity and labels")
+    return Wish(severity=value)
 
 
-def _expected(where: str, value: Any) -> tuple[str, ...]:
+def _expected(value: Any) -> tuple[str, ...]:
     jobs = value if isinstance(value, list) else [value]
     for job in jobs:
         if not isinstance(job, str) or not job.strip() or not job.isprintable() or '"' in job or "\\" in job:
-            raise UsageError(f"{where}={job}: give names of jobs, such as [sglang]")
+            raise RefusedError("give names of jobs, such as [sglang]", str(job))
     return tuple(jobs)
 
 
-def _metadata(where: str, value: Any) -> dict[str, Any]:
-    found = _mapping(where + ": ", "", value, ("name", "namespace", "labels", "annotations"))
-    for key in ("name", "namespace"):
-        if key in found and not _KUBERNETES_NAME.fullmatch(str(found[key])):
-            raise UsageError(
-                f"{where}: {key}={found[key]}: give a name as Kubernetes has it: small letters, digits, - and ."
-            )
-    for key in ("labels", "annotations"):
-        if key in found:
-            if not isinstance(found[key], dict):
-                raise UsageError(f"{where}: {key}: give a mapping, such as {{release: prometheus}}")
-            found[key] = {str(name): str(word) for name, word in found[key].items()}
-    return found
+def _matching(pattern: re.Pattern[str], remedy: str) -> Callable[[Any], str]:
+    def convert(value: Any) -> str:
+        if not pattern.fullmatch(as_word(value)):
+            raise RefusedError(remedy)
+        return as_word(value)
+
+    return convert
 
 
-def _address(where: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise UsageError(f"{where}={value}: give an address that begins with http:// or https://")
-    return value
+def _texts(value: Any) -> dict[str, str]:
+    return {name: str(word) for name, word in mapping(value).items()}
 
 
-def _loki(where: str, value: Any) -> str:
-    if not isinstance(value, str) or not _LOKI.fullmatch(value):
-        raise UsageError(
-            f"{where}={value}: give the uid of a data source, or a uid and a selector, such as 'loki:{{pod=\"sglang-0\"}}'"
-        )
-    return value
-
-
-_KEYS: dict[str, Callable[[str, Any], Any]] = {
-    "alerts": _alerts,
-    "labels": _labels,
-    "expected": _expected,
-    "metadata": _metadata,
-    "runbook_url": _address,
-    "grafana_url": _address,
-    "loki": _loki,
-}
+_NAMED = _matching(_KUBERNETES_NAME, "give a name as Kubernetes has it: small letters, digits, - and .")
+_ADDRESS = _matching(re.compile(r"\D.*"), "give an address that begins with http:// or https://")
+_SOURCE = "give the uid of a data source, or a uid and a selector, such as 'loki:{pod=\"sglang-0\"}'"
+_WISH = section({"severity": one_of(SEVERITIES), "labels": _labels})
+_FILE = section(
+    {
+        "alerts": section(dict.fromkeys(_ALERTS, _wish)),
+        "labels": _labels,
+        "expected": _expected,
+        "metadata": section({"name": _NAMED, "namespace": _NAMED, "labels": _texts, "annotations": _texts}),
+        "runbook_url": _ADDRESS,
+        "grafana_url": _ADDRESS,
+        "loki": _matching(_LOKI, _SOURCE),
+    }
+)

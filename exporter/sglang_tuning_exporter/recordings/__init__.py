@@ -1,10 +1,97 @@
-"""Recorded servers: record, scrub, replay, and the whole chain on loopback. Each is loaded by its own command."""
+"""Recorded servers: record, scrub, replay, and the whole chain on loopback. Each is loaded by its own command.
+
+Here is what replayed servers and Alertmanager's webhook share: an HTTP server whose one method answers every request, and the end by a signal.
+"""
 
 from __future__ import annotations
 
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, TypeAlias
+
+from sglang_tuning_exporter.config.values import Address
+from sglang_tuning_exporter.serve.process import bind
+
+MOST_BODY_BYTES = 4 << 20
+Answer: TypeAlias = "tuple[int, str, bytes]"  # status, content type, body
+# A wildcard address is for listening, not for connecting.
+_REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - translated away, not bound
+
+
+class HTTPServer(ThreadingHTTPServer):
+    """Listens at once, and answers in a thread from `start` to `stop`. Raises `UsageError` that begins with `key`."""
+
+    daemon_threads = True
+
+    def __init__(self, address: Address, key: str = "--listen-address") -> None:
+        listener = bind(address, key)
+        super().__init__(listener.getsockname(), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.05,), name="http", daemon=True)
+
+    @property
+    def url(self) -> str:
+        """`http://host:port` without a slash at the end."""
+        host, port = self.socket.getsockname()[:2]
+        return f"http://{Address(_REACHED_AT.get(host, host), port)}"
+
+    def start(self) -> None:
+        """Answer requests from now on."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Close the port."""
+        if self._thread.is_alive():
+            self.shutdown()
+            self._thread.join()
+        self.server_close()
+
+    def answer(self, path: str, body: bytes | None) -> Answer | None:
+        """Return the answer for a path without its query; `body` is that of a POST. None: close the connection without an answer."""
+        raise NotImplementedError
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore a client that disconnected; report other errors as the base class does."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: HTTPServer
+    # One connection per request: a stopped replay must not answer on an open connection.
+    protocol_version = "HTTP/1.0"
+    timeout = 10
+    server_version = "sglang-replay"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        self._reply(None)
+
+    do_HEAD = do_GET  # noqa: N815 - the base class looks for this name
+
+    def do_POST(self) -> None:
+        length = self.headers.get("Content-Length", "0")[:9]  # int() accepts at most 4,300 digits
+        self._reply(self.rfile.read(min(int(length), MOST_BODY_BYTES)) if length.isdecimal() else b"")
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+        """Log nothing: the terminal shows the progress or the notifications."""
+
+    def _reply(self, body: bytes | None) -> None:
+        answer = self.server.answer(self.path.partition("?")[0], body)
+        if answer is None:  # the connection is closed: as if refused, but the port stays ours
+            return
+        status, content_type, content = answer
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
 
 @contextmanager

@@ -11,8 +11,7 @@ from typing import Any
 
 from sglang_tuning_exporter.config.values import Address, address, check
 from sglang_tuning_exporter.core.runbooks import MOST_SEVERE_FIRST
-from sglang_tuning_exporter.recordings import stopped_by_signal
-from sglang_tuning_exporter.recordings._http_server import Answer, HTTPServer
+from sglang_tuning_exporter.recordings import Answer, HTTPServer, stopped_by_signal
 from sglang_tuning_exporter.sglang.clean import clean
 
 _PLACES = {row.alert: place for place, row in enumerate(MOST_SEVERE_FIRST)}

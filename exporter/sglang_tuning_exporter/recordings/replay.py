@@ -16,8 +16,7 @@ from typing import Any
 
 from sglang_tuning_exporter.config import values
 from sglang_tuning_exporter.config.values import Address, UsageError, check
-from sglang_tuning_exporter.recordings import stopped_by_signal
-from sglang_tuning_exporter.recordings._http_server import Answer, HTTPServer
+from sglang_tuning_exporter.recordings import Answer, HTTPServer, stopped_by_signal
 from sglang_tuning_exporter.recordings.recording import Recording, load
 
 MAX_SPEED = 10_000.0

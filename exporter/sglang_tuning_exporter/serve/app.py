@@ -21,13 +21,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sglang_tuning_exporter.collect.sidecar import FRESH_SECONDS, Sidecar, passed_on
 from sglang_tuning_exporter.serve import formats
+from sglang_tuning_exporter.serve.guard import Guard, Lane, ended
 from sglang_tuning_exporter.serve.metrics import collect, serving
 from sglang_tuning_exporter.serve.metrics.families import text_format
-from sglang_tuning_exporter.serve.security.guard import Guard
-from sglang_tuning_exporter.serve.security.lane import Lane, ended
 
 if TYPE_CHECKING:
-    from sglang_tuning_exporter.serve.security.active_config import ActiveConfig
+    from sglang_tuning_exporter.serve.web_config import ActiveConfig
 
 TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
 # Kept of the scraper's timeout for rendering and the way back.

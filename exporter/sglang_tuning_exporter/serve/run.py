@@ -31,12 +31,25 @@ from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.config.values import Address
 from sglang_tuning_exporter.serve.app import make_app
+from sglang_tuning_exporter.serve.guard import Lane, headers
 from sglang_tuning_exporter.serve.process import BACKLOG, bind, return_freed_memory
-from sglang_tuning_exporter.serve.security.guard import headers
-from sglang_tuning_exporter.serve.security.lane import Lane
 
 if TYPE_CHECKING:
-    from sglang_tuning_exporter.serve.security.active_config import ActiveConfig
+    from sglang_tuning_exporter.serve.web_config import ActiveConfig
+
+# Two Prometheus servers, probes and some browsers need about a dozen.
+MOST_CONNECTIONS = 64
+# More than are accepted at once: one that has just come must have the time to send its request.
+MOST_STRANGERS = BACKLOG + MOST_CONNECTIONS
+MOST_UNREAD_BYTES = 16 << 20  # of answers, together: as much as the largest page of SGLang
+MOST_HEAD_BYTES = 32 << 10  # request line and headers together; more gets a 400
+HANDSHAKE_SECONDS = 10.0
+REQUEST_SECONDS = 2.0
+TICK_SECONDS = 5.0  # between two looks for clients that do not read
+GRACE_SECONDS = 1  # for running responses at the end
+WARN_AGAIN_SECONDS = 60.0
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_sequence = count()
 
 logger = logging.getLogger("sglang_tuning_exporter")
 
@@ -45,7 +58,7 @@ def serve(config: Config) -> int:
     """Run until SIGINT or SIGTERM. Returns the exit status."""
     web_config: ActiveConfig | None = None
     if config.web_config is not None:
-        from sglang_tuning_exporter.serve.security.active_config import ActiveConfig  # noqa: PLC0415 - YAML and TLS are loaded only where they are set
+        from sglang_tuning_exporter.serve.web_config import ActiveConfig  # noqa: PLC0415 - YAML and TLS are loaded only where they are set
 
         web_config = ActiveConfig(config.web_config)
     listener = bind(config.listen_address)
@@ -71,26 +84,6 @@ def serve(config: Config) -> int:
         sys.stderr.flush()
         os._exit(status)
     return status
-
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.serve.security.active_config import ActiveConfig
-
-# Two Prometheus servers, probes and some browsers need about a dozen.
-MOST_CONNECTIONS = 64
-# More than are accepted at once: one that has just come must have the time to send its request.
-MOST_STRANGERS = BACKLOG + MOST_CONNECTIONS
-MOST_UNREAD_BYTES = 16 << 20  # of answers, together: as much as the largest page of SGLang
-MOST_HEAD_BYTES = 32 << 10  # request line and headers together; more gets a 400
-HANDSHAKE_SECONDS = 10.0
-REQUEST_SECONDS = 2.0
-TICK_SECONDS = 5.0  # between two looks for clients that do not read
-GRACE_SECONDS = 1  # for running responses at the end
-WARN_AGAIN_SECONDS = 60.0
-_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_sequence = count()
-
-logger = logging.getLogger("sglang_tuning_exporter")
 
 
 class _Answers(h11.Connection):
@@ -197,7 +190,7 @@ def uvicorn_config(app: object, web_config: ActiveConfig | None = None) -> uvico
 
 def _set_headers(config: uvicorn.Config, web_config: ActiveConfig | None) -> None:
     """Set our headers on every response, uvicorn's own 400 and 503 too."""
-    own = {} if web_config is None else web_config.loaded.config.http.headers
+    own = {} if web_config is None else web_config.loaded.headers
     config.encoded_headers = [(name.lower().encode(), value.encode()) for name, value in headers(own)]
 
 

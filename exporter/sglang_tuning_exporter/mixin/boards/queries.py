@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglang_tuning_exporter.core.text import GOOD
-from sglang_tuning_exporter.mixin._identity import SERVER, TARGET, listed
+from sglang_tuning_exporter.mixin._rendering import SERVER, TARGET, listed
 from sglang_tuning_exporter.mixin.boards.looks import LEVELS, NEUTRAL, SHADES, fixed_colour, limit
 
 # An instance has one namespace and one pod, so those two need not be compared.

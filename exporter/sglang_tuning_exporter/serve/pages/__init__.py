@@ -10,8 +10,8 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.collect.sidecar import Sidecar
+from sglang_tuning_exporter.serve.guard import Lane
 from sglang_tuning_exporter.serve.pages import page, runbooks
-from sglang_tuning_exporter.serve.security.lane import Lane
 
 __all__ = ["make_pages"]
 _Endpoint = TypeVar("_Endpoint", bound="Callable[..., Any]")

@@ -1,6 +1,7 @@
 """Checks before the application: method, body size, rate limit, password; the headers of every answer; and what becomes of an error.
 
-Whoever hangs up is not waited for: his request is dropped, wherever it is.
+What strangers can ask for is done in a thread of its own, a bounded number at once, so that it delays nothing else. Whoever hangs up is not
+waited for: his request is dropped, wherever it is.
 """
 
 from __future__ import annotations
@@ -14,23 +15,28 @@ import secrets
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sglang_tuning_exporter.collect.threads import described
-from sglang_tuning_exporter.serve.security.lane import FullError, Lane
 
 if TYPE_CHECKING:
-    from sglang_tuning_exporter.serve.security.active_config import ActiveConfig
-    from sglang_tuning_exporter.serve.security.web_config import RateLimit
+    from sglang_tuning_exporter.serve.web_config import ActiveConfig
+
+_T = TypeVar("_T")
 
 METHODS = ("GET", "HEAD")
 # No request needs a body. A body up to this size is ignored, since some clients send one; a larger one closes the connection.
 MOST_BODY_BYTES = 64 << 10
 MOST_CHECKS = 4  # of passwords that are not known yet; the next one is answered at once
+MOST_CACHED = 100
+BCRYPT_BYTES = 72  # of a password that bcrypt uses; tools that hash longer ones cut them here
 SAFE_HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
@@ -56,6 +62,77 @@ def headers(own: Mapping[str, str]) -> list[tuple[str, str]]:
     return [(name, value) for name, value in {**SAFE_HEADERS, **own}.items() if value]
 
 
+async def ended(work: Future[Any], seconds: float | None = None) -> None:
+    """Wait until the work of another thread has ended, for at most so many seconds; `asyncio.wrap_future` takes twice the turns of the event loop."""
+    if work.done():
+        return
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()
+
+    def end() -> None:
+        if not over.done():
+            over.set_result(None)
+
+    def tell(_: Future[Any]) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(end)
+
+    work.add_done_callback(tell)
+    timer = None if seconds is None else loop.call_later(seconds, end)
+    try:
+        await over
+    finally:
+        if timer is not None:
+            timer.cancel()
+
+
+class FullError(Exception):
+    """So many wait already that there is no place for another one."""
+
+
+class Lane:
+    """One thread, and at most `most` pieces of work that run or wait. Work whose task is cancelled before its turn is left out.
+
+    The thread ends with the process, whatever it does: Python's own pools would make the end wait for it.
+    """
+
+    busy: ClassVar[set[str]] = set()  # names of those that work now
+
+    def __init__(self, name: str, most: int) -> None:
+        self._name, self._most, self._present = name, most, 0
+        self._waiting: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    async def run(self, work: Callable[[], _T]) -> _T:
+        """Return the result of `work`. Raise `FullError` at once where there is no place."""
+        if self._present >= self._most:
+            raise FullError
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        done: Future[_T] = Future()
+        self._present += 1
+        self._waiting.put((done, work))
+        try:
+            await ended(done)
+        finally:
+            done.cancel()  # of no effect once its turn has come
+            self._present -= 1
+        return done.result()
+
+    def _run(self) -> None:
+        while True:
+            done, work = self._waiting.get()
+            if not done.set_running_or_notify_cancel():
+                continue
+            self.busy.add(self._name)
+            try:
+                done.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - whoever asked gets it
+                done.set_exception(error)
+            self.busy.discard(self._name)
+
+
 class Guard:
     """ASGI middleware. Without a `web_config` there is no authentication and no rate limit. `answered` counts answers by status.
 
@@ -65,8 +142,8 @@ class Guard:
     def __init__(self, app: ASGIApp, web_config: ActiveConfig | None, answered: Counter[int]) -> None:
         self._app, self._web_config, self._answered = app, web_config, answered
         self._passwords = Passwords()
-        self._bucket = TokenBucket()
         self._checks = Lane("passwords", MOST_CHECKS)
+        self._rate, self._filled, self._at = (0.0, 0), 0.0, 0.0  # a bucket of requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request, for as long as its client waits."""
@@ -115,8 +192,8 @@ class Guard:
         """Return the status of a refusal by the web configuration, with its headers; 0 if the request is let in."""
         if not web_config.is_open:
             return 403, {}
-        config = web_config.loaded.config
-        if config.rate_limit is not None and not self._bucket.take(config.rate_limit, time.monotonic()):
+        config = web_config.loaded
+        if config.rate is not None and not self.take(config.rate, time.monotonic()):
             return 429, {}
         given = credentials(authorization)
         if not config.users or (given is not None and self._passwords.is_cached(config.users, *given)):
@@ -129,30 +206,26 @@ class Guard:
             return 429, _LATER
         return (0, {}) if is_right else (401, _ASKING)
 
+    def take(self, rate: tuple[float, int], now: float) -> bool:
+        """Take one request at `now`, in seconds, out of a bucket that fills by one each interval; False when none is left.
 
-async def _gone(receive: Receive) -> None:
-    """Wait until the client hangs up. What else it sends is a body, which no request needs."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-class TokenBucket:
-    """Token bucket of a rate limit; full at first."""
-
-    def __init__(self) -> None:
-        self._limit: RateLimit | None = None
-        self._filled, self._at = 0.0, 0.0
-
-    def take(self, limit: RateLimit, now: float) -> bool:
-        """Take one token at `now`, in seconds; False when none is left. A new limit starts with a full bucket."""
-        if limit != self._limit:
-            self._limit, self._filled, self._at = limit, float(limit.burst), now
-        self._filled = min(float(limit.burst), self._filled + (now - self._at) / limit.interval)
+        A new rate, of an interval and the most requests at once, starts with a full bucket.
+        """
+        interval, burst = rate
+        if rate != self._rate:
+            self._rate, self._filled, self._at = rate, float(burst), now
+        self._filled = min(float(burst), self._filled + (now - self._at) / interval)
         self._at = now
         if self._filled < 1:
             return False
         self._filled -= 1
         return True
+
+
+async def _gone(receive: Receive) -> None:
+    """Wait until the client hangs up. What else it sends is a body, which no request needs."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _has_large_body(given: Mapping[bytes, str]) -> bool:
@@ -162,10 +235,6 @@ def _has_large_body(given: Mapping[bytes, str]) -> bool:
     return (
         b"transfer-encoding" in given or not length.isdecimal() or int(length.lstrip("0")[:20] or "0") > MOST_BODY_BYTES
     )
-
-
-MOST_CACHED = 100
-BCRYPT_BYTES = 72  # of a password that bcrypt uses; tools that hash longer ones cut them here
 
 
 class Passwords:

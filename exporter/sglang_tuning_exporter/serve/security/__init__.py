@@ -1,1 +1,0 @@
-"""Access control: Prometheus's web configuration file, TLS, passwords, and the headers of every answer; bounded work for strangers."""
