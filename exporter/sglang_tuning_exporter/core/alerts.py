@@ -83,7 +83,7 @@ class Clocks:
         ended = []
         for name, clock in self.by_row.items():
             row, figure = clock.row, measured.figures.get(name)
-            causes = measured.causes(row)
+            causes = () if holding.isdisjoint(row.causes) else measured.causes(row)
             hindered = not holding.isdisjoint(causes) and name not in NOTIFIED_AS_WELL
             if clock.firing is None and hindered and not firing.isdisjoint(causes):
                 continue  # somebody has been called for the cause

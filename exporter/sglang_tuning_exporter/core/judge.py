@@ -131,7 +131,9 @@ class Measured:
 
     def causes(self, row: Row) -> tuple[str, ...]:
         """Return the rows that this one can follow from, here: no failure ends a server that is only feared, or that it survived."""
-        return tuple(each for each in row.causes if not (row.id in DEATHS and self._is_harmless(each, row.id)))
+        if row.id not in DEATHS:
+            return row.causes
+        return tuple(each for each in row.causes if not self._is_harmless(each, row.id))
 
     def _is_harmless(self, failure: str, death: str) -> bool:
         last, counts = self.view.last, BY_ID[failure].when.counts
