@@ -16,7 +16,6 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # i
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.config.values import UsageError
-from sglang_tuning_exporter.core.against import FIGURES, compare
 from sglang_tuning_exporter.core.findings import (
     Alert,
     Change,
@@ -29,6 +28,7 @@ from sglang_tuning_exporter.core.findings import (
 )
 from sglang_tuning_exporter.core.inputs import Logs
 from sglang_tuning_exporter.core.report import document, exit_status, judge, run
+from sglang_tuning_exporter.core.summary import FIGURES, compare
 
 HERE = Path(__file__).parent
 RECORDINGS = sorted((HERE / "recordings").glob("*/server.log.gz"))

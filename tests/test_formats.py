@@ -15,7 +15,7 @@ from prometheus_client import parser as text_parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from conftest import SERVING, FakeSGLang, reply, running_exporter
-from sglang_tuning_exporter.serve.formats import openmetrics, qualities, response
+from sglang_tuning_exporter.serve.app import openmetrics, qualities, response
 from sglang_tuning_exporter.sglang.metrics.exposition import passthrough, scan
 
 PAGES = sorted((Path(__file__).parent / "data" / "metrics").glob("*.prom"))

@@ -19,7 +19,6 @@ from sglang_tuning_exporter.config import FAIL_ON
 from sglang_tuning_exporter.config.profiles import PROFILES, Profile
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core import text
-from sglang_tuning_exporter.core.against import Comparison, compare
 from sglang_tuning_exporter.core.course import Course
 from sglang_tuning_exporter.core.findings import (
     FIRST_DATED_SECOND,
@@ -32,6 +31,7 @@ from sglang_tuning_exporter.core.findings import (
 )
 from sglang_tuning_exporter.core.inputs import Logs
 from sglang_tuning_exporter.core.rows import BY_ID, adapted
+from sglang_tuning_exporter.core.summary import Comparison, compare
 from sglang_tuning_exporter.sglang.clean import clean, cleaned
 
 SCHEMA_VERSION = "2"

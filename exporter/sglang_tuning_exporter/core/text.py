@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from sglang_tuning_exporter.config.profiles import Profile
 from sglang_tuning_exporter.core import endings
-from sglang_tuning_exporter.core.against import FIGURES, Comparison
 from sglang_tuning_exporter.core.findings import (
     TONES,
     Change,
@@ -26,6 +25,7 @@ from sglang_tuning_exporter.core.findings import (
     typed_value,
 )
 from sglang_tuning_exporter.core.rows import BY_ID, STATE_WORDS
+from sglang_tuning_exporter.core.summary import FIGURES, Comparison
 from sglang_tuning_exporter.sglang.clean import clean
 
 TONE_WORDS = {"bad": "Critical", "warn": "Warning", "info": "Hint", "good": "No limit", "calm": "No verdict"}

@@ -28,9 +28,8 @@ from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.config.profiles import PROFILES, Profile
 from sglang_tuning_exporter.config.values import UsageError
-from sglang_tuning_exporter.core.findings import FIRST_DATED_SECOND, Judgement
+from sglang_tuning_exporter.core import findings, report
 from sglang_tuning_exporter.core.inputs import Logs
-from sglang_tuning_exporter.core.report import check_output, progress
 from sglang_tuning_exporter.core.rows import adapted
 from sglang_tuning_exporter.core.server import Scheduler
 from sglang_tuning_exporter.core.watch import Watch
@@ -73,7 +72,7 @@ class BackfillView:
         """Return the present time; only `moments` changes anything here."""
         yield self._now
 
-    def judge(self, now: float) -> Judgement:
+    def judge(self, now: float) -> findings.Judgement:
         """Return what limits the server."""
         return self.watch.judge(now)
 
@@ -172,14 +171,14 @@ def run(
         if not value or not value.isprintable():
             raise UsageError(f"{flag}={clean(value)}: give a name, as Prometheus would have it")
     read = Logs(logs, most=most)
-    check_output(output, read.paths)
+    report.check_output(output, read.paths)
     if output.exists() and not output.is_file():
         raise UsageError(f"--output={clean(str(output))}: is no ordinary file; give one that can be written anew")
     view = BackfillView(read, judged, _shift(read, date))
     begin: float | None = None
     end = 0.0
     try:
-        with progress(read, _WORTH_BYTES), _whole(output) as file:
+        with report.progress(read, _WORTH_BYTES), _whole(output) as file:
             known: set[str] = set()
             for at, families in view.moments():
                 begin = at if begin is None else begin
@@ -231,7 +230,7 @@ def _shift(logs: Logs, date: str | None) -> float:
     """Return the seconds to add to the log's times to get unix seconds: those of the day, where none is printed."""
     if logs.first is None:
         raise UsageError(f"{', '.join(logs.names[:3])}: prints no times; there is nothing to place in time")
-    if logs.first >= FIRST_DATED_SECOND:
+    if logs.first >= findings.FIRST_DATED_SECOND:
         if date is not None:
             raise UsageError(f"--date={clean(date)}: the log prints its own days; leave --date out")
         return 0.0

@@ -11,27 +11,14 @@ from sglang_tuning_exporter.capacity import Estimate
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import resolve
 from sglang_tuning_exporter.config.profiles import GIGABYTE
-from sglang_tuning_exporter.core import endings
-from sglang_tuning_exporter.core.capacities import RankCapacity, capacities
+from sglang_tuning_exporter.core import capacities, endings, exposed, lines, scrapes
+from sglang_tuning_exporter.core import server as servers
 from sglang_tuning_exporter.core.events import OUT_OF_MEMORY_PHASES
-from sglang_tuning_exporter.core.exposed import ADVICE, conditions, scale_out_helps
-from sglang_tuning_exporter.core.lines import ROWS
 from sglang_tuning_exporter.core.rows import BY_ID
-from sglang_tuning_exporter.core.scrapes import STAGES
-from sglang_tuning_exporter.core.server import (
-    COVERAGE_SECONDS,
-    IDLE,
-    LIVENESS,
-    STATES,
-    UNKNOWN,
-    Scheduler,
-    Server,
-    Totals,
-)
 from sglang_tuning_exporter.serve.metrics.families import (
     Family,
     Life,
-    PerRank,
+    by_rank,
     counter,
     gauge,
     info,
@@ -83,7 +70,18 @@ def reference_sections() -> dict[str, list[Family]]:
 
 
 LINE_KINDS = tuple(
-    sorted({*(row.kind for row in ROWS), "access", "advice", "cut", "exception", "other", "server_error", "traceback"})
+    sorted(
+        {
+            *(row.kind for row in lines.ROWS),
+            "access",
+            "advice",
+            "cut",
+            "exception",
+            "other",
+            "server_error",
+            "traceback",
+        }
+    )
 )
 UNRECOGNISED_KINDS = ("batch_key", "batch_line", "retraction_line", "server_args")
 CAPPED = ("dp_ranks", "long_metric_lines", "metric_lines", "refused_metric_lines")
@@ -241,7 +239,7 @@ def server(sidecar: Watched, now: float) -> Iterable[Family]:
         now,
         counter("liveness_events", doc, "event", source="log"),
         gauge("liveness_event_age_seconds", "Seconds since this event was last in the log.", "event", source="log"),
-        {event: f"liveness.{event}" for event in LIVENESS},
+        {event: f"liveness.{event}" for event in servers.LIVENESS},
     )
     doc = "Latencies that the server observed since the exporter started."
     seen = counter("latency_observations", doc, "latency", source="metrics")
@@ -315,71 +313,71 @@ def thresholds(sidecar: Watched) -> Iterable[Family]:
 def schedulers(sidecar: Watched, now: float) -> Iterable[Family]:
     """Return the families of each scheduler."""
     server = sidecar.watch.server
-    ranks = PerRank(server.schedulers.values())
-    lives = PerRank(Life(dp, server.life(dp)) for dp in server.lives.keys() - server.absent)
+    ranks = by_rank(server.schedulers.values())
+    lives = by_rank(Life(dp, server.life(dp)) for dp in server.lives.keys() - server.absent)
     yield from _waiting(ranks, server)
     yield from _pools(ranks, lives, server, now)
-    yield from _batches(ranks, lives, server.window(COVERAGE_SECONDS, now))
+    yield from _batches(ranks, lives, server.window(servers.COVERAGE_SECONDS, now))
     yield from _retractions(lives, sidecar)
     yield from _states(ranks, lives, now)
 
 
-def _waiting(ranks: PerRank[Scheduler], server: Server) -> Iterable[Family]:
+def _waiting(ranks: list[servers.Scheduler], server: servers.Server) -> Iterable[Family]:
     doc = "Requests waiting (#queue-req, num_queue_reqs)."
-    yield ranks.one(gauge("queued_requests", doc), lambda r: r.queued)
+    yield gauge("queued_requests", doc).of_each(ranks, lambda r: r.queued)
     doc = "Requests running (#running-req, num_running_reqs); with pipeline parallelism those of one micro batch."
-    yield ranks.one(gauge("running_requests", doc), lambda r: r.running)
+    yield gauge("running_requests", doc).of_each(ranks, lambda r: r.running)
     doc = "Requests that may run at once (max_running_requests); with pipeline parallelism a micro batch's share."
-    yield ranks.one(gauge("running_requests_limit", doc), lambda r: server.facts.limit(r.dp))
+    yield gauge("running_requests_limit", doc).of_each(ranks, lambda r: server.facts.limit(r.dp))
     doc = "Estimated wait of the last request in the queue: queued / admitted per second over the last minute."
-    yield ranks.one(gauge("queue_wait_seconds", doc, source="computed"), lambda r: r.wait_seconds())
+    yield gauge("queue_wait_seconds", doc, source="computed").of_each(ranks, lambda r: r.wait_seconds())
     doc = "Requests waiting elsewhere than in the main queue: for a grammar, or in a queue of disaggregation."
     waiting = gauge("waiting_requests", doc, "queue")
-    yield ranks.several(waiting, _elsewhere)
+    yield waiting.of_all(ranks, _elsewhere)
     doc = "Prompt tokens that wait to be computed (#pending-token)."
-    yield ranks.one(gauge("pending_tokens", doc), lambda r: r.pending[0] if r.pending is not None else None)
+    yield gauge("pending_tokens", doc).of_each(ranks, lambda r: r.pending[0] if r.pending is not None else None)
 
 
-def _elsewhere(rank: Scheduler) -> list[tuple[str, float]]:
+def _elsewhere(rank: servers.Scheduler) -> list[tuple[str, float]]:
     grammar = {} if rank.grammar_queued is None else {"grammar": rank.grammar_queued}
     return sorted((rank.queues | grammar).items())
 
 
-def _pools(ranks: PerRank[Scheduler], lives: PerRank[Life], server: Server, now: float) -> Iterable[Family]:
+def _pools(ranks: list[servers.Scheduler], lives: list[Life], server: servers.Server, now: float) -> Iterable[Family]:
     doc = "Used share of the KV cache, 0-1 (token usage)."
-    yield ranks.several(
-        gauge("token_usage_ratio", doc, "pool"), lambda r: r.usages.items() if r.moment(now).activity != UNKNOWN else ()
+    yield gauge("token_usage_ratio", doc, "pool").of_all(
+        ranks, lambda r: r.usages.items() if r.moment(now).activity != servers.UNKNOWN else ()
     )
     doc = "Capacity of the KV cache in tokens (max_total_num_tokens)."
-    yield ranks.one(gauge("kv_pool_tokens", doc), lambda r: server.facts.pool(r.dp))
+    yield gauge("kv_pool_tokens", doc).of_each(ranks, lambda r: server.facts.pool(r.dp))
     doc = "Share of max_new_tokens that admission keeps room for (#new_token_ratio)."
-    yield ranks.one(gauge("new_token_ratio", doc, source="log, else metrics"), lambda r: r.new_token_ratio)
+    yield gauge("new_token_ratio", doc, source="log, else metrics").of_each(ranks, lambda r: r.new_token_ratio)
     doc = "Prompt tokens, by where they came from: computed, or from the prefix cache."
-    yield lives.several(counter("prompt_tokens", doc, "source"), lambda each: each.known("computed", "cached"))
+    yield counter("prompt_tokens", doc, "source").of_all(lives, lambda each: each.known("computed", "cached"))
 
 
-def _batches(ranks: PerRank[Scheduler], lives: PerRank[Life], recent: Totals) -> Iterable[Family]:
+def _batches(ranks: list[servers.Scheduler], lives: list[Life], recent: servers.Totals) -> Iterable[Family]:
     doc = "Generation throughput as last logged (gen throughput)."
-    yield ranks.one(gauge("generation_tokens_per_second", doc), lambda r: r.throughput)
+    yield gauge("generation_tokens_per_second", doc).of_each(ranks, lambda r: r.throughput)
     doc = "Share of decode batches of the last 10 minutes that replayed a captured graph, 0-1 (cuda graph)."
-    yield ranks.one(gauge("cuda_graph_coverage_ratio", doc, source="computed"), lambda r: r.coverage(recent))
+    yield gauge("cuda_graph_coverage_ratio", doc, source="computed").of_each(ranks, lambda r: r.coverage(recent))
     doc = (
         "Decode batches by use of a captured graph: all where the server counts them (cuda_graph_passes_total),"
         " else logged ones."
     )
-    yield lives.several(counter("decode_batches", doc, "graph"), lambda each: each.known("replayed", "eager"))
+    yield counter("decode_batches", doc, "graph").of_all(lives, lambda each: each.known("replayed", "eager"))
 
 
-def _retractions(lives: PerRank[Life], sidecar: Watched) -> Iterable[Family]:
+def _retractions(lives: list[Life], sidecar: Watched) -> Iterable[Family]:
     is_read = sidecar.counts_log
     page = sidecar.watch.server.page
     counted = {rank.dp for rank in page.ranks if rank.retracted_requests is not None} if page is not None else set()
     doc = "Retraction events (KV cache full), TP ranks counted once; absent while the log is unreadable."
     events = counter("retraction_events", doc, source="log")
-    lives.one(events, lambda each: each.counts.get("retraction_events", 0.0) if is_read else None)
+    events.of_each(lives, lambda each: each.counts.get("retraction_events", 0.0) if is_read else None)
     doc = "Requests retracted because the KV cache was full: from the log, and from the server's counter what the log does not show."
     requests = counter("retracted_requests", doc, source="log, else metrics")
-    lives.one(requests, lambda each: each.counts.get("retracted", 0.0 if is_read or each.dp in counted else None))
+    requests.of_each(lives, lambda each: each.counts.get("retracted", 0.0 if is_read or each.dp in counted else None))
     if is_read and not events.samples:
         events.add_metric([], 0)
         requests.add_metric([], 0)
@@ -387,12 +385,14 @@ def _retractions(lives: PerRank[Life], sidecar: Watched) -> Iterable[Family]:
     yield requests
 
 
-def _states(ranks: PerRank[Scheduler], lives: PerRank[Life], now: float) -> Iterable[Family]:
+def _states(ranks: list[servers.Scheduler], lives: list[Life], now: float) -> Iterable[Family]:
     names = {
-        f"{signal}/{state}": (signal, state) for signal, states in STATES.items() for state in (*states, IDLE, UNKNOWN)
+        f"{signal}/{state}": (signal, state)
+        for signal, states in servers.STATES.items()
+        for state in (*states, servers.IDLE, servers.UNKNOWN)
     }
 
-    def present(rank: Scheduler) -> list[tuple[str, str, float]]:
+    def present(rank: servers.Scheduler) -> list[tuple[str, str, float]]:
         activity = rank.moment(now).activity
         states = [(signal, state, float(activity == state)) for signal, state in names.values() if signal == "activity"]
         return states if rank.dp is None else states[:1]  # of each of many ranks: whether it serves
@@ -403,17 +403,17 @@ def _states(ranks: PerRank[Scheduler], lives: PerRank[Life], now: float) -> Iter
         return [each for each in times if each[-1] or life.dp is None]
 
     doc = "1 for what the scheduler does now: it serves, is idle, or nothing is known."
-    yield ranks.several(gauge("state", doc, "signal", "state", source="computed"), present)
+    yield gauge("state", doc, "signal", "state", source="computed").of_all(ranks, present)
     doc = (
         "Seconds spent in each state; of a DP rank, in those that it was in. Serving time of a signal is all but idle and unknown; a share is"
         " increase / increase of serving time."
     )
     seconds = counter("state_seconds", doc, "signal", "state", source="computed")
-    yield lives.several(seconds, spent)
+    yield seconds.of_all(lives, spent)
 
 
 # Name, HELP with the formula, and the figure; docs/capacity.md has them all. Over the last ten minutes.
-_Figure: TypeAlias = "Callable[[RankCapacity], Estimate | float | None]"
+_Figure: TypeAlias = "Callable[[capacities.RankCapacity], Estimate | float | None]"
 GAUGES: dict[str, tuple[str, _Figure]] = {
     "prefill_tokens_per_second": (
         "Prompt tokens computed per second of prefill: increase of total_prefill_uncached_tokens / of total_prefill_busy_us (/v1/loads).",
@@ -444,22 +444,21 @@ GAUGES: dict[str, tuple[str, _Figure]] = {
 
 def capacity(sidecar: Watched, now: float) -> Iterable[Family]:
     """Return the measured figures of each scheduler; an unknown figure has no series."""
-    ranks = PerRank(capacities(sidecar.watch.server, sidecar.measured, now))
+    ranks = by_rank(capacities.capacities(sidecar.watch.server, sidecar.measured, now))
     for name, (doc, figure) in GAUGES.items():
-        yield ranks.one(gauge(name, doc), partial(_value, figure))
+        yield gauge(name, doc).of_each(ranks, partial(_value, figure))
     doc = (
         "Duration of a decode step = fixed + per_request x batch, by least squares over the steps of the last 10 minutes;"
         " source: v1_loads (0.5.18 on), else the log's decode lines."
     )
-    yield ranks.several(
-        gauge("decode_step_seconds", doc, "part", "source"),
-        lambda c: ((part, source, estimate.value) for part, source, estimate in _parts(c)),
+    yield gauge("decode_step_seconds", doc, "part", "source").of_all(
+        ranks, lambda c: ((part, source, estimate.value) for part, source, estimate in _parts(c))
     )
     doc = (
         "The ends of the 95 % interval of sglang_tuning_decode_step_seconds, from the spread over windows (jackknife)."
     )
-    yield ranks.several(
-        gauge("decode_step_bound_seconds", doc, "part", "bound"),
+    yield gauge("decode_step_bound_seconds", doc, "part", "bound").of_all(
+        ranks,
         lambda c: (
             (part, bound, value)
             for part, _, estimate in _parts(c)
@@ -471,12 +470,12 @@ def capacity(sidecar: Watched, now: float) -> Iterable[Family]:
     yield failures.with_samples((reason, sidecar.loads.failures[reason]) for reason in reasons)
 
 
-def _value(figure: _Figure, scheduler: RankCapacity) -> float | None:
+def _value(figure: _Figure, scheduler: capacities.RankCapacity) -> float | None:
     found = figure(scheduler)
     return found if found is None or isinstance(found, (int, float)) else found.value
 
 
-def _parts(scheduler: RankCapacity) -> list[tuple[str, str, Estimate]]:
+def _parts(scheduler: capacities.RankCapacity) -> list[tuple[str, str, Estimate]]:
     """Return name, source and estimate of both parts of the decode step's duration; none where it is not known."""
     step = scheduler.speeds.step
     if step is None or step.line is None:
@@ -488,7 +487,7 @@ def findings(sidecar: Watched, now: float) -> Iterable[Family]:
     """Return the families of the verdict, and of everything that it rests on."""
     judgement, watch = sidecar.judge(now), sidecar.watch
     assert watch.measured is not None
-    shown = list(conditions(watch.measured))
+    shown = list(exposed.conditions(watch.measured))
     doc = (
         "The figure that decides a diagnosis over its window, turned so that above its limit is bad; one unit for each diagnosis"
         " (docs/diagnoses.md). Absent while it is not measured."
@@ -515,7 +514,7 @@ def findings(sidecar: Watched, now: float) -> Iterable[Family]:
         "Since when this advice stands, in unix seconds. Flag as typed for the running release (empty: advice to people), its present value,"
         " the value to try, why, when it will not help, and what it costs."
     )
-    advice = gauge("advice_timestamp_seconds", doc, "diagnosis", *ADVICE)
+    advice = gauge("advice_timestamp_seconds", doc, "diagnosis", *exposed.ADVICE)
     for diagnosis, (said, since) in watch.words.advice.items():
         if diagnosis not in accepted:
             advice.add_metric(map(shortened, (diagnosis, *said)), sidecar.unix(since))
@@ -527,12 +526,12 @@ def findings(sidecar: Watched, now: float) -> Iterable[Family]:
     )
     doc = "Since when the verdict is the same, in unix seconds."
     yield single("verdict_since_timestamp_seconds", doc, sidecar.unix(stands.since))
-    helps = scale_out_helps(judgement)
+    helps = exposed.scale_out_helps(judgement)
     doc = "1 where a further replica would help, by the verdict; 0 where a flag comes first, or neither helps (clients, grammar, imbalance)."
     yield single("scale_out_helps", doc, None if helps is None else float(helps))
     stuck = watch.measured.view.stuck
     stage = gauge("stuck_stage", "1 for the stage that hangs: requests wait for it, and it makes no progress.", "stage")
-    yield stage.with_samples((each, float(stuck is not None and each == stuck.stage)) for each in STAGES)
+    yield stage.with_samples((each, float(stuck is not None and each == stuck.stage)) for each in scrapes.STAGES)
     doc = "Why the server ended: the class of the line of its log that explains it, and its words, without secrets. Absent while the server may run."
     end, line = gauge("end_info", doc, "class", "words"), watch.server.end_explanation
     words = ("unknown", watch.server.ended) if line is None else (line.word, endings.shortened(line.text))

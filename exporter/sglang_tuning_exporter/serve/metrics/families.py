@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
 from math import isfinite
-from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from prometheus_client.core import Metric
 from prometheus_client.utils import floatToGoString
@@ -54,6 +54,20 @@ class Sample(NamedTuple):
     value: float
 
 
+class Life(NamedTuple):
+    """What was counted of one scheduler since the beginning, through restarts of SGLang (`Server.life`)."""
+
+    dp: int | None
+    counts: Mapping[str, float]
+
+    def known(self, *names: str) -> list[tuple[str, float]]:
+        """Return these counts, all of them once one was counted."""
+        return [(name, self.counts.get(name, 0.0)) for name in names] if self.counts.keys() & set(names) else []
+
+
+R = TypeVar("R", Scheduler, RankCapacity, Life)
+
+
 class Family:
     """A family with our prefix, and labels of these names. The name of its samples ends as its type requires.
 
@@ -78,6 +92,24 @@ class Family:
             self.add_metric(sample[:-1], sample[-1])
         return self
 
+    def of_each(self, ranks: Iterable[R], figure: Callable[[R], float | None]) -> Family:
+        """Add one sample for each scheduler whose figure is known and finite; return the family.
+
+        Those of a DP rank have `dp_rank` as last label: a server may start without DP ranks after it had some, and each keeps its own series.
+        """
+        for rank in ranks:
+            value = figure(rank)
+            if value is not None and isfinite(value):
+                self.add_metric((), value, rank.dp)
+        return self
+
+    def of_all(self, ranks: Iterable[R], samples: Callable[[R], Iterable[tuple[Any, ...]]]) -> Family:
+        """Add samples of each scheduler, each given as the values of its own labels and then its value; return the family."""
+        for rank in ranks:
+            for sample in samples(rank):
+                self.add_metric(sample[:-1], sample[-1], rank.dp)
+        return self
+
 
 gauge = partial(Family, "gauge")
 counter = partial(Family, "counter")
@@ -93,43 +125,9 @@ def info(name: str, doc: str, values: dict[str, str]) -> Family:
     return Family("info", name, doc, *values).with_samples([(*values.values(), 1.0)])
 
 
-class Life(NamedTuple):
-    """What was counted of one scheduler since the beginning, through restarts of SGLang (`Server.life`)."""
-
-    dp: int | None
-    counts: Mapping[str, float]
-
-    def known(self, *names: str) -> list[tuple[str, float]]:
-        """Return these counts, all of them once one was counted."""
-        return [(name, self.counts.get(name, 0.0)) for name in names] if self.counts.keys() & set(names) else []
-
-
-T = TypeVar("T", bound=Scheduler | RankCapacity | Life)
-
-
-class PerRank(Generic[T]):
-    """Fills families with the samples of each scheduler; those of a DP rank have `dp_rank` as last label.
-
-    A server may start without DP ranks after it had some: each scheduler keeps its own series.
-    """
-
-    def __init__(self, schedulers: Iterable[T]) -> None:
-        self._schedulers = sorted(schedulers, key=lambda each: -1 if each.dp is None else each.dp)
-
-    def one(self, family: Family, figure: Callable[[T], float | None]) -> Family:
-        """Add one sample for each scheduler whose figure is known and finite; return the family."""
-        for scheduler in self._schedulers:
-            value = figure(scheduler)
-            if value is not None and isfinite(value):
-                family.add_metric((), value, scheduler.dp)
-        return family
-
-    def several(self, family: Family, samples: Callable[[T], Iterable[tuple[Any, ...]]]) -> Family:
-        """Add samples of each scheduler, each given as the values of its own labels and then its value; return the family."""
-        for scheduler in self._schedulers:
-            for sample in samples(scheduler):
-                family.add_metric(sample[:-1], sample[-1], scheduler.dp)
-        return family
+def by_rank(ranks: Iterable[R]) -> list[R]:
+    """Return schedulers in the order of their DP ranks; one without comes first."""
+    return sorted(ranks, key=lambda each: -1 if each.dp is None else each.dp)
 
 
 def printable(text: str | None) -> str:

@@ -10,13 +10,11 @@ from functools import cached_property
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
 
-from sglang_tuning_exporter.core import arguments
+from sglang_tuning_exporter.core import arguments, findings, judge
+from sglang_tuning_exporter.core import page as pages
+from sglang_tuning_exporter.core import server as servers
 from sglang_tuning_exporter.core import text as words
-from sglang_tuning_exporter.core.findings import URGENCY, Judgement, duration
-from sglang_tuning_exporter.core.judge import HEALTHY, IDLE, NOT_ENOUGH, STARTING, STOPPED
-from sglang_tuning_exporter.core.page import Chart, Tile, Value, page
 from sglang_tuning_exporter.core.report import document
-from sglang_tuning_exporter.core.server import BUCKET_SECONDS, Totals
 from sglang_tuning_exporter.core.view import View
 from sglang_tuning_exporter.core.watch import Watch
 
@@ -31,11 +29,11 @@ NOW_SECONDS = 10.0  # in which a state is a present one
 _LEVEL_HINT = "no batch line yet (SGLang prints them at --log-level info)"
 # What a verdict without a finding rests on.
 _REMARKS = {
-    HEALTHY: "Seen over {seconds} under load in the last {minutes:.0f} minutes.",
-    IDLE: "Its limits show under load.",
-    STARTING: "It answers when the model is loaded.",
-    STOPPED: "Nothing was found wrong before. It is not called down until it starts again.",
-    NOT_ENOUGH: "A verdict needs {least:.0f} s under load and {fewest} batch lines, or scrapes that show new figures;"
+    judge.HEALTHY: "Seen over {seconds} under load in the last {minutes:.0f} minutes.",
+    judge.IDLE: "Its limits show under load.",
+    judge.STARTING: "It answers when the model is loaded.",
+    judge.STOPPED: "Nothing was found wrong before. It is not called down until it starts again.",
+    judge.NOT_ENOUGH: "A verdict needs {least:.0f} s under load and {fewest} batch lines, or scrapes that show new figures;"
     " there are {served:.0f} s and {seen:.0f} in the last {minutes:.0f} minutes.",
 }
 
@@ -52,7 +50,7 @@ def render(sidecar: Sidecar, *, still: bool = False, whole: bool = False) -> str
         "arguments": arguments.shown(last, whole=whole),
         "shows_all": whole,
     }
-    return page(judged, profile, live=shown)
+    return pages.page(judged, profile, live=shown)
 
 
 def as_json(sidecar: Sidecar, *, whole: bool = False) -> bytes:
@@ -64,7 +62,7 @@ def as_json(sidecar: Sidecar, *, whole: bool = False) -> bytes:
     return (json.dumps(found, indent=2, allow_nan=False) + "\n").encode("utf-8", "backslashreplace")
 
 
-def live(sidecar: Sidecar, judged: Judgement, now: float) -> dict[str, Any]:
+def live(sidecar: Sidecar, judged: findings.Judgement, now: float) -> dict[str, Any]:
     """Return what the page shows of the present beside what a report would have. Of a server that is away no figure is of now."""
     watch = sidecar.watch
     view = watch.measured.view if watch.measured is not None else watch.view(now)
@@ -90,7 +88,7 @@ def remark(verdict: str, view: View) -> str:
     profile = view.profile
     return _REMARKS.get(verdict, "").format(
         served=view.served,
-        seconds=duration(min(view.served, profile.window_seconds)),
+        seconds=findings.duration(min(view.served, profile.window_seconds)),
         least=profile.enough_serving_seconds,
         seen=view.totals["lines"],
         fewest=profile.enough_observations,
@@ -164,42 +162,42 @@ class _Figures:
     last: Mapping[str, float | None]
     now: float
 
-    def tiles(self) -> list[Tile]:
+    def tiles(self) -> list[pages.Tile]:
         """Return the figures in reading order."""
         given_up = self.view.given_up_share
         return [
             self._queue(), self._usage(), self._running(), self._throughput(), self._coverage(), self._retractions(),
-            *([] if given_up is None else [Tile("Requests given up", percent(given_up))]), self._reserve(),
+            *([] if given_up is None else [pages.Tile("Requests given up", percent(given_up))]), self._reserve(),
         ]  # fmt: skip
 
     @cached_property
-    def _sums(self) -> list[tuple[float, Totals]]:
+    def _sums(self) -> list[tuple[float, servers.Totals]]:
         return [each for each in self.watch.server.buckets if each[0] > self.now - MOST_SECONDS]
 
     @cached_property
-    def _chart(self) -> Chart:
+    def _chart(self) -> pages.Chart:
         now, first = self.now, self._sums[0][0] if self._sums else self.now
         begin = min(max(first, now - MOST_SECONDS), now - LEAST_SECONDS)
         firing = [alert for alert in self.watch.clocks.firing if alert.severity != "info"]
-        worst = max((alert.severity for alert in firing), key=URGENCY.__getitem__, default="")
+        worst = max((alert.severity for alert in firing), key=findings.URGENCY.__getitem__, default="")
         since = max(min((alert.at for alert in firing), default=now), begin)
-        return Chart(begin, now, shades=((since, now, worst, ""),) if firing else ())
+        return pages.Chart(begin, now, shades=((since, now, worst, ""),) if firing else ())
 
-    def _past(self, of: Callable[[Totals], float | None]) -> list[Value]:
+    def _past(self, of: Callable[[servers.Totals], float | None]) -> list[pages.Value]:
         """Return a figure over time; not known where the exporter did not run."""
-        found: list[Value] = []
+        found: list[pages.Value] = []
         last = inf
         for begin, totals in self._sums:
             if begin - last > GAP_SECONDS:
-                found.append((last + BUCKET_SECONDS, None))
-            found.append((begin + BUCKET_SECONDS / 2, of(totals)))
+                found.append((last + servers.BUCKET_SECONDS, None))
+            found.append((begin + servers.BUCKET_SECONDS / 2, of(totals)))
             last = begin
         return found
 
-    def _of_all(self, figure: str) -> list[Value]:
+    def _of_all(self, figure: str) -> list[pages.Value]:
         """Return a figure of all schedulers together; an idle server has none running or waiting."""
 
-        def of(totals: Totals) -> float | None:
+        def of(totals: servers.Totals) -> float | None:
             mean = totals.mean(figure)
             if mean is None:
                 return 0.0 if totals["queue/idle"] else None
@@ -207,7 +205,9 @@ class _Figures:
 
         return self._past(of)
 
-    def _drawn(self, tile: Tile, values: list[Value], words: Callable[[float], str] = count, **bounds: Any) -> Tile:
+    def _drawn(
+        self, tile: pages.Tile, values: list[pages.Value], words: Callable[[float], str] = count, **bounds: Any
+    ) -> pages.Tile:
         """Return the tile with the picture of its past, where anything is known of it."""
         known = [(at, value) for at, value in values if value is not None and isfinite(value)]
         if not known:
@@ -217,7 +217,7 @@ class _Figures:
         return replace(tile, picture=self._chart.strip(values, f"{tile.name}, {past}", **bounds)[0], past=past)
 
     def _length(self, first: float) -> str:
-        return f"last {duration(max(self.now - first + BUCKET_SECONDS / 2, 1.0))}"
+        return f"last {findings.duration(max(self.now - first + servers.BUCKET_SECONDS / 2, 1.0))}"
 
     def _states(self, signal: str) -> set[str]:
         """Return the present states."""
@@ -228,74 +228,74 @@ class _Figures:
         """Return a present figure; an idle server has none running or waiting."""
         return 0.0 if self._states("queue") == {"idle"} else self.last[figure]
 
-    def _queue(self) -> Tile:
+    def _queue(self) -> pages.Tile:
         profile, states, queued = self.view.profile, self._states("queue"), self._now("queued_requests")
         each = (scheduler.wait_seconds() for scheduler in self.watch.server.schedulers.values())
         waits = [wait for wait in each if wait is not None and isfinite(wait)]
         bad = {"above_range", "below_range", *(["empty"] if profile.queue_lower else [])}
         tone = "bad" if states & bad else "good" if states & {"in_range", "empty"} else ""
         note = f"~{max(waits):.0f} s wait" if queued and waits else ""
-        tile = Tile("Queued requests", count(queued), profile.healthy["queue"], tone, note)
+        tile = pages.Tile("Queued requests", count(queued), profile.healthy["queue"], tone, note)
         # Where the wait is judged, the queue has no healthy length.
         band = (profile.queue_lower, profile.queue_upper) if profile.queue_wait_seconds is None else (None, None)
         return self._drawn(tile, self._of_all("queued"), band=band)
 
-    def _usage(self) -> Tile:
+    def _usage(self) -> pages.Tile:
         target, usage = self.view.profile.token_usage_target, self.last["token_usage"]
         seen, tone = self._states("admission") - {"idle", "unknown"}, ""
         if usage is not None and seen & {"held_back", "standing_still"}:
             tone = "bad"
         elif usage is not None and seen and not seen & {"pool_full", "hybrid_pool_full"}:
             tone = "good" if usage >= target or seen == {"no_queue"} else ""
-        tile = Tile("Token usage", ratio(usage), self.view.profile.healthy["usage"], tone)
+        tile = pages.Tile("Token usage", ratio(usage), self.view.profile.healthy["usage"], tone)
         return self._drawn(tile, self._past(lambda totals: totals.mean("usage")), ratio, band=(target, None), least=1.0)
 
-    def _running(self) -> Tile:
+    def _running(self) -> pages.Tile:
         server, running = self.watch.server, self._now("running_requests")
         limits = [limit for dp in server.schedulers if (limit := server.facts.limit(dp)) is not None]
         limit, batches = sum(limits) if limits else None, server.facts.micro_batches
         of = f", in one of {batches} micro batches" if batches > 1 else ""
         note = f"of {limit:,.0f}{of}" if running is not None and limit else ""
         near = f"near {limit:,.0f} while requests wait" if limit else "near the limit while requests wait"
-        return self._drawn(Tile("Running requests", count(running), near, note=note), self._of_all("running"))
+        return self._drawn(pages.Tile("Running requests", count(running), near, note=note), self._of_all("running"))
 
-    def _throughput(self) -> Tile:
+    def _throughput(self) -> pages.Tile:
         each = [rank.throughput for rank in self.watch.server.schedulers.values() if rank.throughput is not None]
         now = sum(each) if each else None
         if self._states("queue") == {"idle"} or self.view.stuck is not None:
             now = 0.0
-        return self._drawn(Tile("Generated tokens/s", count(now)), self._of_all("throughput"))
+        return self._drawn(pages.Tile("Generated tokens/s", count(now)), self._of_all("throughput"))
 
-    def _coverage(self) -> Tile:
+    def _coverage(self) -> pages.Tile:
         view, name, healthy = self.view, "CUDA graph coverage", self.view.profile.healthy["coverage"]
         if view.facts.without_graph == "unsupported":
-            return Tile(name, "decodes nothing" if view.facts.role == "prefill" else "none on this device")
+            return pages.Tile(name, "decodes nothing" if view.facts.role == "prefill" else "none on this device")
         if view.facts.without_graph:
-            return Tile(name, "off", healthy, "bad")
+            return pages.Tile(name, "off", healthy, "bad")
         share, least = view.share("cuda_graph", "replayed"), 1 - view.profile.frequent_share
-        tile = Tile(name, NOT_REPORTED, healthy)
+        tile = pages.Tile(name, NOT_REPORTED, healthy)
         if share is not None:
-            tile = Tile(name, percent(share), healthy, "good" if share > least else "bad")
+            tile = pages.Tile(name, percent(share), healthy, "good" if share > least else "bad")
         values = self._past(lambda totals: totals.share("cuda_graph", "replayed"))
         return self._drawn(tile, values, percent, band=(least, None), least=1.0)
 
-    def _retractions(self) -> Tile:
+    def _retractions(self) -> pages.Tile:
         view, values = self.view, self._past(lambda totals: totals["retractions"])
         rate = view.retractions_a_minute
         tone = "" if not view.served else "good" if rate <= view.retractions_tolerated else "bad"
-        tile = Tile("Retractions a minute", NOT_REPORTED, view.profile.healthy["retractions"], tone)
+        tile = pages.Tile("Retractions a minute", NOT_REPORTED, view.profile.healthy["retractions"], tone)
         if not values:
             return tile
         past = f"{self._length(values[0][0])}: {sum(value or 0.0 for _, value in values):,.0f} in all"
         picture, _ = self._chart.strip(values, f"Retractions, {past}", bars=True)
         return replace(tile, value=f"{rate:.1f}", picture=picture, past=past)
 
-    def _reserve(self) -> Tile:
+    def _reserve(self) -> pages.Tile:
         facts, profile, name = self.view.facts, self.view.profile, "GPU memory left at start"
         reserve, healthy = facts.reserve_gb, f"{profile.reserve_lower_gb:g} to {profile.reserve_good_gb:g} GB"
         if reserve is None:
-            return Tile(name, "no GPU") if facts.is_cpu else Tile(name, NOT_REPORTED, healthy)
+            return pages.Tile(name, "no GPU") if facts.is_cpu else pages.Tile(name, NOT_REPORTED, healthy)
         tone = "bad"
         if profile.reserve_lower_gb <= reserve <= profile.reserve_upper_gb:
             tone = "good" if reserve <= profile.reserve_good_gb else ""  # between good and too much: not judged
-        return Tile(name, f"{reserve:.1f} GB", healthy, tone)
+        return pages.Tile(name, f"{reserve:.1f} GB", healthy, tone)
