@@ -201,7 +201,7 @@ def harmless(value: object) -> None:
 def check_arguments(data: bytes) -> None:
     """No answer about the server and no line of its arguments raises, and no secret is kept of any."""
     sidecar, printed = Sidecar(settings()), parse_server_args(data.decode("utf-8", "replace"))
-    harmless(printed.args if printed else None)
+    harmless(printed[0] if printed else None)
     if (info := parse_server_info(data)) is not None:
         harmless(info.args)
         sidecar.watch.take(info)

@@ -399,13 +399,6 @@ def test_among_lines_with_a_stamp_a_line_without_one_is_not_sglangs(line: str) -
     assert len(read(line)) == 1
 
 
-@pytest.mark.parametrize("first", [DECODE, RETRACTION])
-@pytest.mark.parametrize("second", [DECODE, RETRACTION])
-def test_a_line_behind_the_end_of_a_whole_one_counts(first: str, second: str) -> None:
-    events = read(f"{STAMP}{first}[2025-11-20 11:40:14 TP1] {second}")
-    assert [event.rank.tp for event in events] == [0, 1]
-
-
 def test_behind_a_line_that_had_not_ended_nothing_counts() -> None:
     reader = Reader()
     assert len(reader.read(f"{STAMP}{DECODE[:60]}[2025-11-20 11:40:14 TP1] {RETRACTION}".encode())) == 1

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_tuning_exporter.core.events import Event
-from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.core.trust import LINES, MOST_LINES
+from sglang_tuning_exporter.core.lines import LINES, MOST_LINES, Reader
 
 LOGS = Path(__file__).parent / "data" / "logs"
 AT = b"[2025-11-20 11:40:13 TP0] "

@@ -23,7 +23,7 @@ PRINTED = sorted(path.stem for path in LOGS.glob("*.log") if "server_args=" in p
 
 def parsed(text: str) -> dict[str, object] | None:
     found = parse_server_args(text)
-    return None if found is None else found.args
+    return None if found is None else found[0]
 
 
 def printed(version: str) -> dict[str, object]:

@@ -24,7 +24,7 @@ SECRETS = {"api_key", "admin_api_key", "ssl_keyfile", "ssl_keyfile_password", "h
 
 def parsed(text: str) -> dict[str, object] | None:
     found = parse_server_args(text)
-    return None if found is None else found.args
+    return None if found is None else found[0]
 
 
 def printed(version: str) -> str:

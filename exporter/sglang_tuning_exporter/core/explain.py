@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator
 from sglang_tuning_exporter.config.profiles import DEFAULT
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.findings import FIRST_DATED_SECOND
-from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.lines import CARRIERS, LINES, SECONDS, Reader
 from sglang_tuning_exporter.core.server import REPEAT_SECONDS, Server
-from sglang_tuning_exporter.core.trust import CARRIERS, LINES, SECONDS
 from sglang_tuning_exporter.core.wrapping import WORDS
 from sglang_tuning_exporter.sglang.clean import clean
 

@@ -415,26 +415,20 @@ class Lane:
         return True
 
     def _is_set(self, held: deque[Event]) -> bool:
-        """Set the time of an event that is far from the one before, by those after it."""
+        """Set the time of an event that is far from the one before: the next after a silence, or since the clock was set; else a stray."""
         event, later = held[0], [each.time for each in islice(held, 1, None) if each.time is not None]
         assert event.time is not None
-        if self._leaps(event.time, event.time + self._shift - self.now, later):
-            self.printed = event.time
-            event.time = self.now = max(self.now, event.time + self._shift)
-        else:
-            event.time, self.strays = self.now, self.strays + 1
-        return True
-
-    def _leaps(self, printed: float, ahead: float, later: list[float]) -> bool:
-        """Whether a time so far ahead is the next, after a silence or since the clock was set; else it is a stray."""
+        ahead = event.time + self._shift - self.now
         is_silence = 0 <= ahead <= FAR_SECONDS
         back = max(JITTER_SECONDS, min(ahead - JITTER_SECONDS, FAR_SECONDS))  # nearer the first clock has come back
-        comes_back = any(-JITTER_SECONDS <= time + self._shift - self.now <= back for time in later)
-        if comes_back or not (later or is_silence):
-            return False
+        if any(-JITTER_SECONDS <= time + self._shift - self.now <= back for time in later) or not (later or is_silence):
+            event.time, self.strays = self.now, self.strays + 1
+            return True
         if not is_silence:
-            self._shift = self.now - printed
+            self._shift = self.now - event.time
             self.set_back, self.set_forward = self.set_back + (ahead < 0), self.set_forward + (ahead > 0)
+        self.printed = event.time
+        event.time = self.now = max(self.now, event.time + self._shift)
         return True
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 from sglang_tuning_exporter.core.endings import LONGEST_TEXT, class_of, quoted
 from sglang_tuning_exporter.core.events import NO_RANK, Event
-from sglang_tuning_exporter.core.trust import Trust
 from sglang_tuning_exporter.core.wrapping import (
     DAY,
     FIRST_DATED,
@@ -219,13 +218,6 @@ _RATIO = re.compile(rb"(\d+(?:\.\d+)?)[ ]?->[ ]?(\d+(?:\.\d+)?)" + _END)
 _LARGEST = 2.0**53  # above, a float cannot count
 _FULL_WIDTH = ((b"\xef\xbc\x9a", b": "), (b"\xef\xbc\x8c", b", "), (b"\xe3\x80\x82", b". "))
 _OTHER_LINE = re.compile(rb"\[20\d\d-\d\d-\d\d ")  # another process wrote into this line
-# A batch or retraction line that had ended before another process wrote behind it.
-_WHOLE = re.compile(
-    rb"(?:Decode|Prefill) batch[.,] #[^\[]{1,2000}#queue-req: \d{1,9}(?:, [^,:]{1,60}: (?:[\d.]{1,20}|True|False)){0,20},? ?"
-    rb"|(?:[Dd]ecode out of memory happened|KV cache pool is full)[\w .]{0,40}[.,:]? "
-    rb"#retracted_reqs: \d+, (?:#[a-z_]+: \d+, ){0,3}#new_token_ratio: [01]\.\d{4} -> [01]\.\d{4}"
-)
-
 _ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 _SHAPES_KEPT, _SHAPE_LENGTH = 4096, 768
 
@@ -451,6 +443,60 @@ _START_FIGURES = {
 _AVAILABLE = re.compile(rb"available_(\w{1,14})_mem")
 
 
+LINES = 64
+SECONDS = 2.0
+MOST_LINES = 4096  # where the clock was set back, or a line has a time that never comes
+CARRIERS = {
+    "request": "SGLang prints a request's text in it",
+    "exception": "an exception's words can quote a request",
+    "glued": "other text stands before it in the same line",
+    "other": "it is no known line of SGLang's",
+}
+OF_REQUESTS = ("decode", "prefill", "retraction", "request", "too_long", "refused", "server_error")
+
+
+class Trust:
+    """Marks the events of one stream, line by line: text of a client or a model was printed close before them.
+
+    SGLang prints such text raw. A newline in it ends the line, and what follows can look like any line of SGLang's. Whether it is one does
+    not follow from a log alone. So every line in SGLang's form counts, at once; but within `LINES` lines or `SECONDS` of printed time after a
+    line that can carry such text, it is marked. The rest of the program says how many of its events are, and advises nothing that only they
+    support.
+
+    Lines that can carry text of others are the kinds in `CARRIERS`. Batch lines, access lines (their paths are percent-encoded), frames of a
+    traceback and all other lines in SGLang's known form carry none, and do not end the time after one that does. Between a start, or the
+    beginning of a log, and the first line about a request no text of others can have been printed.
+    """
+
+    def __init__(self) -> None:
+        self.carrier = ""  # kind of the last line that could carry text of others
+        self.carrier_line = 0  # its number
+        self._carrier_time: float | None = None
+        self.serves = False  # there was a line about a request since the last start
+
+    def is_near(self, number: int, time: float | None) -> bool:
+        """Whether the line with this number and time stands close behind text of others."""
+        if not self.carrier:
+            return False
+        lines = number - self.carrier_line
+        same_time = time is not None and self._carrier_time is not None and time < self._carrier_time + SECONDS
+        if lines > LINES and not (same_time and lines <= MOST_LINES):
+            self.carrier = ""
+        return bool(self.carrier)
+
+    def mark(self, kind: str, number: int, time: float | None, events: Iterable[Event]) -> None:
+        """Mark the events of a line, and remember the line if it can carry text of others. `time`: the last one printed."""
+        marked = self.is_near(number, time)
+        for event in events:
+            event.marked = event.marked or marked
+        if kind == "arguments" and not marked:
+            self.serves = False
+        elif kind in OF_REQUESTS:
+            self.serves = True
+        if kind in CARRIERS and self.serves:
+            self.carrier, self.carrier_line, self._carrier_time = kind, number, time
+
+
 class Reader:
     """Turns the lines of one stream into events.
 
@@ -467,15 +513,14 @@ class Reader:
         self.around = ""  # what stood around it
         self.wrapping = Wrapping()
         self.trust = Trust()
-        self.time: float | None = (
-            None  # last printed: unix seconds, or those since the first midnight where the log has no dates
-        )
+        # Last printed: unix seconds, or those since the first midnight where the log has no dates.
+        self.time: float | None = None
         self.names_ranks = False  # a stamp named a rank, as only SGLang's do
         self._events: list[Event] = []
         self._released: list[Event] = []  # events that are about a line before, with its mark
         self._shapes: dict[bytes, _Shape] = {}  # by a line with zeros for all digits
         self._usual: tuple[bytes, dict[str, tuple[int, int]], Event] | None = (
-            None  # a batch whose figures are plain, and their places
+            None  # a batch of plain figures, and their places
         )
         self._clock: float | None = None
         self._day = 0
@@ -485,7 +530,7 @@ class Reader:
         self._exceptions_due = 0  # answers with 500 whose exception was not printed yet
         self._sizes: tuple[
             int, ...
-        ] = ()  # of captured graphs: on a line of their own, or with the begin or end of the capture
+        ] = ()  # of captured graphs: on a line of their own, or with begin or end of the capture
         self._cut: tuple[Event, bytes] | None = None  # arguments that may go on in the next line
         self._traceback: _Traceback | None = None  # the last one
         self._said: _Said | None = None
@@ -612,7 +657,7 @@ class Reader:
         self.time = self.time if time is None else time
         if line.around.endswith("tracing") and self._is_of_another_rank(text, time or 0.0):
             return "known"
-        kind = self._read_stamped(text, start, Origin(time, rank))
+        kind = self._read_message(text[start:], Origin(time, rank))
         self._stamped = self._stamped or (
             found is not None and time is not None and kind not in ("other", "access", "traceback")
         )
@@ -638,16 +683,6 @@ class Reader:
                 return (self._day - 1) * DAY + clock
         self._clock = clock
         return self._day * DAY + clock
-
-    def _read_stamped(self, text: bytes, start: int, at: Origin) -> str:
-        """Read the message behind a stamp, and the line of another process that follows its end without a newline."""
-        glued = _OTHER_LINE.search(text, start + 1, start + _LONGEST_BATCH)
-        if glued is None or _WHOLE.fullmatch(text, start, glued.start()) is None:
-            return self._read_message(text[start:], at)
-        kind = self._read_message(text[start : glued.start()], at)
-        if (other := stamp_of(text, glued.start())) is not None:
-            self._read_message(text[other[1] :], other[0])
-        return kind
 
     def _read_unstamped(self, text: bytes, line: Line) -> str:
         """Read a line without a stamp: arguments that go on, a part of a traceback, an access line, or of a log without stamps.
@@ -791,12 +826,13 @@ class Reader:
     def _read_arguments(self, text: bytes, at: Origin) -> str:
         self._traceback = None
         self._starting, self._serving, self._capturing, self._sizes = True, False, False, ()
-        arguments = parse_server_args(text.decode("utf-8", "replace"))
-        if arguments is None:
+        found = parse_server_args(text.decode("utf-8", "replace"))
+        if found is None:
             self.unreadable["server_args"] += 1
             return "known"
-        event = Event("arguments", at.time, at.rank, arguments=arguments.args)
-        if arguments.is_cut:
+        arguments, is_cut = found
+        event = Event("arguments", at.time, at.rank, arguments=arguments)
+        if is_cut:
             event.figures["cut"] = 1
             self._cut = (event, text)
         else:
@@ -806,12 +842,11 @@ class Reader:
     def _read_rest(self, rest: bytes, event: Event, before: bytes) -> bool:
         """Add the arguments that a shipper put into a line of their own: Docker cuts lines at 16 KiB."""
         whole = (before.rstrip(b"\r") + rest)[:LONGEST]
-        arguments = parse_server_args(whole.decode("utf-8", "replace"))
-        is_longer = arguments is not None and len(arguments.args) > len(event.arguments)
-        if arguments is None or not (is_longer or (arguments.is_cut and len(rest) > _LONGEST_BATCH)):
+        arguments, is_cut = parse_server_args(whole.decode("utf-8", "replace")) or ({}, True)
+        if len(arguments) <= len(event.arguments) and not (arguments and is_cut and len(rest) > _LONGEST_BATCH):
             return False
-        event.arguments, self._cut = arguments.args, (event, whole)
-        if not arguments.is_cut:
+        event.arguments, self._cut = arguments, (event, whole)
+        if not is_cut:
             del event.figures["cut"]
             self._events.extend(self.end())
         return True
@@ -964,7 +999,7 @@ class Reader:
             traceback.read_frame(frame, self.number)
             if (
                 traceback.is_sure and traceback.place != place and not traceback.texts
-            ):  # a log may end before the line that says why
+            ):  # a log may end before its last line
                 self._explain(text.strip(), traceback.at, ending="cut", of=traceback)
             self._said = None
         elif self._traceback is not None and not self._traceback.is_open and text.startswith(_CHAINED):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,7 +18,6 @@ from typing import Any
 _LONGEST = 2000
 _LONGEST_SUBJECT = 160  # of what varies before the first constant word
 _LINES = 60
-_NAMES = re.compile(r"(?<![\w-])(?:--[a-z][\w-]*|[A-Za-z]\w*_[\w-]*)")
 _TYPE = re.compile(
     r"(?:[^\s\"']{1,300}\.py:\d{1,6}: )?[A-Za-z_][\w.]{0,120}(?:Error|Exception|Warning|Interrupt|WARNING|ERROR|INFO|CRITICAL): "
 )
@@ -47,9 +45,9 @@ def recognise(text: str) -> Advice | None:
     """
     if "_" not in text and "--" not in text:
         return None
-    text, known = text[:_LONGEST], _by_name()
-    texts = [each for name in set(_NAMES.findall(text)) & known.keys() for each in known[name]]
-    for message in _readings(text) if texts else ():
+    known = _by_first_word()
+    for message in _readings(text[:_LONGEST]):
+        texts = (*known.get(message.partition(" ")[0], ()), *known[""])
         found = [each for each in texts if is_text(message, each[0])]
         if found:
             return max(found, key=lambda each: sum(map(len, each[0])))[1]
@@ -105,24 +103,11 @@ def pieces_of(words: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1)
-def _by_name() -> dict[str, list[tuple[tuple[str, ...], Advice]]]:
-    """The texts by the rarest of the names that stand whole in them."""
-    texts = [(pieces_of(words), advice) for words, advice in table()]
-    named = [_whole_names(pieces) for pieces, _ in texts]
-    counts = Counter(name for names in named for name in set(names))
-    found: dict[str, list[tuple[tuple[str, ...], Advice]]] = {}
-    for text, names in zip(texts, named, strict=True):
-        if names:
-            found.setdefault(min(names, key=lambda name: (counts[name], name)), []).append(text)
+def _by_first_word() -> dict[str, list[tuple[tuple[str, ...], Advice]]]:
+    """The texts by their first word; without one those that may begin with anything."""
+    found: dict[str, list[tuple[tuple[str, ...], Advice]]] = {"": []}
+    for words, advice in table():
+        pieces = pieces_of(words)
+        word, space, _ = pieces[0].partition(" ")
+        found.setdefault(word if space else "", []).append((pieces, advice))
     return found
-
-
-def _whole_names(pieces: tuple[str, ...]) -> list[str]:
-    """The names in constant words that no varying part can lengthen."""
-    last = len(pieces) - 1
-    return [
-        match[0]
-        for at, piece in enumerate(pieces)
-        for match in _NAMES.finditer(piece)
-        if (match.start() or not at) and (match.end() < len(piece) or at == last)
-    ]

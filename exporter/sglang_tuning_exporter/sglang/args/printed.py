@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from sglang_tuning_exporter.sglang.clean import redacted
 
@@ -46,15 +45,8 @@ def is_argument(name: str) -> bool:
     return len(name) <= _NAME_LENGTH and name.isascii() and name.isidentifier()
 
 
-class PrintedArguments(NamedTuple):
-    """Arguments by name; `is_cut`: the text ends before the last of them."""
-
-    args: dict[str, object]
-    is_cut: bool
-
-
-def parse_server_args(text: str) -> PrintedArguments | None:
-    """Return the arguments of a `server_args=…` line or of its value; None where none can be read. Never raises.
+def parse_server_args(text: str) -> tuple[dict[str, object], bool] | None:
+    """Return the arguments of a `server_args=…` line or of its value, and whether it was cut; None where none can be read. Never raises.
 
     A line that was cut gives the arguments before the cut. Nested mappings stay dicts, lists and tuples become lists, enums their values,
     `nan` and unresolved defaults None, values with a secret `<redacted>`.
@@ -74,7 +66,7 @@ def parse_server_args(text: str) -> PrintedArguments | None:
         if is_argument(name):
             found[name] = _value(named[3].strip())
     args = redacted(found)
-    return PrintedArguments(args, is_cut) if args else None
+    return (args, is_cut) if args else None
 
 
 def _parts(text: str, position: int) -> tuple[list[str], bool]:
