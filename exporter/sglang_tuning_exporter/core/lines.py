@@ -519,18 +519,14 @@ class Reader:
         self._events: list[Event] = []
         self._released: list[Event] = []  # events that are about a line before, with its mark
         self._shapes: dict[bytes, _Shape] = {}  # by a line with zeros for all digits
-        self._usual: tuple[bytes, dict[str, tuple[int, int]], Event] | None = (
-            None  # a batch of plain figures, and their places
-        )
         self._clock: float | None = None
         self._day = 0
         self._stamped = False  # SGLang prints stamps in this stream
         self._starting = self._serving = False
         self._capturing = False  # a capture of CUDA graphs has begun, and not ended
         self._exceptions_due = 0  # answers with 500 whose exception was not printed yet
-        self._sizes: tuple[
-            int, ...
-        ] = ()  # of captured graphs: on a line of their own, or with begin or end of the capture
+        # Sizes of captured graphs: on a line of their own, or with begin or end of the capture.
+        self._sizes: tuple[int, ...] = ()
         self._cut: tuple[Event, bytes] | None = None  # arguments that may go on in the next line
         self._traceback: _Traceback | None = None  # the last one
         self._said: _Said | None = None
@@ -572,7 +568,7 @@ class Reader:
         return (event,)
 
     def _read_unusual(self, raw: bytes) -> tuple[Event, ...]:
-        self._events, self._released, self._usual = [], [], None
+        self._events, self._released = [], []
         unreadable = self.unreadable.total()
         found = self.wrapping.lines(raw, open_text=self._in_traceback() is not None)
         kind = self.wrapping.waits
@@ -590,38 +586,31 @@ class Reader:
         return (*self._released, *self._events)
 
     def _learn(self, raw: bytes, line: Line) -> None:
-        """Remember the shape of a usual line."""
-        is_access = self.kind == "access" and not self._events and b" 200 OK" in raw
-        if not is_access and self._usual is None:
-            return
+        """Remember the shape of a usual line: a batch with plain figures, or a request that was answered."""
+        is_answered = self.kind == "access" and not self._events and b" 200 OK" in raw
+        is_batch = self.kind in ("decode", "prefill") and len(self._events) == 1
         form, found = self.wrapping.form, stamp_of(line.text)
         start = 0 if found is None else found[1]
-        at = raw.find(line.text[: start + 8] if is_access else line.text)
+        at = raw.find(line.text[: start + 8] if is_answered else line.text)
         stamp = slice(at, at + start) if start else slice(0)
         if form is None or at < 0 or line.headed or line.glued or b"%|" in raw:  # a bar can be an exception's text
             return
         if start and origin_of(raw[stamp]) is None:
             return
-        if is_access:
-            shape = _Shape("access", form, self.around, stamp=stamp)
-        elif (
-            start
-            and self._usual is not None
-            and [self._usual[2]] == self._events
-            and line.text[start:] == self._usual[0]
-        ):
-            _, places, event = self._usual
-            spots = [slice(at + start + begin, at + start + end) for begin, end in places.values()]
+        if is_answered:
+            self._shapes[raw.translate(_ZEROS)] = _Shape("access", form, self.around, stamp=stamp)
+        elif is_batch and start:
+            [event], places = self._events, _places_of(line.text, start)
             others = {name: value for name, value in event.figures.items() if name not in places}
+            if len(places) < 2 or others.keys() - {"graph"}:
+                return
+            texts = itemgetter(*(slice(at + begin, at + end) for begin, end in places.values()))
             usages = tuple(name for name in places if name.endswith("usage"))
             text = slice(at, at + len(line.text))
-            texts = itemgetter(*spots) if len(spots) > 1 else lambda raw: (raw[spots[0]],)
             shape = _Shape(event.kind, form, self.around, text, stamp, tuple(places), texts, usages, others, event.word)
-        else:
-            return
-        if len(self._shapes) >= _SHAPES_KEPT:
+            self._shapes[raw.translate(_ZEROS)] = shape
+        if len(self._shapes) > _SHAPES_KEPT:
             self._shapes.clear()
-        self._shapes[raw.translate(_ZEROS)] = shape
 
     def end(self) -> tuple[Event, ...]:
         """Return what waits for a further line: arguments that were cut."""
@@ -777,51 +766,36 @@ class Reader:
         text = text if torn is None else text[: torn.start()]
         for foreign, own in _FULL_WIDTH:
             text = text.replace(foreign, own)
-        event, places = Event(row.kind, at.time, at.rank, dict(row.figures)), dict[str, tuple[int, int]]()
-        fields: dict[bytes, tuple[int, int]] = {}
+        event, fields = Event(row.kind, at.time, at.rank, dict(row.figures)), dict[bytes, bytes]()
         for each in islice(_FIELD.finditer(text, match.end()), 64):
-            fields.setdefault(each[1], each.span(2))
-        for key, (begin, end) in fields.items():
-            self._read_field(event, key, text[begin:end], places, begin)
+            fields.setdefault(each[1], each[2])
+        for key, value in fields.items():
+            self._read_field(event, key, value)
         if not event.figures.keys() & _NEEDED[row.kind]:
             self.unreadable["retraction_line" if row.kind == "retraction" else "batch_line"] += 1
             return "other"
         if row.kind != "retraction":
             if mixed := match.groupdict().get("mixed"):
                 event.figures["running"] = int(mixed)
-                places["running"] = match.span("mixed")
-            self._note_unreadable({key: text[slice(*place)] for key, place in fields.items()}, torn=torn is not None)
+            known = {key: value for key, value in fields.items() if key in _FIGURES or key in _OTHER_FIGURES}
+            strange = sum(not _GRAPH.match(key) for key in fields if key not in known)
+            is_odd = any(value not in _NO_NUMBER and not _NUMBER.match(value) for value in known.values())
+            self.unreadable += Counter(batch_key=min(strange, 8), batch_line=int(is_odd or torn is not None))
             self._serving = True
         self._events.append(event)
-        if "" not in places and match.string.startswith(text):
-            self._usual = (match.string, places, event)
         return row.kind
 
-    def _read_field(
-        self, event: Event, key: bytes, value: bytes, places: dict[str, tuple[int, int]], begin: int
-    ) -> None:
-        """Add a field's figure, and note its place."""
+    @staticmethod
+    def _read_field(event: Event, key: bytes, value: bytes) -> None:
         name = _FIGURES.get(key, "")
-        if name and name not in places and (match := _NUMBER.match(value)) is not None:
+        if name and name not in event.figures and (match := _NUMBER.match(value)) is not None:
             number = float(match[1]) / (100 if match[2] else 1)
-            if not 0 <= number <= _LARGEST:
-                return
-            if number <= 2 or not name.endswith("usage"):
+            if 0 <= number <= _LARGEST and (number <= 2 or not name.endswith("usage")):
                 event.figures[name] = number if name in _FRACTIONS else int(number)
-            places[name if not match[2] and _PLAIN.fullmatch(match[1]) else ""] = (begin, begin + match.end(1))
         elif event.kind == "decode" and value in (b"True", b"False") and (graph := _GRAPH.match(key)):
             event.figures["graph"], event.word = value == b"True", graph[1].decode()
         elif key == b"#new_token_ratio" and (ratio := _RATIO.match(value)):
-            for name, group in (("ratio_before", 1), ("ratio_after", 2)):
-                event.figures[name] = float(ratio[group])
-                places[name] = (begin + ratio.start(group), begin + ratio.end(group))
-
-    def _note_unreadable(self, fields: dict[bytes, bytes], *, torn: bool) -> None:
-        known = {key: value for key, value in fields.items() if key in _FIGURES or key in _OTHER_FIGURES}
-        if unknown := sum(not _GRAPH.match(key) for key in fields if key not in known):
-            self.unreadable["batch_key"] += min(unknown, 8)
-        if torn or any(value not in _NO_NUMBER and not _NUMBER.match(value) for value in known.values()):
-            self.unreadable["batch_line"] += 1
+            event.figures["ratio_before"], event.figures["ratio_after"] = float(ratio[1]), float(ratio[2])
 
     def _read_arguments(self, text: bytes, at: Origin) -> str:
         self._traceback = None
@@ -1049,6 +1023,18 @@ class Reader:
             word = row.word or traceback.phase_of(starting=self._starting, serving=self._serving)
             self._add("out_of_memory", at, _held_elsewhere(text), word, _words(text))
             traceback.counted = True
+
+
+def _places_of(text: bytes, start: int) -> dict[str, tuple[int, int]]:
+    """Return where the figures of a batch line stand; nothing where one is not plain."""
+    found, places = _row_of(text[start:]), dict[str, tuple[int, int]]()
+    for each in _FIELD.finditer(text, start + found[1].end() if found is not None else len(text)):
+        name, number = _FIGURES.get(each[1], ""), _NUMBER.match(each[2])
+        if name and name not in places and number is not None:
+            if number[2] or not _PLAIN.fullmatch(number[1]):
+                return {}
+            places[name] = (each.start(2), each.start(2) + number.end(1))
+    return places
 
 
 def _row_of(text: bytes) -> tuple[Row, re.Match[bytes]] | None:

@@ -47,10 +47,10 @@ def recognise(text: str) -> Advice | None:
         return None
     known = _by_first_word()
     for message in _readings(text[:_LONGEST]):
-        texts = (*known.get(message.partition(" ")[0], ()), *known[""])
-        found = [each for each in texts if is_text(message, each[0])]
+        texts = [*known.get(message.partition(" ")[0], []), *known[""]]
+        found = {sum(map(len, pieces)): advice for pieces, advice in reversed(texts) if is_text(message, pieces)}
         if found:
-            return max(found, key=lambda each: sum(map(len, each[0])))[1]
+            return found[max(found)]  # the one with most constant words
     return None
 
 

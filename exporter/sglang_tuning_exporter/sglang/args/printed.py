@@ -24,6 +24,8 @@ _STRUCTURE = re.compile(_STRING + r"|<(?=[A-Za-z])|[()\[\]{}>,'\"]")
 # Python prints an enum as `<LoadFormat.AUTO: 'auto'>`, and an object without a repr of its own in angle brackets too.
 _OBJECT = re.compile(rf"({_STRING})|<\w+(?:\.\w+)*: ([^<>]*)>|(<[A-Za-z][^<>]*>)")
 
+_USUAL = {"None": None, "True": True, "False": False, "0": 0, "1": 1}  # most values, which need no parser
+
 # Arguments that change from start to start without tuning.
 VARYING_ARGS = frozenset(
     {
@@ -51,7 +53,9 @@ def parse_server_args(text: str) -> tuple[dict[str, object], bool] | None:
     A line that was cut gives the arguments before the cut. Nested mappings stay dicts, lists and tuples become lists, enums their values,
     `nan` and unresolved defaults None, values with a secret `<redacted>`.
     """
-    text = _OBJECT.sub(lambda match: match[1] or match[2] or repr(match[3] or ""), text[:LONGEST_TEXT])
+    text = text[:LONGEST_TEXT]
+    if "<" in text:
+        text = _OBJECT.sub(lambda match: match[1] or match[2] or repr(match[3] or ""), text)
     start = _START.match(text)
     if start is None:
         return None
@@ -90,6 +94,10 @@ def _parts(text: str, position: int) -> tuple[list[str], bool]:
 
 def _value(text: str) -> object:
     """Return the value that Python prints so; other text unchanged."""
+    if text in _USUAL:
+        return _USUAL[text]
+    if text[:1] == "'" == text[-1:] and "\\" not in text and text.count("'") == 2:
+        return text[1:-1]
     try:
         return _value_of(ast.parse(text, mode="eval").body, text.encode())
     except (ValueError, SyntaxError, MemoryError, RecursionError):
