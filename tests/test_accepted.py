@@ -11,7 +11,6 @@ import pytest
 from conftest import watched_retractions
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.config import values
-from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core.alerts import Clocks
 from sglang_tuning_exporter.core.rows import BY_ID, adapted
@@ -53,7 +52,7 @@ def test_a_report_says_what_is_muted_and_why_and_has_no_finding_and_no_alert_of_
 
 def test_what_an_accepted_row_explains_better_does_not_take_its_place() -> None:
     row = BY_ID[ROW]
-    profile = adapted(PROFILES["offline"], {ROW: WHY}, {})
+    profile = adapted("offline", accepted={ROW: WHY})
     recorded = load(packaged("retract"))
     holding = watched(recorded, "offline").measure(end_of(recorded)).holding
     others = {each for each in BY_ID if ROW in BY_ID[each].unless}
@@ -92,7 +91,7 @@ def test_rules_and_boards_read_a_muted_alert_that_is_never_on_and_no_condition(t
 )  # fmt: skip
 def test_a_name_that_is_no_diagnosis_is_refused_in_one_line(given: dict[str, dict[str, object]], told: str) -> None:
     with pytest.raises(UsageError) as refused:
-        adapted(PROFILES["online"], given.get("accept", {}), given.get("wait", {}))  # type: ignore[arg-type] # as given
+        adapted("online", None, given.get("accept"), given.get("wait"))  # type: ignore[arg-type] # as given
     assert str(refused.value).startswith(told)
 
 
@@ -116,7 +115,7 @@ def test_a_wait_that_is_no_duration_is_refused(value: str) -> None:
 
 
 def test_an_alert_begins_after_the_users_wait_and_others_after_their_own() -> None:
-    clocks = Clocks(adapted(PROFILES["online"], {}, {"queue_too_long": 900.0})).by_row
+    clocks = Clocks(adapted("online", waits={"queue_too_long": 900.0})).by_row
     for name, wait in (("queue_too_long", 900), ("retracting_too_often", 300)):
         clock = clocks[name]
         for at in range(0, wait, 15):

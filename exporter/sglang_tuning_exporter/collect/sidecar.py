@@ -27,7 +27,6 @@ from sglang_tuning_exporter.collect.scrape import (
 )
 from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.config import Config
-from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core import summary
 from sglang_tuning_exporter.core.findings import Judgement
 from sglang_tuning_exporter.core.rows import adapted
@@ -77,7 +76,7 @@ class Sidecar:
         self, config: Config, stdin: BinaryIO | None = None, *, self_scrape_seconds: float = SELF_SCRAPE_SECONDS
     ) -> None:
         self.config = config
-        self.profile = adapted(PROFILES[config.profile].with_thresholds(config.threshold), config.accept, config.wait)
+        self.profile = adapted(config.profile, config.threshold, config.accept, config.wait)
         self.health = ScrapeHealth()
         self._began = time.time() - time.monotonic()
         is_scraped = config.sglang_url is not None and config.metrics_url is not None

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_tuning_exporter.config import FAIL_ON
-from sglang_tuning_exporter.config.profiles import PROFILES, Profile
+from sglang_tuning_exporter.config.profiles import Profile
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core import text
 from sglang_tuning_exporter.core.course import Course
@@ -59,7 +59,7 @@ def run(
     """Write the report of `logs` and return the exit status. Raise `UsageError`."""
     if fail_on not in FAIL_ON:
         raise UsageError(f"--fail-on={fail_on}: give {', '.join(FAIL_ON[:-1])} or {FAIL_ON[-1]}")
-    used = adapted(PROFILES[profile].with_thresholds(threshold or {}), accept or {}, wait or {})
+    used = adapted(profile, threshold, accept, wait)
     read = Logs(logs, most=most)
     before = Logs(against, most=most) if against else None
     if output is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, TypeAlias
 
-from sglang_tuning_exporter.config.profiles import Profile
+from sglang_tuning_exporter.config.profiles import PROFILES, Profile
 from sglang_tuning_exporter.config.values import UsageError, suggestion
 from sglang_tuning_exporter.core import measures
 from sglang_tuning_exporter.core.findings import Severity, Unit
@@ -1432,8 +1432,14 @@ ROWS: tuple[Row, ...] = (*FAILURES, *LIMITS, *OBJECTIVES, *CHANCES)
 BY_ID: dict[str, Row] = {row.id: row for row in ROWS}
 
 
-def adapted(profile: Profile, accepted: Mapping[str, str], waits: Mapping[str, float]) -> Profile:
-    """Return a profile with what the user accepts, and the waits of the user's choice. Raise `UsageError` for what is no row."""
+def adapted(
+    profile: str,
+    thresholds: Mapping[str, float] | None = None,
+    accepted: Mapping[str, str] | None = None,
+    waits: Mapping[str, float] | None = None,
+) -> Profile:
+    """Return a profile with the thresholds, mutes and waits of the user's choice. Raise `UsageError` for what is no row."""
+    accepted, waits = accepted or {}, waits or {}
     for key, names, known in (
         ("accept", accepted, list(BY_ID)),
         ("wait", waits, [row.id for row in ROWS if row.alert]),
@@ -1441,7 +1447,7 @@ def adapted(profile: Profile, accepted: Mapping[str, str], waits: Mapping[str, f
         for name in names:
             if name not in known:
                 raise UsageError(f"{key}={name}: give a diagnosis of docs/diagnoses.md{suggestion(name, known)}")
-    return profile.adapted(accepted, waits)
+    return PROFILES[profile].with_thresholds(thresholds or {}).adapted(accepted, waits)
 
 
 # The states in words, for people.

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from sglang_tuning_exporter.config.profiles import DEFAULT, PROFILES, Profile
+from sglang_tuning_exporter.core.advice import fill
 from sglang_tuning_exporter.core.alerts import NOTIFIED_AS_WELL
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.findings import URGENCY
@@ -165,7 +166,6 @@ _GREPS = {
 _FLAG = re.compile(r"(?<![\w`-])--[a-z][a-z0-9-]+")
 _ONE = re.compile(r"(more than 1 \w+)s/min")
 _TIMES = re.compile(r"^Until \{until\} | \{times\}|,? (?:the last time at|until) \{until\}")
-_FIGURE = re.compile(r"\{([a-z_]+)\}")
 # Code stays unchanged: readers paste it.
 _CODE_OR_NAME = re.compile(r"```.*?```|`[^`\n]+`|\b(SGLang[A-Z]\w+)\b", re.DOTALL)
 _ENVIRONMENT = Environment(
@@ -193,11 +193,6 @@ def figures(profile: Profile) -> dict[str, str]:
     }
 
 
-def filled(text: str, values: dict[str, str]) -> str:
-    """Return a text of the table with these values for its names; other braces stay."""
-    return _FIGURE.sub(lambda match: values.get(match[1], match[0]), text)
-
-
 def prose(diagnosis: str, profile: Profile | None = None) -> str:
     """Return the prose of a diagnosis with the profile's thresholds."""
     row = next(row for row in ALERTS if row.id == diagnosis)
@@ -220,8 +215,8 @@ def page(alert: str, profile: Profile | None = None) -> str:
         row=row,
         summary=summary(row),
         advice=advice(row, in_force),
-        guide=filled(row.guide, figures(in_force)),
-        will_not_help_if=filled(row.remedy.not_if, figures(in_force)),
+        guide=fill(row.guide, figures(in_force)),
+        will_not_help_if=fill(row.remedy.not_if, figures(in_force)),
         urgency=_URGENCY[row.severity],
         when=when(row, in_force),
         after=_in_words(row.after),
@@ -269,19 +264,19 @@ def flag_of(row: Row) -> str:
 
 def advice(row: Row, profile: Profile) -> str:
     """Return what to change where no value is computed: `raise --schedule-conservativeness: 1.3`."""
-    flag, words = flag_of(row), filled(row.remedy.words, figures(profile))
+    flag, words = flag_of(row), fill(row.remedy.words, figures(profile))
     return f"{row.remedy.direction} {flag}: {words}" if flag else words
 
 
 def summary(row: Row) -> str:
     """Return what has happened, without a figure."""
-    return filled(row.summary, figures(DEFAULT))
+    return fill(row.summary, figures(DEFAULT))
 
 
 def past(row: Row) -> str:
     """Return what had happened, without a time or a figure: of an alert that is over."""
     words = _TIMES.sub("", row.past)
-    return filled(words[:1].upper() + words[1:], figures(DEFAULT))
+    return fill(words[:1].upper() + words[1:], figures(DEFAULT))
 
 
 def when(row: Row, profile: Profile) -> str:
@@ -291,7 +286,7 @@ def when(row: Row, profile: Profile) -> str:
     limit = bound(row, profile)
     words = {**figures(profile), "value": limit, "s": "" if limit == "at least one" else "s"}
     over = {"share": ", over ten minutes", "rate": ", over ten minutes"}.get(row.when.kind, "")
-    return _ONE.sub(r"\1/min", filled(row.seen, words)) + over
+    return _ONE.sub(r"\1/min", fill(row.seen, words)) + over
 
 
 def bound(row: Row, profile: Profile) -> str:

@@ -16,8 +16,9 @@ from typing import Any
 from sglang_tuning_exporter.config.profiles import DEFAULT
 from sglang_tuning_exporter.config.values import UsageError, is_address
 from sglang_tuning_exporter.core import runbooks
+from sglang_tuning_exporter.core.advice import fill
 from sglang_tuning_exporter.core.rows import CHANCES, FAILURES, LIMITS, OBJECTIVES, Row
-from sglang_tuning_exporter.core.runbooks import PROMETHEUS, figures, filled
+from sglang_tuning_exporter.core.runbooks import PROMETHEUS, figures
 from sglang_tuning_exporter.mixin import native
 from sglang_tuning_exporter.mixin._rendering import POOL, SERVER, TARGET, listed, render
 from sglang_tuning_exporter.mixin.wishes import NONE, SEVERITIES, Wishes
@@ -163,7 +164,7 @@ def _seen(row: Row) -> str:
     form, unit = _FORMS[row.when.unit]
     value = f"{{{{ $value | {form} }}}}{unit}"
     plural = f'{{{{ if ne ($value | {form}) "1" }}}}s{{{{ end }}}}'
-    words = filled((_MISSING | _COUNTED).get(row.id, row.seen), {**_WORDS, "value": value, "s": plural})
+    words = fill((_MISSING | _COUNTED).get(row.id, row.seen), {**_WORDS, "value": value, "s": plural})
     if row.when.kind == "event" or row.id in _MISSING:
         return words  # the limit is none
     limit = f"{{{{ . | first | value | {form} }}}}{unit}{'/min' if row.when.unit == 'per_minute' else ''}"
@@ -177,9 +178,9 @@ def _advice(row: Row) -> str:
     Without it the table's.
     """
     flag, remedy = runbooks.flag_of(row), row.remedy
-    words = f"{f'{flag} → ' if flag else ''}{filled(remedy.words, _WORDS)}: {filled(remedy.why, _WORDS)}"
-    words += f" {NOT_IF} {filled(remedy.not_if, _WORDS)}." + (
-        f" {COSTS} {filled(remedy.cost, _WORDS)}" if remedy.cost else ""
+    words = f"{f'{flag} → ' if flag else ''}{fill(remedy.words, _WORDS)}: {fill(remedy.why, _WORDS)}"
+    words += f" {NOT_IF} {fill(remedy.not_if, _WORDS)}." + (
+        f" {COSTS} {fill(remedy.cost, _WORDS)}" if remedy.cost else ""
     )
     if row.id == "many_servers":
         pool = ", ".join(f"{name}=%q" for name in (*POOL, "diagnosis"))
@@ -276,7 +277,7 @@ def files(
         "groups": groups(wishes),
         "prometheus": {row.id: row for row in PROMETHEUS},
         "annotations": lambda row: alert_annotations(row, links),
-        "filled": lambda text: filled(text, figures(DEFAULT)),
+        "filled": lambda text: fill(text, figures(DEFAULT)),
         "quoted": lambda text: "'" + text.replace("'", "''") + "'",
         "severe": sorted(
             runbooks.MOST_SEVERE_FIRST, key=lambda row: SEVERITIES.index(wishes.severity(row.alert, row.severity))

@@ -9,8 +9,9 @@ import json
 from typing import TYPE_CHECKING, NamedTuple
 
 from sglang_tuning_exporter.config.profiles import DEFAULT
+from sglang_tuning_exporter.core.advice import fill
 from sglang_tuning_exporter.core.rows import BY_ID
-from sglang_tuning_exporter.core.runbooks import figures, filled, flag_of
+from sglang_tuning_exporter.core.runbooks import figures, flag_of
 from sglang_tuning_exporter.core.suspects import LATE_TIMES, SLOW_BURN_TIMES
 from sglang_tuning_exporter.mixin._rendering import POOL, listed, render
 
@@ -151,10 +152,10 @@ NATIVE: tuple[Native, ...] = _limits()
 def texts(native: Native) -> dict[str, str]:
     """Return the texts of an alert: what has happened, what was seen, and which flag it is about."""
     row = BY_ID[native.row]
-    flag, words = flag_of(row), filled(row.remedy.words, figures(DEFAULT))
+    flag, words = flag_of(row), fill(row.remedy.words, figures(DEFAULT))
     advice = f"{row.remedy.direction} {flag}" if flag else words
     return {
-        "summary": filled(row.summary, figures(DEFAULT)),
+        "summary": fill(row.summary, figures(DEFAULT)),
         "description": f"{{{{ $labels.instance }}}}: {native.seen.replace('{value}', f'{{{{ $value | {native.form} }}}}')}.",
         "advice": f"{advice}{f', {native.also}' if native.also else ''}"
         + ("; for the value, add the exporter." if flag else "; for the cause and the flag, add the exporter."),
@@ -168,6 +169,6 @@ def text(wishes: Wishes) -> str:
         "native.yml.j2",
         rules=[(native, BY_ID[native.row], texts(native)) for native in kept],
         labels=lambda native, row: json.dumps(wishes.labels_of(native.alert, row.severity)),
-        filled=lambda words: filled(words, figures(DEFAULT)),
+        filled=lambda words: fill(words, figures(DEFAULT)),
         quoted=lambda words: "'" + words.replace("'", "''") + "'",
     )

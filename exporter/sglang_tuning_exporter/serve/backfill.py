@@ -26,7 +26,7 @@ from sglang_tuning_exporter.collect.follower import FileStatus
 from sglang_tuning_exporter.collect.scrape import LoadsSchedule, ScrapeHealth
 from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.config import Config
-from sglang_tuning_exporter.config.profiles import PROFILES, Profile
+from sglang_tuning_exporter.config.profiles import Profile
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core import findings, report
 from sglang_tuning_exporter.core.inputs import Logs
@@ -166,7 +166,7 @@ def run(
 
     Print where `board`, the address of a server's board in Grafana, shows them.
     """
-    judged = adapted(PROFILES[profile].with_thresholds(threshold or {}), accept or {}, wait or {})
+    judged = adapted(profile, threshold, accept, wait)
     for flag, value in (("--job", job), ("--instance", instance)):
         if not value or not value.isprintable():
             raise UsageError(f"{flag}={clean(value)}: give a name, as Prometheus would have it")
