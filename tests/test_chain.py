@@ -417,14 +417,6 @@ def test_the_log_of_another_server_is_not_a_rotated_file(tmp_path: Path, log: Lo
     assert rotated_files(str(log.path), []) == []
 
 
-def copy(log: Log, to: Path) -> None:
-    """Copy the log and truncate it, as logrotate's copytruncate does."""
-    shutil.copyfile(log.path, to)
-    log.touch(to)
-    os.truncate(log.path, 0)
-    log.touch(log.path)
-
-
 def test_no_order_of_events_loses_or_doubles_a_line() -> None:
     """Ten thousand orders: `python -m fuzz --target files --runs 10000`."""
     assert files.run(100, seed=17, steps=20) == 0

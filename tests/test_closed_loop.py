@@ -3,25 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
 from closed_loop.results import KEPT, PAGE, page, spread
-from closed_loop.side import Side, measure
-
-BEGIN = 1_763_712_000.0  # 2025-11-21 08:00:00 UTC
-
-
-def findings(*found: dict[str, Any], command: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {"verdict": found[0]["diagnosis"] if found else "healthy", "command": command, "findings": list(found)}
-
-
-def side(verdict: str, *found: dict[str, Any], notified: str = "", **figures: float) -> Side:
-    document = {**findings(*found), "verdict": verdict}
-    measured = {**measure([], [], BEGIN, BEGIN + 10, 1.0), "tokens_per_cpu_second": 1.0, **figures}
-    return Side(measured, document, [(notified, 41.0)] if notified else [])
-
 
 # --- results ----------------------------------------------------------------------------------------------------------
 

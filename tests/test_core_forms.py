@@ -22,12 +22,6 @@ RELEASES = (
 )  # fmt: skip
 
 
-def of(release: str, kind: str) -> list[Event]:
-    reader = Reader()
-    lines = (LOGS / f"{release}.log").read_bytes().splitlines()
-    return [event for line in lines for event in reader.read(line) if event.kind == kind]
-
-
 # Failures
 
 

@@ -11,7 +11,7 @@ from sglang_tuning_exporter.core.findings import Finding, Judgement
 from sglang_tuning_exporter.core.judge import judge
 from sglang_tuning_exporter.core.rows import ROWS
 from sglang_tuning_exporter.core.view import View
-from views import Load, late, seen
+from views import Load, seen
 
 AT_LIMIT = Load(running=64, why="running_limit", usage=0.3, prompt=300)
 LIMIT: dict[str, Any] = {"LIMIT": 64.0, "max_running_requests": 64, "cuda_graph_max_bs": 512}
@@ -77,14 +77,6 @@ def test_no_more_are_let_in_while_each_step_takes_too_long_because_of_those_that
 def test_no_diagnosis_is_its_own_cause() -> None:
     places = {row.id: place for place, row in enumerate(ROWS)}
     assert all(places[cause] < places[row.id] for row in ROWS for cause in row.causes)
-
-
-# Latency
-
-
-def tokens(share: float, quick: float = 0.02, prompt: float = 3000, **more: float) -> Load:
-    gaps = late("inter_token", 0.5, 20_000.0, share=share, quick=quick)
-    return Load(prompt=prompt, answer=200, started=200, more={**gaps, "decode_lines": 250.0, **more})
 
 
 # Shared prefixes

@@ -13,13 +13,11 @@ from sglang_tuning_exporter.sglang.args.flags import flag_of, releases
 from views import Load, late, seen
 
 RELEASE = "0.5.23"
-NAMED = "flags_away_from_defaults"
 POOL = 400_000.0
 FULL_OF_MANY = Load(running=100, why="pool_full", usage=0.95, prompt=1200)
 HELD = Load(why="held_back", usage=0.5, prompt=300)
 SLOW_STARTS = Load(running=4, why="held_back", queued=28, usage=0.02, prompt=300)
 LATE_TOKENS = Load(running=6, more={**late("inter_token", 0.3), "throughput": 20 * 200.0, "throughput:s": 200.0})
-LATE_FIRST = Load(running=16, prompt=2000, more=late("time_to_first_token", 9.0))
 
 
 def of(load: Load, profile: str = "online", **arguments: Any) -> View:
@@ -28,10 +26,6 @@ def of(load: Load, profile: str = "online", **arguments: Any) -> View:
 
 def by_row(view: View) -> dict[str, list[tuple[str, object]]]:
     return {found.diagnosis: [(each.flag, each.to) for each in found.changes] for found in judge(view).findings}
-
-
-def flags(view: View) -> set[str]:
-    return {flag for changes in by_row(view).values() for flag, _ in changes}
 
 
 def suspected(view: View) -> dict[str, object]:

@@ -271,11 +271,6 @@ def test_with_the_log_alone_a_server_that_was_asked_to_end_and_is_silent_has_sto
     assert beside.judge(126).verdict == "no_limit_in_log"
 
 
-def said(text: str) -> Event:
-    """Return the line of an exception that ended a process."""
-    return Event("words", BEGIN + 73, word="memory", text=text, figures={"chain": 1})
-
-
 # Requests
 
 

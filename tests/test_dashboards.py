@@ -39,14 +39,6 @@ PANELS = [
     for panel in panels_of(board)
 ]
 COUNTER = re.compile(r"\b[a-z0-9_:]+_(?:total|bucket|count|sum)\b(?=\{)")
-# Windows of a fixed length, and how a panel must say them.
-WINDOWS = {
-    "5m": ("last 5 minutes", "over 5 minutes"),
-    "10m": ("last 10 minutes", "over 10 minutes"),
-    "1h": ("last 1 hour", "over 1 hour"),
-    "6h": ("over 6 hours",),
-}
-WINDOWS["$__range"] = ("in the time shown",)
 
 
 def expressions(panel: dict[str, Any]) -> list[str]:

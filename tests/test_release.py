@@ -17,7 +17,7 @@ import pytest
 
 from conftest import Exporter, environment, wait_for
 from release.archives import build, copied, digests
-from release.statements import PLACES, contradictions, version
+from release.statements import contradictions, version
 from sglang_tuning_exporter import __version__
 
 if TYPE_CHECKING:
@@ -201,17 +201,3 @@ def test_an_installed_demo_starts_its_own_server_and_exporter_where_nothing_else
 def test_every_place_that_names_a_version_names_this_one() -> None:
     assert version(ROOT) == __version__
     assert contradictions(ROOT) == []
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    """Copy every file that names the version, with a date for it."""
-    for name in ("exporter/sglang_tuning_exporter/__init__.py", *PLACES):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text((ROOT / name).read_text())
-    changelog = (tmp_path / "CHANGELOG.md").read_text()
-    dated = re.sub(
-        rf"^## \[{re.escape(__version__)}\].*", f"## [{__version__}] - 2026-01-31", changelog, flags=re.MULTILINE
-    )
-    (tmp_path / "CHANGELOG.md").write_text(dated)
-    return tmp_path

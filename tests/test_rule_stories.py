@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 GROUPS: list[dict[str, Any]] = yaml.safe_load((ROOT / "alerts/rules/sglang-tuning.rules.yml").read_text())["groups"]
-ALERT, DOWN, GONE, SELDOM = BY_ID[DIAGNOSIS].alert, "SGLangTuningExporterDown", "SGLangTuningExporterGone", "SGLangScrapedTooSeldom"  # fmt: skip
+ALERT, DOWN, GONE = BY_ID[DIAGNOSIS].alert, "SGLangTuningExporterDown", "SGLangTuningExporterGone"
 CALLED = BEGIN + 300  # the exporter waits for five minutes, and so does the end
 A, B = {"cluster": "a"}, {"cluster": "b"}
 

@@ -44,10 +44,6 @@ def _escaped(line: str) -> str:
     return line.replace("\\", "\\\\").replace('"', '\\"')
 
 
-def _zoned(t: dt.datetime, hours: int) -> str:
-    return (t + dt.timedelta(hours=hours)).isoformat(timespec="microseconds") + f"{hours:+03d}:00"
-
-
 def otlp(lines: list[tuple[str, dt.datetime]]) -> str:
     """One document of OpenTelemetry's file exporter: several records of one resource."""
     records = [{"timeUnixNano": str(int(_epoch(t)) * 10**9), "body": {"stringValue": line}} for line, t in lines]
