@@ -285,6 +285,18 @@ def test_the_files_that_a_link_led_to_are_read_to_their_ends(
     assert (read(follower), lost(follower)) == (log.numbers(2, 10), 0)
 
 
+def test_a_link_that_leads_back_to_a_file_goes_on_where_that_was_left(tmp_path: Path) -> None:
+    path, first, second = tmp_path / "log", Log(tmp_path, "first"), Log(tmp_path, "second")
+    second.count = 100
+    lead(path, first.path, Path.symlink_to)
+    follower, found = LogFollower([str(path)], from_start=True), []
+    for log in (first, second, first):
+        lead(path, log.path, Path.symlink_to)
+        log.write(2)
+        found += read(follower)
+    assert (found, lost(follower)) == ([1, 2, 101, 102, 3, 4], 0)
+
+
 @pytest.mark.parametrize("patterns", [["log", "server*"], ["server*", "log"], ["*"]])
 def test_the_files_of_a_link_are_read_once_where_they_are_followed_themselves(
     tmp_path: Path, patterns: list[str]

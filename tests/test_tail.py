@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import os
-import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -203,6 +202,25 @@ def test_a_neighbour_of_a_truncated_log_that_is_no_copy_of_it_is_not_read(log: P
     assert live(follower) == [b"new\n"]
 
 
+def test_a_log_truncated_to_a_part_of_itself_is_not_read_again(log: Path) -> None:
+    follower = LogFollower([str(log)])
+    append(log, LONG * 3)
+    assert live(follower) == [LONG] * 3
+    os.truncate(log, 2 * len(LONG))
+    assert live(follower) == []
+    append(log, b"new\n")
+    assert live(follower) == [b"new\n"]
+
+
+@pytest.mark.parametrize("count", [3, 40])
+def test_new_content_in_a_log_is_read_from_its_start_also_where_it_is_longer_already(log: Path, count: int) -> None:
+    follower = LogFollower([str(log)])
+    append(log, b"".join(b"%d " % number + LONG for number in range(20)))
+    assert len(live(follower)) == 20
+    log.write_bytes(b"".join(b"%d " % number + LONG for number in range(100, 100 + count)))
+    assert len(live(follower)) == count
+
+
 def test_the_hole_that_a_writer_without_append_leaves_is_skipped(log: Path) -> None:
     follower = LogFollower([str(log)])
     with log.open("wb", buffering=0) as writer:
@@ -388,46 +406,3 @@ def test_damaged_positions_are_ignored(log: Path, damaged: dict[str, object]) ->
     follower = LogFollower([str(log)], positions=damaged)
     append(log, b"new\n")
     assert live(follower) == [b"new\n"]
-
-
-# Everything together
-
-_STEPS = st.lists(st.sampled_from(["half", "line", "rename", "copytruncate", "recreate"]), max_size=25)
-
-
-@settings(max_examples=80)
-@given(steps=_STEPS, appending=st.booleans(), matching_all=st.booleans())
-def test_no_order_of_writes_and_rotations_loses_or_doubles_a_line(
-    steps: list[str], *, appending: bool, matching_all: bool
-) -> None:
-    clock = Clock()
-    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as files:
-        log = Path(directory) / "log"
-        mode = "ab" if appending else "wb"
-        writer = files.enter_context(log.open(mode, buffering=0))
-        follower = LogFollower([str(log) + "*" * matching_all], clock=clock)
-        written, found, rotations = b"", b"", 0
-        for number, step in enumerate([*steps, "line", "rename"]):
-            if step in ("half", "line"):
-                text = b"[%d" % number + b"]\n" * (step == "line")
-                writer.write(text)
-                written += text
-            else:
-                rotations += 1  # copies and renamed files are numbered together, as by one tool
-            if step == "copytruncate":
-                shutil.copy(log, f"{log}.{rotations}")
-                os.truncate(log, 0)
-            elif step in ("rename", "recreate"):
-                if step == "rename":
-                    log.rename(f"{log}.{rotations}")
-                else:
-                    log.unlink()
-                writer = files.enter_context(log.open(mode, buffering=0))
-                # What was left unended in the old file ends there.
-                written += b"" if written.endswith(b"\n") or not written else b"\n"
-            clock.now += 2
-            found += b"".join(block.data for block in follower.poll())
-        clock.now += 100
-        found += b"".join(block.data for block in follower.poll())
-        follower.close()
-    assert sorted(found.splitlines()) == sorted(written.splitlines())
