@@ -6,7 +6,6 @@ import os
 import pty
 import re
 import signal
-import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 import requests
 
-from conftest import FakeSGLang, environment, hang, running_exporter, wait_for
+from conftest import environment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,20 +105,6 @@ def test_a_closed_output_pipe_causes_no_traceback() -> None:
         _, said = process.communicate(timeout=30)
     assert b"Traceback" not in said
     assert process.returncode != 0
-
-
-def test_an_interrupt_ends_it_in_order_although_sglang_hangs(sglang: FakeSGLang) -> None:
-    sglang.answers["/metrics"] = hang
-    with running_exporter("--sglang-url", sglang.url) as exporter:
-        port = int(exporter.url.rpartition(":")[2])
-        with socket.create_connection(("127.0.0.1", port)) as asking:  # a scrape under way
-            asking.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-            wait_for(lambda: sglang.count("/metrics") > 0)
-            exporter.process.send_signal(signal.SIGINT)
-            assert exporter.process.wait(timeout=10) == 0
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port), timeout=1)
-    assert "Traceback" not in "".join(exporter.said)
 
 
 # Runs the program as `python -m` does; it gets the signal of the first argument when it looks for the module of the second.

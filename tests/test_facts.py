@@ -73,6 +73,10 @@ def test_a_counter_nobody_incremented_is_zero_where_its_release_is_known_to_coun
     assert facts.read("sglang:num_running_reqs 1\n").aborted_requests is None
 
 
+def test_of_two_samples_of_one_series_the_first_counts() -> None:
+    assert facts.read("sglang:num_queue_reqs 1\nsglang:num_queue_reqs 9\n").ranks[0].queued == 1
+
+
 def test_a_label_dp_rank_outside_the_scheduler_makes_no_rank() -> None:
     assert (
         'eviction_duration_seconds_count{cache_type="UnifiedRadixCache",dp_rank="0"'

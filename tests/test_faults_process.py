@@ -22,7 +22,6 @@ from faults import (
     LINES,
     STATE_FILE_UP,
     Server,
-    check_log_status,
     counted,
     decode,
     end_seconds,
@@ -176,19 +175,6 @@ def test_of_two_exporters_with_one_state_file_both_stay_right_and_the_second_say
             assert third.page().value(STATE_FILE_UP) == 1
 
 
-def test_a_state_file_that_cannot_be_read_is_said_and_begun_anew(server: Server, state: Path) -> None:
-    server.write(2)
-    state.write_text(json.dumps({"schema": 1, "lines": {"decode": 7}}))
-    os.truncate(state, 3 << 30)
-    with following(*of(server), *with_state(state)) as exporter:
-        assert f"state file {state}: is damaged or of another version: starting as if" in "".join(exporter.said)
-        server.events = 0
-        server.write(3)
-        counted(exporter, 3)
-        assert exporter.page().value(STATE_FILE_UP) == 1
-    assert state.stat().st_size < 10_000
-
-
 def test_a_state_file_on_a_full_disk_is_reported_stays_whole_and_is_written_again(
     server: Server, tmp_path: Path
 ) -> None:
@@ -293,20 +279,6 @@ def test_a_user_without_a_name_or_a_home_may_run_it(server: Server) -> None:
     with following(*of(server), before=(*nameless, *may_read), cwd="/") as exporter:
         server.write(2)
         counted(exporter, 2)
-
-
-def test_a_log_on_standard_input_whose_writer_dies_is_reported_and_stays_counted() -> None:
-    code = "import os, time, sys; os.write(1, bytes.fromhex(sys.argv[1])); time.sleep(60)"
-    writer = subprocess.Popen([sys.executable, "-c", code, (decode() * 3).hex()], stdout=subprocess.PIPE)
-    assert writer.stdout is not None
-    with following("--log-file", "-", stdin=writer.stdout) as exporter:
-        writer.stdout.close()
-        wait_for(lambda: exporter.page().value(LINES, kind="decode") == 3, 10)
-        check_log_status(exporter, Path("-"), is_up=True)
-        writer.kill()
-        writer.wait()
-        check_log_status(exporter, Path("-"), is_up=False, words="log -: ended")
-        assert exporter.page().value(LINES, kind="decode") == 3
 
 
 def test_a_stopped_process_counts_no_more_seconds_than_have_passed(server: Server) -> None:
