@@ -197,6 +197,10 @@ class Exporter:
                 self._addresses.put(line.decode().split("listening on ")[1].split(",")[0])
         self._addresses.put(None)
 
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
     def get(self, path: str, headers: Mapping[str, str] | None = None) -> requests.Response:
         return requests.get(self.url + path, headers=headers, timeout=12)
 

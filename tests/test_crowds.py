@@ -1,4 +1,4 @@
-"""What one stranger does changes nothing for others: guesses, pages, scrapes and connections wait apart, in bounded numbers."""
+"""What one client does changes nothing for others: guesses, pages, scrapes and connections wait apart, in bounded numbers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 import requests
+from requests.adapters import HTTPAdapter
 
-from conftest import FakeSGLang, config, hang, reply, running_exporter, wait_for, web
-from faults import resident, serving
+from conftest import Exporter, FakeSGLang, Page, config, hang, reply, running_exporter, wait_for, web
+from faults import RESET, Totals, complaints, forget_peak, open_files, resident, serving, totals
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.serve.guard import MOST_CHECKS, Passwords
 from sglang_tuning_exporter.serve.probe import is_alive
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
 RIGHT = basic("prometheus", "right")
+SCRAPE = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+LARGE = b"".join(b'sglang:odd{number="%d",words="%s"} 1\n' % (number, b"x" * 200) for number in range(20_000))
 
 
 class Held:
@@ -56,12 +59,21 @@ def guarded(tmp_path: Path) -> Iterator[Ours]:
         yield exporter
 
 
+def connected(port: int, sent: bytes = b"", *, buffer: int | None = None) -> socket.socket:
+    """A connection that has sent these bytes, with a small receive buffer where `buffer` is given."""
+    made = socket.socket()
+    if buffer is not None:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    made.settimeout(60)
+    made.connect(("127.0.0.1", port))
+    made.sendall(sent)
+    return made
+
+
 def guess(port: int, number: int) -> socket.socket:
     """A connection on which a wrong password was sent."""
-    made = socket.create_connection(("127.0.0.1", port), timeout=10)
-    credentials = basic("prometheus", f"guess {number}")
-    made.sendall(f"GET /-/healthy HTTP/1.1\r\nHost: x\r\nAuthorization: {credentials}\r\n\r\n".encode())
-    return made
+    credentials = basic("prometheus", f"guess {number}").encode()
+    return connected(port, b"GET /-/healthy HTTP/1.1\r\nHost: x\r\nAuthorization: %b\r\n\r\n" % credentials)
 
 
 def test_a_handful_of_guesses_is_checked_and_the_next_one_is_answered_at_once(
@@ -120,7 +132,7 @@ def test_a_guess_under_way_neither_delays_nor_breaks_the_end(tmp_path: Path) -> 
     log.touch()
     with running_exporter("--log-file", str(log), "--web-config", str(file)) as exporter, ExitStack() as stack:
         for number in range(MOST_CHECKS):
-            stack.enter_context(guess(int(exporter.url.rpartition(":")[2]), number))
+            stack.enter_context(guess(exporter.port, number))
         time.sleep(0.3)
         exporter.process.send_signal(signal.SIGTERM)
         assert exporter.process.wait(30) == 0
@@ -136,10 +148,9 @@ def test_strangers_never_take_the_place_of_a_client_that_was_let_in(guarded: Our
         assert scraper.getresponse().read()
         scraper.auto_open = 0  # so that it would fail on a connection that was closed
         for number in range(MOST_STRANGERS + 50):
-            made = stack.enter_context(socket.create_connection(("127.0.0.1", guarded.port), timeout=10))
-            if number % 2:
-                made.sendall(b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n")
-                assert made.recv(12) == b"HTTP/1.1 401"
+            asked = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n" if number % 2 else b""
+            made = stack.enter_context(connected(guarded.port, asked))
+            assert not asked or made.recv(12) == b"HTTP/1.1 401"
         scraper.request("GET", "/-/healthy", headers=known)
         assert scraper.getresponse().read()
 
@@ -148,9 +159,7 @@ def test_a_crowd_of_waiting_scrapes_delays_neither_a_page_nor_the_probe_nor_the_
     sglang.answers["/metrics"] = hang
     with running_exporter("--sglang-url", sglang.url, "--scrape-timeout", "60") as exporter, ExitStack() as stack:
         for _ in range(MOST_CONNECTIONS - 14):
-            port = int(exporter.url.rpartition(":")[2])
-            made = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
-            made.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            stack.enter_context(connected(exporter.port, SCRAPE))
         wait_for(lambda: sglang.count("/metrics") == 1, 20)
         for path in ("/", "/api/v1/findings", "/-/healthy", "/runbooks/"):
             assert exporter.get(path).status_code == 200
@@ -158,6 +167,102 @@ def test_a_crowd_of_waiting_scrapes_delays_neither_a_page_nor_the_probe_nor_the_
         assert sglang.count("/metrics") == 1, "they share one scrape"
         exporter.process.send_signal(signal.SIGTERM)
         assert exporter.process.wait(30) == 0
+
+
+DAWDLING = {
+    "idle": b"",
+    "unfinished headers": SCRAPE[:-2] + b"X-Slow:",
+    "unfinished body": b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\nx",
+    "kept alive": SCRAPE.replace(b"/metrics", b"/-/healthy"),
+    "unread": SCRAPE,
+}
+
+
+@pytest.fixture(scope="module")
+def scraped() -> Iterator[Exporter]:
+    """One exporter for all rows."""
+    server = FakeSGLang({"/metrics": reply(serving(1000))})
+    server.start()
+    with running_exporter("--sglang-url", server.url) as exporter:
+        exporter.page()
+        yield exporter
+    server.stop()
+
+
+@pytest.mark.parametrize("begun", DAWDLING.values(), ids=DAWDLING)
+def test_connections_that_dawdle_do_not_lock_the_scraper_out(begun: bytes, scraped: Exporter) -> None:
+    forget_peak(scraped)
+    before = resident(scraped)
+    with ExitStack() as all_of_them, requests.Session() as prometheus:
+        prometheus.mount("http://", HTTPAdapter(max_retries=2))  # an idle connection may be let go: Go asks again, too
+        for number in range(MOST_STRANGERS + MOST_CONNECTIONS):
+            all_of_them.enter_context(connected(scraped.port, begun, buffer=2048))
+            if number % 32 == 0:
+                answer = prometheus.get(scraped.url + "/metrics", headers={TIMEOUT_HEADER: "5"}, timeout=12)
+                assert answer.status_code == 200
+                assert "\nsglang_tuning_up 1" in answer.text
+        assert scraped.get("/-/healthy").status_code == 200
+        assert scraped.page().value("sglang_tuning_up") == 1
+        assert open_files(scraped) < MOST_STRANGERS + MOST_CONNECTIONS + 32
+    assert complaints(scraped) == []
+    assert resident(scraped, "VmHWM") - before < 100
+
+
+def test_scrapers_that_disconnect_half_way_leave_nothing_behind(sglang: FakeSGLang) -> None:
+    sglang.answers["/metrics"] = reply(serving(1000) + LARGE)
+    with running_exporter("--sglang-url", sglang.url) as exporter:
+        exporter.page()
+        before = open_files(exporter)
+        for number in range(20):
+            connection = connected(exporter.port, SCRAPE[: len(SCRAPE) if number % 2 else 20], buffer=2048)
+            if number % 4 == 1:
+                connection.recv(1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            connection.close()
+        assert exporter.page().value("sglang_tuning_up") == 1
+        wait_for(lambda: open_files(exporter) <= before + 2, 10)
+        assert complaints(exporter) == []
+
+
+def test_two_prometheus_at_once_each_get_a_whole_page_of_one_moment(sglang: FakeSGLang) -> None:
+    """The fake SGLang counts each scrape; clients that ask during a scrape share its result."""
+    count = 1000
+    lock = threading.Lock()
+
+    def counting(connection: socket.socket) -> None:
+        nonlocal count
+        with lock:
+            count += 1
+            body = serving(count)
+        time.sleep(0.05)
+        reply(body)(connection)
+
+    pages: dict[int, list[Page]] = {0: [], 1: []}
+    sglang.answers["/metrics"] = reply(serving(count))
+    with running_exporter("--sglang-url", sglang.url) as exporter:
+        exporter.page()
+        questions = sglang.count("/metrics")
+        sglang.answers["/metrics"] = counting
+
+        def prometheus(number: int) -> None:
+            for _ in range(15):
+                pages[number].append(exporter.page())
+
+        threads = [threading.Thread(target=prometheus, args=(number,)) for number in pages]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert totals(exporter.page()) == Totals(count - 1000, count - 1000, 0)
+        assert complaints(exporter) == []
+    for own in pages.values():
+        assert len(own) == 15
+        for page in own:
+            native = {page.value(f"sglang:{name}_total") for name in ("num_retracted_requests", "cuda_graph_passes")}
+            assert len(native) == 1, "the series of one page are of one moment"
+        counted = [totals(page).retracted for page in own]
+        assert counted == sorted(counted)
+    assert 15 <= sglang.count("/metrics") - questions <= 31
 
 
 def test_a_callers_patience_is_his_own(sglang: FakeSGLang) -> None:
@@ -179,19 +284,11 @@ def test_a_callers_patience_is_his_own(sglang: FakeSGLang) -> None:
 
 
 def test_answers_that_nobody_reads_are_let_go_before_they_fill_the_memory(sglang: FakeSGLang) -> None:
-    large = b"".join(b'sglang:odd{number="%d",words="%s"} 1\n' % (number, b"x" * 200) for number in range(20_000))
-    sglang.answers["/metrics"] = reply(serving(1000) + large)
+    sglang.answers["/metrics"] = reply(serving(1000) + LARGE)
     with running_exporter("--sglang-url", sglang.url, "--scrape-timeout", "30") as exporter, ExitStack() as stack:
         exporter.page()
-        port, readers = int(exporter.url.rpartition(":")[2]), []
-        for _ in range(12):
-            reader = socket.socket()
-            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-            reader.settimeout(60)
-            reader.connect(("127.0.0.1", port))
-            reader.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert reader.recv(1)
-            readers.append(stack.enter_context(reader))
+        readers = [stack.enter_context(connected(exporter.port, SCRAPE, buffer=2048)) for _ in range(12)]
+        assert all(reader.recv(1) for reader in readers)
         before = resident(exporter)
         wait_for(lambda: resident(exporter) <= before + 30, 20)
         wait_for(lambda: any(is_closed(reader) for reader in readers), 20)

@@ -66,7 +66,7 @@ def test_it_ends_in_time_with_a_scrape_under_way_and_a_reader_that_does_not_read
 ) -> None:
     sglang.answers["/metrics"] = hang
     with following(*of(server), "--sglang-url", sglang.url) as exporter, ExitStack() as clients:
-        port = int(exporter.url.rpartition(":")[2])
+        port = exporter.port
         for request in (
             b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
             b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 30,
@@ -138,7 +138,7 @@ def test_without_file_descriptors_it_still_reports_and_recovers(server: Server, 
         server.write()
         counted(exporter, 1)
         with ExitStack() as clients:
-            port = int(exporter.url.rpartition(":")[2])
+            port = exporter.port
             for _ in range(40):
                 clients.enter_context(socket.create_connection(("127.0.0.1", port)))
             wait_for(

@@ -12,16 +12,14 @@ import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import requests
 import yaml
 from starlette.responses import PlainTextResponse
 
-from conftest import Exporter, Page, environment, running_exporter, wait_for
+from conftest import Page, wait_for
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.serve import run
 from sglang_tuning_exporter.serve import web_config as module
@@ -50,7 +48,7 @@ from web_access import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 HASH = hashed("right")
 PAIR = "cert_file: server.pem, key_file: server.key"
@@ -155,15 +153,6 @@ def certified(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return made
 
 
-@contextmanager
-def serving(file: Path) -> Iterator[Exporter]:
-    """`serve` in a process of its own."""
-    log = file.parent / "server.log"
-    log.touch()
-    with running_exporter("--log-file", str(log), "--web-config", str(file)) as exporter:
-        yield exporter
-
-
 def accepted(file: Path) -> bool:
     try:
         ActiveConfig(file)
@@ -253,19 +242,6 @@ def test_a_hash_or_a_key_in_a_wrong_place_is_not_repeated_either(text: str, cert
             ActiveConfig(certified.write(text.replace(SECRET, json.dumps(secret)), "misplaced.yml"))
         assert piece not in str(error.value)
         assert "\n" not in str(error.value)
-
-
-def test_serve_ends_with_status_2_and_one_line(certified: Certificates) -> None:
-    file = certified.write(SLIPS[0], "slip.yml")
-    ran = subprocess.run(
-        [sys.executable, "-m", "sglang_tuning_exporter", "serve", "--log-file", "x", "--web-config", str(file)],
-        capture_output=True, text=True, timeout=60, check=False, env=environment(),
-    )  # fmt: skip
-    assert ran.returncode == 2
-    assert ran.stderr.startswith(
-        f"sglang-tuning-exporter: --web-config={file}: basic_auth_users.me: give a bcrypt hash"
-    )
-    assert ran.stderr.count("\n") == 1
 
 
 def test_a_key_with_a_password_is_refused_without_a_prompt_on_the_terminal(certified: Certificates) -> None:
@@ -510,16 +486,6 @@ def test_a_file_that_is_soon_whole_again_closes_nothing(tmp_path: Path) -> None:
     assert (web_config.is_up, web_config.is_open) == (True, True)
 
 
-def test_a_file_emptied_while_it_is_written_lets_nobody_in_where_node_exporter_does(tmp_path: Path) -> None:
-    own = certificates(tmp_path)
-    file = own.write(f"basic_auth_users: {{prometheus: '{HASH}'}}")
-    with ours(file) as exporter, node_exporter(file) as theirs:
-        file.write_text("")
-        wait_for(lambda: any("it is empty" in line for line in exporter.said), 8)
-        assert ask(exporter.url).status in {401, 403}
-        assert ask(theirs.url).status == 200
-
-
 def test_a_missing_file_is_used_once_it_exists(tmp_path: Path) -> None:
     own = certificates(tmp_path)
     file = own.write(GUARDED)
@@ -528,42 +494,6 @@ def test_a_missing_file_is_used_once_it_exists(tmp_path: Path) -> None:
     assert [web_config.reload(), web_config.reload()] == [False, False]
     own.issue("later", own.authority, "localhost")
     assert [web_config.reload() for _ in range(3)] == [False, True, False]
-
-
-def test_a_prometheus_scrapes_over_tls_with_a_password(certified: Certificates, tmp_path: Path) -> None:
-    file = certified.write(GUARDED, "prometheus-web.yml")
-    (tmp_path / "password").write_text("right")
-    with serving(file) as exporter:
-        target = exporter.url.rpartition("//")[2]
-        job = {
-            "job_name": "sglang", "scheme": "https", "scrape_interval": "1s", "scrape_timeout": "1s",
-            "basic_auth": {"username": "prometheus", "password_file": str(tmp_path / "password")},
-            "tls_config": {"ca_file": str(certified.ca), "server_name": "localhost"},
-            "static_configs": [{"targets": [target]}],
-        }  # fmt: skip
-        barred = {**job, "job_name": "barred", "basic_auth": {"username": "prometheus", "password": "wrong"}}
-        (tmp_path / "prometheus.yml").write_text(yaml.safe_dump({"scrape_configs": [job, barred]}))
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        with (tmp_path / "said").open("wb") as said:
-            process = subprocess.Popen(
-                ["prometheus", f"--config.file={tmp_path / 'prometheus.yml'}", f"--web.listen-address=127.0.0.1:{port}",
-                 f"--storage.tsdb.path={tmp_path / 'data'}"], stdout=said, stderr=said,
-            )  # fmt: skip
-        try:
-            wait_for(lambda: targets(port) == {"sglang": ("up", ""), "barred": ("down", "401 Unauthorized")}, 20)
-        finally:
-            process.kill()
-            process.wait()
-
-
-def targets(port: int) -> dict[str, tuple[str, str]]:
-    """Health and the end of the last error of each job, as Prometheus reports them; empty before it answers."""
-    try:
-        found = requests.get(f"http://127.0.0.1:{port}/api/v1/targets", timeout=5).json()["data"]["activeTargets"]
-    except requests.RequestException:
-        return {}
-    return {each["labels"]["job"]: (each["health"], each["lastError"].rpartition("status ")[2]) for each in found}
 
 
 def test_more_requests_than_the_rate_are_answered_429_and_passwords_do_not_matter(certified: Certificates) -> None:
@@ -617,17 +547,6 @@ def test_an_unknown_user_name_costs_as_much_time_as_the_slowest_password() -> No
     (stand_in,) = passwords._dummy_hashes.values()
     assert stand_in[:7] == users["b"][:7].encode()
     assert not passwords.verify(users, "nobody", b".")
-
-
-def test_a_client_with_a_remembered_password_does_not_wait_behind_guesses(certified: Certificates) -> None:
-    file = certified.write(f"basic_auth_users: {{a: '{hashed('right', 11)}'}}", "guessed.yml")
-    with ours(file) as exporter, ThreadPoolExecutor(8) as pool:
-        assert ask(exporter.url, None, basic("a", "right"), "/-/healthy").status == 200
-        guesses = [pool.submit(ask, exporter.url, None, basic("a", f"guess {number}")) for number in range(8)]
-        wait_for(lambda: any(guess.done() for guess in guesses), 30)
-        assert ask(exporter.url, None, basic("a", "right"), "/-/healthy").status == 200
-        assert not all(guess.done() for guess in guesses), "the known one was answered after all guesses"
-        assert 200 not in {guess.result().status for guess in guesses}
 
 
 def test_an_unfinished_handshake_is_ended(certified: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
