@@ -5,20 +5,18 @@ The exporter's own alert clock decides here too; promtool evaluates the rules ov
 
 from __future__ import annotations
 
-import json
 import random
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import yaml
 
-from fuzz.promtool import got, promtool
+from promtool import evaluated
 from sglang_tuning_exporter.core.alerts import Clock
 from sglang_tuning_exporter.core.rows import BY_ID
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 STEP, END = 15, 6000  # seconds: between two samples and evaluations; of a story
@@ -128,75 +126,13 @@ def written(labels: Mapping[str, str]) -> str:
 def play(rules: Mapping[str, object], stories: Sequence[Sequence[Exporter]], directory: Path) -> list[dict[str, Fired]]:
     """Give the alerts that fired in each story: by name, and by `name cluster` where there are several."""
     (directory / "rules.yml").write_text(yaml.safe_dump(rules))
-    tests = [
-        {
-            "interval": f"{STEP}s",
-            "input_series": [
-                {"series": name, "values": values} for each in story for name, values in each.series().items()
-            ],
-            "promql_expr_test": [
-                {"expr": f"{expr} or vector(-1)", "eval_time": f"{END}s", "exp_samples": []} for expr in _ASKED
-            ],
-        }
-        for story in stories
-    ]
-    document = {"rule_files": ["rules.yml"], "evaluation_interval": f"{STEP}s", "tests": tests}
-    (directory / "test.yml").write_text(json.dumps(document))  # JSON is YAML, and quicker to write
-    answers = got(promtool("test", "rules", directory / "test.yml", seconds=600).words, len(_ASKED) * len(stories))
-    figures = [_by_alert(answer) for answer in answers]
-    return [
-        {name: Fired(begun[name], ended[name], times[name]) for name in begun}
-        for begun, ended, times in zip(figures[::3], figures[1::3], figures[2::3], strict=True)
-    ]
-
-
-def _by_alert(answer: str) -> dict[str, float]:
-    found = {}
-    for labels, value in re.findall(r"\{([^{}]*alertname[^{}]*)\} ([-+.\deE]+)", answer):
-        of = dict(re.findall(r'(\w+)="([^"]*)"', labels))
-        found[" ".join(filter(None, (of["alertname"], of.get("cluster"))))] = float(value)
-    return found
-
-
-def shown(
-    rules: Path, series: Mapping[str, str], names: Iterable[str], directory: Path, after: str = "10m"
-) -> dict[str, list[Alert]]:
-    """Give the alerts of these names that fire after so long of these series, a sample a minute, as promtool renders them."""
-    document = {
-        "rule_files": [str(rules)],
-        "evaluation_interval": "1m",
-        "tests": [
-            {
-                "interval": "1m",
-                "input_series": [{"series": name, "values": values} for name, values in series.items()],
-                "alert_rule_test": [
-                    # An alert that is never there, so that promtool prints those that are.
-                    {"alertname": name, "eval_time": after, "exp_alerts": [{"exp_labels": {"never": "there"}}]}
-                    for name in names
-                ],
-            }
-        ],
-    }
-    (directory / "texts.yml").write_text(json.dumps(document))
-    words = promtool("test", "rules", directory / "texts.yml").words
-    found: dict[str, list[Alert]] = {}
-    for part in re.split(r"^\s+alertname: ", words, flags=re.MULTILINE)[1:]:
-        name, _, rest = part.partition(",")
-        answers = rest.partition("got:")[2]
-        labels, annotations = (
-            [_pairs(line) for line in re.findall(rf"^\s+{what}:\{{(.*)\}},?$", answers, re.MULTILINE)]
-            for what in ("Labels", "Annotations")
+    series = [{name: values for each in story for name, values in each.series().items()} for story in stories]
+    played = evaluated(directory, series, _ASKED, at=f"{END}s", every=f"{STEP}s", rules=directory / "rules.yml")
+    found = []
+    for answers in played:
+        begun, ended, times = (
+            {" ".join(filter(None, (labels["alertname"], labels.get("cluster")))): value for labels, value in each}
+            for each in answers
         )
-        found[name] = [Alert(*both) for both in zip(labels, annotations, strict=True)]
+        found.append({name: Fired(begun[name], ended[name], times[name]) for name in begun})
     return found
-
-
-class Alert(NamedTuple):
-    """A firing alert as it is sent to Alertmanager."""
-
-    labels: dict[str, str]
-    annotations: dict[str, str]
-
-
-def _pairs(text: str) -> dict[str, str]:
-    return {name: json.loads(f'"{value}"') for name, value in re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', text)}

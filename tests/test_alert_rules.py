@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fuzz.promtool import promtool
-from rule_stories import Alert, shown
+from promtool import Alert, fired, promtool
 from sglang_tuning_exporter.core.rows import BY_ID, ROWS
 from sglang_tuning_exporter.core.runbooks import BY_ALERT, PROMETHEUS
 from sglang_tuning_exporter.mixin import alerts
@@ -104,7 +103,7 @@ def advised(diagnosis: str, since: float, target: str = TARGET, **labels: str) -
 
 
 def alert(series: dict[str, str], name: str, directory: Path) -> Alert:
-    [found] = shown(ROOT / RULES, series, [name], directory)[name]
+    [found] = fired(ROOT / RULES, series, [name], directory)[name]
     return found
 
 
@@ -113,7 +112,7 @@ def every_alert(directory: Path) -> dict[str, list[Alert]]:
     series: dict[str, str] = {}
     for name in THIN:
         series |= about(BY_ALERT[name].id, 0.75, 0.5)
-    return shown(ROOT / RULES, series, THIN, directory)
+    return fired(ROOT / RULES, series, THIN, directory)
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +193,7 @@ def test_each_of_two_clusters_with_one_address_has_its_own_limit_and_advice(tmp_
         series |= about("retracting_too_often", 4, limit, target)
         series |= advised("retracting_too_often", 60, target, flag=f"--{cluster}", suggested="1", text="T.")
     name = "SGLangRetractingTooOften"
-    found = {each.labels["cluster"]: each.annotations for each in shown(ROOT / RULES, series, [name], tmp_path)[name]}
+    found = {each.labels["cluster"]: each.annotations for each in fired(ROOT / RULES, series, [name], tmp_path)[name]}
     assert {cluster: notes["advice"] for cluster, notes in found.items()} == {"a": "--a → 1: T.", "b": "--b → 1: T."}
     assert {cluster: notes["description"] for cluster, notes in found.items()} == {
         "a": "gpu1:9741: 4.0 retractions/min (limit 1.5/min).",
@@ -206,7 +205,7 @@ def test_links_carry_the_labels_of_the_alert(tmp_path: Path) -> None:
     links = Links("http://{{ $labels.instance }}/runbooks", "https://grafana.example")
     (tmp_path / "linked.yml").write_text(alerts.files(links=links)[RULES])
     name = "SGLangRetractingTooOften"
-    [found] = shown(tmp_path / "linked.yml", RETRACTING, [name], tmp_path)[name]
+    [found] = fired(tmp_path / "linked.yml", RETRACTING, [name], tmp_path)[name]
     assert found.annotations["runbook_url"] == f"http://gpu1:9741/runbooks/{name}"
     assert found.annotations["dashboard_url"] == (
         "https://grafana.example/d/sglang-tuning-server?var-job=sglang&var-instance=gpu1%3A9741"

@@ -25,7 +25,7 @@ import pytest
 import requests
 import yaml
 
-from rule_stories import shown
+from promtool import fired
 from sglang_tuning_exporter.config.values import Address
 from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.core.runbooks import BY_ALERT, INHIBITIONS, PROMETHEUS
@@ -140,7 +140,7 @@ def texts() -> dict[str, dict[str, str]]:
         rules = Path(scratch) / "rules.yml"
         rules.write_text(alerts.files()["alerts/rules/sglang-tuning.rules.yml"])
         names = [name for name, row in BY_ALERT.items() if row not in PROMETHEUS]
-        found = {name: one.annotations for name, [one] in shown(rules, series, names, Path(scratch)).items()}
+        found = {name: one.annotations for name, [one] in fired(rules, series, names, Path(scratch)).items()}
         written = yaml.safe_load(rules.read_text())["groups"]
     return found | {
         rule["alert"]: rule["annotations"]

@@ -6,82 +6,36 @@ that a failed scrape leaves.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
-from math import isfinite, isnan
+from math import isnan
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from fuzz.promtool import PRESENT, promtool
-from sglang_tuning_exporter.mixin import boards
+from promtool import PRESENT, Samples, evaluated
+from test_dashboards import BOARDS, chosen, panel_of
 
-BOARDS = {json.loads(text)["uid"].removeprefix("sglang-tuning-"): json.loads(text) for text in boards.files().values()}
-PANELS = [
-    (name, each)
-    for name, board in BOARDS.items()
-    for panel in board["panels"]
-    for each in (panel, *panel.get("panels", ()))
-    if each["type"] != "row"
-]
-ALL = {
-    "cluster": ".*", "job": ".+", "instance": ".+", "server": "", "step": "30s", "__range": "1h",
-}  # fmt: skip
 pytestmark = pytest.mark.skipif(not PRESENT, reason="no Prometheus is installed")
-
-Samples = list[tuple[dict[str, str], float]]
-
-
-def chosen(target: Mapping[str, Any], **choices: str) -> str:
-    """Fill a query's variables as Grafana does: a rate is over four times its smallest step."""
-    expr: str = target["expr"]
-    choices["__rate_interval"] = {"30s": "2m", "1m": "4m"}[choices.get("step", "30s")]
-    for name, value in sorted((ALL | choices).items(), key=lambda item: -len(item[0])):
-        expr = expr.replace(f"${name}", value)
-    return expr
 
 
 def panel(board: str, title: str) -> dict[str, Any]:
-    """Give a panel by its title."""
-    return next(each for name, each in PANELS if (name, each["title"]) == (board, title))
+    return panel_of(BOARDS[board], title)
 
 
 def query(board: str, title: str, ref: str = "A", **choices: str) -> str:
     [target] = [target for target in panel(board, title)["targets"] if target["refId"] == ref]
-    return chosen(target, **choices)
+    return chosen(target["expr"], **choices)
 
 
-def answers(
-    directory: Path, series: Mapping[str, str], exprs: list[str], *, at: str, every: str = "15s"
-) -> list[Samples]:
-    """Give the answer of Prometheus to each query: every expectation is wrong, so that promtool prints the answer."""
-    case = {
-        "interval": every,
-        "input_series": [{"series": name, "values": values} for name, values in series.items()],
-        "promql_expr_test": [
-            {"expr": expr, "eval_time": at, "exp_samples": [{"labels": '{never="met"}', "value": number}]}
-            for number, expr in enumerate(exprs)
-        ],
-    }
-    path = directory / "case.yml"
-    path.write_text(yaml.safe_dump({"rule_files": [], "evaluation_interval": every, "tests": [case]}))
-    said = promtool("test", "rules", path).words
-    got: list[Samples] = []
-    for part in said.split("expr: ")[1:]:
-        [words] = re.findall(r"\n +got:(.*)", part)
-        samples = re.findall(r'\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\} ([^\s,]+)', words)
-        got.append(
-            [(dict(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', labels)), float(value)) for labels, value in samples]
-        )
-    assert len(got) == len(exprs), said
-    return got
+def answers(directory: Path, series: Mapping[str, str], exprs: list[str], *, at: str) -> list[Samples]:
+    [found] = evaluated(directory, [series], exprs, at=at)
+    return found
 
 
-def answer(directory: Path, series: Mapping[str, str], expr: str, *, at: str = "30m", every: str = "15s") -> Samples:
-    [found] = answers(directory, series, [expr], at=at, every=every)
+def answer(directory: Path, series: Mapping[str, str], expr: str, *, at: str = "30m") -> Samples:
+    [found] = answers(directory, series, [expr], at=at)
     return found
 
 
@@ -125,7 +79,7 @@ NODE = {'up{job="node",instance="gpu1:9100"}': "0x240"}
 def levels(directory: Path, series: Mapping[str, str], *, at: str = "30m") -> dict[str, float]:
     """Give how many servers the Fleet counts in each state."""
     targets = panel("fleet", "Servers by state")["targets"]
-    found = answers(directory, series, [chosen(target) for target in targets], at=at)
+    found = answers(directory, series, [chosen(target["expr"]) for target in targets], at=at)
     return {
         target["legendFormat"][2:]: samples[0][1]
         for target, samples in zip(targets, found, strict=True)
@@ -311,90 +265,6 @@ def test_a_time_shown_is_judged_as_a_whole_and_not_by_its_last_minute(tmp_path: 
 
 
 # --- scrapes ---------------------------------------------------------------------------------------------------------
-
-
-def busy(every: int) -> dict[str, str]:  # noqa: C901 - one line for each family, no decision
-    """Give a server under load whose exporter is scraped every so many seconds."""
-    place, count = 'job="sglang",instance="a:1"', 3600 // every
-    grows = f"0+{every}x{count}"
-    series = server("a:1", how=f"1x{count}")
-    model = f'{place},model_name="m"'
-    names = (
-        "time_to_first_token_seconds",
-        "inter_token_latency_seconds",
-        "e2e_request_latency_seconds",
-        "queue_time_seconds",
-        "per_stage_req_latency_seconds",
-        "prompt_tokens_histogram",
-        "generation_tokens_histogram",
-    )
-    for name in names:
-        for bound in ("0.1", "2.0", "+Inf"):
-            series[f'sglang:{name}_bucket{{{model},le="{bound}"}}'] = grows
-        for end in ("count", "sum"):
-            series[f"sglang:{name}_{end}{{{model}}}"] = grows
-    series[f'sglang:http_responses_total{{{place},endpoint="/generate",status_code="200"}}'] = grows
-    for mode in ("decode", "prefill_compute", "prefill_cache"):
-        series[f'sglang:realtime_tokens_total{{{model},mode="{mode}"}}'] = grows
-    for name in ("generation_tokens", "num_requests"):
-        series[f"sglang:{name}_total{{{model}}}"] = grows
-    for name in (
-        "retraction_events", "retracted_requests", "aborted_requests", "rejected_requests", "log_unrecognised", "server_starts",
-    ):  # fmt: skip
-        series[f"sglang_tuning_{name}_total{{{place}}}"] = grows
-    for latency in ("time_to_first_token", "inter_token"):
-        for name in ("observations", "breaches"):
-            series[f'sglang_tuning_latency_{name}_total{{{place},latency="{latency}"}}'] = grows
-    for signal, state in (
-        ("admission", "pool_full"),
-        ("queue", "in_range"),
-        ("cuda_graph", "disabled"),
-        ("cuda_graph", "replayed"),
-        ("activity", "serving"),
-    ):
-        series[f'sglang_tuning_state_seconds_total{{{place},signal="{signal}",state="{state}"}}'] = grows
-    series[f"sglang_tuning_cuda_graph_coverage_ratio{{{place}}}"] = f"0.97x{count}"
-    series[f'sglang_tuning_log_lines_total{{{place},kind="decode"}}'] = grows
-    series[f'sglang_tuning_out_of_memory_total{{{place},phase="decode"}}'] = grows
-    series[f'sglang_tuning_decode_batches_total{{{place},graph="replayed"}}'] = grows
-    for source in ("computed", "cached"):
-        series[f'sglang_tuning_prompt_tokens_total{{{place},source="{source}"}}'] = grows
-    series[f'sglang_tuning_threshold{{{place},signal="latency",bound="objective"}}'] = f"0.9x{count}"
-    series[f'sglang_tuning_threshold{{{place},signal="cuda_graph",bound="lower"}}'] = f"0.5x{count}"
-    series[f'sglang_tuning_state{{{place},signal="activity",state="serving"}}'] = f"1x{count}"
-    series[f"sglang_tuning_finished_requests_total{{{place}}}"] = grows
-    for signal in ("time_to_first_token_seconds", "inter_token_latency_seconds"):
-        series[f'sglang_tuning_threshold{{{place},signal="{signal}",bound="upper"}}'] = f"2x{count}"
-    return series
-
-
-WINDOWED = [
-    (f"{name}: {each['title']} {target['refId']}", target)
-    for name, each in PANELS
-    for target in each["targets"]
-    if re.search(r"(?:rate|increase)\(", target["expr"])
-]
-
-
-@pytest.mark.parametrize(("every", "step"), [(15, "30s"), (60, "30s"), (120, "1m")])
-def test_scrapes_a_minute_apart_or_two_with_a_longer_step_leave_no_panel_without_a_rate(
-    tmp_path: Path, every: int, step: str
-) -> None:
-    # Prometheus 3 leaves the first moment of a window out
-    exprs = [
-        re.sub(
-            r"\[(\d+)m\]", lambda found: f"[{int(found[1]) * 60_000 - 1}ms]", chosen(target, instance="a:1", step=step)
-        )
-        for _, target in WINDOWED
-    ]
-    for second in (0, 59):
-        found = answers(tmp_path, busy(every), exprs, at=f"{1800 + second}s", every=f"{every}s")
-        empty = [
-            title
-            for (title, _), samples in zip(WINDOWED, found, strict=True)
-            if not any(isfinite(value) for _, value in samples)
-        ]
-        assert empty == []
 
 
 def test_the_last_figures_of_a_server_that_is_away_are_not_shown_while_the_exporter_answers(tmp_path: Path) -> None:

@@ -20,29 +20,22 @@ import requests
 import yaml
 
 from conftest import wait_for
-from fuzz.promtool import PRESENT, promtool
+from promtool import PRESENT, promtool
 from scenes import Moment, Story, Timed, idle, played, recording, then
 from sglang_tuning_exporter.mixin import boards
 from sglang_tuning_exporter.recordings.demo import free_port
 from sglang_tuning_exporter.serve.metrics import collect, serving
 from sglang_tuning_exporter.serve.metrics.families import text_format
+from test_dashboards import BOARDS, chosen, panels_of
 
 HERE = Path(__file__).parent
-BOARDS = [json.loads(text) for text in boards.files().values()]
 PAGES = HERE / "data" / "metrics"
 COUNTER = re.compile(r"_(?:total|count|sum|bucket)$")
-EVERYTHING = {
-    "cluster": ".*", "job": ".+", "server": "", "__rate_interval": "2m", "__range": "10m",
-}  # fmt: skip
 pytestmark = pytest.mark.skipif(not PRESENT, reason="no Prometheus is installed")
 
 
-def panels_of(board: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for panel in board["panels"]:
-        yield from (each for each in (panel, *panel.get("panels", ())) if each["type"] != "row")
-
-
-ALL = [(board["uid"].removeprefix("sglang-tuning-"), panel) for board in BOARDS for panel in panels_of(board)]
+ALL = [(name, panel) for name, board in BOARDS.items() for panel in panels_of(board)]
+SPAN = {"__range": "10m"}
 
 
 # --- the servers -----------------------------------------------------------------------------------------------------
@@ -118,13 +111,6 @@ def write_story(instance: str, story: Story, directory: Path, families: Collecti
     exporter.stop()
 
 
-def chosen(expr: str, instance: str) -> str:
-    """Fill in the chosen variables, as Grafana does."""
-    for name, value in sorted((EVERYTHING | {"instance": instance}).items(), key=lambda item: -len(item[0])):
-        expr = expr.replace(f"${name}", value)
-    return expr
-
-
 @dataclass(frozen=True)
 class Proof:
     """A Prometheus that holds all of them, and the moment at which they end."""
@@ -142,7 +128,7 @@ class Proof:
     @cache  # noqa: B019 - lives as long as the module's tests
     def values(self, expr: str, instance: str, *, instant: bool) -> tuple[float, ...]:
         """Give every sample of an expression of a board with this instance chosen."""
-        expr = chosen(expr, instance)
+        expr = chosen(expr, instance=instance, **SPAN)
         if instant:
             found = self.ask("/api/v1/query", query=expr, time=f"{self.end}")["result"]
             return tuple(float(series["value"][1]) for series in found)
@@ -263,7 +249,7 @@ def test_every_metric_asked_for_is_exposed_by_the_exporter(proof: Proof) -> None
     assert {name for name in asked if "time_per_output_token" not in name} <= exposed
 
 
-@pytest.mark.parametrize("board", BOARDS, ids=[board["uid"] for board in BOARDS])
+@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 def test_every_variable_offers_a_choice(proof: Proof, board: dict[str, Any]) -> None:
     span = {"start": f"{proof.end - 300}", "end": f"{proof.end}"}
     for variable in board["templating"]["list"]:
@@ -276,7 +262,7 @@ def test_every_variable_offers_a_choice(proof: Proof, board: dict[str, Any]) -> 
         for instance in SERVERS:
             with requests.Session() as session:
                 session.trust_env = False
-                series = chosen(asked[1], instance)
+                series = chosen(asked[1], instance=instance, **SPAN)
                 answer = session.get(
                     f"{proof.url}/api/v1/label/{asked[2]}/values", params={"match[]": series, **span}, timeout=10
                 )
@@ -291,7 +277,7 @@ def test_the_fleet_shows_one_row_for_each_server_in_every_column(proof: Proof) -
     for _, panel in ALL:
         if panel["title"] == "Servers, the worst first":
             for target in panel["targets"]:
-                expr = chosen(target["expr"], ".+")
+                expr = chosen(target["expr"], **SPAN)
                 found = proof.ask("/api/v1/query", query=expr, time=f"{proof.end}")["result"]
                 places = [series["metric"]["instance"] for series in found]
                 assert len(places) == len(set(places)), target["expr"]

@@ -14,18 +14,25 @@ from sglang_tuning_exporter.core.runbooks import PROMETHEUS
 from sglang_tuning_exporter.mixin import boards
 from sglang_tuning_exporter.mixin.boards import looks
 
-BOARDS = {path: json.loads(text) for path, text in boards.files().items()}
-FLEET = BOARDS["dashboards/sglang-tuning-fleet.json"]
-SERVER = BOARDS["dashboards/sglang-tuning-server.json"]
+_ALL = [json.loads(text) for text in boards.files().values()]
+BOARDS: dict[str, dict[str, Any]] = {board["uid"].removeprefix("sglang-tuning-"): board for board in _ALL}
+FLEET, SERVER = BOARDS["fleet"], BOARDS["server"]
+EVERYTHING = {
+    "cluster": ".*", "job": ".+", "instance": ".+", "server": "", "step": "30s", "__range": "1h", "__rate_interval": "2m",
+}  # fmt: skip
 
 
-def everything(board: dict[str, Any]) -> list[dict[str, Any]]:
-    """Give rows and panels in reading order, those inside closed rows too."""
-    return [each for panel in board["panels"] for each in (panel, *panel.get("panels", ()))]
+def chosen(expr: str, **choices: str) -> str:
+    """Fill in a query's variables, as Grafana does."""
+    for name, value in sorted((EVERYTHING | choices).items(), key=lambda item: -len(item[0])):
+        expr = expr.replace(f"${name}", value)
+    return expr
 
 
 def panels_of(board: dict[str, Any]) -> list[dict[str, Any]]:
-    return [panel for panel in everything(board) if panel["type"] != "row"]
+    """Give the panels in reading order, those inside closed rows too."""
+    every = [each for panel in board["panels"] for each in (panel, *panel.get("panels", ()))]
+    return [panel for panel in every if panel["type"] != "row"]
 
 
 def panel_of(board: dict[str, Any], title: str) -> dict[str, Any]:
@@ -97,6 +104,15 @@ def test_a_counter_is_only_seen_as_a_rate_or_an_increase(panel: dict[str, Any]) 
     for expr in expressions(panel):
         for counter in COUNTER.finditer(expr):
             assert re.search(r"(rate|increase)\($", expr[: counter.start()]), f"{counter[0]} bare in {expr}"
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_a_rate_is_over_four_steps_or_over_minutes_so_that_scrapes_a_minute_apart_leave_none_empty(
+    panel: dict[str, Any],
+) -> None:
+    windows = set(re.findall(r"\b(?:rate|increase)\([^\[]*\[([^\]]+)\]", " ".join(expressions(panel))))
+    assert windows <= {"$__rate_interval", "$__range", "5m"}
+    assert "$__rate_interval" not in windows or panel["interval"] == "$step"  # 30 s, unless it is set
 
 
 @pytest.mark.parametrize("panel", PANELS)

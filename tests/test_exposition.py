@@ -22,7 +22,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from fuzz.promtool import PRESENT, promtool
+from promtool import PRESENT, promtool
 from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.sglang.metrics import exposition
 from sglang_tuning_exporter.sglang.metrics.catalogue import ON_BOARDS

@@ -19,8 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.server import answering
 from conftest import wait_for
-from fuzz.promtool import PRESENT, promtool
 from fuzz.targets import settings
+from promtool import PRESENT, promtool
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.recordings.demo import LOOPBACK, Process, free_port, program
 from sglang_tuning_exporter.serve.metrics import collect

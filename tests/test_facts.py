@@ -13,11 +13,10 @@ from math import inf
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fuzz.promtool import promtool
+from promtool import evaluated
 from sglang_tuning_exporter.sglang.metrics import catalogue
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.sglang.metrics.histograms import MOST_BOUNDS, Histogram
@@ -306,27 +305,9 @@ def test_quantiles_are_those_of_histogram_quantile(tmp_path: Path) -> None:
         )
     ]
     shares = (0.01, 0.25, 0.5, 0.9, 0.99)
+    series = {f't_bucket{{le="{bound}"}}': f"{count:g}" for bound, count in streamed}
+    asked = [f"histogram_quantile({share}, t_bucket)" for share in shares]
+    [answers] = evaluated(tmp_path, [series], asked, at="0m")
     ours = known(first_token(text))
-    document = {
-        "rule_files": [],
-        "tests": [
-            {
-                "interval": "1m",
-                "input_series": [
-                    {"series": f't_bucket{{le="{bound}"}}', "values": f"{count:g}"} for bound, count in streamed
-                ],
-                "promql_expr_test": [
-                    {
-                        "expr": f"histogram_quantile({share}, t_bucket)",
-                        "eval_time": "0m",
-                        "exp_samples": [{"labels": "{}", "value": ours.quantile(share)}],
-                    }
-                    for share in shares
-                ],
-            }
-        ],
-    }
-    (tmp_path / "quantiles.yml").write_text(yaml.safe_dump(document))
-    played = promtool("test", "rules", tmp_path / "quantiles.yml")
-    assert played.status == 0, played.words
+    assert [value for [(_, value)] in answers] == pytest.approx([ours.quantile(share) for share in shares])
     assert len(streamed) == 19

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rule_stories import Alert, shown
+from promtool import Alert, fired
 
 RULES = Path(__file__).parents[1] / "alerts" / "rules" / "sglang-tuning.rules.yml"
 NAME, QUEUE = "SGLangManyServers", "queue_too_long"
@@ -35,7 +35,7 @@ def fleet(saying: int, of: int, diagnosis: str = QUEUE, **labels: str) -> dict[s
 
 
 def found(series: dict[str, str], directory: Path) -> list[Alert]:
-    return shown(RULES, series, [NAME], directory).get(NAME, [])
+    return fired(RULES, series, [NAME], directory).get(NAME, [])
 
 
 def test_a_third_of_the_servers_is_one_alert_with_their_number_model_and_advice(tmp_path: Path) -> None:

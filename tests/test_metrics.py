@@ -29,7 +29,7 @@ from conftest import (
     watched_retractions,
     web,
 )
-from fuzz.promtool import PRESENT, promtool
+from promtool import PRESENT, promtool
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.core.lines import Reader

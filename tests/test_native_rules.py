@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rule_stories import shown
+from promtool import fired
 from sglang_tuning_exporter.config.profiles import DEFAULT
 from sglang_tuning_exporter.mixin.native import FILE
 
@@ -119,7 +119,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[s
         for series, values in played[name].items()
     }
     found: dict[str, dict[str, dict[str, str]]] = {name: {} for name in (*played, "other")}
-    for name, alerts in shown(ROOT / FILE, every, RULES, tmp_path_factory.mktemp("rules"), "27m").items():
+    for name, alerts in fired(ROOT / FILE, every, RULES, tmp_path_factory.mktemp("rules"), "27m").items():
         for each in alerts:
             found[places.get(each.labels["instance"], "other")][name] = {**each.labels, **each.annotations}
     return found
@@ -153,7 +153,7 @@ def test_a_server_of_another_cluster_at_the_same_address_has_its_own_alert(tmp_p
         for cluster, story in (("a", busy(queued=300)), ("b", busy()))
         for name, values in story.items()
     }
-    [only] = shown(ROOT / FILE, series, ["SGLangQueueWait"], tmp_path, "27m")["SGLangQueueWait"]
+    [only] = fired(ROOT / FILE, series, ["SGLangQueueWait"], tmp_path, "27m")["SGLangQueueWait"]
     assert only.labels["cluster"] == "a"
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from fuzz.promtool import promtool
+from promtool import promtool
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core import runbooks
 from sglang_tuning_exporter.core.lines import Reader

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
+from promtool import evaluated
 from sglang_tuning_exporter.core.exposed import scale_out_helps
 from sglang_tuning_exporter.core.findings import Change, Finding, Judgement
 
@@ -77,29 +77,14 @@ CASES: dict[str, tuple[dict[str, tuple[float, float, float] | None], float]] = {
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_what_runs_and_waits_is_added_up_and_a_server_that_is_away_changes_nothing(case: str, tmp_path: Path) -> None:
     servers, wanted = CASES[case]
-    series = []
+    series = {}
     for name, figures in servers.items():
         labels = f'job="sglang", instance="{name}"'
-        series.append({"series": f"sglang_tuning_build_info{{{labels}}}", "values": "1+0x10"})
-        if figures is None:
-            continue
-        names = ("running_requests", "queued_requests", "scale_out_helps")
-        for metric, value in zip(names, figures, strict=True):
-            ranks = [""] if metric == "scale_out_helps" else [', dp_rank="0"', ', dp_rank="1"']
-            share = value / len(ranks)
-            series += [
-                {"series": f"sglang_tuning_{metric}{{{labels}{rank}}}", "values": f"{share}+0x10"} for rank in ranks
-            ]
-    tests = [
-        {"expr": queries()[job], "eval_time": "5m", "exp_samples": [{"labels": "{}", "value": wanted}]}
-        for job in ("sglang", "adapter")
-    ]
-    rules = {
-        "rule_files": [],
-        "evaluation_interval": "1m",
-        "tests": [{"interval": "1m", "input_series": series, "promql_expr_test": tests}],
-    }
-    file = tmp_path / "test.yml"
-    file.write_text(yaml.safe_dump(rules))
-    done = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+        series[f"sglang_tuning_build_info{{{labels}}}"] = "1x10"
+        for metric, value in zip(("running_requests", "queued_requests"), figures or (), strict=False):
+            for rank in (0, 1):
+                series[f'sglang_tuning_{metric}{{{labels}, dp_rank="{rank}"}}'] = f"{value / 2}x10"
+        if figures is not None:
+            series[f"sglang_tuning_scale_out_helps{{{labels}}}"] = f"{figures[2]}x10"
+    asked = [queries()[job] for job in ("sglang", "adapter")]
+    assert evaluated(tmp_path, [series], asked, at="5m", every="1m") == [[[({}, wanted)]] * 2]

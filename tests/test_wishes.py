@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fuzz.promtool import promtool
+from promtool import promtool
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.mixin import wishes
