@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import parser as text_parser
@@ -83,12 +82,17 @@ def test_the_series_of_a_histogram_come_together_with_their_buckets() -> None:
     assert samples(strict(openmetrics(page))) == samples(lenient(page))
 
 
-def test_a_live_page_has_the_same_series_in_both_formats_and_the_exporters_process(sglang: FakeSGLang) -> None:
+def test_a_live_page_has_the_same_series_in_both_formats_packed_or_not_and_the_exporters_process(
+    sglang: FakeSGLang,
+) -> None:
     sglang.answers["/metrics"] = reply(SERVING)
     with running_exporter("--sglang-url", sglang.url) as exporter:
-        plain = exporter.get("/metrics").text
-        asked = requests.get(exporter.url + "/metrics", headers={"Accept": OPEN}, timeout=12)
-    names = [{name for name, _, _ in samples(families)} for families in (lenient(plain), strict(asked.text))]
-    assert names[0] == names[1]
-    assert {"process_cpu_seconds_total", "process_resident_memory_bytes", "process_start_time_seconds"} <= names[0]
-    assert "sglang:num_queue_reqs" in names[0]
+        plain = exporter.get("/metrics", {"Accept-Encoding": "identity"})
+        packed = exporter.get("/metrics", {"Accept-Encoding": "gzip"})
+        other = exporter.get("/metrics", {"Accept": OPEN})
+    assert [each.headers.get("Content-Encoding") for each in (plain, packed)] == [None, "gzip"]
+    pages = lenient(plain.text), lenient(packed.text), strict(other.text)
+    names, *others = [{name for name, _, _ in samples(families)} for families in pages]
+    assert others == [names, names]
+    assert {"process_cpu_seconds_total", "process_resident_memory_bytes", "process_start_time_seconds"} <= names
+    assert "sglang:num_queue_reqs" in names

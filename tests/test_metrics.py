@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,6 @@ import pytest
 import requests
 from prometheus_client import generate_latest
 from prometheus_client.core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from bench.server import page
@@ -24,7 +22,6 @@ from conftest import (
     Page,
     config,
     reply,
-    running_exporter,
     wait_for,
     watched_retractions,
     web,
@@ -203,23 +200,6 @@ class _Given(Collector):
             for sample in family.samples:
                 metric.add_sample(*sample)
             yield metric
-
-
-def test_a_live_page_is_the_same_packed_and_holds_the_exporters_process(sglang: FakeSGLang) -> None:
-    sglang.answers["/metrics"] = reply(SERVING)
-    with running_exporter("--sglang-url", sglang.url) as exporter:
-        pages = {}
-        for accepted in ("identity", "gzip"):
-            answer = requests.get(
-                exporter.url + "/metrics", headers={"Accept-Encoding": accepted}, timeout=12, stream=True
-            )
-            raw = answer.raw.read()
-            assert (answer.headers.get("Content-Encoding") == "gzip") is (accepted == "gzip")
-            pages[accepted] = (gzip.decompress(raw) if accepted == "gzip" else raw).decode()
-    names = [{family.name for family in text_string_to_metric_families(page)} for page in pages.values()]
-    assert names[0] == names[1]
-    assert {"process_cpu_seconds", "process_resident_memory_bytes", "process_start_time_seconds"} <= names[0]
-    assert "sglang:num_queue_reqs" in names[0]
 
 
 # How many series
