@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from promtool import evaluated
-from sglang_tuning_exporter.sglang.metrics import catalogue
+from sglang_tuning_exporter.sglang.metrics import catalogue, exposition
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.sglang.metrics.histograms import MOST_BOUNDS, Histogram
-from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures, Scrape
+from sglang_tuning_exporter.sglang.metrics.page_figures import PageReader, ParsedPage, RankFigures, Scrape
 
 PAGES = Path(__file__).parent / "data" / "metrics"
 
@@ -32,6 +32,23 @@ def page(name: str) -> Scrape:
 def only_rank(name: str) -> RankFigures:
     (rank,) = page(name).ranks
     return rank
+
+
+@pytest.mark.parametrize("path", sorted(PAGES.glob("*.prom")), ids=lambda path: path.stem)
+def test_the_next_page_of_every_release_is_read_as_if_it_were_the_first(path: Path) -> None:
+    """The lines of the page before are known then, and only their figures are read."""
+    text = path.read_text()
+    following = re.sub(
+        r"^((?!#).*) (\S+)$",
+        lambda line: f"{line[1]} {float(line[2]) + 3.5!r}".replace("inf", "+Inf"),
+        text,
+        flags=re.MULTILINE,
+    )
+    assert following != text
+    reader = PageReader()
+    reader.read(text)
+    passed = exposition.passthrough(exposition.scan(following))
+    assert reader.read(following) == ParsedPage(facts.read(following), passed.text, passed.left_out)
 
 
 def test_tp_ranks_that_count_the_same_pass_are_one_pass() -> None:
