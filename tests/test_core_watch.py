@@ -18,10 +18,13 @@ from sglang_tuning_exporter.core.scrapes import Counters
 from sglang_tuning_exporter.core.summary import of_now
 from sglang_tuning_exporter.core.text import counted
 from sglang_tuning_exporter.core.watch import Watch
+from sglang_tuning_exporter.recordings.recording import load
+from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
 from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.server_info import ServerInfo
 from test_core_course import ARGUMENTS, BEGIN, decode, judged, prefill, retraction, stamp, start
+from watched import end_of, watched
 
 CRASH = "Subprocess scheduler_0 (pid=77) crashed with exit code -9. Triggering SIGQUIT for cleanup..."
 
@@ -445,3 +448,13 @@ def test_what_goes_on_comes_before_what_is_over() -> None:
     judgement = burst(queue=3000).judge(500)
     assert judgement.verdict == "queue_too_long"
     assert [each.diagnosis for each in judgement.findings if each.over] == ["retracting_too_often"]
+
+
+@pytest.mark.parametrize("begin", range(0, 150, 30))
+def test_while_the_log_cannot_be_read_the_servers_counter_goes_on(begin: int) -> None:
+    """With a real server that retracts: its log ends after so many seconds."""
+    retracting = load(packaged("retract"))
+    retracting = replace(retracting, lines=tuple(line for line in retracting.lines if line.at < begin))
+    watch = watched(retracting)
+    watch.advance(end_of(retracting) + 60)
+    assert (watch.server.counted["retracted"], dict(watch.doubtful)) == (10, {})

@@ -74,6 +74,7 @@ def test_the_verdict_is_one_sentence_without_figures(retracting: Page) -> None:
     assert verdict["verdict"] == "retracting_too_often"
     assert verdict["level"] == "warning"
     assert not re.search(r"[0-9]", verdict["sentence"])
+    assert retracting.value("sglang_tuning_scale_out_helps") == 0
 
 
 def every(signal: str) -> tuple[str, ...]:
@@ -98,6 +99,7 @@ def test_a_server_that_is_away_is_answered_with_status_200(away: Page) -> None:
     assert away.value("sglang_tuning_up") == 0
     assert away.error == "connection_refused"
     assert away.value("sglang_tuning_build_info", version=__version__) == 1
+    assert away.value("sglang_tuning_scale_out_helps") is None
 
 
 def test_sglangs_own_series_come_exactly_once_and_unchanged(sglang: FakeSGLang) -> None:
