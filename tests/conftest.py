@@ -12,7 +12,7 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 import requests
@@ -33,7 +33,7 @@ from sglang_tuning_exporter.serve.run import uvicorn_config
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 # Python's variables change what the processes of a test do, so a machine that sets some would test something else.
 for _name in [name for name in os.environ if name.startswith("PYTHON")]:
@@ -42,6 +42,7 @@ for _name in [name for name in os.environ if name.startswith("PYTHON")]:
 settings.register_profile("suite", deadline=None)  # a busy machine is no failure
 settings.load_profile("suite")
 
+PROGRAM = (sys.executable, "-m", "sglang_tuning_exporter")
 DATA = Path(__file__).parent / "data"
 SERVING = (DATA / "metrics" / "0.5.23_tp8-retract.prom").read_bytes()
 SERVING_WITH_DP_RANKS = (DATA / "metrics" / "0.5.12_dp2-retract.prom").read_bytes()
@@ -217,10 +218,9 @@ class Exporter:
         finally:
             self.process.kill()
             self.process.wait()
-            for stream in (self.process.stdin, self.process.stderr):
-                if stream is not None:
-                    with suppress(OSError):
-                        stream.close()
+            if self.process.stderr is not None:
+                with suppress(OSError):
+                    self.process.stderr.close()
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -229,14 +229,38 @@ def environment(**variables: str) -> dict[str, str]:
     return kept | variables
 
 
-@contextmanager
-def running_exporter(*flags: str, stdin: int | IO[bytes] = subprocess.DEVNULL, **variables: str) -> Iterator[Exporter]:
-    """`serve` with these flags on a free port."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "sglang_tuning_exporter", "serve", "--listen-address", "127.0.0.1:0", *flags],
-        stdin=stdin,
-        stderr=subprocess.PIPE,
+def program(*arguments: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the program to its end."""
+    return subprocess.run(
+        [*PROGRAM, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        cwd=cwd,
         env=environment(**variables),
+    )
+
+
+def complaint(*arguments: str, **variables: str) -> str:
+    """The error message of the program: one line, with exit status 2."""
+    ended = program(*arguments, **variables)
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1), ended
+    return ended.stderr
+
+
+@contextmanager
+def running_exporter(
+    *flags: str, before: Sequence[str] = (), variables: Mapping[str, str] | None = None, **how: Any
+) -> Iterator[Exporter]:
+    """`serve` with these flags on a free port, run by the command `before` in an environment with `variables`; `how` for `Popen`."""
+    process = subprocess.Popen(
+        [*before, *PROGRAM, "serve", "--listen-address", "127.0.0.1:0", *flags],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=environment(**variables or {}),
+        **how,
     )
     exporter = Exporter(process)
     try:

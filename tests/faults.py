@@ -7,14 +7,13 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from conftest import Answer, Exporter, FakeSGLang, Page, environment, reply, wait_for
+from conftest import Answer, Exporter, FakeSGLang, Page, reply, running_exporter, wait_for
 from sglang_tuning_exporter.core.facts import DECODE_LOG_INTERVAL
 
 if TYPE_CHECKING:
@@ -75,27 +74,13 @@ class Server:
 
 @contextmanager
 def following(*flags: str, **how: Any) -> Iterator[Exporter]:
-    """`serve` with these flags, `how` for `Popen`; afterwards it ends in time, with status 0 and without a traceback.
-
-    `before` is a command that runs it, `variables` are added to its environment.
-    """
-    variables, before = how.pop("variables", {}), how.pop("before", ())
-    process = subprocess.Popen(
-        [*before, sys.executable, "-m", "sglang_tuning_exporter", "serve", "--listen-address", "127.0.0.1:0", *flags],
-        stdin=how.pop("stdin", subprocess.DEVNULL),
-        stderr=subprocess.PIPE,
-        env=environment(**variables),
-        **how,
-    )
-    exporter = Exporter(process)
-    try:
+    """A running exporter; afterwards it ends in time, with status 0 and without a traceback."""
+    with running_exporter(*flags, **how) as exporter:
         yield exporter
-        if process.poll() is None:
+        if exporter.process.poll() is None:
             begin = time.monotonic()
             assert exporter.end() == 0
             assert time.monotonic() - begin < end_seconds()
-    finally:
-        exporter.end()
     assert "Traceback" not in "".join(exporter.said), exporter.said
 
 

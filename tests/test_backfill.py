@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +12,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as plain_families
 from prometheus_client.samples import Sample
 
-from conftest import config, environment
+from conftest import complaint, config
 from scenes import Timed, recording
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.core.wrapping import stamp_of
@@ -71,12 +69,7 @@ def named(sample: Sample) -> str:
 def refused(directory: Path, log: bytes, *flags: str) -> str:
     source = directory / "server.log"
     source.write_bytes(log)
-    ran = subprocess.run(
-        [sys.executable, "-m", "sglang_tuning_exporter", "backfill", str(source), *flags],
-        capture_output=True, text=True, timeout=30, check=False, env=environment(),
-    )  # fmt: skip
-    assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1), ran
-    return ran.stderr
+    return complaint("backfill", str(source), *flags)
 
 
 def test_the_series_of_the_live_exporter_and_the_backfilled_ones_are_the_same(tmp_path: Path) -> None:

@@ -13,31 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 import requests
 
-from conftest import environment
+from conftest import PROGRAM, complaint, environment
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def program(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "sglang_tuning_exporter", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-        stdin=subprocess.DEVNULL,
-        env=environment(**variables),
-    )
-
-
-def complaint(*arguments: str, **variables: str) -> str:
-    """The error message: one line, with exit status 2."""
-    ended = program(*arguments, **variables)
-    assert ended.returncode == 2, ended
-    assert ended.stdout == ""
-    assert ended.stderr.count("\n") == 1, ended.stderr
-    return ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -96,7 +75,7 @@ def test_a_closed_output_pipe_causes_no_traceback() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with subprocess.Popen(
-        [sys.executable, "-m", "sglang_tuning_exporter", "generate", "--check", "--output", "/nonexistent"],
+        [*PROGRAM, "generate", "--check", "--output", "/nonexistent"],
         stdout=writer,
         stderr=subprocess.PIPE,
         env=environment(PYTHONUNBUFFERED="1"),
@@ -162,7 +141,7 @@ def test_a_closed_terminal_ends_it_during_the_start() -> None:
 
 def test_a_demo_whose_output_pipe_is_closed_leaves_no_exporter_running(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "sglang_tuning_exporter", "demo"],
+        [*PROGRAM, "demo"],
         stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment(PATH=str(tmp_path)),
     )  # fmt: skip
     assert process.stdout is not None

@@ -15,7 +15,7 @@ from functools import cache
 
 import pytest
 
-from conftest import environment
+from conftest import PROGRAM, environment, program
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.findings import TONES, Change
 from sglang_tuning_exporter.core.text import Style, text
@@ -23,7 +23,7 @@ from sglang_tuning_exporter.recordings.replay import packaged
 from test_core_report import RAISE, finding, judged
 
 OFFLINE = PROFILES["offline"]
-COMMAND = [sys.executable, "-m", "sglang_tuning_exporter", "report", str(packaged("retract") / "server.log.gz")]
+REPORT = ("report", str(packaged("retract") / "server.log.gz"))
 SGR = re.compile(r"\x1b\[([0-9;]*)m")
 PAINTED = re.compile(r"\x1b\[(?:1;)?38;5;(\d+);48;5;(\d+)m")
 
@@ -86,7 +86,7 @@ def on_a_terminal(variables: tuple[tuple[str, str], ...] = ()) -> str:
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     surroundings = environment(**{"TERM": "xterm", **dict(variables)})
     surroundings.pop("COLUMNS", None)
-    process = subprocess.Popen(COMMAND, stdout=follower, stderr=follower, env=surroundings)
+    process = subprocess.Popen([*PROGRAM, *REPORT], stdout=follower, stderr=follower, env=surroundings)
     os.close(follower)
     said = b""
     try:
@@ -140,7 +140,7 @@ def test_no_color_or_a_dumb_terminal_turns_colours_off(variable: tuple[str, str]
 
 
 def test_a_terminal_gets_the_same_words_as_a_pipe_which_has_neither_colour_nor_progress() -> None:
-    ended = subprocess.run(COMMAND, capture_output=True, text=True, env=environment(TERM="xterm"), check=False)
+    ended = program(*REPORT, TERM="xterm")
     assert "\x1b" not in ended.stdout
     assert ended.stderr == ""
     assert SGR.sub("", on_a_terminal()).replace(" \\\n", "\n").split() == ended.stdout.split()

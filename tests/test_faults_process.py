@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pty
+import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,9 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from conftest import FakeSGLang, environment, hang, wait_for
+from conftest import PROGRAM, FakeSGLang, complaint, environment, hang, wait_for
 from faults import (
     AS_ANY_OWNER,
+    EVENTS,
     LINES,
     STATE_FILE_UP,
     Server,
@@ -52,13 +55,6 @@ def state(tmp_path: Path) -> Path:
 
 def with_state(state: Path) -> tuple[str, str]:
     return "--state-file", str(state)
-
-
-def usage(*flags: str) -> tuple[int, str]:
-    """The exit status and the message of a `serve` that refuses to start."""
-    command = [sys.executable, "-m", "sglang_tuning_exporter", "serve", *flags]
-    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=30, check=False)
-    return ended.returncode, ended.stderr
 
 
 def test_it_ends_in_time_with_a_scrape_under_way_and_a_reader_that_does_not_read(
@@ -100,6 +96,35 @@ def test_it_ends_in_time_while_it_is_far_behind_and_goes_on_where_it_was(server:
         )
 
 
+@pytest.mark.parametrize("rotation", ["rename", "copytruncate"])
+def test_killed_and_started_while_a_log_is_written_and_rotated_it_counts_each_event_once(
+    server: Server, state: Path, rotation: str
+) -> None:
+    dice, seen = random.Random(rotation), [0.0]
+    server.raw(b"[2025-11-20 11:40:00] server_args={'tp_size': 1, 'dp_size': 1}\n")
+    for start in range(3):
+        with following(*of(server), "--from-start", *with_state(state)) as exporter:
+            until = time.monotonic() + 0.2 + dice.random() / 3
+            while time.monotonic() < until:
+                server.write(dice.randrange(40))
+                shown = exporter.page().value(EVENTS)  # absent while older lines are read
+                seen += [] if shown is None else [shown]
+            if start == 2:
+                counted(exporter, server.events)
+                assert exporter.page().value("sglang_tuning_server_starts_total") == 1
+            server.write(dice.randrange(40))
+            exporter.process.kill()
+            exporter.process.wait()
+        if start == 1 and rotation == "rename":
+            server.path.rename(f"{server.path}.1")
+            server.reopen()
+        elif start == 1:
+            shutil.copyfile(server.path, f"{server.path}.1")
+            os.truncate(server.path, 0)
+    assert seen == sorted(seen)
+    assert seen[-1] > 100
+
+
 @pytest.fixture
 def hangups() -> Iterator[None]:
     """Reset hang-ups as a shell has them: tests run under nohup would pass on that they are ignored."""
@@ -123,7 +148,7 @@ def test_a_terminal_that_is_closed_ends_it_in_order(server: Server, state: Path)
     child, terminal = pty.fork()
     if child == 0:
         flags = ["--listen-address", "127.0.0.1:0", *of(server), *with_state(state)]
-        os.execve(sys.executable, [sys.executable, "-m", "sglang_tuning_exporter", "serve", *flags], environment())
+        os.execve(sys.executable, [*PROGRAM, "serve", *flags], environment())
     said = b""
     while b"Started server" not in said:
         said += os.read(terminal, 4096)
@@ -230,7 +255,7 @@ def test_whatever_its_standard_streams_are_it_serves_and_ends_with_status_zero(
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     flags = [*of(server), *with_state(state), "--listen-address", f"127.0.0.1:{port}"]
-    command = ["bash", "-c", f'exec "$@" {streams}', "bash", sys.executable, "-m", "sglang_tuning_exporter", "serve"]
+    command = ["bash", "-c", f'exec "$@" {streams}', "bash", *PROGRAM, "serve"]
     with subprocess.Popen([*command, *flags], env=environment(PYTHONUNBUFFERED=unbuffered)) as process:
         try:
             wait_for(state.exists, 30)  # written when the log has been opened
@@ -248,8 +273,7 @@ def test_whatever_its_standard_streams_are_it_serves_and_ends_with_status_zero(
 def test_started_twice_the_second_says_that_the_port_is_taken_and_the_first_goes_on(server: Server) -> None:
     with following(*of(server)) as exporter:
         address = exporter.url.removeprefix("http://")
-        status, said = usage(*of(server), "--listen-address", address)
-        assert (status, said.count("\n")) == (2, 1)
+        said = complaint("serve", *of(server), "--listen-address", address)
         assert f"--listen-address={address}: Address already in use; give another port" in said
         server.write()
         counted(exporter, 1)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from conftest import program
 from sglang_tuning_exporter.mixin import alerts, files
 
 ROOT = Path(__file__).parents[1]
@@ -28,22 +27,15 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "sglang_tuning_exporter", "generate", *arguments],
-        capture_output=True, text=True, timeout=60, check=False, cwd=cwd,
-    )  # fmt: skip
-
-
 def test_the_committed_files_are_those_that_generate_would_write() -> None:
-    checked = command("--check", cwd=ROOT)
+    checked = program("generate", "--check", cwd=ROOT)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
 def test_an_edited_file_is_named_and_left_as_it_is(tree: Path) -> None:
     edited = (tree / RULES).read_text() + "# by hand\n"
     (tree / RULES).write_text(edited)
-    checked = command("--check", cwd=tree)
+    checked = program("generate", "--check", cwd=tree)
     assert checked.returncode == 1
     assert checked.stderr.splitlines() == [f"stale: {RULES}", "run: sglang-tuning-exporter generate"]
     assert (tree / RULES).read_text() == edited
@@ -51,7 +43,7 @@ def test_an_edited_file_is_named_and_left_as_it_is(tree: Path) -> None:
 
 def test_an_output_directory_that_is_a_file_is_a_usage_error_of_one_line(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
-    refused = command("--output", "taken", cwd=tmp_path)
+    refused = program("generate", "--output", "taken", cwd=tmp_path)
     assert refused.returncode == 2
     [line] = refused.stderr.splitlines()
     assert "--output=taken: " in line
@@ -60,16 +52,15 @@ def test_an_output_directory_that_is_a_file_is_a_usage_error_of_one_line(tmp_pat
 
 @pytest.mark.parametrize("time_scale", ["0", "-1", "nan"])
 def test_an_invalid_time_scale_is_refused(time_scale: str, tmp_path: Path) -> None:
-    refused = command(f"--time-scale={time_scale}", "--output", str(tmp_path), cwd=tmp_path)
+    refused = program("generate", f"--time-scale={time_scale}", "--output", str(tmp_path), cwd=tmp_path)
     assert refused.returncode == 2
     assert refused.stderr == f"sglang-tuning-exporter: --time-scale={time_scale}: give a number from 0.001 to 1000\n"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_links_lead_where_the_options_say(tmp_path: Path) -> None:
-    made = command(
-        "--output", str(tmp_path), "--runbook-url", "https://w/{alert}.md", "--grafana-url", "https://g", cwd=tmp_path
-    )
+    flags = ("--output", str(tmp_path), "--runbook-url", "https://w/{alert}.md", "--grafana-url", "https://g")
+    made = program("generate", *flags, cwd=tmp_path)
     assert made.returncode == 0, made.stderr
     rules = (tmp_path / RULES).read_text()
     assert "https://w/SGLangServerDown.md" in rules

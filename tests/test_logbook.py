@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -52,6 +53,14 @@ class Place:
         with self.log.open("a") as file:
             file.writelines(AT.format(ranks=ranks) + message + "\n" for message in messages)
 
+    def write_past(self, message: str, ago: float, times: int = 1, *, step: float = 0.0) -> None:
+        """Write `times` lines as a server did `ago` seconds ago and every `step` seconds after, which prints the time of another zone."""
+        moments = [time.time() - ago + number * step for number in range(times)]
+        printed = [time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(each + 5.5 * 3600)) for each in moments]
+        with self.log.open("a") as file:
+            file.writelines(f"[{each}] {message.format(n=number)}\n" for number, each in enumerate(printed))
+        os.utime(self.log, (moments[-1], moments[-1]))
+
     def start(self, tp: int = 1) -> None:
         self.write(f"server_args={{'tp_size': {tp}, 'dp_size': 1}}")
         self.write(
@@ -60,13 +69,22 @@ class Place:
         )
 
     @contextmanager
-    def reader(self, *, scrapes: bool = False) -> Iterator[tuple[Logbook, Watch]]:
+    def reader(self, *, scrapes: bool = False, from_start: bool = False) -> Iterator[tuple[Logbook, Watch]]:
         """Start a reader; it ends without saving, as after SIGKILL."""
         watch = Watch(PROFILES["online"], time.time(), reads=True, scrapes=scrapes)
-        book = Logbook(config(log_file=(str(self.log),), state_file=self.state_file), watch, LOCK, clock=time.time)
+        settings = config(log_file=(str(self.log),), state_file=self.state_file, from_start=from_start)
+        book = Logbook(settings, watch, LOCK, clock=time.time)
         book.poll()
         yield book, watch
         book.close()
+
+    def ended(self, *, ago: float) -> None:
+        """An exporter read the log to its end, and ended `ago` seconds ago."""
+        with self.reader():
+            pass
+        document = json.loads(self.state_file.read_text())
+        document["at"] -= ago
+        self.state_file.write_text(json.dumps(document))
 
 
 @pytest.fixture
@@ -76,6 +94,12 @@ def place(tmp_path: Path) -> Place:
 
 def events(watch: Watch) -> float:
     return watch.server.counted["retractions"]
+
+
+def lately(watch: Watch, name: str) -> float:
+    """How many there were in the last ten minutes."""
+    watch.advance(time.time())
+    return watch.server.window(600.0)[name]
 
 
 def failures(watch: Watch) -> float:
@@ -233,6 +257,26 @@ def test_a_raw_message_before_the_crash_marks_the_lines_after_it(place: Place, *
         assert book.lines["retraction"] == 1
 
 
+@pytest.mark.parametrize("before", [(), (TOOL,)], ids=["plain", "after a raw message"])
+def test_the_other_ranks_lines_after_the_crash_are_the_same_event(place: Place, before: tuple[str, ...]) -> None:
+    place.start(tp=8)
+    with place.reader() as (book, watch):
+        place.write(DECODE, ranks=" TP0")
+        place.write(*before)
+        for rank in range(4):
+            place.write(RETRACTION, ranks=f" TP{rank}")
+        book.poll()
+        assert events(watch) == 1
+    for rank in range(4, 8):
+        place.write(RETRACTION, ranks=f" TP{rank}")
+    with place.reader() as (book, watch):
+        assert (book.lines["retraction"], events(watch)) == (8, 1)
+        for rank in range(8):
+            place.write(RETRACTION.replace("8950", "8951"), ranks=f" TP{rank}")
+        book.poll()
+        assert (book.lines["retraction"], events(watch)) == (16, 2)
+
+
 def test_a_retraction_that_waits_for_the_servers_counter_is_settled_after_a_restart(place: Place) -> None:
     place.start()
     with place.reader(scrapes=True) as (book, watch):
@@ -311,3 +355,31 @@ def test_a_part_of_a_line_at_the_end_of_a_file_does_not_swallow_the_next_files_f
         place.log.write_text((cri("F", first) if first else rest) + cri("F", DECODE) * 16)
         book.poll()
         assert book.lines["decode"] == counted
+
+
+# Lines of the gap, and those from before the exporter: they are as old as they say.
+
+
+def test_events_of_the_gap_are_counted_once_and_are_not_of_now(place: Place) -> None:
+    place.ended(ago=4000.0)
+    place.write_past(RETRACTION.replace("8950", "{n}"), ago=3900.0, times=60, step=6.0)
+    for _ in range(2):
+        with place.reader() as (_book, watch):
+            assert (events(watch), lately(watch, "retractions")) == (60, 0)
+
+
+def test_starts_while_the_exporter_was_down_are_no_restart_loop(place: Place) -> None:
+    place.ended(ago=36_000.0)
+    place.write_past("server_args={{'tp_size': 1, 'port': {n}}}", ago=35_000.0, times=8, step=4000.0)
+    place.write_past(DECODE.replace("usage: 0.97", "usage: 0.40"), ago=1.0)
+    with place.reader() as (_book, watch):
+        assert watch.server.counted["starts"] == 8
+        assert "restart_loop" not in {each.diagnosis for each in watch.judge(time.time()).findings}
+
+
+def test_a_log_read_from_its_start_counts_its_past_and_does_not_judge_by_it(place: Place) -> None:
+    place.write_past(RETRACTION.replace("8950", "{n}"), ago=4000.0, times=500, step=6.0)
+    place.write_past("Prefill out of memory. Try to lower your batch size.", ago=380.0)
+    with place.reader(from_start=True) as (_book, watch):
+        assert (events(watch), lately(watch, "retractions")) == (500, 0)
+        assert lately(watch, "out_of_memory.prefill") == 1

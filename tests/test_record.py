@@ -7,7 +7,6 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +15,20 @@ from pathlib import Path
 
 import pytest
 
-from conftest import DECODE, RETRACTION, SERVING, Answer, FakeSGLang, config, environment, hang, reply, wait_for
+from conftest import (
+    DECODE,
+    PROGRAM,
+    RETRACTION,
+    SERVING,
+    Answer,
+    FakeSGLang,
+    config,
+    environment,
+    hang,
+    program,
+    reply,
+    wait_for,
+)
 from faults import end_seconds
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.recordings.record import Recorder
@@ -176,8 +188,7 @@ def test_an_interrupted_recording_is_whole(server: FakeSGLang, tmp_path: Path) -
     log, output = tmp_path / "server.log", tmp_path / "out"
     log.write_bytes(log_text())
     process = subprocess.Popen(
-        [sys.executable, "-m", "sglang_tuning_exporter", "record", "--sglang-url", server.url,
-         "--log-file", str(log), "--output", str(output)],
+        [*PROGRAM, "record", "--sglang-url", server.url, "--log-file", str(log), "--output", str(output)],
         stderr=subprocess.PIPE, env=environment(),
     )  # fmt: skip
     wait_for(lambda: any(output.glob("*.prom.gz")), seconds=20)
@@ -208,8 +219,7 @@ def test_a_killed_recording_can_be_loaded(server: FakeSGLang, tmp_path: Path) ->
     log, output = tmp_path / "server.log", tmp_path / "out"
     log.write_bytes(log_text())
     process = subprocess.Popen(
-        [sys.executable, "-m", "sglang_tuning_exporter", "record", "--sglang-url", server.url,
-         "--log-file", str(log), "--output", str(output)],
+        [*PROGRAM, "record", "--sglang-url", server.url, "--log-file", str(log), "--output", str(output)],
         stderr=subprocess.DEVNULL, env=environment(),
     )  # fmt: skip
     wait_for(lambda: any(output.glob("*.prom.gz")), seconds=20)
@@ -235,9 +245,6 @@ def test_a_recording_without_one_scrape_is_a_failure_that_says_why(
     log = tmp_path / "server.log"
     log.write_bytes(printed("] " + DECODE.decode().partition("] ")[2]))
     flags = ["--sglang-url", sglang.url, "--log-file", str(log), "--output", str(tmp_path / "new"), "--seconds", "1"]
-    ended = subprocess.run(
-        [sys.executable, "-m", "sglang_tuning_exporter", "record", *flags],
-        capture_output=True, text=True, timeout=60, check=False, env=environment(),
-    )  # fmt: skip
+    ended = program("record", *flags)
     assert ended.returncode == status, ended.stderr
     assert ("no scrape of" in ended.stderr and "--enable-metrics" in ended.stderr) is (status == 1)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from conftest import Exporter, environment, wait_for
+from conftest import Exporter, environment, program, wait_for
 from release.archives import build, copied, digests
 from release.statements import contradictions, version
 from sglang_tuning_exporter import __version__
@@ -70,10 +70,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(installed: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run the installed command far from the checkout."""
-    return subprocess.run(
-        [sys.executable, "-m", "sglang_tuning_exporter", *arguments],
-        capture_output=True, text=True, timeout=120, check=False, cwd=cwd, env=environment(PYTHONPATH=str(installed)),
-    )  # fmt: skip
+    return program(*arguments, cwd=cwd, PYTHONPATH=str(installed))
 
 
 @contextmanager
@@ -188,11 +185,7 @@ def test_an_installed_exporter_reports_on_a_log(installed: Path, tmp_path: Path,
 def test_an_installed_demo_starts_its_own_server_and_exporter_where_nothing_else_is(
     installed: Path, tmp_path: Path
 ) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", "sglang_tuning_exporter", "demo", "--seconds", "2"],
-        capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
-        env=environment(PYTHONPATH=str(installed), PATH=str(tmp_path)),
-    )  # fmt: skip
+    ran = program("demo", "--seconds", "2", cwd=tmp_path, PYTHONPATH=str(installed), PATH=str(tmp_path))
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "Not installed: Prometheus and Alertmanager. No notification;" in ran.stdout
     assert re.search(r"^  exporter +http://127\.0\.0\.1:\d+$", ran.stdout, re.MULTILINE)

@@ -55,9 +55,8 @@ def test_one_scrape_of_us_is_one_scrape_of_sglang(fake: FakeSGLang, exporter: Ex
 
 
 def test_a_proxy_of_the_environment_is_not_used(fake: FakeSGLang) -> None:
-    with running_exporter(
-        "--sglang-url", fake.url, http_proxy="http://127.0.0.1:9", HTTP_PROXY="http://127.0.0.1:9"
-    ) as other:
+    proxy = dict.fromkeys(("http_proxy", "HTTP_PROXY"), "http://127.0.0.1:9")
+    with running_exporter("--sglang-url", fake.url, variables=proxy) as other:
         assert other.page().value("sglang_tuning_up") == 1
 
 

@@ -10,12 +10,18 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from conftest import wait_for
 from sglang_tuning_exporter.collect import _state_file as state_file
 from sglang_tuning_exporter.collect._state_file import MOST_BYTES, StateFile
+from sglang_tuning_exporter.config.profiles import PROFILES
+from sglang_tuning_exporter.core.events import from_json, to_json
+from sglang_tuning_exporter.core.watch import Watch
 
 AS_ROOT = os.geteuid() == 0
 
@@ -287,3 +293,34 @@ def test_an_obstacle_for_the_new_document_is_reported_and_the_old_one_stays(file
     Path(f"{path}.new").rmdir()
     assert file.save({"new": 1})
     assert (file.problem, file.load()) == ("", {"schema": 1, "new": 1})
+
+
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(
+    st.sampled_from(
+        ["counted", "ranks", "doubtful", "ledger", "waiting", "retracted", "clocks", "words", "starts", "outages"]
+    ),
+    JSON,
+)
+def test_any_value_in_a_state_file_is_read_or_left_out(name: str, value: object) -> None:
+    watch = Watch(PROFILES["online"], 1000.0, reads=True, scrapes=False)
+    watch.restore({name: value}, 1000.0, 1.0)
+    watch.judge(1001.0)
+    assert json.dumps(watch.saved(1002.0), allow_nan=False)
+
+
+@given(JSON)
+def test_any_value_in_place_of_an_event_is_one_or_left_out(value: object) -> None:
+    for saved in (
+        value,
+        {"kind": value, "rank": [None] * 3},
+        {"kind": "arguments", "rank": [None] * 3, "arguments": value},
+    ):
+        event = from_json(saved)
+        assert event is None or json.dumps(to_json(event))
