@@ -165,6 +165,18 @@ def test_a_service_at_rest_loads_neither_pages_nor_what_generates_or_records() -
     rooms = {f"{package}.{name}" for name in ("mixin", "recordings", "core.report", "core.page", "core.runbooks")}
     assert (
         loaded
-        & {*rooms, "fastapi", "pydantic", "jinja2", "yaml", "markdown_it", "requests", "urllib3", "encodings.idna"}
+        & {
+            *rooms,
+            f"{package}.serve.web_config",
+            "bcrypt",
+            "fastapi",
+            "pydantic",
+            "jinja2",
+            "yaml",
+            "markdown_it",
+            "requests",
+            "urllib3",
+            "encodings.idna",
+        }
         == set()
     )

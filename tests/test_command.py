@@ -1,4 +1,4 @@
-"""The suggested command line: printed arguments and advice in, one line for a shell out, and what a release refuses.
+"""How arguments are spelled; the suggested command line: printed arguments and advice in, one line for a shell out; what a release refuses.
 
 Arguments come from `data/logs` and, as real servers printed them, from `data/server_args`. The parsers of installed releases
 (0.4.9.post6, 0.5.9, 0.5.23) gave the same arguments back for such command lines; that is not repeated here.
@@ -16,7 +16,7 @@ import pytest
 
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.sglang.args.command import Command, command_line
-from sglang_tuning_exporter.sglang.args.flags import flag_of, releases
+from sglang_tuning_exporter.sglang.args.flags import flag_of, infer_version, release_of, releases
 from sglang_tuning_exporter.sglang.args.printed import parse_server_args
 from sglang_tuning_exporter.sglang.args.refusals import checks, objection
 from sglang_tuning_exporter.sglang.server_info import parse_server_info
@@ -30,16 +30,14 @@ PRINTED = sorted(
 )
 
 
-def parsed(text: str) -> dict[str, object] | None:
-    found = parse_server_args(text)
-    return None if found is None else found[0]
+RELEASES = [path for path in PRINTED if path.parent.name == "logs"]
 
 
 def printed(path: Path) -> dict[str, object]:
     text = path.read_text(encoding="utf-8")
-    args = parsed(text[text.index("server_args=") :].split("\n", 1)[0])
-    assert args is not None
-    return args
+    found = parse_server_args(text[text.index("server_args=") :].split("\n", 1)[0])
+    assert found is not None
+    return found[0]
 
 
 def server(version: str, **args: object) -> Facts:
@@ -250,3 +248,64 @@ def test_every_check_is_about_arguments_that_its_releases_have() -> None:
     for first, last, _, check in checks():
         assert first <= last
         assert flag_of(check.arg, known[last]) or flag_of(check.arg, known[first]), check
+
+
+# How arguments are spelled: what the releases' own parsers answered
+
+
+@pytest.mark.parametrize(
+    ("release", "arg", "flag"),
+    [
+        ("0.5.13", "cuda_graph_max_bs", "--cuda-graph-max-bs"),
+        ("0.5.14", "cuda_graph_max_bs_decode", "--cuda-graph-max-bs-decode"),
+        ("0.5.23", "fp8_gemm_runner_backend", "--fp8-gemm-backend"),
+        ("0.5.23", "ep_join_mode", "--elastic-ep-join-mode"),
+        ("0.3.0", "tp_size", "--tp-size"),
+        ("0.5.23", "tp_size", "--tp-size"),
+        ("0.5.23", "disable_cuda_graph", "--disable-cuda-graph"),
+        ("0.5.23", "stat_loggers", ""),
+    ],
+)
+def test_an_argument_is_spelled_as_its_release_spells_it(release: str, arg: str, flag: str) -> None:
+    found = flag_of(arg, release)
+    assert found is not None
+    assert found.flag == flag
+
+
+@pytest.mark.parametrize(
+    ("release", "arg"),
+    [
+        ("0.5.20", "cuda_graph_max_bs"),
+        ("0.5.14", "cuda_graph_max_bs"),
+        ("0.5.13", "cuda_graph_max_bs_decode"),
+        ("0.5.21", "attn_dp_size"),
+        ("0.5.13", "enable_piecewise_cuda_graph"),
+        ("0.5.23", "no_such_argument"),
+    ],
+)
+def test_a_release_has_no_flag_for_an_argument_that_it_does_not_have_yet_or_any_more(release: str, arg: str) -> None:
+    assert flag_of(arg, release) is None
+
+
+@pytest.mark.parametrize("path", RELEASES, ids=lambda path: path.stem)
+def test_the_names_of_the_arguments_identify_the_release_that_printed_them(path: Path) -> None:
+    assert infer_version(printed(path)) == (path.stem, path.stem)
+
+
+def test_a_handful_of_names_identifies_no_release() -> None:
+    assert infer_version({"tp_size": 1, "dp_size": 1, "model_path": "m"}) is None
+    assert infer_version({f"word_{n}": n for n in range(20)}) is None
+
+
+def test_the_version_chooses_among_releases_that_fit_alike() -> None:
+    args = dict.fromkeys(
+        ("model_path", "tokenizer_path", "load_format", "trust_remote_code", "context_length", "dtype"), None
+    )
+    assert release_of("0.5.9", args) == "0.5.9"
+    assert release_of("0.5.6.post2", args) == "0.5.5.post3"
+    assert release_of(None, args) == releases()[-1]
+
+
+def test_the_table_covers_every_argument_that_the_known_lines_print() -> None:
+    unknown = {(path.stem, arg) for path in RELEASES for arg in printed(path) if flag_of(arg, path.stem) is None}
+    assert not unknown

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import requests
 
+from conftest import wait_for
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.recordings.recording import MAX_FILE_BYTES, Recording, from_files, load
 from sglang_tuning_exporter.recordings.replay import ReplayServer
@@ -41,13 +42,6 @@ def replayed(recording: Recording, log_path: Path, **options: Any) -> Iterator[R
         yield server
     finally:
         server.stop()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
 
 
 def get(url: str) -> requests.Response:
@@ -76,7 +70,7 @@ def test_the_log_grows_to_the_recorded_bytes(tmp_path: Path) -> None:
         return server.finished
 
     with replayed(made(), log, speed=10) as server:
-        wait_until(is_finished)
+        wait_for(is_finished, 20)
     assert log.read_bytes() == TEN_SECONDS
     assert len(set(sizes)) > 2
 

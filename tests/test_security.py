@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
+import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
@@ -18,7 +19,19 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 
-from conftest import DECODE, RETRACTION, SERVING, FakeSGLang, environment, reply, running_exporter, wait_for, web
+from conftest import (
+    DECODE,
+    PROGRAM,
+    RETRACTION,
+    SERVING,
+    Exporter,
+    FakeSGLang,
+    environment,
+    reply,
+    running_exporter,
+    wait_for,
+    web,
+)
 from conftest import config as settings
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.collect.scrape import Client, ScrapeError
@@ -26,7 +39,7 @@ from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import OPTIONS
 from sglang_tuning_exporter.serve.guard import MOST_BODY_BYTES, SAFE_HEADERS
 from sglang_tuning_exporter.serve.run import MOST_HEAD_BYTES
-from web_access import ask, basic, hashed
+from web_access import ask, basic, hashed, ours
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,7 +124,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         main(["backfill", str(log), "--output", str(place / "night.om")])
         found["backfill"] = (place / "night.om").read_text()
         recorded = subprocess.Popen(
-            [sys.executable, "-m", "sglang_tuning_exporter", "record", "--sglang-url", fake.url, "--log-file", str(log),
+            [*PROGRAM, "record", "--sglang-url", fake.url, "--log-file", str(log),
              "--output", str(place / "recording"), "--api-key-file", str(key), "--keep-request-text", "--seconds", "4"],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment(),
         )  # fmt: skip
@@ -128,8 +141,6 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def unpacked(file: Path) -> str:
-    import gzip  # noqa: PLC0415 - here alone
-
     raw = file.read_bytes()
     return (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8", "replace")
 
@@ -353,16 +364,8 @@ def test_no_request_reaches_a_file_a_program_or_a_socket_of_its_choice(sglang: F
     log.write_bytes(lines_of_a_night())
     command = [sys.executable, "-c", AUDITED, str(events), "serve", "--listen-address", "127.0.0.1:0",
                "--sglang-url", sglang.url, "--log-file", str(log), "--from-start"]  # fmt: skip
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment())
-    assert process.stderr is not None
+    exporter = Exporter(subprocess.Popen(command, stderr=subprocess.PIPE, env=environment()))
     try:
-        address = ""
-        while not address:
-            line = process.stderr.readline().decode()
-            assert line, "it did not start"
-            address = line.partition("listening on ")[2].partition(",")[0]
-        drain = threading.Thread(target=process.stderr.read, daemon=True)
-        drain.start()
         for path in (
             "/",
             "/metrics",
@@ -372,24 +375,21 @@ def test_no_request_reaches_a_file_a_program_or_a_socket_of_its_choice(sglang: F
             "/runbooks",
             "/x",
         ):
-            requests.get(address + path, timeout=20)
-        process.send_signal(10)  # SIGUSR1
+            exporter.get(path)
+        exporter.process.send_signal(signal.SIGUSR1)
         before = sglang.count("/metrics")
         answers = set()
         for number, target in enumerate(HOSTILE):
             header = HOSTILE_HEADERS[number % len(HOSTILE_HEADERS)]
             for method in ("GET", "HEAD", "POST"):
                 request = asking(target, method, header).replace(b"Host: x", b"Host: evil.example")
-                answers.add(exchange(address, request).partition(b"\r\n")[0].split(b" ")[1])
-        assert requests.get(address + "/metrics", timeout=20).status_code == 200
+                answers.add(exchange(exporter.url, request).partition(b"\r\n")[0].split(b" ")[1])
+        assert exporter.get("/metrics").status_code == 200
         assert b"500" not in answers
         assert {b"404", b"405"} <= answers
         assert sglang.count("/metrics") > before
     finally:
-        process.kill()
-        process.wait()
-        drain.join(timeout=10)
-        process.stderr.close()
+        exporter.end()
     seen = events.read_text().splitlines()
     port = urlsplit(sglang.url).port
     sglangs = re.compile(rf"\(b?'127\.0\.0\.1', {port}[,)]")
@@ -456,8 +456,6 @@ def test_a_request_in_the_clear_to_a_guarded_port_gives_nothing_away(tmp_path: P
     (tmp_path / "server.log").write_bytes(lines_of_a_night())
     file = tmp_path / "web.yml"
     file.write_text(f"basic_auth_users: {{a: '{hashed('b')}'}}")
-    from web_access import ours  # noqa: PLC0415 - here alone
-
     with ours(file) as running:
         bodies = {
             exchange(running.url, asking(path)).partition(b"\r\n\r\n")[2] for path in ("/", "/metrics", "/absent")

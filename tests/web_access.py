@@ -85,13 +85,14 @@ def certificates(directory: Path) -> Certificates:
 
 @dataclass(frozen=True)
 class Met:
-    """The result of a request: the status, or none when the connection failed, and the agreed TLS version and suite."""
+    """The result of a request: the status, or none when the connection failed, the agreed TLS version and suite, and the text."""
 
     status: int | None
     version: str | None = None
     suite: str | None = None
     headers: tuple[tuple[str, str], ...] = ()
     serial: str | None = None
+    text: str = ""
 
     def header(self, name: str) -> list[str]:
         return [value for key, value in self.headers if key.lower() == name.lower()]
@@ -114,7 +115,7 @@ def ask(url: str, context: ssl.SSLContext | None = None, authorization: str | No
             try:
                 connection.request("GET", path, headers=given)
                 answer = connection.getresponse()
-                answer.read()
+                text = answer.read().decode()
                 secure = connection.sock if isinstance(connection.sock, ssl.SSLSocket) else None
                 certificate = (secure.getpeercert() or {}) if secure is not None else {}
                 cipher = secure.cipher() if secure is not None else None
@@ -124,6 +125,7 @@ def ask(url: str, context: ssl.SSLContext | None = None, authorization: str | No
                     cipher[0] if cipher is not None else None,
                     tuple(answer.getheaders()),
                     str(certificate.get("serialNumber")),
+                    text,
                 )
             finally:
                 connection.close()
