@@ -35,8 +35,8 @@ from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-# Python's variables change what the processes of a test do, so a machine that sets some would test something else.
-for _name in [name for name in os.environ if name.startswith("PYTHON")]:
+# These variables change what the processes and requests of a test do, so a machine that sets some would test something else.
+for _name in [name for name in os.environ if name.startswith("PYTHON") or name.lower().endswith("_proxy")]:
     del os.environ[_name]
 
 settings.register_profile("suite", deadline=None)  # a busy machine is no failure
@@ -269,7 +269,7 @@ def running_exporter(
         exporter.end()
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 5.0) -> None:
     """Wait until it is true; fail after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():

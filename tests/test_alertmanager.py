@@ -13,7 +13,6 @@ import shutil
 import socketserver
 import subprocess
 import threading
-import time
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from functools import cache
@@ -25,6 +24,7 @@ import pytest
 import requests
 import yaml
 
+from conftest import wait_for
 from promtool import fired
 from sglang_tuning_exporter.config.values import Address
 from sglang_tuning_exporter.core.rows import BY_ID
@@ -103,9 +103,7 @@ class Alertmanager:
         self.url, self.mail, self.received = url, mail, received
 
     def send(self, *alerts_to_send: dict[str, Any]) -> None:
-        with requests.Session() as session:
-            session.trust_env = False
-            answer = session.post(f"{self.url}/api/v2/alerts", json=list(alerts_to_send), timeout=5)
+        answer = requests.post(f"{self.url}/api/v2/alerts", json=list(alerts_to_send), timeout=5)
         assert answer.status_code == 200, answer.text
 
     def names(self, instance: str) -> list[list[str]]:
@@ -119,13 +117,6 @@ class Alertmanager:
     def mails(self, instance: str) -> list[EmailMessage]:
         host = instance.rpartition(":")[0]
         return [mail for mail in self.mail.messages if f"] {host}: " in str(mail["Subject"])]
-
-
-def wait_until(condition: Any, words: str) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {words}"
-        time.sleep(0.05)
 
 
 @cache
@@ -237,7 +228,7 @@ def test_amtool_accepts_the_configuration_and_its_templates(configuration: Path)
 
 def test_the_mail_names_the_flag_its_present_value_the_value_to_try_and_the_reason(manager: Alertmanager) -> None:
     manager.send(alert("SGLangRetractingTooOften", "mail:1", FIGURES))
-    wait_until(lambda: manager.mails("mail:1"), "the mail")
+    wait_for(lambda: manager.mails("mail:1"), 20)
     mail = manager.mails("mail:1")[0]
     plain = mail.get_body(("plain",))
     assert plain is not None
@@ -250,7 +241,7 @@ def test_the_mail_names_the_flag_its_present_value_the_value_to_try_and_the_reas
 def test_the_mails_html_says_the_same_and_escapes_what_comes_from_outside(manager: Alertmanager) -> None:
     hostile = "<script>alert(1)</script>"
     manager.send(alert("SGLangRetractingTooOften", "html:1", {**FIGURES, "description": hostile}))
-    wait_until(lambda: manager.mails("html:1"), "the mail")
+    wait_for(lambda: manager.mails("html:1"), 20)
     body = manager.mails("html:1")[0].get_body(("html",))
     assert body is not None
     html = body.get_content()
@@ -301,7 +292,7 @@ def test_two_alerts_of_one_server_are_one_message_and_two_servers_are_two(manage
         alert("SGLangCudaGraphNotCovering", "group:1"),
         alert("SGLangCudaGraphNotCovering", "group:2"),
     )
-    wait_until(lambda: manager.names("group:1") and manager.names("group:2"), "both messages")
+    wait_for(lambda: manager.names("group:1") and manager.names("group:2"), 20)
     assert manager.names("group:1") == [["SGLangCudaGraphNotCovering", "SGLangMemoryReserveTooLarge"]]
     assert manager.names("group:2") == [["SGLangCudaGraphNotCovering"]]
 
@@ -319,7 +310,7 @@ PAIRS = [
 def test_alerts_of_hours_and_of_a_dead_exporters_server_are_held_back(manager: Alertmanager) -> None:
     instances = {f"cause:{number}": pair for number, pair in enumerate(PAIRS)}
     manager.send(*[alert(name, instance) for instance, pair in instances.items() for name in pair])
-    wait_until(lambda: all(manager.names(instance) for instance in instances), "a message about each")
+    wait_for(lambda: all(manager.names(instance) for instance in instances), 20)
     assert {instance: manager.names(instance) for instance in instances} == {
         instance: [[cause]] for instance, (cause, _) in instances.items()
     }
@@ -348,7 +339,7 @@ def test_one_message_stands_for_many_servers_with_the_same_diagnosis(manager: Al
         "free:3": of_fleet("free:3", "queue_too_long", job="big", cluster="b"),
     }
     manager.send(many, *held, *sent.values())
-    wait_until(lambda: all(manager.names(instance) for instance in sent), "the others")
+    wait_for(lambda: all(manager.names(instance) for instance in sent), 20)
     alerts_of = [[each["labels"]["alertname"] for each in message["alerts"]] for message in manager.received]
     assert alerts_of.count(["SGLangManyServers"]) == 1
     assert not any(manager.names(each["labels"]["instance"]) for each in held)
@@ -358,11 +349,11 @@ def test_two_servers_behind_one_exporter_have_a_message_each_and_both_are_held_b
     manager: Alertmanager,
 ) -> None:
     manager.send(*[of_fleet("both:9741", "queue_too_long", server=name) for name in ("chat", "code")])
-    wait_until(lambda: len(manager.names("both:9741")) > 1, "a message of each server")
+    wait_for(lambda: len(manager.names("both:9741")) > 1, 20)
     assert manager.names("both:9741") == [["SGLangQueueTooLong"]] * 2
     dead = [of_fleet("dead:9741", "queue_too_long", server=name) for name in ("chat", "code")]
     manager.send(alert(EXPORTER_DOWN, "dead:9741"), *dead)
-    wait_until(lambda: manager.names("dead:9741"), "the message")
+    wait_for(lambda: manager.names("dead:9741"), 20)
     assert manager.names("dead:9741") == [[EXPORTER_DOWN]]
 
 
@@ -370,7 +361,7 @@ def test_of_alerts_sent_together_the_most_severe_comes_first(manager: Alertmanag
     manager.send(
         alert("SGLangInterTokenLatencyBurningFast", "order:1"), alert("SGLangRetractingTooOften", "order:1", FIGURES)
     )
-    wait_until(lambda: manager.mails("order:1"), "the mail")
+    wait_for(lambda: manager.mails("order:1"), 20)
     [mail] = manager.mails("order:1")
     assert str(mail["Subject"]).startswith("[crit] order: ITL too long for ")
     assert str(mail["Subject"]).endswith("(1 of 2 alerts)")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
@@ -19,11 +18,10 @@ import pytest
 import requests
 import yaml
 
-from conftest import wait_for
 from promtool import PRESENT, promtool
 from scenes import Moment, Story, Timed, idle, played, recording, then
 from sglang_tuning_exporter.mixin import boards
-from sglang_tuning_exporter.recordings.demo import free_port
+from sglang_tuning_exporter.recordings.demo import Process, free_port
 from sglang_tuning_exporter.serve.metrics import collect, serving
 from sglang_tuning_exporter.serve.metrics.families import text_format
 from test_dashboards import BOARDS, chosen, panels_of
@@ -119,9 +117,7 @@ class Proof:
     end: float
 
     def ask(self, path: str, **parameters: str) -> Any:
-        with requests.Session() as session:
-            session.trust_env = False
-            answer = session.post(self.url + path, data=parameters, timeout=30).json()
+        answer = requests.post(self.url + path, data=parameters, timeout=30).json()
         assert answer["status"] == "success", f"{answer.get('error')}: {parameters}"
         return answer["data"]
 
@@ -156,29 +152,19 @@ def proof(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proof]:
     assert ran.status == 0, ran.words[-2000:]
     (directory / "prometheus.yml").write_text(yaml.safe_dump({"global": {"scrape_interval": "15s"}}))
     address = f"127.0.0.1:{free_port()}"
-    with (directory / "prometheus.log").open("wb") as said:
-        process = subprocess.Popen(
-            ["prometheus", f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data",
-             f"--web.listen-address={address}", "--storage.tsdb.retention.time=100y", "--log.level=warn",
-             # what was written into blocks has no mark for a series that ended
-             "--query.lookback-delta=6s"],
-            stdout=said, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+    process = Process(
+        "prometheus",
+        ["prometheus", f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data",
+         f"--web.listen-address={address}", "--storage.tsdb.retention.time=100y", "--log.level=warn",
+         # what was written into blocks has no mark for a series that ended
+         "--query.lookback-delta=6s"],
+        directory / "prometheus.log",
+    )  # fmt: skip
     try:
-        wait_for(lambda: _ready(address), seconds=30)
+        process.wait_until_ready(f"http://{address}/-/ready")
         yield Proof(f"http://{address}", end)
     finally:
-        process.terminate()
-        process.wait(timeout=10)
-
-
-def _ready(address: str) -> bool:
-    try:
-        with requests.Session() as session:
-            session.trust_env = False
-            return session.get(f"http://{address}/-/ready", timeout=2).status_code == 200
-    except requests.RequestException:
-        return False
+        process.stop()
 
 
 # --- what is proven --------------------------------------------------------------------------------------------------
@@ -260,12 +246,8 @@ def test_every_variable_offers_a_choice(proof: Proof, board: dict[str, Any]) -> 
             continue
         values = set()
         for instance in SERVERS:
-            with requests.Session() as session:
-                session.trust_env = False
-                series = chosen(asked[1], instance=instance, **SPAN)
-                answer = session.get(
-                    f"{proof.url}/api/v1/label/{asked[2]}/values", params={"match[]": series, **span}, timeout=10
-                )
+            wanted = {"match[]": chosen(asked[1], instance=instance, **SPAN), **span}
+            answer = requests.get(f"{proof.url}/api/v1/label/{asked[2]}/values", params=wanted, timeout=10)
             values |= set(answer.json()["data"])
         assert values
         if variable["current"].get("text") not in ("All", ["All"], None):

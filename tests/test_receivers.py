@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from test_alertmanager import ADVICE, Alertmanager, MailSink, alert, alertmanager, receiving, wait_until
+from conftest import wait_for
+from test_alertmanager import ADVICE, Alertmanager, MailSink, alert, alertmanager, receiving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +32,7 @@ class Sinks:
         self.manager, self.received = manager, received
 
     def last(self, name: str, number: int) -> Any:
-        wait_until(lambda: len(self.received[name]) >= number, f"message {number} at {name}")
+        wait_for(lambda: len(self.received[name]) >= number, 20)
         return self.received[name][number - 1]
 
 

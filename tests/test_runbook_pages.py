@@ -15,6 +15,7 @@ from scenes import SCENES, lived
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.core import runbooks
 from sglang_tuning_exporter.core.runbooks import BY_ALERT
+from test_web import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,12 +33,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def get(url: str, **headers: str) -> requests.Response:
     return requests.get(url, timeout=10, allow_redirects=False, headers=headers)
-
-
-def text_of(page: str) -> str:
-    """The visible text, in one line."""
-    body = re.sub(r"<(style|title)>.*?</\1>", " ", page, flags=re.DOTALL)
-    return " ".join(html.unescape(re.sub(r"<[^>]+>", "", body)).split())
 
 
 @pytest.mark.parametrize("alert", ALERTS)
@@ -89,14 +84,3 @@ def test_every_link_of_every_page_is_answered(address: str) -> None:
     links = {urljoin(page, link) for page in pages for link in re.findall(r'href="([^"#]+)"', get(page).text)}
     assert len(links) > len(ALERTS)
     assert [link for link in links - {runbooks.GUIDE_URL} if get(link).status_code != 200] == []
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "SGLangNothing", "sglangserverdown", "server_gone", "SGLangServerDown.md", "SGLangServerDown/", "README.md",
-        "..%2fcli.py", "%2e%2e/%2e%2e/etc/passwd", "%00", "SGLangServerDown%0a",
-    ],
-)  # fmt: skip
-def test_a_name_that_is_no_alert_is_404(name: str, address: str) -> None:
-    assert get(f"{address}/runbooks/{name}").status_code == 404

@@ -1,12 +1,14 @@
-"""The exporter's HTML pages and HTTP behaviour: text from outside is escaped, and every endpoint is read-only."""
+"""The exporter's HTML pages, its findings as JSON and its HTTP behaviour: text from outside is escaped, and every endpoint is read-only."""
 
 from __future__ import annotations
 
 import html
+import json
 import re
 import time
 from functools import cache
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import requests
@@ -22,10 +24,10 @@ from sglang_tuning_exporter.core.text import pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 HEADLINE = BY_ID["server_down"].summary
 FOUND = BY_ID["retracting_too_often"].summary
+SCHEMA = json.loads((Path(__file__).parents[1] / "docs" / "report.schema.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -152,10 +154,16 @@ def test_a_hostile_model_name_is_text(name: str, tmp_path: Path) -> None:
         "/api/v1",
         "/api/v1/findings/",
         "/api/v2/findings",
-        "/runbooks/Nothing",
+        "/runbooks/SGLangNothing",
+        "/runbooks/sglangserverdown",
+        "/runbooks/server_gone",
+        "/runbooks/SGLangServerDown.md",
         "/runbooks/SGLangServerDown/",
-        "/runbooks/server_down.md",
+        "/runbooks/README.md",
         "/runbooks/..%2f..%2fpyproject.toml",
+        "/runbooks/%2e%2e/%2e%2e/etc/passwd",
+        "/runbooks/%00",
+        "/runbooks/SGLangServerDown%0a",
     ],
 )
 def test_an_unknown_path_is_404(path: str, address: str) -> None:
@@ -213,3 +221,48 @@ def test_the_page_of_a_server_that_hangs_generates_no_token_and_offers_no_chance
     assert tiles(page)["Generated tokens/s"][0] == "0"
     assert re.search(r"last \d+ min: [\d,]+ to [\d,]+", text_of(page))
     assert "Worth a try" not in page
+
+
+# /api/v1/findings: what limits the server now, as JSON
+
+
+def findings(address: str) -> dict[str, Any]:
+    answer = requests.get(address + "/api/v1/findings", timeout=10)
+    assert answer.headers["Content-Type"] == "application/json"
+    found: dict[str, Any] = json.loads(answer.text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    return found
+
+
+def test_it_has_the_keys_of_its_schema(address: str) -> None:
+    assert set(findings(address)) == set(SCHEMA["required"]) == set(SCHEMA["properties"])
+
+
+def test_the_whole_command_line_has_the_advice_applied_and_nothing_else_changed(address: str) -> None:
+    command = findings(address)["command"]
+    assert "--schedule-conservativeness 1.3" in command["text"]
+    assert "--max-total-tokens 2048" in command["text"]
+    assert [change["flag"] for change in command["changes"]] == ["--schedule-conservativeness"]
+
+
+def test_every_row_that_was_looked_at_is_a_check_with_its_evidence_or_what_it_needs(address: str) -> None:
+    checks = {check["diagnosis"]: check for check in findings(address)["checks"]}
+    assert checks["retracting_too_often"]["evidence"]["holds"] is True
+    assert checks["running_at_limit"]["evidence"]["holds"] is False
+    assert checks["memory_reserve_too_small"] == {
+        "diagnosis": "memory_reserve_too_small",
+        "evidence": None,
+        "needs": "the start",
+    }
+
+
+def test_an_exporter_that_has_seen_nothing_says_so(tmp_path: Path) -> None:
+    (tmp_path / "empty.log").touch()
+    sidecar = Sidecar(config(log_file=(str(tmp_path / "empty.log"),)))
+    sidecar.start()
+    try:
+        with web(sidecar) as url:
+            document = findings(url)
+    finally:
+        sidecar.stop()
+    assert (document["verdict"], document["findings"], document["command"]) == ("not_enough_data", [], None)
+    assert document["server"] == {"version": None, "args": {}}
