@@ -46,14 +46,13 @@ PROGRAM = (sys.executable, "-m", "sglang_tuning_exporter")
 DATA = Path(__file__).parent / "data"
 SERVING = (DATA / "metrics" / "0.5.23_tp8-retract.prom").read_bytes()
 SERVING_WITH_DP_RANKS = (DATA / "metrics" / "0.5.12_dp2-retract.prom").read_bytes()
-RETRACTION = (
-    b"[2025-11-20 11:40:10] KV cache pool is full. Retract requests. "
-    b"#retracted_reqs: 5, #new_tokens_gained: 8950, #new_token_ratio: 0.3002 -> 0.5783\n"
+# Of a server with a full KV cache, so that the exporter accepts a retraction.
+DECODED = (
+    "Decode batch, #running-req: 237, #token: 1009172, token usage: 0.97, cuda graph: True, "
+    "gen throughput (token/s): 4471.70, #queue-req: 4"
 )
-DECODE = (
-    b"[2025-11-20 11:40:13] Decode batch, #running-req: 237, #token: 925941, token usage: 0.89, "
-    b"cuda graph: True, gen throughput (token/s): 4471.70, #queue-req: 4\n"
-)
+RETRACTED = "KV cache pool is full. Retract requests. #retracted_reqs: 5, #new_tokens_gained: 8950, #new_token_ratio: 0.3002 -> 0.5783"
+DECODE, RETRACTION = f"[2025-11-20 11:40:13] {DECODED}\n".encode(), f"[2025-11-20 11:40:10] {RETRACTED}\n".encode()
 Answer: TypeAlias = "Callable[[socket.socket], None]"
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from conftest import Answer, Exporter, FakeSGLang, Page, reply, running_exporter, wait_for
+from conftest import DECODED, RETRACTED, Answer, Exporter, FakeSGLang, Page, reply, running_exporter, wait_for
 from sglang_tuning_exporter.core.facts import DECODE_LOG_INTERVAL
 
 if TYPE_CHECKING:
@@ -28,19 +28,13 @@ AS_ANY_OWNER = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if o
 
 
 def decode(stamp: str = "2025-11-20 11:40:13") -> bytes:
-    """A batch of a server with a full KV cache, so that the exporter accepts a retraction."""
-    return (
-        f"[{stamp}] Decode batch, #running-req: 237, #token: 1009172, token usage: 0.97, cuda graph: True, "
-        "gen throughput (token/s): 4471.70, #queue-req: 4\n"
-    ).encode()
+    return f"[{stamp}] {DECODED}\n".encode()
 
 
 def retraction(number: int, stamp: str = "2025-11-20 11:40:10") -> bytes:
     """A retraction with figures of its own, so that each one is an event."""
-    return (
-        f"[{stamp}] KV cache pool is full. Retract requests. #retracted_reqs: 5, #new_tokens_gained: {8000 + number}, "
-        f"#new_token_ratio: {number % 9000 / 10_000:.4f} -> 0.5783\n"
-    ).encode()
+    words = RETRACTED.replace("8950", str(8000 + number)).replace("0.3002", f"{number % 9000 / 10_000:.4f}")
+    return f"[{stamp}] {words}\n".encode()
 
 
 class Server:

@@ -7,22 +7,15 @@ from pathlib import Path
 import pytest
 
 from conftest import Page, config, running_exporter, wait_for
+from faults import decode, retraction
 from sglang_tuning_exporter.collect import log as logbook
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format
 from sglang_tuning_exporter.sglang.metrics.page_figures import Scrape
 
-START = "[2025-11-20 10:00:00] server_args={'tp_size': 1, 'port': 30000}\n"
-DECODE = (
-    "[2025-11-20 11:40:13] Decode batch, #running-req: 237, #token: 925941, token usage: 0.89, cuda graph: True, "
-    "gen throughput (token/s): 4471.70, #queue-req: 4\n"
-)
-RETRACTION = (
-    "[2025-11-20 11:40:13] KV cache pool is full. Retract requests. #retracted_reqs: 5, #new_tokens_gained: {n}, "
-    "#new_token_ratio: 0.3002 -> 0.5783\n"
-)
-OOM = "[2025-11-20 11:50:00] Decode out of memory. Try to lower your batch size.\n"
+START = b"[2025-11-20 10:00:00] server_args={'tp_size': 1, 'port': 30000}\n"
+OOM = b"[2025-11-20 11:50:00] Decode out of memory. Try to lower your batch size.\n"
 OF_THE_LOG = (
     "sglang_tuning_server_starts_total",
     "sglang_tuning_retraction_events_total",
@@ -38,14 +31,14 @@ PARTS = 6  # of 2 MB each, with a start and ten retractions
 READING = "sglang_tuning_log_reading_past"
 
 
-def part(number: int) -> str:
-    return START + "".join(RETRACTION.format(n=8000 + 10 * number + each) for each in range(10)) + DECODE * 12_000
+def part(number: int) -> bytes:
+    return START + b"".join(retraction(10 * number + each) for each in range(10)) + decode() * 12_000
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     path = tmp_path / "server.log"
-    with path.open("w") as file:
+    with path.open("wb") as file:
         for number in range(PARTS):
             file.write(part(number))
         file.write(OOM)
@@ -74,7 +67,7 @@ def test_no_scrape_sees_the_counters_of_half_a_log_also_after_a_restart(log: Pat
             wait_for(is_read, 60)
             assert exporter.get("/-/healthy").status_code == 200
         assert set(seen) == {(1.0, (None, None, None)), read}
-        with log.open("a") as file:
+        with log.open("ab") as file:
             file.writelines(part(number) for number in range(PARTS, 2 * PARTS))
 
 

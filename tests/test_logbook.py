@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from conftest import DECODED as DECODE
+from conftest import RETRACTED as RETRACTION
 from conftest import config
 from sglang_tuning_exporter.collect import log as logbook
 from sglang_tuning_exporter.collect.log import Logbook
@@ -27,14 +29,6 @@ from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures, Scra
 LOCK = threading.RLock()
 AT = "[2025-11-20 11:40:10{ranks}] "
 TOOL = "Model attempted to call undefined function: get_weather"
-DECODE = (
-    "Decode batch, #running-req: 237, #token: 1009172, token usage: 0.97, cuda graph: True, "
-    "gen throughput (token/s): 4471.70, #queue-req: 4"
-)
-RETRACTION = (
-    "KV cache pool is full. Retract requests. #retracted_reqs: 5, #new_tokens_gained: 8950, "
-    "#new_token_ratio: 0.3002 -> 0.5783"
-)
 UNEXPLAINED = (
     "Scheduler hit an exception: Traceback (most recent call last):\n"
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.75 GiB."

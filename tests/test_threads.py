@@ -11,16 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from conftest import Exporter, FakeSGLang, config, environment, wait_for
+from conftest import DECODE, Exporter, FakeSGLang, config, environment, wait_for
 from sglang_tuning_exporter.collect import threads
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.core.lines import Reader
-
-DECODE = (
-    "[2025-11-20 11:40:10] Decode batch, #running-req: 2, #token: 90, token usage: 0.09, cuda graph: True, "
-    "gen throughput (token/s): 44.70, #queue-req: 4\n"
-)
 
 
 @pytest.fixture(autouse=True)
@@ -52,12 +47,12 @@ def test_a_log_is_followed_again_after_an_unexpected_error(
     sidecar.start()
     assert sidecar.log is not None
     book = sidecar.log
-    with log.open("a") as file:
-        for text in (DECODE, "bang\n", DECODE):
+    with log.open("ab") as file:
+        for text in (DECODE, b"bang\n", DECODE):
             lines = book.lines["decode"]
             file.write(text)
             file.flush()
-            wait_for(lambda: sidecar.threads.errors["log"] == 1 if text == "bang\n" else book.lines["decode"] > lines)  # noqa: B023 - waited for at once
+            wait_for(lambda: sidecar.threads.errors["log"] == 1 if text == b"bang\n" else book.lines["decode"] > lines)  # noqa: B023 - waited for at once
     sidecar.stop()
     [line] = said
     assert line.startswith("log thread: unexpected error, please report it: KeyError: ")
@@ -69,12 +64,12 @@ def test_an_error_at_the_first_poll_does_not_stop_the_start_of_the_exporter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     log = tmp_path / "server.log"
-    log.write_text(DECODE)
+    log.write_bytes(DECODE)
     monkeypatch.setattr(Reader, "read", lambda *_: 1 / 0)
     sidecar = Sidecar(config(log_file=(str(log),), from_start=True))
     sidecar.start()
     monkeypatch.undo()
-    with log.open("a") as file:
+    with log.open("ab") as file:
         file.write(DECODE)
     wait_for(lambda: sidecar.log is not None and sidecar.log.lines["decode"] == 1)
     sidecar.stop()
