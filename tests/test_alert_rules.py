@@ -221,3 +221,61 @@ def test_the_exporters_own_alerts_are_worded_without_an_instance_that_is_gone(tm
     found = alert(series, "SGLangTuningExporterGone", tmp_path)
     assert found.labels == {"alertname": "SGLangTuningExporterGone", "job": "sglang", "severity": "critical"}
     assert found.annotations["description"] == "sglang: the last target left while its server had requests."
+
+
+# --- one alert for many servers: a third of a model's, and at least three, with the same diagnosis ----------------------------
+
+
+def server(number: int, diagnosis: str = "", *, model: str = "m", flag: str = "--x", **labels: str) -> dict[str, str]:
+    """Give the series of a server; with a diagnosis its alert fires."""
+    named = {"job": "sglang", "instance": f"gpu{number}:9741", **labels}
+    target = ", ".join(f'{key}="{word}"' for key, word in named.items())
+    found = {f'sglang_tuning_server_info{{{target}, model_name="{model}", version="0.5.23"}}': "1x20"}
+    if diagnosis:
+        found |= about(diagnosis, 0.8, 0.5, target)
+        found |= advised(diagnosis, 60, target, flag=flag, suggested="2", text="Because.")
+    return found
+
+
+def fleet(saying: int, of: int, **labels: str) -> dict[str, str]:
+    parts = [server(number, "queue_too_long" if number < saying else "", **labels) for number in range(of)]
+    return {name: values for part in parts for name, values in part.items()}
+
+
+def many(series: dict[str, str], directory: Path) -> list[Alert]:
+    return fired(ROOT / RULES, series, [FLEET], directory).get(FLEET, [])
+
+
+def test_a_third_of_the_servers_is_one_alert_with_their_number_model_and_advice(tmp_path: Path) -> None:
+    [one] = many({**fleet(4, 12), **server(0, "queue_too_long", flag="--y")}, tmp_path)
+    assert one.labels == {
+        "alertname": FLEET,
+        "job": "sglang",
+        "model_name": "m",
+        "diagnosis": "queue_too_long",
+        "severity": "warning",
+    }
+    assert one.annotations["title"] == "4 servers of m: queue too long"
+    assert one.annotations["description"] == "sglang: 4 of 12 servers of m: queue too long."
+    assert one.annotations["advice"] == "--x → 2: Because. (advised to 4 of them)"
+
+
+@pytest.mark.parametrize(
+    ("saying", "of", "fires"),
+    [(3, 9, True), (3, 3, True), (3, 10, False), (2, 2, False), (2, 6, False), (30, 90, True)],
+)
+def test_it_takes_a_third_and_three(saying: int, of: int, *, fires: bool, tmp_path: Path) -> None:
+    assert bool(many(fleet(saying, of), tmp_path)) is fires
+
+
+def test_servers_of_another_model_do_not_count(tmp_path: Path) -> None:
+    others = {name.replace("gpu", "other"): values for name, values in fleet(0, 30, model="big").items()}
+    [one] = many({**fleet(3, 4), **others}, tmp_path)
+    assert one.annotations["description"] == "sglang: 3 of 4 servers of m: queue too long."
+
+
+def test_servers_behind_one_exporter_count_each(tmp_path: Path) -> None:
+    parts = [server(0, "queue_too_long", server=name) for name in ("a", "b", "c")]
+    series = {name: values for part in parts for name, values in part.items()}
+    [one] = many(series, tmp_path)
+    assert one.annotations["title"] == "3 servers of m: queue too long"
