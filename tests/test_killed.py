@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from conftest import wait_for
 from sglang_tuning_exporter.config.values import Address
 from sglang_tuning_exporter.mixin import alerts
 from sglang_tuning_exporter.recordings import Answer, HTTPServer
 from sglang_tuning_exporter.recordings.demo import Process, free_port, program
 from sglang_tuning_exporter.recordings.notifications import Receiver
-from test_alertmanager import LOOPBACK, wait_until
+from test_alertmanager import LOOPBACK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,7 +108,7 @@ class Chain:
 def killed(name: str, away: float, directory: Path) -> None:
     with ExitStack() as stack:
         chain = Chain(directory, stack)
-        wait_until(lambda: chain.said("firing"), "the call")
+        wait_for(lambda: chain.said("firing"), 20)
         time.sleep(2.5)  # two snapshots
         chain.kill(name)
         time.sleep(away)
@@ -115,7 +116,7 @@ def killed(name: str, away: float, directory: Path) -> None:
         time.sleep(8)  # eight minutes of the rules
         assert (chain.said("firing"), chain.said("resolved")) == (1, 0)
         chain.exporter.is_down = False
-        wait_until(lambda: chain.said("resolved"), "the end")
+        wait_for(lambda: chain.said("resolved"), 20)
         assert (chain.said("firing"), chain.said("resolved")) == (1, 1)
 
 

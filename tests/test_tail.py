@@ -202,22 +202,19 @@ def test_a_neighbour_of_a_truncated_log_that_is_no_copy_of_it_is_not_read(log: P
     assert live(follower) == [b"new\n"]
 
 
-def test_a_log_truncated_to_a_part_of_itself_is_not_read_again(log: Path) -> None:
-    follower = LogFollower([str(log)])
-    append(log, LONG * 3)
-    assert live(follower) == [LONG] * 3
-    os.truncate(log, 2 * len(LONG))
-    assert live(follower) == []
-    append(log, b"new\n")
-    assert live(follower) == [b"new\n"]
-
-
-@pytest.mark.parametrize("count", [3, 40])
-def test_new_content_in_a_log_is_read_from_its_start_also_where_it_is_longer_already(log: Path, count: int) -> None:
+@pytest.mark.parametrize(
+    ("first", "count"), [(100, 3), (100, 40), (0, 12)], ids=["shorter", "longer", "a part of itself"]
+)
+def test_new_content_in_a_log_is_read_from_its_start_also_where_it_is_longer_already(
+    log: Path, first: int, count: int
+) -> None:
     follower = LogFollower([str(log)])
     append(log, b"".join(b"%d " % number + LONG for number in range(20)))
     assert len(live(follower)) == 20
-    log.write_bytes(b"".join(b"%d " % number + LONG for number in range(100, 100 + count)))
+    text = b"".join(b"%d " % number + LONG for number in range(first, first + count))
+    with log.open("r+b") as file:
+        file.truncate(0 if first else len(text))
+        file.write(text)
     assert len(live(follower)) == count
 
 
