@@ -244,7 +244,7 @@ def program(*arguments: str, cwd: Path | None = None, **variables: str) -> subpr
 
 def complaint(*arguments: str, **variables: str) -> str:
     """The error message of the program: one line, with exit status 2."""
-    ended = program(*arguments, **variables)
+    ended = program(*arguments, cwd=None, **variables)
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1), ended
     return ended.stderr
 
