@@ -110,9 +110,10 @@ def test_a_counter_is_only_seen_as_a_rate_or_an_increase(panel: dict[str, Any]) 
 def test_a_rate_is_over_four_steps_or_over_minutes_so_that_scrapes_a_minute_apart_leave_none_empty(
     panel: dict[str, Any],
 ) -> None:
-    windows = set(re.findall(r"\b(?:rate|increase)\([^\[]*\[([^\]]+)\]", " ".join(expressions(panel))))
-    assert windows <= {"$__rate_interval", "$__range", "5m"}
-    assert "$__rate_interval" not in windows or panel["interval"] == "$step"  # 30 s, unless it is set
+    for target in panel["targets"]:
+        windows = set(re.findall(r"\b(?:rate|increase)\([^\[]*\[([^\]]+)\]", target["expr"]))
+        assert windows <= {"$__rate_interval", "$__range", "5m"}
+        assert target["interval"] == "$step"  # 30 s, unless it is set
 
 
 @pytest.mark.parametrize("panel", PANELS)
