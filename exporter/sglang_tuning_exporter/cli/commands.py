@@ -13,19 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
-from sglang_tuning_exporter import __version__
-from sglang_tuning_exporter.config import (
-    FAIL_ON,
-    OPTIONS,
-    REPORT_FORMAT,
-    Config,
-    Option,
-    add_arguments,
-    layered,
-    resolve,
-    unknown_variables,
-)
-from sglang_tuning_exporter.config.values import UsageError, suggestion
+from sglang_tuning_exporter import __version__, config
 from sglang_tuning_exporter.sglang.clean import clean
 
 PROGRAM = "sglang-tuning-exporter"
@@ -40,8 +28,8 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         mistyped = re.search(r"(?:unrecognized arguments: |invalid choice: ')([^\s'=]+)", message)
-        near = suggestion(mistyped[1], known_words(self)) if mistyped else ""
-        raise UsageError(f"{message}{near}; see {self.prog} --help")
+        near = config.values.suggestion(mistyped[1], known_words(self)) if mistyped else ""
+        raise config.values.UsageError(f"{message}{near}; see {self.prog} --help")
 
 
 def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -102,7 +90,7 @@ def _flag(flag_and_metavar: str, words: str, **more: Any) -> _Flag:
 
 def _settings(*names: str) -> _Flag:
     """Describe flags that are settings of `serve` as well, with the same variables."""
-    return lambda parser: add_arguments(parser, [each for each in OPTIONS if each.name in names])
+    return lambda parser: config.add_arguments(parser, [each for each in config.OPTIONS if each.name in names])
 
 
 def _logs(nargs: str, *settings: str) -> tuple[_Flag, ...]:
@@ -118,7 +106,7 @@ def _logs(nargs: str, *settings: str) -> tuple[_Flag, ...]:
 
 
 def _config_file(parser: argparse.ArgumentParser) -> None:
-    add_arguments(parser, OPTIONS)
+    config.add_arguments(parser, config.OPTIONS)
     parser.add_argument("--config", metavar="FILE.yml", help="a YAML file with the same keys [SGLANG_TUNING_CONFIG]")
 
 
@@ -126,12 +114,12 @@ def _config_file(parser: argparse.ArgumentParser) -> None:
 def serve(**given: Any) -> int:
     """Watch a server until a signal ends it."""
     _log_to_stderr()
-    for problem in unknown_variables(os.environ):
+    for problem in config.unknown_variables(os.environ):
         logging.getLogger("sglang_tuning_exporter").warning(problem)
-    config = resolve(given, os.environ)
+    settings = config.resolve(given, os.environ)
     from sglang_tuning_exporter.serve.run import serve
 
-    return serve(config)
+    return serve(settings)
 
 
 @_command(
@@ -139,7 +127,7 @@ def serve(**given: Any) -> int:
     "Read a log; say what limited the server and which flag to change. Status 0: nothing urgent; 1: a warning"
     " or worse (--fail-on); 2: not a log.",
     *_logs("+", "accept", "wait"),
-    lambda parser: add_arguments(parser, [REPORT_FORMAT]),
+    lambda parser: config.add_arguments(parser, [config.REPORT_FORMAT]),
     _flag("--output FILE", "where to write it (default: standard output)", type=Path),
     _flag(
         "--against LOG",
@@ -149,14 +137,16 @@ def serve(**given: Any) -> int:
         default=[],
     ),
     _flag(
-        f"--fail-on {'|'.join(FAIL_ON)}", "from which severity on the status is 1 (default warning)", default="warning"
+        f"--fail-on {'|'.join(config.FAIL_ON)}",
+        "from which severity on the status is 1 (default warning)",
+        default="warning",
     ),
 )
 def report(*, max_gb: float | None, **given: Any) -> int:
     """Print what limited a server, read from its logs."""
     from sglang_tuning_exporter.core import report
 
-    return report.run(most=_byte_limit(max_gb), **_layered(given, REPORT_FORMAT))
+    return report.run(most=_byte_limit(max_gb), **_layered(given, config.REPORT_FORMAT))
 
 
 @_command(
@@ -208,25 +198,25 @@ def explain(*, log: str) -> int:
 def plan(*, seconds: float, max_gb: float | None, **given: Any) -> int:
     """Print what a server would do with more or fewer concurrent requests."""
     if bool(given["logs"]) == bool(given["sglang_url"]):
-        raise UsageError("plan: give logs or --sglang-url, one of both")
+        raise config.values.UsageError("plan: give logs or --sglang-url, one of both")
     if given["logs"]:
         from sglang_tuning_exporter.core.plan import run
 
         del given["sglang_url"], given["api_key_file"]
         return run(most=_byte_limit(max_gb), **_layered(given))
-    return _live(resolve(given, os.environ), seconds, given["format"])
+    return _live(config.resolve(given, os.environ), seconds, given["format"])
 
 
-def _live(config: Config, seconds: float, form: str) -> int:
+def _live(settings: config.Config, seconds: float, form: str) -> int:
     """Watch a server for `seconds` and print its table; 0, or 1 where its step time is not known. Raise `UsageError`."""
     from sglang_tuning_exporter.collect.sidecar import Sidecar
     from sglang_tuning_exporter.core.plan import check_format, show, table
 
     check_format(form)
     if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
-        raise UsageError(f"--seconds={seconds:g}: give {LEAST_SECONDS:g} to {MOST_SECONDS:g}")
+        raise config.values.UsageError(f"--seconds={seconds:g}: give {LEAST_SECONDS:g} to {MOST_SECONDS:g}")
     logging.getLogger("sglang_tuning_exporter").addHandler(logging.NullHandler())  # what fails is said once, at the end
-    sidecar = Sidecar(replace(config, log_file=(), state_file=None), self_scrape_seconds=ASK_SECONDS)
+    sidecar = Sidecar(replace(settings, log_file=(), state_file=None), self_scrape_seconds=ASK_SECONDS)
     sidecar.start()
     end, was_up = time.monotonic() + seconds, False
     while (left := end - time.monotonic()) > 0 and (was_up or sidecar.watch.failure is None):
@@ -234,7 +224,7 @@ def _live(config: Config, seconds: float, form: str) -> int:
         was_up = was_up or sidecar.watch.is_up is True
     sidecar.stop()
     if sidecar.watch.failure is not None:
-        raise UsageError(f"--sglang-url={config.sglang_url}: {sidecar.watch.failure.message}")
+        raise config.values.UsageError(f"--sglang-url={settings.sglang_url}: {sidecar.watch.failure.message}")
     with sidecar.view() as now:
         return show(table(sidecar.watch.server, sidecar.measured, now), form)
 
@@ -274,11 +264,11 @@ def replay(**given: Any) -> int:
 def record(*, output: Path, seconds: float | None, keep_request_text: bool, **given: Any) -> int:
     """Record a live server into a new directory."""
     if seconds is not None and not 0 < seconds < float("inf"):
-        raise UsageError(f"--seconds={seconds}: give a time above 0")
-    config = resolve({**given, "log_file": [given["log_file"]]}, os.environ)
+        raise config.values.UsageError(f"--seconds={seconds}: give a time above 0")
+    settings = config.resolve({**given, "log_file": [given["log_file"]]}, os.environ)
     from sglang_tuning_exporter.recordings.record import Recorder, run
 
-    return run(Recorder(config, output, keep_request_text=keep_request_text), seconds)
+    return run(Recorder(settings, output, keep_request_text=keep_request_text), seconds)
 
 
 @_command(
@@ -343,16 +333,16 @@ def generate(**given: Any) -> int:
     return run(**given)
 
 
-def _layered(given: dict[str, Any], *more: Option) -> dict[str, Any]:
+def _layered(given: dict[str, Any], *more: config.Option) -> dict[str, Any]:
     """Return what was given, with the settings that are among it from every source."""
-    found = layered([each for each in (*OPTIONS, *more) if each.name in given], given, os.environ)
+    found = config.layered([each for each in (*config.OPTIONS, *more) if each.name in given], given, os.environ)
     return {**given, **found}
 
 
 def _byte_limit(gigabytes: float | None) -> int | None:
     """Return the limit in bytes for piped or compressed input, if one was given."""
     if gigabytes is not None and not 0 < gigabytes <= 1_000_000:
-        raise UsageError(f"--max-gb={gigabytes:g}: give a number above 0, up to 1000000")
+        raise config.values.UsageError(f"--max-gb={gigabytes:g}: give a number above 0, up to 1000000")
     return None if gigabytes is None else int(gigabytes * (1 << 30)) or 1
 
 

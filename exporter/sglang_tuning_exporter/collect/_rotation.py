@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import IO
 
 from sglang_tuning_exporter.core import compression
-from sglang_tuning_exporter.core.compression import OPENERS, READABLE
 
 MOST_FILES = 512  # the newest rotated files of a log that are considered; a directory may hold thousands
 MOST_FOLDERS = 64  # directories beside a log that are searched for rotated files; those that changed last
@@ -51,7 +50,7 @@ class RotatedFile:
     @property
     def is_readable(self) -> bool:
         """Whether it is uncompressed or in a format that Python can read."""
-        return packing(self.path) in ("", *READABLE)
+        return packing(self.path) in ("", *compression.READABLE)
 
 
 def packing(path: str) -> str:
@@ -82,7 +81,7 @@ def opened(path: str) -> Iterator[int]:
 def unpacked(fd: int, name: str) -> Iterator[IO[bytes]]:
     """Open the text of a compressed file. Raise `OSError` for a format that Python cannot read."""
     extension = packing_of(fd, name)
-    opener = OPENERS.get(extension)
+    opener = compression.OPENERS.get(extension)
     if opener is None:
         raise OSError(f"{extension} files cannot be read")
     with os.fdopen(os.dup(fd), "rb") as file:

@@ -16,11 +16,10 @@ from sglang_tuning_exporter.collect._rotation import opened
 from sglang_tuning_exporter.collect._state_file import StateFile
 from sglang_tuning_exporter.collect.follower import Block, FileStatus, LogFollower
 from sglang_tuning_exporter.config import Config
-from sglang_tuning_exporter.core.compression import READABLE
+from sglang_tuning_exporter.core import compression, wrapping
 from sglang_tuning_exporter.core.events import Event, is_count
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.watch import UNKNOWN_AGE, Watch
-from sglang_tuning_exporter.core.wrapping import FIRST_DATED
 from sglang_tuning_exporter.sglang.args.flags import releases
 from sglang_tuning_exporter.sglang.clean import clean
 
@@ -300,7 +299,7 @@ def _log_changes(changes: list[tuple[FileStatus, FileStatus]]) -> None:
                 path,
                 now.lost,
                 clean(now.last_lost),
-                ", ".join(READABLE),
+                ", ".join(compression.READABLE),
             )
 
 
@@ -333,4 +332,4 @@ def last_printed(text: bytes) -> float | None:
     reader = Reader()
     for line in text.splitlines()[-LINES_TRIED:]:
         reader.read(line)
-    return reader.time if reader.time is not None and reader.time >= FIRST_DATED else None
+    return reader.time if reader.time is not None and reader.time >= wrapping.FIRST_DATED else None

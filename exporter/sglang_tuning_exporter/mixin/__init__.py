@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from sglang_tuning_exporter.config.values import UsageError, one_of
-from sglang_tuning_exporter.config.values import check as check_value
+from sglang_tuning_exporter.config import values
 from sglang_tuning_exporter.core import runbooks
 from sglang_tuning_exporter.mixin import alerts, boards, reference
 from sglang_tuning_exporter.mixin.wishes import NONE, Wishes, read
@@ -48,8 +47,8 @@ def run(
     wishes = NONE if config is None else read(config)
     links = alerts.Links(runbook_url or wishes.runbook_url, grafana_url or wishes.grafana_url)
     if not LEAST_SCALE <= time_scale <= MOST_SCALE:
-        raise UsageError(f"--time-scale={time_scale:g}: give a number from {LEAST_SCALE:g} to {MOST_SCALE:g}")
-    check_value(one_of(alerts.FORMATS), "--format", format)
+        raise values.UsageError(f"--time-scale={time_scale:g}: give a number from {LEAST_SCALE:g} to {MOST_SCALE:g}")
+    values.check(values.one_of(alerts.FORMATS), "--format", format)
     found, readme, stale = files(time_scale, links, wishes, format), output / "README.md", []
     if readme.is_file():
         found["README.md"] = reference.with_tables(readme.read_text(encoding="utf-8"))
@@ -63,7 +62,7 @@ def run(
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, encoding="utf-8")
         except OSError as error:
-            raise UsageError(
+            raise values.UsageError(
                 f"--output={output}: {path}: {error.strerror or error}; give a directory that can be written"
             ) from None
     for name in stale:

@@ -13,12 +13,10 @@ from functools import partial
 from textwrap import indent
 from typing import Any
 
+from sglang_tuning_exporter.config import values
 from sglang_tuning_exporter.config.profiles import DEFAULT
-from sglang_tuning_exporter.config.values import UsageError, is_address
-from sglang_tuning_exporter.core import runbooks
+from sglang_tuning_exporter.core import rows, runbooks
 from sglang_tuning_exporter.core.advice import fill
-from sglang_tuning_exporter.core.rows import CHANCES, FAILURES, LIMITS, OBJECTIVES, Row
-from sglang_tuning_exporter.core.runbooks import PROMETHEUS, figures
 from sglang_tuning_exporter.mixin import native
 from sglang_tuning_exporter.mixin._rendering import POOL, SERVER, TARGET, listed, render
 from sglang_tuning_exporter.mixin.wishes import NONE, SEVERITIES, Wishes
@@ -53,7 +51,7 @@ _FORMS = {
 }
 # Words where a threshold stands in a sentence of the table: one file is for servers of every profile.
 _WORDS = {
-    **figures(DEFAULT),
+    **runbooks.figures(DEFAULT),
     "queue_limit": "a longer queue than its profile allows",
     "token_usage_target": "its profile's target",
 }
@@ -82,20 +80,20 @@ class Links:
                 continue
             plain = _TEMPLATE.sub("x", url)
             if "{{" in plain or "}}" in plain:
-                raise UsageError(
+                raise values.UsageError(
                     f"{key}={url}: give templates over the alert's labels alone, such as {{{{ $labels.instance }}}}"
                 )
-            if not is_address(plain.replace("{alert}", "x")):
-                raise UsageError(f"{key}={url}: give an address that begins with http:// or https://")
+            if not values.is_address(plain.replace("{alert}", "x")):
+                raise values.UsageError(f"{key}={url}: give an address that begins with http:// or https://")
 
-    def runbook(self, row: Row) -> str:
+    def runbook(self, row: rows.Row) -> str:
         """Return the address of an alert's runbook, empty without one."""
         url = self.runbooks or ""
         if row.id in _WHO and "$labels.instance" in url:
             return ""  # it is about no one exporter
         return url.replace("{alert}", row.alert) if "{alert}" in url or not url else f"{url.rstrip('/')}/{row.alert}"
 
-    def dashboard(self, row: Row) -> str:
+    def dashboard(self, row: rows.Row) -> str:
         """Return the address of the board of an alert's server, or of its job's servers; empty without Grafana."""
         if self.grafana is None:
             return ""
@@ -113,7 +111,7 @@ class Links:
 DEFAULT_LINKS = Links()
 
 
-def alert_annotations(row: Row, links: Links) -> dict[str, str]:
+def alert_annotations(row: rows.Row, links: Links) -> dict[str, str]:
     """Return the annotations of a row's alert by name; empty ones are left out.
 
     Two queries at most, because each is asked for each alert at each evaluation: the limit, and the exporter's advice.
@@ -135,12 +133,12 @@ def _query(asked: str, labels: str = _LABELS) -> str:
     return f"printf `{asked}` {labels} | query"
 
 
-def _series(name: str, row: Row) -> str:
+def _series(name: str, row: rows.Row) -> str:
     """Write the last word of an exporter's series about a diagnosis."""
     return f'last_over_time({name}{{{_SELECTOR}, diagnosis="{row.id}"}}[15m])'
 
 
-def _title(row: Row) -> str:
+def _title(row: rows.Row) -> str:
     if row.id == "many_servers":
         return f"{{{{ $value }}}} servers of {_MODEL}: {_DIAGNOSIS}"
     form, unit = _FORMS[row.when.unit]
@@ -149,7 +147,7 @@ def _title(row: Row) -> str:
     return row.title.replace("{value}", f"{{{{ $value | {form} }}}}{unit}")
 
 
-def _seen(row: Row) -> str:
+def _seen(row: rows.Row) -> str:
     """Write what was measured, beside its limit."""
     if row.id == "many_servers":
         known = ", ".join(f"{name}=%q" for name in (*POOL, "model_name"))
@@ -172,7 +170,7 @@ def _seen(row: Row) -> str:
     return f"{words}{{{{ with {query} }}}} (limit {limit}){{{{ end }}}}"
 
 
-def _advice(row: Row) -> str:
+def _advice(row: rows.Row) -> str:
     """Write the exporter's advice of one series: flag, present value, value to try, reason, when it will not help, and what it costs.
 
     Without it the table's.
@@ -188,7 +186,7 @@ def _advice(row: Row) -> str:
         query = _query(asked, " ".join(f"$labels.{name}" for name in (*POOL, "diagnosis")))
         told = _told(("flag", "suggested", "text"))
         return f"{{{{ with {query} }}}}{told} (advised to {{{{ . | first | value }}}} of them){{{{ else }}}}{words}{{{{ end }}}}"
-    if row in PROMETHEUS:
+    if row in runbooks.PROMETHEUS:
         return words
     query = _query(f"topk(1, {_series('sglang_tuning_advice_timestamp_seconds', row)})")
     more = f'{{{{ with $a | label "not_if" }}}} {NOT_IF} {{{{ . }}}}.{{{{ end }}}}{{{{ with $a | label "cost" }}}} {COSTS} {{{{ . }}}}{{{{ end }}}}'
@@ -216,11 +214,12 @@ def scaled(text: str, time_scale: float) -> str:
     return _DURATION.sub(shorter, text)
 
 
-def groups(wishes: Wishes = NONE) -> dict[str, list[Row]]:
+def groups(wishes: Wishes = NONE) -> dict[str, list[rows.Row]]:
     """Return the rows that have an alert by the name of their group."""
-    found: dict[str, list[Row]] = {}
-    for name, rows in {"failures": FAILURES, "limits": LIMITS, "objectives": (*OBJECTIVES, *CHANCES)}.items():
-        notified = [row for row in rows if row.alert and not wishes.of(row.alert).off]
+    found: dict[str, list[rows.Row]] = {}
+    named = {"failures": rows.FAILURES, "limits": rows.LIMITS, "objectives": (*rows.OBJECTIVES, *rows.CHANCES)}
+    for name, of_group in named.items():
+        notified = [row for row in of_group if row.alert and not wishes.of(row.alert).off]
         for begin in range(0, len(notified), MOST_RULES):
             part = notified[begin : begin + MOST_RULES]
             found[f"{name}-{begin // MOST_RULES + 1}" if len(notified) > MOST_RULES else name] = part
@@ -233,7 +232,7 @@ _SAME = {"target": TARGET, "server": SERVER, "pool and diagnosis": (*POOL, "diag
 
 def _inhibitions() -> Iterator[tuple[str, str, str]]:
     """Give which alerts hold back which: matchers of both, and the labels that agree."""
-    exporters = {row.alert for row in PROMETHEUS}
+    exporters = {row.alert for row in runbooks.PROMETHEUS}
     for each in runbooks.INHIBITIONS:
         names = set(each.targets)
         matchers = [f'alertname =~ "{"|".join(each.targets)}"']
@@ -268,16 +267,16 @@ def files(
 ) -> dict[str, str]:
     """Return rules, Alertmanager configuration and notification templates: repository path → text."""
     expected = [wishes.expected[begin : begin + MOST_RULES] for begin in range(0, len(wishes.expected), MOST_RULES)]
-    values = {
+    filling = {
         "wishes": wishes,
         "expected": expected,
         "json": json.dumps,
         "scaled": partial(scaled, time_scale=time_scale),
         "seconds": lambda number: f"{number / time_scale:g}",
         "groups": groups(wishes),
-        "prometheus": {row.id: row for row in PROMETHEUS},
+        "prometheus": {row.id: row for row in runbooks.PROMETHEUS},
         "annotations": lambda row: alert_annotations(row, links),
-        "filled": lambda text: fill(text, figures(DEFAULT)),
+        "filled": lambda text: fill(text, runbooks.figures(DEFAULT)),
         "quoted": lambda text: "'" + text.replace("'", "''") + "'",
         "severe": sorted(
             runbooks.MOST_SEVERE_FIRST, key=lambda row: SEVERITIES.index(wishes.severity(row.alert, row.severity))
@@ -286,13 +285,13 @@ def files(
         "pool": listed(POOL),
         "server": listed(SERVER),
     }
-    rules = render("rules.yml.j2", **values)
+    rules = render("rules.yml.j2", **filling)
     made = {
         "sglang-tuning": _OF_RULES.sub(lambda match: scaled(match[0], time_scale), rules),
         "sglang-native": native.text(wishes),
     }
     return {
         **dict(_formatted(name, text, kind, wishes.metadata) for name, text in made.items()),
-        "alerts/alertmanager.yml": render("alertmanager.yml.j2", **values),
-        "alerts/templates/sglang-tuning.tmpl": render("notification.tmpl.j2", **values),
+        "alerts/alertmanager.yml": render("alertmanager.yml.j2", **filling),
+        "alerts/templates/sglang-tuning.tmpl": render("notification.tmpl.j2", **filling),
     }

@@ -9,10 +9,8 @@ import json
 from typing import TYPE_CHECKING, NamedTuple
 
 from sglang_tuning_exporter.config.profiles import DEFAULT
+from sglang_tuning_exporter.core import rows, runbooks, suspects
 from sglang_tuning_exporter.core.advice import fill
-from sglang_tuning_exporter.core.rows import BY_ID
-from sglang_tuning_exporter.core.runbooks import figures, flag_of
-from sglang_tuning_exporter.core.suspects import LATE_TIMES, SLOW_BURN_TIMES
 from sglang_tuning_exporter.mixin._rendering import POOL, listed, render
 
 if TYPE_CHECKING:
@@ -123,16 +121,16 @@ def _limits() -> tuple[Native, ...]:
         Native(
             "SGLangTimeToFirstTokenHigh",
             "latency_queue",
-            f"{_quantile(1 - profile.late_bound(LATE_TIMES), 'time_to_first_token_seconds')} > {profile.time_to_first_token_seconds:g}",
-            f"{100 * profile.late_bound(LATE_TIMES):g} % of the first tokens came after {{value}} or later, the objective is"
+            f"{_quantile(1 - profile.late_bound(suspects.LATE_TIMES), 'time_to_first_token_seconds')} > {profile.time_to_first_token_seconds:g}",
+            f"{100 * profile.late_bound(suspects.LATE_TIMES):g} % of the first tokens came after {{value}} or later, the objective is"
             f" {profile.time_to_first_token_seconds:g} s",
             "humanizeDuration",
         ),
         Native(
             "SGLangInterTokenLatencyHigh",
             "latency_batch_too_large",
-            f"{_quantile(1 - profile.late_bound(SLOW_BURN_TIMES), 'inter_token_latency_seconds')} > {profile.inter_token_seconds:g}",
-            f"{100 * profile.late_bound(SLOW_BURN_TIMES):g} % of the gaps between two tokens were {{value}} or longer, the objective is"
+            f"{_quantile(1 - profile.late_bound(suspects.SLOW_BURN_TIMES), 'inter_token_latency_seconds')} > {profile.inter_token_seconds:g}",
+            f"{100 * profile.late_bound(suspects.SLOW_BURN_TIMES):g} % of the gaps between two tokens were {{value}} or longer, the objective is"
             f" {profile.inter_token_seconds:g} s",
             "humanizeDuration",
         ),
@@ -151,11 +149,11 @@ NATIVE: tuple[Native, ...] = _limits()
 
 def texts(native: Native) -> dict[str, str]:
     """Return the texts of an alert: what has happened, what was seen, and which flag it is about."""
-    row = BY_ID[native.row]
-    flag, words = flag_of(row), fill(row.remedy.words, figures(DEFAULT))
+    row = rows.BY_ID[native.row]
+    flag, words = runbooks.flag_of(row), fill(row.remedy.words, runbooks.figures(DEFAULT))
     advice = f"{row.remedy.direction} {flag}" if flag else words
     return {
-        "summary": fill(row.summary, figures(DEFAULT)),
+        "summary": fill(row.summary, runbooks.figures(DEFAULT)),
         "description": f"{{{{ $labels.instance }}}}: {native.seen.replace('{value}', f'{{{{ $value | {native.form} }}}}')}.",
         "advice": f"{advice}{f', {native.also}' if native.also else ''}"
         + ("; for the value, add the exporter." if flag else "; for the cause and the flag, add the exporter."),
@@ -167,8 +165,8 @@ def text(wishes: Wishes) -> str:
     kept = [native for native in NATIVE if not wishes.of(native.alert).off]
     return render(
         "native.yml.j2",
-        rules=[(native, BY_ID[native.row], texts(native)) for native in kept],
+        rules=[(native, rows.BY_ID[native.row], texts(native)) for native in kept],
         labels=lambda native, row: json.dumps(wishes.labels_of(native.alert, row.severity)),
-        filled=lambda words: fill(words, figures(DEFAULT)),
+        filled=lambda words: fill(words, runbooks.figures(DEFAULT)),
         quoted=lambda words: "'" + words.replace("'", "''") + "'",
     )

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import re
 
-from sglang_tuning_exporter.collect.scrape import MOST_BYTES
-from sglang_tuning_exporter.config import API_KEY_VARIABLE, ENVIRONMENT_PREFIX, OPTIONS, Option
+from sglang_tuning_exporter import config
+from sglang_tuning_exporter.collect import scrape
 from sglang_tuning_exporter.config.profiles import PROFILES, THRESHOLDS, Setting
-from sglang_tuning_exporter.core.rows import BY_ID, ROWS, STATE_WORDS, Row
-from sglang_tuning_exporter.core.runbooks import BY_ALERT, MOST_SEVERE_FIRST
-from sglang_tuning_exporter.core.server import MOST_SCHEDULERS, STATES
+from sglang_tuning_exporter.core import rows, runbooks, server
 from sglang_tuning_exporter.mixin import alerts
 from sglang_tuning_exporter.mixin._rendering import render
 from sglang_tuning_exporter.mixin.boards.looks import ADVICE_IN_WORDS, plain
 from sglang_tuning_exporter.serve.metrics import reference_sections
 from sglang_tuning_exporter.serve.metrics.families import Family
-from sglang_tuning_exporter.sglang.metrics import catalogue
-from sglang_tuning_exporter.sglang.metrics.exposition import LONGEST_LINE, MOST_LINES
+from sglang_tuning_exporter.sglang.metrics import catalogue, exposition
 
 # The unit by the end of a name, as Prometheus's naming guide has it.
 _UNITS = {
@@ -112,41 +109,50 @@ def files() -> dict[str, str]:
     return {
         "docs/sources.md": _sources(),
         "docs/diagnoses.md": render(
-            "diagnoses.md.j2", diagnoses=ROWS, evidence=_evidence, states=STATES, state_words=STATE_WORDS, **words
+            "diagnoses.md.j2",
+            diagnoses=rows.ROWS,
+            evidence=_evidence,
+            states=server.STATES,
+            state_words=rows.STATE_WORDS,
+            **words,
         ),
         "docs/reference/profiles.md": render(
             "profiles.md.j2", profiles=PROFILES, thresholds=THRESHOLDS, suits=_SUITS, typed=_typed
         ),
-        "docs/reference/alerts.md": render("alerts.md.j2", alerts=MOST_SEVERE_FIRST, **words),
+        "docs/reference/alerts.md": render("alerts.md.j2", alerts=runbooks.MOST_SEVERE_FIRST, **words),
         "docs/reference/metrics.md": _metrics(),
         "docs/reference/flags.md": render(
-            "flags.md.j2", options=OPTIONS, prefix=ENVIRONMENT_PREFIX, api_key=API_KEY_VARIABLE, **words
+            "flags.md.j2",
+            options=config.OPTIONS,
+            prefix=config.ENVIRONMENT_PREFIX,
+            api_key=config.API_KEY_VARIABLE,
+            **words,
         ),
     }
 
 
-def _default(option: Option) -> str:
+def _default(option: config.Option) -> str:
     return f"`{option.default_text}`" if option.default_text else "-"
 
 
-def _link(row: Row, alerts: str) -> str:
+def _link(row: rows.Row, alerts: str) -> str:
     """Return an alert's name as a link to its runbook; `alerts` is the path to that folder."""
     return f"[{row.alert}]({alerts}/runbooks/{row.alert}.md)"
 
 
-def _when(row: Row) -> str:
+def _when(row: rows.Row) -> str:
     of = f" (profile {', '.join(row.profiles)})" if row.profiles else ""
     return plain(row.summary).removesuffix(".") + of
 
 
-def _advice(row: Row) -> str:
+def _advice(row: rows.Row) -> str:
     """Return what to change, where no figure can be computed, with its flag as code."""
     words = ADVICE_IN_WORDS[row.id]
     flag = f"--{row.remedy.arg.replace('_', '-')}"
     return words.replace(flag, f"`{flag}`", 1) if row.remedy.arg else words
 
 
-def _evidence(row: Row) -> str:
+def _evidence(row: rows.Row) -> str:
     """Return what is measured, and its limit where that is the same for every server."""
     when = row.when
     named = plain(when.name) or plain(row.summary).removesuffix(".")
@@ -165,7 +171,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:g} min" if seconds else "at once"
 
 
-def _condition_unit(row: Row) -> str:
+def _condition_unit(row: rows.Row) -> str:
     """Return the unit of a condition. Where low is bad it is what is missing: above its limit is always bad."""
     unit = {"per_minute": "per minute", "words": "-"}.get(row.when.unit, row.when.unit)
     return f"{unit} missing" if row.when.side == "below" else unit
@@ -184,8 +190,8 @@ def _typed(setting: Setting) -> str:
 
 def with_tables(readme: str) -> str:
     """Return the README with its tables of alerts and settings, each between its markers."""
-    alerts = [BY_ALERT[name] for name in MOST_IMPORTANT]
-    options = [option for name in EVERYDAY for option in OPTIONS if option.name == name]
+    alerts = [runbooks.BY_ALERT[name] for name in MOST_IMPORTANT]
+    options = [option for name in EVERYDAY for option in config.OPTIONS if option.name == name]
     tables = {
         "alerts": [
             ("alert", "when", "what to change"),
@@ -197,9 +203,9 @@ def with_tables(readme: str) -> str:
             *((f"`{each.flag}`", _default(each), each.help.partition(": ")[0]) for each in options),
         ],
     }
-    for name, rows in tables.items():
-        head, *lines = (f"| {' | '.join(row)} |" for row in rows)
-        table = "\n".join([head, "|---" * len(rows[0]) + "|", *lines])
+    for name, table_rows in tables.items():
+        head, *lines = (f"| {' | '.join(row)} |" for row in table_rows)
+        table = "\n".join([head, "|---" * len(table_rows[0]) + "|", *lines])
         begin, end = f"<!-- generated: {name} -->", "<!-- /generated -->"
         before, found, rest = readme.partition(begin)
         if found and end in rest:
@@ -219,10 +225,10 @@ def _sources() -> str:
     return render(
         "sources.md.j2",
         facts=facts,
-        most_bytes=MOST_BYTES,
-        most_lines=MOST_LINES,
-        longest_line=LONGEST_LINE,
-        most_schedulers=MOST_SCHEDULERS,
+        most_bytes=scrape.MOST_BYTES,
+        most_lines=exposition.MOST_LINES,
+        longest_line=exposition.LONGEST_LINE,
+        most_schedulers=server.MOST_SCHEDULERS,
     )
 
 
@@ -244,6 +250,6 @@ def _columns(title: str, family: Family) -> tuple[str, ...]:
     return f"`{family.sample_name}`", family.type, labels or "-", unit, meaning, family.source or _SOURCES[title]
 
 
-assert all(other in BY_ID for row in ROWS for other in (*row.unless, *row.causes)), (
+assert all(other in rows.BY_ID for row in rows.ROWS for other in (*row.unless, *row.causes)), (
     "a row speaks of one that is not there"
 )

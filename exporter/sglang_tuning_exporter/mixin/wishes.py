@@ -12,14 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from sglang_tuning_exporter.config import files
-from sglang_tuning_exporter.config.values import RefusedError, UsageError, as_word, mapping, one_of, section
-from sglang_tuning_exporter.core.findings import Severity
-from sglang_tuning_exporter.core.runbooks import BY_ALERT
+from sglang_tuning_exporter.config import files, values
+from sglang_tuning_exporter.core import findings, runbooks
 from sglang_tuning_exporter.mixin.native import NATIVE
 
-SEVERITIES: tuple[str, ...] = get_args(Severity)
-_ALERTS = (*BY_ALERT, *(each.alert for each in NATIVE))
+SEVERITIES: tuple[str, ...] = get_args(findings.Severity)
+_ALERTS = (*runbooks.BY_ALERT, *(each.alert for each in NATIVE))
 _LOKI = re.compile(r"[A-Za-z0-9_-]{1,40}(:\{[^{}\n]+(?:\$\{[\w.]+\}[^{}\n]*)*\})?")
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _KUBERNETES_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
@@ -68,22 +66,24 @@ def read(path: Path) -> Wishes:
     """Return what a file wishes. Raise `UsageError`."""
     try:
         return Wishes(**_FILE(files.mapping_in(path)))
-    except RefusedError as error:
-        raise UsageError(f"--config={path}: {error.line()}") from None
+    except values.RefusedError as error:
+        raise values.UsageError(f"--config={path}: {error.line()}") from None
 
 
 # Each of the following checks a value of the file, or raises `RefusedError`.
 
 
 def _labels(value: Any) -> dict[str, str]:
-    found = mapping(value)
+    found = values.mapping(value)
     for name, word in found.items():
         if not _LABEL.fullmatch(name) or name.startswith("__"):
-            raise RefusedError("give a label of letters, digits and _", "", name)
+            raise values.RefusedError("give a label of letters, digits and _", "", name)
         if name in _OWN:
-            raise RefusedError("a label of the rules' own; set `severity` of an alert in its own entry", "", name)
+            raise values.RefusedError(
+                "a label of the rules' own; set `severity` of an alert in its own entry", "", name
+            )
         if isinstance(word, dict | list) or word is None or "{{" in str(word):
-            raise RefusedError("give a plain word", str(word), name)
+            raise values.RefusedError("give a plain word", str(word), name)
     return {name: str(word) for name, word in found.items()}
 
 
@@ -93,7 +93,7 @@ def _wish(value: Any) -> Wish:
     if isinstance(value, dict):
         return Wish(**_WISH(value))
     if value not in SEVERITIES:
-        raise RefusedError(f"give off, {', '.join(SEVERITIES)}, or a mapping with severity and labels")
+        raise values.RefusedError(f"give off, {', '.join(SEVERITIES)}, or a mapping with severity and labels")
     return Wish(severity=value)
 
 
@@ -101,33 +101,33 @@ def _expected(value: Any) -> tuple[str, ...]:
     jobs = value if isinstance(value, list) else [value]
     for job in jobs:
         if not isinstance(job, str) or not job.strip() or not job.isprintable() or '"' in job or "\\" in job:
-            raise RefusedError("give names of jobs, such as [sglang]", str(job))
+            raise values.RefusedError("give names of jobs, such as [sglang]", str(job))
     return tuple(jobs)
 
 
 def _matching(pattern: re.Pattern[str], remedy: str) -> Callable[[Any], str]:
     def convert(value: Any) -> str:
-        if not pattern.fullmatch(as_word(value)):
-            raise RefusedError(remedy)
-        return as_word(value)
+        if not pattern.fullmatch(values.as_word(value)):
+            raise values.RefusedError(remedy)
+        return values.as_word(value)
 
     return convert
 
 
 def _texts(value: Any) -> dict[str, str]:
-    return {name: str(word) for name, word in mapping(value).items()}
+    return {name: str(word) for name, word in values.mapping(value).items()}
 
 
 _NAMED = _matching(_KUBERNETES_NAME, "give a name as Kubernetes has it: small letters, digits, - and .")
 _ADDRESS = _matching(re.compile(r"\D.*"), "give an address that begins with http:// or https://")
 _SOURCE = "give the uid of a data source, or a uid and a selector, such as 'loki:{pod=\"sglang-0\"}'"
-_WISH = section({"severity": one_of(SEVERITIES), "labels": _labels})
-_FILE = section(
+_WISH = values.section({"severity": values.one_of(SEVERITIES), "labels": _labels})
+_FILE = values.section(
     {
-        "alerts": section(dict.fromkeys(_ALERTS, _wish)),
+        "alerts": values.section(dict.fromkeys(_ALERTS, _wish)),
         "labels": _labels,
         "expected": _expected,
-        "metadata": section({"name": _NAMED, "namespace": _NAMED, "labels": _texts, "annotations": _texts}),
+        "metadata": values.section({"name": _NAMED, "namespace": _NAMED, "labels": _texts, "annotations": _texts}),
         "runbook_url": _ADDRESS,
         "grafana_url": _ADDRESS,
         "loki": _matching(_LOKI, _SOURCE),

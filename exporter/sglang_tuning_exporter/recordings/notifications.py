@@ -9,12 +9,12 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from sglang_tuning_exporter.config.values import Address, address, check
-from sglang_tuning_exporter.core.runbooks import MOST_SEVERE_FIRST
+from sglang_tuning_exporter.config import values
+from sglang_tuning_exporter.core import runbooks
 from sglang_tuning_exporter.recordings import Answer, HTTPServer, stopped_by_signal
 from sglang_tuning_exporter.sglang.clean import clean
 
-_PLACES = {row.alert: place for place, row in enumerate(MOST_SEVERE_FIRST)}
+_PLACES = {row.alert: place for place, row in enumerate(runbooks.MOST_SEVERE_FIRST)}
 
 
 def _text(value: object) -> str:
@@ -75,7 +75,7 @@ def _advice(notes: dict[str, str]) -> str:
 class Receiver(HTTPServer):
     """A webhook server that passes on every message as Python objects."""
 
-    def __init__(self, address: Address, on_message: Callable[[Any], None]) -> None:
+    def __init__(self, address: values.Address, on_message: Callable[[Any], None]) -> None:
         super().__init__(address)
         self._on_message = on_message
 
@@ -99,7 +99,7 @@ def run(listen_address: str) -> int:
         sys.stdout.write(as_text(payload))
         sys.stdout.flush()
 
-    receiver = Receiver(check(address, "--listen-address", listen_address), show)
+    receiver = Receiver(values.check(values.address, "--listen-address", listen_address), show)
     with stopped_by_signal(done.set):
         receiver.start()
         print(f"waiting for Alertmanager at {receiver.url}/", flush=True)

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
 
+from sglang_tuning_exporter.collect import scrape
 from sglang_tuning_exporter.collect.follower import LogFollower
-from sglang_tuning_exporter.collect.scrape import Client, ScrapeError
 from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.recordings import stopped_by_signal
 from sglang_tuning_exporter.recordings.recording import MAX_FILE_BYTES
 from sglang_tuning_exporter.recordings.scrub import HOST, OF_LIFE, LogScrubber, Scrubber, is_known
-from sglang_tuning_exporter.sglang.clean import REDACTED
+from sglang_tuning_exporter.sglang import clean
 
 SCRAPE_SECONDS = 2.0
 POLL_SECONDS = 0.1
@@ -50,12 +50,12 @@ class Recorder:
     ) -> None:
         assert config.sglang_url is not None
         assert config.metrics_url is not None
-        self._client = Client(config.sglang_url, config.metrics_url, config.api_key)
+        self._client = scrape.Client(config.sglang_url, config.metrics_url, config.api_key)
         self._scrubber = Scrubber()
         for name in (socket.gethostname(), urlsplit(config.sglang_url).hostname or ""):
             if name != "localhost":
                 self._scrubber.hide(name, HOST)
-        self._scrubber.hide(config.api_key or "", REDACTED)
+        self._scrubber.hide(config.api_key or "", clean.REDACTED)
         self.log = LogScrubber(self._scrubber, keep_request_text=keep_request_text)
         self.config, self.output, self._every = config, output, every
         (self._log_file,) = config.log_file
@@ -130,7 +130,7 @@ class Recorder:
             for path in paths:
                 try:
                     found = json.loads(self._client.answer(path, _TIMEOUT_SECONDS))
-                except (ScrapeError, ValueError, RecursionError):
+                except (scrape.ScrapeError, ValueError, RecursionError):
                     continue
                 found = found if isinstance(found, dict) else {"loads": found}
                 if name == "server_info" and isinstance(found.get("version"), str):
@@ -194,7 +194,7 @@ class Recorder:
     def _scrape(self) -> None:
         try:
             page = self._client.metrics(_TIMEOUT_SECONDS)
-        except ScrapeError as error:
+        except scrape.ScrapeError as error:
             self.scrape_error = str(error)
             if self._is_up and not self._stopping.is_set() and error.reason in {"connection_refused", "unreachable"}:
                 self._is_up = False

@@ -15,7 +15,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from sglang_tuning_exporter.config import values
-from sglang_tuning_exporter.config.values import Address, UsageError, check
 from sglang_tuning_exporter.recordings import Answer, HTTPServer, stopped_by_signal
 from sglang_tuning_exporter.recordings.recording import Recording, load
 
@@ -24,7 +23,7 @@ _STEP_SECONDS = 0.02
 _LONGEST_LOG_BYTES = 32 << 20  # above this a new round starts with an empty file: a long demo does not fill the disk
 _JSON = "application/json"
 _NOT_FOUND: Answer = (404, _JSON, b'{"detail":"Not Found"}')
-_ANY_PORT = Address("127.0.0.1", 0)
+_ANY_PORT = values.Address("127.0.0.1", 0)
 _CUMULATIVE_TYPE = re.compile(rb"^# TYPE (\S+) (?:counter|histogram|summary)\s*$", re.MULTILINE)
 _SAMPLE = re.compile(rb"^(?P<series>(?P<name>[\w:]+)(?:\{.*\})?) (?P<value>\d[\d.e+-]*)", re.MULTILINE)
 _MEMBER = re.compile(rb"_(?:bucket|sum|count)$")
@@ -42,7 +41,7 @@ def packaged(name: str) -> Path:
     root = Path(str(resources.files("sglang_tuning_exporter") / "recordings"))
     names = sorted(path.name for path in root.glob("[!_]*") if path.is_dir())
     if name not in names:
-        raise UsageError(f"recording={name}: is not packaged; one of: {', '.join(names)}")
+        raise values.UsageError(f"recording={name}: is not packaged; one of: {', '.join(names)}")
     return root / name
 
 
@@ -61,19 +60,21 @@ class ReplayServer(HTTPServer):
         recording: Recording,
         *,
         log_path: Path,
-        address: Address = _ANY_PORT,
+        address: values.Address = _ANY_PORT,
         speed: float = 1.0,
         loop: bool = False,
     ) -> None:
         if not (math.isfinite(speed) and 0 < speed <= MAX_SPEED):
-            raise UsageError(f"speed={speed}: give recorded seconds per second, above 0 and at most {MAX_SPEED:.0f}")
+            raise values.UsageError(
+                f"speed={speed}: give recorded seconds per second, above 0 and at most {MAX_SPEED:.0f}"
+            )
         try:
             self._log = log_path.open("ab", buffering=0)
         except OSError as error:
-            raise UsageError(f"log_file={log_path}: cannot be written: {error.strerror or error}") from error
+            raise values.UsageError(f"log_file={log_path}: cannot be written: {error.strerror or error}") from error
         try:
             super().__init__(address, "listen_address")
-        except UsageError:
+        except values.UsageError:
             self._log.close()
             raise
         self.recording, self._speed, self._loop = recording, speed, loop
@@ -199,7 +200,7 @@ def run(directory: str, *, speed: float, listen_address: str, log_file: Path | N
     at the end. Raises `UsageError` for a directory that is no recording, and for an address or a log file that cannot
     be used. For the main thread only: it handles the signals.
     """
-    recording, address = load(find(directory)), check(values.address, "listen_address", listen_address)
+    recording, address = load(find(directory)), values.check(values.address, "listen_address", listen_address)
     asked_to_stop = threading.Event()
     with ExitStack() as stack:
         if log_file is None:
@@ -212,7 +213,7 @@ def run(directory: str, *, speed: float, listen_address: str, log_file: Path | N
         print(f"--sglang-url {server.url} --log-file {log_file}", flush=True)  # noqa: T201 - the command's output
         _watch(server, asked_to_stop)
     if server.failure is not None:
-        raise UsageError(f"log_file={log_file}: cannot be written: {server.failure.strerror or server.failure}")
+        raise values.UsageError(f"log_file={log_file}: cannot be written: {server.failure.strerror or server.failure}")
     return 0
 
 

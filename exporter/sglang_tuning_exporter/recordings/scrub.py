@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
+from sglang_tuning_exporter.core import wrapping
 from sglang_tuning_exporter.core.events import Event, Rank
 from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.core.wrapping import FIRST_DATED, WORDS, Line, Wrapping, stamp_of
+from sglang_tuning_exporter.sglang import clean
 from sglang_tuning_exporter.sglang.args.flags import argument_names
-from sglang_tuning_exporter.sglang.clean import REDACTED, holds_secret, is_secret, without_secrets
+from sglang_tuning_exporter.sglang.metrics import exposition
 from sglang_tuning_exporter.sglang.metrics.catalogue import FAMILIES
-from sglang_tuning_exporter.sglang.metrics.exposition import TYPES, labels, scan
 
 ADDRESS, PATH, HOST, MODEL, OTHER = "127.0.0.1", "/path", "host", "model", "scrubbed"
 _SHORTEST_KNOWN = 4  # shorter words also occur with other meanings
@@ -89,8 +89,8 @@ class Scrubber:
 
     def hide(self, word: str, replacement: str) -> None:
         """Replace `word` with `replacement` in all later texts."""
-        if len(word) >= _SHORTEST_KNOWN and word not in (ADDRESS, PATH, HOST, MODEL, OTHER, REDACTED):
-            self._known[word] = REDACTED if self._known.get(word) == REDACTED else replacement
+        if len(word) >= _SHORTEST_KNOWN and word not in (ADDRESS, PATH, HOST, MODEL, OTHER, clean.REDACTED):
+            self._known[word] = clean.REDACTED if self._known.get(word) == clean.REDACTED else replacement
             self._order = None
 
     def text(self, text: str) -> str:
@@ -100,7 +100,7 @@ class Scrubber:
         for word in self._order:
             if word in text:
                 text = text.replace(word, self._known[word])
-        text = without_secrets(text)
+        text = clean.without_secrets(text)
         text = _URL.sub(f"http://{HOST}", text)
         text = _IPV4.sub(ADDRESS, text)
         text = _IPV6.sub(ADDRESS, text)
@@ -113,7 +113,7 @@ class Scrubber:
         cleaned: dict[str, object] = {}
         for key, value in given.items():
             name = str(key)
-            if is_secret(name) or name == "launch_command":
+            if clean.is_secret(name) or name == "launch_command":
                 self._learn_secret(value)
             elif is_known(name) and (name.isidentifier() or _NUMBER.fullmatch(name)):
                 cleaned[name] = self._value(name, value, depth + 1)
@@ -122,7 +122,7 @@ class Scrubber:
     def _learn_secret(self, value: Any) -> None:
         """Remove the value of a secret wherever it occurs."""
         if isinstance(value, str) and " " not in value:
-            self.hide(value, REDACTED)
+            self.hide(value, clean.REDACTED)
         elif isinstance(value, list):
             for inner in value:
                 self._learn_secret(inner)
@@ -134,7 +134,9 @@ class Scrubber:
             return self.arguments(value, depth)
         if isinstance(value, (list, tuple)):
             words = " ".join(item for item in value if isinstance(item, str))
-            return REDACTED if holds_secret(words) else [self._value(key, inner, depth + 1) for inner in value]
+            return (
+                clean.REDACTED if clean.holds_secret(words) else [self._value(key, inner, depth + 1) for inner in value]
+            )
         return self._word(key.lower(), value) if isinstance(value, str) else value
 
     def _word(self, key: str, value: str) -> str:
@@ -148,7 +150,7 @@ class Scrubber:
         return replacement
 
     def _is_harmless(self, value: str) -> bool:
-        return _is_plain(value) and not holds_secret(value) and self.text(value) == value
+        return _is_plain(value) and not clean.holds_secret(value) and self.text(value) == value
 
     def page(self, page: str) -> str:
         """Return SGLang's own series of an exposition; labels of operators are numbered."""
@@ -156,16 +158,23 @@ class Scrubber:
         for line in page.splitlines():
             if line.startswith(("# TYPE ", "# HELP ")):
                 words = line.split(" ", 3)
-                if words[1] == "TYPE" and words[-1] in TYPES and _SERIES.match(words[2]) and is_known(words[2]):
+                if (
+                    words[1] == "TYPE"
+                    and words[-1] in exposition.TYPES
+                    and _SERIES.match(words[2])
+                    and is_known(words[2])
+                ):
                     kept.append(line)
                 continue
-            for name, raw, value, _ in scan(line).samples:
+            for name, raw, value, _ in exposition.scan(line).samples:
                 if _SERIES.match(name) and is_known(name):
                     kept.append(f"{name}{self._labels(raw)} {value!r}")
         return "\n".join(kept).replace(" inf\n", " +Inf\n").replace(" nan\n", " NaN\n") + "\n"
 
     def _labels(self, raw: str) -> str:
-        written = ",".join(f'{self._name(name)}="{self._label(name, value)}"' for name, value in labels(raw).items())
+        written = ",".join(
+            f'{self._name(name)}="{self._label(name, value)}"' for name, value in exposition.labels(raw).items()
+        )
         return f"{{{written}}}" if written else ""
 
     def _name(self, name: str) -> str:
@@ -193,7 +202,7 @@ class LogScrubber:
     def __init__(self, scrubber: Scrubber, *, keep_request_text: bool = False) -> None:
         self._scrubber = scrubber
         self._keep_request_text = keep_request_text
-        self._wrapping = Wrapping()
+        self._wrapping = wrapping.Wrapping()
         self._reader = Reader()
         self.left_out = 0
         self.starts = False
@@ -226,8 +235,8 @@ class LogScrubber:
         self.starts = self.starts or bool(arguments)
         if arguments or self.kind == "arguments":
             self._learn_secrets(line)
-        found = stamp_of(line)
-        if found is not None and (found[0].time or 0.0) >= FIRST_DATED:
+        found = wrapping.stamp_of(line)
+        if found is not None and (found[0].time or 0.0) >= wrapping.FIRST_DATED:
             self.printed = found[0].time
         if self.kind == "arguments":
             return arguments
@@ -244,21 +253,21 @@ class LogScrubber:
         figures = _only_figures(events, message, strange="batch_key" in unreadable)
         if not self._keep_request_text and not _is_safe(events, self.kind, message, figures=figures):
             return None
-        return None if holds_secret(message) and not figures else self._scrubber.text(message)
+        return None if clean.holds_secret(message) and not figures else self._scrubber.text(message)
 
     def _learn_secrets(self, line: bytes) -> None:
         for name, value in _ARGUMENT.findall(line.decode("utf-8", "replace")):
-            if is_secret(name):
-                self._scrubber.hide(value, REDACTED)
+            if clean.is_secret(name):
+                self._scrubber.hide(value, clean.REDACTED)
 
     def _arguments(self, event: Event) -> str:
         stamp = "" if event.time is None else _stamp(event.time, event.rank)
         return f"{stamp}server_args={self._scrubber.arguments(event.arguments)!r}"
 
 
-def _bare(line: Line) -> bytes:
+def _bare(line: wrapping.Line) -> bytes:
     """Return a line as SGLang prints it; what a runtime printed in place of its stamp as a stamp."""
-    replaced = line.headed or (stamp_of(line.text) is None and WORDS.match(line.text) is not None)
+    replaced = line.headed or (wrapping.stamp_of(line.text) is None and wrapping.WORDS.match(line.text) is not None)
     stamp = _stamp(line.time, line.rank) if replaced and line.time is not None else ""
     return stamp.encode() + line.text
 
@@ -267,7 +276,7 @@ def _stamp(time: float, rank: Rank) -> str:
     at = dt.datetime.fromtimestamp(time, dt.timezone.utc)
     numbers = {"DP": rank.dp, "PP": rank.pp, "TP": rank.tp}
     ranks = "".join(f" {name}{number}" for name, number in numbers.items() if number is not None)
-    return f"[{at:%Y-%m-%d %H:%M:%S}{ranks}] " if time >= FIRST_DATED else f"[{at:%H:%M:%S}{ranks}] "
+    return f"[{at:%Y-%m-%d %H:%M:%S}{ranks}] " if time >= wrapping.FIRST_DATED else f"[{at:%H:%M:%S}{ranks}] "
 
 
 def _access(message: str) -> str | None:

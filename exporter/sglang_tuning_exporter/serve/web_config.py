@@ -25,8 +25,7 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from sglang_tuning_exporter.config import files
-from sglang_tuning_exporter.config.values import RefusedError, UsageError, mapping, section
+from sglang_tuning_exporter.config import files, values
 
 LOOK_SECONDS = 1.0
 # Since a file was first seen to be of no use: a file that is written piece by piece closes nothing, and a revoked password is gone.
@@ -114,34 +113,34 @@ def redacted(word: str) -> str:
 
 def _word(value: Any) -> str:
     if not isinstance(value, str):
-        raise RefusedError("give one word, not a list or a mapping", "")
+        raise values.RefusedError("give one word, not a list or a mapping", "")
     return value
 
 
 def _path(value: Any) -> str:
     if "-----BEGIN" in _word(value) or "\n" in value:
-        raise RefusedError("give the path of a file; a PEM text belongs under the key without _file", "")
+        raise values.RefusedError("give the path of a file; a PEM text belongs under the key without _file", "")
     return str(value)
 
 
 def _switch(value: Any) -> bool:
     if _word(value).lower() not in _SWITCH:
-        raise RefusedError("give true or false")
+        raise values.RefusedError("give true or false")
     return _SWITCH[value.lower()]
 
 
 def _duration(value: Any) -> float:
     seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(_word(value)))
     if not _DURATION.fullmatch(value):
-        raise RefusedError("give a time such as 1s or 250ms")
+        raise values.RefusedError("give a time such as 1s or 250ms")
     if seconds >= _LONGEST_SECONDS:
-        raise RefusedError("too long; give a time such as 1s or 250ms")
+        raise values.RefusedError("too long; give a time such as 1s or 250ms")
     return seconds
 
 
 def _count(value: Any) -> int:
     if not re.fullmatch(r"[1-9][0-9]{0,8}", _word(value)):
-        raise RefusedError("give a number above 0")
+        raise values.RefusedError("give a number above 0")
     return int(value)
 
 
@@ -150,7 +149,7 @@ def _one_of(*known: str) -> _Check:
 
     def check(value: Any) -> str:
         if _word(value) not in known:
-            raise RefusedError(_UNSAFE.get(value, remedy))
+            raise values.RefusedError(_UNSAFE.get(value, remedy))
         return str(value)
 
     return check
@@ -161,46 +160,46 @@ def _list_of(known: Collection[str], remedy: str) -> _Check:
 
     def check(value: Any) -> list[str]:
         if not isinstance(value, list):
-            raise RefusedError("give a list", "")
+            raise values.RefusedError("give a list", "")
         for name in map(_word, value):
             if known and name not in known:
-                raise RefusedError(remedy, name)
+                raise values.RefusedError(remedy, name)
         return value
 
     return check
 
 
 def _headers(value: Any) -> dict[str, str]:
-    for name, text in mapping(value).items():
+    for name, text in values.mapping(value).items():
         if name not in HEADERS:
-            raise RefusedError(f"it cannot be set; those that can are {', '.join(HEADERS)}", "", name)
+            raise values.RefusedError(f"it cannot be set; those that can are {', '.join(HEADERS)}", "", name)
         if HEADERS[name] and text not in HEADERS[name]:
-            raise RefusedError(f"give {' or '.join(HEADERS[name])}", str(text), name)
+            raise values.RefusedError(f"give {' or '.join(HEADERS[name])}", str(text), name)
         if not isinstance(text, str) or not (text.isascii() and (text.isprintable() or not text)):
-            raise RefusedError("give one line of plain text", "", name)
+            raise values.RefusedError("give one line of plain text", "", name)
     return dict(value)
 
 
 def _users(value: Any) -> dict[str, str]:
-    for name, hashed in mapping(value).items():
+    for name, hashed in values.mapping(value).items():
         if ":" in name:
-            raise RefusedError("a name with a colon cannot be sent; give another", "", name)
+            raise values.RefusedError("a name with a colon cannot be sent; give another", "", name)
         match = _HASH.fullmatch(hashed) if isinstance(hashed, str) else None
         remedy = f"give a bcrypt hash, such as `htpasswd -nBC 10 {redacted(name)}` prints"
         if match is None:
-            raise RefusedError(remedy, "", name)
+            raise values.RefusedError(remedy, "", name)
         if int(match[1]) > MOST_COST:
             costs = f"its cost is {match[1]}, so that a check takes seconds to days"
-            raise RefusedError(f"{costs}; {remedy}, of {MOST_COST} at most", "", name)
+            raise values.RefusedError(f"{costs}; {remedy}, of {MOST_COST} at most", "", name)
     return dict(value)
 
 
 def _rate(value: Any) -> tuple[float, int] | None:
-    given = section({"interval": _duration, "burst": _count}, _BLANK)(value)
+    given = values.section({"interval": _duration, "burst": _count}, _BLANK)(value)
     if not given.get("interval"):
         return None
     if "burst" not in given:
-        raise RefusedError("missing; say how many requests may come at once, such as 10", "", "burst")
+        raise values.RefusedError("missing; say how many requests may come at once, such as 10", "", "burst")
     return given["interval"], given["burst"]
 
 
@@ -225,7 +224,7 @@ _TLS: Mapping[str, tuple[_Check, Any]] = {
 
 
 def _tls(value: Any) -> dict[str, Any] | None:
-    given = section({key: check for key, (check, _) in _TLS.items()}, _BLANK)(value)
+    given = values.section({key: check for key, (check, _) in _TLS.items()}, _BLANK)(value)
     tls = {key: default for key, (_, default) in _TLS.items()} | given
     asks, must = tls["client_auth_type"] != "NoClientCert", tls["client_auth_type"] == "RequireAndVerifyClientCert"
     has_authority = bool(tls["client_ca"] or tls["client_ca_file"])
@@ -256,14 +255,14 @@ def _tls(value: Any) -> dict[str, Any] | None:
     for problem, is_there in problems.items():
         if is_there:
             key, _, remedy = problem.partition(": ")
-            raise RefusedError(remedy, "", key)
+            raise values.RefusedError(remedy, "", key)
     return tls if given else None
 
 
-_FILE = section(
+_FILE = values.section(
     {
         "tls_server_config": _tls,
-        "http_server_config": section({"http2": _switch, "headers": _headers}, _BLANK),
+        "http_server_config": values.section({"http2": _switch, "headers": _headers}, _BLANK),
         "basic_auth_users": _users,
         "rate_limit": _rate,
     },
@@ -300,7 +299,7 @@ def parse(text: str) -> WebConfig:
         raise WebConfigError("it is empty; write what is to be guarded, or start without it")
     try:
         found = _FILE(content)
-    except RefusedError as error:
+    except values.RefusedError as error:
         error.place = tuple(map(redacted, error.place))
         error.shown = redacted(error.shown or "")
         raise WebConfigError(error.line()) from None
@@ -352,7 +351,7 @@ class ActiveConfig:
         try:
             self.loaded = load(path, self._judged)
         except WebConfigError as error:
-            raise UsageError(f"--web-config={path}: {error}") from None
+            raise values.UsageError(f"--web-config={path}: {error}") from None
         self._seen = self._judged  # at the last look
         self._problem = ""
         self._closes_at = inf

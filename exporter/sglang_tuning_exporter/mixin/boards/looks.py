@@ -7,11 +7,7 @@ from itertools import cycle
 from typing import Any, TypeAlias
 
 from sglang_tuning_exporter.config.profiles import DEFAULT
-from sglang_tuning_exporter.core import judge
-from sglang_tuning_exporter.core.advice import MOST_GRAPH, fill
-from sglang_tuning_exporter.core.rows import ROWS, Remedy
-from sglang_tuning_exporter.core.runbooks import PROMETHEUS
-from sglang_tuning_exporter.core.server import STATES
+from sglang_tuning_exporter.core import advice, judge, rows, runbooks, server
 from sglang_tuning_exporter.core.text import GOOD as FINE
 from sglang_tuning_exporter.core.text import title
 
@@ -131,7 +127,7 @@ ADMISSION: dict[str, tuple[str, str]] = {
     "pd_queue": ("prefill/decode peer or transfer", "#e0559d"),
     "standing_still": ("admission stands still", "#d0103a"),
 }
-assert ADMISSION.keys() == set(STATES["admission"])
+assert ADMISSION.keys() == set(server.STATES["admission"])
 ADMISSION_LOOKS = {state: renamed(*look) for state, look in ADMISSION.items()}
 _QUEUES = {
     "grammar": "grammar",
@@ -145,7 +141,7 @@ _QUEUES = {
 QUEUE_LOOKS = {queue: renamed(words, colour) for (queue, words), colour in zip(_QUEUES.items(), COLOURS, strict=True)}
 
 # Figures of the default profile, for texts without a server; what only a running server shows is said in words.
-_FIGURES = DEFAULT.figures | {"most_graph": str(MOST_GRAPH), "given_up_after": "before their answer"}
+_FIGURES = DEFAULT.figures | {"most_graph": str(advice.MOST_GRAPH), "given_up_after": "before their answer"}
 _WITHOUT = {
     judge.HEALTHY: "Nothing to change",
     judge.NO_LIMIT: "No limit in the log",
@@ -158,12 +154,12 @@ _WITHOUT = {
 
 def plain(text: str) -> str:
     """Return a text of the table of diagnoses with the default profile's figures."""
-    return fill(text, _FIGURES)
+    return advice.fill(text, _FIGURES)
 
 
 # Every verdict in a few words, and its level.
-HEADLINES = {row.id: title(row.id) for row in (*ROWS, *PROMETHEUS)} | _WITHOUT
-_LEVELS = {row.id: row.severity for row in (*ROWS, *PROMETHEUS)} | {
+HEADLINES = {row.id: title(row.id) for row in (*rows.ROWS, *runbooks.PROMETHEUS)} | _WITHOUT
+_LEVELS = {row.id: row.severity for row in (*rows.ROWS, *runbooks.PROMETHEUS)} | {
     name: "good" if name in FINE else "none" for name in _WITHOUT
 }
 HEADLINE_CELLS = value_mappings(HEADLINES)
@@ -181,7 +177,7 @@ def _on_a_strip() -> dict[str, Json]:
 VERDICT_LOOKS = _on_a_strip()
 
 
-def _advice(remedy: Remedy) -> str:
+def _advice(remedy: rows.Remedy) -> str:
     flag, words = f"--{remedy.arg.replace('_', '-')}", plain(remedy.words)
     if not remedy.arg or words.startswith("add --"):
         return words
@@ -189,4 +185,4 @@ def _advice(remedy: Remedy) -> str:
 
 
 # What to do about each diagnosis where no value can be computed: "raise --flag: words".
-ADVICE_IN_WORDS = {row.id: _advice(row.remedy) for row in (*ROWS, *PROMETHEUS)}
+ADVICE_IN_WORDS = {row.id: _advice(row.remedy) for row in (*rows.ROWS, *runbooks.PROMETHEUS)}
