@@ -70,12 +70,6 @@ _ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 # Texts that are not lines in time order
 
 
-def _peeked(chunks: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
-    """Return the first chunk, and all."""
-    first = next(chunks, b"")
-    return first, chain([first], chunks)
-
-
 def _gathered(chunks: Iterator[bytes]) -> bytes:
     """Return all of a text, or a little more than `LONGEST_DOCUMENT` bytes of it: the rest stays in `chunks`."""
     text = bytearray()
@@ -87,19 +81,27 @@ def _gathered(chunks: Iterator[bytes]) -> bytes:
 
 
 def unfolded(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Return the text of a file as lines of one record each; any other text unchanged."""
-    first, chunks = _peeked(chunks)
+    """Return the text of a file as lines of one record each; other lines unchanged. Raise `ValueError` where it is no text of lines."""
+    first = next(filter(None, chunks), b"")
+    if first[257:262] == b"ustar":
+        raise ValueError("is a tar archive; unpack it, and give its logs")
+    if packing(first):
+        raise ValueError("was compressed twice; unpack it once")
+    if b"\n" not in first and first.count(b"\r[20") > 1:
+        raise ValueError("its lines end in carriage returns alone; convert it: tr '\\r' '\\n'")
     if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        decoder = codecs.getincrementaldecoder("utf-16")("replace")
-        first, chunks = _peeked(decoder.decode(chunk).encode() for chunk in chunks)
-    line = first.split(b"\n", 1)[0] if _DOCUMENT.match(first) else b""
-    is_of_lines = parsed(line) is not None and len(_records(line)) < 2  # a document on each line
-    if _DOCUMENT.match(first) and not is_of_lines:
-        text = _gathered(chunks)
-        found = _records(text)
-        if not found and parsed(line) is not None:
-            found = [record for each in text.splitlines(keepends=True) for record in _records(each) or [each]]
-        yield b"".join(found) or text
+        decoder, packed = codecs.getincrementaldecoder("utf-16")("replace"), chain([first], chunks)
+        chunks = (decoder.decode(chunk).encode() for chunk in packed)
+        first = next(filter(None, chunks), b"")
+    chunks, line = chain([first], chunks), first.split(b"\n", 1)[0]
+    if _DOCUMENT.match(first):
+        is_document = parsed(line) is not None
+        if not is_document or len(_records(line)) > 1:  # else a document of one record on each line
+            text = _gathered(chunks)
+            found = _records(text)
+            if not found and is_document:
+                found = [record for each in text.splitlines(keepends=True) for record in _records(each) or [each]]
+            yield b"".join(found) or text
     yield from chunks
 
 
@@ -124,8 +126,8 @@ def _records(text: bytes) -> list[bytes]:
 
 def oldest_first(chunks: Iterator[bytes]) -> Iterator[bytes]:
     """Return the lines of a text, the oldest first. Raise `ValueError` where it must be reversed and is too large."""
-    first, chunks = _peeked(chunks)
-    lines = first[:_LOOKED_AT].split(b"\n")
+    first = next(chunks, b"")
+    chunks, lines = chain([first], chunks), first[:_LOOKED_AT].split(b"\n")
     found = (_TIME.search(line[:1000]) for line in lines[:: len(lines) // _SAMPLE + 1])
     times = [time_of(match[1] or match[2]) or 0.0 for match in found if match is not None]
     falls = sum(later < earlier for earlier, later in pairwise(times))  # a clock that was set back falls once
@@ -196,21 +198,9 @@ class Source:
         """Give the text in chunks of whole lines, the oldest first."""
         try:
             with readable(self.name):
-                yield from whole_lines(oldest_first(unfolded(self._of_a_log(self._chunks()))))
+                yield from whole_lines(oldest_first(unfolded(self._chunks())))
         except ValueError as problem:
             raise UsageError(f"{self.label}: {problem}") from None
-
-    @staticmethod
-    def _of_a_log(chunks: Iterator[bytes]) -> Iterator[bytes]:
-        first = next(filter(None, chunks), b"")
-        if first[257:262] == b"ustar":
-            raise ValueError("is a tar archive; unpack it, and give its logs")
-        if packing(first):
-            raise ValueError("was compressed twice; unpack it once")
-        if b"\n" not in first and first.count(b"\r[20") > 1:
-            raise ValueError("its lines end in carriage returns alone; convert it: tr '\\r' '\\n'")
-        yield first
-        yield from chunks
 
     def _chunks(self) -> Iterator[bytes]:
         """Give what the file or stream has, unpacked; of one of unknown size while it looks like a log, and no line that may be cut."""

@@ -156,18 +156,10 @@ class _Launch(NamedTuple):
             found = nearest_flag(arg, self.release)
             # The newest known release stands for later ones, which may have arguments of their own.
             if found is None and self.release == releases()[-1] and not arg.startswith("_"):
-                found = _guessed_flag(arg, self.args[arg])
+                value = self.args[arg]
+                kind: Kind = "switch" if isinstance(value, bool) else "list" if isinstance(value, list) else "value"
+                return Flag(arg, "--" + arg.replace("_", "-"), kind, False if kind == "switch" else None)
         return found if found is not None and found.flag else None
-
-    def whole(self, arg: str) -> int:
-        """Return a count among the arguments; 1 if there is none."""
-        value = self.args.get(arg)
-        return value if isinstance(value, int) and value > 0 else 1
-
-    @property
-    def attention_ranks(self) -> int:
-        """Ranks of DP attention; 1 without it."""
-        return attention_ranks(self.args)
 
 
 def command_line(release: str | None, args: Mapping[str, object], changes: Mapping[str, object]) -> Command | None:
@@ -208,12 +200,10 @@ def typed_args(release: str | None, args: Mapping[str, object]) -> dict[str, obj
             given[arg] = value
     _undo_dp_attention(server, given)
     _undo_graph_config(server, given)
-    draft, drafts = (
-        "speculative_draft_model_quantization",
-        args.get("quantization") and args.get("speculative_algorithm"),
-    )
-    if drafts and args.get(draft, "") is None and "unquant" in (choices_of(draft, release) or ()):
-        given[draft] = "unquant"  # printed as nothing; without it the draft is quantized as the model
+    draft = "speculative_draft_model_quantization"  # `unquant` is printed as nothing; without it the draft is quantized as the model
+    drafts = args.get("quantization") and args.get("speculative_algorithm") and args.get(draft, "") is None
+    if drafts and "unquant" in (choices_of(draft, release) or ()):
+        given[draft] = "unquant"
     if "ssl_certfile" in given:  # SGLang requires both
         given["ssl_keyfile"] = REDACTED
     return given
@@ -244,7 +234,7 @@ def _is_empty(value: object) -> bool:
 
 
 def _undo_dp_attention(server: _Launch, given: dict[str, object]) -> None:
-    args, ranks = server.args, server.attention_ranks
+    args, ranks = server.args, attention_ranks(server.args)
     if not args.get("enable_dp_attention") and ranks == 1:
         return
     for arg in ("schedule_conservativeness", "chunked_prefill_size"):
@@ -264,34 +254,30 @@ def _undo_dp_attention(server: _Launch, given: dict[str, object]) -> None:
 
 def _undo_graph_config(server: _Launch, given: dict[str, object]) -> None:
     """Write `cuda_graph_config` (0.5.14 on) as flags: the JSON would fix every list of sizes."""
-    config = server.args.get("cuda_graph_config")
-    if not isinstance(config, dict) or server.args.get("device") == "cpu":  # a CPU server has no CUDA graphs
-        return
-    all_off = bool(server.args.get("disable_cuda_graph"))
-    for phase in ("decode", "prefill"):
-        settings = config.get(phase)
-        # a decode-only server disables the prefill graph by itself
-        is_off = all_off or (phase == "prefill" and server.args.get("disaggregation_mode") == "decode")
-        if isinstance(settings, dict):
-            _undo_graph_phase(server, given, phase, settings, is_off=is_off)
-
-
-def _undo_graph_phase(
-    server: _Launch, given: dict[str, object], phase: str, settings: Mapping[str, object], *, is_off: bool
-) -> None:
-    backend, most, sizes = settings.get("backend"), settings.get("max_bs"), settings.get("bs")
-    is_off = is_off or bool(server.args.get(f"disable_{phase}_cuda_graph"))
-    usual = ("full",) if phase == "decode" else _PREFILL_BACKENDS
-    follows = _follows_from_the_machine if phase == "decode" else _follows_from_the_chunk
-    if not is_off and isinstance(backend, str) and backend not in usual:
-        given.setdefault(f"cuda_graph_backend_{phase}", backend)
-    if backend == _OFF or f"cuda_graph_bs_{phase}" in given:
-        return
-    if isinstance(sizes, list) and sizes and not _follows_from_its_largest(sizes, phase):
-        given[f"cuda_graph_bs_{phase}"] = sizes
-        given.pop(f"cuda_graph_max_bs_{phase}", None)
-    elif isinstance(most, int) and most > 0 and not follows(server, most):
-        given.setdefault(f"cuda_graph_max_bs_{phase}", most)
+    args, config = server.args, server.args.get("cuda_graph_config")
+    for phase, usual, follows in (
+        ("decode", ("full",), _follows_from_the_machine), ("prefill", _PREFILL_BACKENDS, _follows_from_the_chunk),
+    ):  # fmt: skip
+        settings = config.get(phase) if isinstance(config, dict) else None
+        if not isinstance(settings, dict) or args.get("device") == "cpu":  # a CPU server has no CUDA graphs
+            continue
+        backend, most, sizes = settings.get("backend"), settings.get("max_bs"), settings.get("bs")
+        # A decode-only server disables the prefill graph by itself.
+        is_off = args.get("disable_cuda_graph") or (phase == "prefill" and args.get("disaggregation_mode") == "decode")
+        if (
+            isinstance(backend, str)
+            and backend not in usual
+            and not is_off
+            and not args.get(f"disable_{phase}_cuda_graph")
+        ):
+            given.setdefault(f"cuda_graph_backend_{phase}", backend)
+        if backend == _OFF or f"cuda_graph_bs_{phase}" in given:
+            continue
+        if isinstance(sizes, list) and sizes and not _follows_from_its_largest(sizes, phase):
+            given[f"cuda_graph_bs_{phase}"] = sizes
+            given.pop(f"cuda_graph_max_bs_{phase}", None)
+        elif isinstance(most, int) and most > 0 and not follows(server, most):
+            given.setdefault(f"cuda_graph_max_bs_{phase}", most)
 
 
 def _follows_from_its_largest(sizes: list[object], phase: str = "decode") -> bool:
@@ -320,56 +306,44 @@ def _follows_from_the_machine(server: _Launch, most: object) -> bool:
     requests`, written out, would outlive that limit.
     """
     requests = server.args.get("max_running_requests")
-    share = requests // server.attention_ranks if isinstance(requests, int) else None
+    share = requests // attention_ranks(server.args) if isinstance(requests, int) else None
     return most in _GRAPH_SIZES_BY_MACHINE or most in (requests, share)
 
 
 def _renamed(changes: Mapping[str, object], server: _Launch) -> dict[str, object]:
     """Return the changes under the release's names, with what else must change for them to take effect."""
-    wanted = dict(changes)
+    wanted, args = dict(changes), server.args
+    config = args.get("cuda_graph_config")
+    graphs = config.get("decode") if isinstance(config, dict) else None
+    if not isinstance(graphs, dict):
+        graphs = {"backend": args.get("cuda_graph_backend_decode")}
     for old, new in (("cuda_graph_max_bs", "cuda_graph_max_bs_decode"), ("cuda_graph_bs", "cuda_graph_bs_decode")):
         name, other = (new, old) if flag_of(new, server.release) is not None else (old, new)
         if other in wanted:
             wanted.setdefault(name, wanted.pop(other))
-        if name in wanted and "max_bs" in name and _lists_own_sizes(server, name.replace("_max", "")):
-            wanted.setdefault(name.replace("_max", ""), None)  # a list of sizes has priority over the largest size
-    if any(wanted.get(arg) is False for arg in _DECODE_GRAPH_OFF):
-        _switch_decode_graphs_on(server, wanted)
+        listed = name.replace("_max", "")
+        sizes = args[listed] if isinstance(args.get(listed), list) else graphs.get("bs")
+        if (
+            name in wanted
+            and name != listed
+            and isinstance(sizes, list)
+            and sizes
+            and not _follows_from_its_largest(sizes)
+        ):
+            wanted.setdefault(listed, None)  # a list of sizes has priority over the largest size
+    if any(wanted.get(arg) is False for arg in _DECODE_GRAPH_OFF):  # remove whichever switch it is
+        wanted = {arg: value for arg, value in wanted.items() if arg not in _DECODE_GRAPH_OFF}
+        wanted |= {arg: False for arg in _DECODE_GRAPH_OFF if args.get(arg)}
+        if not args.get("disable_cuda_graph") and graphs.get("backend") == _OFF:
+            wanted["cuda_graph_backend_decode"] = None
     if wanted.get("enable_dp_attention") and flag_of("attn_dp_size", server.release) is not None:
         del wanted["enable_dp_attention"]
-        wanted["attn_dp_size"] = wanted.pop("dp_size", None) or server.whole("dp_size")
-        if server.whole("dp_size") > 1 and server.attention_ranks == 1:
+        replicas = args.get("dp_size")
+        replicas = replicas if isinstance(replicas, int) and replicas > 0 else 1
+        wanted["attn_dp_size"] = wanted.pop("dp_size", None) or replicas
+        if replicas > 1 and attention_ranks(args) == 1:
             wanted["dp_size"] = 1  # SGLang refuses replicas together with attention ranks
     return wanted
-
-
-def _switch_decode_graphs_on(server: _Launch, wanted: dict[str, object]) -> None:
-    """Remove whichever switch disables decode graphs."""
-    for arg in _DECODE_GRAPH_OFF:
-        wanted.pop(arg, None)
-        if server.args.get(arg):
-            wanted[arg] = False
-    if not server.args.get("disable_cuda_graph") and _decode_graph(server).get("backend") == _OFF:
-        wanted["cuda_graph_backend_decode"] = None
-
-
-def _lists_own_sizes(server: _Launch, listed: str) -> bool:
-    sizes = server.args.get(listed)
-    if not isinstance(sizes, list):
-        sizes = _decode_graph(server).get("bs")
-    return isinstance(sizes, list) and bool(sizes) and not _follows_from_its_largest(sizes)
-
-
-def _decode_graph(server: _Launch) -> Mapping[str, object]:
-    """Return the decode graph's part of `cuda_graph_config`, or what a flag of its own says."""
-    config = server.args.get("cuda_graph_config")
-    decode = config.get("decode") if isinstance(config, dict) else None
-    return decode if isinstance(decode, dict) else {"backend": server.args.get("cuda_graph_backend_decode")}
-
-
-def _guessed_flag(arg: str, value: object) -> Flag:
-    kind: Kind = "switch" if isinstance(value, bool) else "list" if isinstance(value, list) else "value"
-    return Flag(arg, "--" + arg.replace("_", "-"), kind, False if kind == "switch" else None)
 
 
 # Arguments that SGLang takes from others, or draws, if they are not set.
