@@ -25,13 +25,9 @@ _LONGEST_BEFORE = 300
 _ENOUGH = 3
 _MOST_STREAMS, _HELD_LENGTH = 16, 1 << 20
 _FORMS_KEPT, _LAYERS = 8, 6
-_RECORDS, _DEPTH, _PLACES, _MOST_LINES = (
-    4096,
-    10,
-    256,
-    200,
-)  # of one JSON document: an OpenTelemetry record is eight levels deep
-_EPOCH_DAY = dt.date(1970, 1, 1).toordinal()
+_RECORDS, _PLACES, _MOST_LINES = 4096, 256, 200  # of one JSON document
+_DEPTH = 10  # an OpenTelemetry record is eight levels deep
+_DAY_OF_1970 = dt.date(1970, 1, 1).toordinal()
 
 # SGLang's own stamp: configure_logger, sglang/srt/utils.py, later srt/utils/common.py. 0.3.0 has no date; milliseconds with SGLANG_LOG_MS
 # (0.5.6).
@@ -111,21 +107,17 @@ def time_of(text: bytes) -> float | None:
         return clock
     month = _MONTHS.split(b"|").index(found["name"]) + 1 if found.get("name") else int(found["month"])
     today = dt.datetime.now(dt.timezone.utc).date()
-    years = (int(found["year"]),) if found.get("year") else (today.year, today.year - 1)
-    days = (_day(year, month, int(found["day"])) for year in years)
-    limit = (today.toordinal() - _EPOCH_DAY + 1) * DAY  # a day without a year is the last one that has begun anywhere
-    day = next((day for day in days if day is not None and (len(years) == 1 or day <= limit)), None)
-    zone = (found.get("zone") or b"Z").replace(b":", b"")
-    ahead = (int(zone[1:3]) * 3600 + int(zone[3:5]) * 60) * (-1 if zone[:1] == b"-" else 1) if zone[:1] in b"+-" else 0
-    return None if day is None else day + clock - ahead
-
-
-def _day(year: int, month: int, day: int) -> int | None:
-    """Return the unix seconds of a date's midnight."""
     try:
-        return (dt.date(year, month, day).toordinal() - _EPOCH_DAY) * DAY
+        day = dt.date(int(found.get("year") or today.year), month, int(found["day"])).toordinal()
+        if (
+            not found.get("year") and day > today.toordinal() + 1
+        ):  # without a year it is the last one that has begun anywhere
+            day = dt.date(today.year - 1, month, int(found["day"])).toordinal()
     except ValueError:
         return None
+    zone = (found.get("zone") or b"Z").replace(b":", b"")
+    ahead = (int(zone[1:3]) * 3600 + int(zone[3:5]) * 60) * (-1 if zone[:1] == b"-" else 1) if zone[:1] in b"+-" else 0
+    return (day - _DAY_OF_1970) * DAY + clock - ahead
 
 
 class Line(NamedTuple):
@@ -314,11 +306,9 @@ def _text_layer(text: bytes, start: int) -> tuple[Layer, bool] | None:
         start = brace
     start = _CLOSED.match(text, 0, start).end()  # type: ignore[union-attr]  # it always matches
     before, first = text[:start], text[start : start + 1]
-    if (
-        len(before) > _LONGEST_BEFORE
-        or _OF_REQUESTS.search(before)
-        or (first not in _VALUES and before[-1] not in _ENDS)
-    ):
+    if len(before) > _LONGEST_BEFORE or _OF_REQUESTS.search(before):
+        return None
+    if first not in _VALUES and before[-1] not in _ENDS:
         return None
     headed = first not in _VALUES and first != b"{" and _STAMP.match(text, start) is None
     if headed and _TRACING.fullmatch(before):
@@ -355,13 +345,18 @@ _SHIPPERS_FIELDS = ("stringValue", "message", "line")  # inside a body or conten
 
 
 def parsed(text: bytes) -> Any:
-    """Read a text that is an object, a list or a string of JSON; None for any other."""
+    """Read a text that is an object, a list or a string of JSON; None for any other.
+
+    Nothing is read of SGLang's own log of requests: it quotes what clients sent and models said.
+    """
     if text[:1] not in (b"{", b"[", b'"'):
         return None
     try:
-        return json.loads(text.rstrip().removesuffix(b","))
+        document = json.loads(text.rstrip().removesuffix(b","))
     except (ValueError, RecursionError):
         return None
+    is_request = isinstance(document, dict) and str(document.get("event", "")).startswith("request.")
+    return {} if is_request else document
 
 
 def _leaves(
@@ -383,35 +378,25 @@ def _leaves(
         yield from _leaves(inner, value, (name, None if is_line else key), depth - 1)
 
 
-def _text_of(value: object) -> bytes:
-    return value.encode("utf-8", "replace") if isinstance(value, str) else b""
-
-
 def field_of(document: Any, layers: int = _LAYERS) -> Field | None:
-    """Return where a document has SGLang's line; None where nowhere, or where words of requests stand.
-
-    SGLang's own log of requests as JSON quotes what clients sent and models said.
-    """
-    for place, leaf, _ in () if _is_of_a_request(document) else islice(_leaves(document), _PLACES):
+    """Return where a document has SGLang's line; None where nowhere, or where words of requests stand."""
+    for place, leaf, _ in islice(_leaves(document), _PLACES):
         holder, name = place
-        quotes = name in _REQUEST_FIELDS or (
-            holder in _REQUEST_FIELDS + _OFTEN_OF_REQUESTS and name not in _SHIPPERS_FIELDS
-        )
-        lines = [] if quotes else _text_of(leaf).split(b"\n", _MOST_LINES)[:_MOST_LINES]
+        of_request = holder in _REQUEST_FIELDS + _OFTEN_OF_REQUESTS and name not in _SHIPPERS_FIELDS
+        if name in _REQUEST_FIELDS or of_request or not isinstance(leaf, str):
+            continue
+        lines = leaf.encode("utf-8", "replace").split(b"\n", _MOST_LINES)[:_MOST_LINES]
         if any(form_of(without_terminal(line), layers - 1) is not None for line in lines):
             return place
     return None
 
 
-def _is_of_a_request(document: Any) -> bool:
-    return isinstance(document, dict) and str(document.get("event", "")).startswith("request.")
-
-
 def records_at(document: Any, field: Field) -> Iterator[tuple[float | None, list[bytes]]]:
     """Return the texts at one place of a document with the time of each, line by line."""
-    for place, leaf, holder in () if _is_of_a_request(document) else _leaves(document):
+    for place, leaf, holder in _leaves(document):
         if place == field and isinstance(leaf, str):
-            yield _time_in(holder, document), [*map(without_terminal, _text_of(leaf).rstrip(b"\r\n").split(b"\n"))]
+            lines = leaf.encode("utf-8", "replace").rstrip(b"\r\n").split(b"\n")
+            yield _time_in(holder, document), [*map(without_terminal, lines)]
 
 
 def _field_layer(document: Any, layers: int) -> tuple[Layer, bool] | None:
@@ -419,24 +404,22 @@ def _field_layer(document: Any, layers: int) -> tuple[Layer, bool] | None:
     field = field_of(document, layers)
     if field is None:
         return None
-    dated = any(_json_time(leaf) is not None for place, leaf, _ in islice(_leaves(document), _PLACES) if place != field)
+    dated = any(place != field for place, _ in _times(document))
     return Layer("JSON", field=field), field == (None, None) or (dated and field[1] not in _OFTEN_OF_REQUESTS)
 
 
-def _json_time(value: Any) -> float | None:
-    """Read a time with a date; without one it may as well be a duration."""
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        return None
-    time = time_of(str(value).encode("utf-8", "replace"))
-    return time if time is not None and time >= FIRST_DATED else None
+def _times(scope: Any) -> Iterator[tuple[Field, float]]:
+    """Return the times in a record with their places, those that have a date; another may as well be a duration."""
+    for place, value, _ in islice(_leaves(scope), _PLACES):
+        time = time_of(str(value).encode("utf-8", "replace"))
+        if time is not None and time >= FIRST_DATED:
+            yield place, time
 
 
 def _time_in(*scopes: Any) -> float | None:
     """Return the time of a record: of the field most often used for it, in the innermost object that has one."""
     for scope in scopes:
-        found = ((place[1], _json_time(value)) for place, value, _ in islice(_leaves(scope), _PLACES))
-        times = {name: time for name, time in found if time is not None}
-        if times:
+        if times := {place[1]: time for place, time in _times(scope)}:
             return next((times[name] for name in _TIME_FIELDS if name in times), next(iter(times.values())))
     return None
 
