@@ -65,12 +65,6 @@ EXAMPLES: list[tuple[str, str, str, dict[str, float]]] = [
         },
     ),
     (
-        "Decode batch, #running-req：237，#token：925941，token usage：0.89，#queue-req：4",  # noqa: RUF001 - as it was pasted
-        "decode",
-        "",
-        {"running": 237, "tokens": 925_941, "usage": 0.89, "queued": 4},
-    ),
-    (
         "Prefill batch, #new-seq: 4, #new-token: 6120, #cached-token: 3584, token usage: 0.89, #running-req: 237, #queue-req: 4, ",
         "prefill",
         "",

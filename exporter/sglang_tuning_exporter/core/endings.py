@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from sglang_tuning_exporter.core import events
 from sglang_tuning_exporter.core.events import Event
-from sglang_tuning_exporter.sglang.clean import CUT, clean, without_requests, without_secrets
+from sglang_tuning_exporter.sglang import clean
 
 LONGEST_TEXT, LONGEST_WORDS = 2000, 200
 CAUSE = 2  # the weight of a class that says more than that it ended
@@ -273,8 +273,8 @@ def class_of(texts: Sequence[str], place: str = "") -> str:
 
 def quoted(text: str, longest: int = LONGEST_TEXT) -> str:
     """Return text of a log as it may be shown: on one line, cut, without secrets and words of requests."""
-    text = without_requests(without_secrets(text[: 4 * longest]))
-    text = _WHAT.sub("", clean(" ".join(text.split())))
+    text = clean.without_requests(clean.without_secrets(text[: 4 * longest]))
+    text = _WHAT.sub("", clean.clean(" ".join(text.split())))
     return shortened(text, longest)
 
 
@@ -284,7 +284,7 @@ _WHAT = re.compile(r"^(?:- |what\(\): +|\[rank\d{1,5}\]:\[[EF][^\]\n]{1,120}\] )
 
 def shortened(text: str, longest: int = LONGEST_WORDS) -> str:
     """Return a quotation cut at a word."""
-    return text if len(text) <= longest else text[: longest - 2].rpartition(" ")[0] + " " + CUT
+    return text if len(text) <= longest else text[: longest - 2].rpartition(" ")[0] + " " + clean.CUT
 
 
 # The line that explains an end is its event of the kind `words`, which has its class as word.

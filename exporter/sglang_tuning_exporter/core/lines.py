@@ -186,10 +186,8 @@ _FRACTIONS = ("usage", "swa_usage", "mamba_usage", "throughput", "accept_length"
 _OTHER_FIGURES = frozenset(
     b"input throughput (token/s),#cpu token,#mamba num,#remaining-req,#replay-token,#swa token,accept rate,block accept len,cap len,"
     b"cache hit rate,cpu token usage,est. decode TFLOPS/s (per GPU),est. prefill TFLOPS/s (per GPU),est. read BW (GB/s per GPU),mamba num,"
-    b"est. write BW (GB/s per GPU),fwd occupancy,fwd+idle occupancy,hit_tokens,largest-len,pre-allocated usage".split(
-        b","
-    )
-)
+    b"est. write BW (GB/s per GPU),fwd occupancy,fwd+idle occupancy,hit_tokens,largest-len,pre-allocated usage".split(b",")
+)  # fmt: skip
 _NEEDED = {"decode": {"running", "tokens"}, "prefill": {"sequences", "tokens"}, "retraction": {"requests"}}
 _PATTERNS = tuple((row, re.compile(row.pattern)) for row in ROWS)
 # Which of them a message is, in one look: the first group that matched. Their own groups are for the row's pattern alone.
@@ -216,7 +214,6 @@ _PLAIN = re.compile(rb"\d{1,15}(?:\.\d{1,9})?")
 _NO_NUMBER = (b"nan", b"nan%", b"-nan", b"inf", b"-inf", b"inf%", b"None")
 _RATIO = re.compile(rb"(\d+(?:\.\d+)?)[ ]?->[ ]?(\d+(?:\.\d+)?)" + _END)
 _LARGEST = 2.0**53  # above, a float cannot count
-_FULL_WIDTH = ((b"\xef\xbc\x9a", b": "), (b"\xef\xbc\x8c", b", "), (b"\xe3\x80\x82", b". "))
 _OTHER_LINE = re.compile(rb"\[20\d\d-\d\d-\d\d ")  # another process wrote into this line
 _ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 _SHAPES_KEPT, _SHAPE_LENGTH = 4096, 768
@@ -764,8 +761,6 @@ class Reader:
         text = match.string[:_LONGEST_BATCH].rstrip()
         torn = _OTHER_LINE.search(text)
         text = text if torn is None else text[: torn.start()]
-        for foreign, own in _FULL_WIDTH:
-            text = text.replace(foreign, own)
         event, fields = Event(row.kind, at.time, at.rank, dict(row.figures)), dict[bytes, bytes]()
         for each in islice(_FIELD.finditer(text, match.end()), 64):
             fields.setdefault(each[1], each[2])
