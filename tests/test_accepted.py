@@ -17,6 +17,7 @@ from sglang_tuning_exporter.core.rows import BY_ID, adapted
 from sglang_tuning_exporter.recordings.recording import load
 from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.serve import metrics
+from sglang_tuning_exporter.sglang.metrics import exposition
 from watched import end_of, watched
 
 if TYPE_CHECKING:
@@ -66,9 +67,9 @@ def exposed(directory: Path, **settings: Any) -> tuple[Sidecar, dict[str, dict[s
     sidecar = watched_retractions(directory, profile="offline", **settings)
     found: dict[str, dict[str, float]] = {}
     for family in metrics.collect(sidecar):
-        for sample in family.samples:
-            if "diagnosis" in sample.labels:
-                found.setdefault(sample.name, {})[sample.labels["diagnosis"]] = sample.value
+        for text, value in family.samples:
+            if "diagnosis" in family.names:
+                found.setdefault(family.sample_name, {})[exposition.labels(text[1:-1])["diagnosis"]] = value
     return sidecar, found
 
 

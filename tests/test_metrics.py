@@ -34,7 +34,7 @@ from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.core.server import STATES
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import PREFIX, Family, gauge, info, text_format
-from sglang_tuning_exporter.sglang.metrics import page_figures
+from sglang_tuning_exporter.sglang.metrics import exposition, page_figures
 
 # What prometheus_client exposes of the exporter's own process.
 OWN_PROCESS = {
@@ -200,7 +200,8 @@ class _Given(Collector):
         for family in self._families:
             metric = Metric(family.name, family.documentation, family.type)
             for sample in family.samples:
-                metric.add_sample(*sample)
+                text, value = sample
+                metric.add_sample(family.sample_name, dict(exposition.labels(text[1:-1])), value)
             yield metric
 
 
@@ -210,7 +211,7 @@ MOST, MOST_OF_A_RANK = 270, 25
 
 
 def series(sidecar: Sidecar) -> Counter[str]:
-    return Counter(sample.name for family in collect(sidecar) for sample in family.samples)
+    return Counter({family.sample_name: len(family.samples) for family in collect(sidecar) if family.samples})
 
 
 def under_load(ranks: int) -> Sidecar:
@@ -240,7 +241,7 @@ def test_rows_without_an_alert_have_no_condition_and_a_limit_stands_only_beside_
 ) -> None:
     sidecar = watched_retractions(tmp_path)
     named = {
-        name: {sample.labels["diagnosis"] for family in collect(sidecar) for sample in family.samples if sample.name == name}
+        name: {exposition.labels(text[1:-1])["diagnosis"] for family in collect(sidecar) for text, _ in family.samples if family.name == name}
         for name in ("sglang_tuning_condition", "sglang_tuning_condition_limit")
     }  # fmt: skip
     assert named["sglang_tuning_condition"] == named["sglang_tuning_condition_limit"]

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from prometheus_client.exposition import generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -65,7 +66,7 @@ def make_app(sidecar: Sidecar, web_config: ActiveConfig | None = None) -> Starle
         is_up = None if web_config is None else web_config.is_up
         own = serving(sidecar.config.external_url, answered, is_tls=is_tls, is_up=is_up)
         families = [*collect(sidecar), *(family for family in own if family.samples)]
-        return response(text_format(families) + text_format(process.collect()) + series, headers)
+        return response(text_format(families) + generate_latest(process).decode() + series, headers)
 
     async def metrics(request: Request) -> Response:
         patience = scrape_timeout(request.headers.get(TIMEOUT_HEADER), sidecar.config.scrape_timeout)

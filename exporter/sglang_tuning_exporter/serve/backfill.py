@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import urlencode
 
-from prometheus_client.core import GaugeMetricFamily, Metric
-
 from sglang_tuning_exporter.capacity import Measured
 from sglang_tuning_exporter.collect.follower import FileStatus
 from sglang_tuning_exporter.collect.scrape import LoadsSchedule, ScrapeHealth
@@ -34,7 +32,7 @@ from sglang_tuning_exporter.core.rows import adapted
 from sglang_tuning_exporter.core.server import Scheduler
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.serve.metrics import collect
-from sglang_tuning_exporter.serve.metrics.families import Family, Labels, label_text
+from sglang_tuning_exporter.serve.metrics.families import Family, gauge, label_text
 from sglang_tuning_exporter.sglang.clean import clean
 
 STEP_SECONDS = 15.0  # the scrape interval of alerts/prometheus.yml
@@ -81,7 +79,7 @@ class BackfillView:
         """Return the time itself: it is unix seconds."""
         return moment
 
-    def moments(self) -> Iterator[tuple[float, list[Family | Metric]]]:
+    def moments(self) -> Iterator[tuple[float, list[Family]]]:
         """Give every scrape: its time in unix seconds, and the families.
 
         Raise `UsageError` for input that cannot be read or is no log of SGLang.
@@ -107,12 +105,12 @@ class BackfillView:
         while self._now + STEP_SECONDS <= now:
             yield self._now + STEP_SECONDS
 
-    def _scraped(self, at: float) -> list[Family | Metric]:
+    def _scraped(self, at: float) -> list[Family]:
         self._now = at
         self.watch.advance(at)
         return [*collect(self), *self._native(), *self._prometheus()]
 
-    def _native(self) -> Iterator[Metric]:
+    def _native(self) -> Iterator[Family]:
         """Return SGLang's own gauges that a log line prints, with the labels of its schedulers (srt/metrics, 0.3.6 on)."""
         facts = self.watch.server.facts
         figures: dict[str, tuple[str, Callable[[Scheduler], float | None]]] = {
@@ -125,22 +123,23 @@ class BackfillView:
             "gen_throughput": ("Generated tokens per second, as last logged.", lambda each: each.throughput),
             "max_total_num_tokens": ("Tokens that fit into the KV cache.", lambda each: facts.pools.get(each.dp)),
         }
-        model = {"model_name": facts.word("served_model_name") or facts.word("model_path")}
+        model = facts.word("served_model_name") or facts.word("model_path")
         for name, (words, figure) in figures.items():
-            family = GaugeMetricFamily(f"sglang:{name}", words)
+            family = gauge(name, words, "model_name", prefix="sglang:")
             for dp, scheduler in self.watch.server.schedulers.items():
                 value = figure(scheduler)
                 if value is not None and isfinite(value):
-                    family.add_sample(family.name, model if dp is None else model | {"dp_rank": str(dp)}, value)
+                    family.add_metric([model], value, dp)
             yield family
 
-    def _prometheus(self) -> Iterator[Metric]:
+    def _prometheus(self) -> Iterator[Family]:
         """Return what Prometheus adds itself: `up`, and `ALERTS`, which the boards mark."""
-        up = GaugeMetricFamily("up", "Whether the exporter would have answered.")
-        up.add_metric([], 1.0)
-        yield up
-        labels = ["alertname", "alertstate", "severity", "diagnosis"]
-        alerts = GaugeMetricFamily("ALERTS", "Alerts as the committed rules would have had them.", labels=labels)
+        yield gauge("up", "Whether the exporter would have answered.", prefix="").with_samples([(1.0,)])
+        doc, labels = (
+            "Alerts as the committed rules would have had them.",
+            ("alertname", "alertstate", "severity", "diagnosis"),
+        )
+        alerts = gauge("ALERTS", doc, *labels, prefix="")
         for clock in self.watch.clocks.by_row.values():
             state = "firing" if clock.firing is not None else "pending" if clock.since is not None else ""
             if state:
@@ -208,7 +207,7 @@ def _whole(path: Path) -> Iterator[IO[str]]:
         part.replace(target)
 
 
-def _lines(families: Iterable[Family | Metric], at: float, labels: Mapping[str, str], known: set[str]) -> Iterator[str]:
+def _lines(families: Iterable[Family], at: float, labels: Mapping[str, str], known: set[str]) -> Iterator[str]:
     """Give the samples of a moment as OpenMetrics, with these labels, before them what families that are not `known` yet are.
 
     A moment's samples stand together, not a series': `promtool` reads the times of each series in order, which suffices.
@@ -219,11 +218,9 @@ def _lines(families: Iterable[Family | Metric], at: float, labels: Mapping[str, 
             known.add(family.name)
             text = family.documentation.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
             yield f"# HELP {family.name} {text}\n# TYPE {family.name} {family.type}\n"
-        for sample in family.samples:
-            value, more = sample.value, sample.labels
-            written = (more.text if isinstance(more, Labels) else label_text(more))[1:] or "}"
+        for more, value in family.samples:
             figure = int(value) if value == value // 1 and abs(value) < 1e15 else float(value)
-            yield f"{sample.name}{own}{',' if written != '}' else ''}{written} {figure!r}{moment}"
+            yield f"{family.sample_name}{own}{f',{more[1:]}' if more else '}'} {figure!r}{moment}"
 
 
 def _shift(logs: Logs, date: str | None) -> float:
