@@ -89,6 +89,10 @@ ENDS = {
     "an address of another machine": (["zmq.error.ZMQError: Cannot assign requested address (addr='tcp://10.0.0.5:1')"], "srt/a.py", "argument"),
     "a compiler of C": (["subprocess.CalledProcessError: Command '['/usr/bin/gcc', 'm.c']' returned 1."], "srt/layers/moe.py", "library"),
     "a name without an address": (["socket.gaierror: [Errno -2] Name or service not known"], "srt/distributed/parallel_state.py", "network"),
+    "a size that a flag sets": (["AssertionError: Not enough space for x, try to increase --mamba-full-memory-ratio."], "srt/a.py", "size"),
+    "the storage of HiCache": (["AssertionError"], "srt/mem_cache/storage/mooncake_store/mooncake_store.py", "storage"),
+    "a branch that nobody wrote": (["NotImplementedError"], "srt/lora/utils.py", "check"),
+    "an operator of an NPU": (["RuntimeError: NPU function error: call aclnnInplaceCopy failed, error code is 161002"], "srt/a.py", "kernel"),
     "a kernel": (["torch.AcceleratorError: CUDA error: an illegal memory access was encountered"], "srt/layers/moe.py", "kernel"),
 }  # fmt: skip
 
@@ -125,13 +129,54 @@ def test_the_exception_that_ended_a_scheduler_explains_its_end(
             "kernel",
         ),
         ("bash: line 1: 4711 Killed                  python -m sglang.launch_server", "killed"),
+        (
+            "/src/nvshmem/src/host/team/team.cu:f:63: NVSHMEM API called before NVSHMEM initialization has completed",
+            "unknown",
+        ),
     ],
 )
 def test_an_abort_without_a_traceback_is_an_end(line: str, ending: str, tmp_path: Path) -> None:
     found = crash(tmp_path, SERVED, line)
     assert found.explained_by is not None
     assert found.explained_by.word == ending
-    assert found.headline.startswith("SGLang has crashed: ")
+    assert found.headline.startswith("SGLang has crashed")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "node5:240:240 [6] misc/socket.cc:533 NCCL WARN socketPollConnect: Connect to 10.0.0.4<56849> returned 113(No route to host)",
+        "/src/nvshmem/src/modules/transport/ibrc/ibrc.cpp:418: non-zero status: 22 ibv_modify_qp failed",
+    ],
+)
+def test_a_library_that_could_not_connect_explains_the_end_after_it(line: str, tmp_path: Path) -> None:
+    for error in ("", "RuntimeError: NCCL error: unhandled system error"):
+        said = explained(tmp_path, line, *scheduler(error, "srt/distributed/parallel_state.py"))
+        assert (said.word, said.text) == ("network", line)
+
+
+def test_a_warning_of_nccl_about_a_setting_explains_no_end(tmp_path: Path) -> None:
+    line = "node5:240:240 [6] NCCL WARN NUMA auto balancing enabled which can lead to variability"
+    assert explained(tmp_path, line, *scheduler("KeyError: 'x'", "srt/models/llama.py")).word == "check"
+
+
+def test_a_traceback_that_lost_its_blanks_names_its_frame(tmp_path: Path) -> None:
+    lines = [each.lstrip() for each in scheduler("NotImplementedError", "srt/lora/utils.py")]
+    pasted = [each for line in lines for each in (line, "")]
+    assert explained(tmp_path, *pasted).place == "srt/lora/utils.py:7 in f"
+
+
+@pytest.mark.parametrize(
+    ("function", "ended"),
+    [("_cascade_evict", "an exception ended its scheduler"), ("init_lora_manager", "its start failed")],
+)
+def test_a_traceback_without_its_head_is_of_a_start_where_a_frame_shows_it(
+    function: str, ended: str, tmp_path: Path
+) -> None:
+    log = judged(
+        tmp_path, AT.format(1, 0) + "Init torch distributed begin.", frame("srt/a.py", function), "AssertionError"
+    )
+    assert any(ended in each.words for each in log.course)
 
 
 @pytest.mark.parametrize(
@@ -204,6 +249,14 @@ def test_a_kill_after_a_warm_up_that_failed_is_sglangs_own(before: list[str], en
     found = crash(tmp_path, loaded, *before, "", "Killed")
     assert found.explained_by is not None
     assert (found.headline[:21], found.explained_by.word) == ("SGLang did not start:", ending)
+
+
+@pytest.mark.parametrize("words", ["child proces. It usually", "child process. It usually"])
+def test_a_kill_after_sglang_ended_itself_is_its_own(words: str, tmp_path: Path) -> None:
+    hung = AT.format(9, 0) + "Watchdog timeout (self.watchdog_timeout=300)"
+    ends = f"[2026-06-01 10:00:14] Received sigquit from a {words} means the child failed."
+    found = crash(tmp_path, SERVED, hung, ends, "Killed")
+    assert (found.headline, found.explained_by) == ("SGLang has crashed.", None)
 
 
 def test_the_last_words_survive_the_exporter() -> None:

@@ -328,6 +328,7 @@ EXAMPLES: list[tuple[str, str, str, dict[str, float]]] = [
         {"tokens": -561_981},
     ),
 ]
+STORE = "E0616 07:25:02.248379 40411 store_py.cpp:372] Put operation failed with error: NO_AVAILABLE_HANDLE"
 # Lines without an event.
 SILENT = [
     ("KV Cache VA upper bound. #tokens: 9", "known"),
@@ -357,12 +358,32 @@ def test_a_line_without_an_event_has_its_kind(line: str, kind: str) -> None:
     assert (reader.kind, dict(reader.lines)) == (kind, {kind: 1})
 
 
+def test_a_storage_of_hicache_that_refuses_or_ends_is_heard_between_stamped_lines() -> None:
+    thread = [
+        "Exception in thread Thread-13 (backup_thread_func):",
+        "Traceback (most recent call last):",
+        '  File "/usr/lib/python3.12/threading.py", line 1010, in run',
+        '  File "/srv/sglang/srt/managers/cache_controller.py", line 812, in backup_thread_func',
+        "AttributeError: no batch_put_from",
+    ]
+    for said in ([STORE], thread):
+        [event] = [
+            each for each in read(STAMP + "Load weight begin. avail mem=1 GB", *said) if each.kind in ("hicache", "end")
+        ]
+        assert (event.kind, event.word, event.text) == ("hicache", "storage", said[-1])
+
+
 def test_every_row_of_the_table_has_a_line_here() -> None:
     texts = (
         [line for line, *_ in EXAMPLES]
         + [line for line, _ in SILENT]
         + ["server_args={", "Capture cuda graph bs [1, 2]", "max_total_tokens=9 is larger than the profiled value 4."]
         + ["[rank1]:[E1209 a.cpp:1] Rank 1 waits", "- ImportError: libnvrtc.so.12: no such file"]
+        + [
+            "h:1:1 [0] net.cc:579 NCCL WARN Error: network x not found",
+            "/s/nvshmem/a.cpp:4: non-zero status: 7 connect EPS failed",
+        ]
+        + ["nvshmem initialization failed, exiting", STORE]
     )
     found = [next((row for row in lines.ROWS if re.match(row.pattern, text.encode())), None) for text in texts]
     assert [row for row in lines.ROWS if row not in found] == []

@@ -96,6 +96,7 @@ def test_whatever_a_reason_and_a_request_id_hold_one_request_failed(text: str) -
         (TIMED_OUT.replace("300.0", "600.0"), "prefill server's log", "longer waits will hardly help"),
         ("Request {room} timed out after 300.1s in KVPoll.Bootstrapping", "decode server", "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT=600"),
         ("Decode instance could be dead, remote mooncake session 10.0.0.1:1 is not alive", "decode server's log", ""),
+        ("Failed to get kvcache from prefill instance, it might be dead", "where it says why: Prefill transfer failed", ""),
         ("Losing connection with prefill instance (bootstrap_addr: 10.0.0.1:8998)", "prefill server's log", ""),
         ("Lost connection with prefill instance (bootstrap_addr: 10.0.0.1:8998)", "prefill server's log", ""),
         ("Could not fetch prefill parallel info from bootstrap_addr: 10.0.0.1:8998", "--disaggregation-bootstrap-port", ""),

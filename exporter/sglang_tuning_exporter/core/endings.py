@@ -64,6 +64,12 @@ CLASSES: Mapping[str, Ending] = {
         _REPEATS,
         "the same command ran before with this release and model: then something else has changed",
     ),
+    "size": Ending(
+        "a size that a flag sets does not fit this load",
+        "change the flag that the line names, in the direction that it names",
+        f"SGLang's own words name it. {_REPEATS}",
+        "it was changed already: then send fewer or shorter requests, or give it more GPUs",
+    ),
     "model": Ending(
         "the model's files are missing or damaged, or could not be fetched",
         "check that --model-path holds every file of the model and that SGLang may read it; where it is a name, that this machine reaches the model"
@@ -120,6 +126,13 @@ CLASSES: Mapping[str, Ending] = {
         "read the other server's log at the same time, and check that it runs and that the two reach each other",
         "One side of a prefill/decode pair ends or waits because of the other.",
         "the other server was stopped on purpose",
+    ),
+    "storage": Ending(
+        "HiCache's storage could not be used",
+        "check that the service behind --hicache-storage-backend runs, that this machine reaches it, and that its package has the version that this"
+        " release of SGLang asks for; or start without the storage",
+        "SGLang connects to it when it starts. A restart repeats it as long as the storage does not answer.",
+        "other servers use the same storage without trouble: then compare their settings",
     ),
     "peer": Ending(
         "another process of the server ended or stopped first",
@@ -221,6 +234,7 @@ SIGNS = (
         r"prefill parallel info",
     ),
     _sign("transfer", place=r"/disaggregation/"),
+    _sign("storage", place=r"/mem_cache/(?:storage|mooncake_store)/"),
     _sign(
         "network", r"\bGloo\b", r"TCPStore", r"Dist(?:Network|Store|Backend)Error", r"nccl(?:SystemError|InternalError|InvalidUsage)",
         r"NCCL (?:error|WARN|communicator)", r"ibv_\w+", r"rendezvous", r"No route to host", r"Network is unreachable", r"Connection refused",
@@ -230,7 +244,7 @@ SIGNS = (
     _sign(
         "kernel", r"exit ?code:? ?\(?-?(?:4|6|7|8|11|13[2459]|136)\b",
         r"illegal memory access", r"misaligned address", r"device-side assert", r"unspecified launch failure", r"Segmentation fault",
-        r"SIG(?:SEGV|BUS|ABRT)", r"Bus error", r"Memory access fault by GPU", r"HSA_STATUS_ERROR", r"(?:CUDA|HIP|NPU|XPU|MUSA) (?:kernel |driver )?error",
+        r"SIG(?:SEGV|BUS|ABRT)", r"Bus error", r"Memory access fault by GPU", r"HSA_STATUS_ERROR", r"(?:CUDA|HIP|NPU|XPU|MUSA) (?:\w+ )?error",
         r"(?:cuda|hip)Error", r"CU(?:BLAS|DNN)_STATUS", r"Triton Error", r"AcceleratorError", r"double free", r"corrupted", r"invalid pointer",
         r"(?:malloc|free)\(\)", r"\bXid\b", r"EZ\d{4}", r"E[A-Z]9999", r"ERR\d{5}", r"aclError", r"ACL (?:error|api)", r"XlaRuntimeError",
         r"not permitted when stream is capturing", r"Internal Triton", r"cutlass", r"\bMLIR\b", r"nanobind", r"flashinfer", r"deep_?gemm",
@@ -242,11 +256,13 @@ SIGNS = (
         r"Unrecognized (?:model|configuration)", r"No such file or directory", r"(?:must be|is not|not) divisible",
     ),
     _sign("argument", place=r"/(?:server_args|launch_server|arg_groups/\w+|parser/\w+|configs/\w+)\.py|/cli/"),
+    _sign("size", r"\b(?:increase|reduce|raise|lower|decrease)\b[^.]{0,80}--[a-z][a-z0-9-]+"),
     _sign(
         "argument", r"--[a-z][a-z0-9-]{3,}[^.]{0,40}(?:must|should|cannot|is not|requires)",
-        r"\b(?:set|use|using|specify|add|pass|enable|disable|increase|reduce|raise|lower|decrease)\b[^.]{0,80}--[a-z][a-z0-9-]+",
+        r"\b(?:set|use|using|specify|add|pass|enable|disable)\b[^.]{0,80}--[a-z][a-z0-9-]+",
     ),
     _sign("check", r"^TypeError: Unsupported\b", place=r"^(?:sglang|srt)/"),  # an object of SGLang's own
+    _sign("check", r"^NotImplementedError:?$"),  # without a word: a branch that nobody wrote
     _sign("library", r"NotImplementedError", r"is not supported", r"Unsupported", r"not implemented"),
     _sign("check", r"^[\w.]*(?:Error|Exception)\b", place=r"^(?:sglang|srt)/"),
     _sign("check", r"memory leak detected", r"AssertionError"),

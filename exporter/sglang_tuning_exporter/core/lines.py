@@ -49,6 +49,7 @@ class Row(NamedTuple):
     since: str
     word: str = ""
     figures: Mapping[str, float] = MappingProxyType({})  # besides those of the pattern
+    bare: bool = False  # it stands without a stamp between lines that have one: a library or Python printed it
 
 
 _BATCH = rb"(?: ?\[[^\]]{0,24}\])?(?:\((?:mixed )?#running-req: ?(?P<mixed>\d+)\))?[ ]?[.,:]?[ ]?(?=[#\w]|$)"
@@ -89,7 +90,7 @@ ROWS = (
     Row("hang", rb"(?:(?P<by>[A-Z]\w{0,40}) )?[Ww]atchdog timeout \((?:self\.)?watchdog_timeout=(?P<seconds>\d{1,9})?", "0.3.0", "scheduler"),
     Row("health", rb"Health check failed\. Server couldn't get a response from detokenizer", "0.4.3"),
     Row("end", rb"(?:Subp|P)rocess [^'\"\n]{0,120}\bcrashed with exit code -?\d+", "0.5.7", "process_died"),
-    Row("end", rb"Received sigquit from a child process", "0.4.0", "process_died"),
+    Row("end", rb"Received sigquit from a child pro", "0.4.0", "process_died"),  # up to 0.4.3 with one letter s
     Row("end", rb"SIGQUIT received\. signum=", "0.5.5.post3", "process_died"),
     Row("end", rb"Child process unexpectedly failed with ", "0.4.3", "process_died"),
     Row("end", rb"(?:RuntimeError: )?Rank \d+ scheduler (?:died during initialization|is dead)", "0.4.3", "launch_failed"),
@@ -106,6 +107,11 @@ ROWS = (
     Row("end", rb"\[rank\d{1,5}\]:\[[EF][^\]\n]{1,120}\][^\n]{0,400}(?:terminated with exception|[Tt]aking the entire process down)", "0.3.0", _ABORT),
     Row("words", rb"\[rank\d{1,5}\]:\[[EF][^\]\n]{1,120}\] |\[ERROR\] 20\d\d-|E[A-Z]?\d{4,5}: [A-Z\[]", "0.3.0"),
     Row("words", rb"- (?:Import|OS)Error: (?=\S{1,100}\.so)", "0.5.4"),  # the attempts to load SGLang's kernels
+    # What NCCL and NVSHMEM say of a connection before PyTorch or SGLang says that it failed; NCCL warns of settings too.
+    Row("words", rb"\S{1,200}:\d{1,9}:\d{1,9} \[\d{1,4}\] (?:\S{1,60}:\d{1,6} )?NCCL WARN (?=[^\n]{0,400}(?i:fail|error|refused|no route|not found|timed? ?out|"
+        rb"unreachable|mismatch|closed by))", "0.3.0"),
+    Row("words", rb"\S{1,200}/nvshmem\S{0,200}:\d{1,6}: non-zero status: \d{1,4} (?=[a-z])", "0.4.6"),
+    Row("end", rb"nvshmem initialization failed, exiting|\S{1,200}/nvshmem\S{0,200}: NVSHMEM API called before NVSHMEM initialization", "0.4.6", _ABORT),
     Row("draining", rb"SIGTERM received\. ", "0.4.4"),
     Row("draining", rb"Gracefully exiting\.\.\. [Rr]emaining number of requests (?P<remaining>\d{1,9})", "0.3.6"),  # every 5 s, until none is left
     # Failed allocations; of the last one the frames of the traceback show the phase.
@@ -158,6 +164,8 @@ ROWS = (
     Row("hicache", rb"(?:\[Rank \d{1,5}\](?:\[Pool \w{1,40}\])? HiCacheHF3FS (?:get|set) [^\n]{1,300} failed|SeaweedFS (?:get|set) \S{1,200} failed: )",
         "0.5.2", "storage"),
     Row("hicache", rb"TensorCast L3 unavailable: ", "0.5.23", "storage"),
+    Row("hicache", rb"E\d{4}(?:\d{4})? [\d:.]{8,20} +\d{1,9} (?:\w{0,20}client\w{0,20}|store_py)\.cpp:\d{1,6}\] (?=[A-Z])", "0.4.9", "storage",
+        bare=True),  # the Mooncake Store's own words
     # What memory allows where --max-total-tokens asks for more: mem_cache/kv_cache_configurator.py, before model_runner.py. No pool is a failure.
     Row("no_pool", rb"max_total_tokens=\d{1,15} is larger than the profiled value (?P<tokens>-\d{1,15}|0)\. Use the profiled value instead\.", "0.4.6"),
     Row("known", rb"max_total_tokens=\d{1,15} is larger than the profiled value ", "0.4.6"),
@@ -195,8 +203,8 @@ _ANY = re.compile(b"|".join(b"(" + re.sub(rb"(?<!\\)\((?!\?)|\(\?P<\w+>", b"(?:"
 _RECOGNISED = frozenset(
     {"decode", "prefill", "retraction", "pool", "limits", "memory", "ready", "hang", "health", "end", "draining"}
 )
-_ABORTS = re.compile(
-    b"|".join(b"(?:" + row.pattern + b")" for row in ROWS if row.word == _ABORT or row.kind == "words")
+_BARE = re.compile(
+    b"|".join(b"(?:" + row.pattern + b")" for row in ROWS if row.bare or row.word == _ABORT or row.kind == "words")
 )
 _WATCHED = {b"DetokenizerManager": "detokenizer", b"TokenizerManager": "tokenizer"}  # 0.5.7
 _OF_EACH_RANK = re.compile(
@@ -285,12 +293,13 @@ class _Traceback:
     place: str = ""  # the deepest frame inside SGLang
     stamped: bool = False  # a line of SGLang's logged it
     indent: int = 0  # of a log pasted with blanks before each line
+    headless: bool = False  # a log begins inside of it, or its head is lost
     phase: str = ""
     inside: set[str] = field(default_factory=set)  # names of `_INSIDE`, and `main`
 
     def read_frame(self, frame: re.Match[bytes], number: int) -> None:
         """Note the phase of a frame: the deepest one counts, but all inside a capture is capture, and an encoder is no phase."""
-        self.until, self.indent = number + _OTHERS_BETWEEN, len(frame[1])
+        self.until, self.indent = number + _OTHERS_BETWEEN, len(frame[1] or b"")
         function, inside = frame[4], frame[2].rpartition(b"/sglang/")
         if inside[1]:
             file = inside[2] if inside[2].startswith(b"srt/") else b"sglang/" + inside[2]
@@ -317,11 +326,13 @@ class _Traceback:
 
 TRACEBACK = b"Traceback (most recent call last):"
 _OTHERS_BETWEEN = 60  # lines of other processes in a traceback
-_FRAME = re.compile(rb' {2}( {0,8})File "([^"\n]{0,1000})", line (\d{1,9}), in (\S{1,200})')
+# Some pastes have lost the blanks.
+_FRAME = re.compile(rb'(?: {2}( {0,8}))?File "([^"\n]{0,1000})", line (\d{1,9}), in (\S{1,200})')
 _IN_MAIN = re.compile(rb"/sglang/(?:launch_server|cli/\w{1,20})\.py$")
 _INSIDE = (
     ("process", re.compile(rb"^(?:run_\w{1,40}_process$|run_tp_server$|launch_server$|start_controller_process)")),
     ("loop", re.compile(rb"event_loop|forward_loop|process_input_requests|handle_request|forward_step")),
+    ("storage", re.compile(rb"^(?:backup|prefetch)_\w{0,20}_func$")),  # threads of HiCache: SGLang goes on without
     ("start", re.compile(rb"__init__|init_|load_model|load_weights|alloc_memory_pool|profile_max_num_token|launch_")),
 )
 _PHASES = (
@@ -351,6 +362,7 @@ _CHAINED = (b"During handling of the above exception", b"The above exception was
 _USAGE_ERROR = re.compile(rb"(?:sglang(?: serve)?|launch_server\.py): error: [^\n]{1,1000}")
 _UNRECOGNIZED = re.compile(rb"([^\n]{0,40}: error: unrecognized arguments: )([^\n]*)")
 _BY_SOMEBODY = (b"KeyboardInterrupt", b"SystemExit")
+_KILLED = re.compile(rb"(?:\S{1,80}: line \d{1,5}: *)?(?:\d{1,9} )?Killed\b[^\n]*")
 _CRASHED = re.compile(
     rb"(?:Subp|P)rocess ([A-Za-z][\w.:-]{0,60})(?: [^'\"\n]{0,60})? crashed with exit code (-?\d{1,5})\b"
 )
@@ -526,6 +538,7 @@ class Reader:
         self._sizes: tuple[int, ...] = ()
         self._cut: tuple[Event, bytes] | None = None  # arguments that may go on in the next line
         self._traceback: _Traceback | None = None  # the last one
+        self._ended = False  # SGLang said that it ends itself, which it does with a kill of its processes
         self._said: _Said | None = None
         self._printed: dict[bytes, float] = {}  # when, of lines without ranks
         self._recent: deque[bytes] = deque(maxlen=_RECENT)  # the last recognised lines
@@ -695,7 +708,7 @@ class Reader:
 
     def _read_abort(self, text: bytes, at: Origin) -> str:
         """Read a line that no process of SGLang's logs: how a process was aborted."""
-        found = _row_of(text) if _ABORTS.match(text) else None
+        found = _row_of(text) if _BARE.match(text) else None
         return "" if found is None else self._read_row(*found, at)
 
     def _read_message(self, text: bytes, at: Origin, *, stamped: bool = True) -> str:
@@ -794,7 +807,7 @@ class Reader:
 
     def _read_arguments(self, text: bytes, at: Origin) -> str:
         self._traceback = None
-        self._starting, self._serving, self._capturing, self._sizes = True, False, False, ()
+        self._starting, self._serving, self._capturing, self._ended, self._sizes = True, False, False, False, ()
         found = parse_server_args(text.decode("utf-8", "replace"))
         if found is None:
             self.unreadable["server_args"] += 1
@@ -864,6 +877,12 @@ class Reader:
         return kind
 
     def _read_end(self, event: Event, text: bytes, told: int, at: Origin) -> None:
+        if event.word == _ABORT:
+            if self._ended and _KILLED.fullmatch(text):
+                self._events.remove(event)
+                return
+        else:
+            self._ended = True
         event.text, opens = _crash(text), TRACEBACK in text
         if event.word == "scheduler_exception" or opens:
             if self._traceback is None or self._traceback.begin != self.number:
@@ -963,7 +982,7 @@ class Reader:
         if text.startswith(TRACEBACK):
             self._open_traceback(at)
         elif (frame := _FRAME.match(text)) is not None:
-            traceback = traceback or self._open_traceback(at)
+            traceback = traceback or self._open_traceback(at, headless=True)
             place = traceback.place
             traceback.read_frame(frame, self.number)
             if (
@@ -986,13 +1005,13 @@ class Reader:
             return "exception"
         return "traceback"
 
-    def _open_traceback(self, at: Origin) -> _Traceback:
+    def _open_traceback(self, at: Origin, *, headless: bool = False) -> _Traceback:
         """Open a traceback: one that goes on, or that of another process."""
         last, until = self._traceback, self.number + _OTHERS_BETWEEN
         if last is not None and last.goes_on and self.number <= last.until:
             self._traceback = replace(last, until=until, is_open=True, goes_on=False, place="", indent=0)
         else:
-            self._traceback = _Traceback(at, self.number, until)
+            self._traceback = _Traceback(at, self.number, until, headless=headless)
         self._said = None
         return self._traceback
 
@@ -1004,11 +1023,16 @@ class Reader:
         is_known = found is not None and (found[0].word == "launch_failed" or found[0].kind == "out_of_memory")
         row = found[0] if found is not None and is_known else None
         by_somebody = text.startswith(_BY_SOMEBODY)
-        uncaught = bool(traceback.place) and not traceback.stamped
-        if row is not None and row.kind == "end":
+        in_thread = "storage" in traceback.inside and not traceback.is_sure
+        uncaught = bool(traceback.place) and not traceback.stamped and not in_thread
+        if in_thread:
+            self._add("hicache", at, word="storage", text=_words(text))
+        elif row is not None and row.kind == "end":
             self._add("end", at, word=row.word)
         elif row is None and ("main" in traceback.inside or uncaught) and not self._serving and not by_somebody:
-            self._add("end", at, word="launch_failed", text=_launch_failure(text))
+            started = traceback.headless and "start" not in traceback.inside
+            word, why = ("scheduler_exception", "") if started else ("launch_failed", _launch_failure(text))
+            self._add("end", at, word=word, text=why)
         elif row is None and "process" in traceback.inside and not traceback.announced and not by_somebody:
             self._add("end", at, word="scheduler_exception")
         if (traceback.is_sure or uncaught or row is not None) and not by_somebody:

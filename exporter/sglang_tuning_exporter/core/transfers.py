@@ -51,7 +51,14 @@ CAUSES: tuple[Cause, ...] = (
         "The prefill server takes a decode server for dead after a transfer to it failed.",
     ),
     _cause(
-        r"los(?:t|ing) connection with prefill|prefill instance, it might be dead|prefill down|node failure",
+        r"prefill instance, it might be dead",
+        "read the prefill server's log at the same time, where it says why: Prefill transfer failed, and the lines of the transfer backend before it",
+        "SGLang prints these words when the prefill server reports that it could not send: that server answers, and its network or its transfer"
+        " backend failed.",
+        not_if="the prefill server ended at that time: then its last lines say why",
+    ),
+    _cause(
+        r"los(?:t|ing) connection with prefill|prefill down|node failure",
         "read the last lines of the prefill server's log, and check that it runs: it no longer answers the decode server's heartbeat",
         "The decode server gives up all requests that wait for a prefill server without a heartbeat"
         " (SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL, SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE).",
