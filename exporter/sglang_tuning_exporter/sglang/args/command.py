@@ -143,23 +143,17 @@ class Command(NamedTuple):
     secrets: tuple[str, ...] = ()  # secret flags: not read, so it is not known whether they are set
 
 
-class _Launch(NamedTuple):
-    """The printed arguments and the release that they are of."""
-
-    args: Mapping[str, object]
-    release: str
-
-    def flag(self, arg: str) -> Flag | None:
-        """Return the flag of an argument in this server's release; None if it has none."""
-        found = flag_of(arg, self.release)
-        if found is None and arg in self.args:
-            found = nearest_flag(arg, self.release)
-            # The newest known release stands for later ones, which may have arguments of their own.
-            if found is None and self.release == releases()[-1] and not arg.startswith("_"):
-                value = self.args[arg]
-                kind: Kind = "switch" if isinstance(value, bool) else "list" if isinstance(value, list) else "value"
-                return Flag(arg, "--" + arg.replace("_", "-"), kind, False if kind == "switch" else None)
-        return found if found is not None and found.flag else None
+def _flag(arg: str, args: Mapping[str, object], release: str) -> Flag | None:
+    """Return the flag of an argument in a server's release; None if it has none."""
+    found = flag_of(arg, release)
+    if found is None and arg in args:
+        found = nearest_flag(arg, release)
+        # The newest known release stands for later ones, which may have arguments of their own.
+        if found is None and release == releases()[-1] and not arg.startswith("_"):
+            value = args[arg]
+            kind: Kind = "switch" if isinstance(value, bool) else "list" if isinstance(value, list) else "value"
+            return Flag(arg, "--" + arg.replace("_", "-"), kind, False if kind == "switch" else None)
+    return found if found is not None and found.flag else None
 
 
 def command_line(release: str | None, args: Mapping[str, object], changes: Mapping[str, object]) -> Command | None:
@@ -171,16 +165,19 @@ def command_line(release: str | None, args: Mapping[str, object], changes: Mappi
     given = typed_args(release, args)
     if release is None or given is None:
         return None
-    server, changed = _Launch(args, release), []
-    for arg, value in _renamed(changes, server).items():
-        if (flag := server.flag(arg)) is None:
+    changed = []
+    for arg, value in _renamed(changes, args, release).items():
+        if (flag := _flag(arg, args, release)) is None:
             continue
         old = given.get(arg, flag.default)
         if typed(flag, old) != typed(flag, value):
             changed.append((flag.flag, shown(old), shown(value)))
         given[arg] = value
     words = [
-        word for arg, value in given.items() if (flag := server.flag(arg)) is not None for word in spelled(flag, value)
+        word
+        for arg, value in given.items()
+        if (flag := _flag(arg, args, release)) is not None
+        for word in spelled(flag, value)
     ]
     secrets = [flag_of(arg, release) for arg in ("api_key", "admin_api_key") if arg not in given]
     return Command(
@@ -192,14 +189,13 @@ def typed_args(release: str | None, args: Mapping[str, object]) -> dict[str, obj
     """Return the arguments that were typed to get the printed ones, by name, the model first; None if they are not known."""
     if release is None or not isinstance(args.get("model_path"), str):
         return None
-    server = _Launch(args, release)
     given: dict[str, object] = {"model_path": args["model_path"]}
     for arg, value in args.items():
-        flag = server.flag(arg)
-        if flag is not None and arg not in given and not _is_left_out(server, flag, value):
+        flag = _flag(arg, args, release)
+        if flag is not None and arg not in given and not _is_left_out(args, flag, value):
             given[arg] = value
-    _undo_dp_attention(server, given)
-    _undo_graph_config(server, given)
+    _undo_dp_attention(args, release, given)
+    _undo_graph_config(args, given)
     draft = "speculative_draft_model_quantization"  # `unquant` is printed as nothing; without it the draft is quantized as the model
     drafts = args.get("quantization") and args.get("speculative_algorithm") and args.get(draft, "") is None
     if drafts and "unquant" in (choices_of(draft, release) or ()):
@@ -209,18 +205,18 @@ def typed_args(release: str | None, args: Mapping[str, object]) -> dict[str, obj
     return given
 
 
-def _is_left_out(server: _Launch, flag: Flag, value: object) -> bool:
+def _is_left_out(args: Mapping[str, object], flag: Flag, value: object) -> bool:
     arg = flag.arg
     if value is None or _same(value, flag.default) or arg == "cuda_graph_config":  # written as flags of its own
         return True
-    explicitly = server.args.get(f"_{arg}_explicitly_set")  # SGLang's own note (0.5.20 on), of a few arguments
+    explicitly = args.get(f"_{arg}_explicitly_set")  # SGLang's own note (0.5.20 on), of a few arguments
     if isinstance(explicitly, bool):
         return not explicitly
     if _is_empty(value) and _is_empty(flag.default) and flag.kind != "either":
         return True
     follows = _FOLLOWS.get(arg)
     is_usual = arg in _USUAL and value == _USUAL[arg]
-    return is_usual or (follows is not None and follows(server, value))
+    return is_usual or (follows is not None and follows(args, value))
 
 
 def _same(value: object, default: object) -> bool:
@@ -233,28 +229,28 @@ def _is_empty(value: object) -> bool:
     return value is None or value is False or (isinstance(value, (str, list, dict)) and not value)
 
 
-def _undo_dp_attention(server: _Launch, given: dict[str, object]) -> None:
-    args, ranks = server.args, attention_ranks(server.args)
+def _undo_dp_attention(args: Mapping[str, object], release: str, given: dict[str, object]) -> None:
+    ranks = attention_ranks(args)
     if not args.get("enable_dp_attention") and ranks == 1:
         return
     for arg in ("schedule_conservativeness", "chunked_prefill_size"):
-        value, flag = flag_value(arg, args, server.release), server.flag(arg)
+        value, flag = flag_value(arg, args, release), _flag(arg, args, release)
         if value != args.get(arg):
             given[arg] = value
         if flag is not None and given.get(arg) == flag.default:
             given.pop(arg, None)
-    if is_before(server.release, (0, 4, 4)):
+    if is_before(release, (0, 4, 4)):
         given.pop("dp_size", None)  # always tp_size
-    if flag_of("attn_dp_size", server.release) is not None:
+    if flag_of("attn_dp_size", release) is not None:
         # The new flag replaces the old pair, which is deprecated.
         given.pop("enable_dp_attention", None)
         if given.pop("dp_size", None) is not None or "attn_dp_size" in given:
             given["attn_dp_size"] = ranks
 
 
-def _undo_graph_config(server: _Launch, given: dict[str, object]) -> None:
+def _undo_graph_config(args: Mapping[str, object], given: dict[str, object]) -> None:
     """Write `cuda_graph_config` (0.5.14 on) as flags: the JSON would fix every list of sizes."""
-    args, config = server.args, server.args.get("cuda_graph_config")
+    config = args.get("cuda_graph_config")
     for phase, usual, follows in (
         ("decode", ("full",), _follows_from_the_machine), ("prefill", _PREFILL_BACKENDS, _follows_from_the_chunk),
     ):  # fmt: skip
@@ -276,7 +272,7 @@ def _undo_graph_config(server: _Launch, given: dict[str, object]) -> None:
         if isinstance(sizes, list) and sizes and not _follows_from_its_largest(sizes, phase):
             given[f"cuda_graph_bs_{phase}"] = sizes
             given.pop(f"cuda_graph_max_bs_{phase}", None)
-        elif isinstance(most, int) and most > 0 and not follows(server, most):
+        elif isinstance(most, int) and most > 0 and not follows(args, most):
             given.setdefault(f"cuda_graph_max_bs_{phase}", most)
 
 
@@ -292,33 +288,33 @@ def _follows_from_its_largest(sizes: list[object], phase: str = "decode") -> boo
     return set(range(step, min(figures[-1], 64) + 1, step)) <= set(figures)
 
 
-def _follows_from_the_chunk(server: _Launch, most: object) -> bool:
+def _follows_from_the_chunk(args: Mapping[str, object], most: object) -> bool:
     """Return whether this is SGLang's default for the largest prefill graph."""
-    chunk, pool = server.args.get("chunked_prefill_size"), server.args.get("max_total_tokens")
+    chunk, pool = args.get("chunked_prefill_size"), args.get("max_total_tokens")
     limits = {limit for limit in (chunk, pool) if isinstance(limit, int) and limit > 0}
     return most in limits | {2048, 4096, 8192}
 
 
-def _follows_from_the_machine(server: _Launch, most: object) -> bool:
+def _follows_from_the_machine(args: Mapping[str, object], most: object) -> bool:
     """Return whether SGLang chooses this largest decode graph by GPU memory and TP size, or caps it there.
 
     From 0.5.14 on typed flags stand beside it, so this is only about values from the JSON. A cap at `--max-running-
     requests`, written out, would outlive that limit.
     """
-    requests = server.args.get("max_running_requests")
-    share = requests // attention_ranks(server.args) if isinstance(requests, int) else None
+    requests = args.get("max_running_requests")
+    share = requests // attention_ranks(args) if isinstance(requests, int) else None
     return most in _GRAPH_SIZES_BY_MACHINE or most in (requests, share)
 
 
-def _renamed(changes: Mapping[str, object], server: _Launch) -> dict[str, object]:
+def _renamed(changes: Mapping[str, object], args: Mapping[str, object], release: str) -> dict[str, object]:
     """Return the changes under the release's names, with what else must change for them to take effect."""
-    wanted, args = dict(changes), server.args
+    wanted = dict(changes)
     config = args.get("cuda_graph_config")
     graphs = config.get("decode") if isinstance(config, dict) else None
     if not isinstance(graphs, dict):
         graphs = {"backend": args.get("cuda_graph_backend_decode")}
     for old, new in (("cuda_graph_max_bs", "cuda_graph_max_bs_decode"), ("cuda_graph_bs", "cuda_graph_bs_decode")):
-        name, other = (new, old) if flag_of(new, server.release) is not None else (old, new)
+        name, other = (new, old) if flag_of(new, release) is not None else (old, new)
         if other in wanted:
             wanted.setdefault(name, wanted.pop(other))
         listed = name.replace("_max", "")
@@ -336,7 +332,7 @@ def _renamed(changes: Mapping[str, object], server: _Launch) -> dict[str, object
         wanted |= {arg: False for arg in _DECODE_GRAPH_OFF if args.get(arg)}
         if not args.get("disable_cuda_graph") and graphs.get("backend") == _OFF:
             wanted["cuda_graph_backend_decode"] = None
-    if wanted.get("enable_dp_attention") and flag_of("attn_dp_size", server.release) is not None:
+    if wanted.get("enable_dp_attention") and flag_of("attn_dp_size", release) is not None:
         del wanted["enable_dp_attention"]
         replicas = args.get("dp_size")
         replicas = replicas if isinstance(replicas, int) and replicas > 0 else 1
@@ -347,15 +343,15 @@ def _renamed(changes: Mapping[str, object], server: _Launch) -> dict[str, object
 
 
 # Arguments that SGLang takes from others, or draws, if they are not set.
-_FOLLOWS: dict[str, Callable[[_Launch, object], bool]] = {
-    "tokenizer_path": lambda server, value: value == server.args["model_path"],
-    "served_model_name": lambda server, value: value == server.args["model_path"],
+_FOLLOWS: dict[str, Callable[[Mapping[str, object], object], bool]] = {
+    "tokenizer_path": lambda args, value: value == args["model_path"],
+    "served_model_name": lambda args, value: value == args["model_path"],
     "random_seed": lambda _, value: not isinstance(value, int) or value >= _GIVEN_SEED_BELOW,
-    "load_balance_method": lambda server, value: (
-        value == "round_robin" and server.args.get("disaggregation_mode") in (None, "null", "decode")
+    "load_balance_method": lambda args, value: (
+        value == "round_robin" and args.get("disaggregation_mode") in (None, "null", "decode")
     ),
-    "speculative_draft_model_quantization": lambda server, value: value == server.args.get("quantization"),
-    "torch_compile_max_bs": lambda server, _: not server.args.get("enable_torch_compile"),
+    "speculative_draft_model_quantization": lambda args, value: value == args.get("quantization"),
+    "torch_compile_max_bs": lambda args, _: not args.get("enable_torch_compile"),
     "piecewise_cuda_graph_max_tokens": _follows_from_the_chunk,
     **dict.fromkeys(
         ("cuda_graph_bs", "cuda_graph_bs_decode"),
