@@ -14,7 +14,7 @@ from promtool import Alert, fired, promtool
 from sglang_tuning_exporter.core.rows import BY_ID, ROWS
 from sglang_tuning_exporter.core.runbooks import BY_ALERT, PROMETHEUS
 from sglang_tuning_exporter.mixin import alerts
-from sglang_tuning_exporter.mixin.alerts import Links
+from sglang_tuning_exporter.mixin.wishes import Wishes
 from sglang_tuning_exporter.serve.metrics import reference_sections
 
 ROOT = Path(__file__).parents[1]
@@ -202,8 +202,8 @@ def test_each_of_two_clusters_with_one_address_has_its_own_limit_and_advice(tmp_
 
 
 def test_links_carry_the_labels_of_the_alert(tmp_path: Path) -> None:
-    links = Links("http://{{ $labels.instance }}/runbooks", "https://grafana.example")
-    (tmp_path / "linked.yml").write_text(alerts.files(links=links)[RULES])
+    links = Wishes(runbook_url="http://{{ $labels.instance }}/runbooks", grafana_url="https://grafana.example")
+    (tmp_path / "linked.yml").write_text(alerts.files(wishes=links)[RULES])
     name = "SGLangRetractingTooOften"
     [found] = fired(tmp_path / "linked.yml", RETRACTING, [name], tmp_path)[name]
     assert found.annotations["runbook_url"] == f"http://gpu1:9741/runbooks/{name}"

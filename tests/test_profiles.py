@@ -55,7 +55,7 @@ def test_thresholds_that_contradict_each_other_are_named_with_the_bound(
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("version", ["0.3.6", "0.5.23"])
 def test_no_profile_contradicts_itself_in_any_edition(profile: str, version: str) -> None:
-    assert not PROFILES[profile].for_server(server(version)).contradiction
+    assert not PROFILES[profile].for_server(is_first_edition=server(version).is_first_edition, role="").contradiction
 
 
 @given(st.floats(0.5, 40.0), st.floats(0.5, 40.0), st.floats(0.1, 60.0))

@@ -16,7 +16,7 @@ from sglang_tuning_exporter.core import runbooks
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.runbooks import BY_ALERT
 from sglang_tuning_exporter.mixin import alerts
-from sglang_tuning_exporter.mixin.alerts import Links
+from sglang_tuning_exporter.mixin.wishes import Wishes, read
 from sglang_tuning_exporter.serve import metrics
 from test_core_lines import EXAMPLES, STAMP
 
@@ -138,15 +138,17 @@ def test_the_committed_pages_are_those_of_the_table_and_no_other() -> None:
 # --- the links in a notification ---------------------------------------------------------------------------------------
 
 
-def rules(links: Links) -> dict[str, dict[str, str]]:
-    document = yaml.safe_load(alerts.files(links=links)[RULES])
+def rules(links: Wishes) -> dict[str, dict[str, str]]:
+    document = yaml.safe_load(alerts.files(wishes=links)[RULES])
     return {
         rule["alert"]: rule["annotations"] for group in document["groups"] for rule in group["rules"] if "alert" in rule
     }
 
 
 def test_the_runbooks_and_grafana_may_be_elsewhere() -> None:
-    notes = rules(Links("https://wiki.example/sglang/", "https://grafana.example/"))["SGLangServerDown"]
+    notes = rules(read(None, runbook_url="https://wiki.example/sglang/", grafana_url="https://grafana.example/"))[
+        "SGLangServerDown"
+    ]
     assert notes["runbook_url"] == "https://wiki.example/sglang/SGLangServerDown"
     assert notes["dashboard_url"].startswith("https://grafana.example/d/sglang-tuning-server?var-job=")
 
@@ -157,9 +159,9 @@ def test_the_runbooks_and_grafana_may_be_elsewhere() -> None:
      "http://", "http://[", "http://h:99999", "http://a b", "http://h/\x1b", "http://h/\u202e", "ftp://h"],
 )  # fmt: skip
 def test_an_address_that_prometheus_could_not_fill_in_is_refused(url: str) -> None:
-    for flag in ("runbooks", "grafana"):
+    for flag in ("runbook_url", "grafana_url"):
         with pytest.raises(UsageError, match=r"give (an address that begins with|templates over)"):
-            Links(**{flag: url})
+            read(None, **{flag: url})
 
 
 # --- failures: the commands of a runbook find what the exporter counts ----------------------------------------------------

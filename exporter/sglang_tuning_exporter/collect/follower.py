@@ -337,11 +337,11 @@ class Log:
 
     def _count_missing(self, beside: Sequence[RotatedFile], found: Mapping[int, int], later: set[int]) -> None:
         """Count the missing numbers between the last known file (server.log.5) and the log as lost files."""
-        last = beside[max(places)].count if (places := _places(beside, found)) else None
-        counts = [beside[to].count or 0 for to in later]
-        if last is not None and counts and min(counts) > 0 and max(counts) <= last:
-            there = {file.count for file in beside}
-            for number in range(1, last):
+        last = max((to for to in found.values() if to < len(beside)), default=-1)
+        there, after = {file.count for file in beside}, [beside[to].count for to in later]
+        highest = beside[last].count if after and last >= 0 else None
+        if highest is not None and all(count is not None and count <= highest for count in after):
+            for number in range(1, highest):
                 if number not in there:
                     self._count_lost(f"{self.path}.{number} is gone")
 
@@ -653,14 +653,9 @@ def _fits(mark: Mark, file: RotatedFile) -> bool:
     return False
 
 
-def _places(beside: Sequence[RotatedFile], found: Mapping[int, int]) -> set[int]:
-    """Return which of the files beside a log are known."""
-    return {to for to in found.values() if to < len(beside)}
-
-
 def _later(beside: Sequence[RotatedFile], found: Mapping[int, int], newest: Mark, *, reaches_back: bool) -> set[int]:
     """Return the files written after the known ones; if it `reaches_back`, also unknown ones between two of them."""
-    places = _places(beside, found)
+    places = {to for to in found.values() if to < len(beside)}
     if not places:
         return {to for to, file in enumerate(beside) if file.modified > newest.modified and not file.inside}
     first, last = min(places) if reaches_back else inf, max(places)

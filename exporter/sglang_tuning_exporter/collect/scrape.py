@@ -372,39 +372,6 @@ class Scraper:
         return Outcome(None, error, time.monotonic() - begin)
 
 
-@dataclass(slots=True)
-class ScrapeHealth:
-    """The last scrape of SGLang: how long it took, None before the first, and how many families no known release has."""
-
-    scrape_seconds: float | None = None
-    unrecognised: int = 0
-
-
-class InfoSchedule:
-    """When to ask for `/server_info`: once after each start; without an answer again, after growing pauses."""
-
-    def __init__(self) -> None:
-        self.ask_again()
-
-    def ask_again(self) -> None:
-        """Ask again: the server may have restarted, so earlier answers may be outdated."""
-        self._due: float | None = 0.0
-        self._pause = INFO_RETRY_SECONDS[0]
-
-    def start_if_due(self, now: float) -> bool:
-        """Return whether to ask now; the caller must then ask."""
-        due = self._due is not None and now >= self._due
-        if due:
-            self._due = None
-        return due
-
-    def note_no_answer(self, now: float) -> None:
-        """Note that there was no answer."""
-        if self._due is None:
-            self._due = now + self._pause
-            self._pause = min(2 * self._pause, INFO_RETRY_SECONDS[1])
-
-
 class LoadsSchedule:
     """When to ask for `/v1/loads`: after scrapes if the release counts steps, else once per start for the ranks' limits."""
 

@@ -17,12 +17,11 @@ from typing import BinaryIO
 from sglang_tuning_exporter.capacity import Measured
 from sglang_tuning_exporter.collect.log import Logbook
 from sglang_tuning_exporter.collect.scrape import (
+    INFO_RETRY_SECONDS,
     Client,
-    InfoSchedule,
     LoadsSchedule,
     Outcome,
     ScrapeError,
-    ScrapeHealth,
     Scraper,
 )
 from sglang_tuning_exporter.collect.threads import Threads
@@ -77,7 +76,8 @@ class Sidecar:
     ) -> None:
         self.config = config
         self.profile = adapted(config.profile, config.threshold, config.accept, config.wait)
-        self.health = ScrapeHealth()
+        self.scrape_seconds: float | None = None  # that the last scrape took; None before the first
+        self.unrecognised_families = 0  # of its page, that no known release has
         self._began = time.time() - time.monotonic()
         is_scraped = config.sglang_url is not None and config.metrics_url is not None
         self.watch = Watch(self.profile, self.now(), reads=bool(config.log_file), scrapes=is_scraped)
@@ -88,7 +88,8 @@ class Sidecar:
         self._waiting_scrapes: SimpleQueue[Future[None]] = SimpleQueue()  # waiting for the log to be read
         self._pages = PageReader(passthrough=config.passthrough, only=ON_BOARDS if config.lean_passthrough else None)
         self.running = False
-        self._info_schedule = InfoSchedule()
+        self._info_due: float | None = 0.0  # when to ask for `/server_info`; None: it was asked since the last start
+        self._info_pause = INFO_RETRY_SECONDS[0]  # after which it is asked again where it does not answer; it grows
         self.loads = LoadsSchedule()
         self.measured = Measured(self.profile.window_seconds)
         self._was_away = False
@@ -215,8 +216,8 @@ class Sidecar:
         if before is None or before.reason != failure.reason:
             logger.warning("cannot scrape %s: %s", self.config.metrics_url, failure.message)
             if failure.reason == "http_404":
-                self._info_schedule.ask_again()  # it may serve without metrics
-        self.health = ScrapeHealth(scrape_seconds=outcome.seconds)
+                self._ask_info_again()  # it may serve without metrics
+        self.scrape_seconds, self.unrecognised_families = outcome.seconds, 0
         self._was_away = self._was_away or error.reason in AWAY
 
     def _receive_outcome(self, outcome: Outcome) -> None:
@@ -235,30 +236,36 @@ class Sidecar:
             watch.server.capped["refused_metric_lines"] += page.left_out
             if watch.is_up is not True:
                 logger.info("scraping %s", self.config.metrics_url)
-            self.health = ScrapeHealth(scrape_seconds=outcome.seconds, unrecognised=page.scrape.unrecognised)
+            self.scrape_seconds, self.unrecognised_families = outcome.seconds, page.scrape.unrecognised
             outcome.passed_on = page.native  # frees the page, half a megabyte, until the next scrape
             starts = watch.server.starts
             watch.take(page.scrape, now, now - outcome.seconds)
             if self._was_away or watch.server.starts != starts:
-                self._info_schedule.ask_again()
+                self._ask_info_again()
                 self.loads.ask_again()
                 self.measured.forget()
             self._was_away = False
+
+    def _ask_info_again(self) -> None:
+        """Ask for `/server_info` soon: the server may have restarted, so earlier answers may be outdated."""
+        self._info_due, self._info_pause = 0.0, INFO_RETRY_SECONDS[0]
 
     def _ask_server_info(self) -> None:
         with self._lock:
             failure = self.watch.failure
             without = failure is not None and failure.reason in MAY_ANSWER
             answers = self.watch.is_up is True or without or (failure is not None and failure.serves)
-            if self._client is None or not answers or not self._info_schedule.start_if_due(time.monotonic()):
+            if self._client is None or not answers or self._info_due is None or time.monotonic() < self._info_due:
                 return
+            self._info_due = None
         info = self._client.server_info(self.config.scrape_timeout)
         version = version_tuple(info.version) if info is not None else None
         with self._lock:
             if without:
                 self.watch.answered(answered=info is not None)
-            if info is None or without:
-                self._info_schedule.note_no_answer(time.monotonic())
+            if (info is None or without) and self._info_due is None:
+                self._info_due = time.monotonic() + self._info_pause
+                self._info_pause = min(2 * self._info_pause, INFO_RETRY_SECONDS[1])
             if info is not None:
                 self.watch.take(info)
             # Only /v1/loads shows the limit of each DP rank, from 0.5.8 on.
@@ -352,5 +359,5 @@ class Sidecar:
         starts = self.watch.server.starts, self.watch.start_waits
         behind = self.log.poll(self._stopping.is_set)
         if (self.watch.server.starts, self.watch.start_waits) != starts:
-            self._info_schedule.ask_again()
+            self._ask_info_again()
         return behind

@@ -9,23 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import inf
-from typing import Protocol
 
 GIGABYTE = 1 << 30  # SGLang prints GB as bytes / (1 << 30): get_available_gpu_memory, srt/utils/common.py
 LONG_WAIT, LONG_QUEUE = "an estimated wait above {} s", "more than {} requests waiting"
 FIRST_EDITION_QUEUE = (50.0, 500.0)  # healthy queues in the guide's first edition
-
-
-class Served(Protocol):
-    """What thresholds depend on: the edition of the guide for a server's release, and its side of disaggregation."""
-
-    @property
-    def is_first_edition(self) -> bool:
-        """Whether the guide's first edition is about its release."""
-
-    @property
-    def role(self) -> str:
-        """`prefill`, `decode`, or empty for both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,17 +150,17 @@ class Profile:
                 return f"{high}={upper:g}: give a number above {low}={lower:g}, or change both"
         return ""
 
-    def for_server(self, server: Served) -> Profile:
-        """Return the thresholds for a server: those of the guide's edition for its release, and those of its role.
+    def for_server(self, *, is_first_edition: bool, role: str) -> Profile:
+        """Return the thresholds for a server: those of the guide's edition for its release, and those of its side of disaggregation, if any.
 
         The guide's reserve of memory is for the activations of prompts, which the decode side of disaggregation does not compute. What is
         left beyond it is for requests that run and for prefixes: the prefill side holds each prompt only until it is transferred.
         """
-        changed = self._for_first_edition() if server.is_first_edition else self
+        changed = self._for_first_edition() if is_first_edition else self
         bound, value = {
             "decode": ("reserve_lower_gb", self.reserve_least_gb),
             "prefill": ("reserve_upper_gb", inf),
-        }.get(server.role, ("", 0.0))
+        }.get(role, ("", 0.0))
         return replace(changed, **{bound: value}) if bound and bound not in self.overridden else changed  # type: ignore[arg-type]
 
     def _for_first_edition(self) -> Profile:

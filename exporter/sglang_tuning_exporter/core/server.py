@@ -1178,7 +1178,7 @@ class Server:
             if is_later or event.kind == "decode":
                 self.facts.first_form = not is_later
             if self.facts.is_first_edition != (self.profile is not self.base):
-                self.profile = self.base.for_server(self.facts)
+                self.profile = self.base.for_server(is_first_edition=self.facts.is_first_edition, role=self.facts.role)
         scheduler.take(event, now)
 
     def _take_retraction(self, event: Event, now: float) -> None:
@@ -1309,7 +1309,7 @@ class Server:
         self.started_at.append(now)
         self.facts = Facts(version=self.facts.version)
         self.facts.take(event)
-        self.profile = self.base.for_server(self.facts)
+        self.profile = self.base.for_server(is_first_edition=self.facts.is_first_edition, role=self.facts.role)
         self.schedulers.clear()
         self._failed.clear()
         self._logged.clear()

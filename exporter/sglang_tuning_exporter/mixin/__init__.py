@@ -14,12 +14,10 @@ __all__ = ["files", "run"]
 LEAST_SCALE, MOST_SCALE = 0.001, 1000.0  # beyond, durations would be 0, or longer than Prometheus allows
 
 
-def files(
-    time_scale: float = 1.0, links: alerts.Links = alerts.DEFAULT_LINKS, wishes: Wishes = NONE, kind: str = "prometheus"
-) -> dict[str, str]:
+def files(time_scale: float = 1.0, wishes: Wishes = NONE, kind: str = "prometheus") -> dict[str, str]:
     """Return every generated file: path under the output directory → text."""
     return {
-        **alerts.files(time_scale, links, wishes, kind),
+        **alerts.files(time_scale, wishes, kind),
         **runbooks.files(),
         **boards.files(wishes.loki),
         **_static(),
@@ -44,12 +42,11 @@ def run(
     grafana_url: str | None = None,
 ) -> int:
     """Write the files, or compare them with `check`. Returns 0, or 1 where `check` found a stale file. Raise `UsageError`."""
-    wishes = NONE if config is None else read(config)
-    links = alerts.Links(runbook_url or wishes.runbook_url, grafana_url or wishes.grafana_url)
+    wishes = read(config, runbook_url=runbook_url, grafana_url=grafana_url)
     if not LEAST_SCALE <= time_scale <= MOST_SCALE:
         raise values.UsageError(f"--time-scale={time_scale:g}: give a number from {LEAST_SCALE:g} to {MOST_SCALE:g}")
     values.check(values.one_of(alerts.FORMATS), "--format", format)
-    found, readme, stale = files(time_scale, links, wishes, format), output / "README.md", []
+    found, readme, stale = files(time_scale, wishes, format), output / "README.md", []
     if readme.is_file():
         found["README.md"] = reference.with_tables(readme.read_text(encoding="utf-8"))
     for name, text in found.items():

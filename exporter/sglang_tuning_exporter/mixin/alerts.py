@@ -8,12 +8,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from textwrap import indent
 from typing import Any
 
-from sglang_tuning_exporter.config import values
 from sglang_tuning_exporter.config.profiles import DEFAULT
 from sglang_tuning_exporter.core import rows, runbooks
 from sglang_tuning_exporter.core.advice import fill
@@ -30,10 +28,6 @@ _DURATION = re.compile(r"(?<![\w.])(\d+)([smh])(?![\w.])")
 _OF_RULES = re.compile(r"(?<=\[)\d+[smh](?=\])|(?<=\boffset )\d+[smh]|(?<=for: )\d+[smh]")  # the rest is prose
 GRAFANA_URL = "http://localhost:3000"
 FLEET_BOARD, SERVER_BOARD = "sglang-tuning-fleet", "sglang-tuning-server"  # the boards that notifications link to
-# Templates that work for every alert: an error in one makes Prometheus refuse all rules, or put the error into the address.
-_TEMPLATE = re.compile(
-    r"\{\{-? *\$(?:labels|externalLabels)\.[a-zA-Z_][a-zA-Z0-9_]*(?: *\| *(?:urlquery|toLower|toUpper|stripPort|stripDomain))* *-?\}\}"
-)
 # A label that the alert lacks is rendered as "", which matches.
 _SELECTOR = ", ".join(f"{name}=%q" for name in SERVER)
 _LABELS = " ".join(f"$labels.{name}" for name in SERVER)
@@ -63,55 +57,7 @@ _ENDED = frozenset({"crashed", "server_down"})
 _WHO = {"exporter_gone": "$labels.job", "many_servers": "$labels.job"}  # else `$labels.instance`
 
 
-@dataclass(frozen=True, slots=True)
-class Links:
-    """Addresses for the links in notifications: of the runbooks and of Grafana. Without an address there is no link.
-
-    `{alert}` in `runbooks` is the alert's name; else it is appended. Both may hold Prometheus templates over the alert's labels:
-    `http://{{ $labels.instance }}/runbooks` leads to the exporter, which serves the pages.
-    """
-
-    runbooks: str | None = None
-    grafana: str | None = None
-
-    def __post_init__(self) -> None:
-        for key, url in (("--runbook-url", self.runbooks), ("--grafana-url", self.grafana)):
-            if url is None:
-                continue
-            plain = _TEMPLATE.sub("x", url)
-            if "{{" in plain or "}}" in plain:
-                raise values.UsageError(
-                    f"{key}={url}: give templates over the alert's labels alone, such as {{{{ $labels.instance }}}}"
-                )
-            if not values.is_address(plain.replace("{alert}", "x")):
-                raise values.UsageError(f"{key}={url}: give an address that begins with http:// or https://")
-
-    def runbook(self, row: rows.Row) -> str:
-        """Return the address of an alert's runbook, empty without one."""
-        url = self.runbooks or ""
-        if row.id in _WHO and "$labels.instance" in url:
-            return ""  # it is about no one exporter
-        return url.replace("{alert}", row.alert) if "{alert}" in url or not url else f"{url.rstrip('/')}/{row.alert}"
-
-    def dashboard(self, row: rows.Row) -> str:
-        """Return the address of the board of an alert's server, or of its job's servers; empty without Grafana."""
-        if self.grafana is None:
-            return ""
-        boards, job = f"{self.grafana.rstrip('/')}/d", "var-job={{ $labels.job | urlquery }}"
-        # Where the alert lacks one of these labels, there is nothing to choose on the board.
-        cluster, server = (
-            f"{{{{ with $labels.{name} }}}}&var-{name}={{{{ . | urlquery }}}}{{{{ end }}}}"
-            for name in ("cluster", "server")
-        )
-        if row.id in _WHO:
-            return f"{boards}/{FLEET_BOARD}?{job}{cluster}"
-        return f"{boards}/{SERVER_BOARD}?{job}&var-instance={{{{ $labels.instance | urlquery }}}}{cluster}{server}"
-
-
-DEFAULT_LINKS = Links()
-
-
-def alert_annotations(row: rows.Row, links: Links) -> dict[str, str]:
+def alert_annotations(row: rows.Row, wishes: Wishes) -> dict[str, str]:
     """Return the annotations of a row's alert by name; empty ones are left out.
 
     Two queries at most, because each is asked for each alert at each evaluation: the limit, and the exporter's advice.
@@ -122,10 +68,32 @@ def alert_annotations(row: rows.Row, links: Links) -> dict[str, str]:
         "past": runbooks.past(row),
         "description": f"{{{{ {_WHO.get(row.id, '$labels.instance')} }}}}: {_seen(row)}.",
         "advice": _advice(row),
-        "runbook_url": links.runbook(row),
-        "dashboard_url": links.dashboard(row),
+        "runbook_url": _runbook(row, wishes.runbook_url),
+        "dashboard_url": _dashboard(row, wishes.grafana_url),
     }
     return {name: text for name, text in found.items() if text}
+
+
+def _runbook(row: rows.Row, url: str) -> str:
+    """Return the address of an alert's runbook, empty without one."""
+    if row.id in _WHO and "$labels.instance" in url:
+        return ""  # it is about no one exporter
+    return url.replace("{alert}", row.alert) if "{alert}" in url or not url else f"{url.rstrip('/')}/{row.alert}"
+
+
+def _dashboard(row: rows.Row, grafana: str) -> str:
+    """Return the address of the board of an alert's server, or of its job's servers; empty without Grafana."""
+    if not grafana:
+        return ""
+    boards, job = f"{grafana.rstrip('/')}/d", "var-job={{ $labels.job | urlquery }}"
+    # Where the alert lacks one of these labels, there is nothing to choose on the board.
+    cluster, server = (
+        f"{{{{ with $labels.{name} }}}}&var-{name}={{{{ . | urlquery }}}}{{{{ end }}}}"
+        for name in ("cluster", "server")
+    )
+    if row.id in _WHO:
+        return f"{boards}/{FLEET_BOARD}?{job}{cluster}"
+    return f"{boards}/{SERVER_BOARD}?{job}&var-instance={{{{ $labels.instance | urlquery }}}}{cluster}{server}"
 
 
 def _query(asked: str, labels: str = _LABELS) -> str:
@@ -262,9 +230,7 @@ def _formatted(name: str, text: str, kind: str, metadata: Mapping[str, Any]) -> 
     return f"alerts/prometheusrule/{name}.yml", f"{comments}{document}{indent(rules, '  ')}"
 
 
-def files(
-    time_scale: float = 1.0, links: Links = DEFAULT_LINKS, wishes: Wishes = NONE, kind: str = "prometheus"
-) -> dict[str, str]:
+def files(time_scale: float = 1.0, wishes: Wishes = NONE, kind: str = "prometheus") -> dict[str, str]:
     """Return rules, Alertmanager configuration and notification templates: repository path → text."""
     expected = [wishes.expected[begin : begin + MOST_RULES] for begin in range(0, len(wishes.expected), MOST_RULES)]
     filling = {
@@ -275,7 +241,7 @@ def files(
         "seconds": lambda number: f"{number / time_scale:g}",
         "groups": groups(wishes),
         "prometheus": {row.id: row for row in runbooks.PROMETHEUS},
-        "annotations": lambda row: alert_annotations(row, links),
+        "annotations": lambda row: alert_annotations(row, wishes),
         "filled": lambda text: fill(text, runbooks.figures(DEFAULT)),
         "quoted": lambda text: "'" + text.replace("'", "''") + "'",
         "severe": sorted(

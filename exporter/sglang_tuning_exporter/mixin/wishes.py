@@ -21,6 +21,10 @@ _ALERTS = (*runbooks.BY_ALERT, *(each.alert for each in NATIVE))
 _LOKI = re.compile(r"[A-Za-z0-9_-]{1,40}(:\{[^{}\n]+(?:\$\{[\w.]+\}[^{}\n]*)*\})?")
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _KUBERNETES_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+# Templates that work for every alert: an error in one makes Prometheus refuse all rules, or put the error into the address.
+_TEMPLATE = re.compile(
+    r"\{\{-? *\$(?:labels|externalLabels)\.[a-zA-Z_][a-zA-Z0-9_]*(?: *\| *(?:urlquery|toLower|toUpper|stripPort|stripDomain))* *-?\}\}"
+)
 _OWN = frozenset({"alertname", "severity", "diagnosis"})  # labels that rules, templates and inhibition rely on
 
 
@@ -41,8 +45,10 @@ class Wishes:
     labels: Mapping[str, str] = field(default_factory=dict)
     expected: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    runbook_url: str | None = None
-    grafana_url: str | None = None
+    # For the links in notifications; without an address there is no link. `{alert}` in the runbooks' is the alert's name; else it is appended.
+    # Both may hold Prometheus templates over the alert's labels: `http://{{ $labels.instance }}/runbooks` leads to the exporter, which serves them.
+    runbook_url: str = ""
+    grafana_url: str = ""
     loki: str = ""  # a data source of Grafana's that has the servers' logs, and `:{…}`, how to find them
 
     def severity(self, alert: str, usual: str) -> str:
@@ -62,10 +68,13 @@ class Wishes:
 NONE = Wishes()
 
 
-def read(path: Path) -> Wishes:
-    """Return what a file wishes. Raise `UsageError`."""
+def read(path: Path | None, **flags: str | None) -> Wishes:
+    """Return what a file wishes, and the addresses that flags give. Raise `UsageError`."""
+    given = {
+        key: values.check(_address, f"--{key.replace('_', '-')}", url) for key, url in flags.items() if url is not None
+    }
     try:
-        return Wishes(**_FILE(files.mapping_in(path)))
+        return Wishes(**{**(_FILE(files.mapping_in(path)) if path is not None else {}), **given})
     except values.RefusedError as error:
         raise values.UsageError(f"--config={path}: {error.line()}") from None
 
@@ -114,12 +123,21 @@ def _matching(pattern: re.Pattern[str], remedy: str) -> Callable[[Any], str]:
     return convert
 
 
+def _address(value: Any) -> str:
+    """Check an address that may hold templates over the alert's labels."""
+    plain = _TEMPLATE.sub("x", values.as_word(value))
+    if "{{" in plain or "}}" in plain:
+        raise values.RefusedError("give templates over the alert's labels alone, such as {{ $labels.instance }}")
+    if not values.is_address(plain.replace("{alert}", "x")):
+        raise values.RefusedError("give an address that begins with http:// or https://")
+    return values.as_word(value)
+
+
 def _texts(value: Any) -> dict[str, str]:
     return {name: str(word) for name, word in values.mapping(value).items()}
 
 
 _NAMED = _matching(_KUBERNETES_NAME, "give a name as Kubernetes has it: small letters, digits, - and .")
-_ADDRESS = _matching(re.compile(r"\D.*"), "give an address that begins with http:// or https://")
 _SOURCE = "give the uid of a data source, or a uid and a selector, such as 'loki:{pod=\"sglang-0\"}'"
 _WISH = values.section({"severity": values.one_of(SEVERITIES), "labels": _labels})
 _FILE = values.section(
@@ -128,8 +146,8 @@ _FILE = values.section(
         "labels": _labels,
         "expected": _expected,
         "metadata": values.section({"name": _NAMED, "namespace": _NAMED, "labels": _texts, "annotations": _texts}),
-        "runbook_url": _ADDRESS,
-        "grafana_url": _ADDRESS,
+        "runbook_url": _address,
+        "grafana_url": _address,
         "loki": _matching(_LOKI, _SOURCE),
     }
 )

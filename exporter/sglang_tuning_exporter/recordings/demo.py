@@ -25,6 +25,7 @@ import yaml
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.config.values import Address, UsageError
 from sglang_tuning_exporter.mixin import alerts
+from sglang_tuning_exporter.mixin.wishes import Wishes
 from sglang_tuning_exporter.recordings.notifications import Receiver, as_text
 from sglang_tuning_exporter.recordings.recording import load
 from sglang_tuning_exporter.recordings.replay import ReplayServer, find
@@ -172,7 +173,7 @@ class Stack:
         self._launch("exporter", command, f"{self.exporter_url}/-/ready")
 
     def _write_rules(self) -> None:
-        for name, text in alerts.files(self._time_scale, alerts.Links(f"{self.exporter_url}/runbooks")).items():
+        for name, text in alerts.files(self._time_scale, Wishes(runbook_url=f"{self.exporter_url}/runbooks")).items():
             path = self._directory / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")

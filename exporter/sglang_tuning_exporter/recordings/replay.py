@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 import threading
 import time
 from contextlib import ExitStack
@@ -211,28 +210,8 @@ def run(directory: str, *, speed: float, listen_address: str, log_file: Path | N
         stack.callback(server.stop)
         server.start()
         print(f"--sglang-url {server.url} --log-file {log_file}", flush=True)  # noqa: T201 - the command's output
-        _watch(server, asked_to_stop)
+        while server.failure is None and not asked_to_stop.wait(0.5):
+            pass
     if server.failure is not None:
         raise values.UsageError(f"log_file={log_file}: cannot be written: {server.failure.strerror or server.failure}")
     return 0
-
-
-def _watch(server: ReplayServer, asked_to_stop: threading.Event) -> None:
-    show = sys.stderr.isatty()
-    while not asked_to_stop.wait(0.5):
-        if server.failure is not None:
-            break
-        if show:
-            sys.stderr.write(f"\r\x1b[K{_progress(server)}")
-            sys.stderr.flush()
-    if show:
-        sys.stderr.write("\n")
-
-
-def _progress(server: ReplayServer) -> str:
-    if server.finished:
-        return "the recording has ended; its last scrape stays served (Ctrl-C ends)"
-    position, recording = server.position_seconds, server.recording
-    is_loaded = any(begin <= position < end for begin, end in recording.loads)
-    what = "under load" if is_loaded else recording.phase_at(position)
-    return f"{position:.0f} of {recording.length_seconds:.0f} recorded seconds, {what}"

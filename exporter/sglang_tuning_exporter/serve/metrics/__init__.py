@@ -90,7 +90,7 @@ CAPPED = ("dp_ranks", "long_metric_lines", "metric_lines", "refused_metric_lines
 def sources(sidecar: Watched, now: float) -> Iterable[Family]:
     """Return the families about where the figures come from, and whether those sources work."""
     watch, config, is_scraped = sidecar.watch, sidecar.config, sidecar.config.sglang_url is not None
-    health, failure = sidecar.health, sidecar.watch.failure
+    failure = sidecar.watch.failure
     yield info("build", "The version of this exporter.", {"version": __version__})
     yield info(
         "sources",
@@ -103,9 +103,11 @@ def sources(sidecar: Watched, now: float) -> Iterable[Family]:
     error = gauge("scrape_error_info", doc, "reason", source="metrics")
     yield error.with_samples([(failure.reason, 1.0)] if failure is not None else [])
     doc = "Duration of the last scrape of SGLang in seconds."
-    yield single("scrape_duration_seconds", doc, health.scrape_seconds, "metrics")
+    yield single("scrape_duration_seconds", doc, sidecar.scrape_seconds, "metrics")
     doc = "SGLang families on the last page that no known release has."
-    yield single("metrics_unrecognised_families", doc, health.unrecognised if watch.is_up else None, "metrics")
+    yield single(
+        "metrics_unrecognised_families", doc, sidecar.unrecognised_families if watch.is_up else None, "metrics"
+    )
     doc = "Input dropped by safety limits: lines of the server's page that are too many, too long or invalid, values of dp_rank beyond the limit."
     yield counter("capped", doc, "what", source="metrics").with_samples(
         (what, watch.server.capped[what]) for what in CAPPED

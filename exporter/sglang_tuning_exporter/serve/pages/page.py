@@ -107,7 +107,7 @@ def sources(sidecar: Sidecar) -> Iterator[tuple[str, str, str, str]]:
     elif watch.is_up is None:
         yield name, "not scraped yet", "", ""
     else:
-        yield name, f"scraped in {1000 * (sidecar.health.scrape_seconds or 0):.0f} ms", "", ""
+        yield name, f"scraped in {1000 * (sidecar.scrape_seconds or 0):.0f} ms", "", ""
     if sidecar.log is None:
         yield "log", "not configured (--log-file)", "", ""
         return
