@@ -79,6 +79,46 @@ def test_no_diagnosis_is_its_own_cause() -> None:
     assert all(places[cause] < places[row.id] for row in ROWS for cause in row.causes)
 
 
+# Requests that are reserved in full
+
+
+@pytest.mark.parametrize(
+    ("started", "answer", "is_blamed"),
+    [
+        (400.0, 200.0, False),  # all their tokens fill the cache: memory is what is short
+        (400.0, 60.0, True),  # a third of the cache would stay free
+        (400.0, 400.0, True),  # they would not fit, so not all of them is reserved
+        (60.0, 60.0, False),  # the first ones have not ended: how long answers are is not known
+    ],
+)
+def test_conservativeness_is_blamed_only_where_requests_do_not_fill_what_is_reserved_for_them(
+    started: float, answer: float, *, is_blamed: bool
+) -> None:
+    waits = {"held/40": 200.0, "running@held_back": 8000.0, "usage@held_back": 150.0}
+    waits |= {"running@held_back:s": 200.0, "usage@held_back:s": 200.0}
+    load = Load(running=40, why="held_back", usage=0.75, prompt=300, answer=answer, started=started, more=waits)
+    judgement = judge(seen(load, "offline", "0.5.23", POOL=20_000.0, schedule_conservativeness=1.0))
+    assert ("admission_too_conservative" in ids(judgement)) is is_blamed
+
+
+# Latency
+
+
+@pytest.mark.parametrize(("late_ones", "is_found"), [(15.0, False), (80.0, True)])
+def test_one_late_batch_is_not_put_down_to_long_prompts(late_ones: float, *, is_found: bool) -> None:
+    # As on a real server: the first batch after a start waited while kernels were compiled.
+    first = late("time_to_first_token", 9.0, 100.0, share=late_ones / 100)
+    load = Load(running=20, prompt=2000, more={**first, "most_running": 20.0})
+    assert ("latency_long_prompts" in ids(judge(seen(load)))) is is_found
+
+
+@pytest.mark.parametrize(("full", "is_found"), [(60.0, True), (5.0, False)])
+def test_a_tiny_chunk_is_named_under_load_where_prompts_fill_it(full: float, *, is_found: bool) -> None:
+    load = Load(prompt=120, more={"full_lines": full})
+    judgement = of(load, chunked_prefill_size=64)
+    assert ("costly_settings" in ids(judgement)) is is_found
+
+
 # Shared prefixes
 
 

@@ -169,7 +169,7 @@ def test_the_recipe_for_a_diagnosis_with_a_flag_gives_its_value_rule_runbook_and
     lines = "[*start(scheduler_recv_interval=1), *load(20, 120, queue=30)]"
     finding = f"next(each for each in judged({lines}, 'offline').findings if each.diagnosis == 'batch_queue_short')"
     change = tree.run("-c", f"{IN_TESTS}(change,) = {finding}.changes; print(change.flag, change.now, change.to)")
-    assert change.split() == ["--scheduler-recv-interval", "1", "10"]
+    assert change.split() == ["--scheduler-recv-interval", "1.0", "10"]
     assert are_named(tree.edited, "Add a diagnosis with a flag")
     assert named("Add a diagnosis") == {PACKAGE + "core/rows.py", PACKAGE + "core/prose/<id>.md"}
 

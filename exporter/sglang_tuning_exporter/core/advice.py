@@ -29,7 +29,6 @@ LOWERED_LIMIT, FEWER_DECODING = 0.8, 0.75  # of the running batch
 MOST_TIMES, MOST_WITHOUT_GRAPHS = 8.0, 2.0  # the present limit, in one step
 SMALL_BATCH = 8
 LEAST_SHARE = 0.25  # of the batch, in one step
-FULL_BATCHES = 0.25  # of the prefill batches, at least, for a larger chunk to matter
 LARGEST_CHUNK, LEAST_CHUNK = 16384, 2048
 LEAST_USEFUL_CHUNK = 1024.0  # tokens: a smaller chunk takes about as long
 SHORT_OF_A_CHUNK = 0.125  # at most one prompt in eight fills it
@@ -612,7 +611,7 @@ def _larger_chunk(view: View, _: frozenset[str]) -> list[Offer]:
     )
     elsewhere = _say(where, why, not_if)
     is_large = now is not None and (now <= 0 or now >= LARGEST_CHUNK * ranks)
-    if is_large or totals["full_lines"] < FULL_BATCHES * totals["prefill_lines"]:  # or hardly ever full
+    if is_large or totals["full_lines"] < measures.FULL_BATCHES * totals["prefill_lines"]:  # or hardly ever full
         return [elsewhere]
     if facts.reserve_gb is not None and facts.reserve_gb < view.profile.reserve_lower_gb:
         return [_say(

@@ -34,6 +34,7 @@ MANY_GIVEN_UP = 0.333  # of the requests that ended
 LARGE_BATCH, RARELY = 32.0, 0.25  # requests; of the time
 ROOM_FOR_POOL, USUAL_FRACTION = 0.3, 0.88  # of a GPU's memory
 DP_ATTENTION_GPUS = 8
+FULL_BATCHES = 0.25  # of the prefill batches, at least, for a larger chunk to matter
 TINY_CHUNK, SMALL_CHUNK = 512.0, 4096  # a chunk takes about as long as one of 1,024 tokens; what to set in its place
 _MOE = re.compile(r"moe|mixtral|deepseek-?_?(?:v[23]|r1)|-a\d+(?:\.\d+)?b\b|kimi-k2|gpt-oss|grok|dbrx", re.IGNORECASE)
 _LATENT = re.compile(r"deepseek-?_?(?:v[23]|r1)|kimi-k2", re.IGNORECASE)
@@ -186,7 +187,9 @@ def late_by_prompts(view: View) -> float | None:
 
     def because(seen: Histogram) -> bool:
         tokens, late = view.totals["computed"], seen.above(objective or 0.0)
-        return not _is_waiting(view, seen) and (not tokens or tokens >= LONG_PREFILL * late)
+        # One batch may be late for another reason, as the first one after a start, while kernels are compiled.
+        several = late > view.totals["most_running"]
+        return several and not _is_waiting(view, seen) and (not tokens or tokens >= LONG_PREFILL * late)
 
     return _late(view, "time_to_first_token", objective, LATE_TIMES, because)
 
@@ -270,9 +273,11 @@ def costly_settings(view: View) -> list[tuple[str, Value, Value, str]]:
 
 
 def slowed_at_once(view: View) -> float | None:
-    """Count the costly settings, until there is a load to judge by."""
-    judged = view.has_enough_load or not view.facts.arguments or view.facts.is_cpu
-    return None if judged else float(len(costly_settings(view)))
+    """Count the costly settings. Under load graphs have a row of their own, and chunks count where prompts fill them."""
+    if view.has_enough_load:
+        fills = view.totals["full_lines"] >= FULL_BATCHES * view.totals["prefill_lines"] > 0
+        return float(fills and any(arg == "chunked_prefill_size" for arg, *_ in costly_settings(view)))
+    return None if not view.facts.arguments or view.facts.is_cpu else float(len(costly_settings(view)))
 
 
 def _sharing(view: View) -> float | None:

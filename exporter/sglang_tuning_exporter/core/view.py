@@ -19,9 +19,10 @@ CONSTANT_BATCH = 0.8
 # At a limit the batch stays and the usage varies with the requests' lengths; a usage that stays too says nothing.
 STILL_USAGE, ROUNDED_USAGE = 0.003, 0.1
 FAST_PREFILL = 8192.0  # tokens a second: a full chunk, which a GPU computes in less
-# Requests of one length that fill what is reserved for them: tokens at their end, of the cache; tokens so far, of an answer. Lengths that vary
-# show themselves: those that run are then longer than the mean.
-FILLED, EVEN = 0.88, 0.49
+# Requests that are reserved in full fit into the cache with all their tokens, and fill it; on average they are half done. Those that end early
+# overfill it, or leave room, and lengths that vary show themselves: those that run are then longer than the mean.
+FILLED, OVERFILLED, EVEN = 0.88, 1.05, 0.55
+GENERATIONS = 2.0  # times as many requests started as run: as many have ended
 SOME_RETRACTIONS = 0.5  # a minute: evidence against a reservation that is too large
 NEARLY_FULL = 0.85  # of the cache
 HALF_FULL = 0.45  # of the cache: less is not what requests of one length leave
@@ -308,22 +309,15 @@ class View:
     @cached_property
     def fills_its_reservation(self) -> bool:
         """Whether requests of one length will fill all that is free: with ignore_eos they are reserved in full, and memory is what is short."""
-        running, usage, pool = self.mean("running", "held_back"), self.mean("usage", "held_back"), self.facts.pool()
-        if (
-            not self.facts.may_reserve_in_full
-            or not running
-            or usage is None
-            or usage < HALF_FULL
-            or not pool
-            or not self.prompt
-            or not self.answer
-        ):
+        running, usage = self.mean("running", "held_back"), self.mean("usage", "held_back") or 0.0
+        facts, pool, prompt, least = self.facts, self.facts.pool(), self.prompt, self.answer
+        if not facts.may_reserve_in_full or not running or usage < HALF_FULL or not pool or not prompt or not least:
             return False
-        running *= self.facts.micro_batches
-        return (
-            running * (self.prompt + self.answer) >= FILLED * pool
-            and (usage * pool / running - self.prompt) / self.answer < EVEN
-        )
+        # How much those that run still make is not known; where the start is not in the log, as many ran before.
+        ended = self.totals["started"] - (running * self.serving_ranks if facts.knows_arguments else 0.0)
+        most, at_once = self.totals["decoded"] / max(ended, 1.0), running * facts.micro_batches
+        fits = at_once * (prompt + least) <= OVERFILLED * pool and at_once * (prompt + most) >= FILLED * pool
+        return fits and usage * pool / at_once - prompt < EVEN * most
 
     def waited(self) -> dict[str, float]:
         """Return the share of its serving time in which requests waited, for each DP rank; idle ranks have 0."""
@@ -358,11 +352,13 @@ def explained(view: View) -> View:
         view = replace(view, totals=totals)
     held = view.under("held")
     waited = sum(held.values())
+    # Until the first ones have ended it is not known how long answers are, and so not whether all of them is reserved.
+    is_new = 0 < view.totals["started"] < GENERATIONS * (view.sum("running") or 0.0)
     # Whatever the usage between them, retractions show that the cache fills up.
-    if waited and (
-        view.fills_its_reservation or (view.totals["retractions"] > 1 and view.retractions_a_minute > SOME_RETRACTIONS)
-    ):
-        return replace(view, totals=counted(view.totals, "held_back", "pool_full"))
+    retracts = view.totals["retractions"] > 1 and view.retractions_a_minute > SOME_RETRACTIONS
+    if waited and (retracts or view.fills_its_reservation or (is_new and view.facts.may_reserve_in_full)):
+        known = retracts or not is_new
+        return replace(view, totals=counted(view.totals, "held_back", "pool_full" if known else "unknown"))
     if view.facts.least_limit is not None or not waited or not view.totals["admission/held_back"]:
         return view
     size = max(held, key=lambda number: held[number] + held.get(f"{float(number) - 1:.0f}", 0.0))
