@@ -11,7 +11,7 @@ from sglang_tuning_exporter.core.findings import Finding, Judgement
 from sglang_tuning_exporter.core.judge import judge
 from sglang_tuning_exporter.core.rows import ROWS
 from sglang_tuning_exporter.core.view import View
-from views import Load, seen
+from views import Load, late, seen
 
 AT_LIMIT = Load(running=64, why="running_limit", usage=0.3, prompt=300)
 LIMIT: dict[str, Any] = {"LIMIT": 64.0, "max_running_requests": 64, "cuda_graph_max_bs": 512}
