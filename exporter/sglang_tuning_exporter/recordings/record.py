@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import operator
 import os
 import shutil
@@ -34,7 +35,6 @@ POLL_SECONDS = 0.1
 MOST_SCRAPES, MOST_SCRAPED_BYTES = 9_000, 900 << 20
 MOST_LOG_BYTES = MAX_FILE_BYTES - (1 << 20)
 _TIMEOUT_SECONDS = 10.0
-_STOP_SECONDS = 1.0
 # Printed times have whole seconds: the latest line of the last few seconds shows the log's clock best.
 _CLOCK_SECONDS = 3.0
 
@@ -93,15 +93,8 @@ class Recorder:
         return any(map(operator.ge, figures, (MOST_LOG_BYTES, MOST_SCRAPES, MOST_SCRAPED_BYTES)))
 
     def _record(self, seconds: float | None) -> None:
-        # A thread, because nothing ends a connection that is being made before its own time is over.
-        asking = threading.Thread(target=self._ask_server, name="record-ask", daemon=True)
-        asking.start()
-        while asking.is_alive() and not self._stopping.is_set():
-            asking.join(timeout=POLL_SECONDS)
-        if asking.is_alive():
-            return
+        self._ask_server()
         follower = LogFollower([self._log_file])
-        scraper = threading.Thread(target=self._keep_scraping, name="record-scrapes", daemon=True)
         try:
             for status in follower.status():
                 if not status.up:
@@ -111,17 +104,16 @@ class Recorder:
             self._record_log(follower)  # what is there now is history: only how the server was started
             self._offsets = self._clock_by_file()
             self._write_event("ready")
-            scraper.start()
-            until = None if seconds is None else time.monotonic() + seconds
-            while not self._stopping.wait(POLL_SECONDS) and not self.is_full:
+            due, until = time.monotonic(), math.inf if seconds is None else time.monotonic() + seconds
+            while not self._stopping.is_set() and not self.is_full and time.monotonic() < until:
                 self._record_log(follower)
-                if until is not None and time.monotonic() >= until:
-                    break
+                if time.monotonic() >= due:
+                    due = time.monotonic() + self._every
+                    self._scrape()
+                self._stopping.wait(POLL_SECONDS)
             self._record_log(follower)
         finally:
-            self.stop()
-            if scraper.ident is not None:
-                scraper.join(timeout=_STOP_SECONDS)
+            self._client.end()
             follower.close()
 
     def _ask_server(self) -> None:
@@ -184,12 +176,6 @@ class Recorder:
             self._sink.write(kept)
             self._log_bytes += len(kept)
             self.lines += kept.count(b"\n")
-
-    def _keep_scraping(self) -> None:
-        while not self._stopping.is_set():
-            begin = time.monotonic()
-            self._scrape()
-            self._stopping.wait(max(0.0, self._every - (time.monotonic() - begin)))
 
     def _scrape(self) -> None:
         try:
