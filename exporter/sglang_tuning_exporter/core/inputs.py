@@ -464,7 +464,8 @@ class Voices:
                 return
             voice = self._voices[key] = _Voice(lane, frame)
         if event.kind == "arguments":
-            voice.starts = [event.arguments] if voice.ready else [*voice.starts[-MOST_FRAMES:], event.arguments]
+            others = [] if voice.ready else [each for each in voice.starts[-MOST_FRAMES:] if each != event.arguments]
+            voice.starts = [*others, event.arguments]
             voice.ready = 0
             voice.batches.clear()
         elif event.kind == "ready":
