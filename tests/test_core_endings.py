@@ -251,6 +251,15 @@ def test_a_kill_after_a_warm_up_that_failed_is_sglangs_own(before: list[str], en
     assert (found.headline[:21], found.explained_by.word) == ("SGLang did not start:", ending)
 
 
+def test_a_warm_up_request_without_an_answer_is_a_hang(tmp_path: Path) -> None:
+    lines = [
+        WARM_UP[0],
+        frame("srt/entrypoints/http_server.py", "_execute_server_warmup"),
+        "ReadTimeout: Read timed out.",
+    ]
+    assert explained(tmp_path, *lines, "", "Killed").word == "hang"
+
+
 @pytest.mark.parametrize("words", ["child proces. It usually", "child process. It usually"])
 def test_a_kill_after_sglang_ended_itself_is_its_own(words: str, tmp_path: Path) -> None:
     hung = AT.format(9, 0) + "Watchdog timeout (self.watchdog_timeout=300)"
@@ -269,6 +278,11 @@ def test_the_last_words_survive_the_exporter() -> None:
     later.restore(json.loads(json.dumps(watch.saved(1000.0))), 1600.0, 500.0)
     assert later.server.end_explanation is not None
     assert (later.server.end_explanation.text, later.server.end_explanation.time) == ("KeyError: 'x'", 1000.0)
+
+
+def test_the_schema_of_a_report_has_every_class() -> None:
+    schema = (Path(__file__).parent.parent / "docs" / "report.schema.json").read_text()
+    assert all(f'"{each}"' in schema for each in CLASSES)
 
 
 @pytest.mark.parametrize(

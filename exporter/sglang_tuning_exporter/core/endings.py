@@ -148,9 +148,10 @@ CLASSES: Mapping[str, Ending] = {
         "it was stopped on purpose",
     ),
     "hang": Ending(
-        "a process made no progress, and its watchdog ended the server",
+        "a process made no progress, and SGLang ended the server",
         "save the log and a stack dump (py-spy dump), and search SGLang's issues for the frames of it",
-        "The watchdog ends a server that does not move for --watchdog-timeout seconds (default 300).",
+        "The watchdog ends a server that does not move for --watchdog-timeout seconds (default 300), and SGLang a start whose warm-up request has"
+        " no answer.",
         "one step takes that long by design: then a larger --watchdog-timeout",
         2,
     ),
@@ -180,6 +181,7 @@ def _sign(ending: str, *texts: str, place: str = "") -> tuple[str, re.Pattern[st
 SIGNS = (
     _sign("killed", r"exit ?code:? ?\(?-?(?:9|137)\b", r"^(?:\S{1,80}: line \d+: *)?(?:\d+ )?Killed\b"),
     _sign("hang", r"watchdog[ _]timeout"),
+    _sign("hang", r"\bRead timed out\b", place=r"warmup$"),
     _sign("address", r"address already in use", r"\bEADDRINUSE\b", r"port \d+ is (?:not available|already)", r"port \d+ [^.]{0,40}in use"),
     _sign("proxy", r"res=<Response \[(?:407|50[234])\]>"),
     _sign("limit", r"Too many open files", r"can't start new thread", r"RLIMIT_\w+", r"\bmemlock\b"),
