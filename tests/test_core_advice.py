@@ -205,6 +205,11 @@ def test_a_larger_chunk_is_no_advice_where_hardly_a_prompt_fills_the_present_one
     assert [each.flag for each in advised("latency_long_prompts", view)] == [flag]
 
 
+def test_advice_to_people_goes_in_no_direction_of_a_flag() -> None:
+    change = one("prefill_bound", seen(Load(prompt=100), version="0.5.23", chunked_prefill_size=16384))
+    assert (change.flag, change.direction) == ("", "")
+
+
 # Clients
 
 

@@ -1076,8 +1076,9 @@ def reasoned(row: Row, view: View, change: Change) -> Change:
     )  # fmt: skip
     gain = change.gain + (_spellings(view, change) if change.arg else "")
     words = change.words or (own.words if change.to is None else "")
+    direction = change.direction or ("" if change.why and not change.arg else own.direction)
     return replace(
-        change, words=fill(words, figures), direction=change.direction or own.direction, why=fill(why, figures), cost=fill(cost, figures),
+        change, words=fill(words, figures), direction=direction, why=fill(why, figures), cost=fill(cost, figures),
         gain=fill(gain, figures), will_not_help_if=fill(not_if, figures),
     )  # fmt: skip
 

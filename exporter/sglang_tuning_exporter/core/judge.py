@@ -35,7 +35,7 @@ from sglang_tuning_exporter.core.rows import (
     WHY_REQUESTS_WAIT,
     Row,
 )
-from sglang_tuning_exporter.core.server import BUCKET_SECONDS, WAITS, Server, Totals
+from sglang_tuning_exporter.core.server import BUCKET_SECONDS, USUAL_CAPTURED, WAITS, Server, Totals
 from sglang_tuning_exporter.core.view import View, explained
 from sglang_tuning_exporter.sglang.args.refusals import objection
 
@@ -496,7 +496,7 @@ def _notes(row: Row, view: View) -> list[str]:
     is_assumed = row.id == "cuda_graph_off" or (row.id == "cuda_graph_not_covering" and not totals["replayed_most"])
     if is_assumed and facts.largest_captured is None:
         notes.append(
-            "The start is not in this log: that SGLang captured up to 160 to 256, as it does by itself, is an assumption."
+            f"The start is not in this log: that SGLang captured up to {USUAL_CAPTURED}, as it does by itself, is an assumption."
         )
     decided = facts.decided(row.remedy.arg) if row.remedy.arg else []
     notes += [f"SGLang decided at its start: “{said.text.rstrip('.')}”" for said in decided[:MOST_QUOTED]]

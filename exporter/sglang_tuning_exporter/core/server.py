@@ -37,8 +37,8 @@ FULL_PREFILL = 0.9  # of the most tokens that a prefill batch may have
 CHUNK_STEP = 64  # sizes of chunks are multiples of it
 SAME_CHUNK = 3  # lines with exactly the most tokens show the size of a chunk
 AT_LIMIT = 0.95
-ASSUMED_CAPTURED = 160.0  # the smallest of SGLang's defaults of the largest captured batch
-USUAL_CAPTURED = "160 to 256"
+ASSUMED_CAPTURED = 160.0  # the smallest of SGLang's defaults of the largest captured batch, but on small GPUs
+USUAL_CAPTURED = "160 to 256 (8 to 80 on a small GPU)"
 RATE_SECONDS = 60.0  # over which admissions are counted for the wait
 LEAST_RATE_SECONDS = 5.0
 # After a request does not fit, SGLang tries the next one only when a running one has ended (batch_is_full, srt/managers/scheduler.py).
