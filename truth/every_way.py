@@ -1,20 +1,22 @@
 """One recording, every way in: equal or within a tenth; else the poorer source is silent or less certain, never different.
 
 Compared with what the richest way in says (log and metrics): the verdict (the headline of `report` beside the worst that was said live),
-since when, the wait, the token usage, the retractions, and the advice.
+since when, the advice, and over the load until its end the mean wait, the mean token usage and the retractions.
 """
 
 from __future__ import annotations
 
 import tempfile
 from calendar import timegm
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, product
+from math import sqrt
 from operator import eq
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from time import strptime
 from typing import Any
 
@@ -28,8 +30,11 @@ RECORDINGS = (
 )
 HELD_SECONDS = 20.0  # a verdict that was said for less is a moment
 SINCE_SECONDS = 15.0  # a tenth of the longest loads
+WAIT_SECONDS = 0.5  # a log has whole seconds: a shorter wait is not in it
+ERRORS = 2.0  # standard errors, of a mean of samples: a page has the usage of one moment
 SEVERITIES, CONFIDENCES = ("", "info", "warning", "critical"), ("", "low", "medium", "high")
 USAGE, WAIT = 'sglang_tuning_token_usage_ratio{pool="full"}', "sglang_tuning_queue_wait_seconds"
+USAGE_ERROR = "standard error of the token usage"
 RETRACTED = "sglang_tuning_retracted_requests_total"
 
 
@@ -42,6 +47,7 @@ class Said:
     since: float | None = None
     wait: float | None = None
     usage: float | None = None
+    usage_error: float = 0.0  # standard error, where it is a mean of samples
     retractions: float | None = None
     advice: str | None = None
 
@@ -55,27 +61,41 @@ def cases() -> Iterator[Case]:
 
 
 def ask(case: Case) -> list[Answer]:
-    """Return an answer by each way in: the one at the end, or the worst said live; `text` names the way."""
-    answers = [replace(_worst(case.recording(), ways.ask(case, way)), text=way) for way in WAYS]
+    """Return an answer by each way in: the one at the end, or the worst said live; and all that the richest said. `text` names way or verdict."""
+    recording, answers = case.recording(), list[Answer]()
+    for way in WAYS:
+        said = ways.ask(case, way)
+        answers.append(replace(_worst(recording, said, logged=way != "metrics"), text=way))
+        if way == "both":
+            figures = answers[-1].metrics
+            last = {each.verdict: replace(each, metrics=figures, text=f"both: {each.verdict}") for each in said}
+            answers += [
+                last[verdict]
+                for verdict, number in Counter(each.verdict for each in said).items()
+                if number >= HELD_SECONDS
+            ]
     with tempfile.TemporaryDirectory(prefix="truth-") as folder:
         log = Path(folder) / "server.log"
-        log.write_bytes(case.recording().text)
+        log.write_bytes(recording.text)
         series = ways.backfill(log, ["--profile", case.profile])
-    last = {name: points[-1][1] for name, points in series.items() if points}
-    begin, until = _load(case.recording())
+    begin, until = _load(recording)
+    metrics = {name: points[-1][1] for name, points in series.items() if points}
     under = {name: [value for at, value in series.get(name, ()) if begin <= at <= until] for name in (USAGE, WAIT)}
-    means = {name: fmean(values) for name, values in under.items() if values}
-    return [*answers, Answer(0.0, 0, "", metrics={**last, **means}, text="backfill")]
+    if under[WAIT]:
+        metrics[WAIT] = under[WAIT][-1]
+    return [*answers, Answer(0.0, 0, "", metrics={**metrics, **_sampled(under[USAGE])}, text="backfill")]
 
 
 def check(_way: str, answers: Sequence[Answer]) -> Checks:
-    """Compare each way with the richest."""
+    """Compare each way with the richest: with what that said of the same where it said several things in turn."""
     said = {answer.text: _said(answer) for answer in answers}
     checks: Checks = {}
     for way, (figure, same) in product(("report", "log", "metrics", "backfill"), _COMPARED.items()):
-        rich, poor = getattr(said["both"], figure), getattr(said[way], figure)
-        less = CONFIDENCES.index(said[way].confidence) < CONFIDENCES.index(said["both"].confidence)
+        richest = said.get(f"both: {said[way].verdict}", said["both"])
+        rich, poor = getattr(richest, figure), getattr(said[way], figure)
+        less = CONFIDENCES.index(said[way].confidence) < CONFIDENCES.index(richest.confidence)
         alike = rich is None or poor is None or same(rich, poor) or (less and figure != "verdict")
+        alike = alike or (figure == "usage" and abs(rich - poor) <= ERRORS * said[way].usage_error)
         checks[f"{figure} by {way}"] = "" if alike else f"{poor}, with log and metrics {rich}"
     return checks
 
@@ -86,8 +106,8 @@ def _load(recording: Recording) -> tuple[float, float]:
     return loads[0][0], loads[-1][1]
 
 
-def _worst(recording: Recording, answers: Sequence[Answer]) -> Answer:
-    """Return the last answer with the worst verdict that was said for a while under load, with the means of its figures."""
+def _worst(recording: Recording, answers: Sequence[Answer], *, logged: bool) -> Answer:
+    """Return the last answer with the worst verdict that was said for a while under load, with the figures of the load's end."""
     begin, until = _load(recording)
     under = [each for each in answers if begin <= each.at <= until] or list(answers)
     held: dict[str, float] = {}
@@ -97,9 +117,18 @@ def _worst(recording: Recording, answers: Sequence[Answer]) -> Answer:
         each for each in under if len(under) == 1 or held[each.verdict] >= min(HELD_SECONDS, len(under) / 2)
     ] or under
     worst = max(long, key=lambda each: (_severity(each), held[each.verdict], each.at))
-    points = {name: [each.metrics[name] for each in under if name in each.metrics] for name in (USAGE, WAIT)}
-    figures = {name: fmean(values) for name, values in points.items() if values}
-    return replace(worst, metrics={**answers[-1].metrics, **figures}, counts=answers[-1].counts)
+    end, pages = under[-1], [next(group).metrics for _, group in groupby(under, key=lambda each: id(each.metrics))]
+    metrics = answers[-1].metrics | ({} if logged else _sampled([page[USAGE] for page in pages if USAGE in page]))
+    for start in end.document["starts"][-1:]:
+        metrics[USAGE] = start["figures"].get("token_usage", metrics.get(USAGE))
+    metrics[WAIT] = end.metrics.get(WAIT)
+    return replace(worst, metrics=metrics, counts=answers[-1].counts)
+
+
+def _sampled(usages: Sequence[float]) -> dict[str, float]:
+    """Return the mean of samples of the token usage, and its standard error."""
+    error = {USAGE_ERROR: stdev(usages) / sqrt(len(usages))} if len(usages) > 1 else {}
+    return {USAGE: fmean(usages), **error} if usages else {}
 
 
 def _severity(answer: Answer) -> int:
@@ -116,8 +145,9 @@ def _said(answer: Answer) -> Said:
         None if not answer.verdict or answer.verdict in SILENT else answer.verdict,
         answer.confidence,
         timegm(strptime(found["first_seen"][:19], "%Y-%m-%dT%H:%M:%S")) if found.get("first_seen") else None,
-        answer.metrics.get(WAIT) or shown.get("estimated wait in the queue"),
-        answer.metrics.get(USAGE) or shown.get("mean token usage"),
+        answer.metrics.get(WAIT) or shown.get("mean wait in the queue"),
+        answer.metrics.get(USAGE),
+        answer.metrics.get(USAGE_ERROR, 0.0),
         answer.metrics.get(RETRACTED, answer.counts.get("retracted_requests")),
         f"{change.flag} {change.to}" if change and change.flag else None,
     )
@@ -135,6 +165,6 @@ def _alike(rich: str, poor: str) -> bool:
 
 
 _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
-    "verdict": eq, "since": lambda rich, poor: abs(rich - poor) <= SINCE_SECONDS, "wait": _near, "usage": _near, "retractions": eq,
-    "advice": _alike,
+    "verdict": eq, "since": lambda rich, poor: abs(rich - poor) <= SINCE_SECONDS,
+    "wait": lambda rich, poor: _near(rich, poor) or abs(rich - poor) <= WAIT_SECONDS, "usage": _near, "retractions": eq, "advice": _alike,
 }  # fmt: skip

@@ -178,6 +178,7 @@ class Scheduler:
     def __init__(self, dp: int | None, server: Server) -> None:
         self.dp = dp
         self._serves, self._waits, self._batches = f"serves/{dp}", f"waits/{dp}", (f"eager/{dp}", f"replayed/{dp}")
+        self._waited, self._started = f"waited/{dp}", f"started/{dp}"
         self._server = server
         self._life = server.life(dp)
         self.speaker: Rank | None = None  # of the ranks that print the same batch, the one that counts
@@ -287,6 +288,7 @@ class Scheduler:
         bucket.most("most_usage", self.usage or 0.0)
 
     def _admit(self, requests: float, now: float) -> None:
+        self._server.bucket(now)[self._started] += requests
         self._admitted.append((self._served, requests))
         self._admitted_sum += requests
         self._fell_at, self._nothing_since = None, now
@@ -627,6 +629,8 @@ class Scheduler:
             self._server.last["requests"] = end
             self._served += seconds
             bucket[self._serves] += seconds
+            if self.queued:
+                bucket[self._waited] += self.queued * seconds
             if self._waits_elsewhere:
                 bucket["elsewhere"] += seconds
             if moment.queue not in {"empty", UNKNOWN}:
@@ -648,6 +652,11 @@ class Scheduler:
                     bucket["usage2@held_back"] += (self.usage or 0.0) ** 2 * seconds
 
     # States
+
+    def wait(self, recent: Totals) -> float | None:
+        """Return the mean wait in some time, however long each sample of the queue held; None where none started and none waited."""
+        waited, started = recent[self._waited], recent[self._started]
+        return waited / started if started else inf if waited else None
 
     def wait_seconds(self) -> float | None:
         """Estimate how long the last request of the queue waits: by admissions, which count retracted requests again."""

@@ -317,22 +317,23 @@ def schedulers(sidecar: Watched, now: float) -> Iterable[Family]:
     server = sidecar.watch.server
     ranks = by_rank(server.schedulers.values())
     lives = by_rank(Life(dp, server.life(dp)) for dp in server.lives.keys() - server.absent)
-    yield from _waiting(ranks, server)
+    recent = server.window(servers.COVERAGE_SECONDS, now)
+    yield from _waiting(ranks, server, recent)
     yield from _pools(ranks, lives, server, now)
-    yield from _batches(ranks, lives, server.window(servers.COVERAGE_SECONDS, now))
+    yield from _batches(ranks, lives, recent)
     yield from _retractions(lives, sidecar)
     yield from _states(ranks, lives, now)
 
 
-def _waiting(ranks: list[servers.Scheduler], server: servers.Server) -> Iterable[Family]:
+def _waiting(ranks: list[servers.Scheduler], server: servers.Server, recent: servers.Totals) -> Iterable[Family]:
     doc = "Requests waiting (#queue-req, num_queue_reqs)."
     yield gauge("queued_requests", doc).of_each(ranks, lambda r: r.queued)
     doc = "Requests running (#running-req, num_running_reqs); with pipeline parallelism those of one micro batch."
     yield gauge("running_requests", doc).of_each(ranks, lambda r: r.running)
     doc = "Requests that may run at once (max_running_requests); with pipeline parallelism a micro batch's share."
     yield gauge("running_requests_limit", doc).of_each(ranks, lambda r: server.facts.limit(r.dp))
-    doc = "Estimated wait of the last request in the queue: queued / admitted per second over the last minute."
-    yield gauge("queue_wait_seconds", doc, source="computed").of_each(ranks, lambda r: r.wait_seconds())
+    doc = "Estimated mean wait in the queue over the last 10 minutes: requests waiting / requests started per second."
+    yield gauge("queue_wait_seconds", doc, source="computed").of_each(ranks, lambda r: r.wait(recent))
     doc = "Requests waiting elsewhere than in the main queue: for a grammar, or in a queue of disaggregation."
     waiting = gauge("waiting_requests", doc, "queue")
     yield waiting.of_all(ranks, _elsewhere)

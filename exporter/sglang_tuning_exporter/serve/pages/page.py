@@ -230,11 +230,9 @@ class _Figures:
 
     def _queue(self) -> pages.Tile:
         profile, states, queued = self.view.profile, self._states("queue"), self._now("queued_requests")
-        each = (scheduler.wait_seconds() for scheduler in self.watch.server.schedulers.values())
-        waits = [wait for wait in each if wait is not None and isfinite(wait)]
         bad = {"above_range", "below_range", *(["empty"] if profile.queue_lower else [])}
         tone = "bad" if states & bad else "good" if states & {"in_range", "empty"} else ""
-        note = f"~{max(waits):.0f} s wait" if queued and waits else ""
+        note = f"~{self.view.wait:.0f} s wait" if queued and self.view.wait else ""
         tile = pages.Tile("Queued requests", count(queued), profile.healthy["queue"], tone, note)
         # Where the wait is judged, the queue has no healthy length.
         band = (profile.queue_lower, profile.queue_upper) if profile.queue_wait_seconds is None else (None, None)
