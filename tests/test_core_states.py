@@ -65,7 +65,7 @@ class Beside:
         return self.server.schedulers[None].moment(now).admission
 
     def wait(self) -> float | None:
-        return self.server.schedulers[None].wait_seconds()
+        return self.server.schedulers[None].wait(self.server.window(60))
 
 
 @pytest.fixture

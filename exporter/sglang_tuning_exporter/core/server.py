@@ -207,12 +207,7 @@ class Scheduler:
         self._rate = USUAL_PREFILL_RATE  # most prompt tokens in a second
         self._second = (-inf, 0.0)
         self._largest, self._as_large = 0.0, 0  # tokens of a prefill batch, and of how many
-        self._admitted: deque[tuple[float, float]] = (
-            deque()
-        )  # requests that started in the last minute of serving, and when on that clock
-        self._admitted_sum = 0.0
         self._fell_at: float | None = None  # a request ended since the last one was admitted
-        self._served = 0.0
         self._woke = True  # it was idle since the last decode line
         self._moments = 0  # since the last long silence
         self._pool: float | None = None  # tokens of the KV cache, by tokens and usage of a line
@@ -289,8 +284,6 @@ class Scheduler:
 
     def _admit(self, requests: float, now: float) -> None:
         self._server.bucket(now)[self._started] += requests
-        self._admitted.append((self._served, requests))
-        self._admitted_sum += requests
         self._fell_at, self._nothing_since = None, now
 
     def _add_step(self, figures: dict[str, float], now: float) -> None:
@@ -627,7 +620,6 @@ class Scheduler:
             if not serves:
                 continue
             self._server.last["requests"] = end
-            self._served += seconds
             bucket[self._serves] += seconds
             if self.queued:
                 bucket[self._waited] += self.queued * seconds
@@ -654,23 +646,25 @@ class Scheduler:
     # States
 
     def wait(self, recent: Totals) -> float | None:
-        """Return the mean wait in some time, however long each sample of the queue held; None where none started and none waited."""
+        """Estimate the mean wait in some time: requests waiting over requests started, retracted ones again; None where neither was seen."""
         waited, started = recent[self._waited], recent[self._started]
         return waited / started if started else inf if waited else None
 
-    def wait_seconds(self) -> float | None:
-        """Estimate how long the last request of the queue waits: by admissions, which count retracted requests again."""
-        if not self.queued:
-            return 0.0 if self.queued is not None else None
-        if self.prefilled_at == -inf and not self._counts_admissions:
-            return None  # who starts is in the prefill lines
-        while self._admitted and self._admitted[0][0] < self._served - RATE_SECONDS:
-            self._admitted_sum -= self._admitted.popleft()[1]
-        seconds = min(self._served, RATE_SECONDS)
-        if seconds < LEAST_RATE_SECONDS:
-            return None
-        rate = self._admitted_sum / seconds
-        return self.queued / rate if rate > 0 else inf
+    def _last_minute(self) -> Totals:
+        """Return what waited, started and served in the last minute of this start; nothing where it is too little to be a rate."""
+        names, recent = (self._waited, self._started, self._serves), Totals()
+        since = max(self.spent - RATE_SECONDS, self._server.last.get("starts", -inf)) - BUCKET_SECONDS
+        for begin, totals in reversed(self._server.buckets):
+            if begin <= since:
+                break
+            for name in names:
+                recent[name] += totals.get(name, 0.0)
+        return recent if recent[self._serves] >= LEAST_RATE_SECONDS else Totals()
+
+    def _present_wait(self) -> float | None:
+        """Estimate the wait in the last minute; None where it is not known: who starts is in the prefill lines."""
+        known = self.prefilled_at > -inf or self._counts_admissions
+        return self.wait(self._last_minute()) if self.queued and known else None
 
     def _states(self, *, prefilling: bool) -> Moment:
         profile, facts = self._server.profile, self._server.facts
@@ -708,7 +702,7 @@ class Scheduler:
         if queued > profile.queue_upper:
             return "above_range"
         if profile.queue_wait_seconds is not None:
-            wait = self.wait_seconds()
+            wait = self._present_wait()
             if wait is None and self.prefilled_at == -inf and self._computing is None:
                 return UNKNOWN  # a log of decode lines alone: the queue is judged by its wait
             if wait is not None and wait > profile.queue_wait_seconds:
@@ -755,7 +749,7 @@ class Scheduler:
 
     def _held_back(self) -> str:
         """Return `held_back` where the new-token ratio is all that keeps the next request from starting."""
-        wait = self.wait_seconds()
+        wait = self._present_wait()
         # A scrape sees a queue that the next batch takes. Where no admissions are counted, the queue is taken as it is seen.
         is_short = self._counts_admissions if wait is None else wait < SHORT_WAIT_SECONDS
         passes = self._computing is not None and is_short
@@ -781,11 +775,11 @@ class Scheduler:
 
     def _other_side_is_slow(self, elsewhere: float, running: float | None) -> bool:
         """Whether requests wait long for the other side of a pair: some always do, while their KV cache is transferred."""
-        objective, seconds = self._server.profile.queue_wait_seconds, min(self._served, RATE_SECONDS)
-        rate = self._admitted_sum / seconds if seconds >= LEAST_RATE_SECONDS else None
-        if objective is None or not rate:
+        objective, recent = self._server.profile.queue_wait_seconds, self._last_minute()
+        started, served = recent[self._started], recent[self._serves]
+        if objective is None or not started:
             return elsewhere > MANY_ELSEWHERE * (running or 0.0)
-        return elsewhere > rate * objective
+        return elsewhere > started / served * objective
 
     def _next_fits(self, running: float, usage: float, target: float) -> bool:
         """Return whether one more request would leave the KV cache below its target.
