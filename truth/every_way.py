@@ -63,8 +63,11 @@ def cases() -> Iterator[Case]:
 def ask(case: Case) -> list[Answer]:
     """Return an answer by each way in: the one at the end, or the worst said live; and all that the richest said. `text` names way or verdict."""
     recording, answers = case.recording(), list[Answer]()
+    begin, until = _load(recording)
+    cut = replace(recording, log=tuple(chunk for chunk in recording.log if chunk[0] <= until))
+    under_load = replace(case, recording=lambda: cut)  # a report is of the same time as what is said live
     for way in WAYS:
-        said = ways.ask(case, way)
+        said = ways.ask(under_load if way == "report" else case, way)
         answers.append(replace(_worst(recording, said, logged=way != "metrics"), text=way))
         if way == "both":
             figures = answers[-1].metrics
@@ -78,7 +81,6 @@ def ask(case: Case) -> list[Answer]:
         log = Path(folder) / "server.log"
         log.write_bytes(recording.text)
         series = ways.backfill(log, ["--profile", case.profile])
-    begin, until = _load(recording)
     metrics = {name: points[-1][1] for name, points in series.items() if points}
     under = {name: [value for at, value in series.get(name, ()) if begin <= at <= until] for name in (USAGE, WAIT)}
     if under[WAIT]:
@@ -91,7 +93,8 @@ def check(_way: str, answers: Sequence[Answer]) -> Checks:
     said = {answer.text: _said(answer) for answer in answers}
     checks: Checks = {}
     for way, (figure, same) in product(("report", "log", "metrics", "backfill"), _COMPARED.items()):
-        richest = said.get(f"both: {said[way].verdict}", said["both"])
+        richest, verdict = said["both"], said[way].verdict
+        richest = richest if verdict in {None, richest.verdict} else said.get(f"both: {verdict}", richest)
         rich, poor = getattr(richest, figure), getattr(said[way], figure)
         less = CONFIDENCES.index(said[way].confidence) < CONFIDENCES.index(richest.confidence)
         alike = rich is None or poor is None or same(rich, poor) or (less and figure != "verdict")
@@ -118,10 +121,10 @@ def _worst(recording: Recording, answers: Sequence[Answer], *, logged: bool) -> 
     ] or under
     worst = max(long, key=lambda each: (_severity(each), held[each.verdict], each.at))
     end, pages = under[-1], [next(group).metrics for _, group in groupby(under, key=lambda each: id(each.metrics))]
-    metrics = answers[-1].metrics | ({} if logged else _sampled([page[USAGE] for page in pages if USAGE in page]))
-    for start in end.document["starts"][-1:]:
-        metrics[USAGE] = start["figures"].get("token_usage", metrics.get(USAGE))
-    metrics[WAIT] = end.metrics.get(WAIT)
+    sampled = {} if logged else _sampled([page[USAGE] for page in pages if USAGE in page])
+    metrics = {**answers[-1].metrics, **sampled}
+    figures = {WAIT: end.metrics.get(WAIT), USAGE: end.document["starts"][-1]["figures"].get("token_usage")}
+    metrics.update({name: value for name, value in figures.items() if value is not None})
     return replace(worst, metrics=metrics, counts=answers[-1].counts)
 
 

@@ -431,8 +431,8 @@ class Scheduler:
                 return  # a prefill, which the gauges do not show
         was_idle = not (self.running or self.queued)
         self.advance(now)
-        if not serving and was_idle and not logged and interval:
-            self._serve_between(gains, interval, now)
+        if was_idle and not logged and interval:
+            self._serve_between(gains, interval, now, serving=serving)
         self._see_queues(figures)
         if figures.running is None and figures.queued is None:
             self._scraped_at = now
@@ -519,8 +519,14 @@ class Scheduler:
         self.usages.clear()
         self.queues.clear()
 
-    def _serve_between(self, gains: RankGains, interval: float, now: float) -> None:
-        """Count the time since the scrape before as serving: only the counters show work, both scrapes found nothing to do."""
+    def _serve_between(self, gains: RankGains, interval: float, now: float, *, serving: bool) -> None:
+        """Count the time since the scrape before as serving where only the counters show work, and neither scrape found something to do.
+
+        Those that wait now came on average in the middle of it.
+        """
+        if serving:
+            self._server.bucket(now)[self._waited] += (gains.figures.queued or 0.0) * min(interval, SHOWN_SECONDS) / 2
+            return
         steps, decoded = gains.steps, gains.gained.get("decoded", 0.0)
         if steps < LEAST_STEPS and gains.gained.get("computed", 0.0) < LEAST_COMPUTED:
             return
