@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sglang_tuning_exporter.config.profiles import PROFILES
+from sglang_tuning_exporter.core import judge
 from sglang_tuning_exporter.core.alerts import Clock
 from sglang_tuning_exporter.core.course import Course
 from sglang_tuning_exporter.core.findings import Finding, Judgement
@@ -168,13 +169,17 @@ LOADS = {
         [*load(0, 8, running=2, usage=1.0), retraction(9)],
         "The load of 8 s was too short for a verdict: the KV cache up to 100 % full, and SGLang retracted running requests once.",
     ),
+    "that is long enough": (
+        [*load(0, 200, running=2, usage=0.6), retraction(201)],
+        f"{judge.SENTENCES[judge.NO_LIMIT]} SGLang retracted running requests once.",
+    ),
     "without times": ([decode(0)[22:], decode(2)[22:]], "Its batches have no time, so their load cannot be judged."),
     "none at all": (start(), "There is no batch line in this log."),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("lines", "sentence"), LOADS.values(), ids=LOADS.keys())
-def test_a_load_too_short_for_a_verdict_says_what_it_showed(lines: list[str], sentence: str) -> None:
+def test_a_load_without_a_limit_says_what_it_showed(lines: list[str], sentence: str) -> None:
     assert judged(lines).sentence == sentence
 
 

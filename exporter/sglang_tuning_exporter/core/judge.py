@@ -195,6 +195,8 @@ def _verdict(measured: Measured, found: tuple[Finding, ...]) -> tuple[str, str, 
     sentence = SENTENCES.get(verdict)
     if verdict == IDLE and view.served >= 1 and not view.scraped:
         sentence = f"The server was idle most of the time: requests ran for {view.served:.0f} s."
+    if verdict == NO_LIMIT and sentence and (retracted := _retracted(view)):
+        sentence = f"{sentence} {retracted}."
     return verdict, said_at_once(verdict, found) or sentence or short_load(view), "none"
 
 
@@ -233,9 +235,14 @@ def short_load(view: View) -> str:
         if totals["most_usage"] >= view.profile.token_usage_target:
             figures.append(f"the KV cache up to {100 * totals['most_usage']:.0f} % full")
         words = f"The load of {served} was too short for a verdict{': ' if figures else ''}{', '.join(figures)}"
-    if retracted := totals["retractions"]:
-        words += ", and SGLang retracted running requests " + (f"{retracted:,.0f} times" if retracted > 1 else "once")
-    return words + "."
+    retracted = _retracted(view)
+    return f"{words}, and {retracted}." if retracted else f"{words}."
+
+
+def _retracted(view: View) -> str:
+    number = view.totals["retractions"]
+    times = f"{number:,.0f} times" if number > 1 else "once"
+    return f"SGLang retracted running requests {times}" if number else ""
 
 
 # Findings and their changes
