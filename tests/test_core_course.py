@@ -144,6 +144,21 @@ def test_nothing_starts_for_a_minute_although_nearly_all_is_free() -> None:
     assert verdict([*start(limit=4), *lines]) == "admission_standing_still"
 
 
+def test_decode_lines_far_apart_are_one_load_and_pauses_between_bursts_are_no_wait() -> None:
+    far = judged(decode(24.0 * number, running=8, usage=0.1, throughput=13.3) for number in range(10))
+    assert far.serving_seconds > 0.8 * 9 * 24
+    times = [120.0 * burst + second for burst in range(5) for second in range(30)]
+    bursts = judged(
+        line
+        for at in times
+        for line in (
+            prefill(at, 1000, 10, running=40, queue=20, usage=0.3),
+            decode(at, running=40, queue=20, usage=0.3, throughput=900.0),
+        )
+    )
+    assert bursts.shares["queue"].get("above_range", 0.0) < 0.05
+
+
 # Silence
 
 

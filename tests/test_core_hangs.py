@@ -11,7 +11,8 @@ from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.scrapes import Stuck
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures, Scrape
-from test_core_course import BEGIN, decode, stamp
+from sglang_tuning_exporter.sglang.server_info import ServerInfo
+from test_core_course import BEGIN, decode, stamp, start
 
 STEP = 5.0
 
@@ -125,7 +126,82 @@ def test_requests_that_wait_for_the_other_server_of_a_pair(server: Server, queue
     assert server.found == (0.0, "")
 
 
+def test_what_moves_slowly_hangs_nowhere(server: Server) -> None:
+    server.running, server.queued = 0.0, 1.0  # a long prompt in prefill
+    for _ in range(30):
+        server.scheduled, server.figures = server.scheduled + 8192.0, server.figures + 1.0
+        server.tick()
+    server.running, server.queued = 24.0, 0.0
+    server.serves()
+    for number in range(30):  # every request sends its tokens after fifty steps
+        server.computes(steps=10)
+        server.sent += 50.0 * (number % 5 == 4)
+        server.tick()
+    server.logs = False
+    for _ in range(30):  # clients give up before their first tokens are due
+        server.computes(steps=20)
+        server.aborted += 24.0
+        server.tick()
+    server.running = server.open = 0.0  # all left, and the server is idle
+    server.tick(30)
+    assert server.found == (0.0, "")
+
+
+def test_a_stream_interval_of_a_thousand_steps_is_waited_for() -> None:
+    server = Server()
+    server.watch.take(ServerInfo("0.5.23", {"stream_interval": 1000}))
+    server.serves()
+    for number in range(60):
+        server.computes(steps=40)
+        server.sent += 1000.0 * (number % 25 == 24)
+        server.tick()
+    assert server.found == (0.0, "")
+
+
+# What is one
+
+
+@pytest.mark.parametrize("stage", ["detokenizer", "scheduler"])
+def test_a_stage_that_stops_is_found_within_ninety_seconds_and_until_the_first_token(
+    server: Server, stage: str
+) -> None:
+    begin = server.now
+    for _ in range(20):
+        if stage == "detokenizer":
+            server.computes()
+        server.tick()
+    at, found = server.found
+    assert (found, at - begin <= 90) == (stage, True)
+    server.serves(STEP)
+    assert server.stages[-1][1] == ""
+
+
+def test_a_hang_that_only_the_log_shows_begins_with_the_last_output() -> None:
+    watch, reader = Watch(PROFILES["online"], BEGIN, reads=True, scrapes=False), Reader()
+    checks = [
+        f"{stamp(at)}Health check failed. Server couldn't get a response from detokenizer for last 20 seconds."
+        f" tic start time: {stamp(at - 20)[12:20]}. last_heartbeat time: {stamp(71)[12:20]}"
+        for at in (95, 115, 135, 155)
+    ]
+    for line in (*start(), *(decode(12 + at) for at in range(0, 60, 2)), *checks):
+        for event in reader.read(line.encode()):
+            watch.take(event)
+    (found,) = (each for each in watch.judge(BEGIN + 156).findings if each.diagnosis == "scheduler_stuck")
+    assert (found.since, found.sentence) == (BEGIN + 71, "84 s in which nothing moved while requests were there")
+
+
 # A pause that was asked for
+
+
+def test_a_pause_is_no_hang_and_one_after_it_is_found(server: Server) -> None:
+    server.pauses += 1.0  # new weights are loaded
+    server.tick(60)
+    server.resumptions += 1.0
+    server.tick(10)  # the first tokens come some time after it continues
+    server.serves()
+    assert server.found == (0.0, "")
+    server.tick(20)
+    assert server.found[1] == "scheduler"
 
 
 def test_a_pause_that_nobody_ends_is_a_hang_after_ten_minutes(server: Server) -> None:
@@ -176,6 +252,11 @@ def test_a_scheduler_that_stopped_while_it_was_idle_is_found_by_health_checks() 
     server = idle()
     assert waits(server, 120, answered=False) >= 3
     assert server.found[1] == "scheduler"
+
+
+def test_a_check_that_is_answered_ends_the_suspicion() -> None:
+    server = idle()
+    assert (waits(server, 3600, answered=True), server.found[1]) == (1, "")
 
 
 def test_an_idle_server_is_never_asked(server: Server) -> None:

@@ -111,6 +111,37 @@ def test_a_prefill_of_a_health_check_is_no_load(beside: Beside) -> None:
     assert "serving" not in beside.seconds(30.0)
 
 
+def test_a_prefill_of_one_token_beside_running_requests_is_load(beside: Beside) -> None:
+    beside.prefill(0.0, tokens=1, running=3)
+    assert beside.seconds(1.0) == {"serving": pytest.approx(1.0)}
+
+
+def test_what_a_start_counted_goes_on_in_the_next_and_its_rate_of_admission_does_not(beside: Beside) -> None:
+    beside.start(0.0, decode_log_interval=10)
+    for now in range(0, 61, 10):
+        beside.prefill(float(now), queued=100, sequences=20)
+    assert beside.wait() == pytest.approx(100 / (140 / 60), rel=0.2)
+    beside.decode(61.0, queued=100)
+    beside.start(70.0)
+    beside.decode(71.0, queued=5)
+    assert beside.wait() is None
+    assert beside.server.life(None)["replayed"] == 10 + 40
+
+
+def test_requests_that_log_and_metrics_show_start_once(beside: Beside) -> None:
+    for now in range(0, 61, 10):
+        beside.page(float(now), 8, 60, admitted_requests=10.0 * now)
+        beside.prefill(now + 0.5, queued=60, sequences=100)
+    assert beside.wait() == pytest.approx(6.0, rel=0.2)
+
+
+def test_a_rank_that_decoded_between_two_pages_served(beside: Beside) -> None:
+    for at in (0.0, 15.0):
+        ranks = [RankFigures(0, 0, 0, graph_passes=40 * at), RankFigures(1, 0, 0, graph_passes=1)]
+        beside.server.take(Scrape(ranks, progress=600 * at), at)
+    assert [beside.server.life(dp)["activity/serving"] for dp in (0, 1)] == [15.0, 0.0]
+
+
 def test_gauges_that_stand_still_hold_for_a_minute(beside: Beside) -> None:
     for now in range(0, 300, 15):
         beside.page(float(now), 8, progress=5, full_usage=0.5)

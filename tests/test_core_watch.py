@@ -458,3 +458,78 @@ def test_while_the_log_cannot_be_read_the_servers_counter_goes_on(begin: int) ->
     watch = watched(retracting)
     watch.advance(end_of(retracting) + 60)
     assert (watch.server.counted["retracted"], dict(watch.doubtful)) == (10, {})
+
+
+# What log and metrics decide together
+
+
+def test_a_crash_counts_when_the_server_is_gone_or_stands_still() -> None:
+    gone, still = served(), served()
+    for beside in (gone, still):
+        beside.lines(stamp(73) + CRASH)
+        assert beside.count("ends") == 0
+    gone.watch.lose("connection_refused", "nothing listens", BEGIN + 74)
+    for at in range(74, 110, 3):
+        still.scrape(at, work=0.0)
+    assert (gone.count("ends"), still.count("ends")) == (1, 1)
+
+
+def test_a_failed_health_check_of_a_server_that_sends_none_counts() -> None:
+    beside = served()
+    taken(beside, "health", 73, silent=23)
+    for at in range(74, 120, 4):
+        beside.scrape(at, sent=beside.page.sent)
+    assert beside.count("health_failures") == 1
+
+
+def test_every_start_that_only_the_counters_show_counts_also_one_behind_an_outage() -> None:
+    beside = Beside(reads=False)
+    for begin in (0, 100, 200):
+        for step in range(20):
+            beside.scrape(begin + 4 * step, progress=100.0 * (step + 1))
+    assert beside.watch.server.starts == 2
+    beside.watch.lose("connection_refused", "nothing listens", BEGIN + 285)
+    beside.scrape(300, progress=1.0)
+    assert beside.watch.server.starts == 3
+
+
+def test_what_the_page_counts_is_not_counted_by_the_log_and_what_the_log_lacks_is() -> None:
+    beside = served(answered_requests=5.0)
+    refused = f'{stamp(73)}INFO:     10.0.0.1:1 - "POST /generate HTTP/1.1" 503 Service Unavailable'
+    beside.lines(refused, refused, refused)
+    beside.scrape(75, answered_requests=5.0, refused_requests=2.0, retracted_requests=4.0)
+    beside.watch.advance(BEGIN + 90)
+    assert [beside.count(name) for name in ("rejected", "retractions", "retracted")] == [2, 0, 4]
+
+
+def test_retractions_of_the_counters_are_paid_by_the_rank_that_logged_them() -> None:
+    beside = Beside()
+    for at, counts in ((1, (0, 0)), (6, (1, 0)), (9, (1, 1))):
+        ranks = [RankFigures(dp, 3.0, 0.0, 0.5, retracted_requests=float(count)) for dp, count in enumerate(counts)]
+        beside.watch.take(Scrape(ranks, progress=100.0 * at), BEGIN + at)
+        if at == 1:
+            beside.lines(retraction(3, ranks=" DP1 TP0"))
+    beside.watch.advance(BEGIN + 30)
+    lives = [beside.watch.server.life(dp) for dp in (0, 1)]
+    assert [(life["retraction_events"], life["retracted"]) for life in lives] == [(0, 1), (1, 1)]
+
+
+def test_the_log_of_another_server_disagrees_and_one_that_stays_silent_is_said() -> None:
+    beside = served()
+    beside.scrape(73, kv_pool_tokens=5_000.0)
+    assert "sources_disagree" in {each.diagnosis for each in beside.judge(74).findings}
+    for at in range(74, 260, 5):
+        beside.scrape(at, running=60.0)
+    assert "log_silent" in {each.diagnosis for each in beside.judge(260).findings}
+
+
+def test_a_server_that_worked_on_by_its_metrics_was_neither_stopped_nor_ended_by_an_error_before() -> None:
+    beside = served()
+    beside.lines(stamp(72) + SIGTERM, f"{stamp(73)}ValueError: increase --mem-fraction-static")
+    for at in range(76, 140, 4):
+        beside.lines(decode(at))
+        beside.scrape(at)
+    beside.watch.lose("connection_refused", "nothing listens", BEGIN + 141)
+    judgement = beside.judge(142)
+    assert judgement.verdict == "server_down"
+    assert [change.flag for change in judgement.findings[0].changes] == [""]

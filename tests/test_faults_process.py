@@ -80,7 +80,7 @@ def test_it_ends_in_time_with_a_scrape_under_way_and_a_reader_that_does_not_read
 
 
 def test_it_ends_in_time_while_it_is_far_behind_and_goes_on_where_it_was(server: Server, state: Path) -> None:
-    lines = 300_000
+    lines = 120_000
     with following(*of(server), *with_state(state)) as exporter:
         server.raw(decode())
         wait_for(lambda: exporter.page().value(LINES, kind="decode") == 1)

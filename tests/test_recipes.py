@@ -163,9 +163,8 @@ def test_the_recipe_for_a_diagnosis_with_a_flag_gives_its_value_rule_runbook_and
         "docs/diagnoses.md",
         "docs/reference/alerts.md",
     } <= tree.generate()
-    tree.test("tests/test_runbooks.py", "tests/test_alert_rules.py", "-k", "batch_queue_short or BatchQueueShort")
-    tree.test("tests/test_core_advice.py", "-k", "batch_queue_short")
-    tree.test("tests/test_arguments_sent.py", "-k", "what_the_core_names")
+    files = (f"tests/test_{name}.py" for name in ("runbooks", "alert_rules", "core_advice", "arguments_sent"))
+    tree.test(*files, "-k", "batch_queue_short or BatchQueueShort or what_the_core_names")
     lines = "[*start(scheduler_recv_interval=1), *load(20, 120, queue=30)]"
     finding = f"next(each for each in judged({lines}, 'offline').findings if each.diagnosis == 'batch_queue_short')"
     change = tree.run("-c", f"{IN_TESTS}(change,) = {finding}.changes; print(change.flag, change.now, change.to)")
