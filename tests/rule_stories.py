@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-STEP, END = 15, 6000  # seconds: between two samples and evaluations; of a story
-BEGIN, OVER = 1500, 3900  # of a trouble
+STEP, END = 15, 4200  # seconds: between two samples and evaluations; of a story
+BEGIN, OVER = 900, 2700  # of a trouble
 INTERVALS = (15, 60, 120)  # between two scrapes
 LIMIT = 0.5
 DIAGNOSIS = "queue_too_long"

@@ -500,6 +500,11 @@ def test_what_the_page_counts_is_not_counted_by_the_log_and_what_the_log_lacks_i
     beside.scrape(75, answered_requests=5.0, refused_requests=2.0, retracted_requests=4.0)
     beside.watch.advance(BEGIN + 90)
     assert [beside.count(name) for name in ("rejected", "retractions", "retracted")] == [2, 0, 4]
+    first = served()  # the counter of a status that never came is not there yet
+    first.lines(refused, refused, refused)
+    for at in range(75, 90, 3):
+        first.scrape(at, refused_requests=2.0)
+    assert first.count("rejected") == 2
 
 
 def test_retractions_of_the_counters_are_paid_by_the_rank_that_logged_them() -> None:

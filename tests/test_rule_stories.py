@@ -26,7 +26,7 @@ def flapping(at: float) -> float:
 
 
 def dipping(seconds: float) -> Callable[[float], float]:
-    return lambda at: 0.3 if 2400 <= at < 2400 + seconds else trouble(at)
+    return lambda at: 0.3 if 1800 <= at < 1800 + seconds else trouble(at)
 
 
 def calm(_: float) -> float:
@@ -35,13 +35,13 @@ def calm(_: float) -> float:
 
 # One call, one end.
 FIRES: dict[str, Exporter] = {
-    **{f"every {n} s: for forty minutes": Exporter(every=n) for n in INTERVALS},
-    **{f"every {n} s: the exporter restarts while it fires": Exporter(every=n, restarts=(2400,)) for n in INTERVALS},
+    **{f"every {n} s: for half an hour": Exporter(every=n) for n in INTERVALS},
+    **{f"every {n} s: the exporter restarts while it fires": Exporter(every=n, restarts=(1800,)) for n in INTERVALS},
     **{f"every {n} s: above its limit from the first scrape on": Exporter(every=n, born=BEGIN) for n in INTERVALS},
     **{f"every {n} s: a tenth of the scrapes is missed": Exporter(every=n, missed=0.1) for n in INTERVALS},
     "a third of the scrapes is missed": Exporter(missed=0.33, seed=3),
-    "no scrape for thirteen minutes": Exporter(away=((2300, 3080),)),
-    "not known for four minutes": Exporter(lambda at: None if 2300 <= at < 2540 else trouble(at)),
+    "no scrape for thirteen minutes": Exporter(away=((1700, 2480),)),
+    "not known for four minutes": Exporter(lambda at: None if 1700 <= at < 1940 else trouble(at)),
     "one scrape below the limit": Exporter(dipping(15)),
     "below the limit for three minutes": Exporter(dipping(180)),
 }
@@ -49,7 +49,7 @@ SILENT: dict[str, Exporter] = {
     **{f"every {n} s: for 280 s": Exporter(burst(280), n) for n in INTERVALS},
     **{f"every {n} s: for 240 s, a third of the scrapes missed": Exporter(burst(240), n, 0.33) for n in INTERVALS},
     "up and down every 90 s": Exporter(flapping),
-    "never above its limit, though the exporter restarts": Exporter(calm, restarts=(1200, 2400, 3600)),
+    "never above its limit, though the exporter restarts": Exporter(calm, restarts=(600, 1500, 2700)),
 }
 DOWN_FIRES: dict[str, tuple[Exporter, float]] = {  # at most so many seconds after it died
     "every 15 s: dead": (Exporter(calm, away=((BEGIN, OVER),)), 300),
