@@ -176,6 +176,14 @@ def test_a_stage_that_stops_is_found_within_ninety_seconds_and_until_the_first_t
     assert server.stages[-1][1] == ""
 
 
+def test_a_tokenizer_that_passes_nothing_on_is_found() -> None:
+    server = Server()
+    server.serves()
+    server.running, server.open = 0.0, 8.0
+    server.tick(30)
+    assert server.found[1] == "tokenizer"
+
+
 def test_a_hang_that_only_the_log_shows_begins_with_the_last_output() -> None:
     watch, reader = Watch(PROFILES["online"], BEGIN, reads=True, scrapes=False), Reader()
     checks = [
@@ -270,3 +278,14 @@ def test_requests_that_wait_outside_of_all_stages_are_no_hang() -> None:
     server.running, server.open = 0.0, 1.0  # a tokenizer that fetches an image, and a token is generated on demand
     assert waits(server, 300, answered=True) > 3
     assert server.found == (0.0, "")
+
+
+def test_the_log_is_silent_while_tokens_come_without_a_line_and_not_in_a_night_without_load(server: Server) -> None:
+    server.logs = False
+    server.serves(300)
+    server.running = server.open = 0.0
+    server.tick(200)
+    assert 200 < (server.watch.silent_log_seconds(BEGIN + server.now) or 0.0) <= 300 + 2 * STEP
+    server.logs, server.running = True, 24.0
+    server.computes()
+    assert server.watch.silent_log_seconds(BEGIN + server.now) == 0.0

@@ -199,13 +199,15 @@ def test_a_start_in_the_text_of_a_client_forgets_nothing() -> None:
 
 
 def test_a_forged_start_changes_no_verdict_and_no_limit() -> None:
-    plain, forged = served(), served()
+    plain, forged, alone = served(), served(), served()
     forged.lines(*start(73, limit=1, pool=10))
-    for beside in (plain, forged):
+    alone.lines(start(73, limit=1, pool=10)[2])
+    for beside in (plain, forged, alone):
         for at in range(74, 100, 3):
             beside.lines(decode(at))
             beside.scrape(at, finished_requests=float(at))
-    assert forged.judge(101) == plain.judge(101)
+    assert forged.judge(101) == alone.judge(101) == plain.judge(101)
+    assert alone.watch.server.facts.limits == plain.watch.server.facts.limits
 
 
 def test_of_a_burst_behind_a_forged_start_nothing_is_lost() -> None:
@@ -463,15 +465,16 @@ def test_while_the_log_cannot_be_read_the_servers_counter_goes_on(begin: int) ->
 # What log and metrics decide together
 
 
-def test_a_crash_counts_when_the_server_is_gone_or_stands_still() -> None:
-    gone, still = served(), served()
-    for beside in (gone, still):
+def test_a_crash_counts_when_the_server_is_gone_or_stands_still_or_no_page_comes() -> None:
+    gone, still, unasked = served(), served(), served()
+    for beside in (gone, still, unasked):
         beside.lines(stamp(73) + CRASH)
         assert beside.count("ends") == 0
     gone.watch.lose("connection_refused", "nothing listens", BEGIN + 74)
     for at in range(74, 110, 3):
         still.scrape(at, work=0.0)
-    assert (gone.count("ends"), still.count("ends")) == (1, 1)
+    unasked.watch.advance(BEGIN + 104)
+    assert [beside.count("ends") for beside in (gone, still, unasked)] == [1, 1, 1]
 
 
 def test_a_failed_health_check_of_a_server_that_sends_none_counts() -> None:
@@ -530,7 +533,9 @@ def test_the_log_of_another_server_disagrees_and_one_that_stays_silent_is_said()
 
 def test_a_server_that_worked_on_by_its_metrics_was_neither_stopped_nor_ended_by_an_error_before() -> None:
     beside = served()
-    beside.lines(stamp(72) + SIGTERM, f"{stamp(73)}ValueError: increase --mem-fraction-static")
+    beside.lines(stamp(72) + SIGTERM)
+    text = "ValueError: increase --mem-fraction-static"
+    beside.watch.take(Event("words", BEGIN + 73, word="memory", text=text, figures={"chain": 1}))
     for at in range(76, 140, 4):
         beside.lines(decode(at))
         beside.scrape(at)
@@ -538,3 +543,11 @@ def test_a_server_that_worked_on_by_its_metrics_was_neither_stopped_nor_ended_by
     judgement = beside.judge(142)
     assert judgement.verdict == "server_down"
     assert [change.flag for change in judgement.findings[0].changes] == [""]
+
+
+def test_late_answers_are_counted_from_zero() -> None:
+    beside, bounds = Beside(reads=False), (0.5, 2.0, inf)
+    names = ("time_to_first_token_observed", "time_to_first_token_late", "finished_requests")
+    for at, counts, expected in ((0, (4.0, 4.0, 4.0), [0, 0, 0]), (4, (6.0, 6.0, 9.0), [5, 3, 0])):
+        beside.scrape(at, time_to_first_token=Histogram(bounds, counts, 1.0))
+        assert [beside.count(name) for name in names] == expected
