@@ -72,11 +72,8 @@ def ask(case: Case) -> list[Answer]:
         if way == "both":
             figures = answers[-1].metrics
             last = {each.verdict: replace(each, metrics=figures, text=f"both: {each.verdict}") for each in said}
-            answers += [
-                last[verdict]
-                for verdict, number in Counter(each.verdict for each in said).items()
-                if number >= HELD_SECONDS
-            ]
+            held = Counter(each.verdict for each in said)
+            answers += [each for name, each in last.items() if held[name] >= HELD_SECONDS or name == said[-1].verdict]
     with tempfile.TemporaryDirectory(prefix="truth-") as folder:
         log = Path(folder) / "server.log"
         log.write_bytes(recording.text)
