@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from scenes import recording
+from watched import load_of
 
 HERE = Path(__file__).parent
 # The start-up lines of a server on eight GPUs, 0.5.23, from server_args to ready.
@@ -47,8 +48,9 @@ def prolonged(name: str, minutes: float = 16, rest: float = 14) -> bytes:
     """A recording whose load goes on for so many minutes, and then a rest."""
     played = recording(name)
     texts = [line.text for line in played.lines]
-    begin, end = (played.count_lines_until(at) for at in (played.loads[0][0], played.loads[-1][1]))
-    load_, seconds = b"".join(texts[begin:end]), round(played.loads[-1][1] - played.loads[0][0]) + 1
+    load = load_of(played)
+    begin, end = map(played.count_lines_until, load)
+    load_, seconds = b"".join(texts[begin:end]), round(load[1] - load[0]) + 1
     rounds = max(1, round(60 * minutes / seconds))
     return quiet(b"".join(texts[:begin]) + b"".join(later(load_, seconds * n) for n in range(rounds)), rest)
 

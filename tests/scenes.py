@@ -21,6 +21,7 @@ from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.recordings.recording import Recording, load
 from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.sglang.server_info import parse_server_info
+from watched import load_of
 
 HERE = Path(__file__).parent
 
@@ -130,7 +131,7 @@ def recording(name: str) -> Recording:
 def played(name: str, *, end: float | None = None, every: float = 5.0) -> Iterator[Moment]:
     """Give a recording scraped every so many seconds, so that its load ends at `end` (unix seconds), or now."""
     recorded = recording(name)
-    length, taken = recorded.loads[-1][1], 0
+    length, taken = load_of(recorded)[1], 0
     end, steps = end or time.time(), int(length // every)
     for step in range(steps + 1):
         position = length - (steps - step) * every
@@ -152,7 +153,7 @@ def then(moments: Iterable[Moment], seconds: float, *, answers: bool) -> list[Mo
 def idle(*, end: float | None = None) -> list[Moment]:
     """Give a server that has started, and has no request for ten minutes."""
     whole = recording("steady")
-    started = b"".join(line.text for line in whole.lines[: whole.count_lines_until(whole.loads[0][0])])
+    started = b"".join(line.text for line in whole.lines[: whole.count_lines_until(load_of(whole)[0])])
     first = Moment((end or time.time()), started, whole.scrapes[-1].text.decode())
     return then([first], 600.0, answers=True)
 

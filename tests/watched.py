@@ -35,6 +35,16 @@ def watched(recorded: Recording, profile: str = "online", sources: str = "both")
     return watch
 
 
+def load_of(recorded: Recording) -> tuple[float, float]:
+    """Return the positions at which the load of a recording begins and ends."""
+    begins = [at for at, name in recorded.events if name in {"load_begin", "burst"}]
+    ends = [at for at, name in recorded.events if name == "load_end"]
+    if begins:
+        return begins[0], ends[-1] if ends and ends[-1] >= begins[-1] else recorded.lines[-1].at
+    batches = [line for line in recorded.lines if line.at > 0 and b" batch" in line.text]
+    return batches[0].at, batches[-1].at
+
+
 def end_of(recorded: Recording) -> float:
     """Return the unix seconds at which a watched recording ends."""
     return READY + recorded.length_seconds

@@ -66,14 +66,14 @@ class Transition(NamedTuple):
 class Recording:
     """One recorded server; all positions are seconds since it was first ready.
 
-    `lines`, `scrapes`, `transitions` and `loads` (begin, end) are in order of position; `server_info` is JSON text.
+    `lines`, `scrapes`, `transitions` and `events` (position, name) are in order of position; `server_info` is JSON text.
     """
 
     name: str
     lines: tuple[TimedText, ...]
     scrapes: tuple[TimedText, ...]
     transitions: tuple[Transition, ...]
-    loads: tuple[tuple[float, float], ...]
+    events: tuple[tuple[float, str], ...]
     server_info: bytes | None
 
     @property
@@ -158,7 +158,7 @@ def from_files(files: Mapping[str, bytes], *, name: str) -> Recording:
         lines=tuple(TimedText(position(at), text) for at, text in moments),
         scrapes=tuple(TimedText(position(at), text) for at, text in scrapes),
         transitions=tuple(Transition(position(at), phase) for at, phase in transitions),
-        loads=tuple((position(begin), position(end)) for begin, end in _loads(events, moments, zero)),
+        events=tuple((position(at), event) for at, event in events),
         server_info=_server_info(files, name),
     )
 
@@ -214,11 +214,6 @@ def _events(text: bytes, name: str) -> list[tuple[float, str]]:
     return sorted(events, key=lambda event: event[0])
 
 
-def _message(line: bytes) -> bytes:
-    found = wrapping.stamp_of(line)
-    return line if found is None else line[found[1] :]
-
-
 def _log_moments(log: bytes, offset: float) -> list[TimedText]:
     """Place each line at its unix seconds; lines printed at the same second are spread evenly over it.
 
@@ -269,22 +264,3 @@ def _transitions(events: list[tuple[float, str]], ready: float | None, scrapes: 
         if back is not None:
             transitions.append(Transition(back, "ready"))
     return transitions
-
-
-def _loads(events: list[tuple[float, str]], moments: list[TimedText], zero: float) -> list[tuple[float, float]]:
-    loads: list[tuple[float, float]] = []
-    begin = None
-    for at, name in events:
-        if name in {"load_begin", "burst"} and begin is None:
-            begin = at
-        elif name == "load_end" and begin is not None:
-            loads.append((begin, at))
-            begin = None
-    if begin is not None:
-        loads.append((begin, max(begin, moments[-1].at)))
-    if loads:
-        return loads
-    after = [(line.at, _message(line.text)) for line in moments if line.at >= zero]
-    batches = [at for at, text in after if text.startswith((b"Prefill batch", b"Decode batch"))]
-    decodes = [at for at, text in after if text.startswith(b"Decode batch")]
-    return [(batches[0], decodes[-1])] if decodes else []
