@@ -340,13 +340,19 @@ def _named(argument: str) -> list[str]:
 
 
 def in_order(sources: Sequence[Source]) -> list[list[Source]]:
-    """Return the files in groups that one reader reads one after the other, in time order; one without dates goes on with that before it."""
-    logs = list[list[Source]]()
-    for source in sources:
-        if not logs or source.is_pipe or (source.first or 0.0) >= FIRST_DATED_SECOND:
-            logs.append([source])
+    """Return the files in groups that one reader reads one after the other, in time order.
+
+    A file with dates is a log by itself; one without, such as the rest of a traceback, goes on with the file whose name sorts before it.
+    """
+    dated = [each.is_pipe or (each.first or 0.0) >= FIRST_DATED_SECOND for each in sources]
+    logs = [[each] for each, is_dated in zip(sources, dated, strict=True) if is_dated]
+    undated = [each for each, is_dated in zip(sources, dated, strict=True) if not is_dated]
+    for source in sorted(undated, key=lambda each: each.name):
+        before = [log for log in logs if log[-1].name < source.name]
+        if before:
+            max(before, key=lambda log: log[-1].name).append(source)
         else:
-            logs[-1].append(source)
+            logs.append([source])
     return sorted(logs, key=lambda log: -inf if log[0].first is None else log[0].first)
 
 
