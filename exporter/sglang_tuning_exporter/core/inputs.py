@@ -353,7 +353,7 @@ def in_order(sources: Sequence[Source]) -> list[list[Source]]:
             max(before, key=lambda log: log[-1].name).append(source)
         else:
             logs.append([source])
-    return sorted(logs, key=lambda log: -inf if log[0].first is None else log[0].first)
+    return sorted(logs, key=lambda log: (-inf if log[0].first is None else log[0].first, log[0].name))
 
 
 # The clock of a log
