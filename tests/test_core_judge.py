@@ -88,7 +88,6 @@ def test_no_diagnosis_is_its_own_cause() -> None:
         (400.0, 200.0, False),  # all their tokens fill the cache: memory is what is short
         (400.0, 60.0, True),  # a third of the cache would stay free
         (400.0, 400.0, True),  # they would not fit, so not all of them is reserved
-        (60.0, 60.0, False),  # the first ones have not ended: how long answers are is not known
     ],
 )
 def test_conservativeness_is_blamed_only_where_requests_do_not_fill_what_is_reserved_for_them(

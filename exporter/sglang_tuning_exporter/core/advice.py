@@ -836,6 +836,7 @@ def _settings(view: View, _: frozenset[str]) -> list[Change]:
         _set(
             view, each.arg, bool(each.value) if each.is_switch else each.value,
             "with --hicache-ratio 2: a cache of twice the size in host memory" if each.arg == "enable_hierarchical_cache" else "",
+            now=view.facts.typed(each.arg) if each.arg == LIMIT else _PRESENT,
             reasons=(f"The guide sets it for this workload: it {each.why}.", "the workload is another one", ""),
         )
         for each in measures.differing(view)

@@ -22,7 +22,6 @@ FAST_PREFILL = 8192.0  # tokens a second: a full chunk, which a GPU computes in 
 # Requests that are reserved in full fit into the cache with all their tokens, and fill it; on average they are half done. Those that end early
 # overfill it, or leave room, and lengths that vary show themselves: those that run are then longer than the mean.
 FILLED, OVERFILLED, EVEN = 0.88, 1.05, 0.55
-GENERATIONS = 2.0  # times as many requests started as run: as many have ended
 SOME_RETRACTIONS = 0.5  # a minute: evidence against a reservation that is too large
 NEARLY_FULL = 0.85  # of the cache
 HALF_FULL = 0.45  # of the cache: less is not what requests of one length leave
@@ -315,7 +314,7 @@ class View:
             return False
         # How much those that run still make is not known; where the start is not in the log, as many ran before.
         ended = self.totals["started"] - (running * self.serving_ranks if facts.knows_arguments else 0.0)
-        most, at_once = self.totals["decoded"] / max(ended, 1.0), running * facts.micro_batches
+        most, at_once = self.totals["decoded"] / ended if ended >= running else least, running * facts.micro_batches
         fits = at_once * (prompt + least) <= OVERFILLED * pool and at_once * (prompt + most) >= FILLED * pool
         return fits and usage * pool / at_once - prompt < EVEN * most
 
@@ -352,13 +351,10 @@ def explained(view: View) -> View:
         view = replace(view, totals=totals)
     held = view.under("held")
     waited = sum(held.values())
-    # Until the first ones have ended it is not known how long answers are, and so not whether all of them is reserved.
-    is_new = 0 < view.totals["started"] < GENERATIONS * (view.sum("running") or 0.0)
     # Whatever the usage between them, retractions show that the cache fills up.
     retracts = view.totals["retractions"] > 1 and view.retractions_a_minute > SOME_RETRACTIONS
-    if waited and (retracts or view.fills_its_reservation or (is_new and view.facts.may_reserve_in_full)):
-        known = retracts or not is_new
-        return replace(view, totals=counted(view.totals, "held_back", "pool_full" if known else "unknown"))
+    if waited and (retracts or view.fills_its_reservation):
+        return replace(view, totals=counted(view.totals, "held_back", "pool_full"))
     if view.facts.least_limit is not None or not waited or not view.totals["admission/held_back"]:
         return view
     size = max(held, key=lambda number: held[number] + held.get(f"{float(number) - 1:.0f}", 0.0))
