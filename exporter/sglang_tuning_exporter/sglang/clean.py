@@ -122,8 +122,8 @@ def is_secret(name: str) -> bool:
 
 
 def holds_secret(text: str) -> bool:
-    """Return whether a value may contain a secret: JSON with an `access_key`, a URL with a password, `--api-key` among arguments."""
-    return without_secrets(text) != text
+    """Return whether a value may contain a secret: JSON with an `access_key`, a URL with a password, `--api-key` among arguments, or its name."""
+    return _SECRET_NAME.search(text) is not None or without_secrets(text) != text
 
 
 def redacted(value: Any, depth: int = 0) -> Any:
