@@ -37,8 +37,8 @@ from sglang_tuning_exporter.core.text import text as as_text
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format
-from sglang_tuning_exporter.serve.pages.page import as_json
-from sglang_tuning_exporter.serve.pages.page import render as as_page
+from sglang_tuning_exporter.serve.pages import as_json
+from sglang_tuning_exporter.serve.pages import render as as_page
 from sglang_tuning_exporter.sglang.args.command import command_line
 from sglang_tuning_exporter.sglang.args.printed import parse_server_args
 from sglang_tuning_exporter.sglang.clean import holds_secret, is_secret

@@ -16,8 +16,8 @@ from sglang_tuning_exporter.cli.commands import _OneLine
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format
-from sglang_tuning_exporter.serve.pages.page import as_json
-from sglang_tuning_exporter.serve.pages.page import render as as_page
+from sglang_tuning_exporter.serve.pages import as_json
+from sglang_tuning_exporter.serve.pages import render as as_page
 from sglang_tuning_exporter.sglang.server_info import ServerInfo
 
 STRANGE = "\x1b\x07\x08\r\x00\x7f\x85\x9b\u202e\u2066\u200b\u2028\u2029\ufeff\udc9b"

@@ -12,9 +12,9 @@ from scenes import Moment, Story, Timed
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.core import runbooks
 from sglang_tuning_exporter.core.rows import ROWS
+from sglang_tuning_exporter.serve import pages as page
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format
-from sglang_tuning_exporter.serve.pages import page
 from test_core_course import BEGIN, load, start
 
 OWN = {"token_usage_target": 0.77, "reserve_lower_gb": 4.25, "reserve_upper_gb": 12.5, "reserve_least_gb": 0.85}

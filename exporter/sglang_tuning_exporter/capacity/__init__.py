@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from math import fsum, inf, isfinite, log2, nan, sqrt
 from typing import NamedTuple, TypeVar
 
-from sglang_tuning_exporter.sglang.server_info import Load
+from sglang_tuning_exporter.sglang import server_info
 
 # Student's t for a two-sided interval of 95 %, by degrees of freedom.
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
@@ -264,7 +264,7 @@ class Counters(NamedTuple):
     seconds: float = 0.0
 
     @classmethod
-    def of(cls, load: Load) -> Counters | None:
+    def of(cls, load: server_info.Load) -> Counters | None:
         """Return the counters of an answer; None where the release has none, or the values are impossible."""
         if load.timestamp is None or load.prefill_busy_seconds is None or load.prefill_uncached_tokens is None:
             return None
@@ -380,7 +380,7 @@ class Measured:
         self._length = window_seconds
         self._ranks: dict[int | None, Readings] = {}
 
-    def take(self, loads: Sequence[Load], now: float) -> None:
+    def take(self, loads: Sequence[server_info.Load], now: float) -> None:
         """Add one answer; each scheduler in it has a time stamp of its own, and a snapshot seen before is ignored."""
         for load in loads:
             counted = Counters.of(load)

@@ -20,7 +20,7 @@ from sglang_tuning_exporter.core import compression, wrapping
 from sglang_tuning_exporter.core.events import Event, is_count
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.watch import UNKNOWN_AGE, Watch
-from sglang_tuning_exporter.sglang.args.flags import releases
+from sglang_tuning_exporter.sglang.args import flags
 from sglang_tuning_exporter.sglang.clean import clean
 
 # A log that grows faster than one poll reads is polled again without a pause.
@@ -60,7 +60,7 @@ class Logbook:
         stdin: BinaryIO | None = None,
     ) -> None:
         self._watch, self._lock, self._clock = watch, lock, clock
-        releases()  # the table of arguments is read now: at the first start in the log all descriptors may be in use
+        flags.releases()  # the table of arguments is read now: at the first start in the log all descriptors may be in use
         self.files: list[FileStatus] = []
         self.dropped_lines = self.files_lost = 0  # of the files followed now and before
         self.last_line_at: float | None = None  # unix seconds

@@ -26,11 +26,10 @@ from sglang_tuning_exporter.collect.scrape import (
 )
 from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.config import Config
-from sglang_tuning_exporter.core import summary
+from sglang_tuning_exporter.core import rows, summary
 from sglang_tuning_exporter.core.findings import Judgement
-from sglang_tuning_exporter.core.rows import adapted
 from sglang_tuning_exporter.core.watch import AWAY, Watch
-from sglang_tuning_exporter.sglang.args.flags import version_tuple
+from sglang_tuning_exporter.sglang.args import flags
 from sglang_tuning_exporter.sglang.clean import cleaned
 from sglang_tuning_exporter.sglang.metrics.catalogue import ON_BOARDS
 from sglang_tuning_exporter.sglang.metrics.page_figures import PageReader
@@ -75,7 +74,7 @@ class Sidecar:
         self, config: Config, stdin: BinaryIO | None = None, *, self_scrape_seconds: float = SELF_SCRAPE_SECONDS
     ) -> None:
         self.config = config
-        self.profile = adapted(config.profile, config.threshold, config.accept, config.wait)
+        self.profile = rows.adapted(config.profile, config.threshold, config.accept, config.wait)
         self.scrape_seconds: float | None = None  # that the last scrape took; None before the first
         self.unrecognised_families = 0  # of its page, that no known release has
         self._began = time.time() - time.monotonic()
@@ -259,7 +258,7 @@ class Sidecar:
                 return
             self._info_due = None
         info = self._client.server_info(self.config.scrape_timeout)
-        version = version_tuple(info.version) if info is not None else None
+        version = flags.version_tuple(info.version) if info is not None else None
         with self._lock:
             if without:
                 self.watch.answered(answered=info is not None)

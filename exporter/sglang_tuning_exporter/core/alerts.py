@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sglang_tuning_exporter.config.profiles import Profile
+from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core.events import is_count
 from sglang_tuning_exporter.core.findings import Alert
 from sglang_tuning_exporter.core.judge import Measured
@@ -69,7 +69,7 @@ class Clock:
 class Clocks:
     """The clocks of all rows that have an alert, but of those that the user accepts."""
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: profiles.Profile) -> None:
         self.by_row = {
             row.id: Clock(row, profile.alert_wait, profile.wait_of(row.id, row.after))
             for row in ROWS

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from sglang_tuning_exporter.config.profiles import Profile
+from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core import judge, summary
 from sglang_tuning_exporter.core.alerts import Clocks
 from sglang_tuning_exporter.core.events import Event
@@ -65,7 +65,7 @@ class Run:
 class Course:
     """Takes the events of a log in order of time; `end` says what the whole shows."""
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: profiles.Profile) -> None:
         self.server = Server(profile)
         self.runs: list[Run] = []
         self._profile = profile

@@ -6,7 +6,7 @@ import datetime as dt
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from sglang_tuning_exporter.config.profiles import DEFAULT
+from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.findings import FIRST_DATED_SECOND
 from sglang_tuning_exporter.core.lines import CARRIERS, LINES, SECONDS, Reader
@@ -48,7 +48,7 @@ def explain(lines: Iterable[bytes], number: int | None = None) -> str:
 
 def _read(reader: Reader, lines: Iterable[bytes]) -> Iterator[tuple[bytes, tuple[Event, ...], list[Event]]]:
     """Give each line with its events, and those of them that a server does not count, because it has counted the same."""
-    server = Server(DEFAULT)
+    server = Server(profiles.DEFAULT)
     for line in lines:
         events, again = reader.read(line), list[Event]()
         for event in events:

@@ -11,21 +11,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from sglang_tuning_exporter.core.events import NO_RANK, Event, Rank
+from sglang_tuning_exporter.sglang import server_info
 from sglang_tuning_exporter.sglang.advices import Advice, recognise
+from sglang_tuning_exporter.sglang.args import flags
 from sglang_tuning_exporter.sglang.args.command import typed_args
-from sglang_tuning_exporter.sglang.args.flags import (
-    attention_ranks,
-    flag_of,
-    flag_value,
-    infer_version,
-    is_before,
-    number,
-    print_factor,
-    release_of,
-    version_tuple,
-)
 from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures
-from sglang_tuning_exporter.sglang.server_info import Load, ServerInfo
 
 DECODE_LOG_INTERVAL = 40.0  # decode steps between two decode lines, the default of --decode-log-interval
 # With one of these a request may also wait for an adapter's slot, its prefix or a larger batch; or few start at a time
@@ -104,11 +94,11 @@ class Facts:
     first_form: bool = False  # lines of the first edition's releases: no `#pending-token`, no graph
     said: dict[str, Said] = field(default_factory=dict)  # what SGLang itself said about flags, by its text
 
-    def take(self, seen: Event | ServerInfo | Load) -> None:
+    def take(self, seen: Event | server_info.ServerInfo | server_info.Load) -> None:
         """Take a line of the start; or an answer: arguments and limits where the log has none, a scheduler's limit (`/v1/loads`)."""
         if isinstance(seen, Event):
             self._take_line(seen)
-        elif isinstance(seen, ServerInfo):
+        elif isinstance(seen, server_info.ServerInfo):
             self._take_info(seen)
         elif seen.max_running_requests is not None:
             self.limits[seen.dp] = float(seen.max_running_requests)
@@ -155,7 +145,7 @@ class Facts:
         if left is not None:
             self.available[dp] = min(self.available.get(dp, left), left)
 
-    def _take_info(self, answer: ServerInfo) -> None:
+    def _take_info(self, answer: server_info.ServerInfo) -> None:
         self._forget()
         self.version = answer.version or self.version
         if answer.args and not self.knows_arguments:
@@ -228,7 +218,7 @@ class Facts:
 
     def number(self, arg: str) -> float | None:
         """Return a numeric argument or switch as printed; None where unset or unknown."""
-        return number(self.arguments.get(arg))
+        return flags.number(self.arguments.get(arg))
 
     def size(self, arg: str) -> float | None:
         """Return an argument that is a size; None where it is off (-1, 0) or unknown."""
@@ -237,7 +227,7 @@ class Facts:
 
     def typed(self, arg: str) -> float | None:
         """Return a numeric argument as it is typed: SGLang prints some multiplied or divided."""
-        return number(flag_value(arg, self.arguments, self.release))
+        return flags.number(flags.flag_value(arg, self.arguments, self.release))
 
     def word(self, arg: str) -> str:
         """Return an argument that is text; empty where it is none."""
@@ -250,7 +240,7 @@ class Facts:
 
     def factor(self, arg: str) -> float:
         """Return the printed value for a typed one of 1."""
-        return print_factor(arg, self.arguments, self.release)
+        return flags.print_factor(arg, self.arguments, self.release)
 
     @property
     def knows_arguments(self) -> bool:
@@ -260,25 +250,25 @@ class Facts:
     @cached_property
     def release(self) -> str | None:
         """The known release whose arguments these are; None where it is not known."""
-        return release_of(self.version, self.arguments)
+        return flags.release_of(self.version, self.arguments)
 
     @property
     def shown_release(self) -> str | None:
         """The release as it may be named: None where arguments that somebody shortened fit several."""
         if self.version or not self.arguments:
             return self.release
-        fitting = infer_version(self.arguments)
+        fitting = flags.infer_version(self.arguments)
         return self.release if fitting is not None and fitting[0] == fitting[1] else None
 
     def is_before(self, *version: int) -> bool:
         """Whether the release is known to be older."""
-        return self.release is not None and is_before(self.release, (version[0], version[1], version[2]))
+        return self.release is not None and flags.is_before(self.release, (version[0], version[1], version[2]))
 
     def flag(self, arg: str) -> str:
         """Return an argument as this release's flag; empty where it has none."""
         if self.release is None:
             return "--" + arg.replace("_", "-")
-        found = flag_of(arg, self.release)
+        found = flags.flag_of(arg, self.release)
         return found.flag if found is not None else ""
 
     @cached_property
@@ -296,7 +286,7 @@ class Facts:
     @cached_property
     def attention_ranks(self) -> int:
         """Ranks of attention data parallelism, 1 without it."""
-        return attention_ranks(self.arguments)
+        return flags.attention_ranks(self.arguments)
 
     @property
     def pipeline_stages(self) -> int:
@@ -366,7 +356,7 @@ class Facts:
         for name in ("cuda_graph_max_bs_decode", "cuda_graph_max_bs"):
             if name in self.arguments:
                 return name
-        version = version_tuple(self.version or self.release)
+        version = flags.version_tuple(self.version or self.release)
         return "cuda_graph_max_bs" if version is None or version < (0, 5, 14) else "cuda_graph_max_bs_decode"
 
     @cached_property
@@ -377,7 +367,7 @@ class Facts:
         largest = (
             max(self.graph_sizes or named, default=0)
             or self.size(self.graph_arg)
-            or number(self._decode_graphs.get("max_bs"))
+            or flags.number(self._decode_graphs.get("max_bs"))
         )
         return float(largest or 0.0) or None
 

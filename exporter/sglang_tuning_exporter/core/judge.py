@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Literal
 
-from sglang_tuning_exporter.config.profiles import Profile
+from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core import advice, endings, measures, suspects
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.findings import (
@@ -200,7 +200,7 @@ def _verdict(measured: Measured, found: tuple[Finding, ...]) -> tuple[str, str, 
     return verdict, said_at_once(verdict, found) or sentence or short_load(view), "none"
 
 
-def muted(profile: Profile, figures: Mapping[str, Figure]) -> tuple[str, ...]:
+def muted(profile: profiles.Profile, figures: Mapping[str, Figure]) -> tuple[str, ...]:
     """Say what the user accepts and why, and whether it is so."""
     return tuple(
         f"Muted: {BY_ID[name].summary} Why: {reason}."

@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import inf
 from typing import TypeAlias
 
-from sglang_tuning_exporter.config.profiles import Setting
+from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core import suspects
 from sglang_tuning_exporter.core.findings import Value
 from sglang_tuning_exporter.core.suspects import LATE_TIMES, PAGED_BACKENDS, SLOW_BURN_TIMES
@@ -382,7 +382,7 @@ def settings(view: View) -> float | None:
     return float(len(differing(view))) if view.facts.knows_arguments else None
 
 
-def differing(view: View) -> list[Setting]:
+def differing(view: View) -> list[profiles.Setting]:
     """Return the guide's settings for the profile's workload that this server has not, where nothing that was seen speaks against them."""
     facts, found = view.facts, []
     for setting in view.profile.settings if facts.knows_arguments else ():
@@ -400,7 +400,7 @@ def differing(view: View) -> list[Setting]:
     return found
 
 
-def _fits_evidence(setting: Setting, view: View) -> bool:
+def _fits_evidence(setting: profiles.Setting, view: View) -> bool:
     """Whether what was seen does not speak against the guide's setting; where a row of its own decides, it is left to that."""
     online, batch = view.profile.queue_lower is None, view.batch() or 0.0
     tests: dict[str, bool] = {

@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from sglang_tuning_exporter import __version__
-from sglang_tuning_exporter.config.profiles import Profile
+from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core import text as words
 from sglang_tuning_exporter.core.findings import URGENCY, Judgement, Start, ended
 from sglang_tuning_exporter.core.rows import BY_ID
@@ -206,7 +206,10 @@ def render(template: str, **shown: object) -> str:
 
 
 def page(
-    judged: Judgement, profile: Profile, against: Comparison | None = None, live: Mapping[str, object] | None = None
+    judged: Judgement,
+    profile: profiles.Profile,
+    against: Comparison | None = None,
+    live: Mapping[str, object] | None = None,
 ) -> str:
     """Return the page; `live`: what only that of a running server has, by its names in the template."""
     chart = None
@@ -264,7 +267,7 @@ def _lanes(judged: Judgement, chart: Chart) -> list[tuple[str, Markup]]:
     return lanes
 
 
-def _strips(judged: Judgement, profile: Profile, chart: Chart) -> list[Tile]:
+def _strips(judged: Judgement, profile: profiles.Profile, chart: Chart) -> list[Tile]:
     healthy, limit, series = profile.healthy, judged.facts.get("max_running_requests"), judged.series
     queue = (profile.queue_lower, profile.queue_upper)
     retracted = tuple(time for time, number in series["retractions"] if number)

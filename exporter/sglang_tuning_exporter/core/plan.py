@@ -9,7 +9,7 @@ from math import inf
 from typing import Any
 
 from sglang_tuning_exporter.capacity import Estimate, Measured
-from sglang_tuning_exporter.config.profiles import PROFILES, Profile
+from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core.capacities import RankCapacity, capacities
 from sglang_tuning_exporter.core.inputs import Logs
@@ -37,7 +37,7 @@ def run(
 ) -> int:
     """Print the table of the last ten minutes with decode lines; 0, or 1 where the step time is not known. Raise `UsageError`."""
     check_format(format)
-    server, read, last = Server(PROFILES[profile].with_thresholds(threshold)), Logs(logs, most=most), 0.0
+    server, read, last = Server(profiles.PROFILES[profile].with_thresholds(threshold)), Logs(logs, most=most), 0.0
     for event in read.events():
         server.take(event)
         if event.kind == "decode":
@@ -146,7 +146,7 @@ def _estimate(figure: Estimate) -> dict[str, Any]:
     return {"value": figure.value, "interval": [low, high]}
 
 
-def plan_rows(ranks: Sequence[RankCapacity], profile: Profile, prompt: float | None) -> list[dict[str, Any]]:
+def plan_rows(ranks: Sequence[RankCapacity], profile: profiles.Profile, prompt: float | None) -> list[dict[str, Any]]:
     """Return a row for 1, 2, 4 … requests per scheduler, up to as many as fit; no rows without step times.
 
     Without a line only batches near the mean one are known, so that has a row. `prompt`: uncached tokens of the mean prompt.
@@ -158,7 +158,9 @@ def plan_rows(ranks: Sequence[RankCapacity], profile: Profile, prompt: float | N
     return [row for row in found if row is not None]
 
 
-def _row(ranks: Sequence[RankCapacity], batch: int, profile: Profile, prompt: float | None) -> dict[str, Any] | None:
+def _row(
+    ranks: Sequence[RankCapacity], batch: int, profile: profiles.Profile, prompt: float | None
+) -> dict[str, Any] | None:
     """Return all schedulers together at a batch; the gap of tokens is the step time, because no prefill delays more than half of them."""
     speed = _together(throughput(rank, batch) for rank in ranks)
     gap = _together(

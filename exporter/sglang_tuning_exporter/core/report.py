@@ -15,8 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sglang_tuning_exporter.config import FAIL_ON
-from sglang_tuning_exporter.config.profiles import Profile
+from sglang_tuning_exporter.config import FAIL_ON, profiles
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core import text
 from sglang_tuning_exporter.core.course import Course
@@ -79,7 +78,7 @@ def run(
     return exit_status(judged, fail_on)
 
 
-def judge(logs: Logs, profile: Profile) -> tuple[Judgement, Profile]:
+def judge(logs: Logs, profile: profiles.Profile) -> tuple[Judgement, profiles.Profile]:
     """Read logs, and judge them as their time passed; also return the profile as it was applied to the server.
 
     Raise `UsageError` for input that cannot be read or is no log of SGLang.

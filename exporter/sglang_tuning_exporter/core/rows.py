@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, TypeAlias
 
-from sglang_tuning_exporter.config.profiles import PROFILES, Profile
+from sglang_tuning_exporter.config import profiles as profiless
 from sglang_tuning_exporter.config.values import UsageError, suggestion
 from sglang_tuning_exporter.core import measures
 from sglang_tuning_exporter.core.findings import Severity, Unit
@@ -1437,7 +1437,7 @@ def adapted(
     thresholds: Mapping[str, float] | None = None,
     accepted: Mapping[str, str] | None = None,
     waits: Mapping[str, float] | None = None,
-) -> Profile:
+) -> profiless.Profile:
     """Return a profile with the thresholds, mutes and waits of the user's choice. Raise `UsageError` for what is no row."""
     accepted, waits = accepted or {}, waits or {}
     for key, names, known in (
@@ -1447,7 +1447,7 @@ def adapted(
         for name in names:
             if name not in known:
                 raise UsageError(f"{key}={name}: give a diagnosis of docs/diagnoses.md{suggestion(name, known)}")
-    return PROFILES[profile].with_thresholds(thresholds or {}).adapted(accepted, waits)
+    return profiless.PROFILES[profile].with_thresholds(thresholds or {}).adapted(accepted, waits)
 
 
 # The states in words, for people.

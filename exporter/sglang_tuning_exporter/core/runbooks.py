@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-from sglang_tuning_exporter.config.profiles import DEFAULT, PROFILES, Profile
+from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core.advice import fill
 from sglang_tuning_exporter.core.alerts import NOTIFIED_AS_WELL
 from sglang_tuning_exporter.core.facts import Facts
@@ -180,7 +180,7 @@ _ENVIRONMENT.globals["guide_url"] = GUIDE_URL
 _ENVIRONMENT.filters["coded"] = lambda text: _FLAG.sub(r"`\g<0>`", text)
 
 
-def figures(profile: Profile) -> dict[str, str]:
+def figures(profile: profiles.Profile) -> dict[str, str]:
     """Return the thresholds of a profile as words, for the table's texts and the prose: without a server at hand."""
     healthy = f"{profile.queue_lower or 100:g} to {profile.queue_upper:,.0f}"
     return {
@@ -193,21 +193,21 @@ def figures(profile: Profile) -> dict[str, str]:
     }
 
 
-def prose(diagnosis: str, profile: Profile | None = None) -> str:
+def prose(diagnosis: str, profile: profiles.Profile | None = None) -> str:
     """Return the prose of a diagnosis with the profile's thresholds."""
     row = next(row for row in ALERTS if row.id == diagnosis)
     return _ENVIRONMENT.get_template(f"{diagnosis}.md").render(**figures(_profile_of(row, profile)), **_GREPS)
 
 
-def _profile_of(row: Row, profile: Profile | None) -> Profile:
+def _profile_of(row: Row, profile: profiles.Profile | None) -> profiles.Profile:
     """Return the profile to write a row's page for: that of the server, where the row is used with it."""
     if profile is not None and (not row.profiles or profile.name in row.profiles):
         return profile
-    return PROFILES[row.profiles[0]] if row.profiles else DEFAULT
+    return profiles.PROFILES[row.profiles[0]] if row.profiles else profiles.DEFAULT
 
 
 @cache
-def page(alert: str, profile: Profile | None = None) -> str:
+def page(alert: str, profile: profiles.Profile | None = None) -> str:
     """Return the runbook of an alert with the profile's thresholds. `KeyError` where the table has no such alert."""
     row = BY_ALERT[alert]
     in_force = _profile_of(row, profile)
@@ -234,7 +234,7 @@ def page(alert: str, profile: Profile | None = None) -> str:
 def index() -> str:
     """Return the list of all runbooks, most urgent first."""
     groups = [
-        (words, [(row, advice(row, DEFAULT)) for row in ALERTS if row.severity == severity])
+        (words, [(row, advice(row, profiles.DEFAULT)) for row in ALERTS if row.severity == severity])
         for severity, words in _URGENCY.items()
     ]
     text = _ENVIRONMENT.get_template("runbooks.md.j2").render(groups=groups, summary=summary)
@@ -262,7 +262,7 @@ def flag_of(row: Row) -> str:
     return "--" + row.remedy.arg.replace("_", "-") if row.remedy.arg else ""
 
 
-def advice(row: Row, profile: Profile) -> str:
+def advice(row: Row, profile: profiles.Profile) -> str:
     """Return what to change where no value is computed: `raise --schedule-conservativeness: 1.3`."""
     flag, words = flag_of(row), fill(row.remedy.words, figures(profile))
     return f"{row.remedy.direction} {flag}: {words}" if flag else words
@@ -270,16 +270,16 @@ def advice(row: Row, profile: Profile) -> str:
 
 def summary(row: Row) -> str:
     """Return what has happened, without a figure."""
-    return fill(row.summary, figures(DEFAULT))
+    return fill(row.summary, figures(profiles.DEFAULT))
 
 
 def past(row: Row) -> str:
     """Return what had happened, without a time or a figure: of an alert that is over."""
     words = _TIMES.sub("", row.past)
-    return fill(words[:1].upper() + words[1:], figures(DEFAULT))
+    return fill(words[:1].upper() + words[1:], figures(profiles.DEFAULT))
 
 
-def when(row: Row, profile: Profile) -> str:
+def when(row: Row, profile: profiles.Profile) -> str:
     """Return in words when the condition of a row holds."""
     if row.id in SEEN:
         return SEEN[row.id]
@@ -289,7 +289,7 @@ def when(row: Row, profile: Profile) -> str:
     return _ONE.sub(r"\1/min", fill(row.seen, words)) + over
 
 
-def bound(row: Row, profile: Profile) -> str:
+def bound(row: Row, profile: profiles.Profile) -> str:
     """Return the limit of a row's condition in words, such as `more than 50 %`."""
     if row.when.kind == "event":
         return "at least one"

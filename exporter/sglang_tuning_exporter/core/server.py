@@ -15,7 +15,7 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from sglang_tuning_exporter.capacity import StepSums
-from sglang_tuning_exporter.config.profiles import Profile
+from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core import endings
 from sglang_tuning_exporter.core.events import Event, Rank
 from sglang_tuning_exporter.core.facts import Facts
@@ -843,7 +843,7 @@ def _binned(running: float) -> str:
 class Server:
     """One server: facts since its start, its schedulers, buckets, and what happened."""
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: profiles.Profile) -> None:
         self.base = profile
         self.profile = profile
         self.facts = Facts()

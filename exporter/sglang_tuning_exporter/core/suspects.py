@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from sglang_tuning_exporter.core.findings import Value
 from sglang_tuning_exporter.core.view import View, counted
-from sglang_tuning_exporter.sglang.args.flags import number
+from sglang_tuning_exporter.sglang.args import flags
 
 OFTEN = 0.25  # of the serving time: less than for a finding
 EMPTY_PAGES, EMPTY_PAGES_ALLOWED, PAGE_SIZES = 0.25, 0.1, (64, 32, 16, 1)
@@ -106,7 +106,7 @@ def proven(view: View) -> list[Proven]:
     for suspect in SUSPECTS:
         value = typed.get(suspect.arg)
         if suspect.is_suspicious(value) and facts.flag(suspect.arg) and not suspect.is_forced(view):
-            found.append(Proven(suspect, *suspect.proof(view, seen, number(value) or 0.0)))
+            found.append(Proven(suspect, *suspect.proof(view, seen, flags.number(value) or 0.0)))
     return [each for each in found if each.rows]
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from sglang_tuning_exporter.config.profiles import Profile
+from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core import endings
 from sglang_tuning_exporter.core.findings import (
     TONES,
@@ -224,7 +224,7 @@ def no_alert(judged: Judgement, *, live: bool = False) -> str:
     return f"{'No alert is firing' if live else 'No notification would have been sent'}{why}."
 
 
-def shares(judged: Judgement, profile: Profile) -> list[tuple[str, float]]:
+def shares(judged: Judgement, profile: profiles.Profile) -> list[tuple[str, float]]:
     """Return what the serving time was spent with, the largest share of each signal first."""
     healthy = profile.healthy["queue"].replace("2000", "2,000")
     words = STATE_WORDS | {
@@ -358,7 +358,9 @@ class Style:
         return "\n".join([*lines, line])
 
 
-def text(judged: Judgement, profile: Profile, against: Comparison | None = None, style: Style | None = None) -> str:
+def text(
+    judged: Judgement, profile: profiles.Profile, against: Comparison | None = None, style: Style | None = None
+) -> str:
     """Return the report as text: the verdict first, then why, what to change, and the course of the run."""
     style = style or Style()
     parts: list[list[str]] = [_head(judged, style)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf, sqrt
 
-from sglang_tuning_exporter.config.profiles import Profile
+from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.scrapes import LATENCIES, Stuck
@@ -47,7 +47,7 @@ class View:
 
     totals: Totals
     facts: Facts
-    profile: Profile
+    profile: profiles.Profile
     now: float
     ranks: Mapping[int | None, float] = field(default_factory=dict)  # DP ranks, and what each runs at last
     starting: bool = False

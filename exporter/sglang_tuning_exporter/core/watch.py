@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TypeAlias
 
-from sglang_tuning_exporter.config.profiles import Profile
+from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core import endings
 from sglang_tuning_exporter.core.alerts import Clocks
 from sglang_tuning_exporter.core.events import OUT_OF_MEMORY_PHASES, Event, from_json, is_count, lists, to_json
@@ -22,8 +22,8 @@ from sglang_tuning_exporter.core.judge import Measured, findings, going_on_first
 from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.core.server import LATENCIES_JUDGED, WORKS_ON_SECONDS, Server, Totals
 from sglang_tuning_exporter.core.view import BURN_RATES, View, view_of
+from sglang_tuning_exporter.sglang import server_info
 from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures, Scrape
-from sglang_tuning_exporter.sglang.server_info import Load, ServerInfo
 
 KEPT_SECONDS = 6 * 3600.0  # of sums, for the chart
 SETTLED_SECONDS = 2.0  # after which a scrape shows what a line says
@@ -125,7 +125,7 @@ class Ledger:
 class Watch:
     """One server over time. `reads`: its log is read; `scrapes`: its metrics are."""
 
-    def __init__(self, profile: Profile, now: float, *, reads: bool, scrapes: bool) -> None:
+    def __init__(self, profile: profiles.Profile, now: float, *, reads: bool, scrapes: bool) -> None:
         self.server = Server(profile)
         self.begin = now
         self.doubtful: Counter[tuple[str, str]] = Counter()  # lines that a scrape refuted, by kind and reason
@@ -163,7 +163,7 @@ class Watch:
 
     def take(
         self,
-        seen: Event | Scrape | ServerInfo | Load,
+        seen: Event | Scrape | server_info.ServerInfo | server_info.Load,
         now: float = 0.0,
         begun: float | None = None,
         *,

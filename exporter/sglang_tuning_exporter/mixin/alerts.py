@@ -12,7 +12,7 @@ from functools import partial
 from textwrap import indent
 from typing import Any
 
-from sglang_tuning_exporter.config.profiles import DEFAULT
+from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core import rows, runbooks
 from sglang_tuning_exporter.core.advice import fill
 from sglang_tuning_exporter.mixin import native
@@ -45,7 +45,7 @@ _FORMS = {
 }
 # Words where a threshold stands in a sentence of the table: one file is for servers of every profile.
 _WORDS = {
-    **runbooks.figures(DEFAULT),
+    **runbooks.figures(profiles.DEFAULT),
     "queue_limit": "a longer queue than its profile allows",
     "token_usage_target": "its profile's target",
 }
@@ -242,7 +242,7 @@ def files(time_scale: float = 1.0, wishes: Wishes = NONE, kind: str = "prometheu
         "groups": groups(wishes),
         "prometheus": {row.id: row for row in runbooks.PROMETHEUS},
         "annotations": lambda row: alert_annotations(row, wishes),
-        "filled": lambda text: fill(text, runbooks.figures(DEFAULT)),
+        "filled": lambda text: fill(text, runbooks.figures(profiles.DEFAULT)),
         "quoted": lambda text: "'" + text.replace("'", "''") + "'",
         "severe": sorted(
             runbooks.MOST_SEVERE_FIRST, key=lambda row: SEVERITIES.index(wishes.severity(row.alert, row.severity))

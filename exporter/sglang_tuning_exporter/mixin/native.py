@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, NamedTuple
 
-from sglang_tuning_exporter.config.profiles import DEFAULT
+from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core import rows, runbooks, suspects
 from sglang_tuning_exporter.core.advice import fill
 from sglang_tuning_exporter.mixin._rendering import POOL, listed, render
@@ -57,7 +57,7 @@ def _quantile(share: float, name: str, labels: str = "") -> str:
 
 def _limits() -> tuple[Native, ...]:
     """Return the alerts, most urgent first."""
-    profile, usage = DEFAULT, "(full_)?token_usage"
+    profile, usage = profiles.DEFAULT, "(full_)?token_usage"
     started = _sum(f"rate({_of('queue_time_seconds_count')}[5m])")
     retracted = _sum(f"increase({_of('num_retracted_requests_total')}[10m])")
     queued = _sum(f"avg_over_time({_of('num_queue_reqs')}[5m])")
@@ -150,10 +150,10 @@ NATIVE: tuple[Native, ...] = _limits()
 def texts(native: Native) -> dict[str, str]:
     """Return the texts of an alert: what has happened, what was seen, and which flag it is about."""
     row = rows.BY_ID[native.row]
-    flag, words = runbooks.flag_of(row), fill(row.remedy.words, runbooks.figures(DEFAULT))
+    flag, words = runbooks.flag_of(row), fill(row.remedy.words, runbooks.figures(profiles.DEFAULT))
     advice = f"{row.remedy.direction} {flag}" if flag else words
     return {
-        "summary": fill(row.summary, runbooks.figures(DEFAULT)),
+        "summary": fill(row.summary, runbooks.figures(profiles.DEFAULT)),
         "description": f"{{{{ $labels.instance }}}}: {native.seen.replace('{value}', f'{{{{ $value | {native.form} }}}}')}.",
         "advice": f"{advice}{f', {native.also}' if native.also else ''}"
         + ("; for the value, add the exporter." if flag else "; for the cause and the flag, add the exporter."),
@@ -167,6 +167,6 @@ def text(wishes: Wishes) -> str:
         "native.yml.j2",
         rules=[(native, rows.BY_ID[native.row], texts(native)) for native in kept],
         labels=lambda native, row: json.dumps(wishes.labels_of(native.alert, row.severity)),
-        filled=lambda words: fill(words, runbooks.figures(DEFAULT)),
+        filled=lambda words: fill(words, runbooks.figures(profiles.DEFAULT)),
         quoted=lambda words: "'" + words.replace("'", "''") + "'",
     )

@@ -6,7 +6,7 @@ import re
 
 from sglang_tuning_exporter import config
 from sglang_tuning_exporter.collect import scrape
-from sglang_tuning_exporter.config.profiles import PROFILES, THRESHOLDS, Setting
+from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core import rows, runbooks, server
 from sglang_tuning_exporter.mixin import alerts
 from sglang_tuning_exporter.mixin._rendering import render
@@ -50,7 +50,7 @@ _SUITS = {
     "long_context": "As `online`, with prompts of tens of thousands of tokens: time to first token may be longer.",
     "multi_turn": "As `online`, with conversations or agents that send the same prefix again: the prefix cache matters.",
 }
-assert _SUITS.keys() == PROFILES.keys()
+assert _SUITS.keys() == profiles.PROFILES.keys()
 # Facts in the log, since which release, and where. The fixtures under tests/data/logs have such lines.
 LOGGED: tuple[tuple[str, str, str], ...] = (
     ("running", "0.3.0", "`#running-req` in decode and prefill lines"),
@@ -117,7 +117,7 @@ def files() -> dict[str, str]:
             **words,
         ),
         "docs/reference/profiles.md": render(
-            "profiles.md.j2", profiles=PROFILES, thresholds=THRESHOLDS, suits=_SUITS, typed=_typed
+            "profiles.md.j2", profiles=profiles.PROFILES, thresholds=profiles.THRESHOLDS, suits=_SUITS, typed=_typed
         ),
         "docs/reference/alerts.md": render("alerts.md.j2", alerts=runbooks.MOST_SEVERE_FIRST, **words),
         "docs/reference/metrics.md": _metrics(),
@@ -181,7 +181,7 @@ def _escaped(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _typed(setting: Setting) -> str:
+def _typed(setting: profiles.Setting) -> str:
     flag = "--" + setting.arg.replace("_", "-")
     if setting.is_switch:
         return f"`{flag}`" if setting.value else f"no `{flag}`"

@@ -22,7 +22,7 @@ from typing import Any
 import requests
 import yaml
 
-from sglang_tuning_exporter.config.profiles import PROFILES
+from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.config.values import Address, UsageError
 from sglang_tuning_exporter.mixin import alerts
 from sglang_tuning_exporter.mixin.wishes import Wishes
@@ -214,8 +214,8 @@ def run(directory: str, *, profile: str, speed: float, seconds: float) -> int:
     """Run the demo until Ctrl-C, or for `seconds` if above 0. Raise `UsageError`."""
     if not 0 < speed <= 60:
         raise UsageError(f"--speed={speed:g}: give a number above 0 and up to 60")
-    if profile not in PROFILES:
-        raise UsageError(f"--profile={profile}: give one of {', '.join(PROFILES)}")
+    if profile not in profiles.PROFILES:
+        raise UsageError(f"--profile={profile}: give one of {', '.join(profiles.PROFILES)}")
     recorded = load(find(directory))
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())

@@ -16,7 +16,7 @@ from sglang_tuning_exporter.core import wrapping
 from sglang_tuning_exporter.core.events import Event, Rank
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.sglang import clean
-from sglang_tuning_exporter.sglang.args.flags import argument_names
+from sglang_tuning_exporter.sglang.args import flags
 from sglang_tuning_exporter.sglang.metrics import exposition
 from sglang_tuning_exporter.sglang.metrics.catalogue import FAMILIES
 
@@ -376,7 +376,7 @@ token tp type usage used utilization verify version waiting weight
 
 @lru_cache(maxsize=1)
 def _words() -> frozenset[str]:
-    names = (token for name in (*argument_names(), *FAMILIES) for token in _TOKEN.findall(name.lower()))
+    names = (token for name in (*flags.argument_names(), *FAMILIES) for token in _TOKEN.findall(name.lower()))
     return frozenset((*f"{_LINES} {_VALUES} {_ANSWERS}".split(), *names))
 
 

@@ -23,12 +23,10 @@ from sglang_tuning_exporter.capacity import Measured
 from sglang_tuning_exporter.collect.follower import FileStatus
 from sglang_tuning_exporter.collect.scrape import LoadsSchedule
 from sglang_tuning_exporter.collect.threads import Threads
-from sglang_tuning_exporter.config import Config
-from sglang_tuning_exporter.config.profiles import Profile
+from sglang_tuning_exporter.config import Config, profiles
 from sglang_tuning_exporter.config.values import UsageError
-from sglang_tuning_exporter.core import findings, report
+from sglang_tuning_exporter.core import findings, report, rows
 from sglang_tuning_exporter.core.inputs import Logs
-from sglang_tuning_exporter.core.rows import adapted
 from sglang_tuning_exporter.core.server import Scheduler
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.serve.metrics import collect
@@ -51,7 +49,7 @@ class BackfillView:
     left_out = dropped_lines = files_lost = unrecognised_families = 0
     scrape_seconds: float | None = None
 
-    def __init__(self, logs: Logs, profile: Profile, shift: float = 0.0) -> None:
+    def __init__(self, logs: Logs, profile: profiles.Profile, shift: float = 0.0) -> None:
         """`shift`: seconds from the log's times to unix seconds."""
         self._logs, self._shift = logs, shift
         self.watch = Watch(profile, (logs.first or 0.0) + shift, reads=True, scrapes=False)
@@ -166,7 +164,7 @@ def run(
 
     Print where `board`, the address of a server's board in Grafana, shows them.
     """
-    judged = adapted(profile, threshold, accept, wait)
+    judged = rows.adapted(profile, threshold, accept, wait)
     for flag, value in (("--job", job), ("--instance", instance)):
         if not value or not value.isprintable():
             raise UsageError(f"{flag}={clean(value)}: give a name, as Prometheus would have it")

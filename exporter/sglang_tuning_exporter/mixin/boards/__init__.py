@@ -20,7 +20,7 @@ from urllib.parse import quote
 import yaml
 from jinja2 import TemplateError
 
-from sglang_tuning_exporter.config.profiles import GIGABYTE, PROFILES
+from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.mixin._rendering import expression, rendered
 from sglang_tuning_exporter.mixin.boards import looks, queries
 from sglang_tuning_exporter.mixin.boards.looks import NEUTRAL, QUIET, Json, column, look, threshold_steps
@@ -55,8 +55,8 @@ _NAMES: dict[str, Any] = {
     for name, value in vars(module).items()
     if not (name.startswith("_") or isinstance(value, ModuleType))
 } | {
-    "GUIDE": PROFILES["offline"],
-    "GIGABYTE": GIGABYTE,
+    "GUIDE": profiles.PROFILES["offline"],
+    "GIGABYTE": profiles.GIGABYTE,
 }
 _ALONE = re.compile(r"\[\[((?:(?!\]\]).)*)\]\]", re.DOTALL)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import cycle
 from typing import Any, TypeAlias
 
-from sglang_tuning_exporter.config.profiles import DEFAULT
+from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core import advice, judge, rows, runbooks, server
 from sglang_tuning_exporter.core.text import GOOD as FINE
 from sglang_tuning_exporter.core.text import title
@@ -141,7 +141,7 @@ _QUEUES = {
 QUEUE_LOOKS = {queue: renamed(words, colour) for (queue, words), colour in zip(_QUEUES.items(), COLOURS, strict=True)}
 
 # Figures of the default profile, for texts without a server; what only a running server shows is said in words.
-_FIGURES = DEFAULT.figures | {"most_graph": str(advice.MOST_GRAPH), "given_up_after": "before their answer"}
+_FIGURES = profiles.DEFAULT.figures | {"most_graph": str(advice.MOST_GRAPH), "given_up_after": "before their answer"}
 _WITHOUT = {
     judge.HEALTHY: "Nothing to change",
     judge.NO_LIMIT: "No limit in the log",

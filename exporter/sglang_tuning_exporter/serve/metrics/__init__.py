@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, TypeAlias
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.capacity import Estimate
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.config import resolve
-from sglang_tuning_exporter.config.profiles import GIGABYTE
-from sglang_tuning_exporter.core import capacities, endings, exposed, lines, scrapes
+from sglang_tuning_exporter.config import profiles, resolve
+from sglang_tuning_exporter.core import capacities, endings, exposed, lines, rows, scrapes
 from sglang_tuning_exporter.core import server as servers
 from sglang_tuning_exporter.core.events import OUT_OF_MEMORY_PHASES
-from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.serve.metrics.families import (
     Family,
     Life,
@@ -265,9 +263,9 @@ def memory(sidecar: Watched) -> Iterable[Family]:
     by_rank: dict[int | None, float] = {dp: gb for dp, gb in facts.left.items() if dp is not None}
     known = facts.reserve_gb
     for dp, each in sorted(by_rank.items(), key=str) if known is not None else ():
-        left.add_metric([], each * GIGABYTE, dp)
+        left.add_metric([], each * profiles.GIGABYTE, dp)
     if known is not None and not by_rank:
-        left.add_metric([], known * GIGABYTE)
+        left.add_metric([], known * profiles.GIGABYTE)
     yield left
     for name, doc, gigabytes in (
         ("gpu_memory", "GPU memory free before the weights were loaded (avail mem).", facts.capacity_gb),
@@ -275,7 +273,7 @@ def memory(sidecar: Watched) -> Iterable[Family]:
         ("kv_pool", "GPU memory of one rank's KV cache, a draft model's included.", facts.pools_gb),
         ("cuda_graph_memory", "GPU memory of the captured graphs on one rank.", facts.gigabytes("graph")),
     ):
-        size = None if gigabytes is None or facts.is_cpu else gigabytes * GIGABYTE
+        size = None if gigabytes is None or facts.is_cpu else gigabytes * profiles.GIGABYTE
         yield single(f"{name}_bytes", doc, size)
     doc = "The largest decode batch with a captured graph."
     yield single("cuda_graph_max_batch_size", doc, None if facts.without_graph else facts.largest_captured)
@@ -508,7 +506,7 @@ def findings(sidecar: Watched, now: float) -> Iterable[Family]:
     alerts.with_samples((name, float(clock.value)) for name, clock in clocks if clock.value is not None)
     # Never absent: a rule would hold the last 1 for a while.
     accepted = dict(sidecar.watch.server.profile.accepted)
-    yield alerts.with_samples((muted, 0.0) for muted in accepted if BY_ID[muted].alert)
+    yield alerts.with_samples((muted, 0.0) for muted in accepted if rows.BY_ID[muted].alert)
     doc = "1 for each diagnosis that --accept mutes, and why: it is not in verdict, alerts and conditions."
     yield gauge("accepted_info", doc, "diagnosis", "reason").with_samples(
         (muted, shortened(reason), 1.0) for muted, reason in accepted.items()

@@ -1,25 +1,36 @@
-"""What limits the server now: in words, as a page that needs no Prometheus, no script, no asset from elsewhere; and as JSON."""
+"""What people and their programs read of one server: what limits it now, as a page that needs no Prometheus, no script and no asset from
+elsewhere, and as JSON (`/api/v1/findings`); and the runbooks.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
 import json
+import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import pairwise
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, TypeVar
 
-from sglang_tuning_exporter.core import arguments, findings, judge
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.responses import HTMLResponse, RedirectResponse
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from sglang_tuning_exporter import __version__
+from sglang_tuning_exporter.collect.sidecar import Sidecar
+from sglang_tuning_exporter.core import arguments, findings, judge, runbooks
 from sglang_tuning_exporter.core import page as pages
 from sglang_tuning_exporter.core import server as servers
 from sglang_tuning_exporter.core import text as words
 from sglang_tuning_exporter.core.report import document
 from sglang_tuning_exporter.core.view import View
 from sglang_tuning_exporter.core.watch import Watch
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.collect.sidecar import Sidecar
+from sglang_tuning_exporter.serve.guard import Lane
 
 REFRESH_SECONDS = 10
 NOT_REPORTED = "not reported"
@@ -297,3 +308,141 @@ class _Figures:
         if profile.reserve_lower_gb <= reserve <= profile.reserve_upper_gb:
             tone = "good" if reserve <= profile.reserve_good_gb else ""  # between good and too much: not judged
         return pages.Tile(name, f"{reserve:.1f} GB", healthy, tone)
+
+
+# Runbooks, so that the link in a notification works without the internet. Only names of the table's alerts are served; no part of a request
+# reaches a file.
+
+_PLACEHOLDER = re.compile(r"\b(EXPORTER|SGLANG|LOG)\b")
+_HOST = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::\d{1,5})?")
+_MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
+
+
+def render_runbook(sidecar: Sidecar, alert: str, host: str) -> str | None:
+    """Return the runbook of an alert or a diagnosis as HTML, with its commands filled in for this server; None for an unknown name.
+
+    `host` is the address of the request: what Prometheus calls `instance`.
+    """
+    row = runbooks.BY_ALERT.get(alert) or next((each for each in runbooks.ALERTS if each.id == alert), None)
+    if row is None:
+        return None
+    with sidecar.view() as now:
+        judged = sidecar.judged(now)
+        profile = sidecar.watch.server.profile
+    figure = judged.checks.get(row.id)
+    present = next((each for each in judged.findings if each.diagnosis == row.id), None)
+    return _as_page(
+        runbooks.page(row.alert, profile),
+        _known(host, sidecar),
+        tone=findings.TONES[row.severity],
+        sections=runbooks.SECTIONS,
+        present=present,
+        # known not to hold; some diagnoses need Prometheus
+        absent=present is None and figure is not None and not figure.holds,
+    )
+
+
+def render_runbooks(host: str) -> str:
+    """Return the list of all runbooks as HTML."""
+    return _as_page(runbooks.index(), _known(host), tone="", sections=(), present=None, absent=False)
+
+
+def _known(host: str, sidecar: Sidecar | None = None) -> dict[str, str]:
+    """Return the known values of the placeholders in commands, quoted for a shell."""
+    known = {"EXPORTER": host} if _HOST.fullmatch(host) else {}
+    if sidecar is None:
+        return known
+    url = sidecar.config.sglang_url
+    if url is not None and "@" not in url:
+        known["SGLANG"] = url.rstrip("/")
+    paths = [file.path for file in sidecar.log.files] if sidecar.log is not None else []
+    if len(paths) == 1 and paths[0] != "-":
+        known["LOG"] = shlex.quote(str(Path(paths[0]).absolute()))
+    return known
+
+
+@cache
+def _parsed(text: str) -> tuple[Token, ...]:
+    return tuple(_MARKDOWN.parse(text))
+
+
+def _as_page(text: str, known: Mapping[str, str], **shown: object) -> str:
+    """Return Markdown as a page: its title, its first paragraph, what is `shown` of the server, and the rest."""
+    tokens = [_shown(token, known) for token in _parsed(text)]
+    for heading, title in pairwise(tokens):
+        if heading.type == "heading_open" and title.content in runbooks.SECTIONS:
+            heading.attrSet("id", title.content.lower())
+    end = next(number for number, token in enumerate(tokens) if token.type == "paragraph_close") + 1
+    if tokens[end].type == "table_open":
+        tokens[end].attrSet("class", "facts")
+    lead, body = (_MARKDOWN.renderer.render(part, _MARKDOWN.options, {}) for part in (tokens[3:end], tokens[end:]))
+    return pages.render("runbook.html", title=tokens[1].content, lead=lead, body=body, **shown)
+
+
+def _shown(token: Token, known: Mapping[str, str]) -> Token:
+    """Return a copy of a token with placeholders filled in and links between pages without `.md`."""
+    children = None if token.children is None else [_shown(child, known) for child in token.children]
+    changed = token.copy(children=children, attrs=dict(token.attrs))
+    if token.type in {"fence", "code_inline"}:
+        changed.content = _PLACEHOLDER.sub(lambda match: known.get(match[1], match[1]), token.content)
+    elif token.type == "link_open":
+        changed.attrSet("href", str(token.attrs["href"]).removesuffix(".md"))
+    return changed
+
+
+# Routes
+
+_Endpoint = TypeVar("_Endpoint", bound="Callable[..., Any]")
+# Declared here: a parameter of the function would add a 422 response that cannot happen.
+_ALERT = {"parameters": [{"name": "alert", "in": "path", "required": True, "schema": {"type": "string"}}]}
+_ABSENT = {404: {"description": "No such alert", "content": {"application/json": {}}}}
+
+
+def make_pages(sidecar: Sidecar, lane: Lane) -> FastAPI:
+    """Return the application; each page is written in the thread of `lane`."""
+    app = FastAPI(title="sglang-tuning-exporter", version=__version__, openapi_url=None, redirect_slashes=False)
+
+    def get(path: str, **described: Any) -> Callable[[_Endpoint], _Endpoint]:
+        """Decorate a function that answers GET and HEAD. In the schema, two methods would need two operation names."""
+
+        def decorate(endpoint: _Endpoint) -> _Endpoint:
+            app.api_route(path, methods=["HEAD"], **{**described, "include_in_schema": False})(endpoint)
+            return app.get(path, **described)(endpoint)
+
+        return decorate
+
+    @get("/api/v1/findings")
+    async def findings(request: Request) -> Response:
+        text = await lane.run(lambda: as_json(sidecar, whole=_wants_all(request)))
+        return Response(text, media_type="application/json")
+
+    @get("/", response_class=HTMLResponse)
+    async def landing(request: Request) -> Response:
+        still, whole = "still" in request.query_params, _wants_all(request)
+        return _html(await lane.run(lambda: render(sidecar, still=still, whole=whole)))
+
+    @get("/runbooks", status_code=307, response_class=RedirectResponse)
+    async def folder() -> Response:
+        return RedirectResponse("runbooks/")  # the links there are relative to it
+
+    @get("/runbooks/", response_class=HTMLResponse)
+    async def index(request: Request) -> Response:
+        return _html(await lane.run(lambda: render_runbooks(request.headers.get("Host", ""))))
+
+    @get("/runbooks/{alert}", response_class=HTMLResponse, responses=_ABSENT, openapi_extra=_ALERT)
+    async def runbook(request: Request) -> Response:
+        alert, host = str(request.path_params["alert"]), request.headers.get("Host", "")
+        text = await lane.run(lambda: render_runbook(sidecar, alert, host))
+        if text is None:
+            raise HTTPException(404)
+        return _html(text)
+
+    return app
+
+
+def _wants_all(request: Request) -> bool:
+    return request.query_params.get("all") == "1"
+
+
+def _html(text: str) -> Response:
+    return HTMLResponse(text.encode("utf-8", "backslashreplace"))  # names and paths may hold lone surrogates
