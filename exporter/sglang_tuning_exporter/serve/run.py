@@ -45,7 +45,6 @@ MOST_UNREAD_BYTES = 16 << 20  # of answers, together: as much as the largest pag
 MOST_HEAD_BYTES = 32 << 10  # request line and headers together; more gets a 400
 HANDSHAKE_SECONDS = 10.0
 REQUEST_SECONDS = 2.0
-TICK_SECONDS = 5.0  # between two looks for clients that do not read
 GRACE_SECONDS = 1  # for running responses at the end
 WARN_AGAIN_SECONDS = 60.0
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -137,7 +136,11 @@ class Connection(H11Protocol):
         super().handle_events()
         if self.cycle is not before:
             self.last_request = next(_sequence)
-            _let_go(self.connections)
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request, and close others if too much waits to be read."""
+        super().on_response_complete()
+        _let_go(self.connections)
 
     def send_400_response(self, msg: str) -> None:
         """Respond `400` with our headers, and close the connection."""
@@ -197,7 +200,7 @@ def _set_headers(config: uvicorn.Config, web_config: ActiveConfig | None) -> Non
 class ExporterServer(uvicorn.Server):
     """Serves a sidecar's application until it is ended, and stops the sidecar.
 
-    It wakes up when it ends, and every few seconds; uvicorn does so ten times a second.
+    It wakes up when it ends; uvicorn wakes up ten times a second.
     """
 
     def __init__(self, config: uvicorn.Config, sidecar: Sidecar, web_config: ActiveConfig | None) -> None:
@@ -211,9 +214,7 @@ class ExporterServer(uvicorn.Server):
         loop, ending = asyncio.get_running_loop(), asyncio.Event()
         self._wake = lambda: loop.call_soon_threadsafe(ending.set)
         while not await self.on_tick(0):
-            _let_go(self.server_state.connections)
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(ending.wait(), TICK_SECONDS)
+            await ending.wait()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle SIGINT and SIGTERM."""
