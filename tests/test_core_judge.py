@@ -83,19 +83,18 @@ def test_no_diagnosis_is_its_own_cause() -> None:
 
 
 @pytest.mark.parametrize(
-    ("started", "answer", "is_blamed"),
+    ("answer", "is_blamed"),
     [
-        (400.0, 200.0, False),  # all their tokens fill the cache: memory is what is short
-        (400.0, 60.0, True),  # a third of the cache would stay free
-        (400.0, 400.0, True),  # they would not fit, so not all of them is reserved
+        (200.0, False),  # all their tokens fill the cache: memory is what is short
+        (60.0, True),  # a third of the cache would stay free
     ],
 )
 def test_conservativeness_is_blamed_only_where_requests_do_not_fill_what_is_reserved_for_them(
-    started: float, answer: float, *, is_blamed: bool
+    answer: float, *, is_blamed: bool
 ) -> None:
     waits = {"held/40": 200.0, "running@held_back": 8000.0, "usage@held_back": 150.0}
     waits |= {"running@held_back:s": 200.0, "usage@held_back:s": 200.0}
-    load = Load(running=40, why="held_back", usage=0.75, prompt=300, answer=answer, started=started, more=waits)
+    load = Load(running=40, why="held_back", usage=0.75, prompt=300, answer=answer, started=400.0, more=waits)
     judgement = judge(seen(load, "offline", "0.5.23", POOL=20_000.0, schedule_conservativeness=1.0))
     assert ("admission_too_conservative" in ids(judgement)) is is_blamed
 

@@ -19,9 +19,9 @@ CONSTANT_BATCH = 0.8
 # At a limit the batch stays and the usage varies with the requests' lengths; a usage that stays too says nothing.
 STILL_USAGE, ROUNDED_USAGE = 0.003, 0.1
 FAST_PREFILL = 8192.0  # tokens a second: a full chunk, which a GPU computes in less
-# Requests that are reserved in full fit into the cache with all their tokens, and fill it; on average they are half done. Those that end early
-# overfill it, or leave room, and lengths that vary show themselves: those that run are then longer than the mean.
-FILLED, OVERFILLED, EVEN = 0.88, 1.05, 0.55
+# Requests of one length that fill what is reserved for them: tokens at their end, of the cache; tokens so far, of an answer. Lengths that vary
+# show themselves: those that run are then longer than the mean.
+FILLED, EVEN = 0.88, 0.49
 SOME_RETRACTIONS = 0.5  # a minute: evidence against a reservation that is too large
 NEARLY_FULL = 0.85  # of the cache
 HALF_FULL = 0.45  # of the cache: less is not what requests of one length leave
@@ -309,14 +309,11 @@ class View:
     def fills_its_reservation(self) -> bool:
         """Whether requests of one length will fill all that is free: with ignore_eos they are reserved in full, and memory is what is short."""
         running, usage = self.mean("running", "held_back"), self.mean("usage", "held_back") or 0.0
-        facts, pool, prompt, least = self.facts, self.facts.pool(), self.prompt, self.answer
-        if not facts.may_reserve_in_full or not running or usage < HALF_FULL or not pool or not prompt or not least:
+        facts, pool, prompt, answer = self.facts, self.facts.pool(), self.prompt, self.answer
+        if not facts.may_reserve_in_full or not running or usage < HALF_FULL or not pool or not prompt or not answer:
             return False
-        # How much those that run still make is not known; where the start is not in the log, as many ran before.
-        ended = self.totals["started"] - (running * self.serving_ranks if facts.knows_arguments else 0.0)
-        most, at_once = self.totals["decoded"] / ended if ended >= running else least, running * facts.micro_batches
-        fits = at_once * (prompt + least) <= OVERFILLED * pool and at_once * (prompt + most) >= FILLED * pool
-        return fits and usage * pool / at_once - prompt < EVEN * most
+        at_once = running * facts.micro_batches
+        return at_once * (prompt + answer) >= FILLED * pool and usage * pool / at_once - prompt < EVEN * answer
 
     def waited(self) -> dict[str, float]:
         """Return the share of its serving time in which requests waited, for each DP rank; idle ranks have 0."""
