@@ -102,9 +102,11 @@ def typed_settings(view: View) -> dict[str, object]:
 
 
 def _can(view: View, offer: Offer) -> bool:
-    """Whether the release has these flags, and accepts their values together."""
+    """Whether these changes change something, the release has their flags, and accepts their values together."""
     release, changes = view.facts.release, offer if isinstance(offer, tuple) else (offer,)
     named = [each for each in changes if each.arg]
+    if any(each.to is not None and each.to == each.now for each in named):
+        return False
     if release is None or not named:
         return True
     values = {each.arg: each.to for each in named if each.to is not None}
