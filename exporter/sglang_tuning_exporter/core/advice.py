@@ -65,7 +65,8 @@ def _set(
     if isinstance(to, bool):
         direction = direction or ("add" if to else "drop")
     elif isinstance(now, (int, float)) and isinstance(to, (int, float)) and not isinstance(now, bool):
-        direction = direction or ("raise" if to > now else "lower")
+        before = inf if arg == CHUNK and now < 0 else now  # without chunks a prompt is computed whole
+        direction = direction or ("raise" if to > before else "lower")
     why, not_if, cost = reasons
     removes = to is False and now is True
     return Change(arg, view.facts.flag(arg), now, setting(to), words, direction, why, cost, gain, not_if, removes)
@@ -638,7 +639,7 @@ def _smaller_chunk(view: View) -> list[Change]:
     last = max(int(now or 0) // 2, measures.SMALL_CHUNK) if ranks > 1 else measures.SMALL_CHUNK
     present = now if now and now > 0 else inf
     step = next((step for step in (measures.SMALL_CHUNK * ranks, LEAST_CHUNK * ranks, last) if present > step), None)
-    return [] if step is None else [_set(view, CHUNK, float(step), direction="lower")]
+    return [] if step is None else [_set(view, CHUNK, float(step))]
 
 
 def _interleave(view: View, _: frozenset[str]) -> list[Offer]:
@@ -686,7 +687,7 @@ def _chunk_within(view: View, objective: float | None) -> list[Change]:
     pace = view.totals["computed"] / (view.served * paused)
     fits = 2.0 ** floor(log2(max(CERTAIN_PACE * pace * objective, 1.0)))
     is_small = fits < LEAST_USEFUL_CHUNK or 0 < now <= fits * ranks
-    return [] if is_small else [_set(view, CHUNK, fits * ranks, direction="lower")]
+    return [] if is_small else [_set(view, CHUNK, fits * ranks)]
 
 
 def _long_prompts(view: View, holding: frozenset[str]) -> list[Offer]:
