@@ -107,6 +107,7 @@ class Log:
     counts: Counter[str] = field(default_factory=Counter)  # `dropped` lines, and `lost` files
     last_lost: str = ""  # the last of them, and why
     owners: dict[Key, str] = field(default_factory=dict)  # of each file that is followed, the path under which it is
+    _folders: list[str] = field(default_factory=list)  # in the log's directory
     _changed: list[int] = field(default_factory=list)  # when the log's directory was changed, and those in it
 
     @property
@@ -348,7 +349,10 @@ class Log:
     def has_changed(self) -> bool:
         """Return whether a file was created, renamed or deleted beside the log, or in a directory there, since the last call."""
         folder = os.path.dirname(os.path.realpath(self.path))  # noqa: PTH120 -- ten times a second
-        before, self._changed = self._changed, [*map(rotation.modified, (folder, *rotation.directories(folder)))]
+        before, modified = self._changed, rotation.modified(folder)
+        if before[:1] != [modified]:  # else it has the same directories: a large one is not listed at each poll
+            self._folders = rotation.directories(folder)
+        self._changed = [modified, *map(rotation.modified, self._folders)]
         return before != self._changed
 
 
