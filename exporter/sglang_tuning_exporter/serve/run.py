@@ -213,7 +213,7 @@ class ExporterServer(uvicorn.Server):
         """Run until the end."""
         loop, ending = asyncio.get_running_loop(), asyncio.Event()
         self._wake = lambda: loop.call_soon_threadsafe(ending.set)
-        while not await self.on_tick(0):
+        if not self.should_exit:
             await ending.wait()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
