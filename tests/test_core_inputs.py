@@ -307,6 +307,18 @@ def test_sglangs_own_stamps_count_where_a_runtime_prints_times_of_another_zone()
     assert last_printed(stamped + unstamped) == 1763638810.0
 
 
+@pytest.mark.parametrize("hour", ["09", "11", "13"])
+def test_a_log_begins_with_sglangs_own_stamps_whatever_a_runtime_prints_around_lines_before_them(
+    tmp_path: Path, hour: str
+) -> None:
+    around = f"2025-11-20T{hour}:40:10.5Z stderr F "
+    log = write(
+        tmp_path / "0.log", f"{around}a warning of Python's\n", *(around + decode("11:40:10") for _ in range(2))
+    )
+    found = Logs([log])
+    assert (found.first, {event.time for event in found.events()}, found.notes) == (1763638810.0, {1763638810.0}, [])
+
+
 def test_a_log_printed_in_another_zone_has_that_zones_offset(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_bytes(b"[2025-11-20 11:40:10] Load weight begin. avail mem=1 GB\n")

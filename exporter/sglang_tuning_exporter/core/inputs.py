@@ -175,7 +175,10 @@ class Source:
         self.empty = not head
         reader, times = Reader(), list[float]()
         for line in head.split(b"\n", _HEAD_LINES)[:_HEAD_LINES]:
+            is_own = reader.is_time_own
             reader.read(line[:LONGEST_LINE].rstrip(b"\r"))
+            if reader.is_time_own and not is_own:
+                times.clear()
             if reader.time is not None and reader.time != (times[-1] if times else None):
                 times.append(reader.time)
         self.first = first_of(times)
