@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.exposition import generate_latest
 from prometheus_client.process_collector import ProcessCollector
-from starlette.applications import Starlette
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Mount, Route
+from starlette.routing import Mount, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sglang_tuning_exporter.collect.sidecar import FRESH_SECONDS, Sidecar, passed_on
@@ -53,7 +51,7 @@ def scrape_timeout(announced: str | None, most: float) -> float:
     return min(most, max(seconds - min(MARGIN_SECONDS, MARGIN_SHARE * seconds), 0.05))
 
 
-def make_app(sidecar: Sidecar, web_config: ActiveConfig | None = None) -> Starlette:
+def make_app(sidecar: Sidecar, web_config: ActiveConfig | None = None) -> ASGIApp:
     """Return the application; a `web_config` adds authentication and rate limits.
 
     Scrapes and pages are written in a thread each, and health in the event loop, so that none of them waits for another.
@@ -81,17 +79,13 @@ def make_app(sidecar: Sidecar, web_config: ActiveConfig | None = None) -> Starle
             return PlainTextResponse("sglang-tuning-exporter is ready.\n")
         return PlainTextResponse("sglang-tuning-exporter is starting or ending.\n", status_code=503)
 
-    app = Starlette(
-        routes=[
-            Route("/metrics", metrics),
-            Route("/-/healthy", healthy),
-            Route("/-/ready", ready),
-            Mount("", _pages(sidecar)),
-        ],
-        middleware=[Middleware(Guard, web_config=web_config, answered=answered)],
-    )
-    app.router.redirect_slashes = False
-    return app
+    routes = [
+        Route("/metrics", metrics),
+        Route("/-/healthy", healthy),
+        Route("/-/ready", ready),
+        Mount("", _pages(sidecar)),
+    ]
+    return Guard(Router(routes, redirect_slashes=False), web_config, answered)
 
 
 def _pages(sidecar: Sidecar) -> ASGIApp:
