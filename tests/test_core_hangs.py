@@ -147,6 +147,27 @@ def test_what_moves_slowly_hangs_nowhere(server: Server) -> None:
     assert server.found == (0.0, "")
 
 
+def test_a_server_whose_clients_have_all_left_hangs_nowhere(server: Server) -> None:
+    server.computes(steps=50)
+    server.tick()
+    server.computes(steps=60)
+    server.running = server.open = 0.0  # before their tokens were due
+    server.tick(30)
+    assert server.found == (0.0, "")
+
+
+def test_a_long_prompt_whose_first_token_is_on_its_way() -> None:
+    server = Server()
+    server.serves()
+    server.open = 1.0
+    for _ in range(14):
+        server.scheduled, server.figures = server.scheduled + 8192.0, server.figures + 1.0
+        server.tick()
+    server.running = 0.0
+    server.tick()
+    assert server.found == (0.0, "")
+
+
 def test_a_stream_interval_of_a_thousand_steps_is_waited_for() -> None:
     server = Server()
     server.watch.take(ServerInfo("0.5.23", {"stream_interval": 1000}))

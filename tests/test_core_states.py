@@ -128,6 +128,14 @@ def test_what_a_start_counted_goes_on_in_the_next_and_its_rate_of_admission_does
     assert beside.server.life(None)["replayed"] == 10 + 40
 
 
+@pytest.mark.parametrize("throughput", [0.7, 0.0], ids=["by the throughput", "by the times of the lines"])
+def test_the_pauses_between_single_requests_are_no_decoding(beside: Beside, throughput: float) -> None:
+    for at in range(0, 600, 60):  # a minute of one request would be 40 steps at 0.7 tokens a second
+        beside.prefill(float(at), running=0)
+        beside.decode(at + 1.0, running=1, throughput=throughput)
+    assert beside.seconds(600.0)["idle"] > 500.0
+
+
 def test_requests_that_log_and_metrics_show_start_once(beside: Beside) -> None:
     for now in range(0, 61, 10):
         beside.page(float(now), 8, 60, admitted_requests=10.0 * now)

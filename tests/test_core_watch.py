@@ -119,6 +119,14 @@ def test_beside_the_counter_forged_lines_add_nothing(lines: list[tuple[float, bo
     assert sum(beside.watch.doubtful.values()) == len(lines) - real
 
 
+def test_of_lines_that_cannot_all_be_true_those_with_the_fewest_requests_count_and_of_equal_ones_the_unmarked() -> None:
+    beside = served()
+    for requests, marked in ((3, False), (1, False), (1, True), (1, False), (1, False)):
+        beside.watch.take(Event("retraction", BEGIN + 73, figures={"requests": requests}, marked=marked))
+    beside.scrape(76, retracted_requests=3.0)
+    assert (beside.count("retractions"), beside.watch.server.window(60)["marked.retractions"]) == (3, 0)
+
+
 def taken(beside: Beside, kind: str, at: float, *, past: bool = False, **figures: float) -> None:
     beside.watch.take(Event(kind, BEGIN + at, figures=figures), past=past)
 
@@ -145,6 +153,17 @@ def test_of_lines_about_requests_not_more_count_than_requests_came(kind: str) ->
     for at in range(80, 120, 4):
         beside.scrape(at)
     assert (beside.count(kind), dict(beside.watch.doubtful)) == (3, {(kind, "counter"): 47})
+
+
+def test_no_line_about_a_request_is_paid_by_requests_of_minutes_before() -> None:
+    beside = served(generation_posts=10.0)
+    beside.scrape(76, generation_posts=500.0)
+    for at in range(80, 200, 4):
+        beside.scrape(at)
+    taken(beside, "refused", 200)
+    for at in range(204, 260, 4):
+        beside.scrape(at)
+    assert (beside.count("refused"), dict(beside.watch.doubtful)) == (0, {("refused", "counter"): 1})
 
 
 def test_a_flood_of_such_lines_crowds_out_no_retraction() -> None:
@@ -189,16 +208,6 @@ def test_a_crash_of_a_server_that_works_on_is_doubtful() -> None:
     assert (beside.count("ends"), beside.watch.doubtful) == (0, {("end", "works_on"): 1})
 
 
-def test_a_start_in_the_text_of_a_client_forgets_nothing() -> None:
-    beside = served()
-    beside.lines(*start(73, limit=1, pool=10))
-    for at in (76, 78, 80):
-        beside.scrape(at)
-    assert beside.watch.server.starts == 1
-    assert beside.watch.server.facts.limits[None] == 4096
-    assert beside.watch.doubtful == {("arguments", "works_on"): 1}
-
-
 def test_a_forged_start_changes_no_verdict_and_no_limit() -> None:
     plain, forged, alone = served(), served(), served()
     forged.lines(*start(73, limit=1, pool=10))
@@ -209,6 +218,7 @@ def test_a_forged_start_changes_no_verdict_and_no_limit() -> None:
             beside.scrape(at, finished_requests=float(at))
     assert forged.judge(101) == alone.judge(101) == plain.judge(101)
     assert alone.watch.server.facts.limits == plain.watch.server.facts.limits
+    assert forged.watch.doubtful == {("arguments", "works_on"): 1}
 
 
 def test_of_a_burst_behind_a_forged_start_nothing_is_lost() -> None:
@@ -275,6 +285,18 @@ def test_with_the_log_alone_a_server_that_was_asked_to_end_and_is_silent_has_sto
     assert (before, beside.judge(120).verdict) == ("no_limit_in_log", "stopped")
     beside.lines(decode(125))
     assert beside.judge(126).verdict == "no_limit_in_log"
+
+
+def test_a_server_that_is_down_again_and_again_is_said_so_once_it_was_watched_for_an_hour() -> None:
+    beside = Beside(reads=False)
+    found = {}
+    for at in range(0, 3700, 60):
+        if at % 1200 < 900:
+            beside.scrape(at, running=4.0)
+        else:
+            beside.watch.lose("unreachable", "it does not answer", BEGIN + at)
+        found[at] = "often_down" in {each.diagnosis for each in beside.judge(at).findings}
+    assert [at for at, said in found.items() if said] == [3600, 3660]
 
 
 # Requests
@@ -374,12 +396,6 @@ def gained(*pages: dict[str, Any]) -> dict[str, float]:
     return whole
 
 
-def test_a_page_with_an_invalid_counter_counts_nothing_and_loses_nothing() -> None:
-    spoiled = {"finished_requests": 0.0, "counters_invalid": True}
-    pages = [{"finished_requests": 171.0}, spoiled, {"finished_requests": 181.0}]
-    assert gained(*pages)["finished_requests"] == 10
-
-
 @pytest.mark.parametrize(
     ("answered", "opened", "failed"),
     [(8.0, 0.0, 2.0), (10.0, 0.0, 0.0), (8.0, 2.0, 0.0)],  # the last two are still open
@@ -422,6 +438,13 @@ def test_a_line_of_a_server_that_is_gone_counts() -> None:
     beside.lines(retraction(73))
     beside.watch.lose("connection_refused", "nothing listens", BEGIN + 75)
     assert beside.count("retractions") == 1
+
+
+def test_while_scrapes_fail_a_line_counts_at_once() -> None:
+    beside = served()
+    beside.watch.lose("timeout", "no answer", BEGIN + 74)
+    beside.lines(retraction(75), stamp(76) + CRASH)
+    assert (beside.count("retractions"), beside.count("ends")) == (1, 1)
 
 
 def test_a_retraction_from_before_the_first_page_counts_as_with_the_log_alone() -> None:
@@ -478,12 +501,32 @@ def test_a_crash_counts_when_the_server_is_gone_or_stands_still_or_no_page_comes
     assert [beside.count("ends") for beside in (gone, still, unasked)] == [1, 1, 1]
 
 
+def test_a_crash_in_the_text_of_a_client_is_none_when_all_clients_have_left() -> None:
+    beside = served()
+    beside.lines(stamp(73) + CRASH)
+    for at in range(74, 120, 3):
+        beside.scrape(at, work=0.0, running=0.0)
+    assert (beside.count("ends"), dict(beside.watch.doubtful)) == (0, {("end", "works_on"): 1})
+
+
 def test_a_failed_health_check_of_a_server_that_sends_none_counts() -> None:
     beside = served()
     taken(beside, "health", 73, silent=23)
     for at in range(74, 120, 4):
         beside.scrape(at, sent=beside.page.sent)
     assert beside.count("health_failures") == 1
+
+
+def test_ten_seconds_without_a_token_beside_running_requests_are_no_health() -> None:
+    beside = served()  # whose last page with new tokens is of 68
+    beside.scrape(76, sent=beside.page.sent)
+    assert [beside.judge(at).verdict for at in (77, 79)] == ["healthy", "not_enough_data"]
+
+
+def test_a_server_that_nobody_asks_is_healthy_though_it_sends_nothing() -> None:
+    beside = served()
+    beside.scrape(76, sent=beside.page.sent, running=0.0)
+    assert beside.judge(90).verdict == "healthy"
 
 
 def test_every_start_that_only_the_counters_show_counts_also_one_behind_an_outage() -> None:
