@@ -62,15 +62,12 @@ class Browser:
         width: int = 1280,
         height: int = 900,
         scheme: str = "light",
-        scripts: bool = True,
         zoom: float = 1,
     ) -> None:
         """Open a page. A `zoom` of 2 halves the page's pixels, as the browser's own does; `width` is that of the window."""
-        self.command("Emulation.setScriptExecutionDisabled", value=False)
         size = {"width": round(width / zoom), "height": round(height / zoom)}
         self.command("Emulation.setDeviceMetricsOverride", **size, deviceScaleFactor=zoom, mobile=width < 500)
         self.command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        self.command("Emulation.setScriptExecutionDisabled", value=not scripts)
         self._log("performance")  # what was before is another page's
         self._log("browser")
         self.driver.get(url)

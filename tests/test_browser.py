@@ -1,4 +1,4 @@
-"""The exporter's page in a real Chromium: first screen, phone, dark scheme, keyboard, screen reader, no scripts."""
+"""The exporter's page in a real Chromium: first screen, phone, dark scheme, keyboard, screen reader."""
 
 from __future__ import annotations
 
@@ -204,14 +204,6 @@ def test_a_screen_reader_gets_a_text_for_each_picture(browser: Browser, address:
         "CUDA graph coverage, last # s: # %",
         "Retractions, last # s: # in all",
     ]
-
-
-def test_it_can_be_read_with_scripts_switched_off(browser: Browser, address: str) -> None:
-    browser.open(address, scripts=False)
-    texts = [node["name"] for node in browser.accessible() if node["role"] == "StaticText"]
-    browser.command("Emulation.setScriptExecutionDisabled", value=False)
-    assert BY_ID["cuda_graph_not_covering"].summary in texts
-    assert "--cuda-graph-max-bs-decode 32" in texts
 
 
 def test_the_runbooks_fit_a_phone_and_stand_out(browser: Browser, address: str) -> None:

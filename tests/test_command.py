@@ -200,37 +200,6 @@ def kind(release: str, values: Mapping[str, object], **changes: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("release", "policy", "expected"),
-    [("0.5.23", "lpm", "refused"), ("0.5.3.post3", "lpm", "refused"), ("0.5.23", "lof", ""), ("0.5.23", "fcfs", "")],
-)
-def test_with_priority_scheduling_only_two_orders_are_accepted(release: str, policy: str, expected: str) -> None:
-    assert kind(release, {"enable_priority_scheduling": True}, schedule_policy=policy) == expected
-
-
-@pytest.mark.parametrize(
-    ("release", "expected"),
-    [("0.3.0", "refused"), ("0.4.0.post2", "refused"), ("0.4.1.post7", ""), ("0.5.23", "")],
-)
-def test_the_first_releases_have_one_kind_of_8_bit_cache(release: str, expected: str) -> None:
-    assert kind(release, {}, kv_cache_dtype="fp8_e4m3") == expected
-    assert kind(release, {}, kv_cache_dtype="fp8_e5m2") == ""
-
-
-@pytest.mark.parametrize(
-    ("release", "method", "expected"),
-    [
-        ("0.5.7", "total_requests", "refused"),
-        ("0.5.8", "total_requests", ""),
-        ("0.4.9.post6", "shortest_queue", "refused"),  # the parser takes it, and the first request fails
-        ("0.5.3.post3", "shortest_queue", ""),
-        ("0.5.8", "shortest_queue", "refused"),
-    ],
-)
-def test_how_ranks_can_be_balanced_differs_by_release(release: str, method: str, expected: str) -> None:
-    assert kind(release, {"dp_size": 2}, load_balance_method=method) == expected
-
-
-@pytest.mark.parametrize(
     ("release", "dp", "expected"),
     [("0.4.9.post6", 1, "refused"), ("0.5.9", 1, "ignored"), ("0.4.9.post6", 8, ""), ("0.5.9", 3, "refused")],
 )

@@ -133,12 +133,6 @@ def test_another_process_that_holds_memory_comes_before_any_flag(words: str, not
 # Rows, and the load each is for
 
 
-def test_a_retraction_a_minute_that_falls_at_random_is_none_too_often() -> None:
-    at = [30, 55, 71, 160, 170, 260, 300, 390, 395, 480]
-    lines = sorted([*start(), *load(20, 600, running=60, queue=0, usage=0.9), *(retraction(each) for each in at)])
-    assert "retracting_too_often" not in found(judged(lines))
-
-
 def test_nothing_starts_for_a_minute_although_nearly_all_is_free() -> None:
     lines = [decode(20 + step, running=3, queue=1, usage=0.06) for step in range(0, 200, 2)]
     assert verdict([*start(limit=4), *lines]) == "admission_standing_still"

@@ -201,12 +201,6 @@ def test_a_forged_line_that_waited_is_doubtful_after_a_restart_too() -> None:
     assert (again.count("retractions"), dict(again.watch.doubtful)) == (0, {("retraction", "counter"): 1})
 
 
-def test_a_start_is_in_the_state_no_secret() -> None:
-    beside = served()
-    beside.lines(*start(73, api_key="sk-very-secret"))
-    assert "sk-very-secret" not in json.dumps(beside.watch.saved(BEGIN + 74))
-
-
 # Alerts over a log
 
 HOUR = 3600.0

@@ -10,7 +10,6 @@ import pytest
 from sglang_tuning_exporter.core.findings import Finding, Judgement
 from sglang_tuning_exporter.core.judge import judge
 from sglang_tuning_exporter.core.rows import ROWS
-from sglang_tuning_exporter.core.view import View
 from views import Load, late, seen
 
 AT_LIMIT = Load(running=64, why="running_limit", usage=0.3, prompt=300)
@@ -82,23 +81,6 @@ def test_no_diagnosis_is_its_own_cause() -> None:
 # Requests that are reserved in full
 
 
-@pytest.mark.parametrize(
-    ("answer", "is_blamed"),
-    [
-        (200.0, False),  # all their tokens fill the cache: memory is what is short
-        (60.0, True),  # a third of the cache would stay free
-    ],
-)
-def test_conservativeness_is_blamed_only_where_requests_do_not_fill_what_is_reserved_for_them(
-    answer: float, *, is_blamed: bool
-) -> None:
-    waits = {"held/40": 200.0, "running@held_back": 8000.0, "usage@held_back": 150.0}
-    waits |= {"running@held_back:s": 200.0, "usage@held_back:s": 200.0}
-    load = Load(running=40, why="held_back", usage=0.75, prompt=300, answer=answer, started=400.0, more=waits)
-    judgement = judge(seen(load, "offline", "0.5.23", POOL=20_000.0, schedule_conservativeness=1.0))
-    assert ("admission_too_conservative" in ids(judgement)) is is_blamed
-
-
 # Latency
 
 
@@ -156,26 +138,6 @@ def test_shared_prefixes_are_told_from_requests_that_find_their_own_tokens(
 
 
 # Chances
-
-
-def changes(row: str, view: View) -> dict[str, object]:
-    return {change.flag: change.to for each in judge(view).findings if each.diagnosis == row for change in each.changes}
-
-
-@pytest.mark.parametrize(
-    ("profile", "args", "expected"),
-    [
-        ("multi_turn", {"disable_radix_cache": True}, {"--disable-radix-cache": False}),
-        ("online", {"disable_radix_cache": True}, {}),
-        ("multi_turn", {"enable_hierarchical_cache": False, "hicache_ratio": 2.0}, {"--enable-hierarchical-cache": True}),
-        ("long_context", {"enable_hierarchical_cache": True, "hicache_ratio": 1.2}, {"--hicache-ratio": 2}),
-        ("multi_turn", {"disable_radix_cache": False, "enable_hierarchical_cache": True, "hicache_ratio": 2.0, "page_size": 1}, {}),
-    ],
-)  # fmt: skip
-def test_settings_of_the_guide_for_the_workload_are_chances(
-    profile: str, args: dict[str, Any], expected: dict[str, object]
-) -> None:
-    assert changes("profile_settings", seen(Load(usage=0.7), profile, "0.5.23", **args)) == expected
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,6 @@ import sys
 import time
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sglang_tuning_exporter.core import lines
 from sglang_tuning_exporter.core.events import NO_RANK, Event, Rank
@@ -527,16 +525,6 @@ def test_a_hostile_line_is_read_in_bounded_time_and_memory(name: str, before: by
     assert time.process_time() - begin < 10  # a loop or an expression that backtracks takes minutes
     assert sum(map(sys.getsizeof, reader.wrapping.__dict__.values())) < 1 << 20
     assert reader.read((STAMP + DECODE).encode())[-1].kind == "decode"
-
-
-@given(
-    st.lists(st.one_of(st.binary(max_size=80), st.sampled_from([line.encode() for line, *_ in EXAMPLES])), max_size=12)
-)
-def test_any_bytes_are_read_and_each_line_has_one_kind(text: list[bytes]) -> None:
-    reader = Reader()
-    for line in text:
-        reader.read(line)
-    assert sum(reader.lines.values()) == len(text)
 
 
 def test_a_time_without_a_date_grows_over_midnight() -> None:

@@ -7,14 +7,10 @@ from typing import Any
 import pytest
 
 from sglang_tuning_exporter.core.findings import Judgement
-from test_core_course import decode, finding, found, judged, load, stamp, start
+from test_core_course import finding, found, judged, load, stamp, start
 from test_core_watch import Beside
 
 NO_LOAD = ("There is", "The load of")
-
-
-def weights(left: float, used: float, ranks: str = "TP0") -> str:
-    return f"{stamp(1, ranks)}Load weight end. type=DeepseekV3ForCausalLM, dtype=torch.bfloat16, avail mem={left:.2f} GB, mem usage={used:.2f} GB."
 
 
 def profiled(tokens: int, ranks: str = "TP0") -> str:
@@ -30,18 +26,6 @@ def changes(answer: Judgement, row: str) -> list[tuple[str, object]]:
 
 
 # No room for a KV cache
-
-
-def test_what_follows_it_is_not_said_as_another_failure_and_nothing_lowers_the_fraction() -> None:
-    error = f"{stamp(3, 'TP0')}RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."
-    answer = judged([arguments(), weights(21.73, 166.59), profiled(-561_981), error])
-    assert "out_of_memory_any" not in found(answer)
-    assert not [
-        each
-        for own in answer.findings
-        for each in own.changes
-        if each.arg == "mem_fraction_static" and each.direction == "lower"
-    ]
 
 
 def test_a_smaller_pool_than_asked_for_is_no_failure() -> None:
@@ -105,27 +89,6 @@ def test_advice_follows_from_what_failed(line: str, more: dict[str, Any], advise
 
 
 # Speculative decoding
-
-
-def drafted(length: float, seconds: int = 60, **more: Any) -> list[str]:
-    lines = start(
-        speculative_algorithm="EAGLE3", **{"speculative_num_steps": 4, "speculative_num_draft_tokens": 24, **more}
-    )
-    return [
-        *lines,
-        *(
-            decode(20 + at, 8).replace(", cuda graph", f", accept len: {length:.2f}, cuda graph")
-            for at in range(0, seconds, 2)
-        ),
-    ]
-
-
-def test_drafts_that_are_rejected_are_an_info_and_never_the_verdict() -> None:
-    answer = judged(drafted(1.04))
-    own = finding(answer, "speculation_rejected")
-    assert own.sentence.startswith("accept length 1.04 of 24 draft tokens")
-    assert (own.severity, own.is_limit) == ("info", False)
-    assert "--speculative-algorithm" in own.changes[0].words
 
 
 @pytest.mark.parametrize(("length", "is_found"), [(1.01, True), (2.4, False), (0.0, False)])

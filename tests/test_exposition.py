@@ -10,12 +10,9 @@ import math
 import re
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry
 from prometheus_client import Counter as ClientCounter
 from prometheus_client import Histogram as ClientHistogram
 from prometheus_client.exposition import generate_latest
@@ -26,10 +23,6 @@ from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.sglang.metrics import exposition
 from sglang_tuning_exporter.sglang.metrics.catalogue import ON_BOARDS
 from sglang_tuning_exporter.sglang.metrics.page_figures import PageReader
-
-if TYPE_CHECKING:
-    import random
-
 
 ROOT = Path(__file__).parents[1]
 
@@ -112,34 +105,6 @@ def test_a_broken_line_is_skipped_and_counted(line: str) -> None:
     page = exposition.scan(f"before 1\n{line}\nafter 2\n")
     assert [sample[0] for sample in page.samples] == ["before", "after"]
     assert page.broken == 1
-
-
-label_values = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=12)
-names = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,8}", fullmatch=True)
-values = st.floats(width=64)
-
-
-@given(
-    st.lists(
-        st.tuples(st.dictionaries(names.filter(lambda n: not n.startswith("__")), label_values, max_size=3), values)
-    ),
-    st.randoms(use_true_random=False),
-)
-def test_whatever_the_client_library_writes_is_read_back(
-    written: list[tuple[dict[str, str], float]], order: random.Random
-) -> None:
-    lines = []
-    for labels, value in written:
-        registry = CollectorRegistry()
-        gauge = Gauge("sglang:x", "h\\elp\n", list(labels), registry=registry)
-        (gauge.labels(*labels.values()) if labels else gauge).set(value)
-        lines += [line for line in generate_latest(registry).decode().split("\n") if line and not line.startswith("#")]
-    order.shuffle(lines)
-    page = exposition.scan("\n".join(lines))
-    assert page.broken == 0
-    assert Counter(
-        (frozenset(exposition.labels(raw).items()), repr(value)) for _, raw, value, _ in page.samples
-    ) == Counter((frozenset(labels.items()), repr(value)) for labels, value in written)
 
 
 def test_an_openmetrics_page_passes_through_as_the_same_page_in_the_older_format() -> None:

@@ -10,13 +10,41 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from conftest import FakeSGLang, reply
+from sglang_tuning_exporter.capacity import Estimate, Speeds, StepLine, StepTime
 from sglang_tuning_exporter.cli import commands, main
 from sglang_tuning_exporter.config.profiles import DEFAULT
-from sglang_tuning_exporter.core.plan import plan_rows
-from test_prediction import measured
+from sglang_tuning_exporter.core.capacities import RankCapacity
+from sglang_tuning_exporter.core.plan import plan_rows, throughput
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+def around(value: float, half: float = 0.02) -> Estimate:
+    return Estimate(value, value * (1 - half), value * (1 + half))
+
+
+def measured(
+    *,
+    fixed: float = 0.004,
+    per_request: float = 0.0002,
+    batch: float = 2.0,
+    prefill: float | None = None,
+    mix: float | None = None,
+) -> RankCapacity:
+    """A scheduler of known speed."""
+    step = StepTime(
+        9000,
+        batch,
+        1.0,
+        around(fixed + per_request * batch),
+        1.0,
+        StepLine(around(fixed), around(per_request)),
+        source="v1_loads",
+    )
+    speed = None if prefill is None else around(prefill)
+    return RankCapacity(None, Speeds(step, speed, per_token=mix), running=batch)
+
 
 WITHOUT_OBJECTIVES = replace(DEFAULT, time_to_first_token_seconds=None, inter_token_seconds=None)
 FULL = replace(
@@ -41,6 +69,23 @@ def test_a_row_names_the_objectives_that_break() -> None:
     found = plan_rows([FULL], replace(DEFAULT, time_to_first_token_seconds=0.0105, inter_token_seconds=0.006), 100.0)
     assert found[0]["breaks"] == []
     assert found[-1]["breaks"] == ["inter_token", "first_token"]
+
+
+def test_an_unsure_prefill_speed_makes_the_throughput_unsure() -> None:
+    sure, unsure = (measured(prefill=1000.0, mix=2.0) for _ in range(2))
+    unsure = replace(unsure, speeds=unsure.speeds._replace(prefill=around(1000.0, 0.5)))
+    first, second = throughput(sure, 8), throughput(unsure, 8)
+    assert first is not None
+    assert second is not None
+    assert second.value == pytest.approx(first.value)
+    assert second.low < first.low < first.high < second.high
+
+
+def test_prefill_takes_its_share_of_every_token() -> None:
+    plain, beside = throughput(measured(), 8), throughput(measured(prefill=1000.0, mix=2.0), 8)
+    assert plain is not None
+    assert beside is not None
+    assert 1 / beside.value == pytest.approx(1 / plain.value + 0.002)
 
 
 def log_of(path: Path, *, batches: tuple[int, ...] = (2, 4, 6, 8)) -> Path:

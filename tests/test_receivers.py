@@ -93,12 +93,6 @@ def test_pagerduty_gets_title_severity_link_and_advice(sinks: Sinks) -> None:
     assert f"Change {ADVICE}" in event["payload"]["custom_details"]["what"]
 
 
-def test_a_mailbox_gets_title_and_advice(sinks: Sinks) -> None:
-    mail = sinks.last("email", 1)
-    assert mail["Subject"] == TITLE
-    assert f"Change {ADVICE}" in mail.get_body(("plain",)).get_content()
-
-
 def test_a_webhook_gets_every_text_as_an_annotation(sinks: Sinks) -> None:
     [sent] = sinks.last("webhook", 1)["alerts"]
     assert {"title", "summary", "past", "description", "advice", "runbook_url"} == set(sent["annotations"])

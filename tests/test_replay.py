@@ -142,18 +142,14 @@ def test_the_command_says_what_to_pass_to_serve_and_ends_cleanly(tmp_path: Path,
 READY = b"[2025-01-31 12:00:00] The server is fired up and ready to roll!\n"
 
 
-def from_log(log: bytes, **files: bytes) -> Recording:
-    return from_files({"server.log": log} | files, name="made")
-
-
 def test_a_log_in_local_time_is_moved_to_utc() -> None:
     scrape = {f"metrics-0001-{NOON * 1000 + 3000}.prom": b"up 1\n"}
     log = READY.replace(b"12:00", b"14:00") + b"[2025-01-31 14:00:10] x\n"
     about = {"recording.json": b'{"log_utc_offset_seconds": 7200}'}
-    recording = from_log(log, **scrape, **about)
+    recording = made(log, **scrape, **about)
     assert [s.at for s in recording.scrapes] == [3.0]
     with pytest.raises(UsageError, match="log_utc_offset_seconds"):
-        from_log(log, **scrape)
+        made(log, **scrape)
 
 
 def test_a_killed_server_is_away_until_it_answers_again() -> None:

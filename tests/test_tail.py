@@ -366,11 +366,6 @@ def test_the_rest_of_a_giant_line_is_no_line_for_the_next_follower(log: Path) ->
     assert live(LogFollower([str(log)], max_line_bytes=1000, positions=saved)) == [b"new\n"]
 
 
-def test_positions_hold_no_text_of_the_log(log: Path) -> None:
-    append(log, b"server_args=ServerArgs(api_key='hunter2')\n")
-    assert "hunter2" not in json.dumps(read_and_stop(log))
-
-
 @pytest.mark.parametrize(
     "damaged",
     [
