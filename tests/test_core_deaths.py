@@ -132,3 +132,30 @@ def test_what_several_processes_say_of_one_end_is_one() -> None:
     lines = [DEATHS["an exception"], DEATHS["a process that crashed"], SIGQUIT]
     watch = after(*SERVED, *(stamp(73 + place) + line for place, line in enumerate(lines)))
     assert watch.server.counted["ends"] == 1
+
+
+@pytest.mark.parametrize(
+    ("phase", "flag"), [("Prefill", "--chunked-prefill-size"), ("Decode", "--max-running-requests")]
+)
+def test_a_full_kv_cache_is_not_answered_with_a_smaller_one(phase: str, flag: str) -> None:
+    error = f"RuntimeError: {phase} out of memory. Try to lower your batch size."
+    tokens = ["Try to allocate 2048 tokens.", "Available tokens: 1519 (available_size=1211 + evictable_size=308)"]
+    watch = after(
+        *SERVED,
+        stamp(73) + DEATHS["an exception"],
+        '  File "/sglang/srt/mem_cache/common.py", line 4, in alloc',
+        error,
+        *tokens,
+    )
+    [change, *others] = watch.judge(BEGIN + 80).findings[0].changes
+    assert (change.flag, others) == (flag, [])
+    assert "the KV cache had no room" in change.why
+    assert "lower --mem-fraction-static" not in change.will_not_help_if
+
+
+def test_gpu_memory_that_runs_out_in_prefill_may_need_a_lower_share() -> None:
+    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.75 GiB. GPU 0 has a total capacity of 79.11 GiB."
+    frame = '  File "/sglang/srt/managers/scheduler.py", line 4, in run_batch_prefill'
+    watch = after(*SERVED, stamp(73) + DEATHS["an exception"], frame, error)
+    change = watch.judge(BEGIN + 80).findings[0].changes[0]
+    assert (change.flag, "--mem-fraction-static" in change.will_not_help_if) == ("--chunked-prefill-size", True)

@@ -375,6 +375,9 @@ def _memory(advise: Callable[[View], Iterable[Change]], *, further: bool = False
     """Put another process that holds memory of the GPU, by SGLang's own error, before any flag; `further`: what needs less memory as well after it."""
 
     def made(view: View, _: frozenset[str]) -> Iterator[Offer]:
+        if further and _POOL_IS_FULL.search(_error(view)):
+            yield from (replace(each, why=_FULL_POOL, will_not_help_if=_LEAKS) for each in advise(view))
+            return
         if (held := view.totals["held_elsewhere_gb"]) >= MUCH_ELSEWHERE_GB:
             yield _say(
                 f"end or move the other process that holds {held:.1f} GB of this GPU's memory",
@@ -391,9 +394,14 @@ def _memory(advise: Callable[[View], Iterable[Change]], *, further: bool = False
     return made
 
 
+def _error(view: View) -> str:
+    """Return the words of the error that explains the end; none where a part of them can be a client's."""
+    said = view.explanation
+    return said.text if said is not None and not said.marked else ""
+
+
 def _out_of_memory(view: View) -> list[Change]:
-    facts, now, said = view.facts, view.facts.number(FRACTION), view.explanation
-    text = said.text if said is not None and not said.marked else ""  # no part of it can be a client's
+    facts, now, said, text = view.facts, view.facts.number(FRACTION), view.explanation, _error(view)
     if (asked := _ASKED.search(text)) and float(asked[1]) > float(asked[2] or asked[3]):
         return [_say(
             f"lower --max-total-tokens where it is set; else search SGLang's issues for this error: one allocation of {asked[1]} GiB is more than"
@@ -849,6 +857,10 @@ def _settings(view: View, _: frozenset[str]) -> list[Change]:
 # SGLang's own words
 
 _FLAG = re.compile(r"--[a-z][a-z0-9_-]{2,60}[a-z0-9]")
+# By the allocator of the KV cache, not of the GPU: https://github.com/sgl-project/sglang/blob/v0.5.9/python/sglang/srt/mem_cache/common.py
+_POOL_IS_FULL = re.compile(r"(?:Prefill|Decode) out of memory\. (?:Please )?[Tt]ry to lower")
+_FULL_POOL = "SGLang's own error: the KV cache had no room for the batch. GPU memory was not short, so a lower --mem-fraction-static makes it worse."
+_LEAKS = "few requests run when it comes back: then the release does not give all tokens back; search SGLang's issues for this error"
 _ASKED = re.compile(
     r"Tried to allocate ([\d.]{1,8}) GiB.{0,200}?(?:([\d.]{1,8}) GiB total capacity|total capacity of ([\d.]{1,8}) GiB)"
 )
@@ -947,7 +959,12 @@ ADVICE: Mapping[str, Advise] = {
     ],
     "crashed": _by_explanation,
     "server_down": _down,
-    "out_of_memory_prefill": _memory(lambda view: _smaller_chunk(view) or _out_of_memory(view), further=True),
+    "out_of_memory_prefill": _memory(
+        lambda view: (
+            _smaller_chunk(view) or (_fewer_decoding if _POOL_IS_FULL.search(_error(view)) else _out_of_memory)(view)
+        ),
+        further=True,
+    ),
     "out_of_memory_decode": _memory(lambda view: _fewer_decoding(view) or _out_of_memory(view), further=True),
     "graph_memory_short": _memory(_graph_memory),
     "out_of_memory_any": _memory(_out_of_memory),

@@ -195,10 +195,10 @@ FAILURES = _rows(
     ),
     _failure(
         id="out_of_memory_prefill",
-        title="out of GPU memory in prefill",
-        past="SGLang ran out of GPU memory during prefill.",
+        title="out of memory in prefill",
+        past="SGLang ran out of memory during prefill.",
         when=_event("out_of_memory.prefill", name="out-of-memory failures in prefill"),
-        summary="SGLang ran out of GPU memory during prefill.",
+        summary="SGLang ran out of memory during prefill.",
         seen="{value} out-of-memory failure{s} in prefill",
         guide='"Avoid out-of-memory errors": on OOM in prefill lower --chunked-prefill-size to 4096, then 2048',
         remedy=Remedy(
@@ -212,10 +212,10 @@ FAILURES = _rows(
     ),
     _failure(
         id="out_of_memory_decode",
-        title="out of GPU memory in decode",
-        past="SGLang ran out of GPU memory during decode.",
+        title="out of memory in decode",
+        past="SGLang ran out of memory during decode.",
         when=_event("out_of_memory.decode", name="out-of-memory failures in decode"),
-        summary="SGLang ran out of GPU memory during decode.",
+        summary="SGLang ran out of memory during decode.",
         seen="{value} out-of-memory failure{s} in decode",
         guide='"Avoid out-of-memory errors": on OOM in decode lower --max-running-requests',
         remedy=Remedy(
