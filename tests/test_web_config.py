@@ -30,7 +30,6 @@ from sglang_tuning_exporter.serve.web_config import (
     LOOK_SECONDS,
     SUITES,
     ActiveConfig,
-    WebConfigError,
     parse,
 )
 from web_access import (
@@ -191,7 +190,7 @@ def test_every_file_is_judged_as_node_exporter_judges_it_but_for_those_that_are_
     ],
 )  # fmt: skip
 def test_a_mistake_in_the_file_is_one_sentence_with_its_remedy(text: str, words: str) -> None:
-    with pytest.raises(WebConfigError, match=re.escape(words)) as refused:
+    with pytest.raises(UsageError, match=re.escape(words)) as refused:
         parse(text)
     assert "\n" not in str(refused.value)
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from sglang_tuning_exporter.config.values import RefusedError, UsageError, as_word
+from sglang_tuning_exporter.config.values import UsageError, as_word
 
 MOST_BYTES = 1 << 20  # a bundle of all public authorities has a quarter of it
 SECONDS = 2.0
@@ -114,8 +114,8 @@ def setting(remedy: str, is_right: Callable[[Path], object], *, is_tried_again: 
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
             if is_tried_again and getattr(error, "errno", None) == errno.ETIMEDOUT:
                 return found
-            raise RefusedError(f"{getattr(error, 'strerror', None) or 'not a path'}; {remedy}") from None
-        raise RefusedError(remedy)
+            raise UsageError(f"{getattr(error, 'strerror', None) or 'not a path'}; {remedy}") from None
+        raise UsageError(remedy)
 
     return convert
 

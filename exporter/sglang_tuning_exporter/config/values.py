@@ -20,7 +20,26 @@ _T = TypeVar("_T")
 
 
 class UsageError(Exception):
-    """A user's mistake in one line: key, value, remedy. The process ends with exit status 2."""
+    """A user's mistake in one line: key, value, remedy. The process ends with exit status 2.
+
+    Who checks a value knows the remedy, and who asked for the check the keys around it (`under`). `shown` stands for the value where that
+    must not be repeated, empty for none.
+    """
+
+    def __init__(self, remedy: str, shown: str | None = None, *place: str) -> None:
+        super().__init__(remedy)
+        self.remedy, self.place = remedy, place
+        self.shown = f"={shown}" if shown else shown
+
+    def under(self, key: str, value: Any) -> UsageError:
+        """Add the key of a value, before the keys inside that value."""
+        self.shown = f"={value}" if self.shown is None else self.shown
+        self.place = (key, *self.place)
+        return self
+
+    def __str__(self) -> str:
+        """The whole line."""
+        return f"{'.'.join(self.place)}{self.shown or ''}: {self.remedy}" if self.place else self.remedy
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
@@ -43,29 +62,12 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class RefusedError(ValueError):
-    """The remedy for a wrong value.
-
-    `shown` stands for the value in the error line where that must not be repeated, empty for none. `place`: keys of the mappings around it.
-    """
-
-    def __init__(self, remedy: str, shown: str | None = None, *place: str) -> None:
-        super().__init__(remedy)
-        self.shown, self.place = shown, place
-
-    def line(self, value: Any = "") -> str:
-        """Return key, value and remedy as one line; `value` is what is shown where nothing else is."""
-        shown = "" if self.shown == "" else f"={value if self.shown is None else self.shown}"
-        return f"{'.'.join(self.place)}{shown}: {self}".removeprefix(": ")
-
-
 def check(convert: Callable[[Any], _T], key: str, value: Any) -> _T:
     """Return the converted value of a source. Raise `UsageError`."""
     try:
         return convert(value)
-    except RefusedError as error:
-        error.place = (key, *error.place)
-        raise UsageError(error.line(value)) from None
+    except UsageError as error:
+        raise error.under(key, value) from None
 
 
 def section(
@@ -78,13 +80,11 @@ def section(
         for key, each in mapping(value).items():
             if key not in known:
                 few = f"known are {', '.join(known)}" if len(known) <= MOST_LISTED else "docs/reference lists them"
-                raise RefusedError(f"unknown key{suggestion(key, known) or f'; {few}'}", "", key)
+                raise UsageError(f"unknown key{suggestion(key, known) or f'; {few}'}", "", key)
             try:
                 found |= {} if each in empty else {key: known[key](each)}
-            except RefusedError as error:
-                error.shown = str(each) if error.shown is None else error.shown
-                error.place = (key, *error.place)
-                raise
+            except UsageError as error:
+                raise error.under(key, each) from None
         return found
 
     return convert
@@ -93,18 +93,18 @@ def section(
 def mapping(value: Any) -> dict[str, Any]:
     """Check a mapping, whatever its keys."""
     if not isinstance(value, dict):
-        raise RefusedError("give a mapping of keys to values", "")
+        raise UsageError("give a mapping of keys to values", "")
     return {str(key): each for key, each in value.items()}
 
 
-# Each of the following converts a flag, a variable or a value of YAML, or raises `RefusedError`.
+# Each of the following converts a flag, a variable or a value of YAML, or raises `UsageError`.
 
 
 def address(value: Any) -> Address:
     """Check `host:port`, `:port` or `[v6]:port`."""
     match = re.fullmatch(r"(?:\[(?P<v6>[^\]\s]+)\]|(?P<host>[^:\s]*)):(?P<port>[0-9]{1,5})", as_word(value))
     if match is None or int(match["port"]) > 65535:
-        raise RefusedError(f"give HOST:PORT with a port from 0 to 65535, such as 0.0.0.0:{DEFAULT_PORT}")
+        raise UsageError(f"give HOST:PORT with a port from 0 to 65535, such as 0.0.0.0:{DEFAULT_PORT}")
     return Address(match["v6"] or match["host"] or "0.0.0.0", int(match["port"]))  # noqa: S104 - `:9741` means every interface, as in every exporter
 
 
@@ -113,9 +113,9 @@ def url(value: Any) -> str:
     text = as_word(value).rstrip("/")
     if "@" in text:
         shown = f"…@{text.rpartition('@')[2]}"
-        raise RefusedError("a password does not belong in an address; use --api-key-file", shown)
+        raise UsageError("a password does not belong in an address; use --api-key-file", shown)
     if not is_address(text, without="?#"):
-        raise RefusedError("give an address, such as http://127.0.0.1:30000")
+        raise UsageError("give an address, such as http://127.0.0.1:30000")
     return text
 
 
@@ -138,9 +138,9 @@ def paths(value: Any) -> tuple[str, ...]:
     """Check the paths of logs."""
     found = tuple(map(as_word, _several(value)))
     if not found or "" in found:
-        raise RefusedError("give a path, a glob, or - for standard input")
+        raise UsageError("give a path, a glob, or - for standard input")
     if found.count("-") > 1:
-        raise RefusedError("standard input can be read only once")
+        raise UsageError("standard input can be read only once")
     return found
 
 
@@ -149,7 +149,7 @@ def one_of(known: Collection[str]) -> Callable[[Any], str]:
 
     def convert(value: Any) -> str:
         if (word := as_word(value)) not in known:
-            raise RefusedError(f"give one of {', '.join(known)}{suggestion(word, known)}")
+            raise UsageError(f"give one of {', '.join(known)}{suggestion(word, known)}")
         return word
 
     return convert
@@ -160,7 +160,7 @@ def seconds(value: Any) -> float:
     with suppress(ValueError):
         if 0 < (found := float(as_word(value))) <= 300:
             return found
-    raise RefusedError("give seconds above 0 and up to 300")
+    raise UsageError("give seconds above 0 and up to 300")
 
 
 def switch(value: Any) -> bool:
@@ -170,13 +170,13 @@ def switch(value: Any) -> bool:
         return True
     if word in {"false", "0", "no", "off"}:
         return False
-    raise RefusedError("give true or false")
+    raise UsageError("give true or false")
 
 
 def path_of_metrics(value: Any) -> str:
     """Check the path of an exposition."""
     if not (text := as_word(value)).startswith("/") or not _is_plain(text, "?#@"):
-        raise RefusedError("give a path that starts with /, such as /metrics")
+        raise UsageError("give a path that starts with /, such as /metrics")
     return text
 
 
@@ -194,9 +194,9 @@ def thresholds(value: Any) -> dict[str, float]:
         try:
             found[name] = float(as_word(figure))
         except ValueError:
-            raise RefusedError("give a number, such as queue_upper=500", shown) from None
+            raise UsageError("give a number, such as queue_upper=500", shown) from None
         if problem := threshold_problem(name, found[name]):
-            raise RefusedError(problem + ("" if name in THRESHOLDS else suggestion(name, THRESHOLDS)), shown)
+            raise UsageError(problem + ("" if name in THRESHOLDS else suggestion(name, THRESHOLDS)), shown)
     return found
 
 
@@ -205,7 +205,7 @@ def accepted(value: Any) -> dict[str, str]:
     found = {}
     for name, reason in _named(value, ";"):
         if not reason:
-            raise RefusedError("say why as well, such as queue_too_long=batch jobs may wait", name)
+            raise UsageError("say why as well, such as queue_too_long=batch jobs may wait", name)
         found[name] = reason[:MOST_OF_REASON]
     return found
 
@@ -217,7 +217,7 @@ def waits(value: Any) -> dict[str, float]:
         match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(s|m|h|)", duration)
         seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else -1.0
         if not 0 <= seconds <= LONGEST_WAIT:
-            raise RefusedError("give a duration up to 24h, such as queue_too_long=15m", f"{name}={duration}")
+            raise UsageError("give a duration up to 24h, such as queue_too_long=15m", f"{name}={duration}")
         found[name] = seconds
     return found
 
@@ -235,7 +235,7 @@ def _named(value: Any, separator: str) -> list[tuple[str, str]]:
             name, _, word = as_word(part).partition("=")
             pairs.append((name.strip(), word.strip()))
     if not pairs or not all(name for name, _ in pairs):
-        raise RefusedError("give NAME=VALUE")
+        raise UsageError("give NAME=VALUE")
     return pairs
 
 

@@ -73,26 +73,27 @@ def read(path: Path | None, **flags: str | None) -> Wishes:
     given = {
         key: values.check(_address, f"--{key.replace('_', '-')}", url) for key, url in flags.items() if url is not None
     }
+    content = {} if path is None else files.mapping_in(path)
     try:
-        return Wishes(**{**(_FILE(files.mapping_in(path)) if path is not None else {}), **given})
-    except values.RefusedError as error:
-        raise values.UsageError(f"--config={path}: {error.line()}") from None
+        return Wishes(**{**_FILE(content), **given})
+    except values.UsageError as error:
+        raise values.UsageError(f"--config={path}: {error}") from None
 
 
-# Each of the following checks a value of the file, or raises `RefusedError`.
+# Each of the following checks a value of the file, or raises `UsageError`.
 
 
 def _labels(value: Any) -> dict[str, str]:
     found = values.mapping(value)
     for name, word in found.items():
         if not _LABEL.fullmatch(name) or name.startswith("__"):
-            raise values.RefusedError("give a label of letters, digits and _", "", name)
+            raise values.UsageError("give a label of letters, digits and _", "", name)
         if name in _OWN:
-            raise values.RefusedError(
+            raise values.UsageError(
                 "a label of the rules' own; set `severity` of an alert in its own entry", "", name
             )
         if isinstance(word, dict | list) or word is None or "{{" in str(word):
-            raise values.RefusedError("give a plain word", str(word), name)
+            raise values.UsageError("give a plain word", str(word), name)
     return {name: str(word) for name, word in found.items()}
 
 
@@ -102,7 +103,7 @@ def _wish(value: Any) -> Wish:
     if isinstance(value, dict):
         return Wish(**_WISH(value))
     if value not in SEVERITIES:
-        raise values.RefusedError(f"give off, {', '.join(SEVERITIES)}, or a mapping with severity and labels")
+        raise values.UsageError(f"give off, {', '.join(SEVERITIES)}, or a mapping with severity and labels")
     return Wish(severity=value)
 
 
@@ -110,14 +111,14 @@ def _expected(value: Any) -> tuple[str, ...]:
     jobs = value if isinstance(value, list) else [value]
     for job in jobs:
         if not isinstance(job, str) or not job.strip() or not job.isprintable() or '"' in job or "\\" in job:
-            raise values.RefusedError("give names of jobs, such as [sglang]", str(job))
+            raise values.UsageError("give names of jobs, such as [sglang]", str(job))
     return tuple(jobs)
 
 
 def _matching(pattern: re.Pattern[str], remedy: str) -> Callable[[Any], str]:
     def convert(value: Any) -> str:
         if not pattern.fullmatch(values.as_word(value)):
-            raise values.RefusedError(remedy)
+            raise values.UsageError(remedy)
         return values.as_word(value)
 
     return convert
@@ -127,9 +128,9 @@ def _address(value: Any) -> str:
     """Check an address that may hold templates over the alert's labels."""
     plain = _TEMPLATE.sub("x", values.as_word(value))
     if "{{" in plain or "}}" in plain:
-        raise values.RefusedError("give templates over the alert's labels alone, such as {{ $labels.instance }}")
+        raise values.UsageError("give templates over the alert's labels alone, such as {{ $labels.instance }}")
     if not values.is_address(plain.replace("{alert}", "x")):
-        raise values.RefusedError("give an address that begins with http:// or https://")
+        raise values.UsageError("give an address that begins with http:// or https://")
     return values.as_word(value)
 
 

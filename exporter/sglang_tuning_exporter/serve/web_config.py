@@ -88,10 +88,6 @@ _Contents: TypeAlias = "dict[Path, bytes | OSError]"
 logger = logging.getLogger("sglang_tuning_exporter")
 
 
-class WebConfigError(Exception):
-    """The file cannot be applied: one sentence with key, value and remedy, without secrets."""
-
-
 @dataclass(frozen=True, slots=True)
 class WebConfig:
     """A whole file. `tls` has every key of its section; a certificate, key or authority is PEM text, or the path of a file as it was written."""
@@ -108,39 +104,39 @@ def redacted(word: str) -> str:
     return "".join(c if c.isprintable() else " " for c in _SECRET.sub("…", word))[:80]
 
 
-# Each of the following checks a value of the file, or raises `RefusedError`.
+# Each of the following checks a value of the file, or raises `UsageError`.
 
 
 def _word(value: Any) -> str:
     if not isinstance(value, str):
-        raise values.RefusedError("give one word, not a list or a mapping", "")
+        raise values.UsageError("give one word, not a list or a mapping", "")
     return value
 
 
 def _path(value: Any) -> str:
     if "-----BEGIN" in _word(value) or "\n" in value:
-        raise values.RefusedError("give the path of a file; a PEM text belongs under the key without _file", "")
+        raise values.UsageError("give the path of a file; a PEM text belongs under the key without _file", "")
     return str(value)
 
 
 def _switch(value: Any) -> bool:
     if _word(value).lower() not in _SWITCH:
-        raise values.RefusedError("give true or false")
+        raise values.UsageError("give true or false")
     return _SWITCH[value.lower()]
 
 
 def _duration(value: Any) -> float:
     seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(_word(value)))
     if not _DURATION.fullmatch(value):
-        raise values.RefusedError("give a time such as 1s or 250ms")
+        raise values.UsageError("give a time such as 1s or 250ms")
     if seconds >= _LONGEST_SECONDS:
-        raise values.RefusedError("too long; give a time such as 1s or 250ms")
+        raise values.UsageError("too long; give a time such as 1s or 250ms")
     return seconds
 
 
 def _count(value: Any) -> int:
     if not re.fullmatch(r"[1-9][0-9]{0,8}", _word(value)):
-        raise values.RefusedError("give a number above 0")
+        raise values.UsageError("give a number above 0")
     return int(value)
 
 
@@ -149,7 +145,7 @@ def _one_of(*known: str) -> _Check:
 
     def check(value: Any) -> str:
         if _word(value) not in known:
-            raise values.RefusedError(_UNSAFE.get(value, remedy))
+            raise values.UsageError(_UNSAFE.get(value, remedy))
         return str(value)
 
     return check
@@ -160,10 +156,10 @@ def _list_of(known: Collection[str], remedy: str) -> _Check:
 
     def check(value: Any) -> list[str]:
         if not isinstance(value, list):
-            raise values.RefusedError("give a list", "")
+            raise values.UsageError("give a list", "")
         for name in map(_word, value):
             if known and name not in known:
-                raise values.RefusedError(remedy, name)
+                raise values.UsageError(remedy, name)
         return value
 
     return check
@@ -172,25 +168,25 @@ def _list_of(known: Collection[str], remedy: str) -> _Check:
 def _headers(value: Any) -> dict[str, str]:
     for name, text in values.mapping(value).items():
         if name not in HEADERS:
-            raise values.RefusedError(f"it cannot be set; those that can are {', '.join(HEADERS)}", "", name)
+            raise values.UsageError(f"it cannot be set; those that can are {', '.join(HEADERS)}", "", name)
         if HEADERS[name] and text not in HEADERS[name]:
-            raise values.RefusedError(f"give {' or '.join(HEADERS[name])}", str(text), name)
+            raise values.UsageError(f"give {' or '.join(HEADERS[name])}", str(text), name)
         if not isinstance(text, str) or not (text.isascii() and (text.isprintable() or not text)):
-            raise values.RefusedError("give one line of plain text", "", name)
+            raise values.UsageError("give one line of plain text", "", name)
     return dict(value)
 
 
 def _users(value: Any) -> dict[str, str]:
     for name, hashed in values.mapping(value).items():
         if ":" in name:
-            raise values.RefusedError("a name with a colon cannot be sent; give another", "", name)
+            raise values.UsageError("a name with a colon cannot be sent; give another", "", name)
         match = _HASH.fullmatch(hashed) if isinstance(hashed, str) else None
         remedy = f"give a bcrypt hash, such as `htpasswd -nBC 10 {redacted(name)}` prints"
         if match is None:
-            raise values.RefusedError(remedy, "", name)
+            raise values.UsageError(remedy, "", name)
         if int(match[1]) > MOST_COST:
             costs = f"its cost is {match[1]}, so that a check takes seconds to days"
-            raise values.RefusedError(f"{costs}; {remedy}, of {MOST_COST} at most", "", name)
+            raise values.UsageError(f"{costs}; {remedy}, of {MOST_COST} at most", "", name)
     return dict(value)
 
 
@@ -199,7 +195,7 @@ def _rate(value: Any) -> tuple[float, int] | None:
     if not given.get("interval"):
         return None
     if "burst" not in given:
-        raise values.RefusedError("missing; say how many requests may come at once, such as 10", "", "burst")
+        raise values.UsageError("missing; say how many requests may come at once, such as 10", "", "burst")
     return given["interval"], given["burst"]
 
 
@@ -255,7 +251,7 @@ def _tls(value: Any) -> dict[str, Any] | None:
     for problem, is_there in problems.items():
         if is_there:
             key, _, remedy = problem.partition(": ")
-            raise values.RefusedError(remedy, "", key)
+            raise values.UsageError(remedy, "", key)
     return tls if given else None
 
 
@@ -278,31 +274,30 @@ class _Loader(yaml.BaseLoader):
         for key_node, value_node in node.value:
             key = self.construct_object(key_node, deep)
             if not isinstance(key, str):
-                raise WebConfigError(f"line {key_node.start_mark.line + 1}: give a plain word as a key")
+                raise values.UsageError(f"line {key_node.start_mark.line + 1}: give a plain word as a key")
             if key in found:
-                raise WebConfigError(f"{redacted(key)}: it stands there twice; keep one")
+                raise values.UsageError(f"{redacted(key)}: it stands there twice; keep one")
             found[key] = self.construct_object(value_node, deep)
         return found
 
 
 def parse(text: str) -> WebConfig:
-    """Read the text of a web configuration file. Raises `WebConfigError`."""
+    """Read the text of a web configuration file. Raises `UsageError`."""
     try:
         content = yaml.load(text, Loader=_Loader)  # noqa: S506 # nosec B506 # a BaseLoader, which makes nothing but text, lists and mappings
     except yaml.MarkedYAMLError as error:
         # Without the line itself, which PyYAML would show: it may be a password's.
         line = f" in line {error.problem_mark.line + 1}" if error.problem_mark is not None else ""
-        raise WebConfigError(f"not YAML{line}; write one 'key: value' on each line") from None
+        raise values.UsageError(f"not YAML{line}; write one 'key: value' on each line") from None
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError):  # as of an escape beyond Unicode
-        raise WebConfigError("not YAML; write one 'key: value' on each line") from None
+        raise values.UsageError("not YAML; write one 'key: value' on each line") from None
     if content is None or content == "":
-        raise WebConfigError("it is empty; write what is to be guarded, or start without it")
+        raise values.UsageError("it is empty; write what is to be guarded, or start without it")
     try:
         found = _FILE(content)
-    except values.RefusedError as error:
-        error.place = tuple(map(redacted, error.place))
-        error.shown = redacted(error.shown or "")
-        raise WebConfigError(error.line()) from None
+    except values.UsageError as error:
+        shown = redacted((error.shown or "")[1:])
+        raise values.UsageError(error.remedy, shown, *map(redacted, error.place)) from None
     headers = found.get("http_server_config", {}).get("headers", {})
     return WebConfig(
         found.get("tls_server_config"), headers, found.get("basic_auth_users", {}), found.get("rate_limit")
@@ -310,19 +305,19 @@ def parse(text: str) -> WebConfig:
 
 
 def load(path: Path, contents: _Contents) -> WebConfig:
-    """Make a configuration of a file and those that it names; what is not in `contents` yet is read. Raises `WebConfigError`."""
+    """Make a configuration of a file and those that it names; what is not in `contents` yet is read. Raises `UsageError`."""
     try:
         text = _content(path, contents).decode("utf-8")
     except OSError as error:
-        raise WebConfigError(f"{error.strerror or error}; give a file that this user may read") from None
+        raise values.UsageError(f"{error.strerror or error}; give a file that this user may read") from None
     except ValueError:  # not UTF-8
-        raise WebConfigError("not text; give YAML") from None
+        raise values.UsageError("not text; give YAML") from None
     config = parse(text)
     if config.users:
         try:
             import bcrypt  # noqa: F401, PLC0415 - only where passwords are set
         except ImportError:
-            raise WebConfigError("basic_auth_users: needs the package bcrypt; pip install bcrypt") from None
+            raise values.UsageError("basic_auth_users: needs the package bcrypt; pip install bcrypt") from None
     if config.tls is None:
         return config
     return replace(config, context=_tls_context(config.tls, lambda name: _content(path.parent / name, contents)))
@@ -350,7 +345,7 @@ class ActiveConfig:
         self._judged: _Contents = {}  # what is in force, or was refused
         try:
             self.loaded = load(path, self._judged)
-        except WebConfigError as error:
+        except values.UsageError as error:
             raise values.UsageError(f"--web-config={path}: {error}") from None
         self._seen = self._judged  # at the last look
         self._problem = ""
@@ -394,8 +389,8 @@ class ActiveConfig:
         try:
             loaded = load(self._path, self._judged)
             if (loaded.context is None) is self.is_tls:
-                raise WebConfigError("tls_server_config: restart the exporter to turn TLS on or off")  # noqa: TRY301 - one place reports
-        except WebConfigError as error:
+                raise values.UsageError("tls_server_config: restart the exporter to turn TLS on or off")  # noqa: TRY301 - one place reports
+        except values.UsageError as error:
             self._report(str(error))
             return False
         self.loaded, self._problem, self._closes_at = loaded, "", inf
@@ -426,7 +421,7 @@ def _summary(config: WebConfig) -> str:
 
 
 def _tls_context(tls: Mapping[str, Any], read: Callable[[str], bytes]) -> ssl.SSLContext:
-    """Return a server context made of the files that `tls` names, which `read` reads. Raises `WebConfigError`."""
+    """Return a server context made of the files that `tls` names, which `read` reads. Raises `UsageError`."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     made.set_alpn_protocols(["http/1.1"])
     made.minimum_version, made.maximum_version = _VERSIONS[tls["min_version"]], _VERSIONS[tls["max_version"]]
@@ -435,14 +430,14 @@ def _tls_context(tls: Mapping[str, Any], read: Callable[[str], bytes]) -> ssl.SS
         try:
             made.set_ecdh_curve(CURVES[curve])
         except (ssl.SSLError, ValueError):  # Python 3.10 and 3.11.2 cannot set X25519
-            raise WebConfigError(f"curve_preferences={curve}: this Python cannot set it; leave it out") from None
+            raise values.UsageError(f"curve_preferences={curve}: this Python cannot set it; leave it out") from None
     _load_pair(made, _pem(tls, read, "cert"), _pem(tls, read, "key"))
     if tls["client_auth_type"] != "NoClientCert":
         try:
             made.load_verify_locations(cadata=_pem(tls, read, "client_ca").decode("ascii", "replace"))
         except (ssl.SSLError, ValueError):
             words = "no certificate in it; give the authority's as PEM"
-            raise WebConfigError(f"tls_server_config.client_ca_file: {words}") from None
+            raise values.UsageError(f"tls_server_config.client_ca_file: {words}") from None
         is_required = tls["client_auth_type"] == "RequireAndVerifyClientCert"
         made.verify_mode = ssl.CERT_REQUIRED if is_required else ssl.CERT_OPTIONAL
     if tls["client_allowed_sans"]:
@@ -492,7 +487,7 @@ def _choose_suites(made: ssl.SSLContext, tls: Mapping[str, Any]) -> None:
     try:
         made.set_ciphers(":".join(older))
     except ssl.SSLError:
-        raise WebConfigError("tls_server_config.cipher_suites: this machine's OpenSSL allows none of them") from None
+        raise values.UsageError("tls_server_config.cipher_suites: this machine's OpenSSL allows none of them") from None
 
 
 def _pem(tls: Mapping[str, Any], read: Callable[[str], bytes], kind: str) -> bytes:
@@ -503,7 +498,7 @@ def _pem(tls: Mapping[str, Any], read: Callable[[str], bytes], kind: str) -> byt
     try:
         return read(name)
     except OSError as error:
-        raise WebConfigError(
+        raise values.UsageError(
             f"tls_server_config.{kind}_file={redacted(name)}: {error.strerror}; give a PEM file that this user may read"
         ) from None
 
@@ -520,7 +515,7 @@ def _load_pair(made: ssl.SSLContext, cert: bytes, key: bytes) -> None:
         made.load_cert_chain(paths[0], paths[1], password=_no_password)
     except ssl.SSLError as error:
         reason = (error.reason or "not PEM").lower().replace("_", " ")
-        raise WebConfigError(
+        raise values.UsageError(
             f"tls_server_config.cert_file and key_file: {reason}; give a certificate and its key as PEM"
         ) from None
     finally:
@@ -530,4 +525,4 @@ def _load_pair(made: ssl.SSLContext, cert: bytes, key: bytes) -> None:
 
 def _no_password() -> str:
     """Refuse a key with a password; OpenSSL would ask for it at the terminal."""
-    raise WebConfigError("tls_server_config.key_file: the key has a password; give one without")
+    raise values.UsageError("tls_server_config.key_file: the key has a password; give one without")
