@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from conftest import config
-from sglang_tuning_exporter.collect.scrape import Outcome, ScrapeError
+from sglang_tuning_exporter.collect.scrape import ScrapeError
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.recordings.recording import Recording, load
@@ -85,14 +85,12 @@ class Timed(Sidecar):
         if not story.scraped:
             return ""
         refused = "connection refused: nothing listens at that address"
-        away = ScrapeError("connection_refused", refused) if moment.page is None else None
-        outcome = Outcome(moment.page, away, 0.012)
-        self._receive_outcome(outcome)
+        passed_on = self._receive(moment.page or ScrapeError("connection_refused", refused), 0.012)
         if story.server_info is not None and moment.page is not None:
             info = parse_server_info(story.server_info)
             assert info is not None
             self.watch.take(info)
-        return outcome.passed_on
+        return passed_on
 
     def pass_on(self, story: Story, moment: Moment, log: Path) -> None:
         """Take a moment and judge it, as for somebody who asks then."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from conftest import Page, config
-from sglang_tuning_exporter.collect.scrape import Outcome
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.lines import Reader
@@ -50,7 +49,7 @@ def shown(*pages: str, log: Path | None = None, state: Path | None = None) -> Pa
         config(sglang_url="http://127.0.0.1:9", log_file=() if log is None else (str(log),), state_file=state)
     )
     for text in pages:
-        sidecar._receive_outcome(Outcome(text, None, 0.01))
+        sidecar._receive(text, 0.01)
     page = Page(text_format(collect(sidecar)))
     sidecar.stop()
     return page

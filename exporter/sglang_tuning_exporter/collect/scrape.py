@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import http.client
-import io
 import os
 import socket
 import ssl
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing, suppress
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal, TypeAlias
@@ -40,12 +37,6 @@ Reason: TypeAlias = Literal[
 # The largest real page has 0.2 MB, one of 64 ranks 8 MB. Text with one wide character takes four times the memory.
 MOST_BYTES = 16 << 20
 MOST_JSON_BYTES = 4 << 20  # 64 ranks answer with 1 MB; JSON of empty lists takes thirty times its size in memory
-# When SGLang is asked for its arguments and its load.
-INFO_RETRY_SECONDS = (15.0, 300.0)
-# From this release on the answer comes from shared memory; before, it interrupts the schedulers.
-SNAPSHOT_SINCE = (0, 5, 18)
-LIMITS_SINCE = (0, 5, 8)
-LEAST_SECONDS = 5.0  # between two requests, however often the exporter is scraped
 _STATUSES: dict[int, tuple[Reason, str]] = {
     404: ("metrics_disabled", "it answers 404: start SGLang with --enable-metrics"),
     503: ("not_ready", "it answers 503: not ready yet"),
@@ -69,16 +60,6 @@ class ScrapeError(Exception):
         super().__init__(message)
         self.reason: Reason = reason
         self.serves = serves  # the server answers, but has no metrics yet
-
-
-@dataclass(slots=True)
-class Outcome:
-    """A finished scrape: the page or the error, and its duration. The receiver adds the series to pass on."""
-
-    text: str | None
-    error: ScrapeError | None
-    seconds: float
-    passed_on: str = ""
 
 
 class Client:
@@ -139,10 +120,8 @@ class Client:
     def end(self) -> None:
         """End the current request and refuse new ones."""
         self._has_ended = True
-        open_now = self._socket
-        if open_now is not None:
-            with suppress(OSError):  # already closed
-                open_now.shutdown(socket.SHUT_RDWR)
+        if (open_now := self._socket) is not None:
+            _shut(open_now)
 
     def _get(self, url: str, timeout: float, accept: str, most: int = MOST_BYTES) -> str:
         late, deadline = _late(timeout), time.monotonic() + timeout
@@ -158,27 +137,32 @@ class Client:
             raise _failure(error, is_tls=url.startswith("https:")) from None
         finally:
             self._socket = None
-        if self._has_ended:  # an answer without a length ends when its connection is cut
+        if (
+            self._has_ended or time.monotonic() >= deadline
+        ):  # an answer without a length ends when its connection is cut
             raise late
         return text
 
     def _ask(self, url: str, deadline: float, accept: str, most: int) -> str:
         for _ in range(2):
             headers = {**_HEADERS, "Accept": accept, **self._authorization()}
-            with closing(_connection(url, deadline)) as connection:
-                connection.connect()
+            with closing(_connected(url, deadline)) as connection:
                 self._socket = connection.sock
-                where = urlsplit(url)
-                path = quote(where.path or "/", safe=_SAFE) + (
-                    f"?{quote(where.query, safe=_SAFE)}" if where.query else ""
-                )
-                connection.request("GET", path, headers=headers)
-                with closing(connection.getresponse()) as answer:
-                    if answer.status in _REDIRECTS:
-                        url = self._checked_redirect(urljoin(url, answer.headers.get("Location", "")))
-                        continue
-                    _check(answer, with_key="Authorization" in headers)
-                    return _body(answer, most)
+                # A socket's own timeout begins anew with each byte: a server that sends one now and then never reaches it.
+                late = threading.Timer(max(deadline - time.monotonic(), 0.0), _shut, (connection.sock,))
+                late.start()
+                try:
+                    where = urlsplit(url)
+                    query = f"?{quote(where.query, safe=_SAFE)}" if where.query else ""
+                    connection.request("GET", quote(where.path or "/", safe=_SAFE) + query, headers=headers)
+                    with closing(connection.getresponse()) as answer:
+                        if answer.status in _REDIRECTS:
+                            url = self._checked_redirect(urljoin(url, answer.headers.get("Location", "")))
+                            continue
+                        _check(answer, with_key="Authorization" in headers)
+                        return _body(answer, most)
+                finally:
+                    late.cancel()
         raise ScrapeError("http_status", "it answers with redirects only")
 
     def _authorization(self) -> dict[str, str]:
@@ -199,68 +183,34 @@ class Client:
         return url
 
 
-def _connection(url: str, deadline: float) -> http.client.HTTPConnection:
-    """Return a connection that reads no proxy and no password from the environment, keeps no cookies, and is read until its deadline."""
+def _connected(url: str, deadline: float) -> http.client.HTTPConnection:
+    """Return an open connection that reads no proxy and no password from the environment and keeps no cookies."""
     where, timeout = urlsplit(url), max(deadline - time.monotonic(), 0.001)
-    connection: http.client.HTTPConnection
+    host: Any = where.hostname or ""
     if where.scheme == "https":
         import certifi  # noqa: PLC0415 - most servers are beside their exporter, without TLS
 
         file = certifi.where()
         context = _trusting(file, os.stat(file).st_mtime_ns)  # noqa: PTH116 -- each scrape
-        connection = http.client.HTTPSConnection(where.hostname or "", where.port, timeout=timeout, context=context)
-    else:
-        connection = _PlainConnection(where.hostname or "", where.port, timeout=timeout)
-    connection.response_class = partial(_Answer, deadline)  # type: ignore[assignment]  # typed as a class
-    return connection
+        secure = http.client.HTTPSConnection(host, where.port, timeout=timeout, context=context)
+        secure.connect()
+        return secure
+    plain = http.client.HTTPConnection(host, where.port, timeout=timeout)
+    # The name as bytes: for text Python loads its table of international names, 1.5 MB.
+    plain.sock = socket.create_connection((host.encode() if host.isascii() else host, plain.port), timeout)
+    return plain
 
 
-class _Answer(http.client.HTTPResponse):
-    """An answer that is read until a deadline."""
-
-    def __init__(self, deadline: float, sock: socket.socket, **more: Any) -> None:
-        super().__init__(sock, **more)
-        self.fp.close()
-        self.fp = io.BufferedReader(_Until(deadline, sock), _PIECE_BYTES)
-
-
-class _Until(io.RawIOBase):
-    """The bytes of a socket until a deadline. A socket's timeout restarts with each byte: a server that sends a byte now and then never reaches it."""
-
-    def __init__(self, deadline: float, sock: socket.socket) -> None:
-        self._deadline, self._socket, self._bytes = deadline, sock, sock.makefile("rb", buffering=0)
-
-    def readable(self) -> bool:
-        """Return that it is."""
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        """Read what has come; raise `TimeoutError` after the deadline."""
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self._socket.settimeout(left)
-        return self._bytes.readinto(buffer)
-
-    def close(self) -> None:
-        """Close it, and with it the socket that nobody else reads."""
-        self._bytes.close()
-        super().close()
+def _shut(open_now: socket.socket) -> None:
+    """End a connection that another thread reads."""
+    with suppress(OSError):  # already closed
+        open_now.shutdown(socket.SHUT_RDWR)
 
 
 @lru_cache(maxsize=1)
 def _trusting(file: str, modified: int) -> ssl.SSLContext:  # noqa: ARG001 - a changed file is read again
     """Return the context that trusts the authorities of a file: it is kept, since reading them takes 40 ms."""
     return ssl.create_default_context(cafile=file)
-
-
-class _PlainConnection(http.client.HTTPConnection):
-    """A connection that gives the host's name to the resolver as bytes: for text Python loads its table of international names, 1.5 MB."""
-
-    def connect(self) -> None:
-        """Connect."""
-        name: Any = self.host.encode() if self.host.isascii() else self.host
-        self.sock = socket.create_connection((name, self.port), self.timeout)
 
 
 def _check(response: http.client.HTTPResponse, *, with_key: bool) -> None:
@@ -328,17 +278,20 @@ def _late(timeout: float) -> ScrapeError:
 class Scraper:
     """Scrapes on demand in one thread, which runs `run`. Callers share the running scrape; each waits as long as he likes.
 
-    `then` gets every outcome, `cut` ends the current request.
+    `then` gets every page or the error in its place, and the seconds that it took, and returns what callers get; `cut` ends the current
+    request.
     """
 
-    def __init__(self, fetch: Callable[[], str], then: Callable[[Outcome], None], cut: Callable[[], None]) -> None:
+    def __init__(
+        self, fetch: Callable[[], str], then: Callable[[str | ScrapeError, float], str], cut: Callable[[], None]
+    ) -> None:
         self._fetch, self._then, self._cut = fetch, then, cut
         self._lock = threading.Lock()
-        self._running: Future[Outcome] | None = None
-        self._begins: SimpleQueue[Future[Outcome] | None] = SimpleQueue()
+        self._running: Future[str] | None = None
+        self._begins: SimpleQueue[Future[str] | None] = SimpleQueue()
 
-    def ask(self) -> Future[Outcome]:
-        """Return the outcome to come: of the scrape that runs, or of one that begins now."""
+    def ask(self) -> Future[str]:
+        """Return what is to come: of the scrape that runs, or of one that begins now."""
         with self._lock:
             if self._running is None:
                 self._running = Future()
@@ -353,52 +306,18 @@ class Scraper:
     def run(self) -> None:
         """Make the scrapes that are asked for, until `stop`."""
         while (running := self._begins.get()) is not None:
-            outcome = self._outcome()
+            begin, found = time.monotonic(), ""
             try:
-                self._then(outcome)
+                found = self._then(self._answer(), time.monotonic() - begin)
             finally:
                 with self._lock:
                     self._running = None
-                running.set_result(outcome)
+                running.set_result(found)
 
-    def _outcome(self) -> Outcome:
-        begin = time.monotonic()
+    def _answer(self) -> str | ScrapeError:
         try:
-            return Outcome(self._fetch(), None, time.monotonic() - begin)
+            return self._fetch()
         except ScrapeError as failed:
-            error = failed
-        except Exception as failed:  # noqa: BLE001 - whatever the world sends, a scrape ends with an outcome
-            error = ScrapeError("invalid", f"the answer cannot be read ({type(failed).__name__})")
-        return Outcome(None, error, time.monotonic() - begin)
-
-
-class LoadsSchedule:
-    """When to ask for `/v1/loads`: after scrapes if the release counts steps, else once per start for the ranks' limits."""
-
-    def __init__(self) -> None:
-        self.failures: Counter[str] = Counter()  # failed requests, by reason
-        self.counts_steps = False  # whether the release counts its steps
-        self._once = False
-        self._scraped_at: float | None = None  # the scrape after which it was asked last
-
-    def set_release(self, version: tuple[int, int, int] | None, *, with_ranks: bool) -> None:
-        """Note the release; None if unknown."""
-        self.counts_steps = version is not None and version >= SNAPSHOT_SINCE
-        self._once = version is not None and version >= LIMITS_SINCE and with_ranks
-
-    def ask_again(self) -> None:
-        """Stop asking until the release is known again: another server may be running."""
-        self.counts_steps = self._once = False
-
-    def start_if_due(self, scraped_at: float | None) -> bool:
-        """Return whether to ask now; the caller must then ask. `scraped_at` is the last scrape."""
-        if scraped_at is None or not (self.counts_steps or self._once):
-            return False
-        if not self._once and self._scraped_at is not None and scraped_at < self._scraped_at + LEAST_SECONDS:
-            return False
-        self._once, self._scraped_at = False, scraped_at
-        return True
-
-    def count_failure(self, reason: str) -> None:
-        """Count a failed request by its reason; a 404 of this path does not mean that metrics are disabled."""
-        self.failures["http_404" if reason == "metrics_disabled" else reason] += 1
+            return failed
+        except Exception as failed:  # noqa: BLE001 - whatever the world sends, a scrape ends with an answer
+            return ScrapeError("invalid", f"the answer cannot be read ({type(failed).__name__})")

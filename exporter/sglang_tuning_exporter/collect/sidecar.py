@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
@@ -16,14 +17,7 @@ from typing import BinaryIO
 
 from sglang_tuning_exporter.capacity import Measured
 from sglang_tuning_exporter.collect.log import Logbook
-from sglang_tuning_exporter.collect.scrape import (
-    INFO_RETRY_SECONDS,
-    Client,
-    LoadsSchedule,
-    Outcome,
-    ScrapeError,
-    Scraper,
-)
+from sglang_tuning_exporter.collect.scrape import Client, ScrapeError, Scraper
 from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.core import rows, summary
@@ -52,16 +46,23 @@ STOP_SECONDS = 1.0  # for a block of the log, or the end of an interrupted scrap
 ROTATION_SECONDS = 60.0  # a log whose file is missing this long is still read (`collect/follower`)
 # Pause between two health checks, made only while requests make no progress, and the timeout of one.
 HEALTH_CHECK_PAUSE_SECONDS, HEALTH_CHECK_TIMEOUT_SECONDS = 25.0, 10.0
-LOADS_TIMEOUT_SECONDS = 2.0  # answered from shared memory
+# Pauses until a server that did not answer `/server_info` is asked again: the first, and the longest.
+INFO_RETRY_SECONDS = (15.0, 300.0)
+# From this release on `/v1/loads` is answered from shared memory; before, it interrupts the schedulers. And since when it has limits.
+SNAPSHOT_SINCE, LIMITS_SINCE = (0, 5, 18), (0, 5, 8)
+LEAST_SECONDS, LOADS_TIMEOUT_SECONDS = (
+    5.0,
+    2.0,
+)  # between two requests for it, however often the exporter is scraped, and for one
 # A server without metrics may still answer `/server_info`. A 404 may come from a proxy, so ask again.
 MAY_ANSWER: frozenset[str] = frozenset({"metrics_disabled", "http_404"})
 
 logger = logging.getLogger("sglang_tuning_exporter")
 
 
-def passed_on(asked: Future[Outcome] | None) -> str:
+def passed_on(asked: Future[str] | None) -> str:
     """Return SGLang's series of a scrape, safe to append to ours; empty where it has not ended, or has no page."""
-    return asked.result().passed_on if asked is not None and asked.done() else ""
+    return asked.result() if asked is not None and asked.done() else ""
 
 
 class Sidecar:
@@ -89,21 +90,24 @@ class Sidecar:
         self.running = False
         self._info_due: float | None = 0.0  # when to ask for `/server_info`; None: it was asked since the last start
         self._info_pause = INFO_RETRY_SECONDS[0]  # after which it is asked again where it does not answer; it grows
-        self.loads = LoadsSchedule()
+        self.counts_steps = False  # whether the release counts its steps: `/v1/loads` is then asked after scrapes
+        self.loads_failures: Counter[str] = Counter()  # by reason
+        self._asks_limits = False  # whether it is still to be asked once, for the limits of DP ranks
+        self._loads_at = -inf  # the scrape after which it was asked last
         self.measured = Measured(self.profile.window_seconds)
         self._was_away = False
         self._checked_at = -inf  # our last health check
         self._judged_at = -inf
         self._log_read_at = -inf  # when a file of the log was last readable
         self._self_scrape_seconds = self_scrape_seconds
-        self._scraped_at: float | None = None
+        self._scraped_at = -inf
         self.log = Logbook(config, self.watch, self._lock, clock=self.now, stdin=stdin) if config.log_file else None
         self._client: Client | None = None
         self._scraper: Scraper | None = None
         if config.sglang_url is not None and config.metrics_url is not None:
             where = (config.sglang_url, config.metrics_url, config.api_key, config.api_key_file)
             client = Client(*where)
-            self._scraper = Scraper(lambda: client.metrics(config.scrape_timeout), self._receive_outcome, client.end)
+            self._scraper = Scraper(lambda: client.metrics(config.scrape_timeout), self._receive, client.end)
             self._client = Client(*where)
 
     def now(self) -> float:
@@ -165,7 +169,7 @@ class Sidecar:
         )
         return cleaned(replace(judged, counts={**judged.counts, **lines}))
 
-    def refresh(self) -> tuple[Future[None] | None, Future[Outcome] | None]:
+    def refresh(self) -> tuple[Future[None] | None, Future[str] | None]:
         """Have the log read and SGLang scraped. Returns when each is done: the log None without one, likewise the scrape.
 
         The scrape is shared, and has the configured time: how long a caller waits changes nothing for others.
@@ -208,26 +212,26 @@ class Sidecar:
             return self.log is not None
         return self.log.last_line_at is not None and self.now() - self._log_read_at < ROTATION_SECONDS
 
-    def _note_failure(self, outcome: Outcome) -> None:
-        assert outcome.error is not None
-        error, before = outcome.error, self.watch.failure
+    def _note_failure(self, error: ScrapeError, seconds: float) -> None:
+        before = self.watch.failure
         failure = self.watch.lose(error.reason, str(error), self.now(), serves=error.serves)
         if before is None or before.reason != failure.reason:
             logger.warning("cannot scrape %s: %s", self.config.metrics_url, failure.message)
             if failure.reason == "http_404":
                 self._ask_info_again()  # it may serve without metrics
-        self.scrape_seconds, self.unrecognised_families = outcome.seconds, 0
+        self.scrape_seconds, self.unrecognised_families = seconds, 0
         self._was_away = self._was_away or error.reason in AWAY
 
-    def _receive_outcome(self, outcome: Outcome) -> None:
+    def _receive(self, answer: str | ScrapeError, seconds: float) -> str:
+        """Take a page, or why there is none; return what is passed on of it."""
         if self._stopping.is_set():  # interrupted by us
-            return
+            return ""
         self._scraped_at = time.monotonic()
-        if outcome.text is None:
+        if isinstance(answer, ScrapeError):
             with self._lock:
-                self._note_failure(outcome)
-            return
-        page = self._pages.read(outcome.text)
+                self._note_failure(answer, seconds)
+            return ""
+        page = self._pages.read(answer)
         with self._lock:
             watch, now = self.watch, self.now()
             watch.server.capped["long_metric_lines"] += page.too_long
@@ -235,15 +239,15 @@ class Sidecar:
             watch.server.capped["refused_metric_lines"] += page.left_out
             if watch.is_up is not True:
                 logger.info("scraping %s", self.config.metrics_url)
-            self.scrape_seconds, self.unrecognised_families = outcome.seconds, page.scrape.unrecognised
-            outcome.passed_on = page.native  # frees the page, half a megabyte, until the next scrape
+            self.scrape_seconds, self.unrecognised_families = seconds, page.scrape.unrecognised
             starts = watch.server.starts
-            watch.take(page.scrape, now, now - outcome.seconds)
+            watch.take(page.scrape, now, now - seconds)
             if self._was_away or watch.server.starts != starts:
                 self._ask_info_again()
-                self.loads.ask_again()
+                self.counts_steps = self._asks_limits = False  # until the release is known: it may be another server
                 self.measured.forget()
             self._was_away = False
+        return page.native
 
     def _ask_info_again(self) -> None:
         """Ask for `/server_info` soon: the server may have restarted, so earlier answers may be outdated."""
@@ -267,8 +271,9 @@ class Sidecar:
                 self._info_pause = min(2 * self._info_pause, INFO_RETRY_SECONDS[1])
             if info is not None:
                 self.watch.take(info)
-            # Only /v1/loads shows the limit of each DP rank, from 0.5.8 on.
-            self.loads.set_release(version, with_ranks=self._has_ranks)
+            self.counts_steps = version is not None and version >= SNAPSHOT_SINCE
+            # Only /v1/loads shows the limit of each DP rank.
+            self._asks_limits = version is not None and version >= LIMITS_SINCE and self._has_ranks
 
     @property
     def _has_ranks(self) -> bool:
@@ -277,17 +282,19 @@ class Sidecar:
     def _ask_loads(self) -> None:
         """Ask the schedulers for their counters, once after each scrape, in this thread, so that no scrape waits."""
         with self._lock:
-            if self._client is None or self.watch.is_up is not True or not self.loads.start_if_due(self._scraped_at):
+            is_due = self.counts_steps and self._scraped_at >= self._loads_at + LEAST_SECONDS
+            if self._client is None or self.watch.is_up is not True or not (is_due or self._asks_limits):
                 return
+            self._asks_limits, self._loads_at = False, self._scraped_at
         try:
             loads = self._client.loads(min(self.config.scrape_timeout, LOADS_TIMEOUT_SECONDS))
         except ScrapeError as error:
-            with self._lock:
-                self.loads.count_failure(error.reason)
+            with self._lock:  # a 404 of this path does not mean that metrics are disabled
+                self.loads_failures["http_404" if error.reason == "metrics_disabled" else error.reason] += 1
             return
         with self._lock:
             if not loads:  # an answer without schedulers
-                self.loads.count_failure("invalid")
+                self.loads_failures["invalid"] += 1
             self.measured.take(loads, self.now())
             for load in loads if self._has_ranks else ():
                 self.watch.take(load)
@@ -313,7 +320,7 @@ class Sidecar:
             pause = min(DUE_CHECK_SECONDS, self._self_scrape_seconds)
             waits = self.watch.waits(self.now())
             every = min(ASK_SECONDS, self._self_scrape_seconds) if waits else self._self_scrape_seconds
-            if self._scraped_at is None or time.monotonic() - self._scraped_at >= every:
+            if time.monotonic() - self._scraped_at >= every:
                 self.scrape(self.config.scrape_timeout)
             self._ask_server_info()
             self._ask_loads()

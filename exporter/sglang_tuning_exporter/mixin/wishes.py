@@ -89,9 +89,7 @@ def _labels(value: Any) -> dict[str, str]:
         if not _LABEL.fullmatch(name) or name.startswith("__"):
             raise values.UsageError("give a label of letters, digits and _", "", name)
         if name in _OWN:
-            raise values.UsageError(
-                "a label of the rules' own; set `severity` of an alert in its own entry", "", name
-            )
+            raise values.UsageError("a label of the rules' own; set `severity` of an alert in its own entry", "", name)
         if isinstance(word, dict | list) or word is None or "{{" in str(word):
             raise values.UsageError("give a plain word", str(word), name)
     return {name: str(word) for name, word in found.items()}

@@ -21,7 +21,6 @@ from urllib.parse import urlencode
 
 from sglang_tuning_exporter.capacity import Measured
 from sglang_tuning_exporter.collect.follower import FileStatus
-from sglang_tuning_exporter.collect.scrape import LoadsSchedule
 from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.config import Config, profiles
 from sglang_tuning_exporter.config.values import UsageError
@@ -45,7 +44,7 @@ class BackfillView:
 
     # Of the log: at each time everything printed until then is read.
     state_file_problem: str | None = None
-    is_catching_up = False
+    is_catching_up = counts_steps = False
     left_out = dropped_lines = files_lost = unrecognised_families = 0
     scrape_seconds: float | None = None
 
@@ -53,8 +52,8 @@ class BackfillView:
         """`shift`: seconds from the log's times to unix seconds."""
         self._logs, self._shift = logs, shift
         self.watch = Watch(profile, (logs.first or 0.0) + shift, reads=True, scrapes=False)
-        self.measured = Measured(profile.window_seconds)  # a log has no `/v1/loads`
-        self.loads = LoadsSchedule()
+        self.measured = Measured(profile.window_seconds)
+        self.loads_failures = Counter[str]()
         self.log = self
         self.files = [FileStatus(name, reason="", position=0, dropped=0) for name in logs.names]
         self.last_line_at: float | None = None

@@ -467,8 +467,8 @@ def capacity(sidecar: Watched, now: float) -> Iterable[Family]:
         ),
     )
     failures = counter("loads_failures", "Times that /v1/loads gave no answer, by reason.", "reason", source="metrics")
-    reasons = sorted({"timeout", *sidecar.loads.failures}) if sidecar.loads.counts_steps else ()
-    yield failures.with_samples((reason, sidecar.loads.failures[reason]) for reason in reasons)
+    reasons = sorted({"timeout", *sidecar.loads_failures}) if sidecar.counts_steps else ()
+    yield failures.with_samples((reason, sidecar.loads_failures[reason]) for reason in reasons)
 
 
 def _value(figure: _Figure, scheduler: capacities.RankCapacity) -> float | None:
