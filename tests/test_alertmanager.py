@@ -31,7 +31,7 @@ from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.core.runbooks import BY_ALERT, INHIBITIONS, PROMETHEUS
 from sglang_tuning_exporter.mixin import alerts
 from sglang_tuning_exporter.recordings.demo import Process, free_port, program
-from sglang_tuning_exporter.recordings.notifications import Receiver
+from sglang_tuning_exporter.recordings.notifications import receiver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -190,7 +190,7 @@ def alertmanager(document: Any, directory: Path) -> Iterator[str]:
 @contextmanager
 def receiving(*lists: list[Any]) -> Iterator[list[str]]:
     """A webhook for each list, which gets what arrives; gives their addresses."""
-    hooks = [Receiver(Address(LOOPBACK, 0), each.append) for each in lists]
+    hooks = [receiver(Address(LOOPBACK, 0), each.append) for each in lists]
     for hook in hooks:
         hook.start()
     try:

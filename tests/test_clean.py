@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from conftest import config
 from sglang_tuning_exporter.cli import main
-from sglang_tuning_exporter.cli.commands import _OneLine
+from sglang_tuning_exporter.cli.commands import on_one_line
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format
@@ -86,6 +86,7 @@ def test_no_error_shows_one(command: str, capfd: pytest.CaptureFixture[str]) -> 
 
 def test_no_log_line_of_the_exporter_shows_one_or_is_split_by_one() -> None:
     record = logging.LogRecord("x", logging.INFO, "x", 1, "log %s: %s", (EVIL, "a\nb"), None)
-    said = _OneLine("%(message)s").format(record)
+    assert on_one_line(record)
+    said = record.getMessage()
     assert strange_in(said) == set()
     assert "\n" not in said

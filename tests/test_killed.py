@@ -18,7 +18,7 @@ from sglang_tuning_exporter.config.values import Address
 from sglang_tuning_exporter.mixin import alerts
 from sglang_tuning_exporter.recordings import Answer, HTTPServer
 from sglang_tuning_exporter.recordings.demo import Process, free_port, program
-from sglang_tuning_exporter.recordings.notifications import Receiver
+from sglang_tuning_exporter.recordings.notifications import receiver
 from test_alertmanager import LOOPBACK
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ class Exporter(HTTPServer):
     """The series of one exporter whose server is down, or is up again."""
 
     def __init__(self) -> None:
-        super().__init__(Address(LOOPBACK, 0))
+        super().__init__(Address(LOOPBACK, 0), self._answer)
         self.is_down = True
 
-    def answer(self, path: str, body: bytes | None) -> Answer:  # noqa: ARG002 - the same for every path
+    def _answer(self, *_: object) -> Answer:
         down = f'{{diagnosis="server_down"}} {self.is_down:d}\n'
         text = f'sglang_tuning_condition{down}sglang_tuning_alert{down}sglang_tuning_condition_limit{{diagnosis="server_down"}} 0\n'
         return 200, "text/plain; version=0.0.4", f'sglang_tuning_build_info{{version="1"}} 1\n{text}'.encode()
@@ -48,15 +48,15 @@ class Chain:
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self.exporter, self.received = Exporter(), list[Any]()
         self._directory, self._running = directory, dict[str, Process]()
-        receiver = Receiver(Address(LOOPBACK, 0), self.received.append)
-        for server in (self.exporter, receiver):
+        webhook = receiver(Address(LOOPBACK, 0), self.received.append)
+        for server in (self.exporter, webhook):
             server.start()
             stack.callback(server.stop)
         for name, text in alerts.files(SCALE).items():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             (directory / name).write_text(text)
         document = yaml.safe_load((directory / "alerts/alertmanager.yml").read_text())
-        document["receivers"][0]["webhook_configs"][0]["url"] = receiver.url
+        document["receivers"][0]["webhook_configs"][0]["url"] = webhook.url
         document["route"] |= {"group_wait": "500ms", "group_interval": "1s"}
         (directory / "alerts/alertmanager.yml").write_text(yaml.safe_dump(document))
         self._ports = {"prometheus": free_port(), "alertmanager": free_port()}

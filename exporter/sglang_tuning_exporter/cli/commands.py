@@ -348,13 +348,12 @@ def _byte_limit(gigabytes: float | None) -> int | None:
 
 def _log_to_stderr() -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_OneLine("%(asctime)s %(levelname)s %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    handler.addFilter(on_one_line)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("urllib3").setLevel(logging.ERROR)
 
 
-class _OneLine(logging.Formatter):
-    """Escapes control characters in log lines: file names and errors in them must not control the terminal."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
-        return clean(super().formatMessage(record))
+def on_one_line(record: logging.LogRecord) -> bool:
+    """Escape control characters of what is logged, and log it: file names and errors must not control the terminal."""
+    record.msg, record.args = clean(record.getMessage()), ()
+    return True

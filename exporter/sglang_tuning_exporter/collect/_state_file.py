@@ -43,12 +43,9 @@ _REMEDIES = {
     errno.ENOSPC: "free space on its disk",
     errno.EDQUOT: "free space on its disk",
     errno.ENOENT: "create its directory, or give another path",
+    errno.ELOOP: "give the path of the file itself",
     errno.ETIMEDOUT: "it is tried again",
 }
-
-
-class _NotOursError(Exception):
-    """Something else is at the path; the message says what it is and what to do."""
 
 
 class StateFile:
@@ -72,9 +69,9 @@ class StateFile:
             self._within("lock", self._take_lock)
         except BlockingIOError:
             self.problem = "another exporter uses it; give each exporter a --state-file of its own"
-        except (OSError, _NotOursError) as error:
+        except OSError as error:
             self.problem = f"cannot be used: {_explained(error)}"
-            self._is_late = isinstance(error, OSError) and error.errno == errno.ETIMEDOUT
+            self._is_late = error.errno == errno.ETIMEDOUT
         except ValueError:  # its message differs between Python versions
             self.problem = "cannot be used: no file has a name with a NUL byte in it; give another path"
         return self.held
@@ -91,7 +88,7 @@ class StateFile:
             text = self._within("read", self._read)
         except FileNotFoundError:
             return {}
-        except (OSError, _NotOursError) as error:
+        except OSError as error:
             self.problem = f"cannot be read: {_explained(error)}"
             return {}
         try:
@@ -117,7 +114,7 @@ class StateFile:
             return False
         try:
             self._within("replace", lambda: self._replace(text))
-        except (OSError, _NotOursError) as error:
+        except OSError as error:
             self.problem = f"cannot be written: {_explained(error)}"
             return False
         self.problem = ""
@@ -161,26 +158,24 @@ class StateFile:
 
 @contextmanager
 def _opened(name: str, directory: int) -> Iterator[IO[bytes]]:
-    """Open our file for reading. Raise `_NotOursError` for anything else."""
-    _check_kind(name, os.stat(name, dir_fd=directory, follow_symlinks=False))
-    with files.opened(name, directory, follow=False) as file:
-        _check_kind(name, os.fstat(file.fileno()))
+    """Open our file for reading. Raise `OSError` for anything else."""
+    with files.opened(name, directory, follow=False, check=lambda found: _check_kind(name, found)) as file:
         head = file.read(_HEAD_BYTES)
         if head.strip(b"\0 \r\n") and _OURS.match(head) is None:  # a crash of the machine may leave NUL bytes
-            raise _NotOursError(f"{name} is no state file of an exporter; give another path")
+            raise OSError(0, f"{name} is no state file of an exporter")
         file.seek(0)
         yield file
 
 
 def _check_kind(name: str, found: os.stat_result, *, is_lock: bool = False) -> None:
     if stat.S_ISLNK(found.st_mode):
-        raise _NotOursError(f"{name} is a symbolic link; give the path of the file itself")
+        raise OSError(errno.ELOOP, f"{name} is a symbolic link")
     if not stat.S_ISREG(found.st_mode):
-        raise _NotOursError(f"{name} is not a regular file; give another path")
+        raise OSError(0, f"{name} is not a regular file")
     if found.st_uid != os.geteuid():
-        raise _NotOursError(f"{name} belongs to another user; give another path")
+        raise OSError(0, f"{name} belongs to another user")
     if is_lock and found.st_size:
-        raise _NotOursError(f"{name} is not empty, so it is no lock of an exporter; give another path")
+        raise OSError(0, f"{name} is not empty, so it is no lock of an exporter")
 
 
 def _locked(name: str, directory: int) -> int:
@@ -214,10 +209,8 @@ def _replace(name: str, text: bytes, directory: int) -> None:
         raise
 
 
-def _explained(error: Exception) -> str:
+def _explained(error: OSError) -> str:
     """Return what is wrong and what to do."""
-    if not isinstance(error, OSError):
-        return str(error)
     if error.errno == errno.ETIMEDOUT:  # how long is said once, not at each try
         return f"its file system does not answer; {_REMEDIES[errno.ETIMEDOUT]}"
     return f"{error.strerror or error}; {_REMEDIES.get(error.errno or 0, 'give another path')}"

@@ -48,18 +48,6 @@ def within(file: Hashable, work: Callable[[], _T], seconds: float = SECONDS) -> 
     return found
 
 
-@contextmanager
-def opened(name: str | Path, directory: int | None = None, *, follow: bool = True) -> Iterator[IO[bytes]]:
-    """Open a regular file for reading. Raise `OSError` for anything else, such as a FIFO, which would wait for a writer."""
-    check_kind(
-        os.stat(name, dir_fd=directory, follow_symlinks=follow)
-    )  # before opening: opening a device may have effects
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
-    with os.fdopen(os.open(name, flags, dir_fd=directory), "rb") as file:
-        check_kind(os.fstat(file.fileno()))
-        yield file
-
-
 def check_kind(found: os.stat_result) -> None:
     """Raise `OSError` for what is not a regular file."""
     if stat.S_ISDIR(found.st_mode):
@@ -68,6 +56,22 @@ def check_kind(found: os.stat_result) -> None:
         raise OSError(errno.ELOOP, "a symbolic link")
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "not a regular file")
+
+
+@contextmanager
+def opened(
+    name: str | Path,
+    directory: int | None = None,
+    *,
+    follow: bool = True,
+    check: Callable[[os.stat_result], None] = check_kind,
+) -> Iterator[IO[bytes]]:
+    """Open a file for reading that passes the `check`, by default of a regular one. Raise `OSError` for anything else, such as a FIFO."""
+    check(os.stat(name, dir_fd=directory, follow_symlinks=follow))  # before opening: opening a device may have effects
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    with os.fdopen(os.open(name, flags, dir_fd=directory), "rb") as file:
+        check(os.fstat(file.fileno()))
+        yield file
 
 
 def key_in(path: Path) -> str:

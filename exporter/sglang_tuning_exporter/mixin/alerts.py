@@ -187,7 +187,7 @@ def groups(wishes: Wishes = NONE) -> dict[str, list[rows.Row]]:
     found: dict[str, list[rows.Row]] = {}
     named = {"failures": rows.FAILURES, "limits": rows.LIMITS, "objectives": (*rows.OBJECTIVES, *rows.CHANCES)}
     for name, of_group in named.items():
-        notified = [row for row in of_group if row.alert and not wishes.of(row.alert).off]
+        notified = [row for row in of_group if row.alert and not wishes.is_off(row.alert)]
         for begin in range(0, len(notified), MOST_RULES):
             part = notified[begin : begin + MOST_RULES]
             found[f"{name}-{begin // MOST_RULES + 1}" if len(notified) > MOST_RULES else name] = part

@@ -162,7 +162,7 @@ def texts(native: Native) -> dict[str, str]:
 
 def text(wishes: Wishes) -> str:
     """Return the rule file."""
-    kept = [native for native in NATIVE if not wishes.of(native.alert).off]
+    kept = [native for native in NATIVE if not wishes.is_off(native.alert)]
     return render(
         "native.yml.j2",
         rules=[(native, rows.BY_ID[native.row], texts(native)) for native in kept],

@@ -29,19 +29,11 @@ _OWN = frozenset({"alertname", "severity", "diagnosis"})  # labels that rules, t
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What is wished for one alert."""
-
-    severity: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    off: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Wishes:
     """What is wished for all rules. `expected`: jobs whose last target may not leave, idle or not."""
 
-    alerts: Mapping[str, Wish] = field(default_factory=dict)
+    # By alert: its `severity` and `labels`; None for one that is off.
+    alerts: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     expected: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -53,16 +45,18 @@ class Wishes:
 
     def severity(self, alert: str, usual: str) -> str:
         """Return the severity of an alert."""
-        return self.of(alert).severity or usual
+        word: str = (self.alerts.get(alert) or {}).get("severity", usual)
+        return word
 
-    def of(self, alert: str) -> Wish:
-        """Return what is wished for an alert."""
-        return self.alerts.get(alert, Wish())
+    def is_off(self, alert: str) -> bool:
+        """Return whether an alert is not wanted."""
+        return self.alerts.get(alert, {}) is None
 
     def labels_of(self, alert: str, usual: str) -> dict[str, str]:
         """Return the labels of an alert's rule; without `usual` it has no severity of its own."""
         severity = self.severity(alert, usual)
-        return {**({"severity": severity} if severity else {}), **self.labels, **self.of(alert).labels}
+        own = (self.alerts.get(alert) or {}).get("labels", {})
+        return {**({"severity": severity} if severity else {}), **self.labels, **own}
 
 
 NONE = Wishes()
@@ -95,14 +89,14 @@ def _labels(value: Any) -> dict[str, str]:
     return {name: str(word) for name, word in found.items()}
 
 
-def _wish(value: Any) -> Wish:
+def _wish(value: Any) -> dict[str, Any] | None:
     if value is False or value == "off":  # YAML reads `off` as false
-        return Wish(off=True)
+        return None
     if isinstance(value, dict):
-        return Wish(**_WISH(value))
+        return _WISH(value)
     if value not in SEVERITIES:
         raise values.UsageError(f"give off, {', '.join(SEVERITIES)}, or a mapping with severity and labels")
-    return Wish(severity=value)
+    return {"severity": value}
 
 
 def _expected(value: Any) -> tuple[str, ...]:

@@ -23,11 +23,17 @@ _REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - translated a
 
 
 class HTTPServer(ThreadingHTTPServer):
-    """Listens at once, and answers in a thread from `start` to `stop`. Raises `UsageError` that begins with `key`."""
+    """Listens at once, and answers in a thread from `start` to `stop`. Raises `UsageError` that begins with `key`.
+
+    `answer` gets a path without its query, and the body of a POST; where it returns None, the connection is closed without an answer.
+    """
 
     daemon_threads = True
 
-    def __init__(self, address: Address, key: str = "--listen-address") -> None:
+    def __init__(
+        self, address: Address, answer: Callable[[str, bytes | None], Answer | None], key: str = "--listen-address"
+    ) -> None:
+        self.answer = answer
         listener = bind(address, key)
         super().__init__(listener.getsockname(), _Handler, bind_and_activate=False)
         self.socket.close()
@@ -50,10 +56,6 @@ class HTTPServer(ThreadingHTTPServer):
             self.shutdown()
             self._thread.join()
         self.server_close()
-
-    def answer(self, path: str, body: bytes | None) -> Answer | None:
-        """Return the answer for a path without its query; `body` is that of a POST. None: close the connection without an answer."""
-        raise NotImplementedError
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a client that disconnected; report other errors as the base class does."""

@@ -26,7 +26,7 @@ from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.config.values import Address, UsageError
 from sglang_tuning_exporter.mixin import alerts
 from sglang_tuning_exporter.mixin.wishes import Wishes
-from sglang_tuning_exporter.recordings.notifications import Receiver, as_text
+from sglang_tuning_exporter.recordings.notifications import as_text, receiver
 from sglang_tuning_exporter.recordings.recording import load
 from sglang_tuning_exporter.recordings.replay import ReplayServer, find
 
@@ -115,7 +115,7 @@ class Stack:
     ) -> None:
         self._directory, self._profile, self._time_scale = directory, profile, time_scale
         self._sglang_url, self._log_file, self._scrape_interval = sglang_url, log_file, scrape_interval
-        self._receiver = Receiver(Address(LOOPBACK, 0), on_message)
+        self._receiver = receiver(Address(LOOPBACK, 0), on_message)
         self._processes: list[Process] = []
         self.exporter_url = f"http://{LOOPBACK}:{free_port()}"
         self.prometheus_url: str | None = None

@@ -72,23 +72,20 @@ def _advice(notes: dict[str, str]) -> str:
     return f"{'Change' if advice.startswith('--') else 'Do:'} {advice}" if advice else ""
 
 
-class Receiver(HTTPServer):
-    """A webhook server that passes on every message as Python objects."""
+def receiver(address: values.Address, on_message: Callable[[Any], None]) -> HTTPServer:
+    """Return a webhook server that passes on every message as Python objects."""
 
-    def __init__(self, address: values.Address, on_message: Callable[[Any], None]) -> None:
-        super().__init__(address)
-        self._on_message = on_message
-
-    def answer(self, path: str, body: bytes | None) -> Answer:  # noqa: ARG002 - the same for every path
-        """Pass on what is posted."""
+    def answer(_: str, body: bytes | None) -> Answer:
         if body is None:
             return 200, "text/plain", b"waiting for Alertmanager\n"
         try:
             payload = json.loads(body)
         except (ValueError, RecursionError):
             return 400, "text/plain", b"not JSON\n"
-        self._on_message(payload)
+        on_message(payload)
         return 200, "text/plain", b""
+
+    return HTTPServer(address, answer)
 
 
 def run(listen_address: str) -> int:
@@ -99,10 +96,10 @@ def run(listen_address: str) -> int:
         sys.stdout.write(as_text(payload))
         sys.stdout.flush()
 
-    receiver = Receiver(values.check(values.address, "--listen-address", listen_address), show)
+    webhook = receiver(values.check(values.address, "--listen-address", listen_address), show)
     with stopped_by_signal(done.set):
-        receiver.start()
-        print(f"waiting for Alertmanager at {receiver.url}/", flush=True)
+        webhook.start()
+        print(f"waiting for Alertmanager at {webhook.url}/", flush=True)
         done.wait()
-        receiver.stop()
+        webhook.stop()
     return 0

@@ -55,24 +55,18 @@ class TimedText(NamedTuple):
     text: bytes
 
 
-class Transition(NamedTuple):
-    """From this position in seconds on, the server is in this phase."""
-
-    at: float
-    phase: Phase
-
-
 @dataclass(frozen=True, slots=True)
 class Recording:
     """One recorded server; all positions are seconds since it was first ready.
 
-    `lines`, `scrapes`, `transitions` and `events` (position, name) are in order of position; `server_info` is JSON text.
+    `lines`, `scrapes`, `transitions` (position, phase from then on) and `events` (position, name) are in order of position; `server_info` is
+    JSON text.
     """
 
     name: str
     lines: tuple[TimedText, ...]
     scrapes: tuple[TimedText, ...]
-    transitions: tuple[Transition, ...]
+    transitions: tuple[tuple[float, Phase], ...]
     events: tuple[tuple[float, str], ...]
     server_info: bytes | None
 
@@ -88,8 +82,8 @@ class Recording:
 
     def phase_at(self, position: float) -> Phase:
         """Whether the server is starting, ready, or down (its port closed) at this position."""
-        index = bisect.bisect_right(self.transitions, position, key=lambda transition: transition.at)
-        return self.transitions[index - 1].phase if index else "starting"
+        index = bisect.bisect_right(self.transitions, position, key=lambda transition: transition[0])
+        return self.transitions[index - 1][1] if index else "starting"
 
     def count_lines_until(self, position: float) -> int:
         """How many lines have been printed by this position, its own moment included."""
@@ -157,7 +151,7 @@ def from_files(files: Mapping[str, bytes], *, name: str) -> Recording:
         name=name,
         lines=tuple(TimedText(position(at), text) for at, text in moments),
         scrapes=tuple(TimedText(position(at), text) for at, text in scrapes),
-        transitions=tuple(Transition(position(at), phase) for at, phase in transitions),
+        transitions=tuple((position(at), phase) for at, phase in transitions),
         events=tuple((position(at), event) for at, event in events),
         server_info=_server_info(files, name),
     )
@@ -247,20 +241,22 @@ def _ready_moment(events: list[tuple[float, str]], moments: list[TimedText]) -> 
     return next(iter(ready or (line.at for line in moments if _READY_LINE in line.text)), None)
 
 
-def _transitions(events: list[tuple[float, str]], ready: float | None, scrapes: list[float]) -> list[Transition]:
+def _transitions(
+    events: list[tuple[float, str]], ready: float | None, scrapes: list[float]
+) -> list[tuple[float, Phase]]:
     if ready is None:
         return []
-    transitions = [Transition(ready, "ready")]
+    transitions: list[tuple[float, Phase]] = [(ready, "ready")]
     for place, (end, name) in enumerate(events, start=1):
         again, back = (next((at for at, other in events[place:] if other == kind), None) for kind in ("start", "ready"))
         # The end of the last run is no transition: the last scrape is still served.
         if end <= ready or again is None or not (name == "exit" or name.startswith("SIGKILL")):
             continue
-        transitions.append(Transition(end, "down"))
+        transitions.append((end, "down"))
         # The HTTP server answers before the model is ready: the first scrape shows from when.
         answered = next((at for at in scrapes if at > again), None)
         if answered is not None and (back is None or answered < back):
-            transitions.append(Transition(answered, "starting"))
+            transitions.append((answered, "starting"))
         if back is not None:
-            transitions.append(Transition(back, "ready"))
+            transitions.append((back, "ready"))
     return transitions

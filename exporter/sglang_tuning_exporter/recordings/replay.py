@@ -72,7 +72,7 @@ class ReplayServer(HTTPServer):
         except OSError as error:
             raise values.UsageError(f"log_file={log_path}: cannot be written: {error.strerror or error}") from error
         try:
-            super().__init__(address, "listen_address")
+            super().__init__(address, self._answer, "listen_address")
         except values.UsageError:
             self._log.close()
             raise
@@ -146,7 +146,7 @@ class ReplayServer(HTTPServer):
 
         return _SAMPLE.sub(value, last.text)
 
-    def answer(self, path: str, body: bytes | None) -> Answer | None:  # noqa: ARG002 - no endpoint takes a body
+    def _answer(self, path: str, _: bytes | None) -> Answer | None:
         """Return the recorded server's answer; None while it was down."""
         rounds, position = self._moment
         phase = self.recording.phase_at(position)
