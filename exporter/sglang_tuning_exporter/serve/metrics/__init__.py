@@ -15,7 +15,7 @@ from sglang_tuning_exporter.core import server as servers
 from sglang_tuning_exporter.core.events import OUT_OF_MEMORY_PHASES
 from sglang_tuning_exporter.serve.metrics.families import (
     Family,
-    Life,
+    Ranks,
     by_rank,
     counter,
     gauge,
@@ -313,8 +313,8 @@ def thresholds(sidecar: Watched) -> Iterable[Family]:
 def schedulers(sidecar: Watched, now: float) -> Iterable[Family]:
     """Return the families of each scheduler."""
     server = sidecar.watch.server
-    ranks = by_rank(server.schedulers.values())
-    lives = by_rank(Life(dp, server.life(dp)) for dp in server.lives.keys() - server.absent)
+    ranks = by_rank(server.schedulers)
+    lives = by_rank({dp: server.life(dp) for dp in server.lives.keys() - server.absent})
     recent = server.window(servers.COVERAGE_SECONDS, now)
     yield from _waiting(ranks, server, recent)
     yield from _pools(ranks, lives, server, now)
@@ -323,7 +323,7 @@ def schedulers(sidecar: Watched, now: float) -> Iterable[Family]:
     yield from _states(ranks, lives, now)
 
 
-def _waiting(ranks: list[servers.Scheduler], server: servers.Server, recent: servers.Totals) -> Iterable[Family]:
+def _waiting(ranks: Ranks[servers.Scheduler], server: servers.Server, recent: servers.Totals) -> Iterable[Family]:
     doc = "Requests waiting (#queue-req, num_queue_reqs)."
     yield gauge("queued_requests", doc).of_each(ranks, lambda r: r.queued)
     doc = "Requests running (#running-req, num_running_reqs); with pipeline parallelism those of one micro batch."
@@ -344,7 +344,9 @@ def _elsewhere(rank: servers.Scheduler) -> list[tuple[str, float]]:
     return sorted((rank.queues | grammar).items())
 
 
-def _pools(ranks: list[servers.Scheduler], lives: list[Life], server: servers.Server, now: float) -> Iterable[Family]:
+def _pools(
+    ranks: Ranks[servers.Scheduler], lives: Ranks[servers.Totals], server: servers.Server, now: float
+) -> Iterable[Family]:
     doc = "Used share of the KV cache, 0-1 (token usage)."
     yield gauge("token_usage_ratio", doc, "pool").of_all(
         ranks, lambda r: r.usages.items() if r.moment(now).activity != servers.UNKNOWN else ()
@@ -354,10 +356,10 @@ def _pools(ranks: list[servers.Scheduler], lives: list[Life], server: servers.Se
     doc = "Share of max_new_tokens that admission keeps room for (#new_token_ratio)."
     yield gauge("new_token_ratio", doc, source="log, else metrics").of_each(ranks, lambda r: r.new_token_ratio)
     doc = "Prompt tokens, by where they came from: computed, or from the prefix cache."
-    yield counter("prompt_tokens", doc, "source").of_all(lives, lambda each: each.known("computed", "cached"))
+    yield counter("prompt_tokens", doc, "source").of_all(lives, lambda life: _known(life, "computed", "cached"))
 
 
-def _batches(ranks: list[servers.Scheduler], lives: list[Life], recent: servers.Totals) -> Iterable[Family]:
+def _batches(ranks: Ranks[servers.Scheduler], lives: Ranks[servers.Totals], recent: servers.Totals) -> Iterable[Family]:
     doc = "Generation throughput as last logged (gen throughput)."
     yield gauge("generation_tokens_per_second", doc).of_each(ranks, lambda r: r.throughput)
     doc = "Share of decode batches of the last 10 minutes that replayed a captured graph, 0-1 (cuda graph)."
@@ -366,19 +368,25 @@ def _batches(ranks: list[servers.Scheduler], lives: list[Life], recent: servers.
         "Decode batches by use of a captured graph: all where the server counts them (cuda_graph_passes_total),"
         " else logged ones."
     )
-    yield counter("decode_batches", doc, "graph").of_all(lives, lambda each: each.known("replayed", "eager"))
+    yield counter("decode_batches", doc, "graph").of_all(lives, lambda life: _known(life, "replayed", "eager"))
 
 
-def _retractions(lives: list[Life], sidecar: Watched) -> Iterable[Family]:
+def _known(life: servers.Totals, *names: str) -> list[tuple[str, float]]:
+    """Return these counts of a scheduler, all of them once one was counted."""
+    return [(name, life.get(name, 0.0)) for name in names] if life.keys() & set(names) else []
+
+
+def _retractions(lives: Ranks[servers.Totals], sidecar: Watched) -> Iterable[Family]:
     is_read = sidecar.counts_log
     page = sidecar.watch.server.page
     counted = {rank.dp for rank in page.ranks if rank.retracted_requests is not None} if page is not None else set()
     doc = "Retraction events (KV cache full), TP ranks counted once; absent while the log is unreadable."
     events = counter("retraction_events", doc, source="log")
-    events.of_each(lives, lambda each: each.counts.get("retraction_events", 0.0) if is_read else None)
+    events.of_each(lives, lambda life: life.get("retraction_events", 0.0) if is_read else None)
     doc = "Requests retracted because the KV cache was full: from the log, and from the server's counter what the log does not show."
     requests = counter("retracted_requests", doc, source="log, else metrics")
-    requests.of_each(lives, lambda each: each.counts.get("retracted", 0.0 if is_read or each.dp in counted else None))
+    for dp, life in lives.items():
+        requests.add_metric((), life.get("retracted", 0.0 if is_read or dp in counted else None), dp)
     if is_read and not events.samples:
         events.add_metric([], 0)
         requests.add_metric([], 0)
@@ -386,7 +394,7 @@ def _retractions(lives: list[Life], sidecar: Watched) -> Iterable[Family]:
     yield requests
 
 
-def _states(ranks: list[servers.Scheduler], lives: list[Life], now: float) -> Iterable[Family]:
+def _states(ranks: Ranks[servers.Scheduler], lives: Ranks[servers.Totals], now: float) -> Iterable[Family]:
     names = {
         f"{signal}/{state}": (signal, state)
         for signal, states in servers.STATES.items()
@@ -398,19 +406,19 @@ def _states(ranks: list[servers.Scheduler], lives: list[Life], now: float) -> It
         states = [(signal, state, float(activity == state)) for signal, state in names.values() if signal == "activity"]
         return states if rank.dp is None else states[:1]  # of each of many ranks: whether it serves
 
-    def spent(life: Life) -> list[tuple[str, str, float]]:
-        times = ((*names[key], seconds) for key, seconds in life.counts.items() if key in names)
-        # Of each of many ranks, only the states that it was in: others would be most of its series.
-        return [each for each in times if each[-1] or life.dp is None]
-
     doc = "1 for what the scheduler does now: it serves, is idle, or nothing is known."
     yield gauge("state", doc, "signal", "state", source="computed").of_all(ranks, present)
     doc = (
         "Seconds spent in each state; of a DP rank, in those that it was in. Serving time of a signal is all but idle and unknown; a share is"
         " increase / increase of serving time."
     )
-    seconds = counter("state_seconds", doc, "signal", "state", source="computed")
-    yield seconds.of_all(lives, spent)
+    spent = counter("state_seconds", doc, "signal", "state", source="computed")
+    for dp, life in lives.items():
+        for key, seconds in life.items():
+            # Of each of many ranks, only the states that it was in: others would be most of its series.
+            if key in names and (seconds or dp is None):
+                spent.add_metric(names[key], seconds, dp)
+    yield spent
 
 
 # Name, HELP with the formula, and the figure; docs/capacity.md has them all. Over the last ten minutes.
@@ -445,7 +453,7 @@ GAUGES: dict[str, tuple[str, _Figure]] = {
 
 def capacity(sidecar: Watched, now: float) -> Iterable[Family]:
     """Return the measured figures of each scheduler; an unknown figure has no series."""
-    ranks = by_rank(capacities.capacities(sidecar.watch.server, sidecar.measured, now))
+    ranks = by_rank({each.dp: each for each in capacities.capacities(sidecar.watch.server, sidecar.measured, now)})
     for name, (doc, figure) in GAUGES.items():
         yield gauge(name, doc).of_each(ranks, partial(_value, figure))
     doc = (

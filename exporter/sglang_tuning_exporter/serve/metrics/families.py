@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
 from math import isfinite
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from prometheus_client.utils import floatToGoString
 
-from sglang_tuning_exporter.core.capacities import RankCapacity
-from sglang_tuning_exporter.core.server import Scheduler
 from sglang_tuning_exporter.sglang.clean import clean
 
 PREFIX = "sglang_tuning_"
@@ -35,18 +33,9 @@ _WORDS = str.maketrans({"\\": r"\\", "\n": r"\n"})
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
-class Life(NamedTuple):
-    """What was counted of one scheduler since the beginning, through restarts of SGLang (`Server.life`)."""
-
-    dp: int | None
-    counts: Mapping[str, float]
-
-    def known(self, *names: str) -> list[tuple[str, float]]:
-        """Return these counts, all of them once one was counted."""
-        return [(name, self.counts.get(name, 0.0)) for name in names] if self.counts.keys() & set(names) else []
-
-
-R = TypeVar("R", Scheduler, RankCapacity, Life)
+R = TypeVar("R")
+# Schedulers, or what is known of each, by DP rank.
+Ranks: TypeAlias = Mapping["int | None", R]
 
 
 class Family:
@@ -73,22 +62,22 @@ class Family:
             self.add_metric(sample[:-1], sample[-1])
         return self
 
-    def of_each(self, ranks: Iterable[R], figure: Callable[[R], float | None]) -> Family:
+    def of_each(self, ranks: Ranks[R], figure: Callable[[R], float | None]) -> Family:
         """Add one sample for each scheduler whose figure is known and finite; return the family.
 
         Those of a DP rank have `dp_rank` as last label: a server may start without DP ranks after it had some, and each keeps its own series.
         """
-        for rank in ranks:
+        for dp, rank in ranks.items():
             value = figure(rank)
             if value is not None and isfinite(value):
-                self.add_metric((), value, rank.dp)
+                self.add_metric((), value, dp)
         return self
 
-    def of_all(self, ranks: Iterable[R], samples: Callable[[R], Iterable[tuple[Any, ...]]]) -> Family:
+    def of_all(self, ranks: Ranks[R], samples: Callable[[R], Iterable[tuple[Any, ...]]]) -> Family:
         """Add samples of each scheduler, each given as the values of its own labels and then its value; return the family."""
-        for rank in ranks:
+        for dp, rank in ranks.items():
             for sample in samples(rank):
-                self.add_metric(sample[:-1], sample[-1], rank.dp)
+                self.add_metric(sample[:-1], sample[-1], dp)
         return self
 
 
@@ -106,9 +95,9 @@ def info(name: str, doc: str, values: dict[str, str]) -> Family:
     return Family("info", name, doc, *values).with_samples([(*values.values(), 1.0)])
 
 
-def by_rank(ranks: Iterable[R]) -> list[R]:
+def by_rank(ranks: Ranks[R]) -> Ranks[R]:
     """Return schedulers in the order of their DP ranks; one without comes first."""
-    return sorted(ranks, key=lambda each: -1 if each.dp is None else each.dp)
+    return dict(sorted(ranks.items(), key=lambda each: -1 if each[0] is None else each[0]))
 
 
 def printable(text: str | None) -> str:
