@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -275,11 +274,6 @@ def test_stdin_is_read_without_waiting_and_its_end_is_reported() -> None:
         assert live(follower) == [b"unended\n"]
         assert status_of(follower).reason == "ended"
         assert live(follower) == []
-
-
-def test_stdin_may_be_bytes_in_memory() -> None:
-    source: BinaryIO = io.BytesIO(b"1\n2\n")
-    assert live(LogFollower(["-"], stdin=source)) == [b"1\n", b"2\n"]
 
 
 def test_a_glob_takes_up_files_that_appear_from_their_start_within_a_second(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
-from typing import Any, BinaryIO
+from typing import Any
 
 from sglang_tuning_exporter.collect import _rotation as rotation
 from sglang_tuning_exporter.core import compression
@@ -35,6 +35,7 @@ _START_UP = b"server_args="
 _NEVER = 1 << 63
 _GET_VERSION = 0x80007601 | struct.calcsize("l") << 16  # FS_IOC_GETVERSION of linux/fs.h
 
+STDIN = "-"  # its path
 Key = tuple[int, int]  # device and inode
 
 
@@ -174,14 +175,18 @@ class Lines:
 
 
 class LogFile:
-    """One open file, read across truncation and holes of NUL bytes. A compressed one is complete; positions are offsets in its text."""
+    """One open file, read across truncation and holes of NUL bytes. A compressed one is complete; positions are offsets in its text.
+
+    Standard input is read as a pipe, whatever it is.
+    """
 
     def __init__(self, path: str, fd: int, lines: Lines, name: str = "") -> None:
         """`name`: of a rotated file, which may be compressed. Raise one of `DAMAGE`."""
         status = os.fstat(fd)
         self.path, self.fd, self.lines, self.name = path, fd, lines, name
         self.key: Key = (status.st_dev, status.st_ino)
-        self.is_regular = stat.S_ISREG(status.st_mode)
+        self.is_regular = stat.S_ISREG(status.st_mode) and path != STDIN
+        self.has_ended = False  # a pipe whose writers have closed it
         self.position = 0
         self.look_back_from = 0  # not 0: start-up facts before this offset have not been looked for yet
         self.reason = ""
@@ -196,6 +201,8 @@ class LogFile:
         self._line_tail = self._tail = b""  # text before `_line_start` and before `position`, for the mark
         self._opened = ExitStack()
         self._text = None
+        self._ready = select.poll()
+        self._ready.register(fd, select.POLLIN)
         try:
             if name and rotation.packing_of(fd, name):
                 self._text = self._opened.enter_context(rotation.unpacked(fd, name))
@@ -350,10 +357,13 @@ class LogFile:
 
     def _next_of_stream(self) -> bytes:
         """Read on in a pipe or in the text of a compressed file."""
-        try:
-            raw = os.read(self.fd, CHUNK) if self._text is None else self._pread(CHUNK, self.position)
-        except BlockingIOError:
-            raw = b""
+        raw = b""
+        if self._text is not None:
+            raw = self._pread(CHUNK, self.position)
+        elif self._ready.poll(0):  # the blocking mode of standard input is not ours to change
+            with suppress(BlockingIOError):
+                raw = os.read(self.fd, CHUNK)
+                self.has_ended = not raw
         self.at_end = not raw
         self._advance(raw)
         self.size = self.position + (not self.at_end)
@@ -399,46 +409,6 @@ class LogFile:
                 return
             self.position = after  # the file system does not support SEEK_DATA
         self._tail = b""
-
-
-class Stdin:
-    """Standard input, a pipe shared with other processes: its blocking mode is not changed."""
-
-    def __init__(self, stream: BinaryIO | None, limit: int) -> None:
-        self.counts: Counter[str] = Counter()
-        self.lines = Lines(limit, self.counts)
-        self.position = 0
-        self.reason = "ended" if stream is None else ""  # empty while there may be more
-        self._stream = stream
-        self._ready = select.poll()
-        try:
-            self._fd = stream.fileno() if stream is not None else -1
-            if self._fd >= 0:
-                self._ready.register(self._fd, select.POLLIN)
-        except (OSError, ValueError):
-            self._fd = -1
-
-    def read(self) -> Iterator[bytes]:
-        """Yield new lines, at most the budget."""
-        budget = BUDGET
-        while budget > 0 and not self.reason and (self._fd < 0 or self._ready.poll(0)):
-            try:
-                raw = self._read()
-            except BlockingIOError:
-                return
-            except (OSError, ValueError) as error:
-                self.reason = f"unreadable: {getattr(error, 'strerror', None) or error}"
-                break
-            budget -= len(raw)
-            self.position += len(raw)
-            if not raw:
-                self.reason = "ended"
-            yield self.lines.take(raw) if raw else self.lines.flush()
-
-    def _read(self) -> bytes:
-        if self._fd >= 0:
-            return os.read(self._fd, CHUNK)
-        return self._stream.read(CHUNK) if self._stream is not None else b""
 
 
 def _last(before: bytes, text: bytes, end: int) -> bytes:

@@ -14,7 +14,6 @@ import itertools
 import os
 import resource
 import stat
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sglang_tuning_exporter.collect import _rotation as rotation
-from sglang_tuning_exporter.collect._log_file import SURE_BYTES, Key, Lines, LogFile, Mark, Stdin, make_mark, mark_from
+from sglang_tuning_exporter.collect._log_file import STDIN, SURE_BYTES, Key, Lines, LogFile, Mark, make_mark, mark_from
 from sglang_tuning_exporter.collect._rotation import RotatedFile
 from sglang_tuning_exporter.core import compression
 
@@ -374,17 +373,17 @@ class LogFollower:
         positions: Mapping[str, object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._patterns = [pattern for pattern in dict.fromkeys(patterns) if pattern != "-"]
+        self._patterns = [pattern for pattern in dict.fromkeys(patterns) if pattern != STDIN]
         self._limit = max_line_bytes
         self._from_start = from_start
         known, files = ((positions or {}).get(name) for name in ("patterns", "files"))  # a state file may be damaged
         self._saved_patterns = known if isinstance(known, list) else []
         self._saved = [mark for mark in map(mark_from, files) if mark is not None] if isinstance(files, list) else []
         self._clock = clock
-        self._stdin: Stdin | None = None
-        if "-" in patterns:
-            source = stdin if stdin is not None else getattr(sys.stdin, "buffer", None)
-            self._stdin = Stdin(source, max_line_bytes)
+        self._stdin, self._stdin_counts = None, Counter[str]()
+        if STDIN in patterns:
+            fd = os.dup(0 if stdin is None else stdin.fileno())
+            self._stdin = LogFile(STDIN, fd, Lines(max_line_bytes, self._stdin_counts))
         self._logs: dict[str, Log] = {}
         self._resting: dict[str, Log] = {}  # that match a glob and are not followed, as others were written later
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -405,9 +404,12 @@ class LogFollower:
 
     def poll(self) -> Iterator[Block]:
         """Yield the new lines; never wait, and read a bounded amount of each file."""
-        if self._stdin is not None:
-            yield from (Block("-", data) for data in self._stdin.read() if data)
         now = self._clock()
+        if (stdin := self._stdin) is not None and not stdin.reason:
+            yield from (Block(STDIN, data) for data in stdin.read(now) if data)
+            if stdin.has_ended:
+                stdin.reason = "ended"
+                yield from (Block(STDIN, data) for data in [stdin.lines.flush()] if data)
         if now >= self._next_glob:
             self._expand(now, at_start=False)
         self._check_names(now)
@@ -425,7 +427,7 @@ class LogFollower:
         """Return the status of every file, and of every pattern that matches none."""
         found = []
         if self._stdin is not None:
-            found.append(FileStatus("-", self._stdin.reason, self._stdin.position, self._stdin.counts["dropped"]))
+            found.append(FileStatus(STDIN, self._stdin.reason, self._stdin.position, self._stdin_counts["dropped"]))
         for log in self._logs.values():
             if not log.is_alias:
                 reason = log.reason or (log.current.reason if log.current else "")
@@ -437,7 +439,7 @@ class LogFollower:
 
     def paths(self) -> set[str]:
         """Return every path that may still yield blocks."""
-        return set(self._logs) if self._stdin is None else {"-", *self._logs}
+        return set(self._logs) if self._stdin is None else {STDIN, *self._logs}
 
     def positions(self) -> dict[str, object]:
         """Return how far each file has been read, as plain JSON; every yielded block counts as read."""
@@ -448,10 +450,11 @@ class LogFollower:
         return {"patterns": self._patterns, "files": [asdict(mark) for mark in marks]}
 
     def close(self) -> None:
-        """Close every file; stdin belongs to the caller."""
-        for log in self._logs.values():
-            for file in log.files:
-                file.close()
+        """Close every file; standard input itself belongs to the caller."""
+        for file in [file for log in self._logs.values() for file in log.files] + [
+            each for each in [self._stdin] if each
+        ]:
+            file.close()
         self._logs.clear()
 
     def _saved_of(self, log: Log) -> list[Mark]:

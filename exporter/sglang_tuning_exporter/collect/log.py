@@ -12,6 +12,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any, BinaryIO
 
+from sglang_tuning_exporter.collect._log_file import STDIN
 from sglang_tuning_exporter.collect._rotation import opened
 from sglang_tuning_exporter.collect._state_file import StateFile
 from sglang_tuning_exporter.collect.follower import Block, FileStatus, LogFollower
@@ -36,7 +37,6 @@ UNFINISHED_SECONDS = 2.0  # after which arguments that may go on in the next lin
 # A server prints local time, mostly without a zone: the last lines of its file say what to add.
 LOOK_BACK_BYTES = 64 << 10
 LINES_TRIED = 256  # the lines of a traceback have no time
-STDIN = "-"  # its path; all of its lines are new
 _NOT_FOLLOWED = FileStatus("", "not followed yet", 0, 0)
 
 logger = logging.getLogger("sglang_tuning_exporter")
@@ -217,7 +217,7 @@ class Logbook:
             if event.kind == "words":  # where in the file it stands is not known
                 event.file = path
                 del event.figures["line"]
-        behind, now = self._catching_up and path != STDIN, self._clock()
+        behind, now = self._catching_up and path != STDIN, self._clock()  # all lines of standard input are new
         for event in self._at_their_times(path, events) if behind else events:
             if not behind:
                 event.time = now

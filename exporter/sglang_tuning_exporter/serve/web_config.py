@@ -357,8 +357,12 @@ class ActiveConfig:
         return self.loaded.context is not None
 
     def listener_context(self) -> ssl.SSLContext | None:
-        """Return the listener's context, which follows each change; None without TLS."""
-        return ReloadingContext(self._context) if self.is_tls else None
+        """Return the listener's context, which gives each new handshake to the one in force then; None without TLS."""
+        if not self.is_tls:
+            return None
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        made.wrap_bio = lambda *args, **more: self._context().wrap_bio(*args, **more)  # type: ignore[method-assign]
+        return made
 
     @property
     def is_up(self) -> bool:
@@ -443,22 +447,6 @@ def _tls_context(tls: Mapping[str, Any], read: Callable[[str], bytes]) -> ssl.SS
     if tls["client_allowed_sans"]:
         made.sslobject_class = _allowing(frozenset(tls["client_allowed_sans"]))
     return made
-
-
-class ReloadingContext(ssl.SSLContext):
-    """A listener's context; each new handshake uses the context that `current` returns at that time."""
-
-    current: Callable[[], ssl.SSLContext]
-
-    def __new__(cls, current: Callable[[], ssl.SSLContext]) -> ReloadingContext:  # noqa: PYI034 - Self came with Python 3.11
-        """Create it; the base class's own settings are never used."""
-        made = super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
-        made.current = current
-        return made
-
-    def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
-        """Start a handshake."""
-        return self.current().wrap_bio(*args, **kwargs)
 
 
 def _allowing(allowed: frozenset[str]) -> type[ssl.SSLObject]:
