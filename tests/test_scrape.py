@@ -16,12 +16,14 @@ from conftest import (
     Answer,
     Exporter,
     FakeSGLang,
+    config,
     drip,
     hang,
     reply,
     running_exporter,
 )
-from sglang_tuning_exporter.collect.scrape import Client, ScrapeError, Scraper
+from sglang_tuning_exporter.collect.scrape import Client, ScrapeError
+from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.serve.app import scrape_timeout
 
 if TYPE_CHECKING:
@@ -68,17 +70,18 @@ def test_a_response_that_arrives_byte_by_byte_is_ended_with_its_thread(sglang: F
 
 
 def test_callers_share_the_scrape_that_runs_and_the_next_one_begins_after_it(sglang: FakeSGLang) -> None:
-    client = Client(sglang.url, sglang.url + "/metrics")
-    scraper = Scraper(lambda: client.metrics(5), lambda page, _: str(page), client.end)
-    first = scraper.ask()
-    assert scraper.ask() is first
-    thread = threading.Thread(target=scraper.run)
-    thread.start()
-    assert first.result(5).startswith("#")
-    assert scraper.ask() is not first
-    scraper.stop()
-    thread.join(timeout=5)
-    assert sglang.count("/metrics") <= 2
+    sglang.answers["/metrics"] = hang
+    sidecar = Sidecar(config(sglang_url=sglang.url, scrape_timeout=0.5))
+    first = sidecar.refresh()[1]
+    assert first is not None
+    assert sidecar.refresh()[1] is first
+    assert first.result(5) == ""
+    sglang.answers["/metrics"] = reply(SERVING)
+    second = sidecar.refresh()[1]
+    assert second is not None
+    assert second.result(5).startswith("#")
+    sidecar.stop()
+    assert sglang.count("/metrics") == 2
 
 
 @pytest.mark.parametrize(

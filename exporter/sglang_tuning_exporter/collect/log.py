@@ -86,8 +86,8 @@ class Logbook:
         self._behind_since: float | None = None  # end of the first poll, if it did not read all of them
         self._offsets: dict[str, float | None] = {}  # by path, while catching up: unix time minus printed time
         # Read, by kind; and lines and keys that no known release prints, by kind.
-        self.lines = self._before = _counts(saved.get("lines"))
-        self.unrecognised = self._unreadable_before = _counts(saved.get("unrecognised"))
+        self.lines, self.unrecognised = _counts(saved.get("lines")), _counts(saved.get("unrecognised"))
+        self._understood: set[str] = set()  # the files of which a line could be read
         if "watch" in saved:
             watch.restore(saved["watch"], clock(), _age(saved.get("at")))
         self._log_problem()
@@ -149,7 +149,7 @@ class Logbook:
     def _with_unread(self, status: FileStatus) -> FileStatus:
         """Add the first line that looks like SGLang's if no such line could be read."""
         reader = self._readers.get(status.path)
-        unread = b"" if reader is None or reader.lines.keys() - {"other", "cut"} else reader.unread
+        unread = b"" if reader is None or status.path in self._understood else reader.unread
         return replace(status, unread=clean(unread.decode("utf-8", "replace"))) if unread else status
 
     @property
@@ -181,17 +181,17 @@ class Logbook:
     def _read(self, block: Block) -> None:
         reader = self._readers.setdefault(block.path, Reader())
         if block.historical:
-            known = [(tally, Counter(tally)) for tally in (reader.lines, reader.unreadable)]
             events = self._at_their_times(
                 block.path, (e for line in block.data.splitlines() for e in reader.read(line))
             )
-            for tally, before in known:  # counted before the restart, or not of this exporter's time
+            for tally in (
+                reader.lines,
+                reader.unreadable,
+            ):  # counted before the restart, or not of this exporter's time
                 tally.clear()
-                tally.update(before)
             with self._lock:
                 self._watch.recall(events, self._clock())
             return
-        unreadable = reader.unreadable.total()
         if block.begins:
             reader.wrapping.begin_file()
         try:
@@ -203,13 +203,19 @@ class Logbook:
         self._read_at[block.path] = self._clock()
         with self._lock:
             self._take(block.path, events)
-            if reader.unreadable.total() > unreadable:
-                self._watch.drift(reader.unreadable.total() - unreadable, self._clock())
-            self.lines = sum((Counter(each.lines) for each in self._readers.values()), self._before)
-            self.unrecognised = sum(
-                (Counter(each.unreadable) for each in self._readers.values()), self._unreadable_before
-            )
+            if unreadable := reader.unreadable.total():
+                self._watch.drift(unreadable, self._clock())
+            self._count(block.path)
             self._save(self._clock())
+
+    def _count(self, path: str) -> None:
+        """Count what a reader has read since the last time."""
+        reader = self._readers[path]
+        if reader.lines.keys() - {"other", "cut"}:
+            self._understood.add(path)
+        for counted, tally in ((self.lines, reader.lines), (self.unrecognised, reader.unreadable)):
+            counted.update(tally)
+            tally.clear()
 
     def _take(self, path: str, events: list[Event]) -> None:
         """Let the watch take events, under the lock: those of a log that existed at the start at their own times, others now."""
@@ -251,10 +257,11 @@ class Logbook:
                 self._forget(path)
 
     def _forget(self, path: str) -> None:
-        reader = self._readers.pop(path)
+        with self._lock:
+            self._count(path)
+        del self._readers[path]
         self._read_at.pop(path, None)
-        self._before = self._before + Counter(reader.lines)
-        self._unreadable_before = self._unreadable_before + Counter(reader.unreadable)
+        self._understood.discard(path)
 
     def _save(self, now: float, *, moved: bool = True) -> None:
         """Save; `moved`: with the present positions, as only the reading thread may, after it has counted all blocks."""

@@ -1,4 +1,4 @@
-"""Asking SGLang over HTTP: what and when; one scrape at a time, never longer than its deadline, never more than 16 MiB."""
+"""Asking SGLang over HTTP: never longer than a deadline, never more than 16 MiB."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import closing, suppress
 from functools import lru_cache
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, Literal, TypeAlias
 from urllib.parse import quote, urljoin, urlsplit
 
@@ -90,6 +87,15 @@ class Client:
         if owner:
             raise ScrapeError("not_sglang", f"it is not an SGLang server: its /metrics is {owner}; check --sglang-url")
         return text
+
+    def page(self, timeout: float) -> str | ScrapeError:
+        """Return the exposition, or why there is none."""
+        try:
+            return self.metrics(timeout)
+        except ScrapeError as failed:
+            return failed
+        except Exception as failed:  # noqa: BLE001 - whatever the world sends, a scrape ends with an answer
+            return ScrapeError("invalid", f"the answer cannot be read ({type(failed).__name__})")
 
     def server_info(self, timeout: float) -> ServerInfo | None:
         """Return `/server_info`, from the present path first (the old one logs a warning from 0.5.6); None without one."""
@@ -273,51 +279,3 @@ def _tls_failure(error: ssl.SSLError) -> str:
 
 def _late(timeout: float) -> ScrapeError:
     return ScrapeError("timeout", f"no complete answer within {timeout:.1f} s")
-
-
-class Scraper:
-    """Scrapes on demand in one thread, which runs `run`. Callers share the running scrape; each waits as long as he likes.
-
-    `then` gets every page or the error in its place, and the seconds that it took, and returns what callers get; `cut` ends the current
-    request.
-    """
-
-    def __init__(
-        self, fetch: Callable[[], str], then: Callable[[str | ScrapeError, float], str], cut: Callable[[], None]
-    ) -> None:
-        self._fetch, self._then, self._cut = fetch, then, cut
-        self._lock = threading.Lock()
-        self._running: Future[str] | None = None
-        self._begins: SimpleQueue[Future[str] | None] = SimpleQueue()
-
-    def ask(self) -> Future[str]:
-        """Return what is to come: of the scrape that runs, or of one that begins now."""
-        with self._lock:
-            if self._running is None:
-                self._running = Future()
-                self._begins.put(self._running)
-            return self._running
-
-    def stop(self) -> None:
-        """End the current scrape and the thread."""
-        self._begins.put(None)
-        self._cut()
-
-    def run(self) -> None:
-        """Make the scrapes that are asked for, until `stop`."""
-        while (running := self._begins.get()) is not None:
-            begin, found = time.monotonic(), ""
-            try:
-                found = self._then(self._answer(), time.monotonic() - begin)
-            finally:
-                with self._lock:
-                    self._running = None
-                running.set_result(found)
-
-    def _answer(self) -> str | ScrapeError:
-        try:
-            return self._fetch()
-        except ScrapeError as failed:
-            return failed
-        except Exception as failed:  # noqa: BLE001 - whatever the world sends, a scrape ends with an answer
-            return ScrapeError("invalid", f"the answer cannot be read ({type(failed).__name__})")

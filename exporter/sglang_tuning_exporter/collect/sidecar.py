@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from sglang_tuning_exporter.capacity import Measured
 from sglang_tuning_exporter.collect.log import Logbook
-from sglang_tuning_exporter.collect.scrape import Client, ScrapeError, Scraper
+from sglang_tuning_exporter.collect.scrape import Client, ScrapeError
 from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.core import rows, summary
@@ -102,13 +102,15 @@ class Sidecar:
         self._self_scrape_seconds = self_scrape_seconds
         self._scraped_at = -inf
         self.log = Logbook(config, self.watch, self._lock, clock=self.now, stdin=stdin) if config.log_file else None
+        # Scrapes are made on demand by a thread and a client of their own; all who ask meanwhile share the one that runs.
+        self._scraper: Client | None = None
         self._client: Client | None = None
-        self._scraper: Scraper | None = None
+        self._asking = threading.Lock()
+        self._asked: Future[str] | None = None
+        self._asked_for: SimpleQueue[Future[str] | None] = SimpleQueue()
         if config.sglang_url is not None and config.metrics_url is not None:
             where = (config.sglang_url, config.metrics_url, config.api_key, config.api_key_file)
-            client = Client(*where)
-            self._scraper = Scraper(lambda: client.metrics(config.scrape_timeout), self._receive, client.end)
-            self._client = Client(*where)
+            self._scraper, self._client = Client(*where), Client(*where)
 
     def now(self) -> float:
         """Return the watch's time: unix seconds when the exporter started, and the seconds since."""
@@ -125,7 +127,7 @@ class Sidecar:
             self.threads.attempt("log", self._read_log)
             self.threads.start("log", self._follow_log)
         if self._scraper is not None:
-            self._start_scraper(self._scraper)
+            self._start_scraper()
             self.threads.start("self-scrape", self._self_scrape)
         self.running = True
 
@@ -135,7 +137,8 @@ class Sidecar:
         self._stopping.set()
         self._waiting_scrapes.put(Future())
         if self._scraper is not None and self._client is not None:
-            self._scraper.stop()
+            self._asked_for.put(None)
+            self._scraper.end()
             self._client.end()
         self._stopped_at = min(self._stopped_at, time.monotonic())  # a second call does not wait again
         ended = self.threads.join(self._stopped_at + STOP_SECONDS)
@@ -180,12 +183,28 @@ class Sidecar:
             self._waiting_scrapes.put(read)
         if self._scraper is None:
             return read, None
-        self._start_scraper(self._scraper)  # if it is asked before `start`
-        return read, self._scraper.ask()
+        self._start_scraper()  # if it is asked before `start`
+        with self._asking:
+            if self._asked is None:
+                self._asked = Future()
+                self._asked_for.put(self._asked)
+            return read, self._asked
 
-    def _start_scraper(self, scraper: Scraper) -> None:
+    def _start_scraper(self) -> None:
         if "scrape" not in self.threads.up:
-            self.threads.start("scrape", scraper.run)
+            self.threads.start("scrape", self._scrape_on_demand)
+
+    def _scrape_on_demand(self) -> None:
+        assert self._scraper is not None
+        while (asked := self._asked_for.get()) is not None:
+            begin, found = time.monotonic(), ""
+            try:
+                answer = self._scraper.page(self.config.scrape_timeout)
+                found = self._receive(answer, time.monotonic() - begin)
+            finally:
+                with self._asking:
+                    self._asked = None
+                asked.set_result(found)
 
     def scrape(self, patience: float) -> str:
         """Refresh, and wait for at most so many seconds; return SGLang's series, empty without an answer by then."""

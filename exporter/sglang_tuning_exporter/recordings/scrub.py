@@ -226,9 +226,9 @@ class LogScrubber:
 
     def _kept(self, line: bytes) -> list[str]:
         """Return what is kept of a line without what surrounds it, behind arguments that ended with it."""
-        before = self._reader.unreadable.copy()
+        unreadable = self._reader.unreadable  # of this line
+        unreadable.clear()
         events = self._reader.read(line)
-        unreadable = self._reader.unreadable - before
         arguments = [self._arguments(event) for event in events if event.kind == "arguments"]
         kinds = [event.kind for event in events if event.kind in ("out_of_memory", "end")]
         self.kind = kinds[0] if kinds else self._reader.kind
