@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 class UsageError(Exception):
     """A user's mistake in one line: key, value, remedy. The process ends with exit status 2.
 
-    Who checks a value knows the remedy, and who asked for the check the keys around it (`under`). `shown` stands for the value where that
+    The check of a value gives the remedy, and whoever asked for it the keys around it (`under`). `shown` stands for the value where that
     must not be repeated, empty for none.
     """
 
