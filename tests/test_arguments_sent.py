@@ -12,8 +12,8 @@ import requests
 
 from conftest import config, web
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.core.arguments import READ_ARGUMENTS
 from sglang_tuning_exporter.sglang.args.flags import argument_names
+from sglang_tuning_exporter.sglang.args.printed import READ_ARGUMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,6 @@ def named_in_the_core() -> set[str]:
     texts = {
         node.value
         for file in files
-        if file.name != "arguments.py"
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
@@ -37,7 +36,7 @@ def named_in_the_core() -> set[str]:
 
 
 def test_what_is_sent_is_what_the_core_names() -> None:
-    assert named_in_the_core() - NOT_JUDGED == READ_ARGUMENTS, "core/arguments.py lists them"
+    assert named_in_the_core() - NOT_JUDGED == READ_ARGUMENTS, "sglang/args/printed.py lists them"
 
 
 @pytest.fixture(scope="module")

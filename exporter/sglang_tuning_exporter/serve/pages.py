@@ -23,7 +23,7 @@ from markdown_it.token import Token
 
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.core import arguments, findings, judge, runbooks
+from sglang_tuning_exporter.core import findings, judge, runbooks
 from sglang_tuning_exporter.core import page as pages
 from sglang_tuning_exporter.core import server as servers
 from sglang_tuning_exporter.core import text as words
@@ -31,6 +31,7 @@ from sglang_tuning_exporter.core.report import document
 from sglang_tuning_exporter.core.view import View
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.serve.guard import Lane
+from sglang_tuning_exporter.sglang.args import printed
 
 REFRESH_SECONDS = 10
 NOT_REPORTED = "not reported"
@@ -58,7 +59,7 @@ def render(sidecar: Sidecar, *, still: bool = False, whole: bool = False) -> str
     last = judged.starts[-1].arguments if judged.starts else {}
     shown |= {
         "refresh": None if still or whole else REFRESH_SECONDS,
-        "arguments": arguments.shown(last, whole=whole),
+        "arguments": printed.shown(last, whole=whole),
         "shows_all": whole,
     }
     return pages.page(judged, profile, live=shown)
@@ -69,7 +70,7 @@ def as_json(sidecar: Sidecar, *, whole: bool = False) -> bytes:
     with sidecar.view() as now:
         judged = sidecar.judged(now)
     found = document(judged)
-    found["server"]["args"] = arguments.shown(found["server"]["args"], whole=whole)
+    found["server"]["args"] = printed.shown(found["server"]["args"], whole=whole)
     return (json.dumps(found, indent=2, allow_nan=False) + "\n").encode("utf-8", "backslashreplace")
 
 
