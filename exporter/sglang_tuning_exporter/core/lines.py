@@ -30,7 +30,6 @@ from sglang_tuning_exporter.core.wrapping import (
     Wrapping,
     origin_of,
     stamp_of,
-    without_terminal,
 )
 from sglang_tuning_exporter.sglang.advices import recognise
 from sglang_tuning_exporter.sglang.args.printed import parse_server_args
@@ -529,6 +528,7 @@ class Reader:
         self._events: list[Event] = []
         self._released: list[Event] = []  # events that are about a line before, with its mark
         self._shapes: dict[bytes, _Shape] = {}  # by a line with zeros for all digits
+        self._places: dict[str, tuple[int, int]] = {}  # of plain figures in the message of the last batch
         self._clock: float | None = None
         self._day = 0
         self._stamped = False  # SGLang prints stamps in this stream
@@ -611,11 +611,11 @@ class Reader:
         if is_answered:
             self._shapes[raw.translate(_ZEROS)] = _Shape("access", form, self.around, stamp=stamp)
         elif is_batch and start:
-            [event], places = self._events, _places_of(line.text, start)
+            [event], places, at_message = self._events, self._places, at + start
             others = {name: value for name, value in event.figures.items() if name not in places}
             if len(places) < 2 or others.keys() - {"graph"}:
                 return
-            texts = itemgetter(*(slice(at + begin, at + end) for begin, end in places.values()))
+            texts = itemgetter(*(slice(at_message + begin, at_message + end) for begin, end in places.values()))
             usages = tuple(name for name in places if name.endswith("usage"))
             text = slice(at, at + len(line.text))
             shape = _Shape(event.kind, form, self.around, text, stamp, tuple(places), texts, usages, others, event.word)
@@ -716,7 +716,6 @@ class Reader:
 
     def _read_message(self, text: bytes, at: Origin, *, stamped: bool = True) -> str:
         """Read a message by the table. What SGLang advises has its stamp."""
-        text = without_terminal(text)
         self._said = None
         if _ACCESS.match(text):
             return self._read_access(text, at)
@@ -778,16 +777,17 @@ class Reader:
         torn = _OTHER_LINE.search(text)
         text = text if torn is None else text[: torn.start()]
         event, fields = Event(row.kind, at.time, at.rank, dict(row.figures)), dict[bytes, bytes]()
+        if mixed := match.groupdict().get("mixed"):
+            event.figures["running"] = int(mixed)
+        self._places = {}
         for each in islice(_FIELD.finditer(text, match.end()), 64):
-            fields.setdefault(each[1], each[2])
-        for key, value in fields.items():
-            self._read_field(event, key, value)
+            if each[1] not in fields:
+                fields[each[1]] = each[2]
+                self._read_field(event, each[1], each[2], each.start(2))
         if not event.figures.keys() & _NEEDED[row.kind]:
             self.unreadable["retraction_line" if row.kind == "retraction" else "batch_line"] += 1
             return "other"
         if row.kind != "retraction":
-            if mixed := match.groupdict().get("mixed"):
-                event.figures["running"] = int(mixed)
             known = {key: value for key, value in fields.items() if key in _FIGURES or key in _OTHER_FIGURES}
             strange = sum(not _GRAPH.match(key) for key in fields if key not in known)
             is_odd = any(value not in _NO_NUMBER and not _NUMBER.match(value) for value in known.values())
@@ -796,13 +796,14 @@ class Reader:
         self._events.append(event)
         return row.kind
 
-    @staticmethod
-    def _read_field(event: Event, key: bytes, value: bytes) -> None:
+    def _read_field(self, event: Event, key: bytes, value: bytes, start: int) -> None:
         name = _FIGURES.get(key, "")
         if name and name not in event.figures and (match := _NUMBER.match(value)) is not None:
             number = float(match[1]) / (100 if match[2] else 1)
             if 0 <= number <= _LARGEST and (number <= 2 or not name.endswith("usage")):
                 event.figures[name] = number if name in _FRACTIONS else int(number)
+                if not match[2] and _PLAIN.fullmatch(match[1]):
+                    self._places[name] = start, start + match.end(1)
         elif event.kind == "decode" and value in (b"True", b"False") and (graph := _GRAPH.match(key)):
             event.figures["graph"], event.word = value == b"True", graph[1].decode()
         elif key == b"#new_token_ratio" and (ratio := _RATIO.match(value)):
@@ -1045,18 +1046,6 @@ class Reader:
             word = row.word or traceback.phase_of(starting=self._starting, serving=self._serving)
             self._add("out_of_memory", at, _held_elsewhere(text), word, _words(text))
             traceback.counted = True
-
-
-def _places_of(text: bytes, start: int) -> dict[str, tuple[int, int]]:
-    """Return where the figures of a batch line stand; nothing where one is not plain."""
-    found, places = _row_of(text[start:]), dict[str, tuple[int, int]]()
-    for each in _FIELD.finditer(text, start + found[1].end() if found is not None else len(text)):
-        name, number = _FIGURES.get(each[1], ""), _NUMBER.match(each[2])
-        if name and name not in places and number is not None:
-            if number[2] or not _PLAIN.fullmatch(number[1]):
-                return {}
-            places[name] = (each.start(2), each.start(2) + number.end(1))
-    return places
 
 
 def _row_of(text: bytes) -> tuple[Row, re.Match[bytes]] | None:
