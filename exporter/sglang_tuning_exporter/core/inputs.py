@@ -23,7 +23,7 @@ from functools import lru_cache
 from itertools import chain, islice, pairwise
 from math import inf
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core.compression import DAMAGE, OPENERS, REMEDIES, packing
@@ -368,7 +368,7 @@ def first_of(times: Sequence[float]) -> float | None:
     return times[1] if is_stray else times[0] if times else None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Lane:
     """A reader and a clock that never runs backwards; a log that begins where another ended continues them.
 
@@ -434,86 +434,70 @@ class Lane:
 # Whether all lines are one server's
 
 
-@dataclass(slots=True)
-class _Voice:
-    """What prints behind one name: a log, and what stands around the lines in it."""
-
-    lane: Lane
-    frame: bytes
-    starts: list[Mapping[str, object]] = field(default_factory=list)  # arguments of those that may be running
-    ready: int = 0  # since the last start
-    batches: dict[Rank, list[float]] = field(default_factory=dict)  # since it: first, last, number
-
-    def is_beside(self, other: _Voice) -> bool:
-        """Whether both print batches of the same rank at the same time."""
-        return any(
-            its is not None
-            and min(mine[2], its[2]) >= ENOUGH_LINES
-            and min(mine[1], its[1]) - max(mine[0], its[0]) > OVERLAP_SECONDS
-            for mine, its in ((mine, other.batches.get(rank)) for rank, mine in self.batches.items())
-        )
+Name: TypeAlias = tuple[Lane, bytes]  # a log, and what stands around lines in it
 
 
 class Voices:
-    """All that print into the logs of a report. Two at a time are two servers, whose figures must not be added up."""
+    """What prints behind each name. Two at a time are two servers, whose figures must not be added up."""
 
     def __init__(self) -> None:
-        self._voices: dict[tuple[int, bytes], _Voice] = {}
-        self.started: set[tuple[int, bytes]] = set()  # behind which a start was printed
+        self.started: set[Name] = set()  # behind which a start was printed
         self.notes: dict[str, str] = {}  # by log
+        self._starts: dict[Name, list[Mapping[str, object]]] = {}  # arguments of those that may be running
+        self._ready: Counter[Name] = Counter()  # since the last start
+        self._batches: dict[tuple[Name, Rank], list[float]] = {}  # since it: first, last, number
 
     def take(self, lane: Lane, frame: bytes, event: Event) -> None:
         """Take a line's event, and what stands around it. Raise `UsageError` where two servers print; a marked line proves none."""
-        key = lane.number, frame
+        name = lane, frame
         if event.kind not in _TOLD or event.marked or event.time is None:
             return
-        voice = self._voices.get(key)
-        if voice is None:
-            if sum(each.lane is lane for each in self._voices.values()) >= MOST_FRAMES:
-                return
-            voice = self._voices[key] = _Voice(lane, frame)
+        if name not in self._starts and sum(each is lane for each, _ in self._starts) >= MOST_FRAMES:
+            return
+        starts = self._starts.setdefault(name, [])
         if event.kind == "arguments":
-            others = [] if voice.ready else [each for each in voice.starts[-MOST_FRAMES:] if each != event.arguments]
-            voice.starts = [*others, event.arguments]
-            voice.ready = 0
-            voice.batches.clear()
+            others = [] if self._ready[name] else [each for each in starts[-MOST_FRAMES:] if each != event.arguments]
+            self._starts[name] = [*others, event.arguments]
+            self._ready[name] = 0
+            self._batches = {key: batches for key, batches in self._batches.items() if key[0] != name}
         elif event.kind == "ready":
-            voice.ready += 1
+            self._ready[name] += 1
             # With several tokenizers each of them says so.
-            alone = all(each.get("tokenizer_worker_num", 1) == 1 for each in voice.starts)
-            if voice.ready > 1 and len(voice.starts) > 1 and alone:
-                ports = ", ".join(sorted({str(each.get("port", "?")) for each in voice.starts}))
+            alone = all(each.get("tokenizer_worker_num", 1) == 1 for each in starts)
+            if self._ready[name] > 1 and len(starts) > 1 and alone:
+                ports = ", ".join(sorted({str(each.get("port", "?")) for each in starts}))
                 raise UsageError(
                     f"{lane.name}: several servers print into this log together (--port {ports}): more than one is ready after the last"
                     " start; nothing shows whose each line is, so let each server write a log of its own"
                 )
         elif event.kind in _BATCHES:
-            begun = voice.batches.setdefault(event.rank, [lane.now, lane.now, 0])
+            begun = self._batches.setdefault((name, event.rank), [lane.now, lane.now, 0])
             begun[1], begun[2] = lane.now, begun[2] + 1
-            if len(self._voices) > 1:
-                self._compare(voice)
+            if len(self._starts) > 1:
+                self._compare(name, event.rank)
         else:
-            del voice.starts[:-1]  # whose end it is, is not known
+            del starts[:-1]  # whose end it is, is not known
 
-    def _compare(self, voice: _Voice) -> None:
-        for other in self._voices.values():
-            same_log, frames = other.lane is voice.lane, sorted((voice.frame, other.frame))
-            # Text of a request that looks like another server's line has the frame of this one around it.
-            if other is voice or (same_log and frames[1].startswith(frames[0])) or not voice.is_beside(other):
+    def _compare(self, name: Name, rank: Rank) -> None:
+        """Look for another name behind which batches of the same rank were printed at the same time."""
+        begin, end, number = self._batches[name, rank]
+        for (other, its_rank), (its_begin, its_end, its_number) in self._batches.items():
+            at_once = min(end, its_end) - max(begin, its_begin) > OVERLAP_SECONDS
+            if other == name or its_rank != rank or not at_once or min(number, its_number) < ENOUGH_LINES:
                 continue
-            if not same_log:
-                names = " and ".join(
-                    each.name for each in sorted((voice.lane, other.lane), key=lambda each: each.number)
-                )
+            (lane, frame), (its_lane, its_frame) = sorted((name, other), key=lambda each: (each[0].number, each[1]))
+            if lane is not its_lane:
                 raise UsageError(
-                    f"{names}: logs of two servers, or the same lines twice: both print batches of the same rank at the same time;"
-                    " give one server's logs at a time, or compare two with --against"
+                    f"{lane.name} and {its_lane.name}: logs of two servers, or the same lines twice: both print batches of the same rank at the"
+                    " same time; give one server's logs at a time, or compare two with --against"
                 )
-            shown = " and ".join(repr(clean(each.decode("utf-8", "replace"))[:60]) for each in frames)
+            if its_frame.startswith(frame):
+                continue  # text of a request that looks like another server's line has the frame of this one around it
+            shown = " and ".join(repr(clean(each.decode("utf-8", "replace"))[:60]) for each in (frame, its_frame))
             two = f"the lines of two servers, or the same lines twice: the same rank prints batches behind {shown}"
-            if self.started >= {(each.lane.number, each.frame) for each in (voice, other)}:
-                raise UsageError(f"{voice.lane.name}: holds {two}; give one server's lines, for example with grep -F")
-            self.notes[voice.lane.name] = f"{voice.lane.name}: may hold {two}: then the figures are of both together"
+            if self.started >= {name, other}:
+                raise UsageError(f"{lane.name}: holds {two}; give one server's lines, for example with grep -F")
+            self.notes[lane.name] = f"{lane.name}: may hold {two}: then the figures are of both together"
 
 
 def _frame(line: bytes) -> bytes:
@@ -674,7 +658,7 @@ class Logs:
                         self._found = self._found or any(event.kind not in _ANSWERS for event in events)
                         yield from events
                     if line.find(b"server_args=", 0, 1000) >= 0:
-                        self._voices.started.add((lane.number, _frame(line)))
+                        self._voices.started.add((lane, _frame(line)))
                     if not self._found:
                         self._missing(source, line)
             yield from lane.reader.end()
