@@ -120,7 +120,7 @@ def check_outputs(sidecar: Sidecar) -> None:
     json.loads(as_json(sidecar), parse_constant=_no_constant)
     found = sidecar.watch.server.facts
     command = command_line(found.release, found.arguments, {"schedule_conservativeness": 1.3})
-    assert command is None or _ONE_COMMAND.fullmatch(command.text), command
+    assert command is None or _ONE_COMMAND.fullmatch(" ".join(command[0])), command
 
 
 def _no_constant(word: str) -> None:

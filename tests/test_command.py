@@ -11,11 +11,12 @@ import shlex
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
 from sglang_tuning_exporter.core.facts import Facts
-from sglang_tuning_exporter.sglang.args.command import Command, command_line
+from sglang_tuning_exporter.sglang.args.command import command_line
 from sglang_tuning_exporter.sglang.args.flags import flag_of, infer_version, release_of, releases
 from sglang_tuning_exporter.sglang.args.printed import parse_server_args
 from sglang_tuning_exporter.sglang.args.refusals import checks, objection
@@ -44,26 +45,28 @@ def server(version: str, **args: object) -> Facts:
     return Facts(version=version, arguments={"model_path": "/models/x", **args})
 
 
-def line(facts: Facts, **changes: object) -> Command:
+def line(facts: Facts, **changes: object) -> str:
     command = command_line(facts.release, facts.arguments, changes)
     assert command is not None
-    return command
+    return " ".join(command[0])
 
 
-def flags(command: Command) -> str:
+def flags(command: str) -> str:
     """The command line after the model, which is always the same."""
-    return command.text.removeprefix("python3 -m sglang.launch_server --model-path /models/x").strip()
+    return command.removeprefix("python3 -m sglang.launch_server --model-path /models/x").strip()
 
 
 @pytest.mark.parametrize("path", PRINTED, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_every_recorded_server_gets_a_command_line_that_its_release_takes(path: Path) -> None:
-    command = line(Facts(printed(path)), schedule_conservativeness=1.7)
-    assert command.text.startswith("python3 -m sglang.launch_server --model-path ")
-    assert "--schedule-conservativeness 1.7" in command.text
+    facts = Facts(printed(path))
+    command = line(facts, schedule_conservativeness=1.7)
+    assert facts.release is not None
+    assert command.startswith("python3 -m sglang.launch_server --model-path ")
+    assert "--schedule-conservativeness 1.7" in command
     known = {
-        flag.flag for arg in (*printed(path), "schedule_conservativeness") if (flag := flag_of(arg, command.release))
+        flag.flag for arg in (*printed(path), "schedule_conservativeness") if (flag := flag_of(arg, facts.release))
     }
-    assert {word for word in shlex.split(command.text) if word.startswith("--")} <= known
+    assert {word for word in shlex.split(command) if word.startswith("--")} <= known
 
 
 @pytest.mark.parametrize(
@@ -88,9 +91,9 @@ def test_every_recorded_server_gets_a_command_line_that_its_release_takes(path: 
     ],
 )
 def test_the_arguments_of_a_real_server_come_back(name: str, typed: str) -> None:
-    command = line(Facts(printed(HERE / "data" / "server_args" / f"{name}.log")))
-    assert command.text.partition(" --load-format dummy ")[2] == typed
-    assert command.changes == ()
+    facts = Facts(printed(HERE / "data" / "server_args" / f"{name}.log"))
+    assert line(facts).partition(" --load-format dummy ")[2] == typed
+    assert command_line(facts.release, facts.arguments, {}) == (ANY, (), ANY)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +141,7 @@ def test_words_are_quoted_for_a_shell() -> None:
         "--log-level-http=-loud --bucket-time-to-first-token 0.1 0.5 1 "
         '--extra-metric-labels \'{"team": "a b"}\' --lora-paths a=/x/a'
     )
-    assert "/x/my template.jinja" in shlex.split(command.text)
+    assert "/x/my template.jinja" in shlex.split(command)
 
 
 EVIL_NAMES = (
@@ -176,19 +179,20 @@ def test_a_shell_runs_the_one_program_with_the_words_as_they_are(value: str) -> 
     args = {"chat_template": value, "json_model_override_args": f'{{"{value}": 1}}', "file_storage_path": value}
     command = line(server("0.5.23", **args, cuda_graph_bs_decode=[value, "x"]))
     echo = 'python3() { printf "%s\\0" "$@"; }; '
-    ran = subprocess.run(["bash", "-c", echo + command.text], capture_output=True, text=True, check=True)
+    ran = subprocess.run(["bash", "-c", echo + command], capture_output=True, text=True, check=True)
     words = ran.stdout.split("\0")
     assert ran.stderr == ""
-    assert words[:-1] == [word.replace("$CUDA_GRAPH_BS_DECODE", "") for word in shlex.split(command.text)[1:]]
+    assert words[:-1] == [word.replace("$CUDA_GRAPH_BS_DECODE", "") for word in shlex.split(command)[1:]]
     assert {value, f"--chat-template={value}"} & set(words)
     assert value != "-x" or value not in words
 
 
 def test_a_secret_becomes_a_placeholder() -> None:
-    command = line(server("0.5.23", api_key="<redacted>", ssl_certfile="/x/c.pem"))
-    assert '--api-key "$API_KEY"' in command.text
-    assert '--ssl-certfile /x/c.pem --ssl-keyfile "$SSL_KEYFILE"' in command.text
-    assert command.secrets == ("--admin-api-key",)
+    facts = server("0.5.23", api_key="<redacted>", ssl_certfile="/x/c.pem")
+    command = line(facts)
+    assert '--api-key "$API_KEY"' in command
+    assert '--ssl-certfile /x/c.pem --ssl-keyfile "$SSL_KEYFILE"' in command
+    assert command_line(facts.release, facts.arguments, {}) == (ANY, (), ("--admin-api-key",))
 
 
 # What a release refuses

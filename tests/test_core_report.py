@@ -85,7 +85,7 @@ def judged(*findings: Finding, **more: Any) -> Judgement:
         "counts": {"retraction_events": 34.0, "retracted_requests": 102.0, "out_of_memory.prefill": 1.0, "lines": 900},
         "marked": {"retraction_events": 14.0}, "shares": {"queue": {"above_range": 0.62}, "cuda_graph": {"replayed": 1.0}},
         "last": {"running_requests": 229.0, "token_usage": 1.0, "cuda_graph": 1.0}, "sources": ("server.log",),
-        "command": "python3 -m sglang.launch_server --model-path 'a model' --schedule-conservativeness 1.3 --tp-size 2",
+        "command": ("python3 -m sglang.launch_server", "--model-path 'a model'", "--schedule-conservativeness 1.3", "--tp-size 2"),
         "command_changes": (("--schedule-conservativeness", "0.3", "1.3"),), "command_notes": ("Add --api-key again.",),
         "notes": ("34 retractions, 14 of them beside text that clients can write", "a note"),
     }  # fmt: skip

@@ -123,7 +123,7 @@ def test_a_broken_command_line_can_be_pasted_into_a_shell() -> None:
     read = subprocess.run(
         ["bash", "-c", f"printf '%s\\n' {command}"], capture_output=True, text=True, check=True
     ).stdout
-    assert read.splitlines() == shlex.split(whole.command)
+    assert read.splitlines() == shlex.split(" ".join(whole.command))
 
 
 def test_a_real_terminal_gets_colours_that_it_can_show_and_lines_that_fit() -> None:

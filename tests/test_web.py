@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import requests
-from hypothesis import given
-from hypothesis import strategies as st
 
 from conftest import FakeSGLang, config, hang, watched_retractions, web
 from scenes import SCENES, lived
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.core.page import flags
 from sglang_tuning_exporter.core.rows import BY_ID
-from sglang_tuning_exporter.core.text import pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -177,11 +174,6 @@ def test_it_is_ready_only_while_it_watches(tmp_path: Path) -> None:
         assert requests.get(url + "/-/healthy", timeout=10).status_code == 200
         sidecar.start()
         assert requests.get(url + "/-/ready", timeout=10).status_code == 200
-
-
-@given(st.text() | st.lists(st.sampled_from(["--a", "'", '"', "\\", "b", " ", "\n", "$X"])).map("".join))
-def test_the_pieces_of_any_command_line_are_the_command_line(text: str) -> None:
-    assert " ".join(pieces(text)) == text
 
 
 def test_a_flag_in_prose_is_kept_together_and_prose_is_escaped() -> None:

@@ -281,7 +281,9 @@ class Judgement:
     marked: Mapping[str, float] = field(default_factory=dict)  # of these, how many stood beside text of clients
     shares: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # signal, state: share of the serving time
     last: Mapping[str, float | None] = field(default_factory=dict)  # figures of the last line
-    command: str = ""  # the command line with the changes; empty where arguments are not known
+    command: tuple[
+        str, ...
+    ] = ()  # the command line with the changes, each flag a piece; empty where arguments are not known
     command_changes: tuple[tuple[str, str, str], ...] = ()  # flag, value before, value after
     command_notes: tuple[str, ...] = ()
     # Pool tokens, limits, memory: what the start printed.

@@ -135,7 +135,7 @@ def document(judged: Judgement, against: Comparison | None = None) -> Document:
         "mostly": {"verdict": judged.mostly[0], "share": judged.mostly[1]} if judged.mostly else None,
         "findings": [_finding(each, begin, judged.sources) for each in judged.findings],
         "command": None if not judged.command else {
-            "text": judged.command, "release": last.release if last else None,
+            "text": " ".join(judged.command), "release": last.release if last else None,
             "changes": [dict(zip(("flag", "current", "suggested"), each, strict=True)) for each in judged.command_changes],
             "notes": judged.command_notes,
         },

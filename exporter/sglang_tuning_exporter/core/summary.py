@@ -66,18 +66,21 @@ def shares(totals: Totals) -> dict[str, dict[str, float]]:
     }
 
 
-def command(judgement: Judgement, facts: Facts) -> tuple[str, tuple[tuple[str, str, str], ...], tuple[str, ...]]:
+def command(
+    judgement: Judgement, facts: Facts
+) -> tuple[tuple[str, ...], tuple[tuple[str, str, str], ...], tuple[str, ...]]:
     """Return the command line with the changes of what limits the server, these changes, and remarks; empty where it is not known."""
     changes: dict[str, object] = {}
     for finding in judgement.findings:
         for change in finding.changes if finding.is_limit else ():
             if change.arg and change.arg not in changes and (change.to is not None or change.removes):
                 changes[change.arg] = None if change.removes and change.to is None else setting(change.to)
-    line = None if facts.cut else command_line(facts.release, facts.arguments, changes)
-    if line is None or not changes:
-        return "", (), ()
-    secret = f"Secrets are never read: add {', '.join(line.secrets)} again where the server has them now."
-    return line.text, line.changes, (secret,) if line.secrets else ()  # fmt: skip
+    found = None if facts.cut else command_line(facts.release, facts.arguments, changes)
+    if found is None or not changes:
+        return (), (), ()
+    line, changed, secrets = found
+    note = f"Secrets are never read: add {', '.join(secrets)} again where the server has them now."
+    return line, changed, (note,) if secrets else ()
 
 
 def figures_of(view: View) -> dict[str, float]:

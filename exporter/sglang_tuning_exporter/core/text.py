@@ -96,18 +96,6 @@ def quotation(finding: Finding) -> str:
     return f"In its log: “{said.text}”{at}.{marked}"
 
 
-def pieces(command: str) -> tuple[str, ...]:
-    """Cut a command line before each flag; the pieces joined with blanks are the line again."""
-    words = re.findall(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+""", command)
-    groups: list[list[str]] = [[]]
-    for word in words:
-        if word.startswith("--"):
-            groups.append([])
-        groups[-1].append(word)
-    cut = tuple(" ".join(group) for group in groups if group)
-    return cut if " ".join(cut) == command else (command,)
-
-
 # The parts of a report
 
 
@@ -425,7 +413,7 @@ def _command(judged: Judgement, style: Style) -> Iterator[str]:
         changed = (f"{flag} {old} → {new}" for flag, old, new in judged.command_changes)
         yield style.paint("bold", ", ".join((title, *changed)) + ":")
         # A value in quotes stays whole, and broken lines can be pasted into a shell.
-        words = [f" {piece}" if number else piece for number, piece in enumerate(pieces(judged.command))]
+        words = [f" {piece}" if number else piece for number, piece in enumerate(judged.command)]
         yield style.fill(words, _INDENT, end=" \\") + "\0"
     yield from (_INDENT + note for note in judged.command_notes)
 

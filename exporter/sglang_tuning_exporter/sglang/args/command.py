@@ -18,7 +18,6 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from sglang_tuning_exporter.sglang.args.flags import (
     Flag,
@@ -133,16 +132,6 @@ _GRAPH_SIZES_BY_MACHINE = (8, 16, 24, 32, 48, 80, 160, 256, 512)  # by memory an
 _OFF = "disabled"
 
 
-class Command(NamedTuple):
-    """A server's command line, for a shell."""
-
-    release: str  # whose flags these are
-    text: str
-    # Flag, value before, value after; `not set` where SGLang chose a value and did not print it.
-    changes: tuple[tuple[str, str, str], ...]
-    secrets: tuple[str, ...] = ()  # secret flags: not read, so it is not known whether they are set
-
-
 def _flag(arg: str, args: Mapping[str, object], release: str) -> Flag | None:
     """Return the flag of an argument in a server's release; None if it has none."""
     found = flag_of(arg, release)
@@ -156,8 +145,13 @@ def _flag(arg: str, args: Mapping[str, object], release: str) -> Flag | None:
     return found if found is not None and found.flag else None
 
 
-def command_line(release: str | None, args: Mapping[str, object], changes: Mapping[str, object]) -> Command | None:
-    """Return the command line that starts the same server with `changes`; None if the arguments are not known.
+def command_line(
+    release: str | None, args: Mapping[str, object], changes: Mapping[str, object]
+) -> tuple[tuple[str, ...], tuple[tuple[str, str, str], ...], tuple[str, ...]] | None:
+    """Return the command line that starts the same server with `changes`, for a shell; None if the arguments are not known.
+
+    It comes in pieces, the program and each flag with its values. Then what it changes: flag, value before (`not set` where SGLang chose one
+    and did not print it), value after. At last the flags of secrets, which are not read, so that it is not known whether they are set.
 
     `args` are the printed arguments, none cut off. `changes` maps arguments to flag values as typed (numbers, words, switches). An argument
     that the release renamed may have either name.
@@ -173,16 +167,12 @@ def command_line(release: str | None, args: Mapping[str, object], changes: Mappi
         if typed(flag, old) != typed(flag, value):
             changed.append((flag.flag, shown(old), shown(value)))
         given[arg] = value
-    words = [
-        word
-        for arg, value in given.items()
-        if (flag := _flag(arg, args, release)) is not None
-        for word in spelled(flag, value)
-    ]
+    known = ((_flag(arg, args, release), value) for arg, value in given.items())
+    pieces = (" ".join(spelled(flag, value)) for flag, value in known if flag is not None)
     secrets = [flag_of(arg, release) for arg in ("api_key", "admin_api_key") if arg not in given]
-    return Command(
-        release, " ".join([_PROGRAM, *words]), tuple(changed), tuple(flag.flag for flag in secrets if flag is not None)
-    )
+    return (
+        (_PROGRAM, *filter(None, pieces)), tuple(changed), tuple(flag.flag for flag in secrets if flag is not None),
+    )  # fmt: skip
 
 
 def typed_args(release: str | None, args: Mapping[str, object]) -> dict[str, object] | None:
