@@ -19,7 +19,7 @@ from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.core.summary import command
 from sglang_tuning_exporter.core.view import View
 from sglang_tuning_exporter.sglang.args.flags import flag_of, print_factor, releases
-from sglang_tuning_exporter.sglang.args.refusals import objection
+from sglang_tuning_exporter.sglang.args.refusals import have_effect
 from views import Load, late, seen
 
 STEPS = 12  # of advice followed one after the other
@@ -164,7 +164,7 @@ def test_every_change_is_accepted_by_the_servers_release(view: View) -> None:
     judgement, release = judge(view), view.facts.release
     assert release is not None
     changes: dict[str, object] = {each.arg: setting(each.to) for each in in_command(judgement)}
-    assert objection(release, typed_settings(view), changes) is None
+    assert have_effect(release, changes, typed_settings(view))
     for found in judgement.findings:
         together: dict[str, object] = {
             each.arg: setting(each.to) for each in found.changes if each.arg and each.to is not None
@@ -172,7 +172,7 @@ def test_every_change_is_accepted_by_the_servers_release(view: View) -> None:
         for change in found.changes:
             assert not change.arg or change.flag == view.facts.flag(change.arg)
         for arg, value in together.items():  # what is no limit is tried by itself, or with what it needs
-            assert any(objection(release, typed_settings(view), tried) is None for tried in (together, {arg: value}))
+            assert any(have_effect(release, tried, typed_settings(view)) for tried in (together, {arg: value}))
 
 
 @many

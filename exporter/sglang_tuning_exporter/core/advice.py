@@ -111,7 +111,7 @@ def _can(view: View, offer: Offer) -> bool:
     if release is None or not named:
         return True
     values = {each.arg: each.to for each in named if each.to is not None}
-    return all(each.flag for each in named) and refusals.objection(release, typed_settings(view), values) is None
+    return all(each.flag for each in named) and refusals.have_effect(release, values, typed_settings(view))
 
 
 def _first(view: View, *offers: Offer) -> list[Offer]:

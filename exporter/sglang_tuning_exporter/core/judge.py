@@ -37,7 +37,7 @@ from sglang_tuning_exporter.core.rows import (
 )
 from sglang_tuning_exporter.core.server import BUCKET_SECONDS, USUAL_CAPTURED, WAITS, Server, Totals
 from sglang_tuning_exporter.core.view import View, explained
-from sglang_tuning_exporter.sglang.args.refusals import objection
+from sglang_tuning_exporter.sglang.args.refusals import have_effect
 
 NO_LIMIT, IDLE, NOT_ENOUGH, STARTING = "no_limit_in_log", "idle", "not_enough_data", "starting"
 HEALTHY, UNEXPLAINED, STOPPED = "healthy", "unexplained", "stopped"
@@ -328,7 +328,7 @@ class _Advised:
             return False
         if view.facts.release is None or (change.to is None and not change.removes):
             return True
-        return objection(view.facts.release, advice.typed_settings(view), {**self.values, arg: change.to}) is None
+        return have_effect(view.facts.release, {**self.values, arg: change.to}, advice.typed_settings(view))
 
     def _after_sglang(self, row: Row, offered: list[Change]) -> list[Change]:
         """Put what SGLang itself recommends in its start about a row's flag before the row's own change, and leave out what it contradicts.

@@ -1,4 +1,4 @@
-"""Whether a release rejects the value of an argument, or ignores it. Pure.
+"""Whether a release takes the value of an argument, or rejects or ignores it. Pure.
 
 Beside this file, `choices.json` has the choices of the releases' own argument parsers, `refusals.json` what their argument checks reject
 and what their start-up code overrides, with the file.
@@ -8,25 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from sglang_tuning_exporter.sglang.args import flags
 
-Kind = Literal["refused", "ignored"]
 Values: TypeAlias = Mapping[str, object]  # of flags; an unknown one has the release's default
-
-
-class Objection(NamedTuple):
-    """Why a change of `arg` has no effect: the server rejects it, or ignores it."""
-
-    kind: Kind
-    arg: str
-    words: str
-    source: str
-
-
-# Of the releases with these indexes, first and last: argument, test, and what most tests compare with. Where all hold, the objection is made.
-Check: TypeAlias = tuple[int, int, list[tuple[str, str, Any]], Objection]
 
 
 @lru_cache(maxsize=1)
@@ -39,17 +25,11 @@ def _choices() -> dict[str, list[tuple[int, int, tuple[object, ...]]]]:
 
 
 @lru_cache(maxsize=1)
-def checks() -> tuple[Check, ...]:
-    """Return all checks of all releases."""
-    indexes, rows = flags.release_indexes(), flags.read_table("refusals.json")["checks"]
+def checks() -> tuple[tuple[int, int, dict[str, Any]], ...]:
+    """Return all checks: the indexes of the first and the last release that has it, and the row."""
+    indexes = flags.release_indexes()
     return tuple(
-        (
-            indexes[row["first"]],
-            indexes[row["last"]],
-            row["when"],
-            Objection(row["then"], row["arg"], row["words"], row["source"]),
-        )
-        for row in rows
+        (indexes[row["first"]], indexes[row["last"]], row) for row in flags.read_table("refusals.json")["checks"]
     )
 
 
@@ -58,34 +38,23 @@ def choices_of(arg: str, release: str) -> tuple[object, ...] | None:
     return flags.in_release(_choices().get(arg, ()), flags.release_indexes()[release])
 
 
-def objection(release: str, values: Values, changes: Values) -> Objection | None:
-    """Return why `changes` to a server with these flag values would have no effect; None where they would.
+def have_effect(release: str, changes: Values, values: Values) -> bool:
+    """Whether `changes` to a server with these flag values take effect: the release neither rejects nor ignores them.
 
-    Rejected changes come before ignored ones. A check that already fails is skipped: the server runs. A change to None removes the flag.
+    What it would reject of the values as they are is no reason: the server runs. A change to None removes the flag.
     """
-    for arg, value in changes.items():
-        refused = _not_a_choice(release, arg, value)
-        if refused is not None:
-            return refused
-    found, index, after = None, flags.release_indexes()[release], {**values, **changes}
-    for first, last, when, said in checks():
-        if not first <= index <= last or (said.kind == "ignored" and (said.arg not in changes or found is not None)):
-            continue
-        if _hold(when, after, release) and (said.kind == "ignored" or not _hold(when, values, release)):
-            found = said
-            if said.kind == "refused":
-                return said
-    return found
+    index, after = flags.release_indexes()[release], {**values, **changes}
+    return all(_is_a_choice(release, arg, value) for arg, value in changes.items()) and not any(
+        _hold(row["when"], after, release)
+        and (row["arg"] in changes if row["then"] == "ignored" else not _hold(row["when"], values, release))
+        for first, last, row in checks()
+        if first <= index <= last
+    )
 
 
-def _not_a_choice(release: str, arg: str, value: object) -> Objection | None:
+def _is_a_choice(release: str, arg: str, value: object) -> bool:
     flag, taken = flags.flag_of(arg, release), choices_of(arg, release)
-    if flag is None or not flag.flag:
-        return Objection("refused", arg, "this release has no such flag", "srt/server_args.py, add_cli_args")
-    if taken is None or value is None or value in taken:
-        return None
-    words = f"{flag.flag} takes {', '.join(str(choice) for choice in taken)} only"
-    return Objection("refused", arg, words, "srt/server_args.py, add_cli_args")
+    return flag is not None and flag.flag != "" and (taken is None or value is None or value in taken)
 
 
 def _hold(when: list[tuple[str, str, Any]], values: Values, release: str) -> bool:
