@@ -915,12 +915,12 @@ def _unknown(flag: str) -> Change:
 def _named(view: View, words: str) -> list[Change]:
     """Return the flags that an error of SGLang's names."""
     known = recognise(words)
-    ways, changes = dict(known.directions) if known is not None else {}, list[Change]()
+    ways, changes = known.ways if known is not None else {}, list[Change]()
     for flag in list(dict.fromkeys(_FLAG.findall(words)))[:2]:
         flag_known = flags.nearest_flag(_arg_of(flag), flags.releases()[-1])
         is_switch = flag_known is not None and flag_known.kind in {"switch", "either"}  # nothing about it can be lower
         guessed = "set" if is_switch else "lower" if _LESS.search(words) else "raise" if _MORE.search(words) else "set"
-        way = _WAYS[ways[flag]] if flag in ways else guessed
+        way = _WAYS.get(ways.get(flag, ""), guessed)
         reasons = (f"SGLang ended with: {shortened(words, 300)}", "another error came before this one", "")
         named = f"{way} it: SGLang's own error names it"
         changes.append(_set(view, _arg_of(flag), words=named, direction=way, reasons=reasons))
@@ -929,24 +929,24 @@ def _named(view: View, words: str) -> list[Change]:
 
 def by_sglang(view: View, said: Said) -> list[Change]:
     """Return what SGLang recommends as a change of the first flag that this release has; nothing where it has none."""
-    directions = dict(said.advice.directions)
-    flag = next((each for each in said.advice.flags if each in directions and view.facts.flag(_arg_of(each))), None)
+    ways = {each: way for each, way in said.advice.ways.items() if way}
+    flag = next((each for each in ways if each.startswith("--") and view.facts.flag(_arg_of(each))), None)
     times = f", {said.count:,} times" if said.count > 1 else ""
     why, not_if = (
         f"SGLang printed at its start{times}: “{said.text.rstrip('.')}”",
         "what the line is about does not matter for this load",
     )
     if flag is not None:
-        way = _WAYS[directions[flag]]
+        way = _WAYS[ways[flag]]
         words = f"{way} it: SGLang itself recommends it"
         return [_set(view, _arg_of(flag), words=words, direction=way, reasons=(why, not_if, ""))]
-    variables = ", ".join(each for each in said.advice.variables if each in directions)
+    variables = ", ".join(each for each in ways if not each.startswith("--"))
     return [_say(f"set {variables} as SGLang's own line says", why, not_if)] if variables else []
 
 
 def way_of(said: Said, arg: str) -> str:
     """Return the direction in which a recommendation of SGLang's goes for an argument; empty where it only names it."""
-    return _WAYS.get(dict(said.advice.directions).get(f"--{arg.replace('_', '-')}", ""), "")
+    return _WAYS.get(said.advice.ways.get(f"--{arg.replace('_', '-')}", ""), "")
 
 
 ADVICE: Mapping[str, Advise] = {

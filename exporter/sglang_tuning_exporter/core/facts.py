@@ -66,7 +66,7 @@ class Said:
     def is_about(self, arg: str) -> bool:
         """Whether it names an argument, as its flag or as SGLang's field."""
         return (
-            f"--{arg.replace('_', '-')}" in (*self.advice.flags, *self.text.split())
+            f"--{arg.replace('_', '-')}" in (*self.advice.ways, *self.text.split())
             or re.search(rf"\b{arg}\b", self.text) is not None
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -30,12 +30,8 @@ class Advice:
     """A text of SGLang's about flags."""
 
     pattern: str  # the name of the text
-    flags: tuple[str, ...]  # those that it advises first
-    variables: tuple[str, ...]
     role: str  # explains (a failure), recommends, decision (of SGLang's own), request (of one client)
-    directions: tuple[
-        tuple[str, str], ...
-    ] = ()  # increase, decrease, set or unset, of each flag and variable that has one
+    ways: Mapping[str, str]  # increase, decrease, set or unset, of each flag and variable; empty where it only names it
 
 
 def recognise(text: str) -> Advice | None:
@@ -86,14 +82,10 @@ def is_text(message: str, pieces: tuple[str, ...]) -> bool:
 def table() -> tuple[tuple[str, Advice], ...]:
     """Return all texts of all releases: as they stand in the file, and what they say."""
     document: dict[str, Any] = json.loads(Path(__file__).with_name("advices.json").read_text(encoding="utf-8"))
-    return tuple((words, _advice(name, role, names)) for name, words, _, role, names, _, _ in document["texts"])
-
-
-def _advice(name: str, role: str, names: list[str]) -> Advice:
-    ways = {each.rstrip("+-=!"): _DIRECTIONS.get(each[-1], "") for each in names}
-    flags = tuple(each for each in ways if each.startswith("--"))
-    variables = tuple(each for each in ways if not each.startswith("--"))
-    return Advice(name, flags, variables, role, tuple((each, way) for each, way in ways.items() if way))
+    return tuple(
+        (words, Advice(name, role, {each.rstrip("+-=!"): _DIRECTIONS.get(each[-1], "") for each in names}))
+        for name, words, _, role, names, _, _ in document["texts"]
+    )
 
 
 def pieces_of(words: str) -> tuple[str, ...]:
