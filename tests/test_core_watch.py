@@ -403,9 +403,14 @@ def gained(*pages: dict[str, Any]) -> dict[str, float]:
 def test_requests_that_end_without_an_answer_failed(answered: float, opened: float, failed: float) -> None:
     pages = [
         {"generation_posts": 10.0 * n, "generation_responses": answered * n, "open_requests": opened * n}
-        for n in range(2)
+        for n in (0, 1, 1)
     ]
-    assert gained(*pages)["failed_requests"] == failed
+    assert gained(*pages)["server_errors"] == failed
+
+
+def test_a_request_that_one_page_has_before_it_is_open_has_not_failed() -> None:
+    pages = [{"generation_posts": 10.0, "generation_responses": 0.0, "open_requests": open_} for open_ in (10, 9, 10)]
+    assert gained(*pages)["server_errors"] == 0
 
 
 # What is shown beside the judgement

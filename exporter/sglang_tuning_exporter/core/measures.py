@@ -88,8 +88,7 @@ def transfers(view: View) -> float | None:
 
 def requests_failed(view: View) -> float | None:
     """The share of the requests that ended in an exception."""
-    posts = view.totals["generation_posts"]
-    failed = view.totals["server_errors"] + (view.totals["failed_requests"] if posts else 0.0)
+    posts, failed = view.totals["generation_posts"], view.totals["server_errors"]
     return failed / (posts or view.totals["sequences"] + failed) if failed >= FEW else None
 
 

@@ -93,12 +93,14 @@ class Counters:
         self.counts: dict[str, float] = {}
         self.latencies: dict[str, Histogram] = {}
         self._fell = False  # those of the last one were smaller
-        self._begin_streams(None)
+        self._begin(Scrape([]))
 
-    def _begin_streams(self, unstarted: float | None) -> None:
+    def _begin(self, first: Scrape) -> None:
+        """Begin the sums of one start, of which this is the first page."""
         self._unfinished = self._most_unfinished = 0.0  # answered requests that have not finished
-        self._most_unstarted = unstarted  # left the queue without a start, the most so far
+        self._most_unstarted = _unstarted(first)  # left the queue without a start, the most so far
         self._left = 0.0  # of these, not seen as answered
+        self._unanswered = self._most_unanswered = _unanswered(first)  # ended without an answer: so far, and counted
 
     def fell(self, page: Scrape) -> bool:
         """Whether the counters of a page are smaller than before."""
@@ -120,8 +122,10 @@ class Counters:
             return
         if self.restarted:
             before, known = Scrape([]), {}
-            self._begin_streams(None)
+            self._begin(before)
         self.counts = _counted(before, page)
+        if page.open_requests is not None and page.generation_posts is not None:
+            self.counts["server_errors"] = self.counts.get("server_errors", 0.0) + self._broken(page)
         if self.counts:
             streams = self._rejected_streams(page, queue_is_full=queue_is_full)
             self.counts["rejected"] = self.counts.get("refused_requests", 0.0) + streams
@@ -157,7 +161,17 @@ class Counters:
             earlier = None if number is None else min(known.get(rank.dp, number), number)
             ranks.append(replace(_rank(replace(rank, retracted_requests=earlier), rank), is_fresh=True))
         self.ranks = tuple(ranks)
-        self._begin_streams(_unstarted(page))
+        self._begin(page)
+
+    def _broken(self, page: Scrape) -> float:
+        """Return how many more requests an exception ended before SGLang counted their answer, as two pages in a row show it.
+
+        Processes write their counters one after the other, so on a single page a request may be counted and not yet be open.
+        """
+        before, self._unanswered = self._unanswered, _unanswered(page)
+        sure = min(before, self._unanswered)
+        more, self._most_unanswered = max(sure - self._most_unanswered, 0.0), max(sure, self._most_unanswered)
+        return more
 
     def _rejected_streams(self, page: Scrape, *, queue_is_full: bool) -> float:
         """Return how many more streamed requests were rejected."""
@@ -191,6 +205,11 @@ def _unstarted(page: Scrape) -> float | None:
     return max(waiting, 0.0)
 
 
+def _unanswered(page: Scrape) -> float:
+    """Return how many requests came, have no answer and are not open any more."""
+    return (page.generation_posts or 0.0) - (page.generation_responses or 0.0) - (page.open_requests or 0.0)
+
+
 def _with_older(new: _T, old: _T | None, names: Iterable[str]) -> _T:
     lacks: dict[str, Any] = {name: getattr(old, name, None) for name in names if getattr(new, name) is None}
     return replace(new, **lacks) if any(value is not None for value in lacks.values()) else new
@@ -222,9 +241,6 @@ def _counted(before: Scrape, page: Scrape) -> dict[str, float]:
     }
     if "failed_bootstraps" in found:
         found["failed_transfers"] = found.get("failed_transfers", 0.0) + found.pop("failed_bootstraps")
-    if page.open_requests is not None and {"generation_posts", "generation_responses"} <= found.keys():
-        opened = page.open_requests - (before.open_requests or 0.0)
-        found["failed_requests"] = found["generation_posts"] - found["generation_responses"] - opened
     return found
 
 
