@@ -150,6 +150,19 @@ def test_a_rank_that_decoded_between_two_pages_served(beside: Beside) -> None:
     assert [beside.server.life(dp)["activity/serving"] for dp in (0, 1)] == [15.0, 0.0]
 
 
+def test_the_usage_of_an_idle_moment_is_not_that_of_the_load_between_two_pages(beside: Beside) -> None:
+    for step in range(4):
+        beside.page(
+            15.0 * step,
+            8 if step == 0 else 0,
+            progress=600 * step,
+            full_usage=0.5 if step == 0 else 0.0,
+            graph_passes=600.0 * step,
+        )
+    beside.server.advance(60.0)
+    assert beside.server.window(600.0).mean("usage") == 0.5
+
+
 def test_gauges_that_stand_still_hold_for_a_minute(beside: Beside) -> None:
     for now in range(0, 300, 15):
         beside.page(float(now), 8, progress=5, full_usage=0.5)

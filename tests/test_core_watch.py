@@ -413,6 +413,33 @@ def test_a_request_that_one_page_has_before_it_is_open_has_not_failed() -> None:
     assert gained(*pages)["server_errors"] == 0
 
 
+@pytest.mark.parametrize(
+    ("running", "refused"),
+    [([0.0, 0.0, 0.0], 16.0), ([8.0, 8.0, 0.0], 16.0), ([8.0, 8.0, 8.0], 8.0)],  # those that ran may be eight of them
+)
+def test_requests_that_finish_without_a_first_token_were_refused(running: list[float], refused: float) -> None:
+    """Each page 8 are refused and 2 answered; those that run at first finish later, and had their first token before."""
+    pages = [
+        {
+            "finished_requests": 10.0 * n + running[0] - runs,
+            "started_requests": 2.0 * n + running[0],
+            "open_requests": runs,
+        }
+        for n, runs in enumerate(running)
+    ]
+    assert gained(*pages)["untold_requests"] == refused
+
+
+def test_a_server_that_refuses_every_request_is_not_healthy() -> None:
+    beside = Beside(reads=False)
+    for step in range(20):
+        beside.scrape(
+            4.0 * step, finished_requests=40.0 * step, started_requests=1.0, running=1.0 * (step % 2), queued=0.0, full_usage=0.0,
+            prefill_passes=30.0 * step, computed_tokens=60_000.0 * step,
+        )  # fmt: skip
+    assert beside.judge(80).verdict == "requests_refused"
+
+
 # What is shown beside the judgement
 
 

@@ -126,8 +126,9 @@ def _worst(recording: Recording, answers: Sequence[Answer], *, logged: bool) -> 
 
 
 def _sampled(usages: Sequence[float]) -> dict[str, float]:
-    """Return the mean of samples of the token usage, and its standard error."""
-    error = {USAGE_ERROR: stdev(usages) / sqrt(len(usages))} if len(usages) > 1 else {}
+    """Return the mean of samples of the token usage, and its standard error: what stays as it is was seen once."""
+    seen = [usage for usage, _ in groupby(usages)]
+    error = {USAGE_ERROR: stdev(seen) / sqrt(len(seen))} if len(seen) > 1 else {}
     return {USAGE: fmean(usages), **error} if usages else {}
 
 

@@ -836,6 +836,8 @@ def _dp_attention(view: View, _: frozenset[str]) -> list[Offer]:
 def _refusals(view: View, _: frozenset[str]) -> list[Change]:
     if view.facts.word("grammar_backend") == "none" and view.totals["refused_for_grammar"] > view.totals["refused"] / 2:
         return [_set(view, "grammar_backend", "xgrammar")]
+    if not view.totals["refused"]:
+        return []  # by the page alone: the reason is in the log, which the guide's words name
     return [_say(
         "read the reason in the log, before self.rid= at the end of its lines", "SGLang ends such a request at once and prints the reason.",
         "a client sends such requests by mistake: then nothing needs to change",

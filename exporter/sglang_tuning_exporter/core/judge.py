@@ -54,6 +54,7 @@ SURVIVED_SECONDS = 60.0  # of work after a failure: it did not end by it
 PAST_SECONDS = 120.0  # what was not seen for so long is over
 HIGH, MEDIUM = 120.0, 60.0  # seconds of serving time for this confidence
 NEARLY_ALL_GIVEN_UP = 0.5  # of the requests that ended
+MOSTLY_REFUSED = 0.5  # of the requests: then nothing is well
 LEAST_WAITED = 10.0  # seconds of waiting that show what requests wait for
 MOST_QUOTED = 2  # decisions of SGLang's, in one finding
 RECOMMENDS = "sglang_recommends"
@@ -161,6 +162,8 @@ def is_limit(name: str, measured: Measured) -> bool:
     match name:
         case "flags_away_from_defaults":  # a flag that figures show to be the cause
             return waits and bool(suspects.proven(view))
+        case "requests_refused":  # clients of a healthy server get their answers
+            return measured.figures[name].value > MOSTLY_REFUSED
         case "shared_prefixes_unused":  # prefixes are computed again and again because the cache loses them
             return waits and not mostly("queue", "in_range") and mostly("admission", "pool_full")
         case "running_far_below_limit":
@@ -253,7 +256,11 @@ def findings(measured: Measured, also: frozenset[str] = frozenset()) -> tuple[Fi
     advised = _Advised(measured, frozenset(measured.holding) | also)
     for name in sorted(measured.holding, key=lambda each: (BY_ID[each].chance, _ORDER[each])):
         advised.take(BY_ID[name])
-    said = {name for name, changes in advised.changes.items() if changes or not BY_ID[name].needs_advice}
+    said = {
+        name
+        for name, changes in advised.changes.items()
+        if changes or not BY_ID[name].needs_advice or (BY_ID[name].chance and is_limit(name, measured))
+    }
     order = sorted(said, key=lambda each: (BY_ID[each].chance, not is_limit(each, measured), measured.place(each)))
     because = {name: tuple(each for each in measured.causes(BY_ID[name]) if each in said) for name in order}
     return tuple(_worded(BY_ID[name], measured, advised.changes[name], because[name]) for name in order)

@@ -101,6 +101,8 @@ class Counters:
         self._most_unstarted = _unstarted(first)  # left the queue without a start, the most so far
         self._left = 0.0  # of these, not seen as answered
         self._unanswered = self._most_unanswered = _unanswered(first)  # ended without an answer: so far, and counted
+        run = sum((rank.running or 0.0) + (rank.queued or 0.0) for rank in first.ranks)
+        self._most_untold = _untold(first) + (run if first.open_requests is None else first.open_requests)
 
     def fell(self, page: Scrape) -> bool:
         """Whether the counters of a page are smaller than before."""
@@ -129,6 +131,10 @@ class Counters:
         if self.counts:
             streams = self._rejected_streams(page, queue_is_full=queue_is_full)
             self.counts["rejected"] = self.counts.get("refused_requests", 0.0) + streams
+        if page.started_requests is not None and "finished_requests" in self.counts:
+            untold = _untold(page)  # those that run make it smaller: it is the least
+            self.counts["untold_requests"] = max(untold - self._most_untold, 0.0)
+            self._most_untold = max(untold, self._most_untold)
         for name in LATENCIES:
             histogram, earlier = getattr(page, name), getattr(before, name)
             more = histogram if histogram is None or earlier is None else histogram.since(earlier)
@@ -208,6 +214,11 @@ def _unstarted(page: Scrape) -> float | None:
 def _unanswered(page: Scrape) -> float:
     """Return how many requests came, have no answer and are not open any more."""
     return (page.generation_posts or 0.0) - (page.generation_responses or 0.0) - (page.open_requests or 0.0)
+
+
+def _untold(page: Scrape) -> float:
+    """Return how many requests finished without a first token, less those that run and have one."""
+    return (page.finished_requests or 0.0) - (page.started_requests or 0.0)
 
 
 def _with_older(new: _T, old: _T | None, names: Iterable[str]) -> _T:

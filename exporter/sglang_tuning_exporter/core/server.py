@@ -635,7 +635,9 @@ class Scheduler:
                 bucket[self._waits] += seconds
             if moment.admission == "hybrid_pool_full" and self.usages.get("mamba", 0.0) >= (self.usage or 0.0):
                 bucket["mamba"] += seconds
-            figures = (running, waiting, self.usage, self.throughput)
+            # Between two scrapes that found nothing to do, what runs is known, and not what it holds.
+            usage = None if moment.token_usage == UNKNOWN else self.usage
+            figures = (running, waiting, usage, self.throughput)
             for value, keys in zip(figures, _figure_keys(moment.admission), strict=True):
                 if value is None:
                     continue
