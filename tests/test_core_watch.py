@@ -383,6 +383,17 @@ def test_by_metrics_alone_a_queue_that_the_next_batch_takes_is_not_held_back() -
     assert "admission_too_conservative" not in {each.diagnosis for each in beside.judge(80).findings}
 
 
+def test_what_a_log_says_live_does_not_hang_on_when_its_lines_are_read() -> None:
+    whole, bit_by_bit = Beside(scrapes=False), Beside(scrapes=False)
+    for at in range(12, 60, 3):
+        lines = [prefill(at, running=number, usage=number / 100) for number in range(0, 40, 4)]
+        whole.lines(*lines)
+        for number, line in enumerate(lines):
+            bit_by_bit.lines(line)
+            bit_by_bit.watch.advance(BEGIN + at + number / 10)
+    assert bit_by_bit.watch.view(BEGIN + 65).mean("usage") == whole.watch.view(BEGIN + 65).mean("usage")
+
+
 # What counters gained between two pages
 
 

@@ -377,3 +377,30 @@ def test_a_log_read_from_its_start_counts_its_past_and_does_not_judge_by_it(plac
     with place.reader(from_start=True) as (_book, watch):
         assert (events(watch), lately(watch, "retractions")) == (500, 0)
         assert lately(watch, "out_of_memory.prefill") == 1
+
+
+def test_lines_of_one_printed_second_are_of_one_time_whenever_they_are_read(place: Place) -> None:
+    """In the zone of the server, and with the clock of the reader moved by hand."""
+    watch, now, seen = (
+        Watch(PROFILES["online"], 0.0, reads=True, scrapes=False),
+        [1_800_000_000.0],
+        list[float | None](),
+    )
+    watch.take = lambda event, **_: seen.append(event.time)  # type: ignore[method-assign]
+    book = Logbook(config(log_file=(str(place.log),)), watch, LOCK, clock=lambda: now[0])
+    book.poll()
+    for second, read in ((10, 0.2), (11, 0.0), (12, 0.1), (12, 0.9), (12, 1.6), (13, 0.4), (900, 0.5)):
+        now[0] = 1_800_000_000.0 + second + read
+        with place.log.open("a") as file:
+            file.write(f"[2025-11-20 {11 + second // 900}:40:{second % 60:02}] {DECODE}\n")
+        book.poll()
+    book.close()
+    assert [at and round(at - 1_800_000_000.0, 3) for at in seen] == [
+        10.2,
+        11.0,
+        12.0,
+        12.0,
+        12.0,
+        13.0,
+        900.5,
+    ]  # the clock was set

@@ -37,6 +37,7 @@ UNFINISHED_SECONDS = 2.0  # after which arguments that may go on in the next lin
 # A server prints local time, mostly without a zone: the last lines of its file say what to add.
 LOOK_BACK_BYTES = 64 << 10
 LINES_TRIED = 256  # the lines of a traceback have no time
+CLOCK_SECONDS = 60.0  # lines that seem to be read so late: one of the clocks was set
 _NOT_FOLLOWED = FileStatus("", "not followed yet", 0, 0)
 
 logger = logging.getLogger("sglang_tuning_exporter")
@@ -84,7 +85,7 @@ class Logbook:
         self._saved_counters: object = None  # counters of the last save; None: not saved yet
         self._catching_up = True  # until all lines that existed at the start have been read
         self._behind_since: float | None = None  # end of the first poll, if it did not read all of them
-        self._offsets: dict[str, float | None] = {}  # by path, while catching up: unix time minus printed time
+        self._offsets: dict[str, float | None] = {}  # by path: unix time minus printed time
         # Read, by kind; and lines and keys that no known release prints, by kind.
         self.lines, self.unrecognised = _counts(saved.get("lines")), _counts(saved.get("unrecognised"))
         self._understood: set[str] = set()  # the files of which a line could be read
@@ -119,7 +120,6 @@ class Logbook:
             if self._behind_since is not None:
                 logger.info("log: finished reading the existing lines")
             self._catching_up, self._behind_since = False, None
-            self._offsets.clear()
         elif self._catching_up and self._behind_since is None:
             self._behind_since = self._clock()
             logger.info("log: reading the existing lines; counters appear when that is finished")
@@ -218,7 +218,7 @@ class Logbook:
             tally.clear()
 
     def _take(self, path: str, events: list[Event]) -> None:
-        """Let the watch take events, under the lock: those of a log that existed at the start at their own times, others now."""
+        """Let the watch take events, under the lock: those of a log that existed at the start at their own times, others as they come."""
         for event in events:
             if event.kind == "words":  # where in the file it stands is not known
                 event.file = path
@@ -226,8 +226,18 @@ class Logbook:
         behind, now = self._catching_up and path != STDIN, self._clock()  # all lines of standard input are new
         for event in self._at_their_times(path, events) if behind else events:
             if not behind:
-                event.time = now
+                event.time = self._live(path, event.time, now)
             self._watch.take(event, past=behind)
+
+    def _live(self, path: str, printed: float | None, now: float) -> float:
+        """Return when a line that is read now was printed, by this clock: the line that waited least shows what to add to printed times."""
+        if printed is None:
+            return now
+        offset = self._offsets.get(path)
+        at = now if offset is None else min(printed + offset, now)
+        at = at if now - at < CLOCK_SECONDS else now
+        self._offsets[path] = at - printed
+        return at
 
     def _at_their_times(self, path: str, events: Iterable[Event]) -> list[Event]:
         """Convert printed times to the clock's, at most now; lines without a time happened now."""
@@ -262,6 +272,7 @@ class Logbook:
         del self._readers[path]
         self._read_at.pop(path, None)
         self._understood.discard(path)
+        self._offsets.pop(path, None)
 
     def _save(self, now: float, *, moved: bool = True) -> None:
         """Save; `moved`: with the present positions, as only the reading thread may, after it has counted all blocks."""

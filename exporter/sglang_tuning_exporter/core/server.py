@@ -363,8 +363,9 @@ class Scheduler:
         self._tokens += tokens
         self._decoded = False
         self._joined = started  # the next line's running requests have those of the lines before
-        second = self._second[1] + tokens if int(now) == self._second[0] else tokens
-        self._second = (int(now), second)
+        printed = int(now if event.time is None else event.time)  # late or not
+        second = self._second[1] + tokens if printed == self._second[0] else tokens
+        self._second = (printed, second)
         self._rate = max(self._rate, second)
         bucket["peak"] = self._rate  # the same in every bucket: a window takes the largest
         if self.decoded_at is None and -inf < self.prefilled_at < now:
@@ -845,9 +846,10 @@ def _binned(running: float) -> str:
 class Server:
     """One server: facts since its start, its schedulers, buckets, and what happened."""
 
-    def __init__(self, profile: profiles.Profile) -> None:
+    def __init__(self, profile: profiles.Profile, late: float = 0.0) -> None:
         self.base = profile
         self.profile = profile
+        self.late = late  # seconds that lines may come after the second that they print: until then it is not counted
         self.facts = Facts()
         self.schedulers: dict[int | None, Scheduler] = {}
         self.buckets: deque[tuple[float, Totals]] = deque()
@@ -1078,7 +1080,7 @@ class Server:
         """Count the time up to `now`."""
         self.now = now if self.now is None else max(self.now, now)
         for scheduler in self.schedulers.values():
-            scheduler.advance(self.now)
+            scheduler.advance(self.now - self.late)
         if self._unexplained is not None and self.now - self._failed.get("unknown", self._unexplained) > REPEAT_SECONDS:
             self._unexplained = None
             self.counted["out_of_memory.unknown"] += 1
@@ -1094,8 +1096,8 @@ class Server:
         now = event.time if event.time is not None else self.now
         if event.time is not None:
             self.begin = event.time if self.begin is None else self.begin
-        now = 0.0 if now is None else now if self.now is None else max(now, self.now)
-        self.now = now
+        now = 0.0 if now is None else now if self.now is None else max(now, self.now - self.late)
+        self.now = now if self.now is None else max(now, self.now)
         name = event.word if event.kind == "end" else event.kind
         name = _LIVENESS_OF.get(name, name)
         if name in LIVENESS:  # several processes or lines say the same of one event

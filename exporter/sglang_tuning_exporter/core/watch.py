@@ -28,6 +28,7 @@ from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures, Scra
 KEPT_SECONDS = 6 * 3600.0  # of sums, for the chart
 SETTLED_SECONDS = 2.0  # after which a scrape shows what a line says
 UNSETTLED_SECONDS = 30.0  # without any scrape: as with the log alone
+READ_SECONDS = 2.0  # after which all lines of a printed second are read: the log is read every second
 ASKED_SECONDS = 10.0  # in which a line that waits is a reason to ask
 MOST_WAITING, MOST_HELD = 1024, 4096
 REQUESTED_SECONDS = 60.0  # after a request, in which the line that it causes may come
@@ -126,7 +127,7 @@ class Watch:
     """One server over time. `reads`: its log is read; `scrapes`: its metrics are."""
 
     def __init__(self, profile: profiles.Profile, now: float, *, reads: bool, scrapes: bool) -> None:
-        self.server = Server(profile)
+        self.server = Server(profile, late=READ_SECONDS if reads else 0.0)
         self.begin = now
         self.doubtful: Counter[tuple[str, str]] = Counter()  # lines that a scrape refuted, by kind and reason
         self.clocks = Clocks(profile)
