@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.recordings.scrub import LogScrubber, Scrubber
+from sglang_tuning_exporter.recordings.scrub import Scrubber
 
 AT = b"[2025-11-20 11:40:11"
 
 
 def kept(*lines: bytes, **how: bool) -> list[str]:
-    scrubber = LogScrubber(Scrubber(), **how)
+    scrubber = Scrubber(**how)
     found = [scrubber.line(line + b"\n") for line in lines]
     return [line.decode().rstrip("\n") for line in found if line is not None]
 
@@ -135,7 +135,7 @@ def canary_in(text: str) -> list[str]:
 def test_a_foreign_word_anywhere_in_a_line_is_not_kept(log: Path) -> None:
     lines = sorted({line for line in log.read_text(errors="replace").splitlines() if len(line) < 1000})
     for number, canary in enumerate(CANARIES):
-        scrubber = LogScrubber(Scrubber())
+        scrubber = Scrubber()
         for line in lines:
             words = line.split(" ")
             for at in range(number % 3, len(words) + 1, 3):
@@ -225,7 +225,7 @@ COUNTED = ("decode", "out_of_memory", "prefill", "retraction")
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
 def test_kept_lines_give_the_same_events_as_before(log: Path) -> None:
-    scrubber, before, after = LogScrubber(Scrubber()), Reader(), Reader()
+    scrubber, before, after = Scrubber(), Reader(), Reader()
     for line in log.read_bytes().splitlines():
         original = [event.kind for event in before.read(line) if event.kind in COUNTED]
         kept_lines = (scrubber.line(line) or b"").splitlines()

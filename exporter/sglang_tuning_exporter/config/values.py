@@ -182,17 +182,11 @@ def path_of_metrics(value: Any) -> str:
 
 def thresholds(value: Any) -> dict[str, float]:
     """Return thresholds from one or more `NAME=VALUE`, or from a mapping."""
-    if isinstance(value, dict):
-        pairs = [(str(name), figure) for name, figure in value.items()]
-    else:
-        pairs = [
-            (name.strip(), figure) for name, _, figure in (as_word(item).partition("=") for item in _several(value))
-        ]
     found: dict[str, float] = {}
-    for name, figure in pairs:
+    for name, figure in _named(value, ","):
         shown = f"{name}={figure}"
         try:
-            found[name] = float(as_word(figure))
+            found[name] = float(figure)
         except ValueError:
             raise UsageError("give a number, such as queue_upper=500", shown) from None
         if problem := threshold_problem(name, found[name]):

@@ -26,7 +26,7 @@ from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.recordings import stopped_by_signal
 from sglang_tuning_exporter.recordings.recording import MAX_FILE_BYTES
-from sglang_tuning_exporter.recordings.scrub import HOST, OF_LIFE, LogScrubber, Scrubber, is_known
+from sglang_tuning_exporter.recordings.scrub import HOST, OF_LIFE, Scrubber, is_known
 from sglang_tuning_exporter.sglang import clean
 
 SCRAPE_SECONDS = 2.0
@@ -51,12 +51,11 @@ class Recorder:
         assert config.sglang_url is not None
         assert config.metrics_url is not None
         self._client = scrape.Client(config.sglang_url, config.metrics_url, config.api_key)
-        self._scrubber = Scrubber()
+        self.scrubber = Scrubber(keep_request_text=keep_request_text)
         for name in (socket.gethostname(), urlsplit(config.sglang_url).hostname or ""):
             if name != "localhost":
-                self._scrubber.hide(name, HOST)
-        self._scrubber.hide(config.api_key or "", clean.REDACTED)
-        self.log = LogScrubber(self._scrubber, keep_request_text=keep_request_text)
+                self.scrubber.hide(name, HOST)
+        self.scrubber.hide(config.api_key or "", clean.REDACTED)
         self.config, self.output, self._every = config, output, every
         (self._log_file,) = config.log_file
         self._stopping = threading.Event()
@@ -127,7 +126,7 @@ class Recorder:
                 found = found if isinstance(found, dict) else {"loads": found}
                 if name == "server_info" and isinstance(found.get("version"), str):
                     self._version = found["version"] if is_known(found["version"]) else None
-                text = json.dumps(self._scrubber.arguments(found), indent=1)
+                text = json.dumps(self.scrubber.arguments(found), indent=1)
                 (self.output / f"{name}.json").write_text(text + "\n", encoding="utf-8")
                 break
         about = {
@@ -142,13 +141,13 @@ class Recorder:
         for block in follower.poll():
             now = time.time()
             for line in block.data.splitlines(keepends=True):
-                kept = self.log.line(line)
+                kept = self.scrubber.line(line)
                 if block.historical:
                     self._keep_startup(kept)
                     continue
-                if self.log.printed is not None:
+                if self.scrubber.printed is not None:
                     self._offsets = [(at, ahead) for at, ahead in self._offsets if now - at < _CLOCK_SECONDS]
-                    self._offsets.append((now, self.log.printed - now))
+                    self._offsets.append((now, self.scrubber.printed - now))
                 self._write(kept)
         if self._sink is not None:
             self._sink.flush()
@@ -156,11 +155,11 @@ class Recorder:
     def _keep_startup(self, kept: bytes | None) -> None:
         """Of what was printed before the recording, keep how the server was last started."""
         assert self._sink is not None
-        self._last_printed = self.log.printed or self._last_printed
-        if self.log.starts:
+        self._last_printed = self.scrubber.printed or self._last_printed
+        if self.scrubber.starts:
             self._sink.truncate(0)
             self._log_bytes = self.lines = 0
-        if kept is not None and self.log.kind in OF_LIFE:
+        if kept is not None and self.scrubber.kind in OF_LIFE:
             self._write(kept)
 
     def _clock_by_file(self) -> list[tuple[float, float]]:
@@ -188,7 +187,7 @@ class Recorder:
             return
         if self._is_up is False:
             self._write_event("start", early=0.002)
-        data = self._scrubber.page(page).encode("utf-8", "replace")
+        data = self.scrubber.page(page).encode("utf-8", "replace")
         if self.is_full:
             return
         self.scrapes += 1
@@ -236,7 +235,7 @@ def run(recorder: Recorder, seconds: float | None) -> int:
         recorder.run(seconds)
     output, ended = recorder.output, "; it ended because no more fits" if recorder.is_full else ""
     sys.stderr.write(
-        f"{output}: {recorder.lines} lines ({recorder.log.left_out} left out), {recorder.scrapes} scrapes{ended}."
+        f"{output}: {recorder.lines} lines ({recorder.scrubber.left_out} left out), {recorder.scrapes} scrapes{ended}."
         f" Look through it before you share it: sglang-tuning-exporter replay {output}\n"
     )
     if recorder.scrapes:

@@ -80,12 +80,22 @@ _RETRACTION_WORDS = frozenset(
 
 
 class Scrubber:
-    """Removes private words from texts. It learns them from the server's arguments, which must come first."""
+    """Removes private words from texts, pages and a log. It learns them from the server's arguments, which must come first.
 
-    def __init__(self) -> None:
+    Of the log's last line: its `kind`, whether it `starts` a server, and when it was `printed` (unix seconds). `left_out` counts lines.
+    """
+
+    def __init__(self, *, keep_request_text: bool = False) -> None:
         self._known: dict[str, str] = {}
         self._numbered: dict[tuple[str, str], str] = {}
         self._order: list[str] | None = []
+        self._keep_request_text = keep_request_text
+        self._wrapping = wrapping.Wrapping()
+        self._reader = Reader()
+        self.left_out = 0
+        self.starts = False
+        self.kind = "other"
+        self.printed: float | None = None
 
     def hide(self, word: str, replacement: str) -> None:
         """Replace `word` with `replacement` in all later texts."""
@@ -192,25 +202,8 @@ class Scrubber:
         number = sum(1 for other, _ in self._numbered if other == name) + 1
         return self._numbered.setdefault((name, value), f"{OTHER}-{number}")
 
-
-class LogScrubber:
-    """Scrubs a log line by line; keeps the lines that the exporter reads, with their times, without what surrounds them.
-
-    Of the last line: its `kind`, whether it `starts` a server, and when it was `printed` (unix seconds).
-    """
-
-    def __init__(self, scrubber: Scrubber, *, keep_request_text: bool = False) -> None:
-        self._scrubber = scrubber
-        self._keep_request_text = keep_request_text
-        self._wrapping = wrapping.Wrapping()
-        self._reader = Reader()
-        self.left_out = 0
-        self.starts = False
-        self.kind = "other"
-        self.printed: float | None = None
-
     def line(self, line: bytes) -> bytes | None:
-        """Return the harmless part of a line; None if there is none.
+        """Return the harmless part of a line of the log, which the exporter reads, without what surrounds it; None if there is none.
 
         Several lines where one proves the form of those before it, and where a runtime wrote a record of several lines.
         """
@@ -229,7 +222,7 @@ class LogScrubber:
         unreadable = self._reader.unreadable  # of this line
         unreadable.clear()
         events = self._reader.read(line)
-        arguments = [self._arguments(event) for event in events if event.kind == "arguments"]
+        arguments = [self._start(event) for event in events if event.kind == "arguments"]
         kinds = [event.kind for event in events if event.kind in ("out_of_memory", "end")]
         self.kind = kinds[0] if kinds else self._reader.kind
         self.starts = self.starts or bool(arguments)
@@ -253,16 +246,16 @@ class LogScrubber:
         figures = _only_figures(events, message, strange="batch_key" in unreadable)
         if not self._keep_request_text and not _is_safe(events, self.kind, message, figures=figures):
             return None
-        return None if clean.holds_secret(message) and not figures else self._scrubber.text(message)
+        return None if clean.holds_secret(message) and not figures else self.text(message)
 
     def _learn_secrets(self, line: bytes) -> None:
         for name, value in _ARGUMENT.findall(line.decode("utf-8", "replace")):
             if clean.is_secret(name):
-                self._scrubber.hide(value, clean.REDACTED)
+                self.hide(value, clean.REDACTED)
 
-    def _arguments(self, event: Event) -> str:
+    def _start(self, event: Event) -> str:
         stamp = "" if event.time is None else _stamp(event.time, event.rank)
-        return f"{stamp}server_args={self._scrubber.arguments(event.arguments)!r}"
+        return f"{stamp}server_args={self.arguments(event.arguments)!r}"
 
 
 def _bare(line: wrapping.Line) -> bytes:
