@@ -113,7 +113,7 @@ class StateFile:
             self.problem = f"cannot be written: more than {MOST_BYTES >> 20} MiB"
             return False
         try:
-            self._within("replace", lambda: self._replace(text))
+            self._within("replace", lambda directory: _replace(self.path.name, text, directory))
         except OSError as error:
             self.problem = f"cannot be written: {_explained(error)}"
             return False
@@ -126,34 +126,28 @@ class StateFile:
             os.close(self._lock)
             self._lock = None
 
-    def _within(self, name: str, step: Callable[[], _T]) -> _T:
-        """Do a step, unless its directory does not answer."""
-        return files.within((self.path, name), step, SECONDS)
+    def _within(self, name: str, step: Callable[[int], _T]) -> _T:
+        """Do a step in the file's directory, opened once so that it is the same for all of it, unless that does not answer."""
 
-    def _take_lock(self) -> None:
+        def work() -> _T:
+            directory = os.open(self.path.parent, _DIRECTORY)
+            try:
+                return step(directory)
+            finally:
+                os.close(directory)
+
+        return files.within((self.path, name), work, SECONDS)
+
+    def _take_lock(self, directory: int) -> None:
         """Open a descriptor that holds the lock until it is closed; it is kept also where nobody waits for it any more."""
-        with self._directory() as directory:
-            with suppress(FileNotFoundError), _opened(self.path.name, directory):
-                pass
-            if self._lock is None:
-                self._lock = _locked(f"{self.path.name}.lock", directory)
+        with suppress(FileNotFoundError), _opened(self.path.name, directory):
+            pass
+        if self._lock is None:
+            self._lock = _locked(f"{self.path.name}.lock", directory)
 
-    def _read(self) -> bytes:
-        with self._directory() as directory, _opened(self.path.name, directory) as file:
+    def _read(self, directory: int) -> bytes:
+        with _opened(self.path.name, directory) as file:
             return file.read(MOST_BYTES + 1)
-
-    def _replace(self, text: bytes) -> None:
-        with self._directory() as directory:
-            _replace(self.path.name, text, directory)
-
-    @contextmanager
-    def _directory(self) -> Iterator[int]:
-        """Open the directory, so that all steps use the same one even if it is replaced meanwhile."""
-        directory = os.open(self.path.parent, _DIRECTORY)
-        try:
-            yield directory
-        finally:
-            os.close(directory)
 
 
 @contextmanager

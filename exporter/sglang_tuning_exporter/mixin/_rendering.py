@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Undefined, UndefinedError
+
+from sglang_tuning_exporter.config import profiles
+from sglang_tuning_exporter.core import advice, runbooks
 
 # Go templates use curly braces, so ours are square.
 _ENVIRONMENT = Environment(
@@ -22,6 +26,12 @@ _ENVIRONMENT = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
+_ENVIRONMENT.globals |= {
+    "json": json.dumps,
+    "quoted": lambda text: "'" + text.replace("'", "''") + "'",  # for YAML
+    # a text of the table of diagnoses, without a server
+    "filled": lambda text: advice.fill(text, runbooks.figures(profiles.DEFAULT)),
+}
 
 
 def render(template: str, **values: object) -> str:

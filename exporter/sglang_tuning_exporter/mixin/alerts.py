@@ -236,14 +236,11 @@ def files(time_scale: float = 1.0, wishes: Wishes = NONE, kind: str = "prometheu
     filling = {
         "wishes": wishes,
         "expected": expected,
-        "json": json.dumps,
         "scaled": partial(scaled, time_scale=time_scale),
         "seconds": lambda number: f"{number / time_scale:g}",
         "groups": groups(wishes),
         "prometheus": {row.id: row for row in runbooks.PROMETHEUS},
         "annotations": lambda row: alert_annotations(row, wishes),
-        "filled": lambda text: fill(text, runbooks.figures(profiles.DEFAULT)),
-        "quoted": lambda text: "'" + text.replace("'", "''") + "'",
         "severe": sorted(
             runbooks.MOST_SEVERE_FIRST, key=lambda row: SEVERITIES.index(wishes.severity(row.alert, row.severity))
         ),

@@ -167,6 +167,4 @@ def text(wishes: Wishes) -> str:
         "native.yml.j2",
         rules=[(native, rows.BY_ID[native.row], texts(native)) for native in kept],
         labels=lambda native, row: json.dumps(wishes.labels_of(native.alert, row.severity)),
-        filled=lambda words: fill(words, runbooks.figures(profiles.DEFAULT)),
-        quoted=lambda words: "'" + words.replace("'", "''") + "'",
     )
