@@ -11,6 +11,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Undefined, Undef
 from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core import advice, runbooks
 
+
+def filled(text: str) -> str:
+    """Return a text of the table of diagnoses without a server, with the default profile's figures."""
+    return advice.fill(text, runbooks.figures(profiles.DEFAULT))
+
+
 # Go templates use curly braces, so ours are square.
 _ENVIRONMENT = Environment(
     loader=PackageLoader("sglang_tuning_exporter.mixin"),
@@ -29,8 +35,7 @@ _ENVIRONMENT = Environment(
 _ENVIRONMENT.globals |= {
     "json": json.dumps,
     "quoted": lambda text: "'" + text.replace("'", "''") + "'",  # for YAML
-    # a text of the table of diagnoses, without a server
-    "filled": lambda text: advice.fill(text, runbooks.figures(profiles.DEFAULT)),
+    "filled": filled,
 }
 
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core import rows, runbooks, suspects
-from sglang_tuning_exporter.core.advice import fill
-from sglang_tuning_exporter.mixin._rendering import POOL, listed, render
+from sglang_tuning_exporter.mixin._rendering import POOL, filled, listed, render
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.mixin.wishes import Wishes
@@ -150,10 +149,10 @@ NATIVE: tuple[Native, ...] = _limits()
 def texts(native: Native) -> dict[str, str]:
     """Return the texts of an alert: what has happened, what was seen, and which flag it is about."""
     row = rows.BY_ID[native.row]
-    flag, words = runbooks.flag_of(row), fill(row.remedy.words, runbooks.figures(profiles.DEFAULT))
+    flag, words = runbooks.flag_of(row), filled(row.remedy.words)
     advice = f"{row.remedy.direction} {flag}" if flag else words
     return {
-        "summary": fill(row.summary, runbooks.figures(profiles.DEFAULT)),
+        "summary": filled(row.summary),
         "description": f"{{{{ $labels.instance }}}}: {native.seen.replace('{value}', f'{{{{ $value | {native.form} }}}}')}.",
         "advice": f"{advice}{f', {native.also}' if native.also else ''}"
         + ("; for the value, add the exporter." if flag else "; for the cause and the flag, add the exporter."),

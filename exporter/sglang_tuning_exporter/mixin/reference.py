@@ -9,8 +9,8 @@ from sglang_tuning_exporter.collect import scrape
 from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core import rows, runbooks, server
 from sglang_tuning_exporter.mixin import alerts
-from sglang_tuning_exporter.mixin._rendering import render
-from sglang_tuning_exporter.mixin.boards.looks import ADVICE_IN_WORDS, plain
+from sglang_tuning_exporter.mixin._rendering import filled, render
+from sglang_tuning_exporter.mixin.boards.looks import ADVICE_IN_WORDS
 from sglang_tuning_exporter.serve.metrics import reference_sections
 from sglang_tuning_exporter.serve.metrics.families import Family
 from sglang_tuning_exporter.sglang.metrics import catalogue, exposition
@@ -101,7 +101,6 @@ def files() -> dict[str, str]:
         "default": _default,
         "link": _link,
         "when": _when,
-        "plain": plain,
         "escaped": _escaped,
         "duration": _duration,
         "unit": _condition_unit,
@@ -142,7 +141,7 @@ def _link(row: rows.Row, alerts: str) -> str:
 
 def _when(row: rows.Row) -> str:
     of = f" (profile {', '.join(row.profiles)})" if row.profiles else ""
-    return plain(row.summary).removesuffix(".") + of
+    return filled(row.summary).removesuffix(".") + of
 
 
 def _advice(row: rows.Row) -> str:
@@ -155,7 +154,7 @@ def _advice(row: rows.Row) -> str:
 def _evidence(row: rows.Row) -> str:
     """Return what is measured, and its limit where that is the same for every server."""
     when = row.when
-    named = plain(when.name) or plain(row.summary).removesuffix(".")
+    named = filled(when.name) or filled(row.summary).removesuffix(".")
     if when.kind == "fact" and (callable(when.limit) or not when.limit):
         return named
     limit = f"{when.limit:g}" if isinstance(when.limit, float) else f"`{when.limit}`"

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from itertools import cycle
 from typing import Any, TypeAlias
 
-from sglang_tuning_exporter.config import profiles
-from sglang_tuning_exporter.core import advice, judge, rows, runbooks, server
+from sglang_tuning_exporter.core import judge, rows, runbooks, server
 from sglang_tuning_exporter.core.text import GOOD as FINE
 from sglang_tuning_exporter.core.text import title
+from sglang_tuning_exporter.mixin._rendering import filled
 
 Json: TypeAlias = dict[str, Any]
 
@@ -140,8 +140,6 @@ _QUEUES = {
 }
 QUEUE_LOOKS = {queue: renamed(words, colour) for (queue, words), colour in zip(_QUEUES.items(), COLOURS, strict=True)}
 
-# Figures of the default profile, for texts without a server; what only a running server shows is said in words.
-_FIGURES = profiles.DEFAULT.figures | {"most_graph": str(advice.MOST_GRAPH), "given_up_after": "before their answer"}
 _WITHOUT = {
     judge.HEALTHY: "Nothing to change",
     judge.NO_LIMIT: "No limit in the log",
@@ -150,11 +148,6 @@ _WITHOUT = {
     judge.STOPPED: "Stopped",
     judge.NOT_ENOUGH: "Not enough seen yet",
 }
-
-
-def plain(text: str) -> str:
-    """Return a text of the table of diagnoses with the default profile's figures."""
-    return advice.fill(text, _FIGURES)
 
 
 # Every verdict in a few words, and its level.
@@ -178,7 +171,7 @@ VERDICT_LOOKS = _on_a_strip()
 
 
 def _advice(remedy: rows.Remedy) -> str:
-    flag, words = f"--{remedy.arg.replace('_', '-')}", plain(remedy.words)
+    flag, words = f"--{remedy.arg.replace('_', '-')}", filled(remedy.words)
     if not remedy.arg or words.startswith("add --"):
         return words
     return words.replace("add it", f"add {flag}") if "add it" in words else f"{remedy.direction} {flag}: {words}"
