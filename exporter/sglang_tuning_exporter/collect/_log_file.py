@@ -80,10 +80,6 @@ class Mark:
         except compression.DAMAGE:
             return False
 
-    def is_surely(self, fd: int) -> bool:
-        """Return whether the open file is the marked one, and neither was rewritten nor is too short to be certain."""
-        return self.head_bytes >= SURE_BYTES and self.is_same_file(fd) and self.fits(fd)
-
     def is_shorter(self, place: rotation.RotatedFile) -> bool:
         """Return whether the marked file has grown since it was read to its end."""
         return self.has_key(place.key) and place.size > self.position and not self.joined

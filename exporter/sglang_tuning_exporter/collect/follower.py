@@ -585,15 +585,11 @@ class LogFollower:
         saved = self._saved_of(log) if log.existed_at_start and not (log.files or log.finished) else []
         if not file.is_regular:
             return
-        if len(saved) == 1 and saved[0].is_surely(file.fd):
-            file.continue_at(saved[0].position)  # nothing was written elsewhere since
-        elif log.files or log.finished or saved:
-            if read := 0 if log.existed_at_start else self._read_elsewhere(log, file):
-                file.continue_at(read)
-            else:
-                log.arrange(file, now, saved)
-        elif read := self._read_elsewhere(log, file):
+        is_known = bool(log.files or log.finished or saved)
+        if read := 0 if is_known and log.existed_at_start else self._read_elsewhere(log, file):
             file.continue_at(read)
+        elif is_known:
+            log.arrange(file, now, saved)
         elif log.existed_at_start and not self._reads_all(log):
             then, size = log.unopened_at_start or (file.key, file.size)
             if then == file.key and size <= file.size:

@@ -156,6 +156,7 @@ class Client:
                 self._socket = connection.sock
                 # A socket's own timeout begins anew with each byte: a server that sends one now and then never reaches it.
                 late = threading.Timer(max(deadline - time.monotonic(), 0.0), _shut, (connection.sock,))
+                late.daemon = True  # it must not outlive the exporter
                 late.start()
                 try:
                     where = urlsplit(url)
