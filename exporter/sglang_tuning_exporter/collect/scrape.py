@@ -143,9 +143,8 @@ class Client:
             raise _failure(error, is_tls=url.startswith("https:")) from None
         finally:
             self._socket = None
-        if (
-            self._has_ended or time.monotonic() >= deadline
-        ):  # an answer without a length ends when its connection is cut
+        # An answer without a length ends when its connection is cut.
+        if self._has_ended or time.monotonic() >= deadline:
             raise late
         return text
 
