@@ -13,7 +13,7 @@ import shutil
 import socketserver
 import subprocess
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta, timezone
 from functools import cache
 from pathlib import Path
@@ -190,14 +190,8 @@ def alertmanager(document: Any, directory: Path) -> Iterator[str]:
 @contextmanager
 def receiving(*lists: list[Any]) -> Iterator[list[str]]:
     """A webhook for each list, which gets what arrives; gives their addresses."""
-    hooks = [receiver(Address(LOOPBACK, 0), each.append) for each in lists]
-    for hook in hooks:
-        hook.start()
-    try:
-        yield [hook.url for hook in hooks]
-    finally:
-        for hook in hooks:
-            hook.stop()
+    with ExitStack() as stack:
+        yield [stack.enter_context(receiver(Address(LOOPBACK, 0), each.append)) for each in lists]
 
 
 @pytest.fixture(scope="module")

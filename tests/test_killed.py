@@ -16,7 +16,7 @@ import yaml
 from conftest import wait_for
 from sglang_tuning_exporter.config.values import Address
 from sglang_tuning_exporter.mixin import alerts
-from sglang_tuning_exporter.recordings import Answer, HTTPServer
+from sglang_tuning_exporter.recordings import Answer, serving
 from sglang_tuning_exporter.recordings.demo import Process, free_port, program
 from sglang_tuning_exporter.recordings.notifications import receiver
 from test_alertmanager import LOOPBACK
@@ -29,14 +29,12 @@ SCALE = 60.0  # fifteen minutes are fifteen seconds
 EVERY = "250ms"
 
 
-class Exporter(HTTPServer):
+class Exporter:
     """The series of one exporter whose server is down, or is up again."""
 
-    def __init__(self) -> None:
-        super().__init__(Address(LOOPBACK, 0), self._answer)
-        self.is_down = True
+    is_down = True
 
-    def _answer(self, *_: object) -> Answer:
+    def answer(self, *_: object) -> Answer:
         down = f'{{diagnosis="server_down"}} {self.is_down:d}\n'
         text = f'sglang_tuning_condition{down}sglang_tuning_alert{down}sglang_tuning_condition_limit{{diagnosis="server_down"}} 0\n'
         return 200, "text/plain; version=0.0.4", f'sglang_tuning_build_info{{version="1"}} 1\n{text}'.encode()
@@ -48,19 +46,17 @@ class Chain:
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self.exporter, self.received = Exporter(), list[Any]()
         self._directory, self._running = directory, dict[str, Process]()
-        webhook = receiver(Address(LOOPBACK, 0), self.received.append)
-        for server in (self.exporter, webhook):
-            server.start()
-            stack.callback(server.stop)
+        exporter_url = stack.enter_context(serving(Address(LOOPBACK, 0), self.exporter.answer))
+        webhook_url = stack.enter_context(receiver(Address(LOOPBACK, 0), self.received.append))
         for name, text in alerts.files(SCALE).items():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             (directory / name).write_text(text)
         document = yaml.safe_load((directory / "alerts/alertmanager.yml").read_text())
-        document["receivers"][0]["webhook_configs"][0]["url"] = webhook.url
+        document["receivers"][0]["webhook_configs"][0]["url"] = webhook_url
         document["route"] |= {"group_wait": "500ms", "group_interval": "1s"}
         (directory / "alerts/alertmanager.yml").write_text(yaml.safe_dump(document))
         self._ports = {"prometheus": free_port(), "alertmanager": free_port()}
-        target = self.exporter.url.removeprefix("http://").rstrip("/")
+        target = exporter_url.removeprefix("http://").rstrip("/")
         manager = f"{LOOPBACK}:{self._ports['alertmanager']}"
         configuration = {
             "global": dict.fromkeys(("scrape_interval", "scrape_timeout", "evaluation_interval"), EVERY),

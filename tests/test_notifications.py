@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import socket
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import requests
 
 from sglang_tuning_exporter.config.values import Address
-from sglang_tuning_exporter.recordings import MOST_BODY_BYTES, HTTPServer
+from sglang_tuning_exporter.recordings import MOST_BODY_BYTES
 from sglang_tuning_exporter.recordings.notifications import as_text, receiver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 ADVICE = "--schedule-conservativeness 0.1 → 1.3: The KV cache is full."
 FIRING = {
@@ -82,16 +81,6 @@ def test_json_that_is_not_a_message_gives_no_text(payload: object) -> None:
     assert as_text(payload) == ""
 
 
-@contextmanager
-def receiving(received: list[Any]) -> Iterator[HTTPServer]:
-    webhook = receiver(Address("127.0.0.1", 0), received.append)
-    webhook.start()
-    try:
-        yield webhook
-    finally:
-        webhook.stop()
-
-
 def post(url: str, body: bytes) -> int:
     return requests.post(url, data=body, timeout=5).status_code
 
@@ -99,17 +88,17 @@ def post(url: str, body: bytes) -> int:
 @pytest.mark.parametrize("body", [b"", b"not json", b"{", b"\xff\xfe", b"[" * 100_000])
 def test_what_is_not_json_is_refused(body: bytes) -> None:
     received: list[Any] = []
-    with receiving(received) as webhook:
-        assert post(webhook.url, body) == 400
-        assert post(webhook.url, json.dumps(message(FIRING)).encode()) == 200
+    with receiver(Address("127.0.0.1", 0), received.append) as url:
+        assert post(url, body) == 400
+        assert post(url, json.dumps(message(FIRING)).encode()) == 200
     assert received == [message(FIRING)]
 
 
 @pytest.mark.parametrize("length", [b"-5", b"many", str(MOST_BODY_BYTES * 1000).encode()])
 def test_a_wrong_content_length_is_refused(length: bytes) -> None:
     received: list[Any] = []
-    with receiving(received) as webhook:
-        host, _, port = webhook.url.removeprefix("http://").rstrip("/").rpartition(":")
+    with receiver(Address("127.0.0.1", 0), received.append) as url:
+        host, _, port = url.removeprefix("http://").rstrip("/").rpartition(":")
         with socket.create_connection((host, int(port)), timeout=5) as connection:
             connection.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: " + length + b"\r\n\r\n{")
             connection.shutdown(socket.SHUT_WR)

@@ -1,15 +1,15 @@
 """Recorded servers: record, scrub, replay, and the whole chain on loopback. Each is loaded by its own command.
 
-Here is what replayed servers and Alertmanager's webhook share: an HTTP server whose one method answers every request, and the end by a signal.
+Here is what replayed servers and Alertmanager's webhook share: an HTTP server whose one function answers every request, and the end by a signal.
 """
 
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeAlias
 
@@ -22,54 +22,42 @@ Answer: TypeAlias = "tuple[int, str, bytes]"  # status, content type, body
 _REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - translated away, not bound
 
 
-class HTTPServer(ThreadingHTTPServer):
-    """Listens at once, and answers in a thread from `start` to `stop`. Raises `UsageError` that begins with `key`.
+@contextmanager
+def serving(
+    address: Address, answer: Callable[[str, bytes | None], Answer | None], key: str = "--listen-address"
+) -> Iterator[str]:
+    """Answer requests, each in a thread, while the block runs; give `http://host:port`. Raise `UsageError` that begins with `key`.
 
     `answer` gets a path without its query, and the body of a POST; where it returns None, the connection is closed without an answer.
     """
-
-    daemon_threads = True
-
-    def __init__(
-        self, address: Address, answer: Callable[[str, bytes | None], Answer | None], key: str = "--listen-address"
-    ) -> None:
-        self.answer = answer
-        listener = bind(address, key)
-        super().__init__(listener.getsockname(), _Handler, bind_and_activate=False)
-        self.socket.close()
-        self.socket = listener
-        self._thread = threading.Thread(target=self.serve_forever, args=(0.05,), name="http", daemon=True)
-
-    @property
-    def url(self) -> str:
-        """`http://host:port` without a slash at the end."""
-        host, port = self.socket.getsockname()[:2]
-        return f"http://{Address(_REACHED_AT.get(host, host), port)}"
-
-    def start(self) -> None:
-        """Answer requests from now on."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Close the port."""
-        if self._thread.is_alive():
-            self.shutdown()
-            self._thread.join()
-        self.server_close()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a client that disconnected; report other errors as the base class does."""
-        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
-            super().handle_error(request, client_address)
+    listener = bind(address, key)
+    server = ThreadingHTTPServer(listener.getsockname(), partial(_Handler, answer), bind_and_activate=False)
+    server.socket.close()
+    server.socket = listener
+    threading.Thread(target=server.serve_forever, args=(0.05,), name="http", daemon=True).start()
+    host, port = listener.getsockname()[:2]
+    try:
+        yield f"http://{Address(_REACHED_AT.get(host, host), port)}"
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: HTTPServer
     # One connection per request: a stopped replay must not answer on an open connection.
     protocol_version = "HTTP/1.0"
     timeout = 10
     server_version = "sglang-replay"
     sys_version = ""
+
+    def __init__(self, answer: Callable[[str, bytes | None], Answer | None], *connection: Any) -> None:
+        self._answer = answer
+        super().__init__(*connection)
+
+    def handle(self) -> None:
+        """Answer, unless the client disconnects before."""
+        with suppress(ConnectionError, TimeoutError):
+            super().handle()
 
     def do_GET(self) -> None:
         self._reply(None)
@@ -84,7 +72,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing: the terminal shows the progress or the notifications."""
 
     def _reply(self, body: bytes | None) -> None:
-        answer = self.server.answer(self.path.partition("?")[0], body)
+        answer = self._answer(self.path.partition("?")[0], body)
         if answer is None:  # the connection is closed: as if refused, but the port stays ours
             return
         status, content_type, content = answer

@@ -115,7 +115,8 @@ class Stack:
     ) -> None:
         self._directory, self._profile, self._time_scale = directory, profile, time_scale
         self._sglang_url, self._log_file, self._scrape_interval = sglang_url, log_file, scrape_interval
-        self._receiver = receiver(Address(LOOPBACK, 0), on_message)
+        self._on_message, self._webhook = on_message, ""
+        self._ending = ExitStack()
         self._processes: list[Process] = []
         self.exporter_url = f"http://{LOOPBACK}:{free_port()}"
         self.prometheus_url: str | None = None
@@ -123,7 +124,7 @@ class Stack:
 
     def start(self) -> None:
         """Start all installed programs in the order of their dependence. Raise `UsageError` if one does not start."""
-        self._receiver.start()
+        self._webhook = self._ending.enter_context(receiver(Address(LOOPBACK, 0), self._on_message))
         self._start_exporter()
         self._write_rules()
         if program("alertmanager"):
@@ -136,7 +137,7 @@ class Stack:
         for process in reversed(self._processes):
             process.stop()
         self._processes.clear()
-        self._receiver.stop()
+        self._ending.close()
 
     def get(self, url: str, **parameters: str) -> Any:
         """JSON of one of the services."""
@@ -181,7 +182,7 @@ class Stack:
     def _start_alertmanager(self) -> None:
         path = self._directory / "alerts" / "alertmanager.yml"
         configuration = yaml.safe_load(path.read_text(encoding="utf-8"))
-        configuration["receivers"][0]["webhook_configs"][0]["url"] = self._receiver.url
+        configuration["receivers"][0]["webhook_configs"][0]["url"] = self._webhook
         storage = f"--storage.path={self._directory / 'alertmanager'}"
         self.alertmanager_url = self._start("alertmanager", path, configuration, storage, "--cluster.listen-address=")
 

@@ -6,12 +6,13 @@ import json
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any
 
 from sglang_tuning_exporter.config import values
 from sglang_tuning_exporter.core import runbooks
-from sglang_tuning_exporter.recordings import Answer, HTTPServer, stopped_by_signal
+from sglang_tuning_exporter.recordings import Answer, serving, stopped_by_signal
 from sglang_tuning_exporter.sglang.clean import clean
 
 _PLACES = {row.alert: place for place, row in enumerate(runbooks.MOST_SEVERE_FIRST)}
@@ -72,8 +73,8 @@ def _advice(notes: dict[str, str]) -> str:
     return f"{'Change' if advice.startswith('--') else 'Do:'} {advice}" if advice else ""
 
 
-def receiver(address: values.Address, on_message: Callable[[Any], None]) -> HTTPServer:
-    """Return a webhook server that passes on every message as Python objects."""
+def receiver(address: values.Address, on_message: Callable[[Any], None]) -> AbstractContextManager[str]:
+    """Return a webhook that passes on every message as Python objects; its block is given its address."""
 
     def answer(_: str, body: bytes | None) -> Answer:
         if body is None:
@@ -85,7 +86,7 @@ def receiver(address: values.Address, on_message: Callable[[Any], None]) -> HTTP
         on_message(payload)
         return 200, "text/plain", b""
 
-    return HTTPServer(address, answer)
+    return serving(address, answer)
 
 
 def run(listen_address: str) -> int:
@@ -96,10 +97,8 @@ def run(listen_address: str) -> int:
         sys.stdout.write(as_text(payload))
         sys.stdout.flush()
 
-    webhook = receiver(values.check(values.address, "--listen-address", listen_address), show)
-    with stopped_by_signal(done.set):
-        webhook.start()
-        print(f"waiting for Alertmanager at {webhook.url}/", flush=True)
+    address = values.check(values.address, "--listen-address", listen_address)
+    with stopped_by_signal(done.set), receiver(address, show) as url:
+        print(f"waiting for Alertmanager at {url}/", flush=True)
         done.wait()
-        webhook.stop()
     return 0

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from sglang_tuning_exporter.config import values
-from sglang_tuning_exporter.recordings import Answer, HTTPServer, stopped_by_signal
+from sglang_tuning_exporter.recordings import Answer, serving, stopped_by_signal
 from sglang_tuning_exporter.recordings.recording import Recording, load
 
 MAX_SPEED = 10_000.0
@@ -44,14 +44,14 @@ def packaged(name: str) -> Path:
     return root / name
 
 
-class ReplayServer(HTTPServer):
+class ReplayServer:
     """Serves a recording over HTTP and lets its log grow, `speed` recorded seconds per second.
 
     With `loop` it starts again at the end, from the moment the server was ready, with counters that go on: counters that begin again
     would show a restart. Without, the last scrape is still served and the log is quiet.
     `position_seconds`: recorded seconds since the server was ready, of this round; `finished`: the recording has been played to its end;
     `failure`: why the log cannot be written any more, such as a full disk. Raises `UsageError` for an invalid speed, and where the log
-    or the port cannot be opened.
+    or, at the start, the port cannot be opened. `url` is known from then on.
     """
 
     def __init__(
@@ -71,11 +71,9 @@ class ReplayServer(HTTPServer):
             self._log = log_path.open("ab", buffering=0)
         except OSError as error:
             raise values.UsageError(f"log_file={log_path}: cannot be written: {error.strerror or error}") from error
-        try:
-            super().__init__(address, self._answer, "listen_address")
-        except values.UsageError:
-            self._log.close()
-            raise
+        self.url, self._address = "", address
+        self._ending = ExitStack()
+        self._ending.callback(self._log.close)
         self.recording, self._speed, self._loop = recording, speed, loop
         self._moment = (0, 0.0)  # rounds that have ended, and the position in this one: read and set together
         self.finished = False
@@ -86,18 +84,17 @@ class ReplayServer(HTTPServer):
         self._player = threading.Thread(target=self._play, name="replay-log", daemon=True)
 
     def start(self) -> None:
-        """Write the log up to the moment the server was ready, and start the replay."""
+        """Open the port, write the log up to the moment the server was ready, and start the replay. A failed start must be stopped too."""
+        self.url = self._ending.enter_context(serving(self._address, self._answer, "listen_address"))
         self._advance(0.0)
-        super().start()
         self._player.start()
 
     def stop(self) -> None:
         """Close the port and the log. A second call does nothing."""
         self._stopping.set()
-        super().stop()
         if self._player.is_alive():
             self._player.join()
-        self._log.close()
+        self._ending.close()
 
     def _play(self) -> None:
         began, rounds = time.monotonic(), 0
