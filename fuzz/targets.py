@@ -27,7 +27,7 @@ from sglang_tuning_exporter.collect.log import Logbook
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import OPTIONS, Config, resolve
 from sglang_tuning_exporter.config.profiles import PROFILES
-from sglang_tuning_exporter.config.values import Address, UsageError
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core import report
 from sglang_tuning_exporter.core.explain import explain
 from sglang_tuning_exporter.core.inputs import Logs
@@ -98,7 +98,7 @@ class Target:
 def settings(**given: Any) -> Config:
     """Return settings of an exporter without a server."""
     defaults: dict[str, Any] = {option.name: option.default for option in OPTIONS}
-    defaults |= {"sglang_url": "http://127.0.0.1:9", "listen_address": Address("127.0.0.1", 0)}
+    defaults |= {"sglang_url": "http://127.0.0.1:9", "listen_address": "127.0.0.1:0"}
     return Config(**(defaults | given))
 
 

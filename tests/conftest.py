@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import Config
-from sglang_tuning_exporter.config.values import Address
+from sglang_tuning_exporter.config.values import joined
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.recordings.recording import load
@@ -105,7 +105,7 @@ class FakeSGLang:
 
     @property
     def url(self) -> str:
-        return f"http://{Address(self.host, self.port)}"
+        return f"http://{joined(self.host, self.port)}"
 
     def start(self) -> None:
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
@@ -282,7 +282,7 @@ def config(**values: object) -> Config:
         "sglang_url": None,
         "log_file": (),
         "profile": "online",
-        "listen_address": Address("127.0.0.1", 0),
+        "listen_address": "127.0.0.1:0",
         "scrape_timeout": 5.0,
         "metrics_path": "/metrics",
         "passthrough": True,
@@ -326,7 +326,7 @@ def watched_retractions(directory: Path, *, without: float = 0.0, **settings: ob
 @contextmanager
 def web(sidecar: Sidecar, limit_concurrency: int | None = None) -> Iterator[str]:
     """The sidecar behind a real port of this process; its address."""
-    listener = bind(Address("127.0.0.1", 0))
+    listener = bind("127.0.0.1:0")
     settings = uvicorn_config(make_app(sidecar))
     settings.limit_concurrency = limit_concurrency or settings.limit_concurrency
     server = uvicorn.Server(settings)

@@ -26,7 +26,6 @@ import yaml
 
 from conftest import wait_for
 from promtool import fired
-from sglang_tuning_exporter.config.values import Address
 from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.core.runbooks import BY_ALERT, INHIBITIONS, PROMETHEUS
 from sglang_tuning_exporter.mixin import alerts
@@ -191,7 +190,7 @@ def alertmanager(document: Any, directory: Path) -> Iterator[str]:
 def receiving(*lists: list[Any]) -> Iterator[list[str]]:
     """A webhook for each list, which gets what arrives; gives their addresses."""
     with ExitStack() as stack:
-        yield [stack.enter_context(receiver(Address(LOOPBACK, 0), each.append)) for each in lists]
+        yield [stack.enter_context(receiver(f"{LOOPBACK}:0", each.append)) for each in lists]
 
 
 @pytest.fixture(scope="module")

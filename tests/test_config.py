@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sglang_tuning_exporter.config import OPTIONS, Config, add_arguments, resolve, unknown_variables
-from sglang_tuning_exporter.config.values import Address, UsageError
+from sglang_tuning_exporter.config.values import UsageError
 
 SOURCES = ("flag", "environment", "file", "default")
 
@@ -44,9 +44,9 @@ VALUES: dict[str, tuple[tuple[str, Any], tuple[str, Any], tuple[str, Any]]] = {
     "log_file": (("flag.log", ("flag.log",)), ("a.log,b.log", ("a.log", "b.log")), ("[x, y]", ("x", "y"))),
     "profile": (("offline", "offline"), ("long_context", "long_context"), ("multi_turn", "multi_turn")),
     "listen_address": (
-        ("flag:1", Address("flag", 1)),
-        ("[::1]:2", Address("::1", 2)),
-        ("':3'", Address("0.0.0.0", 3)),
+        ("flag:1", "flag:1"),
+        ("[::1]:2", "[::1]:2"),
+        ("':3'", "0.0.0.0:3"),
     ),
     "scrape_timeout": (("1", 1.0), ("2.5", 2.5), ("3", 3.0)),
     "state_file": (("flag", Path("flag")), ("variable", Path("variable")), ("stored", Path("stored"))),

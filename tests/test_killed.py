@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 from conftest import wait_for
-from sglang_tuning_exporter.config.values import Address
 from sglang_tuning_exporter.mixin import alerts
 from sglang_tuning_exporter.recordings import Answer, serving
 from sglang_tuning_exporter.recordings.demo import Process, free_port, program
@@ -46,8 +45,8 @@ class Chain:
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self.exporter, self.received = Exporter(), list[Any]()
         self._directory, self._running = directory, dict[str, Process]()
-        exporter_url = stack.enter_context(serving(Address(LOOPBACK, 0), self.exporter.answer))
-        webhook_url = stack.enter_context(receiver(Address(LOOPBACK, 0), self.received.append))
+        exporter_url = stack.enter_context(serving(f"{LOOPBACK}:0", self.exporter.answer))
+        webhook_url = stack.enter_context(receiver(f"{LOOPBACK}:0", self.received.append))
         for name, text in alerts.files(SCALE).items():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             (directory / name).write_text(text)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import requests
 
-from sglang_tuning_exporter.config.values import Address
 from sglang_tuning_exporter.recordings import MOST_BODY_BYTES
 from sglang_tuning_exporter.recordings.notifications import as_text, receiver
 
@@ -88,7 +87,7 @@ def post(url: str, body: bytes) -> int:
 @pytest.mark.parametrize("body", [b"", b"not json", b"{", b"\xff\xfe", b"[" * 100_000])
 def test_what_is_not_json_is_refused(body: bytes) -> None:
     received: list[Any] = []
-    with receiver(Address("127.0.0.1", 0), received.append) as url:
+    with receiver("127.0.0.1:0", received.append) as url:
         assert post(url, body) == 400
         assert post(url, json.dumps(message(FIRING)).encode()) == 200
     assert received == [message(FIRING)]
@@ -97,7 +96,7 @@ def test_what_is_not_json_is_refused(body: bytes) -> None:
 @pytest.mark.parametrize("length", [b"-5", b"many", str(MOST_BODY_BYTES * 1000).encode()])
 def test_a_wrong_content_length_is_refused(length: bytes) -> None:
     received: list[Any] = []
-    with receiver(Address("127.0.0.1", 0), received.append) as url:
+    with receiver("127.0.0.1:0", received.append) as url:
         host, _, port = url.removeprefix("http://").rstrip("/").rpartition(":")
         with socket.create_connection((host, int(port)), timeout=5) as connection:
             connection.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: " + length + b"\r\n\r\n{")

@@ -496,12 +496,12 @@ def test_more_requests_than_the_rate_are_answered_429_and_passwords_do_not_matte
 
 
 def test_a_bucket_fills_again_up_to_its_burst_and_is_full_under_a_new_limit() -> None:
-    limit = parse("rate_limit: {interval: 500ms, burst: 2}").rate
-    other = parse("rate_limit: {interval: 1m30s, burst: 1}").rate
+    limit = parse("rate_limit: {interval: 500ms, burst: 2}")["rate_limit"]
+    other = parse("rate_limit: {interval: 1m30s, burst: 1}")["rate_limit"]
     assert limit is not None
     assert other is not None
     assert (limit, other) == ((0.5, 2), (90.0, 1))
-    assert parse("rate_limit: {interval: 0, burst: 2}").rate is None
+    assert parse("rate_limit: {interval: 0, burst: 2}")["rate_limit"] is None
     bucket = Guard(PlainTextResponse(), None, Counter())
     assert [bucket.take(limit, 0.0) for _ in range(3)] == [True, True, False]
     assert [bucket.take(limit, 0.5), bucket.take(limit, 0.6)] == [True, False]

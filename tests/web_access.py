@@ -23,7 +23,6 @@ import trustme
 
 from conftest import config, wait_for
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.config.values import Address
 from sglang_tuning_exporter.serve.app import make_app
 from sglang_tuning_exporter.serve.process import bind
 from sglang_tuning_exporter.serve.run import ExporterServer, uvicorn_config
@@ -192,7 +191,7 @@ class Ours(logging.Handler):
         sidecar = Sidecar(config(log_file=(str(file.parent / "server.log"),)))
         settings = uvicorn_config(make_app(sidecar, self.web_config), self.web_config)
         self._server = ExporterServer(settings, sidecar, self.web_config)
-        self._listener = bind(Address("127.0.0.1", 0))
+        self._listener = bind("127.0.0.1:0")
         self.port = self._listener.getsockname()[1]
         self.url = f"{'https' if self.web_config.is_tls else 'http'}://127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]}, daemon=True)

@@ -20,7 +20,7 @@ from typing import Any
 
 from sglang_tuning_exporter.config import files, values
 from sglang_tuning_exporter.config.profiles import DEFAULT_PROFILE, PROFILES, THRESHOLDS
-from sglang_tuning_exporter.config.values import Address, UsageError
+from sglang_tuning_exporter.config.values import UsageError
 
 __all__ = [
     "API_KEY_VARIABLE",
@@ -100,9 +100,9 @@ class Config:
         "|".join(PROFILES),
         "what this server is for: the same figure means different things",
     )
-    listen_address: Address = _setting(
+    listen_address: str = _setting(
         values.address,
-        Address("0.0.0.0", values.DEFAULT_PORT),  # noqa: S104 - as every exporter
+        values.joined("0.0.0.0", values.DEFAULT_PORT),  # noqa: S104 - as every exporter
         "HOST:PORT",
         "where to serve /metrics and the page",
         aliases=("--web.listen-address",),

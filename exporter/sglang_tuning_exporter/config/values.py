@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -50,16 +49,9 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """A host and a TCP port to listen on; port 0 asks the system for a free one."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        """`host:port`, with brackets around an IPv6 host."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+def joined(host: str, port: int) -> str:
+    """Return `host:port`, with brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def check(convert: Callable[[Any], _T], key: str, value: Any) -> _T:
@@ -100,12 +92,12 @@ def mapping(value: Any) -> dict[str, Any]:
 # Each of the following converts a flag, a variable or a value of YAML, or raises `UsageError`.
 
 
-def address(value: Any) -> Address:
-    """Check `host:port`, `:port` or `[v6]:port`."""
+def address(value: Any) -> str:
+    """Check `host:port`, `:port` or `[v6]:port`, to listen on; port 0 asks the system for a free one."""
     match = re.fullmatch(r"(?:\[(?P<v6>[^\]\s]+)\]|(?P<host>[^:\s]*)):(?P<port>[0-9]{1,5})", as_word(value))
     if match is None or int(match["port"]) > 65535:
         raise UsageError(f"give HOST:PORT with a port from 0 to 65535, such as 0.0.0.0:{DEFAULT_PORT}")
-    return Address(match["v6"] or match["host"] or "0.0.0.0", int(match["port"]))  # noqa: S104 - `:9741` means every interface, as in every exporter
+    return joined(match["v6"] or match["host"] or "0.0.0.0", int(match["port"]))  # noqa: S104 - `:9741` means every interface, as in every exporter
 
 
 def url(value: Any) -> str:

@@ -13,7 +13,7 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeAlias
 
-from sglang_tuning_exporter.config.values import Address
+from sglang_tuning_exporter.config.values import joined
 from sglang_tuning_exporter.serve.process import bind
 
 MOST_BODY_BYTES = 4 << 20
@@ -24,7 +24,7 @@ _REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - translated a
 
 @contextmanager
 def serving(
-    address: Address, answer: Callable[[str, bytes | None], Answer | None], key: str = "--listen-address"
+    address: str, answer: Callable[[str, bytes | None], Answer | None], key: str = "--listen-address"
 ) -> Iterator[str]:
     """Answer requests, each in a thread, while the block runs; give `http://host:port`. Raise `UsageError` that begins with `key`.
 
@@ -37,7 +37,7 @@ def serving(
     threading.Thread(target=server.serve_forever, args=(0.05,), name="http", daemon=True).start()
     host, port = listener.getsockname()[:2]
     try:
-        yield f"http://{Address(_REACHED_AT.get(host, host), port)}"
+        yield f"http://{joined(_REACHED_AT.get(host, host), port)}"
     finally:
         server.shutdown()
         server.server_close()

@@ -23,7 +23,7 @@ import requests
 import yaml
 
 from sglang_tuning_exporter.config import profiles
-from sglang_tuning_exporter.config.values import Address, UsageError
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.mixin import alerts
 from sglang_tuning_exporter.mixin.wishes import Wishes
 from sglang_tuning_exporter.recordings.notifications import as_text, receiver
@@ -124,7 +124,7 @@ class Stack:
 
     def start(self) -> None:
         """Start all installed programs in the order of their dependence. Raise `UsageError` if one does not start."""
-        self._webhook = self._ending.enter_context(receiver(Address(LOOPBACK, 0), self._on_message))
+        self._webhook = self._ending.enter_context(receiver(f"{LOOPBACK}:0", self._on_message))
         self._start_exporter()
         self._write_rules()
         if program("alertmanager"):

@@ -73,7 +73,7 @@ def _advice(notes: dict[str, str]) -> str:
     return f"{'Change' if advice.startswith('--') else 'Do:'} {advice}" if advice else ""
 
 
-def receiver(address: values.Address, on_message: Callable[[Any], None]) -> AbstractContextManager[str]:
+def receiver(address: str, on_message: Callable[[Any], None]) -> AbstractContextManager[str]:
     """Return a webhook that passes on every message as Python objects; its block is given its address."""
 
     def answer(_: str, body: bytes | None) -> Answer:

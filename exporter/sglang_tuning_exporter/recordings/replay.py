@@ -22,7 +22,6 @@ _STEP_SECONDS = 0.02
 _LONGEST_LOG_BYTES = 32 << 20  # above this a new round starts with an empty file: a long demo does not fill the disk
 _JSON = "application/json"
 _NOT_FOUND: Answer = (404, _JSON, b'{"detail":"Not Found"}')
-_ANY_PORT = values.Address("127.0.0.1", 0)
 _CUMULATIVE_TYPE = re.compile(rb"^# TYPE (\S+) (?:counter|histogram|summary)\s*$", re.MULTILINE)
 _SAMPLE = re.compile(rb"^(?P<series>(?P<name>[\w:]+)(?:\{.*\})?) (?P<value>\d[\d.e+-]*)", re.MULTILINE)
 _MEMBER = re.compile(rb"_(?:bucket|sum|count)$")
@@ -59,7 +58,7 @@ class ReplayServer:
         recording: Recording,
         *,
         log_path: Path,
-        address: values.Address = _ANY_PORT,
+        address: str = "127.0.0.1:0",
         speed: float = 1.0,
         loop: bool = False,
     ) -> None:

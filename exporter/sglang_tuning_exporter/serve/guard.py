@@ -192,16 +192,16 @@ class Guard:
         """Return the status of a refusal by the web configuration, with its headers; 0 if the request is let in."""
         if not web_config.is_open:
             return 403, {}
-        config = web_config.loaded
-        if config.rate is not None and not self.take(config.rate, time.monotonic()):
+        users, rate = web_config.users, web_config.rate
+        if rate is not None and not self.take(rate, time.monotonic()):
             return 429, {}
         given = credentials(authorization)
-        if not config.users or (given is not None and self._passwords.is_cached(config.users, *given)):
+        if not users or (given is not None and self._passwords.is_cached(users, *given)):
             return 0, {}
         if given is None:
             return 401, _ASKING
         try:
-            is_right = await self._checks.run(lambda: self._passwords.verify(config.users, *given))
+            is_right = await self._checks.run(lambda: self._passwords.verify(users, *given))
         except FullError:
             return 429, _LATER
         return (0, {}) if is_right else (401, _ASKING)

@@ -8,7 +8,7 @@ import signal
 import socket
 from contextlib import ExitStack, suppress
 
-from sglang_tuning_exporter.config.values import Address, UsageError
+from sglang_tuning_exporter.config.values import UsageError
 
 BACKLOG = 128
 # https://man7.org/linux/man-pages/man3/mallopt.3.html, numbers from glibc's malloc.h.
@@ -24,14 +24,16 @@ def outlive_hang_up() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
-def bind(address: Address, key: str = "--listen-address") -> socket.socket:
+def bind(address: str, key: str = "--listen-address") -> socket.socket:
     """Return a listening TCP socket. Raises `UsageError`, such as for a port in use or a kernel without IPv6."""
+    name, _, port = address.rpartition(":")
+    host = name.strip("[]")
     with ExitStack() as on_error:
         try:
-            listener = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM)
+            listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
             on_error.callback(listener.close)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((address.host, address.port))
+            listener.bind((host, int(port)))
             listener.listen(BACKLOG)  # before listen(), another process can bind the same port
         except (OSError, ValueError) as error:  # ValueError: not a host name
             reason = getattr(error, "strerror", None) or error

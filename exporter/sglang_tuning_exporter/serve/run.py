@@ -29,7 +29,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import Config
-from sglang_tuning_exporter.config.values import Address
+from sglang_tuning_exporter.config.values import joined
 from sglang_tuning_exporter.serve.app import make_app
 from sglang_tuning_exporter.serve.guard import Lane, headers
 from sglang_tuning_exporter.serve.process import BACKLOG, bind, return_freed_memory
@@ -71,7 +71,7 @@ def serve(config: Config) -> int:
     host, port = listener.getsockname()[:2]
     sources = " and ".join(filter(None, ["metrics" if config.sglang_url else "", "log" if config.log_file else ""]))
     scheme = "https" if web_config is not None and web_config.is_tls else "http"
-    logger.info("listening on %s://%s, watching %s, profile %s", scheme, Address(host, port), sources, config.profile)
+    logger.info("listening on %s://%s, watching %s, profile %s", scheme, joined(host, port), sources, config.profile)
     try:
         with suppress(KeyboardInterrupt):
             asyncio.run(server.serve(sockets=[listener]))
@@ -193,7 +193,7 @@ def uvicorn_config(app: object, web_config: ActiveConfig | None = None) -> uvico
 
 def _set_headers(config: uvicorn.Config, web_config: ActiveConfig | None) -> None:
     """Set our headers on every response, uvicorn's own 400 and 503 too."""
-    own = {} if web_config is None else web_config.loaded.headers
+    own = {} if web_config is None else web_config.headers
     config.encoded_headers = [(name.lower().encode(), value.encode()) for name, value in headers(own)]
 
 

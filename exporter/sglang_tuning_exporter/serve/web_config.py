@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -86,17 +85,6 @@ _Check: TypeAlias = Callable[[Any], Any]
 _Contents: TypeAlias = "dict[Path, bytes | OSError]"
 
 logger = logging.getLogger("sglang_tuning_exporter")
-
-
-@dataclass(frozen=True, slots=True)
-class WebConfig:
-    """A whole file. `tls` has every key of its section; a certificate, key or authority is PEM text, or the path of a file as it was written."""
-
-    tls: Mapping[str, Any] | None = field(default=None, repr=False)
-    headers: Mapping[str, str] = field(default_factory=dict)
-    users: Mapping[str, str] = field(default_factory=dict, repr=False)  # names and bcrypt hashes
-    rate: tuple[float, int] | None = None  # seconds for one request more, and how many may come at once
-    context: ssl.SSLContext | None = None  # made of `tls`
 
 
 def redacted(word: str) -> str:
@@ -220,6 +208,7 @@ _TLS: Mapping[str, tuple[_Check, Any]] = {
 
 
 def _tls(value: Any) -> dict[str, Any] | None:
+    """Return the section with every key; a certificate, key or authority is PEM text, or the path of a file as it was written."""
     given = values.section({key: check for key, (check, _) in _TLS.items()}, _BLANK)(value)
     tls = {key: default for key, (_, default) in _TLS.items()} | given
     asks, must = tls["client_auth_type"] != "NoClientCert", tls["client_auth_type"] == "RequireAndVerifyClientCert"
@@ -281,8 +270,8 @@ class _Loader(yaml.BaseLoader):
         return found
 
 
-def parse(text: str) -> WebConfig:
-    """Read the text of a web configuration file. Raises `UsageError`."""
+def parse(text: str) -> dict[str, Any]:
+    """Return the checked sections of a web configuration file. Raises `UsageError`."""
     try:
         content = yaml.load(text, Loader=_Loader)  # noqa: S506 # nosec B506 # a BaseLoader, which makes nothing but text, lists and mappings
     except yaml.MarkedYAMLError as error:
@@ -294,33 +283,31 @@ def parse(text: str) -> WebConfig:
     if content is None or content == "":
         raise values.UsageError("it is empty; write what is to be guarded, or start without it")
     try:
-        found = _FILE(content)
+        return _FILE(content)
     except values.UsageError as error:
         shown = redacted((error.shown or "")[1:])
         raise values.UsageError(error.remedy, shown, *map(redacted, error.place)) from None
-    headers = found.get("http_server_config", {}).get("headers", {})
-    return WebConfig(
-        found.get("tls_server_config"), headers, found.get("basic_auth_users", {}), found.get("rate_limit")
-    )
 
 
-def load(path: Path, contents: _Contents) -> WebConfig:
-    """Make a configuration of a file and those that it names; what is not in `contents` yet is read. Raises `UsageError`."""
+def load(path: Path, contents: _Contents) -> tuple[dict[str, Any], ssl.SSLContext | None]:
+    """Return a file's sections, and the context made of the files that it names; what is not in `contents` yet is read.
+
+    Raises `UsageError`.
+    """
     try:
         text = _content(path, contents).decode("utf-8")
     except OSError as error:
         raise values.UsageError(f"{error.strerror or error}; give a file that this user may read") from None
     except ValueError:  # not UTF-8
         raise values.UsageError("not text; give YAML") from None
-    config = parse(text)
-    if config.users:
+    found = parse(text)
+    if found.get("basic_auth_users"):
         try:
             import bcrypt  # noqa: F401, PLC0415 - only where passwords are set
         except ImportError:
             raise values.UsageError("basic_auth_users: needs the package bcrypt; pip install bcrypt") from None
-    if config.tls is None:
-        return config
-    return replace(config, context=_tls_context(config.tls, lambda name: _content(path.parent / name, contents)))
+    tls = found.get("tls_server_config")
+    return found, None if tls is None else _tls_context(tls, lambda name: _content(path.parent / name, contents))
 
 
 def _content(path: Path, contents: _Contents) -> bytes:
@@ -337,31 +324,45 @@ def _content(path: Path, contents: _Contents) -> bytes:
 
 
 class ActiveConfig:
-    """Holds the configuration in force, `loaded`; `watch` reloads it while the exporter runs."""
+    """The configuration in force; `watch` reloads it while the exporter runs.
+
+    `users`: names and bcrypt hashes. `rate`: seconds for one request more, and how many may come at once.
+    """
 
     def __init__(self, path: Path) -> None:
         """Read the file. Raises `UsageError`."""
         self._path = path
         self._judged: _Contents = {}  # what is in force, or was refused
         try:
-            self.loaded = load(path, self._judged)
+            self._apply(*load(path, self._judged))
         except values.UsageError as error:
             raise values.UsageError(f"--web-config={path}: {error}") from None
         self._seen = self._judged  # at the last look
         self._problem = ""
         self._closes_at = inf
 
+    def _apply(self, found: Mapping[str, Any], context: ssl.SSLContext | None) -> None:
+        self.headers: Mapping[str, str] = found.get("http_server_config", {}).get("headers", {})
+        self.users: Mapping[str, str] = found.get("basic_auth_users", {})
+        self.rate: tuple[float, int] | None = found.get("rate_limit")
+        self._tls, self._context = found.get("tls_server_config"), context
+
     @property
     def is_tls(self) -> bool:
         """Whether TLS is on, which is decided at the start."""
-        return self.loaded.context is not None
+        return self._context is not None
 
     def listener_context(self) -> ssl.SSLContext | None:
         """Return the listener's context, which gives each new handshake to the one in force then; None without TLS."""
         if not self.is_tls:
             return None
+
+        def wrap_bio(*args: Any, **more: Any) -> ssl.SSLObject:
+            assert self._context is not None
+            return self._context.wrap_bio(*args, **more)
+
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        made.wrap_bio = lambda *args, **more: self._context().wrap_bio(*args, **more)  # type: ignore[method-assign]
+        made.wrap_bio = wrap_bio  # type: ignore[method-assign]
         return made
 
     @property
@@ -376,7 +377,7 @@ class ActiveConfig:
 
     def watch(self, stopping: threading.Event, on_change: Callable[[], object]) -> None:
         """Look for changes until the end, so that no request reads or waits for a file; call `on_change` after one."""
-        logger.info("%s: loaded: %s", self._path, _summary(self.loaded))
+        logger.info("%s: loaded: %s", self._path, self._summary())
         while not stopping.wait(LOOK_SECONDS):
             if self.reload():
                 on_change()
@@ -391,14 +392,15 @@ class ActiveConfig:
             return False
         self._judged = self._seen
         try:
-            loaded = load(self._path, self._judged)
-            if (loaded.context is None) is self.is_tls:
+            found, context = load(self._path, self._judged)
+            if (context is None) is self.is_tls:
                 raise values.UsageError("tls_server_config: restart the exporter to turn TLS on or off")  # noqa: TRY301 - one place reports
         except values.UsageError as error:
             self._report(str(error))
             return False
-        self.loaded, self._problem, self._closes_at = loaded, "", inf
-        logger.info("%s: reloaded: %s", self._path, _summary(loaded))
+        self._apply(found, context)
+        self._problem, self._closes_at = "", inf
+        logger.info("%s: reloaded: %s", self._path, self._summary())
         return True
 
     def _report(self, problem: str) -> None:
@@ -407,9 +409,9 @@ class ActiveConfig:
         self._problem = problem
         logger.error("%s: not in force, and soon nobody is let in: %s", self._path, problem)
 
-    def _context(self) -> ssl.SSLContext:
-        assert self.loaded.context is not None
-        return self.loaded.context
+    def _summary(self) -> str:
+        encryption = "no TLS" if self._tls is None else f"TLS, client_auth_type {self._tls['client_auth_type']}"
+        return f"{encryption}, {f'passwords for {len(self.users)}' if self.users else 'no passwords'}"
 
 
 def _are_same(contents: _Contents, others: _Contents) -> bool:
@@ -417,11 +419,6 @@ def _are_same(contents: _Contents, others: _Contents) -> bool:
     return [(path, each if isinstance(each, bytes) else each.errno) for path, each in contents.items()] == [
         (path, each if isinstance(each, bytes) else each.errno) for path, each in others.items()
     ]
-
-
-def _summary(config: WebConfig) -> str:
-    encryption = "no TLS" if config.tls is None else f"TLS, client_auth_type {config.tls['client_auth_type']}"
-    return f"{encryption}, {f'passwords for {len(config.users)}' if config.users else 'no passwords'}"
 
 
 def _tls_context(tls: Mapping[str, Any], read: Callable[[str], bytes]) -> ssl.SSLContext:
