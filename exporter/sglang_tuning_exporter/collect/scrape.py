@@ -31,6 +31,7 @@ Reason: TypeAlias = Literal[
     "no_series",  # a page of nobody known: another server's, or a proxy's in SGLang's place
     "key_file",
 ]
+_Kinds: TypeAlias = "type[Exception] | tuple[type[Exception], ...]"
 # The largest real page has 0.2 MB, one of 64 ranks 8 MB. Text with one wide character takes four times the memory.
 MOST_BYTES = 16 << 20
 MOST_JSON_BYTES = 4 << 20  # 64 ranks answer with 1 MB; JSON of empty lists takes thirty times its size in memory
@@ -38,7 +39,17 @@ _STATUSES: dict[int, tuple[Reason, str]] = {
     404: ("metrics_disabled", "it answers 404: start SGLang with --enable-metrics"),
     503: ("not_ready", "it answers 503: not ready yet"),
 }
-_BROKEN_OFF = (http.client.RemoteDisconnected, http.client.IncompleteRead)
+_CLOSED = (ConnectionResetError, BrokenPipeError)  # also RemoteDisconnected
+_BROKEN_OFF = (http.client.RemoteDisconnected, http.client.IncompleteRead, OSError)
+# Why a request failed: the first row that its exception is of.
+_FAILURES: tuple[tuple[_Kinds, Reason, str], ...] = (
+    (ConnectionRefusedError, "connection_refused", "connection refused: nothing listens at that address"),
+    (socket.gaierror, "unreachable", "the host name is unknown: check --sglang-url and this machine's DNS"),
+    (_CLOSED, "unreachable", "it closed the connection; does it want TLS (https:// in --sglang-url)?"),
+    ((ValueError, http.client.InvalidURL), "invalid", "the request cannot be made as HTTP"),  # its address or a header
+    (_BROKEN_OFF, "unreachable", "the address cannot be reached or the connection broke off"),
+    (http.client.HTTPException, "invalid", "the answer is not HTTP as it should be"),
+)
 _SAFE = "/%:@!$&'()*+,;=~?"  # of a path that stays as it was given
 _PIECE_BYTES = 1 << 16
 _REDIRECTS = {301, 302, 303, 307, 308}
@@ -243,30 +254,14 @@ def _body(response: http.client.HTTPResponse, most: int) -> str:
 
 
 def _failure(error: Exception, *, is_tls: bool) -> ScrapeError:
-    """Return why a request failed, from the root cause."""
-    cause: BaseException | None = error
-    while cause is not None:
-        known = _known_failure(cause, is_tls=is_tls)
-        if known is not None:
-            return known
-        cause = cause.__cause__ or cause.__context__
-    if isinstance(error, ValueError | http.client.InvalidURL):  # an invalid address or header
-        return ScrapeError("invalid", "the request cannot be made as HTTP")
-    return ScrapeError("unreachable", "the address cannot be reached or the connection broke off")
-
-
-def _known_failure(cause: BaseException, *, is_tls: bool) -> ScrapeError | None:
-    if isinstance(cause, ConnectionRefusedError):
-        return ScrapeError("connection_refused", "connection refused: nothing listens at that address")
-    if isinstance(cause, socket.gaierror):
-        return ScrapeError("unreachable", "the host name is unknown: check --sglang-url and this machine's DNS")
-    if isinstance(cause, ssl.SSLError):
-        return ScrapeError("unreachable", _tls_failure(cause))
-    if isinstance(cause, ConnectionResetError | BrokenPipeError) and not is_tls:  # also RemoteDisconnected
-        return ScrapeError("unreachable", "it closed the connection; does it want TLS (https:// in --sglang-url)?")
-    if isinstance(cause, http.client.HTTPException) and not isinstance(cause, (*_BROKEN_OFF, http.client.InvalidURL)):
-        return ScrapeError("invalid", "the answer is not HTTP as it should be")
-    return None
+    """Return why a request failed."""
+    if isinstance(error, ssl.SSLError):
+        return ScrapeError("unreachable", _tls_failure(error))
+    return next(
+        ScrapeError(reason, words)
+        for kinds, reason, words in _FAILURES
+        if isinstance(error, kinds) and not (is_tls and kinds is _CLOSED)
+    )
 
 
 def _tls_failure(error: ssl.SSLError) -> str:
