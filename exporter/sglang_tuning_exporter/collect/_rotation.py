@@ -47,11 +47,6 @@ class RotatedFile:
         """The number in a name like server.log.3; None for a date."""
         return int(self.suffix[1:]) if _COUNT.fullmatch(self.suffix) else None
 
-    @property
-    def is_readable(self) -> bool:
-        """Whether it is uncompressed or in a format that Python can read."""
-        return packing(self.path) in ("", *compression.READABLE)
-
 
 def packing(path: str) -> str:
     """Return the extension of a compressed file, empty for any other."""

@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from math import inf
 from pathlib import Path
 from typing import BinaryIO
 
@@ -197,7 +196,7 @@ class Log:
         gone = [at for at in range(len(marks)) if at not in found and (at not in held or held[at].is_deleted())]
         self._count_gone(marks, gone, range(closed, closed + len(held)), is_far=is_far)
         is_by_hand = former is not None and bool(newest.head_bytes) and last not in found and not is_far
-        later = set() if is_over or is_by_hand else _later(beside, found, newest, reaches_back=bool(saved))
+        later = set() if is_over or is_by_hand else _later(beside, found, newest)
         self._count_missing(beside, found, later)
         todo = [
             (place, at)
@@ -656,18 +655,13 @@ def _fits(mark: Mark, file: RotatedFile) -> bool:
     return False
 
 
-def _later(beside: Sequence[RotatedFile], found: Mapping[int, int], newest: Mark, *, reaches_back: bool) -> set[int]:
-    """Return the files written after the known ones; if it `reaches_back`, also unknown ones between two of them."""
+def _later(beside: Sequence[RotatedFile], found: Mapping[int, int], newest: Mark) -> set[int]:
+    """Return the files written after the known ones."""
     places = {to for to in found.values() if to < len(beside)}
     if not places:
         return {to for to, file in enumerate(beside) if file.modified > newest.modified and not file.inside}
-    first, last = min(places) if reaches_back else inf, max(places)
-    return {
-        to
-        for to, file in enumerate(beside)
-        if (to > last and file.inside == beside[last].inside)
-        or (first < to < last and to not in places and file.is_readable)
-    }
+    last = max(places)
+    return {to for to in range(last + 1, len(beside)) if beside[to].inside == beside[last].inside}
 
 
 @contextmanager
