@@ -31,6 +31,7 @@ from sglang_tuning_exporter.core.report import document
 from sglang_tuning_exporter.core.view import View
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.serve.guard import Lane
+from sglang_tuning_exporter.serve.metrics.families import by_rank
 from sglang_tuning_exporter.sglang.args import printed
 
 REFRESH_SECONDS = 10
@@ -154,14 +155,13 @@ def ranks(watch: Watch) -> list[tuple[str, ...]]:
     server = watch.server
     if len(server.schedulers) < 2:
         return []
-    ordered = sorted(server.schedulers.items(), key=lambda each: -1 if each[0] is None else each[0])
     return [
         (
             NOT_REPORTED if dp is None else f"DP{dp}",
             *map(count, (rank.queued, rank.running, server.facts.limit(dp))),
             ratio(rank.usage),
         )
-        for dp, rank in ordered
+        for dp, rank in by_rank(server.schedulers).items()
     ]
 
 
