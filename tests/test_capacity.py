@@ -196,6 +196,36 @@ def test_the_lines_of_all_dp_ranks_give_one_step_time() -> None:
         assert rank.speeds.step.line.per_request.value == pytest.approx(0.0005, rel=0.03)
 
 
+# A line's throughput is over all the time since the line before.
+
+
+def test_a_pause_is_no_part_of_a_step() -> None:
+    events = [
+        decode(30.0 * burst + second, speed=speed_of(8) if second else 10.0)
+        for burst in range(1, 20)
+        for second in range(5)
+    ]
+    (rank,) = capacities(server_of(*events), None, 600.0)
+    assert rank.speeds.step is not None
+    assert rank.speeds.step.seconds.value == pytest.approx(0.008)
+
+
+def test_the_prefill_of_another_rank_is_no_part_of_a_step() -> None:
+    prompt = {"sequences": 1.0, "tokens": 8000.0, "running": 8.0}
+    events = [
+        event
+        for block in range(1, 20)
+        for event in (
+            Event("prefill", 30.0 * block - 0.5, Rank(1), prompt),
+            *(decode(30.0 * block + second, dp=0, speed=speed_of(8) if second else 10.0) for second in range(29)),
+        )
+    ]
+    ranks = capacities(server_of(*events, tp_size=2, dp_size=2, enable_dp_attention=True), None, 600.0)
+    (step,) = (rank.speeds.step for rank in ranks if rank.dp == 0)
+    assert step is not None
+    assert step.seconds.value == pytest.approx(0.008)
+
+
 def readings_of(capture: str) -> list[StepSums]:
     """The moments between the answers of `/v1/loads` that a real server gave in a capture."""
     kept: dict[str, bytes] = {}

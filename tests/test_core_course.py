@@ -133,6 +133,11 @@ def test_another_process_that_holds_memory_comes_before_any_flag(words: str, not
 # Rows, and the load each is for
 
 
+def test_two_retractions_in_half_a_minute_of_load_are_no_rate() -> None:
+    short = sorted([*start(), *load(20, 25, usage=0.95), retraction(30), retraction(38)])
+    assert "retracting_too_often" not in found(judged(short))
+
+
 def test_nothing_starts_for_a_minute_although_nearly_all_is_free() -> None:
     lines = [decode(20 + step, running=3, queue=1, usage=0.06) for step in range(0, 200, 2)]
     assert verdict([*start(limit=4), *lines]) == "admission_standing_still"
@@ -195,6 +200,11 @@ def test_a_load_without_a_limit_says_what_it_showed(lines: list[str], sentence: 
 def test_a_log_that_is_silent_again_and_again_shows_its_rhythm() -> None:
     lines = [line for round_ in range(8) for line in load(20 + 600 * round_, 6, running=24)]
     assert "scheduler_stuck" not in found(judged([*start(), *lines]))
+
+
+def test_where_a_line_comes_every_half_minute_seventy_seconds_without_one_are_no_hang() -> None:
+    slow = [decode(at, 8, usage=0.1, throughput=10.7) for at in (*range(20, 380, 30), *range(420, 620, 30))]
+    assert "scheduler_stuck" not in found(judged([*start(), *slow]))
 
 
 def test_a_pause_that_was_asked_for_is_no_hang() -> None:
@@ -291,6 +301,11 @@ def test_the_same_figures_a_minute_later_are_another_event() -> None:
 
 def test_a_failure_that_eight_ranks_print_is_one() -> None:
     assert count("out_of_memory.decode", *(f"{stamp(50, f'TP{rank}')}{FAILED}" for rank in range(8))) == 1
+
+
+def test_a_failure_that_is_logged_with_its_phase_and_raised_without_is_one() -> None:
+    lines = [f"{stamp(50, 'TP0')}{FAILED}", f"{stamp(51, 'TP0')}{CUDA}"]
+    assert (count("out_of_memory.decode", *lines), count("out_of_memory.unknown", *lines)) == (1, 0)
 
 
 def test_two_phases_are_two_failures() -> None:

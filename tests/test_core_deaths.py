@@ -9,7 +9,8 @@ import pytest
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.watch import Watch
-from test_core_course import BEGIN, decode, prefill, stamp, start
+from test_core_course import BEGIN, decode, found, judged, prefill, stamp, start
+from test_core_watch import SIGTERM
 
 SIGQUIT = "Received sigquit from a child process. It usually means the child failed."
 # As releases print them.
@@ -91,6 +92,16 @@ def test_failed_health_checks_of_a_server_that_is_paused_are_none_until_it_conti
     before = verdict(watch, 241)
     add(watch, Reader(), stamp(242) + access.format("continue"), *(failed_check(at) for at in range(280, 360, 20)))
     assert (before, verdict(watch, 361)) == ("no_limit_in_log", "scheduler_stuck")
+
+
+def test_how_the_processes_of_a_server_end_that_was_asked_to_end_is_no_crash() -> None:
+    watch = after(*SERVED, stamp(73) + SIGTERM, stamp(75) + DEATHS["a process that crashed"])
+    assert (watch.server.counted["ends"], verdict(watch, 110)) == (0, "stopped")
+
+
+def test_a_log_that_ends_with_the_watchdogs_line_ends_with_a_hang() -> None:
+    watched = f"{stamp(380)}Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)"
+    assert found(judged([*SERVED, watched])) & {"scheduler_stuck", "crashed"} == {"scheduler_stuck"}
 
 
 # What a death follows from

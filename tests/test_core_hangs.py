@@ -168,13 +168,18 @@ def test_a_long_prompt_whose_first_token_is_on_its_way() -> None:
     assert server.found == (0.0, "")
 
 
-def test_a_stream_interval_of_a_thousand_steps_is_waited_for() -> None:
+@pytest.mark.parametrize(
+    ("argument", "steps", "pages"), [({"stream_interval": 1000}, 40, 25), ({"speculative_algorithm": "EAGLE3"}, 30, 9)]
+)
+def test_where_tokens_are_sent_after_many_steps_they_are_waited_for(
+    argument: dict[str, object], steps: float, pages: int
+) -> None:
     server = Server()
-    server.watch.take(ServerInfo("0.5.23", {"stream_interval": 1000}))
+    server.watch.take(ServerInfo("0.5.23", argument))
     server.serves()
     for number in range(60):
-        server.computes(steps=40)
-        server.sent += 1000.0 * (number % 25 == 24)
+        server.computes(steps)
+        server.sent += 1000.0 * (number % pages == pages - 1)
         server.tick()
     assert server.found == (0.0, "")
 

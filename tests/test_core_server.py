@@ -84,6 +84,21 @@ def test_a_micro_batch_has_its_share_of_the_running_limit(arguments: dict[str, A
     assert mostly([*start(limit=64, max_running_requests=64, **arguments), *lines], "admission") == why
 
 
+@pytest.mark.parametrize(
+    ("usages", "is_limit"),
+    [
+        ((0.45, 0.55), True),
+        ((0.45, 0.55) * 20 + (0.86,), False),  # the cache may be what fills up
+        ((0.60, 0.84), False),
+    ],
+)
+def test_without_its_start_a_batch_that_stays_is_at_a_limit_where_the_cache_is_not_nearly_full(
+    usages: tuple[float, ...], *, is_limit: bool
+) -> None:
+    lines = [decode(20 + 2 * step, 40, 20, usages[step % len(usages)]) for step in range(120)]
+    assert ("running_at_limit" in found(judged(lines))) is is_limit
+
+
 # Hybrid caches
 
 

@@ -454,6 +454,16 @@ def test_a_server_that_refuses_every_request_is_not_healthy() -> None:
 # What is shown beside the judgement
 
 
+@pytest.mark.parametrize(("aborted", "rejected"), [(0.0, 5), (5.0, 0)])
+def test_streams_that_leave_the_queue_unstarted_were_rejected_if_no_client_took_them_back(
+    aborted: float, rejected: int
+) -> None:
+    beside = Beside(reads=False)
+    beside.scrape(0, queued_requests=5.0, admitted_requests=0.0, open_requests=5.0, answered_requests=0.0)
+    beside.scrape(4, open_requests=0.0, answered_requests=5.0, aborted_requests=aborted)
+    assert beside.count("rejected") == rejected
+
+
 def test_a_start_from_before_the_exporter_is_not_shown_beside_a_count_of_no_starts() -> None:
     watch, reader = Watch(PROFILES["online"], BEGIN, reads=True, scrapes=False), Reader()
     watch.recall([event for line in [*start(), decode(12)] for event in reader.read(line.encode())], BEGIN + 15)
@@ -474,6 +484,15 @@ def test_tokens_a_second_are_over_the_prefill_between_the_decode_lines_too() -> 
         lines += [prefill(begin + second, 8192, 0, queue=4) for second in range(10, 20)]
     [began] = judged([*start(), *lines]).starts
     assert began.figures["generated_tokens_per_second"] == pytest.approx(600, rel=0.1)
+
+
+def test_once_a_server_has_no_metrics_any_more_its_log_counts_the_batches() -> None:
+    beside = Beside()
+    for at in (0, 4):
+        beside.scrape(at, graph_passes=10.0 * at)
+    beside.watch.lose("metrics_disabled", "it answers 404", BEGIN + 5)
+    beside.lines(decode(6))
+    assert beside.watch.server.life(None)["replayed"] == 40 + 40
 
 
 def test_a_line_of_a_server_that_is_gone_counts() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from conftest import (
 )
 from sglang_tuning_exporter.collect import sidecar as watching_module
 from sglang_tuning_exporter.collect.sidecar import Sidecar
+from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.scrapes import Progress
 
 if TYPE_CHECKING:
@@ -109,16 +111,18 @@ def test_a_scrape_has_the_log_read_first(sglang: FakeSGLang, tmp_path: Path, mon
             assert sidecar.log.lines["retraction"] == number + 1
 
 
-def test_a_scrape_does_not_wait_for_a_flood_to_be_read(tmp_path: Path) -> None:
+def test_a_scrape_does_not_wait_until_the_log_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on, read = threading.Event(), Reader.read
+    monkeypatch.setattr(Reader, "read", lambda *given: read(*given) if goes_on.wait(60) else ())
     log = tmp_path / "server.log"
     log.touch()
-    flood = DECODE * (12_000_000 // len(DECODE))
     with watching(log_file=(str(log),)) as sidecar:
-        append(log, flood)
+        append(log, DECODE)
         sidecar.scrape(10)
         assert sidecar.log is not None
-        assert sidecar.log.lines["decode"] < flood.count(b"\n")
-        wait_for(lambda: sidecar.log is not None and sidecar.log.lines["decode"] == flood.count(b"\n"), seconds=120)
+        assert sidecar.log.lines["decode"] == 0
+        goes_on.set()
+        wait_for(lambda: sidecar.log is not None and sidecar.log.lines["decode"] == 1)
 
 
 def test_the_servers_arguments_are_asked_for_once_a_start(sglang: FakeSGLang, tmp_path: Path) -> None:

@@ -129,3 +129,6 @@ def test_a_server_that_answers_other_requests_has_no_metrics_for_as_long_as_it_d
     assert failed(beside, 0.0, "metrics_disabled")[0] == "metrics_disabled"
     beside.watch.answered(answered=False)
     assert failed(beside, 0.0, "metrics_disabled", 40.0)[0] == "http_404"
+    beside.watch.answered(answered=True)
+    failed(beside, 0.0, begin=60.0)  # gone, so that it may be a proxy that answers
+    assert failed(beside, 0.0, "metrics_disabled", 80.0)[0] == "http_404"

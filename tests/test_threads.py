@@ -111,10 +111,16 @@ def test_a_thread_that_fails_is_shown_with_its_place_and_the_process_ends(
     (tmp_path / "server.log").touch()
     (tmp_path / "web.yml").write_text("http_server_config: {http2: true}")
     broken = textwrap.dedent(f"""
-        import sys
+        import sys, time
+        from pathlib import Path
         from sglang_tuning_exporter.cli import main
         from sglang_tuning_exporter.collect import threads
-        threads.PAUSES = (0.01, 0.01, 6.0)  # long enough to be seen
+        class Pauses(tuple):
+            def __getitem__(self, place):
+                while place == 2 and not Path({str(tmp_path / "seen")!r}).exists():
+                    time.sleep(0.01)
+                return 0.01
+        threads.PAUSES = Pauses((1, 1, 1))  # the last one until it was seen
         def fails(*_):
             raise KeyError("a place")
         {BROKEN_THREADS[name]}
@@ -127,6 +133,7 @@ def test_a_thread_that_fails_is_shown_with_its_place_and_the_process_ends(
     running = Exporter(process)
     down = f'sglang_tuning_thread_up{{thread="{name}"}} 0.0'
     wait_for(lambda: down in running.get("/metrics").text, 60)
+    (tmp_path / "seen").touch()
     assert process.wait(60) == 1
     running.end()
     said = [line for line in running.said if f"{name} thread: " in line]

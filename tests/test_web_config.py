@@ -140,6 +140,11 @@ except ssl.SSLError:  # Python 3.10 and Debian 12's 3.11.2
 LOOSER = {"a suite that HTTP/2 lacks", "suites of TLS 1.3 alone"}
 
 
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.1)
+
+
 @pytest.fixture(scope="module")
 def certified(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     made = certificates(tmp_path_factory.mktemp("certified"))

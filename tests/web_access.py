@@ -59,10 +59,10 @@ class Certificates:
         return self.directory / f"{name}.pem"
 
     def write(self, text: str, name: str = "web.yml") -> Path:
-        """A web configuration file in the same directory."""
-        path = self.directory / name
-        path.write_text(text)
-        return path
+        """A web configuration file in the same directory, replaced whole: who looks often never sees half of it."""
+        path, new = self.directory / name, self.directory / f"{name}.new"
+        new.write_text(text)
+        return new.replace(path)
 
     def client(self, name: str | None = None) -> ssl.SSLContext:
         """A client that trusts the server's authority, with a certificate of its own or none."""
