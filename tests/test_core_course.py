@@ -275,6 +275,11 @@ def test_two_causes_in_turn_are_both_named() -> None:
     )
 
 
+def test_what_held_for_a_minute_of_four_is_not_named() -> None:
+    lines = [*load(20, 150, running=30, usage=0.4), *load(170, 75, running=60, queue=40, usage=0.4)]
+    assert "running_at_limit" not in found(judged([*start(limit=60), *lines]))
+
+
 def test_batches_without_a_graph_before_the_first_with_one_are_explained_by_it() -> None:
     lines = [
         decode(20 + step, running=46 if step < 60 or step % 4 else 28, graph=step >= 60 and not step % 4)

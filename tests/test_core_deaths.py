@@ -114,10 +114,13 @@ def because(watch: Watch, at: float, name: str) -> tuple[str, ...]:
     return found[name].because
 
 
-def test_a_crash_long_after_a_failure_that_it_survived_does_not() -> None:
-    on = [decode(at) for at in range(76, 474, 2)]
-    watch = after(*SERVED, stamp(73) + OUT_OF_MEMORY, *on, stamp(475) + DEATHS["a process that crashed"])
-    assert (verdict(watch, 480), because(watch, 481, "crashed")) == ("crashed", ())
+@pytest.mark.parametrize(("seconds", "cause"), [(30, ("out_of_memory_any",)), (400, ())])
+def test_a_crash_follows_from_a_failure_that_the_server_did_not_survive_for_a_minute(
+    seconds: int, cause: tuple[str, ...]
+) -> None:
+    on = [decode(at) for at in range(76, 74 + seconds, 2)]
+    watch = after(*SERVED, stamp(73) + OUT_OF_MEMORY, *on, stamp(75 + seconds) + DEATHS["a process that crashed"])
+    assert because(watch, 80 + seconds, "crashed") == cause
 
 
 def test_the_crash_of_a_failure_keeps_its_cause_while_the_next_start_serves() -> None:

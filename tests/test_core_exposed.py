@@ -228,6 +228,15 @@ def test_retractions_that_go_on_are_notified_and_one_burst_is_not() -> None:
     assert "SGLangRetractingTooOften" not in [each.alert for each in none]
 
 
+@pytest.mark.parametrize("later", [0, 120])
+def test_for_a_cause_and_what_follows_from_it_somebody_is_called_once(later: int) -> None:
+    """`later`: so many seconds after the queue has become long the batch is at its limit."""
+    before = load(20, later, every=5, running=50, queue=3000, usage=0.4)
+    at_limit = load(20 + later, 1400, every=5, running=60, queue=3000, usage=0.4)
+    found = alerts(*start(limit=60), *before, *at_limit, end=1420 + later)
+    assert [each.alert for each in found] == ["SGLangRunningAtLimit"]
+
+
 @pytest.mark.parametrize(("starts", "fires"), [((0, 600), False), ((0, 600, 1100), True), ((0, 1500, 3000), False)])
 def test_three_starts_in_half_an_hour_are_a_loop(starts: tuple[float, ...], *, fires: bool) -> None:
     lines = [line for at in starts for line in start(at)]

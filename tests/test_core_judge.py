@@ -73,6 +73,20 @@ def test_no_more_are_let_in_while_each_step_takes_too_long_because_of_those_that
     assert "schedule_conservativeness" not in changes
 
 
+@pytest.mark.parametrize(
+    ("more", "found"),
+    [
+        ({}, set()),
+        ({"admission/running_limit": 80.0, "admission/no_queue": 40.0}, {"prefill_bound", "running_at_limit"}),
+    ],
+)
+def test_two_reasons_that_make_up_most_of_the_time_only_together_are_both_found(
+    more: dict[str, float], found: set[str]
+) -> None:
+    load = Load(running=64, why="grammar_queue", share=0.4, usage=0.3, prompt=300, more=more)
+    assert set(ids(of(load, **LIMIT))) & {"grammar_queue", "running_at_limit"} == found
+
+
 def test_no_diagnosis_is_its_own_cause() -> None:
     places = {row.id: place for place, row in enumerate(ROWS)}
     assert all(places[cause] < places[row.id] for row in ROWS for cause in row.causes)

@@ -88,7 +88,7 @@ def test_a_micro_batch_has_its_share_of_the_running_limit(arguments: dict[str, A
     ("usages", "is_limit"),
     [
         ((0.45, 0.55), True),
-        ((0.45, 0.55) * 20 + (0.86,), False),  # the cache may be what fills up
+        ((0.86, *(0.45, 0.55) * 20), False),  # the cache may be what fills up
         ((0.60, 0.84), False),
     ],
 )

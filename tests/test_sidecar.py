@@ -73,7 +73,7 @@ def test_without_a_log_its_families_are_absent_and_the_key_is_sent_but_never_sho
     )
     flags = ("--sglang-url", sglang.url, "--api-key-file", str(tmp_path / "key"))
     with running_exporter(*flags) as exporter:
-        wait_for(lambda: exporter.page().value("sglang_tuning_server_arg", arg="schedule_conservativeness") == 0.7)
+        wait_for(lambda: exporter.page().value("sglang_tuning_server_arg", arg="schedule_conservativeness") == 0.7, 30)
         page = exporter.page()
         shown = page.text + exporter.get("/").text + "".join(exporter.said)
     names = {sample.name for sample in page.samples}
