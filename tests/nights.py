@@ -55,14 +55,6 @@ def prolonged(name: str, minutes: float = 16, rest: float = 14) -> bytes:
     return quiet(b"".join(texts[:begin]) + b"".join(later(load_, seconds * n) for n in range(rounds)), rest)
 
 
-def restarted(name: str, minutes: float = 16, rest: float = 14) -> bytes:
-    """A recording played again and again from its very start: a server that is started every few minutes."""
-    whole = b"".join(line.text for line in recording(name).lines).removesuffix(b"\n") + b"\n"
-    length = round((last_time(whole) - _first_time(whole)).total_seconds()) + 20
-    rounds = max(1, round(60 * minutes / length))
-    return quiet(b"".join(later(whole, length * n) for n in range(rounds)), rest)
-
-
 def _first_time(text: bytes) -> datetime:
     found = _STAMP.search(text)
     assert found is not None
@@ -104,14 +96,4 @@ def failing(rest: float = 14) -> bytes:
     text += restart.replace(b"available_gpu_mem=9.87 GB", b"available_gpu_mem=0.70 GB")
     moment = last_time(text) + timedelta(minutes=3)
     text += _OUT_OF_MEMORY.format(at=printed(moment), function="forward_extend").encode()
-    return quiet(text, rest)
-
-
-def started(rest: float = 12) -> bytes:
-    """Three idle servers, half an hour in all: too little memory left, almost none but without graphs, too much."""
-    text = b""
-    for number, (gigabytes, without) in enumerate(((b"2.50", b"False"), (b"0.70", b"True"), (b"15.00", b"False"))):
-        started = STARTED.replace(b"available_gpu_mem=9.87", b"available_gpu_mem=" + gigabytes)
-        started = started.replace(b"'disable_cuda_graph': False", b"'disable_cuda_graph': " + without)
-        text += later(started, 13 * 60 * number)
     return quiet(text, rest)

@@ -208,17 +208,6 @@ def manager(configuration: Path) -> Iterator[Alertmanager]:
             yield Alertmanager(url, mail, received)
 
 
-def test_amtool_accepts_the_configuration_and_its_templates(configuration: Path) -> None:
-    amtool = shutil.which("amtool")
-    if amtool is None:
-        pytest.fail(f"amtool {MISSING}", pytrace=False)
-    checked = subprocess.run(
-        [amtool, "check-config", str(configuration)], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert "1 templates" in checked.stdout
-
-
 def test_the_mail_names_the_flag_its_present_value_the_value_to_try_and_the_reason(manager: Alertmanager) -> None:
     manager.send(alert("SGLangRetractingTooOften", "mail:1", FIGURES))
     wait_for(lambda: manager.mails("mail:1"), 20)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 import requests
 
-from conftest import PROGRAM, complaint, environment
+from conftest import PROGRAM, complaint, environment, program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -137,6 +137,12 @@ def test_a_closed_terminal_ends_it_during_the_start() -> None:
     os.close(terminal)
     os.close(standard_input)
     assert ended.returncode == -signal.SIGHUP
+
+
+def test_a_demo_without_prometheus_says_what_is_not_installed(tmp_path: Path) -> None:
+    ran = program("demo", "--seconds", "2", cwd=tmp_path, PATH=str(tmp_path))
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "Not installed: Prometheus and Alertmanager. No notification;" in ran.stdout
 
 
 def test_a_demo_whose_output_pipe_is_closed_leaves_no_exporter_running(tmp_path: Path) -> None:

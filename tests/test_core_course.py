@@ -10,11 +10,9 @@ import pytest
 
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core import judge
-from sglang_tuning_exporter.core.alerts import Clock
 from sglang_tuning_exporter.core.course import Course
 from sglang_tuning_exporter.core.findings import Finding, Judgement
 from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.core.rows import ROWS
 
 BEGIN = 1_763_632_800.0  # 2025-11-20 10:00:00
 ARGUMENTS = {
@@ -211,35 +209,6 @@ def test_a_pause_that_was_asked_for_is_no_hang() -> None:
     lines = silent(140)
     asked = f'{stamp(79)}INFO:     127.0.0.1:5000 - "POST /pause_generation HTTP/1.1" 200 OK'
     assert "scheduler_stuck" not in found(judged(sorted([*lines, asked])))
-
-
-# The alert clock
-
-
-def fires(holds: str, after: float = 60.0, until: float = 60.0) -> list[bool]:
-    """Whether the alert is firing after each step of 30 s; `x` holds, `-` does not, `?` is unknown."""
-    row = next(row for row in ROWS if row.alert)
-    clock, states = Clock(row), []
-    clock.row = type(row)(**{**{name: getattr(row, name) for name in row.__slots__}, "after": after, "until": until})
-    for step, what in enumerate(holds):
-        clock.pass_on(step * 30.0, step * 30.0, holds=None if what == "?" else what == "x", hindered=False)
-        states.append(clock.firing is not None)
-    return states
-
-
-def test_an_alert_fires_once_its_condition_held_without_a_break() -> None:
-    assert fires("xxx") == [False, False, True]
-    assert fires("xx-xx") == [False] * 5
-
-
-def test_it_stays_until_the_condition_was_calm_for_as_long() -> None:
-    assert fires("xxx-x--") == [False, False, True, True, True, True, True]
-    assert fires("xxx---") == [False, False, True, True, True, False]
-
-
-def test_a_break_of_knowledge_begins_the_wait_anew_and_ends_nothing() -> None:
-    assert fires("xx???x") == [False] * 6
-    assert fires("xxx????")[-1]
 
 
 WAITS: Mapping[str, Any] = {"running": 60, "queue": 30, "usage": 0.5}

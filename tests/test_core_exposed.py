@@ -219,15 +219,6 @@ def merged(*parts: list[str]) -> list[str]:
     return sorted((line for part in parts for line in part), key=lambda line: line[:21])
 
 
-def test_retractions_that_go_on_are_notified_and_one_burst_is_not() -> None:
-    busy = load(20, 1200, every=5, usage=0.97, queue=3)
-    often = [retraction(at) for at in range(20, 1200, 20)]
-    burst = [retraction(300 + at) for at in range(5)]
-    found, none = (alerts(*start(), *merged(busy, each), end=1220) for each in (often, burst))
-    assert "SGLangRetractingTooOften" in [each.alert for each in found]
-    assert "SGLangRetractingTooOften" not in [each.alert for each in none]
-
-
 @pytest.mark.parametrize("later", [0, 120])
 def test_for_a_cause_and_what_follows_from_it_somebody_is_called_once(later: int) -> None:
     """`later`: so many seconds after the queue has become long the batch is at its limit."""

@@ -77,7 +77,7 @@ def test_no_more_are_let_in_while_each_step_takes_too_long_because_of_those_that
     ("more", "found"),
     [
         ({}, set()),
-        ({"admission/running_limit": 80.0, "admission/no_queue": 40.0}, {"prefill_bound", "running_at_limit"}),
+        ({"admission/running_limit": 80.0, "admission/no_queue": 40.0}, {"grammar_queue", "running_at_limit"}),
     ],
 )
 def test_two_reasons_that_make_up_most_of_the_time_only_together_are_both_found(
@@ -90,9 +90,6 @@ def test_two_reasons_that_make_up_most_of_the_time_only_together_are_both_found(
 def test_no_diagnosis_is_its_own_cause() -> None:
     places = {row.id: place for place, row in enumerate(ROWS)}
     assert all(places[cause] < places[row.id] for row in ROWS for cause in row.causes)
-
-
-# Requests that are reserved in full
 
 
 # Latency
@@ -175,28 +172,3 @@ def test_weights_that_fit_one_gpu_need_no_tensor_parallelism(
 ) -> None:
     judgement = of(Load(usage=usage), WEIGHTS=weights, BEFORE=78.0, POOL_GB=50.0, tp_size=tp, **more)
     assert ("data_parallel_would_fit" in ids(judgement)) is is_found
-
-
-# Requests that the server cannot serve
-
-
-GRAMMAR = ("--grammar-backend", "xgrammar")
-LARGER_CACHE = ("--max-total-tokens", 1_600_000)
-
-
-@pytest.mark.parametrize(
-    ("totals", "args", "row", "change"),
-    [
-        ({"too_long": 10.0, "too_long_tokens": 12e6}, {"max_total_tokens": 400_000, "POOL": 400_000.0}, "prompts_beyond_kv_cache", LARGER_CACHE),
-        ({"too_long": 10.0, "too_long_tokens": 8e6}, {"POOL": 400_000.0}, "prompts_beyond_kv_cache", ("", None)),
-        ({"beyond_context": 10.0, "beyond_context_tokens": 5e4}, {"context_length": 1024}, "prompts_beyond_context", ("--context-length", 8192)),
-        ({"refused": 90.0, "refused_for_grammar": 90.0, "sequences": 900.0}, {"grammar_backend": "none"}, "requests_refused", GRAMMAR),
-        ({"refused": 90.0, "sequences": 900.0}, {"grammar_backend": "xgrammar"}, "requests_refused", ("", None)),
-    ],
-)  # fmt: skip
-def test_requests_that_are_refused_are_a_chance_with_a_remedy(
-    totals: dict[str, float], args: dict[str, Any], row: str, change: tuple[str, object]
-) -> None:
-    judgement = of(Load(more=totals), **args)
-    assert [(each.flag, each.to) for each in finding(judgement, row).changes] == [change]
-    assert judgement.verdict == "no_limit_in_log"

@@ -60,18 +60,6 @@ def test_a_start_that_slows_every_request_down_is_said_without_any_load(
 
 # HiCache
 
-KERNEL = "Unsupported element_size = 656 for JIT HiCache kernel"
-
-
-def test_what_sglang_says_of_its_host_cache_is_an_info_with_its_words() -> None:
-    answer = judged([stamp(0, f"ATTN_CP{rank} TP{rank}") + KERNEL for rank in range(8)])
-    own = finding(answer, "hicache_degraded")
-    assert (own.severity, own.is_limit) == ("info", False)
-    assert KERNEL in own.sentence
-    assert own.evidence[0].value == 1  # every rank prints it
-    assert not answer.sentence.startswith(NO_LOAD)
-    assert "--enable-hierarchical-cache" in own.changes[0].words
-
 
 @pytest.mark.parametrize(
     ("line", "more", "advised"),

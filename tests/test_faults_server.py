@@ -186,26 +186,6 @@ def test_a_million_series_are_cut_and_the_cut_is_counted(sglang: FakeSGLang) -> 
         assert complaints(exporter) == []
 
 
-@pytest.mark.parametrize("value", ["NaN", "-5", "+Inf", "1e308"])
-def test_spoiled_counter_is_not_counted_and_what_grew_meanwhile_is(value: str, watched: Watched) -> None:
-    for _ in range(3):
-        watched.answer(
-            reply(serving(watched.count).replace(f"}} {watched.count}\n".encode(), f"}} {value}\n".encode()))
-        )
-        page = watched.page()
-        assert page.value("sglang_tuning_up") == 1
-        assert totals(page) == watched.before
-
-
-def test_a_counter_that_goes_backwards_is_a_server_that_started_anew(watched: Watched) -> None:
-    watched.count = 20
-    watched.answer(reply(serving(20)))
-    assert totals(watched.page()) == watched.before  # one page may be spoiled
-    page = watched.page()
-    assert totals(page) == watched.before.more(20, starts=1)
-    watched.before = totals(page)
-
-
 def test_many_dp_ranks_are_cut_and_the_cut_is_counted(sglang: FakeSGLang) -> None:
     sglang.answers["/metrics"] = reply(serving(10, ranks=range(MOST_SCHEDULERS + 50)))
     with running_exporter("--sglang-url", sglang.url) as exporter:

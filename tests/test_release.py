@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import os
-import re
-import subprocess
-import sys
 import tarfile
 import time
 import zipfile
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from conftest import Exporter, environment, program, wait_for
+from conftest import wait_for
 from release.archives import build, copied, digests
 from release.statements import contradictions, version
 from sglang_tuning_exporter import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 ROOT = Path(__file__).parents[1]
 EPOCH = 1_700_000_000
@@ -51,39 +47,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> list[list[Path]]:
 @pytest.fixture(scope="module")
 def wheel(built: list[list[Path]]) -> Path:
     return built[0][0]
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the directory that the wheel, without its dependencies, has been installed in."""
-    target = tmp_path_factory.mktemp("installed")
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index"),
-            *("--no-deps", "--target", str(target), str(wheel)),
-        ],
-        check=True,
-        timeout=120,
-    )
-    return target
-
-
-def command(installed: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run the installed command far from the checkout."""
-    return program(*arguments, cwd=cwd, PYTHONPATH=str(installed))
-
-
-@contextmanager
-def started(installed: Path, *arguments: str, cwd: Path) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "sglang_tuning_exporter", *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=cwd, env=environment(PYTHONPATH=str(installed)),
-    )  # fmt: skip
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.communicate(timeout=20)
 
 
 def test_two_builds_at_two_times_and_places_have_the_same_bytes(built: list[list[Path]]) -> None:
@@ -133,62 +96,6 @@ def test_the_sdist_has_what_is_built_installed_and_read_and_nothing_else(
         *("pyproject.toml", "PKG-INFO", "LICENSE", "NOTICE", "docker-compose.yml", ".env.example", ".gitignore"),
     }
     assert built[0][1].stat().st_size < 2_000_000
-
-
-def test_an_installed_exporter_writes_every_committed_alert_and_board_byte_for_byte(
-    installed: Path, tmp_path: Path
-) -> None:
-    made = command(installed, "generate", "--output", "out", cwd=tmp_path)
-    assert (made.returncode, made.stderr) == (0, "")
-    committed = {
-        path.relative_to(ROOT): path.read_bytes()
-        for folder in ("alerts", "dashboards")
-        for path in (ROOT / folder).rglob("*")
-        if path.is_file() and not path.is_relative_to(ROOT / "alerts" / "tests")  # for developers: in the sdist
-    }
-    written = {
-        path.relative_to(tmp_path / "out"): path.read_bytes()
-        for folder in ("alerts", "dashboards")
-        for path in (tmp_path / "out" / folder).rglob("*")
-        if path.is_file()
-    }
-    assert len(committed) > 35
-    assert written == committed
-
-
-def test_an_installed_exporter_replays_watches_and_shows_a_packaged_recording(installed: Path, tmp_path: Path) -> None:
-    log = tmp_path / "server.log"
-    replayed = ("replay", "retract", "--speed", "50", "--listen-address", "127.0.0.1:0", "--log-file", str(log))
-    with started(installed, *replayed, cwd=tmp_path) as server:
-        assert server.stdout is not None
-        said = server.stdout.readline().decode()
-        address = re.search(r"http://127\.0\.0\.1:\d+", said)
-        assert address is not None, said
-        serve = ("serve", "--listen-address", "127.0.0.1:0", "--sglang-url", address[0], "--log-file", str(log))
-        with started(installed, *serve, cwd=tmp_path) as process:
-            exporter = Exporter(process)
-            wait_for(lambda: exporter.page().value("sglang_tuning_up") == 1, 30)
-            assert exporter.page().labels("sglang_tuning_build_info") == [{"version": __version__}]
-            assert "<style>" in exporter.get("/").text
-            runbook = exporter.get("/runbooks/SGLangRetractingTooOften")
-            assert (runbook.status_code, 'id="mitigation"' in runbook.text) == (200, True)
-
-
-@pytest.mark.parametrize("form", ["text", "json", "html"])
-def test_an_installed_exporter_reports_on_a_log(installed: Path, tmp_path: Path, form: str) -> None:
-    log = installed / "sglang_tuning_exporter" / "recordings" / "retract" / "server.log.gz"
-    ran = command(installed, "report", str(log), "--format", form, cwd=tmp_path)
-    assert (ran.returncode, ran.stderr) == (1, "")
-    assert "retract" in ran.stdout.lower()
-
-
-def test_an_installed_demo_starts_its_own_server_and_exporter_where_nothing_else_is(
-    installed: Path, tmp_path: Path
-) -> None:
-    ran = program("demo", "--seconds", "2", cwd=tmp_path, PYTHONPATH=str(installed), PATH=str(tmp_path))
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert "Not installed: Prometheus and Alertmanager. No notification;" in ran.stdout
-    assert re.search(r"^  exporter +http://127\.0\.0\.1:\d+$", ran.stdout, re.MULTILINE)
 
 
 def test_every_place_that_names_a_version_names_this_one() -> None:

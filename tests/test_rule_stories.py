@@ -29,6 +29,10 @@ def dipping(seconds: float) -> Callable[[float], float]:
     return lambda at: 0.3 if 1800 <= at < 1800 + seconds else trouble(at)
 
 
+def unsure(at: float) -> float | None:
+    return None if BEGIN + 120 <= at < BEGIN + 360 else burst(480)(at)
+
+
 def calm(_: float) -> float:
     return 0.3
 
@@ -49,6 +53,7 @@ SILENT: dict[str, Exporter] = {
     **{f"every {n} s: for 280 s": Exporter(burst(280), n) for n in INTERVALS},
     **{f"every {n} s: for 240 s, a third of the scrapes missed": Exporter(burst(240), n, 0.33) for n in INTERVALS},
     "up and down every 90 s": Exporter(flapping),
+    "for eight minutes, of which four in the middle are not known": Exporter(unsure),
     "never above its limit, though the exporter restarts": Exporter(calm, restarts=(600, 1500, 2700)),
 }
 DOWN_FIRES: dict[str, tuple[Exporter, float]] = {  # at most so many seconds after it died

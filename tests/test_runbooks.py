@@ -15,8 +15,7 @@ from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core import runbooks
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.runbooks import BY_ALERT
-from sglang_tuning_exporter.mixin import alerts
-from sglang_tuning_exporter.mixin.wishes import Wishes, read
+from sglang_tuning_exporter.mixin.wishes import read
 from sglang_tuning_exporter.serve import metrics
 from test_core_lines import EXAMPLES, STAMP
 
@@ -136,21 +135,6 @@ def test_the_committed_pages_are_those_of_the_table_and_no_other() -> None:
 
 
 # --- the links in a notification ---------------------------------------------------------------------------------------
-
-
-def rules(links: Wishes) -> dict[str, dict[str, str]]:
-    document = yaml.safe_load(alerts.files(wishes=links)[RULES])
-    return {
-        rule["alert"]: rule["annotations"] for group in document["groups"] for rule in group["rules"] if "alert" in rule
-    }
-
-
-def test_the_runbooks_and_grafana_may_be_elsewhere() -> None:
-    notes = rules(read(None, runbook_url="https://wiki.example/sglang/", grafana_url="https://grafana.example/"))[
-        "SGLangServerDown"
-    ]
-    assert notes["runbook_url"] == "https://wiki.example/sglang/SGLangServerDown"
-    assert notes["dashboard_url"].startswith("https://grafana.example/d/sglang-tuning-server?var-job=")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nights import failing, prolonged, restarted, started
+from nights import failing, prolonged
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.serve.backfill import STEP_SECONDS
 
@@ -24,9 +24,6 @@ WITHIN = 60.0  # seconds between the two: a report looks every half minute
 NIGHTS: dict[str, tuple[str, Callable[[], bytes], set[str]]] = {
     "retract": ("online", lambda: prolonged("retract"), {"SGLangRetractingTooOften"}),
     "steady": ("online", lambda: prolonged("steady"), set()),
-    "client_limited": ("offline", lambda: prolonged("client_limited"), {"SGLangClientTooSlow"}),
-    "started": ("online", started, {"SGLangMemoryReserveTooSmall"}),
-    "restart_append": ("online", lambda: restarted("restart_append"), {"SGLangRestartLoop"}),
     "failing": (
         "online",
         failing,
@@ -41,7 +38,7 @@ NIGHTS: dict[str, tuple[str, Callable[[], bytes], set[str]]] = {
 }
 # Beside a running server a failure is still shown after the next start, and nothing of one that was stopped; a report judges each
 # start by itself.
-SEVERAL_STARTS = {"failing", "restart_append"}
+SEVERAL_STARTS = {"failing"}
 
 
 @dataclass(frozen=True)
