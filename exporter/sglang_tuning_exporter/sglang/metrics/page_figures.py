@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -111,35 +111,13 @@ class Scrape:
 
 Series = list[tuple["Mapping[str, str]", int]]  # labels, and the number of the sample in the page's order
 Process = tuple["int | None", frozenset[tuple[str, str]]]  # DP rank, and labels
+Figures = Callable[[Sequence[float]], dict["int | None", float]]  # the values of a page in, one figure by DP rank out
 
 # Paths of the HTTP server that generate.
 _GENERATES = re.compile(
     r"/(?:generate|completions|embeddings|responses|messages|rerank|score|classify|encode|chat|invocations)$"
 )
 _MEMBERS = ("_bucket", "_count", "_sum", "_total", "_created")
-
-
-class _Reading(NamedTuple):
-    """Where one source is on a page: which values add up to the figure of each process."""
-
-    source: Source
-    processes: tuple[tuple[int | None, tuple[int, ...]], ...]  # DP rank, and numbers of samples
-    zeros: tuple[int | None, ...]  # DP ranks whose figure is zero where it is absent
-    is_zero: bool  # of the whole server, where it is absent
-    pools: tuple[tuple[int | None, int], ...]
-
-
-class _Plan(NamedTuple):
-    """Where everything is on a page, without the samples whose values cannot be."""
-
-    ranks: list[_Reading]
-    server: list[_Reading]
-    histograms: list[tuple[str, histograms.Places]]
-    sent: list[int]
-    scheduled: list[int]
-    shows_sent: bool
-    model_name: str | None
-    engine_type: str | None
 
 
 class Places:
@@ -171,7 +149,7 @@ class Places:
         members = {number for found in self._members.values() for _, number in found}
         self._read = sorted(members.union(*numbers.values()))
         self._impossible: set[int] = set()
-        self._plan = self._planned()
+        self._scrape = self._reader()
 
     def figures(self, values: Sequence[float]) -> Scrape:
         """Return the figures of a page from the values of its samples; None for those that the page does not have."""
@@ -179,60 +157,48 @@ class Places:
         impossible -= {number for number in impossible & self._memory if -MOST <= values[number] < 0}
         if impossible != self._impossible:
             self._impossible = impossible
-            self._plan = self._planned()
-        plan = self._plan
-        figures: dict[str, Any] = {each.source.fact: _total(each, values) for each in plan.server}
-        figures |= {fact: found.read(values) for fact, found in plan.histograms}
-        sent, scheduled = [values[place] for place in plan.sent], [values[place] for place in plan.scheduled]
-        return Scrape(
-            ranks=_ranks(plan.ranks, values),
-            model_name=plan.model_name,
-            engine_type=plan.engine_type,
-            progress=math.fsum(sent + scheduled) if sent or scheduled else None,
-            sent=math.fsum(sent) if plan.shows_sent else None,
-            scheduled=math.fsum(scheduled) if scheduled else None,
-            **figures,
-            unrecognised=self._unrecognised,
-            counters_invalid=not impossible.isdisjoint(self._counters),
-        )
+            self._scrape = self._reader()
+        scrape = self._scrape(values)
+        scrape.counters_invalid = not impossible.isdisjoint(self._counters)
+        return scrape
 
-    def _planned(self) -> _Plan:
-        """Return where everything is but the samples whose values cannot be."""
+    def _reader(self) -> Callable[[Sequence[float]], Scrape]:
+        """Return what reads a page without the samples whose values cannot be."""
         series: dict[str, Series] = {}
         for family, samples in self._series.items():
-            found = [(label, number) for label, number in samples if number not in self._impossible]
-            if found:
+            if found := [(label, number) for label, number in samples if number not in self._impossible]:
                 series[family] = found
         members = {
             name: [(raw, number) for raw, number in found if number not in self._impossible]
             for name, found in self._members.items()
         }
-        latencies: dict[str, histograms.Places] = {}
+        of_server: dict[str, Callable[[Sequence[float]], Any]] = {}
         for source in HISTOGRAM_SOURCES:
-            if source.fact not in latencies and f"{source.metric}_bucket" in members:
+            if source.fact not in of_server and f"{source.metric}_bucket" in members:
                 buckets, counts, sums = (
                     members.get(f"{source.metric}_{each}", []) for each in ("bucket", "count", "sum")
                 )
-                latencies[source.fact] = histograms.places(buckets, counts, sums, source.where)
-        sent, scheduled = (
-            [
-                number
-                for source in PROGRESS_SOURCES
-                if source.fact == fact
-                for _, number in series.get(source.metric, [])
-            ]
-            for fact in ("sent", "scheduled")
-        )
-        return _Plan(
-            [_reading(source, series) for source in SOURCES],
-            [_reading(source, series) for source in SERVER_SOURCES],
-            list(latencies.items()),
-            sent,
-            scheduled,
-            OUTPUTS in series,
-            _model_name(series),
-            _engine_type(series),
-        )
+                of_server[source.fact] = histograms.places(buckets, counts, sums, source.where).read
+        of_server |= {source.fact: _of_server(source, series) for source in SERVER_SOURCES}
+        by_rank = [(source.fact, _by_rank(source, series)) for source in SOURCES]
+        in_progress = [(each.fact, number) for each in PROGRESS_SOURCES for _, number in series.get(each.metric, ())]
+        names: dict[str, Any] = {"model_name": _model_name(series), "engine_type": _engine_type(series)}
+
+        def scrape(values: Sequence[float]) -> Scrape:
+            sent, scheduled = (
+                [values[number] for fact, number in in_progress if fact == wanted] for wanted in ("sent", "scheduled")
+            )
+            return Scrape(
+                _ranks(by_rank, values),
+                progress=math.fsum(sent + scheduled) if in_progress else None,
+                sent=math.fsum(sent) if OUTPUTS in series else None,
+                scheduled=math.fsum(scheduled) if scheduled else None,
+                unrecognised=self._unrecognised,
+                **names,
+                **{fact: read(values) for fact, read in of_server.items()},
+            )
+
+        return scrape
 
 
 def read(text: str) -> Scrape:
@@ -241,12 +207,11 @@ def read(text: str) -> Scrape:
     return Places(page).figures(page.values)
 
 
-def _ranks(readings: Iterable[_Reading], values: Sequence[float]) -> list[RankFigures]:
+def _ranks(readers: Iterable[tuple[str, Figures]], values: Sequence[float]) -> list[RankFigures]:
     ranks: dict[int | None, RankFigures] = {}
-    for reading in readings:
-        fact = reading.source.fact
+    for fact, read in readers:
         queue = fact.removeprefix("queues.")
-        for dp, value in _figures(reading, values).items():
+        for dp, value in read(values).items():
             if dp not in ranks:
                 ranks[dp] = RankFigures(dp=dp)
             rank = ranks[dp]
@@ -260,40 +225,38 @@ def _ranks(readings: Iterable[_Reading], values: Sequence[float]) -> list[RankFi
     )
 
 
-def _figures(reading: _Reading, values: Sequence[float]) -> dict[int | None, float]:
-    """Return the figure of one source for every DP rank that has it."""
-    found: dict[int | None, float] = {}
-    fold = min if reading.source.fold == "min" else max
-    for dp, numbers in reading.processes:
-        value = values[numbers[0]] if len(numbers) == 1 else sum(values[number] for number in numbers)
-        found[dp] = fold(found[dp], value) if dp in found else value
-    for dp in reading.zeros:
-        found.setdefault(dp, 0.0)
-    if reading.source.pool:
-        pools = {dp for dp, number in reading.pools if values[number] > 0}
-        found = {dp: value for dp, value in found.items() if value > 0 or dp in pools}
-    return found
-
-
-def _total(reading: _Reading, values: Sequence[float]) -> float | None:
-    if reading.source.by_rank:
-        return math.fsum(ranks.values()) if (ranks := _figures(reading, values)) else None
-    if reading.processes:
-        return math.fsum(sum(values[number] for number in numbers) for _, numbers in reading.processes)
-    return 0.0 if reading.is_zero else None
-
-
-def _reading(source: Source, series: Mapping[str, Series]) -> _Reading:
-    """Return where a source is."""
+def _by_rank(source: Source, series: Mapping[str, Series]) -> Figures:
+    """Return what reads a source for every DP rank that has it."""
     if source.needs and source.needs not in series:
-        return _Reading(source, (), (), is_zero=False, pools=())
-    return _Reading(
-        source,
-        tuple((dp, tuple(numbers)) for (dp, _), numbers in _processes(source, series.get(source.metric, ())).items()),
-        tuple({_dp(label): None for sibling in source.zero_with for label, _ in series.get(sibling, ())}),
-        is_zero=any(sibling in series for sibling in source.zero_with),
-        pools=tuple((_dp(label), number) for name in source.pool for label, number in series.get(name, ())),
-    )
+        return lambda _: {}
+    processes = [(dp, each) for (dp, _), each in _processes(source, series.get(source.metric, ())).items()]
+    zeros = {_dp(label): None for sibling in source.zero_with for label, _ in series.get(sibling, ())}
+    pools = [(_dp(label), number) for name in source.pool for label, number in series.get(name, ())]
+    fold = min if source.fold == "min" else max
+
+    def figures(values: Sequence[float]) -> dict[int | None, float]:
+        found: dict[int | None, float] = {}
+        for dp, numbers in processes:
+            value = values[numbers[0]] if len(numbers) == 1 else sum(values[number] for number in numbers)
+            found[dp] = fold(found[dp], value) if dp in found else value
+        for dp in zeros:
+            found.setdefault(dp, 0.0)
+        if not source.pool:
+            return found
+        filled = {dp for dp, number in pools if values[number] > 0}
+        return {dp: value for dp, value in found.items() if value > 0 or dp in filled}
+
+    return figures
+
+
+def _of_server(source: Source, series: Mapping[str, Series]) -> Callable[[Sequence[float]], float | None]:
+    """Return what reads a source of the whole server."""
+    if source.by_rank:
+        by_rank = _by_rank(source, series)
+        return lambda values: math.fsum(found.values()) if (found := by_rank(values)) else None
+    numbers = [number for each in _processes(source, series.get(source.metric, ())).values() for number in each]
+    absent = 0.0 if any(sibling in series for sibling in source.zero_with) else None
+    return lambda values: math.fsum(values[number] for number in numbers) if numbers else absent
 
 
 def _processes(source: Source, samples: Iterable[tuple[Mapping[str, str], int]]) -> dict[Process, list[int]]:
@@ -365,73 +328,63 @@ class ParsedPage(NamedTuple):
     too_many: int = 0
 
 
-@dataclass(slots=True)
-class _Layout:
-    """The structure of a page, and the lines and values of the last one that had it."""
-
-    lines: list[str]
-    figures_begin: Sequence[int]  # in each line, where its figure is; 0 for a line without one
-    samples: Sequence[int]  # the number of each line's sample
-    values: list[float]
-    places: Places
-    native: Sequence[int] | None  # which lines are passed through, in which order; None: the page unchanged
-    left_out: int
-
-    def take(self, lines: list[str]) -> bool:
-        """Take the lines of the next page; False, and it is of no use any more, where more than figures changed."""
-        if len(lines) != len(self.lines):
-            return False
-        changed = [number for number, (line, last) in enumerate(zip(lines, self.lines, strict=True)) if line != last]
-        for number in changed:
-            begin, line = self.figures_begin[number], lines[number]
-            if not begin or line[:begin] != self.lines[number][:begin]:
-                return False
-            value = exposition.figure(line[begin:])
-            if value is None:
-                return False
-            self.values[self.samples[number]] = value
-        self.lines = lines
-        return True
-
-
 class PageReader:
-    """Reads the pages of one server; not thread-safe."""
+    """Reads the pages of one server; not thread-safe. It keeps the structure of the last page, where the next may have the same."""
 
     def __init__(self, *, passthrough: bool = True, only: frozenset[str] | None = None) -> None:
         self._passthrough, self._only = passthrough, only if passthrough else frozenset()
-        self._layout: _Layout | None = None
+        self._places: Places | None = None  # None: without a structure that the next page may have
+        self._lines: list[str] = []
+        self._begins: Sequence[int] = ()  # in each line, where its figure is; 0 for a line without one
+        self._samples: Sequence[int] = ()  # the number of each line's sample
+        self._values: list[float] = []
+        self._native: Sequence[int] | None = (
+            None  # which lines are passed through, in which order; None: the page unchanged
+        )
+        self._left_out = 0
 
     def read(self, text: str) -> ParsedPage:
         """Read one page."""
         text, lines, *dropped = exposition.bounded(text)
-        layout = self._layout
-        if layout is None or not layout.take(lines):
-            return self._read_anew(text, lines, dropped)
-        native = text if layout.native is None else "".join([lines[place] + "\n" for place in layout.native])
-        return ParsedPage(layout.places.figures(layout.values), native, layout.left_out, *dropped)
-
-    def _read_anew(self, text: str, lines: list[str], dropped: Iterable[int]) -> ParsedPage:
-        """Read a page whose structure is new, and keep that where the next page may have it too."""
+        if self._places is not None and self._goes_on(lines):
+            native = text if self._native is None else "".join([lines[place] + "\n" for place in self._native])
+            return ParsedPage(self._places.figures(self._values), native, self._left_out, *dropped)
         page = exposition.scan(text)
         passed = exposition.passthrough(page, self._only) if self._passthrough else exposition.SafePage("")
-        places, is_kept = Places(page), len(text) <= MOST_CHARACTERS
-        self._layout = _layout(page, places, passed, text, lines) if is_kept else None
-        if self._layout is not None:  # without a structure, the next page needs them again
+        places = Places(page)
+        self._places = places if len(text) <= MOST_CHARACTERS and self._keep(page, passed, text, lines) else None
+        if self._places is not None:  # without a structure, the next page needs them again
             exposition.clear_caches()
         return ParsedPage(places.figures(page.values), passed.text, passed.left_out, *dropped)
 
+    def _goes_on(self, lines: list[str]) -> bool:
+        """Take the lines of the next page; False, and the structure is of no use any more, where more than figures changed."""
+        if len(lines) != len(self._lines):
+            return False
+        changed = [number for number, (line, last) in enumerate(zip(lines, self._lines, strict=True)) if line != last]
+        for number in changed:
+            begin, line = self._begins[number], lines[number]
+            if not begin or line[:begin] != self._lines[number][:begin]:
+                return False
+            value = exposition.figure(line[begin:])
+            if value is None:
+                return False
+            self._values[self._samples[number]] = value
+        self._lines = lines
+        return True
 
-def _layout(page: Page, places: Places, passed: exposition.SafePage, text: str, lines: list[str]) -> _Layout | None:
-    """Return the structure of a page; None where what is `passed` on may depend on more than the values."""
-    if not page.canonical or not page.samples or any(name.startswith("sglang_") for name, *_ in page.samples):
-        return None
-    begins = [0 if line[:1] in ("", "#") else line.rindex(" ") + 1 for line in lines]
-    samples = [number - 1 for number in accumulate(map(bool, begins))]
-    native_lines = None
-    if passed.text != text:
-        passed_lines = passed.text.splitlines()
-        first_places = dict(zip(reversed(lines), reversed(range(len(lines))), strict=True))
-        if not first_places.keys() >= set(passed_lines):  # a line was changed
-            return None
-        native_lines = [first_places[line] for line in passed_lines]
-    return _Layout(lines, begins, samples, page.values, places, native_lines, passed.left_out)
+    def _keep(self, page: Page, passed: exposition.SafePage, text: str, lines: list[str]) -> bool:
+        """Keep the structure of a page; False where what is `passed` on may depend on more than the values."""
+        if not page.canonical or not page.samples or any(name.startswith("sglang_") for name, *_ in page.samples):
+            return False
+        self._native = None
+        if passed.text != text:
+            passed_lines = passed.text.splitlines()
+            first_places = dict(zip(reversed(lines), reversed(range(len(lines))), strict=True))
+            if not first_places.keys() >= set(passed_lines):  # a line was changed
+                return False
+            self._native = [first_places[line] for line in passed_lines]
+        self._begins = [0 if line[:1] in ("", "#") else line.rindex(" ") + 1 for line in lines]
+        self._samples = [number - 1 for number in accumulate(map(bool, self._begins))]
+        self._lines, self._values, self._left_out = lines, page.values, passed.left_out
+        return True
