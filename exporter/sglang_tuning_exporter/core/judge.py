@@ -428,7 +428,7 @@ def _in_its_words(row: Row, headline: str, said: Event | None) -> str:
     if said is None or row.id not in {"crashed", "server_down"} or endings.CLASSES[said.word].weight < endings.CAUSE:
         return headline
     words = endings.shortened(said.text)
-    words = words if words.endswith(("?", "!")) else words.rstrip(".") + "."
+    words = words if words.endswith(("?", "!", "…")) else words.rstrip(".") + "."
     return f"{headline.rstrip('.')}: {words}"
 
 
