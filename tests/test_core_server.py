@@ -185,6 +185,18 @@ def test_a_prefill_batch_that_a_limit_of_requests_has_ended_is_not_full() -> Non
     assert mostly([*start(chunked_prefill_size=64, prefill_max_requests=8), *lines], "admission") != "prefill_bound"
 
 
+@pytest.mark.parametrize("chunks", [(300,), (1024, 1024, 1024, 428)])
+@pytest.mark.parametrize(("running", "why"), [(16, "running_limit"), (15, "running_limit"), (12, "held_back")])
+def test_the_last_place_of_a_batch_can_belong_to_a_prompt_in_chunks(
+    running: int, why: str, chunks: tuple[int, ...]
+) -> None:
+    lines = start(limit=16, pool=900_000, max_running_requests=16, chunked_prefill_size=1024)
+    for at in range(20, 320, 5):
+        lines += [prefill(at, tokens, running=running - 1, queue=2, usage=0.14) for tokens in chunks]
+        lines += [decode(at + later, running, 2, 0.14) for later in (1, 3)]
+    assert mostly(lines, "admission") == why
+
+
 def test_a_cache_that_is_full_while_no_request_waits_is_not_named() -> None:
     lines = [hybrid(at, 0.4, mamba(0.97), 0) for at in range(20, 400, 2)]
     assert "hybrid_pool_full" not in found(judged([*start(mamba_full_memory_ratio=0.9), *lines]))

@@ -37,6 +37,7 @@ FULL_PREFILL = 0.9  # of the most tokens that a prefill batch may have
 CHUNK_STEP = 64  # sizes of chunks are multiples of it
 SAME_CHUNK = 3  # lines with exactly the most tokens show the size of a chunk
 AT_LIMIT = 0.95
+LARGE_LIMIT = 10.0  # one request fewer is still nearly all of them
 ASSUMED_CAPTURED = 160.0  # the smallest of SGLang's defaults of the largest captured batch, but on small GPUs
 USUAL_CAPTURED = "160 to 256 (8 to 80 on a small GPU)"
 RATE_SECONDS = 60.0  # over which admissions are counted for the wait
@@ -362,7 +363,7 @@ class Scheduler:
         self._full = full  # of the moment's last prefill batch
         self._tokens += tokens
         self._decoded = False
-        self._joined = started  # the next line's running requests have those of the lines before
+        self._joined = sequences  # which the next line's running requests have, but for a prompt that goes on
         printed = int(now if event.time is None else event.time)  # late or not
         second = self._second[1] + tokens if printed == self._second[0] else tokens
         self._second = (printed, second)
@@ -741,7 +742,9 @@ class Scheduler:
                 AT_LIMIT * limit, max(limit - 1.0, 1.0)
             ):  # one fewer, until the next one starts
                 reached = self.spent - self._at_limit_at <= STUCK_SECONDS or self._free <= self._most_reserved
-                if reached:
+                # A prompt in chunks can keep the last place for good.
+                starts = limit >= LARGE_LIMIT and self.spent - self._nothing_since <= STUCK_SECONDS / 2
+                if reached or starts:
                     return "running_limit"
                 stands = not self._goes_on and self.spent - self._nothing_since > STUCK_SECONDS / 2
                 return "standing_still" if stands else UNKNOWN
