@@ -12,6 +12,7 @@ import tarfile
 import zipfile
 from collections import Counter
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -317,6 +318,35 @@ def test_a_log_begins_with_sglangs_own_stamps_whatever_a_runtime_prints_around_l
     )
     found = Logs([log])
     assert (found.first, {event.time for event in found.events()}, found.notes) == (1763638810.0, {1763638810.0}, [])
+
+
+def test_a_log_begins_with_the_first_stamp_however_much_stands_before_it_and_little_comes_at_a_time(
+    tmp_path: Path,
+) -> None:
+    lines = ["a warning of Python's\n"] * 1900 + [decode("11:40:10"), decode("11:40:12")]
+    reading, writing = os.pipe()
+    os.write(writing, lines[0].encode())
+
+    def go_on() -> None:
+        for line in lines[1:]:
+            os.write(writing, line.encode())
+        os.close(writing)
+
+    writer = Thread(target=go_on)
+    writer.start()
+    with os.fdopen(reading, "rb") as stdin:
+        piped = Logs(["-"], stdin)
+        writer.join()
+        for found in (piped, Logs([write(tmp_path / "server.log", *lines)])):
+            assert [event.kind for event in found.events()] == ["decode"] * 2
+            assert (found.first, found.notes, found.lines) == (1763638810.0, [], len(lines))
+
+
+def test_a_log_begins_with_the_first_line_of_a_form_that_later_ones_prove(tmp_path: Path) -> None:
+    clocks = ("11:40:10", "11:40:11", "11:40:12")
+    log = write(tmp_path / "server.log", *(f"a task of rank 0 says: {decode(clock)}" for clock in clocks))
+    assert [event.kind for event in Logs([log]).events()] == ["decode"] * 3
+    assert Logs([log]).first == 1763638810.0
 
 
 def test_a_log_printed_in_another_zone_has_that_zones_offset(tmp_path: Path) -> None:

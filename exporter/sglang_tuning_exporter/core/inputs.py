@@ -170,18 +170,20 @@ class Source:
 
     def look(self) -> None:
         """Read the beginning. Raise `UsageError` where it cannot be read."""
-        chunks = self._text()
-        head = next(chunks, b"")
-        self.empty = not head
+        chunks, head = self._text(), b""
         reader, times = Reader(), list[float]()
-        for line in head.split(b"\n", _HEAD_LINES)[:_HEAD_LINES]:
-            is_own = reader.is_time_own
-            reader.read(line[:LONGEST_LINE].rstrip(b"\r"))
-            if reader.is_time_own and not is_own:
-                times.clear()
-            if reader.time is not None and reader.time != (times[-1] if times else None):
-                times.append(reader.time)
-        self.first = first_of(times)
+        for chunk in chunks:  # the first one of a pipe may be a line
+            head += chunk
+            for line in chunk.split(b"\n", _HEAD_LINES)[:_HEAD_LINES]:
+                has_begun = reader.begin is not None
+                reader.read(line[:LONGEST_LINE].rstrip(b"\r"))
+                if reader.begin is not None and not has_begun:
+                    times = [reader.begin]
+                if reader.time is not None and reader.time != (times[-1] if times else None):
+                    times.append(reader.time)
+            if len(head) >= CHUNK or reader.number >= _HEAD_LINES or (reader.begin is not None and len(times) > 2):
+                break
+        self.empty, self.first = not head, first_of(times)
         if self.is_pipe:
             self._held = chain([head], chunks)
         else:

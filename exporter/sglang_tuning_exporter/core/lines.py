@@ -523,7 +523,9 @@ class Reader:
         self.trust = Trust()
         # Last printed: unix seconds, or those since the first midnight where the log has no dates.
         self.time: float | None = None
-        self.is_time_own = False  # a line of SGLang's had one: those of lines before it may be of another zone
+        self.begin: float | None = (
+            None  # the first of a line of SGLang's: those around lines before it may be of another zone
+        )
         self.names_ranks = False  # a stamp named a rank, as only SGLang's do
         self._events: list[Event] = []
         self._released: list[Event] = []  # events that are about a line before, with its mark
@@ -655,7 +657,7 @@ class Reader:
         if time is not None and time < FIRST_DATED:
             time = self._since_first_midnight(time)
         if time is not None:
-            self.time, self.is_time_own = time, True
+            self.time, self.begin = time, time if self.begin is None else self.begin
         if line.around.endswith("tracing") and self._is_of_another_rank(text, time or 0.0):
             return "known"
         kind = self._read_message(text[start:], Origin(time, rank))
@@ -706,7 +708,7 @@ class Reader:
         if not kind and not self._stamped:
             self.time = self.time if time is None else time
             kind = self._read_message(text, at, stamped=False)
-            self.is_time_own = self.is_time_own or kind != "other"
+            self.begin = self.time if self.begin is None and kind != "other" else self.begin
         return kind or ("other" if text.strip() else "empty")
 
     def _read_abort(self, text: bytes, at: Origin) -> str:
