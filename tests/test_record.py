@@ -107,10 +107,8 @@ def server(sglang: FakeSGLang) -> FakeSGLang:
         "launch_command": f"sglang serve --api-key {s['key']}",
         "internal_states": [{"api_key": s["key"], "model_path": s["model"], "max_total_num_tokens": 1040384}],
     }
-    loads = {"loads": [{"dp_rank": 0, "num_running_reqs": 3, "host": s["host"]}]}
     sglang.answers["/metrics"] = reply(page)
     sglang.answers["/server_info"] = reply(json.dumps(info).encode(), content_type="application/json")
-    sglang.answers["/v1/loads"] = reply(json.dumps(loads).encode(), content_type="application/json")
     return sglang
 
 
@@ -202,7 +200,7 @@ def test_a_recording_that_is_interrupted_or_killed_can_be_loaded(
         assert not [path for path in output.iterdir() if path.suffix == ".part"]
 
 
-@pytest.mark.parametrize("path", ["/server_info", "/v1/loads", "/metrics"])
+@pytest.mark.parametrize("path", ["/server_info", "/metrics"])
 def test_a_recording_ends_in_time_whatever_the_server_leaves_unanswered(
     server: FakeSGLang, tmp_path: Path, path: str
 ) -> None:

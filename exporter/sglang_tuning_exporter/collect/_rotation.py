@@ -225,12 +225,10 @@ def _in_order(files: list[RotatedFile]) -> list[RotatedFile]:
     numbered = sorted((file for file in files if file.count is not None), key=lambda each: each.count or 0)
     if not numbered:
         return sorted(files, key=lambda each: (_digits(each.suffix), each.modified))
-    if len(numbered) < len(files):
-        return sorted(files, key=lambda each: (each.modified, -(each.count or 0), each.suffix))
     # Files with text decide: anybody may create thousands of empty files, and one may get its first text late.
     pairs = list(itertools.combinations([file.modified for file in numbered if file.size][:_VOTERS], 2))
     up, down = sum(before < after for before, after in pairs), sum(before > after for before, after in pairs)
-    if pairs and up == down:
-        return sorted(files, key=lambda each: (each.modified, -(each.count or 0)))
+    if len(numbered) < len(files) or (pairs and up == down):
+        return sorted(files, key=lambda each: (each.modified, -(each.count or 0), each.suffix))
     # Times alone are not enough: one process may still write to a file when another one has begun the next.
     return numbered if up > down else numbered[::-1]

@@ -61,7 +61,6 @@ class Recorder:
         self._stopping = threading.Event()
         self.lines = self.scrapes = self._log_bytes = self._scraped_bytes = 0
         self._offsets: list[tuple[float, float]] = []  # when a line arrived, and how far the log's clock was ahead
-        self._version: str | None = None
         self._last_printed: float | None = None  # before the recording
         self._is_up: bool | None = None
         self._last_ms = 0
@@ -117,20 +116,19 @@ class Recorder:
 
     def _ask_server(self) -> None:
         """Ask the server about itself: its secrets and names are learned before anything is written."""
-        for name, paths in (("server_info", ("/server_info", "/get_server_info")), ("loads", ("/v1/loads",))):
-            for path in paths:
-                try:
-                    found = json.loads(self._client.answer(path, _TIMEOUT_SECONDS))
-                except (scrape.ScrapeError, ValueError, RecursionError):
-                    continue
-                found = found if isinstance(found, dict) else {"loads": found}
-                if name == "server_info" and isinstance(found.get("version"), str):
-                    self._version = found["version"] if is_known(found["version"]) else None
+        version: str | None = None
+        for path in ("/server_info", "/get_server_info"):
+            try:
+                found = json.loads(self._client.answer(path, _TIMEOUT_SECONDS))
+            except (scrape.ScrapeError, ValueError, RecursionError):
+                continue
+            if isinstance(found, dict):
+                version = str(found.get("version") or "")
                 text = json.dumps(self.scrubber.arguments(found), indent=1)
-                (self.output / f"{name}.json").write_text(text + "\n", encoding="utf-8")
-                break
+                (self.output / "server_info.json").write_text(text + "\n", encoding="utf-8")
+            break
         about = {
-            "sglang_version": self._version,
+            "sglang_version": version if version and is_known(version) else None,
             "log_utc_offset_seconds": 0,
             "one_clock": True,
             "note": "Recorded by sglang-tuning-exporter record.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import threading
@@ -11,7 +10,6 @@ from contextlib import ExitStack
 from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from sglang_tuning_exporter.config import values
 from sglang_tuning_exporter.recordings import Answer, serving, stopped_by_signal
@@ -157,8 +155,6 @@ class ReplayServer:
             case "/server_info" | "/get_server_info":
                 info = self.recording.server_info
                 return _NOT_FOUND if info is None else (200, _JSON, info)
-            case "/v1/models":
-                return (200, _JSON, _models(self.recording))
             case _:
                 return _NOT_FOUND
 
@@ -179,13 +175,6 @@ def _counters(page: bytes) -> dict[bytes, float]:
         if name in families or _MEMBER.sub(b"", name) in families or name.endswith(b"total_retracted_reqs"):
             found[match["series"]] = float(match["value"])
     return found
-
-
-def _models(recording: Recording) -> bytes:
-    info: dict[str, Any] = json.loads(recording.server_info or b"{}")
-    name = info.get("served_model_name") or info.get("model_path")
-    models = [] if name is None else [{"id": name, "object": "model", "owned_by": "sglang"}]
-    return json.dumps({"object": "list", "data": models}).encode()
 
 
 def run(directory: str, *, speed: float, listen_address: str, log_file: Path | None, loop: bool) -> int:
