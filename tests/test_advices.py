@@ -88,11 +88,6 @@ def test_every_text_names_a_flag_of_a_release_or_a_variable_and_each_has_a_name_
     assert {each.role for *_, each in table()} == {"explains", "recommends", "decision", "request"}
 
 
-@given(st.text(max_size=3000))
-def test_any_text_has_an_answer(text: str) -> None:
-    assert recognise(text) is None
-
-
 @given(
     st.sampled_from(table()),
     st.lists(st.text(alphabet=st.characters(codec="utf-8"), max_size=60), min_size=1, max_size=4),

@@ -197,6 +197,21 @@ def test_a_secret_becomes_a_placeholder() -> None:
 # What a release refuses
 
 
+@pytest.mark.parametrize(
+    ("release", "change", "is_taken"),
+    [
+        ("0.3.0", {"kv_cache_dtype": "fp8_e4m3"}, False),
+        ("0.4.1.post7", {"kv_cache_dtype": "fp8_e4m3"}, True),
+        ("0.5.7", {"load_balance_method": "total_requests"}, False),
+        ("0.5.8", {"load_balance_method": "total_requests"}, True),
+    ],
+)
+def test_a_value_that_the_releases_parser_does_not_know_has_no_effect(
+    release: str, change: dict[str, object], *, is_taken: bool
+) -> None:
+    assert have_effect(release, change, {"dp_size": 2}) is is_taken
+
+
 def test_attention_data_parallelism_needs_ranks_that_divide_the_gpus() -> None:
     tried = [("0.4.9.post6", 1), ("0.5.9", 1), ("0.4.9.post6", 8), ("0.5.9", 3)]
     changes = [(release, {"enable_dp_attention": True, "dp_size": dp}) for release, dp in tried]

@@ -203,8 +203,6 @@ MISTAKES = {
     "a directory": (["LOG", "--output", "."], "--output=.: is a directory; give a file"),
     "no directory": (["LOG", "--output", "absent/x"], "--output=absent/x: there is no such directory"),
     "the log itself": (["LOG", "--output", "LOG"], "is one of the logs; give another file"),
-    "profile": (["LOG", "--profile", "loud"], "--profile=loud"),
-    "threshold": (["LOG", "--threshold", "loud=1"], "loud"),
 }
 
 

@@ -324,23 +324,6 @@ def test_requests_that_are_cancelled_within_a_second_are_no_time_out() -> None:
     assert timed_out(1.0, share=0.4).judge(76).verdict == "healthy"
 
 
-# Alerts
-
-
-def test_an_alert_is_unknown_at_first_then_one_after_its_time_and_zero_after_its_end() -> None:
-    beside, clock = served(), None
-    clock = beside.watch.clocks.by_row["server_down"]
-    assert clock.value is None
-    for at in range(75, 500, 15):
-        beside.watch.lose("connection_refused", "nothing listens", BEGIN + at)
-        beside.judge(at)
-    assert clock.value is True
-    for at in range(500, 900, 15):
-        beside.scrape(at)
-        beside.judge(at)
-    assert clock.value is False
-
-
 # What is over
 
 

@@ -152,15 +152,6 @@ def test_a_log_in_local_time_is_moved_to_utc() -> None:
         made(log, **scrape)
 
 
-def test_a_killed_server_is_away_until_it_answers_again() -> None:
-    recording = load(RECORDINGS / "restart_append")
-    assert [phase for _, phase in recording.transitions] == ["ready", "down", "starting", "ready"]
-    away = recording.transitions[1][0]
-    assert recording.phase_at(away - 0.1) == "ready"
-    assert recording.phase_at(away + 5) == "down"
-    assert recording.phase_at(1e9) == "ready"
-
-
 @pytest.mark.parametrize(
     ("files", "message"),
     [
