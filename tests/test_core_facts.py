@@ -9,7 +9,8 @@ import pytest
 
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.sglang.server_info import RankInfo, ServerInfo
+from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures
+from sglang_tuning_exporter.sglang.server_info import ServerInfo
 
 LOGS = Path(__file__).parent / "data" / "logs"
 STARTS = ("arguments", "pool", "memory", "limits", "ready")
@@ -160,9 +161,9 @@ def test_the_flag_of_the_graphs_is_that_of_the_release(version: str, arguments: 
 
 
 INFO = ServerInfo("0.5.23", {}, [
-    RankInfo(weight_gb=16.4, kv_cache_gb=39.6, graph_gb=2.1, startup_available_gb=9.9, token_capacity=1000, graph_batch_sizes=(1, 80)),
-    RankInfo(weight_gb=16.5, kv_cache_gb=39.7, graph_gb=2.0, startup_available_gb=9.1, token_capacity=990),
-])  # fmt: skip
+    RankFigures(weight_memory_gb=16.4, kv_memory_gb=39.6, graph_memory_gb=2.1, available_gpu_memory_gb=9.9, kv_pool_tokens=1000),
+    RankFigures(weight_memory_gb=16.5, kv_memory_gb=39.7, graph_memory_gb=2.0, available_gpu_memory_gb=9.1, kv_pool_tokens=990),
+], graph_batch_sizes=(1, 80))  # fmt: skip
 
 
 def test_server_info_fills_what_nothing_else_has() -> None:

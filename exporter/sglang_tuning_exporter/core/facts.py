@@ -153,23 +153,19 @@ class Facts:
             self.arguments, self.cut = dict(answer.args), False
             if self.arguments.get("chunked_prefill_size") is None and chunk is not None:
                 self.arguments["chunked_prefill_size"] = chunk
-        ranks = answer.ranks
-        if limits := [each.max_running_requests for each in ranks if each.max_running_requests is not None]:
+        if answer.max_running_requests is not None:
             for dp in {*self.limits, *self.pools, *self.page} or {None}:
-                self.limits[dp] = float(min(limits))
-        tokens = [each.token_capacity for each in ranks if each.token_capacity]
-        if tokens and self.pool() is None:
-            self.pools[None] = float(min(tokens))
-        left = [each.startup_available_gb for each in ranks if each.startup_available_gb is not None]
+                self.limits[dp] = float(answer.max_running_requests)
+        tokens = min(filter(None, (each.kv_pool_tokens for each in answer.ranks)), default=None)
+        if tokens is not None and self.pool() is None:
+            self.pools[None] = float(tokens)
+        left = [each.available_gpu_memory_gb for each in answer.ranks if each.available_gpu_memory_gb is not None]
         if left and not self.left:
             self.available[None] = min(left)
-        for name, figures in (
-            ("weights", [each.weight_gb for each in ranks]), ("pool", [each.kv_cache_gb for each in ranks]),
-            ("graph", [each.graph_gb for each in ranks]),
-        ):  # fmt: skip
-            if self.gigabytes(name) is None and (largest := most(figures)) is not None:
+        for name, shown in _SHOWN_GB.items():
+            if self.gigabytes(name) is None and (largest := most(getattr(each, shown) for each in answer.ranks)):
                 self._rank(Event("")).taken[name] = largest
-        self.graph_sizes = self.graph_sizes or max((each.graph_batch_sizes for each in ranks), key=len, default=())
+        self.graph_sizes = self.graph_sizes or answer.graph_batch_sizes
 
     def recommended(self, arg: str = "", role: str = "recommends") -> list[Said]:
         """Return what SGLang itself recommends in its start; of an argument: what is about it."""

@@ -17,27 +17,16 @@ from typing import Any
 from sglang_tuning_exporter.sglang.args.printed import is_argument
 from sglang_tuning_exporter.sglang.clean import redacted
 from sglang_tuning_exporter.sglang.metrics.histograms import MOST
+from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures
 
+_LIMIT = "effective_max_running_requests_per_dp"
 # Fields of the answer that are no arguments. launch_command repeats the command line with its secrets.
 _NOT_ARGUMENTS = frozenset({
     "internal_states", "launch_command", "scheduler_pids", "startup_time", "status", "version", "frontend", "kv_events",
     "hicache_object_layout", "max_total_num_tokens", "max_req_input_len", "last_gen_throughput", "memory_usage", "avg_spec_accept_length",
-    "effective_max_running_requests_per_dp",
+    _LIMIT,
 })  # fmt: skip
 _MOMENTS = 6
-
-
-@dataclass(frozen=True, slots=True)
-class RankInfo:
-    """The state of one scheduler, without its rank: the list is in the order of the answers. Memory in GB."""
-
-    max_running_requests: int | None = None  # in force, 0.5.8 on
-    weight_gb: float | None = None
-    kv_cache_gb: float | None = None
-    graph_gb: float | None = None
-    startup_available_gb: float | None = None
-    token_capacity: int | None = None
-    graph_batch_sizes: tuple[int, ...] = ()  # decode batch sizes with a captured graph, where known
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +35,9 @@ class ServerInfo:
 
     version: str | None = None
     args: dict[str, object] = field(default_factory=dict)
-    ranks: list[RankInfo] = field(default_factory=list)
+    ranks: list[RankFigures] = field(default_factory=list)  # without their DP ranks: in the order of the answers
+    max_running_requests: float | None = None  # in force on each scheduler, 0.5.8 on
+    graph_batch_sizes: tuple[int, ...] = ()  # decode batch sizes with a captured graph, where known
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +70,15 @@ def parse_server_info(text: str | bytes) -> ServerInfo | None:
     found = [state for state in states if isinstance(state, dict)] if isinstance(states, list) else []
     if not found and {"last_gen_throughput", "memory_usage"} & document.keys():
         found = [document]  # 0.4.3 to 0.4.5
+    limits = [limit for each in found if (limit := _count(each.get(_LIMIT))) is not None]
     return ServerInfo(
         version=version if isinstance(version, str) and version else None,
         args=redacted(
             {key: value for key, value in document.items() if key not in _NOT_ARGUMENTS and is_argument(key)}
         ),
         ranks=[_rank(state) for state in found],
+        max_running_requests=min(limits, default=None),
+        graph_batch_sizes=max(map(_graph_sizes, found), key=len, default=()),
     )
 
 
@@ -102,21 +96,21 @@ def _document(text: str | bytes) -> Any:
         return None
 
 
-def _rank(state: dict[str, Any]) -> RankInfo:
+def _rank(state: dict[str, Any]) -> RankFigures:
     memory = state.get("memory_usage")
     memory = memory if isinstance(memory, dict) else {}
-    sizes = state.get("decode_cuda_graph_bs")
-    return RankInfo(
-        max_running_requests=_count(state.get("effective_max_running_requests_per_dp")),
-        weight_gb=_figure(memory.get("weight")),
-        kv_cache_gb=_figure(memory.get("kvcache")),
-        graph_gb=_graph_gb(memory.get("graph", memory.get("cuda_graph"))),  # cuda_graph up to 0.5.2
-        startup_available_gb=_figure(memory.get("startup_available")),
-        token_capacity=_count(memory.get("token_capacity")),
-        graph_batch_sizes=tuple(
-            size for size in map(_count, sizes if isinstance(sizes, list) else []) if size is not None
-        ),
+    return RankFigures(
+        weight_memory_gb=_figure(memory.get("weight")),
+        kv_memory_gb=_figure(memory.get("kvcache")),
+        graph_memory_gb=_graph_gb(memory.get("graph", memory.get("cuda_graph"))),  # cuda_graph up to 0.5.2
+        available_gpu_memory_gb=_figure(memory.get("startup_available")),
+        kv_pool_tokens=_count(memory.get("token_capacity")),
     )
+
+
+def _graph_sizes(state: dict[str, Any]) -> tuple[int, ...]:
+    sizes = state.get("decode_cuda_graph_bs")
+    return tuple(size for size in map(_count, sizes if isinstance(sizes, list) else []) if size is not None)
 
 
 def _graph_gb(value: Any) -> float | None:
