@@ -98,11 +98,21 @@ class Counters:
     def _begin(self, first: Scrape) -> None:
         """Begin the sums of one start, of which this is the first page."""
         self._unfinished = self._most_unfinished = 0.0  # answered requests that have not finished
-        self._most_unstarted = _unstarted(first)  # left the queue without a start, the most so far
-        self._left = 0.0  # of these, not seen as answered
-        self._unanswered = self._most_unanswered = _unanswered(first)  # ended without an answer: so far, and counted
+        self._left = 0.0  # left the queue without a start, and not seen as answered
+        self._unanswered = _unanswered(first)
         run = sum((rank.running or 0.0) + (rank.queued or 0.0) for rank in first.ranks)
-        self._most_untold = _untold(first) + (run if first.open_requests is None else first.open_requests)
+        untold = _untold(first) + (run if first.open_requests is None else first.open_requests)
+        self._most = {"unanswered": self._unanswered, "untold": untold}  # differences of counters, the most so far
+        self._rise("unstarted", _unstarted(first))
+
+    def _rise(self, name: str, value: float | None) -> float:
+        """Return how much a difference of counters is above the most that it was: what makes it smaller for a while is no loss."""
+        if value is None:
+            self._most.pop(name, None)
+            return 0.0
+        before = self._most.get(name, value)
+        self._most[name] = max(before, value)
+        return self._most[name] - before
 
     def fell(self, page: Scrape) -> bool:
         """Whether the counters of a page are smaller than before."""
@@ -132,9 +142,7 @@ class Counters:
             streams = self._rejected_streams(page, queue_is_full=queue_is_full)
             self.counts["rejected"] = self.counts.get("refused_requests", 0.0) + streams
         if page.started_requests is not None and "finished_requests" in self.counts:
-            untold = _untold(page)  # those that run make it smaller: it is the least
-            self.counts["untold_requests"] = max(untold - self._most_untold, 0.0)
-            self._most_untold = max(untold, self._most_untold)
+            self.counts["untold_requests"] = self._rise("untold", _untold(page))  # at least
         for name in LATENCIES:
             histogram, earlier = getattr(page, name), getattr(before, name)
             more = histogram if histogram is None or earlier is None else histogram.since(earlier)
@@ -175,9 +183,7 @@ class Counters:
         Processes write their counters one after the other, so on a single page a request may be counted and not yet be open.
         """
         before, self._unanswered = self._unanswered, _unanswered(page)
-        sure = min(before, self._unanswered)
-        more, self._most_unanswered = max(sure - self._most_unanswered, 0.0), max(sure, self._most_unanswered)
-        return more
+        return self._rise("unanswered", min(before, self._unanswered))
 
     def _rejected_streams(self, page: Scrape, *, queue_is_full: bool) -> float:
         """Return how many more streamed requests were rejected."""
@@ -185,12 +191,8 @@ class Counters:
         self._unfinished += counts.get("answered_requests", 0.0) - counts.get("finished_requests", 0.0)
         # Whoever aborts takes out of the queue as well.
         unstarted = None if counts.get("aborted_requests") else _unstarted(page)
-        if unstarted is None:
-            self._most_unstarted, self._left = None, 0.0
-        else:
-            before = unstarted if self._most_unstarted is None else self._most_unstarted
-            self._left += max(unstarted - before, 0.0)
-            self._most_unstarted = max(unstarted, before)
+        self._left = 0.0 if unstarted is None else self._left
+        self._left += self._rise("unstarted", unstarted)
         above = max(self._unfinished - self._most_unfinished, 0.0)
         more = above if queue_is_full else min(above, self._left)
         can_be = queue_is_full or self._left > 0
