@@ -404,3 +404,17 @@ def test_lines_of_one_printed_second_are_of_one_time_whenever_they_are_read(plac
         13.0,
         900.5,
     ]  # the clock was set
+
+
+def test_a_printed_time_that_a_client_wrote_moves_no_line_of_the_servers_by_more_than_a_moment(place: Place) -> None:
+    watch, now, seen = Watch(PROFILES["online"], 0.0, reads=True, scrapes=False), [1_800_000_000.0], list[float]()
+    watch.take = lambda event, **_: seen.append(now[0] - event.time)  # type: ignore[method-assign]
+    book = Logbook(config(log_file=(str(place.log),)), watch, LOCK, clock=lambda: now[0])
+    book.poll()
+    for second, printed in enumerate((0, 1, 59, 3, 4, 6, 6, 7)):
+        now[0] = 1_800_000_000.0 + second
+        with place.log.open("a") as file:
+            file.write(f"[2025-11-20 11:40:{printed:02}] {DECODE}\n")
+        book.poll()
+    book.close()
+    assert [round(age, 3) for age in seen] == [0, 0, 0, 0, 0, 0, 1, 1]

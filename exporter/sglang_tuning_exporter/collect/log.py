@@ -20,7 +20,7 @@ from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.core import compression, wrapping
 from sglang_tuning_exporter.core.events import Event, is_count
 from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.core.watch import UNKNOWN_AGE, Watch
+from sglang_tuning_exporter.core.watch import READ_SECONDS, UNKNOWN_AGE, Watch
 from sglang_tuning_exporter.sglang.args import flags
 from sglang_tuning_exporter.sglang.clean import clean
 
@@ -37,7 +37,6 @@ UNFINISHED_SECONDS = 2.0  # after which arguments that may go on in the next lin
 # A server prints local time, mostly without a zone: the last lines of its file say what to add.
 LOOK_BACK_BYTES = 64 << 10
 LINES_TRIED = 256  # the lines of a traceback have no time
-CLOCK_SECONDS = 60.0  # lines that seem to be read so late: one of the clocks was set
 _NOT_FOLLOWED = FileStatus("", "not followed yet", 0, 0)
 
 logger = logging.getLogger("sglang_tuning_exporter")
@@ -234,8 +233,10 @@ class Logbook:
         if printed is None:
             return now
         offset = self._offsets.get(path)
-        at = now if offset is None else min(printed + offset, now)
-        at = at if now - at < CLOCK_SECONDS else now
+        at = now if offset is None else printed + offset
+        at = (
+            at if now - READ_SECONDS <= at <= now else now
+        )  # the first one; a clock was set; read late; or text of others
         self._offsets[path] = at - printed
         return at
 
