@@ -180,9 +180,10 @@ class LogFile:
         """`name`: of a rotated file, which may be compressed. Raise one of `DAMAGE`."""
         status = os.fstat(fd)
         self.path, self.fd, self.lines, self.name = path, fd, lines, name
-        self.key: Key = (status.st_dev, status.st_ino)
+        # Standard input is no file that has a name too.
+        self.key: Key = (0, 0) if path == STDIN else (status.st_dev, status.st_ino)
         self.is_regular = stat.S_ISREG(status.st_mode) and path != STDIN
-        self.has_ended = False  # a pipe whose writers have closed it
+        self.has_ended = False  # standard input that its writers have closed
         self.position = 0
         self.look_back_from = 0  # not 0: start-up facts before this offset have not been looked for yet
         self.reason = ""
@@ -314,8 +315,8 @@ class LogFile:
     def read(self, now: float) -> Iterator[bytes]:
         """Yield new lines, at most the budget; `at_end` is True if that was all."""
         budget = BUDGET
-        self.at_end = False
-        self.reason = ""
+        self.at_end = self.has_ended
+        self.reason = "ended" if self.has_ended else ""
         try:
             while budget > 0 and not self.at_end:
                 raw = self._next() if self.is_regular and not self.is_packed else self._next_of_stream()
@@ -323,6 +324,9 @@ class LogFile:
                 if raw:
                     self.grown_at = now
                     yield self.lines.take(raw)
+            if self.has_ended and not self.reason:
+                self.reason = "ended"
+                yield self.lines.flush()
         except compression.DAMAGE as error:
             self.reason = f"unreadable: {getattr(error, 'strerror', None) or error}"
             self.at_end = True
@@ -359,7 +363,7 @@ class LogFile:
         elif self._ready.poll(0):  # the blocking mode of standard input is not ours to change
             with suppress(BlockingIOError):
                 raw = os.read(self.fd, CHUNK)
-                self.has_ended = not raw
+                self.has_ended = not raw and self.path == STDIN
         self.at_end = not raw
         self._advance(raw)
         self.size = self.position + (not self.at_end)

@@ -379,11 +379,12 @@ class LogFollower:
         self._saved_patterns = known if isinstance(known, list) else []
         self._saved = [mark for mark in map(mark_from, files) if mark is not None] if isinstance(files, list) else []
         self._clock = clock
-        self._stdin, self._stdin_counts = None, Counter[str]()
-        if STDIN in patterns:
-            fd = os.dup(0 if stdin is None else stdin.fileno())
-            self._stdin = LogFile(STDIN, fd, Lines(max_line_bytes, self._stdin_counts))
         self._logs: dict[str, Log] = {}
+        if STDIN in patterns:
+            log = self._logs[STDIN] = Log(STDIN, STDIN, max_line_bytes, existed_at_start=False)
+            fd = os.dup(0 if stdin is None else stdin.fileno())
+            log.current = LogFile(STDIN, fd, Lines(max_line_bytes, log.counts))
+            log.files.append(log.current)
         self._resting: dict[str, Log] = {}  # that match a glob and are not followed, as others were written later
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         # Connections, scrapes and the state file need file descriptors too.
@@ -404,11 +405,6 @@ class LogFollower:
     def poll(self) -> Iterator[Block]:
         """Yield the new lines; never wait, and read a bounded amount of each file."""
         now = self._clock()
-        if (stdin := self._stdin) is not None and not stdin.reason:
-            yield from (Block(STDIN, data) for data in stdin.read(now) if data)
-            if stdin.has_ended:
-                stdin.reason = "ended"
-                yield from (Block(STDIN, data) for data in [stdin.lines.flush()] if data)
         if now >= self._next_glob:
             self._expand(now, at_start=False)
         self._check_names(now)
@@ -425,8 +421,6 @@ class LogFollower:
     def status(self) -> list[FileStatus]:
         """Return the status of every file, and of every pattern that matches none."""
         found = []
-        if self._stdin is not None:
-            found.append(FileStatus(STDIN, self._stdin.reason, self._stdin.position, self._stdin_counts["dropped"]))
         for log in self._logs.values():
             if not log.is_alias:
                 reason = log.reason or (log.current.reason if log.current else "")
@@ -438,7 +432,7 @@ class LogFollower:
 
     def paths(self) -> set[str]:
         """Return every path that may still yield blocks."""
-        return set(self._logs) if self._stdin is None else {STDIN, *self._logs}
+        return set(self._logs)
 
     def positions(self) -> dict[str, object]:
         """Return how far each file has been read, as plain JSON; every yielded block counts as read."""
@@ -450,10 +444,9 @@ class LogFollower:
 
     def close(self) -> None:
         """Close every file; standard input itself belongs to the caller."""
-        for file in [file for log in self._logs.values() for file in log.files] + [
-            each for each in [self._stdin] if each
-        ]:
-            file.close()
+        for log in self._logs.values():
+            for file in log.files:
+                file.close()
         self._logs.clear()
 
     def _saved_of(self, log: Log) -> list[Mark]:
@@ -513,7 +506,8 @@ class LogFollower:
 
     def _check_names(self, now: float) -> None:
         found: dict[str, tuple[Key, int]] = {}
-        for path, log in self._logs.items():
+        named = {path: log for path, log in self._logs.items() if path != STDIN}
+        for path, log in named.items():
             log.reason, status = _stat_of(path)
             if status is not None:
                 found[path] = (status.st_dev, status.st_ino), status.st_size
@@ -522,7 +516,7 @@ class LogFollower:
             current = self._logs[path].current
             mine = current is not None and current.key == key
             owners[key] = path if mine else owners.get(key, path)
-        for path, log in list(self._logs.items()):
+        for path, log in named.items():
             log.owners = owners
             with _reported(log):
                 self._check_name(log, found.get(path), now)
