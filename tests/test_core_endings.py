@@ -160,6 +160,16 @@ def test_a_warning_of_nccl_about_a_setting_explains_no_end(tmp_path: Path) -> No
     assert explained(tmp_path, line, *scheduler("KeyError: 'x'", "srt/models/llama.py")).word == "check"
 
 
+@pytest.mark.parametrize("blanks", ["", "    "])
+def test_advice_below_an_exception_is_no_part_of_it_also_in_a_log_pasted_with_blanks(
+    tmp_path: Path, blanks: str
+) -> None:
+    error = "Exception: Capture cuda graph failed: out of workspace\nfor a batch\nPossible solutions:\n1. disable cuda graph"
+    lines = scheduler(error, "srt/model_executor/cuda_graph_runner.py")
+    found = explained(tmp_path, *(blanks + line for line in lines))
+    assert found.text == "Exception: Capture cuda graph failed: out of workspace for a batch"
+
+
 def test_a_traceback_that_lost_its_blanks_names_its_frame(tmp_path: Path) -> None:
     lines = [each.lstrip() for each in scheduler("NotImplementedError", "srt/lora/utils.py")]
     pasted = [each for line in lines for each in (line, "")]

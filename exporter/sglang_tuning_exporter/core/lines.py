@@ -948,6 +948,7 @@ class Reader:
         said = self._said
         if said is None:
             return ""
+        text = text.removeprefix(b" " * (self._traceback.indent if self._traceback is not None else 0))
         is_over = not text.strip() or self.around != said.around or len(said.lines) >= _LINES_OF_MESSAGE
         is_over = is_over or any(pattern.match(text) for pattern in (_WARNED, _ANY, _ACCESS))
         if is_over or (said.kind == "out_of_memory" and _ASKED.match(text) is None):
