@@ -92,6 +92,57 @@ def test_no_diagnosis_is_its_own_cause() -> None:
     assert all(places[cause] < places[row.id] for row in ROWS for cause in row.causes)
 
 
+# Requests that are reserved in full
+
+
+def test_the_fullest_moment_shows_what_requests_of_one_length_fill_while_too_few_ends_are_counted() -> None:
+    # As on a real server: 36 requests of 6,000 tokens at a time, the second wave half done.
+    waits = {"held/36": 200.0, "running@held_back": 7200.0, "usage@held_back": 162.0}
+    waits |= {"running@held_back:s": 200.0, "usage@held_back:s": 200.0, "most_running": 36.0, "most_usage": 0.97}
+    load = Load(running=36, why="held_back", usage=0.81, prompt=4500, answer=900, started=72.0, more=waits)
+    judgement = judge(seen(load, "offline", "0.5.23", POOL=221_513.0, schedule_conservativeness=1.0))
+    assert "admission_too_conservative" not in ids(judgement)
+
+
+@pytest.mark.parametrize(
+    ("usage", "now", "is_blamed"),
+    [
+        (0.8, 1.0, False),  # few more would run, and prompts take most of the time
+        (0.3, 1.0, True),
+        (0.3, 0.5, True),
+        (0.8, 0.3, True),  # how much less a still lower one reserves is not asked: then max_new_tokens are named
+    ],
+)
+def test_conservativeness_is_blamed_only_where_a_lower_one_lets_more_run(
+    usage: float, now: float, *, is_blamed: bool
+) -> None:
+    running = usage * 20_000 / 425
+    waits = {"running@held_back": running * 200.0, "usage@held_back": usage * 200.0, "held/40": 200.0, "peak": 9000.0}
+    waits |= {"running@held_back:s": 200.0, "usage@held_back:s": 200.0, "most_running": running}
+    load = Load(running=running, why="held_back", usage=usage, prompt=400, answer=50, started=2500.0, more=waits)
+    judgement = judge(seen(load, "offline", "0.5.9", POOL=20_000.0, schedule_conservativeness=now))
+    assert ("admission_too_conservative" in ids(judgement)) is is_blamed
+
+
+def test_requests_that_ended_have_the_lengths_that_count() -> None:
+    ended = {"finished_requests": 300.0, "finished_prompt_tokens": 135_000.0, "finished_answer_tokens": 30_000.0}
+    view = seen(Load(prompt=300, answer=60, started=400.0, more=ended))
+    assert (view.prompt, view.answer) == (450.0, 100.0)
+    few = seen(Load(prompt=300, answer=60, started=400.0, more={**ended, "finished_requests": 3.0}))
+    assert (few.prompt, few.answer) == (300.0, 60.0)
+
+
+# Without the start
+
+
+@pytest.mark.parametrize(("batch", "is_limit"), [(8, True), (40, False), (100, True)])
+def test_that_graphs_are_off_is_no_verdict_where_a_small_gpu_captures_less(batch: int, *, is_limit: bool) -> None:
+    load = Load(running=batch, more={"cuda_graph/replayed": 0.0, "cuda_graph/eager": 200.0, "eager_inverse": 1 / batch})
+    judgement = judge(seen(load, "online"))
+    assert finding(judgement, "cuda_graph_off").is_limit is is_limit
+    assert (judgement.verdict == "cuda_graph_off") is is_limit
+
+
 # Latency
 
 

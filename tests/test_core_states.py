@@ -223,6 +223,32 @@ def test_the_size_of_those_that_wait_decides_where_it_is_printed(beside: Beside,
     assert beside.admission(2.0) == why
 
 
+@pytest.mark.parametrize(("began", "why"), [(40, "unknown"), (80, "held_back")])
+def test_why_requests_wait_beside_free_cache_is_known_once_as_many_have_ended_as_run(
+    beside: Beside, began: int, why: str
+) -> None:
+    beside.limits(0.0, 10_000, 64)
+    beside.prefill(1.0, 100 * began, running=0, queued=10, sequences=began)
+    beside.decode(2.0, running=40, queued=10, usage=0.5, tokens=5000)
+    assert beside.admission(2.0) == why
+
+
+def test_a_load_that_is_older_than_its_log_has_ends_that_nobody_counted(beside: Beside) -> None:
+    beside.limits(0.0, 10_000, 64)
+    beside.prefill(1.0, running=38, queued=10, sequences=2)
+    beside.decode(2.0, running=40, queued=10, usage=0.5, tokens=5000)
+    assert beside.admission(2.0) == "held_back"
+
+
+def test_who_ended_before_a_pause_says_nothing_of_the_load_after_it(beside: Beside) -> None:
+    beside.limits(0.0, 10_000, 64)
+    beside.prefill(1.0, 8_000, running=0, sequences=80)
+    beside.decode(2.0, running=0, usage=0.0, tokens=0)
+    beside.prefill(60.0, 4_000, running=0, queued=10, sequences=40)
+    beside.decode(61.0, running=40, queued=10, usage=0.5, tokens=5000)
+    assert beside.admission(61.0) == "unknown"
+
+
 def test_a_request_needs_whole_pages(beside: Beside) -> None:
     # Seven requests of 70 tokens hold a page of 512 each, in a KV cache of eight.
     beside.start(0.0, page_size=512)

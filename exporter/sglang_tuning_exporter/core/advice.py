@@ -18,12 +18,12 @@ from sglang_tuning_exporter.core.facts import Said
 from sglang_tuning_exporter.core.findings import Change, Value
 from sglang_tuning_exporter.core.rows import BY_ID, OUT_OF_MEMORY, Row
 from sglang_tuning_exporter.core.server import USUAL_CAPTURED
-from sglang_tuning_exporter.core.view import View
+from sglang_tuning_exporter.core.view import LOWERED, View
 from sglang_tuning_exporter.sglang.advices import recognise
 from sglang_tuning_exporter.sglang.args import flags, refusals
 
 # The guide's values.
-RAISED, LOWERED = 1.3, 0.3
+RAISED = 1.3
 FULL_LENGTH = 0.8  # new-token ratio after retractions, above which answers use most of their max_new_tokens
 LOWERED_LIMIT, FEWER_DECODING = 0.8, 0.75  # of the running batch
 MOST_TIMES, MOST_WITHOUT_GRAPHS = 8.0, 2.0  # the present limit, in one step

@@ -118,6 +118,8 @@ class Measured:
             return min(limits, key=self.place)
         if view.starting or view.stopped:
             return STARTING if view.starting else STOPPED
+        if view.has_enough_load and view.waits_unexplained_yet:
+            return NOT_ENOUGH
         if view.has_enough_load and view.scraped:
             return HEALTHY if is_served(view) else NOT_ENOUGH if view.hung else UNEXPLAINED
         idle = view.idle > 0 and view.idle >= view.served and not view.busy
@@ -173,7 +175,8 @@ def is_limit(name: str, measured: Measured) -> bool:
             if view.profile.queue_lower is None:
                 return named or elsewhere or unknown or view.totals["retractions"] > 1
             return named or elsewhere or unknown or mostly("queue", "below_range")
-    return not BY_ID[name].chance
+    is_assumed = name == "cuda_graph_off" and view.may_exceed_small_graphs
+    return not BY_ID[name].chance and not is_assumed
 
 
 def is_served(view: View) -> bool:

@@ -137,7 +137,8 @@ def unexplained(view: View) -> float | None:
     healthy = ("empty", "in_range") if view.profile.queue_lower is None else ("empty", "in_range", "below_range")
     waited = 1.0 - (view.share("queue", *healthy) or 0.0)
     if view.profile.queue_lower is not None:  # the guide's range is about a full cache
-        waited = max(waited, view.share("admission", "held_back", "unknown") or 0.0)
+        early = view.totals["early"] / (view.known["admission"] or inf)  # the reason of these is not known yet
+        waited = max(waited, (view.share("admission", "held_back", "unknown") or 0.0) - early)
     return waited
 
 

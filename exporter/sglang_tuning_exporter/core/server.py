@@ -38,7 +38,7 @@ CHUNK_STEP = 64  # sizes of chunks are multiples of it
 SAME_CHUNK = 3  # lines with exactly the most tokens show the size of a chunk
 AT_LIMIT = 0.95
 LARGE_LIMIT = 10.0  # one request fewer is still nearly all of them
-ASSUMED_CAPTURED = 160.0  # the smallest of SGLang's defaults of the largest captured batch, but on small GPUs
+ASSUMED_CAPTURED = 160.0  # the largest captured batch, where the start is not known: the smallest default on large GPUs
 USUAL_CAPTURED = "160 to 256 (8 to 80 on a small GPU)"
 RATE_SECONDS = 60.0  # over which admissions are counted for the wait
 LEAST_RATE_SECONDS = 5.0
@@ -209,6 +209,8 @@ class Scheduler:
         self._second = (-inf, 0.0)
         self._largest, self._as_large = 0.0, 0  # tokens of a prefill batch, and of how many
         self._fell_at: float | None = None  # a request ended since the last one was admitted
+        self._begun = 0.0  # requests that began since it was idle
+        self._is_early = False  # requests wait, and too few have ended to show why
         self._woke = True  # it was idle since the last decode line
         self._moments = 0  # since the last long silence
         self._pool: float | None = None  # tokens of the KV cache, by tokens and usage of a line
@@ -280,11 +282,15 @@ class Scheduler:
     def _note_load(self, lines: float, now: float) -> None:
         bucket = self._server.bucket(now)
         bucket["lines"] += lines
-        bucket.most("most_running", (self.running or 0.0) + self._joined)
+        running = (self.running or 0.0) + self._joined
+        bucket.most("most_running", running)
+        # Where most of those that run were not seen to begin, the load is older than what was read of it.
+        self._begun = inf if running > 2 * self._begun else max(self._begun, running)
         bucket.most("most_usage", self.usage or 0.0)
 
     def _admit(self, requests: float, now: float) -> None:
         self._server.bucket(now)[self._started] += requests
+        self._begun += requests
         self._fell_at, self._nothing_since = None, now
 
     def _add_step(self, figures: dict[str, float], now: float) -> None:
@@ -617,6 +623,8 @@ class Scheduler:
                 life[key] += lived
         serves = moment is not _ALL_IDLE and moment is not _ALL_UNKNOWN
         self._woke = self._woke or not serves
+        if moment is _ALL_IDLE:
+            self._begun = 0.0
         running = None if self.running is None else self.running + self._joined
         waiting = sum(self.queues.values()) if self._waits_elsewhere else self.queued
         while self.spent < until:
@@ -631,6 +639,8 @@ class Scheduler:
             bucket[self._serves] += seconds
             if self.queued:
                 bucket[self._waited] += self.queued * seconds
+            if self._is_early:
+                bucket["early"] += seconds
             if self._waits_elsewhere:
                 bucket["elsewhere"] += seconds
             if moment.queue not in {"empty", UNKNOWN}:
@@ -677,7 +687,7 @@ class Scheduler:
         return self.wait(self._last_minute()) if self.queued and known else None
 
     def _states(self, *, prefilling: bool) -> Moment:
-        profile, facts = self._server.profile, self._server.facts
+        profile, facts, self._is_early = self._server.profile, self._server.facts, False
         usage, queued = self.usage, self.queued
         running = None if self.running is None else self.running + self._joined
         target = profile.token_usage_target
@@ -765,7 +775,12 @@ class Scheduler:
         # A scrape sees a queue that the next batch takes. Where no admissions are counted, the queue is taken as it is seen.
         is_short = self._counts_admissions if wait is None else wait < SHORT_WAIT_SECONDS
         passes = self._computing is not None and is_short
-        return UNKNOWN if passes or self._server.facts.waits_by else "held_back"
+        if passes or self._server.facts.waits_by:
+            return UNKNOWN
+        # Until as many requests have ended as run, it is not known how much of its reservation one uses.
+        counts = self.prefilled_at > -inf or self._counts_admissions
+        self._is_early = counts and self._begun < 2 * (self.running or 0.0) * self._server.facts.micro_batches
+        return UNKNOWN if self._is_early else "held_back"
 
     def _stands_still(self) -> bool:
         """Whether none was started for a minute although a request ended, or more is free than SGLang can have reserved."""

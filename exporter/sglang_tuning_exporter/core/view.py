@@ -11,7 +11,7 @@ from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.scrapes import LATENCIES, Stuck
-from sglang_tuning_exporter.core.server import SIGNALS, WAITS, Hang, Server, Totals, mean_prompt
+from sglang_tuning_exporter.core.server import MOST_RESERVED, SIGNALS, WAITS, Hang, Server, Totals, mean_prompt
 from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
 
 # Of the waiting time with a batch of one size or one less: the running limit, where the start is not in the log.
@@ -30,6 +30,10 @@ OF_ONE_AGE, SHORTEST_TIMEOUT = 0.8, 1.0  # share of the ends in two neighbouring
 MOSTLY_PREFILL = 0.5
 # Of the prompt tokens from the cache under fcfs: with less, ordering is not worth it; with more, nothing is left to gain.
 SHARING = (0.095, 0.9)
+SMALL_GRAPHS = 8.0, 80.0  # the largest captured batch by itself, on the smallest and on the largest of small GPUs
+LOWERED = 0.3  # conservativeness, by the guide
+LEAST_GAIN = 0.06  # of the throughput: the estimate is above what the change brings
+INITIAL_RATIO, LEAST_OF_INITIAL = 0.7, 0.14  # the new-token ratio at a conservativeness of 1; of that (srt/environ.py)
 AT_RANDOM = 1.65  # standard deviations of a count that falls at random
 ONE_OF_SEVERAL = 0.35  # of the serving time: two causes in turn
 LEAST_MINUTE = 60.0  # less than a minute counts as a minute: one burst is no rate
@@ -172,6 +176,12 @@ class View:
         empty = self.share("queue", "empty")
         return 0.0 if empty is None else 1.0 - empty
 
+    @property
+    def waits_unexplained_yet(self) -> bool:
+        """Whether requests waited most of the time, and most of that while too few had ended to show why."""
+        often, waited = self.profile.frequent_share, self.waited_share
+        return waited > often and self.totals["early"] > often * waited * self.known["queue"]
+
     @cached_property
     def reason_limit(self) -> float:
         """The share of the serving time above which a reason for waiting is a finding; less where only several together make it up."""
@@ -241,13 +251,19 @@ class View:
     @cached_property
     def prompt(self) -> float | None:
         """Tokens of a mean prompt, cached ones included."""
-        return mean_prompt(self.totals)
+        return self._of_those_that_ended("finished_prompt_tokens") or mean_prompt(self.totals)
 
     @cached_property
     def answer(self) -> float | None:
         """Decoded tokens for each request that started; None where unknown, or in a stretch that is short beside the answers."""
         started = self.totals["started"]
-        return self.totals["decoded"] / started if started and self.totals["decoded"] else None
+        counted = self.totals["decoded"] / started if started and self.totals["decoded"] else None
+        return self._of_those_that_ended("finished_answer_tokens") or counted
+
+    def _of_those_that_ended(self, tokens: str) -> float | None:
+        """Return the mean of what SGLang counts when a request ends; None where it does not, or most of those that started still run."""
+        ended = self.totals["finished_requests"]
+        return self.totals[tokens] / ended if ended and 2 * ended >= self.totals["started"] else None
 
     @cached_property
     def wait(self) -> float | None:
@@ -305,6 +321,13 @@ class View:
         steps = totals["prefill_lines"] + self.steps
         return totals["full_lines"] / steps if steps else 0.0
 
+    @property
+    def may_exceed_small_graphs(self) -> bool:
+        """Whether batches without a graph may be larger than what a small GPU captures: the start is not known, and none replayed."""
+        least_eager = 1.0 / (self.totals["eager_inverse"] or inf)
+        is_known = self.facts.largest_captured is not None or self.facts.without_graph or self.totals["replayed_most"]
+        return not is_known and SMALL_GRAPHS[0] < least_eager <= SMALL_GRAPHS[1]
+
     @cached_property
     def fills_its_reservation(self) -> bool:
         """Whether requests of one length will fill all that is free: with ignore_eos they are reserved in full, and memory is what is short."""
@@ -312,8 +335,31 @@ class View:
         facts, pool, prompt, answer = self.facts, self.facts.pool(), self.prompt, self.answer
         if not facts.may_reserve_in_full or not running or usage < HALF_FULL or not pool or not prompt or not answer:
             return False
-        at_once = running * facts.micro_batches
-        return at_once * (prompt + answer) >= FILLED * pool and usage * pool / at_once - prompt < EVEN * answer
+        each = pool / facts.micro_batches  # of the tokens for each running request
+        fullest = self.totals["most_usage"] * each / max(self.totals["most_running"], running)
+        at_end = max(prompt + answer, fullest)
+        return running * at_end >= FILLED * each and usage * each / running - prompt < EVEN * (at_end - prompt)
+
+    @cached_property
+    def gains_by_lower_ratio(self) -> float | None:
+        """The share of throughput that the guide's lower conservativeness would bring; None where it cannot be computed.
+
+        SGLang starts a request if its prompt and max_new_tokens fit beside what runs and the new-token ratio of what may still come of it
+        (`PrefillAdder`, srt/managers/schedule_policy.py). From the requests that ran so beside the free cache follows max_new_tokens, and from
+        that how many would run at a lower ratio; prefill takes as long as before.
+        """
+        running, usage = self.mean("running", "held_back"), self.mean("usage", "held_back")
+        pool, prompt, now = self.facts.pool(), self.prompt, self.facts.number("schedule_conservativeness")
+        if not running or not usage or not pool or not prompt or now is None or now <= LOWERED:
+            return None
+        running *= self.facts.micro_batches
+        held, ratio, lower = usage * pool / running, least_ratio(now), least_ratio(LOWERED)
+        generated = max(held - prompt, 0.0)
+        most = ((1.0 - usage) * pool - prompt + running * ratio * generated) / (running * ratio + 1)
+        most = min(max(most, generated), MOST_RESERVED)
+        more = (pool - prompt - most) / (held + lower * (most - generated)) / running
+        share = min(self.prefill_share, 1.0)
+        return 1.0 / (share + (1.0 - share) / more) - 1.0 if more > 0 else 0.0
 
     def waited(self) -> dict[str, float]:
         """Return the share of its serving time in which requests waited, for each DP rank; idle ranks have 0."""
@@ -335,6 +381,11 @@ def view_of(server: Server, seconds: float) -> View:
     )  # fmt: skip
 
 
+def least_ratio(conservativeness: float) -> float:
+    """Return what the new-token ratio falls to while nothing is retracted."""
+    return min(INITIAL_RATIO * conservativeness, 1.0) * LEAST_OF_INITIAL
+
+
 def explained(view: View) -> View:
     """Return the view with the waits explained that one moment cannot explain.
 
@@ -350,7 +401,8 @@ def explained(view: View) -> View:
     waited = sum(held.values())
     # Whatever the usage between them, retractions show that the cache fills up.
     retracts = view.totals["retractions"] > 1 and view.retractions_a_minute > SOME_RETRACTIONS
-    if waited and (retracts or view.fills_its_reservation):
+    gains = view.gains_by_lower_ratio
+    if waited and (retracts or view.fills_its_reservation or (gains is not None and gains < LEAST_GAIN)):
         return replace(view, totals=counted(view.totals, "held_back", "pool_full"))
     if view.facts.least_limit is not None or not waited or not view.totals["admission/held_back"]:
         return view
