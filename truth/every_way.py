@@ -34,6 +34,7 @@ WAIT_SECONDS = 0.5  # a log has whole seconds: a shorter wait is not in it
 ERRORS = 2.0  # standard errors, of a mean of samples: a page has the usage of one moment
 SEVERITIES, CONFIDENCES = ("", "info", "warning", "critical"), ("", "low", "medium", "high")
 USAGE, WAIT = 'sglang_tuning_token_usage_ratio{pool="full"}', "sglang_tuning_queue_wait_seconds"
+AT_THE_END = "both, at the end of the load"
 USAGE_ERROR = "standard error of the token usage"
 RETRACTED = "sglang_tuning_retracted_requests_total"
 
@@ -73,6 +74,8 @@ def ask(case: Case) -> list[Answer]:
             figures = answers[-1].metrics
             last = {each.verdict: replace(each, metrics=figures, text=f"both: {each.verdict}") for each in said}
             held = Counter(each.verdict for each in said)
+            under = [each for each in said if each.at <= until] or said
+            answers.append(replace(under[-1], metrics=figures, text=AT_THE_END))
             answers += [each for name, each in last.items() if held[name] >= HELD_SECONDS or name == said[-1].verdict]
     with tempfile.TemporaryDirectory(prefix="truth-") as folder:
         log = Path(folder) / "server.log"
@@ -91,6 +94,8 @@ def check(_way: str, answers: Sequence[Answer]) -> Checks:
     checks: Checks = {}
     for way, (figure, same) in product(("report", "log", "metrics", "backfill"), _COMPARED.items()):
         richest, verdict = said["both"], said[way].verdict
+        if way == "report" and verdict == said[AT_THE_END].verdict:  # of the log until then
+            richest = said[AT_THE_END]
         richest = richest if verdict in {None, richest.verdict} else said.get(f"both: {verdict}", richest)
         rich, poor = getattr(richest, figure), getattr(said[way], figure)
         less = CONFIDENCES.index(said[way].confidence) < CONFIDENCES.index(richest.confidence)
