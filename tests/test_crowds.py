@@ -128,7 +128,7 @@ def test_the_probe_and_a_remembered_client_do_not_notice_a_hundred_guesses_a_sec
 
 def test_a_guess_under_way_neither_delays_nor_breaks_the_end(tmp_path: Path) -> None:
     file, log = tmp_path / "web.yml", tmp_path / "server.log"
-    file.write_text(f"basic_auth_users: {{prometheus: '{hashed('right', 14)}'}}")
+    file.write_text(f"basic_auth_users: {{prometheus: '{hashed('right', 13)}'}}")
     log.touch()
     with running_exporter("--log-file", str(log), "--web-config", str(file)) as exporter, ExitStack() as stack:
         for number in range(MOST_CHECKS):
@@ -213,7 +213,7 @@ def test_scrapers_that_disconnect_half_way_leave_nothing_behind(sglang: FakeSGLa
     with running_exporter("--sglang-url", sglang.url) as exporter:
         exporter.page()
         before = open_files(exporter)
-        for number in range(20):
+        for number in range(8):
             connection = connected(exporter.port, SCRAPE[: len(SCRAPE) if number % 2 else 20], buffer=2048)
             if number % 4 == 1:
                 connection.recv(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import http.client
 import json
@@ -11,6 +12,7 @@ import signal
 import socket
 import sys
 import tempfile
+import termios
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -109,7 +111,8 @@ def _ended(argv: list[str], how: str) -> int:
         return Popen([*PROGRAM, *argv], env=ENVIRONMENT, stdout=writer, stderr=DEVNULL).wait()
     process = Popen([*PROGRAM, *argv], env=ENVIRONMENT, stdin=reader, stdout=DEVNULL, stderr=DEVNULL)
     os.write(writer, b"[2025-11-20 11:40:13 TP0] \n" * 10_000)  # more than a pipe holds: it reads
-    time.sleep(3.0)  # by now it waits for more
+    while any(fcntl.ioctl(reader, termios.FIONREAD, bytes(4))):  # until it has read all, and waits for more
+        time.sleep(0.05)
     process.send_signal(getattr(signal, how))
     return process.wait(60)
 
