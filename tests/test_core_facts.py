@@ -146,8 +146,6 @@ def test_the_running_limit_of_one_batch(
 @pytest.mark.parametrize(
     ("version", "arguments", "arg"),
     [
-        ("0.5.12", {}, "cuda_graph_max_bs"),
-        ("0.5.14", {}, "cuda_graph_max_bs_decode"),
         ("0.5.23.post1", {}, "cuda_graph_max_bs_decode"),
         ("0.5.23", {"cuda_graph_max_bs": None}, "cuda_graph_max_bs"),  # a version from before a change of the server
         ("0.4.9", {"cuda_graph_max_bs_decode": None}, "cuda_graph_max_bs_decode"),

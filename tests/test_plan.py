@@ -26,8 +26,6 @@ def around(value: float, half: float = 0.02) -> Estimate:
 
 def measured(
     *,
-    fixed: float = 0.004,
-    per_request: float = 0.0002,
     batch: float = 2.0,
     prefill: float | None = None,
     mix: float | None = None,
@@ -37,9 +35,9 @@ def measured(
         9000,
         batch,
         1.0,
-        around(fixed + per_request * batch),
+        around(0.004 + 0.0002 * batch),
         1.0,
-        StepLine(around(fixed), around(per_request)),
+        StepLine(around(0.004), around(0.0002)),
         source="v1_loads",
     )
     speed = None if prefill is None else around(prefill)

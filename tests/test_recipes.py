@@ -61,18 +61,6 @@ It helped when the queue stays in its range for ten minutes.
 
 It will not help if nobody has more to send.
 """
-PANEL = """- title: More
-  panel_rows:
-  - height: 8
-    panels:
-    - title: Serving time by use of the KV cache
-      type: timeseries
-      description: Its use.
-      metric: sglang_tuning_state_seconds_total
-      queries:
-      - legend: "{{state}}"
-        expr: sum by (state) ([[ rate(own('sglang_tuning_state_seconds_total', is_('signal', 'token_usage'))) ]])
-"""
 LINE = "The server has stopped waiting for its scheduler"
 COUNT = """import sys
 from sglang_tuning_exporter.config.profiles import PROFILES
@@ -193,30 +181,3 @@ def test_the_recipe_for_a_kind_of_log_line_counts_it(tree: Tree) -> None:
     assert tree.run("-c", COUNT, f"[2025-11-20 11:40:13 TP0] {LINE}", "adapter").split() == ["1.0"]
     assert are_named(tree.edited, "Add a kind of log line")
     assert named("Add a log line") == {PACKAGE + "core/lines.py", "tests/test_core_lines.py"}
-
-
-def test_the_recipe_for_a_renamed_metric_reads_both_names(tree: Tree) -> None:
-    catalogue = PACKAGE + "sglang/metrics/catalogue.py"
-    tree.replace(
-        catalogue,
-        '    Source("running", "num_running_reqs"',
-        '    Source("running", "running_requests", "0.5.23-0.5.23"),\n    Source("running", "num_running_reqs"',
-    )
-    assert tree.generate() == {"docs/sources.md"}
-    for name in ("running_requests", "num_running_reqs"):
-        page = f'# TYPE sglang:{name} gauge\nsglang:{name}{{tp_rank="0"}} 7.0\n'
-        read = f"from sglang_tuning_exporter.sglang.metrics.page_figures import read; scrape = read({page!r}); "
-        assert tree.run("-c", f"{read}print(scrape.ranks[0].running, scrape.unrecognised)").split() == ["7.0", "0"]
-    assert are_named(tree.edited, "SGLang renames a metric")
-
-
-def test_the_recipe_for_a_panel_puts_it_on_the_board(tree: Tree) -> None:
-    tree.replace(
-        PACKAGE + "mixin/boards/server.yml",
-        "- title: What clients get\n",
-        PANEL + "- title: What clients get\n",
-    )
-    written = tree.generate()
-    (board,) = (name for name in written if name.startswith("dashboards/"))
-    assert "Serving time by use of the KV cache" in (tree.folder / board).read_text(encoding="utf-8")
-    assert are_named(tree.edited, "Add a panel")

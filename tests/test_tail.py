@@ -360,30 +360,17 @@ def test_the_rest_of_a_giant_line_is_no_line_for_the_next_follower(log: Path) ->
     assert live(LogFollower([str(log)], max_line_bytes=1000, positions=saved)) == [b"new\n"]
 
 
+MARK = {"path": "LOG", "inode": 1, "position": 1, "head_bytes": 0, "head": "", "tail_bytes": 0, "tail": ""}
+
+
 @pytest.mark.parametrize(
     "damaged",
     [
         {},
         {"files": None, "patterns": 3},
         {"files": [None, {}, {"path": 1}], "patterns": [1]},
-        {
-            "files": [
-                {"path": "x", "inode": -1, "position": 1, "head_bytes": 0, "head": "", "tail_bytes": 0, "tail": ""}
-            ]
-        },
-        {
-            "files": [
-                {
-                    "path": "LOG",
-                    "inode": 1,
-                    "position": 1 << 63,
-                    "head_bytes": 0,
-                    "head": "",
-                    "tail_bytes": 9,
-                    "tail": "",
-                }
-            ]
-        },
+        {"files": [MARK | {"path": "x", "inode": -1}]},
+        {"files": [MARK | {"position": 1 << 63, "tail_bytes": 9}]},
     ],
 )
 def test_damaged_positions_are_ignored(log: Path, damaged: dict[str, object]) -> None:
