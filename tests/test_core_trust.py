@@ -136,7 +136,7 @@ def is_of_others(line: bytes) -> bool:
     return not reader.read(line) and not reader.wrapping.is_bare and not reader.wrapping.forms
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(sorted(LOGS.glob("*.log"))),
     st.lists(st.tuples(st.integers(0, 60), st.lists(OTHERS.filter(is_of_others), min_size=1, max_size=30)), max_size=4),

@@ -31,7 +31,6 @@ from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.rows import BY_ID
-from sglang_tuning_exporter.core.server import STATES
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import PREFIX, Family, gauge, info, text_format
 from sglang_tuning_exporter.sglang.metrics import exposition, page_figures
@@ -75,24 +74,6 @@ def test_the_verdict_is_one_sentence_without_figures(retracting: Page) -> None:
     assert verdict["level"] == "warning"
     assert not re.search(r"[0-9]", verdict["sentence"])
     assert retracting.value("sglang_tuning_scale_out_helps") == 0
-
-
-def every(signal: str) -> tuple[str, ...]:
-    return *STATES[signal], "idle", "unknown"
-
-
-def test_a_scheduler_does_one_thing_and_the_seconds_of_each_signal_add_up_to_the_same(retracting: Page) -> None:
-    doing = [retracting.value("sglang_tuning_state", signal="activity", state=state) for state in every("activity")]
-    assert sorted(doing, key=lambda value: value or 0) == [0.0] * (len(doing) - 1) + [1.0]
-    sums = []
-    for signal in STATES:
-        seconds = [
-            retracting.value("sglang_tuning_state_seconds_total", signal=signal, state=state) or 0
-            for state in every(signal)
-        ]
-        sums.append(sum(seconds))
-    assert sums == pytest.approx([sums[0]] * len(sums))
-    assert sums[0] > 60
 
 
 def test_a_server_that_is_away_is_answered_with_status_200(away: Page) -> None:
