@@ -42,7 +42,7 @@ class Event:
     | `arguments` | cut 1 where the line was cut | arguments |
     | `pool` | tokens gigabytes; resized 1 (after the graphs were captured) | |
     | `memory` | available used states; prefill 1 (graphs of prefill batches) | word: the stage, `weights_begin` to `graph`; sizes: captured batches |
-    | `limits` | max_total_num_tokens max_running_requests chunked_prefill_size available_gb context_len max_prefill_tokens | word: gpu cpu … |
+    | `limits` | max_total_num_tokens max_running_requests chunked_prefill_size available_gb max_prefill_tokens | word: gpu cpu … |
     | `ready` | | "fired up and ready to roll" |
     | `hang` | seconds | word: scheduler tokenizer detokenizer; a watchdog that timed out |
     | `health` | silent: seconds without output, where the times in its text agree with its own | a health check that failed |
@@ -59,7 +59,7 @@ class Event:
     | `hicache` | | word: kernel host storage, which fails; text: the line |
     | `no_pool` | tokens, not above 0 | no KV cache fits beside the weights; text: the line |
 
-    Other queues: prealloc transfer retracted bootstrap inflight unbootstrapped transferring optimistic host_receive waiting_image.
+    Other queues: prealloc transfer retracted bootstrap inflight unbootstrapped transferring host_receive.
     Stages: weights_begin weights state_cache pool graph_begin graph.
     """
 

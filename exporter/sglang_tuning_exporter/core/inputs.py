@@ -564,13 +564,8 @@ class Logs:
         return sum(Path(source.name).stat().st_size for source in self.sources)
 
     @property
-    def unreadable(self) -> int:
-        """Lines and fields that look like SGLang's and could not be read."""
-        return self.tally[1].total()
-
-    @property
     def tally(self) -> tuple[Counter[str], Counter[str]]:
-        """Lines by kind, and what is unreadable by kind, of what was read so far."""
+        """Lines by kind, and by kind the lines and fields that look like SGLang's and could not be read, of what was read so far."""
         readers = [lane.reader for lane in self._lanes]
         return sum((each.lines for each in readers), Counter()), sum((each.unreadable for each in readers), Counter())
 

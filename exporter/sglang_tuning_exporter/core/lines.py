@@ -184,8 +184,7 @@ _FIGURES = {key: name for name, keys in (
     ("swa_usage", b"swa token usage"), ("mamba_usage", b"mamba usage"), ("throughput", b"gen throughput (token/s)"),
     ("accept_length", b"accept len"), ("prealloc", b"#prealloc-req"), ("transfer", b"#transfer-req"), ("retracted", b"#retracted-req"),
     ("bootstrap", b"#bootstrap-req"), ("inflight", b"#inflight-req"), ("unbootstrapped", b"#unbootstrapped-req"),
-    ("transferring", b"#transferring-req"), ("optimistic", b"#optimistic-req"), ("host_receive", b"#host-receive-req"),
-    ("waiting_image", b"waiting-image-req,#waiting-image-req"), ("requests", b"#retracted_reqs,#retracted_req"),
+    ("transferring", b"#transferring-req"), ("host_receive", b"#host-receive-req"), ("requests", b"#retracted_reqs,#retracted_req"),
     ("aborted", b"#aborted_retracted_reqs"), ("gained", b"#new_tokens_gained"),
 ) for key in keys.split(b",")}
 # fmt: on
@@ -193,7 +192,8 @@ _FRACTIONS = ("usage", "swa_usage", "mamba_usage", "throughput", "accept_length"
 _OTHER_FIGURES = frozenset(
     b"input throughput (token/s),#cpu token,#mamba num,#remaining-req,#replay-token,#swa token,accept rate,block accept len,cap len,"
     b"cache hit rate,cpu token usage,est. decode TFLOPS/s (per GPU),est. prefill TFLOPS/s (per GPU),est. read BW (GB/s per GPU),mamba num,"
-    b"est. write BW (GB/s per GPU),fwd occupancy,fwd+idle occupancy,hit_tokens,largest-len,pre-allocated usage".split(b",")
+    b"est. write BW (GB/s per GPU),fwd occupancy,fwd+idle occupancy,hit_tokens,largest-len,pre-allocated usage,"
+    b"#optimistic-req,waiting-image-req,#waiting-image-req".split(b",")
 )  # fmt: skip
 _NEEDED = {"decode": {"running", "tokens"}, "prefill": {"sequences", "tokens"}, "retraction": {"requests"}}
 _PATTERNS = tuple((row, re.compile(row.pattern)) for row in ROWS)
@@ -446,7 +446,7 @@ _FIGURE = re.compile(rb"(\w[\w ]{0,60}?)(?:=|: ?)(-?\d{1,15}(?:\.\d{1,9})?)(?: ?
 _START_FIGURES = {
     b"avail mem": "available", b"mem usage": "used", b"max_mamba_cache_size": "states",
     **dict.fromkeys((b"K size", b"V size", b"KV size"), "gigabytes"),
-    **{name.encode(): name for name in ("max_total_num_tokens", "max_running_requests", "chunked_prefill_size", "context_len", "max_prefill_tokens")},
+    **{name.encode(): name for name in ("max_total_num_tokens", "max_running_requests", "chunked_prefill_size", "max_prefill_tokens")},
 }  # fmt: skip
 _AVAILABLE = re.compile(rb"available_(\w{1,14})_mem")
 

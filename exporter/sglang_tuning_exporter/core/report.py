@@ -91,7 +91,7 @@ def judge(logs: Logs, profile: profiles.Profile) -> tuple[Judgement, profiles.Pr
     begin = judged.begin
     if logs.first is not None and begin is not None and begin - logs.first > 0:
         begin = logs.first
-    counts = {**judged.counts, "lines": logs.lines, "unrecognised": logs.unreadable}
+    counts = {**judged.counts, "lines": logs.lines, "unrecognised": logs.tally[1].total()}
     remarks, facts = logs.notes, course.server.facts
     if facts.cut:
         remarks.append(
