@@ -74,8 +74,8 @@ def ask(case: Case) -> list[Answer]:
             figures = answers[-1].metrics
             last = {each.verdict: replace(each, metrics=figures, text=f"both: {each.verdict}") for each in said}
             held = Counter(each.verdict for each in said)
-            under = [each for each in said if each.at <= until] or said
-            answers.append(replace(under[-1], metrics=figures, text=AT_THE_END))
+            then = [each for each in said if each.at <= until] or said
+            answers.append(replace(then[-1], metrics=figures, text=AT_THE_END))
             answers += [each for name, each in last.items() if held[name] >= HELD_SECONDS or name == said[-1].verdict]
     with tempfile.TemporaryDirectory(prefix="truth-") as folder:
         log = Path(folder) / "server.log"
