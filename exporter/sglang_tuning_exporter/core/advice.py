@@ -647,7 +647,7 @@ def _smaller_chunk(view: View) -> list[Change]:
     last = max(int(now or 0) // 2, measures.SMALL_CHUNK) if ranks > 1 else measures.SMALL_CHUNK
     present = now if now and now > 0 else inf
     step = next((step for step in (measures.SMALL_CHUNK * ranks, LEAST_CHUNK * ranks, last) if present > step), None)
-    return [] if step is None else [_set(view, CHUNK, float(step))]
+    return [] if step is None else [_set(view, CHUNK, float(step), direction="lower")]
 
 
 def _interleave(view: View, _: frozenset[str]) -> list[Offer]:
@@ -695,7 +695,7 @@ def _chunk_within(view: View, objective: float | None) -> list[Change]:
     pace = view.totals["computed"] / (view.served * paused)
     fits = 2.0 ** floor(log2(max(CERTAIN_PACE * pace * objective, 1.0)))
     is_small = fits < LEAST_USEFUL_CHUNK or 0 < now <= fits * ranks
-    return [] if is_small else [_set(view, CHUNK, fits * ranks)]
+    return [] if is_small else [_set(view, CHUNK, fits * ranks, direction="lower")]
 
 
 def _long_prompts(view: View, holding: frozenset[str]) -> list[Offer]:
